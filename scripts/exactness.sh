@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Measures how exact stack walks are on Linux x86_64: programs are executed one instruction
 # at a time, and the walk at each boundary is compared with a shadow stack of the calls that
-# were made (tests/support/exact).
+# were made (tests/support/exact). Two kinds of programs have lines of their own behind `all`: those whose samples hold
+# little of a stack, and pieces of what is above, and those whose functions run into the next one.
 #
 # Usage: scripts/exactness.sh [FILTER...]
 #
 # A filter is a part of a program's name, such as `throws.cpp` or `clang`. Prints a line per
 # program, failures by kind of instruction, and the worst addresses of each way of walking;
 # the same goes to target/exactness.txt. Fails if less than 99.9 % are exact by cfi or auto,
-# or more than 0.01 % of a program wrong but said to be complete. Needs cargo,
+# or more than 0.01 % of a program wrong but said to be complete; of these two kinds none may be. Needs cargo,
 # gcc, g++, clang-19 and objdump: what is missing is installed through apt-get, as root or
 # by `sudo -n`. Takes minutes.
 set -euo pipefail

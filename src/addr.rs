@@ -59,7 +59,7 @@ impl Avma {
 pub struct LookupAvma(pub u64);
 
 impl LookupAvma {
-    /// The same as an address like any other.
+    /// The address as a plain [`Avma`].
     #[must_use]
     #[inline(always)]
     pub fn at(self) -> Avma {

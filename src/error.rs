@@ -42,7 +42,7 @@ impl Error {
         Error { kind, text: text.into(), source: None }
     }
 
-    /// The same error with what caused it, which [`source`](std::error::Error::source) gives.
+    /// This error with its cause, which [`source`](std::error::Error::source) gives.
     #[must_use]
     pub fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error { source: Some(Box::new(source)), ..self }
@@ -54,7 +54,7 @@ impl Error {
         self.kind
     }
 
-    /// The same error with `context: ` in front of its text.
+    /// This error with `context: ` in front of its text.
     #[must_use]
     pub fn context(self, context: impl fmt::Display) -> Error {
         Error { text: format!("{context}: {}", self.text), ..self }
@@ -71,6 +71,20 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&**self.source.as_ref()?)
     }
+}
+
+/// A file or directory that the user named cannot be read; `name` is what the user called it.
+#[must_use]
+pub fn cannot_read(name: impl fmt::Display, error: std::io::Error) -> Error {
+    let why = io_text(&error);
+    let next = match error.kind() {
+        std::io::ErrorKind::NotFound => "; check the name",
+        std::io::ErrorKind::PermissionDenied => "; read it as a user who may, or name another",
+        // `ELOOP`, whose kind is not stable in Rust.
+        _ if why.contains("symbolic link") => "; a link leads to itself: name the file",
+        _ => "",
+    };
+    Error::new(ErrorKind::Input, format!("cannot read `{name}`: {why}{next}")).caused_by(error)
 }
 
 /// The words for an I/O error without Rust's "(os error N)" tail.

@@ -3,9 +3,9 @@
 //! Data moves down this list only; `tests/layering.rs` checks it.
 //!
 //! ```text
-//! sources     a process: threads, stop, registers, memory, images (the OS calls)
-//! sampler     ticks, which threads to stop, what was lost
-//! walk        registers + stack bytes -> addresses + why the walk ended
+//! sources     processes: threads, stops, the kernel's samples, memory, images (the OS calls)
+//! sampler     ticks, which threads to stop, weights, losses
+//! walk        registers + stack bytes -> frames + why the walk ended
 //! trie        one node per (parent, address), counts
 //! images      which image an address belongs to, and where in it
 //! binary      what is in the files of images
@@ -18,9 +18,9 @@
 //! cli         the command line, the only module that prints
 //! ```
 //!
-//! The program is what people use; the library is the same code, for tools that read its profiles. A profile of any
-//! format that stackprof reads becomes a [`profile::Saved`] ([`profile::formats::detect`]), which
-//! [`profile::views`] shows by function, by thread or as a tree of calls:
+//! The program is a thin wrapper around this library, which tools can use to read profiles. [`profile::formats::detect`]
+//! reads a profile of any supported format into a [`profile::Saved`]; [`profile::views`] show it by function, by
+//! thread or as a call tree:
 //!
 //! ```
 //! use stackprof::profile::FunctionTable;
@@ -34,8 +34,8 @@
 //! # Ok::<(), stackprof::error::Error>(())
 //! ```
 //!
-//! A recording goes from [`sources`] through [`sampler::record`] to a [`recording::Profile`], and with the names of
-//! [`symbol::symbolicate`] to [`profile::Saved::from_recording`]; `cli/record.rs` is that order.
+//! `cli/record.rs` has the order of a recording: [`sources`], [`sampler::record`], a [`recording::Profile`], names by
+//! [`symbol::symbolicate`], [`profile::Saved::from_recording`].
 
 pub mod addr;
 pub mod arch;

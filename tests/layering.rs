@@ -324,9 +324,9 @@ fn too_long_or_without_purpose(path: &str, text: &str) -> Vec<String> {
     complaints
 }
 
-/// Unit tests in a file of their own.
+/// Unit tests in a file of their own, or in a folder of such.
 fn is_test_file(path: &str) -> bool {
-    path.starts_with("src/") && path.ends_with("/tests.rs")
+    path.starts_with("src/") && (path.ends_with("/tests.rs") || path.contains("/tests/"))
 }
 
 // ---- reading Rust, as far as the rules need it

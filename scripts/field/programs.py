@@ -195,7 +195,7 @@ PROGRAMS = [
     fixture("rbp0-fiber", "the same on a stack of its own", "rbp0.c", short=True,
             truth=[(".*", r"(work<)?loopf<outer<(entry<)?(__start_context|\[fiber\]).*")]),
     fixture("recur", "100,000 frames", "recur.c", moments=0.2),
-    fixture("draptv", "a realigned frame larger than the window", "draptv.c", "-DSZ=66000", "-DAL=64"),
+    fixture("draptv", "a realigned frame larger than the copied stack", "draptv.c", "-DSZ=66000", "-DAL=64"),
     fixture("altstack", "signal handlers on a stack of their own", "altstack.c", short=True),
     fixture("pp-10000", "two threads that wake each other, short turns", "pp.c", args=["10000"], own_shares=pp_shares),
     fixture("pp-60000", "two threads that wake each other", "pp.c", args=["60000"], own_shares=pp_shares, short=True, floor=95),

@@ -1,27 +1,23 @@
-"""The results as one Markdown table, and what stands behind its columns."""
+"""The results as one Markdown table, with the meaning of its columns."""
 
-HEAD = """# The field: real programs measured beside peers
+HEAD = """# Real programs beside peers
 
 Written by `scripts/field.sh`; do not edit. {where}
 
-* **complete**: share of counts whose stack reaches its thread's first function: what stackprof calls complete
-  at 997 Hz, and for `perf record --call-graph dwarf,65528` the samples whose outermost frame is a function in which
-  threads begin (`_start`, `clone3`, `runtime.goexit`, …), in percent.
-* **self shares**: the largest difference, in points, between the share of a function of at least 1 % by stackprof and
-  by `perf record -e cpu-clock`, time in the kernel given to the function that called it; alone, and with two busy
-  loops beside it; behind ±, how far the mean over alternating rounds may be off by chance (95 %). For pp,
-  rust-threads and redis-clocks the reference is what the program itself prints; perf's own difference from that in
-  brackets.
-* **stacks**: threads at frozen moments (the cgroup v2 freezer; then SIGSTOP, thaw, eu-stack and gdb: no instruction
-  of the program runs in between), compared address by address. *same*: as a debugger's from end to end. *explained*:
-  no debugger shows the same, and their error is certain (they end early, show a frame that is no return address, or
-  the program's own truth says so). *flagged*: stackprof says itself that it is incomplete; *invented* of those: it
-  shows a frame that a debugger refutes. *suspect*: complete, and nothing explains the difference. **wrong**: complete,
-  and the program's own truth, its runtime (HotSpot's agent), or the place where it ends refute it. Not counted: threads to
-  which a signal came as they were stopped.
-* **keeps**: throughput with the profiler at 997 Hz, in percent of that without, median of alternating rounds; perf
-  with `--call-graph dwarf` (8 KiB of stack). **p99**: latency that the load generator tells, without / stackprof / perf.
-* **pause**: of one stop, p50 / p99 / longest, and the share of the program's CPU time for which it stood.
+* **complete**: share of counts whose stack reaches its thread's first function, in percent: stackprof's complete stacks at 997 Hz, and for
+  `perf record --call-graph dwarf,65528` the samples whose outermost frame is a function in which threads begin (`_start`, `clone3`,
+  `runtime.goexit`, …).
+* **shares off**: the largest difference, in points, between the share of a function of at least 1 % by stackprof and by `perf record -e cpu-clock`, kernel
+  time counted for the function that called the kernel; alone, and beside two busy loops. Behind ±: the 95 % error of the mean over alternating
+  rounds. For pp, rust-threads and redis-clocks the reference is what the program itself prints; perf's own difference in brackets.
+* **stacks**: threads at frozen moments (cgroup v2 freezer; then SIGSTOP, thaw, eu-stack and gdb: no instruction of the program runs in between), compared
+  address by address. *same*: equal to a debugger's from end to end. *explained*: no debugger agrees, and their error is certain (they end early, show a
+  frame that is not a return address, or the program's own truth says so). *flagged*: stackprof reports it as incomplete; *invented* of those: a frame
+  that a debugger refutes. *suspect*: complete, and nothing explains the difference. **wrong**: complete, and refuted by the program's own truth, its runtime
+  (HotSpot's agent), or the place where it ends. Not counted: threads that got a signal as they were stopped.
+* **keeps**: throughput with the profiler at 997 Hz, in percent of that without, median of alternating rounds; perf with `--call-graph dwarf` (8 KiB of
+  stack). **p99**: latency reported by the load generator, without / stackprof / perf.
+* **pause**: of one stop, p50 / p99 / longest; **stood**: the share of the program's CPU time for which it was stopped.
 
 """
 COLUMNS = ["program", "what it is", "complete: stackprof", "perf dwarf", "shares off: alone", "2 loops", "moments",

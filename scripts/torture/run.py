@@ -16,6 +16,10 @@ from tries import ENDING, LAUNCH
 
 # All threads sleep, and none has been on a CPU for so long: it hangs.
 HANGS_S = 12
+# The same while the kernel does not let one of them go: CPUs of virtual machines stall for up to a minute (RCU stalls).
+HANGS_IN_KERNEL_S = 120
+# How long one look may count: where the machine stood still, nobody looked meanwhile.
+LOOK_MAX_S = 0.1
 
 
 class Run(Judge):
@@ -248,6 +252,10 @@ class Run(Judge):
             trace.append((tid, targets.read(f"/proc/{self.child.pid}/task/{tid}/schedstat")))
         return trace
 
+    def is_held_by_kernel(self):
+        """Whether one of its threads is in an uninterruptible sleep, or exits."""
+        return any(targets.state(self.child.pid, tid) in ("D", "X", "Z") for tid in targets.threads(self.child.pid))
+
     def send(self, name, whom):
         number = getattr(signal, f"SIG{name}")
         self.phase_of_end = self.phase()
@@ -288,15 +296,17 @@ class Run(Judge):
 
     def finish(self):
         """Waits for its end, however busy the machine is; what hangs is killed and told."""
-        quiet, trace = time.monotonic(), ()
+        looked, quiet_s, trace = time.monotonic(), 0.0, ()
         patience_s = HANGS_S + (0 if self.ending_sent else self.what.seconds)
         delay = 0.0
         while not self.ended(0.01):
             delay = max(delay, self.run_delay_s())
-            now = self.cpu_trace()
+            now, before = self.cpu_trace(), looked
+            looked = time.monotonic()
+            quiet_s += min(looked - before, LOOK_MAX_S)
             if now is None or now != trace:
-                trace, quiet = now, time.monotonic()
-            elif time.monotonic() - quiet > patience_s:
+                trace, quiet_s = now, 0.0
+            elif quiet_s > (max(patience_s, HANGS_IN_KERNEL_S) if self.is_held_by_kernel() else patience_s):
                 where = targets.read(f"/proc/{self.child.pid}/syscall").split(" ")[0]
                 if self.what.condition == "ignored-hup" or not self.ending_sent:
                     why = "without an end in sight"

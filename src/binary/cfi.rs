@@ -1,5 +1,5 @@
-//! DWARF unwind information of ELF files for x86_64, aarch64 and i386: what a function's caller is
-//! found by at one instruction. Input: file bytes (or a vDSO's memory) and a stated address;
+//! DWARF unwind information of ELF files for x86_64, i386, aarch64 and 32-bit Arm: how a function's caller is
+//! found at one instruction. Input: file bytes (or a vDSO's memory) and a stated address;
 //! output: a [`Row`]. The entries of Mach-O files are read here, too (see `macho::unwind`).
 //!
 //! `.eh_frame` through the binary search table of `.eh_frame_hdr` where that has one, else

@@ -21,7 +21,7 @@ use crate::error::io_text;
 pub enum OpenError {
     /// The system refused to open, map or read.
     System(Arc<io::Error>),
-    /// The same of a file that the caller did not name.
+    /// The system refused a file that the caller did not name.
     At {
         /// The file.
         path: &'static str,

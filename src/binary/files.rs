@@ -24,7 +24,7 @@ pub trait Files: Send + Sync {
     /// Why it cannot be opened or mapped, without the path.
     fn open(&self, path: &str) -> Result<ImageBytes, OpenError>;
 
-    /// The same on the system that the profiler runs on. For files that are certain to be the
+    /// The bytes of a regular file on the system that the profiler runs on. For files that are certain to be the
     /// right ones by their content: a target with a root of its own (container, chroot) may
     /// not have the debug files of what it runs, and the system that started it may.
     ///

@@ -71,7 +71,7 @@ struct Convention {
     pushes: bool,
 }
 
-/// Where the table is, and its parts; see the top of this file.
+/// Go's table of functions: where it is in the file, and where its parts are.
 #[derive(Clone, Debug)]
 pub struct GoFunctions {
     /// In the file.

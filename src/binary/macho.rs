@@ -55,7 +55,7 @@ const SUBTYPE_BITS: u32 = 0x00ff_ffff;
 /// `MH_MAGIC_64`, as it stands in a little-endian file.
 pub(crate) const MAGIC: [u8; 4] = [0xcf, 0xfa, 0xed, 0xfe];
 
-/// `MH_MAGIC`, the same of 32 bits.
+/// `MH_MAGIC`, of 32-bit files.
 const MAGIC_32: [u8; 4] = [0xce, 0xfa, 0xed, 0xfe];
 
 /// Bytes of an `nlist_64` entry, and of an `nlist` entry of 32 bits.

@@ -82,7 +82,7 @@ impl Map {
         }
     }
 
-    /// The same where a file cannot be written to while it is mapped.
+    /// Nothing to check: on this system a file cannot be written to while it is mapped.
     #[cfg(not(unix))]
     pub(crate) fn unchanged(&self) -> Result<(), OpenError> {
         Ok(())

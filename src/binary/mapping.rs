@@ -37,6 +37,15 @@ pub struct Mapping {
     pub identity: (u64, u64),
 }
 
+/// The executable of a process that was started by another path: a link to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramPath {
+    /// The path that its mappings have.
+    pub file: String,
+    /// The absolute path that it was started by; it leads to that file.
+    pub started_as: String,
+}
+
 /// What names the functions of a Mach-O image that was read from memory, each piece where
 /// its load commands have another place for it. Any of them may be empty.
 #[derive(Clone, Debug)]
@@ -73,7 +82,7 @@ impl ImageBytes {
         ImageBytes { bytes: Arc::clone(&file) as _, first_offset: 0, linkedit: None, file: Some(file) }
     }
 
-    /// The same bytes as a part of others: what happens to the file of those happens to these.
+    /// These bytes as a part of `whole`: what happens to its file happens to these.
     pub(super) fn part_of(self, whole: &ImageBytes) -> ImageBytes {
         ImageBytes { file: whole.file.clone(), ..self }
     }

@@ -22,4 +22,4 @@ pub mod v8;
 
 pub use error::{FormatError, OpenError, UnpackError};
 pub use files::{Files, NoFiles};
-pub use mapping::{ImageBytes, Linkedit, Mapping, MappingKind};
+pub use mapping::{ImageBytes, Linkedit, Mapping, MappingKind, ProgramPath};

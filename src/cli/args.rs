@@ -12,13 +12,14 @@ mod record;
 pub mod render;
 
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Parser;
 use clap_complete::Shell;
 
 use super::clap_text::usage_error;
-use super::flags::{CommonFlags, DemoFlags, NamingFlags, RecordFlags, SeveralFlags, SourceFlags};
+use super::flags::{CommonFlags, DemoFlags, NamingFlags, RecordFlags, ScopeFlags, SeveralFlags, SourceFlags};
+use super::format::Format;
 use super::system;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
@@ -31,7 +32,10 @@ pub use output::{Destination, Output};
 pub use record::{DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, LaunchOptions, Recording};
 
 /// Commands of the contract that this version does not have; their names stay free.
-const LATER: [&str; 1] = ["top"];
+const LATER: [&str; 4] = ["annotate", "heap", "open", "top"];
+
+/// Commands that this version has.
+const COMMANDS: [&str; 7] = ["record", "demo", "dump", "render", "diff", "gate", "completions"];
 
 /// `--min-width` unless given, percent.
 const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
@@ -53,6 +57,8 @@ pub enum Command {
     Gate(gate::Gate),
     /// Print the completions of a shell.
     Completions(Shell),
+    /// Print the processes that completions offer.
+    Processes,
     /// Print this text (help, version) on standard output.
     Print(String),
 }
@@ -134,6 +140,10 @@ impl From<&NamingFlags> for Naming {
     }
 }
 
+fn not_yet(command: &str) -> Error {
+    usage(format!("command `{command}` is not in this version; one of {}", COMMANDS.join(", ")))
+}
+
 fn usage(text: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, text)
 }
@@ -162,9 +172,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
         "diff" => return diff::parse(&words[1..], launch.as_deref()),
         "gate" => return gate::parse(&words[1..], launch.as_deref()),
         "completions" => return completions::parse(&words[1..], launch.as_deref()),
-        later if LATER.contains(&later) => {
-            return Err(usage(format!("command `{later}` is not in this version (try 'stackprof --help')")));
-        }
+        later if LATER.contains(&later) => return Err(not_yet(later)),
         _ => {}
     }
     let flags: RecordFlags = match split("stackprof", &words)? {
@@ -176,7 +184,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
     }
     let source = several(&flags.source, flags.several, launch, find)?;
     let launch = record::launch_options(&source, flags.launch)?;
-    Ok(Command::Record(record::recording(source, launch, flags.recording)?))
+    Ok(Command::Record(record::recording(source, launch, &flags.scope, flags.recording)?))
 }
 
 fn help(topic: &[OsString], find: FindProcess<'_>) -> Result<Command> {
@@ -186,10 +194,8 @@ fn help(topic: &[OsString], find: FindProcess<'_>) -> Result<Command> {
         "demo" | "dump" | "render" | "diff" | "gate" | "completions" => {
             parse([topic.into(), "--help".into()], find)
         }
-        later if LATER.contains(&later) => Err(usage(format!("command `{later}` is not in this version"))),
-        other => Err(usage(format!(
-            "there is no command `{other}`; one of record, demo, dump, render, diff, gate, completions, help"
-        ))),
+        later if LATER.contains(&later) => Err(not_yet(later)),
+        other => Err(usage(format!("there is no command `{other}`; one of {}, help", COMMANDS.join(", ")))),
     }
 }
 
@@ -201,7 +207,9 @@ fn demo(words: &[OsString], launch: Option<Vec<OsString>>) -> Result<Command> {
     if let Some(word) = flags.stray.first().or_else(|| launch.as_ref()?.first()) {
         return Err(usage(format!("demo profiles its own workload; `{}` is too much", word.display())));
     }
-    Ok(Command::Record(record::recording(Source::Demo, LaunchOptions::default(), flags.recording)?))
+    let launch = LaunchOptions::default();
+    let recording = record::recording(Source::Demo, launch, &ScopeFlags::default(), flags.recording)?;
+    Ok(Command::Record(recording))
 }
 
 enum Split<F> {
@@ -224,13 +232,14 @@ fn split<F: Parser>(command: &str, words: &[OsString]) -> Result<Split<F>> {
 /// `stackprof ./prog` and `stackprof 4242`: clear what is meant, but not by us to guess.
 fn stray_words(words: &[OsString]) -> Error {
     let first = words[0].to_string_lossy();
-    if matches!(first.as_ref(), "record" | "demo" | "dump" | "render" | "diff" | "gate" | "completions")
-        || LATER.contains(&first.as_ref())
-    {
+    if COMMANDS.contains(&first.as_ref()) || LATER.contains(&first.as_ref()) {
         return usage(format!("the command comes first: stackprof {first} [options]"));
     }
     if first.parse::<u32>().is_ok() {
         return usage(format!("to attach to process {first}: stackprof --pid {first}"));
+    }
+    if matches!(Format::from_path(Path::new(&words[0])), Ok(Some(format)) if format != Format::Svg) {
+        return usage(format!("to read a saved profile: stackprof render {first} -o FILE"));
     }
     let command: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
     usage(format!("to run a command, put it after --: stackprof -- {}", command.join(" ")))
@@ -382,6 +391,8 @@ fn number<N: std::str::FromStr + Copy>(
     allowed: impl Fn(N) -> bool,
 ) -> Result<N> {
     text.to_str()
+        // Rust takes `+5`; nobody who types that means 5 and nothing else.
+        .filter(|text| !text.starts_with('+'))
         .and_then(|text| text.parse().ok())
         .filter(|number| allowed(*number))
         .ok_or_else(|| bad(option, text, expected))

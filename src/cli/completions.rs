@@ -1,13 +1,20 @@
 //! `stackprof completions`: the script for a shell. Input: the commands as clap knows them.
 //! Output: text for standard output. Reads and writes nothing.
+//!
+//! clap_complete generates the script; `completions/` holds what it does not know, for bash, zsh and fish:
+//! processes, and the words of a launched command.
+
+use std::fmt::Write;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Arg, Command, ValueEnum};
+use clap::{Arg, Command, ValueEnum, ValueHint};
 use clap_complete::Shell;
 
 use super::args::completions::{commands, shells, without_command};
 use super::format::Format;
+use crate::escape::escape_line;
 use crate::flamegraph::Colors;
+use crate::sources::process_name::{self, RunningProcess};
 
 /// The name under which the script completes.
 const PROGRAM: &str = "stackprof";
@@ -21,7 +28,60 @@ pub fn script(shell: Shell) -> String {
         });
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut whole, PROGRAM, &mut script);
-    String::from_utf8_lossy(&script).into_owned()
+    with_additions(shell, &String::from_utf8_lossy(&script))
+}
+
+/// The generated script with what clap_complete does not know.
+fn with_additions(shell: Shell, script: &str) -> String {
+    match shell {
+        Shell::Bash => script.to_owned() + include_str!("completions/additions.bash"),
+        Shell::Zsh => {
+            // A launched command completes as if it had been typed alone.
+            const BEGIN: &str = "_stackprof() {\n";
+            const LAUNCHED: &str = "    local launched=${words[(ie)--]}
+    if (( launched < CURRENT )); then
+        shift $launched words
+        (( CURRENT -= launched ))
+        _normal
+        return
+    fi
+";
+            const END: &str = "if [ \"$funcstack[1]\" = \"_stackprof\" ]; then\n";
+            script
+                .replacen(BEGIN, &format!("{BEGIN}{LAUNCHED}"), 1)
+                // `*::` would end the completion of options behind the first file.
+                .replace("'*::", "'*:")
+                .replace(":PID|NAME:'", ":PID|NAME:_stackprof_processes'")
+                .replacen(END, &format!("{}{END}", include_str!("completions/additions.zsh")), 1)
+        }
+        Shell::Fish => {
+            // None of our own commands is offered behind `--`.
+            const COMMAND: &str = "    set -l cmd (commandline -opc)\n";
+            // An option whose value is being typed has none yet, which argparse refuses.
+            const OPTIONS: &str = "    argparse -s (__fish_stackprof_global_optspecs) -- $cmd 2>/dev/null\n";
+            const LESS: &str =
+                "    or argparse -s (__fish_stackprof_global_optspecs) -- $cmd[1..-2] 2>/dev/null\n";
+            let script = script.replacen(OPTIONS, &format!("{OPTIONS}{LESS}"), 1);
+            let script =
+                script.replacen(COMMAND, &format!("{COMMAND}    contains -- -- $cmd; and return 1\n"), 1);
+            let lines = script.lines().map(|line| match line.contains(" -l pid ") {
+                true => format!("{line} -f -a \"(__fish_stackprof_processes)\"\n"),
+                false => format!("{line}\n"),
+            });
+            lines.collect::<String>() + include_str!("completions/additions.fish")
+        }
+        _ => script.to_owned(),
+    }
+}
+
+/// The processes that `--pid` takes: on each line a word without blanks, a blank, and what it stands for.
+#[must_use]
+pub fn processes(processes: &[RunningProcess]) -> String {
+    let mut text = String::new();
+    for (word, description) in process_name::words(processes) {
+        let _ = writeln!(text, "{word} {}", escape_line(&description));
+    }
+    text
 }
 
 /// A command with what is to be offered of it. It is put together anew, because scripts of bash
@@ -43,11 +103,17 @@ fn offered(name: &'static str, command: &Command) -> Command {
 fn with_words(command: &str, arg: Arg) -> Arg {
     match (command, arg.get_id().as_str()) {
         (_, "format") => words(arg, Format::ALL.map(Format::name)),
+        (_, "source") => words(arg, ["auto", "perf", "ptrace"]),
         (_, "unwind") => words(arg, ["auto", "cfi", "fp", "exidx", "code", "scan"]),
         (_, "colors") => words(arg, Colors::NAMES),
         (_, "what") => words(arg, ["threads", "images", "symbols", "stacks"]).hide(false),
         (_, "shell") => words(arg, shells().iter().filter_map(ValueEnum::to_possible_value)).hide(false),
         ("render" | "diff", "profiles") => arg.hide(false),
+        (_, "user" | "run_as") => arg.value_hint(ValueHint::Username),
+        // Numbers and texts: no files.
+        _ if arg.get_action().takes_values() && arg.get_value_hint() == ValueHint::Unknown => {
+            arg.value_hint(ValueHint::Other)
+        }
         _ => arg,
     }
 }

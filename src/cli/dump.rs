@@ -288,7 +288,7 @@ impl Stacks {
             let mut number = 0;
             for (address, method) in stack.addresses.iter().zip(&stack.methods) {
                 let module =
-                    snapshot.images.locate(space, address.at()).map_or("", |at| at.image.name.as_str());
+                    snapshot.images.locate(space, address.at()).map_or("", |at| at.image.shown_name());
                 let module = match functions::is_foreign(module, &[process]) {
                     true => format!("  ({})", escape_line(module)),
                     false => String::new(),

@@ -26,9 +26,9 @@ const USAGE: &str = "stackprof [record] --pid N [OPTIONS]
 /// Short enough to be read whole, and each line works when typed.
 const EXAMPLES: &str = "Examples:
   stackprof --pid 4242                  record until Ctrl-C, write a flame graph
-  sudo stackprof --pid 4242 --hz 997    the same for a process of another user
+  sudo stackprof --pid redis-server     a process of another user, by its name
   stackprof -- ./prog arg               start a program and record all of it
-  stackprof -d 10 -o a.svg -o a.folded --pid 4242
+  stackprof -d 10 -o a.svg -o a.folded --pid 4242     10 s, two outputs
   stackprof -o a.pb.gz -- ./prog        keep it; go tool pprof reads it
   sudo stackprof -a -d 10               the whole machine for ten seconds
   stackprof render a.pb.gz -o a.svg     turn a saved profile into a flame graph
@@ -37,11 +37,11 @@ const EXAMPLES: &str = "Examples:
 Commands:
   record       record a profile (the default, its name can be left out)
   demo         profile a small built-in workload
-  dump         show what the profiler sees: threads, images, symbols or stacks
+  dump         show threads, images, symbols or stacks of a process
   render       turn saved profiles into another format, merge and filter them
   diff         show what changed between two profiles
   gate         fail when something got slower, for CI
-  completions  print a script that completes commands and options in a shell
+  completions  print a shell's completion script
   help         this text, or `stackprof help dump`
 
 Exit codes: 0 done, 1 error, 2 wrong usage, 3 gate: something got slower,
@@ -72,6 +72,8 @@ pub(super) struct RecordFlags {
     pub(super) launch: LaunchFlags,
     #[command(flatten)]
     pub(super) recording: RecordingFlags,
+    #[command(flatten)]
+    pub(super) scope: ScopeFlags,
     /// Words before `--` that are not options: always a mistake, kept for the message.
     #[arg(hide = true, trailing_var_arg = true)]
     pub(super) stray: Vec<OsString>,
@@ -82,9 +84,18 @@ pub(super) struct RecordFlags {
 #[command(
     name = "stackprof demo",
     version,
-    about = "Profile a small built-in workload, to see what stackprof makes of a program.
-Without -o it writes stackprof-demo.svg.",
+    about = "Record a small built-in program, to see a profile without one of your own.",
     override_usage = "stackprof demo [OPTIONS]",
+    before_help = "It runs for 3 seconds on two threads, and four of its functions use 50, 30, 15
+and 5 % of the CPU time. The flame graph is stackprof-demo.svg unless -o names
+another output: open it in a browser.
+
+Examples:
+  stackprof demo
+  stackprof demo --threads -o demo.svg          one subtree per thread
+  stackprof demo -o demo.pb.gz                  for go tool pprof
+  stackprof render demo.pb.gz --top             its hottest functions
+",
     help_template = TEMPLATE,
     max_term_width = 80,
     disable_help_flag = true,
@@ -103,30 +114,38 @@ pub(super) struct DemoFlags {
 #[command(
     name = "stackprof dump",
     version,
-    about = "Show what the profiler sees of a process, without recording.",
+    about = "Show the threads, images, symbols or stacks of a process, without recording.",
     override_usage = "stackprof dump {threads|images|symbols|stacks} --pid N
        stackprof dump {threads|images|symbols|stacks} --gdb HOST:PORT",
     before_help = "What:
   threads  every thread: number, name, state, CPU time
   images   the loaded executable and libraries, and where they are
   symbols  the functions of these images
-  stacks   the call stack of every thread, once
+  stacks   the call stack of every thread, once, with how each frame was found
+
+Examples:
+  stackprof dump stacks --pid 4242       what does it do right now?
+  stackprof dump threads --pid nginx     which threads use CPU time?
+  stackprof dump images --pid 4242       which files does it run?
 ",
     help_template = TEMPLATE,
     max_term_width = 80,
     disable_help_flag = true,
     disable_version_flag = true,
-    args_override_self = true
+    args_override_self = true,
+    mut_arg("pid", |arg| arg.help("Process to show, by id or name")),
+    mut_arg("quiet", |arg| arg.hide(true)),
+    mut_arg("verbose", |arg| arg.hide(true))
 )]
 pub(super) struct DumpFlags {
     #[command(flatten)]
     pub(super) source: SourceFlags,
     /// How stacks are walked: auto, cfi (unwind information) or fp (frame
     /// pointers); 32-bit Arm also exidx, code or scan [default: auto]
-    #[arg(long, value_name = "HOW")]
+    #[arg(long, value_name = "HOW", help_heading = STACKS)]
     pub(super) unwind: Option<OsString>,
     /// Frames shown of a stack, 1 to 1048576 [default: 1024]
-    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = STACKS)]
     pub(super) max_depth: Option<OsString>,
     /// With `dump symbols FILE`: names the addresses that a file lists, one in hex on each
     /// line (`-` is standard input). For comparisons with other tools.
@@ -192,6 +211,23 @@ pub(super) struct LaunchFlags {
     pub(super) kill_after: bool,
 }
 
+/// What the built-in program has none of: child processes, and threads that wait.
+#[derive(Debug, Default, Args)]
+pub(super) struct ScopeFlags {
+    /// Linux: record waiting time alone, under the stack that waits
+    #[arg(long, help_heading = RECORDING)]
+    pub(super) off_cpu: bool,
+    /// Also record the processes that it starts [default for a command]
+    #[arg(long, help_heading = RECORDING)]
+    pub(super) children: bool,
+    /// Record the process alone [default with --pid]
+    #[arg(long, overrides_with = "children", help_heading = RECORDING)]
+    pub(super) no_children: bool,
+    /// One root frame per process, `name (pid)`, instead of one per name
+    #[arg(long, help_heading = RECORDING)]
+    pub(super) per_process: bool,
+}
+
 /// How to record and what to write.
 #[derive(Debug, Args)]
 pub(super) struct RecordingFlags {
@@ -202,21 +238,9 @@ pub(super) struct RecordingFlags {
     /// program or Ctrl-C]
     #[arg(short, long, value_name = "SECS", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) duration: Option<OsString>,
-    /// Also record threads that wait: a profile of wall-clock time
+    /// Also record waiting threads: a profile of wall-clock time
     #[arg(long, help_heading = RECORDING)]
     pub(super) idle: bool,
-    /// Linux: record waiting time alone, under the stack that waits
-    #[arg(long, help_heading = RECORDING)]
-    pub(super) off_cpu: bool,
-    /// Also record the processes that it starts [default for a command]
-    #[arg(long, help_heading = RECORDING)]
-    pub(super) children: bool,
-    /// Record the process alone [default with --pid]
-    #[arg(long, overrides_with = "children", help_heading = RECORDING)]
-    pub(super) no_children: bool,
-    /// Processes of one name apart, each under `name (pid)`
-    #[arg(long, help_heading = RECORDING)]
-    pub(super) per_process: bool,
     /// One subtree per thread instead of one for all
     #[arg(long, help_heading = RECORDING)]
     pub(super) threads: bool,
@@ -227,18 +251,18 @@ pub(super) struct RecordingFlags {
     /// Frames kept per stack, 1 to 65536 [default: 1024]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) max_depth: Option<OsString>,
-    /// Linux: who takes the samples: perf (the kernel, which stops nothing), ptrace (threads
-    /// are stopped) or auto, the first that is allowed [default: auto]
+    /// Linux: source of the samples: perf (the kernel, which stops nothing), ptrace
+    /// (stops threads) or auto, the first that is permitted [default: auto]
     #[arg(long, value_name = "SOURCE", help_heading = RECORDING)]
     pub(super) source: Option<OsString>,
-    /// With the kernel's frames, marked _[k], where the source sees them [default]
+    /// Include frames of the kernel, marked _[k], where the source has them [default]
     #[arg(long, help_heading = RECORDING)]
     pub(super) kernel: bool,
-    /// Time in the kernel counts for the function that called it
+    /// No frames of the kernel: its time counts for the function that called it
     #[arg(long, overrides_with = "kernel", help_heading = RECORDING)]
     pub(super) no_kernel: bool,
-    /// Share of its time that the target may stand still: first less of large stacks is copied,
-    /// then the rate falls [default: 2; with --gdb 5]
+    /// Share of its time that the target may be stopped: beyond it less of large stacks is
+    /// copied, then ticks are skipped [default: 2; 5 behind a stub]
     #[arg(long, value_name = "PERCENT", allow_hyphen_values = true, help_heading = RECORDING)]
     pub(super) max_stop: Option<OsString>,
     /// Seed of the tick jitter, for runs that replay.
@@ -251,8 +275,8 @@ pub(super) struct RecordingFlags {
     /// [default: stackprof-NAME-PID.svg]
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     pub(super) output: Vec<PathBuf>,
-    /// svg, folded, pprof, speedscope or firefox, where the extension does not
-    /// tell
+    /// Format of outputs whose extension is none of these: svg, folded, pprof,
+    /// speedscope or firefox
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     pub(super) format: Option<OsString>,
     /// Write the numbers of the closing summary as JSON
@@ -261,7 +285,7 @@ pub(super) struct RecordingFlags {
     /// Heading of the flame graph [default: NAME (pid N)]
     #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
     pub(super) title: Option<String>,
-    /// Flame graph from the leaf functions to their callers
+    /// Stack-reversed flame graph: leaf functions at the root, then their callers
     #[arg(long, help_heading = OUTPUT)]
     pub(super) reverse: bool,
     #[command(flatten)]
@@ -279,8 +303,8 @@ pub(super) struct RecordingFlags {
 /// How a flame graph looks.
 #[derive(Debug, Args)]
 pub(super) struct LookFlags {
-    /// Colours of the flame graph: hot or blue-orange, which everybody can
-    /// tell apart [default: hot]
+    /// Colours of the flame graph: hot, or blue-orange for colour-blind readers
+    /// [default: hot]
     #[arg(long, value_name = "SET", help_heading = OUTPUT)]
     pub(super) colors: Option<OsString>,
     /// Flame graph on a dark page
@@ -318,6 +342,7 @@ pub(super) struct NamingFlags {
     pub(super) mangled: bool,
 }
 
+const STACKS: &str = "Stacks";
 const NAMES: &str = "Names";
 const RECORDING: &str = "Recording";
 const OUTPUT: &str = "Output";
@@ -326,10 +351,10 @@ const OUTPUT: &str = "Output";
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Other")]
 pub(super) struct CommonFlags {
-    /// Say nothing but errors: no progress line, summary or report
+    /// Print errors only: no progress line, summary or report
     #[arg(short, long, help_heading = "Other")]
     pub(super) quiet: bool,
-    /// When recording, say why each thing was lost
+    /// Also print why names are missing, file by file
     #[arg(short, long, help_heading = "Other")]
     pub(super) verbose: bool,
     /// Print this text

@@ -13,7 +13,7 @@ use super::text::plural;
 use super::{messages, saved_files, system};
 use crate::cli::file::OutputFiles;
 use crate::diff::stacks::Stacks;
-use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::error::{Error, ErrorKind, Result, cannot_read};
 use crate::gate::report::{github, json, junit, markdown, text};
 use crate::gate::{self, Verdict};
 use crate::profile::Saved;
@@ -160,10 +160,7 @@ fn files(option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
             files.push(path.clone());
             continue;
         }
-        let cannot = |error: std::io::Error| {
-            Error::new(ErrorKind::Input, format!("cannot read `{}`: {}", path.display(), io_text(&error)))
-                .caused_by(error)
-        };
+        let cannot = |error: std::io::Error| cannot_read(path.display(), error);
         let mut inside = Vec::new();
         for entry in fs::read_dir(path).map_err(cannot)? {
             let entry = entry.map_err(cannot)?;
@@ -175,7 +172,10 @@ fn files(option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         if inside.is_empty() {
             return Err(Error::new(
                 ErrorKind::NoData,
-                format!("{option}: there are no files in `{}`", path.display()),
+                format!(
+                    "{option}: there are no files in `{0}`; record into it: stackprof -o {0}/1.pb.gz -- ./prog",
+                    path.display()
+                ),
             ));
         }
         inside.sort();
@@ -213,6 +213,10 @@ fn name_of(number: usize) -> String {
 
 /// Recordings of other names in a baseline would stay part of it beside those that replace it.
 fn check_baseline(directory: &Path) -> Result<()> {
+    if directory.is_file() {
+        let text = format!("--update-baseline `{}`: it is a file; name a directory", directory.display());
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
     let Ok(entries) = fs::read_dir(directory) else { return Ok(()) };
     for name in entries.flatten().filter(|entry| entry.path().is_file()).map(|entry| entry.file_name()) {
         let name = name.to_string_lossy();

@@ -60,6 +60,9 @@ const LLVM: &str = "let it register that code with debuggers (PostgreSQL: jit_de
 /// A hint is worth its line from this part of the samples on.
 const WORTH_PERCENT: u64 = 10;
 
+/// Least samples for the hint about a stripped file.
+const SAMPLES_MIN: u64 = 20;
+
 fn is_worth(count: u64, of: u64) -> bool {
     count * 100 > of * WORTH_PERCENT
 }
@@ -260,7 +263,7 @@ fn early(profile: &Profile, names: &Names, how: How, seen: &Seen) -> Option<Stri
         Cause::Image(index, described) => {
             let image = profile.images.images().get(*index as usize)?;
             let described = *described;
-            (format!("end in {}", image.name), in_image(profile, names, how, seen, image, described))
+            (format!("end in {}", image.shown_name()), in_image(profile, names, how, seen, image, described))
         }
     };
     Some(format!("{part} of the incomplete stacks {place}: {advice}"))
@@ -342,15 +345,16 @@ fn nameless(seen: &Seen, samples: u64) -> Option<String> {
 fn stripped(profile: &Profile, seen: &Seen) -> Option<String> {
     let (image, count) = seen.unnamed.iter().max_by_key(|(_, count)| **count)?;
     let image = profile.images.images().get(*image as usize)?;
-    // What cannot be read has a hint of its own.
-    if !is_worth(*count, profile.stats.samples) || image.problem().is_some() {
+    // A few samples are no reason to install anything; what cannot be read has a hint of its own.
+    let few = profile.stats.samples < SAMPLES_MIN;
+    if few || !is_worth(*count, profile.stats.samples) || image.problem().is_some() {
         return None;
     }
     Some(format!(
         "{} of the samples are in functions of {} without names: it is stripped; install its debug symbols (Debian, \
          Ubuntu: PACKAGE-dbgsym), or build it without strip",
         percent(*count, profile.stats.samples),
-        image.name
+        image.shown_name()
     ))
 }
 

@@ -68,7 +68,10 @@ const REGRESSION: u8 = 3;
 
 fn execute(command: args::Command) -> Result<u8> {
     system::set_caller();
-    if !matches!(command, args::Command::Completions(_) | args::Command::Print(_)) {
+    let only_prints = |command: &args::Command| {
+        matches!(command, args::Command::Completions(_) | args::Command::Processes | args::Command::Print(_))
+    };
+    if !only_prints(&command) {
         system::prepare();
         signals::own(BEFORE_END)?;
     }
@@ -84,6 +87,7 @@ fn execute(command: args::Command) -> Result<u8> {
             }
         }
         args::Command::Completions(shell) => messages::result(&completions::script(shell)),
+        args::Command::Processes => messages::result(&completions::processes(&system::processes())),
         args::Command::Print(text) => messages::result(&text),
     }
     Ok(0)

@@ -99,7 +99,10 @@ fn merged(paths: &[std::path::PathBuf], strictness: Strictness) -> Result<Saved>
 fn read_one(path: &Path, strictness: Strictness) -> Result<Saved> {
     let (name, saved) = saved_files::read(path, strictness)?;
     if saved.total() == 0 {
-        return Err(Error::new(ErrorKind::NoData, format!("{name}: the profile has no samples")));
+        return Err(Error::new(
+            ErrorKind::NoData,
+            format!("{name}: the profile has no samples; record for longer, or with --idle"),
+        ));
     }
     Ok(saved)
 }

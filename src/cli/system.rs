@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::error::Result;
 #[cfg(not(target_os = "linux"))]
 use crate::sources::Way;
-use crate::sources::{ExitStatus, Recordable, Role, Sampling, Target};
+use crate::sources::{ExitStatus, Recordable, Role, Sampling, Target, process_name};
 
 /// Which process.
 pub(super) enum Process {
@@ -213,13 +213,18 @@ fn attach_and_run<R: Send>(
 /// # Errors
 /// One line: there is none, or there are several, which are listed.
 pub(super) fn process_by_name(name: &str) -> Result<u32> {
+    process_name::pid_of(name, processes())
+}
+
+/// The processes that run, but for this one.
+pub(super) fn processes() -> Vec<process_name::RunningProcess> {
     #[cfg(target_os = "linux")]
     let processes = crate::sources::linux::processes();
     #[cfg(target_vendor = "apple")]
     let processes = crate::sources::mach::xnu::processes();
     #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
     let processes = Vec::new();
-    crate::sources::process_name::pid_of(name, processes)
+    processes
 }
 
 /// How a launched command has ended, whose recording is over; `None` while it runs. With `kill` it is
@@ -260,7 +265,7 @@ pub(super) fn why_it_stands(pid: u32) -> Option<String> {
     }
 }
 
-/// The same of a process that a recording has just let go.
+/// Who keeps a process that a recording has just released from running, and the next step.
 pub(super) fn why_it_stands_again(pid: u32) -> Option<String> {
     #[cfg(target_os = "linux")]
     return crate::sources::linux::why_it_stands_again(pid);

@@ -366,6 +366,6 @@ mod tests {
         stacks.add("a", &saved(About::default(), "work", &[("main", 1)]), None).expect("fits");
         stacks.add("b", &saved(About::default(), "work", &[]), None).expect("fits");
         let why = Comparison::of(&stacks, Wish::Auto).expect_err("empty");
-        assert_eq!(why.to_string(), "b holds no samples");
+        assert_eq!(why.to_string(), "b has no samples; record for longer");
     }
 }

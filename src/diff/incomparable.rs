@@ -31,9 +31,11 @@ impl fmt::Display for Incomparable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Incomparable::NotTwo(count) => write!(f, "{count} profiles; diff compares two"),
-            Incomparable::NoSamples { source, waiting: false } => write!(f, "{source} holds no samples"),
+            Incomparable::NoSamples { source, waiting: false } => {
+                write!(f, "{source} has no samples; record for longer")
+            }
             Incomparable::NoSamples { source, waiting: true } => {
-                write!(f, "{source} holds no samples of running threads; --idle compares waiting ones, too")
+                write!(f, "{source} has no samples of running threads; --idle compares waiting ones, too")
             }
             Incomparable::Units { base: (base, base_unit), new: (new, new_unit) } => {
                 write!(f, "{base} counts {base_unit} and {new} counts {new_unit}")

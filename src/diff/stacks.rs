@@ -49,7 +49,7 @@ pub struct Run {
     pub waiting_left_out: u64,
     /// By node: counts of the stacks that end there. Nodes without counts are missing.
     own: Vec<(NodeId, u64)>,
-    /// The same of nodes that are functions without a name, by what the profile calls them.
+    /// By node and name in the profile: counts of stacks that end in a function without a symbol.
     nameless: Vec<(NodeId, TextId, u64)>,
 }
 

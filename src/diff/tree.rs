@@ -18,7 +18,7 @@ pub struct Node<'a> {
     /// Counts of base, those of all below included. Where counts are compared, and not shares,
     /// both sides are scaled as [`Comparison::scales`] says.
     pub base: u64,
-    /// The same of new.
+    /// Counts of new, those of all below included, scaled likewise where counts are compared.
     pub new: u64,
 }
 

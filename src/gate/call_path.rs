@@ -18,7 +18,7 @@ pub struct CallPaths<'a> {
     stacks: &'a Stacks,
     /// By node: mean of base and new, of the stacks that end there.
     own: BTreeMap<NodeId, (f64, f64)>,
-    /// By node that is a module of several builds: the same by function, by its name.
+    /// By node that is a module of several builds: mean of base and new by the function's name.
     nameless: BTreeMap<NodeId, BTreeMap<TextId, (f64, f64)>>,
 }
 

@@ -28,7 +28,7 @@ impl Values {
         Values { centred, sum_of_squares, known_variance }
     }
 
-    /// The same with the sign changed: its large differences are the small ones of this.
+    /// These values with the sign changed: small differences become large ones.
     #[must_use]
     pub fn negated(&self) -> Values {
         Values { centred: self.centred.iter().map(|value| -value).collect(), ..self.clone() }

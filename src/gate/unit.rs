@@ -15,7 +15,7 @@ use crate::diff::stacks::Run;
 pub enum Unit {
     /// Seconds of CPU time of the whole run.
     Seconds,
-    /// The same of runs that may be parts, since their files do not tell, and were not all equally long.
+    /// Seconds of CPU time of runs that may be parts of a run: their files do not say, and their lengths differ.
     SecondsOfUntold,
     /// Seconds of CPU time for each second of recording: attached recordings end when they are
     /// told to, and their whole tells how long that took.

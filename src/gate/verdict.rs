@@ -118,7 +118,7 @@ pub struct FunctionChange {
     pub cpu: Change,
     /// Mean part of its own in the run's CPU time, base.
     pub share_base: f64,
-    /// The same, new.
+    /// Mean part of its own in the run's CPU time, new.
     pub share_new: f64,
     /// What it gained (or lost), as a part of the program's CPU time before. Compared with the
     /// rest of the program in the same run, so that a machine that was slower for a while does

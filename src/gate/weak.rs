@@ -46,9 +46,9 @@ pub fn total_grown(measured: &Measured, options: &Options) -> bool {
     every_pair(measured, |base, new| exceeds(cpu.get(base), cpu.get(new), options))
 }
 
-/// The same for a function's own CPU time, in the run's unit and as a part of the run, where
-/// its usual noise does not explain it. A function that is the whole program has only the
-/// former.
+/// The function's own CPU time in the fastest new run is larger than in the slowest base run by more than limit and
+/// floor: in the run's unit, and as a part of the run where its usual noise does not explain it. A function that is the
+/// whole program has only the former.
 #[must_use]
 pub fn function_grown(
     measured: &Measured,

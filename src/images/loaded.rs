@@ -52,6 +52,8 @@ pub struct Image {
     pub path: String,
     /// File name, or the kernel's name in brackets: `libc.so.6`, `[vdso]`.
     pub name: String,
+    /// The path that the program was started by, where that is a link to this file.
+    pub started_as: Option<String>,
     /// File, vDSO or registered code; anonymous memory has no image.
     pub kind: MappingKind,
     /// The file's bytes, or the reason why there are none.
@@ -94,6 +96,7 @@ impl Image {
         Image {
             path: mapping.path.clone(),
             name: name.to_string(),
+            started_as: None,
             kind: mapping.kind.clone(),
             build_id: object.as_ref().ok().and_then(Object::build_id).map(<[u8]>::to_vec),
             base_svma: object.as_ref().map(Object::base_svma).unwrap_or_default(),
@@ -108,6 +111,19 @@ impl Image {
             bytes,
             object,
         }
+    }
+
+    /// The path that people know it by: the one that it was started by, or that of its file. Both lead to it.
+    #[must_use]
+    pub fn shown_path(&self) -> &str {
+        self.started_as.as_deref().unwrap_or(&self.path)
+    }
+
+    /// The name of the module in frames: `redis-server`, though `/usr/bin/redis-server` is a link to `redis-check-rdb`.
+    #[must_use]
+    pub fn shown_name(&self) -> &str {
+        let started_as = self.started_as.as_deref();
+        started_as.map_or(&self.name, |path| path.rsplit('/').next().unwrap_or_default())
     }
 
     /// The bounds of the function at a stated address as the file's list of functions has them

@@ -47,14 +47,14 @@ fn is_hotspot(image: &str) -> bool {
     image.starts_with("libjvm.")
 }
 
-/// See the top of this file.
+/// JIT code of a process: where it is mapped, and what was read of it for the walk at hand.
 #[derive(Debug, Default)]
 pub struct Made {
     /// Where code without a file is mapped; sorted, disjoint.
     regions: Vec<Range<u64>>,
     /// V8 is in the process: it made the code.
     by_v8: bool,
-    /// The same of HotSpot.
+    /// HotSpot is in the process: it made the code.
     by_hotspot: bool,
     /// What was read for this walk; disjoint, none follows another.
     pieces: Vec<Piece>,
@@ -407,6 +407,10 @@ impl Code for TargetCode<'_> {
 
     fn row(&self, lookup: Avma) -> Option<Row> {
         self.images.row(lookup)
+    }
+
+    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
+        self.images.row_in_epilogue(pc)
     }
 
     fn row_aarch64(&self, lookup: Avma) -> Option<RowAarch64> {

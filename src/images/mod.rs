@@ -15,9 +15,10 @@ mod space;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::addr::{Avma, Svma};
-use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 use space::{NO_IMAGE, Region, Space};
 
 pub use code::ImageCode;
@@ -62,12 +63,14 @@ pub struct Location<'a> {
 }
 
 /// The spaces of one process.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Process {
     /// The one that it has now.
     current: u32,
     /// The one that its last program began with.
     program: u32,
+    /// The link by which that program was started.
+    path: Option<Arc<ProgramPath>>,
 }
 
 /// The images of processes over time.
@@ -148,7 +151,14 @@ impl Images {
         self.new_space(0);
         self.current_mut().replace(Vec::new(), Vec::new());
         let current = self.space();
-        self.selected_mut().program = current;
+        let process = self.selected_mut();
+        (process.program, process.path) = (current, None);
+    }
+
+    /// Says by which path the program of the selected process was started, before its mappings are taken: its file is
+    /// an image of its own under that name.
+    pub fn set_program_path(&mut self, path: Option<Arc<ProgramPath>>) {
+        self.selected_mut().path = path;
     }
 
     /// Begins another process, with an empty space, and selects it. Its number; `None` beyond
@@ -162,7 +172,7 @@ impl Images {
         }
         self.selected_mut().current = before;
         self.process = self.processes.len() as u32;
-        self.processes.push(Process { current: space, program: space });
+        self.processes.push(Process { current: space, program: space, path: None });
         self.current_mut().process = self.process;
         Some(self.process)
     }
@@ -427,23 +437,35 @@ impl Images {
         if mapping.kind == MappingKind::Anonymous {
             return NO_IMAGE;
         }
-        let same = |&&index: &&u32| {
+        let path = self.processes.get(self.process as usize).and_then(|process| process.path.as_deref());
+        let path = path.filter(|path| mapping.kind == MappingKind::File && path.file == mapping.path);
+        let started_as = path.map(|path| path.started_as.as_str());
+        let same_file = |&&index: &&u32| {
             let image = &self.images[index as usize];
             image.identity == mapping.identity && image.path == mapping.path && image.kind == mapping.kind
+        };
+        let same = |index: &&u32| {
+            same_file(index) && self.images[**index as usize].started_as.as_deref() == started_as
         };
         // A file that was rewritten in place is another image from then on, with the same code as what
         // its mappings have now. One that holds no program may be memory that a JIT compiler writes to.
         let is_as_loaded = |image: &Image| image.object().is_none() || image.overwritten().is_none();
-        let last = self.by_identity.get(&mapping.identity).and_then(|known| known.iter().rev().find(same));
+        let known = self.by_identity.get(&mapping.identity).map_or(&[][..], Vec::as_slice);
+        let last = known.iter().rev().find(same);
         if let Some(&index) = last.filter(|index| is_as_loaded(&self.images[**index as usize])) {
             return index;
         }
+        // The bytes of a file that was started by another name already.
+        let other = known.iter().rev().find(same_file).map(|index| &self.images[*index as usize]);
+        let other = other.filter(|image| image.object().is_some() && is_as_loaded(image));
+        let bytes = other.and_then(|image| image.bytes.clone().ok());
         let is_registered = mapping.kind == MappingKind::Registered;
         if self.images.len() >= MAX_IMAGES || is_registered && self.registered.0 >= MAX_REGISTERED {
             self.images_refused += 1;
             return NO_IMAGE;
         }
-        let image = Image::open(mapping, open(mapping));
+        let mut image = Image::open(mapping, bytes.map_or_else(|| open(mapping), Ok));
+        image.started_as = started_as.map(str::to_owned);
         if is_registered {
             let bytes = image.bytes.as_ref().map_or(0, |bytes| bytes.bytes().len());
             self.registered = (self.registered.0 + 1, self.registered.1 + bytes);

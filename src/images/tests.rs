@@ -331,3 +331,63 @@ fn lists_of_registered_code_are_where_their_segments_are() {
     images.update(&[mapping], &mut |_| Ok(bytes.clone()));
     assert_eq!(images.jit_descriptors(), [Avma(BASE + 0x3000)]);
 }
+
+#[test]
+fn a_program_that_was_started_by_two_names_is_two_images_of_one_file() {
+    let path = |started_as: &str| {
+        Some(Arc::new(ProgramPath { file: "/usr/bin/work".to_owned(), started_as: started_as.to_owned() }))
+    };
+    let (program, library) = (mapping("/usr/bin/work", 1, BASE), mapping("/lib/a.so", 2, 2 * BASE));
+    let both = [program, library];
+    let mut opened = 0;
+    let mut images = Images::default();
+    let mut open = |_: &Mapping| {
+        opened += 1;
+        Ok(this_test())
+    };
+    images.set_program_path(path("/opt/first"));
+    images.update(&both, &mut open);
+    assert!(!images.update(&both, &mut open), "nothing changed");
+    images.begin_process().unwrap();
+    images.set_program_path(path("/opt/second"));
+    images.update(&both, &mut open);
+    images.begin_process().unwrap();
+    images.update(&both, &mut open);
+    images.select(0);
+    images.begin_space();
+    images.update(&both, &mut open);
+    let shown: Vec<_> =
+        images.images().iter().map(|image| (image.shown_name(), image.shown_path(), &*image.name)).collect();
+    let expected = [
+        ("first", "/opt/first", "work"),
+        ("a.so", "/lib/a.so", "a.so"),
+        ("second", "/opt/second", "work"),
+        ("work", "/usr/bin/work", "work"),
+    ];
+    assert_eq!(shown, expected, "the next program of a process has another name");
+    assert_eq!(opened, 2, "each file once");
+}
+
+#[test]
+fn rows_in_epilogues_of_images_are_passed_on_by_the_code_of_a_target() {
+    use crate::binary::pe::build::{File, Function, TEXT};
+    use crate::walk::Code;
+
+    // push %rbp; push %rbx; sub $0x28,%rsp; nop; add $0x28,%rsp; pop %rbx; pop %rbp; ret
+    const CODE: [u8; 14] =
+        [0x55, 0x53, 0x48, 0x83, 0xec, 0x28, 0x90, 0x48, 0x83, 0xc4, 0x28, 0x5b, 0x5d, 0xc3];
+    let info = vec![1, 6, 3, 0, 6, 0x42, 2, 0x30, 1, 0x50, 0, 0];
+    let functions = vec![Function { begin: TEXT, end: TEXT + CODE.len() as u32, info }];
+    let file = File { code: CODE.to_vec(), functions, ..File::default() }.build();
+    // Of the code.
+    let mut mapping = mapping("C:/work.exe", 1, BASE);
+    (mapping.file_offset, mapping.avma) = (0x400, Avma(BASE)..Avma(BASE + 0x1000));
+    let mut images = Images::default();
+    images.update(&[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
+    let made = Made::default();
+    let code = TargetCode { images: ImageCode(&images), made: &made, memory: None };
+    let at = |into: u64| (code.row_in_epilogue(Avma(BASE + into)), images.row_in_epilogue(Avma(BASE + into)));
+    let (passed_on, row) = at(12);
+    assert!(row.is_some() && passed_on == row);
+    assert_eq!(at(6), (None, None), "in the body");
+}

@@ -266,7 +266,7 @@ impl SavedBuilder {
 }
 
 impl Saved {
-    /// The same stacks without addresses: those of one function at one line become one.
+    /// The profile without addresses: stacks of one function at one line become one.
     /// For formats that keep names only, whose files would repeat them.
     ///
     /// # Errors

@@ -126,7 +126,7 @@ struct Part<'s> {
     saved: &'s Saved,
     builder: SavedBuilder,
     remap: Remap<'s>,
-    /// By root: the same for stacks that are whole.
+    /// By root: the root of the builder for its stacks that are whole.
     whole_roots: Vec<Option<u32>>,
     /// By frame: the frame that begins a stack.
     cut_frames: Vec<Option<u32>>,

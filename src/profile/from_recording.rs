@@ -120,7 +120,7 @@ fn frame_of(builder: &mut SavedBuilder, profile: &Profile, names: &Names, id: Fr
     };
     let mapping = match profile.images.mapping_of(space, address.at()) {
         Some((image, range, file_offset)) => {
-            let path = builder.text(&image.path)?;
+            let path = builder.text(image.shown_path())?;
             let digits = image.build_id.iter().flatten().map(|byte| format!("{byte:02x}"));
             let build_id = builder.text(&digits.collect::<String>())?;
             let (start, limit) = (range.start.0, range.end.0);

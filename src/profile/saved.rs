@@ -231,8 +231,8 @@ impl Saved {
         });
     }
 
-    /// The same with the root's index into [`Saved::roots`], for callers that keep something
-    /// by root.
+    /// Visits each stack that has a count: the index of its root into [`Saved::roots`], its frames and the count. For
+    /// callers that keep something by root.
     pub fn for_each_numbered_stack(&self, mut visit: impl FnMut(u32, &[u32], u64)) {
         let mut frames = Vec::new();
         self.trie.for_each_stack(|path, count| {

@@ -44,7 +44,7 @@ pub(super) struct Budget {
     share_ppm: Option<u64>,
     /// What may still be stood, in millionths of nanoseconds.
     credit: i128,
-    /// What may still be stood by stops that were held up without being charged, likewise.
+    /// What stops that were held up may still take without being charged, in millionths of nanoseconds.
     held_up_credit: i128,
     /// What a stop with a small window takes, nanoseconds: a running median.
     floor_ns: u64,

@@ -6,7 +6,7 @@
 
 use super::ticks::splitmix64;
 
-/// See the top of this file.
+/// Draws one of the short waits of each period.
 #[derive(Debug)]
 pub(super) struct Drawn {
     /// Time within the current period of the short waits, nanoseconds.

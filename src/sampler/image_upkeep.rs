@@ -143,6 +143,9 @@ impl ImageUpkeep {
         opening_ns: &mut u64,
         images: &mut Images,
     ) -> bool {
+        let before_ns = now_ns();
+        images.set_program_path(process.program_path(&self.mappings));
+        *opening_ns += now_ns().saturating_sub(before_ns);
         let placed = self.registered.place_in(&self.mappings);
         let registered = &mut self.registered;
         let mut open = |mapping: &Mapping| {

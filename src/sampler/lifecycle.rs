@@ -288,7 +288,7 @@ impl StopDriver<'_> {
         self.recorder.walk_postponed(known.of, process, due, &mut rewalk);
     }
 
-    /// The same of all processes.
+    /// Walks samples of all processes that waited for images.
     pub(super) fn walk_all_postponed(&mut self, due: Due) {
         for pid in self.recorder.with_postponed() {
             self.walk_postponed(pid, due);

@@ -18,12 +18,12 @@ use std::cell::RefCell;
 use hashbrown::HashMap;
 
 use super::process::Recorded;
-use super::recorder::Recorder;
+use super::recorder::{Recorder, Sample};
 use crate::addr::Avma;
 use crate::images::{CodeMemory, ImageCode, TargetCode};
 use crate::sources::pushed::Needed;
 use crate::sources::{Capture, Observed, PIECE_BYTES, PIECES_MAX, StackPieces, ThreadId};
-use crate::walk::{self, Ended, How, OuterStack, StackBytes};
+use crate::walk::{self, Ended, Frames, How, OuterStack, StackBytes};
 
 /// Memory is read in pages of so many bytes, at most so many of a stack: more is no stack.
 const PAGE_BYTES: u64 = 4096;
@@ -209,6 +209,21 @@ fn cover(mut words: Vec<(u64, usize)>) -> Vec<u64> {
 }
 
 impl Recorder<'_> {
+    /// Takes a sample of a source that prefetches. Why its walk ended, if it is there, and the pieces that are to be
+    /// prefetched of the thread from now on, if they have changed; `frames` is replaced by what the walk found.
+    pub fn take_prefetched(
+        &mut self,
+        process: &mut dyn Observed,
+        sample: Sample,
+        window_max_bytes: usize,
+        frames: &mut Frames,
+    ) -> (Option<Ended>, Option<&[u64]>) {
+        let id = sample.thread;
+        self.may_prefetch = true;
+        let taken = self.take(process, sample, 1, window_max_bytes, frames);
+        (taken.stack.map(|(_, ended)| ended), self.new_pieces(id))
+    }
+
     /// The pieces that are to be prefetched of a thread, if they have changed.
     pub(super) fn new_pieces(&mut self, id: ThreadId) -> Option<&[u64]> {
         let prefetch = &mut self.accounts.get_mut(&id)?.prefetch;

@@ -29,7 +29,7 @@ pub const FIRST: ProcessIndex = ProcessIndex(0);
 /// Stands for a process that no sample was taken of yet: nothing is kept for it.
 pub(super) const UNSAMPLED: ProcessIndex = ProcessIndex(u32::MAX);
 
-/// See the top of this file.
+/// A process of the recording: its images, its unwinder, and where its stacks are kept.
 pub(super) struct Recorded {
     /// Its number in the images.
     pub(super) number: u32,

@@ -71,7 +71,7 @@ impl StopDriver<'_> {
         self.lose_rest(reason, rest_ns);
     }
 
-    /// The same of one process that has ended, with its threads.
+    /// Loses what one process that has ended, with its threads, used beside them.
     pub(super) fn lose_rest_of_ended(&mut self, pid: u32) {
         let clock_ns = self.target.process_cpu_ns(pid);
         let rest_ns = self.known.get_mut(&pid).map_or(0, |known| known.cpu.take_rest_ns(clock_ns, 0));

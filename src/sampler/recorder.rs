@@ -49,7 +49,7 @@ pub(super) struct Taken {
     pub(super) sample: Option<Sample>,
 }
 
-/// See the top of this file.
+/// The stacks, weights, images and losses of a recording so far.
 pub struct Recorder<'a> {
     clock: &'a dyn Clock,
     pub(super) options: &'a Options,

@@ -10,7 +10,7 @@ use crate::walk::Ended;
 /// Why a wait is lost whose stack found no place.
 const NOT_KEPT: &str = "where a wait began could not be kept";
 
-/// See the top of this file.
+/// Waits that continue, by thread: where each waits, and how its walk ended.
 #[derive(Debug, Default)]
 pub(super) struct OpenWaits(HashMap<ThreadId, (NodeId, Ended)>);
 

@@ -1,19 +1,17 @@
-//! A target: a process that can be sampled. The only place with OS calls and `unsafe`.
+//! Sources of samples. The only place with OS calls and, besides `binary::map`, with `unsafe`.
 //!
-//! One written trait, [`Target`], and a backend per source: `linux` (ptrace),
-//! `gdb` (a stub of the gdb remote protocol), `sim` (seeded, with injected faults; both compiled
-//! everywhere). A backend stops a
-//! thread, takes its registers and the bytes of its stack, and lets it run again —
-//! as one operation ([`Target::next`] does not return while a captured thread still
-//! stands), so that no caller can forget the last step. It never walks, names or
-//! aggregates anything.
+//! Sources that stop threads implement [`Target`]: `linux` (ptrace), `mach` (macOS), `gdb` (a stub of the gdb remote
+//! protocol), `sim` (seeded, with injected faults). A stop, the copy of registers and stack bytes, and the release are one
+//! operation: [`Target::next`] does not return while a captured thread is still stopped, so no caller can forget the
+//! release. Sources whose samples somebody else takes implement [`pushed::PushedSource`]: `linux::perf` (perf_event).
+//! All but `linux` and the calls of `mach` are compiled everywhere. No source walks, names or aggregates anything.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::addr::{Avma, LookupAvma};
 use crate::arch::{Arch, Registers};
-use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError};
+use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError, ProgramPath};
 
 #[cfg(unix)]
 pub mod child;
@@ -436,8 +434,12 @@ pub trait Observed {
     /// [`Fault::Gone`] or [`Fault::Denied`].
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault>;
 
-    /// Whether each new executable mapping is told when it is made, so that code which is in none
-    /// is no reason to ask for them again.
+    /// The path that the program was started by, where that is a link to its file, one of these mappings.
+    fn program_path(&mut self, _mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        None
+    }
+
+    /// Whether each new executable mapping is reported, so that code in none is no reason to ask for them again.
     fn tells_of_mappings(&self) -> bool {
         false
     }

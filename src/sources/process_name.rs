@@ -1,6 +1,8 @@
 //! A process by its name: `--pid redis-server`. Input: the processes that run, and a name. Output: the id of the
 //! one that has it, or an error that lists those that do. Pure; each system lists its processes itself.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use crate::error::{Error, ErrorKind, Result};
 
 /// Most processes that an error lists.
@@ -19,17 +21,59 @@ pub struct RunningProcess {
     pub command: String,
 }
 
+impl RunningProcess {
+    /// Whether this is one of its names, or the file name of one.
+    fn is_called(&self, name: &str) -> bool {
+        !name.is_empty()
+            && self.file_names().chain(self.names.iter().map(String::as_str)).any(|own| own == name)
+    }
+
+    fn file_names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().filter_map(|name| name.rsplit('/').next())
+    }
+
+    /// Threads of the kernel have no executable and no command line.
+    fn is_of_kernel(&self) -> bool {
+        self.names.iter().skip(1).all(String::is_empty)
+    }
+}
+
+/// What `--pid` takes, for completion: the names that one process has, then all ids, each with what it stands for.
+/// Only names that a shell takes as they are: who runs a process chooses its name.
+#[must_use]
+pub fn words(processes: &[RunningProcess]) -> Vec<(String, String)> {
+    let is_plain = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_alphabetic())
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '+' | '-' | '@'))
+    };
+    let mut listed: Vec<&RunningProcess> = processes.iter().filter(|one| !one.is_of_kernel()).collect();
+    listed.sort_unstable_by_key(|process| process.pid);
+    // As `pid_of` finds them: threads of the kernel included.
+    let mut bearers: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
+    for process in processes {
+        for name in process.file_names() {
+            bearers.entry(name).or_default().insert(process.pid);
+        }
+    }
+    let is_of_one = |name: &str| bearers.get(name).is_some_and(|pids| pids.len() == 1);
+    let short_name = |process: &RunningProcess| process.names.first().cloned().unwrap_or_default();
+    let mut names: Vec<(String, String)> = listed
+        .iter()
+        .map(|process| (short_name(process), process.pid.to_string()))
+        .filter(|(name, _)| is_plain(name) && is_of_one(name))
+        .collect();
+    names.sort_unstable();
+    names.extend(listed.iter().map(|process| (process.pid.to_string(), short_name(process))));
+    names
+}
+
 /// The id of the one process that has a name: the whole of one, or the file name of a path.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`]: there is none, or there are several.
 pub fn pid_of(name: &str, processes: impl IntoIterator<Item = RunningProcess>) -> Result<u32> {
-    let is_called = |process: &RunningProcess| {
-        !name.is_empty() && {
-            process.names.iter().any(|other| other == name || other.rsplit('/').next() == Some(name))
-        }
-    };
-    let mut matches: Vec<RunningProcess> = processes.into_iter().filter(is_called).collect();
+    let mut matches: Vec<RunningProcess> =
+        processes.into_iter().filter(|process| process.is_called(name)).collect();
     matches.sort_unstable_by_key(|process| process.pid);
     let why = match &matches[..] {
         [one] => return Ok(one.pid),
@@ -76,6 +120,25 @@ mod tests {
         {
             assert_eq!(pid_of(name, processes()).ok(), Some(pid), "{name}");
         }
+    }
+
+    #[test]
+    fn completion_offers_names_of_one_process_that_need_no_quotes() {
+        let mut all = processes();
+        all.push(process(2, &["kthreadd", "", ""], "kthreadd"));
+        for (pid, name) in
+            [(40, "x;reboot"), (41, "$(id)"), (42, "two words"), (43, "-p"), (44, "a\tb"), (45, "")]
+        {
+            all.push(process(pid, &[name, "/bin/sh", "sh"], "sh"));
+        }
+        all.push(process(1, &["init", "/sbin/init", ""], "init"));
+        let words = words(&all);
+        let names: Vec<&str> =
+            words.iter().map(|(word, _)| word.as_str()).filter(|word| word.parse::<u32>().is_err()).collect();
+        assert_eq!(names, ["init", "redis-server"], "two are called worker");
+        assert!(words.contains(&("7".to_owned(), "redis-server".to_owned())));
+        assert!(words.contains(&("41".to_owned(), "$(id)".to_owned())));
+        assert!(words.iter().all(|(word, _)| word != "2"), "a thread of the kernel");
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub fn name(list: &mut dyn Read, addresses: &[u64]) -> io::Result<Vec<Result<Vec
     Ok(named.collect())
 }
 
-/// The same of a name that the kernel told for an address.
+/// The marked name of one address, as the kernel reported it.
 pub fn told(name: Option<String>) -> Result<Vec<LineInfo>, Why> {
     name.map(|name| marked(name.as_bytes())).ok_or(Why::NotCovered)
 }

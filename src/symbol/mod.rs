@@ -110,7 +110,7 @@ pub struct Names {
     pub notes: Vec<String>,
     /// Addresses without a symbol's name, by reason.
     pub addresses_unnamed: BTreeMap<Why, u64>,
-    /// The same by image, sorted by image and reason, without [`Why::NoImage`].
+    /// Addresses without a symbol's name by image, sorted by image and reason, without [`Why::NoImage`].
     pub unnamed_by_image: Vec<Unnamed>,
 }
 
@@ -121,7 +121,7 @@ impl Names {
         self.names.get(self.span(frame)).unwrap_or_default()
     }
 
-    /// The same with the source file and the line of each apart from its name.
+    /// The functions of a frame, outermost first, with source file and line apart from the name.
     #[must_use]
     pub fn functions(&self, frame: FrameId) -> &[LineInfo] {
         self.functions.get(self.span(frame)).unwrap_or_default()
@@ -150,7 +150,8 @@ struct Address {
 
 /// Stands for the image of an address that is in none.
 const IN_NO_IMAGE: u32 = u32::MAX;
-/// The same, of a program that was replaced (`exec`): a JIT compiler's map is of the last one.
+/// Stands for the image of an address that is in none, in a program that was replaced (`exec`): a JIT compiler's map is
+/// of the last one.
 const OF_EARLIER_PROGRAM: u32 = u32::MAX - 1;
 
 /// The kernel's.
@@ -162,7 +163,7 @@ pub enum Style {
     /// As people know them.
     #[default]
     Readable,
-    /// The same without the arguments of templates and generics.
+    /// As people know them, without the arguments of templates and generics.
     Short,
     /// As files have them.
     Mangled,
@@ -446,7 +447,7 @@ fn name_kernel(addresses: &[Address], files: &dyn Files) -> Answer {
 /// What code of an image without a name is called: one name for each function whose beginning
 /// is known. `stubs` is where the image has stubs; without, nothing more is read of its file.
 fn unnamed(image: &Image, address: &Address, stubs: Option<&Vec<Range<u64>>>) -> String {
-    let module = image.name.as_str();
+    let module = image.shown_name();
     let function = stubs.and_then(|stubs| {
         // Unwind information describes all stubs of a section as one.
         let in_stubs = stubs.iter().any(|section| section.contains(&address.svma));

@@ -57,7 +57,7 @@ const AARCH64: u16 = 183;
 const I386: u16 = 3;
 /// A relocation (`Elf64_Rela`) and a symbol (`Elf64_Sym`).
 const ENTRY_BYTES: usize = 24;
-/// The same of 32 bits: `Elf32_Rel` and `Elf32_Sym`.
+/// A relocation (`Elf32_Rel`) and a symbol (`Elf32_Sym`) of 32-bit files.
 const NARROW_RELOCATION_BYTES: usize = 8;
 const NARROW_SYMBOL_BYTES: usize = 16;
 /// Longest stub: on aarch64 with BTI and pointer authentication.

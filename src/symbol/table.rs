@@ -33,11 +33,11 @@ pub const MAX_NAME_BYTES: usize = 64 * 1024;
 const MAX_COMPARED_BYTES: usize = 1024;
 
 /// The most memory a table of an ELF file takes, in bytes for each byte of the file: 24
-/// bytes for a symbol that takes at least 16. The same for the symbol table of a Mach-O
-/// file; its exports trie may need [`macho::TRIE_MEMORY_FACTOR`].
+/// bytes for a symbol that takes at least 16, as in the symbol table of a Mach-O
+/// file. Its exports trie may need [`macho::TRIE_MEMORY_FACTOR`].
 pub const MEMORY_FACTOR: f64 = 1.5;
 
-/// The same of a PE file: 24 bytes for the name of an export, which may take 6, and for a symbol of 18.
+/// The most memory a table of a PE file takes, in bytes for each byte of the file: 24 bytes for the name of an export, which may take 6, and for a symbol of 18.
 pub const PE_MEMORY_FACTOR: f64 = 5.5;
 
 /// Set in [`Entry::link`] of a symbol whose end the file does not tell. A file would need 32 GiB

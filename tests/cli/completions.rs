@@ -5,11 +5,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use stackprof::cli::args::completions::{commands, shells, without_command};
 
-use crate::support::{Place, run, skip};
+use crate::programs::copy_program;
+use crate::support::{Place, is_linux, run, skip};
 
 #[test]
 fn every_shell_gets_a_script_with_commands_options_and_words() {
@@ -36,39 +37,143 @@ fn a_shell_that_is_not_known_is_refused_with_those_that_are() {
     place.run("--hz 9 completions").fails_with(2, &["the command comes first: stackprof completions"]);
 }
 
-#[test]
-fn bash_completes_what_is_typed() {
-    let has_bash = Command::new("bash").args(["-c", "complete -W x x"]).status();
-    if !has_bash.is_ok_and(|status| status.success()) {
-        return skip("there is no bash that knows `complete`");
-    }
-    for (typed, expected) in [
-        ("dif", &["diff"][..]),
-        ("--max-s", &["--max-stop"]),
-        ("gate --new a --min-s", &["--min-share"]),
-        ("--unwind ''", &["auto", "cfi", "fp", "exidx", "code", "scan"]),
-        ("completions ''", &["bash", "elvish", "fish", "powershell", "zsh"]),
-        ("dump st", &["stacks"]),
-    ] {
+/// The shells that are tested, and how each says what it offers for a line; the script is `$SCRIPT`, the line `$LINE`.
+const SHELLS: [(&str, &str); 3] = [
+    (
+        "bash",
         // As bash calls it: the words typed so far, the last of which is to be completed.
-        let script = format!(
-            r#"source /dev/stdin <<< "$("$STACKPROF" completions bash)"
-            COMP_WORDS=(stackprof {typed}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-            _stackprof stackprof "${{COMP_WORDS[COMP_CWORD]}}" "${{COMP_WORDS[COMP_CWORD - 1]}}"
-            printf '%s\n' "${{COMPREPLY[@]}}""#
-        );
-        let place = Place::new();
-        let mut bash = Command::new("bash");
-        bash.args(["-c", &script]).env("STACKPROF", place.program());
-        let run = run(bash).succeeds();
-        let offered: Vec<&str> = run.stdout.lines().filter(|word| !is_common(word)).collect();
-        assert_eq!(offered, expected, "{typed}: {run}");
+        r#"source "$SCRIPT"
+        eval "COMP_WORDS=($LINE)"
+        case "$LINE" in *' ') COMP_WORDS+=('') ;; esac
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        _stackprof_complete stackprof "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+        printf '%s\n' "${COMPREPLY[@]}""#,
+    ),
+    ("zsh", r#"zsh -f "$FIXTURES/complete.zsh" "$SCRIPT" "$LINE""#),
+    ("fish", r#"fish --no-config -c 'source $SCRIPT; complete -C $LINE' | cut -f 1"#),
+];
+
+/// Whether a shell is here that completes.
+fn has(shell: &str) -> bool {
+    let try_it = match shell {
+        "bash" => "complete -W x x",
+        "zsh" => "zmodload zsh/zpty",
+        _ => "complete -c x -a x",
+    };
+    let found = Command::new(shell).args(["-c", try_it]).status().is_ok_and(|status| status.success());
+    if !found {
+        skip(&format!("there is no {shell} that completes; try apt-get install {shell}"));
+    }
+    found
+}
+
+/// What a shell offers for a line, in its order; the program is found as `stackprof`.
+fn offered(place: &Place, shell: &str, line: &str) -> Vec<String> {
+    let (_, how) = SHELLS.iter().find(|(name, _)| *name == shell).unwrap();
+    let script = place.path("script");
+    fs::write(&script, place.run(&format!("completions {shell}")).succeeds().stdout).unwrap();
+    let mut command = Command::new(if shell == "bash" { "bash" } else { "sh" });
+    let directory = place.program().parent().unwrap().to_str().unwrap().to_owned();
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.args(["-c", how]).current_dir(place.path("."));
+    command.env("PATH", format!("{directory}:{path}")).env("SCRIPT", &script).env("LINE", line);
+    command.env("FIXTURES", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures"));
+    let run = run(command).succeeds();
+    run.stdout.lines().filter(|word| !word.is_empty()).map(|word| word.trim_end().to_owned()).collect()
+}
+
+#[test]
+fn shells_offer_commands_before_options() {
+    let place = Place::new();
+    let commands = ["record", "demo", "dump", "render", "diff", "gate", "completions", "help"];
+    for (shell, _) in SHELLS.into_iter().filter(|(shell, _)| has(shell)) {
+        let mut first = offered(&place, shell, "stackprof ");
+        let mut expected = commands.map(str::to_owned);
+        if shell != "bash" {
+            // These sort what they offer.
+            first.sort_unstable();
+            expected.sort_unstable();
+        }
+        assert_eq!(first, expected, "{shell}");
+        for (line, words) in [
+            ("stackprof dif", &["diff"][..]),
+            ("stackprof dump ", &["threads", "images", "symbols", "stacks"]),
+            ("stackprof dump st", &["stacks"]),
+            ("stackprof completions ", &["bash", "elvish", "fish", "powershell", "zsh"]),
+            ("stackprof --unwind ", &["auto", "cfi", "fp", "exidx", "code", "scan"]),
+            ("stackprof --source ", &["auto", "perf", "ptrace"]),
+            ("stackprof record --colors ", &["hot", "blue-orange"]),
+            ("stackprof gate --new a --min-s", &["--min-share"]),
+        ] {
+            let mut offered = offered(&place, shell, line);
+            let mut words: Vec<&str> = words.to_vec();
+            offered.sort_unstable();
+            words.sort_unstable();
+            // zsh writes the sign that a value follows.
+            let offered: Vec<&str> = offered.iter().map(|word| word.trim_end_matches('=')).collect();
+            assert_eq!(offered, words, "{shell}: {line}");
+        }
+        let options = offered(&place, shell, "stackprof --");
+        assert!(options.iter().any(|word| word.starts_with("--pid")), "{shell}: {options:?}");
+        assert!(!options.iter().any(|word| commands.contains(&word.as_str())), "{shell}: {options:?}");
     }
 }
 
-/// What every command takes stands in every list.
-fn is_common(word: &str) -> bool {
-    matches!(word, "-q" | "-v" | "-h" | "-V" | "--quiet" | "--verbose" | "--help" | "--version")
+/// A process that waits, under a name that its test chose.
+struct Named(Child);
+
+impl Named {
+    fn start(place: &Place, name: &str) -> Named {
+        let program = place.path(name);
+        let shell = fs::canonicalize("/bin/sh").unwrap();
+        copy_program(&shell, &program);
+        Named(Command::new(program).args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap())
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn shells_offer_processes_by_name_and_number() {
+    if !is_linux() {
+        return;
+    }
+    // At most 15 characters are a process's name.
+    let name = format!("sp{}", std::process::id());
+    let (place, programs) = (Place::new(), Place::new());
+    let named = Named::start(&programs, &name);
+    let pid = named.0.id().to_string();
+    // What a shell would run, if it took names as they are.
+    let hostile =
+        ["$(touch mark)", "`touch mark`", "x;touch mark", "-p"].map(|name| Named::start(&programs, name));
+    for (shell, _) in SHELLS.into_iter().filter(|(shell, _)| has(shell)) {
+        for line in ["stackprof --pid sp", "stackprof -p sp", "stackprof dump stacks --pid sp"] {
+            let offered = offered(&place, shell, line);
+            assert!(offered.contains(&name), "{shell}: {line}: {offered:?}");
+            assert!(offered.iter().all(|word| word.starts_with("sp")), "{shell}: {line}: {offered:?}");
+        }
+        let all = offered(&place, shell, "stackprof --pid ");
+        assert!(all.contains(&pid), "{shell}: {all:?}");
+        assert!(all.contains(&hostile[0].0.id().to_string()), "{shell}: {all:?}");
+        let is_plain = |word: &String| word.chars().all(|c| c.is_ascii_alphanumeric() || "_.+-@".contains(c));
+        assert!(all.iter().all(|word| is_plain(word) && !word.starts_with('-')), "{shell}: {all:?}");
+        assert!(!place.path("mark").exists(), "{shell} ran a name");
+    }
+}
+
+#[test]
+fn shells_complete_a_launched_command_as_their_own() {
+    let place = Place::new();
+    for (shell, _) in SHELLS.into_iter().filter(|(shell, _)| has(shell)) {
+        let offered = offered(&place, shell, "stackprof -d 5 -- touc");
+        assert!(offered.iter().any(|word| word == "touch"), "{shell}: {offered:?}");
+        assert!(!offered.iter().any(|word| word == "demo"), "{shell}: {offered:?}");
+    }
 }
 
 #[test]

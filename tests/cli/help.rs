@@ -50,9 +50,16 @@ fn help_fits_a_terminal_and_names_what_there_is() {
                 "4 nothing was sampled or no data to compare",
             ][..],
         ),
-        ("demo --help", &["Usage: stackprof demo", "--hz", "--output"]),
+        ("demo --help", &["Usage: stackprof demo", "--hz", "--output", "Examples:", "stackprof-demo.svg"]),
         ("help demo", &["Usage: stackprof demo"]),
-        ("dump --help", &["Usage: stackprof dump {threads|images|symbols|stacks} --pid N"]),
+        (
+            "dump --help",
+            &[
+                "Usage: stackprof dump {threads|images|symbols|stacks} --pid N",
+                "Examples:",
+                "stackprof dump stacks --pid 4242",
+            ],
+        ),
         ("completions --help", &["Usage: stackprof completions SHELL", "Shells: bash, elvish, fish,"]),
         ("help dump", &["threads ", "images ", "symbols ", "stacks "]),
         ("diff --help", &["Usage: stackprof diff BASE NEW", "--absolute", "--no-normalize", "--no-inline"]),
@@ -82,6 +89,24 @@ fn help_fits_a_terminal_and_names_what_there_is() {
 }
 
 #[test]
+fn help_shows_no_option_that_does_nothing() {
+    let place = Place::new();
+    for (line, options) in [
+        ("demo --help", &["--pid", "--children", "--per-process", "--off-cpu", "--as", "--gdb"][..]),
+        ("dump --help", &["--quiet", "--verbose", "--hz", "--output", "a recording may have several"]),
+        ("completions --help", &["--quiet", "--verbose", "--processes"]),
+        ("render --help", &["--verbose"]),
+        ("diff --help", &["--verbose"]),
+        ("gate --help", &["--verbose"]),
+    ] {
+        let help = place.run(line).succeeds();
+        for option in options {
+            assert!(!help.stdout.contains(option), "{option}: {help}");
+        }
+    }
+}
+
+#[test]
 fn the_examples_of_the_help_are_understood() {
     let place = Place::new();
     let help = place.run("--help").succeeds();
@@ -97,6 +122,7 @@ fn the_examples_of_the_help_are_understood() {
         }
         // The process of the examples does not exist, but their words do.
         let typed = typed.replace("4242", "4194305").replace("./prog", "./missing");
+        let typed = typed.replace("redis-server", "no-such-process");
         let run = place.run(&typed);
         assert_eq!(run.code, Some(1), "{run}");
         tried += 1;

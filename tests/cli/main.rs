@@ -22,3 +22,4 @@ mod readers;
 mod recording;
 mod render;
 mod support;
+mod wrong_invocations;

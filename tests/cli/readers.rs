@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::support::Place;
+use crate::support::{Place, folded};
 
 /// Total, unit, and the hottest function with its own count.
 type Told<'a> = (u64, &'a str, &'a str, u64);
@@ -33,6 +33,22 @@ fn texts_of_perf_script() {
     read("perf-without-stacks.txt", (40, "samples", "hot", 25));
     read("perf-periods.txt", (2224, "page-faults", "_dl_relocate_object", 2196));
     read("perf-tracepoint.txt", (4, "samples", "__schedule", 4));
+    read("perf-tracepoint-without-stacks.txt", (8, "samples", "work", 4));
+    read("perf-data-addresses.txt", (59, "samples", "_dl_relocate_object", 5));
+}
+
+/// The same recording of perf as the Firefox Profiler saves it: JSON, and binary columns. Figures of
+/// profiler-cli.
+#[test]
+fn files_of_the_firefox_profiler() {
+    read("firefox-shared.json", (60, "samples", "hot", 42));
+    read("firefox-slabs.jslb", (60, "samples", "hot", 42));
+}
+
+/// What speedscope exports of it: its threads of one sample are counts. Figures of its importer.
+#[test]
+fn files_of_speedscope() {
+    read("speedscope-mixed.speedscope.json", (674_276_000, "nanoseconds", "hot", 425_641_000));
 }
 
 /// Figures of `go tool pprof -top`.
@@ -56,4 +72,54 @@ fn source_lines_are_shown() {
     let path = format!("{}/tests/fixtures/readers/perf-source-lines.txt", env!("CARGO_MANIFEST_DIR"));
     let run = place.run(&format!("render -q --lines {path} -o -")).succeeds();
     assert!(run.stdout.contains(";hot (work.c:"), "{run}");
+}
+
+/// Frames that open and close, in two units of time: each stack has the time until the next event.
+#[test]
+fn an_evented_file_of_speedscope_has_the_sums_of_its_events() {
+    let place = Place::new();
+    place.write(
+        "evented.json",
+        r#"{"$schema": "https://www.speedscope.app/file-format-schema.json",
+            "shared": {"frames": [{"name": "main"}, {"name": "parse"}, {"name": "write"}]},
+            "profiles": [
+              {"type": "evented", "name": "one", "unit": "milliseconds", "startValue": 0, "endValue": 10,
+               "events": [{"type": "O", "frame": 0, "at": 0}, {"type": "O", "frame": 1, "at": 2},
+                          {"type": "C", "frame": 1, "at": 7}, {"type": "O", "frame": 2, "at": 7},
+                          {"type": "C", "frame": 2, "at": 8.5}, {"type": "C", "frame": 0, "at": 10}]},
+              {"type": "evented", "name": "two", "unit": "microseconds", "startValue": 100, "endValue": 400,
+               "events": [{"type": "O", "frame": 1, "at": 100}, {"type": "C", "frame": 1, "at": 350}]}]}"#,
+    );
+    let run = place.run("render --strict evented.json -o - -o a.svg").succeeds();
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for (stack, count) in folded(&run.stdout) {
+        let frames: Vec<&str> =
+            stack.split(';').filter(|frame| ["main", "parse", "write"].contains(frame)).collect();
+        *sums.entry(frames.join(";")).or_default() += count;
+    }
+    let expected =
+        [("main", 3_500_000), ("main;parse", 5_000_000), ("main;write", 1_500_000), ("parse", 250_000)];
+    assert_eq!(sums, expected.map(|(stack, ns)| (stack.to_owned(), ns)).into(), "{run}");
+    assert!(run.stderr.contains(": 10250000 nanoseconds in "), "{run}");
+    assert!(place.read("a.svg").contains("parse"), "{run}");
+    let table = place.run("render evented.json --top 1").succeeds();
+    assert!(table.stdout.contains("5,250,000"), "{table}");
+}
+
+/// Code without a symbol, as stackprof and other tools write it, keeps its module and its offset in each format.
+#[test]
+fn frames_of_a_module_and_an_offset_are_kept() {
+    let place = Place::new();
+    let text = "p;[lib+0x1f40] 3\np;main;[lib+0x10] 4\np;main;[libz.so.1:fn+0x2b0];[lib+0x1f40] 5\n";
+    place.write("a.folded", text);
+    for output in ["b.pb.gz", "b.speedscope.json", "b.firefox.json", "b.folded"] {
+        place.run(&format!("render -q --strict a.folded -o {output}")).succeeds();
+        let back = place.run(&format!("render -q --strict {output} -o -")).succeeds();
+        assert_eq!(back.stdout, text, "{output}: {back}");
+    }
+    let table = place.run("render a.folded --top").succeeds();
+    for row in ["66.7%  8  66.7%  8  [lib+0x1f40]", "33.3%  4  33.3%  4  [lib+0x10]"] {
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join("  ");
+        assert!(table.stdout.lines().any(|line| words(line).starts_with(row)), "{row}: {table}");
+    }
 }

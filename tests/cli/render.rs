@@ -136,7 +136,7 @@ fn a_filter_that_leaves_nothing_is_named() {
             "a --thread x",
             "--thread `x` left nothing of 5 samples; the profile does not keep threads apart (record with --threads)",
         ),
-        ("empty", "empty: the profile has no samples"),
+        ("empty", "empty: the profile has no samples; record for longer, or with --idle"),
     ] {
         let run = place.run(&format!("render {line} -o out.folded"));
         assert_eq!(run.code, Some(4), "{run}");
@@ -155,8 +155,11 @@ fn what_is_no_profile_is_refused_and_nothing_written() {
         place.run(&format!("--target sim:1 -q --hz {hz} -o {hz}.pb.gz")).succeeds();
     }
     for (line, expected) in [
-        ("missing", "cannot read `missing`: no such file or directory"),
-        ("a text", "text:1: expected \"stack count\""),
+        ("missing", "cannot read `missing`: no such file or directory; check the name"),
+        (
+            "a text",
+            "text:1: expected \"stack count\"; expected a profile (pprof, folded stacks, speedscope, Firefox or text of perf script)",
+        ),
         ("json", "json: neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)"),
         (
             "99.pb.gz 250.pb.gz",

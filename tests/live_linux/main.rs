@@ -41,6 +41,7 @@ mod narrow;
 mod own_signals;
 mod pe;
 mod privileges;
+mod program_names;
 mod refusals;
 mod rewritten;
 #[cfg(target_arch = "x86_64")] // what it knows of these runtimes

@@ -20,7 +20,7 @@ const WHOLE: [&[u8]; 2] = [b".init", b".fini"];
 /// Most bytes of a symbol's name that are read.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// See the top of this file. Sorted by start; no two begin at the same address.
+/// The ranges of an ELF file's functions, sorted by start; no two begin at the same address.
 #[derive(Clone, Debug, Default)]
 pub struct Functions(Vec<FunctionRange>);
 

@@ -30,7 +30,7 @@ const E_PHNUM_AT: usize = 56;
 const SH_SIZE_AT: usize = 32;
 const ST_VALUE_AT: usize = 8;
 
-/// See the top of this file.
+/// A registered object file, rewritten as a linker would have written it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Linked {
     /// The file. A byte of code has its own address as its offset, since it is not in the file.
@@ -243,7 +243,7 @@ impl Object<'_> {
 enum Kind {
     /// An address plus a number.
     Absolute(usize),
-    /// The same, counted from where it is written.
+    /// An address plus a number, counted from where it is written.
     Relative(usize),
 }
 

@@ -19,7 +19,7 @@ pub(super) const MATCHING: &str = "Matching";
 /// How functions of two builds are matched.
 #[derive(Debug, Args)]
 pub(super) struct MatchingFlags {
-    /// Match names as they are. Without this, what compilers number anew is left
+    /// Match names as they are. Without this, what differs between builds is left
     /// out: hashes, {closure#3}, .llvm.123, .cold, .part.0, .constprop.0,
     /// .isra.0, lambda numbers, offsets in [module+0x1f40], lines
     #[arg(long, help_heading = MATCHING)]

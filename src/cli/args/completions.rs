@@ -23,21 +23,27 @@ use crate::error::Result;
     about = "Print a script that completes stackprof's commands and options in a shell.",
     override_usage = "stackprof completions SHELL",
     before_help = "Shells: bash, elvish, fish, powershell, zsh.
+Those of bash, fish and zsh complete the processes that --pid takes, too.
 
 Examples:
-  stackprof completions bash > ~/.local/share/bash-completion/completions/stackprof
+  eval \"$(stackprof completions bash)\"       a line of ~/.bashrc
   stackprof completions fish > ~/.config/fish/completions/stackprof.fish
-  stackprof completions zsh > _stackprof      to a directory of $fpath
+  stackprof completions zsh > _stackprof     into a directory of $fpath
 ",
     help_template = TEMPLATE,
     max_term_width = 80,
     disable_help_flag = true,
     disable_version_flag = true,
-    args_override_self = true
+    args_override_self = true,
+    mut_arg("quiet", |arg| arg.hide(true)),
+    mut_arg("verbose", |arg| arg.hide(true))
 )]
 pub(super) struct CompletionsFlags {
     #[command(flatten)]
     common: CommonFlags,
+    /// The processes that --pid takes, for the scripts themselves.
+    #[arg(long, hide = true)]
+    processes: bool,
     #[arg(hide = true)]
     shell: Vec<OsString>,
 }
@@ -52,6 +58,9 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         Split::Flags(flags) => flags,
         Split::Print(text) => return Ok(Command::Print(text)),
     };
+    if flags.processes {
+        return Ok(Command::Processes);
+    }
     let words: Vec<&OsString> = flags.shell.iter().chain(launch.unwrap_or_default()).collect();
     match words.as_slice() {
         [] => Err(usage(format!("say for which shell: {FORM}"))),

@@ -33,7 +33,8 @@ Examples:
     max_term_width = 80,
     disable_help_flag = true,
     disable_version_flag = true,
-    args_override_self = true
+    args_override_self = true,
+    mut_arg("verbose", |arg| arg.hide(true))
 )]
 pub(super) struct DiffFlags {
     /// Compare CPU seconds; samples where no file tells its rate
@@ -68,7 +69,7 @@ pub(super) struct DiffFlags {
     #[command(flatten)]
     look: LookFlags,
     /// Refuse a file with lines or samples that are not understood. Without
-    /// this they are left out and told, up to half of them
+    /// this they are left out and counted, up to half of them
     #[arg(long, help_heading = INPUT)]
     strict: bool,
     #[command(flatten)]

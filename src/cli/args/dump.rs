@@ -94,6 +94,9 @@ pub(super) fn parse(
     {
         return Err(usage(format!("say which process to dump: {FORM}")));
     }
+    if flags.source.pid.len() > 1 {
+        return Err(usage("dump shows one process; give one --pid"));
+    }
     let source = source(&flags.source, None, find)?;
     Ok(Command::Dump(Dump {
         what,

@@ -24,10 +24,10 @@ use crate::gate::Options;
 one machine. A directory stands for all files in it.
 
 It fails if the program's CPU time grew by more than the limit, or a function's
-own did, and in permuted runs that hardly ever happens by chance. Cost that only
-moved between functions is told and passes. With too few runs for a test (fewer
-than 4 a side at the default --false-alarms) only growth beyond limit and usual
-noise in every run is told.
+own did, and a permutation test says that this is hardly chance. Cost that only
+moved between functions is reported and passes. With too few runs for a test
+(fewer than 4 a side at the default --false-alarms) only growth beyond limit and
+usual noise in every run is reported.
 
 Examples:
   for i in 1 2 3 4 5 6 7; do stackprof -q -o base/$i.pb.gz -- ./prog; done
@@ -43,7 +43,8 @@ Exit codes: 0 passed, 1 error, 2 wrong usage, 3 something got slower,
     max_term_width = 80,
     disable_help_flag = true,
     disable_version_flag = true,
-    args_override_self = true
+    args_override_self = true,
+    mut_arg("verbose", |arg| arg.hide(true))
 )]
 pub(super) struct GateFlags {
     /// Recordings before the change, or a directory of them
@@ -74,7 +75,7 @@ pub(super) struct GateFlags {
     /// Also fail when cost moved from one function to another
     #[arg(long, help_heading = VERDICT)]
     strict: bool,
-    /// Seed for drawing runs; the same files and seed give the same report
+    /// Seed of the permutations; the same files and seed give the same report
     /// [default: 0]
     #[arg(long, value_name = "N", allow_hyphen_values = true, help_heading = VERDICT)]
     seed: Option<OsString>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::{Naming, Source, Verbosity, bad, colors, min_width_percent, number, percent, unwind, verbosity};
-use crate::cli::flags::{LaunchFlags, RecordingFlags};
+use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
@@ -26,7 +26,7 @@ pub const DEPTH_MAX: usize = 65_536;
 pub const DURATION_MAX_S: f64 = 1e9;
 /// `--max-stop` unless given, percent.
 pub(super) const MAX_STOP_DEFAULT_PERCENT: f64 = 2.0;
-/// The same for a target behind a stub, percent: each stop takes several round trips.
+/// `--max-stop` unless given, for a target behind a stub, percent: each stop takes several round trips.
 const MAX_STOP_STUB_PERCENT: f64 = 5.0;
 
 /// How a command is launched, and ended.
@@ -114,7 +114,12 @@ pub(super) fn launch_options(source: &Source, flags: LaunchFlags) -> Result<Laun
 }
 
 /// Checks the options of a recording.
-pub(super) fn recording(source: Source, launch: LaunchOptions, flags: RecordingFlags) -> Result<Recording> {
+pub(super) fn recording(
+    source: Source,
+    launch: LaunchOptions,
+    scope: &ScopeFlags,
+    flags: RecordingFlags,
+) -> Result<Recording> {
     let format =
         flags.format.as_deref().map(|name| Format::from_name(&name.to_string_lossy())).transpose()?;
     let outputs = outputs(&flags.output, format)?;
@@ -134,20 +139,20 @@ pub(super) fn recording(source: Source, launch: LaunchOptions, flags: RecordingF
         None => MAX_STOP_DEFAULT_PERCENT,
     };
     let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
-    let (children, children_needed) = children(&source, flags.children, flags.no_children);
+    let (children, children_needed) = children(&source, scope.children, scope.no_children);
     let way = way(flags.source.as_deref())?;
     if matches!(source, Source::Gdb(_)) {
         let given = [
             ("--source", flags.source.is_some()),
-            ("--children", flags.children),
-            ("--off-cpu", flags.off_cpu),
+            ("--children", scope.children),
+            ("--off-cpu", scope.off_cpu),
         ];
         if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
             let why = format!("{option} is for processes of this system; leave it out with --gdb");
             return Err(Error::new(ErrorKind::Usage, why));
         }
     }
-    check_off_cpu(&source, way, flags.idle, flags.off_cpu)?;
+    check_off_cpu(&source, way, flags.idle, scope.off_cpu)?;
     if way == Way::Ptrace && matches!(&source, Source::Several(several) if several.pids.is_empty()) {
         // What is a part of the machine only the kernel sees.
         let why = "--source ptrace records a command, or processes by --pid; leave it out for others";
@@ -162,12 +167,12 @@ pub(super) fn recording(source: Source, launch: LaunchOptions, flags: RecordingF
         outputs,
         default_format: format.unwrap_or(Format::Svg),
         idle: flags.idle,
-        off_cpu: flags.off_cpu,
+        off_cpu: scope.off_cpu,
         way,
         kernel: flags.kernel || !flags.no_kernel,
         children,
         children_needed,
-        per_process: flags.per_process,
+        per_process: scope.per_process,
         threads: flags.threads,
         unwind,
         naming: Naming::from(&flags.naming),

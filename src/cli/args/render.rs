@@ -1,13 +1,13 @@
 //! `stackprof render`: the flags as clap sees them, and what they ask for. No I/O.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
 use super::output::{Destination, Output, check_distinct, outputs};
-use super::{Command, Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
+use super::{Command, Split, Verbosity, bad, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::format::Format;
 use crate::error::Result;
@@ -34,7 +34,8 @@ Examples:
     max_term_width = 80,
     disable_help_flag = true,
     disable_version_flag = true,
-    args_override_self = true
+    args_override_self = true,
+    mut_arg("verbose", |arg| arg.hide(true))
 )]
 pub(super) struct RenderFlags {
     /// Write the profile here; may be given more than once. The extension tells
@@ -42,17 +43,17 @@ pub(super) struct RenderFlags {
     /// .firefox.json), - is folded stacks on standard output
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     output: Vec<PathBuf>,
-    /// svg, folded, pprof, speedscope or firefox, where the extension does not
-    /// tell
+    /// Format of outputs whose extension is none of these: svg, folded, pprof,
+    /// speedscope or firefox
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     format: Option<OsString>,
     /// Print the N functions with the most self samples as a table [default: 20]
-    #[arg(long, value_name = "N", num_args = 0..=1, help_heading = OUTPUT)]
+    #[arg(long, value_name = "N", num_args = 0..=1, allow_negative_numbers = true, help_heading = OUTPUT)]
     top: Option<Option<OsString>>,
     /// Heading of the flame graph [default: the name of the process]
     #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
     title: Option<String>,
-    /// Flame graph from the leaf functions to their callers
+    /// Stack-reversed flame graph: leaf functions at the root, then their callers
     #[arg(long, help_heading = OUTPUT)]
     reverse: bool,
     /// Frames with their source line: function (file:line), where the profile
@@ -78,7 +79,7 @@ pub(super) struct RenderFlags {
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
     root: Vec<OsString>,
     /// Refuse a file with lines or samples that are not understood. Without
-    /// this they are left out and told, up to half of them
+    /// this they are left out and counted, up to half of them
     #[arg(long, help_heading = INPUT)]
     strict: bool,
     #[command(flatten)]
@@ -184,6 +185,8 @@ fn first_line(error: &regex_lite::Error) -> String {
 pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
     const FORM: &str = "stackprof render PROFILE... -o FILE";
     const TOP_DEFAULT: usize = 20;
+    const TOP_EXPECTED: &str = "a whole number, 1 or more";
+    let is_number = |text: Option<&OsStr>| text.and_then(OsStr::to_str).is_some_and(super::is_number);
     let mut flags: RenderFlags = match split("stackprof render", words)? {
         Split::Flags(flags) => flags,
         Split::Print(text) => return Ok(Command::Print(text)),
@@ -193,7 +196,10 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         let count = rows.as_ref().map(|rows| rows.to_str().and_then(|rows| rows.parse::<usize>().ok()));
         top = Some(count.flatten().unwrap_or(TOP_DEFAULT));
         match count {
-            Some(Some(0)) => return Err(usage("--top 0: expected one function or more")),
+            Some(Some(0)) => return Err(bad("--top", OsStr::new("0"), TOP_EXPECTED)),
+            Some(None) if is_number(rows.as_deref()) => {
+                return Err(bad("--top", rows.as_deref().unwrap_or_default(), TOP_EXPECTED));
+            }
             // `render --top FILE`: the word is a profile.
             Some(None) => flags.profiles.extend(rows.as_ref().cloned()),
             _ => {}
@@ -285,7 +291,7 @@ mod tests {
                 (Some(rows), profiles.iter().map(PathBuf::from).collect())
             );
         }
-        assert_eq!(refused("render a --top 0"), "--top 0: expected one function or more");
+        assert_eq!(refused("render a --top 0"), "--top `0`: expected a whole number, 1 or more");
         assert_eq!(
             refused("render a --top -o -"),
             "--top and -o - both print on standard output; give one of them"

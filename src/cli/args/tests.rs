@@ -291,11 +291,15 @@ fn mistakes_are_told_with_the_next_step() {
             "help nonsense",
             "there is no command `nonsense`; one of record, demo, dump, render, diff, gate, completions, help",
         ),
-        ("help top", "command `top` is not in this version"),
+        (
+            "help top",
+            "command `top` is not in this version; one of record, demo, dump, render, diff, gate, completions",
+        ),
     ] {
         assert_eq!(refused(line), expected, "{line}");
     }
-    assert_eq!(refused("top --pid 1"), "command `top` is not in this version (try 'stackprof --help')");
+    assert_eq!(refused("top --pid 1"), refused("help top"));
+    assert_eq!(refused("a.pb.gz"), "to read a saved profile: stackprof render a.pb.gz -o FILE");
 }
 
 #[test]
@@ -428,6 +432,6 @@ fn help_and_version_are_results() {
             assert!(line.chars().count() <= 80 && line.trim_end() == line, "{line:?}");
         }
     }
-    assert!(printed("--help").contains("sudo stackprof --pid 4242 --hz 997"));
+    assert!(printed("--help").contains("sudo stackprof --pid redis-server"));
     assert!(printed("dump --help").contains("{threads|images|symbols|stacks}"));
 }

@@ -129,6 +129,9 @@ pub(super) fn with_next_step(error: &io::Error) -> String {
         _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
             "; raise the limit: ulimit -n 1024"
         }
+        // A directory of /proc has none but its own files.
+        Kind::NotFound => "; name a file elsewhere",
+        _ if error.raw_os_error() == Some(libc::ELOOP) => "; a link leads to itself: name the file",
         _ if error.raw_os_error() == Some(libc::EIO) => "; name a file elsewhere",
         _ => "",
     };

@@ -77,8 +77,10 @@ impl Destinations<'_> {
             .iter()
             .try_for_each(|output| self.files.check(output.to.as_path()))
             .map_err(|error| {
-                Error::new(error.kind(), format!("{error}; name another output with -o FILE"))
-                    .caused_by(error)
+                // What is to be done about it is what -o does.
+                let why = error.to_string();
+                let why = why.strip_suffix("; name a file where you may write").unwrap_or(&why);
+                Error::new(error.kind(), format!("{why}; name another output with -o FILE")).caused_by(error)
             })
     }
 }

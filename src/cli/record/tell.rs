@@ -181,7 +181,9 @@ pub(super) fn nothing_sampled(profile: &Profile, asked: &Nothing<'_>) -> Error {
             format!("in {seconds:.1} s no thread could be stopped")
         }
         None if idle => format!("in {seconds:.1} s no thread ran or waited for a period"),
-        None if profile.process.pid == 0 => format!("in {seconds:.1} s they used no CPU time"),
+        None if profile.process.pid == 0 => {
+            format!("in {seconds:.1} s they used no CPU time; --idle also records threads that wait")
+        }
         None => format!("in {seconds:.1} s it used no CPU time; --idle also records threads that wait"),
     };
     error(&why)

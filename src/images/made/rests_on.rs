@@ -10,7 +10,7 @@ pub(super) const BLOCKS_MAX: usize = 1024;
 /// Most addresses of which is known what they rest on.
 const LEARNED_MAX: usize = 65_536;
 
-/// See the top of this file.
+/// The blocks of JIT code that were read, and which addresses depend on each.
 #[derive(Debug, Default)]
 pub(super) struct RestsOn {
     /// By first address.

@@ -17,7 +17,7 @@ use serde::de::IgnoredAny;
 use super::extra::Extra;
 use super::tally::Tally;
 use super::{encoding, firefox, folded_read, foreign, perf_script, pprof, speedscope};
-use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::error::{Error, ErrorKind, Result, cannot_read, io_text};
 use crate::profile::saved::Saved;
 
 /// Most bytes of a pprof file, unpacked: these are read as a whole.
@@ -69,13 +69,12 @@ pub struct ReadProfile {
 /// [`ErrorKind::Input`] with a line that names the file and the place.
 pub fn read_file(path: &Path, strictness: Strictness) -> Result<ReadProfile> {
     let name = path.display().to_string();
-    let cannot = |error: io::Error| {
-        Error::new(ErrorKind::Input, format!("cannot read `{name}`: {}", io_text(&error))).caused_by(error)
-    };
+    let cannot = |error: io::Error| cannot_read(&name, error);
     let file = File::open(path).map_err(cannot)?;
     let about = file.metadata().map_err(cannot)?;
     if about.is_dir() {
-        return Err(Error::new(ErrorKind::Input, format!("`{name}` is a directory, expected a profile")));
+        let text = format!("`{name}` is a directory, expected a profile; name a file in it");
+        return Err(Error::new(ErrorKind::Input, text));
     }
     // A pipe has no length; what it brings is counted as it comes.
     let packed_bytes = if about.is_file() { about.len() } else { 0 };
@@ -148,6 +147,12 @@ fn text_or_pprof(mut head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut 
     if let Some(advice) = foreign::advice(&head, name) {
         return Err(refused(name, &advice));
     }
+    if head.starts_with(&firefox::slabs::MAGIC) {
+        let bytes = whole(head, rest, name, (MAX_JSON_BYTES, "MAX_JSON_BYTES"))?;
+        let bytes = firefox::slabs::to_json(&bytes, MAX_JSON_BYTES as usize)
+            .map_err(|why| refused(name, &why.to_string()).caused_by(why))?;
+        return json(&bytes, name, tally);
+    }
     let first = head.iter().find(|byte| !byte.is_ascii_whitespace());
     // Names of threads can be any bytes.
     if perf_script::is_perf_script(&String::from_utf8_lossy(&head)) {
@@ -193,7 +198,7 @@ fn whole(head: Vec<u8>, rest: impl Read, name: &str, limit: (u64, &str)) -> Resu
 #[derive(Deserialize)]
 struct AnyJson<'a> {
     #[serde(borrow, default)]
-    shared: Option<speedscope::Shared<'a>>,
+    shared: Option<Shared<'a>>,
     #[serde(borrow, default)]
     profiles: Option<Vec<speedscope::OneProfile<'a>>>,
     #[serde(borrow, default)]
@@ -204,6 +209,36 @@ struct AnyJson<'a> {
     libs: Vec<firefox::Library<'a>>,
     #[serde(borrow, default)]
     threads: Option<Vec<firefox::Thread<'a>>>,
+}
+
+/// `shared`, which two formats have: frames of speedscope, tables of the Firefox Profiler.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Shared<'a> {
+    #[serde(borrow, default)]
+    frames: Option<Vec<speedscope::FileFrame<'a>>>,
+    #[serde(default)]
+    stack_table: Option<firefox::StackTable>,
+    #[serde(default)]
+    frame_table: Option<firefox::FrameTable>,
+    #[serde(default)]
+    func_table: Option<firefox::FuncTable>,
+    #[serde(default)]
+    resource_table: Option<firefox::ResourceTable>,
+    #[serde(borrow, default)]
+    string_array: Option<Vec<Cow<'a, str>>>,
+}
+
+impl Shared<'_> {
+    fn tables(&self) -> firefox::Tables<'_> {
+        firefox::Tables {
+            stacks: self.stack_table.as_ref(),
+            frames: self.frame_table.as_ref(),
+            functions: self.func_table.as_ref(),
+            resources: self.resource_table.as_ref(),
+            names: self.string_array.as_deref(),
+        }
+    }
 }
 
 fn json(bytes: &[u8], name: &str, tally: &mut Tally) -> Result<Saved> {
@@ -218,11 +253,15 @@ fn json(bytes: &[u8], name: &str, tally: &mut Tally) -> Result<Saved> {
             .caused_by(error)
     })?;
     let saved = match any {
-        AnyJson { shared: Some(shared), profiles: Some(profiles), stackprof, .. } => {
-            speedscope::read(&shared, &profiles, stackprof.as_ref(), tally)
-        }
-        AnyJson { meta: Some(meta), threads: Some(threads), stackprof, libs, .. } => {
-            firefox::read(&meta, &threads, &libs, stackprof.as_ref(), tally)
+        AnyJson {
+            shared: Some(Shared { frames: Some(frames), .. }),
+            profiles: Some(profiles),
+            stackprof,
+            ..
+        } => speedscope::read(&frames, &profiles, stackprof.as_ref(), tally),
+        AnyJson { meta: Some(meta), threads: Some(threads), shared, stackprof, libs, .. } => {
+            let shared = shared.unwrap_or_default();
+            firefox::read(&meta, &threads, shared.tables(), &libs, stackprof.as_ref(), tally)
         }
         _ => Err(advice(bytes)
             .unwrap_or("neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)")
@@ -237,12 +276,6 @@ fn advice(bytes: &[u8]) -> Option<&'static str> {
     let has = |key: &str| keys.contains_key(key);
     if !(has("meta") && has("threads")) {
         return foreign::json_advice(has);
-    }
-    if has("shared") {
-        return Some(
-            "a Firefox profile of a version of the format that is not read: its threads share their \
-             tables (`shared`)",
-        );
     }
     let ThreadKeys { threads } = serde_json::from_slice(bytes).ok()?;
     let is_gecko = threads.first().is_some_and(|thread| thread.contains_key("stringTable"));

@@ -7,9 +7,12 @@
 //! the order is not. Beyond `SAMPLES_MAX` a sample stands for several counts and takes as many
 //! periods; without a rate there is no time, and a sample for each distinct stack. Frames are names; the crate has no place for files and lines. Nor has the format one for how
 //! long was recorded and of what, which stands in a key of our own (`extra.rs`).
-//! Reading goes as far as these files need: stacks, names, threads, weights (`firefox/read.rs`).
+//! Reading goes as far as these files need: stacks, names, threads, weights (`firefox/read.rs`), also
+//! where columns are binary (`firefox/slabs.rs`).
 
 mod read;
+pub(super) mod slabs;
+mod tables;
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -29,7 +32,8 @@ use crate::profile::saved::Saved;
 use crate::profile::texts::TextId;
 use crate::profile::views::by_name::INCOMPLETE;
 use crate::profile::views::threads::ByThread;
-pub(super) use read::{Library, Meta, Thread, read};
+pub(super) use read::{Meta, Thread, read};
+pub(super) use tables::{FrameTable, FuncTable, Library, ResourceTable, StackTable, Tables};
 
 const PRODUCT: &str = "stackprof";
 /// The product of profiles that do not tell their rate; their interval means nothing.

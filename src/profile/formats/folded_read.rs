@@ -28,7 +28,7 @@ const BLOCK_BYTES: usize = 1 << 20;
 const ROOT_NAMES_MAX: usize = 3;
 
 /// Why a line is skipped.
-const NO_STACK: &str = "expected \"stack count\"";
+pub(super) const NO_STACK: &str = "expected \"stack count\"";
 const NO_TEXT: &str = "not text; this is not a profile";
 
 /// Reads folded stacks; `file` is the name that errors carry. Blank lines and remarks are allowed.

@@ -7,19 +7,21 @@
 pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
     let starts = |magic: &[u8]| head.starts_with(magic);
     if starts(b"PERFILE2") || starts(b"2ELIFREP") || starts(b"PERFFILE") {
-        let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '/' | '-' | '_' | '+' | ',' | '=');
-        let file = match name {
-            // What comes from a pipe has no name to give to perf.
-            "standard input" => "perf.data".to_owned(),
-            _ if name.chars().all(plain) => name.to_owned(),
-            _ => format!("'{}'", name.replace('\'', "'\\''")),
-        };
+        // What comes from a pipe has no name to give to perf.
+        let file = if name == "standard input" { "perf.data".to_owned() } else { quoted(name) };
         return Some(format!(
             "a recording of perf, which only perf reads; run: perf script -i {file} | stackprof render - -o FILE"
         ));
     }
+    // A header of five words: 0, 3, 0, the period, 0.
+    if starts(b"\0\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0") {
+        return Some(format!(
+            "a CPU profile of gperftools; run: go tool pprof -proto PROGRAM {} > out.pb.gz",
+            quoted(name)
+        ));
+    }
     let picture = "a picture cannot be read; render the profile that it was made of (.pb.gz, .folded)";
-    let known: [(&[u8], &str); 12] = [
+    let known: [(&[u8], &str); 13] = [
         (b"\x89PNG", picture),
         (b"GIF8", picture),
         (b"\xff\xd8\xff", picture),
@@ -31,6 +33,7 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
             "a recording of Java Flight Recorder; convert it with async-profiler: jfrconv FILE out.folded",
         ),
         (b"Nettrace", "a trace of .NET; run: dotnet-trace convert --format speedscope FILE"),
+        (b"MOJ", "a recording of austin in its binary form (MOJO); run: mojo2austin FILE out.txt"),
         (b"!<arch>", "an archive, expected a profile"),
         (b"PK\x03\x04", "a zip archive; unpack it, expected a profile"),
         (b"\x28\xb5\x2f\xfd", "packed with zstd; unpack it with unzstd"),
@@ -55,10 +58,46 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
             "XML, expected a profile (pprof, folded, speedscope, Firefox or text of perf script)".to_owned(),
         );
     }
+    let legacy = [
+        "goroutine profile: total",
+        "threadcreate profile: total",
+        "heap profile: ",
+        "--- contention",
+        "--- mutex:",
+        "--- heapz",
+    ];
+    if legacy.iter().any(|head| text.starts_with(head)) {
+        return Some(format!(
+            "a profile as text (of Go with debug=1, of gperftools); run: go tool pprof -proto {} > out.pb.gz",
+            quoted(name)
+        ));
+    }
+    if text.starts_with("# to display the perf.data header info") {
+        return Some(
+            "a report of perf, which has no stacks; run: perf script | stackprof render - -o FILE".to_owned(),
+        );
+    }
+    let is_map =
+        |line: &str| line.starts_with("@[") && !line.trim_end().ends_with(|c: char| c.is_ascii_digit());
+    if text.lines().take(4).any(is_map) {
+        return Some(
+            "stacks of bpftrace; fold them with inferno-collapse-bpftrace or stackcollapse-bpftrace.pl"
+                .to_owned(),
+        );
+    }
     if text.starts_with("# callgrind format") || text.starts_with("version: 1\ncreator: callgrind") {
         return Some("a profile of callgrind, which counts instructions; use callgrind_annotate".to_owned());
     }
     None
+}
+
+/// A file as a command line names it.
+fn quoted(name: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '/' | '-' | '_' | '+' | ',' | '=');
+    match name.chars().all(plain) {
+        true => name.to_owned(),
+        false => format!("'{}'", name.replace('\'', "'\\''")),
+    }
 }
 
 /// What a JSON file is that has these keys at its top.
@@ -91,13 +130,29 @@ mod tests {
             (b"\x89PNG\r\n", "a picture cannot be read"),
             (b"FLR\0\0\x02", "jfrconv"),
             (b"Nettrace\x14", "dotnet-trace convert"),
+            (b"MOJ\x03", "mojo2austin"),
+            (b"goroutine profile: total 5\n4 @ 0x1 0x2\n", "go tool pprof -proto a.b > out.pb.gz"),
+            (
+                b"\0\0\0\0\0\0\0\0\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\x27",
+                "go tool pprof -proto PROGRAM a.b",
+            ),
+            (b"--- contention:\ncycles/second=1\n", "go tool pprof -proto a.b > out.pb.gz"),
+            (b"# To display the perf.data header info, please use --header\n#\n", "run: perf script |"),
+            (b"Attaching 1 probe...\n\n@[\n    f+1\n]: 5\n", "inferno-collapse-bpftrace"),
         ] {
             let found = advice(head, "a.b").expect("known");
             assert!(found.contains(expected), "{found}");
         }
         let quoted = advice(b"PERFILE2", "my file").expect("known");
         assert!(quoted.contains("perf script -i 'my file' |"), "{quoted}");
-        for other in [&b"main;a 3\n"[..], b"", b"<unknown>;<svg as x>::f;a 3\n", b"{}", b"\x0a\x04\x08\x01"] {
+        for other in [
+            &b"main;a 3\n"[..],
+            b"",
+            b"<unknown>;<svg as x>::f;a 3\n",
+            b"@[a];b 3\n",
+            b"{}",
+            b"\x0a\x04\x08\x01",
+        ] {
             assert_eq!(advice(other, "a"), None, "{}", String::from_utf8_lossy(other));
         }
     }

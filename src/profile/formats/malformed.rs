@@ -18,7 +18,7 @@ impl Malformed {
         Malformed { text, source: Some(Box::new(source)) }
     }
 
-    /// The same with the place that it is about in front: `thread 3: ...`.
+    /// This error with its place in front: `thread 3: ...`.
     pub(super) fn at(self, place: impl fmt::Display) -> Malformed {
         Malformed { text: format!("{place}: {}", self.text), ..self }
     }

@@ -23,7 +23,10 @@ use crate::profile::builder::SavedBuilder;
 use crate::profile::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
 use crate::profile::texts::TextId;
 use crate::trie::NodeId;
-use line::{EventLine, FrameLine, UNKNOWN, event, frame, is_record, source_line, without_unit};
+use line::{
+    EventLine, FrameLine, UNKNOWN, event, frame, is_detail, is_record, is_source_code, source_line,
+    without_inner_tabs, without_unit,
+};
 
 /// Longest line that is read; the longest names of functions are some 64 KiB.
 const LINE_BYTES_MAX: u64 = 1 << 20;
@@ -66,7 +69,7 @@ pub(super) fn read_lines(mut reader: impl BufRead, file: &str, tally: &mut Tally
         }
         // Names of threads can be any bytes.
         let text = encoding::text(&line);
-        match state.line(text.trim_end()).map_err(refuse)? {
+        match state.line(&without_inner_tabs(text.trim_end())).map_err(refuse)? {
             Outcome::Blank => {}
             Outcome::Understood => tally.understand(),
             Outcome::Skipped(why) => tally.skip_line(number, why),
@@ -84,15 +87,25 @@ pub fn is_perf_script(head: &str) -> bool {
     if head.starts_with("# ========") {
         return true;
     }
-    let mut lines = head.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#')).peekable();
+    let lines = head.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+    let mut lines = lines.map(without_inner_tabs).peekable();
     let mut is_first = true;
+    let mut events = 0;
     while let Some(line) = lines.next() {
+        let line = &*line;
         let Some(event) = event(line) else {
             is_first = false;
             continue;
         };
+        // Tracepoints without call chains have nothing but their names.
+        events += u32::from(event.has_time && !event.kind.is_empty());
         let below = lines.peek().is_some_and(|line| line.starts_with([' ', '\t']) && frame(line).is_some());
-        if below || event.frame.is_some() || is_record(line) || is_first && line.trim_end().ends_with(':') {
+        if below
+            || events > 1
+            || event.frame.is_some()
+            || is_record(line)
+            || is_first && line.trim_end().ends_with(':')
+        {
             return true;
         }
         is_first = false;
@@ -151,6 +164,10 @@ struct State {
     root: Option<StackRoot>,
     period: u64,
     in_event: bool,
+    /// The event has frames as perf prints them, behind a tab.
+    has_tabs: bool,
+    /// The only frame so far stood on the line of the event.
+    has_place: bool,
     leaf_first: Vec<u32>,
     pending: Option<PendingFrame>,
 }
@@ -167,6 +184,7 @@ impl State {
         // Stacks are indented by a tab; events may be padded with blanks.
         let is_indented = line.starts_with([' ', '\t']);
         if line.starts_with('\t') {
+            self.has_tabs = true;
             return self.frame_line(line);
         }
         if is_record(line) {
@@ -178,6 +196,10 @@ impl State {
             self.event_line(&event)?;
             return Ok(Outcome::Understood);
         }
+        let is_behind_stack = self.in_event && self.has_tabs && source_line(line).is_none();
+        if is_behind_stack && is_detail(line) || is_source_code(line) {
+            return Ok(Outcome::Understood);
+        }
         // Copied text has lost its indentation.
         if is_indented || self.in_event && is_bare_frame(line) {
             return self.frame_line(line);
@@ -187,7 +209,7 @@ impl State {
     }
 
     fn event_line(&mut self, event: &EventLine<'_>) -> std::result::Result<(), Malformed> {
-        self.in_event = true;
+        (self.in_event, self.has_tabs, self.has_place) = (true, false, event.frame.is_some());
         match &mut self.kind {
             None => {
                 let (name, period) = (event.kind.to_owned(), event.period);
@@ -219,6 +241,10 @@ impl State {
             return Ok(Outcome::Skipped(NO_EVENT));
         }
         if let Some(frame) = frame(line) {
+            // Beside a call chain the place on the line of the event is that of its data.
+            if std::mem::take(&mut self.has_place) {
+                self.pending = None;
+            }
             if self.root.is_some() {
                 if self.leaf_first.len() >= MAX_DEPTH {
                     return Err(format!("a stack has more than {MAX_DEPTH} frames").into());
@@ -321,7 +347,11 @@ impl State {
         }
         if self.others > 0 {
             about.lost.insert(ANOTHER_KIND.to_owned(), self.others);
-            tally.remark(&format!("{} {ANOTHER_KIND} than {} are left out", self.others, kind.name));
+            let others = match self.others {
+                1 => "1 event of another kind".to_owned(),
+                others => format!("{others} {ANOTHER_KIND}"),
+            };
+            tally.remark(&format!("left out: {others} than {}", kind.name));
         }
         for (node, weight) in (0u32..).zip(&self.weights) {
             let count = if by_period { weight.periods } else { weight.events };

@@ -8,6 +8,7 @@
 
 mod metadata;
 mod proto;
+mod prune;
 pub mod read;
 mod values;
 pub mod write;

@@ -19,7 +19,7 @@ use crate::escape::{escape_json, escape_line};
 use crate::profile::saved::{Saved, UNKNOWN};
 use crate::profile::views::by_name::INCOMPLETE;
 use crate::profile::views::threads::{ByThread, OneThread};
-pub(super) use read::{OneProfile, Shared, read};
+pub(super) use read::{OneProfile, read};
 
 const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 

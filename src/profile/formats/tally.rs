@@ -4,7 +4,12 @@
 //! the user, or a refusal: in strict reading at the first that was skipped, always where more
 //! than half were. Readers decide nothing; limits and broken containers are errors of their own.
 
+use super::folded_read::NO_STACK;
 use crate::error::{Error, ErrorKind, Result};
+
+/// What a file is expected to be that is nothing known.
+const EXPECTED: &str =
+    "expected a profile (pprof, folded stacks, speedscope, Firefox or text of perf script)";
 
 /// Counts of one file.
 #[derive(Debug)]
@@ -72,9 +77,14 @@ impl Tally {
         let all = self.understood.saturating_add(skipped);
         let refused = |text: String| Err(Error::new(ErrorKind::Input, text));
         if skipped > self.understood {
+            let next = if self.understood == 0 && first.ends_with(NO_STACK) {
+                format!("; {EXPECTED}")
+            } else {
+                String::new()
+            };
             return refused(match all {
-                1 => first,
-                _ => format!("{first}; {skipped} of {all} {unit}s not understood"),
+                1 => format!("{first}{next}"),
+                _ => format!("{first}; {skipped} of {all} {unit}s not understood{next}"),
             });
         }
         let plural = if skipped == 1 { "" } else { "s" };
@@ -106,6 +116,10 @@ mod tests {
         assert_eq!(refused(of(2, 1), true), "a:3: odd; 1 line not understood (--strict)");
         assert_eq!(refused(of(1, 2), false), "a:3: odd; 2 of 3 lines not understood");
         assert_eq!(refused(of(0, 1), false), "a:3: odd");
+        // Folded stacks are what is taken to be nothing else.
+        let mut text = Tally::new("a");
+        text.skip_line(1, NO_STACK);
+        assert_eq!(refused(text, false), format!("a:1: {NO_STACK}; {EXPECTED}"));
     }
 
     #[test]

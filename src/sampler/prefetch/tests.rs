@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use super::super::process::FIRST;
-use super::super::recorder::Sample;
 use super::super::thread::unknown_look;
 use super::super::{Options, Recorder};
 use super::*;
@@ -14,6 +13,9 @@ use crate::rng::Rng;
 use crate::sources::sim::{FunctionId, SimActivity, SimConfig, SimImage, SimPhase, SimTarget, SimThread};
 use crate::sources::{Event, Outcome, Target};
 use crate::walk::Frames;
+
+#[cfg(target_os = "linux")]
+mod stepped;
 
 const MS: u64 = 1_000_000;
 const THREAD: ThreadId = ThreadId(4242);

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-/// See the top of this file.
+/// Why a stub cannot be talked to any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// The other end is gone.

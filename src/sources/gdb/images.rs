@@ -98,7 +98,7 @@ enum Way {
     Nobody,
 }
 
-/// See the top of this file.
+/// The code of a target behind a stub, and the files that its bytes are read from.
 pub(super) struct Images {
     exec: Option<Exec>,
     system: System,

@@ -18,7 +18,7 @@ const INTERRUPT: u8 = 3;
 /// How long is waited at once, so that it is seen when this process is to end.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// See the top of this file.
+/// Packets to and from a stub, in order.
 pub(super) struct Link {
     transport: Transport,
     decoder: Decoder,

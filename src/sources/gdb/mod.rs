@@ -95,7 +95,8 @@ pub enum Begin {
 pub fn attach(place: &Place, exec: Option<&Path>, begin: Begin, clock: RealClock) -> Result<GdbTarget> {
     let exec = exec.map(Exec::open).transpose()?;
     let failed = |broken: Broken| {
-        Error::new(ErrorKind::Attach, format!("cannot attach: the stub at {place} {broken}"))
+        let next = if broken == Broken::Closed { "; does it speak the gdb remote protocol?" } else { "" };
+        Error::new(ErrorKind::Attach, format!("cannot attach: the stub at {place} {broken}{next}"))
     };
     let link = Link::new(Transport::open(place)?).map_err(failed)?;
     // Most stubs stop their target for whoever connects.

@@ -50,7 +50,7 @@ pub(super) enum News {
 pub(super) struct Run {
     /// The stub knows of no threads: packets need not say which.
     pub(super) has_one_thread: bool,
-    /// See the top of this file.
+    /// Each thread reports its own stop, and files and memory can be read while others run.
     pub(super) non_stop: bool,
     /// The target runs, as far as is known.
     pub(super) running: bool,

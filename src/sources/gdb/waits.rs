@@ -6,7 +6,8 @@
 //!   (arch/x86/kernel/signal.c, handle_signal and arch_do_signal_or_restart).
 //! - Linux, aarch64: the kernel has set the program counter back to `svc` before it stops the thread
 //!   (arch/arm64/kernel/signal.c, do_signal); calls that are not repeated show EINTR behind it.
-//! - Linux, 32-bit Arm: the same (arch/arm/kernel/signal.c, do_signal).
+//! - Linux, 32-bit Arm: the program counter is set back to `svc`, or EINTR is behind it, as on aarch64
+//!   (arch/arm/kernel/signal.c, do_signal).
 //! - macOS: a thread in the kernel stands behind `syscall` or `svc #0x80`, whether it waits or not.
 //! - Without an operating system: a processor that stands at `hlt`, `wfi` or `wfe` or right behind it
 //!   has nothing to do.

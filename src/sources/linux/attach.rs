@@ -1,6 +1,7 @@
 //! The two beginnings of a trace: seizing a running process, and starting one.
 
 use std::fs;
+use std::path::Path;
 
 use libc::pid_t;
 
@@ -203,12 +204,19 @@ fn program(command: &Launch) -> String {
 
 /// The words for a command that could not be started.
 pub(super) fn cannot_run(command: &Launch, error: &std::io::Error) -> Error {
+    let path = command.words.first().map(Path::new).filter(|path| path.components().count() > 1);
+    let is = |check: fn(&Path) -> bool| path.is_some_and(check);
     let next = match error.raw_os_error() {
+        Some(libc::ENOENT) if is(Path::exists) => {
+            "; the file is there, but not its interpreter: see its first line, or its dynamic linker (file(1))"
+        }
+        Some(libc::EACCES) if is(Path::is_dir) => "; it is a directory: name a program in it",
         Some(libc::ENOENT) => "; check the name or give a path",
         Some(libc::EPERM) if command.account.is_some() => "; root here may lack CAP_SETUID or CAP_SETGID",
         Some(libc::EACCES) if command.account.is_some() => {
             "; that user must be able to run it and to enter its folder"
         }
+        Some(libc::EACCES) => "; chmod +x makes it executable",
         Some(libc::EMFILE | libc::ENFILE) => "; raise `ulimit -n`",
         _ => "",
     };

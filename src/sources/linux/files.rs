@@ -21,6 +21,9 @@ use crate::sources::target_file::{Copying, Links, Patience, Place, Root, TargetF
 /// the clock may have been set by a little in between.
 const ROUNDING_S: u64 = 2;
 
+/// Why no file of a target can be opened.
+const NO_ROOT: OpenError = OpenError::Because("the root of the process cannot be opened");
+
 /// The files of a target.
 #[derive(Debug)]
 pub(super) struct TargetFiles {
@@ -87,6 +90,13 @@ impl TargetFiles {
         Some(if is_other { Err(OpenError::Replaced) } else { Ok(bytes) })
     }
 
+    /// Device and inode of the regular file that a path leads to. `patience` is that of the process.
+    pub(super) fn identity(&self, patience: &Patience, path: &str) -> Result<(u64, u64), OpenError> {
+        let Some(root) = self.root.clone() else { return Err(NO_ROOT) };
+        let (place, path) = (Place::of(path), path.to_owned());
+        patience.wait_for(place, move |copying| Ok(root.open(&path, Links::All, copying)?.about().identity))
+    }
+
     /// Does something with a regular file, in a thread that may hang.
     fn with_file<T: Send + 'static>(
         &self,
@@ -94,9 +104,7 @@ impl TargetFiles {
         links: Links,
         work: impl FnOnce(TargetFile, &Copying) -> Result<T, OpenError> + Send + 'static,
     ) -> Result<T, OpenError> {
-        let Some(root) = self.root.clone() else {
-            return Err(OpenError::Because("the root of the process cannot be opened"));
-        };
+        let Some(root) = self.root.clone() else { return Err(NO_ROOT) };
         let (place, path) = (Place::of(path), path.to_owned());
         self.patience.wait_for(place, move |copying| work(root.open(&path, links, copying)?, copying))
     }

@@ -66,7 +66,7 @@ impl Maps {
         Ok(())
     }
 
-    /// The same through a thread that still has the memory: `through`, or one of `others` that
+    /// Reads the mappings through a thread that still has the memory: `through`, or one of `others` that
     /// then takes its place. One that has left shows an empty list.
     pub(super) fn read_through(
         &mut self,

@@ -29,6 +29,7 @@ mod pieces;
 mod privileges;
 mod proc;
 mod process_list;
+mod program_path;
 mod refusal;
 mod registers;
 mod repeated_wait;
@@ -55,6 +56,8 @@ use tracer::Tracer;
 
 pub use account::{Account, account, is_root};
 pub use launch::Launch;
+#[cfg(test)]
+pub(crate) use perf::SimKernel;
 pub use privileges::{restrict, restrict_to_naming, set_caller};
 pub use process_list::processes;
 pub use refusal::gains_rights;

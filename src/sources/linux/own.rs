@@ -5,7 +5,7 @@ use std::fs;
 use super::on_cpu::{Lateness, Stint};
 use super::threads;
 
-/// See the top of this file.
+/// The tracer's own CPU time, and since when it has had its CPU.
 #[derive(Debug)]
 pub(super) struct Own {
     /// `/proc/thread-self/schedstat`.

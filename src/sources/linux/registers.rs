@@ -63,7 +63,7 @@ impl Block {
     /// Writes them back.
     ///
     /// # Errors
-    /// As above.
+    /// That of the system: the thread was killed.
     pub(super) fn write(&mut self, tid: pid_t) -> std::io::Result<()> {
         sys::set_registers(tid, &mut self.raw, self.len)
     }

@@ -140,7 +140,7 @@ impl LinuxTarget {
         outcome
     }
 
-    /// The same of a thread that goes on standing.
+    /// Registers and stack bytes of a stopped thread that stays stopped.
     fn read_at(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
         let seen_ns = self.clock.now_ns();
         let outcome = self.read_standing(tid, pending, seen_ns, capture);
@@ -162,8 +162,8 @@ impl LinuxTarget {
         }
     }
 
-    /// The same of a thread that job control has stopped: it can be read as it stands, and
-    /// nothing is changed in it, since its interrupted call is not of our making.
+    /// Registers and stack bytes of a thread that job control has stopped. Nothing is changed in it: this profiler did not
+    /// interrupt its call.
     pub(super) fn read_stopped(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
         (capture.pause_ns, capture.stood_ns, capture.look) = (0, 0, None);
         if !pending.keep_waiting {

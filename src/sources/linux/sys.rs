@@ -105,7 +105,7 @@ pub(super) fn no_registers() -> RawRegisters {
     unsafe { std::mem::zeroed() }
 }
 
-/// The same as the kernel gives them of a thread that runs 32-bit code: of i386 (`struct
+/// The general registers of a thread that runs 32-bit code, as the kernel gives them: of i386 (`struct
 /// user_regs_struct32` of arch/x86/include/asm/user32.h), or of Arm (`COMPAT_ELF_NGREG` of
 /// arch/arm64/kernel/ptrace.c).
 #[cfg(target_arch = "x86_64")]

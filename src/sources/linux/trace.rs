@@ -20,7 +20,7 @@ use super::traced::Traced;
 use super::tracer::Tracer;
 use super::{proc, registers};
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
 use crate::sources::{
     CallThread, Capture, Event, ExitStatus, Fault, Look, Observed, Process, SleepingThread, Target, ThreadId,
@@ -344,6 +344,10 @@ impl Observed for LinuxTarget {
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         self.main_mut().mappings(out)
+    }
+
+    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        self.main_mut().program_path(mappings)
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {

@@ -13,17 +13,18 @@ use libc::pid_t;
 
 use super::files::TargetFiles;
 use super::images::{self, Maps};
+use super::program_path::StartPath;
 use super::{attach, perf, sys, threads};
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 use crate::sources::{Fault, Observed, Process, ThreadId};
 
 /// A thread whose stack pointer is so far below that of the start of the program, or less, is on the
 /// first thread's stack: memory for the stacks of others begins below this gap at the earliest
-/// (`MIN_GAP` in arch/x86/mm/mmap.c, 128 MiB; the same in mm/util.c for aarch64).
+/// (`MIN_GAP` in arch/x86/mm/mmap.c, 128 MiB; 128 MiB in mm/util.c for aarch64).
 const FIRST_STACK_BYTES: u64 = 128 << 20;
 
-/// See the top of this file.
+/// A process that is traced.
 #[derive(Debug)]
 pub(super) struct Traced {
     pid: pid_t,
@@ -37,6 +38,7 @@ pub(super) struct Traced {
     known: Rc<Vec<Mapping>>,
     /// The stack pointer that its program began with.
     start_stack: Option<Avma>,
+    start_path: StartPath,
     files: Arc<TargetFiles>,
     /// They are those of the process that started it.
     files_inherited: bool,
@@ -57,6 +59,7 @@ impl Traced {
             maps: Maps::default(),
             known: Rc::default(),
             start_stack: threads::start_stack(pid),
+            start_path: StartPath::default(),
             files: Arc::new(TargetFiles::of(pid)),
             files_inherited: false,
             last_names: HashMap::new(),
@@ -76,6 +79,7 @@ impl Traced {
             maps: Maps::default(),
             known: Rc::clone(&self.known),
             start_stack: self.start_stack,
+            start_path: self.start_path.clone(),
             files: Arc::clone(&self.files),
             files_inherited: true,
             last_names: HashMap::new(),
@@ -93,6 +97,7 @@ impl Traced {
         self.last_names.clear();
         self.known = Rc::default();
         self.start_stack = threads::start_stack(self.pid);
+        self.start_path = StartPath::default();
         self.process.arch = attach::arch(self.start_stack);
     }
 
@@ -102,6 +107,7 @@ impl Traced {
         let why = std::mem::take(&mut self.process.backend_why);
         self.process = Process { backend_why: why, ..attach::describe(self.pid) };
         self.start_stack = threads::start_stack(self.pid);
+        self.start_path = StartPath::default();
         self.memory_of = threads::living(self.pid).unwrap_or(self.pid);
     }
 
@@ -191,6 +197,11 @@ impl Observed for Traced {
         }
         out.clone_from(&self.known);
         if out.is_empty() { read.and(Err(Fault::Transient("another program runs already"))) } else { Ok(()) }
+    }
+
+    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        let (pid, name, patience) = (self.memory_of, &self.process.name, &self.maps.patience);
+        self.start_path.of(pid, name, &self.files, patience, mappings)
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {

@@ -45,7 +45,7 @@ const IN_SHARED_CACHE: u32 = 0x8000_0000;
 const TRIES: u32 = 3;
 /// Regions that are looked at for images before dyld has begun; a process then has some ten.
 const MAX_REGIONS: u32 = 512;
-/// The same where no list is to be had at all; a large process has some ten thousand.
+/// Regions that are searched for images where there is no list at all; a large process has some ten thousand.
 const MAX_REGIONS_ALL: u32 = 16_384;
 /// They are looked at again this long after the last time, nanoseconds.
 const SCAN_NS: u64 = 5_000_000;

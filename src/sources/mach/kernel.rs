@@ -139,8 +139,8 @@ pub struct ThreadBasicInfo {
     pub suspend_count: i32,
 }
 
-/// THREAD_EXTENDED_INFO (flavor 5, count 28), the part that is used: the same times and
-/// state as [`ThreadBasicInfo`], and the name.
+/// THREAD_EXTENDED_INFO (flavor 5, count 28), the part that is used: times and state as in [`ThreadBasicInfo`], and the
+/// name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThreadExtendedInfo {
     /// User CPU time, nanoseconds.

@@ -24,7 +24,7 @@ use crate::sources::{Activity, Capture, Event, Look, Outcome, ThreadId};
 
 /// Threads that are copied while the task is held once. To hold it costs all threads that
 /// run, whoever is copied, so that many small holds cost more than a long one; the table
-/// is in ARCHITECTURE.md.
+/// is in docs/decisions/mach-holds-the-task.md.
 const AT_ONCE: usize = 16;
 /// A hold is not to be longer, nanoseconds: where calls are slow, fewer threads are copied
 /// in one.

@@ -22,6 +22,8 @@ use crate::live::Live;
 
 /// How long an output may take to become whole after a signal, and a sampler to answer one.
 pub const FINISH: Duration = Duration::from_millis(800);
+/// How long a pipe's reader is awaited at least: naming may have taken [`FINISH`], and a reader that is there opens at once.
+const MIN_READER_WAIT: Duration = Duration::from_millis(100);
 /// The same signal again within this time counts once: a person is slower.
 const ECHO: Duration = Duration::from_millis(50);
 /// Interval at which the thread polls what it waits for.
@@ -147,9 +149,9 @@ fn attend(before_end: &[fn()]) {
         }
         let limit = state().limit();
         limited =
-            limit.map(|signal| limited.filter(|(of, _)| *of == signal).unwrap_or((signal, Instant::now())));
-        if let Some((signal, since)) = limited
-            && since.elapsed() >= FINISH
+            limit.map(|signal| limited.filter(|(of, _)| *of == signal).unwrap_or((signal, deadline(signal))));
+        if let Some((signal, until)) = limited
+            && Instant::now() >= until
         {
             end(signal, before_end);
         }
@@ -170,6 +172,14 @@ fn attend(before_end: &[fn()]) {
 
 /// The last signal that ended a recording or the wait for an output, and when it came.
 static LAST: Mutex<Option<(Signal, Instant)>> = Mutex::new(None);
+
+/// When the process ends by this signal unless it is done: [`FINISH`] after the signal, which may have come long before.
+fn deadline(signal: Signal) -> Instant {
+    let now = Instant::now();
+    let last = *LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    let came = last.filter(|(other, _)| *other == signal).map_or(now, |(_, at)| at);
+    (came + FINISH).max(now + MIN_READER_WAIT)
+}
 
 /// Whether this repeats that signal: timeout(1) sends its signal to its child, and at once to the group of
 /// both. One that was passed on to a command is not repeated so: the next one ends the recording.

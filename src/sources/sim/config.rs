@@ -238,15 +238,14 @@ impl SimConfig {
         }
     }
 
-    /// The same process with nothing going wrong.
+    /// This process without faults.
     #[must_use]
     pub fn without_faults(mut self) -> SimConfig {
         self.faults.clear();
         self
     }
 
-    /// The same process with a frame record in every function, so that frame pointers
-    /// alone walk every stack.
+    /// This process with a frame record in every function, so that frame pointers alone walk every stack.
     #[must_use]
     pub fn with_frame_pointers(mut self) -> SimConfig {
         let scripts = self.threads.iter_mut().map(|thread| &mut thread.script);

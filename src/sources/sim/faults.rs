@@ -112,19 +112,19 @@ impl SimFault {
         SimFault { per_million, ..SimFault::always(kind) }
     }
 
-    /// The same, from `from_ns` on.
+    /// This fault, from `from_ns` on.
     #[must_use]
     pub fn from_time(self, from_ns: u64) -> SimFault {
         SimFault { from_ns, ..self }
     }
 
-    /// The same, letting `skip` occasions pass first.
+    /// This fault, after `skip` occasions.
     #[must_use]
     pub fn after(self, skip: u64) -> SimFault {
         SimFault { skip, ..self }
     }
 
-    /// The same, for one thread only.
+    /// This fault, for one thread only.
     #[must_use]
     pub fn of_thread(self, thread: ThreadId) -> SimFault {
         SimFault { thread: Some(thread), ..self }

@@ -162,7 +162,7 @@ fn module(config: &SimConfig, index: u64, image: &SimImage) -> Module {
         .map(|function| is_bare(config, FunctionId { image: index as usize, function }))
         .collect();
     let text = text(config.simulated_arch(), &functions, &bare, text_bytes);
-    let file = elf(config.simulated_arch(), image, &functions, &text, build_id);
+    let file = elf(config.simulated_arch(), image, &functions, &text, &[], build_id);
     let start = image.text_avma;
     Module {
         text: start..start + text_bytes,
@@ -253,8 +253,16 @@ fn text(arch: Arch, functions: &[Range<u64>], bare: &[bool], text_bytes: u64) ->
     code
 }
 
-/// The file, in order: header and 3 segments, build id, text, symbols, names, 6 sections.
-fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text: &[u8], build_id: u64) -> Vec<u8> {
+/// The file, in order: header and 3 segments, build id, text, symbols, names, `.eh_frame` unless it is empty, 6 or 7
+/// sections.
+pub(super) fn elf(
+    arch: Arch,
+    image: &SimImage,
+    functions: &[Range<u64>],
+    text: &[u8],
+    eh_frame: &[u8],
+    build_id: u64,
+) -> Vec<u8> {
     let note_offset = 64 + 3 * 56;
     let note_bytes = 16 + 8;
     let text_bytes = text.len() as u64;
@@ -280,7 +288,9 @@ fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text: &[u8], buil
     let [note, text_name, symtab, strtab, shstrtab] =
         [".note.gnu.build-id", ".text", ".symtab", ".strtab", ".shstrtab"]
             .map(|name| section_names.add(name));
-    let sections_offset = (section_names_offset + section_names.0.len() as u64).next_multiple_of(8);
+    let eh_frame_name = (!eh_frame.is_empty()).then(|| section_names.add(".eh_frame"));
+    let eh_frame_offset = (section_names_offset + section_names.0.len() as u64).next_multiple_of(8);
+    let sections_offset = (eh_frame_offset + eh_frame.len() as u64).next_multiple_of(8);
 
     let mut out = Writer::default();
     out.0.extend_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -288,7 +298,7 @@ fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text: &[u8], buil
     out.u32(&[1]);
     out.u64(&[0, 64, sections_offset]);
     out.u32(&[0]);
-    out.u16(&[64, 56, 3, 64, 6, 5]);
+    out.u16(&[64, 56, 3, 64, 6 + u16::from(eh_frame_name.is_some()), 5]);
 
     // p_type, p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align
     let mut segment = |kind: u32, flags: u32, offset: u64, svma: u64, bytes: u64, align: u64| {
@@ -308,6 +318,8 @@ fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text: &[u8], buil
     out.0.extend_from_slice(&symbols.0);
     out.0.extend_from_slice(&names.0);
     out.0.extend_from_slice(&section_names.0);
+    out.pad_to(eh_frame_offset);
+    out.0.extend_from_slice(eh_frame);
     out.pad_to(sections_offset);
 
     // sh_name, sh_type, sh_flags, sh_addr, sh_offset, sh_size, sh_link, sh_info, sh_addralign, sh_entsize
@@ -325,5 +337,9 @@ fn elf(arch: Arch, image: &SimImage, functions: &[Range<u64>], text: &[u8], buil
     section(symtab, SHT_SYMTAB, 0, 0, [symbols_offset, symbols.offset()], [4, 1], [8, SYMBOL_BYTES]);
     section(strtab, SHT_STRTAB, 0, 0, [names_offset, names.0.len() as u64], [0, 0], [1, 0]);
     section(shstrtab, SHT_STRTAB, 0, 0, [section_names_offset, strings], [0, 0], [1, 0]);
+    if let Some(name) = eh_frame_name {
+        let svma = (image.text_svma + text_bytes).next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
+        section(name, SHT_PROGBITS, 2, svma, [eh_frame_offset, eh_frame.len() as u64], [0, 0], [8, 0]);
+    }
     out.0
 }

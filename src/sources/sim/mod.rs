@@ -12,6 +12,9 @@ mod ledger;
 mod machine;
 mod seeded;
 mod stack;
+// Its tests have the kernel's part, which is Linux's.
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) mod stepped;
 mod thread;
 mod tree;
 

@@ -59,7 +59,7 @@ pub(super) fn resolve(root: &File, path: &str, links: Links) -> Result<File, Ope
     by_component(root, path, links)
 }
 
-/// The same if the kernel has all of the path in its caches: no file system is asked.
+/// Opens what a path leads to if the kernel has all of it in its caches: no file system is asked.
 pub(super) fn resolve_cached(root: &File, path: &str) -> io::Result<File> {
     open_in_root(root, path, RESOLVE_CACHED)
 }

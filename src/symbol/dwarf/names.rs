@@ -242,7 +242,7 @@ impl<'s> Texts<'s> {
         text
     }
 
-    /// The same for a name that is not in a file.
+    /// The readable form of a mangled name that is not in a file, so cannot be known by its place.
     pub fn mangled_anywhere(&mut self, name: &[u8]) -> Option<Arc<str>> {
         match self.shared.style {
             Style::Readable => self.plain(&self.readable(name)),

@@ -59,7 +59,7 @@ fn nop_x86_64(code: &[u8]) -> Option<usize> {
     )
 }
 
-/// The same: `nop`, and zeros, which are no instruction.
+/// The length of the filling at the front: `nop`, and zeros, which are not an instruction.
 fn nop_aarch64(code: &[u8]) -> Option<usize> {
     matches!(code.first_chunk()?, [0x1f, 0x20, 0x03, 0xd5] | [0, 0, 0, 0]).then_some(4)
 }

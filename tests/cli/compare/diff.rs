@@ -91,7 +91,7 @@ fn mistakes_are_one_line() {
     place.write("bad.folded", "work;main x\n");
     for (line, code, part) in [
         ("diff old.folded", 2, "diff compares two profiles, 1 given"),
-        ("diff old.folded empty.folded", 4, "empty.folded holds no samples"),
+        ("diff old.folded empty.folded", 4, "empty.folded has no samples; record for longer"),
         ("diff old.folded gone.folded", 1, "cannot read `gone.folded`"),
         ("diff old.folded bad.folded", 1, "bad.folded"),
         ("diff old.folded new.folded -o no/where.svg", 1, "no/where.svg"),

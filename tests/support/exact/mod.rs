@@ -4,11 +4,13 @@
 //!
 //! A walk that claims to be complete with other frames than the truth is `wrong`, one that
 //! does not claim it `incomplete`. A handler on a stack of its own (`sigaltstack`) has callers elsewhere, whose
-//! words are read of the program as it stands. Some stacks are not told by memory: a program may have
+//! words are read of the program as it stands. Of some programs little of each stack is copied, and what is above is
+//! verified in pieces (`pieces.rs`). Some stacks are not told by memory: a program may have
 //! overwritten a return address or a saved frame pointer (libgcc, while it installs a landing
 //! pad) or be between two stacks. A walk that says there that it is incomplete is counted apart.
 
 mod classes;
+mod pieces;
 pub(crate) mod programs;
 mod ptrace;
 pub(crate) mod report;
@@ -26,10 +28,12 @@ use libc::pid_t;
 use stackprof::addr::{Avma, LookupAvma};
 use stackprof::arch::{Arch, Registers, X86, X86_64};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+use stackprof::clock::FakeClock;
 use stackprof::images::Images;
 use stackprof::images::{CodeMemory, ImageCode, Made, TargetCode};
 use stackprof::walk::{self, Ended, Frames, How, Input, OuterStack, StackBytes, Unwinder};
 
+use pieces::{Pieces, Walked};
 use ptrace::{Stop, blocked_signals, read, registers};
 pub(crate) use ptrace::{has, permitted};
 use shadow::{Kind, Shadow, kind};
@@ -55,6 +59,10 @@ pub(crate) struct Program {
     pub(crate) exact_min: f64,
     /// End it after so many boundaries.
     pub(crate) boundaries_max: u64,
+    /// Samples hold little of a stack, and pieces of what is above.
+    pub(crate) in_pieces: bool,
+    /// What it has in common with others: a line of the report.
+    pub(crate) group: Option<&'static str>,
 }
 
 impl Program {
@@ -100,6 +108,8 @@ pub(crate) struct Outcome {
     /// Frames of the shadow stack that are not in code: faults of the harness itself.
     pub(crate) untrue: u64,
     pub(crate) scores: [Score; WAYS.len()],
+    /// See [`Program::group`].
+    pub(crate) group: Option<&'static str>,
     /// Failures of each way by image path and stated address.
     pub(crate) failures: [BTreeMap<(String, u64), Failure>; WAYS.len()],
 }
@@ -134,6 +144,8 @@ struct Session<'a> {
     stack: Vec<u8>,
     truth: Vec<LookupAvma>,
     frames: Frames,
+    /// Where samples have pieces.
+    pieces: Option<Pieces<'a>>,
     outcome: Outcome,
 }
 
@@ -166,6 +178,7 @@ fn run(program: &Program) -> Outcome {
     if program.from_entry {
         ptrace::run_to_entry(pid, program.arch);
     }
+    let (clock, options) = (FakeClock::default(), pieces::options());
     let mut session = Session {
         program,
         pid,
@@ -177,7 +190,8 @@ fn run(program: &Program) -> Outcome {
         stack: Vec::new(),
         truth: Vec::new(),
         frames: Frames::default(),
-        outcome: Outcome::default(),
+        pieces: program.in_pieces.then(|| Pieces::new(pid, program.arch, &clock, &options)),
+        outcome: Outcome { group: program.group, ..Outcome::default() },
     };
     session.follow();
     session.outcome
@@ -193,6 +207,7 @@ impl Session<'_> {
         while let Some((tid, stop)) = stopped.take().or_else(ptrace::wait) {
             let Some(now) = (stop != Stop::Gone).then(|| registers(tid)).flatten() else {
                 threads.remove(&tid);
+                self.in_pieces(|pieces, walked| pieces.thread_ended(tid, walked));
                 if threads.is_empty() {
                     break;
                 }
@@ -234,6 +249,7 @@ impl Session<'_> {
             }
             ptrace::step(tid, signal);
         }
+        self.in_pieces(|pieces, walked| pieces.images_changed(walked));
         ptrace::kill(self.pid);
         while ptrace::wait().is_some_and(|(_, stop)| stop != Stop::Gone) {}
     }
@@ -278,6 +294,7 @@ impl Session<'_> {
                 self.unwinders.iter_mut().for_each(Unwinder::images_changed);
             }
             self.made.update(&mappings, &self.images);
+            self.in_pieces(|pieces, walked| pieces.images_changed(walked));
         }
         let sp = now.gpr[X86_64::RSP];
         let end = if thread.own(sp) { thread.stack_top + 64 } else { (sp | 0xffff) + 1 };
@@ -297,6 +314,16 @@ impl Session<'_> {
         let memory = Memory(self.pid);
         let told = thread.shadow.truth(now.rip, word, &mut self.truth);
         self.outcome.untrue += self.truth.iter().filter(|at| !self.images.contains(at.at())).count() as u64;
+        if self.pieces.is_some() {
+            let told = (std::mem::take(&mut self.truth), told);
+            let bytes = std::mem::take(&mut self.stack);
+            let (stack, top) = ((base, &bytes[..len]), thread.stack_top);
+            self.in_pieces(|pieces, walked| {
+                pieces.sample(tid, &Registers::X86_64(*now), stack, top, (&told.0, told.1), walked);
+            });
+            (self.truth, self.stack) = (told.0, bytes);
+            return;
+        }
         for (index, (_, how)) in WAYS.into_iter().enumerate() {
             let unwinder = &mut self.unwinders[index];
             self.made.begin_walk(u64::MAX);
@@ -349,6 +376,30 @@ impl Session<'_> {
                 );
             }
         }
+    }
+}
+
+impl<'a> Session<'a> {
+    /// Does something with the samples in pieces, if there are such, and scores what is walked by that.
+    fn in_pieces(&mut self, act: impl FnOnce(&mut Pieces<'a>, &mut dyn FnMut(Walked<'_>))) {
+        let Session { pieces: Some(pieces), outcome, images, program, .. } = self else { return };
+        let mut walked = |walked: Walked<'_>| {
+            let Walked { way, ended, frames, truth, told } = walked;
+            let (same, complete) = (frames.addresses == truth, ended.is_complete());
+            let found = frames.addresses.get(..told);
+            let untold = !complete && told < truth.len() && found == truth.get(..told);
+            let score = &mut outcome.scores[way];
+            match (complete, same) {
+                (true, true) => score.exact += 1,
+                (true, false) => score.wrong += 1,
+                (false, _) if untold => score.untold += 1,
+                (false, _) => score.incomplete += 1,
+            }
+            if !(complete && same || untold) {
+                note(&mut outcome.failures[way], images, truth, frames, ended, complete, program.arch);
+            }
+        };
+        act(pieces, &mut walked);
     }
 }
 

@@ -21,6 +21,7 @@ struct Variant {
     from_linker: bool,
     short: bool,
     exact_min: f64,
+    in_pieces: bool,
 }
 
 /// Least share of exact boundaries in each program, by `auto` and `cfi`. The least exact, of
@@ -37,6 +38,7 @@ const fn variant(source: &'static str, compiler: &'static str, flags: &'static [
         from_linker: false,
         short: false,
         exact_min: EXACT_MIN,
+        in_pieces: false,
     }
 }
 
@@ -61,6 +63,20 @@ impl Variant {
         Variant { exact_min, ..self }
     }
 
+    /// Its samples hold little of each stack, and pieces of what is above; then so much of it is exact.
+    const fn in_pieces(self, exact_min: f64) -> Variant {
+        Variant { in_pieces: true, exact_min, ..self }
+    }
+
+    /// The line of the report that it belongs to.
+    fn group(&self) -> Option<&'static str> {
+        match self.source {
+            _ if self.in_pieces => Some("all deep frames verified in pieces"),
+            "runs_on.c" => Some("all functions that run into the next one"),
+            _ => None,
+        }
+    }
+
     /// Run with arguments.
     const fn with(self, arguments: &'static [&'static str]) -> Variant {
         Variant { arguments, ..self }
@@ -69,12 +85,13 @@ impl Variant {
     fn name(&self) -> String {
         let flags: String = self.flags.iter().map(|flag| format!(" {flag}")).collect();
         let arguments = self.arguments.first().map(|first| format!(" ({first})")).unwrap_or_default();
+        let pieces = if self.in_pieces { ", in pieces" } else { "" };
         if self.compiler == INSTALLED {
-            return format!("{}{arguments}", self.source);
+            return format!("{}{arguments}{pieces}", self.source);
         }
         let binding = if self.lazy { "lazy" } else { "now" };
         let from = if self.from_linker { ", from ld.so" } else { "" };
-        format!("{}{arguments} {}{flags} {binding}{from}", self.source, self.compiler)
+        format!("{}{arguments} {}{flags} {binding}{from}{pieces}", self.source, self.compiler)
     }
 }
 
@@ -98,6 +115,14 @@ const STRIPPED: f64 = 0.0;
 const MADE: f64 = 0.9;
 const MADE_WITHOUT_FP: f64 = 0.0;
 
+/// Where the next function stands right behind a call that does not return, and where also nothing else tells.
+const NO_PADDING: [&str; 2] = ["-falign-functions=1", "-fno-toplevel-reorder"];
+const RUNS_ON: f64 = 0.9;
+const RUNS_ON_BARE: f64 = 0.5;
+
+/// In pieces: until a list is there stacks are incomplete, and where outer frames are other ones each time.
+const PIECES: f64 = 0.5;
+
 /// On i386: rows of glibc's assembly are not right in all of `memcpy`, and while libgcc installs a landing
 /// pad some frame pointers, which more functions keep there, cannot be told from those that it puts in
 /// their place. Incomplete there, and never wrong.
@@ -114,7 +139,7 @@ const PYTHON: &str =
     "import json; print(json.dumps(sorted([{'n': i, 't': str(i * 37)} for i in range(99)], key=str)))";
 const CARGO_TOML: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
-const VARIANTS: [Variant; 87] = [
+const VARIANTS: [Variant; 112] = [
     variant("plain.c", "gcc", &["-O2"]).stepped_from_linker(),
     variant("plain.c", "gcc", &["-O2"]).lazy().stepped_from_linker().short(),
     variant("plain.c", "gcc", &["-O2", FP]),
@@ -202,6 +227,36 @@ const VARIANTS: [Variant; 87] = [
     variant("/usr/bin/perl", INSTALLED, &[]).with(&["-e", PERL]).short(),
     variant("/usr/bin/xz", INSTALLED, &[]).with(&["-c", CARGO_TOML]),
     variant("/usr/bin/python3", INSTALLED, &[]).with(&["-S", "-c", PYTHON]),
+    variant("deep.c", "gcc", &["-O2"]).in_pieces(PIECES).short(),
+    variant("deep.c", "gcc", &["-O2", FP]).lazy().in_pieces(PIECES),
+    variant("deep.c", "gcc", &["-O0"]).in_pieces(PIECES),
+    variant("deep.c", "gcc", &["-Os", "-static"]).in_pieces(PIECES),
+    variant("deep.c", "clang-19", &["-O2"]).in_pieces(PIECES),
+    variant("deep.c", "gcc", &["-O2", NO_ASYNC, NO_TABLES, NO_FP]).in_pieces(STRIPPED),
+    variant("plain.c", "gcc", &["-O2"]).lazy().in_pieces(PIECES),
+    variant("signals.c", "gcc", &["-O2"]).with(&["alt"]).in_pieces(PIECES),
+    variant("contexts.c", "gcc", &["-O2"]).in_pieces(PIECES),
+    variant("fibers.c", "gcc", &["-O2"]).in_pieces(PIECES),
+    variant("threads.c", "gcc", &["-O2", "-pthread"]).in_pieces(PIECES),
+    variant("throws.cpp", "g++", &["-O2"]).in_pieces(PIECES).short(),
+    variant("throws.cpp", "clang++-19", &["-O2"]).in_pieces(PIECES),
+    variant("mixed.rs", "rustc", &["-O"]).in_pieces(PIECES),
+    variant("/usr/bin/perl", INSTALLED, &[]).with(&["-e", PERL]).in_pieces(PIECES),
+    variant("/usr/bin/python3", INSTALLED, &[]).with(&["-S", "-c", PYTHON]).in_pieces(PIECES),
+    variant("runs_on.c", "gcc", &["-O2", NO_PADDING[0], NO_PADDING[1]]).exact(RUNS_ON).short(),
+    variant("runs_on.c", "gcc", &["-O0", NO_PADDING[0], NO_PADDING[1]]).lazy().exact(RUNS_ON),
+    variant("runs_on.c", "clang-19", &["-O2"]).exact(RUNS_ON),
+    variant("runs_on.c", "gcc", &["-O2", NO_PADDING[0], NO_PADDING[1], NO_ASYNC, NO_TABLES])
+        .exact(RUNS_ON_BARE)
+        .short(),
+    variant("runs_on.c", "gcc", &["-Os", NO_PADDING[0], NO_PADDING[1], NO_ASYNC, NO_TABLES])
+        .exact(RUNS_ON_BARE),
+    variant("runs_on.c", "gcc", &["-O2", NO_PADDING[0], NO_PADDING[1], NO_ASYNC, NO_TABLES, FP])
+        .exact(RUNS_ON_BARE),
+    variant("runs_on.c", "gcc", &["-O2", NO_PADDING[0], NO_ASYNC, NO_TABLES, "-s"]).exact(STRIPPED),
+    variant("runs_on.c", "gcc", &["-O2", NO_PADDING[0], "-static", "-DSTATIC", NO_ASYNC, NO_TABLES])
+        .exact(STRIPPED),
+    variant("runs_on.c", "clang-19", &["-O2", NO_ASYNC, NO_TABLES, NO_FP]).exact(STRIPPED),
 ];
 
 /// Compiles the programs of the long or the short form whose names contain one of the
@@ -225,6 +280,8 @@ pub(crate) fn build(short: bool, filters: &[String]) -> (Vec<Program>, Vec<Strin
                     from_entry: !variant.from_linker,
                     signal_every: signals.then_some(211),
                     exact_min: variant.exact_min,
+                    in_pieces: variant.in_pieces,
+                    group: variant.group(),
                     boundaries_max: match variant.compiler {
                         INSTALLED => INSTALLED_BOUNDARIES_MAX,
                         _ => u64::MAX,

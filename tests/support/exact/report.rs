@@ -1,6 +1,6 @@
 //! The tables of the exactness harness as text: outcomes in, lines out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
@@ -24,6 +24,11 @@ pub(crate) fn table(outcomes: &[(String, Outcome)]) -> String {
         line(&mut out, name, width, &outcome.scores);
     }
     line(&mut out, "all", width, &sum(outcomes));
+    let groups: BTreeSet<&str> = outcomes.iter().filter_map(|(_, outcome)| outcome.group).collect();
+    for group in groups {
+        let of_group = outcomes.iter().filter(|(_, outcome)| outcome.group == Some(group));
+        line(&mut out, group, width, &sum_of(of_group));
+    }
     out.push_str(
         "untold: not complete, and said so, where the copied stack does not tell all frames (of auto)\n",
     );
@@ -32,6 +37,10 @@ pub(crate) fn table(outcomes: &[(String, Outcome)]) -> String {
 
 /// The scores of all programs together, one per way.
 pub(crate) fn sum(outcomes: &[(String, Outcome)]) -> [Score; WAYS.len()] {
+    sum_of(outcomes.iter())
+}
+
+fn sum_of<'a>(outcomes: impl Iterator<Item = &'a (String, Outcome)>) -> [Score; WAYS.len()] {
     let mut sum = [Score::default(); WAYS.len()];
     for (_, outcome) in outcomes {
         for (sum, score) in sum.iter_mut().zip(&outcome.scores) {

@@ -3,8 +3,12 @@
 //! Input: a line. Output: its parts, or nothing if it has another form. No state: whether a line
 //! may stand where it does is not decided here.
 
+use std::borrow::Cow;
+
 /// What perf prints for what it does not know.
 pub(super) const UNKNOWN: &str = "[unknown]";
+/// Least digits of an address that stands behind other text.
+const LONG_DIGITS: usize = 8;
 /// What perf prints in place of the module of an inlined function (`perf script --inline`).
 const INLINED: &str = "inlined";
 /// How the names of records begin that are no samples (`--show-mmap-events` and others).
@@ -23,6 +27,18 @@ pub(super) struct EventLine<'t> {
     pub(super) period: Option<u64>,
     /// Without call chains the place of the event stands on its line.
     pub(super) frame: Option<FrameLine<'t>>,
+    pub(super) has_time: bool,
+}
+
+/// A line with blanks where simpleperf, which is perf on Android, has tabs between its fields; a name may
+/// have tabs of its own.
+pub(super) fn without_inner_tabs(line: &str) -> Cow<'_, str> {
+    let fields = line.trim_start();
+    if !fields.contains('\t') || event(line).is_some() || frame(line).is_some() {
+        return Cow::Borrowed(line);
+    }
+    let indent = line.get(..line.len() - fields.len()).unwrap_or_default();
+    Cow::Owned(format!("{indent}{}", fields.replace('\t', " ")))
 }
 
 /// `comm pid time: period event:`, `comm pid/tid [cpu] time: event:  address symbol (module)`.
@@ -85,6 +101,7 @@ fn tail<'t>(comm: &'t str, rest: &'t str, with_time: bool) -> Option<EventLine<'
         }
         rest = after;
     }
+    rest = without_time_of_day(rest);
     let (word, after) = first_word(rest);
     let time = word.strip_suffix(':').filter(|time| {
         time.starts_with(|c: char| c.is_ascii_digit())
@@ -101,12 +118,18 @@ fn tail<'t>(comm: &'t str, rest: &'t str, with_time: bool) -> Option<EventLine<'
     let after_period = if period.is_some() { after } else { rest };
     let (word, after) = first_word(after_period);
     match word.strip_suffix(':').filter(|kind| !kind.is_empty() && !kind.starts_with('[')) {
-        Some(kind) => Some(EventLine { comm, kind, period, frame: place(after) }),
+        Some(kind) => Some(EventLine { comm, kind, period, frame: place(after), has_time: with_time }),
         // Without its name, an event is told by its time only.
         None if with_time => {
             let (period, rest) = if word.is_empty() { (period, after_period) } else { (None, rest) };
             let frame = place(rest);
-            (rest.is_empty() || frame.is_some()).then_some(EventLine { comm, kind: "", period, frame })
+            (rest.is_empty() || frame.is_some()).then_some(EventLine {
+                comm,
+                kind: "",
+                period,
+                frame,
+                has_time: true,
+            })
         }
         None => None,
     }
@@ -118,9 +141,84 @@ fn first_word(text: &str) -> (&str, &str) {
     text.split_once(' ').map_or((text, ""), |(word, rest)| (word, rest.trim_start()))
 }
 
-/// The frame that stands on the line of its event.
+/// What comes after the field `tod`: `2026-11-27 04:10:00.123456`.
+fn without_time_of_day(text: &str) -> &str {
+    let is_of = |word: &str, separator: char, parts: usize| {
+        let digits = |part: &str| part.split('.').all(is_number);
+        word.split(separator).count() == parts && word.split(separator).all(digits)
+    };
+    let (day, rest) = first_word(text);
+    let (time, after) = first_word(rest);
+    if is_of(day, '-', 3) && is_of(time, ':', 3) { after } else { text }
+}
+
+/// The frame that stands on the line of its event, behind the data's address, source
+/// (`|OP LOAD|LVL L1 hit|`) and weight and before registers, where these are printed.
 fn place(text: &str) -> Option<FrameLine<'_>> {
-    frame(text).filter(|frame| frame.address > 0 && text.trim_end().ends_with(')'))
+    let text = match text.rfind(')').map(|end| text.split_at(end + 1)) {
+        Some((place, after)) if after.trim().is_empty() || is_detail(after) => place,
+        _ => return None,
+    };
+    let text = text.rsplit_once('|').map_or(text, |(source, after)| {
+        let is_source =
+            source.split_once('|').is_some_and(|(before, _)| before.split(' ').all(is_hex_or_none));
+        let mut rest = after.trim_start();
+        while is_source && !rest.is_empty() && !is_hex(first_word(rest).0) {
+            rest = first_word(rest).1;
+        }
+        if is_source { rest } else { text }
+    });
+    let is_address = |rest: &str| is_hex(first_word(rest).0) && !first_word(rest).1.is_empty();
+    // The data's address has a symbol and a module, too.
+    let mut ends = text.rmatch_indices(") ").filter_map(|(at, _)| text.get(at + 2..));
+    let mut rest = ends.find(|rest| is_address(rest)).unwrap_or(text).trim();
+    // A tracepoint tells its fields first, after which the address has blanks in front and many digits.
+    if !is_address(rest) {
+        let is_long = |part: &&str| {
+            let digits = part.bytes().take_while(u8::is_ascii_hexdigit).count();
+            digits >= LONG_DIGITS && part.as_bytes().get(digits) == Some(&b' ')
+        };
+        let mut parts = rest.rmatch_indices(' ').filter_map(|(at, _)| rest.get(at + 1..));
+        rest = parts.find(is_long).filter(|part| !first_word(part).1.starts_with('('))?;
+    }
+    loop {
+        let (word, after) = first_word(rest);
+        if !is_hex(word) || !is_hex(first_word(after).0) || first_word(after).1.starts_with('(') {
+            break;
+        }
+        rest = after;
+    }
+    frame(rest).filter(|frame| frame.address > 0)
+}
+
+fn is_hex_or_none(word: &str) -> bool {
+    word.is_empty() || is_hex(word)
+}
+
+/// What `perf script -F` prints behind a stack, on a line of its own that no tab begins: registers,
+/// branches, bytes of instructions, a physical address, sizes of pages, instructions by cycle.
+pub(super) fn is_detail(line: &str) -> bool {
+    let line = line.trim();
+    let word = line.split(' ').next().unwrap_or_default();
+    let is_branch = |word: &str| {
+        let mut parts = word.split('/');
+        let mut address = || parts.next().and_then(|part| part.strip_prefix("0x")).is_some_and(is_hex);
+        address() && address() && parts.next().is_some()
+    };
+    let names = ["ABI:", "insn:", "IPC:", "ilen:"];
+    names.iter().any(|name| line.starts_with(name))
+        || is_branch(word)
+        || is_hex(line)
+        || ["4K", "8K", "64K", "2M", "1G", "N/A"].contains(&word)
+}
+
+/// A line of the source, as `-F +srccode` prints it behind an event: `|12       x += 1;`.
+pub(super) fn is_source_code(line: &str) -> bool {
+    let digits = |rest: &str| rest.bytes().take_while(u8::is_ascii_digit).count();
+    line.strip_prefix('|').is_some_and(|rest| {
+        digits(rest) > 0
+            && rest.get(digits(rest)..).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+    })
 }
 
 /// The name of an event without the unit that counted it: a processor with two kinds of cores
@@ -196,6 +294,11 @@ fn symbol_and_module(text: &str) -> (&str, &str) {
     let Some((symbol, module)) = split.and_then(|(end, start)| Some((text.get(..end)?, inner.get(start..)?)))
     else {
         return (text, "");
+    };
+    // The field `dsoff` adds an offset.
+    let module = match module.rsplit_once("+0x") {
+        Some((path, offset)) if !path.is_empty() && is_hex(offset) => path,
+        _ => module,
     };
     // Of a file that is gone.
     (symbol.trim(), module.strip_suffix(" (deleted)").unwrap_or(module))

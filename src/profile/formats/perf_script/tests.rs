@@ -125,6 +125,86 @@ fn events_without_call_chains_are_padded() {
 }
 
 #[test]
+fn other_fields_are_passed_over() {
+    let event = "work  5/6 [001] 10.5: 250000 cpu-clock: ";
+    let stack = "\n\t            55d0 inner+0x10 (/bin/work)\n\t            5500 main+0x5 (/bin/work)\n";
+    // What perf 6.1 prints behind a stack for iregs, brstack, insn, phys_addr, code_page_size, srccode.
+    for detail in [
+        " ABI:2    AX:0x0    BX:0x7ffd5f0c6a58    IP:0x55d0 FLAGS:0x246    CS:0x33 ",
+        " 0x55d0/0x5500/P/-/-/0  0x5600/0x55d0/M/-/-/12 ",
+        " insn: f2 0f 58 05",
+        "       12d4b7a58",
+        " 4K",
+        "\n|12       x += i * 0.5;\n|13       }",
+    ] {
+        let input = format!("{event}{stack}{detail}\n").repeat(3);
+        assert_eq!(remarked(&input), ("work;main;inner 3\n".to_owned(), vec![]), "{detail}");
+    }
+    let place = "55a0 burn+0x97 (/opt/a b/work)";
+    for (before, after) in [
+        ("     7ffd5f0c6a58      ", ""),
+        ("  ffff88811 5080121 |OP LOAD|LVL L1 hit|SNP None|TLB L1 or L2 hit|LCK No|BLK  N/A     35   ", ""),
+        ("   ", " ABI:2    AX:0x0    BX:0x7ffd5f0c6a58"),
+        ("   ", "  0x55d0/0x5500/P/-/-/0 "),
+    ] {
+        let input = format!("{event}{before}{place}{after}\n").repeat(3);
+        assert_eq!(remarked(&input), ("work;burn 3\n".to_owned(), vec![]), "{before}{after}");
+    }
+    // A word of a name can be made of hexadecimal digits.
+    assert_eq!(remarked(&format!("{event} 55a0 add (/opt/dead beef)\n")).0, "work;add 1\n");
+    assert_eq!(remarked(&format!("{event} 55a0 operator||(A, B) (/x)\n")).0, "work;operator||(A, B) 1\n");
+    // Arguments of a tracepoint are no place.
+    assert_eq!(remarked("a 5 1.5: raw_syscalls:sys_enter: NR 17 (3, 7ffe, 10)\n").0, "a 1\n");
+}
+
+/// `-F +addr`: perf shows what lies at the address of the data.
+#[test]
+fn the_place_of_data_is_no_frame() {
+    let data = "work 5 1.5: 1 page-faults:     7fff4cd89949 [unknown] ([stack])";
+    let alone = format!("{data} ffffffff81b73c18 _copy_to_user+0x28 ([kernel.kallsyms])\n");
+    assert_eq!(remarked(&alone).0, "work;_copy_to_user 1\n");
+    let chain =
+        format!("{data}\n\tffffffff81b73c18 _copy_to_user+0x28 ([kernel.kallsyms])\n\t 55 main (/x)\n\n");
+    assert_eq!(remarked(&chain), ("work;main;_copy_to_user 1\n".to_owned(), vec![]));
+    let method = "work 5 1.5: 1 page-faults: 55 A::operator()(int) const (/opt/x (y) z/a)\n";
+    assert_eq!(remarked(method).0, "work;A::operator()(int) const 1\n");
+}
+
+#[test]
+fn tracepoints_without_call_chains_are_events() {
+    let event = "swapper     0 [001] 41145.2: sched:sched_switch: prev_comm=a b prev_pid=0 ==> next_pid=7\n";
+    assert!(is_perf_script(&event.repeat(2)));
+    assert_eq!(remarked(&event.repeat(2)), ("swapper 2\n".to_owned(), vec![]));
+    // With `-F +ip,sym` their place stands behind their fields.
+    let placed = format!("{} ffffffff821f8b58 __schedule ([kernel.kallsyms])\n", event.trim_end());
+    assert_eq!(remarked(&placed), ("swapper;__schedule 1\n".to_owned(), vec![]));
+    let arguments = "a 5 1.5: raw_syscalls:sys_enter: NR 17 (3, 7ffe12345678, 10, 7ffe12345678 (x)\n";
+    assert_eq!(remarked(arguments).0, "a 1\n");
+    // Names of functions in folded text.
+    for folded in ["java 913 72.1: cycles: 5\n", "a;b 5 1.5: c: 3\na;c 3\n", "a 5\nb 6\n"] {
+        assert!(!is_perf_script(folded), "{folded}");
+    }
+}
+
+/// `report_sample.py` of simpleperf.
+#[test]
+fn fields_may_stand_behind_tabs() {
+    let input = "Gecko 2\t25122 [007] 115539.936601:\t\t1000000 task-clock:u:\n        \
+                 b3cea6c4\tLock::unlock() (/system/lib/libc.so)\n\tb3cea535\tmain (/system/lib/libc.so)\n\n";
+    assert!(is_perf_script(input));
+    assert_eq!(remarked(input), ("Gecko 2;main;Lock::unlock() 1\n".to_owned(), vec![]));
+    let named = "a\tb 5 1.5: 1 cycles:\n\t 55 f\tg (/x)\n\n";
+    assert_eq!(remarked(named).0, "a\\u{9}b;f\\u{9}g 1\n");
+}
+
+#[test]
+fn offsets_in_modules_are_no_part_of_their_names() {
+    let input = "a 5 1.5: 1 cycles:\n\t 55d0 [unknown] (/bin/work+0x55d0)\n\t 55 main (/bin/work+0x55)\n\n";
+    assert_eq!(text(input), "a;main;[work] 1\n");
+    assert_eq!(read(input.as_bytes(), "p").expect("reads").mappings().len(), 1);
+}
+
+#[test]
 fn text_without_its_indentation_is_read() {
     let input =
         "java 19983 cycles:\nffffffff8103d0ca msr ([kernel.kallsyms])\nffffffff810275f1 main (/bin/a b)\n\n";
@@ -148,6 +228,7 @@ fn headers_have_many_fields() {
         ("app  40 [000] cpu-clock:", "app"),
         ("app  40 1.5:", "app"),
         (":4123  4123/4123 1.000001:    1003009 cpu-clock:", ":4123"),
+        ("app  40/40 [000] 2026-11-27 04:10:00.123456  1.000001:  1003009 cpu-clock:", "app"),
         (" 4124/4124 1.000002:    1003009 cpu-clock:", ""),
         (
             "app 50/50 [000] 1.1: sched:sched_switch: prev_comm=a prev_pid=50 ==> next_comm=b next_pid=0",

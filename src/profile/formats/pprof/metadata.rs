@@ -5,6 +5,8 @@
 use crate::profile::about::{About, SAMPLES};
 
 const PREFIX: &str = "stackprof.";
+/// The comment of a profile that has samples of waiting threads.
+pub(super) const WITH_WAITS: &str = "stackprof.idle: true";
 const LOST: &str = "lost ";
 const INCOMPLETE: &str = "incomplete ";
 

@@ -11,6 +11,8 @@ pub(super) mod field {
     pub(in super::super) const LOCATION: u32 = 4;
     pub(in super::super) const FUNCTION: u32 = 5;
     pub(in super::super) const STRING_TABLE: u32 = 6;
+    pub(in super::super) const DROP_FRAMES: u32 = 7;
+    pub(in super::super) const KEEP_FRAMES: u32 = 8;
     pub(in super::super) const TIME_NANOS: u32 = 9;
     pub(in super::super) const DURATION_NANOS: u32 = 10;
     pub(in super::super) const PERIOD_TYPE: u32 = 11;

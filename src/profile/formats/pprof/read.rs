@@ -4,9 +4,9 @@
 //! message is gone through twice: for the tables, then for the samples, which may stand
 //! before what they name.
 //!
-//! Of several values of a sample, `samples` is taken, else the one that the profile says to
-//! show, else the last, as `go tool pprof` does; times become samples where they are whole
-//! periods of that time. The process is named by the labels that stackprof writes, else by the first mapping,
+//! Of several values of a sample the one is taken that the profile says to show, else the last,
+//! as `go tool pprof` does; times become samples where they are whole periods of that time, or
+//! where the profile counts these. Frames that it says to drop are dropped (`prune.rs`). The process is named by the labels that stackprof writes, else by the first mapping,
 //! which is the program.
 
 use std::borrow::Cow;
@@ -18,6 +18,7 @@ use prost::bytes::Buf;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use super::proto::{self, field};
+use super::prune::{Cut, Prune};
 use super::values::{Chosen, chosen};
 use super::{label, metadata};
 use crate::escape::file_name;
@@ -55,11 +56,12 @@ pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
 /// What is wrong, and where, as a line for people without the name of the file.
 pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<Saved, Malformed> {
     let tables = Tables::read(bytes)?;
-    let (chosen, unit) = chosen(&tables, bytes)?;
+    let (chosen, unit) = chosen(&tables, bytes, tally)?;
     let mut reader =
         Reader { tables: &tables, builder: SavedBuilder::new(about(&tables, unit)?), texts: Vec::new() };
     reader.texts = vec![None; tables.strings.len()];
-    let known = reader.known()?;
+    let prune = Prune::new(&tables, tally)?;
+    let known = reader.known(prune)?;
     reader.samples(bytes, &known, chosen, tally)?;
     Ok(reader.builder.finish())
 }
@@ -117,6 +119,8 @@ pub(super) struct Tables<'a> {
     pub(super) period_type: proto::ValueType,
     pub(super) period: i64,
     pub(super) default_type: u64,
+    pub(super) drop_frames: u64,
+    pub(super) keep_frames: u64,
     samples: u64,
 }
 
@@ -163,6 +167,8 @@ impl<'a> Tables<'a> {
                 (field::DURATION_NANOS, Value::Number(value)) => tables.duration_ns = value,
                 (field::PERIOD, Value::Number(value)) => tables.period = value.cast_signed(),
                 (field::DEFAULT_SAMPLE_TYPE, Value::Number(value)) => tables.default_type = value,
+                (field::DROP_FRAMES, Value::Number(value)) => tables.drop_frames = value,
+                (field::KEEP_FRAMES, Value::Number(value)) => tables.keep_frames = value,
                 (field::COMMENT, Value::Number(value)) => {
                     limit(tables.comments.len(), MAX_COMMENTS, "comments")?;
                     tables.comments.push(value);
@@ -187,6 +193,12 @@ impl<'a> Tables<'a> {
             return Err("no sample type; this is not a pprof profile".to_owned().into());
         }
         Ok(tables)
+    }
+
+    /// The comments that are there.
+    pub(super) fn comments(&self) -> impl Iterator<Item = &str> {
+        let known = |index: &u64| self.strings.get(usize::try_from(*index).ok()?);
+        self.comments.iter().filter_map(known).map(|text| &**text)
     }
 
     pub(super) fn string(&self, index: i64, of: &str) -> Result<&str, Malformed> {
@@ -239,8 +251,8 @@ struct Reader<'t, 'a> {
 
 /// What samples refer to.
 struct Known {
-    /// By id of a location: the frame.
-    frames: HashMap<u64, u32>,
+    /// By id of a location: the frame, and what is dropped there.
+    frames: HashMap<u64, (u32, Cut)>,
     /// Name of the process of samples that do not say.
     process: TextId,
 }
@@ -260,7 +272,7 @@ impl Reader<'_, '_> {
     }
 
     /// Takes in mappings, functions and locations.
-    fn known(&mut self) -> Result<Known, Malformed> {
+    fn known(&mut self, prune: Prune) -> Result<Known, Malformed> {
         let tables = self.tables;
         let mut mappings = HashMap::with_capacity(tables.mappings.len());
         for mapping in &tables.mappings {
@@ -288,7 +300,7 @@ impl Reader<'_, '_> {
             let taken = self.builder.function(taken)?;
             define(&mut functions, function.id, taken, "function")?;
         }
-        let frames = self.locations(&mappings, &functions)?;
+        let frames = self.locations(&mappings, &functions, prune)?;
         let main =
             tables.mappings.first().map_or(Ok(""), |main| tables.string(main.filename, "a mapping"))?;
         let process = file_name(without_deleted(main));
@@ -300,7 +312,8 @@ impl Reader<'_, '_> {
         &mut self,
         mappings: &HashMap<u64, u32>,
         functions: &HashMap<u64, u32>,
-    ) -> Result<HashMap<u64, u32>, Malformed> {
+        mut prune: Prune,
+    ) -> Result<HashMap<u64, (u32, Cut)>, Malformed> {
         let tables = self.tables;
         let mut frames = HashMap::with_capacity(tables.locations.len());
         let mut lines = Vec::new();
@@ -316,10 +329,18 @@ impl Reader<'_, '_> {
                 })?;
                 lines.push(Line { function, line: line_number(line.line) });
             }
+            let name = |line: &Line| self.builder.so_far().function(line.function).name;
+            let cut = prune.cut(lines.iter().map(|line| {
+                let name = name(line);
+                (name, self.builder.so_far().text(name))
+            }));
+            if let Cut::Inner(kept) = cut {
+                lines.truncate(kept);
+            }
             // One that is not there is none, as for `go tool pprof`: only the module is lost by it.
             let mapping = mappings.get(&location.mapping_id).copied();
             let frame = self.builder.frame(location.address, mapping, &lines);
-            define(&mut frames, id, frame?, "location")?;
+            define(&mut frames, id, (frame?, cut), "location")?;
         }
         Ok(frames)
     }
@@ -359,18 +380,26 @@ impl Reader<'_, '_> {
             // Rounded: the times of a profile are whole periods, up to what a clock is off.
             let count = count / chosen.divisor + u64::from(count % chosen.divisor > chosen.divisor / 2);
             stack.clear();
-            let mut depth = 0;
+            let (mut depth, mut has_user) = (0, false);
             for id in sample.location_id.iter().rev() {
-                let Some(frame) = known.frames.get(id).copied() else {
+                let Some((frame, cut)) = known.frames.get(id).copied() else {
                     tally.skip_sample(|| format!("{} names location {id}, which is not there", of()));
                     return Ok(());
                 };
+                // What is dropped before the first that is not would be the whole stack.
+                if has_user && cut == Cut::All {
+                    break;
+                }
+                has_user |= cut == Cut::Nothing;
                 let lines = self.builder.so_far().frames().get(frame as usize).map_or(0, |at| at.lines.len());
                 depth += lines.max(1);
                 if depth > MAX_DEPTH {
                     return Err(format!("{} has more than {MAX_DEPTH} functions (MAX_DEPTH)", of()).into());
                 }
                 stack.push(frame);
+                if has_user && cut != Cut::Nothing {
+                    break;
+                }
             }
             let root = self.root(&sample, known, &of)?;
             let root = self.builder.root(root)?;
@@ -398,7 +427,8 @@ impl Reader<'_, '_> {
             match key {
                 label::PROCESS => root.process = self.text(found.str, &of())?,
                 label::THREAD => thread = self.text(found.str, &of())?,
-                label::TID => tid = Some(found.num.cast_unsigned()),
+                // Others write it as text, and what that means is not said.
+                label::TID if found.str == 0 => tid = Some(found.num.cast_unsigned()),
                 label::STATE if text == label::WAITING || text == label::RUNNING => {
                     root.waiting = text == label::WAITING;
                     self.builder.about().idle.get_or_insert(true);
@@ -413,7 +443,7 @@ impl Reader<'_, '_> {
 }
 
 /// Notes where the thing with an id of the file is.
-fn define(ids: &mut HashMap<u64, u32>, id: u64, index: u32, what: &str) -> Result<(), Malformed> {
+fn define<T>(ids: &mut HashMap<u64, T>, id: u64, index: T, what: &str) -> Result<(), Malformed> {
     if id == 0 {
         return Err(format!("a {what} has id 0, which stands for none").into());
     }

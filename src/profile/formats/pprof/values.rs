@@ -5,10 +5,12 @@
 
 use prost::Message;
 
+use super::metadata;
 use super::proto::{self, field};
 use super::read::{MAX_PERIOD_NS, MAX_SAMPLE_BYTES, Tables, Value, for_each_field};
 use crate::profile::about::SAMPLES;
 use crate::profile::formats::Malformed;
+use crate::profile::formats::tally::Tally;
 
 /// Shortest period by which times become samples: none is taken every microsecond, and a
 /// period of 1 means that the time itself is counted.
@@ -23,7 +25,11 @@ pub(super) struct Chosen {
 }
 
 /// Chooses, and names what is counted. `bytes` are those of the whole message.
-pub(super) fn chosen(tables: &Tables<'_>, bytes: &[u8]) -> Result<(Chosen, String), Malformed> {
+pub(super) fn chosen(
+    tables: &Tables<'_>,
+    bytes: &[u8],
+    tally: &mut Tally,
+) -> Result<(Chosen, String), Malformed> {
     let mut types = Vec::new();
     for (index, value) in tables.sample_types.iter().enumerate() {
         let of = format!("sample type {index}");
@@ -31,7 +37,11 @@ pub(super) fn chosen(tables: &Tables<'_>, bytes: &[u8]) -> Result<(Chosen, Strin
     }
     let default = tables.string(tables.default_type.cast_signed(), "the default sample type")?;
     let named = |name: &str| types.iter().position(|(kind, _)| !name.is_empty() && *kind == name);
-    let index = named(SAMPLES).or_else(|| named(default)).unwrap_or(types.len() - 1);
+    // As `go tool pprof` does; where samples say the same, they are shorter.
+    let shown = named(default).unwrap_or(types.len() - 1);
+    let has_waits = tables.comments().any(|comment| comment == metadata::WITH_WAITS);
+    let samples = named(SAMPLES).filter(|samples| are_proportional(bytes, *samples, shown, has_waits));
+    let index = samples.unwrap_or(shown);
     let (kind, unit) = types.get(index).copied().unwrap_or_default();
     let one = Chosen { index, divisor: 1 };
     let period = (
@@ -39,7 +49,7 @@ pub(super) fn chosen(tables: &Tables<'_>, bytes: &[u8]) -> Result<(Chosen, Strin
         tables.string(tables.period_type.unit, "the period type")?,
     );
     let is_sampled = period == (kind, unit) && (MIN_PERIOD_NS..=MAX_PERIOD_NS).contains(&tables.period);
-    Ok(match unit {
+    let found = match unit {
         "nanoseconds"
             if kind != SAMPLES && is_sampled && are_multiples(bytes, index, tables.period.unsigned_abs()) =>
         {
@@ -48,7 +58,11 @@ pub(super) fn chosen(tables: &Tables<'_>, bytes: &[u8]) -> Result<(Chosen, Strin
         "count" | "" => (one, if kind.is_empty() { SAMPLES.to_owned() } else { kind.to_owned() }),
         unit if kind == SAMPLES => (one, if unit == SAMPLES { SAMPLES } else { unit }.to_owned()),
         unit => (one, unit.to_owned()),
-    })
+    };
+    if types.len() > 1 && found.1 != SAMPLES {
+        tally.remark(&format!("1 of {} values is read: {kind}", types.len()));
+    }
+    Ok(found)
 }
 
 /// Whether a value of all samples is whole periods, up to what rounding a period leaves of
@@ -58,14 +72,36 @@ fn are_multiples(bytes: &[u8], index: usize, period: u64) -> bool {
         let over = value % period;
         over.min(period - over) <= period / 100 + value / 1_000_000
     };
-    let of_field = |field, value: Value<'_>| match (field, value) {
+    each_sample(bytes, |value| whole(value(index).unsigned_abs())).is_ok()
+}
+
+/// Whether one value of all samples is a multiple of another, always the same, up to rounding. Samples of
+/// waiting threads, where a profile has these, have no CPU time.
+fn are_proportional(bytes: &[u8], of: usize, value: usize, has_waits: bool) -> bool {
+    // The largest tells it best.
+    let mut largest = (0, 0);
+    let _ = each_sample(bytes, |sample| {
+        if !has_waits || sample(value) != 0 {
+            largest = largest.max((sample(of), sample(value)));
+        }
+        true
+    });
+    let ratio = largest.1 as f64 / largest.0 as f64;
+    let fits = |count: i64, value: i64| {
+        has_waits && value == 0 || (value as f64 - count as f64 * ratio).abs() <= 1.0 + ratio.abs() / 100.0
+    };
+    (largest.0 > 0 || has_waits) && each_sample(bytes, |sample| fits(sample(of), sample(value))).is_ok()
+}
+
+/// Calls `visit` with the values of each sample, up to the first for which it is false.
+fn each_sample(bytes: &[u8], mut visit: impl FnMut(&dyn Fn(usize) -> i64) -> bool) -> Result<(), Malformed> {
+    for_each_field(bytes, |field, value: Value<'_>| match (field, value) {
         (field::SAMPLE, Value::Bytes(bytes)) if bytes.len() <= MAX_SAMPLE_BYTES => {
-            let sample = proto::Sample::decode(bytes)
-                .map_err(|error| Malformed::caused_by(error.to_string(), error))?;
-            let value = sample.value.get(index).copied().unwrap_or(0);
-            if whole(value.unsigned_abs()) { Ok(()) } else { Err(String::new().into()) }
+            // What is broken is told when the samples are read.
+            let Ok(sample) = proto::Sample::decode(bytes) else { return Ok(()) };
+            let goes_on = visit(&|index| sample.value.get(index).copied().unwrap_or(0));
+            if goes_on { Ok(()) } else { Err(String::new().into()) }
         }
         _ => Ok(()),
-    };
-    for_each_field(bytes, of_field).is_ok()
+    })
 }

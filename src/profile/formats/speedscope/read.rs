@@ -1,6 +1,6 @@
 //! speedscope's JSON as a saved profile.
 //!
-//! Input: `shared` and `profiles` of a file, and what it has of ours. Output: [`Saved`], or what
+//! Input: the frames (`shared`) and `profiles` of a file, and what it has of ours. Output: [`Saved`], or what
 //! is wrong and where. A sample that makes no sense is skipped and counted.
 
 use std::borrow::Cow;
@@ -27,13 +27,6 @@ pub(super) fn line_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u
     Ok(line.filter(|line| !matches!(*line, 0 | NO_INDEX)))
 }
 
-/// `shared` of a file.
-#[derive(Deserialize)]
-pub(in crate::profile::formats) struct Shared<'a> {
-    #[serde(borrow)]
-    frames: Vec<FileFrame<'a>>,
-}
-
 /// One of `profiles` of a file.
 #[derive(Deserialize)]
 pub(in crate::profile::formats) struct OneProfile<'a> {
@@ -55,12 +48,19 @@ pub(in crate::profile::formats) struct OneProfile<'a> {
     stackprof: Option<ExtraThread<'a>>,
 }
 
+impl OneProfile<'_> {
+    /// How many samples and events it has.
+    fn length(&self) -> usize {
+        self.samples.len().max(self.weights.len()) + self.events.len()
+    }
+}
+
 /// Puts together what a file has.
 ///
 /// # Errors
 /// What is wrong, and where, as a line for people without the name of the file.
 pub(in crate::profile::formats) fn read(
-    shared: &Shared<'_>,
+    shared: &[FileFrame<'_>],
     profiles: &[OneProfile<'_>],
     extra: Option<&Extra<'_>>,
     tally: &mut Tally,
@@ -68,12 +68,22 @@ pub(in crate::profile::formats) fn read(
     let builder = SavedBuilder::new(extra.map_or_else(About::default, Extra::about));
     let scale = Scale::default();
     let mut reader = Reader { builder, frames: Vec::new(), scale, fractions: Fractions::default() };
-    for frame in &shared.frames {
+    for frame in shared {
         let frame = reader.frame(frame)?;
         reader.frames.push(frame);
     }
-    for (number, profile) in (1..).zip(profiles) {
-        reader.scale.next(reader.builder.about(), &profile.unit, number)?;
+    let (units, counted) = units(profiles)?;
+    let is_other = |(profile, unit): &(&OneProfile<'_>, &Unit)| unit.kind != counted && profile.length() > 0;
+    let others = profiles.iter().zip(&units).filter(is_other).count();
+    if others > 0 {
+        let all = profiles.len();
+        tally.remark(&format!("left out: {others} of {all} profiles, which do not count {counted}"));
+    }
+    for (number, (profile, unit)) in (1..).zip(profiles.iter().zip(&units)) {
+        if unit.kind != counted {
+            continue;
+        }
+        reader.scale.next(reader.builder.about(), *unit);
         let process = profile.stackprof.as_ref().map_or(&profile.name, |extra| &extra.process);
         let mut text = |text: &str| reader.builder.text(text);
         let mut root = StackRoot { process: text(process)?, thread: None, complete: true, waiting: false };
@@ -127,14 +137,14 @@ impl Reader {
 
     fn samples(
         &mut self,
-        shared: &Shared<'_>,
+        shared: &[FileFrame<'_>],
         profile: &OneProfile<'_>,
         number: usize,
         mut root: StackRoot,
         tally: &mut Tally,
     ) -> Result<(), Malformed> {
         let marked = |index: Option<&u32>, mark: &str| {
-            let frame = index.and_then(|index| shared.frames.get(*index as usize));
+            let frame = index.and_then(|index| shared.get(*index as usize));
             frame.is_some_and(|frame| frame.name == mark && frame.file.is_none())
         };
         let mut stack = Vec::new();
@@ -177,7 +187,6 @@ impl Reader {
 /// What a weight of the file is in counts.
 #[derive(Default)]
 struct Scale {
-    unit: Option<String>,
     factor: f64,
     /// Times are whole nanoseconds or periods; of other units fractions count.
     is_time: bool,
@@ -185,39 +194,63 @@ struct Scale {
 
 impl Scale {
     /// Begins a profile with weights of a unit.
-    fn next(&mut self, about: &mut About, unit: &str, number: usize) -> Result<(), Malformed> {
-        let ns = match unit {
-            "nanoseconds" => Some(1.0),
-            "microseconds" => Some(1e3),
-            "milliseconds" => Some(1e6),
-            "seconds" => Some(1e9),
-            "none" | "bytes" => None,
-            other => {
-                return Err(format!("profile {number} counts {other}, which is no unit of speedscope").into());
-            }
-        };
-        if let Some(before) = &self.unit
-            && before != unit
-            && !(self.is_time && ns.is_some())
-        {
-            return Err(format!("profile {number} counts {unit}, the one before it {before}").into());
-        }
-        self.unit = Some(unit.to_owned());
-        self.is_time = ns.is_some();
-        self.factor = match (ns, about.period_ns()) {
-            (Some(ns), Some(period_ns)) => ns / period_ns,
+    fn next(&mut self, about: &mut About, unit: Unit) {
+        self.is_time = unit.kind == TIME;
+        self.factor = match about.period_ns() {
+            Some(period_ns) if self.is_time => unit.factor / period_ns,
             // A rate is not told, so the time itself is counted.
-            (Some(ns), None) => {
-                about.unit = "nanoseconds".to_owned();
-                ns
+            None if self.is_time => {
+                about.unit = TIME.to_owned();
+                unit.factor
             }
-            (None, _) => {
-                if unit == "bytes" && about.unit == SAMPLES {
-                    about.unit = "bytes".to_owned();
+            _ => {
+                if unit.kind == "bytes" && about.unit == SAMPLES {
+                    about.unit = unit.kind.to_owned();
                 }
-                1.0
+                unit.factor
             }
         };
-        Ok(())
     }
+}
+
+/// What times are counted in.
+const TIME: &str = "nanoseconds";
+
+/// A unit of speedscope: what it counts, and how much of that.
+#[derive(Clone, Copy)]
+struct Unit {
+    kind: &'static str,
+    factor: f64,
+}
+
+/// The unit of a profile.
+fn unit(profile: &OneProfile<'_>, number: usize) -> Result<Unit, Malformed> {
+    let (kind, factor) = match &*profile.unit {
+        "nanoseconds" => (TIME, 1.0),
+        "microseconds" => (TIME, 1e3),
+        "milliseconds" => (TIME, 1e6),
+        "seconds" => (TIME, 1e9),
+        "none" => ("none", 1.0),
+        "bytes" => ("bytes", 1.0),
+        other => {
+            return Err(format!("profile {number} counts {other}, which is no unit of speedscope").into());
+        }
+    };
+    Ok(Unit { kind, factor })
+}
+
+/// The unit of each profile, and what most samples and events count: others cannot be added to them.
+fn units(profiles: &[OneProfile<'_>]) -> Result<(Vec<Unit>, &'static str), Malformed> {
+    let mut units = Vec::with_capacity(profiles.len());
+    let mut sums: Vec<(&'static str, usize)> = Vec::new();
+    for (number, profile) in (1..).zip(profiles) {
+        let unit = unit(profile, number)?;
+        match sums.iter_mut().find(|(kind, _)| *kind == unit.kind) {
+            Some((_, sum)) => *sum += profile.length(),
+            None => sums.push((unit.kind, profile.length())),
+        }
+        units.push(unit);
+    }
+    let most = sums.iter().rev().max_by_key(|(_, sum)| *sum);
+    Ok((units, most.map_or(TIME, |(kind, _)| kind)))
 }

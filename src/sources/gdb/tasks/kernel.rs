@@ -44,7 +44,7 @@ pub(super) struct Form {
     pub(super) stack: Option<u64>,
 }
 
-/// See the top of this file. Addresses are those that the file states.
+/// Where FreeRTOS keeps its tasks: variables, lists and control blocks. Addresses are those that the file states.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::sources::gdb) struct Kernel {
     /// `pxCurrentTCB`.

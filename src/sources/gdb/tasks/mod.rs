@@ -44,7 +44,7 @@ pub(super) struct Task {
     missing: u8,
 }
 
-/// See the top of this file.
+/// The tasks of FreeRTOS that are known, and which of them runs.
 pub(super) struct Tasks {
     kernel: Kernel,
     /// By address.

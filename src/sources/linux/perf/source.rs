@@ -26,7 +26,7 @@ use super::stack::stack_size::StackSize;
 use super::stack::stacks::Stacks;
 use super::waits::recorder::WaitRecorder;
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::{proc, reservation, sys as linux_sys, threads};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
@@ -445,6 +445,10 @@ impl Observed for PerfSource {
 
     fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
         self.main_mut().mappings(out)
+    }
+
+    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        self.main_mut().program_path(mappings)
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {

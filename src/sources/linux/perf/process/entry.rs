@@ -14,7 +14,7 @@ use super::super::ring::record::Id;
 use super::images::ProcessImages;
 use super::procfs::Procfs;
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, OpenError};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::{images, threads};
 use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
@@ -103,6 +103,7 @@ impl ProcessEntry {
     /// The command runs now, as this process.
     pub(in super::super) fn set_spawned(&mut self, process: Process) {
         self.process = process;
+        self.images.forget_start_path();
         self.images.open_own_files();
     }
 
@@ -110,6 +111,7 @@ impl ProcessEntry {
     pub(super) fn exec(&mut self, name: &str, number: u64) {
         name.clone_into(&mut self.process.name);
         self.main_stack_top = None;
+        self.images.forget_start_path();
         self.program = Program { number, is_starting: true, new_code: Vec::new() };
     }
 
@@ -125,6 +127,7 @@ impl ProcessEntry {
         self.process.name.clone_from(&name);
         self.names.insert(self.pid, name.clone());
         self.main_stack_top = None;
+        self.images.forget_start_path();
         self.program = Program { number, ..Program::default() };
         Some(name)
     }
@@ -226,6 +229,10 @@ impl Observed for ProcessEntry {
     /// By MMAP2 records, mprotect(2) included (mm/mprotect.c, `mprotect_fixup`).
     fn tells_of_mappings(&self) -> bool {
         true
+    }
+
+    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        self.images.program_path(&self.process.name, mappings)
     }
 
     fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {

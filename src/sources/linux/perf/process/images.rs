@@ -11,10 +11,11 @@ use libc::pid_t;
 use super::super::clocks::monotonic_ns;
 use super::mmap_history::MmapHistory;
 use crate::addr::Avma;
-use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 use crate::sources::Fault;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::images::{self, Maps};
+use crate::sources::linux::program_path::StartPath;
 use crate::sources::linux::{sys, threads};
 
 /// So long only records show the memory of a new program, nanoseconds.
@@ -26,6 +27,8 @@ pub(super) struct ProcessImages {
     /// The thread through which /proc shows the memory: the first, until it has exited.
     memory_of: pid_t,
     maps: Maps,
+    /// The path that its program was started by.
+    start_path: StartPath,
     files: Arc<TargetFiles>,
     /// They are those of the process that started it.
     files_inherited: bool,
@@ -43,6 +46,7 @@ impl ProcessImages {
             pid,
             memory_of: threads::living(pid).unwrap_or(pid),
             maps: Maps::default(),
+            start_path: StartPath::default(),
             files,
             files_inherited: false,
             history: MmapHistory::default(),
@@ -54,6 +58,7 @@ impl ProcessImages {
     pub(super) fn new_for(&self, pid: pid_t, started: bool) -> ProcessImages {
         ProcessImages {
             files_inherited: true,
+            start_path: if started { self.start_path.clone() } else { StartPath::default() },
             history: if started { self.history.clone() } else { MmapHistory::default() },
             ..ProcessImages::new(pid, Arc::clone(&self.files))
         }
@@ -67,6 +72,16 @@ impl ProcessImages {
             self.files = Arc::new(files);
         }
         self.files_inherited = false;
+    }
+
+    /// It runs another program: the path that this one was started by is not known.
+    pub(super) fn forget_start_path(&mut self) {
+        self.start_path = StartPath::default();
+    }
+
+    /// The path that its program was started by, where that is a link to its file; `name`: that of the process.
+    pub(super) fn program_path(&mut self, name: &str, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        self.start_path.of(self.memory_of, name, &self.files, &self.maps.patience, mappings)
     }
 
     /// Executable memory by the records.

@@ -8,3 +8,6 @@ mod red_zone;
 pub(super) mod stack_size;
 mod stack_tail;
 pub(super) mod stacks;
+
+#[cfg(test)]
+pub(crate) use prefetch::sim_kernel::SimKernel;

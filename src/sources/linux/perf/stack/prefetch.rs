@@ -89,6 +89,15 @@ fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
     program.end()
 }
 
+/// A list as the kernel has it.
+fn list_bytes(pieces: &[u64]) -> [u8; LIST_BYTES] {
+    let mut list = [0; LIST_BYTES];
+    for (entry, start) in list.as_chunks_mut().0.iter_mut().zip(pieces) {
+        *entry = start.to_le_bytes();
+    }
+    list
+}
+
 /// Gives a sample the pieces that were read at the same moment.
 fn add_pieces(copies: &mut Copies, id: Id, capture: &mut Capture) {
     let Some(copy) = copies.of_sample(id) else { return };
@@ -149,12 +158,8 @@ impl Prefetch {
             let lists = &self.lists;
             self.threads.drain().for_each(|tid| bpf_sys::remove_from_map(lists, tid.cast_unsigned()));
         }
-        let mut list = [0; LIST_BYTES];
-        for (entry, start) in list.as_chunks_mut().0.iter_mut().zip(pieces) {
-            *entry = start.to_le_bytes();
-        }
         self.threads.insert(tid);
-        bpf_sys::put_in_map(&self.lists, tid.cast_unsigned(), &list);
+        bpf_sys::put_in_map(&self.lists, tid.cast_unsigned(), &list_bytes(pieces));
     }
 
     /// Reads what was prefetched so far: after the rings of samples, so that all of theirs is there. The bytes that
@@ -171,6 +176,9 @@ impl Prefetch {
         add_pieces(&mut self.copies, id, capture);
     }
 }
+
+#[cfg(test)]
+pub(crate) mod sim_kernel;
 
 #[cfg(test)]
 mod tests {

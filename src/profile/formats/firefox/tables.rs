@@ -1,0 +1,235 @@
+//! The tables of Firefox Profiler's processed format: stacks, frames, functions, names.
+//!
+//! Input: tables of a thread, of the file (`shared`), or of both: the names are the file's from
+//! version 56 of the format on, all tables from 60 on. Output: [`Stacks`], with frames of the profile. Only
+//! frames that a stack names are looked at, so that the cost is that of the stacks. From version
+//! 66 on a stack tells its caller by the distance, from 70 on a frame tells its library.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
+use super::super::lists::Index;
+use super::super::malformed::Malformed;
+use crate::profile::INCOMPLETE;
+use crate::profile::builder::SavedBuilder;
+use crate::profile::saved::{Full, Mapping};
+
+/// Bit of a frame's flags: its library is told.
+const HAS_LIBRARY: u32 = 2;
+
+/// One of `libs` of a file.
+#[derive(Deserialize)]
+pub(in crate::profile) struct Library<'a> {
+    #[serde(borrow, default)]
+    name: Cow<'a, str>,
+    #[serde(borrow, default)]
+    path: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::profile) struct StackTable {
+    frame: Vec<Index>,
+    #[serde(default)]
+    prefix: Option<Vec<Option<Index>>>,
+    /// How far before each its caller stands; 0 for none.
+    #[serde(default)]
+    prefix_offset: Option<Vec<Index>>,
+}
+
+#[derive(Deserialize)]
+pub(in crate::profile) struct FrameTable {
+    func: Vec<Index>,
+    #[serde(default)]
+    lib: Option<Vec<Index>>,
+    #[serde(default)]
+    flags: Option<Vec<Index>>,
+}
+
+#[derive(Deserialize)]
+pub(in crate::profile) struct FuncTable {
+    name: Vec<Index>,
+    /// -1 for none.
+    #[serde(default)]
+    resource: Vec<Index>,
+}
+
+/// Where functions come from; by resource: the library.
+#[derive(Deserialize)]
+pub(in crate::profile) struct ResourceTable {
+    #[serde(default)]
+    lib: Vec<Index>,
+}
+
+/// The tables that a thread or the file has.
+#[derive(Clone, Copy, Default)]
+pub(in crate::profile) struct Tables<'t> {
+    pub(in crate::profile) stacks: Option<&'t StackTable>,
+    pub(in crate::profile) frames: Option<&'t FrameTable>,
+    pub(in crate::profile) functions: Option<&'t FuncTable>,
+    pub(in crate::profile) resources: Option<&'t ResourceTable>,
+    pub(in crate::profile) names: Option<&'t [Cow<'t, str>]>,
+}
+
+impl<'t> Tables<'t> {
+    /// These, and of the others what these lack.
+    pub(super) fn or(self, others: Tables<'t>) -> Tables<'t> {
+        Tables {
+            stacks: self.stacks.or(others.stacks),
+            frames: self.frames.or(others.frames),
+            functions: self.functions.or(others.functions),
+            resources: self.resources.or(others.resources),
+            names: self.names.or(others.names),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.stacks.is_none() && self.frames.is_none() && self.functions.is_none() && self.names.is_none()
+    }
+}
+
+/// Number `index` of a column, if it is there.
+fn at(column: &[Index], index: u32) -> Option<u32> {
+    column.get(index as usize).map(|Index(value)| *value)
+}
+
+/// A stack: the frame it adds to its caller.
+#[derive(Clone, Copy)]
+pub(super) struct Stack {
+    /// The stack that it goes on from, which stands before it.
+    pub(super) caller: Option<u32>,
+    /// Frame of the profile.
+    pub(super) frame: u32,
+    /// How many functions it has.
+    pub(super) depth: u32,
+    /// The outermost frame is the mark of incomplete stacks.
+    pub(super) is_mark: bool,
+}
+
+/// The stacks of a thread or of the file.
+pub(super) struct Stacks(Vec<Stack>);
+
+impl Stacks {
+    /// Puts the tables together.
+    pub(super) fn new(
+        builder: &mut SavedBuilder,
+        tables: Tables<'_>,
+        libraries: &[Library<'_>],
+    ) -> Result<Stacks, Malformed> {
+        let missing = |table: &str| format!("there is no {table}, neither of the thread nor in `shared`");
+        let table = tables.stacks.ok_or_else(|| missing("stackTable"))?;
+        let mut frames = Frames {
+            table: tables.frames.ok_or_else(|| missing("frameTable"))?,
+            functions: tables.functions.ok_or_else(|| missing("funcTable"))?,
+            resources: tables.resources,
+            names: tables.names.ok_or_else(|| missing("stringArray"))?,
+            libraries,
+            known: HashMap::new(),
+        };
+        let length = table.prefix_offset.as_ref().map(Vec::len);
+        let length = length.or(table.prefix.as_ref().map(Vec::len));
+        if length != Some(table.frame.len()) {
+            return Err("the columns of its stack table differ in length".into());
+        }
+        let mut stacks: Vec<Stack> = Vec::with_capacity(table.frame.len());
+        for (index, Index(frame)) in (0u32..).zip(&table.frame) {
+            let caller = match (&table.prefix_offset, &table.prefix) {
+                (Some(offsets), _) => match at(offsets, index) {
+                    None | Some(0) => None,
+                    Some(offset) => Some(index.wrapping_sub(offset)),
+                },
+                (None, Some(prefix)) => {
+                    prefix.get(index as usize).copied().flatten().map(|Index(caller)| caller)
+                }
+                (None, None) => None,
+            };
+            // A stack comes after the one that it goes on from: so there is no circle.
+            let below = match caller.map(|caller| stacks.get(caller as usize)) {
+                Some(None) => {
+                    return Err(format!("stack {index} goes on from one that does not come before it").into());
+                }
+                Some(Some(below)) => below.depth,
+                None => 0,
+            };
+            let (frame, is_mark) = frames.frame(builder, *frame).map_err(|why| match why {
+                Wrong::Missing(what) => format!("stack {index} names {what}, which is not there").into(),
+                Wrong::Full(full) => Malformed::from(full),
+            })?;
+            let is_mark = is_mark && caller.is_none();
+            let depth = below.saturating_add(u32::from(!is_mark));
+            stacks.push(Stack { caller, frame, depth, is_mark });
+        }
+        Ok(Stacks(stacks))
+    }
+
+    pub(super) fn get(&self, stack: u32) -> Option<Stack> {
+        self.0.get(stack as usize).copied()
+    }
+}
+
+/// Why a frame is none.
+enum Wrong {
+    Missing(String),
+    Full(Full),
+}
+
+impl From<Full> for Wrong {
+    fn from(full: Full) -> Wrong {
+        Wrong::Full(full)
+    }
+}
+
+/// The frames of a file, and those of the profile that are known already.
+struct Frames<'t> {
+    table: &'t FrameTable,
+    functions: &'t FuncTable,
+    resources: Option<&'t ResourceTable>,
+    names: &'t [Cow<'t, str>],
+    libraries: &'t [Library<'t>],
+    known: HashMap<u32, (u32, bool)>,
+}
+
+impl Frames<'_> {
+    /// The frame of the profile, and whether it is the mark of incomplete stacks.
+    fn frame(&mut self, builder: &mut SavedBuilder, frame: u32) -> Result<(u32, bool), Wrong> {
+        if let Some(known) = self.known.get(&frame) {
+            return Ok(*known);
+        }
+        let missing = |what: String| Wrong::Missing(what);
+        let function = at(&self.table.func, frame).ok_or_else(|| missing(format!("frame {frame}")))?;
+        let name =
+            at(&self.functions.name, function).ok_or_else(|| missing(format!("function {function}")))?;
+        let name = self
+            .names
+            .get(name as usize)
+            .ok_or_else(|| missing(format!("the name of function {function}")))?;
+        let found = (self.named(builder, frame, function, name)?, name == INCOMPLETE);
+        self.known.insert(frame, found);
+        Ok(found)
+    }
+
+    /// The frame of a name; an address in place of one is that of its library.
+    fn named(&self, builder: &mut SavedBuilder, frame: u32, function: u32, name: &str) -> Result<u32, Full> {
+        let address = name.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let library = address.and_then(|_| self.library(frame, function));
+        let path = library.map(|library| if library.path.is_empty() { &library.name } else { &library.path });
+        let (Some(address), Some(path)) = (address, path.filter(|path| !path.is_empty())) else {
+            return builder.named_frame(name);
+        };
+        // Addresses of the format are relative to their library.
+        let (path, build_id) = (builder.text(path)?, builder.text("")?);
+        let mapping = builder.mapping(Mapping { start: 0, limit: 0, file_offset: 0, path, build_id })?;
+        builder.frame(address, Some(mapping), &[])
+    }
+
+    fn library(&self, frame: u32, function: u32) -> Option<&Library<'_>> {
+        let library = match (&self.table.lib, &self.table.flags) {
+            (Some(_), Some(flags)) if at(flags, frame)? & HAS_LIBRARY == 0 => None,
+            (Some(libraries), _) => at(libraries, frame),
+            (None, _) => at(&self.resources?.lib, at(&self.functions.resource, function)?),
+        };
+        self.libraries.get(library? as usize)
+    }
+}

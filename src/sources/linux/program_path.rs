@@ -1,0 +1,162 @@
+//! The path that a program was started by: `/usr/bin/redis-server`, where that is a link to `redis-check-rdb`, whose
+//! path is all that its mappings have.
+//!
+//! The kernel leaves the path of execve(2) in the program's own memory (getauxval(3), `AT_EXECFN`); `argv[0]` and
+//! the thread's name tell it, too. The program can write what it likes to all three, so each is a guess that
+//! counts only where it leads to the file that is mapped. Not for: libraries, whose names are those of
+//! their mappings.
+
+use std::fs;
+use std::sync::Arc;
+
+use libc::pid_t;
+
+use super::files::TargetFiles;
+use super::{proc, sys};
+use crate::binary::{Mapping, MappingKind, ProgramPath};
+use crate::sources::target_file::Patience;
+
+/// `AT_EXECFN` (include/uapi/linux/auxvec.h).
+const AT_EXECFN: u64 = 31;
+/// Longest path (`PATH_MAX`, which counts the NUL), and longest command line that is read.
+const PATH_BYTES_MAX: usize = 4096;
+/// Where programs are that are known by their name alone.
+const DIRECTORIES: [&str; 5] = ["/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin", "/bin"];
+
+/// The path that the program of a process was started by, once it is known whether there is one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StartPath {
+    found: Option<Option<Arc<ProgramPath>>>,
+    /// How often the program had not come as far as to have the path in its memory.
+    tries: u32,
+}
+
+/// Most tries to find that path.
+const TRIES_MAX: u32 = 8;
+
+impl StartPath {
+    /// The path, if it is a link to the program's file and known: looked for once, when that file is mapped. `name`
+    /// is that of the process.
+    pub(super) fn of(
+        &mut self,
+        pid: pid_t,
+        name: &str,
+        files: &TargetFiles,
+        patience: &Patience,
+        mappings: &[Mapping],
+    ) -> Option<Arc<ProgramPath>> {
+        if self.found.is_none()
+            && let Some(file) = program_file(pid, mappings)
+        {
+            let of_execve = path_of_execve(pid);
+            let is_sure = of_execve.is_some();
+            let guesses = guesses(pid, of_execve, name, &file.path);
+            let identity = |path: &str| files.identity(patience, path).ok();
+            let started_as = first_link(guesses, file, &identity);
+            self.tries += 1;
+            // The kernel maps the program before it writes that path.
+            if is_sure || started_as.is_some() || self.tries >= TRIES_MAX {
+                let path = |started_as| Arc::new(ProgramPath { file: file.path.clone(), started_as });
+                self.found = Some(started_as.map(path));
+            }
+        }
+        self.found.clone().flatten()
+    }
+}
+
+/// The mapping of the program's own file: the one that /proc says or, of a process that has ended, the lowest, since
+/// the kernel maps the program below its dynamic linker.
+fn program_file(pid: pid_t, mappings: &[Mapping]) -> Option<&Mapping> {
+    let mut files = mappings.iter().filter(|mapping| mapping.kind == MappingKind::File);
+    let Ok(exe) = fs::read_link(format!("/proc/{pid}/exe")) else { return files.next() };
+    let exe = exe.to_string_lossy();
+    // The kernel's records have paths below the root of a process (chroot(2)).
+    files.clone().find(|file| *file.path == *exe).or_else(|| files.find(|file| exe.ends_with(&file.path)))
+}
+
+/// What the program may have been started as, the most certain first: absolute paths.
+fn guesses(pid: pid_t, of_execve: Option<String>, name: &str, file: &str) -> Vec<String> {
+    let (file, _) = proc::without_deleted(file);
+    let beside = file.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let here = || fs::read_link(format!("/proc/{pid}/cwd")).ok();
+    let mut guesses = Vec::new();
+    for word in [of_execve, first_word(pid)].into_iter().flatten() {
+        if word.starts_with('/') {
+            guesses.push(word);
+        } else if word.contains('/') {
+            let word = word.trim_start_matches("./");
+            guesses.extend(here().map(|here| format!("{}/{word}", here.to_string_lossy())));
+        } else {
+            guesses.push(format!("{beside}/{word}"));
+        }
+    }
+    let directories = std::iter::once(beside).chain(DIRECTORIES);
+    guesses.extend(directories.map(|directory| format!("{directory}/{name}")));
+    guesses.dedup();
+    guesses
+}
+
+/// The first guess that leads to the program's file, unless its name is that of the file.
+fn first_link(
+    guesses: Vec<String>,
+    file: &Mapping,
+    identity: &dyn Fn(&str) -> Option<(u64, u64)>,
+) -> Option<String> {
+    let (path, is_deleted) = proc::without_deleted(&file.path);
+    let name_of = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
+    // Some file systems show another identity to stat(2) than in mappings (overlayfs, btrfs); and a program that was
+    // replaced while it runs was where the new one is.
+    let at_its_path = std::cell::OnceCell::new();
+    let is_file = |guess: &str| {
+        let Some(found) = identity(guess) else { return false };
+        found == file.identity || Some(found) == *at_its_path.get_or_init(|| identity(path))
+    };
+    let is_name = |guess: &&String| !matches!(&*name_of(guess), "" | "." | "..");
+    for guess in guesses.iter().filter(is_name) {
+        // The file's own path needs no look.
+        let is_own = guess == path;
+        if is_own || is_file(guess) {
+            let is_other_name = !is_own && name_of(guess) != name_of(path);
+            let mark = if is_deleted { " (deleted)" } else { "" };
+            return is_other_name.then(|| format!("{guess}{mark}"));
+        }
+    }
+    None
+}
+
+/// The path that was given to execve(2), as the process has it now.
+fn path_of_execve(pid: pid_t) -> Option<String> {
+    let auxv = fs::read(format!("/proc/{pid}/auxv")).ok()?;
+    let at = execfn(&auxv)?;
+    let mut bytes = Vec::new();
+    sys::read_memory_into(pid, at, PATH_BYTES_MAX, &mut bytes).ok()?;
+    text(&bytes)
+}
+
+/// The value of `AT_EXECFN` in an auxiliary vector of 64-bit programs: pairs of a type and a value.
+fn execfn(auxv: &[u8]) -> Option<u64> {
+    let (words, _) = auxv.as_chunks::<8>();
+    let mut words = words.iter().map(|word| u64::from_ne_bytes(*word));
+    while let (Some(kind), Some(value)) = (words.next(), words.next()) {
+        if kind == AT_EXECFN {
+            return Some(value);
+        }
+    }
+    None
+}
+
+/// `argv[0]`, as the process has it now.
+fn first_word(pid: pid_t) -> Option<String> {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    text(command.get(..PATH_BYTES_MAX).unwrap_or(&command))
+}
+
+/// The text in front of the first NUL; `None` where there is none.
+fn text(bytes: &[u8]) -> Option<String> {
+    let end = bytes.iter().position(|byte| *byte == 0)?;
+    let text = std::str::from_utf8(bytes.get(..end)?).ok()?;
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,563 @@
+//! A simulated program that is stepped from instruction to instruction, with real code, unwind information and memory,
+//! and that changes its outer frames in every way that programs have.
+//!
+//! Calls, returns, tail calls; longjmp and exceptions, which leave many frames at once; fibers, whose stacks are
+//! changed by a function that saves registers there; threads that end at any depth, and others that get their stacks,
+//! and sometimes their numbers; a library that is unloaded, and another one at its place; another program in the same
+//! process. Memory is never cleared: return addresses of frames that are gone lie between those of others.
+//!
+//! Input: a seed. Output: registers, memory and the true frames of each thread at any instruction, and what changed of
+//! threads and images; images are told as they were at the change that was [`Stepped::show`]n last.
+
+mod code;
+
+use crate::addr::{Avma, CodeAddress, LookupAvma};
+use crate::arch::{Arch, Registers, X86_64};
+use crate::binary::{ImageBytes, Mapping, OpenError};
+use crate::rng::Rng;
+use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
+
+use code::{FIBER_ROOT, Image, Op, RBP, RSP, SWITCH, SWITCHED, THREAD_ROOT};
+
+const MEMORY_AT: u64 = 0x7f55_0000_0000;
+const STACK_BYTES: u64 = 128 << 10;
+const STACKS: usize = 10;
+const THREADS: usize = 2;
+const FIBERS: usize = 3;
+/// Below this much room a stack gets no more frames.
+const ROOM_BYTES: u64 = 24 << 10;
+const PROGRAM_AT: Avma = Avma(0x5555_0000_0000);
+const LIBRARY_AT: Avma = Avma(0x5555_0100_0000);
+
+/// What happened to the process.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    /// A thread began, with this stack pointer.
+    Started(ThreadId, Avma),
+    /// A thread ended.
+    Ended(ThreadId),
+    /// There are other images: the number of their list.
+    Images(usize),
+    /// There is another program, whose list of images has this number; all threads have ended.
+    Exec(usize),
+}
+
+/// A function of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FunctionId {
+    image: usize,
+    function: usize,
+}
+
+/// A place in the code: an instruction of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    of: FunctionId,
+    at: usize,
+}
+
+/// A call that has not returned.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    address: u64,
+    /// Where it returns to.
+    place: Place,
+    /// The registers when it has returned; `None` where nothing called.
+    registers: Option<[u64; 16]>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Stack {
+    calls: Vec<Call>,
+    /// The stack pointer while another stack is used.
+    sp: u64,
+    used: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Thread {
+    id: u32,
+    gpr: [u64; 16],
+    place: Place,
+    /// The stack that it began on, the one that it is on, and those of its fibers.
+    own: usize,
+    stack: usize,
+    fibers: Vec<usize>,
+    /// The stack that it changes to in the function that does.
+    switches_to: usize,
+    /// How many calls deep it is to be.
+    goal: usize,
+}
+
+/// A process whose threads run simulated code, one instruction at a time, from a seed.
+pub(crate) struct Stepped {
+    process: Process,
+    random: Rng,
+    /// Where its memory begins, and what is there.
+    pub(crate) memory: (u64, Vec<u8>),
+    stacks: Vec<Stack>,
+    threads: Vec<Thread>,
+    next_id: u32,
+    /// All images that there ever were, and lists of those that there were at a time.
+    images: Vec<Image>,
+    lists: Vec<[usize; 2]>,
+    shown: usize,
+    /// The library is not called any more.
+    closing: bool,
+    changes: Vec<Change>,
+}
+
+impl Stepped {
+    /// A program with its first threads.
+    pub(crate) fn new(seed: u64) -> Stepped {
+        let process = Process {
+            pid: 70,
+            name: "stepped".to_owned(),
+            command: String::new(),
+            arch: Arch::X86_64,
+            backend: "sim",
+            backend_why: String::new(),
+            cpus: 1,
+            code_mask: u64::MAX,
+            fp_always: false,
+            cfi: true,
+            stops_waits_unseen: false,
+            stops_hold_all: false,
+        };
+        let bytes = STACKS as u64 * STACK_BYTES;
+        let mut stepped = Stepped {
+            process,
+            random: Rng::new(seed),
+            memory: (MEMORY_AT, vec![0; bytes as usize]),
+            stacks: vec![Stack::default(); STACKS],
+            threads: Vec::new(),
+            next_id: 70,
+            images: Vec::new(),
+            lists: Vec::new(),
+            shown: 0,
+            closing: false,
+            changes: Vec::new(),
+        };
+        stepped.load([true, true]);
+        for _ in 0..THREADS {
+            stepped.begin_thread(None, None);
+        }
+        stepped
+    }
+
+    /// The threads that there are.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// What happened since this was asked last.
+    pub(crate) fn changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Has the list of images of a change told from now on.
+    pub(crate) fn show(&mut self, images: usize) {
+        self.shown = images;
+    }
+
+    /// A thread's number, and as a sample of so many bytes what it shows now: the stack with all frames that it has.
+    pub(crate) fn capture(&self, thread: usize, bytes: u64, truth: &mut Vec<LookupAvma>) -> (u32, Capture) {
+        let thread = &self.threads[thread];
+        let pc = self.address(thread.place);
+        truth.clear();
+        truth.push(CodeAddress::Pc(Avma(pc)).lookup());
+        let calls = self.stacks[thread.stack].calls.iter().rev();
+        truth.extend(calls.map(|call| CodeAddress::Return(Avma(call.address)).lookup()));
+        let sp = thread.gpr[RSP];
+        let bytes = bytes.min(self.end(thread.stack) - sp) as usize;
+        let mut capture = Capture::with_capacity(bytes);
+        capture.registers = Registers::X86_64(X86_64 { gpr: thread.gpr, rip: pc, fs_base: 0 });
+        capture.stack_base = Avma(sp);
+        capture.stack.extend_from_slice(&self.memory.1[(sp - MEMORY_AT) as usize..][..bytes]);
+        (thread.id, capture)
+    }
+
+    /// How far above the stack pointer the outermost return address of a thread is.
+    pub(crate) fn depth_bytes(&self, thread: usize) -> u64 {
+        let thread = &self.threads[thread];
+        let outermost = self.stacks[thread.stack].calls.first().and_then(|call| call.registers);
+        outermost.map_or(0, |registers| (registers[RSP] - 8).saturating_sub(thread.gpr[RSP]))
+    }
+
+    /// Lets a thread execute so many instructions.
+    pub(crate) fn step(&mut self, thread: usize, instructions: u64) {
+        if self.random.chance(1, 40) {
+            self.threads[thread].goal = 4 + self.random.below(160);
+        }
+        for _ in 0..instructions {
+            self.execute(thread);
+        }
+    }
+
+    /// Ends a thread wherever it is; another one begins on a stack that is free, with a number that may be the same.
+    pub(crate) fn replace_thread(&mut self, thread: usize) {
+        let stack = self.threads[thread].own;
+        let id = self.end_thread(thread);
+        let again = self.random.chance(1, 2).then_some(id);
+        let stack = self.random.chance(1, 2).then_some(stack);
+        self.begin_thread(again, stack);
+    }
+
+    /// Has no more calls go to the library, so that it can be unloaded soon.
+    pub(crate) fn close_library(&mut self) {
+        self.closing = true;
+    }
+
+    /// Unloads the library and loads another one to its place, if no frame is in it, or it is to be `forced`: then the
+    /// frames in it are left by a longjmp, and fibers that have some end. Whether it was.
+    pub(crate) fn replace_library(&mut self, forced: bool) -> bool {
+        let library = self.lists[self.lists.len() - 1][1];
+        let uses = |stack: &Stack| stack.calls.iter().any(|call| call.place.of.image == library);
+        for thread in 0..self.threads.len() {
+            let Thread { place, stack, own, .. } = self.threads[thread];
+            let is_in_it = place.of.image == library || uses(&self.stacks[stack]);
+            if is_in_it && (!forced || !self.long_jump(thread, 0, false)) {
+                return false;
+            }
+            if stack != own && uses(&self.stacks[own]) {
+                return false;
+            }
+            let (stacks, at) = (&mut self.stacks, &mut self.threads[thread]);
+            let goes = |fiber: usize, stacks: &[Stack]| fiber != stack && uses(&stacks[fiber]);
+            if at.fibers.iter().any(|fiber| goes(*fiber, stacks)) && !forced {
+                return false;
+            }
+            at.fibers.retain(|fiber| {
+                let stays = !goes(*fiber, stacks);
+                stacks[*fiber].used = stays;
+                stays
+            });
+            // It may be on its way there.
+            if !at.fibers.contains(&at.switches_to) {
+                at.switches_to = own;
+            }
+        }
+        self.load([false, true]);
+        let list = self.lists.len() - 1;
+        self.changes.push(Change::Images(list));
+        self.closing = false;
+        true
+    }
+
+    /// Another program: all threads end, all code is another one, the first thread begins anew.
+    pub(crate) fn exec(&mut self) {
+        let id = self.threads[0].id;
+        while !self.threads.is_empty() {
+            self.end_thread(0);
+        }
+        self.load([true, true]);
+        let list = self.lists.len() - 1;
+        self.changes.push(Change::Exec(list));
+        self.closing = false;
+        self.begin_thread(Some(id), None);
+        self.begin_thread(None, None);
+    }
+
+    /// Loads the program, the library, or both.
+    fn load(&mut self, [program, library]: [bool; 2]) {
+        let mut list = self.lists.last().copied().unwrap_or_default();
+        for (place, wanted, at) in [(0, program, PROGRAM_AT), (1, library, LIBRARY_AT)] {
+            if wanted {
+                list[place] = self.images.len();
+                let number = self.images.len() as u64;
+                self.images.push(Image::new(at, number, place == 0, &mut self.random));
+            }
+        }
+        self.lists.push(list);
+    }
+
+    fn program(&self) -> usize {
+        self.lists[self.lists.len() - 1][0]
+    }
+
+    // ---- threads and stacks
+
+    /// First address above a stack.
+    fn end(&self, stack: usize) -> u64 {
+        MEMORY_AT + (stack as u64 + 1) * STACK_BYTES
+    }
+
+    /// The stack pointer that a stack begins with, whoever gets it.
+    fn top(&self, stack: usize) -> u64 {
+        self.end(stack) - 16 * (stack as u64 * 37 % 128)
+    }
+
+    /// Takes a stack that is free, this one if it is given.
+    fn take_stack(&mut self, wanted: Option<usize>) -> usize {
+        let free: Vec<usize> = (0..STACKS).filter(|stack| !self.stacks[*stack].used).collect();
+        let stack = wanted.unwrap_or_else(|| free[self.random.below(free.len())]);
+        self.stacks[stack] = Stack { used: true, ..Stack::default() };
+        stack
+    }
+
+    fn begin_thread(&mut self, id: Option<u32>, stack: Option<usize>) {
+        let id = id.unwrap_or_else(|| {
+            self.next_id += 1;
+            self.next_id
+        });
+        let stack = self.take_stack(stack);
+        let top = self.top(stack);
+        let mut gpr = std::array::from_fn(|_| self.random.next());
+        gpr[RSP] = top;
+        let place = Place { of: FunctionId { image: self.program(), function: THREAD_ROOT }, at: 0 };
+        let goal = 20 + self.random.below(140);
+        let fibers = Vec::new();
+        self.threads.push(Thread { id, gpr, place, own: stack, stack, fibers, switches_to: stack, goal });
+        self.changes.push(Change::Started(ThreadId(id.into()), Avma(top)));
+    }
+
+    fn end_thread(&mut self, thread: usize) -> u32 {
+        let thread = self.threads.remove(thread);
+        self.stacks[thread.own].used = false;
+        thread.fibers.iter().for_each(|fiber| self.stacks[*fiber].used = false);
+        self.changes.push(Change::Ended(ThreadId(thread.id.into())));
+        thread.id
+    }
+
+    /// The stack that a thread changes to next: one that it has, or that of a new fiber.
+    fn next_stack(&mut self, thread: usize) -> usize {
+        let Thread { own, stack, ref fibers, .. } = self.threads[thread];
+        let mut others = fibers.clone();
+        others.push(own);
+        others.retain(|other| *other != stack);
+        if fibers.len() < FIBERS && self.random.chance(1, 3) || others.is_empty() {
+            return self.begin_fiber(thread);
+        }
+        others[self.random.below(others.len())]
+    }
+
+    /// A stack as the function that changes stacks leaves one: what it saved, then where it returns to.
+    fn begin_fiber(&mut self, thread: usize) -> usize {
+        let stack = self.take_stack(None);
+        let top = self.top(stack);
+        let place = Place { of: FunctionId { image: self.program(), function: FIBER_ROOT }, at: 0 };
+        let address = self.address(place);
+        let sp = top - 8 * (SWITCHED.len() as u64 + 1);
+        for slot in (sp..top - 8).step_by(8) {
+            let value = self.random.next();
+            self.put(slot, value);
+        }
+        self.put(top - 8, address);
+        self.stacks[stack].calls.push(Call { address, place, registers: None });
+        self.stacks[stack].sp = sp;
+        self.threads[thread].fibers.push(stack);
+        stack
+    }
+
+    // ---- memory and code
+
+    fn put(&mut self, at: u64, value: u64) {
+        let at = (at - MEMORY_AT) as usize;
+        self.memory.1[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+
+    fn word(&self, at: u64) -> u64 {
+        let at = (at - MEMORY_AT) as usize;
+        self.memory.1[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+    }
+
+    fn function(&self, of: FunctionId) -> &code::Function {
+        &self.images[of.image].functions[of.function]
+    }
+
+    fn address(&self, place: Place) -> u64 {
+        let image = &self.images[place.of.image];
+        image.mapping.avma.start.0 + image.functions[place.of.function].instructions[place.at].0
+    }
+
+    /// What is called, or jumped to.
+    fn callee(&mut self) -> Place {
+        let [program, library] = self.lists[self.lists.len() - 1];
+        let image = if !self.closing && self.random.chance(1, 4) { library } else { program };
+        let Image { first, ref functions, .. } = self.images[image];
+        let function = first + self.random.below(functions.len() - first);
+        Place { of: FunctionId { image, function }, at: 0 }
+    }
+
+    // ---- instructions
+
+    fn push(&mut self, thread: usize, value: u64) {
+        let sp = &mut self.threads[thread].gpr[RSP];
+        *sp -= 8;
+        let sp = *sp;
+        self.put(sp, value);
+    }
+
+    fn pop(&mut self, thread: usize) -> u64 {
+        let sp = self.threads[thread].gpr[RSP];
+        self.threads[thread].gpr[RSP] = sp + 8;
+        self.word(sp)
+    }
+
+    fn execute(&mut self, thread: usize) {
+        let at = self.threads[thread].place;
+        let (_, op) = self.function(at.of).instructions[at.at];
+        let mut next = Place { at: at.at + 1, ..at };
+        match op {
+            Op::Nop => {}
+            Op::Push(register) => self.push(thread, self.threads[thread].gpr[register]),
+            Op::Pop(register) => self.threads[thread].gpr[register] = self.pop(thread),
+            Op::SetFramePointer => self.threads[thread].gpr[RBP] = self.threads[thread].gpr[RSP],
+            Op::Grow(bytes) => self.threads[thread].gpr[RSP] -= bytes,
+            Op::Shrink(bytes) => self.threads[thread].gpr[RSP] += bytes,
+            Op::LeaveTo(below) => {
+                self.threads[thread].gpr[RSP] = self.threads[thread].gpr[RBP] - below;
+            }
+            Op::Allocate => {
+                let has_room = self.room(thread) > ROOM_BYTES && self.random.chance(1, 4);
+                let bytes = if has_room { 16 * self.random.below(64) as u64 } else { 0 };
+                self.threads[thread].gpr[RSP] -= bytes;
+            }
+            Op::Set(register) => self.threads[thread].gpr[register] = self.value(thread),
+            Op::Back => next.at = self.function(at.of).body,
+            Op::Jump => next = self.callee(),
+            Op::Call => match self.decide(thread) {
+                Some(place) => next = place,
+                None => return,
+            },
+            Op::Switch => {
+                let Thread { stack, switches_to, .. } = self.threads[thread];
+                if stack != switches_to {
+                    self.stacks[stack].sp = self.threads[thread].gpr[RSP];
+                    self.threads[thread].stack = switches_to;
+                    self.threads[thread].gpr[RSP] = self.stacks[switches_to].sp;
+                }
+            }
+            Op::Return => {
+                let address = self.pop(thread);
+                let stack = self.threads[thread].stack;
+                let call = self.stacks[stack].calls.pop().expect("a root does not return");
+                assert_eq!(address, call.address, "the simulated program itself is wrong");
+                next = call.place;
+            }
+        }
+        self.threads[thread].place = next;
+    }
+
+    fn room(&self, thread: usize) -> u64 {
+        let Thread { stack, ref gpr, .. } = self.threads[thread];
+        gpr[RSP] - (self.end(stack) - STACK_BYTES)
+    }
+
+    /// Anything that a register may hold: numbers, places on the stack, return addresses, frame pointers of others.
+    fn value(&mut self, thread: usize) -> u64 {
+        let Thread { stack, ref gpr, .. } = self.threads[thread];
+        let calls = &self.stacks[stack].calls;
+        let call = calls.get(self.random.below(calls.len()));
+        match self.random.below(7) {
+            0 => self.random.next() % 4096,
+            1 => gpr[RSP] + 8 * self.random.below(2000) as u64,
+            2 => call.map_or(0, |call| call.address),
+            3..6 => call.and_then(|call| call.registers).map_or(0, |registers| registers[RBP]),
+            _ => self.random.next(),
+        }
+    }
+
+    /// What a thread does where it may call; `None` if that took it to another place.
+    fn decide(&mut self, thread: usize) -> Option<Place> {
+        let Thread { place, stack, goal, .. } = self.threads[thread];
+        let behind = Place { at: place.at + 1, ..place };
+        let function = self.function(place.of);
+        let (exit, tail) = (function.exit, function.tail);
+        let depth = self.stacks[stack].calls.len();
+        let is_deep = depth > goal || self.room(thread) < ROOM_BYTES;
+        match self.random.below(1000) {
+            0 if depth > 1 && self.random.chance(1, 4) => {
+                let far = self.random.below(depth);
+                let by_exception = self.random.chance(1, 2);
+                return if self.long_jump(thread, far, by_exception) { None } else { Some(behind) };
+            }
+            1..10 if depth > 2 => {
+                // Most are caught near.
+                let near = depth - 1 - self.random.below(depth.min(4));
+                let by_exception = self.random.chance(1, 2);
+                return if self.long_jump(thread, near, by_exception) { None } else { Some(behind) };
+            }
+            10..12 if !is_deep => {
+                self.threads[thread].switches_to = self.next_stack(thread);
+                let of = FunctionId { image: self.program(), function: SWITCH };
+                return Some(self.call(thread, Place { of, at: 0 }));
+            }
+            12..60 if tail.is_some() && !is_deep => return tail.map(|at| Place { at, ..place }),
+            60..200 => return Some(behind),
+            _ => {}
+        }
+        let returns = exit.is_some() && self.random.chance(if is_deep { 9 } else { 4 }, 10);
+        if returns {
+            return exit.map(|at| Place { at, ..place });
+        }
+        if is_deep && self.room(thread) < ROOM_BYTES {
+            return Some(behind);
+        }
+        let callee = self.callee();
+        Some(self.call(thread, callee))
+    }
+
+    fn call(&mut self, thread: usize, callee: Place) -> Place {
+        let Thread { place, stack, gpr, .. } = self.threads[thread];
+        let place = Place { at: place.at + 1, ..place };
+        let address = self.address(place);
+        self.stacks[stack].calls.push(Call { address, place, registers: Some(gpr) });
+        self.push(thread, address);
+        callee
+    }
+
+    /// Leaves all frames that this call led to: it returns once more, or an exception is caught behind it. Whether
+    /// there is a way there.
+    fn long_jump(&mut self, thread: usize, to: usize, by_exception: bool) -> bool {
+        let stack = self.threads[thread].stack;
+        let Some(call) = self.stacks[stack].calls.get(to).copied() else { return false };
+        let Some(registers) = call.registers else { return false };
+        let landing_pad = self.function(call.place.of).landing_pad.filter(|_| by_exception);
+        let at = landing_pad.unwrap_or(call.place.at);
+        self.stacks[stack].calls.truncate(to);
+        let at_thread = &mut self.threads[thread];
+        // What no callee keeps is another one's.
+        let kept = [RBP, RSP, 3, 12, 13, 14, 15];
+        kept.iter().for_each(|register| at_thread.gpr[*register] = registers[*register]);
+        at_thread.place = Place { at, ..call.place };
+        true
+    }
+}
+
+impl Observed for Stepped {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn thread_name(&mut self, _thread: ThreadId) -> Option<String> {
+        None
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        out.clear();
+        out.extend(self.lists[self.shown].iter().map(|image| self.images[*image].mapping.clone()));
+        Ok(())
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
+        let image = self.images.iter().find(|image| image.mapping.identity == mapping.identity);
+        let file = image.map(|image| image.file.clone());
+        file.map(ImageBytes::new).ok_or(OpenError::Because("not on disk"))
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        let mut copy = |start: u64, bytes: &[u8]| {
+            let at = usize::try_from(from.0.checked_sub(start)?).ok()?;
+            let rest = bytes.get(at..).filter(|rest| !rest.is_empty())?;
+            let count = rest.len().min(into.len());
+            into[..count].copy_from_slice(&rest[..count]);
+            Some(count)
+        };
+        let of_code = self.lists[self.lists.len() - 1].iter().find_map(|image| {
+            let Image { mapping, text, .. } = &self.images[*image];
+            copy(mapping.avma.start.0, text)
+        });
+        of_code.or_else(|| copy(MEMORY_AT, &self.memory.1)).ok_or(Fault::Transient("not mapped"))
+    }
+}
