@@ -17,6 +17,11 @@ const ROOMY_PER_MILLE: u32 = 350;
 const FIRST_PATIENCE: u32 = 16;
 const PATIENCE_MAX: u32 = 4096;
 
+/// While a batch is worked on it is looked at this often how full rings are, nanoseconds; those that are so full are
+/// read.
+const LOOK_NS: u64 = 2_000_000;
+const READ_PER_MILLE: u32 = 400;
+
 /// How full rings were when they were read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Pressure {
@@ -26,9 +31,17 @@ pub(super) struct Pressure {
     pub(super) lost: bool,
 }
 
+impl Pressure {
+    /// With samples that were read and wait, per mille of those that may.
+    pub(super) fn with(self, held_per_mille: u32) -> Pressure {
+        Pressure { fill_per_mille: self.fill_per_mille.max(held_per_mille), ..self }
+    }
+}
+
 /// What rings had room for of late.
 #[derive(Debug)]
 pub(super) struct Backlog {
+    looked_ns: u64,
     /// The most bytes of a stack that are copied; `u32::MAX`: all that is wanted.
     limit_bytes: u32,
     roomy: u32,
@@ -37,11 +50,25 @@ pub(super) struct Backlog {
 
 impl Default for Backlog {
     fn default() -> Backlog {
-        Backlog { limit_bytes: u32::MAX, roomy: 0, patience: FIRST_PATIENCE }
+        Backlog { looked_ns: 0, limit_bytes: u32::MAX, roomy: 0, patience: FIRST_PATIENCE }
     }
 }
 
 impl Backlog {
+    /// Whether it is time to look at rings within a batch.
+    pub(super) fn is_due(&mut self, now_ns: u64) -> bool {
+        let is_due = now_ns.saturating_sub(self.looked_ns) >= LOOK_NS;
+        if is_due {
+            self.looked_ns = now_ns;
+        }
+        is_due
+    }
+
+    /// Whether rings that are so full are read while a batch is worked on, beside so many that were read and wait.
+    pub(super) fn reads_within_batch(fill_per_mille: u32, held_per_mille: u32) -> bool {
+        fill_per_mille >= READ_PER_MILLE && held_per_mille < 1000
+    }
+
     /// Of as many bytes as are wanted of each stack, those that there is room for.
     pub(super) fn limit(&self, wanted_bytes: u32) -> u32 {
         wanted_bytes.min(self.limit_bytes)
@@ -141,6 +168,67 @@ mod tests {
         }
         assert!(changes < 20, "{changes}");
         assert!(whole > 35_000, "{whole}");
+    }
+
+    /// A CPU that never rests, and batches that take long: of each sample so many ticks. The samples that are lost,
+    /// and the most bytes that waited outside of the ring; `looks` says whether the ring is looked at at each tick.
+    fn long_batches(ticks_of_sample: u32, looks: bool) -> (u32, usize) {
+        const HELD_BYTES_MAX: usize = 8 << 20;
+        let (mut backlog, mut lost, mut most) = (Backlog::default(), 0, 0);
+        let (mut in_ring, mut held, mut batch) = (0_u32, Vec::<u32>::new(), 0_u32);
+        let mut fits = |in_ring: &mut u32, window_bytes: u32| {
+            let is_full = *in_ring >= RING_BYTES / (window_bytes + 400);
+            lost += u32::from(is_full);
+            *in_ring += u32::from(!is_full);
+        };
+        for tick in 0..3_000 {
+            let window_bytes = backlog.limit(60 << 10);
+            fits(&mut in_ring, window_bytes);
+            let held_bytes: usize = held.iter().map(|bytes| *bytes as usize).sum();
+            let held_per_mille = (held_bytes * 1000 / HELD_BYTES_MAX).min(1000) as u32;
+            let now = pressure(in_ring, window_bytes);
+            // The program begins: of its first samples each takes long. Later it catches up.
+            let is_done = tick % ticks_of_sample.max(1) == 0 && tick < 600 || tick >= 600;
+            if batch > 0 && is_done {
+                batch -= if tick >= 600 { batch.min(20) } else { 1 };
+            }
+            let ends = batch == 0;
+            if ends || looks && Backlog::reads_within_batch(now.fill_per_mille, held_per_mille) {
+                held.extend(std::iter::repeat_n(window_bytes, std::mem::take(&mut in_ring) as usize));
+                let held_bytes: usize = held.iter().map(|bytes| *bytes as usize).sum();
+                most = most.max(held_bytes);
+                let held_per_mille = (held_bytes * 1000 / HELD_BYTES_MAX).min(1000) as u32;
+                backlog.read(now.with(if ends { 0 } else { held_per_mille }), window_bytes);
+            }
+            if ends {
+                batch = std::mem::take(&mut held).len() as u32;
+            }
+        }
+        (lost, most)
+    }
+
+    #[test]
+    fn a_batch_that_takes_long_loses_no_samples_and_takes_bounded_memory() {
+        for ticks_of_sample in [2, 4, 8, 16] {
+            let (lost, most) = long_batches(ticks_of_sample, true);
+            assert_eq!(lost, 0, "{ticks_of_sample} ticks a sample");
+            assert!(most <= (8 << 20) + RING_BYTES as usize, "{most}");
+            let (lost, _) = long_batches(ticks_of_sample, false);
+            assert!(lost > 0, "without");
+        }
+    }
+
+    #[test]
+    fn what_waits_outside_of_rings_has_a_bound() {
+        let reads = |fill, held| Backlog::reads_within_batch(fill, held);
+        assert!(reads(400, 999) && !reads(399, 0) && !reads(1000, 1000));
+    }
+
+    #[test]
+    fn rings_are_looked_at_now_and_then() {
+        let mut backlog = Backlog::default();
+        let looks = (1..=1_000).filter(|at| backlog.is_due(LOOK_NS + at * LOOK_NS / 10)).count();
+        assert_eq!(looks, 100);
     }
 
     #[test]

@@ -360,6 +360,11 @@ impl Events {
         self.close_those_that_are_too_many();
     }
 
+    /// How full the fullest ring is now.
+    pub(super) fn fill_per_mille(&self) -> u32 {
+        self.rings.iter().map(|(ring, _)| ring.fill().per_mille).max().unwrap_or(0)
+    }
+
     /// Samples that did not fit into rings since this was asked before: of which CPU, and how many. `None` where
     /// nobody counts them apart from other records.
     pub(super) fn lost_samples(&mut self) -> Option<Vec<(u32, u64)>> {

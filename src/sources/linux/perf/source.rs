@@ -24,10 +24,12 @@ use super::woken::{Turn, Woken};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
+use crate::sources::linux::file_pages::FilePages;
 use crate::sources::linux::{proc, reservation, sys as linux_sys, threads};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, signals};
 
+mod catch_up;
 mod reopen;
 
 /// Records are read at least this often, nanoseconds: what they tell is asked of /proc while it
@@ -51,8 +53,6 @@ const CLOCK_READS_NS: u64 = 3_000_000;
 const CLOCK_READS_MAX: u32 = 8;
 /// Pages of files that were looked at are given back each time after so many batches: a second or two.
 const RELEASE_BATCHES: u32 = 16;
-/// And where those of mapped files are more than this.
-const FILE_BYTES_MAX: u64 = 24 << 20;
 /// The rings are read so often until the clocks of processes are those of their end.
 const READS_MAX: u32 = 4;
 /// Between a record's time and when it can be read, nanoseconds.
@@ -109,6 +109,7 @@ pub(crate) struct PerfSource {
     stacks_bytes: usize,
     /// The batches since pages of files were given back.
     batches: u32,
+    file_pages: FilePages,
     /// Bytes of buffers freed since pages were given back.
     freed_bytes: usize,
     readable: Vec<bool>,
@@ -158,6 +159,7 @@ impl PerfSource {
             usage: Usage::default(),
             stacks_bytes: 0,
             batches: 0,
+            file_pages: FilePages::default(),
             freed_bytes: 0,
             readable: Vec::new(),
         }
@@ -299,15 +301,7 @@ impl PerfSource {
                 break;
             }
         }
-        if let Some(beyond) = &mut self.told.beyond {
-            self.freed_bytes += beyond.read();
-        }
-        if let Some(prefetch) = &mut self.told.prefetch {
-            self.freed_bytes += prefetch.read();
-        }
-        if let Some(below) = &mut self.told.below {
-            self.freed_bytes += below.read();
-        }
+        self.freed_bytes += self.told.read_copies();
         self.told.settle_woken();
         // Samples in user mode only say nothing of the time in the kernel.
         self.told.finish_batch(self.events.how.kernel, settled_ns, into);
@@ -318,9 +312,10 @@ impl PerfSource {
         });
         self.stacks_bytes = self.stacks_bytes.max(stacks.sum());
         self.batches += 1;
-        let many = linux_sys::resident_file_bytes().is_some_and(|bytes| bytes > FILE_BYTES_MAX);
-        if many || self.batches.is_multiple_of(RELEASE_BATCHES) {
-            crate::binary::map::release_pages();
+        if self.batches.is_multiple_of(RELEASE_BATCHES) {
+            self.file_pages.release();
+        } else {
+            self.file_pages.bound();
         }
         let used = into.len();
         self.freed_bytes += self.usage.shrink(into, used);
@@ -366,7 +361,7 @@ impl PerfSource {
 
     /// Acts on rings that fill up.
     fn relieve(&mut self) {
-        let pressure = self.events.take_pressure();
+        let pressure = self.events.take_pressure().with(self.told.held_per_mille());
         if self.disabled {
             return;
         }
@@ -491,6 +486,10 @@ impl PushedSource for PerfSource {
             return Ok(None);
         }
         Ok(Some(told_ns))
+    }
+
+    fn keep_up(&mut self) {
+        self.catch_up();
     }
 
     fn go_to(&mut self, at_ns: u64) {

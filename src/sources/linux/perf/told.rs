@@ -31,6 +31,10 @@ use crate::binary::Mapping;
 use crate::sources::pushed::{Record, What};
 use crate::sources::{Capture, ThreadId};
 
+/// Bytes of stacks that are read of rings before they are handed over, at most, where a batch takes long; and what a
+/// sample takes beside its stack.
+const HELD_BYTES_MAX: usize = 8 << 20;
+const SAMPLE_BYTES: usize = 512;
 /// Why a sample is none.
 const COMPAT: &str = "32-bit code";
 /// Why another one is none: what it was of is not known any more.
@@ -101,6 +105,8 @@ pub(super) struct Told {
     /// When ticks are due.
     pub(super) grid: Grid,
     pub(super) batch: Vec<(Id, Happened)>,
+    /// Bytes of stacks in it.
+    pub(super) held_bytes: usize,
     batch_usage: Usage,
     /// Processes that were started in the batch.
     forked: HashSet<pid_t>,
@@ -175,6 +181,7 @@ impl Told {
             woken: None,
             grid: Grid::default(),
             batch: Vec::new(),
+            held_bytes: 0,
             batch_usage: Usage::default(),
             forked: HashSet::new(),
             changes: VecDeque::new(),
@@ -200,6 +207,19 @@ impl Told {
             shares: HashMap::new(),
             baseline: Baseline::default(),
         }
+    }
+
+    /// How much of a batch was read that is not handed over yet, per mille of what may be.
+    pub(super) fn held_per_mille(&self) -> u32 {
+        (self.held_bytes.saturating_mul(1000) / HELD_BYTES_MAX).min(1000) as u32
+    }
+
+    /// Reads what programs in the kernel copied so far: after the rings of samples, so that all of theirs is there.
+    /// The bytes that are freed of buffers for it.
+    pub(super) fn read_copies(&mut self) -> usize {
+        self.beyond.as_mut().map_or(0, Beyond::read)
+            + self.prefetch.as_mut().map_or(0, Prefetch::read)
+            + self.below.as_mut().map_or(0, Below::read)
     }
 
     /// Takes the buffers of a sample back.
@@ -352,6 +372,7 @@ impl Told {
         capture.window = self.window.wrapping_sub(u32::from(id.time_ns < self.window_since_ns));
         capture.stack.clear();
         capture.stack.extend_from_slice(sample.stack);
+        self.held_bytes += sample.stack.len() + SAMPLE_BYTES;
         capture.pieces.clear();
         capture.kernel.clear();
         // All but the innermost are return addresses: looked up where the call is.
