@@ -9,7 +9,7 @@ use super::sys;
 use crate::binary::map;
 
 /// So much of files beside what stays may be resident, bytes.
-const BYTES_MAX: u64 = 12 << 20;
+const BYTES_MAX: u64 = 20 << 20;
 
 /// See the top of this file.
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ mod tests {
             most = most.max(read.get());
         }
         assert!(most <= BYTES_MAX, "{most}");
-        assert!((35..=45).contains(&releases.get()), "{}: not each time", releases.get());
+        assert!((20..=30).contains(&releases.get()), "{}: not each time", releases.get());
         own.set(7 * MIB);
         for _ in 0..100 {
             read.set(read.get() + MIB / 2);
