@@ -34,7 +34,7 @@ impl Told {
             }
         }
         let mut batch = std::mem::take(&mut self.batch);
-        self.held_bytes = 0;
+        (self.held_bytes, self.held_beyond_bytes) = (0, 0);
         batch.sort_by_key(|(id, _)| id.time_ns);
         let mut batch = self.sift(batch);
         // Before samples, which may be of threads that are first told of by their waits.

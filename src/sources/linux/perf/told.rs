@@ -33,7 +33,7 @@ use crate::sources::{Capture, ThreadId};
 
 /// Bytes of stacks that are read of rings before they are handed over, at most, where a batch takes long; and what a
 /// sample takes beside its stack.
-const HELD_BYTES_MAX: usize = 8 << 20;
+const HELD_BYTES_MAX: usize = 16 << 20;
 const SAMPLE_BYTES: usize = 512;
 /// Why a sample is none.
 const COMPAT: &str = "32-bit code";
@@ -107,6 +107,8 @@ pub(super) struct Told {
     pub(super) batch: Vec<(Id, Happened)>,
     /// Bytes of stacks in it.
     pub(super) held_bytes: usize,
+    /// And of what lies beyond them.
+    pub(super) held_beyond_bytes: usize,
     batch_usage: Usage,
     /// Processes that were started in the batch.
     forked: HashSet<pid_t>,
@@ -182,6 +184,7 @@ impl Told {
             grid: Grid::default(),
             batch: Vec::new(),
             held_bytes: 0,
+            held_beyond_bytes: 0,
             batch_usage: Usage::default(),
             forked: HashSet::new(),
             changes: VecDeque::new(),
@@ -209,9 +212,16 @@ impl Told {
         }
     }
 
-    /// How much of a batch was read that is not handed over yet, per mille of what may be.
+    /// How much of a batch was read that is not handed over yet, per mille of what may be: by what samples
+    /// themselves have, which gives way where that is much.
     pub(super) fn held_per_mille(&self) -> u32 {
         (self.held_bytes.saturating_mul(1000) / HELD_BYTES_MAX).min(1000) as u32
+    }
+
+    /// The same with what lies beyond them.
+    pub(super) fn held_in_all_per_mille(&self) -> u32 {
+        let held_bytes = self.held_bytes.saturating_add(self.held_beyond_bytes);
+        (held_bytes.saturating_mul(1000) / HELD_BYTES_MAX).min(1000) as u32
     }
 
     /// Reads what programs in the kernel copied so far: after the rings of samples, so that all of theirs is there.
@@ -373,6 +383,9 @@ impl Told {
         capture.stack.clear();
         capture.stack.extend_from_slice(sample.stack);
         self.held_bytes += sample.stack.len() + SAMPLE_BYTES;
+        if self.beyond.is_some() && sample.stack.len() >= WINDOW_BYTES_MAX as usize {
+            self.held_beyond_bytes += BEYOND_BYTES as usize;
+        }
         capture.pieces.clear();
         capture.kernel.clear();
         // All but the innermost are return addresses: looked up where the call is.

@@ -14,7 +14,7 @@ impl PerfSource {
             return;
         }
         self.file_pages.bound();
-        if !Backlog::reads_within_batch(self.events.fill_per_mille(), self.told.held_per_mille()) {
+        if !Backlog::reads_within_batch(self.events.fill_per_mille(), self.told.held_in_all_per_mille()) {
             return;
         }
         read_rings(&mut self.events, &mut self.scratch, &mut self.told);
