@@ -56,9 +56,9 @@ pub(super) use bpf::kernel_names;
 pub(super) use clocks::{process_cpu_ns, update_thread_clocks};
 pub(super) use process::procfs::{all_processes, parent_of};
 pub(super) use ring::registers::of_waiting as registers_of_waiting;
+pub(super) use source::PerfSource;
 #[cfg(test)]
 pub(crate) use stack::SimKernel;
-pub(super) use source::PerfSource;
 
 /// Why the kernel does not sample this process for us, and what to do about it: a part of a line.
 pub(super) type Refused = String;
