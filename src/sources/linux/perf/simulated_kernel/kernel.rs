@@ -290,7 +290,7 @@ impl Kernel {
             }
             return;
         }
-        self.write(id, records::sample(id, period_ns.max(10_000), &[tid as u64; 4]), true);
+        self.write(id, records::sample(id, period_ns.max(10_000), &[tid as u64, pid as u64]), true);
         if self.fault(throttle) {
             self.cpus[number].throttled_until_ns = Some(self.now_ns + 10 * period_ns);
             self.write(id, records::throttle(id, true), false);
