@@ -210,6 +210,7 @@ impl Pipeline {
 
     /// The events of selected processes, in the order of their times, with complete stacks.
     fn process_events(&mut self) -> Vec<(Id, ProcessEvent)> {
+        self.stacks.begin_batch();
         let mut released = self.events.release();
         let held = released.len();
         for (id, event) in released.drain(..) {

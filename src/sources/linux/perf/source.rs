@@ -28,13 +28,16 @@ use super::waits::recorder::WaitRecorder;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
+use crate::sources::linux::file_pages::FilePages;
 use crate::sources::linux::{proc, reservation, sys as linux_sys, threads};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, signals};
 
+mod catch_up;
 mod ends;
 mod reopen;
 
+use catch_up::CatchUp;
 use ends::Ends;
 
 /// Records are read at least this often, nanoseconds: what they name is read from /proc while it
@@ -58,8 +61,6 @@ const CLOCK_READS_NS: u64 = 3_000_000;
 const CLOCK_READS_MAX: u32 = 8;
 /// Pages of files that were read are given back each time after so many batches: a second or two.
 const RELEASE_BATCHES: u32 = 16;
-/// And where those of mapped files are more than this.
-const FILE_BYTES_MAX: u64 = 24 << 20;
 /// The rings are read so often until the clocks of processes are those of their end.
 const READS_MAX: u32 = 4;
 /// Between a record's time and when it can be read, nanoseconds.
@@ -97,6 +98,7 @@ struct Memory {
     stacks_bytes: usize,
     /// The batches since pages of files were given back.
     batches: u32,
+    file_pages: FilePages,
     /// Bytes of buffers freed since pages were given back.
     freed_bytes: usize,
 }
@@ -122,6 +124,7 @@ pub(crate) struct PerfSource {
     rates: TickRates,
     scratch: Vec<u8>,
     memory: Memory,
+    catch_up: CatchUp,
 }
 
 impl PerfSource {
@@ -166,6 +169,7 @@ impl PerfSource {
             rates: TickRates::new(u64::from(pid.unsigned_abs())),
             scratch: Vec::new(),
             memory: Memory::default(),
+            catch_up: CatchUp::default(),
         }
     }
 
@@ -312,9 +316,10 @@ impl PerfSource {
         });
         memory.stacks_bytes = memory.stacks_bytes.max(stacks.sum());
         memory.batches += 1;
-        let many = linux_sys::resident_file_bytes().is_some_and(|bytes| bytes > FILE_BYTES_MAX);
-        if many || memory.batches.is_multiple_of(RELEASE_BATCHES) {
-            crate::binary::map::release_pages();
+        if memory.batches.is_multiple_of(RELEASE_BATCHES) {
+            memory.file_pages.release();
+        } else {
+            memory.file_pages.bound();
         }
         let used = into.len();
         memory.freed_bytes += memory.usage.shrink(into, used);
@@ -362,7 +367,7 @@ impl PerfSource {
 
     /// Acts on rings that fill up.
     fn relieve(&mut self) {
-        let pressure = self.events.take_pressure();
+        let pressure = self.pipeline.stacks.pressure(self.events.take_pressure());
         if self.disabled {
             return;
         }
@@ -489,6 +494,10 @@ impl PushedSource for PerfSource {
             return Ok(None);
         }
         Ok(Some(reported_ns))
+    }
+
+    fn keep_up(&mut self) {
+        self.catch_up();
     }
 
     fn go_to(&mut self, at_ns: u64) {

@@ -275,6 +275,11 @@ impl Events {
         self.rings.iter().map(|(ring, _)| ring.data_bytes() as u64).sum()
     }
 
+    /// How full the fullest ring is now.
+    pub(in super::super) fn fill_per_mille(&self) -> u32 {
+        self.rings.iter().map(|(ring, _)| ring.fill().per_mille).max().unwrap_or(0)
+    }
+
     /// How full rings were since this was called before.
     pub(in super::super) fn take_pressure(&mut self) -> Pressure {
         std::mem::take(&mut self.pressure)

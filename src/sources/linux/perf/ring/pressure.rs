@@ -8,3 +8,10 @@ pub(in super::super) struct Pressure {
     /// Samples did not fit.
     pub(in super::super) lost: bool,
 }
+
+impl Pressure {
+    /// With samples that were read ahead, per mille of those that may be.
+    pub(in super::super) fn with(self, ahead_per_mille: u32) -> Pressure {
+        Pressure { fill_per_mille: self.fill_per_mille.max(ahead_per_mille), ..self }
+    }
+}

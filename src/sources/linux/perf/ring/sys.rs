@@ -174,16 +174,25 @@ impl Ring {
         unsafe { AtomicU64::from_ptr(&raw mut (*self.page.as_ptr()).data_tail) }
     }
 
+    /// How full it is.
+    pub(in super::super) fn fill(&self) -> Fill {
+        let (head, tail) = (self.head().load(Ordering::Acquire), self.tail().load(Ordering::Relaxed));
+        self.fill_of(head.wrapping_sub(tail))
+    }
+
+    fn fill_of(&self, used_bytes: u64) -> Fill {
+        Fill {
+            per_mille: (used_bytes.saturating_mul(1000) / self.data_bytes.max(1) as u64).min(1000) as u32,
+            may_have_lost: used_bytes.saturating_add(RECORD_BYTES_MAX) > self.data_bytes as u64,
+        }
+    }
+
     /// Gives each record that is there to `take`, and makes room; how full it was, and whether so full that records
     /// may be lost. `scratch` is for those that go over the end of the ring. What contradicts itself ends the batch.
     pub(in super::super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(&[u8])) -> Fill {
         let head = self.head().load(Ordering::Acquire);
         let mut tail = self.tail().load(Ordering::Relaxed);
-        let used = head.wrapping_sub(tail);
-        let fill = Fill {
-            per_mille: (used.saturating_mul(1000) / self.data_bytes.max(1) as u64).min(1000) as u32,
-            may_have_lost: used + RECORD_BYTES_MAX > self.data_bytes as u64,
-        };
+        let fill = self.fill_of(head.wrapping_sub(tail));
         // SAFETY: the data area is mapped as long as `self` lives. The kernel writes between head
         // and tail only, around the end; what lies from `tail` to `head` it leaves alone until
         // `data_tail` is raised, which happens below, after the last use of `data`.

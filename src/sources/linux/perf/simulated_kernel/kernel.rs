@@ -101,6 +101,8 @@ pub(super) struct Kernel {
     pub(super) off_cpu_ns: BTreeMap<(pid_t, pid_t), u64>,
     /// Numbers of processes that another one has had.
     pub(super) reused: BTreeSet<pid_t>,
+    /// Samples that were taken, by process.
+    pub(super) sampled: BTreeMap<pid_t, u64>,
     /// Faults that were injected.
     pub(super) injected: u64,
 }
@@ -133,6 +135,7 @@ impl Kernel {
             off_since_ns: BTreeMap::new(),
             off_cpu_ns: BTreeMap::new(),
             reused: BTreeSet::new(),
+            sampled: BTreeMap::new(),
             injected: 0,
         }
     }
@@ -290,7 +293,8 @@ impl Kernel {
             }
             return;
         }
-        self.write(id, records::sample(id, period_ns.max(10_000), &[tid as u64; 4]), true);
+        *self.sampled.entry(pid).or_default() += u64::from(self.samples);
+        self.write(id, records::sample(id, period_ns.max(10_000), &[tid as u64, pid as u64]), true);
         if self.fault(throttle) {
             self.cpus[number].throttled_until_ns = Some(self.now_ns + 10 * period_ns);
             self.write(id, records::throttle(id, true), false);

@@ -1,5 +1,8 @@
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../../../../tests/support/rounds.rs"]
+mod rounds;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -23,6 +26,7 @@ use crate::sources::linux::attach;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::pushed::{Record, What};
 use crate::sources::{Chosen, Process, ThreadId};
+use rounds::{as_usual, seeds};
 
 const PERIOD_NS: u64 = 1_000_000;
 /// The rings are read to here when a batch is flushed.
@@ -39,9 +43,11 @@ struct Sums {
     used_ns: BTreeMap<(u32, ThreadId), u64>,
     /// By process and thread: how long it waited.
     waits_ns: BTreeMap<(u32, ThreadId), u64>,
-    /// Samples that the kernel dropped.
+    /// Samples that the kernel dropped, and ticks that came late.
     dropped: u64,
-    samples: u64,
+    late: u64,
+    /// Samples and missed ones, by process.
+    samples: BTreeMap<u32, u64>,
     /// What is wrong.
     complaints: Vec<String>,
 }
@@ -70,7 +76,9 @@ impl Sums {
                 What::Sampled(capture) => {
                     let used_ns = capture.look.unwrap().cpu_ns;
                     expect(self.threads.contains(&key), "was sampled and not started");
-                    expect(capture.stack[..8] == thread.0.to_ne_bytes(), "has another's stack");
+                    expect(capture.stack[..8] == thread.0.to_ne_bytes(), "has another thread's stack");
+                    let of_process = capture.stack[8..] == u64::from(process).to_ne_bytes();
+                    expect(of_process, "has another process's stack");
                     expect(used_ns >= self.used_ns.get(&key).copied().unwrap_or(0), "gave CPU time back");
                     self.weigh(key, used_ns);
                 }
@@ -83,6 +91,7 @@ impl Sums {
                 // Threads whose exits were lost end with it.
                 What::Gone => self.threads.retain(|(of, _)| *of != process),
                 What::Dropped(samples, _) => self.dropped += samples,
+                What::Late(ticks) => self.late += ticks,
                 What::Waited { ns, .. } | What::WaitLost { ns, .. } => {
                     *self.waits_ns.entry(key).or_default() += ns;
                 }
@@ -94,7 +103,7 @@ impl Sums {
     fn weigh(&mut self, key: (u32, ThreadId), used_ns: u64) {
         let before_ns = self.used_ns.insert(key, used_ns).unwrap_or(0);
         *self.weights_ns.entry(key.0).or_default() += used_ns.saturating_sub(before_ns);
-        self.samples += 1;
+        *self.samples.entry(key.0).or_default() += 1;
     }
 }
 
@@ -103,6 +112,8 @@ struct Run {
     random: Rng,
     machine: Machine,
     pipeline: Pipeline,
+    /// The process that is always recorded.
+    main: pid_t,
     cpus: usize,
     counts_lost: bool,
     sums: Sums,
@@ -115,20 +126,29 @@ impl Run {
     /// By this seed: the kernel, whom is recorded, which faults come.
     fn new(seed: u64, with_faults: bool) -> Run {
         let mut random = Rng::new(seed);
+        let faults = Run::faults(&mut random, with_faults);
+        let is_small = with_faults && random.chance(1, 2);
+        let ring_bytes = if is_small { random.within(600, 6_000) as usize } else { 1 << 20 };
+        Run::with(random, faults, ring_bytes)
+    }
+
+    fn faults(random: &mut Rng, with_faults: bool) -> Faults {
         let mut chance =
             |most: u64| if with_faults && random.chance(1, 2) { random.within(0, most) } else { 0 };
-        let faults = Faults {
+        Faults {
             late_tick: chance(300),
             throttle: chance(10),
             exit_lost: chance(500),
             reuse: chance(1000),
             offline: chance(1000),
             slow_clock: chance(200),
-        };
-        let is_small = with_faults && random.chance(1, 2);
+        }
+    }
+
+    fn with(mut random: Rng, faults: Faults, ring_bytes: usize) -> Run {
         let setup = Setup {
             cpus: 1 + random.below(4),
-            ring_bytes: if is_small { random.within(600, 6_000) as usize } else { 1 << 20 },
+            ring_bytes,
             period_ns: PERIOD_NS,
             switches: random.chance(1, 2),
             faults,
@@ -165,6 +185,7 @@ impl Run {
             random,
             machine,
             pipeline,
+            main,
             cpus: setup.cpus,
             counts_lost,
             sums,
@@ -290,7 +311,7 @@ fn run_all(seeds: std::ops::Range<u64>, with_faults: bool) -> (u64, u64, u64) {
     for seed in seeds {
         let run = Run::new(seed, with_faults).run(12);
         compared += run.compared;
-        samples += run.sums.samples;
+        samples += run.sums.samples.values().sum::<u64>();
         injected += run.machine.0.borrow().injected;
         complaints.extend(run.sums.complaints.first().map(|complaint| format!("seed {seed}: {complaint}")));
     }
@@ -300,19 +321,34 @@ fn run_all(seeds: std::ops::Range<u64>, with_faults: bool) -> (u64, u64, u64) {
 
 #[test]
 fn weights_and_losses_add_up_to_the_clock_of_each_process() {
-    let (compared, samples, injected) = run_all(0..100, false);
-    assert!(compared > 200 && samples > 5_000 && injected == 0, "{compared} {samples} {injected}");
+    let (compared, samples, injected) = run_all(seeds(0..100), false);
+    let is_enough = compared > 200 && samples > 5_000 || !as_usual();
+    assert!(is_enough && injected == 0, "{compared} {samples} {injected}");
 }
 
 #[test]
 fn weights_and_losses_add_up_to_the_clock_of_each_process_whatever_fails() {
-    let (compared, samples, injected) = run_all(1_000..1_100, true);
-    assert!(compared > 300 && samples > 3_000 && injected > 3_000, "{compared} {samples} {injected}");
+    let (compared, samples, injected) = run_all(seeds(1_000..1_100), true);
+    let is_enough = compared > 300 && samples > 3_000 && injected > 3_000 || !as_usual();
+    assert!(is_enough, "{compared} {samples} {injected}");
 }
 
-/// Without losses each process that is selected is recorded, and no other one.
+/// Until the first sample on time the schedule of a CPU is not known: some count as on time.
 #[test]
-fn samples_are_of_selected_processes_only() {
+fn late_ticks_are_reported() {
+    let (mut late, mut injected) = (0, 0);
+    for seed in 0..10 {
+        let faults = Faults { late_tick: 300, ..Faults::default() };
+        let run = Run::with(Rng::new(seed), faults, 1 << 20).run(12);
+        late += run.sums.late;
+        injected += run.machine.0.borrow().injected;
+    }
+    assert!(late > injected / 3 && late <= injected, "{late} of {injected}");
+}
+
+/// Without losses all samples of a process that is selected are recorded, and none of others.
+#[test]
+fn samples_are_those_of_selected_processes() {
     for seed in 0..30 {
         let run = Run::new(seed, false).run(6);
         let excluded: BTreeSet<u32> = {
@@ -321,6 +357,10 @@ fn samples_are_of_selected_processes_only() {
             all.filter(|pid| filter.is_excluded(pid.cast_signed())).collect()
         };
         assert!(excluded.is_empty(), "seed {seed}: {excluded:?}");
+        let kernel = run.machine.0.borrow();
+        let (taken, recorded) =
+            (kernel.sampled.get(&run.main), run.sums.samples.get(&run.main.unsigned_abs()));
+        assert_eq!(recorded, taken, "seed {seed}");
         if run.pipeline.processes.filter().is_one() {
             assert!(run.sums.weights_ns.len() <= 1, "seed {seed}");
         }

@@ -4,6 +4,7 @@ pub(super) mod backlog;
 pub(super) mod memory;
 mod missing_pages;
 mod prefetch;
+pub(super) mod read_ahead;
 mod red_zone;
 pub(super) mod stack_size;
 mod stack_tail;

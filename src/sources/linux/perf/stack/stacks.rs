@@ -16,6 +16,7 @@ use super::backlog::Backlog;
 use super::memory::TargetMemory;
 use super::missing_pages::MissingPages;
 use super::prefetch::Prefetch;
+use super::read_ahead::ReadAhead;
 use super::red_zone::{self, RedZone};
 use super::stack_size::StackSize;
 use super::stack_tail::{StackTail, TAIL_BYTES};
@@ -53,6 +54,8 @@ pub(in super::super) struct Stacks {
     kernel_frames: bool,
     copies: ProgramCopies,
     sizes: Sizes,
+    /// What was read of rings and is not handed over yet.
+    ahead: ReadAhead,
     /// Of each process: the program that it runs, and where its stacks end.
     missing_pages: HashMap<pid_t, (u64, MissingPages)>,
 }
@@ -70,16 +73,19 @@ impl Stacks {
                 number: 0,
                 since_ns: 0,
             },
+            ahead: ReadAhead::default(),
             missing_pages: HashMap::new(),
         }
     }
 
     /// Fills a buffer with a sample.
-    pub(in super::super) fn copy(&self, id: Id, sample: &Sample<'_>, capture: &mut Capture) {
+    pub(in super::super) fn copy(&mut self, id: Id, sample: &Sample<'_>, capture: &mut Capture) {
         // Rings still hold what was copied by the size before.
         capture.window = self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
         capture.stack.clear();
         capture.stack.extend_from_slice(sample.stack);
+        let has_tail = self.copies.tail.is_some() && sample.stack.len() >= STACK_BYTES_MAX as usize;
+        self.ahead.add(sample.stack.len(), if has_tail { TAIL_BYTES as usize } else { 0 });
         capture.pieces.clear();
         capture.kernel.clear();
         // All but the innermost are return addresses: looked up where the call is.
@@ -104,6 +110,21 @@ impl Stacks {
         tail.as_mut().map_or(0, StackTail::read)
             + prefetch.as_mut().map_or(0, Prefetch::read)
             + red_zone.as_mut().map_or(0, RedZone::read)
+    }
+
+    /// Whether rings that are so full are read while a batch is walked.
+    pub(in super::super) fn reads_ahead(&self, fill_per_mille: u32) -> bool {
+        self.ahead.reads(fill_per_mille)
+    }
+
+    /// How full rings were, or what was read of them.
+    pub(in super::super) fn pressure(&self, rings: Pressure) -> Pressure {
+        rings.with(self.ahead.stacks_per_mille())
+    }
+
+    /// All that was read is handed over.
+    pub(in super::super) fn begin_batch(&mut self) {
+        self.ahead.clear();
     }
 
     /// Completes a sample, of a process that runs this program.
