@@ -27,7 +27,7 @@ mod linux {
     use stackprof::live::Live;
     use stackprof::sampler::{self, Options};
     use stackprof::sources::linux;
-    use stackprof::walk::How;
+    use stackprof::walk::UnwindMethod;
 
     const HZ: u32 = 997;
     /// A gap shorter than this is the loop itself.
@@ -129,7 +129,7 @@ mod linux {
             off_cpu: false,
             threads: false,
             max_depth: 1024,
-            unwind: How::Auto,
+            unwind: UnwindMethod::Auto,
             seed: 1,
         };
         let clock = RealClock::new();

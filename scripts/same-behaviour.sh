@@ -13,9 +13,9 @@
 # What is compared, of each seed: folded stacks, flame graph and summary of a usual recording, the
 # same with --idle, with --threads and by frame pointers, the statistics of each, the three other
 # forms of a profile, and the four dumps; then what render, diff and gate make of these profiles; then
-# the runs of the golden files, and the golden files themselves. Not compared are four keys of the statistics which are measured anew in each run of
-# one program; they are named in the output. Each output that differs is listed, with its first
-# difference and, if it is meant, why. Ends with 1 if any differs, meant or not.
+# the runs of the golden files, and the golden files themselves. Not compared are keys of the statistics
+# which are measured anew in each run of one program; they are named in the output. Each output that
+# differs is listed, with its first difference and, if it is meant, why. Ends with 1 if any differs, meant or not.
 #
 # Builds the commit in a worktree below a temporary folder, and both below
 # $CARGO_TARGET_DIR/same-behaviour; a second run builds only what changed.
@@ -53,7 +53,7 @@ MEANT
 }
 
 # Measured anew in each run, by two runs of one program as by two programs.
-measured='profiler_cpu_s|profiler_peak_rss_bytes|symbolicate_s|write_s'
+measured='profiler_cpu_s|profiler_peak_rss_bytes|recording_peak_rss_bytes|recording_private_bytes|recording_file_bytes|symbolicate_s|write_s'
 
 targets=${CARGO_TARGET_DIR:-$root/target}/same-behaviour
 work=$(mktemp -d)

@@ -37,7 +37,7 @@ mod linux {
 
     use stackprof::addr::LookupAvma;
     use stackprof::images::ImageCode;
-    use stackprof::walk::{self, Ended, Frames, How, Input, StackBytes, Unwinder};
+    use stackprof::walk::{self, Frames, Input, StackBytes, StackEnd, UnwindMethod, Unwinder};
 
     use crate::framehop_side::Framehop;
     use crate::instructions;
@@ -75,7 +75,7 @@ mod linux {
         framehop: Framehop,
         unwinder: Unwinder,
         frames: Frames,
-        ended: Option<Ended>,
+        ended: Option<StackEnd>,
     }
 
     impl<'a> State<'a> {
@@ -108,8 +108,8 @@ mod linux {
                     self.framehop.walk(stack);
                     return black_box(self.framehop.addresses.len());
                 }
-                Walker::Auto => How::Auto,
-                Walker::FramePointer => How::FramePointer,
+                Walker::Auto => UnwindMethod::Auto,
+                Walker::FramePointer => UnwindMethod::FramePointer,
             };
             let input = Input {
                 stack_top: stack.top,
@@ -118,7 +118,7 @@ mod linux {
             };
             let walked = walk::unwind(how, &stack.registers, &input, &mut self.unwinder, &mut self.frames);
             self.ended = Some(walked.ended);
-            black_box(if walked.ended == Ended::Root { self.frames.addresses.len() } else { 0 })
+            black_box(if walked.ended == StackEnd::Root { self.frames.addresses.len() } else { 0 })
         }
 
         fn addresses(&self) -> &[LookupAvma] {

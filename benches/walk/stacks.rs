@@ -12,7 +12,7 @@ use crate::linux::Walker;
 use object::{Object, ObjectSection, ObjectSegment};
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
-use stackprof::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
+use stackprof::binary::frame_rule::{AnyRow, Cfa, Column, RETURN_ADDRESS, Row};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::clock::{Clock, RealClock};
 use stackprof::images::Images;
@@ -265,10 +265,10 @@ impl Program {
                 let address = start + at as u64 + 5;
                 if call[0] == 0xe8
                     && leads_into_text
-                    && let Some(row) = self.images.row(Avma(address - 1))
+                    && let Some(AnyRow::X86_64(row)) = self.images.row(Avma(address - 1))
                     && is_ordinary(&row)
                 {
-                    sites.insert(address, Site { address, row });
+                    sites.insert(address, Site { address, row: *row });
                 }
             }
         }

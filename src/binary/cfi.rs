@@ -28,8 +28,8 @@ use super::gopclntab::GoFunctions;
 use super::object::name_at;
 use crate::addr::Svma;
 use crate::binary::frame_rule::{
-    AARCH64_COLUMNS, ARM_COLUMNS, COLUMNS, Cfa as RowCfa, Column, RETURN_ADDRESS, Row, X86_COLUMNS,
-    X86_RETURN_ADDRESS,
+    AARCH64_COLUMNS, ARM_COLUMNS, AnyRow, COLUMNS, Cfa as RowCfa, Column, Columns, RETURN_ADDRESS, Row,
+    X86_COLUMNS, X86_RETURN_ADDRESS,
 };
 use crate::binary::unpack;
 
@@ -148,11 +148,24 @@ impl Cfi {
         (!tables.is_empty() || go.is_some()).then_some(Cfi { tables, go, bases, columns, address_bytes })
     }
 
+    /// The row at an instruction, of the processor that the file is for; `bytes` are those that [`Cfi::find`]
+    /// was given. `None` where there is no information.
+    #[must_use]
+    pub fn any_row(&self, bytes: &[u8], pc: Svma) -> Option<AnyRow> {
+        match self.columns {
+            COLUMNS => self.row::<[Column; COLUMNS]>(bytes, pc).map(AnyRow::from),
+            AARCH64_COLUMNS => self.row::<[Column; AARCH64_COLUMNS]>(bytes, pc).map(AnyRow::from),
+            X86_COLUMNS => self.row::<[Column; X86_COLUMNS]>(bytes, pc).map(AnyRow::from),
+            ARM_COLUMNS => self.row::<[Column; ARM_COLUMNS]>(bytes, pc).map(AnyRow::from),
+            _ => None,
+        }
+    }
+
     /// The row at an instruction; `bytes` are those that [`Cfi::find`] was given. `None`
     /// where there is no information, and for the rows of another processor.
     #[must_use]
-    pub fn row<const N: usize>(&self, bytes: &[u8], pc: Svma) -> Option<Row<N>> {
-        if N != self.columns {
+    pub fn row<C: Columns>(&self, bytes: &[u8], pc: Svma) -> Option<Row<C>> {
+        if C::COUNT != self.columns {
             return None;
         }
         let by_table = self.tables.iter().find_map(|table| {
@@ -240,13 +253,13 @@ impl Entries {
     }
 
     /// The row at `pc` of the entry that begins at `offset` in the section `bytes`.
-    pub(super) fn row<const N: usize>(&self, bytes: &[u8], offset: usize, pc: Svma) -> Option<Row<N>> {
+    pub(super) fn row<C: Columns>(&self, bytes: &[u8], offset: usize, pc: Svma) -> Option<Row<C>> {
         let (bytes, not_signal) = self.marks.of(bytes);
         row_of(entries::eh_frame(bytes, MACHO_ADDRESS_BYTES), bytes, &self.bases, offset, pc, not_signal)
     }
 
     /// The row at `pc`, whose entry is searched for.
-    pub(super) fn search<const N: usize>(&self, bytes: &[u8], pc: Svma) -> Option<Row<N>> {
+    pub(super) fn search<C: Columns>(&self, bytes: &[u8], pc: Svma) -> Option<Row<C>> {
         self.row(bytes, entries::entry_at(self.index(bytes), pc.0)?, pc)
     }
 
@@ -268,14 +281,14 @@ impl Entries {
 const ARM_PC: usize = 15;
 
 /// The row of the entry at an offset of a section, which is that of `bytes`.
-fn row_of<'a, S, const N: usize>(
+fn row_of<'a, S, C: Columns>(
     section: S,
     bytes: &[u8],
     bases: &BaseAddresses,
     offset: usize,
     pc: Svma,
     not_signal: &[usize],
-) -> Option<Row<N>>
+) -> Option<Row<C>>
 where
     S: UnwindSection<entries::Reader<'a>>,
     S::Offset: UnwindOffset<usize>,
@@ -292,15 +305,15 @@ where
     };
     let cfa = match row.cfa() {
         CfaRule::RegisterAndOffset { register, offset } => {
-            RowCfa::Register(u8::try_from(register.0).ok().filter(|n| usize::from(*n) < N)?, *offset)
+            RowCfa::Register(u8::try_from(register.0).ok().filter(|n| usize::from(*n) < C::COUNT)?, *offset)
         }
         CfaRule::Expression(code) => RowCfa::Expression(expression(*code)?),
     };
-    let mut found = Row::<N>::new(cfa);
+    let mut found = Row::<C>::new(cfa);
     for (register, rule) in row.registers() {
         // Others are not kept: vector registers, whether the return address is signed (it is
         // stripped all the same).
-        let Some(column) = found.columns.get_mut(usize::from(register.0)) else { continue };
+        let Some(column) = found.columns.as_mut().get_mut(usize::from(register.0)) else { continue };
         *column = match rule {
             RegisterRule::Undefined => Column::Undefined,
             RegisterRule::SameValue => Column::Same,
@@ -313,7 +326,7 @@ where
         };
     }
     // On x86_64 and i386 a return address that stays in its column would be the pc itself.
-    let return_column = match N {
+    let return_column = match C::COUNT {
         COLUMNS => Some(RETURN_ADDRESS),
         X86_COLUMNS => Some(X86_RETURN_ADDRESS),
         _ => None,
@@ -323,7 +336,7 @@ where
     }
     // LLVM's assembler leaves out of `.debug_frame` what marks signal frames, and which column has the return
     // address. On 32-bit Arm only what was interrupted has a pc of its own beside lr.
-    let is_interrupt = N == ARM_COLUMNS && matches!(found.columns[ARM_PC], Column::At(_));
+    let is_interrupt = C::COUNT == ARM_COLUMNS && matches!(found.columns[ARM_PC], Column::At(_));
     found.signal = is_interrupt
         || fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
     Some(found)

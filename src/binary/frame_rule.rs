@@ -1,6 +1,9 @@
 //! How a frame finds its caller at one instruction: a leaf that image and walk share.
 //! [`Row`] is all that unwind information says there, [`FrameRule`] its ordinary form.
 
+use std::fmt::Debug;
+use std::ops::IndexMut;
+
 /// Columns of a [`Row`]: the 16 general registers of x86_64 by DWARF number, then the
 /// return address (System V AMD64 ABI, figure 3.36).
 pub const COLUMNS: usize = 17;
@@ -26,13 +29,75 @@ pub const X86_RETURN_ADDRESS: usize = 8;
 /// in the column of r14; only signal frames have one of their own in that of r15.
 pub const ARM_COLUMNS: usize = 16;
 
+/// The columns of a [`Row`]: one for each register of a processor that a row may name.
+pub trait Columns:
+    Clone + Debug + PartialEq + Eq + IndexMut<usize, Output = Column> + AsRef<[Column]> + AsMut<[Column]>
+{
+    /// The values of these registers.
+    type Values: Copy + Debug + IndexMut<usize, Output = u64> + AsRef<[u64]> + AsMut<[u64]>;
+
+    /// How many they are.
+    const COUNT: usize;
+
+    /// Every register of the caller is still in its register.
+    fn same() -> Self;
+
+    /// A row with these columns; `None` for one of another processor.
+    fn row(any: AnyRow) -> Option<Row<Self>>;
+}
+
+/// A row, by processor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnyRow {
+    /// x86_64.
+    X86_64(Box<Row>),
+    /// aarch64.
+    Aarch64(Box<RowAarch64>),
+    /// i386.
+    X86(Box<RowX86>),
+    /// 32-bit Arm.
+    Arm(Box<RowArm>),
+}
+
+macro_rules! columns {
+    ($count:expr, $processor:ident) => {
+        impl Columns for [Column; $count] {
+            type Values = [u64; $count];
+
+            const COUNT: usize = $count;
+
+            fn same() -> [Column; $count] {
+                std::array::from_fn(|_| Column::Same)
+            }
+
+            fn row(any: AnyRow) -> Option<Row<[Column; $count]>> {
+                match any {
+                    AnyRow::$processor(row) => Some(*row),
+                    _ => None,
+                }
+            }
+        }
+
+        impl From<Row<[Column; $count]>> for AnyRow {
+            fn from(row: Row<[Column; $count]>) -> AnyRow {
+                AnyRow::$processor(Box::new(row))
+            }
+        }
+    };
+}
+
+columns!(COLUMNS, X86_64);
+columns!(AARCH64_COLUMNS, Aarch64);
+columns!(X86_COLUMNS, X86);
+columns!(ARM_COLUMNS, Arm);
+
 /// A row of unwind information in full; of x86_64 unless it says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Row<const N: usize = COLUMNS> {
+pub struct Row<C: Columns = [Column; COLUMNS]> {
     /// Where the canonical frame address (CFA) is: the stack pointer before the call.
     pub cfa: Cfa,
     /// Where each register of the caller is.
-    pub columns: [Column; N],
+    pub columns: C,
     /// The "caller" was interrupted by a signal: its registers are all exact, and its
     /// program counter is one, not a return address.
     pub signal: bool,
@@ -72,13 +137,13 @@ pub enum Column {
 pub const CALLED_FROM_ELSEWHERE: Column = Column::Is(0);
 
 /// A row of aarch64.
-pub type RowAarch64 = Row<AARCH64_COLUMNS>;
+pub type RowAarch64 = Row<[Column; AARCH64_COLUMNS]>;
 
 /// A row of i386.
-pub type RowX86 = Row<X86_COLUMNS>;
+pub type RowX86 = Row<[Column; X86_COLUMNS]>;
 
 /// A row of 32-bit Arm.
-pub type RowArm = Row<ARM_COLUMNS>;
+pub type RowArm = Row<[Column; ARM_COLUMNS]>;
 
 /// What an entry of the tables of 32-bit Arm's exception handling ABI says of the body of its functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,11 +156,11 @@ pub enum TableSays {
     Refused,
 }
 
-impl<const N: usize> Row<N> {
+impl<C: Columns> Row<C> {
     /// A row that saves nothing.
     #[must_use]
-    pub fn new(cfa: Cfa) -> Row<N> {
-        Row { cfa, columns: std::array::from_fn(|_| Column::Same), signal: false }
+    pub fn new(cfa: Cfa) -> Row<C> {
+        Row { cfa, columns: C::same(), signal: false }
     }
 }
 
@@ -104,18 +169,9 @@ impl<const N: usize> Row<N> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
     /// The row in the body.
-    pub row: BodyRow,
+    pub row: AnyRow,
     /// Compact unwind information says so, otherwise DWARF.
     pub compact: bool,
-}
-
-/// A row, by processor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BodyRow {
-    /// x86_64.
-    X86_64(Box<Row>),
-    /// aarch64.
-    Aarch64(Box<RowAarch64>),
 }
 
 impl Row {

@@ -16,7 +16,8 @@ use hashbrown::HashMap;
 use object::{Architecture, Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolKind};
 
 use super::frame_rule::{
-    AARCH64_COLUMNS, ARM_COLUMNS, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row, X86_COLUMNS, X86_RETURN_ADDRESS,
+    AARCH64_COLUMNS, ARM_COLUMNS, COLUMNS, Cfa, Column, Columns, RETURN_ADDRESS, Row, X86_COLUMNS,
+    X86_RETURN_ADDRESS,
 };
 use super::macho::uleb;
 use crate::addr::Svma;
@@ -198,17 +199,17 @@ impl GoFunctions {
 
     /// The row at an instruction; `None` outside the functions, and for the rows of another processor.
     #[must_use]
-    pub fn row<const N: usize>(&self, bytes: &[u8], pc: Svma) -> Option<Row<N>> {
+    pub fn row<C: Columns>(&self, bytes: &[u8], pc: Svma) -> Option<Row<C>> {
         let Convention { columns, stack_pointer, returns, pushes } = self.convention;
-        if N != columns {
+        if C::COUNT != columns {
             return None;
         }
         let function = self.at(bytes, pc)?;
         let distance = i64::from(self.distance(bytes, &function, pc)?);
         let pointer_bytes = self.pointer_bytes as i64;
         let above = if pushes { pointer_bytes } else { 0 };
-        let mut row = Row::new(Cfa::Register(stack_pointer, distance + above));
-        let column = row.columns.get_mut(returns)?;
+        let mut row: Row<C> = Row::new(Cfa::Register(stack_pointer, distance + above));
+        let column = row.columns.as_mut().get_mut(returns)?;
         if pushes {
             *column = Column::At(-pointer_bytes);
             return Some(row);
@@ -219,7 +220,7 @@ impl GoFunctions {
         } else if distance > 0 {
             *column = Column::At(-distance);
         }
-        *row.columns.get_mut(usize::from(stack_pointer))? = Column::Is(0);
+        *row.columns.as_mut().get_mut(usize::from(stack_pointer))? = Column::Is(0);
         Some(row)
     }
 

@@ -18,7 +18,7 @@ pub enum MappingKind {
     Vdso,
     /// Executable memory without a file: JIT code, trampolines.
     Anonymous,
-    /// The same, of which the compiler that made it told debuggers what it is (`images::Registered`).
+    /// The same, of which the compiler that made it told debuggers what it is (`images::GdbJit`).
     Registered,
 }
 

@@ -25,7 +25,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
 use crate::sources::gdb::Place;
 use crate::symbol::Style;
-use crate::walk::How;
+use crate::walk::UnwindMethod;
 
 pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, What};
 pub use output::{Destination, Output};
@@ -353,9 +353,9 @@ fn stub(place: &OsStr, flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Re
 }
 
 /// How stacks of a source are followed.
-fn unwind(text: Option<&OsStr>, of: &Source) -> Result<How> {
-    let Some(text) = text else { return Ok(How::Auto) };
-    let named = How::ALL.iter().find(|(_, name)| text.to_str() == Some(*name));
+fn unwind(text: Option<&OsStr>, of: &Source) -> Result<UnwindMethod> {
+    let Some(text) = text else { return Ok(UnwindMethod::Auto) };
+    let named = UnwindMethod::ALL.iter().find(|(_, name)| text.to_str() == Some(*name));
     let how = named
         .map(|(how, _)| *how)
         .ok_or_else(|| bad("--unwind", text, "auto, fp or cfi; for 32-bit Arm also exidx, code or scan"))?;

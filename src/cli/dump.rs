@@ -19,8 +19,8 @@ use crate::sources::{Activity, Capture, Event, Fault, Look, Role, Target, Thread
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
 use crate::trie::FrameId;
-use crate::walk::Ended;
 use crate::walk::MAX_STACK_BYTES;
+use crate::walk::StackEnd;
 
 /// How long a thread may take to stop that is stopped to see what it does, and how long a list of
 /// mappings may be in motion, nanoseconds.
@@ -244,13 +244,13 @@ fn missing(snapshot: &Snapshot) -> Option<Error> {
 }
 
 /// Why a walk ended, with what decides that.
-fn end_text(ended: Ended, max_depth: usize) -> String {
+fn end_text(ended: StackEnd, max_depth: usize) -> String {
     let reason = ended.reason();
     match ended {
-        Ended::WindowRanOut => {
+        StackEnd::DeeperThanCopied => {
             format!("{reason} (at most {} MiB of a stack are read)", MAX_STACK_BYTES >> 20)
         }
-        Ended::DepthLimit if max_depth < DUMP_DEPTH_MAX => {
+        StackEnd::DepthLimit if max_depth < DUMP_DEPTH_MAX => {
             format!("{reason} ({max_depth} frames; --max-depth shows more)")
         }
         _ => reason.to_owned(),

@@ -15,7 +15,7 @@ use crate::sources::pushed::IN_KERNEL;
 use crate::symbol::runtime::Makers;
 use crate::symbol::{Names, Why, kernel, sections};
 use crate::trie::FrameId;
-use crate::walk::{Ended, How};
+use crate::walk::{StackEnd, UnwindMethod};
 
 /// What helps where code was made at run time: for whole stacks, and for names.
 struct Advice {
@@ -68,7 +68,7 @@ fn is_worth(count: u64, of: u64) -> bool {
 }
 
 /// The hints, at most a few lines; `how` is how stacks were walked.
-pub(super) fn of(profile: &Profile, names: &Names, how: How) -> Vec<String> {
+pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<String> {
     let mut hints = Vec::new();
     let stats = &profile.stats;
     let seen = Seen::of(profile, names);
@@ -235,13 +235,19 @@ fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
 }
 
 /// The hint about stacks that end early, if many do.
-fn early(profile: &Profile, names: &Names, how: How, seen: &Seen) -> Option<String> {
+fn early(profile: &Profile, names: &Names, how: UnwindMethod, seen: &Seen) -> Option<String> {
     let stats = &profile.stats;
     // Other stacks are incomplete for what the program does, not for how it was built.
-    let early: u64 = [Ended::BadFrame, Ended::Undescribed, Ended::Unproved, Ended::Scanned, Ended::JitBudget]
-        .iter()
-        .filter_map(|ended| stats.stacks_incomplete.get(ended.reason()))
-        .sum();
+    let early: u64 = [
+        StackEnd::BadFrame,
+        StackEnd::Undescribed,
+        StackEnd::Unproved,
+        StackEnd::Scanned,
+        StackEnd::JitBudget,
+    ]
+    .iter()
+    .filter_map(|ended| stats.stacks_incomplete.get(ended.reason()))
+    .sum();
     if !is_worth(early, stats.samples) {
         return None;
     }
@@ -272,7 +278,7 @@ fn early(profile: &Profile, names: &Names, how: How, seen: &Seen) -> Option<Stri
 /// The hint about stacks that are deeper than what is read of them, if many are.
 fn deep(profile: &Profile) -> Option<String> {
     let stats = &profile.stats;
-    let ran_out = stats.stacks_incomplete.get(Ended::WindowRanOut.reason()).copied().unwrap_or(0);
+    let ran_out = stats.stacks_incomplete.get(StackEnd::DeeperThanCopied.reason()).copied().unwrap_or(0);
     if !is_worth(ran_out, stats.samples) {
         return None;
     }
@@ -293,7 +299,7 @@ fn deep(profile: &Profile) -> Option<String> {
 fn in_image(
     profile: &Profile,
     names: &Names,
-    how: How,
+    how: UnwindMethod,
     seen: &Seen,
     image: &Image,
     described: bool,
@@ -312,7 +318,7 @@ fn in_image(
     } else if has_musl && !described {
         "musl is built without unwind information; link one that was configured with --enable-debug"
             .to_owned()
-    } else if how == How::FramePointer {
+    } else if how == UnwindMethod::FramePointer {
         "it or what it calls is built without frame pointers; leave --unwind fp out, or rebuild with \
          -fno-omit-frame-pointer (Rust: -C force-frame-pointers=yes)"
             .to_owned()

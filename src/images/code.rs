@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use super::Images;
+use super::history::Images;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86, TableSays};
+use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 use crate::walk::Code;
 
 /// The code of the known images, for the walker.
@@ -20,28 +20,12 @@ impl Code for ImageCode<'_> {
         self.0.code(at)
     }
 
-    fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
-        self.0.frame_rule(pc)
-    }
-
-    fn row(&self, lookup: Avma) -> Option<Row> {
+    fn row(&self, lookup: Avma) -> Option<AnyRow> {
         self.0.row(lookup)
     }
 
     fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
         self.0.row_in_epilogue(pc)
-    }
-
-    fn row_aarch64(&self, lookup: Avma) -> Option<RowAarch64> {
-        self.0.row_aarch64(lookup)
-    }
-
-    fn row_x86(&self, lookup: Avma) -> Option<RowX86> {
-        self.0.row_x86(lookup)
-    }
-
-    fn row_arm(&self, lookup: Avma) -> Option<RowArm> {
-        self.0.row_arm(lookup)
     }
 
     fn is_t32(&self, pc: Avma) -> Option<bool> {

@@ -3,11 +3,12 @@
 
 use std::ops::Range;
 
-use super::{Image, Images};
+use super::history::Images;
+use super::loaded::Image;
 use crate::addr::{Avma, Svma};
 use crate::binary::cfi::Cfi;
 use crate::binary::exidx::Exidx;
-use crate::binary::frame_rule::{Body, FrameRule, Row, RowAarch64, RowArm, RowX86, TableSays};
+use crate::binary::frame_rule::{AnyRow, Body, COLUMNS, Column, Columns, FrameRule, Row, TableSays};
 use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
 use crate::binary::pe::epilogue;
@@ -17,16 +18,21 @@ impl Images {
     /// ordinary form; `None` where it is not known.
     #[must_use]
     pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
-        self.row_in_epilogue(pc).or_else(|| self.row(pc))?.ordinary()
+        let by_table = || self.row(pc).and_then(<[Column; COLUMNS]>::row);
+        self.row_in_epilogue(pc).or_else(by_table)?.ordinary()
     }
 
     /// What the unwind information of an ELF or a PE image says at a code address of the current
-    /// space; `None` where there is none, and for a row of another processor.
+    /// space; `None` where there is none.
     #[must_use]
-    pub fn row(&self, pc: Avma) -> Option<Row> {
+    pub fn row(&self, pc: Avma) -> Option<AnyRow> {
         let (image, svma) = self.at(pc)?;
-        let Some(functions) = image.pe_functions() else { return self.row_of(pc) };
-        Some(image.pe_stack_starts().row(svma, functions.row(svma)?))
+        if let Some(functions) = image.pe_functions() {
+            return Some(image.pe_stack_starts().row(svma, functions.row(svma)?).into());
+        }
+        let bytes = image.bytes.as_ref().ok()?.bytes();
+        let cfi = image.cfi.get_or_init(|| Cfi::find(bytes));
+        cfi.as_ref()?.any_row(bytes, svma)
     }
 
     /// The row at an instruction of an epilogue of a PE image, whose unwind information is of bodies and prologues;
@@ -42,24 +48,6 @@ impl Images {
     #[must_use]
     pub fn is_built_into_v8(&self, at: Avma) -> bool {
         self.at(at).is_some_and(|(image, _)| crate::binary::v8::is_in(&image.name))
-    }
-
-    /// As [`Images::row`], for aarch64.
-    #[must_use]
-    pub fn row_aarch64(&self, pc: Avma) -> Option<RowAarch64> {
-        self.row_of(pc)
-    }
-
-    /// As [`Images::row`], for i386.
-    #[must_use]
-    pub fn row_x86(&self, pc: Avma) -> Option<RowX86> {
-        self.row_of(pc)
-    }
-
-    /// As [`Images::row`], for 32-bit Arm.
-    #[must_use]
-    pub fn row_arm(&self, pc: Avma) -> Option<RowArm> {
-        self.row_of(pc)
     }
 
     /// Whether code of 32-bit Arm at an address of the current space is T32, as far as a symbol tells.
@@ -79,13 +67,6 @@ impl Images {
         let start = pc.0.checked_sub(svma.0.checked_sub(entry.function.start.0)?)?.max(region.start);
         let end = pc.0.checked_add(entry.function.end.0.checked_sub(svma.0)?)?.min(region.end);
         Some((Avma(start)..Avma(end), entry.said))
-    }
-
-    fn row_of<const N: usize>(&self, pc: Avma) -> Option<Row<N>> {
-        let (image, svma) = self.at(pc)?;
-        let bytes = image.bytes.as_ref().ok()?.bytes();
-        let cfi = image.cfi.get_or_init(|| Cfi::find(bytes));
-        cfi.as_ref()?.row(bytes, svma)
     }
 
     /// Whether the image at a code address of the current space has unwind information for

@@ -5,7 +5,6 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use super::registered;
 use crate::addr::Svma;
 use crate::binary::cfi::Cfi;
 use crate::binary::elf::functions::Functions as ElfFunctions;
@@ -17,6 +16,9 @@ use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
 use crate::binary::pe::unwind::{Functions as PeFunctions, StackStarts};
 use crate::binary::{FormatError, ImageBytes, Mapping, MappingKind, OpenError};
+
+/// The name of images that compilers registered. Their path is what the system calls the memory.
+const REGISTERED_NAME: &str = "[jit]";
 
 /// Why addresses of an image cannot be named.
 #[derive(Clone, Debug)]
@@ -68,7 +70,7 @@ pub struct Image {
     pub(super) cfi: OnceLock<Option<Cfi>>,
     pub(super) exidx: OnceLock<Option<Exidx>>,
     pub(super) unwind: OnceLock<Option<Unwind>>,
-    /// Read when first asked for: most images of a process are never on top of a stack.
+    /// Read when first requested: most images of a process are never on top of a stack.
     functions: OnceLock<Functions>,
     elf_functions: OnceLock<ElfFunctions>,
     /// Looked for where a process makes code at run time.
@@ -77,7 +79,7 @@ pub struct Image {
     pe_stack_starts: OnceLock<StackStarts>,
 }
 
-/// What debuggers know the list of registered code by (`registered.rs`), and its size in 64-bit programs.
+/// What debuggers know the list of registered code by (`gdb_jit.rs`), and its size in 64-bit programs.
 const JIT_DESCRIPTOR: (&str, u64) = ("__jit_debug_descriptor", 24);
 
 impl Image {
@@ -91,7 +93,7 @@ impl Image {
         let name = match mapping.kind {
             MappingKind::File => mapping.path.rsplit('/').next().unwrap_or_default(),
             MappingKind::Vdso | MappingKind::Anonymous => mapping.path.as_str(),
-            MappingKind::Registered => registered::NAME,
+            MappingKind::Registered => REGISTERED_NAME,
         };
         Image {
             path: mapping.path.clone(),

@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::addr::{Avma, Svma};
 use crate::binary::macho::CPU_ARM64;
 use crate::binary::macho::build::{File, TEXT};
+use crate::binary::{ImageBytes, Mapping, MappingKind};
 
 #[test]
 fn an_image_counts_from_its_text() {

@@ -1,11 +1,13 @@
 //! Images over time, with the test executable as the mapped file.
 #![allow(clippy::unwrap_used)]
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use super::*;
+use crate::addr::{Avma, Svma};
 use crate::binary::FormatError;
 use crate::binary::elf::Elf;
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 
 const BASE: u64 = 0x5555_0000_0000;
 
@@ -291,15 +293,15 @@ fn a_file_that_is_rewritten_is_opened_again() {
 }
 
 #[test]
-fn shared_memory_is_code_made_at_run_time_though_it_can_be_read() {
+fn shared_memory_is_jit_code_though_it_can_be_read() {
     let made_in = |path: &str, bytes: Vec<u8>| {
         let mut mapping = mapping(path, 1, BASE);
         (mapping.file_offset, mapping.avma) = (0, Avma(BASE)..Avma(BASE + 0x1000));
         let bytes = ImageBytes::new(bytes);
-        let (mut images, mut made) = (Images::default(), Made::default());
+        let (mut images, mut jit) = (Images::default(), JitCode::default());
         images.update(std::slice::from_ref(&mapping), &mut |_| Ok(bytes.clone()));
-        made.update(std::slice::from_ref(&mapping), &images);
-        made.contains(Avma(BASE))
+        jit.update(std::slice::from_ref(&mapping), &images);
+        jit.contains(Avma(BASE))
     };
     let code = || vec![0xc3; 0x1000];
     assert!(made_in("/memfd:doublemapper (deleted)", code()) && made_in("/dev/zero (deleted)", code()));
@@ -384,8 +386,8 @@ fn rows_in_epilogues_of_images_are_passed_on_by_the_code_of_a_target() {
     (mapping.file_offset, mapping.avma) = (0x400, Avma(BASE)..Avma(BASE + 0x1000));
     let mut images = Images::default();
     images.update(&[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
-    let made = Made::default();
-    let code = TargetCode { images: ImageCode(&images), made: &made, memory: None };
+    let jit = JitCode::default();
+    let code = TargetCode { images: ImageCode(&images), jit: &jit, memory: None };
     let at = |into: u64| (code.row_in_epilogue(Avma(BASE + into)), images.row_in_epilogue(Avma(BASE + into)));
     let (passed_on, row) = at(12);
     assert!(row.is_some() && passed_on == row);

@@ -2,7 +2,7 @@
 //! none, but never so often that reading them costs more than a share of the time.
 
 use crate::binary::{Mapping, MappingKind};
-use crate::images::{Images, Made, Registered};
+use crate::images::{GdbJit, Images, JitCode};
 use crate::sources::{Fault, Observed};
 
 /// Mappings are read again this often to notice images that were unloaded.
@@ -25,7 +25,7 @@ const COST_SHARE: u64 = 20;
 pub(super) struct ImageUpkeep {
     mappings: Vec<Mapping>,
     /// What is in mappings without a file.
-    registered: Registered,
+    registered: GdbJit,
     /// When the last reading ended.
     read_ns: u64,
     /// When it began: what was mapped by then is known.
@@ -52,7 +52,7 @@ impl ImageUpkeep {
 
     /// The process runs another program.
     pub(super) fn begin_program(&mut self) {
-        self.registered = Registered::default();
+        self.registered = GdbJit::default();
     }
 
     /// The target says that they have changed.
@@ -88,7 +88,7 @@ impl ImageUpkeep {
         process: &mut dyn Observed,
         now_ns: &dyn Fn() -> u64,
         images: &mut Images,
-        made: &mut Made,
+        jit: &mut JitCode,
     ) -> bool {
         let before_ns = now_ns();
         let mut changed = false;
@@ -103,7 +103,7 @@ impl ImageUpkeep {
         let mut opening_ns = 0;
         if listed.is_ok() {
             changed = self.take(process, now_ns, &mut opening_ns, images);
-            made.update(&self.mappings, images);
+            jit.update(&self.mappings, images);
         }
         self.fruitless = if changed { 0 } else { self.fruitless.saturating_add(1) };
         self.changed = false;
@@ -210,10 +210,11 @@ mod tests {
 
     #[test]
     fn a_library_that_is_loaded_does_not_wait_for_what_the_files_before_took_to_open() {
-        let (mut images, mut made, mut upkeep) = (Images::default(), Made::default(), ImageUpkeep::default());
+        let (mut images, mut jit, mut upkeep) =
+            (Images::default(), JitCode::default(), ImageUpkeep::default());
         let now_ns = Cell::new(0);
         let mut process = Slow { now_ns: &now_ns, files: 20 };
-        upkeep.read(&mut process, &|| now_ns.get(), &mut images, &mut made);
+        upkeep.read(&mut process, &|| now_ns.get(), &mut images, &mut jit);
         upkeep.note_change();
         // Twenty times as long as listing them takes.
         let read_ns = now_ns.get();
@@ -250,7 +251,8 @@ mod tests {
 
     /// How often mappings are listed in 10 s in which stacks lead out of the known code all the time.
     fn listed_in_ten_seconds(tells: bool, word_every_ms: u64) -> u64 {
-        let (mut images, mut made, mut upkeep) = (Images::default(), Made::default(), ImageUpkeep::default());
+        let (mut images, mut jit, mut upkeep) =
+            (Images::default(), JitCode::default(), ImageUpkeep::default());
         let now_ns = Cell::new(0);
         let mut listed = 0;
         for ms in 1..=10_000 {
@@ -259,7 +261,7 @@ mod tests {
                 upkeep.note_change();
             }
             if upkeep.may_retry(now_ns.get()) || upkeep.is_due(now_ns.get(), true) {
-                upkeep.read(&mut Empty { tells }, &|| now_ns.get(), &mut images, &mut made);
+                upkeep.read(&mut Empty { tells }, &|| now_ns.get(), &mut images, &mut jit);
                 listed += 1;
             }
         }

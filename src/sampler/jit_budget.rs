@@ -64,7 +64,7 @@ mod tests {
     use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
     use crate::clock::FakeClock;
     use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
-    use crate::walk::{Ended, Frames, How};
+    use crate::walk::{Frames, StackEnd, UnwindMethod};
 
     const START: u64 = 0x7000_0000_0000;
     const BYTES: u64 = 1 << 20;
@@ -113,7 +113,7 @@ mod tests {
             linger_ns: 0,
             threads: true,
             max_depth: 64,
-            unwind: How::Auto,
+            unwind: UnwindMethod::Auto,
             seed: 1,
             max_stop: 1.0,
         };
@@ -144,12 +144,12 @@ mod tests {
             recorder.walk(&mut process, THREAD, &capture, 1 << 16, &mut Frames::default()).0
         };
         // Each address costs some hundred instructions at least.
-        let first = (0..100_000).find(|pc| ended(&mut recorder, *pc) == Ended::JitBudget).expect("an end");
+        let first = (0..100_000).find(|pc| ended(&mut recorder, *pc) == StackEnd::JitBudget).expect("an end");
         assert!(first > 100, "{first}");
-        assert_eq!(ended(&mut recorder, first + 1), Ended::JitBudget);
-        assert_ne!(ended(&mut recorder, 0), Ended::JitBudget, "what is known costs nothing");
+        assert_eq!(ended(&mut recorder, first + 1), StackEnd::JitBudget);
+        assert_ne!(ended(&mut recorder, 0), StackEnd::JitBudget, "what is known costs nothing");
         clock.advance(SECOND_NS / 2);
-        assert_ne!(ended(&mut recorder, first + 1), Ended::JitBudget);
+        assert_ne!(ended(&mut recorder, first + 1), StackEnd::JitBudget);
     }
 
     #[test]

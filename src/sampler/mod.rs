@@ -34,7 +34,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::live::Live;
 use crate::recording::Profile;
 use crate::sources::{Fault, Target};
-use crate::walk::How;
+use crate::walk::UnwindMethod;
 use stops::StopDriver;
 
 pub use process::{FIRST, ProcessIndex};
@@ -60,7 +60,7 @@ pub struct Options {
     /// Frames kept per stack.
     pub max_depth: usize,
     /// How stacks are walked.
-    pub unwind: How,
+    pub unwind: UnwindMethod,
     /// Seed of the ticks' jitter.
     pub seed: u64,
     /// Share of its time that the target may stand still: 0.02 is 2 %, 1 or more no limit.

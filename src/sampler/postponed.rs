@@ -6,7 +6,7 @@
 use super::process::ProcessIndex;
 use super::recorder::{Recorder, Sample};
 use crate::sources::{Capture, Observed, ThreadId};
-use crate::walk::{Ended, Frames};
+use crate::walk::{Frames, StackEnd};
 
 /// Most samples that wait; a tick of all threads, or a hundred ticks of one.
 const POSTPONED_MAX: usize = 128;
@@ -46,12 +46,12 @@ pub(super) struct Rewalk<'a> {
 impl Recorder<'_> {
     /// Keeps a sample whose walk ended so because the images were not read since, perhaps; gives back
     /// any other, and that of a thread that waits on, whose stack is to be counted again.
-    pub(super) fn postpone(&mut self, sample: Sample, ended: Ended, weight_ns: u64) -> Option<Sample> {
+    pub(super) fn postpone(&mut self, sample: Sample, ended: StackEnd, weight_ns: u64) -> Option<Sample> {
         let Some(of) = self.accounts.get(&sample.thread).map(|account| account.process) else {
             return Some(sample);
         };
         let (read_ns, fruitless) = self.images_read(of);
-        let may_be_new_code = matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
+        let may_be_new_code = matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed | StackEnd::Scanned)
             && read_ns < sample.at_ns
             && fruitless < FRUITLESS_MAX;
         let waits_on = sample.waiting && (self.by_wall || weight_ns == 0);
@@ -115,7 +115,7 @@ impl Recorder<'_> {
                 rewalk.frames,
             );
             // What it led to may have been replaced since.
-            let ended = if self.space(of) == space { ended } else { Ended::BadFrame };
+            let ended = if self.space(of) == space { ended } else { StackEnd::BadFrame };
             self.insert(thread, ended, &capture.kernel, rewalk.frames, weight_ns, waiting);
             rewalk.spare.push(capture);
         }

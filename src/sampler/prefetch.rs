@@ -23,7 +23,7 @@ use crate::addr::Avma;
 use crate::images::{CodeMemory, ImageCode, TargetCode};
 use crate::sources::pushed::Needed;
 use crate::sources::{Capture, Observed, PIECE_BYTES, PIECES_MAX, StackPieces, ThreadId};
-use crate::walk::{self, Ended, Frames, How, OuterStack, StackBytes};
+use crate::walk::{self, Frames, OuterStack, StackBytes, StackEnd, UnwindMethod};
 
 /// Memory is read in pages of so many bytes, at most so many of a stack: more is no stack.
 const PAGE_BYTES: u64 = 4096;
@@ -217,7 +217,7 @@ impl Recorder<'_> {
         sample: Sample,
         window_max_bytes: usize,
         frames: &mut Frames,
-    ) -> (Option<Ended>, Option<&[u64]>) {
+    ) -> (Option<StackEnd>, Option<&[u64]>) {
         let id = sample.thread;
         self.may_prefetch = true;
         let taken = self.take(process, sample, 1, window_max_bytes, frames);
@@ -292,10 +292,10 @@ impl Recorder<'_> {
         let account = self.accounts.get_mut(&id)?;
         let recorded = self.processes.get_mut(account.process.0 as usize)?;
         self.images.select(recorded.number);
-        let Recorded { made, unwinder, .. } = recorded;
+        let Recorded { jit, unwinder, .. } = recorded;
         let described = process.process();
         let (fp_always, code_mask) = (described.fp_always, described.code_mask);
-        let how = if described.cfi { self.options.unwind } else { How::FramePointer };
+        let how = if described.cfi { self.options.unwind } else { UnwindMethod::FramePointer };
         // What begins at an odd address stays aligned.
         let inner_bytes = (capture.stack.len() / UNCOPIED_PARTS).next_multiple_of(16);
         let inner = capture.stack.get(..inner_bytes).unwrap_or(&capture.stack);
@@ -304,14 +304,14 @@ impl Recorder<'_> {
         let later = LaterStack { capture, memory: RefCell::new(memory) };
         let frames = &mut self.outer_frames;
         // What the sample's own walk learned is known; of more there is another search.
-        made.begin_walk(self.jit_budget.left(0));
+        jit.begin_walk(self.jit_budget.left(0));
         let mut spent = 0;
         loop {
             later.memory.borrow_mut().read.clear();
             let mut read_code =
                 |at, into: &mut [u8]| later.memory.borrow_mut().process.read_memory(at, into).unwrap_or(0);
             let code_memory = CodeMemory::new(&mut read_code);
-            let code = TargetCode { images: ImageCode(&self.images), made, memory: Some(&code_memory) };
+            let code = TargetCode { images: ImageCode(&self.images), jit, memory: Some(&code_memory) };
             let input = walk::Input {
                 stack,
                 stack_top: account.stack_top,
@@ -327,13 +327,13 @@ impl Recorder<'_> {
             let walked = walk::unwind(how, &capture.registers, &input, unwinder, frames);
             let mut memory = later.memory.borrow_mut();
             let mut read = |at, into: &mut [u8]| memory.process.read_memory(at, into).unwrap_or(0);
-            if made.fill(&mut read) {
+            if jit.fill(&mut read) {
                 continue;
             }
-            if matches!(walked.ended, Ended::WindowRanOut | Ended::OtherStack) {
+            if matches!(walked.ended, StackEnd::DeeperThanCopied | StackEnd::OtherStack) {
                 return None;
             }
-            let (instructions, _) = made.cost();
+            let (instructions, _) = jit.cost();
             self.jit_budget.spend(instructions - spent);
             spent = instructions;
             // A thread that already ran when we came: where was it born?
@@ -344,7 +344,8 @@ impl Recorder<'_> {
                 above.truncate(bytes);
                 let above = StackBytes { base: walked.reached, bytes: &above };
                 let arch = capture.registers.arch();
-                account.stack_top = walk::find_birth(arch, above, walked.reached, &ImageCode(&self.images));
+                account.stack_top =
+                    walk::find_stack_top(arch, above, walked.reached, &ImageCode(&self.images));
                 if account.stack_top.is_some() {
                     continue;
                 }

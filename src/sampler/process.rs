@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::image_upkeep::ImageUpkeep;
 use super::recorder::Recorder;
 use crate::binary::Files;
-use crate::images::{Images, Made};
+use crate::images::{Images, JitCode};
 use crate::recording::{Branch, Program, Thread};
 use crate::sources::{Observed, ThreadId};
 use crate::walk::Unwinder;
@@ -40,7 +40,7 @@ pub(super) struct Recorded {
     /// Where the stacks of all threads of that program are kept, if any were.
     merged: Option<u32>,
     /// Code that belongs to no image.
-    pub(super) made: Made,
+    pub(super) jit: JitCode,
     pub(super) upkeep: ImageUpkeep,
     pub(super) unwinder: Unwinder,
     /// Its files, once it has code without an image.
@@ -56,7 +56,7 @@ impl Recorded {
             pid,
             program,
             merged: None,
-            made: Made::default(),
+            jit: JitCode::default(),
             upkeep: ImageUpkeep::default(),
             unwinder: Unwinder::default(),
             files: None,
@@ -72,10 +72,10 @@ impl Recorded {
         images: &mut Images,
     ) -> bool {
         images.select(self.number);
-        let changed = self.upkeep.read(process, now_ns, images, &mut self.made);
+        let changed = self.upkeep.read(process, now_ns, images, &mut self.jit);
         if changed {
             self.unwinder.images_changed();
-            if self.files.is_none() && self.made.is_any() {
+            if self.files.is_none() && self.jit.is_any() {
                 self.files = Some(process.files());
             }
         }

@@ -23,7 +23,7 @@ use crate::recording::{Branch, Frame, Profile, Program, Root, Stats};
 use crate::sources::pushed::Needed;
 use crate::sources::{Capture, Look, Observed, Process, ThreadId};
 use crate::trie::{NodeId, Trie};
-use crate::walk::{self, Ended, Frames, How, Method, StackBytes};
+use crate::walk::{self, Frames, Method, StackBytes, StackEnd, UnwindMethod};
 
 /// What a thread showed at one moment.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub struct Sample {
 #[derive(Debug)]
 pub(super) struct Taken {
     /// Its node in the trie and how its walk ended, if it is there.
-    pub(super) stack: Option<(NodeId, Ended)>,
+    pub(super) stack: Option<(NodeId, StackEnd)>,
     /// How much of the copied stack its walk needed.
     pub(super) needed: Needed,
     /// The sample, given back; `None` if it waits for the images.
@@ -266,13 +266,13 @@ impl<'a> Recorder<'a> {
     }
 
     /// Counts a stack that is known again, of a thread that waits on.
-    pub(super) fn repeat(&mut self, node: NodeId, ended: Ended, weight_ns: u64) {
+    pub(super) fn repeat(&mut self, node: NodeId, ended: StackEnd, weight_ns: u64) {
         self.weights.reused_ns += weight_ns;
         self.count(node, ended, weight_ns);
     }
 
     /// Counts a stack that was put in before.
-    pub(super) fn count(&mut self, node: NodeId, ended: Ended, weight_ns: u64) {
+    pub(super) fn count(&mut self, node: NodeId, ended: StackEnd, weight_ns: u64) {
         self.trie.add(node, weight_ns);
         self.weighed(ended, weight_ns);
     }
@@ -281,13 +281,13 @@ impl<'a> Recorder<'a> {
     pub(super) fn insert(
         &mut self,
         id: ThreadId,
-        ended: Ended,
+        ended: StackEnd,
         kernel: &[LookupAvma],
         frames: &mut Frames,
         weight_ns: u64,
         waiting: bool,
     ) -> Option<NodeId> {
-        let (complete, fiber) = (ended.is_complete(), ended == Ended::Fiber);
+        let (complete, fiber) = (ended.is_complete(), ended == StackEnd::Fiber);
         let account = self.accounts.get(&id)?;
         let root = Root { branch: account.branch, complete, fiber, waiting };
         self.images.select(self.processes.get(account.process.0 as usize)?.number);
@@ -307,7 +307,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    fn weighed(&mut self, ended: Ended, weight_ns: u64) {
+    fn weighed(&mut self, ended: StackEnd, weight_ns: u64) {
         self.weights.weighed(weight_ns);
         if !ended.is_complete() && weight_ns > 0 {
             *self.weights.incomplete_ns.entry(ended.reason()).or_default() += weight_ns;
@@ -326,9 +326,9 @@ impl<'a> Recorder<'a> {
         capture: &Capture,
         window_max_bytes: usize,
         frames: &mut Frames,
-    ) -> (Ended, Needed) {
+    ) -> (StackEnd, Needed) {
         let (ended, needed) = self.walk_capture(process, id, capture, window_max_bytes, frames);
-        let leaves = needed.ran_out || ended == Ended::OtherStack;
+        let leaves = needed.ran_out || ended == StackEnd::OtherStack;
         let needed =
             if self.may_prefetch { self.look_above(process, id, capture, needed, leaves) } else { needed };
         (ended, needed)
@@ -342,13 +342,13 @@ impl<'a> Recorder<'a> {
         capture: &Capture,
         window_max_bytes: usize,
         frames: &mut Frames,
-    ) -> (Ended, Needed) {
+    ) -> (StackEnd, Needed) {
         if capture.only_kernel {
             frames.clear();
-            return (Ended::Root, Needed::default());
+            return (StackEnd::Root, Needed::default());
         }
         let Some(of) = self.accounts.get(&id).map(|account| account.process) else {
-            return (Ended::BadFrame, Needed::default());
+            return (StackEnd::BadFrame, Needed::default());
         };
         self.touch(of);
         self.select(of);
@@ -356,23 +356,23 @@ impl<'a> Recorder<'a> {
             self.retry_images(of, process);
         }
         let needed = |(ended, bytes), below| {
-            let ran_out = ended == Ended::WindowRanOut;
+            let ran_out = ended == StackEnd::DeeperThanCopied;
             (ended, Needed { bytes, ran_out, below, hopeless: false })
         };
         let (ended, bytes) = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
-        if ended == Ended::BadFrame
+        if ended == StackEnd::BadFrame
             && frames.addresses.len() == 1
             && let Some(fuller) = with_what_is_below(process, capture)
         {
-            self.doubt_below(of, true);
+            self.set_red_zone_read_later(of, true);
             let walked = self.walk_with_known_images(process, id, &fuller, window_max_bytes, frames);
-            self.doubt_below(of, false);
+            self.set_red_zone_read_later(of, false);
             return needed(walked, true);
         }
         // A row that could not read there is bridged, too.
         let below = frames.methods.get(1) == Some(&Method::Scan) && lacks_what_is_below(capture);
         // A torn chain, or a library that was loaded since?
-        if matches!(ended, Ended::BadFrame | Ended::Undescribed | Ended::Scanned)
+        if matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed | StackEnd::Scanned)
             && self.retry_images(of, process)
         {
             let walked = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
@@ -388,32 +388,32 @@ impl<'a> Recorder<'a> {
         capture: &Capture,
         window_max_bytes: usize,
         frames: &mut Frames,
-    ) -> (Ended, usize) {
+    ) -> (StackEnd, usize) {
         let sp = capture.registers.sp();
         let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
         let other = capture.other_stack.as_deref().map(|other| walk::OtherStack {
             stack: StackBytes { base: other.base, bytes: &other.bytes },
             limit: other.limit,
         });
-        let Some(account) = self.accounts.get_mut(&id) else { return (Ended::BadFrame, 0) };
+        let Some(account) = self.accounts.get_mut(&id) else { return (StackEnd::BadFrame, 0) };
         let Some(recorded) = self.processes.get_mut(account.process.0 as usize) else {
-            return (Ended::BadFrame, 0);
+            return (StackEnd::BadFrame, 0);
         };
         self.images.select(recorded.number);
-        let Recorded { made, unwinder, .. } = recorded;
+        let Recorded { jit, unwinder, .. } = recorded;
         let outer = Prefetched(&capture.pieces);
         let described = process.process();
-        let how = if described.cfi { self.options.unwind } else { How::FramePointer };
+        let how = if described.cfi { self.options.unwind } else { UnwindMethod::FramePointer };
         let (fp_always, code_mask) = (described.fp_always, described.code_mask);
         let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
         let now_ns = self.clock.now_ns();
-        made.check(now_ns, &mut read, |is_gone| unwinder.forget(is_gone));
-        made.begin_walk(self.jit_budget.left(now_ns));
+        jit.check(now_ns, &mut read, |is_gone| unwinder.forget(is_gone));
+        jit.begin_walk(self.jit_budget.left(now_ns));
         let mut spent = 0;
         // Each round leads further up, until there is enough of them (`made` counts).
         loop {
             let memory = CodeMemory::new(&mut read);
-            let code = TargetCode { images: ImageCode(&self.images), made, memory: Some(&memory) };
+            let code = TargetCode { images: ImageCode(&self.images), jit, memory: Some(&memory) };
             let input = walk::Input {
                 stack,
                 stack_top: account.stack_top,
@@ -426,14 +426,14 @@ impl<'a> Recorder<'a> {
                 blocked_signals: capture.pieces.blocked_signals,
             };
             let mut walked = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);
-            if made.fill(&mut read) {
+            if jit.fill(&mut read) {
                 continue;
             }
-            let (instructions, over_budget) = made.cost();
+            let (instructions, over_budget) = jit.cost();
             self.jit_budget.spend(instructions - spent);
             spent = instructions;
             if over_budget {
-                walked.ended = Ended::JitBudget;
+                walked.ended = StackEnd::JitBudget;
             }
             let needed = walked.reached.0.saturating_sub(sp.0) as usize;
             // As much was asked for of either: the one that was to be had in full counts.
@@ -441,7 +441,7 @@ impl<'a> Recorder<'a> {
             let copied = (stack.end().0.saturating_sub(sp.0) as usize).max(of_other);
             // What pieces hold is not to be copied beside them.
             let needed = if capture.pieces.is_empty() { needed } else { needed.min(copied) };
-            let is_left_to_pieces = walked.ended == Ended::WindowRanOut
+            let is_left_to_pieces = walked.ended == StackEnd::DeeperThanCopied
                 && self.may_prefetch
                 && account.prefetch.may_complete(&capture.pieces);
             if !is_left_to_pieces {
@@ -452,8 +452,12 @@ impl<'a> Recorder<'a> {
                 return (walked.ended, needed);
             }
             account.birth_searches_left -= 1;
-            account.stack_top =
-                walk::find_birth(capture.registers.arch(), stack, walked.reached, &ImageCode(&self.images));
+            account.stack_top = walk::find_stack_top(
+                capture.registers.arch(),
+                stack,
+                walked.reached,
+                &ImageCode(&self.images),
+            );
             if account.stack_top.is_none() {
                 account.window.reach(needed.saturating_add(walk::SEARCH_BYTES as usize), window_max_bytes);
                 return (walked.ended, needed);
@@ -470,10 +474,10 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// See [`walk::Unwinder::doubt_below`].
-    fn doubt_below(&mut self, of: ProcessIndex, later: bool) {
+    /// See [`walk::Unwinder::set_red_zone_read_later`].
+    fn set_red_zone_read_later(&mut self, of: ProcessIndex, later: bool) {
         if let Some(recorded) = self.processes.get_mut(of.0 as usize) {
-            recorded.unwinder.doubt_below(later);
+            recorded.unwinder.set_red_zone_read_later(later);
         }
     }
 

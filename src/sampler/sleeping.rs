@@ -5,14 +5,14 @@ use super::lifecycle::observed;
 use super::recorder::Sample;
 use super::stops::StopDriver;
 use crate::sources::{Capture, Fault, SleepingThread, ThreadId};
-use crate::walk::Ended;
+use crate::walk::StackEnd;
 
 /// Why a thread that waits has no stack.
 const UNSHOWN: &str = "waits under a seccomp filter, where /proc does not show it";
 
 /// Whether more registers than stack pointer and program counter would lead a walk no further.
-pub(super) fn leads_as_far_as_a_stop(ended: Ended) -> bool {
-    ended.is_complete() || matches!(ended, Ended::WindowRanOut | Ended::DepthLimit)
+pub(super) fn leads_as_far_as_a_stop(ended: StackEnd) -> bool {
+    ended.is_complete() || matches!(ended, StackEnd::DeeperThanCopied | StackEnd::DepthLimit)
 }
 
 impl StopDriver<'_> {

@@ -14,7 +14,7 @@ use crate::images::Images;
 use crate::live::Live;
 use crate::sources::{Activity, Capture, Fault, SleepingThread, Target, ThreadId};
 use crate::walk::MAX_STACK_BYTES;
-use crate::walk::{Ended, Frames, How, Method};
+use crate::walk::{Frames, Method, StackEnd, UnwindMethod};
 
 /// Where a stack is deeper than the window, it is copied again with one so many times larger: up
 /// to [`MAX_STACK_BYTES`]. One that goes on on another stack is copied again as often.
@@ -62,7 +62,7 @@ pub struct ThreadStack {
     /// How each was found.
     pub methods: Vec<Method>,
     /// Why the walk ended, or why there is no stack.
-    pub ended: std::result::Result<Ended, &'static str>,
+    pub ended: std::result::Result<StackEnd, &'static str>,
 }
 
 /// Reads each thread once: one that waits as it is, where that leads to a whole stack, others while they
@@ -74,7 +74,7 @@ pub fn snapshot(
     target: &mut dyn Target,
     clock: &dyn Clock,
     max_depth: usize,
-    unwind: How,
+    unwind: UnwindMethod,
 ) -> Result<Snapshot> {
     let options = Options {
         hz: 1,
@@ -124,18 +124,19 @@ impl StopDriver<'_> {
                 activity,
                 addresses: Vec::new(),
                 methods: Vec::new(),
-                ended: Ok(Ended::WindowRanOut),
+                ended: Ok(StackEnd::DeeperThanCopied),
             });
         }
         stacks.sort_by_key(|stack| stack.thread);
         // A thread whose stack is deeper than the window is asked again with a larger one.
         let mut window_bytes = FIRST_WINDOW_BYTES;
         while window_bytes <= MAX_STACK_BYTES as usize {
-            let deeper =
-                |stack: &&mut ThreadStack| matches!(stack.ended, Ok(Ended::WindowRanOut | Ended::OtherStack));
+            let deeper = |stack: &&mut ThreadStack| {
+                matches!(stack.ended, Ok(StackEnd::DeeperThanCopied | StackEnd::OtherStack))
+            };
             for stack in stacks.iter_mut().filter(deeper) {
                 if let Some(account) = self.recorder.accounts.get_mut(&stack.thread) {
-                    if stack.ended == Ok(Ended::WindowRanOut) {
+                    if stack.ended == Ok(StackEnd::DeeperThanCopied) {
                         account.window.reach(window_bytes, MAX_STACK_BYTES as usize);
                     }
                     if !self.walk_sleeping(stack, &mut frames) {
@@ -153,7 +154,7 @@ impl StopDriver<'_> {
                 }
                 let (ended, needed) = self.recorder.walk(self.target, id, &capture, most, &mut frames);
                 // It goes on where nothing was copied: the next stop reads what it needs there.
-                if ended == Ended::OtherStack && self.target.prefetches() {
+                if ended == StackEnd::OtherStack && self.target.prefetches() {
                     self.recorder.look_above(self.target, id, &capture, needed, true);
                     if let Some(pieces) = self.recorder.new_pieces(id) {
                         self.target.prefetch(id, pieces);

@@ -15,7 +15,7 @@ use crate::clock::Clock;
 use crate::live::Live;
 use crate::sources::{Activity, Capture, Event, Fault, Look, Outcome, Target, ThreadId};
 use crate::trie::NodeId;
-use crate::walk::{Ended, Frames};
+use crate::walk::{Frames, StackEnd};
 
 /// Events handled in a row before the engine looks at the time again.
 pub(super) const EVENTS_AT_ONCE: u32 = 256;
@@ -32,7 +32,7 @@ const LOOKS_NS: u64 = 20_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KnownStack {
     pub(super) node: NodeId,
-    pub(super) ended: Ended,
+    pub(super) ended: StackEnd,
 }
 
 /// What is known of a waiting thread's stack (wall-clock profiles).
@@ -464,7 +464,7 @@ impl<'a> StopDriver<'a> {
         stop.waits = match taken.stack {
             Some((node, ended))
                 if stop.asked_waiting
-                    && !(grew && matches!(ended, Ended::WindowRanOut | Ended::OtherStack)) =>
+                    && !(grew && matches!(ended, StackEnd::DeeperThanCopied | StackEnd::OtherStack)) =>
             {
                 Waits::Returning { stack: KnownStack { node, ended }, at }
             }

@@ -5,18 +5,18 @@ use hashbrown::HashMap;
 use super::recorder::Recorder;
 use crate::sources::ThreadId;
 use crate::trie::NodeId;
-use crate::walk::Ended;
+use crate::walk::StackEnd;
 
 /// Why a wait is lost whose stack found no place.
 const NOT_KEPT: &str = "where a wait began could not be kept";
 
 /// Waits that continue, by thread: where each waits, and how its walk ended.
 #[derive(Debug, Default)]
-pub(super) struct OpenWaits(HashMap<ThreadId, (NodeId, Ended)>);
+pub(super) struct OpenWaits(HashMap<ThreadId, (NodeId, StackEnd)>);
 
 impl OpenWaits {
     /// A thread began to wait, with this stack if there was room for it.
-    pub(super) fn began(&mut self, thread: ThreadId, stack: Option<(NodeId, Ended)>) {
+    pub(super) fn began(&mut self, thread: ThreadId, stack: Option<(NodeId, StackEnd)>) {
         match stack {
             Some(stack) => self.0.insert(thread, stack),
             None => self.0.remove(&thread),

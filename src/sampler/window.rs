@@ -6,7 +6,7 @@
 //! otherwise make each stop copy megabytes for nothing. After a growth in vain the next one is
 //! tried later and later. It shrinks a step at a time, because depth comes back.
 
-use crate::walk::{Ended, Walked};
+use crate::walk::{StackEnd, Walked};
 
 /// Stack bytes copied at a thread's first sample, and at least tried again after any growth.
 pub(super) const FIRST_WINDOW_BYTES: usize = 32 << 10;
@@ -49,7 +49,7 @@ impl Window {
     /// Fits the window to a walk that `needed` so many bytes above the stack pointer of the
     /// `copied` ones. `max_bytes` is what a stop may copy now.
     pub(super) fn fit(&mut self, walked: &Walked, needed: usize, copied: usize, max_bytes: usize) {
-        if walked.ended == Ended::WindowRanOut {
+        if walked.ended == StackEnd::DeeperThanCopied {
             // Fewer bytes than asked for: the memory ends there, and nothing is above.
             if copied >= self.bytes {
                 self.ran_out(max_bytes);
@@ -118,13 +118,13 @@ mod tests {
 
     const MAX: usize = 1 << 20;
 
-    fn walked(ended: Ended) -> Walked {
+    fn walked(ended: StackEnd) -> Walked {
         Walked { ended, reached: Avma(0) }
     }
 
     fn ran_out(window: &mut Window) {
         let bytes = window.bytes();
-        window.fit(&walked(Ended::WindowRanOut), bytes, bytes, MAX);
+        window.fit(&walked(StackEnd::DeeperThanCopied), bytes, bytes, MAX);
     }
 
     #[test]
@@ -132,10 +132,10 @@ mod tests {
         let mut window = Window::new();
         ran_out(&mut window);
         assert_eq!(window.bytes(), 4 * FIRST_WINDOW_BYTES);
-        window.fit(&walked(Ended::Root), 3 * FIRST_WINDOW_BYTES, window.bytes(), MAX);
+        window.fit(&walked(StackEnd::Root), 3 * FIRST_WINDOW_BYTES, window.bytes(), MAX);
         assert_eq!(window.bytes(), 4 * FIRST_WINDOW_BYTES, "the deep stack may come back");
         for _ in 0..16 * 40 {
-            window.fit(&walked(Ended::Root), 100, window.bytes(), MAX);
+            window.fit(&walked(StackEnd::Root), 100, window.bytes(), MAX);
         }
         assert_eq!(window.bytes(), 2 * STEP_BYTES);
     }
@@ -158,7 +158,7 @@ mod tests {
         let mut window = Window::new();
         ran_out(&mut window);
         for _ in 0..16 * 24 {
-            window.fit(&walked(Ended::BadFrame), 100, window.bytes(), MAX);
+            window.fit(&walked(StackEnd::BadFrame), 100, window.bytes(), MAX);
         }
         assert_eq!(window.bytes(), FIRST_WINDOW_BYTES);
         ran_out(&mut window);
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn memory_that_ends_is_not_asked_for_again() {
         let mut window = Window::new();
-        window.fit(&walked(Ended::WindowRanOut), 5_000, 5_000, MAX);
+        window.fit(&walked(StackEnd::DeeperThanCopied), 5_000, 5_000, MAX);
         assert_eq!(window.bytes(), FIRST_WINDOW_BYTES);
     }
 
@@ -176,7 +176,7 @@ mod tests {
     fn a_smaller_limit_shrinks_the_window_at_once() {
         let mut window = Window::new();
         ran_out(&mut window);
-        window.fit(&walked(Ended::Root), 100_000, window.bytes(), 64 << 10);
+        window.fit(&walked(StackEnd::Root), 100_000, window.bytes(), 64 << 10);
         assert_eq!(window.bytes(), 64 << 10);
     }
 }

@@ -228,7 +228,7 @@ pub fn symbolicate(
                     let (svma, relative) = (address.0, 0);
                     return Some(Address { image: IN_KERNEL, process: 0, svma, frame, relative, space });
                 }
-                let made = images.made_at_run_time(space, address.at()).is_some();
+                let made = images.jit_memory(space, address.at()).is_some();
                 let at = images.locate(space, address.at()).filter(|_| !made);
                 Some(match at {
                     Some(at) => {

@@ -67,7 +67,7 @@ impl<'i> Makers<'i> {
     /// What code at an address is called, if it was made at run time and something tells by what.
     pub fn name(&mut self, space: u32, avma: Avma) -> Option<Arc<str>> {
         let images = self.images;
-        let label = images.made_at_run_time(space, avma)?;
+        let label = images.jit_memory(space, avma)?;
         let known = self.known.entry((space, label)).or_insert_with(|| {
             let loaded: Vec<&str> = images.images_in(space).map(|image| image.name.as_str()).collect();
             name(label, loaded.iter().copied()).map(Arc::from)

@@ -4,9 +4,8 @@
 //! address is in a prologue or an epilogue, and the instructions are right.
 
 use super::flow;
-use super::processor::Processor;
+use super::processor::{Processor, RowOf};
 use crate::addr::{Avma, CodeAddress};
-use crate::binary::frame_rule::Row;
 use crate::walk::Code;
 use crate::walk::frames::Method;
 
@@ -15,22 +14,22 @@ use crate::walk::frames::Method;
 const PROLOGUE_BYTES: u64 = 64;
 
 /// The row at `address`. `said` is what unwind information says there, if that is of a body.
-pub(super) fn row<P: Processor<N>, const N: usize>(
+pub(super) fn row<P: Processor>(
     address: CodeAddress,
-    said: Option<(Row<N>, Method)>,
+    said: Option<(RowOf<P>, Method)>,
     code: &dyn Code,
-) -> Option<(Row<N>, Method)> {
+) -> Option<(RowOf<P>, Method)> {
     let (at, returned) = (address.at(), address.is_return());
     let entry = code.function(address.lookup().at()).map(|function| function.start);
     // Apple's list of functions has every one; symbols of others may be of a part that no call
-    // leads to, so that all ways must agree.
+    // leads to, so that all paths must agree.
     let is_listed = code.begins_threads(address.lookup().at()).is_some();
     let since_entry = || match is_listed {
-        true => flow::since_entry::<P, N>(entry?, at, returned, code),
-        false => flow::since_entry_on_all_ways::<P, N>(entry?, at, returned, code),
+        true => flow::since_entry::<P>(entry?, at, returned, code),
+        false => flow::since_entry_on_all_paths::<P>(entry?, at, returned, code),
     };
-    let before_return = || flow::before_return::<P, N>(at, returned, code);
-    // A link register proves the way to a return: it is loaded on it. On x86_64 what callees
+    let before_return = || flow::before_return::<P>(at, returned, code);
+    // A link register proves the path to a return: it is loaded on it. On x86_64 what callees
     // take off the stack would be missed there.
     let by_either = || match P::LINK {
         Some(_) => before_return().or_else(since_entry),
@@ -59,10 +58,10 @@ pub(super) fn method(compact: bool) -> Method {
 /// that the word above is not null), `__dyld_start` of older dyld a null frame pointer. What
 /// the kernel left in registers then proves nothing more: for pthreads it clears the frame
 /// pointer (osfmk/i386/pcb_native.c, thread_set_wq_state64).
-pub(super) fn marks_first<P: Processor<N>, const N: usize>(address: CodeAddress, code: &dyn Code) -> bool {
+pub(super) fn marks_first<P: Processor>(address: CodeAddress, code: &dyn Code) -> bool {
     let (at, returned) = (address.at(), address.is_return());
     let entry = code.function(address.lookup().at()).map(|function| function.start);
-    entry.is_some_and(|entry| flow::ends_chain::<P, N>(entry, at, returned, code))
+    entry.is_some_and(|entry| flow::ends_chain::<P>(entry, at, returned, code))
 }
 
 /// Whether nothing called the function at an address: threads begin in its image, and the

@@ -1,8 +1,10 @@
 //! Where the copied stack ends, and what lies outside it: whether an address that a step leads to is
-//! of the same stack, above the copy, or of another stack. Input: addresses, [`Input`]; output: yes or
-//! no, and why a step led nowhere.
+//! of the same stack, above the copy, or of another stack; and the words that are known of it. Input: addresses,
+//! [`Input`]; output: words, yes or no, and why a step led nowhere.
 
-use super::{Ended, Input};
+use super::input::Input;
+use super::stack_end::StackEnd;
+use super::words::Word;
 use crate::addr::Avma;
 
 /// The copy never exceeds this: the default stack limit of Linux and macOS main threads.
@@ -11,8 +13,8 @@ pub const MAX_STACK_BYTES: u64 = 8 << 20;
 /// Why a step led nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// To memory above the copied window.
-    OutsideWindow,
+    /// To memory above the copied bytes.
+    OutsideCopy,
     /// To what cannot be a caller.
     Refused,
     /// To nothing, from the first function of a thread.
@@ -22,22 +24,38 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    pub(super) fn ended(self) -> Ended {
+    pub(super) fn ended(self) -> StackEnd {
         match self {
-            Failure::OutsideWindow => Ended::WindowRanOut,
-            Failure::Refused | Failure::Null => Ended::BadFrame,
-            Failure::First => Ended::Root,
+            Failure::OutsideCopy => StackEnd::DeeperThanCopied,
+            Failure::Refused | Failure::Null => StackEnd::BadFrame,
+            Failure::First => StackEnd::Root,
         }
+    }
+}
+
+impl Input<'_> {
+    /// The little-endian word of a processor's size at an address of the stack, zero-extended: among the copied
+    /// bytes or above them.
+    #[inline]
+    pub(super) fn read<W: Word>(&self, at: Avma) -> Option<u64> {
+        self.stack.read::<W>(at).or_else(|| self.read_outer::<W>(at))
+    }
+
+    /// The word above the copied bytes; `None` on another stack.
+    #[cold]
+    pub(super) fn read_outer<W: Word>(&self, at: Avma) -> Option<u64> {
+        let outer = self.outer.filter(|_| is_in_stack(at, self))?;
+        outer.word(at, 1 << W::SHIFT)
     }
 }
 
 /// Why there is no word at an address of the stack.
 #[cold]
 pub(super) fn why_not(at: Avma, input: &Input<'_>) -> Failure {
-    if is_in_stack(at, input) { Failure::OutsideWindow } else { Failure::Refused }
+    if is_in_stack(at, input) { Failure::OutsideCopy } else { Failure::Refused }
 }
 
-/// Whether an address is in the stack that the window is of, or may be, in the window or above.
+/// Whether an address is in the stack that the copied bytes are of, or may be, among them or above.
 pub(super) fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
     let base = input.stack.base;
     at >= base

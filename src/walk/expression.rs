@@ -51,7 +51,7 @@ impl<W: Word> Machine<'_, W> {
     /// The value of an expression that begins with `initial` on its stack.
     ///
     /// # Errors
-    /// [`Failure::OutsideWindow`] for memory of the stack above what was copied;
+    /// [`Failure::OutsideCopy`] for memory of the stack above what was copied;
     /// [`Failure::Refused`] for other memory, an operation that is not known, and damaged bytes.
     pub(super) fn evaluate(&self, code: &[u8], initial: Option<u64>) -> Result<u64, Failure> {
         let mut values = Values { values: [0; VALUES_MAX], len: 0 };
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn a_word_above_the_copy_is_told_from_one_that_is_not_on_the_stack() {
         // breg6 N; deref, of realigned frames
-        assert_eq!(evaluate(&[0x76, 0x08, 0x06], None, 0x1000), Err(Failure::OutsideWindow));
+        assert_eq!(evaluate(&[0x76, 0x08, 0x06], None, 0x1000), Err(Failure::OutsideCopy));
         assert_eq!(evaluate(&[0x76, 0x80, 0x80, 0x02, 0x06], None, 0x1000), Err(Failure::Refused));
     }
 

@@ -6,31 +6,30 @@ use std::marker::PhantomData;
 
 use super::bounds::{Failure, why_not};
 use super::expression::Machine;
-use super::processor::Processor;
-use super::{Ended, Input, root};
+use super::processor::{Processor, RowOf, Values};
+use super::{Input, StackEnd, root};
 use crate::addr::{Avma, CodeAddress};
-use crate::binary::frame_rule::{Cfa, Column, Row};
+use crate::binary::frame_rule::{Cfa, Column, Columns};
 
 /// A frame: its registers as they are while it is the leaf, or while its callee runs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Frame<P, const N: usize> {
+pub(super) struct Frame<P: Processor> {
     pub address: CodeAddress,
     /// By DWARF number; the last is the program counter.
-    pub registers: [u64; N],
-    processor: PhantomData<P>,
+    pub registers: Values<P>,
 }
 
-impl<P: Processor<N>, const N: usize> Frame<P, N> {
+impl<P: Processor> Frame<P> {
     /// The leaf of a thread that was stopped with these registers; `mask` as in
-    /// [`Processor::columns`].
-    pub(super) fn new(registers: &P, mask: u64) -> Frame<P, N> {
-        let registers = registers.columns(mask);
-        Frame { address: CodeAddress::Pc(Avma(registers[N - 1])), registers, processor: PhantomData }
+    /// [`Processor::values`].
+    pub(super) fn new(registers: &P, mask: u64) -> Frame<P> {
+        let registers = registers.values(mask);
+        Frame { address: CodeAddress::Pc(Avma(registers[P::Columns::COUNT - 1])), registers }
     }
 
     /// A frame of an address with all registers by column.
-    pub(super) fn of(address: CodeAddress, registers: [u64; N]) -> Frame<P, N> {
-        Frame { address, registers, processor: PhantomData }
+    pub(super) fn of(address: CodeAddress, registers: Values<P>) -> Frame<P> {
+        Frame { address, registers }
     }
 
     #[inline]
@@ -49,19 +48,19 @@ impl<P: Processor<N>, const N: usize> Frame<P, N> {
 
     /// The registers of the caller by a row of any form, with the stack pointer at the CFA. The
     /// address is still that of `self`.
-    pub(super) fn by_row(&self, row: &Row<N>, input: &Input<'_>) -> Result<Frame<P, N>, Failure> {
+    pub(super) fn by_row(&self, row: &RowOf<P>, input: &Input<'_>) -> Result<Frame<P>, Failure> {
         let (word, lowest) = (PhantomData::<P::Word>, self.lowest());
-        let machine = Machine { word, registers: &self.registers, lowest, input };
+        let machine = Machine { word, registers: self.registers.as_ref(), lowest, input };
         let cfa = match &row.cfa {
             Cfa::Register(register, offset) => {
-                let base = self.registers.get(usize::from(*register)).ok_or(Failure::Refused)?;
+                let base = machine.registers.get(usize::from(*register)).ok_or(Failure::Refused)?;
                 base.wrapping_add_signed(*offset)
             }
             Cfa::Expression(code) => machine.evaluate(code, None)?,
         };
         let mut next = *self;
         next.registers[usize::from(P::STACK_POINTER)] = cfa;
-        for (register, column) in row.columns.iter().enumerate() {
+        for (register, column) in row.columns.as_ref().iter().enumerate() {
             next.registers[register] = match column {
                 Column::Same | Column::Undefined => continue,
                 // Below the stack pointer: an epilogue has loaded it already, which rows of
@@ -75,7 +74,7 @@ impl<P: Processor<N>, const N: usize> Frame<P, N> {
                 }
                 Column::At(offset) => self.word(Avma(cfa.wrapping_add_signed(*offset)), input)?,
                 Column::Is(offset) => cfa.wrapping_add_signed(*offset),
-                Column::In(other) => *self.registers.get(usize::from(*other)).ok_or(Failure::Refused)?,
+                Column::In(other) => *machine.registers.get(usize::from(*other)).ok_or(Failure::Refused)?,
                 Column::AtExpression(code) => {
                     let at = machine.evaluate(code, Some(cfa))?;
                     self.word(Avma(at), input)?
@@ -87,16 +86,16 @@ impl<P: Processor<N>, const N: usize> Frame<P, N> {
     }
 
     /// What it means that a chain of frame records ends here.
-    pub(super) fn end_of_records(&self, reached: Avma, input: &Input<'_>) -> Ended {
+    pub(super) fn end_of_records(&self, reached: Avma, input: &Input<'_>) -> StackEnd {
         let outermost = self.address.is_return().then_some(self.address.at());
         let next = self.registers[usize::from(P::FRAME_POINTER)] & input.code_mask;
         // The copy begins below the stack pointer, at which a thread's first function has nothing.
         let above = if outermost.is_none() { self.sp() } else { input.stack.base };
         let chain = root::Chain { next, above, reached, outermost };
-        match chain.end::<P, N>(input) {
-            Ended::Root if chain.place_decides(input) => Ended::Root,
+        match chain.end::<P>(input) {
+            StackEnd::Root if chain.place_decides(input) => StackEnd::Root,
             // A search of the stack may lead further.
-            _ => Ended::BadFrame,
+            _ => StackEnd::BadFrame,
         }
     }
 

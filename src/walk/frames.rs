@@ -1,10 +1,10 @@
-//! The frames that a walk found, each with how it was found, and the ways of walking.
+//! The frames that a walk found, each with how it was found, and the methods of walking.
 
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 
 /// How stacks are walked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum How {
+pub enum UnwindMethod {
     /// Unwind information where it exists, code and frame pointers where it does not, and a
     /// search of the stack as the last resort; every step checked.
     #[default]
@@ -21,21 +21,21 @@ pub enum How {
     Scan,
 }
 
-impl How {
-    /// Every way, with its name on the command line.
-    pub const ALL: [(How, &'static str); 6] = [
-        (How::Auto, "auto"),
-        (How::FramePointer, "fp"),
-        (How::Cfi, "cfi"),
-        (How::Exidx, "exidx"),
-        (How::Code, "code"),
-        (How::Scan, "scan"),
+impl UnwindMethod {
+    /// Every method, with its name on the command line.
+    pub const ALL: [(UnwindMethod, &'static str); 6] = [
+        (UnwindMethod::Auto, "auto"),
+        (UnwindMethod::FramePointer, "fp"),
+        (UnwindMethod::Cfi, "cfi"),
+        (UnwindMethod::Exidx, "exidx"),
+        (UnwindMethod::Code, "code"),
+        (UnwindMethod::Scan, "scan"),
     ];
 
     /// Whether only 32-bit Arm is walked so.
     #[must_use]
     pub fn is_of_arm(self) -> bool {
-        matches!(self, How::Exidx | How::Code | How::Scan)
+        matches!(self, UnwindMethod::Exidx | UnwindMethod::Code | UnwindMethod::Scan)
     }
 }
 

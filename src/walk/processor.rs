@@ -1,17 +1,38 @@
 //! What a processor is to the walker, in one place: its registers by DWARF number, what its
 //! instructions do, and what code looks like that begins and ends threads. The type of its registers
 //! stands for it (`arch::X86_64`), `arch::Arch` is its name, and it has a folder of that name here.
-//!
-//! `N` is the number of columns of its rows of unwind information.
 
 use super::Code;
 use super::flow::state::{Effect, State};
-use super::stack_switch::SignalFrame;
 use super::words::Word;
 use crate::addr::Avma;
+use crate::binary::frame_rule::{Columns, Row};
 
-/// See the top of this file.
-pub(super) trait Processor<const N: usize>: Copy + std::fmt::Debug {
+/// A row of unwind information of a processor.
+pub(super) type RowOf<P> = Row<<P as Processor>::Columns>;
+
+/// What the unwind information says at a look-up address; `None` where there is none for this processor.
+pub(super) fn row<P: Processor>(code: &dyn Code, lookup: Avma) -> Option<RowOf<P>> {
+    P::Columns::row(code.row(lookup)?)
+}
+
+/// The values of the registers that a row of a processor may name.
+pub(super) type Values<P> = <<P as Processor>::Columns as Columns>::Values;
+
+/// Where the kernel's frame of a signal has what matters here, in bytes from the stack pointer at the trampoline.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SignalFrame {
+    /// `uc_stack.ss_sp` and `uc_stack.ss_size`: the alternate stack as it was set.
+    pub stack: u64,
+    pub stack_bytes: u64,
+    /// `uc_sigmask`: the signals that were blocked.
+    pub blocked: u64,
+}
+
+/// A processor: its registers as a thread was stopped with them stand for it.
+pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
+    /// The registers that its rows may name, by DWARF number; the last is the program counter.
+    type Columns: Columns;
     /// What its addresses are kept in.
     type Word: Word;
     /// Bytes of an address in memory: a return address, half a frame record.
@@ -34,25 +55,31 @@ pub(super) trait Processor<const N: usize>: Copy + std::fmt::Debug {
     /// Registers that a function gives back as it found them, without the stack pointer.
     const SAVED: &'static [u8];
     /// The registers that a frame is counted from where code is followed from a function's entry, in
-    /// groups: all ways must agree by one group, of which the first that leads to the frame is taken.
+    /// groups: all paths must agree by one group, of which the first that leads to the frame is taken.
     const BASES: &'static [&'static [u8]] = &[&[Self::FRAME_POINTER, Self::STACK_POINTER]];
     /// Whether a jump to another function proves that the link register holds the caller. Not where
     /// compilers jump from the body of a function to a part of it that stands apart.
     const JUMPS_KEEP_LINK: bool = true;
-    /// Whether what is told of ways from a function's entry holds only if every way was followed: those that
+    /// Whether what is told of paths from a function's entry holds only if every path was followed: those that
     /// come back to the address too (an alloca in a loop moves the stack pointer each time), and none behind
     /// calls of functions that never return. For processors whose code mostly has no unwind tables.
-    const EVERY_WAY: bool = false;
+    const EVERY_PATH: bool = false;
 
-    /// Where a code address is, and the state of a way that begins there. Where the lowest bit of code
+    /// Where a code address is, and the state of a path that begins there. Where the lowest bit of code
     /// addresses tells the instruction set it is taken off.
     fn begin(at: Avma) -> (Avma, State) {
         (at, State::new())
     }
 
-    /// All registers by column, as a thread was stopped with them. `mask`: the bits of a code
+    /// The value of each column, as a thread was stopped with them. `mask`: the bits of a code
     /// pointer that are address.
-    fn columns(&self, mask: u64) -> [u64; N];
+    fn values(&self, mask: u64) -> Values<Self>;
+
+    /// The bits of a code pointer, or of a saved frame pointer, that are address; `mask` as in
+    /// [`Input::code_mask`](super::Input::code_mask).
+    fn address_bits(pointer: u64, _mask: u64) -> u64 {
+        pointer
+    }
 
     /// Executes the instruction at the start of `bytes`, which stands at `at`; its length with
     /// it. `None` for what is no instruction.
@@ -79,6 +106,6 @@ pub(super) trait Processor<const N: usize>: Copy + std::fmt::Debug {
 
 /// Whether a return address of a handler of signals is the first instruction of a trampoline, as on
 /// Linux: that of macOS has called the handler.
-pub(super) fn begins_trampoline<P: Processor<N>, const N: usize>(at: Avma, code: &dyn Code) -> bool {
+pub(super) fn begins_trampoline<P: Processor>(at: Avma, code: &dyn Code) -> bool {
     P::is_sigreturn(code.code(at).unwrap_or_default()) || !P::returns(at, code)
 }

@@ -1,16 +1,16 @@
-//! Code as ways go through it, one instruction after the other: what is in files is asked for once and
+//! Code as paths go through it, one instruction after the other: what is in files is requested once and
 //! not for each instruction. Input: addresses; output: the bytes from there on.
 
 use super::Code;
 use crate::addr::Avma;
 
-/// See the top of this file.
+/// Reads code along paths.
 #[derive(Clone)]
 pub(super) struct Reader<'c> {
     code: &'c dyn Code,
     /// What was given last of code that stays as it is, and where that begins.
     given: Option<(Avma, &'c [u8])>,
-    /// Bytes were asked for that may be others later, or that there are none of.
+    /// Bytes were requested that may be others later, or that there are none of.
     may_change: bool,
 }
 
@@ -29,15 +29,15 @@ impl<'c> Reader<'c> {
             return Some(rest);
         }
         let bytes = self.code.code(at);
-        // What rests on code made at run time is told by what was asked for: each time.
-        match bytes.filter(|_| !self.code.is_made(at)) {
+        // What rests on JIT code is told by what was requested: each time.
+        match bytes.filter(|_| !self.code.traits(at).is_jit) {
             Some(bytes) => self.given = Some((at, bytes)),
             None => self.may_change = true,
         }
         bytes
     }
 
-    /// Whether all that was asked for stays as it is while the images do.
+    /// Whether all that was requested stays as it is while the images do.
     pub(super) fn is_lasting(&self) -> bool {
         !self.may_change
     }
@@ -48,8 +48,9 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::walk::CodeTraits;
 
-    /// A file of 16 bytes at 0x1000, and code made at run time right behind it.
+    /// A file of 16 bytes at 0x1000, and JIT code right behind it.
     struct Counted {
         bytes: [u8; 32],
         asked: Cell<u32>,
@@ -61,13 +62,13 @@ mod tests {
         }
         fn code(&self, at: Avma) -> Option<&[u8]> {
             self.asked.set(self.asked.get() + 1);
-            let end = if self.is_made(at) { 32 } else { 16 };
+            let end = if self.traits(at).is_jit { 32 } else { 16 };
             self.bytes
                 .get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..end)
                 .filter(|rest| !rest.is_empty())
         }
-        fn is_made(&self, at: Avma) -> bool {
-            at.0 >= 0x1010
+        fn traits(&self, at: Avma) -> CodeTraits {
+            CodeTraits { is_jit: at.0 >= 0x1010, ..CodeTraits::default() }
         }
     }
 

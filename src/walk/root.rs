@@ -9,7 +9,7 @@
 
 use super::bounds::MAX_STACK_BYTES;
 use super::processor::Processor;
-use super::{Code, Ended, Input, StackBytes};
+use super::{Code, Input, StackBytes, StackEnd};
 use crate::addr::{Avma, CodeAddress};
 
 /// Room for the frames of the start code between the outermost frame record and the
@@ -36,7 +36,7 @@ pub(super) struct Chain {
 impl Chain {
     /// What it means that the chain ends here.
     #[must_use]
-    pub(super) fn end<P: Processor<N>, const N: usize>(&self, input: &Input<'_>) -> Ended {
+    pub(super) fn end<P: Processor>(&self, input: &Input<'_>) -> StackEnd {
         let lookup = |outermost| CodeAddress::Return(outermost).lookup().at();
         let begins_threads =
             self.outermost.and_then(|outermost| input.code.begins_threads(lookup(outermost)));
@@ -58,10 +58,10 @@ impl Chain {
             _ => self.next == 0,
         };
         match whole {
-            true => Ended::Root,
+            true => StackEnd::Root,
             // A register that happens to be 0.
-            false if self.next == 0 => Ended::Unproved,
-            false => Ended::BadFrame,
+            false if self.next == 0 => StackEnd::Unproved,
+            false => StackEnd::BadFrame,
         }
     }
 
@@ -83,7 +83,7 @@ impl Chain {
 /// `exit`. dyld for Intel before macOS 12 has the number of arguments above the null frame pointer of
 /// the outermost record, which is no return address (dyld 852, src/dyldStartup.s).
 #[must_use]
-pub(super) fn ends_program<P: Processor<N>, const N: usize>(returned_to: Avma, code: &dyn Code) -> bool {
+pub(super) fn ends_program<P: Processor>(returned_to: Avma, code: &dyn Code) -> bool {
     code.begins_threads(CodeAddress::Return(returned_to).lookup().at()) == Some(true)
         && code.code(returned_to).is_some_and(P::is_start_code)
 }
@@ -95,7 +95,7 @@ pub(super) fn ends_program<P: Processor<N>, const N: usize>(returned_to: Avma, c
 /// Sources: glibc sysdeps/unix/sysv/linux/x86_64/clone.S and clone3.S, musl
 /// src/thread/x86_64/clone.s; aarch64: the same files of that architecture.
 #[must_use]
-pub(super) fn find_birth<P: Processor<N>, const N: usize>(
+pub(super) fn find_stack_top<P: Processor>(
     stack: StackBytes<'_>,
     from: Avma,
     code: &dyn Code,
@@ -134,9 +134,9 @@ mod tests {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let stack = StackBytes { base: Avma(0x1000), bytes: &bytes };
         let exit = At(0x4321, &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, 0xf4]);
-        assert_eq!(find_birth::<X86_64, _>(stack, Avma(0x1000), &exit), Some(Avma(0x1020)));
+        assert_eq!(find_stack_top::<X86_64>(stack, Avma(0x1000), &exit), Some(Avma(0x1020)));
         let other = At(0x4321, &[0x48, 0x89, 0xc7, 0xc3]);
-        assert_eq!(find_birth::<X86_64, _>(stack, Avma(0x1000), &other), None);
+        assert_eq!(find_stack_top::<X86_64>(stack, Avma(0x1000), &other), None);
     }
 
     #[test]
@@ -150,25 +150,25 @@ mod tests {
             let (above, reached) = (Avma(0x1000), Avma(0x1f00));
             let chain = Chain { next, above, reached, outermost };
             let ended = match arch {
-                Arch::X86_64 => chain.end::<X86_64, _>(&input),
-                Arch::Aarch64 => chain.end::<Aarch64, _>(&input),
-                Arch::X86 => chain.end::<X86, _>(&input),
+                Arch::X86_64 => chain.end::<X86_64>(&input),
+                Arch::Aarch64 => chain.end::<Aarch64>(&input),
+                Arch::X86 => chain.end::<X86>(&input),
                 Arch::Arm => unreachable!("tested where its walker is"),
             };
             assert_eq!(ended, expected, "{code:x?}", code = code.1);
         };
-        check(Arch::X86_64, &[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, Ended::Root);
-        check(Arch::X86_64, &[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, Ended::Root);
-        check(Arch::X86_64, &[0x48, 0x8b, 0x45, 0xf8], 1, Ended::BadFrame);
+        check(Arch::X86_64, &[0x89, 0xc7, 0xe8, 0x2f, 0x74, 0x01, 0x00], 1, StackEnd::Root);
+        check(Arch::X86_64, &[0x64, 0x48, 0x89, 0x04, 0x25, 0x30, 0x06, 0, 0], 1, StackEnd::Root);
+        check(Arch::X86_64, &[0x48, 0x8b, 0x45, 0xf8], 1, StackEnd::BadFrame);
         // A register that happens to be 0.
-        check(Arch::X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, Ended::Unproved);
+        check(Arch::X86_64, &[0x48, 0x8b, 0x45, 0xf8], 0, StackEnd::Unproved);
         // bl exit; ldr x0, [x19]
-        check(Arch::Aarch64, &[0x10, 0x20, 0x00, 0x94], 1, Ended::Root);
-        check(Arch::Aarch64, &[0x60, 0x02, 0x40, 0xf9], 1, Ended::BadFrame);
+        check(Arch::Aarch64, &[0x10, 0x20, 0x00, 0x94], 1, StackEnd::Root);
+        check(Arch::Aarch64, &[0x60, 0x02, 0x40, 0xf9], 1, StackEnd::BadFrame);
         // mov (%rsp,%rdx,4),%rax has the last byte of bl
-        check(Arch::X86_64, &[0x48, 0x8b, 0x44, 0x94, 0x10], 1, Ended::BadFrame);
+        check(Arch::X86_64, &[0x48, 0x8b, 0x44, 0x94, 0x10], 1, StackEnd::BadFrame);
         // stp x20, x19, [sp, #16] has the byte of hlt
-        check(Arch::Aarch64, &[0xf4, 0x4f, 0x01, 0xa9], 1, Ended::BadFrame);
+        check(Arch::Aarch64, &[0xf4, 0x4f, 0x01, 0xa9], 1, StackEnd::BadFrame);
     }
 
     #[test]
@@ -178,18 +178,18 @@ mod tests {
             let input = Input { stack_top, max_depth: 9, ..Input::new(stack, &At(1, &[])) };
             let above = Avma(above);
             let chain = Chain { next: 0, above, reached: above, outermost: None };
-            assert_eq!(chain.end::<X86_64, _>(&input), expected, "{above:?}");
+            assert_eq!(chain.end::<X86_64>(&input), expected, "{above:?}");
         };
-        check(0x1000, Some(Avma(0x1000)), Ended::Root);
-        check(0xff8, Some(Avma(0x1000)), Ended::Unproved);
-        check(0x1000, None, Ended::Unproved);
+        check(0x1000, Some(Avma(0x1000)), StackEnd::Root);
+        check(0xff8, Some(Avma(0x1000)), StackEnd::Unproved);
+        check(0x1000, None, StackEnd::Unproved);
     }
 
     #[test]
     fn hostile_addresses_end_the_search() {
         let stack = StackBytes { base: Avma(u64::MAX - 15), bytes: &[0; 16] };
         for from in [u64::MAX - 15, u64::MAX - 7, u64::MAX - 3, u64::MAX] {
-            assert_eq!(find_birth::<X86_64, _>(stack, Avma(from), &At(1, &[])), None, "{from:#x}");
+            assert_eq!(find_stack_top::<X86_64>(stack, Avma(from), &At(1, &[])), None, "{from:#x}");
         }
     }
 }

@@ -14,21 +14,11 @@
 use super::bounds::{Failure, is_on_other_stack};
 use super::frame::Frame;
 use super::processor::Processor;
-use super::{Ended, Input, StackBytes};
+use super::{Input, StackBytes, StackEnd};
 use crate::addr::{Avma, CodeAddress};
 
 /// Most switches of one walk. A segment of a split stack has a page or more.
 const SWITCHES_MAX: u32 = 1024;
-
-/// Where the kernel's frame of a signal has what matters here, in bytes from the stack pointer at the trampoline.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SignalFrame {
-    /// `uc_stack.ss_sp` and `uc_stack.ss_size`: the alternate stack as it was set.
-    pub stack: u64,
-    pub stack_bytes: u64,
-    /// `uc_sigmask`: the signals that were blocked.
-    pub blocked: u64,
-}
 
 /// The switches of a walk so far.
 #[derive(Clone, Copy, Debug, Default)]
@@ -55,9 +45,9 @@ impl StackSwitches {
     }
 
     /// Why a walk ended that led nowhere.
-    pub(super) fn ended(&self, failure: Failure) -> Ended {
+    pub(super) fn ended(&self, failure: Failure) -> StackEnd {
         match failure {
-            Failure::OutsideWindow if self.count > 0 => Ended::OtherStack,
+            Failure::OutsideCopy if self.count > 0 => StackEnd::OtherStack,
             failure => failure.ended(),
         }
     }
@@ -67,12 +57,12 @@ impl StackSwitches {
     ///
     /// # Errors
     /// Why the walk ends.
-    pub(super) fn leave_handler<P: Processor<N>, const N: usize>(
+    pub(super) fn leave_handler<P: Processor>(
         &mut self,
-        from: &Frame<P, N>,
-        next: &Frame<P, N>,
+        from: &Frame<P>,
+        next: &Frame<P>,
         input: &mut Input<'_>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), StackEnd> {
         let CodeAddress::Return(trampoline) = from.address else { return Ok(()) };
         // Where it is not known what the thread blocks, words of this stack may still lead on.
         let Some(blocked) = input.blocked_signals else { return Ok(()) };
@@ -91,7 +81,7 @@ impl StackSwitches {
         // Handlers that unblock their signal themselves are not told from ones that have returned.
         let is_live = word(layout.blocked).is_some_and(|saved| blocked & saved == saved && blocked != saved);
         if !is_live {
-            return Err(Ended::OtherStack);
+            return Err(StackEnd::OtherStack);
         }
         let CodeAddress::Pc(pc) = next.address else { return Ok(()) };
         let before = pc.0.checked_sub(P::SYSTEM_CALL.len() as u64).and_then(|at| input.code.code(Avma(at)));
@@ -106,19 +96,19 @@ impl StackSwitches {
     ///
     /// # Errors
     /// Why the walk ends.
-    pub(super) fn leave_callee<P: Processor<N>, const N: usize>(
+    pub(super) fn leave_callee<P: Processor>(
         &mut self,
-        frame: &mut Frame<P, N>,
+        frame: &mut Frame<P>,
         lowest: Avma,
         input: &mut Input<'_>,
-    ) -> Result<(), Ended> {
+    ) -> Result<(), StackEnd> {
         frame.registers[usize::from(P::STACK_POINTER)] = lowest.0;
         self.go_to(lowest, input)
     }
 
-    fn go_to(&mut self, lowest: Avma, input: &mut Input<'_>) -> Result<(), Ended> {
+    fn go_to(&mut self, lowest: Avma, input: &mut Input<'_>) -> Result<(), StackEnd> {
         if self.count >= SWITCHES_MAX || self.count > 0 && lowest == self.mark {
-            return Err(Ended::BadFrame);
+            return Err(StackEnd::BadFrame);
         }
         self.count += 1;
         if self.count.is_power_of_two() {

@@ -37,7 +37,7 @@ pub(super) fn lookup_of(key: u64) -> Avma {
     Avma(key & !IS_RETURN)
 }
 
-/// See the top of this file. Holds nothing and allocates nothing until the first insertion.
+/// Values by key, with open addressing. Holds nothing and allocates nothing until the first insertion.
 #[derive(Clone, Debug)]
 pub(super) struct Table<V> {
     slots: Box<[(u64, V)]>,

@@ -1,4 +1,4 @@
-//! The places that ways have come to, and what was noted there first: asked at every instruction that is followed.
+//! The places that paths have come to, and what was noted there first: asked at every instruction that is followed.
 //! Input: code addresses; output: what was noted before. Not for: more than some thousand places, which is all that
 //! is followed of a function.
 //!
@@ -10,7 +10,7 @@ use crate::addr::Avma;
 /// Slots at first, a power of two; they double where half are taken.
 const SLOTS_MIN: usize = 512;
 
-/// See the top of this file. Allocates nothing until the first note.
+/// The places that paths have come to, each with what was noted there first. Allocates nothing until the first note.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visited<V> {
     slots: Vec<Slot<V>>,

@@ -2,7 +2,7 @@
 //! for bounds and alignment, and how large they are. Input: [`StackBytes`]; output: words. Not for:
 //! unaligned reads, which [`StackBytes::word`] does.
 
-use super::StackBytes;
+use crate::addr::Avma;
 
 /// The words that a processor keeps addresses in: `u64`, or `u32`.
 pub(super) trait Word: Copy + std::fmt::Debug {
@@ -61,7 +61,39 @@ impl Word for u32 {
     }
 }
 
-/// See the top of this file.
+/// Bytes copied from a thread's stack, from its stack pointer upward.
+#[derive(Clone, Copy, Debug)]
+pub struct StackBytes<'a> {
+    /// Address of the first byte (the stack pointer).
+    pub base: Avma,
+    /// The copied bytes.
+    pub bytes: &'a [u8],
+}
+
+impl StackBytes<'_> {
+    /// The little-endian word at `at`, or `None` outside the copy.
+    #[must_use]
+    #[inline]
+    pub fn word(&self, at: Avma) -> Option<u64> {
+        self.read::<u64>(at)
+    }
+
+    /// The little-endian word of a processor's size at `at`, zero-extended, or `None` outside the
+    /// copy.
+    #[inline]
+    pub(in crate::walk) fn read<W: Word>(&self, at: Avma) -> Option<u64> {
+        let offset = usize::try_from(at.0.checked_sub(self.base.0)?).ok()?;
+        W::first(self.bytes.get(offset..)?)
+    }
+
+    /// The first address after the copy.
+    #[must_use]
+    pub fn end(&self) -> Avma {
+        self.base + self.bytes.len() as u64
+    }
+}
+
+/// The aligned words of a copied stack.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Words<'a, W: Word = u64> {
     /// Address of the first word.
@@ -90,7 +122,7 @@ impl<'a, W: Word> Words<'a, W> {
         self.words.get(index).map(W::value)
     }
 
-    /// The same of the word at `at` and the one above it.
+    /// The little-endian words at `at` and right above it; `None` outside the copy, or if `at` is not aligned.
     #[inline(always)]
     pub(super) fn two(&self, at: u64) -> Option<[u64; 2]> {
         let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(W::SHIFT)).ok()?;
@@ -102,7 +134,6 @@ impl<'a, W: Word> Words<'a, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addr::Avma;
 
     fn check<W: Word>(word_bytes: u64) {
         let bytes: Vec<u8> = (0..45).collect();

@@ -4,8 +4,8 @@
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::{Mapping, MappingKind, OpenError};
-use stackprof::images::{CodeMemory, ImageCode, Images, KEPT_NS, Made, TargetCode};
-use stackprof::walk::{self, Ended, Frames, How, StackBytes, Unwinder, Walked};
+use stackprof::images::{CodeMemory, ImageCode, Images, JitCode, KEPT_NS, TargetCode};
+use stackprof::walk::{self, Frames, StackBytes, StackEnd, UnwindMethod, Unwinder, Walked};
 
 const START: u64 = 0x7000_0000_0000;
 const BYTES: usize = 64 << 10;
@@ -19,7 +19,7 @@ const OTHER: u64 = 0xa000;
 struct Process {
     memory: Vec<u8>,
     images: Images,
-    made: Made,
+    jit: JitCode,
     unwinder: Unwinder,
     now_ns: u64,
     reads: usize,
@@ -35,12 +35,12 @@ impl Process {
             kind: MappingKind::Anonymous,
             identity: (0, 0),
         };
-        let (mut images, mut made) = (Images::default(), Made::default());
+        let (mut images, mut jit) = (Images::default(), JitCode::default());
         let mappings = [mapping];
         images.update(&mappings, &mut |_| Err(OpenError::Anonymous));
-        made.update(&mappings, &images);
+        jit.update(&mappings, &images);
         let memory = vec![0xcc; BYTES];
-        Process { memory, images, made, unwinder: Unwinder::default(), now_ns: 1, reads: 0, read_bytes: 0 }
+        Process { memory, images, jit, unwinder: Unwinder::default(), now_ns: 1, reads: 0, read_bytes: 0 }
     }
 
     fn write(&mut self, at: u64, code: &[u8]) {
@@ -64,7 +64,7 @@ impl Process {
         let mut gpr = [0; 16];
         gpr[X86_64::RSP] = STACK;
         let registers = Registers::X86_64(X86_64 { gpr, rip: START + pc, fs_base: 0 });
-        let Process { memory, images, made, unwinder, now_ns, reads, read_bytes } = self;
+        let Process { memory, images, jit, unwinder, now_ns, reads, read_bytes } = self;
         let mut read = |at: Avma, into: &mut [u8]| {
             *reads += 1;
             *read_bytes += into.len();
@@ -73,19 +73,19 @@ impl Process {
             into[..len].copy_from_slice(&from[..len]);
             len
         };
-        made.check(*now_ns, &mut read, |is_gone| unwinder.forget(is_gone));
-        made.begin_walk(budget);
+        jit.check(*now_ns, &mut read, |is_gone| unwinder.forget(is_gone));
+        jit.begin_walk(budget);
         let mut frames = Frames::default();
         let walked = loop {
             let memory = CodeMemory::new(&mut read);
-            let code = TargetCode { images: ImageCode(images), made, memory: Some(&memory) };
+            let code = TargetCode { images: ImageCode(images), jit, memory: Some(&memory) };
             let input = walk::Input {
                 stack_top: Some(Avma(STACK + 32)),
                 max_depth: 16,
                 ..walk::Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &code)
             };
-            let walked = walk::unwind(How::Auto, &registers, &input, unwinder, &mut frames);
-            if !made.fill(&mut read) {
+            let walked = walk::unwind(UnwindMethod::Auto, &registers, &input, unwinder, &mut frames);
+            if !jit.fill(&mut read) {
                 break walked;
             }
         };
@@ -188,17 +188,17 @@ fn without_budget_a_walk_ends_at_the_first_code_that_is_not_known() {
     let mut process = process();
     let words = [0, START + CALLER + 5, START + OTHER + 5, 0];
     let (frames, walked) = process.walk_at(LEAF + 4, &words, 0);
-    assert_eq!((frames, process.made.cost()), (vec![LEAF + 4], (0, true)));
-    assert_ne!(walked.ended, Ended::Root);
+    assert_eq!((frames, process.jit.cost()), (vec![LEAF + 4], (0, true)));
+    assert_ne!(walked.ended, StackEnd::Root);
     // Enough for the leaf, and not for its caller: nothing is made up in its place.
     let whole = process.walk();
-    let (all, _) = process.made.cost();
+    let (all, _) = process.jit.cost();
     let mut ended_at = Vec::new();
     for budget in 0..all {
         let mut fresh = self::process();
         let (frames, _) = fresh.walk_at(LEAF + 4, &words, budget);
         assert_eq!(frames, whole[..frames.len()], "with {budget}");
-        let (_, over) = fresh.made.cost();
+        let (_, over) = fresh.jit.cost();
         assert!(over || frames.len() == whole.len(), "with {budget}");
         ended_at.push(frames.len());
         // What is known costs nothing.
@@ -230,7 +230,7 @@ fn calls_that_lead_nowhere_are_followed_less() {
     for number in 0..160 {
         process.write(STUCK + 2 * number, &[0x0f, 0x0b]);
         process.walk_at(STUCK + 2 * number, &words, u64::MAX);
-        cost.push(process.made.cost().0);
+        cost.push(process.jit.cost().0);
     }
     // The rest are those that find out whether it leads on now.
     let cheap = cost[80..].iter().filter(|now| **now * 4 < cost[1]).count();

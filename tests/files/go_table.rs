@@ -7,7 +7,7 @@ use std::process::Command;
 
 use stackprof::addr::Svma;
 use stackprof::binary::cfi::Cfi;
-use stackprof::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, X86_COLUMNS};
+use stackprof::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, Column, Columns, X86_COLUMNS};
 use stackprof::binary::gopclntab::GoFunctions;
 
 const PROGRAM: &str = "package main
@@ -18,7 +18,7 @@ func main() { all := []int{3, 1, 2}; sort.Ints(all); println(all[0]) }
 const NAME: &[u8] = b".gopclntab\0";
 
 /// Compares every fifth address, which is nearly all instructions of some functions and some of all.
-fn compare<const N: usize>(bytes: &[u8]) -> (usize, Vec<String>) {
+fn compare<C: Columns>(bytes: &[u8]) -> (usize, Vec<String>) {
     let go = GoFunctions::find(bytes).unwrap();
     // Under another name it is not found, and only `.debug_frame` is left to be asked.
     let mut bytes = bytes.to_vec();
@@ -32,8 +32,8 @@ fn compare<const N: usize>(bytes: &[u8]) -> (usize, Vec<String>) {
         // A file has padding between functions, of which `.debug_frame` says nothing.
         let Some(described) = cfi.last_function(bytes, function.range.start) else { continue };
         for at in (function.range.start.0..described.end.0.min(function.range.end.0)).step_by(5) {
-            let by_go = go.row::<N>(bytes, Svma(at));
-            let by_frames = cfi.row::<N>(bytes, Svma(at));
+            let by_go = go.row::<C>(bytes, Svma(at));
+            let by_frames = cfi.row::<C>(bytes, Svma(at));
             match by_go == by_frames {
                 true => same += 1,
                 false => other.push(format!("{at:#x}: {by_go:?} and {by_frames:?}")),
@@ -54,9 +54,9 @@ fn the_table_of_go_says_the_same_as_its_unwind_information() {
     std::fs::create_dir_all(&dir).unwrap();
     std::fs::write(dir.join("main.go"), PROGRAM).unwrap();
     for (arch, compared) in [
-        ("amd64", compare::<COLUMNS> as fn(&[u8]) -> (usize, Vec<String>)),
-        ("arm64", compare::<AARCH64_COLUMNS>),
-        ("386", compare::<X86_COLUMNS>),
+        ("amd64", compare::<[Column; COLUMNS]> as fn(&[u8]) -> (usize, Vec<String>)),
+        ("arm64", compare::<[Column; AARCH64_COLUMNS]>),
+        ("386", compare::<[Column; X86_COLUMNS]>),
     ] {
         let mut build = Command::new("go");
         build

@@ -9,11 +9,11 @@ use std::ops::Range;
 use object::{Object, ObjectSection};
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
-use stackprof::binary::frame_rule::{FrameRule, Row};
+use stackprof::binary::frame_rule::AnyRow;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::images::ImageCode;
 use stackprof::images::Images;
-use stackprof::walk::{self, Code, Ended, Frames, How, Input, StackBytes, Unwinder};
+use stackprof::walk::{self, Code, Frames, Input, StackBytes, StackEnd, UnwindMethod, Unwinder};
 
 use crate::seeds::{self, Random};
 
@@ -49,10 +49,7 @@ impl Code for Counted<'_> {
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.ask(self.code.code(at))
     }
-    fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
-        self.ask(self.code.frame_rule(pc))
-    }
-    fn row(&self, lookup: Avma) -> Option<Row> {
+    fn row(&self, lookup: Avma) -> Option<AnyRow> {
         self.ask(self.code.row(lookup))
     }
     fn entry(&self, pc: Avma) -> Option<Avma> {
@@ -151,14 +148,14 @@ fn walks(images: &Images, original: &Original, random: &mut Random) -> (u64, u64
             max_depth: DEPTH_MAX,
             ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &code)
         };
-        let how = [How::Auto, How::Cfi, How::FramePointer][walk % 3];
+        let how = [UnwindMethod::Auto, UnwindMethod::Cfi, UnwindMethod::FramePointer][walk % 3];
         let mut out = Frames::default();
         let walked = walk::unwind(how, &Registers::X86_64(registers), &input, &mut unwinder, &mut out);
         let questions = code.questions.get();
         assert!((1..=DEPTH_MAX).contains(&out.addresses.len()), "{how:?}: {} frames", out.addresses.len());
         assert_eq!(out.addresses.len(), out.methods.len());
         assert!(questions <= QUESTIONS_MAX, "{how:?}: {questions} questions");
-        assert!(walked.ended != Ended::DepthLimit || out.addresses.len() == DEPTH_MAX);
+        assert!(walked.ended != StackEnd::DepthLimit || out.addresses.len() == DEPTH_MAX);
         found += out.addresses.len() as u64 - 1;
         most = most.max(questions);
     }

@@ -15,7 +15,7 @@ use stackprof::binary::macho::{CPU_ARM64, MachO, fat};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::images::ImageCode;
 use stackprof::images::Images;
-use stackprof::walk::{self, Frames, How, StackBytes, Unwinder};
+use stackprof::walk::{self, Frames, StackBytes, UnwindMethod, Unwinder};
 
 const LOADED: u64 = 0x1_4000_0000;
 const STACK: u64 = 0x1_6fdf_0000;
@@ -123,7 +123,7 @@ fn shows_link_register(images: &Images, pc: u64, code: u64) -> bool {
     };
     let mut found = Frames::default();
     let registers = Registers::Aarch64(registers);
-    walk::unwind(How::FramePointer, &registers, &input, &mut Unwinder::default(), &mut found);
+    walk::unwind(UnwindMethod::FramePointer, &registers, &input, &mut Unwinder::default(), &mut found);
     assert!(matches!(found.addresses.len(), 2 | 3), "{:x?}", found.addresses);
     found.addresses.len() == 3
 }

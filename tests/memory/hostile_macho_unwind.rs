@@ -12,7 +12,7 @@ use stackprof::binary::macho::MachO;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::images::ImageCode;
 use stackprof::images::Images;
-use stackprof::walk::{self, Frames, How, Input, StackBytes, Unwinder};
+use stackprof::walk::{self, Frames, Input, StackBytes, UnwindMethod, Unwinder};
 
 use crate::memory;
 use crate::seeds::{self, Random};
@@ -104,7 +104,7 @@ fn walk_everywhere(bytes: &[u8], is_arm64: bool, random: &mut Random) {
             code_mask: (1 << 47) - 1,
             ..Input::new(StackBytes { base: Avma(STACK), bytes: &stack }, &code)
         };
-        for how in [How::Auto, How::Cfi, How::FramePointer] {
+        for how in [UnwindMethod::Auto, UnwindMethod::Cfi, UnwindMethod::FramePointer] {
             walk::unwind(how, &registers, &input, &mut unwinder, &mut frames);
             assert!(frames.addresses.len() <= DEPTH_MAX && frames.methods.len() == frames.addresses.len());
         }

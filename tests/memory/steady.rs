@@ -13,7 +13,7 @@ use stackprof::sources::sim::{SimConfig, SimTarget};
 use stackprof::sources::{
     Activity, Capture, Event, Fault, Look, Observed, Outcome, Process, Target, ThreadId,
 };
-use stackprof::walk::How;
+use stackprof::walk::UnwindMethod;
 
 use crate::memory;
 
@@ -184,7 +184,7 @@ fn costs(batch_samples: usize) -> Vec<Cost> {
         off_cpu: false,
         threads: true,
         max_depth: 1024,
-        unwind: How::Auto,
+        unwind: UnwindMethod::Auto,
         seed: 1,
         max_stop: 1.0,
     };

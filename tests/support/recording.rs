@@ -19,7 +19,7 @@ use stackprof::sources::sim::{SimConfig, SimLedger, SimTarget, Truth};
 use stackprof::sources::{Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
 use stackprof::symbol::{self, Names};
 use stackprof::trie::FrameId;
-use stackprof::walk::How;
+use stackprof::walk::UnwindMethod;
 
 /// Prints how to replay when the test fails while this is alive.
 pub struct Replay(String);
@@ -58,7 +58,7 @@ pub fn options(hz: u32, seed: u64) -> Options {
         off_cpu: false,
         threads: true,
         max_depth: 8192,
-        unwind: How::Auto,
+        unwind: UnwindMethod::Auto,
         seed,
     }
 }

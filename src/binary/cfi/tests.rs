@@ -30,10 +30,10 @@ fn at_its_first_instruction_a_function_has_only_its_return_address() {
 fn what_is_no_file_or_no_code_has_no_rule() {
     let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     let cfi = Cfi::find(&bytes).unwrap();
-    assert_eq!(cfi.row::<COLUMNS>(&bytes, Svma(0)), None);
-    assert_eq!(cfi.row::<AARCH64_COLUMNS>(&bytes, Svma(0x1000)), None);
-    assert_eq!(cfi.row::<COLUMNS>(&bytes, Svma(u64::MAX)), None);
-    assert_eq!(cfi.row::<COLUMNS>(&bytes[..100], Svma(0x1000)), None);
+    assert_eq!(cfi.row::<[Column; COLUMNS]>(&bytes, Svma(0)), None);
+    assert_eq!(cfi.row::<[Column; AARCH64_COLUMNS]>(&bytes, Svma(0x1000)), None);
+    assert_eq!(cfi.row::<[Column; COLUMNS]>(&bytes, Svma(u64::MAX)), None);
+    assert_eq!(cfi.row::<[Column; COLUMNS]>(&bytes[..100], Svma(0x1000)), None);
     assert!(Cfi::find(b"\x7fELF").is_none());
 }
 
@@ -55,7 +55,7 @@ fn without_the_search_table_or_section_headers_the_rows_are_the_same() {
         let mut compared = 0;
         for function in functions.step_by(29) {
             let pc = Svma(function.address() + function.size() / 2);
-            assert_eq!(cfi.row::<COLUMNS>(&other, pc), whole.row(&bytes, pc), "{pc}");
+            assert_eq!(cfi.row::<[Column; COLUMNS]>(&other, pc), whole.row(&bytes, pc), "{pc}");
             compared += 1;
         }
         assert!(compared > 50, "{compared}");
@@ -92,12 +92,12 @@ fn damaged_tables_give_rows_or_none_and_end() {
         }
         for _ in 0..200 {
             let pc = Svma(text.address() + random(text.size()));
-            let _ = cfi.row::<COLUMNS>(&mutated, pc);
+            let _ = cfi.row::<[Column; COLUMNS]>(&mutated, pc);
         }
         if round % 50 == 0
             && let Some(cfi) = Cfi::find(&mutated)
         {
-            let _ = cfi.row::<COLUMNS>(&mutated, Svma(text.address()));
+            let _ = cfi.row::<[Column; COLUMNS]>(&mutated, Svma(text.address()));
         }
     }
 }
@@ -158,8 +158,8 @@ fn the_marks_of_aarch64_lose_no_entry() {
         // x86_64 has no such marks: what is not known is refused.
         let bytes = with_marks(X86_64, &[b"zRB", b"zR"], with_header);
         let cfi = Cfi::find(&bytes).unwrap();
-        assert_eq!(cfi.row::<COLUMNS>(&bytes, Svma(0x1008)), None);
-        assert!(cfi.row::<COLUMNS>(&bytes, Svma(0x1018)).is_some());
+        assert_eq!(cfi.row::<[Column; COLUMNS]>(&bytes, Svma(0x1008)), None);
+        assert!(cfi.row::<[Column; COLUMNS]>(&bytes, Svma(0x1018)).is_some());
     }
 }
 
@@ -187,7 +187,7 @@ fn packed_frames_are_unpacked_as_far_as_that_is_in_proportion() {
     let cfi = Cfi::find(&bytes).unwrap();
     let row: Row = cfi.row(&bytes, Svma(0x1008)).unwrap();
     assert_eq!((row.cfa, &row.columns[RETURN_ADDRESS]), (RowCfa::Register(7, 32), &Column::At(-8)));
-    assert_eq!(cfi.row::<COLUMNS>(&bytes, Svma(0x1010)), None);
+    assert_eq!(cfi.row::<[Column; COLUMNS]>(&bytes, Svma(0x1010)), None);
     for claimed in [0, 1, 7 << 20, UNPACKED_MAX + 1, u64::MAX] {
         assert!(Cfi::find(&with_packed_frames(Some(claimed))).is_none(), "{claimed}");
     }

@@ -103,7 +103,7 @@ fn functions_and_rows_are_found_in_tables_of_all_versions() {
         {
             assert_eq!(cfa(go.row(&bytes, Svma(TEXT + 0x90 + into))), expected, "{into}");
         }
-        assert_eq!(go.row::<AARCH64_COLUMNS>(&bytes, Svma(TEXT + 0x90)), None);
+        assert_eq!(go.row::<[Column; AARCH64_COLUMNS]>(&bytes, Svma(TEXT + 0x90)), None);
     }
 }
 
@@ -111,7 +111,7 @@ fn functions_and_rows_are_found_in_tables_of_all_versions() {
 fn where_calls_leave_the_return_address_in_a_register_frames_have_it_at_their_end() {
     let bytes = file(AARCH64, ".gopclntab", table(VERSIONS[0].magic, 8, 4, TEXT), &[]);
     let go = GoFunctions::find(&bytes).unwrap();
-    let row = |into: u64| go.row::<AARCH64_COLUMNS>(&bytes, Svma(TEXT + 0x40 + into)).unwrap();
+    let row = |into: u64| go.row::<[Column; AARCH64_COLUMNS]>(&bytes, Svma(TEXT + 0x40 + into)).unwrap();
     assert_eq!((row(0).cfa, &row(0).columns[30]), (Cfa::Register(31, 0), &Column::Same));
     // Of four bytes each.
     assert_eq!((row(16).cfa, &row(16).columns[30]), (Cfa::Register(31, 24), &Column::At(-24)));
@@ -184,7 +184,7 @@ fn damaged_tables_are_read_as_far_as_they_are_sound() {
         for into in (0..0x180).step_by(7) {
             let at = Svma(TEXT + into);
             assert!(go.at(&bytes, at).is_none_or(|function| function.range.contains(&at)), "round {round}");
-            let _ = go.row::<COLUMNS>(&bytes, at);
+            let _ = go.row::<[Column; COLUMNS]>(&bytes, at);
         }
     }
 }

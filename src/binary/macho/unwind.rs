@@ -10,7 +10,7 @@ use super::{CPU_ARM64, CPU_X86_64, MachO};
 use crate::addr::Svma;
 use crate::binary::ImageBytes;
 use crate::binary::cfi::Entries;
-use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Row, RowAarch64};
+use crate::binary::frame_rule::{Body, COLUMNS, Column, Columns, Row, RowAarch64};
 use std::ops::Range;
 
 /// Where the sections are.
@@ -46,13 +46,13 @@ impl Unwind {
                     let function = macho.file_offset_of(macho.text.start + u64::from(start))?;
                     unwind_info::x86_64(encoding, bytes.from_offset(function))
                 };
-                let (row, compact) = self.row::<COLUMNS>(macho, bytes, at, decode)?;
-                Some(Body { row: BodyRow::X86_64(Box::new(row)), compact })
+                let (row, compact) = self.row::<[Column; COLUMNS]>(macho, bytes, at, decode)?;
+                Some(Body { row: row.into(), compact })
             }
             CPU_ARM64 => {
                 let decode = |encoding, _| unwind_info::arm64(encoding);
                 let (row, compact): (RowAarch64, bool) = self.row(macho, bytes, at, decode)?;
-                Some(Body { row: BodyRow::Aarch64(Box::new(row)), compact })
+                Some(Body { row: row.into(), compact })
             }
             _ => None,
         }
@@ -65,13 +65,13 @@ impl Unwind {
         entries.function(section(bytes, range), at)
     }
 
-    fn row<const N: usize>(
+    fn row<C: Columns>(
         &self,
         macho: &MachO,
         bytes: &ImageBytes,
         at: Svma,
-        decode: impl Fn(u32, u32) -> Option<Encoded<N>>,
-    ) -> Option<(Row<N>, bool)> {
+        decode: impl Fn(u32, u32) -> Option<Encoded<C>>,
+    ) -> Option<(Row<C>, bool)> {
         let section = |range: &Range<u64>| section(bytes, range);
         let dwarf = |offset: Option<u32>| {
             let (range, entries) = self.eh_frame.as_ref()?;

@@ -11,7 +11,9 @@
 //! Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h; what rows mean:
 //! src/CompactUnwinder.hpp.
 
-use crate::binary::frame_rule::{AARCH64_COLUMNS, Cfa, Column, RETURN_ADDRESS, Row, RowAarch64};
+use crate::binary::frame_rule::{
+    AARCH64_COLUMNS, COLUMNS, Cfa, Column, Columns, RETURN_ADDRESS, Row, RowAarch64,
+};
 
 /// Kinds of second-level pages.
 const REGULAR: u32 = 2;
@@ -52,9 +54,9 @@ pub struct Entry {
 
 /// How the callers of a range of functions are found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Encoded<const N: usize> {
+pub enum Encoded<C: Columns> {
     /// By this row.
-    Row(Row<N>),
+    Row(Row<C>),
     /// By the entry of `__eh_frame` at this offset; 0 where it does not fit into 24 bits.
     Dwarf(u32),
 }
@@ -134,10 +136,10 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 /// STACK_INDIRECT    CFA = rsp + number in `sub $N,%rsp` + 8 * adjustment
 /// ```
 #[must_use]
-pub fn x86_64(encoding: u32, function: &[u8]) -> Option<Encoded<17>> {
+pub fn x86_64(encoding: u32, function: &[u8]) -> Option<Encoded<[Column; COLUMNS]>> {
     let bits = |from: u32, count: u32| encoding >> from & ((1 << count) - 1);
     let frameless = |cfa: i64| {
-        let mut row = Row::new(Cfa::Register(RSP, cfa));
+        let mut row: Row = Row::new(Cfa::Register(RSP, cfa));
         row.columns[RETURN_ADDRESS] = Column::At(-8);
         let registers = permutation(bits(10, 3), bits(0, 10))?;
         // The last one pushed is the first one listed.
@@ -148,7 +150,7 @@ pub fn x86_64(encoding: u32, function: &[u8]) -> Option<Encoded<17>> {
     };
     let row = match bits(24, 4) {
         RBP_FRAME => {
-            let mut row = Row::new(Cfa::Register(RBP, 16));
+            let mut row: Row = Row::new(Cfa::Register(RBP, 16));
             row.columns[RETURN_ADDRESS] = Column::At(-8);
             row.columns[usize::from(RBP)] = Column::At(-16);
             let below = i64::from(bits(16, 8));
@@ -205,7 +207,7 @@ fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
 /// FRAMELESS   CFA = sp + 16 * size; the return address is in x30
 /// ```
 #[must_use]
-pub fn arm64(encoding: u32) -> Option<Encoded<AARCH64_COLUMNS>> {
+pub fn arm64(encoding: u32) -> Option<Encoded<[Column; AARCH64_COLUMNS]>> {
     let bits = |from: u32, count: u32| encoding >> from & ((1 << count) - 1);
     let (mut row, mut below) = match bits(24, 4) {
         ARM64_FRAMELESS => {

@@ -46,7 +46,7 @@ pub fn row(pe: &Pe, functions: &Functions<'_>, at: Svma) -> Option<Row> {
         return None;
     }
     let cfa = 8 * (popped.len() as i64 + 1);
-    let mut row = Row::new(Cfa::Register(RSP, cfa));
+    let mut row: Row = Row::new(Cfa::Register(RSP, cfa));
     for (slot, register) in popped.into_iter().enumerate() {
         row.columns[usize::from(register)] = Column::At(8 * slot as i64 - cfa);
     }

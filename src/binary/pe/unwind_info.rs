@@ -191,7 +191,7 @@ pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
         Some(frame) => frame.behind(40)?,
         None => sp.behind(8)?,
     };
-    let mut row = Row::new(Cfa::Register(cfa.register, cfa.offset));
+    let mut row: Row = Row::new(Cfa::Register(cfa.register, cfa.offset));
     for (column, place) in row.columns.iter_mut().zip(saved) {
         *column = match place {
             None => Column::Same,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::cli::flags::DumpFlags;
 use crate::error::Result;
-use crate::walk::How;
+use crate::walk::UnwindMethod;
 
 /// Addresses of a file to be named.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub struct Dump {
     /// Of which process; [`Source::Pid`], [`Source::Gdb`] or [`Source::Sim`].
     pub source: Source,
     /// How stacks are walked.
-    pub unwind: How,
+    pub unwind: UnwindMethod,
     /// Frames shown of a stack, 1 to [`DUMP_DEPTH_MAX`].
     pub max_depth: usize,
     /// How code is named.

@@ -11,7 +11,7 @@ use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
 use crate::sources::Way;
-use crate::walk::How;
+use crate::walk::UnwindMethod;
 
 /// Ticks per second unless `--hz` says otherwise: prime, so that it does not run in
 /// step with work that happens 100 or 1000 times a second.
@@ -70,7 +70,7 @@ pub struct Recording {
     /// One subtree per thread.
     pub threads: bool,
     /// How stacks are walked.
-    pub unwind: How,
+    pub unwind: UnwindMethod,
     /// How code is named.
     pub naming: Naming,
     /// Frames kept per stack, 1 to [`DEPTH_MAX`].

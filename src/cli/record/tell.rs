@@ -11,7 +11,7 @@ use crate::escape::escape_line;
 use crate::recording::{Profile, Stats};
 use crate::sources::ExitStatus;
 use crate::symbol::Names;
-use crate::walk::How;
+use crate::walk::UnwindMethod;
 
 /// Numbers of the run that are not in the profile's own counters; the times are left at zero.
 pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs: &[Output]) -> RunFigures {
@@ -65,7 +65,7 @@ pub(super) fn summary(
     profile: &Profile,
     names: &Names,
     figures: &RunFigures,
-    how: How,
+    how: UnwindMethod,
 ) {
     if verbosity == Verbosity::Quiet {
         return;

@@ -88,7 +88,7 @@ fn options() -> Options {
         linger_ns: 0,
         threads: true,
         max_depth: 1024,
-        unwind: How::Auto,
+        unwind: crate::walk::UnwindMethod::Auto,
         seed: 1,
         max_stop: 1.0,
     }

@@ -20,7 +20,7 @@ pub(super) fn returns(address: Avma, code: &dyn Code) -> bool {
 }
 
 /// Whether an instruction is `bl`, `blr` or an authenticated `blr`.
-pub(super) fn is_call(word: u32) -> bool {
+pub(in crate::walk) fn is_call(word: u32) -> bool {
     // bl; blr; blraa, blrab; blraaz, blrabz
     word >> 26 == 0b10_0101
         || word & 0xffff_fc1f == 0xd63f_0000

@@ -28,12 +28,12 @@ pub(super) fn walk(
     let leaf_return = link_is_caller(pc, link, frame_pointer, input);
     let leaf_return = (leaf_return && out.len() < input.max_depth).then_some(Avma(link));
     if let Some(address) = leaf_return {
-        let lookup = facts.lookup::<Aarch64, _>(address, input.code);
+        let lookup = facts.lookup::<Aarch64>(address, input.code);
         out.push(lookup.unwrap_or(CodeAddress::Return(address).lookup()));
     }
     // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
     // accepts 8 as some assembly does; progress and bounds are checked all the same.
-    fp::follow::<Aarch64, _>(frame_pointer, sp, leaf_return, input, facts, out)
+    fp::follow::<Aarch64>(frame_pointer, sp, leaf_return, input, facts, out)
 }
 
 /// Whether the caller of the leaf at `pc` is in its link register: the leaf has no record.
@@ -66,7 +66,7 @@ fn same_function(pc: Avma, link: u64, code: &dyn Code) -> bool {
 mod tests {
     use super::*;
     use crate::walk::text::Text;
-    use crate::walk::{Ended, StackBytes};
+    use crate::walk::{StackBytes, StackEnd};
 
     const TEXT: u64 = 0x1_0000_4000;
     const STACK: u64 = 0x1_6fdf_f000;
@@ -108,7 +108,7 @@ mod tests {
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
         let input = Input { max_depth: 64, code_mask: (1 << 47) - 1, ..Input::new(stack, &text) };
         let mut out = Vec::new();
-        assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, Ended::Root);
+        assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, StackEnd::Root);
         out.iter().map(|address| address.0 - TEXT).collect()
     }
 
@@ -177,12 +177,12 @@ mod tests {
                 ..Input::new(stack, &text)
             };
             let mut out = Vec::new();
-            assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, Ended::Root);
+            assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, StackEnd::Root);
             assert_eq!(out.iter().map(|address| address.0 - TEXT).collect::<Vec<_>>(), expected);
             // Where fp may be anything, 0 proves nothing about a thread without a caller.
             let input = Input { fp_always: false, ..input };
             let ended = walk(&registers, &input, &mut Facts::default(), &mut Vec::new()).ended;
-            assert_eq!(ended, if link == 0 { Ended::Unproved } else { Ended::Root });
+            assert_eq!(ended, if link == 0 { StackEnd::Unproved } else { StackEnd::Root });
         }
     }
 

@@ -1,7 +1,5 @@
-//! Walking on aarch64: the mirror of `x86_64/`, file for file. `unwinder.rs` walks by unwind
-//! information and code, `leaf.rs` finds the leaf's caller for walks by frame pointers; `rule.rs`
-//! packs what leads from a frame to its caller, `cache.rs` keeps it by address, `frame.rs` makes the
-//! step; `instructions.rs` executes instructions; `call.rs`, `start.rs` and `record.rs` know calls,
+//! Walking on aarch64. `methods.rs` says to the engine what there is at an address, `records.rs` and `leaf.rs` walk by
+//! frame pointers; `instructions.rs` executes instructions; `call.rs`, `start.rs` and `record.rs` know calls,
 //! start code and prologues.
 //!
 //! What differs: the return address is in the link register until a function saves it, so a
@@ -9,76 +7,14 @@
 //! signature above the bits of [`Input::code_mask`](super::Input::code_mask), which is stripped. Frame
 //! pointers may carry Swift's mark, which is stripped, too. There is no search of the stack.
 
-mod born;
-mod cache;
-mod call;
-mod first;
-mod frame;
+pub(super) mod call;
 mod instructions;
 mod leaf;
+mod methods;
+mod new_thread;
+mod processor;
 mod record;
-mod rule;
+mod records;
 mod start;
-mod unwinder;
 
-pub(super) use unwinder::Unwinder;
-
-use super::Code;
-use super::flow::state::{Effect, State};
-use super::processor::Processor;
-use super::stack_switch::SignalFrame;
-use crate::addr::Avma;
-use crate::arch::{Aarch64, Arch};
-use crate::binary::frame_rule::{AARCH64_COLUMNS, AARCH64_PC};
-
-const FP: usize = Aarch64::FP;
-const LR: usize = Aarch64::LR;
-const SP: usize = 31;
-
-impl Processor<AARCH64_COLUMNS> for Aarch64 {
-    type Word = u64;
-    const RED_ZONE_BYTES: u64 = Arch::Aarch64.red_zone_bytes();
-    const STACK_POINTER: u8 = SP as u8;
-    const FRAME_POINTER: u8 = FP as u8;
-    const LINK: Option<u8> = Some(LR as u8);
-    const RETURN_COLUMN: usize = LR;
-    // arch/arm64/kernel/signal.c, `rt_sigframe`: 128 bytes of `siginfo`, `uc_flags`, `uc_link`, `uc_stack`,
-    // `uc_sigmask`.
-    const SIGNAL_FRAME: Option<SignalFrame> =
-        Some(SignalFrame { stack: 128 + 16, stack_bytes: 128 + 32, blocked: 128 + 40 });
-    // svc #0
-    const SYSTEM_CALL: &'static [u8] = &[0x01, 0x00, 0x00, 0xd4];
-    const SAVED: &'static [u8] = &[19, 20, 21, 22, 23, 24, 25, 26, 27, 28, FP as u8, LR as u8];
-
-    fn columns(&self, mask: u64) -> [u64; AARCH64_COLUMNS] {
-        let mut all = [0; AARCH64_COLUMNS];
-        all[..SP].copy_from_slice(&self.x);
-        all[FP] &= mask;
-        all[LR] &= mask;
-        all[SP] = self.sp;
-        all[AARCH64_PC] = self.pc & mask;
-        all
-    }
-
-    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
-        instructions::step(at, bytes, state)
-    }
-
-    fn returns(address: Avma, code: &dyn Code) -> bool {
-        call::returns(address, code)
-    }
-
-    fn is_sigreturn(code: &[u8]) -> bool {
-        start::is_sigreturn(code)
-    }
-
-    fn is_start_code(code: &[u8]) -> bool {
-        start::is_start_code(code)
-    }
-
-    fn ends_thread(code: &[u8]) -> bool {
-        start::ends_thread(code)
-    }
-}
-
-const _: () = assert!(FP < LR && LR < SP && SP < AARCH64_PC);
+use processor::{LR, SP};

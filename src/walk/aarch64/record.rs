@@ -42,7 +42,7 @@ const BACKWARD_MAX: usize = 8 << 10;
 /// Bytes before the pc that are read where the start of the function is not known.
 const BACK_BYTES: u64 = 4096;
 
-/// Longest function whose branches are searched for the way to the pc.
+/// Longest function whose branches are searched for the path to the pc.
 const FUNCTION_BYTES_MAX: u64 = 16 << 10;
 
 /// `ldr x30, [sp], #16`: the end of a call in a function that saved the link register alone.
@@ -166,7 +166,7 @@ fn outlined(function: Avma, code: &dyn Code) -> Option<bool> {
     None
 }
 
-/// The way from the start of the function to `pc`, backwards: where a jump comes before,
+/// The path from the start of the function to `pc`, backwards: where a jump comes before,
 /// on from a branch that leads to what was read since (not always to the first
 /// instruction: the heads of loops are aligned by `nop`s that nothing leads to).
 fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<bool> {

@@ -76,6 +76,26 @@ fn leaves(instruction: u32) -> bool {
         || instruction >> 16 == 0
 }
 
+/// Whether an address is the second instruction of `start` of libdyld.dylib, which `main` returns to before
+/// macOS 12: dyld left its address in the link register, and no call did.
+/// Source: dyld 852, src/dyldStartup.s and src/start_glue.s.
+pub(super) fn is_in_start_of_libdyld(at: Avma, code: &dyn Code) -> bool {
+    const NOP: u32 = 0xd503_201f;
+    const BRK_3: u32 = 0xd420_0060;
+    let Some(start) = at.0.checked_sub(4).filter(|start| start % 4 == 0).map(Avma) else {
+        return false;
+    };
+    code.begins_threads(start) == Some(true)
+        && word_at(start, code) == Some(NOP)
+        // bl exit
+        && word_at(at, code).is_some_and(|second| second >> 26 == 0b10_0101)
+        && word_at(start + 2 * 4, code) == Some(BRK_3)
+}
+
+fn word_at(at: Avma, code: &dyn Code) -> Option<u32> {
+    code.code(at)?.first_chunk().map(|word| u32::from_le_bytes(*word))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

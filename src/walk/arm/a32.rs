@@ -3,7 +3,7 @@
 //!
 //! Encodings: DDI 0406, A5 and A8.
 
-use super::instructions::{
+use super::operations::{
     Access, coprocessor, exchange, has_lost_link, literal, multiple, signed, sum, target, write,
 };
 use super::{LR, PC, SP};

@@ -14,8 +14,8 @@ use super::{LR, SP, T32, call, entry, record, start};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::Arm;
 use crate::binary::frame_rule::{Cfa, Column, RowArm, TableSays};
-use crate::walk::frames::{How, Method};
-use crate::walk::processor::Processor;
+use crate::walk::frames::{Method, UnwindMethod};
+use crate::walk::processor::{self, Processor};
 use crate::walk::table::{Table, key, lookup_of};
 use crate::walk::{Code, flow};
 
@@ -23,18 +23,18 @@ use crate::walk::{Code, flow};
 const ROWS_MAX: usize = 1 << 14;
 /// Most pairs of places of which something is kept.
 const PAIRS_MAX: usize = 1 << 12;
-/// Most bytes of ways between two places.
-const WAY_BYTES_MAX: u64 = 4096;
+/// Most bytes of paths between two places.
+const PATH_BYTES_MAX: u64 = 4096;
 
-/// See the top of this file.
+/// What was learned of code addresses of 32-bit Arm.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cache {
-    rules: [Table<Rule>; How::ALL.len()],
+    rules: [Table<Rule>; UnwindMethod::ALL.len()],
     rows: Vec<Found>,
     /// Whether the function that a call leads to may jump into another one.
     jumps: Answers,
-    /// Whether ways from one place lead to another, and have not saved the link register.
-    ways: Answers,
+    /// Whether paths from one place lead to another, and have not saved the link register.
+    paths: Answers,
 }
 
 /// What was found out of pairs of places.
@@ -48,7 +48,7 @@ impl Answers {
             return *answer;
         }
         let answer = find();
-        if !code.lacked() {
+        if code.may_keep(pair.1) {
             if self.0.len() >= PAIRS_MAX {
                 self.0.clear();
             }
@@ -91,14 +91,14 @@ impl Cache {
         self.rules.iter_mut().for_each(Table::clear);
         self.rows.clear();
         self.jumps.0.clear();
-        self.ways.0.clear();
+        self.paths.0.clear();
     }
 
     /// Forgets what was learned of the addresses that `is_gone` names.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rules.iter_mut().for_each(|rules| rules.retain(|key| !is_gone(lookup_of(key))));
         self.jumps.0.clear();
-        self.ways.0.clear();
+        self.paths.0.clear();
     }
 
     pub(super) fn row(&self, index: u32) -> Option<&Found> {
@@ -106,7 +106,7 @@ impl Cache {
     }
 
     /// What is known of the address of a frame.
-    pub(super) fn rule(&mut self, how: How, frame: &Frame, code: &dyn Code) -> Rule {
+    pub(super) fn rule(&mut self, how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Rule {
         let with_bit = frame.code_address();
         let key = key(match frame.address {
             CodeAddress::Pc(_) => CodeAddress::Pc(with_bit),
@@ -121,7 +121,7 @@ impl Cache {
                 || Arm::is_sigreturn(code.code(frame.address.at()).unwrap_or_default()));
         let kind = if is_return && !returns { Kind::Unknown } else { self.find(how, frame, code) };
         let rule = Rule { kind, returns };
-        if !code.lacked() {
+        if code.may_keep(lookup_of(key)) {
             self.rules[how as usize].insert(key, rule);
         }
         rule
@@ -135,20 +135,20 @@ impl Cache {
         if function.contains(&Avma(target.0 & !T32)) {
             return true;
         }
-        let find = || flow::may_jump_into::<Arm, _>(target, function.start, code);
+        let find = || flow::may_jump_into::<Arm>(target, function.start, code);
         self.jumps.of((target, function.start), code, find)
     }
 
-    /// Whether ways from where a call leads come to a program counter behind it, and have not saved where the
+    /// Whether paths from where a call leads come to a program counter behind it, and have not saved where the
     /// call came from. Both with the bit of T32.
     pub(super) fn leads_to(&mut self, target: Avma, pc: Avma, code: &dyn Code) -> bool {
-        if pc.0.wrapping_sub(target.0) > WAY_BYTES_MAX {
+        if pc.0.wrapping_sub(target.0) > PATH_BYTES_MAX {
             return false;
         }
-        self.ways.of((target, pc), code, || flow::arrives::<Arm, _>(target, pc, false, code))
+        self.paths.of((target, pc), code, || flow::arrives::<Arm>(target, pc, false, code))
     }
 
-    fn find(&mut self, how: How, frame: &Frame, code: &dyn Code) -> Kind {
+    fn find(&mut self, how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Kind {
         let (at, lookup) = (frame.address.at(), frame.address.lookup().at());
         let here = code.code(at).unwrap_or_default();
         if let Some(of) = start::sigreturn(here) {
@@ -164,7 +164,7 @@ impl Cache {
             Some(found) if found.row.columns[usize::from(LR)] == Column::Undefined => Kind::Root,
             Some(found) => self.keep(found),
             // Nothing but the place where the program begins leads there.
-            None if how != How::Scan && is_after_start(frame, code) => Kind::Root,
+            None if how != UnwindMethod::Scan && is_after_start(frame, code) => Kind::Root,
             None => Kind::Unknown,
         }
     }
@@ -185,22 +185,22 @@ fn is_in_first(lookup: Avma, code: &dyn Code) -> bool {
     function.zip(entry).is_some_and(|(function, entry)| function.contains(&entry))
 }
 
-/// The same of a program without symbols: the instructions from its beginning on lead to the frame.
+/// Whether an address is behind where a program without symbols begins: the instructions from its beginning on lead to the frame.
 fn is_after_start(frame: &Frame, code: &dyn Code) -> bool {
     let lookup = frame.address.lookup().at();
     let is_return = frame.address.is_return();
     code.function(lookup).is_none()
         && code
             .entry(lookup)
-            .is_some_and(|entry| flow::arrives::<Arm, _>(entry, frame.code_address(), is_return, code))
+            .is_some_and(|entry| flow::arrives::<Arm>(entry, frame.code_address(), is_return, code))
 }
 
-/// The row that a way of walking tells.
-fn found(how: How, frame: &Frame, code: &dyn Code) -> Option<Found> {
+/// The row that a method of walking tells.
+fn found(how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<Found> {
     let lookup = frame.address.lookup().at();
     let is_return = frame.address.is_return();
     let certain = |row: RowArm, method| Some(Found { row, method, assumes: None });
-    let by_cfi = || certain(code.row_arm(lookup)?, Method::Cfi);
+    let by_cfi = || certain(processor::row::<Arm>(code, lookup)?, Method::Cfi);
     let by_exidx = || match code.exidx(lookup)?.1 {
         TableSays::Row(row) => certain(*row, Method::Exidx),
         TableSays::CannotUnwind | TableSays::Refused => None,
@@ -208,15 +208,15 @@ fn found(how: How, frame: &Frame, code: &dyn Code) -> Option<Found> {
     let by_code = || by_code(frame, code);
     let by_record = || certain(record::row(entry_of(frame, code)?, code)?, Method::FramePointer);
     match how {
-        How::Auto if is_return => by_cfi().or_else(by_exidx).or_else(by_code).or_else(by_record),
-        How::Auto => by_code().or_else(by_cfi).or_else(by_exidx).or_else(by_record),
-        How::Cfi => by_cfi(),
-        How::Exidx => by_exidx(),
-        How::Code => by_code(),
+        UnwindMethod::Auto if is_return => by_cfi().or_else(by_exidx).or_else(by_code).or_else(by_record),
+        UnwindMethod::Auto => by_code().or_else(by_cfi).or_else(by_exidx).or_else(by_record),
+        UnwindMethod::Cfi => by_cfi(),
+        UnwindMethod::Exidx => by_exidx(),
+        UnwindMethod::Code => by_code(),
         // The leaf may not have made its record yet.
-        How::FramePointer if is_return => by_record(),
-        How::FramePointer => by_code().or_else(by_record),
-        How::Scan => None,
+        UnwindMethod::FramePointer if is_return => by_record(),
+        UnwindMethod::FramePointer => by_code().or_else(by_record),
+        UnwindMethod::Scan => None,
     }
 }
 
@@ -225,14 +225,14 @@ fn by_code(frame: &Frame, code: &dyn Code) -> Option<Found> {
     let (at, lookup) = (frame.code_address(), frame.address.lookup().at());
     let is_return = frame.address.is_return();
     let found = |row, assumes| Found { row, method: Method::Code, assumes };
-    let before_return = || flow::before_return::<Arm, _>(at, is_return, code);
+    let before_return = || flow::before_return::<Arm>(at, is_return, code);
     if let Some(function) = code.function(lookup) {
         let entry = Avma(function.start.0 | at.0 & T32);
-        let row = flow::since_entry_on_all_ways::<Arm, _>(entry, at, is_return, code);
+        let row = flow::since_entry_on_all_paths::<Arm>(entry, at, is_return, code);
         return row.or_else(before_return).map(|row| found(row, None));
     }
     match (before_return(), entry::row(at, is_return, code)) {
-        (Some(row), Some((other, entry))) if !flow::is_same_frame::<Arm, _>(&row, &other) => {
+        (Some(row), Some((other, entry))) if !flow::is_same_frame::<Arm>(&row, &other) => {
             // One of both followed what is never executed.
             Some(found(row, Some(entry)))
         }

@@ -4,7 +4,7 @@
 //! Encodings: DDI 0406, A8.8.25 (BL, BLX with an offset) and A8.8.26 (BLX with a register).
 
 use super::T32;
-use super::instructions::{signed, target};
+use super::operations::{signed, target};
 use crate::addr::Avma;
 use crate::walk::Code;
 

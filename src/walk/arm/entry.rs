@@ -2,7 +2,7 @@
 //! instructions that save the link register. Input: an address, with its bit of T32, and code; output:
 //! the row there by the nearest of them from which the address is reached, and that place.
 //!
-//! What looks like such an instruction may be data, or of another function: what counts is that the ways
+//! What looks like such an instruction may be data, or of another function: what counts is that the paths
 //! from there arrive, and who relies on it must ask whether the caller calls that very place.
 
 use super::T32;
@@ -16,7 +16,8 @@ const SEARCHED_MAX: u64 = 4096;
 /// Most places that are tried.
 const TRIES_MAX: u32 = 4;
 
-/// See the top of this file. `returned`: a call has just come back.
+/// The row at `at`, and where its function is assumed to begin: by the nearest instructions in front of it that save
+/// the link register and from which it is reached. `returned`: a call has just come back.
 pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<(RowArm, Avma)> {
     let mut tries_left = TRIES_MAX;
     let (start, before) = code_before(Avma(at.0 & !T32), code)?;
@@ -40,7 +41,7 @@ pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<(RowArm, 
             index = earlier;
         }
         let entry = Avma((start + index as u64).0 | at.0 & T32);
-        if let Some(row) = flow::since_entry_on_all_ways::<Arm, _>(entry, at, returned, code) {
+        if let Some(row) = flow::since_entry_on_all_paths::<Arm>(entry, at, returned, code) {
             return Some((row, entry));
         }
     }

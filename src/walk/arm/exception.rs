@@ -10,7 +10,7 @@ use super::{PC, SP, T32};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::Arm;
 use crate::walk::bounds::Failure;
-use crate::walk::{Ended, Input, OtherStack};
+use crate::walk::{Input, OtherStack, StackEnd};
 
 /// Words of the basic frame: r0 to r3, r12, lr, the return address, xPSR.
 const BASIC_BYTES: u64 = 32;
@@ -50,21 +50,21 @@ pub(super) fn number(status: u32) -> u32 {
 /// `input`. Whether that is the `other` one, which is gone then: nothing comes back from a thread.
 ///
 /// # Errors
-/// [`Ended::OtherStack`] if it is on one that was not copied.
+/// [`StackEnd::OtherStack`] if it is on one that was not copied.
 pub(super) fn change_stack<'a>(
     at_entry: &mut Frame,
     address: u64,
     input: &mut Input<'a>,
     other: &mut Option<OtherStack<'a>>,
-) -> Result<bool, Ended> {
+) -> Result<bool, StackEnd> {
     // Each world has both stacks.
     if (address >> SECURE_STACK_SHIFT ^ address) & SECURE_HANDLER != 0 {
-        return Err(Ended::OtherStack);
+        return Err(StackEnd::OtherStack);
     }
     if address & ON_PROCESS_STACK == 0 {
         return Ok(false);
     }
-    let process = other.take().ok_or(Ended::OtherStack)?;
+    let process = other.take().ok_or(StackEnd::OtherStack)?;
     at_entry.registers[usize::from(SP)] = process.stack.base.0;
     input.stack = process.stack;
     (input.stack_top, input.stack_limit) = (None, process.limit);
@@ -76,10 +76,10 @@ pub(super) fn change_stack<'a>(
 ///
 /// # Errors
 /// Why the words cannot be read, or are no frame.
-pub(super) fn interrupted(at_entry: &Frame, address: u64, input: &Input<'_>) -> Result<Frame, Ended> {
+pub(super) fn interrupted(at_entry: &Frame, address: u64, input: &Input<'_>) -> Result<Frame, StackEnd> {
     // Secure code stacked more than this.
     if address & USUAL_STACKING == 0 {
-        return Err(Ended::BadFrame);
+        return Err(StackEnd::BadFrame);
     }
     let sp = at_entry.registers[usize::from(SP)];
     let word = |index: u64| {
@@ -104,7 +104,7 @@ pub(super) fn interrupted(at_entry: &Frame, address: u64, input: &Input<'_>) -> 
     // B1.5.8). There is no other instruction set either.
     let is_thread = number(status) == 0;
     if is_thread != (address & TO_THREAD != 0) || status & IS_T32 == 0 || !input.code.is_code(Avma(pc)) {
-        return Err(Ended::BadFrame);
+        return Err(StackEnd::BadFrame);
     }
     next.registers[usize::from(PC)] = pc;
     next.address = CodeAddress::Pc(Avma(pc));

@@ -62,7 +62,7 @@ impl Frame {
     }
 
     /// As what is common to all processors has it.
-    pub(super) fn inner(&self) -> crate::walk::frame::Frame<Arm, ARM_COLUMNS> {
+    pub(super) fn inner(&self) -> crate::walk::frame::Frame<Arm> {
         crate::walk::frame::Frame::of(self.address, self.registers)
     }
 

@@ -17,7 +17,7 @@ const STEPS_MAX: u32 = 24;
 /// Frame pointers, in A32 and in T32.
 const FRAME_POINTERS: [u8; 2] = [11, 7];
 
-/// See the top of this file. `None` if the function keeps no record, as far as that can be told.
+/// The row in the body of the function at `entry`, counted from the frame pointer that its prologue sets. `None` if the function keeps no record, as far as that can be told.
 pub(super) fn row(entry: Avma, code: &dyn Code) -> Option<RowArm> {
     let (mut at, mut state) = Arm::begin(entry);
     for _ in 0..STEPS_MAX {
@@ -28,7 +28,7 @@ pub(super) fn row(entry: Avma, code: &dyn Code) -> Option<RowArm> {
         }
         at = at + length;
         for frame_pointer in FRAME_POINTERS {
-            let Some(mut row) = flow::row_in_function::<Arm, _>(&state, &[frame_pointer]) else { continue };
+            let Some(mut row) = flow::row_in_function::<Arm>(&state, &[frame_pointer]) else { continue };
             let is_saved = |register: u8| matches!(row.columns[usize::from(register)], Column::At(_));
             if is_saved(LR) && is_saved(frame_pointer) {
                 // What else the function saves it may save later.

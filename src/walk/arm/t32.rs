@@ -3,7 +3,7 @@
 //!
 //! Encodings: DDI 0406, A6.2 and A8.
 
-use super::instructions::{Access, exchange, literal, multiple, signed, sum, target, write};
+use super::operations::{Access, exchange, literal, multiple, signed, sum, target, write};
 use super::{LR, PC, SP, t32_wide};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};

@@ -3,7 +3,7 @@
 //!
 //! Encodings: DDI 0406, A6.3 and A8.
 
-use super::instructions::{Access, coprocessor, literal, multiple, signed, sum, target, write};
+use super::operations::{Access, coprocessor, literal, multiple, signed, sum, target, write};
 use super::{PC, SP};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};

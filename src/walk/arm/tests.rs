@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use super::*;
-use crate::walk::frames::{Frames, How, Method};
-use crate::walk::{Ended, Input, OtherStack, StackBytes, Walked};
+use crate::addr::Avma;
+use crate::arch::Arm;
+use crate::walk::frames::{Frames, Method, UnwindMethod};
+use crate::walk::{Code, Input, OtherStack, StackBytes, StackEnd, Walked};
 
 const TEXT: u64 = 0x8000;
 const STACK: u64 = 0x2000_0000;
@@ -52,18 +54,23 @@ fn a32(words: &[u32]) -> Text {
 }
 
 /// The first two frames, where the function is `offset` bytes in, with that stack and link register.
-fn walk(text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, Ended) {
-    walk_by(How::Auto, text, registers, words)
+fn walk(text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, StackEnd) {
+    walk_by(UnwindMethod::Auto, text, registers, words)
 }
 
-fn walk_by(how: How, text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, Ended) {
+fn walk_by(
+    how: UnwindMethod,
+    text: &Text,
+    registers: &Arm,
+    words: &[u32],
+) -> (Vec<u64>, Vec<Method>, StackEnd) {
     let (out, walked) = walk_on_two(how, text, registers, words, None);
     (out.addresses.iter().map(|address| address.0).collect(), out.methods, walked.ended)
 }
 
 /// The whole of a walk. `other`: where the process stack pointer is, and the words there.
 fn walk_on_two(
-    how: How,
+    how: UnwindMethod,
     text: &Text,
     registers: &Arm,
     words: &[u32],
@@ -197,12 +204,12 @@ fn an_exception_leads_to_what_it_interrupted() {
     assert_eq!(check(0xffff_ffe9, &[&basic(1 << 24)[..], &[0; 18]].concat()).0, found);
     // The stack of the thread is another one.
     let (addresses, _, ended) = check(0xffff_fffd, &basic(1 << 24));
-    assert_eq!((addresses.as_slice(), ended), (&found[..2], Ended::OtherStack));
+    assert_eq!((addresses.as_slice(), ended), (&found[..2], StackEnd::OtherStack));
     // What is no frame.
-    assert_eq!(check(0xffff_fff9, &basic(0)).2, Ended::BadFrame);
-    assert_eq!(check(0xffff_fff9, &basic(1 << 24)[..5]).2, Ended::WindowRanOut);
+    assert_eq!(check(0xffff_fff9, &basic(0)).2, StackEnd::BadFrame);
+    assert_eq!(check(0xffff_fff9, &basic(1 << 24)[..5]).2, StackEnd::DeeperThanCopied);
     // Reset
-    assert_eq!(check(0xffff_ffff, &[]).2, Ended::Root);
+    assert_eq!(check(0xffff_ffff, &[]).2, StackEnd::Root);
 }
 
 #[test]
@@ -213,7 +220,7 @@ fn a_handler_leads_to_the_process_stack() {
     let check = |returns: u64, main: &[u32], process: Option<(u64, &[u32])>| {
         let mut registers = at(0, true, returns);
         (registers.m_profile, registers.cpsr) = (true, Some(1 << 24 | 15));
-        let (out, walked) = walk_on_two(How::Auto, &text, &registers, main, process);
+        let (out, walked) = walk_on_two(UnwindMethod::Auto, &text, &registers, main, process);
         (out.addresses.iter().map(|address| address.0).collect::<Vec<u64>>(), walked)
     };
     let thread = frame(1 << 24);
@@ -232,12 +239,12 @@ fn a_handler_leads_to_the_process_stack() {
     // Cores of Armv8-M without worlds, and one whose handler is of the other world.
     assert_eq!(check(0xffff_ffbc, &[], Some((STACK - 0x800, &thread))).0, found);
     let (addresses, walked) = check(0xffff_ffbd, &[], Some((STACK - 0x800, &thread)));
-    assert_eq!((addresses.as_slice(), walked.ended), (&found[..2], Ended::OtherStack));
+    assert_eq!((addresses.as_slice(), walked.ended), (&found[..2], StackEnd::OtherStack));
     // What says that it is a thread, but handles an exception, and the other way round.
-    assert_eq!(check(0xffff_fffd, &[], Some((STACK - 0x800, &handler))).1.ended, Ended::BadFrame);
-    assert_eq!(check(0xffff_fff1, &thread, None).1.ended, Ended::BadFrame);
+    assert_eq!(check(0xffff_fffd, &[], Some((STACK - 0x800, &handler))).1.ended, StackEnd::BadFrame);
+    assert_eq!(check(0xffff_fff1, &thread, None).1.ended, StackEnd::BadFrame);
     let (_, walked) = check(0xffff_fffd, &[], Some((STACK - 0x800, &thread[..4])));
-    assert_eq!(walked.ended, Ended::WindowRanOut);
+    assert_eq!(walked.ended, StackEnd::DeeperThanCopied);
 }
 
 #[test]
@@ -256,7 +263,7 @@ fn frame_records_lead_to_more_than_one_caller() {
     let words = [record(0, back), record(1, back), record(2, CALLER as u32)].concat();
     let mut registers = at(0xc, false, 0xdead);
     registers.r[11] = STACK + 12;
-    let (addresses, methods, _) = walk_by(How::FramePointer, &text, &registers, &words);
+    let (addresses, methods, _) = walk_by(UnwindMethod::FramePointer, &text, &registers, &words);
     let back = u64::from(back) - 1;
     assert_eq!(addresses, [TEXT + 8 + 0xc, back, back, CALLER - 1]);
     assert_eq!(methods[2..], [Method::FramePointer; 2]);
@@ -347,7 +354,7 @@ fn a_subroutine_inside_a_function_proves_no_end() {
         0xe12f_ff1e, // +18 bx lr
     ]);
     let ended = |link| walk(&text, &at(0x10, false, link), &[4, 0xffff_ffff]).2;
-    // Two ways lead to a return from there, with two frames, whatever the link register says.
+    // Two paths lead to a return from there, with two frames, whatever the link register says.
     assert!(!ended(TEXT + 8 + 8).is_complete());
     assert!(!ended(0xdead).is_complete());
 }
@@ -370,8 +377,8 @@ fn a_subroutine_that_returns_for_its_caller_proves_no_end_without_symbols() {
     ]);
     text.functions.clear();
     let walk = |link| walk(&text, &at(0x14, true, link), &[4, 5, 6, 0xffff_ffff]);
-    assert_eq!(walk(0xdead).2, Ended::Root);
-    assert_eq!(walk(TEXT + 8 + 8 + 1).2, Ended::Unproved);
+    assert_eq!(walk(0xdead).2, StackEnd::Root);
+    assert_eq!(walk(TEXT + 8 + 8 + 1).2, StackEnd::Unproved);
 }
 
 #[test]

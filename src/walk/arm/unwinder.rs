@@ -8,8 +8,8 @@ use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Arm;
 use crate::binary::frame_rule::Column;
 use crate::walk::bounds::{Failure, is_on_other_stack};
-use crate::walk::frames::{Frames, How, Method};
-use crate::walk::{Ended, Input, OtherStack, Walked};
+use crate::walk::frames::{Frames, Method, UnwindMethod};
+use crate::walk::{Input, OtherStack, StackEnd, Walked};
 
 /// What the link register holds at reset, where nothing called (DDI 0403, B1.4.1).
 const AT_RESET: u64 = 0xffff_ffff;
@@ -26,16 +26,16 @@ pub(in crate::walk) struct Unwinder {
 
 /// What a walk went through that makes a stack that reached its end still not complete.
 #[derive(Clone, Copy, Debug, Default)]
-struct Doubts {
+struct Completeness {
     unproved: bool,
     scanned: bool,
 }
 
-impl Doubts {
-    fn of(self, ended: Ended) -> Ended {
+impl Completeness {
+    fn of(self, ended: StackEnd) -> StackEnd {
         match ended {
-            Ended::Root | Ended::Fiber if self.scanned => Ended::Scanned,
-            Ended::Root | Ended::Fiber if self.unproved => Ended::Unproved,
+            StackEnd::Root | StackEnd::Fiber if self.scanned => StackEnd::Scanned,
+            StackEnd::Root | StackEnd::Fiber if self.unproved => StackEnd::Unproved,
             other => other,
         }
     }
@@ -44,7 +44,7 @@ impl Doubts {
 /// Where a frame leads.
 enum Step {
     To(Caller, Method),
-    Ends(Ended),
+    Ends(StackEnd),
 }
 
 impl Unwinder {
@@ -63,7 +63,7 @@ impl Unwinder {
     /// the stack is followed in both, and is complete only if one of them leads to an end, or both to the same.
     pub(in crate::walk) fn unwind<'a>(
         &mut self,
-        how: How,
+        how: UnwindMethod,
         registers: &Arm,
         input: &Input<'a>,
         other: Option<OtherStack<'a>>,
@@ -82,7 +82,9 @@ impl Unwinder {
         others.clear();
         let in_other = self.unwind_from(how, &Frame::new(registers, !of_link), input, other, &mut others);
         let chosen = match (walked.ended.is_complete(), in_other.ended.is_complete()) {
-            (true, true) if out.addresses != others.addresses => Walked { ended: Ended::Unproved, ..walked },
+            (true, true) if out.addresses != others.addresses => {
+                Walked { ended: StackEnd::Unproved, ..walked }
+            }
             (false, true) => {
                 std::mem::swap(out, &mut others);
                 in_other
@@ -95,7 +97,7 @@ impl Unwinder {
 
     fn unwind_from<'a>(
         &mut self,
-        how: How,
+        how: UnwindMethod,
         leaf: &Frame,
         input: &Input<'a>,
         other: Option<OtherStack<'a>>,
@@ -103,9 +105,9 @@ impl Unwinder {
     ) -> Walked {
         let walked = self.walk(how, leaf, input, other, out);
         // Frame records alone prove nothing: instructions and tables must lead to the same.
-        let claims = how == How::FramePointer && walked.ended.is_complete();
+        let claims = how == UnwindMethod::FramePointer && walked.ended.is_complete();
         let unproved = claims && !self.confirms(&out.addresses, leaf, input, other);
-        Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
+        Walked { ended: if unproved { StackEnd::Unproved } else { walked.ended }, ..walked }
     }
 
     fn confirms<'a>(
@@ -117,7 +119,7 @@ impl Unwinder {
     ) -> bool {
         let mut confirmed = std::mem::take(&mut self.confirmed);
         confirmed.clear();
-        let walked = self.walk(How::Auto, leaf, input, other, &mut confirmed);
+        let walked = self.walk(UnwindMethod::Auto, leaf, input, other, &mut confirmed);
         let same = walked.ended.is_complete() && confirmed.addresses == addresses;
         self.confirmed = confirmed;
         same
@@ -125,7 +127,7 @@ impl Unwinder {
 
     fn walk<'a>(
         &mut self,
-        how: How,
+        how: UnwindMethod,
         leaf: &Frame,
         input: &Input<'a>,
         mut other: Option<OtherStack<'a>>,
@@ -137,14 +139,14 @@ impl Unwinder {
         let start = frame.sp();
         // What is needed counts from the stack pointer of each stack.
         let (mut base, mut reached) = (start, start);
-        let mut doubts = Doubts { unproved: false, scanned: how == How::Scan };
+        let mut completeness = Completeness { unproved: false, scanned: how == UnwindMethod::Scan };
         loop {
-            let (next, method) = match self.step(how, &frame, &mut doubts, &input) {
+            let (next, method) = match self.step(how, &frame, &mut completeness, &input) {
                 Step::To(caller, method) => (caller, method),
-                Step::Ends(ended) => return Walked { ended: doubts.of(ended), reached },
+                Step::Ends(ended) => return Walked { ended: completeness.of(ended), reached },
             };
             if out.len() >= input.max_depth {
-                return Walked { ended: Ended::DepthLimit, reached };
+                return Walked { ended: StackEnd::DepthLimit, reached };
             }
             // All bits of what a handler returns to tell something, the lowest too.
             let returns_to = next.raw;
@@ -154,7 +156,7 @@ impl Unwinder {
                 let number = exception::number(frame.status);
                 out.push(CodeAddress::Pc(Avma::exception(number)), Method::Exception);
                 if out.len() >= input.max_depth {
-                    return Walked { ended: Ended::DepthLimit, reached };
+                    return Walked { ended: StackEnd::DepthLimit, reached };
                 }
                 match exception::change_stack(&mut next, returns_to, &mut input, &mut other) {
                     Ok(true) => base = next.sp(),
@@ -176,7 +178,9 @@ impl Unwinder {
 
     /// Whether the instructions at a program counter lead to the same caller.
     fn instructions_agree(&mut self, frame: &Frame, caller: &Caller, input: &Input<'_>) -> bool {
-        let Kind::Row(index) = self.cache.rule(How::Code, frame, input.code).kind else { return false };
+        let Kind::Row(index) = self.cache.rule(UnwindMethod::Code, frame, input.code).kind else {
+            return false;
+        };
         let Some(found) = self.cache.row(index) else { return false };
         let other = frame.by_row(&found.row, input);
         other.is_ok_and(|other| other.raw == caller.raw && other.frame.sp() == caller.frame.sp())
@@ -184,7 +188,7 @@ impl Unwinder {
 
     /// Whether the link register of a leaf is of a call that leads to between where its function begins, or is
     /// assumed to, and where it is: then a function begins there, or a subroutine, which may be running. Where
-    /// nothing tells where it begins, the ways from where the call leads do. `is_saved`: the row has the caller on
+    /// nothing tells where it begins, the paths from where the call leads do. `is_saved`: the row has the caller on
     /// the stack.
     fn is_in_another(
         &mut self,
@@ -207,21 +211,27 @@ impl Unwinder {
     }
 
     /// The caller of a frame, checked.
-    fn step(&mut self, how: How, frame: &Frame, doubts: &mut Doubts, input: &Input<'_>) -> Step {
+    fn step(
+        &mut self,
+        how: UnwindMethod,
+        frame: &Frame,
+        completeness: &mut Completeness,
+        input: &Input<'_>,
+    ) -> Step {
         let rule = self.cache.rule(how, frame, input.code);
         let found = match rule.kind {
-            Kind::Root => return Step::Ends(Ended::Root),
+            Kind::Root => return Step::Ends(StackEnd::Root),
             Kind::Row(index) => self.cache.row(index),
             Kind::Unknown => None,
         };
         let Some(found) = found else {
             let by_scan = match how {
-                How::Auto => scan::caller(frame, true, input),
-                How::Scan => scan::caller(frame, false, input),
+                UnwindMethod::Auto => scan::caller(frame, true, input),
+                UnwindMethod::Scan => scan::caller(frame, false, input),
                 _ => None,
             };
-            let Some(caller) = by_scan else { return Step::Ends(Ended::Undescribed) };
-            doubts.scanned = true;
+            let Some(caller) = by_scan else { return Step::Ends(StackEnd::Undescribed) };
+            completeness.scanned = true;
             return Step::To(caller, Method::Scan);
         };
         let (method, assumes, is_signal) = (found.method, found.assumes, found.row.signal);
@@ -235,7 +245,7 @@ impl Unwinder {
         let caller = match frame.by_row(&found.row, input) {
             Ok(caller) => caller,
             Err(Failure::Refused) if is_on_other_stack(frame.sp(), input) => {
-                return Step::Ends(Ended::OtherStack);
+                return Step::Ends(StackEnd::OtherStack);
             }
             Err(failure) => return Step::Ends(failure.ended()),
         };
@@ -248,35 +258,35 @@ impl Unwinder {
                 None => with_state_of_signal(&caller, frame, input),
             };
             let caller = Caller { frame: with_state, ..caller };
-            return if right { Step::To(caller, method) } else { Step::Ends(Ended::BadFrame) };
+            return if right { Step::To(caller, method) } else { Step::Ends(StackEnd::BadFrame) };
         }
         let rises = next.sp() > frame.sp() || !frame.address.is_return() && next.sp() == frame.sp();
         if !rises || !next.sp().0.is_multiple_of(4) {
-            return Step::Ends(Ended::BadFrame);
+            return Step::Ends(StackEnd::BadFrame);
         }
         // What no instruction can be sure of: a frame record. And tables describe bodies only.
-        doubts.unproved |= method == Method::FramePointer && how == How::Auto;
+        completeness.unproved |= method == Method::FramePointer && how == UnwindMethod::Auto;
         let is_of_bodies = matches!(method, Method::Cfi | Method::Exidx) && !frame.address.is_return();
-        doubts.unproved |= is_of_bodies && !self.instructions_agree(frame, &caller, input);
-        doubts.unproved |= self.is_in_another(frame, assumes, is_saved, input);
+        completeness.unproved |= is_of_bodies && !self.instructions_agree(frame, &caller, input);
+        completeness.unproved |= self.is_in_another(frame, assumes, is_saved, input);
         // Start code leaves one of these where nothing called.
         if caller.raw == 0 || caller.raw == AT_RESET {
             // A null word is also what lies anywhere on a stack that instructions led astray.
             let is_doubtful = assumes.is_some() || caller.raw == 0 && method == Method::Code;
-            return Step::Ends(if is_doubtful { Ended::Unproved } else { Ended::Root });
+            return Step::Ends(if is_doubtful { StackEnd::Unproved } else { StackEnd::Root });
         }
         if frame.is_m_profile && exception::is_return(caller.raw) {
-            doubts.unproved |= assumes.is_some();
+            completeness.unproved |= assumes.is_some();
             return Step::To(caller, method);
         }
         if !self.cache.rule(how, next, input.code).returns {
-            return Step::Ends(if is_made_up(next, input) { Ended::Fiber } else { Ended::BadFrame });
+            return Step::Ends(if is_made_up(next, input) { StackEnd::Fiber } else { StackEnd::BadFrame });
         }
-        doubts.unproved |= !self.cache.may_have_called(next, frame, input.code);
+        completeness.unproved |= !self.cache.may_have_called(next, frame, input.code);
         if let Some(entry) = assumes {
             // A thread's first function is called through a register; that return address is on its stack once.
             let begins_thread = || start::ends_thread(input.code.code(next.address.at()).unwrap_or_default());
-            doubts.unproved |= !calls(next.code_address(), entry, input.code) && !begins_thread();
+            completeness.unproved |= !calls(next.code_address(), entry, input.code) && !begins_thread();
         }
         Step::To(caller, method)
     }

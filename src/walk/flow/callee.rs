@@ -1,41 +1,23 @@
 //! Whether a function that is called ever comes back. Input: where it begins, code, and the bounds of functions;
-//! output: yes, or that no way through it leads to a return. Not for: functions without known bounds, and jumps
+//! output: yes, or that no path through it leads to a return. Not for: functions without known bounds, and jumps
 //! to other functions, which are taken to come back.
 //!
 //! Behind a call that does not come back stand other blocks of the function, with another frame, or data.
 
-use super::{Arrived, Place, State, Value, Ways, function_around};
+use super::paths::{Arrived, Paths, function_around};
+use super::state::{Place, State, Value};
 use crate::addr::Avma;
 use crate::walk::processor::Processor;
 
-/// Most instructions of one callee that are followed, and of all of them for one row.
+/// Most instructions of one callee that are followed.
 const STEPS_MAX: u32 = 256;
-const ALL_STEPS_MAX: u32 = 4096;
 /// Most callees inside each other: a function that reports, one that ends, and the jump that it ends with.
 const DEPTH_MAX: u32 = 3;
 
-/// What was found out of callees.
-#[derive(Clone, Debug)]
-pub(super) struct Callees {
-    known: Vec<(Avma, bool)>,
-    depth: u32,
-    left: u32,
-}
-
-impl Default for Callees {
-    fn default() -> Callees {
-        Callees { known: Vec::new(), depth: 0, left: ALL_STEPS_MAX }
-    }
-}
-
-impl Ways<'_> {
+impl Paths<'_> {
     /// Whether the function at `target`, which is called with `state`, is known not to return.
-    pub(super) fn never_returns<P: Processor<N>, const N: usize>(
-        &mut self,
-        target: Avma,
-        state: &State,
-    ) -> bool {
-        if !P::EVERY_WAY || self.callees.depth == DEPTH_MAX {
+    pub(super) fn never_returns<P: Processor>(&mut self, target: Avma, state: &State) -> bool {
+        if !P::EVERY_PATH || self.callees.depth == DEPTH_MAX {
             return false;
         }
         if let Some((_, never)) = self.callees.known.iter().find(|(at, _)| *at == target) {
@@ -45,19 +27,19 @@ impl Ways<'_> {
         self.callees.known.push((target, false));
         let function = function_around(target, self.code).filter(|function| function.start == target);
         let Some(function) = function else { return false };
-        let mut ways = Ways::new::<P, N>(Some(function), self.code);
+        let mut paths = Paths::new::<P>(Some(function), self.code);
         let steps = STEPS_MAX.min(self.callees.left);
-        (ways.left, ways.callees.left) = (steps, self.callees.left - steps);
-        ways.callees.depth = self.callees.depth + 1;
+        (paths.left, paths.callees.left) = (steps, self.callees.left - steps);
+        paths.callees.depth = self.callees.depth + 1;
         let mut at_entry = State::new();
         at_entry.mode.t32 = state.mode.t32;
-        let comes_back = ways.follow::<P, (), N, _>(target, at_entry, |_, arrived| match arrived {
-            Arrived::Returns(state) if leaves_stack::<P, N>(state) => None,
+        let comes_back = paths.follow::<P, (), _>(target, at_entry, |_, arrived| match arrived {
+            Arrived::Returns(state) if leaves_stack::<P>(state) => None,
             Arrived::At(_) => None,
             _ => Some(()),
         });
-        let never = comes_back.is_none() && ways.left > 0 && ways.has_room();
-        self.callees.left = ways.callees.left + ways.left;
+        let never = comes_back.is_none() && paths.left > 0 && paths.has_room();
+        self.callees.left = paths.callees.left + paths.left;
         if let Some(known) = self.callees.known.iter_mut().find(|(at, _)| *at == target) {
             known.1 = never;
         }
@@ -67,7 +49,7 @@ impl Ways<'_> {
 
 /// Whether a stack pointer was loaded from elsewhere than the stack, and where this was called from was not
 /// saved: `longjmp` returns so, to another frame. What switches tasks saves it, and comes back.
-fn leaves_stack<P: Processor<N>, const N: usize>(state: &State) -> bool {
+fn leaves_stack<P: Processor>(state: &State) -> bool {
     let is_other = |place: Place| place.register != P::STACK_POINTER;
     let link = P::LINK.map(Value::First);
     let saves_link = state.stores().any(|(_, value)| Some(value) == link);

@@ -2,7 +2,8 @@
 //! code, and the bounds of functions; output: the targets, or that they are not all known. Not for: functions
 //! without known bounds.
 
-use super::{Arrived, State, Ways, function_around};
+use super::paths::{Arrived, Paths, function_around};
+use super::state::State;
 use crate::addr::Avma;
 use crate::walk::Code;
 use crate::walk::processor::Processor;
@@ -12,11 +13,7 @@ const HOPS_MAX: usize = 16;
 
 /// Whether code that is entered at `from` may get into the function around `to` by jumps alone. `true` also
 /// where a jump leads to a place that is not known.
-pub(in crate::walk) fn may_jump_into<P: Processor<N>, const N: usize>(
-    from: Avma,
-    to: Avma,
-    code: &dyn Code,
-) -> bool {
+pub(in crate::walk) fn may_jump_into<P: Processor>(from: Avma, to: Avma, code: &dyn Code) -> bool {
     let Some(wanted) = function_around(to, code) else { return true };
     let mut places = vec![from];
     let mut next = 0;
@@ -26,7 +23,7 @@ pub(in crate::walk) fn may_jump_into<P: Processor<N>, const N: usize>(
         if wanted.contains(&at) {
             return true;
         }
-        let Some(targets) = exits::<P, N>(at, state, code) else { return true };
+        let Some(targets) = exits::<P>(at, state, code) else { return true };
         for target in targets {
             if !places.contains(&target) {
                 places.push(target);
@@ -41,11 +38,11 @@ pub(in crate::walk) fn may_jump_into<P: Processor<N>, const N: usize>(
 
 /// The places outside the function around `at` that jumps from there lead to, with the bit that tells the
 /// instruction set; `None` if not all are known.
-fn exits<P: Processor<N>, const N: usize>(at: Avma, state: State, code: &dyn Code) -> Option<Vec<Avma>> {
+fn exits<P: Processor>(at: Avma, state: State, code: &dyn Code) -> Option<Vec<Avma>> {
     let function = function_around(at, code)?;
-    let mut ways = Ways::new::<P, N>(Some(function), code);
+    let mut paths = Paths::new::<P>(Some(function), code);
     let mut targets = Vec::new();
-    let unknown = ways.follow::<P, (), N, _>(at, state, |_, arrived| match arrived {
+    let unknown = paths.follow::<P, (), _>(at, state, |_, arrived| match arrived {
         Arrived::Leaves(state, Some(target)) => {
             targets.push(Avma(target.0 | u64::from(state.mode.t32)));
             None
@@ -53,5 +50,5 @@ fn exits<P: Processor<N>, const N: usize>(at: Avma, state: State, code: &dyn Cod
         Arrived::Leaves(_, None) | Arrived::LeavesAnywhere(_) | Arrived::RunsOut => Some(()),
         Arrived::Returns(_) | Arrived::At(_) => None,
     });
-    (unknown.is_none() && ways.left > 0 && ways.has_room()).then_some(targets)
+    (unknown.is_none() && paths.left > 0 && paths.has_room()).then_some(targets)
 }

@@ -1,14 +1,13 @@
 //! Rows out of what is known at an instruction: of a function that returns, and of one that was followed from its
 //! entry. Input: a [`State`]; output: a [`Row`].
 
-use super::Place;
-use super::state::{State, Value};
+use super::state::{Place, State, Value};
 use crate::binary::frame_rule::{Cfa, Column, Row};
-use crate::walk::processor::Processor;
+use crate::walk::processor::{Processor, RowOf};
 
 /// The row at the start, from the state when a function returns: its stack pointer is the
 /// canonical frame address, below which calls of x86_64 have put the return address.
-pub(in crate::walk) fn row_at_return<P: Processor<N>, const N: usize>(state: &State) -> Option<Row<N>> {
+pub(in crate::walk) fn row_at_return<P: Processor>(state: &State) -> Option<RowOf<P>> {
     let sp = state.place(P::STACK_POINTER)?;
     let cfa = sp.plus(P::pushed_by_call());
     let mut row = Row::new(Cfa::Register(cfa.register, cfa.offset));
@@ -23,7 +22,7 @@ pub(in crate::walk) fn row_at_return<P: Processor<N>, const N: usize>(state: &St
             Value::At(place) => from(place).map(Column::Is),
             Value::Number(_) | Value::Unknown => None,
         };
-        set_column::<P, N>(&mut row, *register, column)?;
+        set_column::<P>(&mut row, *register, column)?;
     }
     if P::LINK.is_none() {
         row.columns[P::RETURN_COLUMN] = Column::At(-P::pushed_by_call());
@@ -33,10 +32,7 @@ pub(in crate::walk) fn row_at_return<P: Processor<N>, const N: usize>(state: &St
 
 /// The row where the state is `state`, which was followed from the function's entry. Its CFA is counted
 /// from the first of `bases` that leads to it.
-pub(in crate::walk) fn row_in_function<P: Processor<N>, const N: usize>(
-    state: &State,
-    bases: &[u8],
-) -> Option<Row<N>> {
+pub(in crate::walk) fn row_in_function<P: Processor>(state: &State, bases: &[u8]) -> Option<RowOf<P>> {
     let above = P::pushed_by_call();
     // Bytes from the stack pointer at the entry to what a register holds now: any, by hostile code.
     let depth = |register: u8| {
@@ -53,7 +49,7 @@ pub(in crate::walk) fn row_in_function<P: Processor<N>, const N: usize>(
             let from_cfa = place.offset.checked_sub(above)?;
             (place.register == P::STACK_POINTER).then_some(Column::At(from_cfa))
         };
-        // Where a register was stored it may have changed since, on another way: a link register
+        // Where a register was stored it may have changed since, on another path: a link register
         // has by every call. Where the stack pointer is not known (an alloca) the frame is still there.
         let is_there = |column: &Column| match (column, depth(P::STACK_POINTER)) {
             (Column::At(at), Some(sp)) => above + at >= sp,
@@ -65,7 +61,7 @@ pub(in crate::walk) fn row_in_function<P: Processor<N>, const N: usize>(
             value if value == first => stored().filter(is_there).or(Some(Column::Same)),
             _ => stored().or_else(copied),
         };
-        set_column::<P, N>(&mut row, *register, column)?;
+        set_column::<P>(&mut row, *register, column)?;
     }
     if P::LINK.is_none() {
         row.columns[P::RETURN_COLUMN] = Column::At(-P::pushed_by_call());
@@ -75,15 +71,11 @@ pub(in crate::walk) fn row_in_function<P: Processor<N>, const N: usize>(
 
 /// Enters what is known of a register. Without the frame pointer or the return address there
 /// is no row; others are only needed by rare rows of callers.
-fn set_column<P: Processor<N>, const N: usize>(
-    row: &mut Row<N>,
-    register: u8,
-    column: Option<Column>,
-) -> Option<()> {
+fn set_column<P: Processor>(row: &mut RowOf<P>, register: u8, column: Option<Column>) -> Option<()> {
     let needed = register == P::FRAME_POINTER || Some(register) == P::LINK;
     if column.is_none() && needed {
         return None;
     }
-    *row.columns.get_mut(usize::from(register))? = column.unwrap_or(Column::Undefined);
+    *row.columns.as_mut().get_mut(usize::from(register))? = column.unwrap_or(Column::Undefined);
     Some(())
 }

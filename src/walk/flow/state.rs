@@ -1,28 +1,13 @@
-//! What registers and the stack hold on one way through instructions, told by what they held
+//! What registers and the stack hold on one path through instructions, told by what they held
 //! at its start, and where an instruction leads to.
 
-use super::packed::Packed;
+use super::value::Packed;
+pub(in crate::walk) use super::value::{Place, REGISTERS, Value};
 use crate::addr::Avma;
 
 /// Most saved registers that are remembered.
 const STORES_MAX: usize = 24;
-/// Registers of either processor.
-pub(in crate::walk) const REGISTERS: usize = 32;
-
-/// An address as a register's first value plus bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::walk) struct Place {
-    pub(in crate::walk) register: u8,
-    pub(in crate::walk) offset: i64,
-}
-
-impl Place {
-    pub(in crate::walk) fn plus(self, bytes: i64) -> Place {
-        Place { offset: self.offset.wrapping_add(bytes), ..self }
-    }
-}
-
-/// What an instruction does to the way.
+/// What an instruction does to the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::walk) enum Effect {
     Plain,
@@ -54,19 +39,6 @@ pub(in crate::walk) struct Mode {
     pub(in crate::walk) takes: bool,
     /// This condition is taken as fulfilled, its opposite as not, until an instruction may change the flags.
     pub(in crate::walk) assumed: Option<u8>,
-}
-
-/// What a register holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::walk) enum Value {
-    /// What that register held at the start.
-    First(u8),
-    /// An address.
-    At(Place),
-    /// What was in memory there at the start.
-    Loaded(Place),
-    Number(u64),
-    Unknown,
 }
 
 /// Registers, where first values were stored, and where a zero was pushed last.

@@ -1,9 +1,11 @@
 //! Tests quote the disassembly; each instruction has the distance from the stack pointer to
 //! the CFA, and where the return address is.
 
+use std::ops::Range;
+
 use super::*;
 use crate::arch::{Aarch64, X86_64};
-use crate::binary::frame_rule::{AARCH64_COLUMNS, COLUMNS, Cfa, Column, RETURN_ADDRESS};
+use crate::binary::frame_rule::{Cfa, Column, Columns, RETURN_ADDRESS, Row, RowAarch64};
 
 const TEXT: u64 = 0x1_0000_4000;
 
@@ -32,7 +34,7 @@ impl Code for Text {
 /// the CFA, if they are on the stack.
 type Short = (u8, i64, Option<i64>, Option<i64>);
 
-fn short<const N: usize>(row: &Row<N>, link: usize, frame_pointer: usize) -> Short {
+fn short<C: Columns>(row: &Row<C>, link: usize, frame_pointer: usize) -> Short {
     let Cfa::Register(register, offset) = row.cfa else { panic!("{row:?}") };
     let at = |column: &Column| match column {
         Column::At(at) => Some(*at),
@@ -46,18 +48,18 @@ fn arm64(words: &[u32], functions: &'static [u64]) -> Text {
     Text { bytes: words.iter().flat_map(|word| word.to_le_bytes()).collect(), functions }
 }
 
-/// By both ways, where each leads anywhere; they must not differ in what they find.
+/// By both questions, where each leads anywhere; they must not differ in what they find.
 fn arm64_rows(text: &Text, at: u64, entry: u64) -> [Option<Short>; 2] {
-    let short = |row: Row<AARCH64_COLUMNS>| short(&row, 30, 29);
+    let short = |row: RowAarch64| short(&row, 30, 29);
     let (at, entry) = (Avma(TEXT + at), Avma(TEXT + entry));
     [
-        before_return::<Aarch64, AARCH64_COLUMNS>(at, false, text).map(short),
-        since_entry::<Aarch64, AARCH64_COLUMNS>(entry, at, false, text).map(short),
+        before_return::<Aarch64>(at, false, text).map(short),
+        since_entry::<Aarch64>(entry, at, false, text).map(short),
     ]
 }
 
 #[test]
-fn arm64_prologues_and_epilogues_are_followed_both_ways() {
+fn arm64_prologues_and_epilogues_are_followed_in_both_directions() {
     let text = arm64(
         &[
             0xd503_237f, // +00 pacibsp
@@ -86,7 +88,7 @@ fn arm64_prologues_and_epilogues_are_followed_both_ways() {
     for at in [0x14, 0x18, 0x1c, 0x20] {
         let rows = arm64_rows(&text, at, 0);
         assert_eq!(rows[1], Some((29, 16, Some(-8), Some(-16))), "at +{at:#x}");
-        // Both ways out are the same: only the one with the call proves that lr is stale.
+        // Both paths out are the same: only the one with the call proves that lr is stale.
         assert_eq!(rows[0], in_memory, "at +{at:#x}");
     }
     for at in [0x24, 0x28] {
@@ -115,7 +117,7 @@ fn arm64_pieces_of_the_outliner_are_followed_into() {
     let framed = [Some((31, 32, Some(-8), Some(-16))), Some((29, 16, Some(-8), Some(-16)))];
     assert_eq!(arm64_rows(&text, 0x08, 0), framed);
     // In the piece: its caller is the function, with the stack pointer that it leaves.
-    let row = before_return::<Aarch64, AARCH64_COLUMNS>(Avma(TEXT + 0x14), false, &text).expect("a row");
+    let row = before_return::<Aarch64>(Avma(TEXT + 0x14), false, &text).expect("a row");
     assert_eq!((&row.cfa, &row.columns[29]), (&Cfa::Register(31, -16), &Column::Is(16)));
 }
 
@@ -139,8 +141,8 @@ fn arm64_code_without_records_is_followed() {
     // A jump through a register may be one through a table; the entry tells.
     assert_eq!(arm64_rows(&text, 0x0c, 0), [None, Some((31, 0, None, None))]);
     assert_eq!(arm64_rows(&text, 0x18, 0x10), [Some((31, 8192, None, None)); 2]);
-    // After a call the link register is no way home.
-    let returned = |at| before_return::<Aarch64, AARCH64_COLUMNS>(Avma(TEXT + at), true, &text);
+    // After a call the link register is no path home.
+    let returned = |at| before_return::<Aarch64>(Avma(TEXT + at), true, &text);
     assert_eq!(returned(0x1c), None);
     assert!(returned(0x08).is_some());
 }
@@ -166,15 +168,15 @@ fn x86_64_frames_of_every_kind_are_followed() {
     for (bytes, cfa) in CODE {
         let pc = Avma(TEXT + at);
         let expected = Some((7, *cfa, Some(-8), None));
-        let short = |row: Row<COLUMNS>| short(&row, RETURN_ADDRESS, 6);
-        let entry = since_entry::<X86_64, COLUMNS>(Avma(TEXT), pc, false, &text).map(short);
-        let back = before_return::<X86_64, COLUMNS>(pc, false, &text).map(short);
+        let short = |row: Row| short(&row, RETURN_ADDRESS, 6);
+        let entry = since_entry::<X86_64>(Avma(TEXT), pc, false, &text).map(short);
+        let back = before_return::<X86_64>(pc, false, &text).map(short);
         // The number of `sub %rax,%rsp` is not known behind the instruction that sets it.
         let expected_back = if at == 8 { None } else { expected };
         assert_eq!((entry, back), (expected, expected_back), "at +{at:#x}");
         at += bytes.len() as u64;
     }
-    let row = since_entry::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + 0xf), false, &text).expect("a row");
+    let row = since_entry::<X86_64>(Avma(TEXT), Avma(TEXT + 0xf), false, &text).expect("a row");
     assert_eq!((&row.columns[14], &row.columns[3]), (&Column::At(-16), &Column::At(-24)));
 }
 
@@ -182,7 +184,7 @@ fn x86_64_frames_of_every_kind_are_followed() {
 fn x86_64_jumps_through_tables_are_no_way_out_of_a_frame() {
     // push %rbx; jmp *%rax; pop %rbx; jmp *%rcx
     let text = Text { bytes: vec![0x53, 0xff, 0xe0, 0x5b, 0xff, 0xe1], functions: &[0] };
-    let row = |at| before_return::<X86_64, COLUMNS>(Avma(TEXT + at), false, &text).map(|row| row.cfa);
+    let row = |at| before_return::<X86_64>(Avma(TEXT + at), false, &text).map(|row| row.cfa);
     assert_eq!(row(1), None);
     assert_eq!(row(3), Some(Cfa::Register(7, 16)));
 }
@@ -194,7 +196,7 @@ fn frames_larger_than_any_number_are_none() {
     // +00 movabs $LOWEST,%rax; +0a sub %rax,%rsp; +0d ret
     let bytes = vec![0x48, 0xb8, a, b, c, d, e, f, g, h, 0x48, 0x29, 0xc4, 0xc3];
     let text = Text { bytes, functions: &[0] };
-    let row = |at| since_entry::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), false, &text);
+    let row = |at| since_entry::<X86_64>(Avma(TEXT), Avma(TEXT + at), false, &text);
     assert!(row(0x0a).is_some());
     assert_eq!(row(0x0d), None);
     // The stack pointer stays, and rbp is stored as far away.
@@ -206,7 +208,7 @@ fn frames_larger_than_any_number_are_none() {
         0xc3, // +13 ret
     ];
     let text = Text { bytes, functions: &[0] };
-    let row = |at| since_entry::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), false, &text);
+    let row = |at| since_entry::<X86_64>(Avma(TEXT), Avma(TEXT + at), false, &text);
     assert_eq!(
         row(0x13).map(|row| row.columns[6].clone()),
         Some(Column::Same),
@@ -244,17 +246,17 @@ fn any_bytes_are_followed_within_the_bound() {
         let text = Text { bytes, functions: if round % 3 == 0 { &[] } else { &[0, 0x400, 0x800] } };
         for at in [0, 0x100, 0x404, 0xff0] {
             let (at, entry) = (Avma(TEXT + at), Avma(TEXT));
-            let _ = before_return::<X86_64, COLUMNS>(at, false, &text);
-            let _ = since_entry::<X86_64, COLUMNS>(entry, at, true, &text);
-            let _ = before_return::<Aarch64, AARCH64_COLUMNS>(at, true, &text);
-            let _ = since_entry::<Aarch64, AARCH64_COLUMNS>(entry, at, false, &text);
+            let _ = before_return::<X86_64>(at, false, &text);
+            let _ = since_entry::<X86_64>(entry, at, true, &text);
+            let _ = before_return::<Aarch64>(at, true, &text);
+            let _ = since_entry::<Aarch64>(entry, at, false, &text);
         }
     }
 }
 
-/// What all ways from the entry of the first function tell of `at`.
-fn on_all_ways(text: &Text, at: u64, returned: bool) -> Option<Short> {
-    let row = since_entry_on_all_ways::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), returned, text)?;
+/// What all paths from the entry of the first function tell of `at`.
+fn on_all_paths(text: &Text, at: u64, returned: bool) -> Option<Short> {
+    let row = since_entry_on_all_paths::<X86_64>(Avma(TEXT), Avma(TEXT + at), returned, text)?;
     Some(short(&row, RETURN_ADDRESS, 6))
 }
 
@@ -268,7 +270,7 @@ fn functions_of_many_branches_are_followed_to_a_bound() {
         }
         let at = bytes.len() as u64;
         bytes.extend(behind);
-        on_all_ways(&Text { bytes, functions: &[] }, at, false)
+        on_all_paths(&Text { bytes, functions: &[] }, at, false)
     };
     let (loops, inlined) = (&[0xeb, 0xfe][..], Some((6, 16, Some(-8), Some(-16))));
     for branches in [1, 200, 300, 2000] {
@@ -289,12 +291,12 @@ fn a_function_that_does_not_return_is_followed_from_its_entry() {
         0xeb, 0xf7, //             +e jmp +7
     ];
     let text = Text { bytes, functions: &[0] };
-    assert_eq!(on_all_ways(&text, 0xe, true), Some((7, 32, Some(-8), None)));
-    assert_eq!(on_all_ways(&text, 1, false), Some((7, 16, Some(-8), None)));
-    assert_eq!(before_return::<X86_64, COLUMNS>(Avma(TEXT + 0xe), true, &text), None);
+    assert_eq!(on_all_paths(&text, 0xe, true), Some((7, 32, Some(-8), None)));
+    assert_eq!(on_all_paths(&text, 1, false), Some((7, 16, Some(-8), None)));
+    assert_eq!(before_return::<X86_64>(Avma(TEXT + 0xe), true, &text), None);
     // Where the call was the last instruction.
     let text = Text { bytes: text.bytes[..0xe].to_vec(), functions: &[0, 0xe] };
-    assert_eq!(on_all_ways(&text, 0xe, true), Some((7, 32, Some(-8), None)));
+    assert_eq!(on_all_paths(&text, 0xe, true), Some((7, 32, Some(-8), None)));
 }
 
 #[test]
@@ -309,18 +311,18 @@ fn what_follows_a_call_that_does_not_return_is_told_by_no_way_or_by_the_right_on
     ];
     let text = Text { bytes, functions: &[0] };
     // Only the call leads to its return address.
-    assert_eq!(on_all_ways(&text, 0xd, true), Some((7, 16, Some(-8), None)));
-    // As an instruction it is reached by the jump, and by a way that is never taken.
-    assert_eq!(on_all_ways(&text, 0xd, false), None);
-    assert_eq!(on_all_ways(&text, 0xf, false), None);
-    assert_eq!(on_all_ways(&text, 8, false), Some((7, 16, Some(-8), None)));
+    assert_eq!(on_all_paths(&text, 0xd, true), Some((7, 16, Some(-8), None)));
+    // As an instruction it is reached by the jump, and by a path that is never taken.
+    assert_eq!(on_all_paths(&text, 0xd, false), None);
+    assert_eq!(on_all_paths(&text, 0xf, false), None);
+    assert_eq!(on_all_paths(&text, 8, false), Some((7, 16, Some(-8), None)));
 }
 
 #[test]
 fn code_that_pushes_a_zero_under_its_record_ends_the_chain() {
     let ends = |bytes: &[u8], at: u64| {
         let text = Text { bytes: bytes.to_vec(), functions: &[0] };
-        ends_chain::<X86_64, COLUMNS>(Avma(TEXT), Avma(TEXT + at), true, &text)
+        ends_chain::<X86_64>(Avma(TEXT), Avma(TEXT + at), true, &text)
     };
     // thread_start: push $0; push %rbp; mov %rsp,%rbp; sub $16,%rsp; call; +15
     let thread_start = [0x6a, 0, 0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];

@@ -7,7 +7,7 @@ use crate::walk::Code;
 use crate::walk::processor::Processor;
 use crate::walk::table::Table;
 
-/// See the top of this file.
+/// What is known of return addresses.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Facts {
     returns: Table<ReturnsTo>,
@@ -36,7 +36,7 @@ impl Facts {
 
     /// The look-up address of the frame that a return address is of; `None` where no code is.
     #[inline(always)]
-    pub(in crate::walk) fn lookup<P: Processor<N>, const N: usize>(
+    pub(in crate::walk) fn lookup<P: Processor>(
         &mut self,
         address: Avma,
         code: &dyn Code,
@@ -44,7 +44,7 @@ impl Facts {
         let lookup = CodeAddress::Return(address).lookup();
         let known = match self.returns.get(lookup.0) {
             Some(known) => known,
-            None => self.ask::<P, N>(address, lookup.at(), code),
+            None => self.ask::<P>(address, lookup.at(), code),
         };
         match known {
             ReturnsTo::NoCode => None,
@@ -55,19 +55,13 @@ impl Facts {
 
     #[cold]
     #[inline(never)]
-    fn ask<P: Processor<N>, const N: usize>(
-        &mut self,
-        address: Avma,
-        lookup: Avma,
-        code: &dyn Code,
-    ) -> ReturnsTo {
+    fn ask<P: Processor>(&mut self, address: Avma, lookup: Avma, code: &dyn Code) -> ReturnsTo {
         let known = match code.is_code(lookup) {
             true if code.code(address).is_some_and(P::is_sigreturn) => ReturnsTo::Trampoline,
             true => ReturnsTo::Caller,
             false => ReturnsTo::NoCode,
         };
-        if !code.lacked() {
-            code.learned(lookup);
+        if code.may_keep(lookup) {
             self.returns.insert(lookup.0, known);
         }
         known
@@ -104,28 +98,28 @@ mod tests {
     fn an_address_is_asked_for_once_until_the_images_change() {
         let (code, mut facts) = (Asked(Cell::new(0)), Facts::default());
         for _ in 0..3 {
-            assert_eq!(facts.lookup::<X86_64, _>(Avma(0x1001), &code), Some(LookupAvma(0x1000)));
-            assert_eq!(facts.lookup::<X86_64, _>(Avma(0x2001), &code), None);
+            assert_eq!(facts.lookup::<X86_64>(Avma(0x1001), &code), Some(LookupAvma(0x1000)));
+            assert_eq!(facts.lookup::<X86_64>(Avma(0x2001), &code), None);
         }
         assert_eq!(code.0.get(), 2);
         facts.clear();
-        assert_eq!(facts.lookup::<X86_64, _>(Avma(0x1001), &code), Some(LookupAvma(0x1000)));
+        assert_eq!(facts.lookup::<X86_64>(Avma(0x1001), &code), Some(LookupAvma(0x1000)));
         assert_eq!(code.0.get(), 3);
         // The key that is no address.
-        assert_eq!(facts.lookup::<X86_64, _>(Avma(0), &code), None);
+        assert_eq!(facts.lookup::<X86_64>(Avma(0), &code), None);
     }
 
     #[test]
     fn nothing_stands_in_front_of_a_trampoline_of_signals() {
         let (code, mut facts) = (Asked(Cell::new(0)), Facts::default());
         for _ in 0..2 {
-            assert_eq!(facts.lookup::<X86_64, _>(Avma(0x3001), &code), Some(LookupAvma(0x3001)));
-            assert_eq!(facts.lookup::<Aarch64, _>(Avma(0x4001), &code), Some(LookupAvma(0x4001)));
+            assert_eq!(facts.lookup::<X86_64>(Avma(0x3001), &code), Some(LookupAvma(0x3001)));
+            assert_eq!(facts.lookup::<Aarch64>(Avma(0x4001), &code), Some(LookupAvma(0x4001)));
         }
         assert_eq!(code.0.get(), 2);
         // Those of the other processor are ordinary code.
         facts.clear();
-        assert_eq!(facts.lookup::<Aarch64, _>(Avma(0x3001), &code), Some(LookupAvma(0x3000)));
-        assert_eq!(facts.lookup::<X86_64, _>(Avma(0x4001), &code), Some(LookupAvma(0x4000)));
+        assert_eq!(facts.lookup::<Aarch64>(Avma(0x3001), &code), Some(LookupAvma(0x3000)));
+        assert_eq!(facts.lookup::<X86_64>(Avma(0x4001), &code), Some(LookupAvma(0x4000)));
     }
 }

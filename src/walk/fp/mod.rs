@@ -10,7 +10,7 @@ use super::bounds::MAX_STACK_BYTES;
 use super::frames::{Frames, Method};
 use super::processor::Processor;
 use super::words::Words;
-use super::{Code, Ended, Input, Walked, root};
+use super::{Code, Input, StackEnd, Walked, root};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 
 /// Follows the records from `frame_pointer` on, pushing to `out`.
@@ -18,7 +18,7 @@ use crate::addr::{Avma, CodeAddress, LookupAvma};
 /// `above` is the lowest address at which the first record may lie (the stack pointer),
 /// `leaf_return` the return address of a leaf without a record. Each record must lie above
 /// the last and be aligned to the size of an address, so the walk ends whatever the bytes are.
-pub(super) fn follow<P: Processor<N>, const N: usize>(
+pub(super) fn follow<P: Processor>(
     mut frame_pointer: u64,
     above: Avma,
     leaf_return: Option<Avma>,
@@ -33,15 +33,15 @@ pub(super) fn follow<P: Processor<N>, const N: usize>(
         let chain = root::Chain { next: frame_pointer, above, reached, outermost };
         if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(P::POINTER_BYTES)
         {
-            return Walked { ended: chain.end::<P, N>(input), reached };
+            return Walked { ended: chain.end::<P>(input), reached };
         }
         let record = Avma(frame_pointer);
         if input.stack_limit.is_some_and(|limit| frame_pointer.saturating_add(P::POINTER_BYTES) >= limit.0) {
-            return Walked { ended: chain.end::<P, N>(input), reached };
+            return Walked { ended: chain.end::<P>(input), reached };
         }
         let word = |at: Avma| words.word(at.0).or_else(|| input.read_outer::<P::Word>(at));
         let (Some(saved), Some(word)) = (word(record), word(record + P::POINTER_BYTES)) else {
-            return Walked { ended: outside_window::<P, N>(record, &chain, input), reached };
+            return Walked { ended: outside_copy::<P>(record, &chain, input), reached };
         };
         // Swift marks the record of an async function by bit 60 of the frame pointer that it
         // saves, on arm64 and x86_64 (LLVM, AArch64FrameLowering.cpp and X86FrameLowering.cpp:
@@ -52,17 +52,17 @@ pub(super) fn follow<P: Processor<N>, const N: usize>(
         if return_address == 0 {
             let begins =
                 outermost.and_then(|at| input.code.begins_threads(CodeAddress::Return(at).lookup().at()));
-            let ended = if next == 0 && begins != Some(false) { Ended::Root } else { Ended::BadFrame };
+            let ended = if next == 0 && begins != Some(false) { StackEnd::Root } else { StackEnd::BadFrame };
             return Walked { ended, reached: record + 2 * P::POINTER_BYTES };
         }
-        let Some(lookup) = facts.lookup::<P, N>(Avma(return_address), input.code) else {
-            let is_root = next == 0 && outermost.is_some_and(|at| root::ends_program::<P, N>(at, input.code));
-            let ended = if is_root { Ended::Root } else { Ended::BadFrame };
+        let Some(lookup) = facts.lookup::<P>(Avma(return_address), input.code) else {
+            let is_root = next == 0 && outermost.is_some_and(|at| root::ends_program::<P>(at, input.code));
+            let ended = if is_root { StackEnd::Root } else { StackEnd::BadFrame };
             return Walked { ended, reached };
         };
         reached = record + 2 * P::POINTER_BYTES;
         if out.len() >= input.max_depth {
-            return Walked { ended: Ended::DepthLimit, reached };
+            return Walked { ended: StackEnd::DepthLimit, reached };
         }
         out.push(lookup);
         outermost = Some(Avma(return_address));
@@ -71,16 +71,12 @@ pub(super) fn follow<P: Processor<N>, const N: usize>(
 }
 
 /// A record outside the copied bytes: a deeper stack than was copied, or no record at all?
-fn outside_window<P: Processor<N>, const N: usize>(
-    record: Avma,
-    chain: &root::Chain,
-    input: &Input<'_>,
-) -> Ended {
+fn outside_copy<P: Processor>(record: Avma, chain: &root::Chain, input: &Input<'_>) -> StackEnd {
     let limit = input.stack_top.map_or(u64::MAX, |top| top.0);
     if record.0 < limit && record.0 - chain.above.0 < MAX_STACK_BYTES {
-        return Ended::WindowRanOut;
+        return StackEnd::DeeperThanCopied;
     }
-    chain.end::<P, N>(input)
+    chain.end::<P>(input)
 }
 
 /// Whether a walk by frame records that found these look-up addresses has something to be
@@ -122,7 +118,7 @@ mod tests {
     const BASE: u64 = 0x7fff_0000_1000;
 
     /// A stack as words from `BASE` up, beside it what the walk from `fp` finds.
-    fn check(words: &[u64], fp: u64, stack_top: Option<u64>, expected: &[u64], ended: Ended) {
+    fn check(words: &[u64], fp: u64, stack_top: Option<u64>, expected: &[u64], ended: StackEnd) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let input = Input {
             stack_top: stack_top.map(Avma),
@@ -131,7 +127,7 @@ mod tests {
             ..Input::new(StackBytes { base: Avma(BASE), bytes: &bytes }, &NoCode)
         };
         let mut out = Vec::new();
-        let walked = follow::<X86_64, _>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
+        let walked = follow::<X86_64>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
         let out: Vec<u64> = out.into_iter().map(u64::from).collect();
         assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{walked:?}");
     }
@@ -145,32 +141,32 @@ mod tests {
             0,           // BASE+18 saved fp of the outermost frame
             0x2005,      // BASE+20
         ];
-        check(&words, BASE, None, &[0x1004, 0x2004], Ended::Root);
+        check(&words, BASE, None, &[0x1004, 0x2004], StackEnd::Root);
     }
 
     #[test]
     fn a_zero_far_below_the_stack_top_is_a_torn_chain() {
         // Code without frame pointers uses rbp for anything, zero included.
-        check(&[0, 0x1005], BASE, Some(BASE + 0x10000), &[0x1004], Ended::Unproved);
-        check(&[0, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], Ended::Root);
+        check(&[0, 0x1005], BASE, Some(BASE + 0x10000), &[0x1004], StackEnd::Unproved);
+        check(&[0, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], StackEnd::Root);
     }
 
     #[test]
     fn a_null_frame_pointer_without_a_record_is_no_complete_stack() {
-        check(&[0, 0x1005], 0, Some(BASE + 0x100), &[], Ended::Unproved);
+        check(&[0, 0x1005], 0, Some(BASE + 0x100), &[], StackEnd::Unproved);
         // Nothing calls a thread's first function.
-        check(&[0], 0, Some(BASE), &[], Ended::Root);
+        check(&[0], 0, Some(BASE), &[], StackEnd::Root);
     }
 
     #[test]
     fn a_word_outside_code_is_no_return_address() {
-        check(&[BASE + 16, 0x20_0000, 0, 0x1005], BASE, Some(BASE + 0x80), &[], Ended::BadFrame);
+        check(&[BASE + 16, 0x20_0000, 0, 0x1005], BASE, Some(BASE + 0x80), &[], StackEnd::BadFrame);
     }
 
     #[test]
     fn libc_start_code_leaves_any_word_in_the_outermost_record() {
-        check(&[1, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], Ended::Root);
-        check(&[1, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+        check(&[1, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], StackEnd::Root);
+        check(&[1, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
     }
 
     /// dyld of macOS 11 for Intel.
@@ -196,29 +192,29 @@ mod tests {
             let stack = StackBytes { base: Avma(BASE), bytes: &bytes };
             let input = Input { max_depth: 4, code_mask: 0x7fff_ffff_ffff, ..Input::new(stack, &code) };
             let (mut facts, mut out) = (Facts::default(), Vec::new());
-            follow::<X86_64, _>(BASE, Avma(BASE), None, &input, &mut facts, &mut out).ended
+            follow::<X86_64>(BASE, Avma(BASE), None, &input, &mut facts, &mut out).ended
         };
-        assert_eq!(ended(true, EXITS, [0, 2]), Ended::Root);
-        assert_eq!(ended(true, EXITS, [0, 0]), Ended::Root, "macOS 12 and later");
-        assert_eq!(ended(true, EXITS, [8, 2]), Ended::BadFrame, "the frame pointer is not null");
-        assert_eq!(ended(false, EXITS, [0, 2]), Ended::BadFrame, "a program");
-        assert_eq!(ended(true, &[0x90], [0, 2]), Ended::BadFrame, "no start code");
+        assert_eq!(ended(true, EXITS, [0, 2]), StackEnd::Root);
+        assert_eq!(ended(true, EXITS, [0, 0]), StackEnd::Root, "macOS 12 and later");
+        assert_eq!(ended(true, EXITS, [8, 2]), StackEnd::BadFrame, "the frame pointer is not null");
+        assert_eq!(ended(false, EXITS, [0, 2]), StackEnd::BadFrame, "a program");
+        assert_eq!(ended(true, &[0x90], [0, 2]), StackEnd::BadFrame, "no start code");
     }
 
     #[test]
     fn records_must_progress_and_be_aligned() {
-        check(&[BASE, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
-        check(&[BASE + 0x13, 0x1005, 0, 0], BASE, None, &[0x1004], Ended::BadFrame);
-        check(&[0; 4], BASE - 8, None, &[], Ended::BadFrame);
+        check(&[BASE, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
+        check(&[BASE + 0x13, 0x1005, 0, 0], BASE, None, &[0x1004], StackEnd::BadFrame);
+        check(&[0; 4], BASE - 8, None, &[], StackEnd::BadFrame);
     }
 
     #[test]
     fn a_record_above_the_window_is_told_from_garbage() {
-        check(&[BASE + 0x4000, 0x1005], BASE, None, &[0x1004], Ended::WindowRanOut);
-        check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x8000), &[0x1004], Ended::WindowRanOut);
-        check(&[0x8000_0000_0000_0000, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
-        check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x2000), &[0x1004], Ended::BadFrame);
-        check(&[u64::MAX - 7, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+        check(&[BASE + 0x4000, 0x1005], BASE, None, &[0x1004], StackEnd::DeeperThanCopied);
+        check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x8000), &[0x1004], StackEnd::DeeperThanCopied);
+        check(&[0x8000_0000_0000_0000, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
+        check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x2000), &[0x1004], StackEnd::BadFrame);
+        check(&[u64::MAX - 7, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
     }
 
     #[test]
@@ -227,26 +223,26 @@ mod tests {
         for frame in 0..8u64 {
             words.extend([BASE + (frame + 1) * 16, 0x1001 + frame]);
         }
-        check(&words, BASE, None, &[0x1000, 0x1001, 0x1002, 0x1003], Ended::DepthLimit);
+        check(&words, BASE, None, &[0x1000, 0x1001, 0x1002, 0x1003], StackEnd::DepthLimit);
     }
 
     #[test]
     fn signed_return_addresses_are_stripped() {
-        check(&[0, 0xabcd_8000_0000_1005], BASE, None, &[0x1004], Ended::Root);
+        check(&[0, 0xabcd_8000_0000_1005], BASE, None, &[0x1004], StackEnd::Root);
     }
 
     #[test]
     fn a_null_return_address_is_the_root_only_with_a_null_frame() {
-        check(&[0, 0], BASE, None, &[], Ended::Root);
-        check(&[BASE + 16, 0], BASE, None, &[], Ended::BadFrame);
+        check(&[0, 0], BASE, None, &[], StackEnd::Root);
+        check(&[BASE + 16, 0], BASE, None, &[], StackEnd::BadFrame);
     }
 
     #[test]
     fn the_mark_of_swift_async_frames_is_taken_off() {
         let marked = 1 << 60 | (BASE + 0x18);
-        check(&[marked, 0x1005, 0xdead, 0, 0x2005], BASE, None, &[0x1004, 0x2004], Ended::Root);
+        check(&[marked, 0x1005, 0xdead, 0, 0x2005], BASE, None, &[0x1004, 0x2004], StackEnd::Root);
         // A marked zero, or any other word that only the mask makes 0, ends no chain.
-        check(&[1 << 60, 0x1005], BASE, None, &[0x1004], Ended::BadFrame);
+        check(&[1 << 60, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
     }
 
     #[test]
@@ -261,18 +257,18 @@ mod tests {
                 ..Input::new(StackBytes { base: Avma(BASE), bytes: &bytes }, &NoCode)
             };
             let mut out = Vec::new();
-            let walked = follow::<X86_64, _>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
+            let walked = follow::<X86_64>(fp, Avma(BASE), None, &input, &mut Facts::default(), &mut out);
             let out: Vec<u64> = out.into_iter().map(u64::from).collect();
             assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{fp:#x}, {limit:#x}");
         };
-        check(BASE, BASE + 0x20, &[0x1004, 0x2004], Ended::Root);
+        check(BASE, BASE + 0x20, &[0x1004, 0x2004], StackEnd::Root);
         // The second record would lie above, in part or in whole.
-        check(BASE, BASE + 0x18, &[0x1004], Ended::BadFrame);
-        check(BASE, BASE + 0x10, &[0x1004], Ended::BadFrame);
-        // Outside the window, below the limit and above it.
-        check(BASE + 0x20, BASE + 0x100, &[0x3004], Ended::WindowRanOut);
-        check(BASE + 0x20, BASE + 0x40, &[0x3004], Ended::WindowRanOut);
-        check(BASE + 0x20, BASE + 0x38, &[0x3004], Ended::BadFrame);
-        check(u64::MAX - 7, u64::MAX, &[], Ended::BadFrame);
+        check(BASE, BASE + 0x18, &[0x1004], StackEnd::BadFrame);
+        check(BASE, BASE + 0x10, &[0x1004], StackEnd::BadFrame);
+        // Above the copied bytes, below the limit and above it.
+        check(BASE + 0x20, BASE + 0x100, &[0x3004], StackEnd::DeeperThanCopied);
+        check(BASE + 0x20, BASE + 0x40, &[0x3004], StackEnd::DeeperThanCopied);
+        check(BASE + 0x20, BASE + 0x38, &[0x3004], StackEnd::BadFrame);
+        check(u64::MAX - 7, u64::MAX, &[], StackEnd::BadFrame);
     }
 }

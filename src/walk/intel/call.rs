@@ -12,13 +12,13 @@ const CALL_BYTES_MAX: u64 = 7;
 
 /// Whether code before `address` ends in a call. Memory whose bytes are not known passes if it is code at all, and so
 /// does code of HotSpot.
-pub(in crate::walk) fn returns<P: Intel<N>, const N: usize>(address: Avma, code: &dyn Code) -> bool {
+pub(in crate::walk) fn returns<P: Intel>(address: Avma, code: &dyn Code) -> bool {
     let lookup = CodeAddress::Return(address).lookup().at();
     if !code.is_code(lookup) {
         return false;
     }
-    let is_made = code.is_made(lookup);
-    if is_made && code.has_hotspot_headers(lookup) {
+    let traits = code.traits(lookup);
+    if traits.has_hotspot_headers {
         return true;
     }
     let mut buffer = [0u8; CALL_BYTES_MAX as usize];
@@ -32,7 +32,7 @@ pub(in crate::walk) fn returns<P: Intel<N>, const N: usize>(address: Avma, code:
         }
     }
     if known == 0 {
-        return is_made || code.code(lookup).is_none();
+        return traits.is_jit || code.code(lookup).is_none();
     }
     let bytes = &buffer[CALL_BYTES_MAX as usize - known..];
     ends_in_call(bytes, |distance| code.is_code(P::from(address, distance)))

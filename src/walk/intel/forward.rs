@@ -9,20 +9,22 @@
 mod callees;
 
 use super::Intel;
-use super::confirm::called_from;
+use super::call_check::called_from;
 use super::instructions::{self, decode_of};
 use super::length::Instruction;
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State, Value};
+use crate::walk::processor::{Processor, RowOf};
 use crate::walk::reader::Reader;
 use crate::walk::visited::Visited;
 pub(in crate::walk) use callees::Callees;
+use callees::{Path, stack_pointer};
 
 /// Most instructions that are followed, over all branches.
 const INSTRUCTIONS_MAX: u32 = 2048;
-/// The same where little is to be followed. What that does not decide stays unknown.
+/// Most instructions where little is to be followed. What that does not decide stays unknown.
 const SHORT_INSTRUCTIONS_MAX: u32 = 96;
 /// Most branches that are remembered to be followed later.
 const BRANCHES_MAX: usize = 64;
@@ -30,15 +32,15 @@ const BRANCHES_MAX: usize = 64;
 /// Most instructions of start code.
 const START_INSTRUCTIONS_MAX: u32 = 48;
 
-/// Most instructions that are followed once one way has led to a return: the others are to
+/// Most instructions that are followed once one path has led to a return: the others are to
 /// agree with it.
 const OTHERS_MAX: u32 = 256;
 
 /// What the code from an address on leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::walk) enum Leads<const N: usize> {
+pub(in crate::walk) enum Leads<P: Processor> {
     /// To a return: the row at that address.
-    Back(Box<Row<N>>, Proof),
+    Back(Box<RowOf<P>>, Proof),
     /// To the end of the thread: nothing called this function.
     ToExit,
 }
@@ -49,8 +51,8 @@ pub(in crate::walk) enum Proof {
     /// The code is sure to run so.
     #[default]
     Certain,
-    /// The way passes a call that is not known to come back (`callees.rs`), or where one has just come
-    /// back to: if that does not return, what follows belongs to another way or another function.
+    /// The path passes a call that is not known to come back (`callees.rs`), or where one has just come
+    /// back to: if that does not return, what follows belongs to another path or another function.
     /// Something else must lead to the same caller.
     Wanted,
     /// It counts from rbp, and the code may be another function's than the one that set that up. Only the call
@@ -58,102 +60,94 @@ pub(in crate::walk) enum Proof {
     OfCall,
 }
 
-/// A way that is still to be followed.
-struct Way {
-    at: Avma,
-    state: State,
-    /// A call was passed, or one has come back to where it began, and it is not known to come back.
-    called: bool,
-}
-
 /// Follows the code from `pc` on; `returned`: a call has just come back there.
-pub(in crate::walk) fn follow<P: Intel<N>, const N: usize>(
+pub(in crate::walk) fn follow<P: Intel>(
     pc: Avma,
     returned: bool,
     code: &dyn Code,
     callees: &mut Callees,
-) -> Option<Leads<N>> {
+) -> Option<Leads<P>> {
     callees.begin_row();
-    // Taken, as callees are asked for between.
-    let mut visited = std::mem::take(&mut callees.ways);
-    let leads = follow_from::<P, N>(pc, returned, code, callees, &mut visited);
-    callees.ways = visited;
+    // Taken, as callees are requested between.
+    let mut visited = std::mem::take(&mut callees.paths);
+    let leads = follow_from::<P>(pc, returned, code, callees, &mut visited);
+    callees.paths = visited;
     leads
 }
 
-/// The same, with room for the places that ways come to.
-fn follow_from<P: Intel<N>, const N: usize>(
+/// Follows the code from `pc` on, with room for the places that paths come to.
+fn follow_from<P: Intel>(
     pc: Avma,
     returned: bool,
     code: &dyn Code,
     callees: &mut Callees,
     visited: &mut Visited<Option<Place>>,
-) -> Option<Leads<N>> {
+) -> Option<Leads<P>> {
     let called = returned
-        && !called_from::<P, N>(CodeAddress::Return(pc), code)
-            .is_some_and(|target| callees.return_from::<P, N>(target, code));
-    // What ways tell that pass no call is not refuted by those that do: behind one that does not return
+        && !called_from::<P>(CodeAddress::Return(pc), code)
+            .is_some_and(|target| callees.return_from::<P>(target, code));
+    // What paths tell that pass no call is not refuted by those that do: behind one that does not return
     // may be anything. HotSpot's methods end with such, in front of what their epilogues jump to.
     if !called {
-        let mut ways = Found::default();
+        let mut paths = Found::<P>::default();
         let start = Start { pc, returned, called, past_calls: false };
-        if follow_ways::<P, N>(&start, code, callees, visited, &mut ways) {
+        if follow_paths::<P>(&start, code, callees, visited, &mut paths) {
             return Some(Leads::ToExit);
         }
-        if let Some(row) = ways.row.filter(|_| ways.is_certain && !ways.differ) {
+        if let Some(row) = paths.row.filter(|_| paths.is_certain && !paths.differ) {
             return Some(Leads::Back(row, Proof::Certain));
         }
     }
-    let mut ways = Found::default();
+    let mut paths = Found::<P>::default();
     let start = Start { pc, returned, called, past_calls: true };
-    if follow_ways::<P, N>(&start, code, callees, visited, &mut ways) {
+    if follow_paths::<P>(&start, code, callees, visited, &mut paths) {
         return Some(Leads::ToExit);
     }
     // What comes between that and the return may not be understood: in builtins of V8 it takes
     // off as many arguments as there are.
-    let by_record = ways.leaves_record.then(|| Leads::Back(Box::new(record::<P, N>()), Proof::Certain));
+    let by_record = paths.leaves_record.then(|| Leads::Back(Box::new(record::<P>()), Proof::Certain));
     let wanted = |row| Leads::Back(row, Proof::Wanted);
-    match ways.row {
-        Some(row) if ways.is_certain && !ways.differ => Some(Leads::Back(row, Proof::Certain)),
+    match paths.row {
+        Some(row) if paths.is_certain && !paths.differ => Some(Leads::Back(row, Proof::Certain)),
         Some(row) => by_record.or(Some(wanted(row))),
-        None => by_record.or_else(|| ways.tail_call.map(wanted)),
+        None => by_record.or_else(|| paths.tail_call.map(wanted)),
     }
 }
 
-/// What ways show.
+/// What paths show.
 #[derive(Default)]
-struct Found<const N: usize> {
-    /// The row that the first way tells which leads to a return.
-    row: Option<Box<Row<N>>>,
-    /// A way tells it that passes no call, and does not begin behind one; or it counts from rbp
+struct Found<P: Processor> {
+    /// The row that the first path tells which leads to a return.
+    row: Option<Box<RowOf<P>>>,
+    /// A path tells it that passes no call, and does not begin behind one; or it counts from rbp
     /// as it is, which the next function's prologue would have changed.
     is_certain: bool,
-    /// Another way to a return, or to an instruction on the first one, tells another row.
+    /// Another path to a return, or to an instruction on the first one, tells another row.
     differ: bool,
     /// One takes the frame off that rbp pointed to all along: then rbp points to the function's
     /// frame record, which no caller's can be mistaken for.
     leaves_record: bool,
     /// The row if a jump to a place not known is a tail call.
-    tail_call: Option<Box<Row<N>>>,
+    tail_call: Option<Box<RowOf<P>>>,
 }
 
-/// Where ways begin.
+/// Where paths begin.
 struct Start {
     pc: Avma,
     /// A call has just come back there; it is not known to.
     returned: bool,
     called: bool,
-    /// Ways go on past calls that are not known to come back.
+    /// Paths go on past calls that are not known to come back.
     past_calls: bool,
 }
 
-/// Follows all ways; whether they end the thread.
-fn follow_ways<P: Intel<N>, const N: usize>(
+/// Follows all paths; whether they end the thread.
+fn follow_paths<P: Intel>(
     &Start { pc, returned, called, past_calls }: &Start,
     code: &dyn Code,
     callees: &mut Callees,
     visited: &mut Visited<Option<Place>>,
-    found: &mut Found<N>,
+    found: &mut Found<P>,
 ) -> bool {
     let lookup = if returned { Avma(pc.0.wrapping_sub(1)) } else { pc };
     let function = flow::function_around(lookup, code);
@@ -161,26 +155,26 @@ fn follow_ways<P: Intel<N>, const N: usize>(
     let entry = code.entry(lookup).filter(|entry| returned || *entry != pc);
     let is_outside =
         |at: Avma| entry == Some(at) || function.as_ref().is_some_and(|function| !function.contains(&at));
-    let mut branches = vec![Way { at: pc, state: State::new(), called }];
+    let mut branches = vec![Path { at: pc, state: State::new(), called }];
     visited.clear();
     let mut reader = Reader::new(code);
     let is_short = callees.is_short();
     let mut left = if is_short { SHORT_INSTRUCTIONS_MAX } else { INSTRUCTIONS_MAX };
-    // Only straight code is sure to end the thread: of others a way may come back.
+    // Only straight code is sure to end the thread: of others a path may come back.
     let mut is_straight = true;
     // Calls that are not known to come back, and whether the last one is right in front.
     let (mut calls, mut is_behind_call) = (u32::from(called), called);
-    while let Some(Way { mut at, mut state, mut called }) = branches.pop() {
+    while let Some(Path { mut at, mut state, mut called }) = branches.pop() {
         loop {
-            // What is known of one instruction holds on every way to it.
-            let sp = stack_pointer::<P, N>(&state);
+            // What is known of one instruction holds on every path to it.
+            let sp = stack_pointer::<P>(&state);
             if let Some(before) = visited.note(at, sp) {
                 found.differ |= before != sp;
                 break;
             }
             let Some(fewer) = left.checked_sub(1) else {
                 if is_short {
-                    // A way that was not followed might differ.
+                    // A path that was not followed might differ.
                     *found = Found::default();
                 }
                 return false;
@@ -201,53 +195,53 @@ fn follow_ways<P: Intel<N>, const N: usize>(
             }
             is_behind_call = false;
             // By reference: the parts are written one by one, and a copy would wait for all of them.
-            let decoded = decode_of::<P, N>(bytes);
+            let decoded = decode_of::<P>(bytes);
             let Some(instruction) = &decoded else { break };
             let next = at + instruction.length as u64;
             found.leaves_record |= state.get(P::FRAME_POINTER) == Value::First(P::FRAME_POINTER)
                 && takes_frame_off(instruction, next, code);
-            let mut effect = instructions::execute::<P, N>(instruction, at, &mut state);
+            let mut effect = instructions::execute::<P>(instruction, at, &mut state);
             // A stack pointer that is computed, or loaded: nothing is known from here on.
-            if stack_pointer::<P, N>(&state).is_none() {
+            if stack_pointer::<P>(&state).is_none() {
                 effect = Effect::Ends;
             }
             is_straight &= matches!(effect, Effect::Plain | Effect::Calls(_) | Effect::Jumps(_));
             match effect {
                 Effect::Plain => at = next,
                 Effect::Calls(target) => {
-                    if !target.is_some_and(|target| callees.return_from::<P, N>(target, code)) {
+                    if !target.is_some_and(|target| callees.return_from::<P>(target, code)) {
                         (called, calls, is_behind_call) = (true, calls.saturating_add(1), true);
                     }
                     if called && !past_calls {
                         break;
                     }
-                    flow::after_call::<P, N>(&mut state);
+                    flow::after_call::<P>(&mut state);
                     at = next;
                 }
                 // What lies at the stack pointer then is checked like any return address.
-                Effect::JumpsAnywhere if binds::<P, N>(at, code) => {
+                Effect::JumpsAnywhere if binds::<P>(at, code) => {
                     // The dynamic linker takes off the two words of the procedure linkage table.
                     state.set(P::STACK_POINTER, state.sum(P::STACK_POINTER, 2 * P::POINTER));
-                    left = found.returns::<P>(&state, called, left);
+                    left = found.returns(&state, called, left);
                     break;
                 }
                 Effect::JumpsAnywhere => {
-                    found.tail_call = found.tail_call.take().or_else(|| row::<P, N>(&state).map(Box::new));
+                    found.tail_call = found.tail_call.take().or_else(|| row::<P>(&state).map(Box::new));
                     break;
                 }
                 Effect::Returns => {
-                    left = found.returns::<P>(&state, called, left);
+                    left = found.returns(&state, called, left);
                     break;
                 }
                 // A tail call: the other function returns in the place of this one.
                 Effect::Jumps(target) if is_outside(target) && is_entry(target, code) => {
-                    left = found.returns::<P>(&state, called, left);
+                    left = found.returns(&state, called, left);
                     break;
                 }
                 Effect::Jumps(target) => at = target,
                 Effect::MayJump(target) => {
                     if branches.len() < BRANCHES_MAX {
-                        branches.push(Way { at: target, state, called });
+                        branches.push(Path { at: target, state, called });
                     }
                     at = next;
                 }
@@ -258,29 +252,22 @@ fn follow_ways<P: Intel<N>, const N: usize>(
     false
 }
 
-/// Where the stack pointer is, counted from what it or rbp was at the start.
-fn stack_pointer<P: Intel<N>, const N: usize>(state: &State) -> Option<Place> {
-    state
-        .place(P::STACK_POINTER)
-        .filter(|place| [P::STACK_POINTER, P::FRAME_POINTER].contains(&place.register))
-}
-
 fn is_entry(at: Avma, code: &dyn Code) -> bool {
     code.function(at).is_some_and(|function| function.start == at)
 }
 
-impl<const N: usize> Found<N> {
-    /// A way has come to a return; how many instructions may be followed on.
-    fn returns<P: Intel<N>>(&mut self, state: &State, called: bool, left: u32) -> u32 {
+impl<P: Intel> Found<P> {
+    /// A path has come to a return; how many instructions may be followed on.
+    fn returns(&mut self, state: &State, called: bool, left: u32) -> u32 {
         // Parts of hand-written functions, which call nothing, use rbp as any register and do not give
         // it back: who calls them has saved it, and its own row does not count from it.
         let mut state = *state;
         if !called && state.get(P::FRAME_POINTER) == Value::Unknown {
             state.set(P::FRAME_POINTER, Value::First(P::FRAME_POINTER));
         }
-        let Some(found) = row::<P, N>(&state) else { return left };
+        let Some(found) = row::<P>(&state) else { return left };
         let is_certain =
-            !called || stack_pointer::<P, N>(&state).is_some_and(|sp| sp.register == P::FRAME_POINTER);
+            !called || stack_pointer::<P>(&state).is_some_and(|sp| sp.register == P::FRAME_POINTER);
         match &self.row {
             Some(first) => {
                 let column = usize::from(P::FRAME_POINTER);
@@ -296,7 +283,7 @@ impl<const N: usize> Found<N> {
 /// Whether the jump at `at` is that of the first entry of a procedure linkage table, to the
 /// dynamic linker's resolver: behind `push GOT+8(%rip)` (System V AMD64 ABI, figure 5.2), `push GOT+4` or
 /// `push 4(%ebx)` (System V i386 ABI, figures 5-7 and 5-8).
-fn binds<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> bool {
+fn binds<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     let starts = |at: Avma, forms: &[&[u8]]| {
         code.code(at).is_some_and(|code| forms.iter().any(|form| code.starts_with(form)))
     };
@@ -312,11 +299,7 @@ fn binds<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> bool {
 ///
 /// Sources: glibc sysdeps/x86_64/dl-machine.h and sysdeps/i386/dl-machine.h (`RTLD_START`, which goes on
 /// behind the call), musl arch/x86_64/crt_arch.h.
-pub(in crate::walk) fn is_start<P: Intel<N>, const N: usize>(
-    entry: Avma,
-    address: CodeAddress,
-    code: &dyn Code,
-) -> bool {
+pub(in crate::walk) fn is_start<P: Intel>(entry: Avma, address: CodeAddress, code: &dyn Code) -> bool {
     let at = address.at();
     let (mut here, mut goes_on) = (entry, false);
     for _ in 0..START_INSTRUCTIONS_MAX {
@@ -324,7 +307,7 @@ pub(in crate::walk) fn is_start<P: Intel<N>, const N: usize>(
             // What is called in front of the entry has returned to no start code: it does not return.
             return here == at && (here != entry || !address.is_return());
         }
-        let Some(instruction) = code.code(here).and_then(decode_of::<P, N>) else { return false };
+        let Some(instruction) = code.code(here).and_then(decode_of::<P>) else { return false };
         here = here + instruction.length as u64;
         let operation = instruction.operands().map_or(0, |(_, operation, _)| operation);
         match (instruction.map, instruction.opcode) {
@@ -360,8 +343,8 @@ fn takes_frame_off(instruction: &Instruction, next: Avma, code: &dyn Code) -> bo
 }
 
 /// The row of a function whose frame record rbp points to.
-fn record<P: Intel<N>, const N: usize>() -> Row<N> {
-    let mut row = Row::new(Cfa::Register(P::FRAME_POINTER, 2 * P::POINTER));
+fn record<P: Intel>() -> RowOf<P> {
+    let mut row: RowOf<P> = Row::new(Cfa::Register(P::FRAME_POINTER, 2 * P::POINTER));
     row.columns[P::RETURN_COLUMN] = Column::At(-P::POINTER);
     row.columns[usize::from(P::FRAME_POINTER)] = Column::At(-2 * P::POINTER);
     row
@@ -370,16 +353,17 @@ fn record<P: Intel<N>, const N: usize>() -> Row<N> {
 /// The row at the start, when the stack pointer has reached the return address. Of other registers
 /// than rbp it says only where they were saved. None where that is below the stack pointer of the
 /// start: such a way came into other code, behind a call that does not return.
-fn row<P: Intel<N>, const N: usize>(state: &State) -> Option<Row<N>> {
-    if stack_pointer::<P, N>(state).is_none_or(|sp| sp.register == P::STACK_POINTER && sp.offset < 0) {
+fn row<P: Intel>(state: &State) -> Option<RowOf<P>> {
+    if stack_pointer::<P>(state).is_none_or(|sp| sp.register == P::STACK_POINTER && sp.offset < 0) {
         return None;
     }
-    let mut row = flow::row_at_return::<P, N>(state)?;
+    let mut row = flow::row_at_return::<P>(state)?;
     let is_given_back = |column: &Column| matches!(column, Column::Same | Column::At(_));
     if !is_given_back(&row.columns[usize::from(P::FRAME_POINTER)]) {
         return None;
     }
-    for column in row.columns[..P::RETURN_COLUMN].iter_mut().filter(|column| !is_given_back(column)) {
+    for column in row.columns.as_mut()[..P::RETURN_COLUMN].iter_mut().filter(|column| !is_given_back(column))
+    {
         *column = Column::Same;
     }
     Some(row)

@@ -11,27 +11,19 @@ use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, Place, State, Value};
 
 /// See [`Processor::step`](crate::walk::processor::Processor::step).
-pub(in crate::walk) fn step<P: Intel<N>, const N: usize>(
-    at: Avma,
-    bytes: &[u8],
-    state: &mut State,
-) -> Option<(Effect, u64)> {
-    let decoded = decode_of::<P, N>(bytes);
+pub(in crate::walk) fn step<P: Intel>(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
+    let decoded = decode_of::<P>(bytes);
     let instruction = decoded.as_ref()?;
-    Some((execute::<P, N>(instruction, at, state), instruction.length as u64))
+    Some((execute::<P>(instruction, at, state), instruction.length as u64))
 }
 
 /// Decodes the instruction at the start of `code`, of the processor's mode.
-pub(in crate::walk) fn decode_of<P: Intel<N>, const N: usize>(code: &[u8]) -> Option<Instruction> {
+pub(in crate::walk) fn decode_of<P: Intel>(code: &[u8]) -> Option<Instruction> {
     if P::IS_LONG { decode::<true>(code) } else { decode::<false>(code) }
 }
 
 /// Executes an instruction that stands at `at`.
-pub(in crate::walk) fn execute<P: Intel<N>, const N: usize>(
-    instruction: &Instruction,
-    at: Avma,
-    state: &mut State,
-) -> Effect {
+pub(in crate::walk) fn execute<P: Intel>(instruction: &Instruction, at: Avma, state: &mut State) -> Effect {
     let Instruction { rex, map, opcode, immediate, wide, .. } = *instruction;
     let target = P::from(at + instruction.length as u64, immediate);
     let (stack_pointer, frame_pointer) = (P::STACK_POINTER, P::FRAME_POINTER);
@@ -53,31 +45,31 @@ pub(in crate::walk) fn execute<P: Intel<N>, const N: usize>(
         return Effect::Plain;
     }
     if !P::IS_LONG
-        && let Some(effect) = execute_in_32_bits::<P, N>(instruction, state)
+        && let Some(effect) = execute_in_32_bits::<P>(instruction, state)
     {
         return effect;
     }
     match (map, opcode) {
-        (0, 0x50..=0x57) => push::<P, N>(state, state.get(in_opcode)),
+        (0, 0x50..=0x57) => push::<P>(state, state.get(in_opcode)),
         (0, 0x68 | 0x6a) => {
-            push::<P, N>(state, Value::Unknown);
+            push::<P>(state, Value::Unknown);
             state.zero = if immediate == 0 { state.place(stack_pointer) } else { state.zero };
         }
-        (0, 0x9c) => push::<P, N>(state, Value::Unknown),
-        (0, 0x9d) => drop(pop::<P, N>(state)),
+        (0, 0x9c) => push::<P>(state, Value::Unknown),
+        (0, 0x9d) => drop(pop::<P>(state)),
         (0, 0x58..=0x5f) => {
-            let value = pop::<P, N>(state);
+            let value = pop::<P>(state);
             state.set(in_opcode, value);
         }
         (0, 0x8f) => {
-            let value = pop::<P, N>(state);
+            let value = pop::<P>(state);
             if direct {
                 state.set(operand, value);
             }
         }
         (0, 0xc9) => {
             state.set(stack_pointer, state.sum(frame_pointer, 0));
-            let value = pop::<P, N>(state);
+            let value = pop::<P>(state);
             state.set(frame_pointer, value);
         }
         (0, 0xc8) => return Effect::Ends,
@@ -90,7 +82,7 @@ pub(in crate::walk) fn execute<P: Intel<N>, const N: usize>(
             2 | 3 => return Effect::Calls(None),
             4 => return Effect::JumpsAnywhere,
             5 | 7 => return Effect::Ends,
-            6 => push::<P, N>(state, if direct { state.get(operand) } else { Value::Unknown }),
+            6 => push::<P>(state, if direct { state.get(operand) } else { Value::Unknown }),
             _ if direct => state.set(operand, Value::Unknown),
             _ => {}
         },
@@ -111,7 +103,7 @@ pub(in crate::walk) fn execute<P: Intel<N>, const N: usize>(
         }
         // lea
         (0, 0x8d) => {
-            let at = if wide { address::<P, N>(instruction, state) } else { None };
+            let at = if wide { address::<P>(instruction, state) } else { None };
             state.set(register, at.map_or(Value::Unknown, Value::At));
         }
         // mov
@@ -119,11 +111,11 @@ pub(in crate::walk) fn execute<P: Intel<N>, const N: usize>(
         (0, 0x8b) if direct => state.set(register, if wide { state.get(operand) } else { Value::Unknown }),
         (0, 0x89) => {
             let value = if wide { state.get(register) } else { Value::Unknown };
-            state.store(address::<P, N>(instruction, state), value);
+            state.store(address::<P>(instruction, state), value);
         }
         (0, 0x8b) => {
             let value = if wide {
-                state.load(address::<P, N>(instruction, state), stack_pointer)
+                state.load(address::<P>(instruction, state), stack_pointer)
             } else {
                 Value::Unknown
             };
@@ -173,10 +165,7 @@ pub(in crate::walk) fn execute<P: Intel<N>, const N: usize>(
 
 /// Executes an instruction that 64-bit mode has not, or that compilers write for 32 bits only. `None`
 /// for all others.
-fn execute_in_32_bits<P: Intel<N>, const N: usize>(
-    instruction: &Instruction,
-    state: &mut State,
-) -> Option<Effect> {
+fn execute_in_32_bits<P: Intel>(instruction: &Instruction, state: &mut State) -> Option<Effect> {
     let Instruction { map, opcode, immediate, .. } = *instruction;
     let in_opcode = P::DWARF[usize::from(opcode & 7)];
     match (map, opcode) {
@@ -184,17 +173,17 @@ fn execute_in_32_bits<P: Intel<N>, const N: usize>(
         (0, 0x40..=0x47) => state.set(in_opcode, state.sum(in_opcode, 1)),
         (0, 0x48..=0x4f) => state.set(in_opcode, state.sum(in_opcode, -1)),
         // push and pop of a segment register
-        (0, 0x06 | 0x0e | 0x16 | 0x1e) | (1, 0xa0 | 0xa8) => push::<P, N>(state, Value::Unknown),
-        (0, 0x07 | 0x17 | 0x1f) | (1, 0xa1 | 0xa9) => drop(pop::<P, N>(state)),
+        (0, 0x06 | 0x0e | 0x16 | 0x1e) | (1, 0xa0 | 0xa8) => push::<P>(state, Value::Unknown),
+        (0, 0x07 | 0x17 | 0x1f) | (1, 0xa1 | 0xa9) => drop(pop::<P>(state)),
         // pusha
         (0, 0x60) => {
             let values: [Value; 8] = std::array::from_fn(|number| state.get(P::DWARF[number]));
-            values.into_iter().for_each(|value| push::<P, N>(state, value));
+            values.into_iter().for_each(|value| push::<P>(state, value));
         }
         // popa, which does not take the stack pointer
         (0, 0x61) => {
             for number in (0..8).rev() {
-                let value = pop::<P, N>(state);
+                let value = pop::<P>(state);
                 if P::DWARF[number] != P::STACK_POINTER {
                     state.set(P::DWARF[number], value);
                 }
@@ -205,7 +194,7 @@ fn execute_in_32_bits<P: Intel<N>, const N: usize>(
             state.set(P::DWARF[0], Value::Unknown);
         }
         // A call of the next instruction, which pops where it is.
-        (0, 0xe8) if immediate == 0 => push::<P, N>(state, Value::Unknown),
+        (0, 0xe8) if immediate == 0 => push::<P>(state, Value::Unknown),
         _ => return None,
     }
     Some(Effect::Plain)
@@ -250,19 +239,19 @@ fn names_bytes(map: u8, opcode: u8) -> bool {
     }
 }
 
-fn push<P: Intel<N>, const N: usize>(state: &mut State, value: Value) {
+fn push<P: Intel>(state: &mut State, value: Value) {
     state.set(P::STACK_POINTER, state.sum(P::STACK_POINTER, -P::POINTER));
     state.store(state.place(P::STACK_POINTER), value);
 }
 
-fn pop<P: Intel<N>, const N: usize>(state: &mut State) -> Value {
+fn pop<P: Intel>(state: &mut State) -> Value {
     let value = state.load(state.place(P::STACK_POINTER), P::STACK_POINTER);
     state.set(P::STACK_POINTER, state.sum(P::STACK_POINTER, P::POINTER));
     value
 }
 
 /// The address of a memory operand that is a register plus a number.
-fn address<P: Intel<N>, const N: usize>(instruction: &Instruction, state: &State) -> Option<Place> {
+fn address<P: Intel>(instruction: &Instruction, state: &State) -> Option<Place> {
     let (mode, _, low) = instruction.operands()?;
     let rex = instruction.rex;
     let base = match (mode, low) {

@@ -1,28 +1,26 @@
 //! What x86_64 and i386 have in common: the form of their instructions and what these do
 //! (`length.rs`, `instructions.rs`), what stands in front of a return address (`call.rs`), code without
-//! unwind information (`forward.rs`, `prologue.rs`, `confirm.rs`), threads that have not begun
-//! (`born.rs`), and what cannot be relied on (`switching.rs`, `installing.rs`, `doubts.rs`). Each is generic
+//! unwind information (`forward.rs`, `prologue.rs`, `call_check.rs`), threads that have not begun
+//! (`new_thread.rs`), and what cannot be relied on (`switching.rs`, `completeness.rs`). Each is generic
 //! over [`Intel`], so that what is made of it for one processor knows nothing of the other. Not for: how
 //! either walks.
 
-pub(super) mod born;
 pub(super) mod call;
-pub(super) mod confirm;
-pub(super) mod doubts;
+pub(super) mod call_check;
+pub(super) mod completeness;
 pub(super) mod forward;
-pub(super) mod installing;
 pub(super) mod instructions;
 pub(super) mod length;
+pub(super) mod new_thread;
 pub(super) mod prologue;
 pub(super) mod switching;
 
 use super::Code;
-use super::processor::Processor;
+use super::processor::{Processor, RowOf};
 use crate::addr::{Avma, CodeAddress};
-use crate::binary::frame_rule::Row;
 
 /// What tells the two apart beside [`Processor`]. The type of their registers stands for them.
-pub(super) trait Intel<const N: usize>: Processor<N> {
+pub(super) trait Intel: Processor {
     /// Instructions are those of 64-bit mode (Intel SDM volume 1, 3.1).
     const IS_LONG: bool;
     /// Registers by their number in instructions → by DWARF number.
@@ -30,9 +28,6 @@ pub(super) trait Intel<const N: usize>: Processor<N> {
     /// What the dynamic linker's start code does with the address that `_dl_start` returns: it keeps
     /// that of the program's first instruction and goes on, as no other start code does.
     const KEEPS_ENTRY: &'static [u8];
-
-    /// What the unwind information says at a look-up address.
-    fn row(code: &dyn Code, lookup: Avma) -> Option<Row<N>>;
 
     /// Bytes of an address, signed.
     const POINTER: i64 = Self::POINTER_BYTES.cast_signed();
@@ -44,8 +39,8 @@ pub(super) trait Intel<const N: usize>: Processor<N> {
     }
 }
 
-/// Rows by the ways from entries of functions, which are kept.
-pub(super) trait SinceEntry<const N: usize> {
-    /// The row at `address` by the ways from `entry`, which a call leads to: see `confirm.rs`.
-    fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&Row<N>>;
+/// Rows by the paths from entries of functions, which are kept.
+pub(super) trait SinceEntry<P: Processor> {
+    /// The row at `address` by the paths from `entry`, which a call leads to: see `call_check.rs`.
+    fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&RowOf<P>>;
 }

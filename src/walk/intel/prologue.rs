@@ -3,8 +3,8 @@
 //! instructions that make a frame record lead to the address.
 //!
 //! The nearest bytes that look like these instructions may be part of others, or of another
-//! function: what counts is that the ways from there arrive at the address, with that record as its
-//! frame, and none without. Ways that pass a call may be those of two functions, the first of which ends
+//! function: what counts is that the paths from there arrive at the address, with that record as its
+//! frame, and none without. Paths that pass a call may be those of two functions, the first of which ends
 //! in a call that does not return (Mono's throw exceptions so): what they tell is to be proved.
 
 use memchr::memrchr_iter;
@@ -12,7 +12,8 @@ use memchr::memrchr_iter;
 use super::Intel;
 use super::forward::Proof;
 use crate::addr::Avma;
-use crate::binary::frame_rule::{Cfa, Row};
+use crate::binary::frame_rule::Cfa;
+use crate::walk::processor::RowOf;
 use crate::walk::{Code, flow};
 
 /// `push %rbp; mov %rsp,%rbp` in both encodings, and of 32-bit mode.
@@ -27,11 +28,7 @@ const SEARCHED_MAX: u64 = 32 << 10;
 const TRIES_MAX: u32 = 4;
 
 /// The row at `at`, and how far it can be relied on; `returned`: a call has just come back there.
-pub(in crate::walk) fn row<P: Intel<N>, const N: usize>(
-    at: Avma,
-    returned: bool,
-    code: &dyn Code,
-) -> Option<(Row<N>, Proof)> {
+pub(in crate::walk) fn row<P: Intel>(at: Avma, returned: bool, code: &dyn Code) -> Option<(RowOf<P>, Proof)> {
     let prologues = if P::IS_LONG { LONG_PROLOGUES } else { PROLOGUES };
     let prologue_bytes = prologues[0].len() as u64;
     let (mut bytes, mut tries_left) = (SEARCHED_MIN, TRIES_MAX);
@@ -47,13 +44,13 @@ pub(in crate::walk) fn row<P: Intel<N>, const N: usize>(
         for last in memrchr_iter(PUSH_RBP, before).filter(begins) {
             tries_left = tries_left.checked_sub(1)?;
             let entry = start + last as u64;
-            let keeps_record = |row: &Row<N>| row.cfa == Cfa::Register(P::FRAME_POINTER, 2 * P::POINTER);
-            let fits = |row: &Row<N>| keeps_record(row) || at - entry < prologue_bytes;
-            let row = flow::since_entry_past_no_call::<P, N>(entry, at, returned, code).filter(fits);
+            let keeps_record = |row: &RowOf<P>| row.cfa == Cfa::Register(P::FRAME_POINTER, 2 * P::POINTER);
+            let fits = |row: &RowOf<P>| keeps_record(row) || at - entry < prologue_bytes;
+            let row = flow::since_entry_past_no_call::<P>(entry, at, returned, code).filter(fits);
             if let Some(row) = row {
                 return Some((row, Proof::Certain));
             }
-            let row = flow::since_entry_on_all_ways::<P, N>(entry, at, returned, code).filter(fits);
+            let row = flow::since_entry_on_all_paths::<P>(entry, at, returned, code).filter(fits);
             if let Some(row) = row {
                 return Some((row, Proof::OfCall));
             }
@@ -66,17 +63,17 @@ pub(in crate::walk) fn row<P: Intel<N>, const N: usize>(
     }
 }
 
-/// The row at `at` by what is in front of it and by what the ways to a return tell, which is not certain:
+/// The row at `at` by what is in front of it and by what the paths to a return tell, which is not certain:
 /// that of a call which has just come back, or behind one that may not come back.
-pub(in crate::walk) fn row_with<P: Intel<N>, const N: usize>(
-    to_return: Option<Box<Row<N>>>,
+pub(in crate::walk) fn row_with<P: Intel>(
+    to_return: Option<Box<RowOf<P>>>,
     at: Avma,
     returned: bool,
     code: &dyn Code,
-) -> Option<(Box<Row<N>>, Proof)> {
-    match (row::<P, N>(at, returned, code), to_return) {
+) -> Option<(Box<RowOf<P>>, Proof)> {
+    match (row::<P>(at, returned, code), to_return) {
         (Some((row, Proof::Certain)), _) => Some((Box::new(row), Proof::Certain)),
-        (Some((row, _)), Some(other)) if flow::is_same_frame::<P, N>(&row, &other) => {
+        (Some((row, _)), Some(other)) if flow::is_same_frame::<P>(&row, &other) => {
             Some((other, Proof::Certain))
         }
         (_, Some(other)) => Some((other, Proof::Wanted)),
@@ -110,7 +107,7 @@ fn start_of_code(at: Avma, bytes: u64, code: &dyn Code) -> Avma {
 mod tests {
     use super::*;
     use crate::arch::X86_64;
-    use crate::binary::frame_rule::{COLUMNS, Column};
+    use crate::binary::frame_rule::{Column, Row};
     use crate::walk::intel::forward::{self, Callees, Leads};
     use crate::walk::text::Text;
 
@@ -118,7 +115,7 @@ mod tests {
     const RSP: usize = X86_64::RSP;
 
     fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<Row> {
-        super::row::<X86_64, COLUMNS>(at, returned, code).map(|(row, _)| row)
+        super::row::<X86_64>(at, returned, code).map(|(row, _)| row)
     }
 
     const TEXT: u64 = 0x7000_0000_1000;
@@ -180,14 +177,14 @@ mod tests {
     #[test]
     fn a_function_behind_a_call_that_throws_has_not_the_frame_of_the_one_before() {
         let (text, at) = (two_functions(), Avma(TEXT + 0x1f));
-        let (row, proof) = super::row::<X86_64, COLUMNS>(at, true, &text).expect("ways lead there");
+        let (row, proof) = super::row::<X86_64>(at, true, &text).expect("paths lead there");
         assert_eq!((row.cfa, proof), (Cfa::Register(RBP as u8, 16), Proof::OfCall));
-        let leads = forward::follow::<X86_64, COLUMNS>(at, true, &text, &mut Callees::default());
+        let leads = forward::follow::<X86_64>(at, true, &text, &mut Callees::default());
         let Some(Leads::Back(to_return, Proof::Wanted)) = leads else { panic!("{leads:?}") };
-        let (row, proof) = row_with::<X86_64, COLUMNS>(Some(to_return), at, true, &text).expect("a row");
+        let (row, proof) = row_with::<X86_64>(Some(to_return), at, true, &text).expect("a row");
         assert_eq!((row.cfa, proof), (Cfa::Register(RSP as u8, 32), Proof::Wanted));
         // No call is on the way here.
-        let (row, proof) = super::row::<X86_64, COLUMNS>(Avma(TEXT + 0x13), true, &text).expect("a row");
+        let (row, proof) = super::row::<X86_64>(Avma(TEXT + 0x13), true, &text).expect("a row");
         assert_eq!((row.cfa, proof), (Cfa::Register(RBP as u8, 16), Proof::Certain));
     }
 

@@ -8,8 +8,9 @@ use super::Intel;
 use super::instructions::decode_of;
 use super::length::Instruction;
 use crate::addr::{Avma, CodeAddress};
-use crate::binary::frame_rule::{Cfa, Column, Row};
+use crate::binary::frame_rule::{Cfa, Column};
 use crate::walk::Code;
+use crate::walk::processor::{RowOf, row};
 
 /// Numbers of rax and rdx in instructions, whose columns only functions that install a landing pad
 /// save: they pass the exception in them (System V AMD64 ABI 3.7, `__builtin_eh_return_data_regno`).
@@ -28,51 +29,47 @@ pub(in crate::walk) enum Switch {
     /// Nothing.
     No,
     /// The words that the frame saved are being replaced by those of the frame with the
-    /// landing pad: see [`Installing`](super::installing::Installing).
-    Installing,
+    /// landing pad: see [`LandingPad`](crate::walk::runtimes::libgcc::landing_pad::LandingPad).
+    LandingPad,
     /// The caller may be that of another frame than the one that runs.
     Yes,
 }
 
 /// What is switched at `address`, whose row is `row`.
-pub(in crate::walk) fn at<P: Intel<N>, const N: usize>(
-    address: CodeAddress,
-    row: &Row<N>,
-    code: &dyn Code,
-) -> Switch {
+pub(in crate::walk) fn at<P: Intel>(address: CodeAddress, row: &RowOf<P>, code: &dyn Code) -> Switch {
     let at = address.at();
     let switched = |yes: bool| if yes { Switch::Yes } else { Switch::No };
     if row.signal {
         return Switch::No;
     }
-    if goes_to_landing_pad::<P, N>(at, code) {
+    if goes_to_landing_pad::<P>(at, code) {
         return Switch::Yes;
     }
     if LANDING_PAD_DATA
         .iter()
         .all(|number| matches!(row.columns[usize::from(P::DWARF[*number])], Column::At(_)))
     {
-        return match calls_to_landing_pad::<P, N>(at, code) {
+        return match calls_to_landing_pad::<P>(at, code) {
             Some(0) => Switch::Yes,
             // Of `_Unwind_DebugHook` (libgcc, unwind.inc, `uw_install_context`).
-            Some(1) => Switch::Installing,
-            _ => switched(stack_was_loaded::<P, N>(at, code)),
+            Some(1) => Switch::LandingPad,
+            _ => switched(stack_was_loaded::<P>(at, code)),
         };
     }
     // A row that counts from another register is right whatever the stack pointer is.
     let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if register == P::STACK_POINTER);
-    switched(states_stack_pointer::<P, N>(row) || on_stack_pointer && stack_was_loaded::<P, N>(at, code))
+    switched(states_stack_pointer::<P>(row) || on_stack_pointer && stack_was_loaded::<P>(at, code))
 }
 
 /// `__longjmp`, `setcontext`: the row is that of the frame to be gone to, whose stack
 /// pointer is saved like any register. In ordinary rows it is the CFA.
-fn states_stack_pointer<P: Intel<N>, const N: usize>(row: &Row<N>) -> bool {
+fn states_stack_pointer<P: Intel>(row: &RowOf<P>) -> bool {
     !matches!(row.columns[usize::from(P::STACK_POINTER)], Column::Same | Column::Undefined | Column::Is(0))
 }
 
 /// Whether `at` is in `mov %rcx,%rsp; pop %rcx; jmp *%rcx`, at any of the three: the row may say already
 /// that the frame is the landing pad's.
-fn goes_to_landing_pad<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> bool {
+fn goes_to_landing_pad<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     let switch: &[u8] = if P::IS_LONG { &SWITCH } else { &SWITCH[1..] };
     let before = [0, switch.len() - 3, switch.len() - 2];
     // The bytes at the address tell most others from it.
@@ -89,7 +86,7 @@ const SWITCH: [u8; 6] = [0x48, 0x89, 0xcc, 0x59, 0xff, 0xe1];
 
 /// Calls between `at` and the end of the code as gcc compiles `__builtin_eh_return`: `mov
 /// %rcx,%rsp; pop %rcx; jmp *%rcx`; `None` if it does not end so.
-fn calls_to_landing_pad<P: Intel<N>, const N: usize>(mut at: Avma, code: &dyn Code) -> Option<u32> {
+fn calls_to_landing_pad<P: Intel>(mut at: Avma, code: &dyn Code) -> Option<u32> {
     let to_sp: &[u8] = if P::IS_LONG { &[0x48, 0x89, 0xcc] } else { &[0x89, 0xcc] };
     let move_bytes = to_sp.len() as u64;
     let is_behind = |bytes: u64| {
@@ -105,7 +102,7 @@ fn calls_to_landing_pad<P: Intel<N>, const N: usize>(mut at: Avma, code: &dyn Co
         if bytes.starts_with(to_sp) {
             return Some(calls);
         }
-        let instruction = decode_of::<P, N>(bytes)?;
+        let instruction = decode_of::<P>(bytes)?;
         let next = at + instruction.length as u64;
         match (instruction.map, instruction.opcode) {
             (0, 0xc2 | 0xc3 | 0xcc | 0xf4) | (1, 0x0b) => return None,
@@ -122,7 +119,7 @@ fn calls_to_landing_pad<P: Intel<N>, const N: usize>(mut at: Avma, code: &dyn Co
 
 /// Whether the straight code in front of `at` has loaded the stack pointer from where its
 /// row does not say it is.
-fn stack_was_loaded<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> bool {
+fn stack_was_loaded<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     // The start of the mapping may be nearer.
     let most = if P::IS_LONG { BEHIND_BYTES } else { BEHIND_BYTES + IN_STEP_BYTES };
     let behind = (1..=most).rev().find_map(|from| {
@@ -138,11 +135,11 @@ fn stack_was_loaded<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> b
             _ => return false,
         }
         let place = Avma(start + offset as u64);
-        before.get(offset..).and_then(decode_of::<P, N>).is_some_and(|instruction| {
-            let loaded_from = stack_pointer_source::<P, N>(&instruction);
-            loaded_from.is_some_and(|register| !counts_from::<P, N>(register, place, code))
-                && runs_straight_on::<P, N>(before, offset, &instruction)
-                && (P::IS_LONG || may_begin_at::<P, N>(before, offset))
+        before.get(offset..).and_then(decode_of::<P>).is_some_and(|instruction| {
+            let loaded_from = stack_pointer_source::<P>(&instruction);
+            loaded_from.is_some_and(|register| !counts_from::<P>(register, place, code))
+                && runs_straight_on::<P>(before, offset, &instruction)
+                && (P::IS_LONG || may_begin_at::<P>(before, offset))
         })
     })
 }
@@ -151,12 +148,12 @@ fn stack_was_loaded<P: Intel<N>, const N: usize>(at: Avma, code: &dyn Code) -> b
 /// prefix the bytes of such a load are two, which parts of others look like (`call` by a distance that
 /// ends in `89`). Decoding that begins anywhere falls in step with the instructions soon: the first
 /// place from which it arrives at the address tells.
-fn may_begin_at<P: Intel<N>, const N: usize>(before: &[u8], offset: usize) -> bool {
+fn may_begin_at<P: Intel>(before: &[u8], offset: usize) -> bool {
     for first in 0..before.len().min(IN_STEP_BYTES as usize).min(offset) {
         let (mut at, mut begins) = (first, false);
         while at < before.len() {
             begins |= at == offset;
-            let Some(instruction) = before.get(at..).and_then(decode_of::<P, N>) else { break };
+            let Some(instruction) = before.get(at..).and_then(decode_of::<P>) else { break };
             at += instruction.length;
         }
         if at == before.len() {
@@ -168,7 +165,7 @@ fn may_begin_at<P: Intel<N>, const N: usize>(before: &[u8], offset: usize) -> bo
 
 /// Where `mov` loads the stack pointer from: `Some(None)` for memory that neither rsp nor rbp
 /// points to, `Some(register)` by DWARF number for a register.
-fn stack_pointer_source<P: Intel<N>, const N: usize>(instruction: &Instruction) -> Option<Option<u8>> {
+fn stack_pointer_source<P: Intel>(instruction: &Instruction) -> Option<Option<u8>> {
     let Instruction { wide, rex, map, opcode, .. } = *instruction;
     let (mode, register, operand) = instruction.operands()?;
     let register = register | (rex & 4) << 1;
@@ -186,9 +183,9 @@ fn stack_pointer_source<P: Intel<N>, const N: usize>(instruction: &Instruction) 
 
 /// Whether the row at the load itself counts from that register: then it moves the stack
 /// pointer within its frame.
-fn counts_from<P: Intel<N>, const N: usize>(register: Option<u8>, at: Avma, code: &dyn Code) -> bool {
+fn counts_from<P: Intel>(register: Option<u8>, at: Avma, code: &dyn Code) -> bool {
     let Some(register) = register else { return false };
-    match P::row(code, at) {
+    match row::<P>(code, at) {
         Some(row) => matches!(row.cfa, Cfa::Register(from, _) if from == register),
         None => register == P::FRAME_POINTER,
     }
@@ -196,10 +193,10 @@ fn counts_from<P: Intel<N>, const N: usize>(register: Option<u8>, at: Avma, code
 
 /// Whether the code from an instruction on reaches its end without a jump, and without a
 /// push: contexts are left by a return to the address that is pushed last.
-fn runs_straight_on<P: Intel<N>, const N: usize>(code: &[u8], offset: usize, first: &Instruction) -> bool {
+fn runs_straight_on<P: Intel>(code: &[u8], offset: usize, first: &Instruction) -> bool {
     let mut offset = offset + first.length;
     while offset < code.len() {
-        let Some(instruction) = code.get(offset..).and_then(decode_of::<P, N>) else { return false };
+        let Some(instruction) = code.get(offset..).and_then(decode_of::<P>) else { return false };
         let goes_elsewhere = match (instruction.map, instruction.opcode) {
             (0, 0x50..=0x57 | 0xc2 | 0xc3 | 0xcc | 0xe8 | 0xe9 | 0xeb | 0xf4) | (1, 0x0b) => true,
             // call, jmp of a register or memory
@@ -218,7 +215,7 @@ fn runs_straight_on<P: Intel<N>, const N: usize>(code: &[u8], offset: usize, fir
 mod tests {
     use super::*;
     use crate::arch::{X86, X86_64};
-    use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS, X86_COLUMNS, X86_RETURN_ADDRESS};
+    use crate::binary::frame_rule::{AnyRow, RETURN_ADDRESS, Row, RowX86, X86_RETURN_ADDRESS};
 
     const RSP: usize = X86_64::RSP;
 
@@ -233,13 +230,13 @@ mod tests {
         fn code(&self, at: Avma) -> Option<&[u8]> {
             self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
         }
-        fn row(&self, _: Avma) -> Option<Row> {
-            self.1.clone()
+        fn row(&self, _: Avma) -> Option<AnyRow> {
+            self.1.clone().map(AnyRow::from)
         }
     }
 
     fn row(register: usize, columns: &[(usize, Column)]) -> Row {
-        let mut row =
+        let mut row: Row =
             Row { cfa: Cfa::Register(register as u8, 8), columns: Default::default(), signal: false };
         row.columns[RETURN_ADDRESS] = Column::At(-8);
         for (register, column) in columns {
@@ -258,7 +255,7 @@ mod tests {
         let mut offset = 0;
         for instruction in code {
             let address = CodeAddress::Pc(Avma(TEXT + offset));
-            match super::at::<X86_64, COLUMNS>(address, &used, &text) {
+            match super::at::<X86_64>(address, &used, &text) {
                 Switch::No => {}
                 switch => found.push((offset, switch == Switch::Yes)),
             }
@@ -326,7 +323,7 @@ mod tests {
         let bytes = leave.concat();
         let text = Text(&bytes, Some(row(3, &[])));
         let address = CodeAddress::Pc(Avma(TEXT + 3));
-        assert_eq!(super::at::<X86_64, COLUMNS>(address, &row(RSP, &[]), &text), Switch::No);
+        assert_eq!(super::at::<X86_64>(address, &row(RSP, &[]), &text), Switch::No);
         // mov -0x48(%rbp),%rsp; mov %rbp,%rsp without a row.
         assert!(switching(&[&[0x48, 0x8b, 0x65, 0xb8], &[0x90]], Some(row(RSP, &[]))).is_empty());
         assert!(switching(&[&[0x48, 0x89, 0xec], &[0x5d]], None).is_empty());
@@ -335,14 +332,14 @@ mod tests {
     #[test]
     fn in_32_bit_mode_a_part_of_another_instruction_is_no_load() {
         let row = {
-            let mut row = Row::new(Cfa::Register(X86::ESP as u8, 16));
+            let mut row = RowX86::new(Cfa::Register(X86::ESP as u8, 16));
             row.columns[X86_RETURN_ADDRESS] = Column::At(-4);
             row
         };
         let switch = |code: &[&[u8]]| {
             let bytes = code.concat();
             let at = TEXT + bytes.len() as u64 - 1;
-            super::at::<X86, X86_COLUMNS>(CodeAddress::Return(Avma(at)), &row, &Text(&bytes, None))
+            super::at::<X86>(CodeAddress::Return(Avma(at)), &row, &Text(&bytes, None))
         };
         let nops: [u8; 48] = [0x90; 48];
         // call by a distance whose first bytes would be mov %esi,%esp; then the byte behind it
@@ -354,14 +351,14 @@ mod tests {
     #[test]
     fn a_landing_pad_is_gone_to_whatever_the_row_says() {
         let row = {
-            let mut row = Row::new(Cfa::Register(1, 4));
+            let mut row = RowX86::new(Cfa::Register(1, 4));
             row.columns[X86_RETURN_ADDRESS] = Column::At(-4);
             row
         };
         let code = [0x8b, 0x6d, 0, 0x89, 0xcc, 0x59, 0xff, 0xe1, 0x90];
         let switches = |offset: u64| {
             let address = CodeAddress::Pc(Avma(TEXT + offset));
-            super::at::<X86, X86_COLUMNS>(address, &row, &Text(&code, None)) == Switch::Yes
+            super::at::<X86>(address, &row, &Text(&code, None)) == Switch::Yes
         };
         assert_eq!([0, 3, 5, 6, 8].map(switches), [false, true, true, true, false]);
     }
@@ -372,10 +369,7 @@ mod tests {
         assert!(switching(&[&[0xeb, 0xfe]], Some(saves_data)).is_empty(), "a loop");
         for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {
             let text = Text(&[0x48, 0x8b], None);
-            assert_eq!(
-                super::at::<X86_64, COLUMNS>(CodeAddress::Return(Avma(at)), &row(RSP, &[]), &text),
-                Switch::No
-            );
+            assert_eq!(super::at::<X86_64>(CodeAddress::Return(Avma(at)), &row(RSP, &[]), &text), Switch::No);
         }
     }
 }

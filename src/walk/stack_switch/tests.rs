@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::*;
 use crate::arch::{Aarch64, Registers, X86_64};
-use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row, RowAarch64};
-use crate::walk::{self, Code, Frames, How, OuterStack, Unwinder, Walked};
+use crate::binary::frame_rule::{AnyRow, Cfa, Column, RETURN_ADDRESS, Row, RowAarch64};
+use crate::walk::{self, Code, Frames, OuterStack, UnwindMethod, Unwinder, Walked};
 
 const TEXT: u64 = 0x40_1000;
 /// The stack that is copied: an alternate stack.
@@ -57,7 +57,7 @@ impl Program {
 
 /// The CFA so many bytes above a register, the return address below it.
 fn row(register: u8, bytes: i64) -> Row {
-    let mut row = Row::new(Cfa::Register(register, bytes));
+    let mut row: Row = Row::new(Cfa::Register(register, bytes));
     row.columns[RETURN_ADDRESS] = Column::At(-8);
     row
 }
@@ -69,11 +69,10 @@ impl Code for Program {
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.code.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
     }
-    fn row(&self, at: Avma) -> Option<Row> {
-        self.rows.get(&at.0.checked_sub(TEXT)?).cloned()
-    }
-    fn row_aarch64(&self, at: Avma) -> Option<RowAarch64> {
-        self.rows_aarch64.get(&at.0.checked_sub(TEXT)?).cloned()
+    fn row(&self, at: Avma) -> Option<AnyRow> {
+        let at = at.0.checked_sub(TEXT)?;
+        let of_aarch64 = || self.rows_aarch64.get(&at).cloned().map(AnyRow::from);
+        self.rows.get(&at).cloned().map(AnyRow::from).or_else(of_aarch64)
     }
     fn function(&self, at: Avma) -> Option<Range<Avma>> {
         // What was interrupted is two functions of 8 bytes.
@@ -141,7 +140,7 @@ impl Case<'_> {
         Case { memory, program: Program::new(), blocked_signals: Some(IN_HANDLER), registers }
     }
 
-    fn walk(&self, how: How) -> (Vec<u64>, Walked) {
+    fn walk(&self, how: UnwindMethod) -> (Vec<u64>, Walked) {
         let bytes = self.memory.copy(ALT + 0x1000, 0x400);
         let stack = StackBytes { base: Avma(ALT + 0x1000), bytes: &bytes };
         let input = Input {
@@ -156,8 +155,8 @@ impl Case<'_> {
     }
 
     #[track_caller]
-    fn check(&self, addresses: &[u64], ended: Ended) {
-        for how in [How::Auto, How::Cfi] {
+    fn check(&self, addresses: &[u64], ended: StackEnd) {
+        for how in [UnwindMethod::Auto, UnwindMethod::Cfi] {
             let (found, walked) = self.walk(how);
             assert_eq!((found.as_slice(), walked.ended), (addresses, ended), "{how:?}");
             // What lies on other stacks does not make the copy larger.
@@ -170,7 +169,7 @@ const TO_INTERRUPTED: [u64; 3] = [0, TRAMPOLINE, INTERRUPTED];
 
 #[test]
 fn a_handler_on_the_alternate_stack_leads_to_what_it_interrupted() {
-    Case::new(&in_handler()).check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], Ended::Root);
+    Case::new(&in_handler()).check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], StackEnd::Root);
 }
 
 #[test]
@@ -179,20 +178,20 @@ fn a_handler_that_has_returned_leads_nowhere() {
     for blocked in [BEFORE, 0, 1 << 9, IN_HANDLER & !BEFORE] {
         let memory = in_handler();
         let case = Case { blocked_signals: Some(blocked), ..Case::new(&memory) };
-        case.check(&TO_INTERRUPTED, Ended::OtherStack);
+        case.check(&TO_INTERRUPTED, StackEnd::OtherStack);
     }
     let memory = in_handler();
-    Case { blocked_signals: None, ..Case::new(&memory) }.check(&TO_INTERRUPTED, Ended::OtherStack);
+    Case { blocked_signals: None, ..Case::new(&memory) }.check(&TO_INTERRUPTED, StackEnd::OtherStack);
 }
 
 #[test]
 fn words_of_the_other_stack_that_are_not_known_are_no_small_copy() {
     let mut memory = in_handler();
     memory.0.remove(&(STACK + 8));
-    Case::new(&memory).check(&TO_INTERRUPTED, Ended::OtherStack);
+    Case::new(&memory).check(&TO_INTERRUPTED, StackEnd::OtherStack);
     // What is there and is no return address is a torn stack.
     memory.put(STACK + 8, &[0x1234]);
-    Case::new(&memory).check(&TO_INTERRUPTED, Ended::BadFrame);
+    Case::new(&memory).check(&TO_INTERRUPTED, StackEnd::BadFrame);
 }
 
 #[test]
@@ -200,13 +199,13 @@ fn a_frame_that_is_not_on_the_alternate_stack_is_no_switch() {
     let mut memory = in_handler();
     // SS_DISABLE
     memory.put(ALT + 0x1018, &[0, 2, 0]);
-    Case::new(&memory).check(&TO_INTERRUPTED, Ended::OtherStack);
+    Case::new(&memory).check(&TO_INTERRUPTED, StackEnd::OtherStack);
     // The handler interrupted one on the same stack.
     let mut memory = in_handler();
     memory.put_signal_frame(ALT + 0x1008, ALT + 0x1200, INTERRUPTED, BEFORE);
     memory.put(ALT + 0x1200, &[7, TEXT + FIRST]);
     Case { blocked_signals: Some(0), ..Case::new(&memory) }
-        .check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], Ended::Root);
+        .check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], StackEnd::Root);
 }
 
 #[test]
@@ -216,9 +215,9 @@ fn a_stack_near_by_is_another_one_by_what_the_kernel_saved() {
     let mut memory = Memory::default();
     memory.put(ALT + 0x1000, &[TEXT + TRAMPOLINE]);
     memory.put_signal_frame(ALT + 0x1008, near, INTERRUPTED, BEFORE);
-    Case::new(&memory).check(&TO_INTERRUPTED, Ended::OtherStack);
+    Case::new(&memory).check(&TO_INTERRUPTED, StackEnd::OtherStack);
     memory.put(near, &[7, TEXT + FIRST]);
-    Case::new(&memory).check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], Ended::Root);
+    Case::new(&memory).check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], StackEnd::Root);
 }
 
 #[test]
@@ -229,7 +228,7 @@ fn nested_handlers_lead_on_from_stack_to_stack() {
     memory.put(0x20_0000, &[TEXT + TRAMPOLINE]);
     memory.put_signal_frame(0x20_0008, STACK, INTERRUPTED, BEFORE);
     memory.put(0x20_0008 + 16, &[0x1f_0000, 0, 0x2_0000]);
-    Case::new(&memory).check(&[0, TRAMPOLINE, 0, TRAMPOLINE, INTERRUPTED, FIRST - 1], Ended::Root);
+    Case::new(&memory).check(&[0, TRAMPOLINE, 0, TRAMPOLINE, INTERRUPTED, FIRST - 1], StackEnd::Root);
 }
 
 #[test]
@@ -240,8 +239,8 @@ fn two_stacks_that_lead_to_each_other_end() {
     memory.put(STACK, &[TEXT + TRAMPOLINE]);
     memory.put_signal_frame(STACK + 8, ALT + 0x1000, 0, BEFORE);
     memory.put(STACK + 8 + 16, &[STACK - 0x1000, 0, 0x2000]);
-    let (found, walked) = Case::new(&memory).walk(How::Auto);
-    assert_eq!(walked.ended, Ended::BadFrame);
+    let (found, walked) = Case::new(&memory).walk(UnwindMethod::Auto);
+    assert_eq!(walked.ended, StackEnd::BadFrame);
     assert!(found.len() < 20, "{} frames", found.len());
 }
 
@@ -278,15 +277,15 @@ fn what_raised_a_signal_was_called_by_whom_the_stack_names() {
         case.check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1][..frames], ended);
     };
     let check = |system_call, target, frames, ended| check_with(&[], system_call, target, frames, ended);
-    check(true, INTERRUPTED, 4, Ended::Root);
-    check(true, 0x20, 4, Ended::Root);
-    check(true, INTERRUPTED + 8, 3, Ended::OtherStack);
+    check(true, INTERRUPTED, 4, StackEnd::Root);
+    check(true, 0x20, 4, StackEnd::Root);
+    check(true, INTERRUPTED + 8, 3, StackEnd::OtherStack);
     // It goes on in the first by a jump, or may.
-    check_with(&[0xeb, 0xf6], true, INTERRUPTED + 8, 4, Ended::Root);
-    check_with(&[0xff, 0xe0], true, INTERRUPTED + 8, 4, Ended::Root);
-    check_with(&[0xeb, 0xfe], true, INTERRUPTED + 8, 3, Ended::OtherStack);
+    check_with(&[0xeb, 0xf6], true, INTERRUPTED + 8, 4, StackEnd::Root);
+    check_with(&[0xff, 0xe0], true, INTERRUPTED + 8, 4, StackEnd::Root);
+    check_with(&[0xeb, 0xfe], true, INTERRUPTED + 8, 3, StackEnd::OtherStack);
     // A timer raises none, and its handler cannot be one that made a coroutine.
-    check(false, INTERRUPTED + 8, 4, Ended::Root);
+    check(false, INTERRUPTED + 8, 4, StackEnd::Root);
 }
 
 #[test]
@@ -300,24 +299,24 @@ fn a_function_that_calls_on_another_stack_leads_back_by_its_row() {
     let walk = |memory: &Memory, back: u64, program: Program| {
         let mut case = Case { program, blocked_signals: None, ..Case::new(memory) };
         case.registers.gpr[X86_64::RBP] = back;
-        case.walk(How::Cfi)
+        case.walk(UnwindMethod::Cfi)
     };
     // Far above and below.
     for back in [STACK, 0x8_0000] {
         let mut memory = on_stack(back);
         let (found, walked) = walk(&memory, back, Program::new());
         let expected = [0, RETURN_ON_STACK - 1, FIRST - 1];
-        assert_eq!((found.as_slice(), walked.ended), (&expected[..], Ended::Root), "{back:#x}");
+        assert_eq!((found.as_slice(), walked.ended), (&expected[..], StackEnd::Root), "{back:#x}");
         memory.0.remove(&(back + 8));
         let (found, walked) = walk(&memory, back, Program::new());
-        assert_eq!((found.as_slice(), walked.ended), (&expected[..2], Ended::OtherStack), "{back:#x}");
+        assert_eq!((found.as_slice(), walked.ended), (&expected[..2], StackEnd::OtherStack), "{back:#x}");
     }
     // Code that does not load its stack pointer has a frame pointer that is none.
     let mut program = Program::new();
     // nop
     program.code[ON_STACK as usize + 4..][..3].copy_from_slice(&[0x0f, 0x1f, 0x00]);
     let (found, walked) = walk(&on_stack(0x8_0000), 0x8_0000, program);
-    assert_eq!((found.len(), walked.ended), (2, Ended::BadFrame));
+    assert_eq!((found.len(), walked.ended), (2, StackEnd::BadFrame));
 }
 
 #[test]
@@ -328,11 +327,11 @@ fn the_red_zone_of_what_was_interrupted_is_read() {
     let mut below = row(7, 16);
     below.columns[RETURN_ADDRESS] = Column::AtExpression([0x77, 0x78].into());
     case.program.rows.insert(INTERRUPTED, below.clone());
-    case.check(&TO_INTERRUPTED, Ended::OtherStack);
+    case.check(&TO_INTERRUPTED, StackEnd::OtherStack);
     memory.put(STACK - 8, &[TEXT + FIRST]);
     let mut case = Case::new(&memory);
     case.program.rows.insert(INTERRUPTED, below);
-    case.check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], Ended::Root);
+    case.check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], StackEnd::Root);
 }
 
 #[test]
@@ -349,6 +348,7 @@ fn handlers_of_aarch64_lead_to_what_they_interrupted() {
     program.code[0x100..0x108].copy_from_slice(&[0x68, 0x11, 0x80, 0xd2, 0x01, 0, 0, 0xd4]);
     // bl
     program.code[0x11c..0x120].copy_from_slice(&[0, 0, 0, 0x94]);
+    program.rows.clear();
     program.rows_aarch64.insert(0, row(0, Column::Same));
     program.rows_aarch64.insert(INTERRUPTED, row(16, Column::At(-8)));
     program.rows_aarch64.insert(0x11f, row(0, Column::Undefined));
@@ -366,9 +366,9 @@ fn handlers_of_aarch64_lead_to_what_they_interrupted() {
     registers.x[LR] = TEXT + 0x100;
     let expected = [0, 0x100, INTERRUPTED, 0x11f];
     for (blocked_signals, frames, ended) in [
-        (Some(IN_HANDLER), 4, Ended::Root),
-        (Some(BEFORE), 3, Ended::OtherStack),
-        (None, 3, Ended::OtherStack),
+        (Some(IN_HANDLER), 4, StackEnd::Root),
+        (Some(BEFORE), 3, StackEnd::OtherStack),
+        (None, 3, StackEnd::OtherStack),
     ] {
         let input = Input {
             outer: Some(&memory),
@@ -376,7 +376,8 @@ fn handlers_of_aarch64_lead_to_what_they_interrupted() {
             ..Input::new(StackBytes { base: Avma(at), bytes: &bytes }, &program)
         };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
-        let walked = walk::unwind(How::Cfi, &Registers::Aarch64(registers), &input, &mut unwinder, &mut out);
+        let walked =
+            walk::unwind(UnwindMethod::Cfi, &Registers::Aarch64(registers), &input, &mut unwinder, &mut out);
         let found: Vec<u64> = out.addresses.iter().map(|at| at.0 - TEXT).collect();
         assert_eq!((found.as_slice(), walked.ended), (&expected[..frames], ended), "{blocked_signals:?}");
     }

@@ -2,21 +2,20 @@
 //! frame record, on entry, between the two instructions of the prologue and at `ret` ebp belongs to the
 //! caller: following it alone would lose the caller. What is known of the leaf's address tells.
 
-use super::cache::Cache;
-use super::frame::Frame;
-use super::rule::Kind;
 use super::{EBP, ESP};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::X86;
 use crate::walk::bounds::Failure;
+use crate::walk::engine::{Cache, Kind};
 use crate::walk::fp::{self, Facts};
-use crate::walk::{Ended, Input, Walked};
+use crate::walk::frame::Frame;
+use crate::walk::{Input, StackEnd, Walked};
 
 /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
 pub(super) fn walk(
     registers: &X86,
     input: &Input<'_>,
-    cache: &mut Cache,
+    cache: &mut Cache<X86>,
     facts: &mut Facts,
     out: &mut Vec<LookupAvma>,
 ) -> Walked {
@@ -25,11 +24,11 @@ pub(super) fn walk(
     out.push(frame.address.lookup());
     let rule = cache.rule(frame.address, input.code);
     let step = match rule.kind {
-        Kind::Root | Kind::Fiber { .. } => return Walked { ended: Ended::Root, reached: sp },
+        Kind::Root | Kind::Fiber { .. } => return Walked { ended: StackEnd::Root, reached: sp },
         Kind::Ordinary(row, _) => frame.ordinary(&row, input),
         Kind::Unusual(index) => match cache.unusual(index) {
             // A signal frame is no record, and ebp still that of what it interrupted.
-            Some(unusual) if !unusual.row.signal => frame.unusual(&unusual.row, input),
+            Some(unusual) if !unusual.row.signal => frame.caller_by_row(&unusual.row, input),
             _ => Err(Failure::Refused),
         },
         Kind::Unknown => frame.by_record(input),
@@ -39,22 +38,27 @@ pub(super) fn walk(
             let CodeAddress::Return(address) = next.address else {
                 return from_record(&frame, input, facts, out);
             };
-            let Some(lookup) = facts.lookup::<X86, _>(address, input.code) else {
+            let Some(lookup) = facts.lookup::<X86>(address, input.code) else {
                 return from_record(&frame, input, facts, out);
             };
             if out.len() >= input.max_depth {
-                return Walked { ended: Ended::DepthLimit, reached: sp };
+                return Walked { ended: StackEnd::DepthLimit, reached: sp };
             }
             out.push(lookup);
             let (at, above) = (next.registers[EBP], Avma(next.registers[ESP]));
-            fp::follow::<X86, _>(at, above, Some(address), input, facts, out)
+            fp::follow::<X86>(at, above, Some(address), input, facts, out)
         }
-        Err(Failure::OutsideWindow) => Walked { ended: Ended::WindowRanOut, reached: sp },
+        Err(Failure::OutsideCopy) => Walked { ended: StackEnd::DeeperThanCopied, reached: sp },
         _ => from_record(&frame, input, facts, out),
     }
 }
 
 /// From the record that ebp points to, where nothing leads to the leaf's own caller.
-fn from_record(frame: &Frame, input: &Input<'_>, facts: &mut Facts, out: &mut Vec<LookupAvma>) -> Walked {
-    fp::follow::<X86, _>(frame.registers[EBP], frame.sp(), None, input, facts, out)
+fn from_record(
+    frame: &Frame<X86>,
+    input: &Input<'_>,
+    facts: &mut Facts,
+    out: &mut Vec<LookupAvma>,
+) -> Walked {
+    fp::follow::<X86>(frame.registers[EBP], frame.sp(), None, input, facts, out)
 }

@@ -1,8 +1,8 @@
 //! i386: whether ebp points to the frame record of the function at a program counter, and where the
 //! return address is if it does not. Input: code, as it is mapped; output: a stack slot. Not for: what
-//! unwind information or the way to a return tells, which come first (see `cache.rs`).
+//! unwind information or the path to a return tells, which come first (see `cache.rs`).
 //!
-//! As on x86_64 these are patterns of what compilers write; where none fits the record counts.
+//! These are patterns of what compilers write; where none fits the record counts.
 
 use super::POINTER;
 use crate::addr::Avma;

@@ -5,41 +5,37 @@
 
 use std::ops::Range;
 
-use hashbrown::HashMap;
-
-use super::first::First;
-use super::frame::Frame;
 use super::rule::{self, Kind, Rule, Saved};
-use super::{first, hotspot, kept, runtimes, start, wrapper};
+use super::stack_base::StackBase;
+use super::{stack_base, start};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
-use crate::binary::frame_rule::{Body, BodyRow, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::binary::frame_rule::{AnyRow, Body, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::walk::engine::CallRows;
 use crate::walk::frames::Method;
 use crate::walk::intel::SinceEntry;
 use crate::walk::intel::forward::{self, Callees, Leads, Proof};
 use crate::walk::intel::prologue;
 use crate::walk::intel::switching::{self, Switch};
-use crate::walk::processor::{Processor, begins_trampoline};
+use crate::walk::processor::{Processor, begins_trampoline, row};
+use crate::walk::runtimes::{cpython, go, hotspot};
 use crate::walk::table::{Table, key, lookup_of};
-use crate::walk::{Code, Input, body, flow};
+use crate::walk::{Code, body, flow};
 
 /// Most rows of unusual form; beyond it the cache is emptied.
 const UNUSUAL_MAX: usize = 4096;
-/// Most rows that were found from an entry.
-const CONFIRMED_MAX: usize = 4096;
 
-/// See the top of this file.
+/// What was learned of code addresses of x86_64.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Cache {
+pub(in crate::walk) struct Cache {
     rules: Table<Rule>,
     saved: Table<Saved>,
     /// Rows of another form, and ordinary ones that are not to be relied on.
     unusual: Vec<Unusual>,
-    /// Rows at addresses, program counters or not, by the ways from an entry.
-    confirmed: HashMap<(u64, u64, bool), Option<Box<Row>>>,
+    by_calls: CallRows<X86_64>,
     callees: Callees,
     fruitless: Fruitless,
-    /// The same of calls that a search of the stack found.
+    /// How much of the calls is followed that a search of the stack found.
     pub(super) searches: Fruitless,
 }
 
@@ -49,7 +45,7 @@ pub(super) struct Cache {
 pub(super) struct Fruitless {
     /// Addresses that led nowhere, less those that did not.
     balance: u32,
-    /// Addresses that were asked for.
+    /// Addresses that were requested.
     asked: u32,
 }
 
@@ -83,7 +79,7 @@ struct Unusual {
     switch: Switch,
     /// It is a return address without a call: nothing is called from there.
     not_called: bool,
-    /// Whether something else must lead to the same caller (`confirm.rs`).
+    /// Whether something else must lead to the same caller (`call_check.rs`).
     proof: Proof,
     /// It is in the first function of a fiber.
     fiber: bool,
@@ -94,28 +90,17 @@ impl Cache {
         self.rules.clear();
         self.saved.clear();
         self.unusual.clear();
-        self.confirmed.clear();
+        self.by_calls.clear();
         self.callees.clear();
     }
 
     /// What is known of an address.
     #[inline(always)]
-    pub(super) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
+    pub(in crate::walk) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
         match self.rules.get(key(address)) {
             Some(rule) => rule,
             None => self.learn(address, code),
         }
-    }
-
-    /// What the code at a frame's address tells, where that is asked for: of an address in code that V8 made, whose
-    /// rule is of kind `Marked`, only if the frame has no mark.
-    #[inline(always)]
-    pub(super) fn rule_of(&mut self, frame: &Frame, input: &Input<'_>) -> Rule {
-        let rule = self.rule(frame.address, input.code);
-        if rule.kind() != Kind::Marked || runtimes::is_record_of_v8(frame, input) {
-            return rule;
-        }
-        self.learn_with(frame.address, input.code, false)
     }
 
     /// The row of a rule of kind `Unusual`, until the next address is learned.
@@ -130,7 +115,7 @@ impl Cache {
     }
 
     /// Whether a rule leads to the caller for certain, until the next address is learned.
-    pub(super) fn proof(&self, rule: Rule) -> Proof {
+    pub(in crate::walk) fn proof(&self, rule: Rule) -> Proof {
         self.kept(rule).map_or(Proof::Certain, |kept| kept.proof)
     }
 
@@ -175,23 +160,23 @@ impl Cache {
         self.learn_with(address, code, true)
     }
 
-    /// `marks`: a mark on the stack may say what the code need not be asked for.
-    fn learn_with(&mut self, address: CodeAddress, code: &dyn Code, marks: bool) -> Rule {
+    /// `marks`: a mark on the stack may say what the code need not be requested.
+    pub(super) fn learn_with(&mut self, address: CodeAddress, code: &dyn Code, marks: bool) -> Rule {
         if !code.may_follow(address.lookup().at()) {
             return Rule::of_kind(Kind::Unknown);
         }
-        let is_made = code.is_made(address.lookup().at());
-        if is_made
+        let is_jit = code.traits(address.lookup().at()).is_jit;
+        if is_jit
             && address.is_return()
             && !X86_64::returns(address.at(), code)
-            && !first::may_be_returned_to(address.at(), code)
+            && !stack_base::may_be_returned_to(address.at(), code)
         {
             // Most words that point into JIT code, or into what is mapped as such, need no more than that.
             let rule = Rule::of_kind(Kind::Unknown);
             self.rules.insert(key(address), rule);
             return rule;
         }
-        self.callees.follow_little(is_made && self.fruitless.is_short());
+        self.callees.follow_little(is_jit && self.fruitless.is_short());
         let (found, returns) = find(address, code, &mut self.callees, marks);
         let worth = match found {
             Found::Nothing => 0,
@@ -201,36 +186,35 @@ impl Cache {
         let proof = Proof::Certain;
         let (rule, saved) = match found {
             Found::Row(row, method) => {
-                let switch = switching::at::<X86_64, COLUMNS>(address, &row, code);
+                let switch = switching::at::<X86_64>(address, &row, code);
                 let not_called =
-                    row.signal && address.is_return() && begins_trampoline::<X86_64, _>(address.at(), code);
+                    row.signal && address.is_return() && begins_trampoline::<X86_64>(address.at(), code);
                 self.keep(Unusual { row: *row, switch, not_called, fiber: false, proof }, method)
             }
             Found::Unproved(row, proof) => {
-                let switch = switching::at::<X86_64, COLUMNS>(address, &row, code);
+                let switch = switching::at::<X86_64>(address, &row, code);
                 let kept = Unusual { row: *row, switch, not_called: false, fiber: false, proof };
                 (self.keep_unusual(kept).read_from_code(), Saved::default())
             }
             Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
-            Found::First(First { not_called: true, fiber }) => {
+            Found::StackBase(StackBase { not_called: true, fiber }) => {
                 let switch = Switch::No;
                 let kept = Unusual { row: root_row(), switch, not_called: true, fiber, proof };
                 (self.keep_unusual(kept), Saved::default())
             }
-            Found::First(First { fiber, .. }) => {
+            Found::StackBase(StackBase { fiber, .. }) => {
                 (Rule::of_kind(if fiber { Kind::Fiber } else { Kind::Root }), Saved::default())
             }
             Found::Marked => (Rule::of_kind(Kind::Marked), Saved::default()),
             Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
         };
         let rule = rule.returning(returns);
-        if code.lacked() {
+        if !code.may_keep(lookup_of(key(address))) {
             return rule;
         }
-        if is_made {
+        if is_jit {
             self.fruitless.note(worth);
         }
-        code.learned(lookup_of(key(address)));
         self.rules.insert(key(address), rule);
         if rule.is_ordinary() {
             self.saved.insert(key(address), saved);
@@ -264,26 +248,13 @@ impl Cache {
         let stays = |key: u64| !is_gone(lookup_of(key));
         self.rules.retain(stays);
         self.saved.retain(stays);
-        self.confirmed.retain(|(_, at, _), _| stays(*at));
+        self.by_calls.forget(is_gone);
     }
 }
 
-impl SinceEntry<COLUMNS> for Cache {
+impl SinceEntry<X86_64> for Cache {
     fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&Row> {
-        let (at, returned) = (address.at(), address.is_return());
-        if self.confirmed.len() >= CONFIRMED_MAX {
-            self.confirmed.clear();
-        }
-        let key = (entry.0, at.0, returned);
-        if !self.confirmed.contains_key(&key) {
-            let row = flow::since_entry_on_all_ways::<X86_64, _>(entry, at, returned, code);
-            if code.lacked() {
-                return None;
-            }
-            code.learned(at);
-            self.confirmed.insert(key, row.map(Box::new));
-        }
-        self.confirmed.get(&key)?.as_deref()
+        self.by_calls.row(entry, address, code)
     }
 }
 
@@ -295,8 +266,8 @@ enum Found {
     Unproved(Box<Row>, Proof),
     /// The thread's first function.
     Root,
-    /// The same, of a stack that does not begin as those of threads do.
-    First(First),
+    /// The first function of a stack that does not begin as those of threads do.
+    StackBase(StackBase),
     /// Code that V8 made, after a call: the stack may tell.
     Marked,
     /// Neither unwind information nor understandable code.
@@ -311,12 +282,12 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
         return (Found::Row(Box::new(entry_row()), Method::Code), false);
     }
     let follows_call = is_return && X86_64::returns(at, code);
-    if let Some(first) = first::at(address, code) {
-        return (Found::First(first), follows_call || first.not_called);
+    if let Some(first) = stack_base::at(address, code) {
+        return (Found::StackBase(first), follows_call || first.not_called);
     }
     let here = code.code(at).unwrap_or_default();
     let in_epilogue = if is_return { None } else { code.row_in_epilogue(at) };
-    let row = in_epilogue.or_else(|| code.row(address.lookup().at()));
+    let row = in_epilogue.or_else(|| row::<X86_64>(code, address.lookup().at()));
     // Go's table says nothing of what its trampoline is.
     let is_trampoline = X86_64::is_sigreturn(here) || !is_return && start::is_in_sigreturn(at, code);
     if is_trampoline && row.as_ref().is_none_or(|row| !row.signal) {
@@ -328,22 +299,22 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
         let is_bare = row.cfa == Cfa::Register(super::RSP as u8, 8);
         if follows_call
             && is_bare
-            && matches!(forward::follow::<X86_64, COLUMNS>(at, true, code, callees), Some(Leads::ToExit))
+            && matches!(forward::follow::<X86_64>(at, true, code, callees), Some(Leads::ToExit))
         {
             return (Found::Root, true);
         }
         let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if register == super::RSP as u8);
-        if (follows_call || !is_return) && on_stack_pointer && first::on_other_goroutine(address, code) {
-            return (Found::First(First { not_called: false, fiber: true }), follows_call);
+        if (follows_call || !is_return) && on_stack_pointer && go::x86_64::on_other_goroutine(address, code) {
+            return (Found::StackBase(StackBase { not_called: false, fiber: true }), follows_call);
         }
         // A handler returns to `__restore_rt`, which begins one byte before itself for
         // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
-        let row = kept::row(at, &row, code).unwrap_or(row);
+        let row = go::vdso_call::row(at, &row, code).unwrap_or(row);
         return (Found::Row(Box::new(row), Method::Cfi), returns);
     }
     if let Some(begins_threads) = code.begins_threads(address.lookup().at()) {
-        let found = match begins_threads && body::marks_first::<X86_64, _>(address, code) {
+        let found = match begins_threads && body::marks_first::<X86_64>(address, code) {
             true => Found::Root,
             false => in_macho(address, code),
         };
@@ -353,11 +324,11 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
         return (Found::Nothing, false);
     }
     // What a compiler of C++ made beside V8 may have a word by chance that looks like a mark, and no record.
-    let lookup = address.lookup().at();
-    if marks && is_return && code.is_made(lookup) && code.keeps_records(lookup) {
+    let traits = code.traits(address.lookup().at());
+    if marks && is_return && traits.is_jit && traits.keeps_frame_records {
         return (Found::Marked, follows_call);
     }
-    if code.entry(at).is_some_and(|entry| forward::is_start::<X86_64, COLUMNS>(entry, address, code)) {
+    if code.entry(at).is_some_and(|entry| forward::is_start::<X86_64>(entry, address, code)) {
         return (Found::Root, follows_call);
     }
     (in_bare_code(address, code, callees), follows_call)
@@ -366,7 +337,7 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
 /// What the instructions tell where there is no unwind information.
 fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> Found {
     let (at, is_return) = (address.at(), address.is_return());
-    if let Some(row) = code.code(at).and_then(runtimes::interpreter_of_hotspot).filter(|_| is_return) {
+    if let Some(row) = code.code(at).and_then(hotspot::interpreter_row).filter(|_| is_return) {
         return Found::Row(Box::new(row), Method::Code);
     }
     let compiled = || hotspot::compiled_at(address.lookup().at(), code);
@@ -377,21 +348,20 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     let next_function = is_return && code.code(at).is_some_and(begins_function);
     let leads = match next_function {
         true => None,
-        false => forward::follow::<X86_64, COLUMNS>(at, is_return, code, callees),
+        false => forward::follow::<X86_64>(at, is_return, code, callees),
     };
     let unproved = match leads {
         Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code),
         Some(Leads::ToExit) => return Found::Root,
-        Some(Leads::Back(row, _)) if is_return && wrapper::proves(&row, at, code) => {
+        Some(Leads::Back(row, _)) if is_return && cpython::proves(&row, at, code) => {
             return Found::Row(row, Method::Code);
         }
         Some(Leads::Back(row, _)) => Some(row),
         None => None,
     };
-    let since_entry = |function: Range<Avma>| {
-        flow::since_entry_on_all_ways::<X86_64, _>(function.start, at, is_return, code)
-    };
-    // Where a call returns to, it was asked for above.
+    let since_entry =
+        |function: Range<Avma>| flow::since_entry_on_all_paths::<X86_64>(function.start, at, is_return, code);
+    // Where a call returns to, it was requested above.
     let compiled = if is_return { None } else { compiled() };
     let told = match (code.function(address.lookup().at()), compiled) {
         (Some(function), _) => since_entry(function),
@@ -404,7 +374,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
             return unproved.map_or(Found::Nothing, |row| Found::Unproved(row, Proof::Wanted));
         }
         (None, None) => {
-            return match prologue::row_with::<X86_64, COLUMNS>(unproved, at, is_return, code) {
+            return match prologue::row_with::<X86_64>(unproved, at, is_return, code) {
                 Some((row, Proof::Certain)) => Found::Row(row, Method::Code),
                 Some((row, proof)) => Found::Unproved(row, proof),
                 None => Found::Nothing,
@@ -421,26 +391,26 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
 /// What there is in a Mach-O image, whose unwind information is of the bodies of functions.
 fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
     let said = match code.body(address.lookup().at()) {
-        Some(Body { row: BodyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
+        Some(Body { row: AnyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
         _ => None,
     };
     let found = match said {
         Some((row, method)) if row.signal => Some((row, method)),
-        said => body::row::<X86_64, _>(address, said, code),
+        said => body::row::<X86_64>(address, said, code),
     };
     found.map_or(Found::Nothing, |(row, method)| Found::Row(Box::new(row), method))
 }
 
 /// The row of a function that has pushed nothing.
 fn entry_row() -> Row {
-    let mut row = Row::new(Cfa::Register(super::RSP as u8, 8));
+    let mut row: Row = Row::new(Cfa::Register(super::RSP as u8, 8));
     row.columns[RETURN_ADDRESS] = Column::At(-8);
     row
 }
 
 /// A row that says that there is no caller.
 fn root_row() -> Row {
-    let mut row = Row::new(Cfa::Register(super::RSP as u8, 0));
+    let mut row: Row = Row::new(Cfa::Register(super::RSP as u8, 0));
     row.columns[RETURN_ADDRESS] = Column::Undefined;
     row
 }
@@ -459,7 +429,8 @@ fn begins_function(code: &[u8]) -> bool {
 fn signal_frame() -> Row {
     // r8..r15 rdi rsi rbp rbx rdx rax rcx rsp rip, by DWARF number
     const SAVED: [usize; COLUMNS] = [8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, RETURN_ADDRESS];
-    let mut row = Row { cfa: Cfa::Register(super::RSP as u8, 0), columns: Default::default(), signal: true };
+    let mut row: Row = Row::new(Cfa::Register(super::RSP as u8, 0));
+    row.signal = true;
     for (index, column) in SAVED.into_iter().enumerate() {
         row.columns[column] = Column::At(40 + 8 * index as i64);
     }

@@ -4,14 +4,13 @@
 use super::cache::Cache;
 use super::rule::{Kind, Rule, Saved};
 use super::{RBP, RSP};
-use crate::addr::{Avma, CodeAddress};
+use crate::addr::Avma;
 use crate::arch::{UNKNOWN_REGISTER, X86_64};
-use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS, Row};
+use crate::walk::Input;
 use crate::walk::bounds::Failure;
-use crate::walk::{Input, flow};
 
 /// See [`walk::frame::Frame`](crate::walk::frame::Frame).
-pub(super) type Frame = crate::walk::frame::Frame<X86_64, COLUMNS>;
+pub(super) type Frame = crate::walk::frame::Frame<X86_64>;
 
 impl Frame {
     /// The caller by what is known of the frame's address.
@@ -25,7 +24,7 @@ impl Frame {
                 let saved = cache.saved(self.address, input.code);
                 self.ordinary(rule, saved, input)
             }
-            Kind::Unusual => self.unusual(cache.unusual(rule).ok_or(Failure::Refused)?, input),
+            Kind::Unusual => self.caller_by_row(cache.unusual(rule).ok_or(Failure::Refused)?, input),
             Kind::Marked => self.by_record(None, input),
             Kind::Unknown | Kind::Root | Kind::Fiber => Err(Failure::Refused),
         }
@@ -48,54 +47,18 @@ impl Frame {
         for (register, words) in saved.iter().filter(|(_, words)| at(*words) >= self.sp()) {
             next.registers[register] = self.word(at(words), input)?;
         }
-        next.registers[RSP] = at(rule.cfa()).0;
-        next.registers[RETURN_ADDRESS] = address;
-        next.address = CodeAddress::Return(Avma(address));
-        Ok(next)
-    }
-
-    /// The same with its frame pointer, which nobody told (a thread that sleeps shows its stack pointer
-    /// only): the instructions from the function's entry on tell how far above the stack pointer it
-    /// points, if all ways to this one agree.
-    fn with_frame_pointer(&self, input: &Input<'_>) -> Option<Frame> {
-        let (at, returned) = (self.address.at(), self.address.is_return());
-        let function = input.code.function(self.address.lookup().at())?;
-        let above = flow::frame_pointer_on_all_ways::<X86_64, _>(function.start, at, returned, input.code)?;
-        let mut frame = *self;
-        frame.registers[RBP] = self.registers[RSP].wrapping_add_signed(above);
-        Some(frame)
-    }
-
-    fn unusual(&self, row: &Row, input: &Input<'_>) -> Result<Frame, Failure> {
-        let mut next = self.by_row(row, input)?;
-        let address = Avma(next.registers[RETURN_ADDRESS]);
-        next.address = if row.signal { CodeAddress::Pc(address) } else { CodeAddress::Return(address) };
-        Ok(next)
+        Ok(next.called_from(at(rule.cfa()).0, address, input))
     }
 
     /// The caller by the frame record that rbp points to, or by the return address so many bytes above the stack pointer
     /// of a leaf that is at an instruction where it has none.
     pub(super) fn by_record(&self, unframed: Option<u64>, input: &Input<'_>) -> Result<Frame, Failure> {
-        if let Some(bytes) = unframed {
-            let slot = Avma(self.sp().0.wrapping_add(bytes));
-            let address = self.word(slot, input)?;
-            let mut next = *self;
-            next.registers[RSP] = slot.0.wrapping_add(8);
-            next.registers[RETURN_ADDRESS] = address;
-            next.address = CodeAddress::Return(Avma(address));
-            return Ok(next);
+        match unframed {
+            Some(bytes) => {
+                let slot = Avma(self.sp().0.wrapping_add(bytes));
+                Ok(self.called_from(slot.0.wrapping_add(8), self.word(slot, input)?, input))
+            }
+            None => self.caller_by_record(self.registers[RBP] & input.code_mask, input),
         }
-        let record = self.registers[RBP] & input.code_mask;
-        if record < self.sp().0 || !record.is_multiple_of(8) {
-            return Err(Failure::Refused);
-        }
-        let saved = self.word(Avma(record), input)?;
-        let address = self.word(Avma(record) + 8, input)?;
-        let mut next = *self;
-        next.registers[RBP] = saved;
-        next.registers[RSP] = record.wrapping_add(16);
-        next.registers[RETURN_ADDRESS] = address;
-        next.address = CodeAddress::Return(Avma(address));
-        Ok(next)
     }
 }

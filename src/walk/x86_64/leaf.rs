@@ -12,8 +12,9 @@ use crate::arch::X86_64;
 use crate::binary::frame_rule::{CfaBase, FrameRule};
 use crate::walk::bounds::MAX_STACK_BYTES;
 use crate::walk::fp::{self, Facts};
+use crate::walk::processor::row;
 use crate::walk::table::Table;
-use crate::walk::{Code, Ended, Input, Walked};
+use crate::walk::{Code, Input, StackEnd, Walked};
 
 /// What is known of instructions that threads were stopped at. Void when the images change.
 #[derive(Clone, Debug, Default)]
@@ -52,13 +53,17 @@ impl Leaves {
             return leaf;
         }
         let slot = record::unframed_return_slot(pc, Avma(0), code);
-        let leaf = Leaf { rule: code.frame_rule(pc), unframed_return_at: slot.map(|slot| slot.0) };
-        if !code.lacked() {
-            code.learned(pc);
+        let leaf = Leaf { rule: rule(pc, code), unframed_return_at: slot.map(|slot| slot.0) };
+        if code.may_keep(pc) {
             self.0.insert(pc.0, leaf);
         }
         leaf
     }
+}
+
+/// What the unwind information says at an instruction, in its ordinary form.
+fn rule(pc: Avma, code: &dyn Code) -> Option<FrameRule> {
+    code.row_in_epilogue(pc).or_else(|| row::<X86_64>(code, pc))?.ordinary()
 }
 
 /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
@@ -78,16 +83,16 @@ pub(super) fn walk(
     let leaf = leaves.leaf(pc, input.code);
     if let Some(rule) = leaf.rule {
         if rule.return_at.is_none() {
-            return Walked { ended: Ended::Root, reached: sp };
+            return Walked { ended: StackEnd::Root, reached: sp };
         }
         match step(&rule, sp, frame_pointer, input, facts) {
             Step::To(caller) if out.len() < input.max_depth => {
                 out.push(caller.lookup);
                 let (at, sp, called_from) = (caller.frame_pointer, caller.sp, Some(caller.address));
-                return fp::follow::<X86_64, _>(at, sp, called_from, input, facts, out);
+                return fp::follow::<X86_64>(at, sp, called_from, input, facts, out);
             }
-            Step::To(_) => return Walked { ended: Ended::DepthLimit, reached: sp },
-            Step::OutsideWindow => return Walked { ended: Ended::WindowRanOut, reached: sp },
+            Step::To(_) => return Walked { ended: StackEnd::DepthLimit, reached: sp },
+            Step::OutsideCopy => return Walked { ended: StackEnd::DeeperThanCopied, reached: sp },
             Step::NotFollowed => {}
         }
     }
@@ -95,13 +100,13 @@ pub(super) fn walk(
         .unframed_return_at
         .and_then(|bytes| input.read::<u64>(sp + bytes))
         .map(Avma)
-        .and_then(|address| Some((address, facts.lookup::<X86_64, _>(address, input.code)?)))
+        .and_then(|address| Some((address, facts.lookup::<X86_64>(address, input.code)?)))
         .filter(|_| out.len() < input.max_depth);
     if let Some((_, lookup)) = leaf_return {
         out.push(lookup);
     }
     let called_from = leaf_return.map(|(address, _)| address);
-    fp::follow::<X86_64, _>(frame_pointer, sp, called_from, input, facts, out)
+    fp::follow::<X86_64>(frame_pointer, sp, called_from, input, facts, out)
 }
 
 /// The caller of the leaf frame.
@@ -116,7 +121,7 @@ struct Caller {
 enum Step {
     To(Caller),
     /// The frame is larger than what was copied of the stack.
-    OutsideWindow,
+    OutsideCopy,
     /// To what cannot be a caller: the rule does not fit these registers.
     NotFollowed,
 }
@@ -133,7 +138,7 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
         let near = return_slot > sp
             && return_slot - sp < MAX_STACK_BYTES
             && input.stack_limit.is_none_or(|limit| return_slot < limit);
-        return if near { Step::OutsideWindow } else { Step::NotFollowed };
+        return if near { Step::OutsideCopy } else { Step::NotFollowed };
     };
     let address = Avma(word);
     let frame_pointer = match rule.frame_pointer_at {
@@ -141,7 +146,7 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
         None => Some(frame_pointer),
     };
     // The byte before a return address is code; the address itself may be the end of it.
-    match frame_pointer.zip(facts.lookup::<X86_64, _>(address, input.code)) {
+    match frame_pointer.zip(facts.lookup::<X86_64>(address, input.code)) {
         Some((frame_pointer, lookup)) => Step::To(Caller { address, lookup, sp: Avma(cfa), frame_pointer }),
         None => Step::NotFollowed,
     }
@@ -152,6 +157,7 @@ mod tests {
     use std::cell::Cell;
 
     use super::*;
+    use crate::binary::frame_rule::{AnyRow, Cfa, Column, RETURN_ADDRESS, Row};
     use crate::walk::StackBytes;
 
     const TEXT: u64 = 0x40_1000;
@@ -192,7 +198,7 @@ mod tests {
         let mut out = Vec::new();
         assert_eq!(
             walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out).ended,
-            Ended::Root
+            StackEnd::Root
         );
         out.iter().map(|address| address.0 - TEXT).collect()
     }
@@ -215,6 +221,17 @@ mod tests {
         assert_eq!(addresses(0, STACK + 0x40, &[0x1234]), [0, 1]);
     }
 
+    fn row(rule: &FrameRule) -> AnyRow {
+        let base = match rule.base {
+            CfaBase::StackPointer => X86_64::RSP,
+            CfaBase::FramePointer => X86_64::RBP,
+        };
+        let mut row: Row = Row::new(Cfa::Register(base as u8, rule.cfa_offset));
+        row.columns[X86_64::RBP] = rule.frame_pointer_at.map_or(Column::Same, Column::At);
+        row.columns[RETURN_ADDRESS] = rule.return_at.map_or(Column::Undefined, Column::At);
+        row.into()
+    }
+
     /// Text with one unwind rule for all of it.
     struct Ruled(FrameRule);
     impl Code for Ruled {
@@ -224,13 +241,13 @@ mod tests {
         fn code(&self, at: Avma) -> Option<&[u8]> {
             Text.code(at)
         }
-        fn frame_rule(&self, _: Avma) -> Option<FrameRule> {
-            Some(self.0)
+        fn row(&self, _: Avma) -> Option<AnyRow> {
+            Some(row(&self.0))
         }
     }
 
     #[track_caller]
-    fn check_ruled(rule: FrameRule, rbp: u64, words: &[u64], expected: &[u64], ended: Ended) {
+    fn check_ruled(rule: FrameRule, rbp: u64, words: &[u64], expected: &[u64], ended: StackEnd) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = X86_64 { rip: TEXT + 8, ..X86_64::default() };
         registers.gpr[X86_64::RSP] = STACK;
@@ -254,7 +271,7 @@ mod tests {
         // [rsp] return address of the leaf; the caller's record follows.
         let words = [TEXT + 9, STACK + 0x20, TEXT + 5, 0xdead, 0, TEXT + 2];
         let bare = rule(CfaBase::StackPointer, 8, None);
-        check_ruled(bare, STACK + 8, &words, &[8, 8, 4, 1], Ended::Root);
+        check_ruled(bare, STACK + 8, &words, &[8, 8, 4, 1], StackEnd::Root);
     }
 
     #[test]
@@ -262,26 +279,26 @@ mod tests {
         // sub $8,%rsp; push %rbp: locals, the caller's rbp, the return address.
         let words = [0xdead, STACK + 0x18, TEXT + 9, 0, TEXT + 2];
         let uses_rbp = rule(CfaBase::StackPointer, 24, Some(-16));
-        check_ruled(uses_rbp, 0x1234, &words, &[8, 8, 1], Ended::Root);
+        check_ruled(uses_rbp, 0x1234, &words, &[8, 8, 1], StackEnd::Root);
     }
 
     #[test]
     fn an_ordinary_frame_is_followed_by_its_rule_as_by_its_record() {
         let words = [0xdead, STACK + 0x18, TEXT + 9, 0, TEXT + 2];
         let framed = rule(CfaBase::FramePointer, 16, Some(-16));
-        check_ruled(framed, STACK + 8, &words, &[8, 8, 1], Ended::Root);
+        check_ruled(framed, STACK + 8, &words, &[8, 8, 1], StackEnd::Root);
     }
 
     #[test]
     fn a_rule_may_lead_above_the_window_nowhere_or_to_the_end() {
         let large = rule(CfaBase::StackPointer, 0x4000, None);
-        check_ruled(large, STACK, &[0, TEXT + 9], &[8], Ended::WindowRanOut);
+        check_ruled(large, STACK, &[0, TEXT + 9], &[8], StackEnd::DeeperThanCopied);
         let backwards = rule(CfaBase::StackPointer, -64, None);
-        check_ruled(backwards, STACK, &[0, TEXT + 9], &[8, 8], Ended::Root);
+        check_ruled(backwards, STACK, &[0, TEXT + 9], &[8, 8], StackEnd::Root);
         let overflow = rule(CfaBase::FramePointer, i64::MAX, Some(i64::MIN));
-        check_ruled(overflow, u64::MAX, &[0, TEXT + 9], &[8], Ended::BadFrame);
+        check_ruled(overflow, u64::MAX, &[0, TEXT + 9], &[8], StackEnd::BadFrame);
         let first = FrameRule { return_at: None, ..large };
-        check_ruled(first, 0x1234, &[0, TEXT + 9], &[8], Ended::Root);
+        check_ruled(first, 0x1234, &[0, TEXT + 9], &[8], StackEnd::Root);
     }
 
     /// `push %rbp; mov %rsp,%rbp` at 0x1000, and how often it was asked.
@@ -294,9 +311,9 @@ mod tests {
         fn code(&self, at: Avma) -> Option<&[u8]> {
             (at.0 == 0x1000).then_some(&[0x55, 0x48, 0x89, 0xe5])
         }
-        fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
+        fn row(&self, pc: Avma) -> Option<AnyRow> {
             self.0.set(self.0.get() + 1);
-            (pc.0 == 0x1000).then_some(rule(CfaBase::StackPointer, 8, None))
+            (pc.0 == 0x1000).then(|| row(&rule(CfaBase::StackPointer, 8, None)))
         }
     }
 

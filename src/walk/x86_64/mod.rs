@@ -6,89 +6,23 @@
 //! programs pose.
 
 mod cache;
-mod first;
 mod frame;
-mod hotspot;
-mod kept;
-mod last;
 mod leaf;
-mod morestack;
+mod processor;
 mod record;
 mod records;
 mod rule;
-mod runtimes;
 mod scan;
+mod stack_base;
 mod stack_load;
 mod start;
 mod syscall;
 mod unwinder;
-mod wrapper;
 
+#[cfg(test)]
+pub(super) use cache::Cache;
+#[cfg(test)]
+pub(super) use rule::Kind;
 pub(super) use unwinder::Unwinder;
 
-use super::Code;
-use super::flow::state::{Effect, State};
-use super::intel::{Intel, call, instructions};
-use super::processor::Processor;
-use super::stack_switch::SignalFrame;
-use crate::addr::Avma;
-use crate::arch::{Arch, X86_64};
-use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS, Row};
-
-const RBP: usize = X86_64::RBP;
-const RSP: usize = X86_64::RSP;
-
-impl Processor<COLUMNS> for X86_64 {
-    type Word = u64;
-    const RED_ZONE_BYTES: u64 = Arch::X86_64.red_zone_bytes();
-    const STACK_POINTER: u8 = RSP as u8;
-    const FRAME_POINTER: u8 = RBP as u8;
-    const LINK: Option<u8> = None;
-    const RETURN_COLUMN: usize = RETURN_ADDRESS;
-    // arch/x86/include/asm/sigframe.h, `rt_sigframe`: behind its first word, which the handler has returned to,
-    // `uc_flags`, `uc_link`, `uc_stack`, 256 bytes of `sigcontext`, `uc_sigmask`.
-    const SIGNAL_FRAME: Option<SignalFrame> =
-        Some(SignalFrame { stack: 16, stack_bytes: 32, blocked: 40 + 256 });
-    const SYSTEM_CALL: &'static [u8] = &[0x0f, 0x05];
-    const SAVED: &'static [u8] = &[3, RBP as u8, 12, 13, 14, 15];
-
-    /// Code pointers carry no signature here, and a frame pointer keeps Swift's mark until it is
-    /// used as an address.
-    fn columns(&self, _mask: u64) -> [u64; COLUMNS] {
-        let mut all = [0; COLUMNS];
-        all[..RETURN_ADDRESS].copy_from_slice(&self.gpr);
-        all[RETURN_ADDRESS] = self.rip;
-        all
-    }
-
-    fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
-        instructions::step::<X86_64, COLUMNS>(at, bytes, state)
-    }
-
-    fn returns(address: Avma, code: &dyn Code) -> bool {
-        call::returns::<X86_64, COLUMNS>(address, code)
-    }
-
-    fn is_sigreturn(code: &[u8]) -> bool {
-        start::is_sigreturn(code)
-    }
-
-    fn is_start_code(code: &[u8]) -> bool {
-        start::is_start_code(code)
-    }
-
-    fn ends_thread(code: &[u8]) -> bool {
-        start::ends_thread(code)
-    }
-}
-
-impl Intel<COLUMNS> for X86_64 {
-    const IS_LONG: bool = true;
-    const DWARF: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
-    // mov %rax,%r12
-    const KEEPS_ENTRY: &'static [u8] = &[0x49, 0x89, 0xc4];
-
-    fn row(code: &dyn Code, lookup: Avma) -> Option<Row> {
-        code.row(lookup)
-    }
-}
+use processor::{RBP, RSP};

@@ -4,7 +4,7 @@
 //! output: the frames of a chain in which every function is known to keep a record, to the
 //! thread's first function or to another stack.
 //!
-//! Not for: a way around functions without frame records, which is `How::Auto`.
+//! Not for: a way around functions without frame records, which is `UnwindMethod::Auto`.
 
 use super::frame::Frame;
 use super::rule::{Kind, Rule};
@@ -12,9 +12,9 @@ use super::unwinder::{Unwinder, by_ordinary};
 use super::{RBP, RSP, syscall};
 use crate::arch::X86_64;
 use crate::walk::bounds::Failure;
-use crate::walk::frames::{Frames, How, Method};
+use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::words::Words;
-use crate::walk::{Ended, Input, Walked};
+use crate::walk::{Input, StackEnd, Walked};
 
 /// Frames of start code, which C libraries build without frame pointers: `_start`,
 /// `__libc_start_main`, `__libc_start_call_main`; `clone3`, `start_thread`. They are walked
@@ -38,9 +38,9 @@ impl Unwinder {
             if out.len() >= input.max_depth {
                 return None;
             }
-            let rule = self.cache.rule_of(&frame, input);
+            let rule = self.rule_of(&frame, input);
             if rule.kind() == Kind::Root {
-                return Some(Walked { ended: Ended::Root, reached });
+                return Some(Walked { ended: StackEnd::Root, reached });
             }
             let is_sure = out.len() == 1 && is_sure_leaf(rule);
             if !is_sure && !keeps_record(rule) {
@@ -50,7 +50,7 @@ impl Unwinder {
             frame = match self.check(&frame, next, Method::FramePointer, input) {
                 Ok((next, _)) => next,
                 // In code that threads begin in, which keeps a record, too.
-                Err(Failure::First) => return Some(Walked { ended: Ended::Root, reached }),
+                Err(Failure::First) => return Some(Walked { ended: StackEnd::Root, reached }),
                 Err(_) => return None,
             };
             reached = frame.sp();
@@ -59,12 +59,12 @@ impl Unwinder {
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
         // What a signal interrupted on another stack is no start code.
         let input = Input { max_depth: limit, blocked_signals: None, ..*input };
-        let walked = self.go_on(How::Cfi, &mut frame, &input, out);
+        let walked = self.go_on(UnwindMethod::Cfi, &mut frame, &input, out);
         // A handler of a signal whose callers are on a stack that was not copied.
-        matches!(walked.ended, Ended::Root | Ended::Fiber | Ended::OtherStack).then_some(walked)
+        matches!(walked.ended, StackEnd::Root | StackEnd::Fiber | StackEnd::OtherStack).then_some(walked)
     }
 
-    /// The same where all rules on the way, those of the start code too, are ordinary: other
+    /// Walks by records where all rules on the way, those of the start code too, are ordinary: other
     /// registers than rsp and rbp need not be carried. `None` decides nothing.
     pub(super) fn by_ordinary_records(
         &mut self,
@@ -83,12 +83,12 @@ impl Unwinder {
             is_sure.then_some(Method::FramePointer)
         });
         if run.rule.kind() == Kind::Root {
-            return Some(Walked { ended: Ended::Root, reached: run.sp });
+            return Some(Walked { ended: StackEnd::Root, reached: run.sp });
         }
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
         let input = Input { max_depth: limit, ..*input };
         let run = self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, by_ordinary);
-        (run.rule.kind() == Kind::Root).then_some(Walked { ended: Ended::Root, reached: run.sp })
+        (run.rule.kind() == Kind::Root).then_some(Walked { ended: StackEnd::Root, reached: run.sp })
     }
 }
 

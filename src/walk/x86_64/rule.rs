@@ -8,7 +8,7 @@ use crate::walk::frames::Method;
 
 /// What leads from a frame to its caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(in crate::walk) enum Kind {
     /// Neither unwind information nor understandable code.
     #[default]
     Unknown = 0,
@@ -16,7 +16,7 @@ pub(super) enum Kind {
     /// [`Rule::return_at`] and [`Rule::frame_pointer_at`]: `(rip, sp, bp) = (*(sp + 8r), sp + 8c,
     /// *(sp + 8b))`, or `bp` as it is where the function does not save it.
     StackPointer = 1,
-    /// The same from rbp: `(rip, sp, bp) = (*(bp + 8r), bp + 8c, *(bp + 8b))`. Where a function keeps
+    /// An ordinary row whose CFA is counted from rbp: `(rip, sp, bp) = (*(bp + 8r), bp + 8c, *(bp + 8b))`. Where a function keeps
     /// a frame record that is `(*(bp + 8), bp + 16, *bp)`.
     FramePointer = 2,
     /// A row of another form: from other registers, by an expression, or not to be relied on.
@@ -34,7 +34,7 @@ pub(super) enum Kind {
 /// What is known of a code address, in one word: three distances of 16 bits, the number of
 /// its [`Kind`] and flags. Distances are words from the register that the CFA is counted from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Rule(u64);
+pub(in crate::walk) struct Rule(u64);
 
 impl Rule {
     const RETURN_AT: u32 = 16;
@@ -64,7 +64,7 @@ impl Rule {
         Rule(Rule::of_kind(Kind::Unusual).0 | u64::from(row))
     }
 
-    /// The same, read from instructions.
+    /// This rule, read from instructions.
     pub(super) fn read_from_code(self) -> Rule {
         self.with(Rule::FROM_CODE, true)
     }
@@ -92,7 +92,7 @@ impl Rule {
     }
 
     #[inline(always)]
-    pub(super) fn kind(self) -> Kind {
+    pub(in crate::walk) fn kind(self) -> Kind {
         match self.0 >> Rule::KIND & 0xff {
             1 => Kind::StackPointer,
             2 => Kind::FramePointer,
@@ -106,7 +106,7 @@ impl Rule {
 
     /// Where the CFA is.
     #[inline(always)]
-    pub(super) fn cfa(self) -> i64 {
+    pub(in crate::walk) fn cfa(self) -> i64 {
         i64::from(self.0 as i16)
     }
 
@@ -147,7 +147,7 @@ impl Rule {
 
     /// How a caller that it leads to was found.
     #[inline(always)]
-    pub(super) fn method(self) -> Method {
+    pub(in crate::walk) fn method(self) -> Method {
         if self.has(Rule::FROM_CODE) {
             Method::Code
         } else if self.has(Rule::COMPACT) {
@@ -157,7 +157,7 @@ impl Rule {
         }
     }
 
-    /// The same of an ordinary rule.
+    /// How the caller is found by an ordinary rule.
     #[inline(always)]
     pub(super) fn ordinary_method(self) -> Option<Method> {
         self.is_ordinary().then(|| self.method())
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     fn row(cfa: Cfa, columns: &[(usize, Column)]) -> Row {
-        let mut row = Row { cfa, columns: Default::default(), signal: false };
+        let mut row: Row = Row { cfa, columns: Default::default(), signal: false };
         row.columns[RETURN_ADDRESS] = Column::At(-8);
         for (register, column) in columns {
             row.columns[*register] = column.clone();

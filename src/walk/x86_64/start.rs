@@ -44,7 +44,7 @@ pub(super) fn ends_thread(code: &[u8]) -> bool {
         // Go (runtime.clone, sys_linux_amd64.s): mov $111,%edi; mov $60,%eax; syscall
         &[0xbf, 0x6f, 0, 0, 0, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05],
     ];
-    // Asked of each instruction on a way, of which hardly any begins so.
+    // Asked of each instruction on a path, of which hardly any begins so.
     let may_be = matches!(code, [0x48, 0x89, 0xc7, ..] | [0x89, 0xc7, ..] | [0xbf, 0x6f, ..]);
     may_be && FORMS.iter().any(|form| code.starts_with(form))
 }

@@ -8,6 +8,7 @@
 use super::start;
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{UNKNOWN_REGISTER, X86_64};
+use crate::walk::processor::row;
 use crate::walk::{Code, flow};
 
 const SYSCALL: &[u8] = &[0x0f, 0x05];
@@ -38,7 +39,7 @@ fn ends_function(at: Avma, pc: Avma, code: &dyn Code) -> bool {
     }
     match flow::function_around(at, code).or_else(|| code.described_function(at)) {
         Some(function) => !function.contains(&pc),
-        None => !code.is_code(pc) || code.row(at).is_some() && code.row(pc).is_none(),
+        None => !code.is_code(pc) || row::<X86_64>(code, at).is_some() && row::<X86_64>(code, pc).is_none(),
     }
 }
 

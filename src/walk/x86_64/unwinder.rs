@@ -17,20 +17,22 @@ use super::cache::{Cache, Fruitless};
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
-use super::{RBP, RSP, kept, last, morestack, runtimes, scan, stack_load, syscall};
+use super::{RBP, RSP, stack_load, syscall};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
-use crate::binary::frame_rule::{COLUMNS, RETURN_ADDRESS};
-use crate::walk::bounds::{Failure, is_on_other_stack, is_on_own_stack};
+use crate::walk::bounds::{Failure, is_on_other_stack};
+use crate::walk::engine::check;
 use crate::walk::fp::{self, Facts};
-use crate::walk::frames::{Frames, How, Method};
-use crate::walk::intel::doubts::Doubts;
+use crate::walk::frames::{Frames, Method, UnwindMethod};
+use crate::walk::intel::completeness::Completeness;
 use crate::walk::intel::forward::Proof;
 use crate::walk::intel::switching::Switch;
-use crate::walk::intel::{born, confirm};
+use crate::walk::intel::{call_check, new_thread};
+use crate::walk::runtimes::libgcc::morestack;
+use crate::walk::runtimes::{go, musl, v8};
 use crate::walk::stack_switch::StackSwitches;
 use crate::walk::words::Words;
-use crate::walk::{Ended, Input, Walked, body};
+use crate::walk::{Input, StackEnd, Walked};
 
 /// What is kept from walk to walk; see [`walk::Unwinder`](crate::walk::Unwinder).
 #[derive(Clone, Debug, Default)]
@@ -39,6 +41,16 @@ pub(in crate::walk) struct Unwinder {
     leaves: Leaves,
     /// What is below the stack pointer was not copied with the rest of the stack.
     below_is_later: bool,
+}
+
+/// A step from a frame.
+struct CheckedStep {
+    /// The caller, if there can be one there.
+    found: Result<(Frame, Method), Failure>,
+    /// Nothing but a frame record was left to try.
+    may_use_record: bool,
+    /// The rule leads to code on another stack than the one that was copied.
+    leads_to_other_stack: bool,
 }
 
 /// A row of ordinary steps.
@@ -66,21 +78,21 @@ impl Unwinder {
         self.leaves.forget(is_gone);
     }
 
-    /// See [`walk::Unwinder::doubt_below`](crate::walk::Unwinder::doubt_below).
-    pub(in crate::walk) fn doubt_below(&mut self, later: bool) {
+    /// See [`walk::Unwinder::set_red_zone_read_later`](crate::walk::Unwinder::set_red_zone_read_later).
+    pub(in crate::walk) fn set_red_zone_read_later(&mut self, later: bool) {
         self.below_is_later = later;
     }
 
     /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
     pub(in crate::walk) fn unwind(
         &mut self,
-        how: How,
+        how: UnwindMethod,
         registers: &X86_64,
         input: &Input<'_>,
         facts: &mut Facts,
         out: &mut Frames,
     ) -> Walked {
-        if how != How::FramePointer {
+        if how != UnwindMethod::FramePointer {
             return self.walk(how, registers, input, out);
         }
         if let Some(complete) = self.by_ordinary_records(registers, input, out) {
@@ -105,19 +117,19 @@ impl Unwinder {
         let leaves = &mut self.leaves;
         let walked = fp::by_records(out, |out| leaf::walk(registers, input, facts, leaves, out));
         // By unwind information it would have been proved.
-        let claims = walked.ended == Ended::Root;
+        let claims = walked.ended == StackEnd::Root;
         let unproved = claims && fp::can_be_checked(&out.addresses, input.code);
-        Walked { ended: if unproved { Ended::Unproved } else { walked.ended }, ..walked }
+        Walked { ended: if unproved { StackEnd::Unproved } else { walked.ended }, ..walked }
     }
 
-    /// The same by unwind information.
-    fn walk(&mut self, how: How, registers: &X86_64, input: &Input<'_>, out: &mut Frames) -> Walked {
+    /// Walks by unwind information and code.
+    fn walk(&mut self, how: UnwindMethod, registers: &X86_64, input: &Input<'_>, out: &mut Frames) -> Walked {
         let start = syscall::leaf(registers, input.code);
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
         out.push(syscall::shown(start, registers), Method::Context);
         let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, by_ordinary);
         if run.rule.kind() == Kind::Root {
-            return Walked { ended: Ended::Root, reached: run.sp };
+            return Walked { ended: StackEnd::Root, reached: run.sp };
         }
         self.walk_on(how, (registers, start), run, input, out)
     }
@@ -126,7 +138,7 @@ impl Unwinder {
     #[inline(never)]
     fn walk_on(
         &mut self,
-        how: How,
+        how: UnwindMethod,
         (registers, start): (&X86_64, CodeAddress),
         run: Run,
         input: &Input<'_>,
@@ -138,16 +150,27 @@ impl Unwinder {
         if input.code.walks_again() {
             return walked;
         }
-        if out.len() == 1 && walked.ended == Ended::BadFrame && self.has_not_begun(registers, input) {
-            return Walked { ended: Ended::Root, ..walked };
+        if out.len() == 1 && walked.ended == StackEnd::BadFrame && self.has_not_begun(registers, input) {
+            return Walked { ended: StackEnd::Root, ..walked };
         }
-        if how == How::Auto && walked.ended == Ended::BadFrame {
-            walked = scan::reconnect(self, &frame, walked, input, out);
+        if how == UnwindMethod::Auto && walked.ended == StackEnd::BadFrame {
+            walked = self.reconnect(&frame, walked, input, out);
         }
-        if walked.ended == Ended::BadFrame && self.is_undescribed(frame.address, input) {
-            walked.ended = Ended::Undescribed;
+        if walked.ended == StackEnd::BadFrame && self.is_undescribed(frame.address, input) {
+            walked.ended = StackEnd::Undescribed;
         }
         walked
+    }
+
+    /// What the code at a frame's address tells, where that is requested: of an address in code that V8 made, whose
+    /// rule is of kind `Marked`, only if the frame has no mark.
+    #[inline(always)]
+    pub(super) fn rule_of(&mut self, frame: &Frame, input: &Input<'_>) -> Rule {
+        let rule = self.cache.rule(frame.address, input.code);
+        if rule.kind() != Kind::Marked || v8::has_frame_mark(frame, input) {
+            return rule;
+        }
+        self.cache.learn_with(frame.address, input.code, false)
     }
 
     /// Whether neither unwind information nor instructions tell for certain where the caller of an address is.
@@ -163,18 +186,18 @@ impl Unwinder {
         }
     }
 
-    /// Whether a thread stands where it was made, and goes on in its first function (`born.rs`).
+    /// Whether a thread stands where it was made, and goes on in its first function (`new_thread.rs`).
     fn has_not_begun(&mut self, registers: &X86_64, input: &Input<'_>) -> bool {
         const RAX: usize = 0;
-        let first = born::goes_on_at::<X86_64, COLUMNS>(Avma(registers.rip), registers.gpr[RAX], input.code);
+        let first = new_thread::goes_on_at::<X86_64>(Avma(registers.rip), registers.gpr[RAX], input.code);
         first.is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind() == Kind::Root)
     }
 
     /// Goes on from a frame that is in `out`, without a search. Where it ends with
-    /// [`Ended::BadFrame`] it leaves `frame` at the last one.
+    /// [`StackEnd::BadFrame`] it leaves `frame` at the last one.
     pub(super) fn go_on(
         &mut self,
-        how: How,
+        how: UnwindMethod,
         frame: &mut Frame,
         input: &Input<'_>,
         out: &mut Frames,
@@ -188,159 +211,115 @@ impl Unwinder {
         self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out, by_ordinary)
     }
 
-    /// The same behind a run that began at `frame`.
+    /// Goes on behind a run that began at `frame`.
     fn follow(
         &mut self,
-        how: How,
+        how: UnwindMethod,
         frame: &mut Frame,
         mut run: Run,
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Walked {
         let mut reached = frame.sp();
-        let mut doubts = Doubts::default();
+        let mut completeness = Completeness::default();
         let mut switches = StackSwitches::default();
         let mut input = *input;
         loop {
             let input = &mut input;
             reached = switches.further(reached, run.sp, input);
             if input.code.walks_again() {
-                return Walked { ended: Ended::BadFrame, reached };
+                return Walked { ended: StackEnd::BadFrame, reached };
             }
             let begun_by = match run.rule.kind() {
-                Kind::Root => Some(Ended::Root),
-                Kind::Fiber => Some(Ended::Fiber),
+                Kind::Root => Some(StackEnd::Root),
+                Kind::Fiber => Some(StackEnd::Fiber),
                 _ => None,
             };
             if let Some(first) = begun_by
-                && !doubts.need_registers()
+                && !completeness.need_registers()
             {
-                return Walked {
-                    ended: doubts.at_outermost::<X86_64, COLUMNS>(first, reached, input),
-                    reached,
-                };
+                return Walked { ended: completeness.at_outermost::<X86_64>(first, reached, input), reached };
             }
-            if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut doubts, input) {
+            if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut completeness, input) {
                 out.truncate(out.len() - left);
                 return Walked { ended: switches.ended(failure), reached };
             }
             if let Some(first) = begun_by {
-                return Walked {
-                    ended: doubts.at_outermost::<X86_64, COLUMNS>(first, reached, input),
-                    reached,
-                };
+                return Walked { ended: completeness.at_outermost::<X86_64>(first, reached, input), reached };
             }
             // Not that of the run: what was learned since may have replaced its row.
-            let rule = self.cache.rule_of(frame, input);
+            let rule = self.rule_of(frame, input);
             if self.cache.not_called(rule) {
                 out.last_is_not_called(frame.address);
                 if self.cache.is_root(rule) {
-                    let first = if self.cache.begins_fiber(rule) { Ended::Fiber } else { Ended::Root };
+                    let first = if self.cache.begins_fiber(rule) { StackEnd::Fiber } else { StackEnd::Root };
                     return Walked {
-                        ended: doubts.at_outermost::<X86_64, COLUMNS>(first, reached, input),
+                        ended: completeness.at_outermost::<X86_64>(first, reached, input),
                         reached,
                     };
                 }
             }
             let switch = self.cache.switch(rule);
             let proof = self.cache.proof(rule);
-            if let Some(lowest) = morestack::lowest_word(frame, rule, input)
+            if rule.kind() == Kind::FramePointer
+                && rule.method() == Method::Cfi
+                && let Some(lowest) = morestack::lowest_word(frame, rule.cfa() * 8, input)
                 && let Err(ended) = switches.leave_callee(frame, lowest, input)
             {
                 return Walked { ended, reached };
             }
-            let method = if rule.kind() == Kind::Marked { Method::FramePointer } else { rule.method() };
-            let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
-            let leads_to_other_stack = step.as_ref().is_ok_and(|(next, _)| {
-                frame.address.is_return()
-                    && is_on_other_stack(next.sp(), input)
-                    && input.code.is_code(next.address.at())
-            });
-            let checked = step.and_then(|(next, method)| self.check(frame, next, method, input));
-            // Only code that nothing else is known of may be walked by frame pointer: where
-            // unwind information leads to no caller, a frame record is that of another frame.
-            let may_use_record = how == How::Auto
-                && (rule.kind() == Kind::Unknown || matches!(method, Method::Code | Method::FramePointer));
-            let checked = match checked {
-                Err(Failure::Refused) if may_use_record => {
-                    let last = last::caller(frame, &mut self.cache, input);
-                    last.map(|next| (next, Method::Scan)).ok_or(Failure::Refused)
-                }
-                other => other,
-            };
-            let checked = match checked {
-                Err(Failure::Refused) if may_use_record => frame
-                    .by_record(self.leaves.unframed_return_at(frame.address, input.code), input)
-                    .and_then(|next| self.check(frame, next, Method::FramePointer, input)),
-                Err(Failure::Null)
-                    if may_end_in_null(rule, &out.methods)
-                        && stack_load::is_in_front(frame.address, input.code) =>
-                {
-                    return Walked { ended: Ended::Switching, reached };
-                }
-                Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
-                    return Walked {
-                        ended: doubts.at_outermost::<X86_64, COLUMNS>(Ended::Fiber, reached, input),
-                        reached,
-                    };
-                }
-                other => other,
-            };
-            let (mut next, method) = match checked {
+            let step = self.checked_step(how, frame, rule, input);
+            let (mut next, method) = match step.found {
                 Ok(found) => found,
+                Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
+                    let ended = match stack_load::is_in_front(frame.address, input.code) {
+                        true => StackEnd::Switching,
+                        false => completeness.at_outermost::<X86_64>(StackEnd::Fiber, reached, input),
+                    };
+                    return Walked { ended, reached };
+                }
                 // A call is under way, so nothing is being switched: its caller left its stack (system calls of Wine).
-                Err(Failure::Refused) if leads_to_other_stack => {
-                    return Walked { ended: Ended::OtherStack, reached };
+                Err(Failure::Refused) if step.leads_to_other_stack => {
+                    return Walked { ended: StackEnd::OtherStack, reached };
                 }
                 Err(Failure::Refused | Failure::Null) => {
                     let ended = match self.cache.unusual(rule) {
-                        _ if may_use_record => frame.end_of_records(reached, input),
-                        Some(row) if kept::is_elsewhere(row, frame, input) => Ended::OtherStack,
+                        _ if step.may_use_record => frame.end_of_records(reached, input),
+                        Some(row) if go::vdso_call::is_elsewhere(row, frame, input) => StackEnd::OtherStack,
                         // Others have been called there since, and the handler has returned.
-                        _ if switches.is_by_call() => Ended::OtherStack,
-                        _ => Ended::BadFrame,
+                        _ if switches.is_by_call() => StackEnd::OtherStack,
+                        _ => StackEnd::BadFrame,
                     };
-                    return Walked { ended: doubts.without_caller(frame, switch, ended, input), reached };
+                    let ended = completeness.without_caller(frame, switch, ended, input);
+                    return Walked { ended, reached };
                 }
                 Err(Failure::First) => {
-                    return Walked {
-                        ended: doubts.at_outermost::<X86_64, COLUMNS>(Ended::Root, reached, input),
-                        reached,
-                    };
+                    let ended = completeness.at_outermost::<X86_64>(StackEnd::Root, reached, input);
+                    return Walked { ended, reached };
                 }
                 Err(failure) => return Walked { ended: switches.ended(failure), reached },
             };
             if switches.is_by_call()
-                && confirm::calls_another_function::<X86_64, COLUMNS>(next.address, frame, input.code)
+                && call_check::calls_another_function::<X86_64>(next.address, frame, input.code)
             {
-                return Walked { ended: Ended::OtherStack, reached };
+                return Walked { ended: StackEnd::OtherStack, reached };
             }
             if out.len() >= input.max_depth {
-                return Walked { ended: Ended::DepthLimit, reached };
+                return Walked { ended: StackEnd::DepthLimit, reached };
             }
-            doubts.note(rule.kind() == Kind::StackPointer, switch, frame, &mut next, input);
-            if switch == Switch::Installing
+            completeness.note(rule.kind() == Kind::StackPointer, switch, frame, &mut next, input);
+            if switch == Switch::LandingPad
                 && let CodeAddress::Return(address) = next.address
                 && !self.cache.is_return(address, input.code)
             {
-                return Walked { ended: Ended::Switching, reached };
+                return Walked { ended: StackEnd::Switching, reached };
             }
-            // What may have no record is not known to have one.
-            let is_proved = match (method, proof) {
-                (Method::FramePointer, _) => {
-                    runtimes::is_record_of_v8(frame, input)
-                        || confirm::is_called_from(frame, &next, &mut self.cache, input)
-                }
-                (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
-                (_, Proof::OfCall) => confirm::is_called_from(frame, &next, &mut self.cache, input),
-                _ => confirm::is_caller(frame, &next, &mut self.cache, input),
-            };
-            if !is_proved {
-                doubts.note_unproved();
+            if !self.is_proved((frame, rule), &next, method, proof, input) {
+                completeness.note_unproved();
             }
             // What could not be asked on the way says nothing against another caller.
             if input.code.walks_again() {
-                return Walked { ended: Ended::BadFrame, reached };
+                return Walked { ended: StackEnd::BadFrame, reached };
             }
             let from = std::mem::replace(frame, next);
             out.push(frame.address, method);
@@ -354,13 +333,67 @@ impl Unwinder {
         }
     }
 
+    /// The caller that a rule leads to, checked; else by the only return address or the frame record, where nothing
+    /// else is known.
+    fn checked_step(
+        &mut self,
+        how: UnwindMethod,
+        frame: &Frame,
+        rule: Rule,
+        input: &Input<'_>,
+    ) -> CheckedStep {
+        let method = if rule.kind() == Kind::Marked { Method::FramePointer } else { rule.method() };
+        let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
+        let leads_to_other_stack = step.as_ref().is_ok_and(|(next, _)| {
+            frame.address.is_return()
+                && is_on_other_stack(next.sp(), input)
+                && input.code.is_code(next.address.at())
+        });
+        let mut found = step.and_then(|(next, method)| self.check(frame, next, method, input));
+        // Only code that nothing else is known of may be walked by frame pointer: where
+        // unwind information leads to no caller, a frame record is that of another frame.
+        let may_use_record = how == UnwindMethod::Auto
+            && (rule.kind() == Kind::Unknown || matches!(method, Method::Code | Method::FramePointer));
+        if may_use_record && matches!(found, Err(Failure::Refused)) {
+            let returns = |at| self.cache.is_return(at, input.code);
+            let only = musl::only_return_address(frame, input, returns);
+            found = only.map(|next| (next, Method::Scan)).ok_or(Failure::Refused);
+        }
+        if may_use_record && matches!(found, Err(Failure::Refused)) {
+            found = frame
+                .by_record(self.leaves.unframed_return_at(frame.address, input.code), input)
+                .and_then(|next| self.check(frame, next, Method::FramePointer, input));
+        }
+        CheckedStep { found, may_use_record, leads_to_other_stack }
+    }
+
+    /// Whether the caller of a frame is the one that called. What may have no record is not known to have one.
+    fn is_proved(
+        &mut self,
+        (frame, rule): (&Frame, Rule),
+        next: &Frame,
+        method: Method,
+        proof: Proof,
+        input: &Input<'_>,
+    ) -> bool {
+        match (method, proof) {
+            (Method::FramePointer, _) => {
+                v8::has_frame_mark(frame, input)
+                    || call_check::is_called_from(frame, next, &mut self.cache, input)
+            }
+            (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
+            (_, Proof::OfCall) => call_check::is_called_from(frame, next, &mut self.cache, input),
+            _ => call_check::is_caller(frame, next, &mut self.cache, input),
+        }
+    }
+
     /// Whether a row of a leaf may have read what was below the stack pointer at another moment.
     fn may_be_stale(&self, frame: &Frame, rule: Rule) -> bool {
         self.below_is_later && matches!(frame.address, CodeAddress::Pc(_)) && rule.kind() == Kind::Unusual
     }
 
     /// Pushes the callers of a frame as far as ordinary rules that `may_follow` has a name for
-    /// lead to ones that stand every check; it is told whether the rule is that of the first frame.
+    /// lead to ones that stand every check; it is given whether the rule is that of the first frame.
     /// Why it stops is for the caller to find out. Each look-up tells of an address both that a call
     /// returns there and where its own caller is.
     #[inline(always)]
@@ -409,12 +442,12 @@ impl Unwinder {
         &mut self,
         frame: &mut Frame,
         steps: usize,
-        doubts: &mut Doubts,
+        completeness: &mut Completeness,
         input: &Input<'_>,
     ) -> Result<(), (Failure, usize)> {
         for done in 0..steps {
             let rule = self.cache.rule(frame.address, input.code);
-            doubts.note_ordinary(rule.kind() == Kind::StackPointer, frame);
+            completeness.note_ordinary(rule.kind() == Kind::StackPointer, frame);
             *frame = frame.step(rule, &mut self.cache, input).map_err(|failure| (failure, steps - done))?;
         }
         Ok(())
@@ -428,34 +461,7 @@ impl Unwinder {
         method: Method,
         input: &Input<'_>,
     ) -> Result<(Frame, Method), Failure> {
-        let right = match next.address {
-            // A signal interrupts anywhere, and its handler may have a stack of its own.
-            CodeAddress::Pc(pc) => next.sp() != from.sp() && input.code.is_code(pc),
-            CodeAddress::Return(address) => {
-                let frame_pointer = next.registers[RBP] & input.code_mask;
-                if address == Avma(0)
-                    && body::is_first(from.address, address, frame_pointer, input.code) == Some(true)
-                {
-                    return Err(Failure::First);
-                }
-                if address == Avma(0)
-                    && method == Method::Cfi
-                    && matches!(from.address, CodeAddress::Return(_))
-                    && !is_on_own_stack(from.sp(), input)
-                {
-                    return Err(Failure::Null);
-                }
-                // One that has taken its return address off the stack has it in a register (`vfork`, whose
-                // child returns on the same stack).
-                let is_taken_off = next.sp() == from.sp()
-                    && matches!(from.address, CodeAddress::Pc(_))
-                    && from.registers[..RETURN_ADDRESS].contains(&address.0);
-                (next.sp() > from.sp() || is_taken_off)
-                    && next.sp().0.is_multiple_of(8)
-                    && self.cache.is_return(address, input.code)
-            }
-        };
-        if right { Ok((next, method)) } else { Err(Failure::Refused) }
+        check(from, next, method, input, |address| self.cache.rule(address, input.code).returns())
     }
 }
 
@@ -498,7 +504,7 @@ fn by_rule(rule: Rule, sp: u64, frame_pointer: u64, base: u64, words: Words<'_>)
     (cfa > sp).then_some(Caller { return_address, sp: cfa, frame_pointer })
 }
 
-/// The same by a frame record that lies above the stack pointer.
+/// The caller by a frame record that lies above the stack pointer.
 #[inline(always)]
 fn by_record(sp: u64, record: u64, words: Words<'_>) -> Option<Caller> {
     let [frame_pointer, return_address] = words.two(record)?;

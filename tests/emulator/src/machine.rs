@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use stackprof::addr::Avma;
 use stackprof::images::Images;
 use stackprof::arch::{Aarch64, Registers, X86_64};
-use stackprof::walk::{Ended, StackBytes, Unwinder};
+use stackprof::walk::{StackEnd, StackBytes, Unwinder};
 use unicorn_engine::{
     Arch as Cpu, Arm64CpuModel, Mode, Prot, RegisterARM64 as A, RegisterARM64CP, RegisterX86 as X, Unicorn,
     X86Insn,
@@ -47,14 +47,14 @@ pub struct Boundary<'a> {
 
 /// A way to unwind: fills the look-up addresses, leaf first, and says why it ended.
 /// What it keeps from walk to walk is the `Unwinder`'s.
-pub type Method = fn(&Boundary<'_>, &mut Unwinder, &mut Vec<u64>) -> Ended;
+pub type Method = fn(&Boundary<'_>, &mut Unwinder, &mut Vec<u64>) -> StackEnd;
 
 /// What a walk found at a boundary, compared with the truth.
 #[derive(Clone, Copy, Debug)]
 pub struct Verdict {
     /// The addresses are exactly the true ones.
     pub exact: bool,
-    pub ended: Ended,
+    pub ended: StackEnd,
     /// The first frame that is wrong, from the leaf on, and what was found there; 0 is nothing.
     pub differs_at: (usize, u64),
 }

@@ -19,7 +19,7 @@ use std::time::Instant;
 use stackprof::addr::Avma;
 use stackprof::arch::{Aarch64, Registers, X86_64};
 use stackprof::images::ImageCode;
-use stackprof::walk::{self, Ended, Frames, How, Unwinder};
+use stackprof::walk::{self, StackEnd, Frames, UnwindMethod, Unwinder};
 
 use fixtures::{Arch, FramePointers, PROGRAMS, Variant};
 use load::Image;
@@ -35,19 +35,19 @@ const PROGRAM_SLIDE: u64 = 0x04a1_0000;
 const LIBRARY_SLIDE: u64 = 0x1_8abc_0000;
 const PTHREAD_SLIDE: u64 = 0x1_9def_0000;
 
-fn by_frame_pointers(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
-    unwind(How::FramePointer, boundary, unwinder, found)
+fn by_frame_pointers(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> StackEnd {
+    unwind(UnwindMethod::FramePointer, boundary, unwinder, found)
 }
 
-fn by_cfi(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
-    unwind(How::Cfi, boundary, unwinder, found)
+fn by_cfi(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> StackEnd {
+    unwind(UnwindMethod::Cfi, boundary, unwinder, found)
 }
 
-fn by_auto(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
-    unwind(How::Auto, boundary, unwinder, found)
+fn by_auto(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> StackEnd {
+    unwind(UnwindMethod::Auto, boundary, unwinder, found)
 }
 
-fn unwind(how: How, boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
+fn unwind(how: UnwindMethod, boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> StackEnd {
     let code = ImageCode(boundary.images);
     let mut frames = Frames::default();
     let walked = walk::unwind(how, &boundary.registers, &input(boundary, &code), unwinder, &mut frames);
@@ -68,7 +68,7 @@ fn input<'a>(boundary: &Boundary<'a>, code: &'a ImageCode<'a>) -> walk::Input<'a
 }
 
 /// A method that is wrong on purpose: it never looks at the link register or at rsp.
-fn by_records_alone(boundary: &Boundary<'_>, _: &mut Unwinder, found: &mut Vec<u64>) -> Ended {
+fn by_records_alone(boundary: &Boundary<'_>, _: &mut Unwinder, found: &mut Vec<u64>) -> StackEnd {
     found.clear();
     found.push(boundary.registers.pc().0);
     let fp = match &boundary.registers {
@@ -87,7 +87,7 @@ fn by_records_alone(boundary: &Boundary<'_>, _: &mut Unwinder, found: &mut Vec<u
         }
         record = Avma(saved & ADDRESS_MASK);
     }
-    Ended::Root
+    StackEnd::Root
 }
 
 fn main() -> ExitCode {

@@ -3,7 +3,7 @@
 use super::*;
 use stackprof::clock::FakeClock;
 use stackprof::sources::sim::SimTarget;
-use stackprof::walk::How;
+use stackprof::walk::UnwindMethod;
 
 /// A plugin is replaced by another one at the same address. `pause_ms` after it was
 /// loaded, the new one is used.
@@ -149,9 +149,9 @@ fn a_snapshot_in_the_middle_of_an_exec_is_of_the_new_program() {
         let clock = FakeClock::default();
         let config = with_exec(Arch::X86_64, at_ns);
         let mut target = SimTarget::new(config, clock.clone());
-        let snapshot = sampler::snapshot(&mut target, &clock, 8192, How::Auto).unwrap();
+        let snapshot = sampler::snapshot(&mut target, &clock, 8192, UnwindMethod::Auto).unwrap();
         for stack in &snapshot.stacks {
-            assert_eq!(stack.ended, Ok(Ended::Root), "exec at {at_ns} ns: {stack:?}");
+            assert_eq!(stack.ended, Ok(StackEnd::Root), "exec at {at_ns} ns: {stack:?}");
         }
         // The others end with the old program: those that were seen in time are shown.
         assert!(!snapshot.stacks.is_empty(), "exec at {at_ns} ns");

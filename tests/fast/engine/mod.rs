@@ -39,7 +39,7 @@ use stackprof::sources::sim::{
     FaultKind, FunctionId, SimActivity, SimConfig, SimExec, SimFault, SimPhase, SimThread,
 };
 use stackprof::sources::{Activity, Event, ExitStatus, Fault};
-use stackprof::walk::Ended;
+use stackprof::walk::StackEnd;
 
 /// A seeded process, whose late plugin is used only once its loading was noticed: what
 /// replaces an image at its address bears the old names until then (see

@@ -1,7 +1,7 @@
 //! The recording as a whole: its end, its length, its memory, the same twice.
 
 use super::*;
-use stackprof::walk::How;
+use stackprof::walk::UnwindMethod;
 
 #[test]
 fn the_wish_to_stop_ends_the_recording() {
@@ -133,7 +133,7 @@ fn a_snapshot_has_every_thread_where_it_is() {
         let clock = stackprof::clock::FakeClock::default();
         let mut target =
             stackprof::sources::sim::SimTarget::new(process(arch, 1, 20, scripts), clock.clone());
-        let snapshot = sampler::snapshot(&mut target, &clock, 8192, How::Auto).unwrap();
+        let snapshot = sampler::snapshot(&mut target, &clock, 8192, UnwindMethod::Auto).unwrap();
         let depths: Vec<usize> = snapshot.stacks.iter().map(|stack| stack.addresses.len()).collect();
         // A thread under job control is read as it stands.
         assert_eq!(depths, [3, 3, 2, 5_000, 2_000]);
@@ -157,7 +157,7 @@ fn a_snapshot_keeps_what_it_has_when_images_change() {
         (calls % 2 == 0).then_some(Ok(Event::ImagesChanged))
     };
     let mut target = Watched::new(&mut target, &clock, changing);
-    let snapshot = sampler::snapshot(&mut target, &clock, 8192, How::Auto).unwrap();
+    let snapshot = sampler::snapshot(&mut target, &clock, 8192, UnwindMethod::Auto).unwrap();
     let found: Vec<_> = snapshot.stacks.iter().map(|stack| (stack.ended, stack.addresses.len())).collect();
-    assert_eq!(found, [(Ok(Ended::Root), 2); 9]);
+    assert_eq!(found, [(Ok(StackEnd::Root), 2); 9]);
 }

@@ -2,7 +2,7 @@
 
 use stackprof::arch::Arch;
 use stackprof::sampler::Options;
-use stackprof::walk::How;
+use stackprof::walk::UnwindMethod;
 
 use super::recorded::{HZ, Replay, idle, options, recorded};
 use crate::seeds::rounds::seeds;
@@ -75,7 +75,7 @@ fn roots_of_pthreads_and_of_the_main_thread_are_kept() {
 #[test]
 fn roots_of_older_systems_are_kept() {
     for arch in [Arch::Aarch64, Arch::X86_64] {
-        for unwind in [How::Auto, How::Cfi, How::FramePointer] {
+        for unwind in [UnwindMethod::Auto, UnwindMethod::Cfi, UnwindMethod::FramePointer] {
             let process = canned(500).with(|process| {
                 let images = &mut process.program.images;
                 images.iter_mut().flat_map(|image| &mut image.functions).for_each(|name| {
@@ -97,7 +97,7 @@ fn roots_of_older_systems_are_kept() {
                 whole += if *complete { *count } else { 0 };
             }
             // Along frame pointers alone not every stack can be proved.
-            let is_proved = unwind != How::FramePointer || arch == Arch::Aarch64;
+            let is_proved = unwind != UnwindMethod::FramePointer || arch == Arch::Aarch64;
             assert!(all > 100 && (whole == all || !is_proved), "{arch:?}, {unwind:?}: {whole} of {all}");
         }
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Avma;
 use stackprof::arch::{Arm, Registers};
-use stackprof::walk::{Code, Frames, How, Input, OtherStack, StackBytes, Unwinder, unwind_on_two};
+use stackprof::walk::{Code, Frames, UnwindMethod, Input, OtherStack, StackBytes, Unwinder, unwind_on_two};
 
 const TEXT: u64 = 0x8000;
 const STACK: u64 = 0x2000_0000;
@@ -60,7 +60,7 @@ fuzz_target!(|data: &[u8]| {
     let cpsr = (kind & 32 == 0).then_some(if kind & 4 != 0 { 1 << 5 } else { 0 });
     let registers = Registers::Arm(Arm { r, cpsr, m_profile: kind & 8 != 0 });
     let (mut unwinder, mut frames) = (Unwinder::default(), Frames::default());
-    for (how, _) in How::ALL {
+    for (how, _) in UnwindMethod::ALL {
         unwind_on_two(how, &registers, &input, other, &mut unwinder, &mut frames);
         assert!(
             (1..=MAX_DEPTH).contains(&frames.addresses.len())

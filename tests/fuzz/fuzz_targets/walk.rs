@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Avma;
 use stackprof::arch::{Aarch64, Registers, X86_64};
 use stackprof::images::ImageCode;
-use stackprof::walk::{Frames, How, Input, StackBytes, Unwinder, unwind};
+use stackprof::walk::{Frames, UnwindMethod, Input, StackBytes, Unwinder, unwind};
 
 /// Where the copied stack is.
 const STACK: u64 = 0x7fff_0000;
@@ -58,7 +58,7 @@ fuzz_target!(|data: &[u8]| {
         ..Input::new(StackBytes { base: Avma(STACK), bytes: &stack }, &code)
     };
     let (mut unwinder, mut frames) = (Unwinder::default(), Frames::default());
-    for how in [How::Auto, How::Cfi, How::FramePointer] {
+    for how in [UnwindMethod::Auto, UnwindMethod::Cfi, UnwindMethod::FramePointer] {
         unwind(how, &registers, &input, &mut unwinder, &mut frames);
         assert!(
             (1..=MAX_DEPTH).contains(&frames.addresses.len())

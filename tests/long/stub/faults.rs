@@ -10,7 +10,7 @@ use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::Target;
 use stackprof::sources::gdb::{self, Begin, GdbTarget, Place};
-use stackprof::walk::How;
+use stackprof::walk::UnwindMethod;
 
 use super::fake::{ARM_WITHOUT_REGISTERS, CORTEX_M, Fake, Fate, Kind, Manner, Wrong, X86_64};
 use super::{Random, rounds};
@@ -35,7 +35,7 @@ fn visit(manner: Manner) -> (Result<usize, String>, Fate) {
         let clock = RealClock::new();
         let mut stacks = 0;
         for _ in 0..2 {
-            let snapshot = sampler::snapshot(&mut target, &clock, 64, How::Auto);
+            let snapshot = sampler::snapshot(&mut target, &clock, 64, UnwindMethod::Auto);
             stacks = snapshot.map_err(|error| error.to_string())?.stacks.len();
         }
         Ok(stacks)
@@ -327,7 +327,7 @@ fn options() -> Options {
         off_cpu: false,
         threads: true,
         max_depth: 64,
-        unwind: How::Auto,
+        unwind: UnwindMethod::Auto,
         seed: 1,
         max_stop: 0.5,
     }

@@ -4,7 +4,7 @@
 
 use stackprof::addr::Avma;
 use stackprof::arch::Arch;
-use stackprof::binary::frame_rule::{Cfa, Column, Row};
+use stackprof::binary::frame_rule::{COLUMNS, Cfa, Column, Columns, Row, X86_COLUMNS};
 use stackprof::images::Images;
 
 /// Bytes before and behind an address in which a change of stacks is looked for.
@@ -15,12 +15,12 @@ const RBX: u8 = 3;
 /// The class of the frame at `at`; `is_leaf` tells whether it is the one that executes.
 pub(crate) fn class(images: &Images, at: Avma, is_leaf: bool, arch: Arch) -> &'static str {
     if arch == Arch::X86 {
-        return class_of(images.row_x86(at).as_ref(), images, at, is_leaf);
+        return class_of(images.row(at).and_then(<[Column; X86_COLUMNS]>::row).as_ref(), images, at, is_leaf);
     }
-    class_of(images.row(at).as_ref(), images, at, is_leaf)
+    class_of(images.row(at).and_then(<[Column; COLUMNS]>::row).as_ref(), images, at, is_leaf)
 }
 
-fn class_of<const N: usize>(row: Option<&Row<N>>, images: &Images, at: Avma, is_leaf: bool) -> &'static str {
+fn class_of<C: Columns>(row: Option<&Row<C>>, images: &Images, at: Avma, is_leaf: bool) -> &'static str {
     let Some(code) = images.code(at) else { return "outside images" };
     if is_leaf && is_plt(code) {
         return "PLT";
@@ -36,7 +36,7 @@ fn class_of<const N: usize>(row: Option<&Row<N>>, images: &Images, at: Avma, is_
     }
     if row.is_some_and(|row| {
         matches!(row.cfa, Cfa::Expression(_))
-            || row.columns.iter().any(|column| matches!(column, Column::AtExpression(_)))
+            || row.columns.as_ref().iter().any(|column| matches!(column, Column::AtExpression(_)))
     }) {
         return "realigned stack";
     }

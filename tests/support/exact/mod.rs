@@ -30,8 +30,8 @@ use stackprof::arch::{Arch, Registers, X86, X86_64};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::clock::FakeClock;
 use stackprof::images::Images;
-use stackprof::images::{CodeMemory, ImageCode, Made, TargetCode};
-use stackprof::walk::{self, Ended, Frames, How, Input, OuterStack, StackBytes, Unwinder};
+use stackprof::images::{CodeMemory, ImageCode, JitCode, TargetCode};
+use stackprof::walk::{self, Frames, Input, OuterStack, StackBytes, StackEnd, UnwindMethod, Unwinder};
 
 use pieces::{Pieces, Walked};
 use ptrace::{Stop, blocked_signals, read, registers};
@@ -39,7 +39,8 @@ pub(crate) use ptrace::{has, permitted};
 use shadow::{Kind, Shadow, kind};
 
 /// The ways of walking, in the order of the report.
-pub(crate) const WAYS: [(&str, How); 3] = [("fp", How::FramePointer), ("cfi", How::Cfi), ("auto", How::Auto)];
+pub(crate) const WAYS: [(&str, UnwindMethod); 3] =
+    [("fp", UnwindMethod::FramePointer), ("cfi", UnwindMethod::Cfi), ("auto", UnwindMethod::Auto)];
 
 /// A program to step through.
 #[derive(Clone, Debug)]
@@ -136,7 +137,7 @@ struct Session<'a> {
     program: &'a Program,
     pid: i32,
     images: Images,
-    made: Made,
+    jit: JitCode,
     images_changed: bool,
     /// Kind of each instruction met.
     kinds: HashMap<u64, Kind>,
@@ -183,7 +184,7 @@ fn run(program: &Program) -> Outcome {
         program,
         pid,
         images: Images::default(),
-        made: Made::default(),
+        jit: JitCode::default(),
         images_changed: true,
         kinds: HashMap::new(),
         unwinders: Default::default(),
@@ -293,7 +294,7 @@ impl Session<'_> {
             if self.images.update(&mappings, &mut |mapping| bytes(pid, mapping)) {
                 self.unwinders.iter_mut().for_each(Unwinder::images_changed);
             }
-            self.made.update(&mappings, &self.images);
+            self.jit.update(&mappings, &self.images);
             self.in_pieces(|pieces, walked| pieces.images_changed(walked));
         }
         let sp = now.gpr[X86_64::RSP];
@@ -326,14 +327,14 @@ impl Session<'_> {
         }
         for (index, (_, how)) in WAYS.into_iter().enumerate() {
             let unwinder = &mut self.unwinders[index];
-            self.made.begin_walk(u64::MAX);
+            self.jit.begin_walk(u64::MAX);
             let pid = self.pid;
             let walked = loop {
                 let mut read_code = |at: Avma, into: &mut [u8]| read(pid, at.0, into);
                 let code_memory = CodeMemory::new(&mut read_code);
                 let code = TargetCode {
                     images: ImageCode(&self.images),
-                    made: &self.made,
+                    jit: &self.jit,
                     memory: Some(&code_memory),
                 };
                 // Other stacks than the one that was copied.
@@ -346,7 +347,7 @@ impl Session<'_> {
                 };
                 let registers = if narrow { narrowed(now) } else { Registers::X86_64(*now) };
                 let walked = walk::unwind(how, &registers, &input, unwinder, &mut self.frames);
-                if !self.made.fill(&mut |at, into| read(self.pid, at.0, into)) {
+                if !self.jit.fill(&mut |at, into| read(self.pid, at.0, into)) {
                     break walked;
                 }
             };
@@ -428,7 +429,7 @@ fn note(
     images: &Images,
     truth: &[LookupAvma],
     frames: &Frames,
-    ended: Ended,
+    ended: StackEnd,
     complete: bool,
     arch: Arch,
 ) {

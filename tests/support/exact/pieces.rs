@@ -13,7 +13,7 @@ use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::FakeClock;
 use stackprof::sampler::{FIRST, Options, Recorder, Sample};
 use stackprof::sources::{Activity, Capture, Fault, Look, Observed, PIECE_BYTES, Process, ThreadId};
-use stackprof::walk::{Ended, Frames};
+use stackprof::walk::{Frames, StackEnd};
 
 use super::{WAYS, ptrace};
 
@@ -38,7 +38,7 @@ struct Waiting {
 /// What a walk came to.
 pub(super) struct Walked<'a> {
     pub(super) way: usize,
-    pub(super) ended: Ended,
+    pub(super) ended: StackEnd,
     pub(super) frames: &'a Frames,
     pub(super) truth: &'a [LookupAvma],
     pub(super) told: usize,

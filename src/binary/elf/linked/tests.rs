@@ -8,7 +8,7 @@ use crate::binary::cfi::Cfi;
 use crate::binary::elf::Elf;
 use crate::binary::elf::build::{self, FIRST, PROGBITS, RELA, X86_64};
 use crate::binary::elf::functions::Functions;
-use crate::binary::frame_rule::{COLUMNS, Cfa as RowCfa, Row};
+use crate::binary::frame_rule::{COLUMNS, Cfa as RowCfa, Column, Row};
 
 /// Where `.text` and `.eh_frame` were loaded.
 const TEXT: u64 = 0x7f00_0000_4000;
@@ -67,7 +67,7 @@ fn object(relocations: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn row(bytes: &[u8], at: u64) -> Option<Row> {
-    Cfi::find(bytes)?.row::<COLUMNS>(bytes, Svma(at))
+    Cfi::find(bytes)?.row::<[Column; COLUMNS]>(bytes, Svma(at))
 }
 
 #[test]

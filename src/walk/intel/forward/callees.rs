@@ -2,7 +2,7 @@
 //! Not for: functions that are called through a register or a table.
 //!
 //! One that does not return has no `ret` that a way leads to without passing another call that does not
-//! return. So a way from the entry to a return, with the stack pointer where it was, through no call but
+//! return. So a path from the entry to a return, with the stack pointer where it was, through no call but
 //! of functions that come back themselves, is enough: it is in no other function, for only behind a call that
 //! does not return does one follow another.
 //!
@@ -11,10 +11,10 @@
 
 use hashbrown::HashMap;
 
-use super::{Intel, Way, stack_pointer};
 use crate::addr::Avma;
 use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State};
+use crate::walk::intel::Intel;
 use crate::walk::intel::instructions::{self, decode_of};
 use crate::walk::reader::Reader;
 use crate::walk::visited::Visited;
@@ -30,6 +30,21 @@ const DEPTH_MAX: u32 = 3;
 /// Most answers that are kept.
 const KEPT_MAX: usize = 65_536;
 
+/// A path that is still to be followed.
+pub(super) struct Path {
+    pub at: Avma,
+    pub state: State,
+    /// A call was passed, or one has come back to where it began, and it is not known to come back.
+    pub called: bool,
+}
+
+/// Where the stack pointer is, counted from what it or rbp was at the start.
+pub(super) fn stack_pointer<P: Intel>(state: &State) -> Option<Place> {
+    state
+        .place(P::STACK_POINTER)
+        .filter(|place| [P::STACK_POINTER, P::FRAME_POINTER].contains(&place.register))
+}
+
 /// An entry, and how many callees inside each other were followed from there.
 type Asked = (u64, u32);
 
@@ -43,8 +58,8 @@ pub(in crate::walk) struct Callees {
     left: u32,
     /// Only little code is followed.
     is_short: bool,
-    /// Where the ways of the row itself have come to, and where the stack pointer was there.
-    pub(super) ways: Visited<Option<Place>>,
+    /// Where the paths of the row itself have come to, and where the stack pointer was there.
+    pub(super) paths: Visited<Option<Place>>,
     /// Where those of callees have, by how deep these are inside each other.
     visited: [Visited<()>; DEPTH_MAX as usize],
 }
@@ -71,12 +86,12 @@ impl Callees {
     }
 
     /// Whether the function at `entry` is known to come back.
-    pub(super) fn return_from<P: Intel<N>, const N: usize>(&mut self, entry: Avma, code: &dyn Code) -> bool {
-        self.answer::<P, N>((entry.0, DEPTH_MAX), code).0
+    pub(super) fn return_from<P: Intel>(&mut self, entry: Avma, code: &dyn Code) -> bool {
+        self.answer::<P>((entry.0, DEPTH_MAX), code).0
     }
 
     /// The answer, and whether it rests on code alone that stays as it is.
-    fn answer<P: Intel<N>, const N: usize>(&mut self, asked: Asked, code: &dyn Code) -> (bool, bool) {
+    fn answer<P: Intel>(&mut self, asked: Asked, code: &dyn Code) -> (bool, bool) {
         if asked.1 == 0 {
             return (false, true);
         }
@@ -89,7 +104,7 @@ impl Callees {
         let room = self.visited.get_mut(asked.1 as usize - 1);
         let mut visited = room.map(std::mem::take).unwrap_or_default();
         visited.clear();
-        let (returns, is_lasting) = self.leads_to_return::<P, N>(asked, code, &mut visited);
+        let (returns, is_lasting) = self.leads_to_return::<P>(asked, code, &mut visited);
         if let Some(room) = self.visited.get_mut(asked.1 as usize - 1) {
             *room = visited;
         }
@@ -103,7 +118,7 @@ impl Callees {
     }
 
     /// See [`Callees::answer`].
-    fn leads_to_return<P: Intel<N>, const N: usize>(
+    fn leads_to_return<P: Intel>(
         &mut self,
         (entry, depth): Asked,
         code: &dyn Code,
@@ -111,9 +126,9 @@ impl Callees {
     ) -> (bool, bool) {
         let mut reader = Reader::new(code);
         let mut is_lasting = true;
-        let mut branches = vec![Way { at: Avma(entry), state: State::new(), called: false }];
+        let mut branches = vec![Path { at: Avma(entry), state: State::new(), called: false }];
         let mut left = STEPS_MAX;
-        while let Some(Way { mut at, mut state, .. }) = branches.pop() {
+        while let Some(Path { mut at, mut state, .. }) = branches.pop() {
             while visited.note(at, ()).is_none() {
                 let fewer = left.checked_sub(1).zip(self.left.checked_sub(1));
                 let Some((fewer, fewer_of_all)) = fewer else {
@@ -121,11 +136,11 @@ impl Callees {
                 };
                 (left, self.left) = (fewer, fewer_of_all);
                 let Some(bytes) = reader.at(at).filter(|bytes| !P::ends_thread(bytes)) else { break };
-                let decoded = decode_of::<P, N>(bytes);
+                let decoded = decode_of::<P>(bytes);
                 let Some(instruction) = &decoded else { break };
                 let next = at + instruction.length as u64;
-                let effect = instructions::execute::<P, N>(instruction, at, &mut state);
-                let sp = stack_pointer::<P, N>(&state);
+                let effect = instructions::execute::<P>(instruction, at, &mut state);
+                let sp = stack_pointer::<P>(&state);
                 match effect {
                     Effect::Returns => {
                         // `ret n` takes arguments off, too.
@@ -138,19 +153,19 @@ impl Callees {
                     }
                     _ if sp.is_none() => break,
                     Effect::Calls(Some(target)) => {
-                        let (returns, lasts) = self.answer::<P, N>((target.0, depth - 1), code);
+                        let (returns, lasts) = self.answer::<P>((target.0, depth - 1), code);
                         is_lasting &= lasts;
                         if !returns {
                             break;
                         }
-                        flow::after_call::<P, N>(&mut state);
+                        flow::after_call::<P>(&mut state);
                         at = next;
                     }
                     Effect::Plain => at = next,
                     Effect::Jumps(target) => at = target,
                     Effect::MayJump(target) => {
                         if branches.len() < BRANCHES_MAX {
-                            branches.push(Way { at: target, state, called: false });
+                            branches.push(Path { at: target, state, called: false });
                         }
                         at = next;
                     }

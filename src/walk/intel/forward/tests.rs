@@ -1,9 +1,10 @@
 use super::*;
 use crate::arch::X86_64;
-use crate::binary::frame_rule::{COLUMNS, CfaBase, FrameRule};
+use crate::binary::frame_rule::{CfaBase, FrameRule};
+use crate::walk::CodeTraits;
 
-fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<Leads<COLUMNS>> {
-    super::follow::<X86_64, COLUMNS>(pc, returned, code, &mut Callees::default())
+fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<Leads<X86_64>> {
+    super::follow::<X86_64>(pc, returned, code, &mut Callees::default())
 }
 
 struct Text(&'static [u8]);
@@ -113,7 +114,7 @@ fn start_code_ends_where_another_function_may_begin() {
         0xc3,
     ];
     let is_start = |code: &'static [u8], address: fn(Avma) -> CodeAddress, at: u64| {
-        super::is_start::<X86_64, COLUMNS>(Avma(0x1000), address(Avma(0x1000 + at)), &Text(code))
+        super::is_start::<X86_64>(Avma(0x1000), address(Avma(0x1000 + at)), &Text(code))
     };
     for at in [0, 3, 8, 0xb, 0x10, 0x13] {
         assert!(is_start(LINKER, CodeAddress::Pc, at), "{at:#x}");
@@ -230,7 +231,7 @@ fn a_way_past_a_call_is_certain_only_if_it_takes_the_frame_off_by_rbp() {
 }
 
 #[test]
-fn ways_that_differ_are_not_certain() {
+fn paths_that_differ_are_not_certain() {
     // je +6; add $8,%rsp; ret
     proof(&[0x74, 0x04, 0x48, 0x83, 0xc4, 0x08, 0xc3], 0, false, Proof::Wanted);
     // je +4; ret; nop; ret
@@ -285,7 +286,7 @@ fn what_takes_its_frame_off_by_the_frame_pointer_keeps_a_record() {
 
 #[test]
 fn every_instruction_is_followed_once() {
-    // 600 branches over one instruction each, to where the frame is taken off: each way through
+    // 600 branches over one instruction each, to where the frame is taken off: each path through
     // them would be too long.
     let mut code: Vec<u8> = [0x75, 0x01, 0x90].repeat(600);
     code.extend([0xc9, 0x59, 0x48, 0x01, 0xdc, 0x51, 0xc3]);
@@ -392,7 +393,7 @@ fn what_follows_a_call_that_comes_back_is_certain() {
     }
 }
 
-/// Code that counts how often it was asked for, in a file or made at run time.
+/// Code that counts how often it was requested, in a file or JIT code.
 struct Counted {
     text: Text,
     made: bool,
@@ -407,8 +408,8 @@ impl Code for Counted {
         self.asked.set(self.asked.get() + 1);
         self.text.code(at)
     }
-    fn is_made(&self, _: Avma) -> bool {
-        self.made
+    fn traits(&self, _: Avma) -> CodeTraits {
+        CodeTraits { is_jit: self.made, ..CodeTraits::default() }
     }
 }
 
@@ -426,7 +427,7 @@ fn what_is_known_of_callees_is_kept_while_their_code_stays_as_it_is() {
         let mut callees = Callees::default();
         let mut asked = |at| {
             let before = code.asked.get();
-            let leads = super::follow::<X86_64, COLUMNS>(Avma(at), false, &code, &mut callees);
+            let leads = super::follow::<X86_64>(Avma(at), false, &code, &mut callees);
             assert!(matches!(leads, Some(Leads::Back(_, Proof::Certain))), "{leads:?}");
             code.asked.get() - before
         };
@@ -435,7 +436,7 @@ fn what_is_known_of_callees_is_kept_while_their_code_stays_as_it_is() {
         callees.clear();
         let mut asked = |at| {
             let before = code.asked.get();
-            super::follow::<X86_64, COLUMNS>(Avma(at), false, &code, &mut callees);
+            super::follow::<X86_64>(Avma(at), false, &code, &mut callees);
             code.asked.get() - before
         };
         assert_eq!(asked(0x1000), first, "nothing is known any more");
@@ -457,7 +458,7 @@ fn what_stands_behind_a_call_that_does_not_return_refutes_nothing() {
     let Some(Leads::Back(row, proof)) = follow(Avma(0x1000), false, &Text(METHOD)) else { panic!() };
     assert_eq!(row.ordinary().map(|rule| rule.cfa_offset), Some(0x20));
     assert_eq!(proof, Proof::Certain);
-    // Where the way to the return passes one, nothing is certain.
+    // Where the path to the return passes one, nothing is certain.
     let Some(Leads::Back(_, proof)) = follow(Avma(0x1002), true, &Text(METHOD)) else { panic!() };
     assert_eq!(proof, Proof::Wanted);
 }
@@ -473,10 +474,10 @@ fn what_little_code_does_not_decide_stays_unknown() {
     let mut callees = Callees::default();
     let mut leads = |at: u64, little: bool| {
         callees.follow_little(little);
-        super::follow::<X86_64, COLUMNS>(Avma(0x1000 + at), false, &Text(LONG), &mut callees).is_some()
+        super::follow::<X86_64>(Avma(0x1000 + at), false, &Text(LONG), &mut callees).is_some()
     };
     assert_eq!((leads(0, false), leads(0, true), leads(150, true)), (true, false, true));
-    // je to the end; ret. The way that was not followed to its end might tell another row.
+    // je to the end; ret. The path that was not followed to its end might tell another row.
     const BRANCH: &[u8] = &{
         let mut code = [0x90; 140];
         (code[0], code[1], code[2]) = (0x74, 0x01, 0xc3);
@@ -485,7 +486,7 @@ fn what_little_code_does_not_decide_stays_unknown() {
     };
     let mut leads = |little: bool| {
         callees.follow_little(little);
-        super::follow::<X86_64, COLUMNS>(Avma(0x1000), false, &Text(BRANCH), &mut callees)
+        super::follow::<X86_64>(Avma(0x1000), false, &Text(BRANCH), &mut callees)
     };
     assert!(matches!(leads(false), Some(Leads::Back(_, Proof::Certain))));
     assert_eq!(leads(true), None);

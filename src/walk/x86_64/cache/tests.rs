@@ -14,10 +14,10 @@ impl Code for Described {
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.0.get(usize::try_from(at.0.checked_sub(AT)?).ok()?..).filter(|code| !code.is_empty())
     }
-    fn row(&self, at: Avma) -> Option<Row> {
-        let mut row = Row::new(Cfa::Register(7, 8));
+    fn row(&self, at: Avma) -> Option<AnyRow> {
+        let mut row: Row = Row::new(Cfa::Register(7, 8));
         row.columns[RETURN_ADDRESS] = Column::At(-8);
-        self.code(at).map(|_| row)
+        self.code(at).map(|_| row.into())
     }
 }
 
@@ -120,11 +120,11 @@ impl Code for WithEpilogue {
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.0.code(at)
     }
-    fn row(&self, at: Avma) -> Option<Row> {
+    fn row(&self, at: Avma) -> Option<AnyRow> {
         self.0.row(at)
     }
     fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
-        let mut row = self.row(pc)?;
+        let mut row = row::<X86_64>(self, pc)?;
         row.cfa = Cfa::Register(7, 24);
         (pc == Avma(AT + 4)).then_some(row)
     }

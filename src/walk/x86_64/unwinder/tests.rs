@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::*;
 use crate::arch::UNKNOWN_REGISTER;
-use crate::binary::frame_rule::{CALLED_FROM_ELSEWHERE, Cfa, Column, RETURN_ADDRESS, Row};
-use crate::walk::{Code, StackBytes};
+use crate::binary::frame_rule::{AnyRow, CALLED_FROM_ELSEWHERE, Cfa, Column, RETURN_ADDRESS, Row};
+use crate::walk::{Code, CodeTraits, StackBytes};
 
 pub(super) const TEXT: u64 = 0x40_1000;
 pub(super) const STACK: u64 = 0x7fff_0000_1000;
@@ -34,13 +34,13 @@ impl Code for Rows {
     fn code(&self, at: Avma) -> Option<&[u8]> {
         CALLS.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
     }
-    fn row(&self, at: Avma) -> Option<Row> {
-        self.0.get(&at.0.checked_sub(TEXT)?).cloned()
+    fn row(&self, at: Avma) -> Option<AnyRow> {
+        self.0.get(&at.0.checked_sub(TEXT)?).cloned().map(AnyRow::from)
     }
 }
 
 pub(super) fn row(cfa: Cfa, columns: &[(usize, Column)]) -> Row {
-    let mut row = Row { cfa, columns: Default::default(), signal: false };
+    let mut row: Row = Row { cfa, columns: Default::default(), signal: false };
     row.columns[RETURN_ADDRESS] = Column::At(-8);
     for (register, column) in columns {
         row.columns[*register] = column.clone();
@@ -64,14 +64,14 @@ struct Case {
 
 impl Case {
     /// Walks from TEXT+0, or the register 16; addresses come back relative to TEXT.
-    fn walk(&self, how: How) -> (Vec<u64>, Vec<Method>, Ended) {
+    fn walk(&self, how: UnwindMethod) -> (Vec<u64>, Vec<Method>, StackEnd) {
         let (addresses, methods, walked) = self.walk_below(how, None, None);
         (addresses, methods, walked.ended)
     }
 
     fn walk_below(
         &self,
-        how: How,
+        how: UnwindMethod,
         stack_top: Option<u64>,
         stack_limit: Option<u64>,
     ) -> (Vec<u64>, Vec<Method>, Walked) {
@@ -99,8 +99,8 @@ impl Case {
     }
 
     #[track_caller]
-    fn check(&self, addresses: &[u64], ended: Ended) {
-        let (found, _, why) = self.walk(How::Auto);
+    fn check(&self, addresses: &[u64], ended: StackEnd) {
+        let (found, _, why) = self.walk(UnwindMethod::Auto);
         assert_eq!((found.as_slice(), why), (addresses, ended));
     }
 }
@@ -119,7 +119,7 @@ fn registers_other_than_the_frame_pointer_carry_the_cfa() {
         registers: vec![(3, STACK + 8)],
     };
     // CFA of the leaf: rbx+32 = STACK+0x28; rbx from STACK+0x18 = STACK+0x20, and so on.
-    case.check(&[0, 9, 19], Ended::Root);
+    case.check(&[0, 9, 19], StackEnd::Root);
 }
 
 #[test]
@@ -134,14 +134,14 @@ fn a_return_address_in_a_register_leaves_the_stack_as_it_is() {
         words: vec![1, TEXT + 20, 3],
         registers: vec![(5, rdi)],
     };
-    case(TEXT + 10).check(&[0, 9, 19], Ended::Root);
-    case(TEXT + 11).check(&[0], Ended::BadFrame);
+    case(TEXT + 10).check(&[0, 9, 19], StackEnd::Root);
+    case(TEXT + 11).check(&[0], StackEnd::BadFrame);
     // Not where the word below the stack pointer happens to be one.
     let mut below = case(0);
     below.rows[0].1 = row(Cfa::Register(RSP as u8, 0), &[]);
     below.words = vec![TEXT + 10, 1, TEXT + 20, 3];
     below.registers = vec![(RSP, STACK + 8)];
-    assert_eq!(below.walk(How::Cfi).0, [0]);
+    assert_eq!(below.walk(UnwindMethod::Cfi).0, [0]);
 }
 
 #[test]
@@ -167,8 +167,8 @@ fn a_realigned_stack_is_left_by_reading_memory() {
         ],
         registers: vec![(RBP, STACK + 8)],
     };
-    case.check(&[0, 9, 19], Ended::Root);
-    assert_eq!(case.walk(How::Auto).1, [Method::Context, Method::Cfi, Method::Cfi]);
+    case.check(&[0, 9, 19], StackEnd::Root);
+    assert_eq!(case.walk(UnwindMethod::Auto).1, [Method::Context, Method::Cfi, Method::Cfi]);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn what_a_signal_interrupted_is_no_call_and_has_all_its_registers() {
         words: vec![TEXT + 10, 0, 0, STACK + 0x28, STACK + 0x30, TEXT + 31, TEXT + 40, 0, 0],
         registers: vec![],
     };
-    case.check(&[0, 9, 31, 39], Ended::Root);
+    case.check(&[0, 9, 31, 39], StackEnd::Root);
 }
 
 /// A signal frame: rsp and the return address at these words from the stack pointer.
@@ -208,13 +208,13 @@ fn a_trampoline_of_signals_called_nothing() {
         words: vec![TEXT + trampoline, STACK + 24, TEXT + 31],
         registers: vec![],
     };
-    case(11).check(&[0, 11, 31], Ended::Root);
+    case(11).check(&[0, 11, 31], StackEnd::Root);
     // That of macOS called the handler.
-    case(10).check(&[0, 9, 31], Ended::Root);
+    case(10).check(&[0, 9, 31], StackEnd::Root);
     // Where the walk goes no further, and where it may not.
     let mut torn = case(11);
     torn.words.truncate(2);
-    assert_eq!(torn.walk(How::Cfi).0, [0, 11]);
+    assert_eq!(torn.walk(UnwindMethod::Cfi).0, [0, 11]);
 }
 
 #[test]
@@ -226,25 +226,25 @@ fn a_handler_on_a_stack_of_its_own_is_told_from_a_torn_stack() {
             words: vec![TEXT + 11, sp, TEXT + 31, 0],
             registers: vec![],
         };
-        for how in [How::Auto, How::Cfi] {
+        for how in [UnwindMethod::Auto, UnwindMethod::Cfi] {
             let (addresses, _, walked) = case.walk_below(how, stack_top, stack_limit);
             assert_eq!((addresses.as_slice(), walked.ended), (&[0, 11, 31][..], ended), "{sp:#x}");
-            // What lies elsewhere does not make the window larger.
-            assert!(ended != Ended::OtherStack || walked.reached == Avma(STACK + 8), "{walked:?}");
+            // What lies elsewhere does not make the copy larger.
+            assert!(ended != StackEnd::OtherStack || walked.reached == Avma(STACK + 8), "{walked:?}");
         }
     };
-    check(STACK - 0x100, None, None, Ended::OtherStack);
+    check(STACK - 0x100, None, None, StackEnd::OtherStack);
     // Alternate stacks in memory of the program lie far below the interrupted one.
-    check(STACK + FAR, None, None, Ended::OtherStack);
-    check(STACK + FAR, Some(STACK + FAR + 0x1000), None, Ended::OtherStack);
-    check(STACK + 0x2000, None, Some(STACK + 0x1000), Ended::OtherStack);
-    check(STACK + 0x2000, Some(STACK + 0x1000), None, Ended::OtherStack);
-    check(u64::MAX - 3, None, None, Ended::OtherStack);
+    check(STACK + FAR, None, None, StackEnd::OtherStack);
+    check(STACK + FAR, Some(STACK + FAR + 0x1000), None, StackEnd::OtherStack);
+    check(STACK + 0x2000, None, Some(STACK + 0x1000), StackEnd::OtherStack);
+    check(STACK + 0x2000, Some(STACK + 0x1000), None, StackEnd::OtherStack);
+    check(u64::MAX - 3, None, None, StackEnd::OtherStack);
     // It may be this one, of which too little was copied.
-    check(STACK + 0x1000, None, None, Ended::WindowRanOut);
-    check(STACK + 0x1000, Some(STACK + 0x2000), Some(STACK + 0x2000), Ended::WindowRanOut);
-    // In the window, and no caller there.
-    check(STACK + 16, None, None, Ended::BadFrame);
+    check(STACK + 0x1000, None, None, StackEnd::DeeperThanCopied);
+    check(STACK + 0x1000, Some(STACK + 0x2000), Some(STACK + 0x2000), StackEnd::DeeperThanCopied);
+    // Among the copied bytes, and no caller there.
+    check(STACK + 16, None, None, StackEnd::BadFrame);
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn a_record_that_is_followed_from_code_that_is_not_known_is_no_proof() {
             words: words.to_vec(),
             registers: vec![(RETURN_ADDRESS, pc), (RBP, record)],
         };
-        case.check(&[pc.wrapping_sub(TEXT), 19], Ended::Unproved);
+        case.check(&[pc.wrapping_sub(TEXT), 19], StackEnd::Unproved);
     };
     // rbp is the caller's, whose own return address is in the record: it returns to +10.
     check(&[TEXT + 10, 0, STACK + 64, TEXT + 20], STACK + 16);
@@ -274,10 +274,10 @@ fn a_return_address_that_no_call_precedes_is_refused() {
         words: vec![word, 0, 0, 0],
         registers: vec![],
     };
-    case(TEXT + 10).check(&[0, 9], Ended::Root);
-    case(TEXT + 11).check(&[0], Ended::BadFrame);
-    case(0x1234).check(&[0], Ended::BadFrame);
-    case(0).check(&[0], Ended::BadFrame);
+    case(TEXT + 10).check(&[0, 9], StackEnd::Root);
+    case(TEXT + 11).check(&[0], StackEnd::BadFrame);
+    case(0x1234).check(&[0], StackEnd::BadFrame);
+    case(0).check(&[0], StackEnd::BadFrame);
 }
 
 #[test]
@@ -288,8 +288,8 @@ fn the_stack_pointer_must_rise() {
             words: vec![TEXT + 10; 4],
             registers: vec![],
         };
-        let (_, methods, ended) = case.walk(How::Cfi);
-        assert_eq!((methods.len(), ended), (1, Ended::BadFrame), "{bytes}");
+        let (_, methods, ended) = case.walk(UnwindMethod::Cfi);
+        assert_eq!((methods.len(), ended), (1, StackEnd::BadFrame), "{bytes}");
     }
 }
 
@@ -321,14 +321,14 @@ impl Calls {
     };
 
     /// The frames from +45, where the walk is stuck, with these words above the stack pointer.
-    fn walk(words: &[u64]) -> (Vec<u64>, Ended) {
+    fn walk(words: &[u64]) -> (Vec<u64>, StackEnd) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = X86_64 { rip: TEXT + 0x45, ..X86_64::default() };
         registers.gpr[RSP] = STACK;
         let input =
             Input { max_depth: 16, ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &Calls) };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
-        let walked = unwinder.walk(How::Auto, &registers, &input, &mut out);
+        let walked = unwinder.walk(UnwindMethod::Auto, &registers, &input, &mut out);
         (out.addresses.iter().map(|address| address.0.wrapping_sub(TEXT)).collect(), walked.ended)
     }
 }
@@ -340,8 +340,8 @@ impl Code for Calls {
     fn code(&self, at: Avma) -> Option<&[u8]> {
         Self::CODE.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
     }
-    fn row(&self, at: Avma) -> Option<Row> {
-        (at.0 < TEXT + 0x40).then(first_function)
+    fn row(&self, at: Avma) -> Option<AnyRow> {
+        (at.0 < TEXT + 0x40).then(first_function).map(AnyRow::from)
     }
     fn function(&self, at: Avma) -> Option<Range<Avma>> {
         let start = Avma(TEXT + [0, 0x40, 0x50, 0x60][..].iter().rev().find(|start| TEXT + **start <= at.0)?);
@@ -352,8 +352,8 @@ impl Code for Calls {
 #[test]
 fn a_scan_finds_only_the_caller_of_the_function_that_it_is_stuck_in() {
     let (stale, indirect, live) = (TEXT + 0x0a, TEXT + 0x0c, TEXT + 0x05);
-    assert_eq!(Calls::walk(&[7, stale, indirect, live]), (vec![0x45, 4], Ended::Scanned));
-    assert_eq!(Calls::walk(&[7, stale, indirect]), (vec![0x45], Ended::Undescribed));
+    assert_eq!(Calls::walk(&[7, stale, indirect, live]), (vec![0x45, 4], StackEnd::Scanned));
+    assert_eq!(Calls::walk(&[7, stale, indirect]), (vec![0x45], StackEnd::Undescribed));
 }
 
 #[test]
@@ -364,8 +364,8 @@ fn at_the_end_of_the_address_space_walks_end() {
         let framed = row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))]);
         for rows in [vec![], vec![(0, framed)]] {
             let case = Case { rows, words: vec![0, TEXT + 10], registers: registers.clone() };
-            let ended = case.walk(How::Auto).2;
-            assert!(matches!(ended, Ended::BadFrame | Ended::Undescribed), "{bytes}: {ended:?}");
+            let ended = case.walk(UnwindMethod::Auto).2;
+            assert!(matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed), "{bytes}: {ended:?}");
         }
     }
 }
@@ -373,15 +373,15 @@ fn at_the_end_of_the_address_space_walks_end() {
 #[test]
 fn the_window_is_told_from_garbage() {
     let case = |bytes| Case { rows: vec![(0, sp_plus(bytes))], words: vec![0; 4], registers: vec![] };
-    case(0x1000).check(&[0], Ended::WindowRanOut);
-    case(1 << 40).check(&[0], Ended::BadFrame);
+    case(0x1000).check(&[0], StackEnd::DeeperThanCopied);
+    case(1 << 40).check(&[0], StackEnd::BadFrame);
 }
 
 #[test]
 fn a_walk_that_only_ends_is_not_complete() {
     // Neither row nor frame record, and rbp is 0: with frame pointers that would do.
     let case = Case { rows: vec![], words: vec![0; 4], registers: vec![] };
-    case.check(&[0], Ended::Undescribed);
+    case.check(&[0], StackEnd::Undescribed);
 }
 
 #[test]
@@ -389,8 +389,8 @@ fn a_threads_first_instruction_has_nothing_above_its_stack_pointer() {
     // What lies below it is copied, too.
     let registers = vec![(RSP, STACK + 16)];
     let case = Case { rows: vec![], words: vec![0; 8], registers };
-    assert_eq!(case.walk_below(How::Auto, Some(STACK + 16), None).2.ended, Ended::Root);
-    assert_ne!(case.walk_below(How::Auto, Some(STACK), None).2.ended, Ended::Root);
+    assert_eq!(case.walk_below(UnwindMethod::Auto, Some(STACK + 16), None).2.ended, StackEnd::Root);
+    assert_ne!(case.walk_below(UnwindMethod::Auto, Some(STACK), None).2.ended, StackEnd::Root);
 }
 
 #[test]
@@ -400,26 +400,26 @@ fn a_null_return_address_ends_a_stack_that_is_not_the_threads_own() {
         words: vec![TEXT + 10, 7, 0, 0],
         registers: vec![],
     };
-    let ended = |case: &Case, top| case.walk_below(How::Auto, top, None).2.ended;
-    assert_eq!(ended(&case, None), Ended::Fiber);
-    assert_eq!(ended(&case, Some(STACK - 0x10_0000)), Ended::Fiber);
-    assert_eq!(ended(&case, Some(STACK + 0x1000)), Ended::BadFrame);
+    let ended = |case: &Case, top| case.walk_below(UnwindMethod::Auto, top, None).2.ended;
+    assert_eq!(ended(&case, None), StackEnd::Fiber);
+    assert_eq!(ended(&case, Some(STACK - 0x10_0000)), StackEnd::Fiber);
+    assert_eq!(ended(&case, Some(STACK + 0x1000)), StackEnd::BadFrame);
     // In the leaf, whose row may be wrong at this instruction, it proves nothing.
     case.words[0] = 0;
-    assert_eq!(ended(&case, None), Ended::BadFrame);
+    assert_eq!(ended(&case, None), StackEnd::BadFrame);
     // Nor in a frame that was found by a frame record.
     case.rows = vec![(9, sp_plus(16))];
     case.words = vec![0, TEXT + 10, 7, 0];
     case.registers = vec![(RBP, STACK)];
-    assert_ne!(ended(&case, None), Ended::Fiber);
+    assert_ne!(ended(&case, None), StackEnd::Fiber);
 }
 
 #[test]
 fn depth_is_limited() {
     let case =
         Case { rows: vec![(0, sp_plus(8)), (9, sp_plus(8))], words: vec![TEXT + 10; 40], registers: vec![] };
-    let (addresses, _, ended) = case.walk(How::Auto);
-    assert_eq!((addresses.len(), ended), (16, Ended::DepthLimit));
+    let (addresses, _, ended) = case.walk(UnwindMethod::Auto);
+    assert_eq!((addresses.len(), ended), (16, StackEnd::DepthLimit));
 }
 
 /// A thread that sleeps: in a system call, called by a function that keeps a frame pointer, which
@@ -463,11 +463,13 @@ impl Code for Asleep {
     fn code(&self, at: Avma) -> Option<&[u8]> {
         Asleep::BYTES.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
     }
-    fn row(&self, at: Avma) -> Option<Row> {
+    fn row(&self, at: Avma) -> Option<AnyRow> {
         match at.0.checked_sub(TEXT)? {
-            at if at < Asleep::CALLER => Some(sp_plus(8)),
-            at if at < Asleep::FIRST => Some(row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))])),
-            _ => Some(first_function()),
+            at if at < Asleep::CALLER => Some(sp_plus(8).into()),
+            at if at < Asleep::FIRST => {
+                Some(row(Cfa::Register(RBP as u8, 16), &[(RBP, Column::At(-16))]).into())
+            }
+            _ => Some(first_function().into()),
         }
     }
     fn function(&self, pc: Avma) -> Option<Range<Avma>> {
@@ -486,18 +488,18 @@ fn a_frame_pointer_that_nobody_told_is_where_the_instructions_put_it() {
     let input =
         Input { max_depth: 16, ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &Asleep) };
     let mut out = Frames::default();
-    let walked = Unwinder::default().walk(How::Auto, &registers, &input, &mut out);
+    let walked = Unwinder::default().walk(UnwindMethod::Auto, &registers, &input, &mut out);
     let found: Vec<u64> = out.addresses.iter().map(|address| address.0 - TEXT).collect();
     assert_eq!(found, [2, Asleep::RETURNS_TO_CALLER - 1, Asleep::RETURNS_TO_FIRST - 1]);
-    assert_eq!(walked.ended, Ended::Root);
+    assert_eq!(walked.ended, StackEnd::Root);
     // One that is told is taken as it is.
     registers.gpr[RBP] = STACK + 8;
     let mut out = Frames::default();
-    let walked = Unwinder::default().walk(How::Cfi, &registers, &input, &mut out);
-    assert_eq!((out.addresses.len(), walked.ended), (2, Ended::BadFrame));
+    let walked = Unwinder::default().walk(UnwindMethod::Cfi, &registers, &input, &mut out);
+    assert_eq!((out.addresses.len(), walked.ended), (2, StackEnd::BadFrame));
 }
 
-/// Code of V8 from TEXT+100 to TEXT+200, which is nothing but calls; how often it was asked for at TEXT+110.
+/// Code of V8 from TEXT+100 to TEXT+200, which is nothing but calls; how often it was requested at TEXT+110.
 struct OfV8(Rows, std::cell::Cell<u32>);
 
 impl Code for OfV8 {
@@ -508,14 +510,12 @@ impl Code for OfV8 {
         self.1.set(self.1.get() + u32::from(at.0 == TEXT + 110));
         self.0.code(at)
     }
-    fn row(&self, at: Avma) -> Option<Row> {
+    fn row(&self, at: Avma) -> Option<AnyRow> {
         self.0.row(at)
     }
-    fn is_made(&self, at: Avma) -> bool {
-        (TEXT + 100..TEXT + 200).contains(&at.0)
-    }
-    fn keeps_records(&self, at: Avma) -> bool {
-        self.is_made(at)
+    fn traits(&self, at: Avma) -> CodeTraits {
+        let is_jit = (TEXT + 100..TEXT + 200).contains(&at.0);
+        CodeTraits { is_jit, keeps_frame_records: is_jit, ..CodeTraits::default() }
     }
 }
 
@@ -535,13 +535,15 @@ fn code_of_v8_is_followed_only_where_a_frame_has_no_mark() {
         let mut unwinder = Unwinder::default();
         for _ in 0..2 {
             // By frame pointers alone the function in between would be missing without a mark.
-            for how in [How::Auto, How::FramePointer].into_iter().take(1 + usize::from(is_marked)) {
+            for how in
+                [UnwindMethod::Auto, UnwindMethod::FramePointer].into_iter().take(1 + usize::from(is_marked))
+            {
                 let mut out = Frames::default();
                 let walked = unwinder.unwind(how, &registers, &input, &mut Facts::default(), &mut out);
                 let addresses: Vec<u64> = out.addresses.iter().map(|address| address.0 - TEXT).collect();
                 assert_eq!(addresses, [0, 109, 19], "{below:x?} {how:?}");
                 assert_eq!(out.methods[2], Method::FramePointer);
-                assert_eq!(walked.ended == Ended::Root, is_marked, "{below:x?} {how:?} {walked:?}");
+                assert_eq!(walked.ended == StackEnd::Root, is_marked, "{below:x?} {how:?} {walked:?}");
             }
         }
         asked.push(code.1.get());
@@ -559,10 +561,10 @@ fn a_caller_on_another_stack_is_told_where_a_call_is_under_way() {
     for outer in [left.clone(), entered] {
         let registers = vec![(RBX, STACK - 0x10_0000), (R12, TEXT + 20)];
         let case = Case { rows: vec![(0, sp_plus(8)), (9, outer)], words: vec![TEXT + 10, 0, 0], registers };
-        case.check(&[0, 9], Ended::OtherStack);
+        case.check(&[0, 9], StackEnd::OtherStack);
     }
     // Where a thread stands it may be about to go there.
     let registers = vec![(RBX, STACK - 0x10_0000), (R12, TEXT + 20)];
     let leaf = Case { rows: vec![(0, left)], words: vec![0, 0], registers };
-    assert_ne!(leaf.walk(How::Auto).2, Ended::OtherStack);
+    assert_ne!(leaf.walk(UnwindMethod::Auto).2, StackEnd::OtherStack);
 }

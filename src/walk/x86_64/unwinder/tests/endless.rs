@@ -12,7 +12,7 @@ impl Code for Endless {
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.1.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
     }
-    fn row(&self, at: Avma) -> Option<Row> {
+    fn row(&self, at: Avma) -> Option<AnyRow> {
         self.0.row(at)
     }
 }
@@ -34,18 +34,18 @@ fn a_record_is_certain_where_the_call_leads_to_the_function_that_keeps_it() {
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
         let input = Input { max_depth: 8, ..Input::new(stack, &program) };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
-        let walked = unwinder.walk(How::Auto, &registers, &input, &mut out);
+        let walked = unwinder.walk(UnwindMethod::Auto, &registers, &input, &mut out);
         (out.methods.last().copied(), walked.ended)
     };
     let check = |call: &[u8], ended| assert_eq!(walk(call), (Some(Method::FramePointer), ended), "{call:x?}");
     // call +10; mov 8(%rsp),%rax; call *%rax; nop; call *%rbx
-    check(&[0xe8, 0x0b, 0, 0, 0], Ended::Root);
-    check(&[0x48, 0x8b, 0x44, 0x24, 8, 0xff, 0xd0], Ended::Root);
-    check(&[0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd3], Ended::Root);
+    check(&[0xe8, 0x0b, 0, 0, 0], StackEnd::Root);
+    check(&[0x48, 0x8b, 0x44, 0x24, 8, 0xff, 0xd0], StackEnd::Root);
+    check(&[0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd3], StackEnd::Root);
     // call *%rcx; call +14, into the middle of it; another word of the frame; another register
-    check(&[0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd1], Ended::Unproved);
-    check(&[0xe8, 0x0f, 0, 0, 0], Ended::Unproved);
-    check(&[0x48, 0x8b, 0x44, 0x24, 0, 0xff, 0xd0], Ended::Unproved);
-    check(&[0x48, 0x8b, 0x4c, 0x24, 8, 0xff, 0xd0], Ended::Unproved);
-    check(&[0x90, 0x90, 0x90, 0x90, 0x41, 0xff, 0xd4], Ended::Unproved);
+    check(&[0x90, 0x90, 0x90, 0x90, 0x90, 0xff, 0xd1], StackEnd::Unproved);
+    check(&[0xe8, 0x0f, 0, 0, 0], StackEnd::Unproved);
+    check(&[0x48, 0x8b, 0x44, 0x24, 0, 0xff, 0xd0], StackEnd::Unproved);
+    check(&[0x48, 0x8b, 0x4c, 0x24, 8, 0xff, 0xd0], StackEnd::Unproved);
+    check(&[0x90, 0x90, 0x90, 0x90, 0x41, 0xff, 0xd4], StackEnd::Unproved);
 }

@@ -12,7 +12,7 @@ use stackprof::arch::{Arm, Registers};
 use stackprof::binary::elf::Elf;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
 use stackprof::images::{ImageCode, Images};
-use stackprof::walk::{self, Frames, How, StackBytes, Unwinder};
+use stackprof::walk::{self, Frames, UnwindMethod, StackBytes, Unwinder};
 use unicorn_engine::{Arch as Cpu, Mode, Prot, RegisterARM as A, Unicorn};
 
 use crate::build::{Built, run};
@@ -32,7 +32,7 @@ pub struct Verdict {
 }
 
 /// Ways of walking: those that `--unwind` has, and the first of them without the status register.
-pub const WALKS: usize = How::ALL.len() + 1;
+pub const WALKS: usize = UnwindMethod::ALL.len() + 1;
 
 /// A boundary, judged by every way of walking.
 pub struct Judged {
@@ -298,9 +298,9 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
     };
     let mut frames = Frames::default();
     let verdicts = std::array::from_fn(|index| {
-        let (how, cpsr) = match How::ALL.get(index) {
+        let (how, cpsr) = match UnwindMethod::ALL.get(index) {
             Some((how, _)) => (*how, Some(cpsr)),
-            None => (How::Auto, None),
+            None => (UnwindMethod::Auto, None),
         };
         let registers = Registers::Arm(Arm { r, cpsr, m_profile: false });
         let walked = walk::unwind(how, &registers, &input, &mut run.unwinders[index], &mut frames);

@@ -13,7 +13,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use stackprof::walk::How;
+use stackprof::walk::UnwindMethod;
 
 use build::{PROGRAMS, Variant, With};
 use machine::Judged;
@@ -28,8 +28,8 @@ const AUTO_MIN: u64 = 9950;
 const BOUNDARIES_MIN: u64 = 5000;
 
 /// Each way of walking; the last one is told no status register, as by samples of the Linux kernel.
-fn walks() -> impl Iterator<Item = (How, &'static str)> {
-    How::ALL.into_iter().chain([(How::Auto, "untold")])
+fn walks() -> impl Iterator<Item = (UnwindMethod, &'static str)> {
+    UnwindMethod::ALL.into_iter().chain([(UnwindMethod::Auto, "untold")])
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -156,10 +156,10 @@ fn print(tallies: &BTreeMap<(String, usize), (Tally, Tally)>) -> Vec<String> {
             let cell = [share(all.exact, all.all), share(own.exact_bodies, own.bodies), share(all.complete, all.all)];
             print!(" | {:>6} {:>6} {:>6} {:>6}", cell[0], cell[1], cell[2], all.wrong_complete);
             let (part, of, min) = match (how, build.rsplit(' ').next().unwrap_or_default()) {
-                (How::Exidx, "exidx") => (own.exact_bodies, own.bodies, EXIDX_MIN),
-                (How::Code, "symbols") => (all.exact, all.all, CODE_MIN),
-                (How::Code, "stripped") => (all.exact, all.all, CODE_STRIPPED_MIN),
-                (How::FramePointer, "apcs") => (own.exact_bodies, own.bodies, 10_000),
+                (UnwindMethod::Exidx, "exidx") => (own.exact_bodies, own.bodies, EXIDX_MIN),
+                (UnwindMethod::Code, "symbols") => (all.exact, all.all, CODE_MIN),
+                (UnwindMethod::Code, "stripped") => (all.exact, all.all, CODE_STRIPPED_MIN),
+                (UnwindMethod::FramePointer, "apcs") => (own.exact_bodies, own.bodies, 10_000),
                 _ => (1, 1, 0),
             };
             if part * 10_000 < of * min || of == 0 {

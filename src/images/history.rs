@@ -1,0 +1,474 @@
+//! The images of processes over time: which image a code address belongs to, and where in it.
+//!
+//! Input: the executable mappings as they are from time to time, and a closure that opens a file. Output: address →
+//! image and stated address, in any address space the processes had. Files are shared by all; each process has its own
+//! spaces, and what is asked of the *current* space is of the process that was selected last.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::loaded::Image;
+use super::space::{NO_IMAGE, Region, Space};
+use crate::addr::{Avma, Svma};
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
+
+/// Most address spaces over time. Beyond it the current one is changed in place, so
+/// that old addresses may get a wrong name; [`Images::spaces_full`] tells.
+pub const MAX_SPACES: usize = 65_536;
+
+/// Most images over time: each may hold a mapped file. Code of further ones is
+/// `[unknown]`, counted by [`Images::images_refused`].
+pub const MAX_IMAGES: usize = 8192;
+
+/// Most of these that compilers registered (`gdb_jit.rs`), and most bytes of them.
+const MAX_REGISTERED: usize = MAX_IMAGES / 2;
+const MAX_REGISTERED_BYTES: usize = 128 << 20;
+
+/// Most regions of all spaces together (32 MiB of memory). A quarter is kept for the
+/// current space: when older ones hold the rest, no new space begins, as with
+/// [`MAX_SPACES`]. Regions that do not fit are counted by [`Images::regions_refused`].
+pub const MAX_REGIONS: usize = 1 << 20;
+
+/// Most names of memory without files that are kept; a process has a handful.
+const MAX_LABELS: usize = 64;
+/// Longest of these names, in bytes; the kernel's limit is 80.
+const MAX_LABEL_BYTES: usize = 128;
+
+/// Where an address lies.
+#[derive(Clone, Copy, Debug)]
+pub struct Location<'a> {
+    /// Index of the image in [`Images::images`].
+    pub index: u32,
+    /// The image.
+    pub image: &'a Image,
+    /// The address as the image's file states it. For an image whose format
+    /// is not understood: the offset in the file.
+    pub svma: Svma,
+    /// Bytes from the image's lowest stated address: what `[module+0x1f40]` shows.
+    pub relative: u64,
+}
+
+/// The spaces of one process.
+#[derive(Clone, Debug, Default)]
+struct Process {
+    /// The one that it has now.
+    current: u32,
+    /// The one that its last program began with.
+    program: u32,
+    /// The link by which that program was started.
+    path: Option<Arc<ProgramPath>>,
+}
+
+/// The images of processes over time.
+#[derive(Clone, Debug)]
+pub struct Images {
+    pub(super) images: Vec<Image>,
+    /// Images by device and inode; the few of one identity differ in their path.
+    by_identity: BTreeMap<(u64, u64), Vec<u32>>,
+    /// What the system calls regions without image, by number; the first is empty.
+    labels: Vec<String>,
+    /// Numbered by position. Never empty.
+    spaces: Vec<Space>,
+    /// Numbered by position. Never empty.
+    processes: Vec<Process>,
+    /// The process that was selected.
+    process: u32,
+    /// Regions of all spaces but the current one of that process.
+    regions_before: usize,
+    spaces_full: bool,
+    images_refused: u64,
+    regions_refused: u64,
+    /// How many are registered, and their bytes.
+    registered: (usize, usize),
+}
+
+impl Default for Images {
+    fn default() -> Images {
+        Images {
+            images: Vec::new(),
+            by_identity: BTreeMap::new(),
+            labels: vec![String::new()],
+            spaces: vec![Space::default()],
+            processes: vec![Process::default()],
+            process: 0,
+            regions_before: 0,
+            spaces_full: false,
+            images_refused: 0,
+            regions_refused: 0,
+            registered: (0, 0),
+        }
+    }
+}
+
+impl Images {
+    /// Takes the executable mappings now present, sorted by address. An image that was
+    /// not seen before (by identity and path) is opened with `open`, once, and again when its file
+    /// was rewritten.
+    ///
+    /// The current space goes on while every address in it keeps its meaning; a new one
+    /// begins when an image disappeared, even in part, or when another file or other
+    /// part of it is now at its addresses. Returns whether anything changed.
+    pub fn update(
+        &mut self,
+        mappings: &[Mapping],
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
+    ) -> bool {
+        let mut regions = self.regions(mappings, open);
+        let current = self.current();
+        if current.regions == regions {
+            return false;
+        }
+        match current.follow(&regions) {
+            Some(vanished) => {
+                self.cut_to_limit(&mut regions);
+                self.current_mut().replace(regions, vanished);
+            }
+            None => {
+                self.new_space(regions.len());
+                self.cut_to_limit(&mut regions);
+                self.current_mut().replace(regions, Vec::new());
+            }
+        }
+        true
+    }
+
+    /// Begins a new, empty space: the process replaced its program (`exec`).
+    pub fn begin_space(&mut self) {
+        self.new_space(0);
+        self.current_mut().replace(Vec::new(), Vec::new());
+        let current = self.space();
+        let process = self.selected_mut();
+        (process.program, process.path) = (current, None);
+    }
+
+    /// Says by which path the program of the selected process was started, before its mappings are taken: its file is
+    /// an image of its own under that name.
+    pub fn set_program_path(&mut self, path: Option<Arc<ProgramPath>>) {
+        self.selected_mut().path = path;
+    }
+
+    /// Begins another process, with an empty space, and selects it. Its number; `None` beyond
+    /// [`MAX_SPACES`] and [`MAX_REGIONS`]. The first process, number 0, is there from the beginning.
+    pub fn begin_process(&mut self) -> Option<u32> {
+        let before = self.space();
+        self.new_space(0);
+        let space = self.space();
+        if space == before {
+            return None;
+        }
+        self.selected_mut().current = before;
+        self.process = self.processes.len() as u32;
+        self.processes.push(Process { current: space, program: space, path: None });
+        self.current_mut().process = self.process;
+        Some(self.process)
+    }
+
+    /// Selects a process, by the number that [`Images::begin_process`] gave.
+    #[inline]
+    pub fn select(&mut self, process: u32) {
+        if process != self.process && (process as usize) < self.processes.len() {
+            self.regions_before += self.current().regions.len();
+            self.process = process;
+            self.regions_before -= self.current().regions.len();
+        }
+    }
+
+    /// The process that an address space is of.
+    #[must_use]
+    pub fn process_of(&self, space: u32) -> u32 {
+        self.spaces.get(space as usize).map_or(0, |space| space.process)
+    }
+
+    /// Whether a space is of a program that its process has replaced since (`exec`).
+    #[must_use]
+    pub fn is_of_earlier_program(&self, space: u32) -> bool {
+        let process = self.processes.get(self.process_of(space) as usize);
+        process.is_some_and(|process| space < process.program)
+    }
+
+    /// The number of the current address space.
+    #[must_use]
+    #[inline]
+    pub fn space(&self) -> u32 {
+        self.processes.get(self.process as usize).map_or(0, |process| process.current)
+    }
+
+    fn selected_mut(&mut self) -> &mut Process {
+        let process = self.process as usize;
+        &mut self.processes[process]
+    }
+
+    /// Whether an address is in executable memory of the current space, as last updated.
+    #[must_use]
+    #[inline]
+    pub fn contains(&self, avma: Avma) -> bool {
+        self.current().find(avma.0).is_some()
+    }
+
+    /// The file's bytes from a code address of the current space to the end of its
+    /// mapping (or of the file); `None` where they are not known.
+    #[must_use]
+    pub fn code(&self, pc: Avma) -> Option<&[u8]> {
+        let region = self.current().find(pc.0)?;
+        // What is registered is in memory only.
+        let image = self.images.get(region.image as usize).filter(|_| !region.is_registered)?;
+        let bytes = image.bytes.as_ref().ok()?;
+        let bytes = bytes.from_offset(region.file_offset.checked_add(pc.0 - region.start)?);
+        let length = usize::try_from(region.end - pc.0).ok()?;
+        bytes.get(..length.min(bytes.len())).filter(|bytes| !bytes.is_empty())
+    }
+
+    /// The image that an address belonged to in one of the process's address spaces.
+    #[must_use]
+    pub fn locate(&self, space: u32, avma: Avma) -> Option<Location<'_>> {
+        let region = self.spaces.get(space as usize)?.find(avma.0)?;
+        let image = self.images.get(region.image as usize)?;
+        let offset = region.file_offset.checked_add(avma.0 - region.start)?;
+        // Without segments (unknown format, or none near) the file offset is still the same in
+        // every run, so it is a better name than the run-time address.
+        let svma = image.object().and_then(|object| object.svma_of(offset)).unwrap_or(Svma(offset));
+        Some(Location { index: region.image, image, svma, relative: svma - image.base_svma })
+    }
+
+    /// Whether an address was in executable memory that a program filled itself: without a file,
+    /// or with one that exists in memory only and holds no program or library. Output: what the
+    /// system calls that memory (`[anon:v8]`, `/memfd:jit`, `/dev/zero`), empty if nothing. Code
+    /// of such memory that has been unmapped since counts too.
+    #[must_use]
+    pub fn jit_memory(&self, space: u32, avma: Avma) -> Option<&str> {
+        let space = self.spaces.get(space as usize)?;
+        let Some(region) = space.find(avma.0) else { return space.had_vanished(avma.0).then_some("") };
+        match self.images.get(region.image as usize) {
+            Some(image) if region.is_registered => Some(&image.path),
+            Some(image) => image.object().is_none().then(|| in_memory_only(&image.path)).flatten(),
+            None => {
+                let label = usize::try_from(region.file_offset).ok().and_then(|label| self.labels.get(label));
+                Some(label.map_or("", String::as_str))
+            }
+        }
+    }
+
+    /// The images that are mapped in a space.
+    pub fn images_in(&self, space: u32) -> impl Iterator<Item = &Image> {
+        let regions = self.spaces.get(space as usize).map_or(&[][..], |space| &space.regions);
+        let mut images: Vec<u32> = regions.iter().map(|region| region.image).collect();
+        images.sort_unstable();
+        images.dedup();
+        images.into_iter().filter_map(|image| self.images.get(image as usize))
+    }
+
+    /// Where the current space has the lists of code that JIT compilers register with debuggers.
+    pub(crate) fn jit_descriptors(&self) -> Vec<Avma> {
+        let descriptor = |region: &Region| {
+            let image = self.images.get(region.image as usize)?;
+            let svma = image.jit_descriptor()?;
+            let end = region.file_offset.checked_add(region.end - region.start)?;
+            let (offset, code) = image.object()?.code_in(&(region.file_offset..end))?;
+            let bias = (region.start + (offset - region.file_offset)).wrapping_sub(code.0);
+            Some(Avma(svma.0.wrapping_add(bias)))
+        };
+        let mut found: Vec<Avma> = self.current().regions.iter().filter_map(descriptor).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// How many bytes of files that compilers register may still be taken in.
+    pub(crate) fn room_for_registered(&self) -> usize {
+        MAX_REGISTERED_BYTES.saturating_sub(self.registered.1)
+    }
+
+    /// The paths of the files of a name that the last program of a process has mapped, now or before.
+    #[must_use]
+    pub fn paths_in_program(&self, process: u32, name: &str) -> Vec<&str> {
+        let is_mapped = |index: usize| {
+            let in_space = |space: &Space| space.regions.iter().any(|at| at.image as usize == index);
+            let of_program = |(number, space): (usize, &Space)| {
+                space.process == process && !self.is_of_earlier_program(number as u32) && in_space(space)
+            };
+            self.spaces.iter().enumerate().any(of_program)
+        };
+        let named = self.images.iter().enumerate().filter(|(_, image)| image.name == name);
+        let mut paths: Vec<&str> =
+            named.filter(|(index, _)| is_mapped(*index)).map(|(_, image)| image.path.as_str()).collect();
+        paths.dedup();
+        paths
+    }
+
+    /// The mapping of an image that an address lay in in one of the process's address
+    /// spaces: the image, the addresses (Avma), and the file offset of the first one. `None` for JIT code.
+    #[must_use]
+    pub fn mapping_of(&self, space: u32, avma: Avma) -> Option<(&Image, Range<Avma>, u64)> {
+        let region = self.spaces.get(space as usize)?.find(avma.0).filter(|region| !region.is_registered)?;
+        let image = self.images.get(region.image as usize)?;
+        Some((image, Avma(region.start)..Avma(region.end), region.file_offset))
+    }
+
+    /// The run-time address of the entry point of the executable at `path`, in a space.
+    #[must_use]
+    pub fn entry_of(&self, space: u32, path: &str) -> Option<Avma> {
+        let regions = &self.spaces.get(space as usize)?.regions;
+        regions.iter().find_map(|region| {
+            let image = self.images.get(region.image as usize)?;
+            let object = image.object().filter(|_| image.path == path)?;
+            let into = object.file_offset_of(object.entry()?)?.checked_sub(region.file_offset)?;
+            let avma = region.start.checked_add(into)?;
+            (avma < region.end).then_some(Avma(avma))
+        })
+    }
+
+    /// All images seen, in the order in which they were.
+    #[must_use]
+    pub fn images(&self) -> &[Image] {
+        &self.images
+    }
+
+    /// Whether [`MAX_SPACES`] or [`MAX_REGIONS`] kept a new space from beginning: names
+    /// of code that was unloaded before may be wrong from then on.
+    #[must_use]
+    pub fn spaces_full(&self) -> bool {
+        self.spaces_full
+    }
+
+    /// How often an image was not taken because of [`MAX_IMAGES`].
+    #[must_use]
+    pub fn images_refused(&self) -> u64 {
+        self.images_refused
+    }
+
+    /// How often a region was not taken: beyond [`MAX_REGIONS`], or overlapping another.
+    #[must_use]
+    pub fn regions_refused(&self) -> u64 {
+        self.regions_refused
+    }
+
+    pub(super) fn current(&self) -> &Space {
+        &self.spaces[self.space() as usize]
+    }
+
+    fn current_mut(&mut self) -> &mut Space {
+        let current = self.space() as usize;
+        &mut self.spaces[current]
+    }
+
+    /// Makes room for a new space, unless a limit says that the current one must do.
+    fn new_space(&mut self, regions: usize) {
+        let regions_before = self.regions_before + self.current().regions.len();
+        let wanted = regions.max(MAX_REGIONS / 4);
+        if self.spaces.len() >= MAX_SPACES || regions_before + wanted > MAX_REGIONS {
+            self.spaces_full = true;
+            return;
+        }
+        self.regions_before = regions_before;
+        self.current_mut().regions.shrink_to_fit();
+        self.spaces.push(Space::of(self.process));
+        let last = (self.spaces.len() - 1) as u32;
+        self.selected_mut().current = last;
+    }
+
+    fn cut_to_limit(&mut self, regions: &mut Vec<Region>) {
+        let room = MAX_REGIONS - self.regions_before;
+        self.regions_refused += regions.len().saturating_sub(room) as u64;
+        regions.truncate(room);
+    }
+
+    /// The mappings as regions, sorted and disjoint.
+    fn regions(
+        &mut self,
+        mappings: &[Mapping],
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
+    ) -> Vec<Region> {
+        let mut regions = Vec::with_capacity(mappings.len().min(MAX_REGIONS));
+        let mut end_before = 0;
+        for mapping in mappings.iter().take(MAX_REGIONS) {
+            let (start, end) = (mapping.avma.start.0, mapping.avma.end.0);
+            if start >= end || start < end_before {
+                self.regions_refused += 1;
+                continue;
+            }
+            end_before = end;
+            let image = self.image(mapping, open);
+            let file_offset = match mapping.kind {
+                MappingKind::File | MappingKind::Registered => mapping.file_offset,
+                // A vDSO's bytes are the mapping's own memory.
+                MappingKind::Vdso => 0,
+                MappingKind::Anonymous => self.label(&mapping.path),
+            };
+            let is_registered = mapping.kind == MappingKind::Registered;
+            regions.push(Region { start, end, file_offset, image, is_registered });
+        }
+        self.regions_refused += mappings.len().saturating_sub(MAX_REGIONS) as u64;
+        regions
+    }
+
+    /// The number of a label; 0, which is none, for those beyond [`MAX_LABELS`].
+    fn label(&mut self, label: &str) -> u64 {
+        let known = self.labels.iter().position(|known| known == label);
+        let number = known.or_else(|| {
+            let fits = self.labels.len() < MAX_LABELS && label.len() <= MAX_LABEL_BYTES;
+            fits.then(|| {
+                self.labels.push(label.to_owned());
+                self.labels.len() - 1
+            })
+        });
+        number.unwrap_or(0) as u64
+    }
+
+    /// The index of a mapping's image, opened if it is new.
+    fn image(
+        &mut self,
+        mapping: &Mapping,
+        open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
+    ) -> u32 {
+        if mapping.kind == MappingKind::Anonymous {
+            return NO_IMAGE;
+        }
+        let path = self.processes.get(self.process as usize).and_then(|process| process.path.as_deref());
+        let path = path.filter(|path| mapping.kind == MappingKind::File && path.file == mapping.path);
+        let started_as = path.map(|path| path.started_as.as_str());
+        let same_file = |&&index: &&u32| {
+            let image = &self.images[index as usize];
+            image.identity == mapping.identity && image.path == mapping.path && image.kind == mapping.kind
+        };
+        let same = |index: &&u32| {
+            same_file(index) && self.images[**index as usize].started_as.as_deref() == started_as
+        };
+        // A file that was rewritten in place is another image from then on, with the same code as what
+        // its mappings have now. One that holds no program may be memory that a JIT compiler writes to.
+        let is_as_loaded = |image: &Image| image.object().is_none() || image.overwritten().is_none();
+        let known = self.by_identity.get(&mapping.identity).map_or(&[][..], Vec::as_slice);
+        let last = known.iter().rev().find(same);
+        if let Some(&index) = last.filter(|index| is_as_loaded(&self.images[**index as usize])) {
+            return index;
+        }
+        // The bytes of a file that was started by another name already.
+        let other = known.iter().rev().find(same_file).map(|index| &self.images[*index as usize]);
+        let other = other.filter(|image| image.object().is_some() && is_as_loaded(image));
+        let bytes = other.and_then(|image| image.bytes.clone().ok());
+        let is_registered = mapping.kind == MappingKind::Registered;
+        if self.images.len() >= MAX_IMAGES || is_registered && self.registered.0 >= MAX_REGISTERED {
+            self.images_refused += 1;
+            return NO_IMAGE;
+        }
+        let mut image = Image::open(mapping, bytes.map_or_else(|| open(mapping), Ok));
+        image.started_as = started_as.map(str::to_owned);
+        if is_registered {
+            let bytes = image.bytes.as_ref().map_or(0, |bytes| bytes.bytes().len());
+            self.registered = (self.registered.0 + 1, self.registered.1 + bytes);
+        }
+        let index = self.images.len() as u32;
+        self.by_identity.entry(mapping.identity).or_default().push(index);
+        self.images.push(image);
+        index
+    }
+}
+
+/// What a file that exists in memory only is called, if it is one: shared memory without a name
+/// (shmem_zero_setup in mm/shmem.c, hugetlb_file_setup in fs/hugetlbfs/inode.c), memfd_create(2),
+/// shm_open(3), shmget(2).
+fn in_memory_only(path: &str) -> Option<&str> {
+    let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+    const IN_MEMORY: [&str; 5] = ["/dev/zero", "/memfd:", "/dev/shm/", "/SYSV", "/anon_hugepage"];
+    IN_MEMORY.iter().any(|start| path.starts_with(start)).then_some(path)
+}

@@ -1,0 +1,554 @@
+//! The bytes of code that belongs to no file: what a just-in-time compiler made, and files that
+//! are gone. Input: the executable mappings, and reads of the target's memory while it runs;
+//! output: code for the walker, which follows it as it follows other code without unwind
+//! information.
+//!
+//! Such code is replaced without a word. So bytes are read when a walk first needs them and
+//! serve that walk only. What was learned of them is kept by the walker; every [`KEPT_NS`] the bytes
+//! that it rests on are read again (`dependencies.rs`), and where they are others it is forgotten. Nothing
+//! is read while a thread stands.
+
+mod dependencies;
+mod glances;
+mod memory;
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+
+use dependencies::Dependencies;
+use glances::Glances;
+pub use memory::{CodeMemory, Read};
+
+use super::code::ImageCode;
+use super::history::Images;
+use crate::addr::Avma;
+use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
+use crate::binary::v8;
+use crate::binary::{Mapping, MappingKind};
+use crate::walk::{Code, CodeTraits, Glance};
+
+/// How long what was learned of such code is relied on before its bytes are read again, nanoseconds.
+pub const KEPT_NS: u64 = 1_000_000_000;
+/// Bytes are read in blocks of this size, a power of two; more than a walker looks at from one
+/// address on (see [`Code::searched`]).
+const BLOCK_BYTES: u64 = 8 << 10;
+/// Most blocks that one walk reads, two at once, before it is made again: code of so many functions is
+/// on a deep stack.
+const BLOCKS_MAX: usize = 512;
+/// What reading a block or a few bytes costs, in instructions looked at.
+const BLOCK_COST: u64 = 100;
+const GLANCE_COST: u64 = 20;
+/// An instruction is at most so long: near the end of a block the next one is needed.
+const INSTRUCTION_BYTES_MAX: u64 = 15;
+
+/// Whether an image of this name is the virtual machine of OpenJDK.
+fn is_hotspot(image: &str) -> bool {
+    image.starts_with("libjvm.")
+}
+
+/// JIT code of a process: where it is mapped, and what was read of it for the walk at hand.
+#[derive(Debug, Default)]
+pub struct JitCode {
+    /// Where code without a file is mapped; sorted, disjoint.
+    regions: Vec<Range<u64>>,
+    /// V8 is in the process: it made the code.
+    by_v8: bool,
+    /// HotSpot is in the process: it made the code.
+    by_hotspot: bool,
+    /// What was read for this walk; disjoint, none follows another.
+    pieces: Vec<Piece>,
+    /// An address whose bytes are wanted.
+    wanted: Cell<Option<u64>>,
+    lacked: Cell<bool>,
+    /// Bytes were requested that are not read for this walk any more.
+    refused: Cell<bool>,
+    blocks: usize,
+    /// Instructions that may be looked at in this walk, and were.
+    budget: u64,
+    spent: Cell<u64>,
+    /// Something was not followed since there was no budget for it.
+    over_budget: Cell<bool>,
+    /// Index of the piece that was requested last.
+    last: Cell<usize>,
+    /// Blocks, by aligned address, whose bytes were given since something was learned last.
+    touched: RefCell<Vec<u64>>,
+    /// Blocks that `dependencies` has seen as they are in the pieces, by first address.
+    seen: RefCell<Vec<u64>>,
+    dependencies: RefCell<Dependencies>,
+    glances: Glances,
+    /// When what was learned was checked last.
+    checked_ns: u64,
+}
+
+#[derive(Debug)]
+struct Piece {
+    start: u64,
+    /// Shorter than what was requested where memory is not mapped.
+    bytes: Vec<u8>,
+    /// What was requested.
+    end: u64,
+    /// Where the region ends that it is in.
+    region_end: u64,
+}
+
+impl Piece {
+    fn contains(&self, at: u64) -> bool {
+        (self.start..self.end).contains(&at)
+    }
+}
+
+impl JitCode {
+    /// Takes the executable mappings now present, sorted by address.
+    pub fn update(&mut self, mappings: &[Mapping], images: &Images) {
+        let without_file = |mapping: &&Mapping| {
+            // Shared memory has a file that exists in memory only, and can be read as any other.
+            mapping.kind == MappingKind::Anonymous
+                || images.code(mapping.avma.start).is_none()
+                || images.jit_memory(images.space(), mapping.avma.start).is_some()
+        };
+        let has = |is_runtime: fn(&str) -> bool| {
+            images.images_in(images.space()).any(|image| is_runtime(&image.name))
+        };
+        (self.by_v8, self.by_hotspot) = (has(v8::is_in), has(is_hotspot));
+        let regions = mappings.iter().filter(without_file);
+        let regions = regions.map(|mapping| mapping.avma.start.0..mapping.avma.end.0).collect();
+        if self.regions != regions {
+            self.regions = regions;
+            self.dependencies.get_mut().clear();
+            self.glances.clear();
+        }
+    }
+
+    /// Whether there is any code without a file.
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        !self.regions.is_empty()
+    }
+
+    /// Whether an address is in code without a file.
+    #[must_use]
+    pub fn contains(&self, at: Avma) -> bool {
+        self.region(at.0).is_some()
+    }
+
+    fn region(&self, at: u64) -> Option<&Range<u64>> {
+        let after = self.regions.partition_point(|region| region.start <= at);
+        self.regions.get(after.checked_sub(1)?).filter(|region| region.contains(&at))
+    }
+
+    /// Another walk begins: what was read before may have been replaced. `budget`: when so many instructions were looked
+    /// at, nothing more is followed.
+    pub fn begin_walk(&mut self, budget: u64) {
+        (self.budget, _) = (budget, self.spent.take());
+        self.over_budget.set(false);
+        self.pieces.clear();
+        self.seen.get_mut().clear();
+        self.wanted.set(None);
+        self.touched.get_mut().clear();
+        self.lacked.set(false);
+        self.refused.set(false);
+        self.blocks = 0;
+    }
+
+    /// How many instructions were looked at in this walk, with what reading them costs, and whether there was no budget
+    /// for more.
+    #[must_use]
+    pub fn cost(&self) -> (u64, bool) {
+        (self.spent.get(), self.over_budget.get())
+    }
+
+    fn spend(&self, instructions: u64) {
+        self.spent.set(self.spent.get().saturating_add(instructions));
+    }
+
+    /// Every [`KEPT_NS`]: reads again what was learned rests on, and calls `forget` with what tells of
+    /// a look-up address whether what was learned of it is not known to hold any more.
+    pub fn check(&mut self, now_ns: u64, read: Read<'_>, forget: impl FnOnce(&dyn Fn(Avma) -> bool)) {
+        if self.regions.is_empty() || now_ns.saturating_sub(self.checked_ns) < KEPT_NS {
+            return;
+        }
+        self.checked_ns = now_ns;
+        self.glances.clear();
+        let dependencies = self.dependencies.get_mut();
+        let mut bytes = Vec::new();
+        let blocks = dependencies.blocks();
+        let mut unreadable = Vec::new();
+        for &(start, end) in &blocks {
+            bytes.resize((end - start) as usize, 0);
+            match read(Avma(start), &mut bytes) {
+                0 => unreadable.push((start, end)),
+                len => _ = dependencies.see(start, end, bytes.get(..len).unwrap_or_default()),
+            }
+        }
+        if !blocks.is_empty() && unreadable.len() == blocks.len() {
+            // The process has ended: its last samples are of the code as it was.
+            return;
+        }
+        for (start, end) in unreadable {
+            dependencies.see(start, end, &[]);
+        }
+        let dependencies = self.dependencies.borrow();
+        forget(&|lookup: Avma| match dependencies.holds(lookup.0) {
+            Some(holds) => !holds || dependencies.is_full(),
+            None => self.contains(lookup),
+        });
+        drop(dependencies);
+        self.dependencies.get_mut().forget_changed();
+    }
+
+    /// Reads what was requested; whether anything was.
+    pub fn fill(&mut self, read: Read<'_>) -> bool {
+        let wanted = self.wanted.take().filter(|_| !self.over_budget.get());
+        self.touched.get_mut().clear();
+        if let Some(at) = wanted {
+            self.read(read, at);
+        }
+        wanted.is_some()
+    }
+
+    /// Reads the block that an address is in and the one that it is nearest to, since a function goes
+    /// on there; and again the pieces that these touch: code is then in one piece, as it was at one
+    /// time.
+    fn read(&mut self, read: Read<'_>, at: u64) {
+        self.blocks += 2;
+        self.spend(2 * BLOCK_COST);
+        let Some(region) = self.region(at).cloned() else { return };
+        let first = at.saturating_sub(BLOCK_BYTES / 2) & !(BLOCK_BYTES - 1);
+        let behind = at.saturating_add(BLOCK_BYTES / 2).saturating_add(BLOCK_BYTES - 1) & !(BLOCK_BYTES - 1);
+        let mut range = first.max(region.start)..behind.min(region.end);
+        let mut region_end = region.end;
+        self.pieces.retain(|piece| {
+            let touches = piece.end >= range.start && range.end >= piece.start;
+            if touches {
+                range = range.start.min(piece.start)..range.end.max(piece.end);
+                region_end = region_end.max(piece.region_end);
+            }
+            !touches
+        });
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        let len = read(Avma(range.start), &mut bytes);
+        bytes.truncate(len);
+        self.seen.get_mut().retain(|start| !range.contains(start));
+        self.pieces.push(Piece { start: range.start, bytes, end: range.end, region_end });
+    }
+
+    /// The bytes of a piece from an address on.
+    fn given<'p>(&self, piece: &'p Piece, at: Avma) -> Option<&'p [u8]> {
+        if self.wanted.get().is_some() {
+            // The walk will be made again with what it wants, so whatever follows is for nothing.
+            self.lacked.set(true);
+            return None;
+        }
+        self.touch(at.0);
+        self.spend(1);
+        if piece.end - at.0 < INSTRUCTION_BYTES_MAX && piece.end < piece.region_end {
+            self.want(piece.end);
+        }
+        piece.bytes.get((at.0 - piece.start) as usize..).filter(|bytes| !bytes.is_empty())
+    }
+
+    /// The piece that an address is in: mostly that of the instruction before.
+    fn piece(&self, at: u64) -> Option<&Piece> {
+        if let Some(last) = self.pieces.get(self.last.get()).filter(|last| last.contains(at)) {
+            return Some(last);
+        }
+        let index = self.pieces.iter().position(|piece| piece.contains(at))?;
+        self.last.set(index);
+        self.pieces.get(index)
+    }
+
+    /// Asks for bytes of code without a file; where they are of no such code there are none.
+    fn lack(&self, at: Avma) {
+        if self.contains(at) {
+            self.want(at.0);
+        }
+    }
+
+    fn want(&self, at: u64) {
+        if self.wanted.get().is_some() {
+            self.lacked.set(true);
+        } else if self.blocks < BLOCKS_MAX {
+            self.wanted.set(Some(at));
+            self.lacked.set(true);
+        } else {
+            self.refused.set(true);
+        }
+    }
+
+    fn touch(&self, at: u64) {
+        let block = at & !(BLOCK_BYTES - 1);
+        let mut touched = self.touched.borrow_mut();
+        if touched.last() != Some(&block) {
+            touched.push(block);
+        }
+    }
+
+    /// Notes that what was learned of an address rests on the blocks that were touched, and those
+    /// behind them as far as they were read.
+    fn learned(&self, lookup: Avma) {
+        let mut touched = self.touched.borrow_mut();
+        touched.sort_unstable();
+        touched.dedup();
+        let (mut dependencies, mut seen) = (self.dependencies.borrow_mut(), self.seen.borrow_mut());
+        let mut is_known = !self.refused.take() && !touched.is_empty();
+        let mut blocks: Vec<u64> = Vec::new();
+        for block in
+            touched.drain(..).flat_map(|block| [Some(block), block.checked_add(BLOCK_BYTES)]).flatten()
+        {
+            for piece in &self.pieces {
+                let start = block.max(piece.start);
+                let end = block.saturating_add(BLOCK_BYTES).min(piece.end);
+                if start >= end || blocks.contains(&start) {
+                    continue;
+                }
+                blocks.push(start);
+                if !seen.contains(&start) {
+                    let known = (piece.bytes.len() as u64 + piece.start).clamp(start, end);
+                    let bytes = (start - piece.start) as usize..(known - piece.start) as usize;
+                    match dependencies.see(start, end, piece.bytes.get(bytes).unwrap_or_default()) {
+                        true => seen.push(start),
+                        false => is_known = false,
+                    }
+                }
+            }
+        }
+        match is_known {
+            true => dependencies.note(lookup.0, &blocks),
+            false => dependencies.forget(lookup.0),
+        }
+    }
+}
+
+/// The code of a target: that of its images, and JIT code.
+#[derive(Clone, Copy, Debug)]
+pub struct TargetCode<'a> {
+    /// Of its images.
+    pub images: ImageCode<'a>,
+    /// Of no image.
+    pub jit: &'a JitCode,
+    /// Where a few bytes of that are read from.
+    pub memory: Option<&'a CodeMemory<'a>>,
+}
+
+impl Code for TargetCode<'_> {
+    fn is_code(&self, at: Avma) -> bool {
+        self.images.is_code(at)
+    }
+
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        // Of no image: that need not be found out instruction by instruction.
+        if let Some(piece) = self.jit.piece(at.0) {
+            return self.jit.given(piece, at);
+        }
+        let code = self.images.code(at);
+        if code.is_none() {
+            self.jit.lack(at);
+        }
+        code
+    }
+
+    fn glance(&self, at: Avma) -> Glance {
+        if let Some(code) = self.images.code(at) {
+            return Glance::of(code);
+        }
+        let memory = self.memory.filter(|_| self.jit.contains(at));
+        let Some(memory) = memory else { return self.code(at).map(Glance::of).unwrap_or_default() };
+        self.jit.glances.get(at).unwrap_or_else(|| {
+            self.jit.spend(GLANCE_COST);
+            self.jit.glances.read(at, memory)
+        })
+    }
+
+    fn traits(&self, at: Avma) -> CodeTraits {
+        let is_jit = self.jit.contains(at);
+        CodeTraits {
+            is_jit,
+            keeps_frame_records: self.jit.by_v8 && (is_jit || self.images.0.is_built_into_v8(at)),
+            has_hotspot_headers: self.jit.by_hotspot && is_jit,
+        }
+    }
+
+    fn may_keep(&self, lookup: Avma) -> bool {
+        if self.jit.lacked.take() {
+            self.jit.touched.borrow_mut().clear();
+            return false;
+        }
+        self.jit.learned(lookup);
+        true
+    }
+
+    fn walks_again(&self) -> bool {
+        self.jit.wanted.get().is_some() || self.jit.over_budget.get()
+    }
+
+    fn may_follow(&self, lookup: Avma) -> bool {
+        let may = self.jit.spent.get() < self.jit.budget || !self.jit.contains(lookup);
+        if !may {
+            self.jit.over_budget.set(true);
+        }
+        may
+    }
+
+    fn searched(&self, from: Avma, to: Avma) {
+        let blocks = (from.0 & !(BLOCK_BYTES - 1)..to.0).step_by(BLOCK_BYTES as usize);
+        blocks.for_each(|block| self.jit.touch(block));
+    }
+
+    fn row(&self, lookup: Avma) -> Option<AnyRow> {
+        self.images.row(lookup)
+    }
+
+    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
+        self.images.row_in_epilogue(pc)
+    }
+
+    fn described_function(&self, lookup: Avma) -> Option<Range<Avma>> {
+        self.images.described_function(lookup)
+    }
+
+    fn is_t32(&self, pc: Avma) -> Option<bool> {
+        self.images.is_t32(pc)
+    }
+
+    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
+        self.images.exidx(lookup)
+    }
+
+    fn describes_frames(&self, lookup: Avma) -> bool {
+        self.images.describes_frames(lookup)
+    }
+
+    fn body(&self, lookup: Avma) -> Option<Body> {
+        self.images.body(lookup)
+    }
+
+    fn begins_threads(&self, lookup: Avma) -> Option<bool> {
+        self.images.begins_threads(lookup)
+    }
+
+    fn entry(&self, pc: Avma) -> Option<Avma> {
+        self.images.entry(pc)
+    }
+
+    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+        self.images.function(pc)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: u64 = 0x7000_0000_1000;
+
+    impl JitCode {
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            if let Some(piece) = self.piece(at.0) {
+                return self.given(piece, at);
+            }
+            self.lack(at);
+            None
+        }
+    }
+
+    fn jit(bytes: u64) -> JitCode {
+        let mut jit = JitCode::default();
+        let mapping = Mapping {
+            avma: Avma(START)..Avma(START + bytes),
+            file_offset: 0,
+            path: String::new(),
+            kind: MappingKind::Anonymous,
+            identity: (0, 0),
+        };
+        jit.update(&[mapping], &Images::default());
+        jit
+    }
+
+    /// Reads as if each byte were the number of its page.
+    fn page_numbers(at: Avma, into: &mut [u8]) -> usize {
+        for (index, byte) in into.iter_mut().enumerate() {
+            *byte = ((at.0 - START + index as u64) >> 12) as u8;
+        }
+        into.len()
+    }
+
+    #[test]
+    fn what_is_asked_for_is_read_once_and_in_one_piece() {
+        let mut jit = jit(0x9000);
+        assert_eq!((jit.code(Avma(START - 1)), jit.lacked.take()), (None, false), "no code at all");
+        assert_eq!((jit.code(Avma(START + 8)), jit.lacked.take()), (None, true));
+        assert!(jit.fill(&mut page_numbers));
+        assert!(!jit.fill(&mut page_numbers), "nothing more is wanted");
+        // Blocks are aligned, the region is not.
+        let bytes = jit.code(Avma(START)).map(|bytes| (bytes.len(), bytes[0]));
+        assert_eq!(bytes, Some((0x3000, 0)));
+        assert!(!jit.lacked.take());
+        assert_eq!(jit.code(Avma(START + 0x2ff8)).map(<[u8]>::len), Some(8));
+        assert!(jit.lacked.take(), "an instruction may go on in the next block");
+        assert_eq!((jit.code(Avma(START)), jit.lacked.take()), (None, true), "the walk is made again");
+        assert_eq!((jit.code(Avma(START - 1)), jit.lacked.take()), (None, false));
+        assert!(jit.fill(&mut page_numbers));
+        let bytes = jit.code(Avma(START + 0x2ff8)).map(|bytes| (bytes.len(), bytes[8]));
+        assert_eq!((bytes, jit.lacked.take()), (Some((0x2008, 3)), false));
+        jit.begin_walk(u64::MAX);
+        assert_eq!((jit.code(Avma(START)), jit.lacked.take()), (None, true), "another walk reads anew");
+    }
+
+    #[test]
+    fn memory_that_is_gone_is_not_asked_for_again_and_again() {
+        let mut jit = jit(0x9000);
+        assert_eq!((jit.code(Avma(START + 0x2000)), jit.lacked.take()), (None, true));
+        assert!(jit.fill(&mut |_, _| 0));
+        assert_eq!((jit.code(Avma(START + 0x2000)), jit.lacked.take()), (None, false));
+        assert!(!jit.fill(&mut |_, _| 0));
+    }
+
+    /// What is kept of `START` and of the fourth block behind it, after a check that reads by `read`.
+    fn kept_after(read: Read<'_>) -> (bool, bool) {
+        let mut jit = jit(0x20_000);
+        let far = Avma(START + 0x10_000);
+        for at in [Avma(START), far] {
+            jit.begin_walk(u64::MAX);
+            assert_eq!(jit.code(at), None);
+            assert!(jit.fill(&mut page_numbers));
+            assert!(jit.code(at).is_some());
+            jit.learned(at);
+        }
+        let mut kept = (true, true);
+        jit.check(KEPT_NS, read, |is_forgotten| kept = (!is_forgotten(Avma(START)), !is_forgotten(far)));
+        kept
+    }
+
+    #[test]
+    fn what_was_learned_is_forgotten_with_the_code_and_not_with_the_process() {
+        assert_eq!(kept_after(&mut page_numbers), (true, true));
+        assert_eq!(kept_after(&mut |_, _| 0), (true, true), "the process has ended");
+        let unmapped = &mut |at: Avma, into: &mut [u8]| {
+            if at.0 < START + 0x8000 { 0 } else { page_numbers(at, into) }
+        };
+        assert_eq!(kept_after(unmapped), (false, true), "a part was unmapped");
+        let replaced = &mut |at: Avma, into: &mut [u8]| {
+            let len = page_numbers(at, into);
+            if at.0 < START + 0x8000 {
+                into[0] ^= 1;
+            }
+            len
+        };
+        assert_eq!(kept_after(replaced), (false, true));
+    }
+
+    #[test]
+    fn a_walk_reads_no_more_than_its_share() {
+        let mut jit = jit(1 << 30);
+        let mut reads = 0;
+        for block in 0..2 * BLOCKS_MAX as u64 {
+            let _ = jit.code(Avma(START + 4 * block * BLOCK_BYTES));
+            jit.fill(&mut |_, _| {
+                reads += 1;
+                0
+            });
+        }
+        assert_eq!((reads, jit.lacked.take()), (BLOCKS_MAX / 2, true));
+        assert_eq!((jit.code(Avma(START + (1 << 29))), jit.lacked.take()), (None, false));
+    }
+}

@@ -1,0 +1,110 @@
+//! The methods of aarch64 for the engine: what there is at an address, by unwind information, start code and
+//! instructions. Input: addresses, code; output: rows, or what else is found.
+
+use super::{LR, SP, leaf, new_thread, start};
+use crate::addr::{Avma, CodeAddress};
+use crate::arch::Aarch64;
+use crate::binary::frame_rule::{AARCH64_PC, AnyRow, Cfa, Column, RowAarch64};
+use crate::walk::bounds::Failure;
+use crate::walk::engine::{Found, Unwind};
+use crate::walk::frame::Frame;
+use crate::walk::frames::Method;
+use crate::walk::intel::forward::Callees;
+use crate::walk::processor::{Processor, row};
+use crate::walk::runtimes::go::aarch64 as go;
+use crate::walk::{Code, Input, body, flow};
+
+impl Unwind for Aarch64 {
+    const TELLS_UNDESCRIBED: bool = false;
+    const RECORD_BESIDE_UNUSUAL: bool = false;
+
+    fn find(address: CodeAddress, code: &dyn Code, _: &mut Callees) -> (Found<Aarch64>, bool) {
+        let (at, is_return) = (address.at(), address.is_return());
+        let is_root = is_return && (go::is_in_goexit(at, code) || start::is_in_start_of_libdyld(at, code));
+        // A handler of a signal returns to the trampoline, which did not call it.
+        let returns = is_return
+            && (Aarch64::returns(at, code)
+                || Aarch64::is_sigreturn(code.code(at).unwrap_or_default())
+                || is_root);
+        let found = match () {
+            () if is_root => Found::Root,
+            () if is_return && !returns => Found::Nothing,
+            () if go::on_other_goroutine(address, code) => Found::Fiber { not_called: false },
+            () => in_code(address, code),
+        };
+        (found, returns)
+    }
+
+    fn is_outermost(row: &RowAarch64) -> bool {
+        row.columns[LR] == Column::Undefined && row.columns[AARCH64_PC] == Column::Same
+    }
+
+    fn without_record(frame: &Frame<Aarch64>, input: &Input<'_>) -> Result<Option<(u64, u64)>, Failure> {
+        let CodeAddress::Pc(pc) = frame.address else { return Ok(None) };
+        let (link, record) = (frame.registers[LR], frame.registers[Aarch64::FP]);
+        let is_caller = leaf::link_is_caller(pc, link, record, input);
+        Ok(is_caller.then_some((frame.registers[SP], link)))
+    }
+
+    /// The record is followed only where instructions do not tell: nothing says that the function keeps one. Where
+    /// the ABI promises one it still may keep none in an image that describes its other functions; and of a leaf
+    /// whose instructions are not known (JIT code) nothing tells that the link register still holds its caller.
+    fn is_record_certain(from: &Frame<Aarch64>, next: &Frame<Aarch64>, input: &Input<'_>) -> bool {
+        let is_link = next.sp() == from.sp();
+        let is_unknown = || matches!(from.address, CodeAddress::Pc(pc) if input.code.code(pc).is_none());
+        let may_keep_none = || input.code.describes_frames(from.address.lookup().at());
+        input.fp_always && !may_keep_none() && !(is_link && is_unknown())
+    }
+
+    fn goes_on_at(&self, code: &dyn Code) -> Option<Avma> {
+        new_thread::goes_on_at(self, code)
+    }
+}
+
+/// What unwind information and instructions tell at an address.
+fn in_code(address: CodeAddress, code: &dyn Code) -> Found<Aarch64> {
+    let at = address.at();
+    let lookup = address.lookup().at();
+    let here = code.code(at).unwrap_or_default();
+    // Before the rows: those of the vDSO's trampoline lead to the caller of what the
+    // signal interrupted.
+    if Aarch64::is_sigreturn(here) {
+        return Found::certain(signal_frame(), Method::Code);
+    }
+    if let Some(row) = row::<Aarch64>(code, lookup) {
+        return Found::certain(row, Method::Cfi);
+    }
+    let said = match code.body(lookup) {
+        Some(said) => match said.row {
+            AnyRow::Aarch64(row) if row.signal => {
+                return Found::certain(*row, body::method(said.compact));
+            }
+            AnyRow::Aarch64(row) => Some((*row, body::method(said.compact))),
+            _ => None,
+        },
+        None => None,
+    };
+    if said.is_none() && code.entry(at).is_some_and(|entry| start::is_start(entry, address, code)) {
+        return Found::Root;
+    }
+    if said.is_none() && Aarch64::ends_thread(here) && flow::is_behind_own_call(address, code) {
+        return Found::Root;
+    }
+    match body::row::<Aarch64>(address, said, code) {
+        Some((row, method)) => Found::certain(row, method),
+        None => Found::Nothing,
+    }
+}
+
+/// The row of the trampoline of signals. The stack pointer is at `struct rt_sigframe`: 128 bytes of
+/// siginfo, then the context, whose registers begin 184 bytes into it.
+/// Source: Linux arch/arm64/kernel/signal.c and include/uapi/asm/{ucontext,sigcontext}.h.
+fn signal_frame() -> RowAarch64 {
+    const REGISTERS_AT: i64 = 128 + 184;
+    let mut row = RowAarch64::new(Cfa::Register(SP as u8, 0));
+    for (number, column) in (0..).zip(&mut row.columns) {
+        *column = Column::At(REGISTERS_AT + 8 * number);
+    }
+    row.signal = true;
+    row
+}

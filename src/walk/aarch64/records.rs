@@ -1,0 +1,53 @@
+//! aarch64 by frame pointers. A chain of records is whole without a function that keeps none, so it must not contradict
+//! unwind information. Input: registers, copied stack; output: [`Frames`] and why the walk ended.
+
+use super::leaf;
+use crate::addr::LookupAvma;
+use crate::arch::Aarch64;
+use crate::walk::engine::Engine;
+use crate::walk::fp::{self, Facts};
+use crate::walk::frames::{Frames, UnwindMethod};
+use crate::walk::{Input, StackEnd, Walked};
+
+impl Engine<Aarch64> {
+    /// Walks from the registers of a stopped thread; see [`unwind`](crate::walk::unwind).
+    pub(in crate::walk) fn unwind(
+        &mut self,
+        how: UnwindMethod,
+        registers: &Aarch64,
+        input: &Input<'_>,
+        facts: &mut Facts,
+        out: &mut Frames,
+    ) -> Walked {
+        if how != UnwindMethod::FramePointer {
+            return self.walk(how, registers, input, out);
+        }
+        let walked = fp::by_records(out, |out| leaf::walk(registers, input, facts, out));
+        let claims = walked.ended == StackEnd::Root;
+        let unproved = claims && !self.confirms(&out.addresses, registers, input);
+        Walked { ended: if unproved { StackEnd::Unproved } else { walked.ended }, ..walked }
+    }
+
+    /// Whether unwind information does not contradict a walk by frame pointers that found these
+    /// look-up addresses and claims to be complete: where any is known, it must lead to the same
+    /// ones. A chain of records is whole without a function that keeps none. Where the ABI
+    /// promises the records, it may lead less far, but to no other frame: code may break the
+    /// promise (`-fomit-frame-pointer`), and unwind information of an image may be missing.
+    fn confirms(&mut self, addresses: &[LookupAvma], registers: &Aarch64, input: &Input<'_>) -> bool {
+        if !fp::can_be_checked(addresses, input.code) {
+            return true;
+        }
+        let mut confirmed = std::mem::take(&mut self.confirmed);
+        confirmed.clear();
+        let walked = self.walk(UnwindMethod::Cfi, registers, input, &mut confirmed);
+        let same = match walked.ended {
+            StackEnd::Root => confirmed.addresses == addresses,
+            _ => input.fp_always && addresses.starts_with(&confirmed.addresses),
+        };
+        self.confirmed = confirmed;
+        same
+    }
+}
+
+#[cfg(test)]
+mod tests;

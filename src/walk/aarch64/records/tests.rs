@@ -1,0 +1,319 @@
+//! Tests: stacks built word by word over code that is nothing but calls, and rows.
+
+use std::collections::BTreeMap;
+
+use super::super::LR;
+use super::*;
+use crate::addr::Avma;
+use crate::binary::frame_rule::{AARCH64_PC, AnyRow, Body, Cfa, Column, RowAarch64};
+use crate::walk::frames::Method;
+use crate::walk::{self, Code, StackBytes};
+
+const FP: usize = Aarch64::FP;
+const TEXT: u64 = 0x1_0000_4000;
+const STACK: u64 = 0x1_6fdf_0000;
+/// Bits of a signature, and Swift's mark.
+const SIGNED: u64 = 0xabcd_8000_0000_0000;
+
+/// Every word is `bl`, but for the trampoline of signals at +0x800.
+#[derive(Default)]
+struct Rows {
+    rows: BTreeMap<u64, RowAarch64>,
+    bodies: BTreeMap<u64, RowAarch64>,
+    begins_threads: Option<bool>,
+    describes_frames: bool,
+    /// As the ABI of macOS has it.
+    fp_always: bool,
+    /// There is code, but its bytes are not known.
+    no_bytes: Option<u64>,
+    code: Vec<u8>,
+}
+
+impl Rows {
+    fn new() -> Rows {
+        let mut words = vec![0x9400_0000u32; 0x400];
+        words[0x200] = 0xd280_1168; // mov x8, #139
+        words[0x201] = 0xd400_0001; // svc #0
+        Rows { code: words.iter().flat_map(|word| word.to_le_bytes()).collect(), ..Rows::default() }
+    }
+    fn row(mut self, at: u64, row: RowAarch64) -> Rows {
+        self.rows.insert(TEXT + at, row);
+        self
+    }
+    fn body(mut self, at: u64, row: RowAarch64) -> Rows {
+        self.bodies.insert(TEXT + at, row);
+        self
+    }
+}
+
+impl Code for Rows {
+    fn is_code(&self, at: Avma) -> bool {
+        self.code(at).is_some() || self.no_bytes.is_some_and(|offset| at.0 == TEXT + offset)
+    }
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        let offset = at.0.checked_sub(TEXT).filter(|offset| Some(*offset) != self.no_bytes)?;
+        self.code.get(usize::try_from(offset).ok()?..).filter(|code| !code.is_empty())
+    }
+    fn row(&self, lookup: Avma) -> Option<AnyRow> {
+        self.rows.get(&lookup.0).cloned().map(AnyRow::from)
+    }
+    fn body(&self, lookup: Avma) -> Option<Body> {
+        let row = self.bodies.get(&lookup.0).cloned()?;
+        Some(Body { row: row.into(), compact: true })
+    }
+    fn describes_frames(&self, _: Avma) -> bool {
+        self.describes_frames
+    }
+    fn begins_threads(&self, _: Avma) -> Option<bool> {
+        self.begins_threads
+    }
+}
+
+fn row(cfa: (u8, i64), columns: &[(usize, Column)]) -> RowAarch64 {
+    let mut row = RowAarch64::new(Cfa::Register(cfa.0, cfa.1));
+    for (register, column) in columns {
+        row.columns[*register] = column.clone();
+    }
+    row
+}
+
+/// CFA = x29 + 16.
+fn framed() -> RowAarch64 {
+    row((29, 16), &[(FP, Column::At(-16)), (LR, Column::At(-8))])
+}
+
+#[track_caller]
+fn check(
+    rows: &Rows,
+    set: &[(usize, u64)],
+    words: &[u64],
+    expected: &[(u64, Method)],
+    ended: StackEnd,
+) -> Walked {
+    check_by(UnwindMethod::Cfi, rows, set, words, expected, ended)
+}
+
+#[track_caller]
+fn check_by(
+    how: UnwindMethod,
+    rows: &Rows,
+    set: &[(usize, u64)],
+    words: &[u64],
+    expected: &[(u64, Method)],
+    ended: StackEnd,
+) -> Walked {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let mut registers = Aarch64 { pc: TEXT + 0x40, sp: STACK, ..Aarch64::default() };
+    for (register, value) in set {
+        registers.x[*register] = *value;
+    }
+    let input = Input {
+        fp_always: rows.fp_always,
+        max_depth: 8,
+        code_mask: (1 << 47) - 1,
+        ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, rows)
+    };
+    let mut unwinder = walk::Unwinder::default();
+    let mut out = Frames::default();
+    let registers = walk_registers(registers);
+    for again in [false, true] {
+        let walked = walk::unwind(how, &registers, &input, &mut unwinder, &mut out);
+        let found: Vec<_> = out.addresses.iter().map(|at| at.0 - TEXT).zip(out.methods.clone()).collect();
+        assert_eq!((found.as_slice(), walked.ended), (expected, ended), "again: {again}");
+        if again {
+            return walked;
+        }
+    }
+    unreachable!()
+}
+
+fn walk_registers(registers: Aarch64) -> crate::arch::Registers {
+    crate::arch::Registers::Aarch64(registers)
+}
+
+const LEAF: (u64, Method) = (0x40, Method::Context);
+
+#[test]
+fn the_link_register_is_the_leafs_caller_and_no_others() {
+    // A leaf without a frame; its caller has one, whose caller says that it keeps lr.
+    let rows = Rows::new().row(0x40, row((31, 16), &[])).row(0x103, framed()).row(0x203, row((31, 0), &[]));
+    let words = [0, 0, 0, TEXT + 0x204, 0];
+    let set = [(LR, SIGNED | (TEXT + 0x104)), (FP, STACK + 16)];
+    check(&rows, &set, &words, &[LEAF, (0x103, Method::Cfi), (0x203, Method::Cfi)], StackEnd::BadFrame);
+}
+
+#[test]
+fn signatures_and_swifts_mark_are_stripped_and_undefined_is_the_end() {
+    let end = row((31, 0), &[(LR, Column::Undefined)]);
+    let rows = Rows::new().row(0x40, framed()).row(0x103, framed()).row(0x203, end);
+    // fp → {marked fp, signed return address} → {0, signed}
+    let words = [1 << 60 | (STACK + 32), SIGNED | (TEXT + 0x104), 7, 8, 0, SIGNED | (TEXT + 0x204)];
+    let found = [LEAF, (0x103, Method::Cfi), (0x203, Method::Cfi)];
+    let walked = check(&rows, &[(FP, STACK)], &words, &found, StackEnd::Root);
+    assert_eq!(walked.reached, Avma(STACK + 48));
+}
+
+#[test]
+fn goroutines_end_where_their_maker_put_the_second_instruction_of_goexit() {
+    // With the row of Go's linker, and without any.
+    for described in [true, false] {
+        let mut rows = Rows::new().row(0x40, framed());
+        rows.code[0x300..0x304].copy_from_slice(&0xaa00_03e0u32.to_le_bytes()); // mov x0, x0; bl goexit1
+        rows.code[0x308..0x310].fill(0);
+        if described {
+            rows = rows.row(0x303, row((31, 0), &[(LR, Column::Undefined)]));
+        }
+        let words = [0, TEXT + 0x304];
+        check(&rows, &[(FP, STACK)], &words, &[LEAF, (0x303, Method::Cfi)], StackEnd::Root);
+        // Another function that begins so goes on behind its call.
+        rows.code[0x308..0x30c].copy_from_slice(&0xd65f_03c0u32.to_le_bytes());
+        check(&rows, &[(FP, STACK)], &words, &[LEAF], StackEnd::BadFrame);
+    }
+}
+
+#[test]
+fn other_registers_than_the_frame_pointer_lead_on_too() {
+    // The first saves x19, from which the second counts.
+    let saves = row((31, 32), &[(LR, Column::At(-8)), (19, Column::At(-32))]);
+    let counts = row((19, 24), &[(LR, Column::At(-8))]);
+    let end = row((31, 0), &[(LR, Column::Undefined)]);
+    let rows = Rows::new().row(0x40, saves).row(0x103, counts).row(0x203, end);
+    let words = [STACK + 64, 0, 0, TEXT + 0x104, 5, 6, 7, 8, 9, 10, TEXT + 0x204];
+    check(&rows, &[], &words, &[LEAF, (0x103, Method::Cfi), (0x203, Method::Cfi)], StackEnd::Root);
+}
+
+#[test]
+fn a_signal_frame_gives_back_every_register_and_an_exact_program_counter() {
+    // The handler returns to the trampoline; the context is at the stack pointer.
+    let end = row((31, 0), &[(LR, Column::Undefined)]);
+    let interrupted = row((28, 32), &[(LR, Column::At(-8))]);
+    let rows = Rows::new().row(0x40, row((31, 0), &[])).row(0x300, interrupted).row(0x203, end);
+    let mut words = vec![0; 120];
+    let registers = (128 + 184) / 8;
+    words[registers + 28] = STACK + 100 * 8;
+    words[registers + 31] = STACK + 90 * 8;
+    words[registers + 32] = TEXT + 0x300;
+    words[103] = TEXT + 0x204;
+    // The trampoline called nothing, whatever stands in front of it.
+    let found = [LEAF, (0x800, Method::Cfi), (0x300, Method::Code), (0x203, Method::Cfi)];
+    check(&rows, &[(LR, TEXT + 0x800)], &words, &found, StackEnd::Root);
+    // On a stack of its own.
+    for sp in [STACK - 64, STACK + (9 << 20)] {
+        words[registers + 28] = sp;
+        words[registers + 31] = sp;
+        let walked = check(&rows, &[(LR, TEXT + 0x800)], &words, &found[..3], StackEnd::OtherStack);
+        assert_eq!(walked.reached, Avma(STACK));
+    }
+    words[registers + 28] = STACK + 0x2000;
+    words[registers + 31] = STACK + 0x1000;
+    check(&rows, &[(LR, TEXT + 0x800)], &words, &found[..3], StackEnd::DeeperThanCopied);
+    // The caller of an interrupted leaf is in its link register.
+    let rows = rows.row(0x400, row((31, 0), &[])).row(0x103, framed());
+    words[registers + 30] = TEXT + 0x104;
+    words[registers + 31] = STACK - 64;
+    words[registers + 32] = TEXT + 0x400;
+    let found = [LEAF, found[1], (0x400, Method::Code), (0x103, Method::Cfi)];
+    check(&rows, &[(LR, TEXT + 0x800)], &words, &found, StackEnd::OtherStack);
+}
+
+#[test]
+fn a_record_of_code_that_may_keep_none_is_no_proof() {
+    // Neither the leaf nor its caller at +103 has a row; that of +203 says that it is the last.
+    let end = row((31, 0), &[(LR, Column::Undefined)]);
+    let words = [STACK + 16, TEXT + 0x104, 0, TEXT + 0x204];
+    let found = [LEAF, (0x103, Method::FramePointer), (0x203, Method::FramePointer)];
+    for describes_frames in [false, true] {
+        let rows = Rows { describes_frames, ..Rows::new() }.row(0x203, end.clone());
+        check_by(UnwindMethod::Auto, &rows, &[(FP, STACK)], &words, &found, StackEnd::Unproved);
+        // The chain ends with the mark of the deepest frame, or with a register that happens to be 0.
+        let rows = Rows { describes_frames, ..Rows::new() };
+        check_by(UnwindMethod::Auto, &rows, &[(FP, STACK)], &words, &found, StackEnd::BadFrame);
+    }
+}
+
+#[test]
+fn neither_link_register_nor_record_of_a_leaf_of_jit_code_is_proof() {
+    let end = row((31, 0), &[(LR, Column::Undefined)]);
+    let rows = Rows { no_bytes: Some(0x40), ..Rows::new() }.row(0x203, end);
+    let words = [0, TEXT + 0x204];
+    let by_record = [LEAF, (0x203, Method::FramePointer)];
+    let by_link = [LEAF, (0x103, Method::FramePointer), by_record[1]];
+    let check = |link, found: &[_], ended| {
+        check_by(UnwindMethod::Auto, &rows, &[(FP, STACK), (LR, link)], &words, found, ended);
+    };
+    check(TEXT + 0x104, &by_link, StackEnd::Unproved);
+    check(TEXT + 0x204, &by_record, StackEnd::Unproved);
+    check(7, &by_record, StackEnd::Unproved);
+}
+
+#[test]
+fn frame_pointers_alone_are_complete_where_unwind_information_says_the_same() {
+    let end = row((31, 0), &[(LR, Column::Undefined)]);
+    let words = [STACK + 16, TEXT + 0x104, 0, TEXT + 0x204, 0, TEXT + 0x304];
+    let found = [(0x40, Method::Context), (0x103, Method::FramePointer), (0x203, Method::FramePointer)];
+    let check_if = |fp_always, rows: Rows, ended| {
+        let rows = Rows { fp_always, ..rows };
+        check_by(UnwindMethod::FramePointer, &rows, &[(FP, STACK)], &words, &found, ended);
+    };
+    let described = || Rows { describes_frames: true, ..Rows::new() };
+    let framed_all = || described().row(0x40, framed()).row(0x103, framed());
+    // That function keeps no record: its own caller is missing.
+    let bare = || row((31, 32), &[(LR, Column::At(-8))]);
+    for promised in [false, true] {
+        check_if(promised, Rows::new(), if promised { StackEnd::Root } else { StackEnd::Unproved });
+        check_if(promised, framed_all().row(0x203, end.clone()), StackEnd::Root);
+        check_if(promised, described().row(0x40, framed()).row(0x103, bare()), StackEnd::Unproved);
+    }
+    // Where unwind information says nothing, a promise stands.
+    check_if(false, framed_all(), StackEnd::Unproved);
+    check_if(true, framed_all(), StackEnd::Root);
+    check_if(false, framed_all().row(0x203, bare()), StackEnd::Unproved);
+}
+
+#[test]
+fn rows_of_a_signal_trampoline_may_be_expressions() {
+    // As _sigtramp of macOS states its own: registers at numbers from a pointer in x19.
+    // DW_OP_drop (the CFA), DW_OP_breg19 0, DW_OP_plus_uconst
+    let at = |offset: u8| Column::AtExpression([0x13, 0x83, 0, 0x23, offset].into());
+    let mut trampoline = row((31, 0), &[(FP, at(0)), (31, at(16)), (LR, at(8)), (AARCH64_PC, at(24))]);
+    // DW_OP_breg19 16, DW_OP_deref
+    trampoline.cfa = Cfa::Expression([0x83, 16, 0x06].into());
+    trampoline.signal = true;
+    let end = row((31, 0), &[(LR, Column::Undefined)]);
+    let rows = Rows { begins_threads: Some(false), ..Rows::new() };
+    let rows = rows.body(0x40, trampoline).body(0x300, framed()).row(0x203, end);
+    let words = [0, 0, STACK + 64, TEXT + 0x104, STACK + 56, TEXT + 0x300, 0, 0, 0, TEXT + 0x204];
+    let set = [(19, STACK + 16)];
+    check(&rows, &set, &words, &[LEAF, (0x300, Method::Compact), (0x203, Method::Compact)], StackEnd::Root);
+}
+
+#[test]
+fn on_macos_a_walk_is_complete_where_threads_begin_and_nowhere_else() {
+    for (begins, ended) in
+        [(Some(true), StackEnd::Root), (Some(false), StackEnd::BadFrame), (None, StackEnd::BadFrame)]
+    {
+        let rows = Rows { begins_threads: begins, ..Rows::new() }.body(0x40, framed()).body(0x103, framed());
+        // The record of dyld's start is {0, 0}.
+        let words = [STACK + 16, TEXT + 0x104, 0, 0];
+        let found = [LEAF, (0x103, Method::Compact)];
+        check(&rows, &[(FP, STACK)], &words, &found, ended);
+        // That of _pthread_start is {0, thread_start+8}; thread_start has no row.
+        let rows = Rows { begins_threads: begins, ..Rows::new() }.body(0x40, framed());
+        check(&rows, &[(FP, STACK)], &[0, TEXT + 0x104], &[LEAF, (0x103, Method::Compact)], ended);
+        // Not with a frame pointer.
+        let torn = [STACK + 8, TEXT + 0x104];
+        check(&rows, &[(FP, STACK)], &torn, &[LEAF, (0x103, Method::Compact)], StackEnd::BadFrame);
+    }
+}
+
+#[test]
+fn steps_that_cannot_be_are_refused() {
+    let caller = |columns: &[(usize, Column)]| Rows::new().row(0x40, row((31, 16), columns));
+    let refused = |rows: Rows, words: &[u64]| check(&rows, &[], words, &[LEAF], StackEnd::BadFrame);
+    refused(caller(&[(LR, Column::At(-8))]), &[0, TEXT + 0x9000]);
+    refused(caller(&[(LR, Column::At(-8))]), &[0, TEXT + 0x102]);
+    refused(caller(&[(LR, Column::In(200))]), &[0, TEXT + 0x104]);
+    refused(Rows::new().row(0x40, row((31, -16), &[(LR, Column::At(24))])), &[0, TEXT + 0x104]);
+    let large = Rows::new().row(0x40, row((31, 1 << 20), &[(LR, Column::At(-8))]));
+    check(&large, &[], &[0], &[LEAF], StackEnd::DeeperThanCopied);
+}

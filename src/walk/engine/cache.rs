@@ -1,0 +1,145 @@
+//! What was learned of each code address: how the caller of a frame there is found, and whether a call returns there.
+//! Input: code addresses; output: [`Rule`]s, and the rows behind those that are not ordinary. Void when the images
+//! change.
+
+use hashbrown::HashMap;
+
+use super::call_rows::CallRows;
+use super::methods::{Found, Unwind};
+use super::rule::{Kind, Ordinary, Rule};
+use crate::addr::{Avma, CodeAddress};
+use crate::walk::Code;
+use crate::walk::frames::Method;
+use crate::walk::intel::SinceEntry;
+use crate::walk::intel::forward::{Callees, Proof};
+use crate::walk::intel::switching::Switch;
+use crate::walk::processor::{RowOf, begins_trampoline};
+use crate::walk::table::{Table, key, lookup_of};
+
+/// Most rows of unusual form; beyond it the cache is emptied.
+const UNUSUAL_MAX: usize = 4096;
+/// Most rows by instructions alone.
+const BY_CODE_MAX: usize = 4096;
+
+/// What is known of addresses of a processor.
+#[derive(Clone, Debug, Default)]
+pub(in crate::walk) struct Cache<P: Unwind> {
+    rules: Table<Rule>,
+    unusual: Vec<Unusual<P>>,
+    by_calls: CallRows<P>,
+    /// Rows at program counters by instructions, in spite of unwind information.
+    by_code: HashMap<u64, Option<Box<RowOf<P>>>>,
+    callees: Callees,
+}
+
+/// What is known of an address whose rule is of kind `Unusual`.
+#[derive(Clone, Debug)]
+pub(in crate::walk) struct Unusual<P: Unwind> {
+    pub row: RowOf<P>,
+    pub method: Method,
+    /// Whether the caller that it leads to can be relied on.
+    pub switch: Switch,
+    /// Handlers of signals return there, and nothing is called from there.
+    pub is_trampoline: bool,
+    /// Whether something else must lead to the same caller (`intel/call_check.rs`).
+    pub proof: Proof,
+}
+
+impl<P: Unwind> Cache<P> {
+    pub(super) fn clear(&mut self) {
+        self.rules.clear();
+        self.unusual.clear();
+        self.by_calls.clear();
+        self.by_code.clear();
+        self.callees.clear();
+    }
+
+    /// Forgets what was learned of the addresses that `is_gone` names.
+    pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.rules.retain(|key| !is_gone(lookup_of(key)));
+        self.by_calls.forget(is_gone);
+        self.by_code.retain(|at, _| !is_gone(Avma(*at)));
+    }
+
+    /// The row behind a rule of kind `Unusual`, until the next address is learned.
+    pub(in crate::walk) fn unusual(&self, index: u16) -> Option<&Unusual<P>> {
+        self.unusual.get(usize::from(index))
+    }
+
+    /// What is known of an address.
+    #[inline]
+    pub(in crate::walk) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
+        let key = key(address);
+        match self.rules.get(key) {
+            Some(rule) => rule,
+            None => self.learn(address, key, code),
+        }
+    }
+
+    /// The row at a program counter by its instructions: for what unwind information leads nowhere from.
+    pub(super) fn by_code(&mut self, pc: Avma, code: &dyn Code) -> Option<&RowOf<P>> {
+        if self.by_code.len() >= BY_CODE_MAX {
+            self.by_code.clear();
+        }
+        if !self.by_code.contains_key(&pc.0) {
+            let row = P::row_by_code(pc, code, &mut self.callees);
+            if !code.may_keep(pc) {
+                return None;
+            }
+            self.by_code.insert(pc.0, row);
+        }
+        self.by_code.get(&pc.0)?.as_deref()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn learn(&mut self, address: CodeAddress, key: u64, code: &dyn Code) -> Rule {
+        if !code.may_follow(address.lookup().at()) {
+            return Rule::default();
+        }
+        let (found, returns) = P::find(address, code, &mut self.callees);
+        let kind = match found {
+            Found::Row(row, method, proof) => self.keep(address, row, method, proof, code),
+            Found::Root => Kind::Root,
+            Found::Fiber { not_called } => Kind::Fiber { not_called },
+            Found::Nothing => Kind::Unknown,
+        };
+        let rule = Rule { kind, returns };
+        if code.may_keep(lookup_of(key)) {
+            self.rules.insert(key, rule);
+        }
+        rule
+    }
+
+    fn keep(
+        &mut self,
+        address: CodeAddress,
+        row: Box<RowOf<P>>,
+        method: Method,
+        proof: Proof,
+        code: &dyn Code,
+    ) -> Kind {
+        if P::is_outermost(&row) {
+            return Kind::Root;
+        }
+        let switch = P::switch(address, &row, code);
+        if switch == Switch::No
+            && proof == Proof::Certain
+            && let Some(packed) = Ordinary::pack::<P>(&row)
+        {
+            return Kind::Ordinary(packed, method);
+        }
+        if self.unusual.len() >= UNUSUAL_MAX {
+            self.clear();
+        }
+        let is_trampoline = row.signal && address.is_return() && begins_trampoline::<P>(address.at(), code);
+        self.unusual.push(Unusual { row: *row, method, switch, is_trampoline, proof });
+        Kind::Unusual((self.unusual.len() - 1) as u16)
+    }
+}
+
+impl<P: Unwind> SinceEntry<P> for Cache<P> {
+    fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&RowOf<P>> {
+        self.by_calls.row(entry, address, code)
+    }
+}

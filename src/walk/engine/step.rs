@@ -1,0 +1,180 @@
+//! The step from a frame to its caller by a rule, by a row of any form, or by a frame record; and whether it can have
+//! led to a caller. Input: a frame, what is known of its address; output: the caller's frame.
+
+use super::methods::Unwind;
+use super::rule::Ordinary;
+use crate::addr::{Avma, CodeAddress};
+use crate::arch::UNKNOWN_REGISTER;
+use crate::binary::frame_rule::{Column, Columns};
+use crate::walk::bounds::{Failure, is_on_own_stack};
+use crate::walk::frame::Frame;
+use crate::walk::frames::Method;
+use crate::walk::processor::{Processor, RowOf};
+use crate::walk::{Input, StackEnd, body, flow};
+
+impl<P: Processor> Frame<P> {
+    /// The link register, where it can hold the return address: a call overwrites it.
+    fn link(&self) -> Result<u64, Failure> {
+        match self.address {
+            CodeAddress::Pc(_) => Ok(self.registers[P::RETURN_COLUMN]),
+            CodeAddress::Return(_) => Err(Failure::Refused),
+        }
+    }
+
+    /// The caller by a row of any form.
+    pub(in crate::walk) fn caller_by_row(
+        &self,
+        row: &RowOf<P>,
+        input: &Input<'_>,
+    ) -> Result<Frame<P>, Failure> {
+        let mut next = self.by_row(row, input)?;
+        let pc = P::Columns::COUNT - 1;
+        if row.signal {
+            // Where a row has no program counter apart, it is the caller's link register.
+            if row.columns[pc] == Column::Same {
+                next.registers[pc] = next.registers[P::RETURN_COLUMN];
+            }
+            for column in [pc, P::RETURN_COLUMN, usize::from(P::FRAME_POINTER)] {
+                next.registers[column] = P::address_bits(next.registers[column], input.code_mask);
+            }
+            next.address = CodeAddress::Pc(Avma(next.registers[pc]));
+            return Ok(next);
+        }
+        let link_is_kept =
+            P::LINK.is_some() && matches!(row.columns[P::RETURN_COLUMN], Column::Same | Column::Undefined);
+        let address = match link_is_kept {
+            true => self.link()?,
+            false => P::address_bits(next.registers[P::RETURN_COLUMN], input.code_mask),
+        };
+        let sp = next.sp().0;
+        Ok(next.called_from(sp, address, input))
+    }
+
+    /// The caller whose other registers are those of `self`.
+    pub(in crate::walk) fn called_from(mut self, sp: u64, address: u64, input: &Input<'_>) -> Frame<P> {
+        let frame_pointer = usize::from(P::FRAME_POINTER);
+        self.registers[usize::from(P::STACK_POINTER)] = sp;
+        self.registers[P::RETURN_COLUMN] = address;
+        self.registers[P::Columns::COUNT - 1] = address;
+        // Swift's mark is bit 60 (see `fp::follow`).
+        self.registers[frame_pointer] = P::address_bits(self.registers[frame_pointer], input.code_mask);
+        self.address = CodeAddress::Return(Avma(address));
+        self
+    }
+
+    /// This frame with its frame pointer, which nobody told (a thread that sleeps shows its stack pointer
+    /// only): the instructions from the function's entry on tell how far above the stack pointer it
+    /// points, if all paths to this one agree.
+    pub(in crate::walk) fn with_frame_pointer(&self, input: &Input<'_>) -> Option<Frame<P>> {
+        let (at, returned) = (self.address.at(), self.address.is_return());
+        let function = input.code.function(self.address.lookup().at())?;
+        let above = flow::frame_pointer_on_all_paths::<P>(function.start, at, returned, input.code)?;
+        let mut frame = *self;
+        frame.registers[usize::from(P::FRAME_POINTER)] = self.sp().0.wrapping_add_signed(above);
+        Some(frame)
+    }
+
+    /// The caller by the frame record at an address.
+    pub(in crate::walk) fn caller_by_record(
+        &self,
+        record: u64,
+        input: &Input<'_>,
+    ) -> Result<Frame<P>, Failure> {
+        if record < self.sp().0 || !record.is_multiple_of(P::POINTER_BYTES) {
+            return Err(Failure::Refused);
+        }
+        let saved = self.word(Avma(record), input)?;
+        let address = self.word(Avma(record) + P::POINTER_BYTES, input)?;
+        let mut next = *self;
+        next.registers[usize::from(P::FRAME_POINTER)] = saved;
+        let sp = record.wrapping_add(2 * P::POINTER_BYTES);
+        Ok(next.called_from(sp, P::address_bits(address, input.code_mask), input))
+    }
+}
+
+impl<P: Unwind> Frame<P> {
+    /// The caller by an ordinary row.
+    pub(in crate::walk) fn ordinary(&self, row: &Ordinary, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+        let registers = self.registers.as_ref();
+        let base = *registers.get(usize::from(row.cfa_register)).ok_or(Failure::Refused)?;
+        if base == UNKNOWN_REGISTER && row.cfa_register == P::FRAME_POINTER && P::LINK.is_none() {
+            return self.with_frame_pointer(input).ok_or(Failure::Refused)?.ordinary(row, input);
+        }
+        let cfa = base.wrapping_add_signed(row.cfa_offset.into());
+        let word = P::POINTER_BYTES.cast_signed();
+        let at = |words: i16| Avma(cfa.wrapping_add_signed(i64::from(words) * word));
+        let address = match row.return_words {
+            Some(words) => P::address_bits(self.word(at(words), input)?, input.code_mask),
+            None => self.link()?,
+        };
+        let mut next = *self;
+        for &(register, words) in row.saved() {
+            // Below the stack pointer: an epilogue has loaded it already, which rows of
+            // compilers do not say.
+            if at(words) >= self.sp()
+                && let Some(value) = next.registers.as_mut().get_mut(usize::from(register))
+            {
+                *value = self.word(at(words), input)?;
+            }
+        }
+        Ok(next.called_from(cfa, address, input))
+    }
+
+    /// The caller by the frame record, or of a leaf that is at an instruction where it has none.
+    pub(in crate::walk) fn by_record(&self, input: &Input<'_>) -> Result<Frame<P>, Failure> {
+        match P::without_record(self, input)? {
+            Some((sp, address)) => Ok(self.called_from(sp, address, input)),
+            None => self.caller_by_record(self.registers[usize::from(P::FRAME_POINTER)], input),
+        }
+    }
+
+    /// What it means that the walk ends here, with no caller found.
+    pub(super) fn end(&self, by_records: bool, reached: Avma, input: &Input<'_>) -> StackEnd {
+        // On macOS thread_start makes no record, so that there is nothing left to read.
+        let frame_pointer = self.registers[usize::from(P::FRAME_POINTER)];
+        match body::is_first(self.address, Avma(0), frame_pointer, input.code) {
+            Some(true) => StackEnd::Root,
+            Some(false) => StackEnd::BadFrame,
+            None if by_records => self.end_of_records(reached, input),
+            None => StackEnd::BadFrame,
+        }
+    }
+}
+
+/// Whether a step leads to what can be a caller; `returns` tells whether a call returns to an address.
+pub(in crate::walk) fn check<P: Processor>(
+    from: &Frame<P>,
+    next: Frame<P>,
+    method: Method,
+    input: &Input<'_>,
+    returns: impl FnOnce(CodeAddress) -> bool,
+) -> Result<(Frame<P>, Method), Failure> {
+    let is_leaf = matches!(from.address, CodeAddress::Pc(_));
+    let right = match next.address {
+        // A signal interrupts anywhere, and its handler may have a stack of its own.
+        CodeAddress::Pc(pc) => next.sp() != from.sp() && input.code.is_code(pc),
+        CodeAddress::Return(address) => {
+            let frame_pointer = next.registers[usize::from(P::FRAME_POINTER)] & input.code_mask;
+            if address == Avma(0)
+                && body::is_first(from.address, address, frame_pointer, input.code) == Some(true)
+            {
+                return Err(Failure::First);
+            }
+            if address == Avma(0)
+                && P::LINK.is_none()
+                && method == Method::Cfi
+                && !is_leaf
+                && !is_on_own_stack(from.sp(), input)
+            {
+                return Err(Failure::Null);
+            }
+            // A leaf may leave the stack pointer alone where calls do not push; where they do, one that has taken
+            // its return address off the stack has it in a register (`vfork`, whose child returns on the same stack).
+            let may_stay =
+                || P::LINK.is_some() || from.registers.as_ref()[..P::RETURN_COLUMN].contains(&address.0);
+            let rises = next.sp() > from.sp() || next.sp() == from.sp() && is_leaf && may_stay();
+            rises && next.sp().0.is_multiple_of(P::POINTER_BYTES) && returns(next.address)
+        }
+    };
+    if right { Ok((next, method)) } else { Err(Failure::Refused) }
+}

@@ -1,0 +1,240 @@
+//! The loop: from each frame to its caller, checked, until there is none. Input: registers, copied stack, `Code`;
+//! output: [`Frames`] and why the walk ended.
+
+use super::cache::Cache;
+use super::methods::Unwind;
+use super::rule::Kind;
+use super::step::check;
+use crate::addr::{Avma, CodeAddress};
+use crate::binary::frame_rule::Cfa;
+use crate::walk::bounds::Failure;
+use crate::walk::frame::Frame;
+use crate::walk::frames::{Frames, Method, UnwindMethod};
+use crate::walk::intel::completeness::Completeness;
+use crate::walk::intel::forward::Proof;
+use crate::walk::intel::switching::Switch;
+use crate::walk::stack_switch::StackSwitches;
+use crate::walk::{Input, StackEnd, Walked};
+
+/// What is kept from walk to walk; see [`walk::Unwinder`](crate::walk::Unwinder).
+#[derive(Clone, Debug, Default)]
+pub(in crate::walk) struct Engine<P: Unwind> {
+    pub(in crate::walk) cache: Cache<P>,
+    /// The frames of a second walk, which confirms one by frame pointers.
+    pub(in crate::walk) confirmed: Frames,
+}
+
+/// What is known of a frame's address, and the caller that it leads to.
+struct Step<P: Unwind> {
+    next: Result<(Frame<P>, Method), Failure>,
+    switch: Switch,
+    proof: Proof,
+    /// The CFA is counted from the stack pointer.
+    by_sp: bool,
+    /// Nothing but a frame record is left to try.
+    may_use_record: bool,
+    /// There is a row, or code that is understood.
+    is_described: bool,
+}
+
+impl<P: Unwind> Step<P> {
+    fn nowhere(may_use_record: bool, is_described: bool) -> Step<P> {
+        let (switch, proof) = (Switch::No, Proof::Certain);
+        Step { next: Err(Failure::Refused), switch, proof, by_sp: false, may_use_record, is_described }
+    }
+}
+
+impl<P: Unwind> Engine<P> {
+    pub(in crate::walk) fn images_changed(&mut self) {
+        self.cache.clear();
+    }
+
+    /// Forgets what was learned of the addresses that `is_gone` names.
+    pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
+        self.cache.forget(is_gone);
+    }
+
+    /// Walks from the registers of a stopped thread by unwind information and code.
+    pub(in crate::walk) fn walk(
+        &mut self,
+        how: UnwindMethod,
+        registers: &P,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Walked {
+        let mut frame = Frame::new(registers, input.code_mask);
+        out.push(frame.address, Method::Context);
+        let mut reached = frame.sp();
+        // What unwind information and a link register tell is its starter's.
+        if P::LINK.is_some() && self.is_new_thread(registers, input) {
+            return Walked { ended: StackEnd::Root, reached };
+        }
+        let mut completeness = Completeness::default();
+        let mut switches = StackSwitches::default();
+        let mut input = *input;
+        loop {
+            let input = &mut input;
+            let outermost = |completeness: &Completeness, first: StackEnd| Walked {
+                ended: completeness.at_outermost::<P>(first, reached, input),
+                reached,
+            };
+            let step = match self.step(how, &frame, input, out) {
+                Ok(step) => step,
+                Err(first) => return outermost(&completeness, first),
+            };
+            let (mut next, method) = match self.caller(&frame, &step, input) {
+                Ok(found) => found,
+                Err(Failure::Null) if out.methods.iter().skip(1).all(|method| *method == Method::Cfi) => {
+                    return outermost(&completeness, StackEnd::Fiber);
+                }
+                Err(Failure::Refused | Failure::Null)
+                    if P::LINK.is_none() && out.len() == 1 && self.is_new_thread(registers, input) =>
+                {
+                    return outermost(&completeness, StackEnd::Root);
+                }
+                Err(Failure::Refused | Failure::Null) => {
+                    let ended = frame.end(step.may_use_record, reached, input);
+                    let ended = match completeness.without_caller(&frame, step.switch, ended, input) {
+                        StackEnd::BadFrame if P::TELLS_UNDESCRIBED && !step.is_described => {
+                            StackEnd::Undescribed
+                        }
+                        ended => ended,
+                    };
+                    return Walked { ended, reached };
+                }
+                Err(Failure::First) => return outermost(&completeness, StackEnd::Root),
+                Err(failure) => return Walked { ended: switches.ended(failure), reached },
+            };
+            if out.len() >= input.max_depth {
+                return Walked { ended: StackEnd::DepthLimit, reached };
+            }
+            completeness.note(step.by_sp, step.switch, &frame, &mut next, input);
+            if step.switch == Switch::LandingPad
+                && next.address.is_return()
+                && !self.cache.rule(next.address, input.code).returns
+            {
+                return Walked { ended: StackEnd::Switching, reached };
+            }
+            if !self.is_proved(&frame, &next, method, step.proof, input) {
+                completeness.note_unproved();
+            }
+            let from = std::mem::replace(&mut frame, next);
+            out.push(frame.address, method);
+            if let CodeAddress::Pc(_) = frame.address
+                && let Err(ended) = switches.leave_handler(&from, &frame, input)
+            {
+                return Walked { ended, reached };
+            }
+            // Nothing shows whether those that were called since left the stack as it was.
+            if switches.is_by_call() {
+                return Walked { ended: StackEnd::OtherStack, reached };
+            }
+            reached = switches.further(reached, frame.sp(), input);
+        }
+    }
+
+    /// Whether a thread stands where it was made, and goes on in its first function.
+    fn is_new_thread(&mut self, registers: &P, input: &Input<'_>) -> bool {
+        let first = registers.goes_on_at(input.code);
+        first.is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind == Kind::Root)
+    }
+
+    /// The step from a frame, not yet checked; from a first function what that ends.
+    fn step(
+        &mut self,
+        how: UnwindMethod,
+        frame: &Frame<P>,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Result<Step<P>, StackEnd> {
+        let rule = self.cache.rule(frame.address, input.code);
+        // Only code that nothing else is known of may be walked by frame pointer: where unwind
+        // information leads to no caller, a frame record is that of another frame.
+        let by_code = |method: Method| how == UnwindMethod::Auto && method == Method::Code;
+        Ok(match rule.kind {
+            Kind::Root => return Err(StackEnd::Root),
+            Kind::Fiber { not_called } => {
+                if not_called {
+                    out.last_is_not_called(frame.address);
+                }
+                return Err(StackEnd::Fiber);
+            }
+            Kind::Ordinary(row, method) => Step {
+                next: frame.ordinary(&row, input).map(|next| (next, method)),
+                by_sp: row.cfa_register == P::STACK_POINTER,
+                ..Step::nowhere(by_code(method), true)
+            },
+            Kind::Unusual(index) => match self.cache.unusual(index) {
+                Some(unusual) => {
+                    if unusual.is_trampoline {
+                        out.last_is_not_called(frame.address);
+                    }
+                    Step {
+                        next: frame.caller_by_row(&unusual.row, input).map(|next| (next, unusual.method)),
+                        switch: unusual.switch,
+                        proof: unusual.proof,
+                        by_sp: matches!(unusual.row.cfa, Cfa::Register(register, _) if register == P::STACK_POINTER),
+                        ..Step::nowhere(P::RECORD_BESIDE_UNUSUAL && by_code(unusual.method), true)
+                    }
+                }
+                None => Step::nowhere(false, true),
+            },
+            Kind::Unknown => Step::nowhere(how == UnwindMethod::Auto, false),
+        })
+    }
+
+    /// The caller that a step leads to, checked; else by instructions alone, or by the frame record.
+    fn caller(
+        &mut self,
+        frame: &Frame<P>,
+        step: &Step<P>,
+        input: &Input<'_>,
+    ) -> Result<(Frame<P>, Method), Failure> {
+        let checked = step.next.and_then(|(next, method)| self.check(frame, next, method, input));
+        let checked = match (checked, frame.address) {
+            // Where registers are exchanged instructions tell no more than rows do; a row that counts
+            // from another register than the stack pointer is of such code.
+            (Err(Failure::Refused), CodeAddress::Pc(pc)) if step.by_sp && step.switch == Switch::No => {
+                match self.cache.by_code(pc, input.code) {
+                    Some(row) => frame
+                        .caller_by_row(row, input)
+                        .and_then(|next| self.check(frame, next, Method::Code, input)),
+                    None => Err(Failure::Refused),
+                }
+            }
+            (checked, _) => checked,
+        };
+        match checked {
+            Err(Failure::Refused) if step.may_use_record => {
+                frame.by_record(input).and_then(|next| self.check(frame, next, Method::FramePointer, input))
+            }
+            other => other,
+        }
+    }
+
+    fn check(
+        &mut self,
+        from: &Frame<P>,
+        next: Frame<P>,
+        method: Method,
+        input: &Input<'_>,
+    ) -> Result<(Frame<P>, Method), Failure> {
+        check(from, next, method, input, |address| self.cache.rule(address, input.code).returns)
+    }
+
+    /// Whether the caller that a step led to is the one that called. What may have no record is not known to have one.
+    fn is_proved(
+        &mut self,
+        from: &Frame<P>,
+        next: &Frame<P>,
+        method: Method,
+        proof: Proof,
+        input: &Input<'_>,
+    ) -> bool {
+        match (method, proof) {
+            (Method::FramePointer, _) => P::is_record_certain(from, next, input),
+            (_, Proof::Certain) => true,
+            (_, proof) => P::is_called(proof, from, next, &mut self.cache, input),
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Following the paths that instructions can take from one place, all within bounds: where each arrives, and with what
+//! state. Input: code, and the bounds of functions where they are known.
+
+use std::ops::Range;
+
+use super::state::{Effect, Place, REGISTERS, State, Value};
+use crate::addr::Avma;
+use crate::walk::Code;
+use crate::walk::processor::Processor;
+use crate::walk::reader::Reader;
+
+/// Most instructions that are followed for one row, over all paths.
+pub(super) const STEPS_MAX: u32 = 2048;
+/// Most places that branches lead to.
+pub(super) const TARGETS_MAX: usize = 256;
+/// How much of a function is followed where that much is not enough: compilers that inline while the program
+/// runs make functions of 20 KB with 700 branches.
+pub(super) const LARGE_STEPS_MAX: u32 = 16_384;
+pub(super) const LARGE_TARGETS_MAX: usize = 2048;
+/// Most instructions of all callees that are followed for one row.
+const CALLEE_STEPS_MAX: u32 = 4096;
+/// Most subroutines of a function.
+pub(super) const INNER_MAX: usize = 8;
+/// Most instructions of a callee that are followed: pieces of functions that LLVM's machine
+/// outliner made are that short.
+pub(super) const PIECE_MAX: u32 = 16;
+
+/// The bounds of the function that an address is in, where they are known.
+pub(in crate::walk) fn function_around(at: Avma, code: &dyn Code) -> Option<Range<Avma>> {
+    code.function(at).filter(|function| function.contains(&at))
+}
+
+/// What was found out of callees.
+#[derive(Clone, Debug)]
+pub(super) struct Callees {
+    pub(super) known: Vec<(Avma, bool)>,
+    pub(super) depth: u32,
+    pub(super) left: u32,
+}
+
+impl Default for Callees {
+    fn default() -> Callees {
+        Callees { known: Vec::new(), depth: 0, left: CALLEE_STEPS_MAX }
+    }
+}
+
+/// Where a path has come to.
+pub(super) enum Arrived<'a> {
+    Returns(&'a State),
+    /// At a jump out of the function.
+    Leaves(&'a State, Option<Avma>),
+    LeavesAnywhere(&'a State),
+    /// At the goal.
+    At(&'a State),
+    /// Where the function ends, not behind a call, or at what is no known instruction.
+    RunsOut,
+}
+
+/// The instruction that paths are to arrive at. Where a call has just come back to only that
+/// call leads; what jumps there may be on another path.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Goal {
+    pub(super) at: Avma,
+    pub(super) returned: bool,
+}
+
+#[derive(Clone)]
+pub(super) struct Paths<'c> {
+    pub(super) function: Option<Range<Avma>>,
+    /// Registers that a frame is counted from, the first that can be before others.
+    pub(super) bases: &'static [u8],
+    pub(super) goal: Option<Goal>,
+    pub(super) code: &'c dyn Code,
+    pub(super) reader: Reader<'c>,
+    /// The places that branches lead to, by address, and where the frame was there first: what the frame
+    /// pointer was, or else the stack pointer.
+    pub(super) targets: Vec<(Avma, Option<Place>)>,
+    pub(super) targets_max: usize,
+    /// Two paths came to one place with different frames: one of them is never taken.
+    pub(super) differ: bool,
+    /// There were more places than are remembered.
+    pub(super) is_full: bool,
+    /// Paths go on behind the goal.
+    pub(super) goes_on: bool,
+    /// They go on behind calls.
+    pub(super) past_calls: bool,
+    pub(super) left: u32,
+    pub(super) callees: Callees,
+    /// What the function itself calls of its own.
+    pub(super) inner: Vec<Avma>,
+}
+
+impl<'c> Paths<'c> {
+    pub(super) fn new<P: Processor>(function: Option<Range<Avma>>, code: &'c dyn Code) -> Paths<'c> {
+        let bases = P::BASES.first().copied().unwrap_or_default();
+        let callees = Callees::default();
+        let (targets, left) = (Vec::new(), STEPS_MAX);
+        Paths {
+            function,
+            bases,
+            goal: None,
+            code,
+            reader: Reader::new(code),
+            targets,
+            targets_max: TARGETS_MAX,
+            differ: false,
+            is_full: false,
+            goes_on: false,
+            past_calls: true,
+            left,
+            callees,
+            inner: Vec::new(),
+        }
+    }
+
+    /// Follows every path from `start`, until `arrive` makes a row of where one ends.
+    pub(super) fn follow<P: Processor, T, F>(&mut self, start: Avma, state: State, mut arrive: F) -> Option<T>
+    where
+        F: FnMut(&mut Paths<'c>, Arrived<'_>) -> Option<T>,
+    {
+        self.is_new::<P>(start, &state);
+        let mut branches = vec![(start, state)];
+        while let Some((mut at, mut state)) = branches.pop() {
+            let (mut has_called, mut falls) = (false, false);
+            loop {
+                if self.goal == Some(Goal { at, returned: false }) {
+                    match arrive(self, Arrived::At(&state)) {
+                        None if self.goes_on => {}
+                        None => break,
+                        found => return found,
+                    }
+                }
+                // Another path goes on from there in the same frame.
+                if !P::EVERY_PATH && falls && self.is_known::<P>(at, &state) {
+                    break;
+                }
+                falls = true;
+                self.left = self.left.checked_sub(1)?;
+                let is_inside = self.function.as_ref().is_none_or(|function| function.contains(&at));
+                let bytes = self.reader.at(at).filter(|_| is_inside);
+                let Some((effect, length)) = bytes.and_then(|bytes| P::step(at, bytes, &mut state)) else {
+                    match arrive(self, Arrived::RunsOut) {
+                        Some(found) if is_inside || !has_called => return Some(found),
+                        _ => break,
+                    }
+                };
+                let next = at + length;
+                has_called = matches!(effect, Effect::Calls(_));
+                let mut comes_back = true;
+                let found = match effect {
+                    Effect::Plain => None,
+                    Effect::Calls(target) => {
+                        if let Some(target) = target.filter(|target| self.is_inner(*target)) {
+                            self.inner.push(target);
+                        }
+                        comes_back = !target.is_some_and(|target| self.never_returns::<P>(target, &state));
+                        match target.and_then(|target| self.piece::<P>(target, &state, Some(next))) {
+                            Some(after) => state = after,
+                            None => after_call::<P>(&mut state),
+                        }
+                        let is_goal = self.goal == Some(Goal { at: next, returned: true });
+                        is_goal.then(|| arrive(self, Arrived::At(&state))).flatten()
+                    }
+                    Effect::Returns => arrive(self, Arrived::Returns(&state)),
+                    Effect::MayReturn => {
+                        let mut taken = state;
+                        taken.mode.takes = true;
+                        match P::step(at, bytes.unwrap_or_default(), &mut taken) {
+                            Some((Effect::Returns, _)) => arrive(self, Arrived::Returns(&taken)),
+                            _ => None,
+                        }
+                    }
+                    Effect::Jumps(target) | Effect::MayJump(target) if self.leaves(target) => {
+                        arrive(self, Arrived::Leaves(&state, Some(target)))
+                    }
+                    Effect::JumpsAnywhere => arrive(self, Arrived::LeavesAnywhere(&state)),
+                    Effect::Ends => arrive(self, Arrived::RunsOut),
+                    _ => None,
+                };
+                if found.is_some() {
+                    return found;
+                }
+                match effect {
+                    Effect::Calls(_) if !comes_back || !self.past_calls => break,
+                    Effect::Plain | Effect::Calls(_) | Effect::MayReturn => at = next,
+                    Effect::Forks(condition) => {
+                        let mut fulfilled = state;
+                        fulfilled.mode.assumed = Some(condition);
+                        branches.push((at, fulfilled));
+                        state.mode.assumed = Some(condition ^ 1);
+                    }
+                    Effect::MayJump(target) => {
+                        if !self.leaves(target) && self.is_new::<P>(target, &state) {
+                            branches.push((target, state));
+                        }
+                        at = next;
+                    }
+                    Effect::Jumps(target) if !self.leaves(target) && self.is_new::<P>(target, &state) => {
+                        (at, falls) = (target, false);
+                    }
+                    _ => break,
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether a jump leaves the function for another one, or begins it anew. A jump into the
+    /// middle of another is one inside hand-written code that has several labels.
+    pub(super) fn leaves(&self, target: Avma) -> bool {
+        match &self.function {
+            Some(function) if function.contains(&target) => function.start == target,
+            Some(_) => true,
+            None => false,
+        }
+    }
+
+    /// Where the frame is: a callee may take its arguments off the stack, which is not seen where it is called;
+    /// what a frame pointer tells holds all the same.
+    pub(super) fn frame<P: Processor>(&self, state: &State) -> Option<Place> {
+        let frame_pointers = self.bases.iter().filter(|base| **base != P::STACK_POINTER);
+        let of_frame = frame_pointers
+            .filter_map(|base| state.place(*base))
+            .find(|place| place.register == P::STACK_POINTER);
+        of_frame.or_else(|| state.place(P::STACK_POINTER))
+    }
+
+    /// Whether branches lead to a place, with the same frame.
+    pub(super) fn is_known<P: Processor>(&self, at: Avma, state: &State) -> bool {
+        let index = self.targets.binary_search_by_key(&at, |(target, _)| *target);
+        let known = index.ok().and_then(|index| self.targets.get(index));
+        known.is_some_and(|(_, before)| *before == self.frame::<P>(state))
+    }
+
+    /// Notes a place; whether it is the first time, and there is room.
+    pub(super) fn is_new<P: Processor>(&mut self, at: Avma, state: &State) -> bool {
+        let sp = self.frame::<P>(state);
+        let index = match self.targets.binary_search_by_key(&at, |(target, _)| *target) {
+            Ok(index) => {
+                self.differ |= self.targets.get(index).is_none_or(|(_, before)| *before != sp);
+                return false;
+            }
+            Err(index) => index,
+        };
+        let has_room = self.has_room();
+        if has_room {
+            self.targets.insert(index, (at, sp));
+        }
+        self.is_full |= !has_room;
+        has_room
+    }
+
+    /// Whether a call leads into the function itself, not to its beginning, and that was not seen before.
+    pub(super) fn is_inner(&self, target: Avma) -> bool {
+        let is_inside = self
+            .function
+            .as_ref()
+            .is_some_and(|function| function.contains(&target) && function.start != target);
+        self.goes_on && is_inside && self.inner.len() < INNER_MAX && !self.inner.contains(&target)
+    }
+
+    /// Whether one more place can be remembered.
+    pub(super) fn has_room(&self) -> bool {
+        self.targets.len() < self.targets_max
+    }
+
+    /// The state after a piece of code that ends in a return soon, without branches or calls:
+    /// the machine outliner puts parts of prologues and epilogues into such functions.
+    /// `returns_to` is what a call to it leaves as return address.
+    pub(super) fn piece<P: Processor>(
+        &mut self,
+        mut at: Avma,
+        before: &State,
+        returns_to: Option<Avma>,
+    ) -> Option<State> {
+        if returns_to.is_some() && P::LINK.is_none() {
+            return None;
+        }
+        let mut state = *before;
+        if let (Some(_), Some(link)) = (returns_to, P::LINK) {
+            state.set(link, Value::Unknown);
+        }
+        for _ in 0..PIECE_MAX {
+            self.left = self.left.checked_sub(1)?;
+            let (effect, length) = P::step(at, self.reader.at(at)?, &mut state)?;
+            match effect {
+                Effect::Plain => at = at + length,
+                Effect::Returns => return Some(state),
+                _ => return None,
+            }
+        }
+        None
+    }
+}
+
+/// Makes the state before a call of an ordinary function that after it. In place: code is full of
+/// calls.
+pub(in crate::walk) fn after_call<P: Processor>(state: &mut State) {
+    let one = |register: u8| 1u32 << register;
+    let kept = P::SAVED.iter().filter(|saved| Some(**saved) != P::LINK);
+    let kept = kept.fold(one(P::STACK_POINTER), |kept, saved| kept | one(*saved));
+    state.keep_only(kept);
+}
+
+/// A bit for each register.
+const _: () = assert!(REGISTERS <= u32::BITS as usize);

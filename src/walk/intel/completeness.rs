@@ -1,0 +1,100 @@
+//! What keeps a walk that reached a thread's first function from being complete: the frames
+//! it went by are noted, at the end they are judged. Input: each step; output: why the walk
+//! ended. Costs nothing where nothing is doubtful, which is nearly everywhere.
+
+use super::switching::Switch;
+use crate::addr::Avma;
+use crate::walk::bounds::is_on_other_stack;
+use crate::walk::frame::Frame;
+use crate::walk::processor::Processor;
+use crate::walk::runtimes::libgcc::landing_pad::LandingPad;
+use crate::walk::{Input, StackEnd};
+
+/// What of a walk so far keeps it from being complete.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::walk) struct Completeness {
+    switching: bool,
+    /// A frame record was followed from code that is not seen to keep one, or instructions whose
+    /// function's entry is not known, and nothing confirms the caller that they lead to.
+    unproved: bool,
+    landing_pad: Option<LandingPad>,
+}
+
+impl Completeness {
+    /// Notes a step `from` a frame to its caller `next`, which gets the return address that it
+    /// had where that was replaced. `by_sp`: by a rule that counts from the stack pointer.
+    pub(in crate::walk) fn note<P: Processor>(
+        &mut self,
+        by_sp: bool,
+        switch: Switch,
+        from: &Frame<P>,
+        next: &mut Frame<P>,
+        input: &Input<'_>,
+    ) {
+        match (switch, &mut self.landing_pad) {
+            (Switch::No, _) => self.note_ordinary(by_sp, from),
+            (Switch::LandingPad, none @ None) => *none = Some(LandingPad::new(from, next, input.stack)),
+            (Switch::Yes, _) | (Switch::LandingPad, Some(_)) => self.switching = true,
+        }
+    }
+
+    /// Notes that a caller was found by what is not known to lead to it.
+    pub(in crate::walk) fn note_unproved(&mut self) {
+        self.unproved = true;
+    }
+
+    /// Notes that a caller was found by a frame's stack pointer or frame pointer.
+    pub(in crate::walk) fn note_ordinary<P: Processor>(&mut self, by_sp: bool, from: &Frame<P>) {
+        if let Some(landing_pad) = &mut self.landing_pad
+            && !by_sp
+        {
+            landing_pad.uses_frame_pointer(from.registers[usize::from(P::FRAME_POINTER)]);
+        }
+    }
+
+    /// Whether the verdict depends on the registers of the frames.
+    pub(in crate::walk) fn need_registers(&self) -> bool {
+        self.landing_pad.is_some()
+    }
+
+    /// Why a walk ended that reached the first function, of a thread or of a fiber as `first`
+    /// says; `reached` is its stack pointer.
+    pub(in crate::walk) fn at_outermost<P: Processor>(
+        &self,
+        first: StackEnd,
+        reached: Avma,
+        input: &Input<'_>,
+    ) -> StackEnd {
+        let replaced = |landing_pad: &LandingPad| !landing_pad.is_intact::<P>(reached, input.stack);
+        if self.switching || self.landing_pad.as_ref().is_some_and(replaced) {
+            StackEnd::Switching
+        } else if self.unproved {
+            StackEnd::Unproved
+        } else {
+            first
+        }
+    }
+
+    /// Why a walk ended at a frame whose caller was not found, where `otherwise` is the reason
+    /// if nothing is doubtful.
+    pub(in crate::walk) fn without_caller<P: Processor>(
+        &self,
+        frame: &Frame<P>,
+        switch: Switch,
+        otherwise: StackEnd,
+        input: &Input<'_>,
+    ) -> StackEnd {
+        match (otherwise, frame.address) {
+            _ if self.switching || self.landing_pad.is_some() || switch != Switch::No => StackEnd::Switching,
+            (StackEnd::Root | StackEnd::Fiber, _) if self.unproved => StackEnd::Unproved,
+            // What a signal interrupted, on a stack that was not copied; or the caller of that, which the link
+            // register leads to wherever the stack is.
+            (StackEnd::BadFrame, address)
+                if (P::LINK.is_some() || !address.is_return()) && is_on_other_stack(frame.sp(), input) =>
+            {
+                StackEnd::OtherStack
+            }
+            _ => otherwise,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Small functions of JIT code that do nothing but call: `sub $8,%rsp; call *%rcx; add $8,%rsp; ret`.
+//! CPython makes one for each function of Python, so that profilers see a frame of it (Python/asm_trampoline.S,
+//! `python3 -X perf`). Input: a return address, the row that the paths from there to a return tell, and code;
+//! output: whether what stands in front of the call proves that row.
+//!
+//! Paths from a return address prove nothing by themselves: the callee may never return, and then what follows
+//! is another function, or a part of this one that is reached otherwise. Another function takes nothing off the
+//! stack that it has not put there, and these have no other parts.
+
+use crate::addr::Avma;
+use crate::arch::X86_64;
+use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
+use crate::walk::Code;
+
+/// Of a return address: eight bytes.
+const POINTER: i64 = 8;
+
+/// Whether the row at a return address, in JIT code, takes off the stack what the
+/// instruction in front of the call put there, and leaves all else as it is.
+pub(in crate::walk) fn proves(row: &Row, at: Avma, code: &dyn Code) -> bool {
+    let Some(pushed) = pushed_before(at, code) else { return false };
+    let takes_off = row.cfa == Cfa::Register(X86_64::RSP as u8, pushed + POINTER)
+        && row.columns[RETURN_ADDRESS] == Column::At(-POINTER)
+        && row.columns[X86_64::RBP] == Column::Same;
+    takes_off && !row.signal && code.traits(at).is_jit
+}
+
+/// The bytes by which the instruction in front of a call through a register lowers the stack pointer.
+fn pushed_before(at: Avma, code: &dyn Code) -> Option<i64> {
+    // `call *%rax` to `call *%rdi`, and `call *%r8` to `call *%r15`.
+    let through_register = |bytes: &[u8]| matches!(bytes, [0xff, 0xd0..=0xd7]);
+    let through_new_register = |bytes: &[u8]| matches!(bytes, [0x41, 0xff, 0xd0..=0xd7]);
+    let before = |bytes: u64| {
+        let start = Avma(at.0.checked_sub(bytes)?);
+        code.code(start)?.get(..usize::try_from(bytes).ok()?)
+    };
+    let call_bytes = match (before(2), before(3)) {
+        (_, Some(bytes)) if through_new_register(bytes) => 3,
+        (Some(bytes), _) if through_register(bytes) => 2,
+        _ => return None,
+    };
+    match before(call_bytes + 4)? {
+        [0x48, 0x83, 0xec, pushed, ..] => (1..0x80).contains(pushed).then_some(i64::from(*pushed)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::X86_64;
+    use crate::walk::CodeTraits;
+    use crate::walk::intel::forward::{self, Callees, Leads, Proof};
+    use crate::walk::text::Text;
+
+    const TEXT: u64 = 0x7000_0000_1000;
+
+    /// Code that is known to be JIT code, or not.
+    struct Made(Text, bool);
+
+    impl Code for Made {
+        fn is_code(&self, at: Avma) -> bool {
+            self.0.is_code(at)
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            self.0.code(at)
+        }
+        fn traits(&self, _: Avma) -> CodeTraits {
+            CodeTraits { is_jit: self.1, ..CodeTraits::default() }
+        }
+    }
+
+    /// Whether the row behind the call in `code`, which ends `before` bytes into it, is proved.
+    fn is_proved(code: &[u8], before: u64, made: bool) -> bool {
+        let text = Made(Text(TEXT, code.to_vec()), made);
+        let at = Avma(TEXT + before);
+        let leads = forward::follow::<X86_64>(at, true, &text, &mut Callees::default());
+        let Some(Leads::Back(row, Proof::Wanted)) = leads else { panic!("{leads:?}") };
+        proves(&row, at, &text)
+    }
+
+    #[test]
+    fn what_takes_off_what_was_put_on_is_proved() {
+        // The trampolines of CPython stand one behind the other.
+        let trampoline = [0x48, 0x83, 0xec, 8, 0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3];
+        assert!(is_proved(&trampoline, 6, true));
+        assert!(is_proved(&trampoline.repeat(3), 17, true));
+        let by_r11 = [0x48, 0x83, 0xec, 24, 0x41, 0xff, 0xd3, 0x48, 0x83, 0xc4, 24, 0xc3];
+        assert!(is_proved(&by_r11, 7, true));
+        // A file has unwind information, or its functions may be larger than what is seen of them.
+        assert!(!is_proved(&trampoline, 6, false));
+    }
+
+    #[test]
+    fn what_does_not_mirror_it_is_not() {
+        // Another function follows the call.
+        assert!(!is_proved(&[0x48, 0x83, 0xec, 8, 0xff, 0xd1, 0x31, 0xc0, 0xc3], 6, true));
+        // More is taken off than was put on, or a register is given back.
+        assert!(!is_proved(&[0x48, 0x83, 0xec, 8, 0xff, 0xd1, 0x48, 0x83, 0xc4, 24, 0xc3], 6, true));
+        assert!(!is_proved(&[0x48, 0x83, 0xec, 16, 0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0x5d, 0xc3], 6, true));
+        // Something else stands in front.
+        assert!(!is_proved(&[0x90, 0x90, 0x90, 0x90, 0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3], 6, true));
+        assert!(!is_proved(&[0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3], 2, true));
+        // A function that it names may end in a call of one that never returns.
+        let direct = [0x48, 0x83, 0xec, 8, 0xe8, 0, 0x10, 0, 0, 0x48, 0x83, 0xc4, 8, 0xc3];
+        assert!(!is_proved(&direct, 9, true));
+    }
+}

@@ -1,0 +1,148 @@
+//! Functions that call on a stack of their choice and keep the way back in rbp, which their rows count from:
+//! `__morestack` of libgcc, which calls a function with split stacks on a new segment, `rust_psm_on_stack`
+//! (the crates `psm` and `stacker`). Input: a frame, where its CFA is, code; output: the lowest word that the row reads,
+//! where that is on the stack of the caller.
+//!
+//! Source: libgcc/config/i386/morestack.S; psm, src/arch/x86_64.s.
+
+use crate::addr::{Avma, CodeAddress};
+use crate::arch::{UNKNOWN_REGISTER, X86_64};
+use crate::binary::frame_rule::Column;
+use crate::walk::bounds::is_on_other_stack;
+use crate::walk::frame::Frame;
+use crate::walk::intel::length;
+use crate::walk::processor::row;
+use crate::walk::stack_switch::is_outside_copy;
+use crate::walk::{Code, Input};
+
+/// Most bytes of a function in front of an address that are looked at.
+const BYTES_MAX: u64 = 512;
+/// mov %rax,%fs:0x70: where the segment of a split stack ends.
+const SETS_SEGMENT: [u8; 9] = [0x64, 0x48, 0x89, 0x04, 0x25, 0x70, 0, 0, 0];
+
+/// The lowest word on the stack of the caller that the row of a frame reads, if rbp leads there; `None` where all that it
+/// reads was copied. `cfa_offset`: from rbp, as unwind information says.
+pub(in crate::walk) fn lowest_word(
+    frame: &Frame<X86_64>,
+    cfa_offset: i64,
+    input: &Input<'_>,
+) -> Option<Avma> {
+    let base = frame.registers[X86_64::RBP];
+    if base == UNKNOWN_REGISTER || !base.is_multiple_of(8) {
+        return None;
+    }
+    let cfa = base.wrapping_add_signed(cfa_offset);
+    let last = Avma(cfa.checked_sub(8)?);
+    if last >= frame.sp() && !is_outside_copy(last, input) {
+        return None;
+    }
+    match stack_of_callee(frame.address, input.code)? {
+        Callee::OnSegment => {}
+        // A function with arrays of variable size loads its stack pointer, too: its frame is above.
+        Callee::OnStack if last < frame.sp() || is_on_other_stack(last, input) => {}
+        Callee::OnStack => return None,
+    }
+    let row = row::<X86_64>(input.code, frame.address.lookup().at())?;
+    let offsets = row.columns.iter().filter_map(|column| match column {
+        Column::At(offset) => Some(*offset),
+        _ => None,
+    });
+    Some(Avma(cfa.wrapping_add_signed(offsets.min()?)))
+}
+
+/// What a function called on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Callee {
+    /// A segment of a split stack.
+    OnSegment,
+    /// A stack that the function loaded the stack pointer of.
+    OnStack,
+}
+
+/// Whether a function has loaded its stack pointer from another register than rbp, or from memory, in front of an
+/// address.
+fn stack_of_callee(address: CodeAddress, code: &dyn Code) -> Option<Callee> {
+    let at = address.at();
+    let function = code.described_function(address.lookup().at())?;
+    let bytes = at.0.checked_sub(function.start.0).filter(|bytes| *bytes <= BYTES_MAX)?;
+    let before = code.code(function.start)?.get(..bytes as usize)?;
+    let (mut from, mut callee) = (0, None);
+    while from < before.len() {
+        let rest = &before[from..];
+        let instruction = length::decode::<true>(rest)?;
+        if callee.is_some() && rest.starts_with(&SETS_SEGMENT) {
+            return Some(Callee::OnSegment);
+        }
+        if let (0, 0x89 | 0x8b, Some((mode, register, operand))) =
+            (instruction.map, instruction.opcode, instruction.operands())
+        {
+            let register = usize::from(register | (instruction.rex & 4) << 1);
+            let operand = usize::from(operand | (instruction.rex & 1) << 3);
+            // Numbers of instructions, not of DWARF: 4 is rsp, 5 rbp.
+            let loads = match instruction.opcode {
+                0x89 => mode == 3 && operand == 4 && register != 5,
+                _ => register == 4 && (mode < 3 || operand != 5),
+            };
+            if loads && instruction.wide {
+                callee = Some(Callee::OnStack);
+            }
+        }
+        from += instruction.length;
+    }
+    callee
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+
+    const TEXT: u64 = 0x40_1000;
+
+    struct Text(Vec<u8>);
+    impl Code for Text {
+        fn is_code(&self, at: Avma) -> bool {
+            self.code(at).is_some()
+        }
+        fn code(&self, at: Avma) -> Option<&[u8]> {
+            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
+        }
+        fn described_function(&self, at: Avma) -> Option<Range<Avma>> {
+            self.code(at).map(|_| Avma(TEXT)..Avma(TEXT + self.0.len() as u64))
+        }
+    }
+
+    fn callee(code: &[&[u8]], instructions: usize) -> Option<Callee> {
+        let text = Text(code.concat());
+        let bytes: usize = code[..instructions].iter().map(|code| code.len()).sum();
+        stack_of_callee(CodeAddress::Return(Avma(TEXT + bytes as u64)), &text)
+    }
+
+    const PUSH: &[u8] = &[0x55]; //                          push %rbp
+    const RECORD: &[u8] = &[0x48, 0x89, 0xe5]; //            mov %rsp,%rbp
+    const CALL: &[u8] = &[0x41, 0xff, 0xd2]; //              call *%r10
+    const BACK: &[u8] = &[0x48, 0x89, 0xec, 0x5d, 0xc3]; //  mov %rbp,%rsp; pop %rbp; ret
+
+    #[test]
+    fn a_function_that_loads_its_stack_pointer_calls_on_another_stack() {
+        for load in
+            [&[0x48, 0x89, 0xcc][..], &[0x4c, 0x89, 0xdc], &[0x48, 0x8b, 0x62, 0x38], &[0x48, 0x8b, 0xe1]]
+        {
+            let code = [PUSH, RECORD, load, CALL, BACK];
+            assert_eq!(callee(&code, 4), Some(Callee::OnStack), "{load:x?}");
+            assert_eq!(callee(&code, 2), None, "not yet");
+        }
+        // From rbp, and a move of 32 bits.
+        for load in [&[0x48, 0x89, 0xec][..], &[0x48, 0x8b, 0xe5], &[0x89, 0xcc], &[0x48, 0x83, 0xec, 0x10]] {
+            assert_eq!(callee(&[PUSH, RECORD, load, CALL, BACK], 4), None, "{load:x?}");
+        }
+    }
+
+    #[test]
+    fn morestack_says_where_its_segment_ends() {
+        let load: &[u8] = &[0x48, 0x89, 0xc4];
+        assert_eq!(callee(&[PUSH, RECORD, load, &SETS_SEGMENT, CALL, BACK], 5), Some(Callee::OnSegment));
+        assert_eq!(callee(&[PUSH, RECORD, &SETS_SEGMENT, CALL, BACK], 4), None, "it stays where it is");
+    }
+}
