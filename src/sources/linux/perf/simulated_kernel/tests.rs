@@ -84,7 +84,8 @@ impl Sums {
                 }
                 What::Missed(look, _) => self.weigh(key, look.cpu_ns),
                 What::Ended(used_ns, _) => {
-                    let is_all = self.used_ns.get(&key).copied().unwrap_or(0) == used_ns.unwrap();
+                    // One that has ended with an exec, and is told of by a wait alone, may end once more: with nothing.
+                    let is_all = self.used_ns.remove(&key).unwrap_or(0) == used_ns.unwrap();
                     expect(is_all, "ends with other CPU time than its samples weigh");
                     self.threads.remove(&key);
                 }
