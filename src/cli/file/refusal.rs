@@ -127,7 +127,7 @@ impl From<io::Error> for Problem {
 }
 
 /// What the system calls a bad file descriptor.
-const NOT_OPEN: &str = "it is not open for writing; name a file";
+const NOT_OPEN: &str = "bad file descriptor: it is not open for writing; name a file";
 
 /// The words for an error, and what to do about it.
 pub(super) fn with_next_step(error: &io::Error) -> String {
