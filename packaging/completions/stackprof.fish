@@ -139,7 +139,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l children 
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
 fp\t''
@@ -151,7 +150,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d '
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'Format of outputs whose extension is none of these: svg, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
 folded\t''
 pprof\t''
@@ -162,6 +160,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'H
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-demo.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: 3]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 'One subtree per thread instead of one for all'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'

@@ -100,7 +100,13 @@ Examples:
     max_term_width = 80,
     disable_help_flag = true,
     disable_version_flag = true,
-    args_override_self = true
+    args_override_self = true,
+    mut_arg("output", |arg| arg.help(
+        "Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt \
+         .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: \
+         stackprof-demo.svg]"
+    )),
+    mut_arg("duration", |arg| arg.help("Stop after this many seconds (0.5 works) [default: 3]"))
 )]
 pub(super) struct DemoFlags {
     #[command(flatten)]

@@ -172,7 +172,7 @@ fn shown(asked: &Recording, profile: &Profile) -> Shown {
         process: &profile.process.name,
         pid: Some(profile.process.pid).filter(|pid| *pid > 0),
         hz_requested: Some(profile.hz),
-        ticks: Some(stats.ticks),
+        ticks: stats.achieved_hz().map(|_| stats.ticks),
         duration_ns: Some(stats.duration_ns),
         counted: &text::plural(stats.samples, "sample"),
         lost: stats.samples_lost.values().sum(),

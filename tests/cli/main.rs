@@ -22,4 +22,6 @@ mod readers;
 mod recording;
 mod render;
 mod support;
+#[cfg(unix)]
+mod unwritable;
 mod wrong_invocations;
