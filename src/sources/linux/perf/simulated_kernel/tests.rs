@@ -85,8 +85,9 @@ impl Sums {
                 What::Missed(look, _) => self.weigh(key, look.cpu_ns),
                 What::Ended(used_ns, _) => {
                     // One that has ended with an exec, and is told of by a wait alone, may end once more: with nothing.
-                    let is_all = self.used_ns.remove(&key).unwrap_or(0) == used_ns.unwrap();
-                    expect(is_all, "ends with other CPU time than its samples weigh");
+                    let (by_samples_ns, used_ns) = (self.used_ns.remove(&key).unwrap_or(0), used_ns.unwrap());
+                    let why = format!("ends with {used_ns} ns, its samples weigh {by_samples_ns}");
+                    expect(by_samples_ns == used_ns, &why);
                     self.threads.remove(&key);
                 }
                 // Threads whose exits were lost end with it.
