@@ -425,11 +425,15 @@ impl<'a> Recorder<'a> {
                 outer: (!capture.pieces.is_empty()).then_some(&outer),
                 blocked_signals: capture.pieces.blocked_signals,
             };
-            let mut walked = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);
-            if jit.fill(&mut read) {
-                continue;
-            }
-            let (instructions, over_budget) = jit.cost();
+            let found = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);
+            let mut walked = match found {
+                Ok(walked) => walked,
+                Err(needs) => {
+                    jit.read(needs, &mut read);
+                    continue;
+                }
+            };
+            let (instructions, over_budget) = jit.end_round();
             self.jit_budget.spend(instructions - spent);
             spent = instructions;
             if over_budget {

@@ -20,6 +20,10 @@ pub struct CodeTraits {
     pub has_hotspot_headers: bool,
 }
 
+/// A walk needs bytes of JIT code at an address that are not read yet: with them it is made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeedsBytes(pub Avma);
+
 /// The code of the target, as far as its images are known: the leaf's caller is
 /// found by looking at the instructions around the program counter.
 pub trait Code {
@@ -47,8 +51,12 @@ pub trait Code {
         true
     }
 
-    /// Whether bytes were requested that are to be had, so that the walk will be made again with them, or code was not
-    /// to be followed: whatever the walk still finds is for nothing.
+    /// The bytes that were requested, are to be had and were not given, if any: [`unwind`](super::unwind) ends with that.
+    fn needs(&self) -> Option<NeedsBytes> {
+        None
+    }
+
+    /// Whether bytes are needed or code was not to be followed, so that whatever the walk still finds is for nothing.
     fn walks_again(&self) -> bool {
         false
     }

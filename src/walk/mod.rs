@@ -35,7 +35,7 @@ mod x86;
 mod x86_64;
 
 pub use bounds::MAX_STACK_BYTES;
-pub use code::{Code, CodeTraits};
+pub use code::{Code, CodeTraits, NeedsBytes};
 pub use frames::{Frames, Method, UnwindMethod};
 pub use glance::{GLANCE_BYTES, Glance};
 pub use input::{Input, OtherStack, OuterStack};
@@ -88,29 +88,36 @@ impl Unwinder {
 }
 
 /// Walks as `how` says. Clears `out`, then pushes each frame, leaf first.
+///
+/// # Errors
+/// The bytes of JIT code that the walk needs; what it found without them is for nothing.
 pub fn unwind(
     how: UnwindMethod,
     registers: &Registers,
     input: &Input<'_>,
     unwinder: &mut Unwinder,
     out: &mut Frames,
-) -> Walked {
+) -> Result<Walked, NeedsBytes> {
     out.clear();
     if how.is_of_arm() && registers.arch() != Arch::Arm {
         out.push(CodeAddress::Pc(registers.pc()), Method::Context);
-        return Walked { ended: StackEnd::Undescribed, reached: registers.sp() };
+        return Ok(Walked { ended: StackEnd::Undescribed, reached: registers.sp() });
     }
     let Unwinder { x86_64, aarch64, x86, arm, facts } = unwinder;
-    match registers {
+    let walked = match registers {
         Registers::X86_64(registers) => x86_64.unwind(how, registers, input, facts, out),
         Registers::Aarch64(registers) => aarch64.unwind(how, registers, input, facts, out),
         Registers::X86(registers) => x86.unwind(how, registers, input, facts, out),
         Registers::Arm(registers) => arm.unwind(how, registers, input, None, out),
-    }
+    };
+    input.code.needs().map_or(Ok(walked), Err)
 }
 
 /// Walks as `how` says, where a second stack was copied. What is needed of either counts from its own stack
 /// pointer, and [`Walked::reached`] says the more of both as if it were of the first.
+///
+/// # Errors
+/// The bytes of JIT code that the walk needs.
 pub fn unwind_on_two(
     how: UnwindMethod,
     registers: &Registers,
@@ -118,11 +125,12 @@ pub fn unwind_on_two(
     other: Option<OtherStack<'_>>,
     unwinder: &mut Unwinder,
     out: &mut Frames,
-) -> Walked {
+) -> Result<Walked, NeedsBytes> {
     match registers {
         Registers::Arm(registers) if other.is_some() => {
             out.clear();
-            unwinder.arm.unwind(how, registers, input, other, out)
+            let walked = unwinder.arm.unwind(how, registers, input, other, out);
+            input.code.needs().map_or(Ok(walked), Err)
         }
         _ => unwind(how, registers, input, unwinder, out),
     }
