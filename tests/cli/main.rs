@@ -21,5 +21,7 @@ mod programs;
 mod readers;
 mod recording;
 mod render;
+#[cfg(target_os = "linux")]
+mod signals;
 mod support;
 mod wrong_invocations;
