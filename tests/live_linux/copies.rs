@@ -54,7 +54,7 @@ fn stacks_beyond_what_is_copied_are_whole() {
     let deep = Case {
         name: "a frame larger than any copy",
         program: compile("deep_frame", "deep", &FLAGS),
-        arguments: &["0.3"],
+        arguments: &["0.15"],
         is_right: is_right_when_deep,
         shows: |stack| stack.has("deep_frame"),
     };
@@ -86,7 +86,7 @@ fn stacks_beyond_what_is_copied_are_whole() {
         &Case {
             name: "a frame larger than a record",
             program: compile("large_frame", "larger_frame", &flags),
-            arguments: &["0.5"],
+            arguments: &["0.3"],
             is_right: of_frame,
             shows: |stack| stack.has("with_large_frame"),
         },

@@ -58,7 +58,7 @@ fn families_are_told_the_same_as_without_a_profiler() {
                 recorded.check(said.starts_with(expected), &said);
                 recorded
             };
-            let recorded = record_until(&arguments[0], recorded, shown);
+            let recorded = record_until(arguments[0], recorded, shown);
             if arguments[0] == "shells" {
                 // A shell each, a `sleep` or `true` in half of them.
                 let processes = recorded.figure("processes_seen");

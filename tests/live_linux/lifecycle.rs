@@ -11,7 +11,7 @@ use crate::narrow::narrow;
 use crate::rights::{check_profile, outcome};
 use crate::support::{
     Fixture, Recorded, attach, compile, fixture, kill, launch, live, numbers, record, record_until, sources,
-    stackprof, wait_for, wait_for_more_cpu_time, write_script,
+    stackprof, wait_for, wait_for_more_cpu_time, wait_for_ticks, write_script,
 };
 
 /// `exec` built to burn in a function of its own.
@@ -113,12 +113,16 @@ fn threads_that_come_go_and_outlive_the_first_one_are_recorded() {
         });
         recorded.check(recorded.stats["exit_status"] == 5, "not the exit status of the other thread");
         // /proc shows a process whose first thread has left as a zombie, while its others run.
+        let mut target = Fixture::start("ends", ["leader", "600000"]);
+        target.line("ready");
+        let stat = format!("/proc/{}/stat", target.pid());
+        wait_for("the main thread leaves", || fs::read_to_string(&stat).unwrap().contains(") Z "));
         let recorded = || {
-            let mut target = Fixture::start("ends", ["leader", "1500"]);
-            target.line("ready");
-            let stat = format!("/proc/{}/stat", target.pid());
-            wait_for("the main thread leaves", || fs::read_to_string(&stat).unwrap().contains(") Z "));
-            attach(target.pid(), &options).wait()
+            let running = record(options.iter().copied().chain(["--pid", &target.pid().to_string()]));
+            // Its first thread, which is no more, would not say who traces it.
+            wait_for_ticks("the target", running.pid());
+            wait_for_more_cpu_time(target.pid(), Duration::from_millis(50));
+            running.interrupt()
         };
         let recorded = record_until("the thread that is left", recorded, |recorded| {
             recorded.shows(|stack| stack.has("busy_until_the_end"))

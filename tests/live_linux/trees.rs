@@ -128,7 +128,7 @@ fn processes_are_selected_by_number_user_group_and_namespace() {
                     let running = record(way.iter().chain(&["--source", *source]));
                     wait_for_ticks("the processes", running.pid());
                     for child in [&one, &two] {
-                        wait_for_more_cpu_time(child.0.id(), Duration::from_millis(100));
+                        wait_for_more_cpu_time(child.0.id(), Duration::from_millis(40));
                     }
                     let recorded = running.interrupt();
                     burned_elsewhere(&recorded);
