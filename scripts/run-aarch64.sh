@@ -119,7 +119,7 @@ install scripts/aarch64/init.sh "$place/init"
 {
     echo "cd '$PWD'"
     # Fewer repetitions of what is tried at random moments: everything takes some twenty times as long.
-    echo "export STACKPROF_EMULATED=1 STACKPROF_NO_SKIP=1 STACKPROF_ROUNDS=0.1 PATH=\"$(dirname "$stackprof"):\$PATH\""
+    echo "export STACKPROF_NO_SKIP=1 STACKPROF_ROUNDS=0.1 PATH=\"$(dirname "$stackprof"):\$PATH\""
     if [[ -n $command ]]; then
         printf '%s\n' "$command"
     else

@@ -332,12 +332,6 @@ pub(crate) fn record<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) ->
     record_by(stackprof(), arguments)
 }
 
-/// Who takes the samples unless a test says otherwise: ptrace, of which most of them are;
-/// `STACKPROF_TEST_SOURCE=perf` tries them with the other source.
-fn usual_source() -> String {
-    env::var("STACKPROF_TEST_SOURCE").unwrap_or_else(|_| "ptrace".to_owned())
-}
-
 /// Whether a process has events of the kernel open.
 pub(crate) fn has_events(pid: u32) -> bool {
     let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
@@ -356,15 +350,9 @@ pub(crate) fn record_by<A: AsRef<OsStr>>(
     for (option, file) in [("-o", "out.folded"), ("-o", "out.svg"), ("--stats", "out.json")] {
         command.arg(option).arg(dir.path().join(file));
     }
-    // What follows may say otherwise.
-    let source = usual_source();
-    if source == "perf" {
-        // What most tests look at is the program's own code.
-        command.arg("--no-kernel");
-    }
-    // What is behind a stub has a source of its own.
+    // Ptrace unless what follows says otherwise. What is behind a stub has a source of its own.
     if !command.get_args().any(|argument| argument == "--gdb") {
-        command.arg("--source").arg(source);
+        command.args(["--source", "ptrace"]);
     }
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
