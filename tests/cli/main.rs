@@ -21,6 +21,8 @@ mod programs;
 mod readers;
 mod recording;
 mod render;
+#[cfg(target_os = "linux")]
+mod signals;
 mod support;
 #[cfg(unix)]
 mod unwritable;

@@ -17,25 +17,22 @@ use std::{env, fs, thread};
 
 use tempfile::TempDir;
 
-#[path = "enough.rs"]
-mod enough;
 #[path = "made.rs"]
 mod made;
 #[path = "programs.rs"]
 mod programs;
 #[path = "random.rs"]
 mod random;
+#[path = "rights.rs"]
+mod rights;
 #[path = "rounds.rs"]
 mod rounds;
-#[path = "turns.rs"]
-mod turns;
 
-pub(crate) use enough::record_enough;
 pub(crate) use made::made;
 pub(crate) use programs::{copy_program, write_script};
 pub(crate) use random::Random;
+pub(crate) use rights::{Somebody, is_root, live, sampled, sources};
 pub(crate) use rounds::rounds;
-pub(crate) use turns::{Turn, live, live_alone};
 
 /// Longer than anything here takes, even on a machine busy with other things. Nothing that goes
 /// well waits for its end.
@@ -60,17 +57,6 @@ const FLAGS: [&str; 7] = [
 /// Says that a test does not apply to this machine, whatever the environment asks.
 pub(crate) fn not_here(reason: &str) {
     println!("SKIP {reason}");
-}
-
-/// Whether figures that depend on a quiet machine are asserted and not only printed.
-pub(crate) fn measuring() -> bool {
-    env::var("STACKPROF_MEASURE").is_ok_and(|value| value == "1")
-}
-
-/// Whether the processor is emulated, so that all code takes some twenty times as long: what a sample
-/// costs is nothing to judge by then.
-pub(crate) fn emulated() -> bool {
-    env::var("STACKPROF_EMULATED").is_ok_and(|value| value == "1")
 }
 
 /// Compiles `tests/fixtures/NAME.c` with the usual flags.
@@ -122,6 +108,11 @@ pub(crate) fn wait_for(what: impl Display, mut condition: impl FnMut() -> bool) 
         assert!(begun.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// A named pipe.
+pub(crate) fn make_fifo(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
 /// `kill -SIGNAL PID`.
@@ -201,15 +192,6 @@ pub(crate) fn wait_for_more_cpu_time(pid: u32, more: Duration) {
     // One that is gone is not waited for.
     let used = cpu_time(pid).unwrap_or_default();
     wait_for_cpu_time(pid, used + more);
-}
-
-/// Percentage points that a share of `percent` may be off in so many stacks: four standard
-/// deviations of as many that weigh the same, which chance exceeds once in 16,000 times. Beside
-/// other programs stacks come late and weigh up to tens of times what others do, so that a third of
-/// them say as much: seven.
-pub(crate) fn points(percent: f64, stacks: u64) -> f64 {
-    let (share, deviations) = (percent / 100.0, if measuring() { 4.0 } else { 7.0 });
-    100.0 * deviations * (share * (1.0 - share) / stacks.max(1) as f64).sqrt()
 }
 
 /// Nobody traces the process, and no thread of it stands still.
@@ -321,6 +303,16 @@ impl Drop for Fixture {
     }
 }
 
+/// A child that is ended when this is dropped.
+pub(crate) struct Killed(pub(crate) Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// The numbers of a line such as `events 10 failed 0`, by the word before each.
 pub(crate) fn numbers(line: &str) -> HashMap<String, u64> {
     let words: Vec<&str> = line.split_whitespace().collect();
@@ -338,12 +330,6 @@ pub(crate) struct Running {
 /// `stackprof ARGS` with folded, SVG and statistics outputs.
 pub(crate) fn record<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Running {
     record_by(stackprof(), arguments)
-}
-
-/// Who takes the samples unless a test says otherwise: ptrace, of which most of them are;
-/// `STACKPROF_TEST_SOURCE=perf` tries them with the other source.
-fn usual_source() -> String {
-    env::var("STACKPROF_TEST_SOURCE").unwrap_or_else(|_| "ptrace".to_owned())
 }
 
 /// Whether a process has events of the kernel open.
@@ -364,15 +350,9 @@ pub(crate) fn record_by<A: AsRef<OsStr>>(
     for (option, file) in [("-o", "out.folded"), ("-o", "out.svg"), ("--stats", "out.json")] {
         command.arg(option).arg(dir.path().join(file));
     }
-    // What follows may say otherwise.
-    let source = usual_source();
-    if source == "perf" {
-        // What most tests look at is the program's own code.
-        command.arg("--no-kernel");
-    }
-    // What is behind a stub has a source of its own.
+    // Ptrace unless what follows says otherwise. What is behind a stub has a source of its own.
     if !command.get_args().any(|argument| argument == "--gdb") {
-        command.arg("--source").arg(source);
+        command.args(["--source", "ptrace"]);
     }
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
@@ -385,6 +365,27 @@ pub(crate) fn attach(pid: u32, options: &[&str]) -> Running {
     let running = record(["--pid", &pid_text].iter().chain(options));
     running.wait_attached(pid);
     running
+}
+
+/// Records until a recording shows what is looked for: beside other programs the profiler may get no CPU while
+/// a short target works.
+#[track_caller]
+pub(crate) fn record_until(
+    what: impl Display,
+    mut record: impl FnMut() -> Recorded,
+    shows: impl Fn(&Recorded) -> bool,
+) -> Recorded {
+    let begun = Instant::now();
+    loop {
+        let recorded = record();
+        if !recorded.is_empty() {
+            recorded.check_success();
+            if shows(&recorded) {
+                return recorded;
+            }
+        }
+        recorded.check(begun.elapsed() < PATIENCE, format!("no recording shows {what}"));
+    }
 }
 
 /// Records a command until its end.
@@ -497,6 +498,22 @@ impl Stack {
         self.frames.iter().any(|frame| frame == name)
     }
 
+    /// Whether it is said to be complete.
+    pub(crate) fn is_complete(&self) -> bool {
+        !self.has("[incomplete]")
+    }
+
+    /// How often a function is on it.
+    pub(crate) fn times(&self, name: &str) -> usize {
+        self.frames.iter().filter(|frame| *frame == name).count()
+    }
+
+    /// Whether functions call each other like that somewhere on it.
+    pub(crate) fn has_path<S: AsRef<str>>(&self, names: &[S]) -> bool {
+        let same = |frames: &[String]| frames.iter().zip(names).all(|(frame, name)| frame == name.as_ref());
+        self.frames.windows(names.len()).any(same)
+    }
+
     pub(crate) fn leaf(&self) -> &str {
         self.frames.last().map_or("", String::as_str)
     }
@@ -544,6 +561,40 @@ impl Recorded {
         self.check(self.status.success(), "stackprof failed");
     }
 
+    /// Whether nothing was sampled: it was over before.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.status.code() == Some(4)
+    }
+
+    /// Panics unless samples and losses are the CPU time that the process used by its clock, but for less than a
+    /// period of each thread.
+    #[track_caller]
+    pub(crate) fn check_sum(&self) {
+        let hz = self.figure("hz_requested");
+        let (used, reported) = (self.figure("target_cpu_s") * hz, (self.total() + self.lost()) as f64);
+        self.check(
+            (used - reported).abs() <= 2.0 + self.figure("threads_seen"),
+            format!("{reported} counts of {used}"),
+        );
+    }
+
+    /// Whether there is a stack that `which` picks.
+    pub(crate) fn shows(&self, which: impl Fn(&Stack) -> bool) -> bool {
+        self.stacks.iter().any(which)
+    }
+
+    /// The first stack that `which` picks; for what must never be.
+    #[track_caller]
+    pub(crate) fn check_none(&self, what: impl Display, which: impl Fn(&Stack) -> bool) {
+        let found = self.stacks.iter().find(|stack| which(stack));
+        self.check(found.is_none(), format!("{what}: {found:?}"));
+    }
+
+    /// Samples of stacks that are incomplete for a reason.
+    pub(crate) fn incomplete(&self, reason: &str) -> u64 {
+        self.stats["stacks_incomplete"][reason].as_u64().unwrap_or(0)
+    }
+
     /// Σ of the counts of the stacks that `which` picks.
     pub(crate) fn count(&self, which: impl Fn(&Stack) -> bool) -> u64 {
         self.stacks.iter().filter(|stack| which(stack)).map(|stack| stack.count).sum()
@@ -562,30 +613,8 @@ impl Recorded {
         value.unwrap_or_default()
     }
 
-    /// How many stacks stand for the counts: fewer than they where the rate gave way to
-    /// `--max-stop`, so that one stands for several; and where some stand for more than others, as many as
-    /// would say as much if each stood for the same.
-    pub(crate) fn stacks_taken(&self) -> u64 {
-        let taken = self.figure("stops") - self.figure("stops_let_go") - self.figure("stops_not_on_cpu");
-        (taken as u64).min(self.figure("samples_effective") as u64)
-    }
-
     /// Counts that were lost, by all causes that weigh.
     pub(crate) fn lost(&self) -> u64 {
         self.stats["samples_lost"].as_object().into_iter().flatten().filter_map(|(_, n)| n.as_u64()).sum()
     }
-
-    /// The frames of the flame graph: name, samples, percent.
-    pub(crate) fn svg_frames(&self) -> Vec<(String, u64, f64)> {
-        let titles = self.svg.split("<title>").skip(1).filter_map(|rest| rest.split_once("</title>"));
-        titles.filter_map(|(title, _)| svg_frame(title)).collect()
-    }
-}
-
-/// `name (1,234 samples, 12.34%)`
-fn svg_frame(title: &str) -> Option<(String, u64, f64)> {
-    let (name, rest) = title.rsplit_once(" (")?;
-    let (samples, percent) = rest.strip_suffix("%)")?.split_once(" samples, ")?;
-    let name = name.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
-    Some((name, samples.replace(',', "").parse().ok()?, percent.parse().ok()?))
 }
