@@ -38,6 +38,7 @@ pub fn run(render: &Render) -> Result<()> {
             inverted: render.inverted,
         },
         title: render.title.clone(),
+        source: None,
         lines: render.lines,
         reverse: render.reverse,
     };

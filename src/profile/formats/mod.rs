@@ -8,6 +8,7 @@ pub mod folded;
 pub mod folded_read;
 mod foreign;
 mod fractions;
+pub mod html;
 mod lists;
 mod malformed;
 pub mod perf_script;
