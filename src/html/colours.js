@@ -55,10 +55,10 @@ const CHANGE_STEPS = 32;
 /** @typedef {{ text: string, colour: string, share: number, query: string }} LegendEntry */
 
 /**
- * The colours of a tree: `of(node)` is an index into `fills`; `fills[index + faded]` is the colour of what a search did not
+ * The colours of a tree: `of(node)` is an index into `pixels`; `pixels[index + faded]` is the colour of what a search did not
  * find.
  * @typedef {object} Colours
- * @property {string[]} fills
+ * @property {Uint32Array} pixels
  * @property {number} faded
  * @property {(node: number) => number} of
  * @property {LegendEntry[]} legend
@@ -228,10 +228,25 @@ function shaded(names, tree, of, dark) {
  * @param {boolean} dark
  */
 function withFaded(fills, dark) {
-  /** @type {Rgb} */
-  const ground = dark ? [30, 33, 38] : [255, 255, 255];
-  const faded = fills.map((fill) => css(mix(fill, ground, dark ? 0.72 : 0.68)));
-  return { fills: [...fills.map(css), ...faded], faded: fills.length };
+  const faded = fills.map((fill) => mix(fill, groundOf(dark), dark ? 0.72 : 0.68));
+  return { pixels: Uint32Array.from([...fills, ...faded].map(pixelOf)), faded: fills.length };
+}
+
+/**
+ * What is behind the boxes.
+ * @param {boolean} dark
+ * @returns {Rgb}
+ */
+export function groundOf(dark) {
+  return dark ? [30, 33, 38] : [255, 255, 255];
+}
+
+/**
+ * A colour as canvases keep it: four bytes, red first, in one number.
+ * @param {Rgb} colour
+ */
+export function pixelOf([red, green, blue]) {
+  return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
 
 /**

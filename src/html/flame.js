@@ -4,6 +4,7 @@
 // canvas has the size of its frame; an empty element below it has the height of all levels, so the browser's own scroll bar
 // and keys work.
 
+import { groundOf, pixelOf } from "./colours.js";
 import { firstBehind, nodeAt } from "./layout.js";
 
 export const ROW = 20;
@@ -13,6 +14,8 @@ const FONT = '12px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono",
 const ANIMATION_MS = 160;
 /** Narrower boxes are painted as one. */
 const LEAST_PX = 1;
+/** Boxes without room for so many characters have no name: it would tell nothing. */
+const LEAST_CHARACTERS = 4;
 
 /**
  * What is painted.
@@ -55,6 +58,10 @@ export class FlameView {
     this.space = document.createElement("div");
     this.space.className = "flame-space";
     host.append(this.canvas, this.space);
+    /** What is painted, before it is put on the canvas. @type {ImageData | null} */
+    this.image = null;
+    /** The same, a number for each pixel. */
+    this.pixels = new Uint32Array(0);
     const context = this.canvas.getContext("2d", { alpha: false });
     if (!context) throw new Error("this browser has no canvas");
     this.context = context;
@@ -262,65 +269,95 @@ export class FlameView {
   }
 
   paint() {
-    const { context, host, picture } = this;
+    const { canvas, context, host, picture } = this;
+    const { width, height } = canvas;
+    if (width === 0 || height === 0) return;
+    if (!this.image || this.image.width !== width || this.image.height !== height) {
+      this.image = context.createImageData(width, height);
+      this.pixels = new Uint32Array(this.image.data.buffer);
+    }
+    this.pixels.fill(pixelOf(groundOf(picture !== null && picture.dark)));
     const ratio = window.devicePixelRatio || 1;
-    const [width, height] = [host.clientWidth, host.clientHeight];
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.fillStyle = picture && picture.dark ? "#1e2126" : "#ffffff";
-    context.fillRect(0, 0, width, height);
-    if (!picture || width === 0) return;
     context.font = FONT;
     context.textBaseline = "middle";
     context.direction = "ltr";
     this.characterPx = context.measureText("0123456789").width / 10;
-    picture.layout.levels.forEach((level, depth) => {
-      const top = this.top(depth);
-      if (top + ROW > 0 && top < height) this.paintLevel(picture, level, top, width);
-    });
+    /** @type {number[][]} */
+    const labels = [[], []];
+    if (picture) {
+      picture.layout.levels.forEach((level, depth) => {
+        const top = this.top(depth);
+        if (top + ROW > 0 && top < host.clientHeight) this.paintLevel(picture, level, top, ratio, labels);
+      });
+    }
+    context.putImageData(this.image, 0, 0);
+    if (!picture) return;
+    this.paintLabels(picture, labels[0], "#16181b");
+    this.paintLabels(picture, labels[1], picture.dark ? "#a9adb3" : "#6b6b6b");
     for (const [node, line] of [[this.hovered, 1], [this.selected, 2]]) if (node >= 0) this.outline(picture, node, line);
   }
 
   /**
+   * Fills the boxes of a level, and notes those that have room for their names. A level is one line of pixels, which is then
+   * copied to its height: what it takes depends on the size of the canvas and not on how many boxes there are.
    * @param {Picture} picture
    * @param {Int32Array} level
    * @param {number} top
-   * @param {number} width
+   * @param {number} ratio pixels of the screen for each of the page
+   * @param {number[][]} labels node, left edge, characters and top, of boxes as they are and of faded ones
    */
-  paintLevel(picture, level, top, width) {
-    const { context } = this;
-    const { layout, colours, matched, names } = picture;
+  paintLevel(picture, level, top, ratio, labels) {
+    const { layout, colours, matched, dark } = picture;
     const { left, size, tree } = layout;
+    const { pixels: fills, faded } = colours;
+    const { width, height } = this.canvas;
     const [from, to] = this.view;
     const scale = width / (to - from);
-    const least = LEAST_PX / scale;
-    const rest = picture.dark ? "#4a4f57" : "#d4d4ce";
+    const room = (LEAST_CHARACTERS * this.characterPx + 2 * PAD) * ratio;
+    const gap = Math.round(GAP * ratio);
+    const rest = pixelOf(dark ? [74, 79, 87] : [212, 212, 206]);
+    const stripe = pixelOf(dark ? [60, 58, 56] : [120, 116, 110]);
+    const line = new Uint32Array(width).fill(pixelOf(groundOf(dark)));
     let index = firstBehind(layout, level, from);
     while (index < level.length) {
       const node = level[index];
       if (left[node] >= to) break;
       const x = (left[node] - from) * scale;
-      if (size[node] < least) {
+      if (size[node] * scale < LEAST_PX) {
         // One pixel for all that begin on it.
-        context.fillStyle = rest;
-        context.fillRect(Math.floor(x), top, 1, ROW - GAP);
-        index = firstBehind(layout, level, from + (Math.floor(x) + 1) / scale, index + 1);
+        const at = Math.floor(x);
+        if (at >= 0) line[at] = rest;
+        index = firstBehind(layout, level, from + (at + 1) / scale, index + 1);
         continue;
       }
       index++;
-      const x0 = Math.max(0, x);
-      const x1 = Math.min(width, x + size[node] * scale);
+      const x0 = Math.max(0, Math.round(x));
+      const x1 = Math.min(width, Math.max(x0 + 1, Math.round(x + size[node] * scale)));
       const fades = matched !== null && !matched[tree.name[node]];
-      context.fillStyle = colours.fills[colours.of(node) + (fades ? colours.faded : 0)];
-      const gap = x1 - x0 > 3 ? GAP : 0;
-      context.fillRect(x0, top, x1 - x0 - gap, ROW - GAP);
-      if (tree.inlined[node] && x1 - x0 > 8) {
-        context.fillStyle = "rgba(0,0,0,0.28)";
-        context.fillRect(x0, top, 2, ROW - GAP);
-      }
-      const characters = Math.floor((x1 - x0 - 2 * PAD) / this.characterPx);
-      if (characters < 2) continue;
-      context.fillStyle = fades ? (picture.dark ? "#a9adb3" : "#6b6b6b") : "#16181b";
-      context.fillText(names.fit(tree.name[node], characters), x0 + PAD, top + (ROW - GAP) / 2 + 0.5);
+      line.fill(fills[colours.of(node) + (fades ? faded : 0)], x0, x1 - (x1 - x0 > 3 * gap ? gap : 0));
+      if (tree.inlined[node] && x1 - x0 > 8 * ratio) line.fill(stripe, x0, x0 + Math.round(2 * ratio));
+      if (x1 - x0 < room) continue;
+      const characters = Math.floor(((x1 - x0) / ratio - 2 * PAD) / this.characterPx);
+      labels[fades ? 1 : 0].push(node, x0 / ratio + PAD, characters, top);
+    }
+    const first = Math.round(top * ratio);
+    const last = Math.min(height, first + Math.round((ROW - GAP) * ratio));
+    for (let y = Math.max(0, first); y < last; y++) this.pixels.set(line, y * width);
+  }
+
+  /**
+   * @param {Picture} picture
+   * @param {number[]} labels
+   * @param {string} ink
+   */
+  paintLabels(picture, labels, ink) {
+    const { context } = this;
+    const { names, layout } = picture;
+    context.fillStyle = ink;
+    for (let at = 0; at < labels.length; at += 4) {
+      const text = names.fit(layout.tree.name[labels[at]], labels[at + 2]);
+      context.fillText(text, labels[at + 1], labels[at + 3] + (ROW - GAP) / 2 + 0.5);
     }
   }
 
