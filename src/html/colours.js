@@ -45,7 +45,7 @@ const NEUTRAL = [224, 224, 220];
 /** @type {Rgb} */
 const GREW = [240, 130, 20];
 /** @type {Rgb} */
-const SHRANK = [70, 145, 215];
+const SHRANK = [86, 158, 224];
 
 const SHADES = 4;
 /** Libraries below this part have no colour of their own. */

@@ -166,8 +166,9 @@ export function shortName(text) {
   let depth = 0;
   for (let at = 0; at < text.length; at++) {
     const c = text[at];
-    const opens = c === "<" || c === "(";
-    if (opens && at > 0 && !/operator[<>(=\-!]*$/.test(text.slice(Math.max(0, at - 10), at))) depth++;
+    // `operator<` and `operator()` are names.
+    const before = c === "<" ? /operator<?$/ : c === "(" ? /operator$/ : null;
+    if (before && at > 0 && !before.test(text.slice(Math.max(0, at - 9), at))) depth++;
     else if ((c === ">" || c === ")") && depth > 0) depth--;
     else if (depth === 0) out += c;
   }
