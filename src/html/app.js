@@ -275,9 +275,10 @@ export class App {
 
   reset() {
     const { state } = this;
-    if (state.query !== "") {
-      this.parts.searchBox.value = "";
-      this.parts.searchBox.blur();
+    const { searchBox } = this.parts;
+    if (state.query !== "" || document.activeElement === searchBox) {
+      searchBox.value = "";
+      searchBox.blur();
       this.update({ query: "" });
     } else if (state.path.length > 0) this.update({ path: [] });
     else this.update({ focus: -1, collapsed: [], stacks: "all", threads: [], range: null, baseRange: null });
