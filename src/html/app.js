@@ -102,7 +102,8 @@ export class App {
     );
     showFilters(parts.filters, this.filters(), colours.legend, state.query, page.update);
     parts.filters.append(parts.shown);
-    const part = rows.total === everything.total ? "" : shownPart(data, rows.total, everything.total);
+    const all = data.compare ? data.compare.words : "";
+    const part = rows.total === everything.total ? all : shownPart(data, rows.total, everything.total);
     fill(parts.shown, part, data.samples ? "" : element("span", { title: NO_TIME }, part === "" ? "no time line" : " · no time line"));
     for (const view of /** @type {const} */ (["flame", "functions", "callers", "source"])) parts[view].hidden = state.view !== view;
     parts.panel.hidden = !state.panel;

@@ -39,14 +39,17 @@ const THREADS_MAX = 8;
 export function showPanel(host, content, hooks) {
   const { selected, names } = content;
   const isThere = selected >= 0 && selected < names.count && content.totals.total[selected] !== undefined;
-  fill(host, isThere ? details(content, hooks) : null, hottest(content, hooks));
+  // How many characters of a name have room beside a bar.
+  const room = Math.max(16, Math.floor((host.clientWidth - 130) / 7.3));
+  fill(host, isThere ? details(content, hooks, room) : null, hottest(content, hooks, room));
 }
 
 /**
  * @param {PanelContent} content
  * @param {PanelHooks} hooks
+ * @param {number} room
  */
-function hottest({ names, totals, rows, selected }, hooks) {
+function hottest({ names, totals, rows, selected }, hooks, room) {
   const { baseSelf } = totals;
   const ids = [];
   for (let id = 0; id < totals.self.length; id++) if (totals.self[id] > 0 || (baseSelf && baseSelf[id] > 0)) ids.push(id);
@@ -60,7 +63,7 @@ function hottest({ names, totals, rows, selected }, hooks) {
     ids.slice(0, HOTTEST_MAX).map((id) => {
       const text = baseSelf ? change(baseSelf[id], totals.self[id]) : percent(totals.self[id] / rows.total);
       const kind = baseSelf ? (totals.self[id] > baseSelf[id] ? "grew" : "shrank") : "self";
-      return line(names, id, growth(id) / most, text, kind, id === selected, hooks);
+      return line(names, id, growth(id) / most, text, kind, id === selected, hooks, room);
     }),
     ids.length === 0 && element("p.note", {}, "nothing is shown: take a filter away"),
   );
@@ -74,21 +77,23 @@ function hottest({ names, totals, rows, selected }, hooks) {
  * @param {string} kind
  * @param {boolean} isSelected
  * @param {PanelHooks} hooks
+ * @param {number} room
  */
-function line(names, id, share, text, kind, isSelected, hooks) {
+function line(names, id, share, text, kind, isSelected, hooks, room) {
   return element(
     `button.line${isSelected ? ".selected" : ""}`,
     { type: "button", title: names.text(id).slice(0, 2000), onclick: () => hooks.select(id) },
     bar(share, text, kind),
-    element("bdi.line-name", {}, clip(names.fit(id, 60), 60)),
+    element("bdi.line-name", {}, names.fit(id, room)),
   );
 }
 
 /**
  * @param {PanelContent} content
  * @param {PanelHooks} hooks
+ * @param {number} room
  */
-function details(content, hooks) {
+function details(content, hooks, room) {
   const { data, names, tree, rows, totals, selected: id, focus, collapsed } = content;
   const library = names.libraryName(id);
   const [file, kind] = [names.file(id), KIND_WORDS[names.kind(id)]];
@@ -115,7 +120,7 @@ function details(content, hooks) {
       found
         .slice(0, NEIGHBOURS_MAX)
         .map(([other, value]) =>
-          line(names, other, value / totals.total[id], percent(value / totals.total[id]), "total", false, hooks),
+          line(names, other, value / totals.total[id], percent(value / totals.total[id]), "total", false, hooks, room),
         ),
     ];
   const isFunction = id < names.functions;
