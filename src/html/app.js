@@ -2,7 +2,7 @@
 
 import { CallersView } from "./callers.js";
 import { COLOURINGS, coloursOf } from "./colours.js";
-import { decode } from "./data.js";
+import { decode, hasThreads } from "./data.js";
 import { bytesOfBase64, gunzip } from "./bytes.js";
 import { element, fill } from "./dom.js";
 import { FlameView } from "./flame.js";
@@ -35,7 +35,7 @@ export class App {
     this.data = data;
     this.names = new Names(data);
     this.model = new Model(data, this.names);
-    this.initial = initialState(data.sides.length > 1);
+    this.initial = initialState(data.sides.length > 1, data.threads.count);
     this.state = stateOf(location.hash, this.initial);
     this.computed = this.model.compute(this.state);
     this.darkPage = matchMedia("(prefers-color-scheme: dark)");
@@ -90,7 +90,7 @@ export class App {
     document.documentElement.dataset.theme = dark ? "dark" : "light";
     this.computed = this.model.compute(state);
     const { rows, tree, totals, layout, matched, everything, whole, treeKey } = this.computed;
-    const page = { compares: rows.base !== null, update: (/** @type {Partial<State>} */ change) => this.update(change) };
+    const page = { compares: rows.base !== null, threads: hasThreads(data), update: (/** @type {Partial<State>} */ change) => this.update(change) };
     if (document.activeElement !== parts.searchBox) parts.searchBox.value = state.query;
     this.truth.show({ data, rows: everything, totals: whole, stacks: state.stacks, query: state.query });
     this.time.show({ range: state.range, baseRange: state.baseRange, threads: state.threads, time: state.time, dark });
@@ -230,6 +230,7 @@ export class App {
     else if (action === "invert") this.update({ invert: !state.invert, path: [] });
     else if (action === "upward") this.update({ upward: !state.upward });
     else if (action === "recursion") this.update({ recursion: !state.recursion, path: [] });
+    else if (action === "levels") this.update({ levels: !state.levels, path: [] });
     else if (action === "stacks") this.update({ stacks: state.stacks === "all" ? "incomplete" : "all", path: [] });
     else if (action === "panel") this.update({ panel: !state.panel });
     else if (action === "theme") this.update({ theme: this.isDark ? "light" : "dark" });

@@ -316,7 +316,6 @@ export class FlameView {
     const scale = width / (to - from);
     const room = (LEAST_CHARACTERS * this.characterPx + 2 * PAD) * ratio;
     const gap = Math.round(GAP * ratio);
-    const rest = pixelOf(dark ? [74, 79, 87] : [212, 212, 206]);
     const stripe = pixelOf(dark ? [60, 58, 56] : [120, 116, 110]);
     const line = new Uint32Array(width).fill(pixelOf(groundOf(dark)));
     let index = firstBehind(layout, level, from);
@@ -324,18 +323,19 @@ export class FlameView {
       const node = level[index];
       if (left[node] >= to) break;
       const x = (left[node] - from) * scale;
+      const fades = matched !== null && !matched[tree.name[node]];
+      const fill = fills[colours.of(node) + (fades ? faded : 0)];
       if (size[node] * scale < LEAST_PX) {
         // One pixel for all that begin on it.
         const at = Math.floor(x);
-        if (at >= 0) line[at] = rest;
+        if (at >= 0) line[at] = fill;
         index = firstBehind(layout, level, from + (at + 1) / scale, index + 1);
         continue;
       }
       index++;
       const x0 = Math.max(0, Math.round(x));
       const x1 = Math.min(width, Math.max(x0 + 1, Math.round(x + size[node] * scale)));
-      const fades = matched !== null && !matched[tree.name[node]];
-      line.fill(fills[colours.of(node) + (fades ? faded : 0)], x0, x1 - (x1 - x0 > 3 * gap ? gap : 0));
+      line.fill(fill, x0, x1 - (x1 - x0 > 3 * gap ? gap : 0));
       if (tree.inlined[node] && x1 - x0 > 8 * ratio) line.fill(stripe, x0, x0 + Math.round(2 * ratio));
       if (x1 - x0 < room) continue;
       const characters = Math.floor(((x1 - x0) / ratio - 2 * PAD) / this.characterPx);

@@ -158,10 +158,12 @@ export function isProgram(file) {
 
 /**
  * @param {string} text
+ * @returns {string}
  */
 export function shortName(text) {
   // Longer ones are no names; patterns on them would take long.
   if (text.length > 2000 || text.startsWith("[")) return text;
+  if (text.startsWith("<")) return shortMethod(text);
   let out = "";
   let depth = 0;
   for (let at = 0; at < text.length; at++) {
@@ -172,9 +174,25 @@ export function shortName(text) {
     else if ((c === ">" || c === ")") && depth > 0) depth--;
     else if (depth === 0) out += c;
   }
-  // `<T as Trait>::f` begins with what is left out.
-  if (out.startsWith("<")) return text;
   out = out.replace(/::::/g, "::").replace(/ (const|volatile)$/, "").trim();
   const parts = out.split("::").filter((part) => part !== "");
   return parts.length > 2 ? parts.slice(-2).join("::") : parts.join("::") || text;
+}
+
+/**
+ * `<a::T as b::Trait>::f` is `T::f`.
+ * @param {string} text begins with `<`
+ * @returns {string}
+ */
+function shortMethod(text) {
+  let depth = 0;
+  let end = 0;
+  for (; end < text.length; end++) {
+    if (text[end] === "<") depth++;
+    else if (text[end] === ">" && text[end - 1] !== "-" && --depth === 0) break;
+  }
+  const rest = text.slice(end + 1).replace(/^::/, "");
+  if (rest === "") return text;
+  const type = text.slice(1, end).split(" as ")[0].replace(/<.*/s, "").split("::").pop();
+  return type ? `${type}::${shortName(rest)}` : shortName(rest);
 }

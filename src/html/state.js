@@ -31,11 +31,15 @@ export const VIEWS = ["flame", "functions", "callers", "source"];
  * @property {boolean} panel whether the panel is open
  */
 
+/** With more threads than this, their stacks are shown as one tree. */
+const LEVELS_MAX = 16;
+
 /**
  * @param {boolean} compares
+ * @param {number} threads how many there are
  * @returns {State}
  */
-export function initialState(compares) {
+export function initialState(compares, threads) {
   return {
     view: "flame",
     selected: -1,
@@ -44,7 +48,7 @@ export function initialState(compares) {
     invert: false,
     upward: false,
     recursion: false,
-    levels: true,
+    levels: threads <= LEVELS_MAX,
     collapsed: [],
     focus: -1,
     threads: [],

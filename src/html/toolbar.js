@@ -21,7 +21,7 @@ const COLOUR_WORDS = { library: "by library", kind: "by kind of code", change: "
 /**
  * @param {HTMLElement} host
  * @param {import("./state.js").State} state
- * @param {{ compares: boolean, update: Update }} page
+ * @param {{ compares: boolean, threads: boolean, update: Update }} page
  */
 export function showTabs(host, state, { update }) {
   fill(
@@ -45,9 +45,9 @@ export function showTabs(host, state, { update }) {
 /**
  * @param {HTMLElement} host
  * @param {import("./state.js").State} state
- * @param {{ compares: boolean, update: Update }} page
+ * @param {{ compares: boolean, threads: boolean, update: Update }} page
  */
-export function showOptions(host, state, { compares, update }) {
+export function showOptions(host, state, { compares, threads, update }) {
   const colours = compares ? ["change", "library", "kind"] : ["library", "kind"];
   const select = /** @type {HTMLSelectElement} */ (
     element(
@@ -68,6 +68,7 @@ export function showOptions(host, state, { compares, update }) {
       toggle("Merge recursion", state.recursion, "a function stands in a stack once (key r)", () =>
         update({ recursion: !state.recursion, path: [] }),
       ),
+      threads && toggle("By thread", state.levels, "a level for each thread (key b)", () => update({ levels: !state.levels, path: [] })),
     ),
     select,
   );

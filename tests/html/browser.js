@@ -82,6 +82,7 @@ const place = (page, name) => page.evaluate((name) => {
 async function numbers(context, name) {
   current = name;
   const { page, wrong } = await open(context, `${name}.html`);
+  await page.evaluate(() => stackprof.update({ levels: true }));
   const [here, there] = [await foldedOf(page), foldedFile(`${name}.folded`)];
   equal(difference(here, there).slice(0, 3), [], `${Object.keys(there).length} stacks are those of render -o -`);
   check((await text(page, ".chip b")).replaceAll(",", "") === String(sum(there)), `the head says ${sum(there)}`);
@@ -201,7 +202,7 @@ async function keyboard(context) {
   equal(await selected(), "write_out", "Enter in the search goes to the first match");
   await press("Escape");
   equal(await state("query"), "", "Escape takes the search away");
-  for (const [key, name, value] of [["i", "invert", true], ["i", "invert", false], ["u", "upward", true], ["u", "upward", false], ["r", "recursion", true], ["r", "recursion", false], ["s", "stacks", "incomplete"], ["s", "stacks", "all"], ["c", "colour", "kind"], ["p", "panel", false], ["p", "panel", true], ["d", "theme", "dark"], ["d", "theme", "light"]]) {
+  for (const [key, name, value] of [["i", "invert", true], ["i", "invert", false], ["u", "upward", true], ["u", "upward", false], ["r", "recursion", true], ["r", "recursion", false], ["s", "stacks", "incomplete"], ["s", "stacks", "all"], ["b", "levels", false], ["b", "levels", true], ["c", "colour", "kind"], ["p", "panel", false], ["p", "panel", true], ["d", "theme", "dark"], ["d", "theme", "light"]]) {
     await press(key);
     equal(await state(name), value, `${key}: ${name}`);
   }

@@ -20,6 +20,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::super::saved::{Full, Saved};
+use crate::escape::escape_line;
 pub use header::{Compare, Measure};
 use header::{Header, Side};
 use tables::Tables;
@@ -56,7 +57,7 @@ impl Page {
     /// [`Full`] if a table does not hold it.
     pub fn of(saved: &Saved, title: &str, source: Option<&str>) -> Result<Page, Full> {
         let mut page = Page {
-            title: title.to_owned(),
+            title: escape_line(title).into_owned(),
             unit: saved.about.unit.clone(),
             sides: Vec::new(),
             compare: None,
@@ -77,7 +78,7 @@ impl Page {
         compare: Compare,
     ) -> Result<Page, Full> {
         let mut page = Page {
-            title: title.to_owned(),
+            title: escape_line(title).into_owned(),
             unit: sides[1].1.about.unit.clone(),
             sides: Vec::new(),
             compare: Some(compare),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::super::super::saved::Saved;
+use crate::escape::escape_line;
 
 /// All of it.
 #[derive(Serialize)]
@@ -74,7 +75,7 @@ impl Side {
     pub(super) fn of(saved: &Saved, name: &str, total: u64, source: Option<&str>) -> Side {
         let about = &saved.about;
         Side {
-            name: name.to_owned(),
+            name: escape_line(name).into_owned(),
             hz: about.hz,
             time_unix_ns: about.time_unix_ns,
             duration_ns: about.duration_ns,
@@ -84,7 +85,7 @@ impl Side {
             launched: about.launched,
             idle: about.idle,
             version: about.version.clone(),
-            source: source.map(str::to_owned),
+            source: source.map(|source| escape_line(source).into_owned()),
             total,
             lost: about.lost.clone(),
             incomplete: about.incomplete.clone(),

@@ -154,7 +154,8 @@ fn nothing_of_a_profile_is_markup() {
         let page = html(&hostile, name);
         assert_eq!(without_data(&page), expected, "{name:?}");
         let (header, _) = data(&page);
-        assert_eq!(header["title"], name);
+        assert_eq!(header["title"], &*escape_line(name));
+        assert!(!header.to_string().contains(['\u{202e}', '\u{1b}', '\u{0}']), "{name:?}");
     }
 }
 
@@ -202,8 +203,8 @@ fn counts_are_those_of_the_profile() {
     let (header, _) = data(&page);
     assert_eq!(header["sides"][0]["total"], 310);
     assert_eq!(header["compare"], serde_json::Value::Null);
-    // The two processes share the nodes of `main;a`.
-    assert_eq!(plain(&page, "node.frame").len(), 1 + 5);
+    // The top, and the nodes of `main;a;b` and `x`: the two processes share `main;a`.
+    assert_eq!(plain(&page, "node.frame").len(), 1 + 4);
 }
 
 #[test]
