@@ -7,6 +7,7 @@ import { bytesOfBase64, gunzip } from "./bytes.js";
 import { element, fill } from "./dom.js";
 import { FlameView } from "./flame.js";
 import { buildFrame } from "./frame.js";
+import { threadsOf } from "./functions.js";
 import { helpDialog, listenToKeys } from "./keys.js";
 import { neighbour, nodeOfPath, pathOf } from "./layout.js";
 import { Model } from "./model.js";
@@ -53,7 +54,7 @@ export class App {
       stacks: (stacks) => update({ stacks, path: [] }),
       search: (query) => update({ query }),
     });
-    this.time = new TimeView(parts.time, data, { change: (change) => update({ ...change, path: [] }) });
+    this.time = new TimeView(parts.time, data, { change: (change) => this.changeTime(change) });
     this.flame = new FlameView(parts.flame, {
       click: (node) => this.zoom(node),
       hover: (node, x, y) => this.hover(this.computed.layout.tree, node, x, y),
@@ -76,8 +77,24 @@ export class App {
   /** @param {Partial<State>} change */
   update(change) {
     this.state = { ...this.state, ...change };
-    history.replaceState(null, "", addressOf(this.state, this.initial) || location.pathname + location.search);
+    const address = addressOf(this.state, this.initial);
+    const url = address || location.pathname + location.search;
+    // The browser's Back goes from view to view, not from letter to letter of a search.
+    const isStep = ["view", "path", "focus", "selected"].some((key) => key in change);
+    if (isStep && address !== location.hash) history.pushState(null, "", url);
+    else history.replaceState(null, "", url);
     this.show();
+  }
+
+  /**
+   * Two ranges are compared by their colours.
+   * @param {Partial<import("./timeline.js").TimeState>} change
+   */
+  changeTime(change) {
+    const { colour } = this.state;
+    const compares = "baseRange" in change ? change.baseRange : this.state.baseRange;
+    if (compares) this.update({ ...change, path: [], colour: this.state.baseRange ? colour : "change" });
+    else this.update({ ...change, path: [], colour: colour === "change" && !this.data.compare ? "library" : colour });
   }
 
   get isDark() {
@@ -96,7 +113,8 @@ export class App {
     this.time.show({ range: state.range, baseRange: state.baseRange, threads: state.threads, time: state.time, dark });
     showTabs(parts.tabs, state, page);
     showOptions(parts.options, state, page);
-    showThreads(parts.threads, data, everything, state, page.update);
+    const threads = this.model.keep("threads", [], () => threadsOf(data, everything, -1));
+    showThreads(parts.threads, data, threads, everything.total, state, page.update);
     const colours = this.model.keep("colours", [treeKey, state.invert, state.colour, dark], () =>
       coloursOf(names, layout.tree, state.colour, dark, whole.self, totals.self),
     );

@@ -183,3 +183,23 @@ export function neighboursOf(tree, name) {
     [...from].filter(([, value]) => value > 0).sort((a, b) => b[1] - a[1]);
   return { callers: sorted(callers), callees: sorted(callees) };
 }
+
+/**
+ * The numbers below `count` with the largest weights above zero, the heaviest first: of a million without sorting them.
+ * @param {number} count
+ * @param {(index: number) => number} weight
+ * @param {number} most
+ */
+export function heaviest(count, weight, most) {
+  /** @type {number[]} */
+  const found = [];
+  for (let index = 0; index < count; index++) {
+    const own = weight(index);
+    if (own <= 0 || (found.length === most && own <= weight(found[most - 1]))) continue;
+    let at = found.length;
+    while (at > 0 && weight(found[at - 1]) < own) at--;
+    found.splice(at, 0, index);
+    found.length = Math.min(found.length, most);
+  }
+  return found;
+}

@@ -126,17 +126,12 @@ export function pathOf(tree, node) {
  * @param {number[]} path
  */
 export function nodeOfPath(tree, path) {
+  if (path.length === 0) return -1;
+  const { starts, list } = childLists(tree);
   let at = -1;
   for (const name of path) {
-    let next = -1;
-    // Children come after their parent.
-    for (let node = at + 1; node < tree.count; node++) {
-      if (tree.parent[node] === at && tree.name[node] === name) {
-        next = node;
-        break;
-      }
-    }
-    if (next < 0) break;
+    const next = list.subarray(starts[at + 1], starts[at + 2]).find((node) => tree.name[node] === name);
+    if (next === undefined) break;
     at = next;
   }
   return at;

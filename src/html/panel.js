@@ -1,7 +1,7 @@
 // The panel at the side: the hottest functions, and all that is known of the selected one.
 
 import { bar, element, fill } from "./dom.js";
-import { neighboursOf, threadsOf } from "./functions.js";
+import { heaviest, neighboursOf, threadsOf } from "./functions.js";
 import { KIND_WORDS } from "./names.js";
 import { change, clip, counted, duration, fileName, percent } from "./numbers.js";
 import { threadName } from "./data.js";
@@ -51,16 +51,14 @@ export function showPanel(host, content, hooks) {
  */
 function hottest({ names, totals, rows, selected }, hooks, room) {
   const { baseSelf } = totals;
-  const ids = [];
-  for (let id = 0; id < totals.self.length; id++) if (totals.self[id] > 0 || (baseSelf && baseSelf[id] > 0)) ids.push(id);
   const growth = (/** @type {number} */ id) => (baseSelf ? Math.abs(totals.self[id] - baseSelf[id]) : totals.self[id]);
-  ids.sort((a, b) => growth(b) - growth(a) || a - b);
+  const ids = heaviest(totals.self.length, growth, HOTTEST_MAX);
   const most = growth(ids[0] ?? 0) || 1;
   return element(
     "section",
     {},
     element("h2", {}, baseSelf ? "What changed most" : "Hottest functions", element("small", {}, "self")),
-    ids.slice(0, HOTTEST_MAX).map((id) => {
+    ids.map((id) => {
       const text = baseSelf ? change(baseSelf[id], totals.self[id]) : percent(totals.self[id] / rows.total);
       const kind = baseSelf ? (totals.self[id] > baseSelf[id] ? "grew" : "shrank") : "self";
       return line(names, id, growth(id) / most, text, kind, id === selected, hooks, room);

@@ -31,6 +31,9 @@ export const VIEWS = ["flame", "functions", "callers", "source"];
  * @property {boolean} panel whether the panel is open
  */
 
+/** Longer paths are in no address. */
+const PATH_MAX = 500;
+
 /** With more threads than this, their stacks are shown as one tree. */
 const LEVELS_MAX = 16;
 
@@ -70,6 +73,7 @@ export function initialState(compares, threads) {
  */
 export function addressOf(state, initial) {
   const out = new URLSearchParams();
+  if (state.path.length > PATH_MAX) state = { ...state, path: [] };
   for (const key of /** @type {(keyof State)[]} */ (Object.keys(initial))) {
     const text = asText(state[key]);
     if (text !== asText(initial[key])) out.set(key, text);

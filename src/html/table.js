@@ -50,9 +50,21 @@ export class FunctionTable {
 
   /** @param {TableContent} content */
   show(content) {
-    const { totals, names, matched, sort } = content;
-    const isOther = !this.content || this.content.sort !== sort || this.content.matched !== matched;
+    const { totals, matched, sort } = content;
+    const before = this.content;
     this.content = content;
+    const isOther = !before || before.sort !== sort || before.matched !== matched || before.totals !== totals;
+    if (isOther) this.fillRows(content);
+    if (!before || before.sort !== sort || before.matched !== matched) this.body.scrollTop = 0;
+    const { ids } = this;
+    this.list.show(ids.length);
+    const at = ids.indexOf(content.selected);
+    if (at >= 0) this.list.reveal(at);
+  }
+
+  /** @param {TableContent} content */
+  fillRows(content) {
+    const { totals, names, matched, sort } = content;
     const ids = [];
     for (let id = 0; id < totals.total.length; id++) {
       const has = totals.total[id] > 0 || totals.self[id] > 0 || (totals.baseTotal !== null && totals.baseTotal[id] > 0);
@@ -69,10 +81,6 @@ export class FunctionTable {
         ),
       ),
     );
-    if (isOther) this.body.scrollTop = 0;
-    this.list.show(ids.length);
-    const at = ids.indexOf(content.selected);
-    if (at >= 0) this.list.reveal(at);
   }
 
   /** @param {number} index */

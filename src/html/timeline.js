@@ -23,6 +23,7 @@ const BASE_RANGE = "70,145,215";
 const KEY_STEP = 0.01;
 
 /**
+ * What the time views show, and what they change.
  * @typedef {object} TimeState
  * @property {[number, number] | null} range
  * @property {[number, number] | null} baseRange

@@ -2,7 +2,6 @@
 
 import { element, fill, toggle } from "./dom.js";
 import { threadName } from "./data.js";
-import { threadsOf } from "./functions.js";
 import { clip, percent } from "./numbers.js";
 
 const MENU_MAX = 500;
@@ -78,13 +77,13 @@ export function showOptions(host, state, { compares, threads, update }) {
  * The menu of threads.
  * @param {HTMLElement} host
  * @param {import("./data.js").Data} data
- * @param {import("./selection.js").Rows} rows of all threads
+ * @param {{ thread: number, total: number }[]} found
+ * @param {number} all counts
  * @param {import("./state.js").State} state
  * @param {Update} update
  */
-export function showThreads(host, data, rows, state, update) {
+export function showThreads(host, data, found, all, state, update) {
   if (data.threads.count < 2) return fill(host);
-  const found = threadsOf(data, rows, -1);
   const wasOpen = host.querySelector("details")?.open;
   const { threads } = state;
   const label = threads.length === 0 ? `All ${found.length} threads` : `${threads.length} of ${found.length} threads`;
@@ -102,7 +101,7 @@ export function showThreads(host, data, rows, state, update) {
         element(
           `button.line${threads.includes(thread) ? ".selected" : ""}`,
           { type: "button", "aria-pressed": String(threads.includes(thread)), onclick: () => flip(thread) },
-          element("span.share", {}, percent(total / rows.total)),
+          element("span.share", {}, percent(total / all)),
           element("bdi.line-name", {}, clip(threadName(data, thread), 80)),
         ),
       ),

@@ -132,6 +132,9 @@ async function mouse(context) {
   const again = await open(context, "program.html", new URL(page.url()).hash);
   equal(await again.page.evaluate(() => [stackprof.flame.view, stackprof.state.selected]), await page.evaluate(() => [stackprof.flame.view, stackprof.state.selected]), "the address brings the view back");
   await again.page.close();
+  await page.goBack();
+  equal(await page.evaluate(() => stackprof.state.path), [], "Back goes to the view before");
+  await page.goForward();
   await page.click("text=zoomed");
   equal(await page.evaluate(() => stackprof.flame.view[0]), 0, "the filter takes the zoom away");
   await page.click("[data-truth=complete]");
@@ -269,6 +272,7 @@ async function time(context) {
   await drag(0.1, 0.3, true);
   const base = await page.evaluate(() => stackprof.state.baseRange);
   check(base !== null && (await page.evaluate(() => stackprof.computed.rows.base !== null)), "dragging with Shift compares");
+  equal(await page.evaluate(() => stackprof.state.colour), "change", "by colour");
   equal((await foldedOf(page, true))["app;gc (2);run;<b>other"], undefined, "the busy thread is new");
   await page.click(".filter.base");
   await page.click(".time .filter");

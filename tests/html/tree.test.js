@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { decode } from "../../src/html/data.js";
-import { functionTotals, neighboursOf, placesOf, threadsOf } from "../../src/html/functions.js";
+import { functionTotals, heaviest, neighboursOf, placesOf, threadsOf } from "../../src/html/functions.js";
 import { layOut, neighbour, nodeAt, nodeOfPath, pathOf } from "../../src/html/layout.js";
 import { KERNEL_LIBRARY, Names } from "../../src/html/names.js";
 import { matchNames, matchedCounts, nextMatch } from "../../src/html/search.js";
@@ -247,6 +247,15 @@ test("search by text and expression, and the share that it matches", () => {
   assert.equal(found("/(/"), "error");
   assert.equal(found("  "), null);
   assert.equal(found("a.*b"), 0);
+});
+
+test("the heaviest of many are those that sorting finds", () => {
+  const rng = random(9);
+  for (let round = 0; round < 50; round++) {
+    const weights = Array.from({ length: rng.below(60) }, () => rng.below(9));
+    const sorted = weights.map((_, at) => at).filter((at) => weights[at] > 0).sort((a, b) => weights[b] - weights[a] || a - b);
+    assert.deepEqual(heaviest(weights.length, (at) => weights[at], 7), sorted.slice(0, 7));
+  }
 });
 
 test("matches are visited in turn", () => {
