@@ -2,7 +2,7 @@
 
 import { CallersView } from "./callers.js";
 import { COLOURINGS, coloursOf } from "./colours.js";
-import { decode, hasThreads } from "./data.js";
+import { decode, hasThreads, threadWord } from "./data.js";
 import { bytesOfBase64, gunzip } from "./bytes.js";
 import { element, fill } from "./dom.js";
 import { FlameView } from "./flame.js";
@@ -70,6 +70,7 @@ export class App {
       this.state = stateOf(location.hash, this.initial);
       this.show();
     });
+    document.addEventListener("pointerdown", (event) => this.closeMenus(/** @type {Node} */ (event.target)));
     listenToKeys(act);
     this.show();
   }
@@ -160,7 +161,7 @@ export class App {
       const rest = state.collapsed.filter((other) => other !== library);
       filters.push({ words: `collapsed: ${names.nameOfKey(library)}`, clear: { collapsed: rest, path: [] } });
     }
-    if (state.threads.length > 0) filters.push({ words: `${state.threads.length} of ${data.threads.count} threads`, clear: { threads: [], path: [] } });
+    if (state.threads.length > 0) filters.push({ words: `${state.threads.length} of ${data.threads.count} ${threadWord(data)}`, clear: { threads: [], path: [] } });
     return filters;
   }
 
@@ -293,9 +294,26 @@ export class App {
     this.speak(node);
   }
 
+  /**
+   * Closes what is unfolded, but where `target` is in it. Returns whether something was.
+   * @param {Node | null} target
+   */
+  closeMenus(target) {
+    const menu = this.parts.threads.querySelector("details");
+    let closed = false;
+    if (menu && menu.open && !menu.contains(target)) closed = !(menu.open = false);
+    if (this.truth.open !== "" && !this.parts.truth.contains(target)) {
+      this.truth.open = "";
+      this.show();
+      closed = true;
+    }
+    return closed;
+  }
+
   reset() {
     const { state } = this;
     const { searchBox } = this.parts;
+    if (this.closeMenus(null)) return;
     if (state.query !== "" || document.activeElement === searchBox) {
       searchBox.value = "";
       searchBox.blur();

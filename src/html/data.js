@@ -152,6 +152,14 @@ export function threadName(data, thread) {
 }
 
 /**
+ * What `data.threads` are: threads, or processes where their threads are merged.
+ * @param {Data} data
+ */
+export function threadWord(data) {
+  return hasThreads(data) ? "threads" : "processes";
+}
+
+/**
  * Whether threads are kept apart.
  * @param {Data} data
  */

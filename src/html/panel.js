@@ -4,7 +4,7 @@ import { bar, element, fill } from "./dom.js";
 import { heaviest, neighboursOf, threadsOf } from "./functions.js";
 import { KIND_WORDS } from "./names.js";
 import { change, clip, counted, duration, fileName, percent } from "./numbers.js";
-import { threadName } from "./data.js";
+import { hasThreads, threadName } from "./data.js";
 
 const HOTTEST_MAX = 15;
 const NEIGHBOURS_MAX = 8;
@@ -161,7 +161,7 @@ function threads({ data, rows, selected }) {
   const found = threadsOf(data, rows, selected);
   const most = found.length > 0 ? found[0].total : 1;
   return [
-    element("h3", {}, "Threads"),
+    element("h3", {}, hasThreads(data) ? "Threads" : "Processes"),
     found
       .slice(0, THREADS_MAX)
       .map(({ thread, total }) =>

@@ -1,7 +1,7 @@
 // The row of tabs, search and options above the views, and the row of filters and colours below it.
 
 import { element, fill, toggle } from "./dom.js";
-import { threadName } from "./data.js";
+import { threadName, threadWord } from "./data.js";
 import { clip, percent } from "./numbers.js";
 
 const MENU_MAX = 500;
@@ -86,17 +86,18 @@ export function showThreads(host, data, found, all, state, update) {
   if (data.threads.count < 2) return fill(host);
   const wasOpen = host.querySelector("details")?.open;
   const { threads } = state;
-  const label = threads.length === 0 ? `All ${found.length} threads` : `${threads.length} of ${found.length} threads`;
+  const word = threadWord(data);
+  const label = threads.length === 0 ? `All ${found.length} ${word}` : `${threads.length} of ${found.length} ${word}`;
   const flip = (/** @type {number} */ thread) =>
     update({ threads: threads.includes(thread) ? threads.filter((other) => other !== thread) : [...threads, thread], path: [] });
   const menu = element(
     "details.menu",
     { open: wasOpen === true },
-    element("summary", { title: "which threads are shown" }, label),
+    element("summary", { title: `which ${word} are shown` }, label),
     element(
       "div.menu-list",
       {},
-      threads.length > 0 && element("button.line", { type: "button", onclick: () => update({ threads: [], path: [] }) }, "All threads"),
+      threads.length > 0 && element("button.line", { type: "button", onclick: () => update({ threads: [], path: [] }) }, `All ${word}`),
       found.slice(0, MENU_MAX).map(({ thread, total }) =>
         element(
           `button.line${threads.includes(thread) ? ".selected" : ""}`,
