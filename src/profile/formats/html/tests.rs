@@ -151,6 +151,8 @@ fn nothing_of_a_profile_is_markup() {
             lost: [(name.to_owned(), 3)].into(),
             ..hostile.about.clone()
         };
+        // As a profile does whose builder is done.
+        hostile.about.escape();
         let page = html(&hostile, name);
         assert_eq!(without_data(&page), expected, "{name:?}");
         let (header, _) = data(&page);
