@@ -270,7 +270,7 @@ export function mix(from, to, share) {
 }
 
 /** @param {Rgb} colour */
-export function css([red, green, blue]) {
+function css([red, green, blue]) {
   return `rgb(${red},${green},${blue})`;
 }
 

@@ -7,7 +7,7 @@
 import { groundOf, pixelOf } from "./colours.js";
 import { firstBehind, nodeAt } from "./layout.js";
 
-export const ROW = 20;
+const ROW = 20;
 const GAP = 1;
 const PAD = 5;
 const FONT = '12px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace';

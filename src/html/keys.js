@@ -6,7 +6,7 @@ import { element, fill } from "./dom.js";
  * A key, what it does in words, and the name of the action of `App`.
  * @type {[string, string, string][]}
  */
-export const KEYS = [
+const KEYS = [
   ["1 2 3 4", "flame graph, functions, callers and callees, lines", "view"],
   ["← → ↑ ↓", "move in the flame graph, or in the table", "move"],
   ["Enter", "zoom to the selected box; in the table, callers and callees", "zoom"],

@@ -9,7 +9,7 @@ import { KIND_WORDS } from "./names.js";
  * @param {string} query
  * @returns {{ matches: ((text: string) => boolean) | null, error: string }} no function for an empty query and for a mistake
  */
-export function parseQuery(query) {
+function parseQuery(query) {
   if (query.trim() === "") return { matches: null, error: "" };
   const inSlashes = /^\/(.*?)\/?$/s.exec(query);
   const ignoresCase = query === query.toLowerCase();

@@ -30,7 +30,7 @@ import { LIBRARY, PROCESS, THREAD } from "./names.js";
 export const LEAST_PART = 1e-5;
 
 /** Puts paths into a tree; makes the arrays. */
-export class TreeBuilder {
+class TreeBuilder {
   /** @param {boolean} compares */
   constructor(compares) {
     /** @type {number[]} */

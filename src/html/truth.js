@@ -4,7 +4,7 @@
 import { element, fill } from "./dom.js";
 import { NO_SYMBOL } from "./data.js";
 import { count, counted, duration, percent } from "./numbers.js";
-import { incompleteTotal } from "./selection.js";
+import { incompleteTotal, waitingTotal } from "./selection.js";
 
 /**
  * @typedef {object} TruthContent
@@ -48,6 +48,8 @@ export class TruthHeader {
         ? [chip(values((side) => (side.duration_ns ? duration(side.duration_ns) : "?")), "recorded", "")]
         : []),
     );
+    const waiting = waitingTotal(data, rows);
+    if (waiting > 0) chips.append(chip(percent(waiting / rows.total), "waiting", "time in which threads had no CPU; no CPU time"));
     const incomplete = incompleteTotal(data, rows) / Math.max(rows.total, 1);
     const complete = rows.total > 0 ? 1 - incomplete : NaN;
     chips.append(

@@ -12,8 +12,6 @@ test("every module of src/html is in the page", () => {
 });
 
 test("a module imports, in one line each, only modules that stand before it", () => {
-  // tree.js and functions.js, names.js and data.js: what runs at the top of a module may only need those before it, but
-  // functions are hoisted, so any order works for them. One order is kept all the same.
   MODULES.forEach((name, index) => {
     for (const line of moduleText(name).split("\n").filter((text) => text.startsWith("import"))) {
       const found = /^import \{ [\w, ]+ \} from "\.\/(\w+\.js)";$/.exec(line);
