@@ -1,6 +1,7 @@
 // Colours of boxes: by library, by kind of code, by change. Hues are Paul Tol's "light" scheme, made for labels in black and
 // to be told apart with any sight; a change is orange or blue. Names give shades, so that neighbours of one hue differ.
 
+import { sumOf } from "./functions.js";
 import { KERNEL_LIBRARY } from "./names.js";
 
 /** @typedef {[number, number, number]} Rgb */
@@ -95,11 +96,6 @@ function weightsBy(names, self, keyOf) {
     if (self[id] > 0 && names.isCode(id)) weights.set(keyOf(id), (weights.get(keyOf(id)) || 0) + self[id]);
   }
   return weights;
-}
-
-/** @param {Float64Array} list */
-function sumOf(list) {
-  return list.reduce((sum, value) => sum + value, 0);
 }
 
 /**

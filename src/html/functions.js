@@ -203,3 +203,8 @@ export function heaviest(count, weight, most) {
   }
   return found;
 }
+
+/** @param {Float64Array} list */
+export function sumOf(list) {
+  return list.reduce((sum, value) => sum + value, 0);
+}

@@ -1,7 +1,7 @@
 // Which counts are looked at: those of some threads, of incomplete stacks, of a range of time, or two ranges that are
 // compared. Everything else in the page is computed from the rows that this returns.
 
-import { INCOMPLETE, WAITING } from "./data.js";
+import { INCOMPLETE } from "./data.js";
 
 /**
  * @typedef {object} Filter
@@ -137,27 +137,14 @@ export function lowerBound(list, value) {
 }
 
 /**
- * Counts of waiting threads among the rows, which are no CPU time.
+ * Counts whose root has a flag: incomplete stacks, waiting threads.
  * @param {import("./data.js").Data} data
  * @param {Rows} rows
+ * @param {ArrayLike<number>} values `rows.value` or `rows.base`
+ * @param {number} flag
  */
-export function waitingTotal(data, rows) {
+export function flaggedTotal(data, rows, values, flag) {
   let sum = 0;
-  for (let row = 0; row < rows.root.length; row++) {
-    if (data.roots.flags[rows.root[row]] & WAITING) sum += rows.value[row];
-  }
-  return sum;
-}
-
-/**
- * Counts of incomplete stacks among the rows.
- * @param {import("./data.js").Data} data
- * @param {Rows} rows
- */
-export function incompleteTotal(data, rows) {
-  let sum = 0;
-  for (let row = 0; row < rows.root.length; row++) {
-    if (data.roots.flags[rows.root[row]] & INCOMPLETE) sum += rows.value[row];
-  }
+  for (let row = 0; row < values.length; row++) if (data.roots.flags[rows.root[row]] & flag) sum += values[row];
   return sum;
 }

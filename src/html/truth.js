@@ -2,9 +2,10 @@
 // have a name, what was lost and why. A click shows the reasons and, where there are stacks, only these.
 
 import { element, fill } from "./dom.js";
-import { NO_SYMBOL } from "./data.js";
+import { INCOMPLETE, NO_SYMBOL, WAITING } from "./data.js";
+import { sumOf } from "./functions.js";
 import { count, counted, duration, percent } from "./numbers.js";
-import { incompleteTotal, waitingTotal } from "./selection.js";
+import { flaggedTotal } from "./selection.js";
 
 /**
  * @typedef {object} TruthContent
@@ -48,22 +49,29 @@ export class TruthHeader {
         ? [chip(values((side) => (side.duration_ns ? duration(side.duration_ns) : "?")), "recorded", "")]
         : []),
     );
-    const waiting = waitingTotal(data, rows);
+    const waiting = flaggedTotal(data, rows, rows.value, WAITING);
     if (waiting > 0) chips.append(chip(percent(waiting / rows.total), "waiting", "time in which threads had no CPU; no CPU time"));
-    const incomplete = incompleteTotal(data, rows) / Math.max(rows.total, 1);
-    const complete = rows.total > 0 ? 1 - incomplete : NaN;
+    // Of a comparison base comes first.
+    const each = (/** @type {(values: Float64Array, self: Float64Array) => number} */ share) => {
+      const shares = rows.base && totals.baseSelf ? [share(rows.base, totals.baseSelf)] : [];
+      shares.push(share(rows.value, totals.self));
+      const texts = shares.map(percent);
+      return { text: texts[0] === texts[texts.length - 1] ? texts[0] : texts.join(" → "), grade: quality(Math.min(...shares)) };
+    };
+    const complete = each((values) => 1 - flaggedTotal(data, rows, values, INCOMPLETE) / sumOf(values));
     chips.append(
-      this.button(content, percent(complete), "complete", "incomplete stacks", quality(complete), stacks === "incomplete", () =>
+      this.button(content, complete.text, "complete", "incomplete stacks", complete.grade, stacks === "incomplete", () =>
         this.hooks.stacks(stacks === "incomplete" ? "all" : "incomplete"),
       ),
     );
-    let named = 0;
-    for (let id = 0; id < data.functions.count; id++) if (data.functions.kind[id] !== NO_SYMBOL) named += totals.self[id];
-    const all = totals.self.reduce((sum, value) => sum + value, 0);
-    const share = all > 0 ? named / all : NaN;
+    const named = each((_, self) => {
+      let without = 0;
+      for (let id = 0; id < data.functions.count; id++) if (data.functions.kind[id] === NO_SYMBOL) without += self[id];
+      return 1 - without / sumOf(self);
+    });
     const noSymbol = "kind:no symbol";
     chips.append(
-      this.button(content, percent(share), "named", "", quality(share), query === noSymbol, () =>
+      this.button(content, named.text, "named", "", named.grade, query === noSymbol, () =>
         this.hooks.search(query === noSymbol ? "" : noSymbol),
       ),
     );
@@ -94,7 +102,7 @@ export class TruthHeader {
         "data-truth": label,
         "aria-pressed": pressed ? "true" : "false",
         "aria-expanded": list === "" ? null : String(isOpen),
-        title: list === "" ? "mark functions without a name" : `${list} by cause`,
+        title: list === "" ? "samples whose function has a name; marks those without" : `${list} by cause`,
         onclick: () => {
           this.open = isOpen ? "" : list;
           this.show(content);
