@@ -183,7 +183,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -273,7 +273,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -740,7 +740,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -788,7 +788,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --top)

@@ -46,8 +46,9 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l source -d 'Linux: s
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
-complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'Format of outputs whose extension is none of these: svg, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+html\t''
 folded\t''
 pprof\t''
 speedscope\t''
@@ -106,8 +107,9 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source -d
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'Format of outputs whose extension is none of these: svg, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+html\t''
 folded\t''
 pprof\t''
 speedscope\t''
@@ -150,7 +152,9 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d '
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'Format of outputs whose extension is none of these: svg, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+html\t''
 folded\t''
 pprof\t''
 speedscope\t''
@@ -192,8 +196,9 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l lines -d 'F
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l format -d 'Format of outputs whose extension is none of these: svg, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+html\t''
 folded\t''
 pprof\t''
 speedscope\t''
@@ -216,7 +221,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l strict -d
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s q -l quiet -d 'Print errors only: no progress line, summary or report'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s o -l output -d 'Write the comparison here; may be given more than once. The extension tells the form: .svg differential flame graph, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s o -l output -d 'Write the comparison here; may be given more than once. The extension tells the form: .svg differential flame graph, .html page with both profiles, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l top -d 'Functions shown [default: 20]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l title -d 'Heading of the flame graph' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f

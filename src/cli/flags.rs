@@ -276,13 +276,13 @@ pub(super) struct RecordingFlags {
     pub(super) seed: Option<OsString>,
 
     /// Write the profile here; may be given more than once. The extension tells
-    /// the format (.svg .folded .txt .pb.gz .pprof .speedscope.json
+    /// the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json
     /// .firefox.json), - is folded stacks on standard output
     /// [default: stackprof-NAME-PID.svg]
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     pub(super) output: Vec<PathBuf>,
-    /// Format of outputs whose extension is none of these: svg, folded, pprof,
-    /// speedscope or firefox
+    /// Format of outputs whose extension is none of these: svg, html, folded,
+    /// pprof, speedscope or firefox
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     pub(super) format: Option<OsString>,
     /// Write the numbers of the closing summary as JSON

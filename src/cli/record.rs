@@ -162,7 +162,7 @@ fn sampling_options(asked: &Recording, launched: bool) -> sampler::Options {
 
 /// Whether a form has a place for lines, which others need not pay for.
 fn keeps_lines(output: &Output) -> bool {
-    matches!(output.format, Format::Pprof | Format::Speedscope)
+    matches!(output.format, Format::Pprof | Format::Speedscope | Format::Html)
 }
 
 /// What the outputs show.
@@ -188,5 +188,11 @@ fn shown(asked: &Recording, profile: &Profile) -> Shown {
         dark: asked.dark,
         inverted: asked.inverted,
     };
-    Shown { graph, title: asked.title.clone(), lines: asked.naming.lines, reverse: asked.reverse }
+    Shown {
+        graph,
+        title: asked.title.clone(),
+        source: summary::source(&profile.process),
+        lines: asked.naming.lines,
+        reverse: asked.reverse,
+    }
 }

@@ -39,6 +39,7 @@ pub fn run(render: &Render) -> Result<()> {
             inverted: render.inverted,
         },
         title: render.title.clone(),
+        source: None,
         lines: render.lines,
         reverse: render.reverse,
     };

@@ -184,7 +184,9 @@ fn pause(process: &Process, stats: &Stats) -> Option<String> {
     Some(line)
 }
 
-fn source(process: &Process) -> Option<String> {
+/// How the stacks were sampled, and why so.
+#[must_use]
+pub fn source(process: &Process) -> Option<String> {
     let Process { backend, backend_why, .. } = process;
     (!backend_why.is_empty()).then(|| format!("{backend}; {}", escape_line(backend_why)))
 }

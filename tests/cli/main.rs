@@ -12,6 +12,7 @@ mod compare;
 mod completions;
 mod help;
 mod hostile_directory;
+mod html;
 mod invisible;
 mod outputs;
 #[cfg(unix)]

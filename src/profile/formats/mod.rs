@@ -9,6 +9,7 @@ pub mod folded_read;
 mod foreign;
 mod fractions;
 mod gzip;
+pub mod html;
 mod lists;
 mod malformed;
 pub mod perf_script;
