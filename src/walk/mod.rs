@@ -18,6 +18,7 @@ mod fp;
 mod frame;
 mod frames;
 mod glance;
+mod image_facts;
 mod input;
 mod intel;
 mod processor;
@@ -35,7 +36,7 @@ mod x86;
 mod x86_64;
 
 pub use bounds::MAX_STACK_BYTES;
-pub use code::{Code, CodeTraits};
+pub use code::{Code, CodeTraits, FilePlace};
 pub use frames::{Frames, Method, UnwindMethod};
 pub use glance::{GLANCE_BYTES, Glance};
 pub use input::{Input, OtherStack, OuterStack};
@@ -43,11 +44,19 @@ pub use root::SEARCH_BYTES;
 pub use stack_end::{StackEnd, Walked};
 pub use words::StackBytes;
 
-use engine::Engine;
+use engine::{Engine, SharedCallRows, SharedRules};
 use fp::Facts;
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
+
+/// What walks learned of code in files, for the unwinders of all processes that share it. Copies are of the same facts.
+#[derive(Clone, Debug, Default)]
+pub struct FileFacts {
+    x86_64: (x86_64::SharedRules, SharedCallRows<X86_64>),
+    aarch64: (SharedRules<Aarch64>, SharedCallRows<Aarch64>),
+    x86: (SharedRules<X86>, SharedCallRows<X86>),
+}
 
 /// What walks keep from one to the next. Belongs to one state of the target's images:
 /// [`Unwinder::images_changed`] when they change.
@@ -61,6 +70,18 @@ pub struct Unwinder {
 }
 
 impl Unwinder {
+    /// One that shares with others what it learns of code in files.
+    #[must_use]
+    pub fn new(facts: &FileFacts) -> Unwinder {
+        let FileFacts { x86_64, aarch64, x86 } = facts;
+        Unwinder {
+            x86_64: x86_64::Unwinder::new(&x86_64.0, &x86_64.1),
+            aarch64: Engine::new(&aarch64.0, &aarch64.1),
+            x86: Engine::new(&x86.0, &x86.1),
+            ..Unwinder::default()
+        }
+    }
+
     /// Forgets what was learned: addresses may have another meaning now.
     pub fn images_changed(&mut self) {
         self.x86_64.images_changed();

@@ -48,13 +48,40 @@ pub(super) fn stack_pointer<P: Intel>(state: &State) -> Option<Place> {
 /// An entry, and how many callees inside each other were followed from there.
 type Asked = (u64, u32);
 
+/// The code that an answer rests on: the first and the last address that was looked at.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    first: u64,
+    last: u64,
+}
+
+impl Span {
+    fn of(at: u64) -> Span {
+        Span { first: at, last: at }
+    }
+
+    fn with(self, other: Span) -> Span {
+        Span { first: self.first.min(other.first), last: self.last.max(other.last) }
+    }
+}
+
+/// What was found out of a callee.
+#[derive(Clone, Copy, Debug)]
+struct Answer {
+    /// It comes back.
+    returns: bool,
+    /// The answer rests on code alone that stays as it is.
+    is_lasting: bool,
+    rests_on: Span,
+}
+
 /// What is known of callees. Void when the images change.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Callees {
     /// Answers that rest on code which stays as it is.
-    kept: HashMap<Asked, bool>,
+    kept: HashMap<Asked, Answer>,
     /// The others, for one row.
-    passing: HashMap<Asked, bool>,
+    passing: HashMap<Asked, Answer>,
     left: u32,
     /// Only little code is followed.
     is_short: bool,
@@ -87,34 +114,34 @@ impl Callees {
 
     /// Whether the function at `entry` is known to come back.
     pub(super) fn return_from<P: Intel>(&mut self, entry: Avma, code: &dyn Code) -> bool {
-        self.answer::<P>((entry.0, DEPTH_MAX), code).0
+        self.answer::<P>((entry.0, DEPTH_MAX), code).returns
     }
 
-    /// The answer, and whether it rests on code alone that stays as it is.
-    fn answer<P: Intel>(&mut self, asked: Asked, code: &dyn Code) -> (bool, bool) {
+    fn answer<P: Intel>(&mut self, asked: Asked, code: &dyn Code) -> Answer {
         if asked.1 == 0 {
-            return (false, true);
+            return Answer { returns: false, is_lasting: true, rests_on: Span::of(asked.0) };
         }
-        if let Some(returns) = self.kept.get(&asked) {
-            return (*returns, true);
+        if let Some(answer) = self.kept.get(&asked) {
+            code.rests_on(Avma(answer.rests_on.first), Avma(answer.rests_on.last));
+            return *answer;
         }
-        if let Some(returns) = self.passing.get(&asked) {
-            return (*returns, false);
+        if let Some(answer) = self.passing.get(&asked) {
+            return *answer;
         }
         let room = self.visited.get_mut(asked.1 as usize - 1);
         let mut visited = room.map(std::mem::take).unwrap_or_default();
         visited.clear();
-        let (returns, is_lasting) = self.leads_to_return::<P>(asked, code, &mut visited);
+        let mut answer = self.leads_to_return::<P>(asked, code, &mut visited);
         if let Some(room) = self.visited.get_mut(asked.1 as usize - 1) {
             *room = visited;
         }
         // Without more steps to go it is not the function that decided.
-        let is_lasting = is_lasting && self.left > 0;
+        answer.is_lasting &= self.left > 0;
         if self.kept.len() >= KEPT_MAX {
             self.kept.clear();
         }
-        if is_lasting { &mut self.kept } else { &mut self.passing }.insert(asked, returns);
-        (returns, is_lasting)
+        if answer.is_lasting { &mut self.kept } else { &mut self.passing }.insert(asked, answer);
+        answer
     }
 
     /// See [`Callees::answer`].
@@ -123,17 +150,22 @@ impl Callees {
         (entry, depth): Asked,
         code: &dyn Code,
         visited: &mut Visited<()>,
-    ) -> (bool, bool) {
+    ) -> Answer {
         let mut reader = Reader::new(code);
-        let mut is_lasting = true;
+        let (mut is_lasting, mut rests_on) = (true, Span::of(entry));
+        let answer = |returns, is_lasting, rests_on, reader: &Reader<'_>| {
+            let is_lasting = is_lasting && reader.is_lasting();
+            Answer { returns, is_lasting, rests_on }
+        };
         let mut branches = vec![Path { at: Avma(entry), state: State::new(), called: false }];
         let mut left = STEPS_MAX;
         while let Some(Path { mut at, mut state, .. }) = branches.pop() {
             while visited.note(at, ()).is_none() {
                 let fewer = left.checked_sub(1).zip(self.left.checked_sub(1));
                 let Some((fewer, fewer_of_all)) = fewer else {
-                    return (false, is_lasting && reader.is_lasting());
+                    return answer(false, is_lasting, rests_on, &reader);
                 };
+                rests_on = rests_on.with(Span::of(at.0));
                 (left, self.left) = (fewer, fewer_of_all);
                 let Some(bytes) = reader.at(at).filter(|bytes| !P::ends_thread(bytes)) else { break };
                 let decoded = decode_of::<P>(bytes);
@@ -147,15 +179,16 @@ impl Callees {
                         let takes_off = instruction.opcode != 0xc3;
                         let is_back = |sp: Place| sp.register == P::STACK_POINTER && sp.offset == 0;
                         if !takes_off && sp.is_some_and(is_back) {
-                            return (true, is_lasting && reader.is_lasting());
+                            return answer(true, is_lasting, rests_on, &reader);
                         }
                         break;
                     }
                     _ if sp.is_none() => break,
                     Effect::Calls(Some(target)) => {
-                        let (returns, lasts) = self.answer::<P>((target.0, depth - 1), code);
-                        is_lasting &= lasts;
-                        if !returns {
+                        let callee = self.answer::<P>((target.0, depth - 1), code);
+                        is_lasting &= callee.is_lasting;
+                        rests_on = rests_on.with(callee.rests_on);
+                        if !callee.returns {
                             break;
                         }
                         flow::after_call::<P>(&mut state);
@@ -173,6 +206,6 @@ impl Callees {
                 }
             }
         }
-        (false, is_lasting && reader.is_lasting())
+        answer(false, is_lasting, rests_on, &reader)
     }
 }
