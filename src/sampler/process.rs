@@ -206,3 +206,6 @@ impl Recorder<'_> {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

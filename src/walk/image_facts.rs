@@ -88,6 +88,12 @@ impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
         self.0.borrow().facts.get(&(place.address, depends_on)).cloned()
     }
 
+    /// How many facts are kept.
+    #[cfg(test)]
+    pub(in crate::walk) fn len(&self) -> usize {
+        self.0.borrow().facts.len()
+    }
+
     /// Keeps what was learned of a place. `has_row`: it holds a whole row.
     pub(in crate::walk) fn insert(&self, place: &Place, depends_on: E, fact: F, has_row: bool) {
         let mut facts = self.0.borrow_mut();

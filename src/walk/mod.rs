@@ -44,7 +44,7 @@ pub use root::SEARCH_BYTES;
 pub use stack_end::{StackEnd, Walked};
 pub use words::StackBytes;
 
-use engine::{Engine, SharedCallRows, SharedRules};
+use engine::{Engine, Shared};
 use fp::Facts;
 
 use crate::addr::{Avma, CodeAddress};
@@ -53,9 +53,17 @@ use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
 /// What walks learned of code in files, for the unwinders of all processes that share it. Copies are of the same facts.
 #[derive(Clone, Debug, Default)]
 pub struct FileFacts {
-    x86_64: (x86_64::SharedRules, SharedCallRows<X86_64>),
-    aarch64: (SharedRules<Aarch64>, SharedCallRows<Aarch64>),
-    x86: (SharedRules<X86>, SharedCallRows<X86>),
+    x86_64: x86_64::Shared,
+    aarch64: Shared<Aarch64>,
+    x86: Shared<X86>,
+}
+
+impl FileFacts {
+    /// How many there are of how callers of x86_64 are found.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.x86_64.len()
+    }
 }
 
 /// What walks keep from one to the next. Belongs to one state of the target's images:
@@ -73,11 +81,10 @@ impl Unwinder {
     /// One that shares with others what it learns of code in files.
     #[must_use]
     pub fn new(facts: &FileFacts) -> Unwinder {
-        let FileFacts { x86_64, aarch64, x86 } = facts;
         Unwinder {
-            x86_64: x86_64::Unwinder::new(&x86_64.0, &x86_64.1),
-            aarch64: Engine::new(&aarch64.0, &aarch64.1),
-            x86: Engine::new(&x86.0, &x86.1),
+            x86_64: x86_64::Unwinder::new(&facts.x86_64),
+            aarch64: Engine::new(&facts.aarch64),
+            x86: Engine::new(&facts.x86),
             ..Unwinder::default()
         }
     }

@@ -12,7 +12,7 @@ use crate::walk::Code;
 use crate::walk::frames::Method;
 use crate::walk::image_facts::{ImageFacts, Scope};
 use crate::walk::intel::SinceEntry;
-use crate::walk::intel::forward::{Callees, Proof};
+use crate::walk::intel::forward::{Callees, Proof, SharedCallees};
 use crate::walk::intel::switching::Switch;
 use crate::walk::processor::{RowOf, begins_trampoline};
 use crate::walk::table::{Table, key, lookup_of};
@@ -35,7 +35,15 @@ pub(in crate::walk) struct Cache<P: Unwind> {
 }
 
 /// What was learned of addresses of code in files: the rule, and the row behind an unusual one.
-pub(in crate::walk) type SharedRules<P> = ImageFacts<(), (Rule, Option<Box<Unusual<P>>>)>;
+type SharedRules<P> = ImageFacts<(), (Rule, Option<Box<Unusual<P>>>)>;
+
+/// What was learned of code in files. Copies are of the same facts.
+#[derive(Clone, Debug, Default)]
+pub(in crate::walk) struct Shared<P: Unwind> {
+    rules: SharedRules<P>,
+    by_calls: SharedCallRows<P>,
+    callees: SharedCallees,
+}
 
 /// What is known of an address whose rule is of kind `Unusual`.
 #[derive(Clone, Debug)]
@@ -51,8 +59,9 @@ pub(in crate::walk) struct Unusual<P: Unwind> {
 }
 
 impl<P: Unwind> Cache<P> {
-    pub(super) fn new(shared: &SharedRules<P>, by_calls: &SharedCallRows<P>) -> Cache<P> {
-        Cache { shared: shared.clone(), by_calls: CallRows::new(by_calls), ..Cache::default() }
+    pub(super) fn new(Shared { rules, by_calls, callees }: &Shared<P>) -> Cache<P> {
+        let (by_calls, callees) = (CallRows::new(by_calls), Callees::new(callees));
+        Cache { shared: rules.clone(), by_calls, callees, ..Cache::default() }
     }
 
     pub(super) fn clear(&mut self) {

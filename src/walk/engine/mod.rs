@@ -16,7 +16,7 @@ mod rule;
 mod step;
 mod walk;
 
-pub(super) use cache::{Cache, SharedRules};
+pub(super) use cache::{Cache, Shared};
 pub(super) use call_rows::{CallRows, SharedCallRows};
 pub(super) use methods::{Found, Unwind};
 pub(super) use rule::Kind;

@@ -1,8 +1,7 @@
 //! The loop: from each frame to its caller, checked, until there is none. Input: registers, copied stack, `Code`;
 //! output: [`Frames`] and why the walk ended.
 
-use super::cache::{Cache, SharedRules};
-use super::call_rows::SharedCallRows;
+use super::cache::{Cache, Shared};
 use super::methods::Unwind;
 use super::rule::Kind;
 use super::step::check;
@@ -47,8 +46,8 @@ impl<P: Unwind> Step<P> {
 
 impl<P: Unwind> Engine<P> {
     /// One that shares what it learns of files.
-    pub(in crate::walk) fn new(rules: &SharedRules<P>, by_calls: &SharedCallRows<P>) -> Engine<P> {
-        Engine { cache: Cache::new(rules, by_calls), confirmed: Frames::default() }
+    pub(in crate::walk) fn new(shared: &Shared<P>) -> Engine<P> {
+        Engine { cache: Cache::new(shared), confirmed: Frames::default() }
     }
 
     pub(in crate::walk) fn images_changed(&mut self) {

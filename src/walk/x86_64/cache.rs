@@ -15,7 +15,7 @@ use crate::walk::engine::{CallRows, SharedCallRows};
 use crate::walk::frames::Method;
 use crate::walk::image_facts::{ImageFacts, Scope};
 use crate::walk::intel::SinceEntry;
-use crate::walk::intel::forward::{self, Callees, Leads, Proof};
+use crate::walk::intel::forward::{self, Callees, Leads, Proof, SharedCallees};
 use crate::walk::intel::prologue;
 use crate::walk::intel::switching::{self, Switch};
 use crate::walk::processor::{Processor, begins_trampoline, row};
@@ -43,7 +43,7 @@ pub(in crate::walk) struct Cache {
 
 /// What was learned of an address of code in a file.
 #[derive(Clone, Debug)]
-pub(in crate::walk) struct SharedRule {
+struct SharedRule {
     rule: Rule,
     /// Of an ordinary rule.
     saved: Saved,
@@ -52,7 +52,23 @@ pub(in crate::walk) struct SharedRule {
 }
 
 /// What was learned of addresses of code in files.
-pub(in crate::walk) type SharedRules = ImageFacts<(), SharedRule>;
+type SharedRules = ImageFacts<(), SharedRule>;
+
+/// What was learned of code in files. Copies are of the same facts.
+#[derive(Clone, Debug, Default)]
+pub(in crate::walk) struct Shared {
+    rules: SharedRules,
+    by_calls: SharedCallRows<X86_64>,
+    callees: SharedCallees,
+}
+
+#[cfg(test)]
+impl Shared {
+    /// How many rules there are.
+    pub(in crate::walk) fn len(&self) -> usize {
+        self.rules.len()
+    }
+}
 
 /// How much of JIT code is followed: where nearly none of it leads to a caller (Racket's keeps neither
 /// frame records nor a stack pointer that its code tells), little is worth its cost.
@@ -89,7 +105,7 @@ impl Fruitless {
 
 /// What is known of an address whose rule is of kind `Unusual`.
 #[derive(Clone, Debug)]
-pub(in crate::walk) struct Unusual {
+struct Unusual {
     row: Row,
     switch: Switch,
     /// It is a return address without a call: nothing is called from there.
@@ -101,8 +117,9 @@ pub(in crate::walk) struct Unusual {
 }
 
 impl Cache {
-    pub(super) fn new(shared: &SharedRules, by_calls: &SharedCallRows<X86_64>) -> Cache {
-        Cache { shared: shared.clone(), by_calls: CallRows::new(by_calls), ..Cache::default() }
+    pub(super) fn new(Shared { rules, by_calls, callees }: &Shared) -> Cache {
+        let (by_calls, callees) = (CallRows::new(by_calls), Callees::new(callees));
+        Cache { shared: rules.clone(), by_calls, callees, ..Cache::default() }
     }
 
     pub(super) fn clear(&mut self) {

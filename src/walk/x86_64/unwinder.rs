@@ -13,7 +13,7 @@
 //! one, its steps are made again from the frame it began at with all registers
 //! (`frame.rs`), and once only, since the next run begins behind it.
 
-use super::cache::{Cache, Fruitless, SharedRules};
+use super::cache::{Cache, Fruitless, Shared};
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
@@ -21,7 +21,7 @@ use super::{RBP, RSP, stack_load, syscall};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::walk::bounds::{Failure, is_on_other_stack};
-use crate::walk::engine::{SharedCallRows, check};
+use crate::walk::engine::check;
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::intel::completeness::Completeness;
@@ -67,8 +67,8 @@ pub(super) struct Run {
 
 impl Unwinder {
     /// One that shares what it learns of files.
-    pub(in crate::walk) fn new(rules: &SharedRules, by_calls: &SharedCallRows<X86_64>) -> Unwinder {
-        Unwinder { cache: Cache::new(rules, by_calls), ..Unwinder::default() }
+    pub(in crate::walk) fn new(shared: &Shared) -> Unwinder {
+        Unwinder { cache: Cache::new(shared), ..Unwinder::default() }
     }
 
     /// Forgets what was learned.

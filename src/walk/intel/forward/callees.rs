@@ -7,13 +7,16 @@
 //! does not return does one follow another.
 //!
 //! Thousands of rows ask for the same few functions (the builtins of V8), so what was found is kept, of code that
-//! stays as it is.
+//! stays as it is; of code in files for all processes that map them.
+
+use std::ops::Range;
 
 use hashbrown::HashMap;
 
-use crate::addr::Avma;
+use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State};
+use crate::walk::image_facts::ImageFacts;
 use crate::walk::intel::Intel;
 use crate::walk::intel::instructions::{self, decode_of};
 use crate::walk::reader::Reader;
@@ -60,6 +63,14 @@ impl Span {
         Span { first: at, last: at }
     }
 
+    fn moved(self, by: u64) -> Span {
+        Span { first: self.first.wrapping_add(by), last: self.last.wrapping_add(by) }
+    }
+
+    fn is_in(self, mapped: &Range<Avma>) -> bool {
+        mapped.contains(&Avma(self.first)) && mapped.contains(&Avma(self.last))
+    }
+
     fn with(self, other: Span) -> Span {
         Span { first: self.first.min(other.first), last: self.last.max(other.last) }
     }
@@ -67,7 +78,7 @@ impl Span {
 
 /// What was found out of a callee.
 #[derive(Clone, Copy, Debug)]
-struct Answer {
+pub(in crate::walk) struct Answer {
     /// It comes back.
     returns: bool,
     /// The answer rests on code alone that stays as it is.
@@ -75,11 +86,16 @@ struct Answer {
     rests_on: Span,
 }
 
-/// What is known of callees. Void when the images change.
+/// Answers that rest on one mapping of a file alone, by how many callees inside each other were followed. What they rest on
+/// is counted from the entry.
+pub(in crate::walk) type SharedCallees = ImageFacts<u32, Answer>;
+
+/// What is known of callees. Void when the images change, but for those of files.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Callees {
     /// Answers that rest on code which stays as it is.
     kept: HashMap<Asked, Answer>,
+    shared: SharedCallees,
     /// The others, for one row.
     passing: HashMap<Asked, Answer>,
     left: u32,
@@ -92,6 +108,10 @@ pub(in crate::walk) struct Callees {
 }
 
 impl Callees {
+    pub(in crate::walk) fn new(shared: &SharedCallees) -> Callees {
+        Callees { shared: shared.clone(), ..Callees::default() }
+    }
+
     pub(in crate::walk) fn clear(&mut self) {
         self.kept.clear();
     }
@@ -112,6 +132,13 @@ impl Callees {
         self.left = if self.is_short { SHORT_STEPS_MAX } else { ALL_STEPS_MAX };
     }
 
+    /// Whether the function at `entry` is known to come back, for a row of its own.
+    #[cfg(test)]
+    pub(in crate::walk) fn returns<P: Intel>(&mut self, entry: Avma, code: &dyn Code) -> bool {
+        self.begin_row();
+        self.return_from::<P>(entry, code)
+    }
+
     /// Whether the function at `entry` is known to come back.
     pub(super) fn return_from<P: Intel>(&mut self, entry: Avma, code: &dyn Code) -> bool {
         self.answer::<P>((entry.0, DEPTH_MAX), code).returns
@@ -128,6 +155,14 @@ impl Callees {
         if let Some(answer) = self.passing.get(&asked) {
             return *answer;
         }
+        let (entry, depth) = asked;
+        let place = self.shared.place(CodeAddress::Pc(Avma(entry)), code);
+        if let Some(known) = place.as_ref().and_then(|place| self.shared.get(place, depth)) {
+            let answer = Answer { rests_on: known.rests_on.moved(entry), ..known };
+            code.rests_on(Avma(answer.rests_on.first), Avma(answer.rests_on.last));
+            self.keep(asked, answer);
+            return answer;
+        }
         let room = self.visited.get_mut(asked.1 as usize - 1);
         let mut visited = room.map(std::mem::take).unwrap_or_default();
         visited.clear();
@@ -137,11 +172,23 @@ impl Callees {
         }
         // Without more steps to go it is not the function that decided.
         answer.is_lasting &= self.left > 0;
+        if !answer.is_lasting {
+            self.passing.insert(asked, answer);
+            return answer;
+        }
+        self.keep(asked, answer);
+        if let Some(place) = place.filter(|place| answer.rests_on.is_in(&place.mapped)) {
+            let from_entry = answer.rests_on.moved(entry.wrapping_neg());
+            self.shared.insert(&place, depth, Answer { rests_on: from_entry, ..answer }, false);
+        }
+        answer
+    }
+
+    fn keep(&mut self, asked: Asked, answer: Answer) {
         if self.kept.len() >= KEPT_MAX {
             self.kept.clear();
         }
-        if answer.is_lasting { &mut self.kept } else { &mut self.passing }.insert(asked, answer);
-        answer
+        self.kept.insert(asked, answer);
     }
 
     /// See [`Callees::answer`].

@@ -112,8 +112,8 @@ fn learned(cache: &mut Cache, process: &Process, start: u64) -> (Vec<String>, u3
 
 /// The caches of two processes that share what they learn.
 fn two() -> (Cache, Cache) {
-    let (rules, by_calls) = (SharedRules::default(), SharedCallRows::<X86_64>::default());
-    (Cache::new(&rules, &by_calls), Cache::new(&rules, &by_calls))
+    let shared = Shared::default();
+    (Cache::new(&shared), Cache::new(&shared))
 }
 
 const HERE: u64 = 0x5555_0000_0000;
@@ -186,4 +186,25 @@ fn rows_since_a_call_are_known_in_the_second_process() {
     // By another entry it is another row.
     let other = second.since_entry(Avma(THERE + CALLER + 4), at(THERE, CALLER + 9), &again).cloned();
     assert!(other.is_some_and(|row| row.cfa == Cfa::Register(7, 8)) && again.asked.get() > 0);
+}
+
+#[test]
+fn callees_of_files_are_followed_once() {
+    let (mut first, mut second) = two();
+    let mut returns = |cache: &mut Cache, process: &Process, start: u64| {
+        cache.callees.clear();
+        cache.callees.returns::<X86_64>(Avma(start + CALLEE), process)
+    };
+    let process = Process::new(&[file(1, HERE, RETURNS)]);
+    assert!(returns(&mut first, &process, HERE) && process.asked.get() > 0);
+    let again = Process::new(&[file(1, THERE, RETURNS)]);
+    assert!(returns(&mut second, &again, THERE));
+    assert_eq!(again.asked.get(), 0);
+    // What rests on another mapping is not known elsewhere.
+    let neighbour = Mapped { start: HERE + NEIGHBOUR, image: 9, bytes: vec![0xc3] };
+    let with = Process::new(&[file(2, HERE, JUMPS_AWAY), neighbour]);
+    let without = Process::new(&[file(2, THERE, JUMPS_AWAY)]);
+    assert!(returns(&mut first, &with, HERE));
+    assert!(!returns(&mut second, &without, THERE));
+    assert!(returns(&mut first, &with, HERE));
 }
