@@ -65,7 +65,7 @@ fn process(pid: u32, start: u64) -> Mapped {
 
 /// Walks in the middle of the library.
 fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
-    let thread = ThreadId(mapped.process.pid);
+    let thread = ThreadId(mapped.process.pid.into());
     recorder.add_thread(of, mapped, thread, None, unknown_look(), true);
     recorder.read_images(of, mapped);
     let mut capture = Capture::with_capacity(64);

@@ -124,6 +124,7 @@ impl<P: Unwind> Cache<P> {
         }
         let scope = place.as_ref().map(|place| Scope::new(code, place.mapped.clone()));
         let code = scope.as_ref().map_or(code, |scope| scope);
+        self.callees.begin_row();
         let (found, returns) = P::find(address, code, &mut self.callees);
         let kind = match found {
             Found::Row(row, method, proof) => self.keep(address, row, method, proof, code),
@@ -134,7 +135,8 @@ impl<P: Unwind> Cache<P> {
         let rule = Rule { kind, returns };
         if code.may_keep(lookup_of(key)) {
             self.rules.insert(key, rule);
-            if let Some(place) = place.filter(|_| scope.is_some_and(|scope| !scope.is_left())) {
+            let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.ran_out();
+            if let Some(place) = place.filter(|_| is_of_file) {
                 let unusual = match kind {
                     Kind::Unusual(index) => self.unusual(index).cloned().map(Box::new),
                     _ => None,

@@ -219,6 +219,7 @@ impl Cache {
             return rule;
         }
         self.callees.follow_little(is_jit && self.fruitless.is_short());
+        self.callees.begin_row();
         let (found, returns) = find(address, code, &mut self.callees, marks);
         let worth = match found {
             Found::Nothing => 0,
@@ -258,7 +259,8 @@ impl Cache {
             self.fruitless.note(worth);
         }
         self.insert(address, rule, saved);
-        if let Some(place) = place.filter(|_| scope.is_some_and(|scope| !scope.is_left())) {
+        let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.ran_out();
+        if let Some(place) = place.filter(|_| is_of_file) {
             let unusual = self.kept(rule).cloned().map(Box::new);
             let has_row = unusual.is_some();
             self.shared.insert(&place, (), SharedRule { rule, saved, unusual }, has_row);

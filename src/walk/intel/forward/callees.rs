@@ -126,8 +126,14 @@ impl Callees {
         self.is_short
     }
 
+    /// Whether there was no room for all callees of the row that was read last: with what is known by then, it may tell
+    /// more another time.
+    pub(in crate::walk) fn ran_out(&self) -> bool {
+        self.left == 0
+    }
+
     /// Another row is to be read.
-    pub(super) fn begin_row(&mut self) {
+    pub(in crate::walk) fn begin_row(&mut self) {
         self.passing.clear();
         self.left = if self.is_short { SHORT_STEPS_MAX } else { ALL_STEPS_MAX };
     }

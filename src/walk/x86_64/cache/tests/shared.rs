@@ -191,7 +191,7 @@ fn rows_since_a_call_are_known_in_the_second_process() {
 #[test]
 fn callees_of_files_are_followed_once() {
     let (mut first, mut second) = two();
-    let mut returns = |cache: &mut Cache, process: &Process, start: u64| {
+    let returns = |cache: &mut Cache, process: &Process, start: u64| {
         cache.callees.clear();
         cache.callees.returns::<X86_64>(Avma(start + CALLEE), process)
     };
