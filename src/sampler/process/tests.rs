@@ -12,6 +12,8 @@ use crate::sources::{Capture, Fault, Process};
 use crate::walk::{Frames, UnwindMethod};
 
 const STACK: u64 = 0x7fff_0000;
+/// Where in the code of the library a function returns.
+const RETURN: u64 = 0x804;
 
 /// A process whose only code is that of a library, mapped from this address on.
 struct Mapped {
@@ -38,7 +40,10 @@ impl Observed for Mapped {
         Ok(())
     }
     fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
-        Ok(ImageBytes::new(build::file(build::X86_64, &[])))
+        // Nothing but `nop`, and a `ret`.
+        let mut bytes = build::file(build::X86_64, &[]);
+        bytes[(build::TEXT + RETURN) as usize] = 0xc3;
+        Ok(ImageBytes::new(bytes))
     }
     fn read_memory(&mut self, _: Avma, _: &mut [u8]) -> Result<usize, Fault> {
         Err(Fault::Transient("nothing is mapped"))
@@ -63,7 +68,7 @@ fn process(pid: u32, start: u64) -> Mapped {
     Mapped { process, start }
 }
 
-/// Walks in the middle of the library.
+/// Walks right in front of the return.
 fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
     let thread = ThreadId(mapped.process.pid.into());
     recorder.add_thread(of, mapped, thread, None, unknown_look(), true);
@@ -71,7 +76,7 @@ fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
     let mut capture = Capture::with_capacity(64);
     let mut gpr = [0; 16];
     gpr[X86_64::RSP] = STACK;
-    capture.registers = Registers::X86_64(X86_64 { gpr, rip: mapped.start + 0x800, fs_base: 0 });
+    capture.registers = Registers::X86_64(X86_64 { gpr, rip: mapped.start + RETURN - 4, fs_base: 0 });
     capture.stack_base = Avma(STACK);
     capture.stack.resize(64, 0);
     recorder.walk(mapped, thread, &capture, 1 << 16, &mut Frames::default());
