@@ -51,6 +51,7 @@ use crate::addr::{Avma, CodeAddress};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
 
 /// What walks learned of code in files, for the unwinders of all processes that share it. Copies are of the same facts.
+/// Files are known by the numbers of [`FilePlace::image`], which all that share it must mean alike.
 #[derive(Clone, Debug, Default)]
 pub struct FileFacts {
     x86_64: x86_64::Shared,
@@ -89,7 +90,7 @@ impl Unwinder {
         }
     }
 
-    /// Forgets what was learned: addresses may have another meaning now.
+    /// Forgets what was learned of addresses, which may have another meaning now; files have the same.
     pub fn images_changed(&mut self) {
         self.x86_64.images_changed();
         self.aarch64.images_changed();
