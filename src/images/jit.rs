@@ -27,7 +27,7 @@ use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 use crate::binary::v8;
 use crate::binary::{Mapping, MappingKind};
-use crate::walk::{Code, CodeTraits, Glance, NeedsBytes};
+use crate::walk::{Code, CodeTraits, FilePlace, Glance, NeedsBytes};
 
 /// How long what was learned of such code is relied on before its bytes are read again, nanoseconds.
 pub const KEPT_NS: u64 = 1_000_000_000;
@@ -313,6 +313,10 @@ impl Code for TargetCode<'_> {
             keeps_frame_records: self.jit.by_v8 && (is_jit || self.images.0.is_built_into_v8(at)),
             has_hotspot_headers: self.jit.by_hotspot && is_jit,
         }
+    }
+
+    fn file_place(&self, at: Avma) -> Option<FilePlace> {
+        self.images.file_place(at).filter(|_| !self.jit.contains(at))
     }
 
     fn may_keep(&self, lookup: Avma) -> bool {

@@ -74,6 +74,8 @@ pub struct Recorder<'a> {
     /// Frames of walks that only show where stacks lead.
     pub(super) outer_frames: Frames,
     pub(super) jit_budget: JitBudget,
+    /// What walks learned of files, whichever process mapped them.
+    pub(super) facts: walk::FileFacts,
 }
 
 /// A capture with what is below the stack pointer now, if that was not copied: code may keep words
@@ -115,9 +117,10 @@ impl<'a> Recorder<'a> {
             may_prefetch: false,
             outer_frames: Frames::default(),
             jit_budget: JitBudget::default(),
+            facts: walk::FileFacts::default(),
         };
         let program = recorder.add_program(process.pid, &process.name);
-        recorder.processes.push(Recorded::new(0, process.pid, program));
+        recorder.processes.push(Recorded::new(0, process.pid, program, &recorder.facts));
         recorder
     }
 

@@ -18,6 +18,7 @@ mod fp;
 mod frame;
 mod frames;
 mod glance;
+mod image_facts;
 mod input;
 mod intel;
 mod processor;
@@ -35,7 +36,7 @@ mod x86;
 mod x86_64;
 
 pub use bounds::MAX_STACK_BYTES;
-pub use code::{Code, CodeTraits, NeedsBytes};
+pub use code::{Code, CodeTraits, FilePlace, NeedsBytes};
 pub use frames::{Frames, Method, UnwindMethod};
 pub use glance::{GLANCE_BYTES, Glance};
 pub use input::{Input, OtherStack, OuterStack};
@@ -43,11 +44,28 @@ pub use root::SEARCH_BYTES;
 pub use stack_end::{StackEnd, Walked};
 pub use words::StackBytes;
 
-use engine::Engine;
+use engine::{Engine, Shared};
 use fp::Facts;
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
+
+/// What walks learned of code in files, for the unwinders of all processes that share it. Copies are of the same facts.
+/// Files are known by the numbers of [`FilePlace::image`], which all that share it must mean alike.
+#[derive(Clone, Debug, Default)]
+pub struct FileFacts {
+    x86_64: x86_64::Shared,
+    aarch64: Shared<Aarch64>,
+    x86: Shared<X86>,
+}
+
+impl FileFacts {
+    /// How many there are of how callers of x86_64 are found.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.x86_64.len()
+    }
+}
 
 /// What walks keep from one to the next. Belongs to one state of the target's images:
 /// [`Unwinder::images_changed`] when they change.
@@ -61,7 +79,18 @@ pub struct Unwinder {
 }
 
 impl Unwinder {
-    /// Forgets what was learned: addresses may have another meaning now.
+    /// One that shares with others what it learns of code in files.
+    #[must_use]
+    pub fn new(facts: &FileFacts) -> Unwinder {
+        Unwinder {
+            x86_64: x86_64::Unwinder::new(&facts.x86_64),
+            aarch64: Engine::new(&facts.aarch64),
+            x86: Engine::new(&facts.x86),
+            ..Unwinder::default()
+        }
+    }
+
+    /// Forgets what was learned of addresses, which may have another meaning now; files have the same.
     pub fn images_changed(&mut self) {
         self.x86_64.images_changed();
         self.aarch64.images_changed();

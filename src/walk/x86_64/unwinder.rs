@@ -13,7 +13,7 @@
 //! one, its steps are made again from the frame it began at with all registers
 //! (`frame.rs`), and once only, since the next run begins behind it.
 
-use super::cache::{Cache, Fruitless};
+use super::cache::{Cache, Fruitless, Shared};
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
@@ -104,6 +104,11 @@ pub(super) struct Run {
 }
 
 impl Unwinder {
+    /// One that shares what it learns of files.
+    pub(in crate::walk) fn new(shared: &Shared) -> Unwinder {
+        Unwinder { cache: Cache::new(shared), ..Unwinder::default() }
+    }
+
     /// Forgets what was learned.
     pub(in crate::walk) fn images_changed(&mut self) {
         self.cache.clear();
