@@ -140,6 +140,15 @@ export function decode(bytes) {
 }
 
 /**
+ * The text of a source file, if it is in the page. A path may be the name of something that every object has.
+ * @param {Data} data
+ * @param {string} file
+ */
+export function sourceText(data, file) {
+  return Object.hasOwn(data.sources, file) ? data.sources[file] : undefined;
+}
+
+/**
  * `name (id)`, or the process where threads are merged.
  * @param {Data} data
  * @param {number} thread

@@ -1,6 +1,7 @@
 // Where in the selected function the counts are: lines of source, and instructions. Without the text of the file there are
 // line numbers with counts, without a disassembly addresses.
 
+import { sourceText } from "./data.js";
 import { bar, element, fill } from "./dom.js";
 import { placesOf } from "./functions.js";
 import { VirtualList } from "./list.js";
@@ -23,7 +24,7 @@ export function showSource(host, data, names, rows, fn) {
   const lines = placesOf(data, rows, fn, "line");
   const addresses = placesOf(data, rows, fn, "address");
   const file = names.file(fn);
-  const text = data.sources[file];
+  const text = sourceText(data, file);
   const linePane = element("div.pane", {});
   const addressPane = element("div.pane", {});
   fill(

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { bytesOfBase64, column, gunzip } from "../../src/html/bytes.js";
-import { decode, hasThreads, threadName } from "../../src/html/data.js";
+import { decode, hasThreads, sourceText, threadName } from "../../src/html/data.js";
 import { encodeColumn, inPage, profile } from "./page.js";
 import { random } from "./random.js";
 
@@ -43,4 +43,11 @@ test("threads have names where they are kept apart", () => {
   const apart = decode(profile([{ stack: "p;a", count: 1, thread: ["io", 7] }]));
   assert.ok(hasThreads(apart));
   assert.equal(threadName(apart, 0), "io (7)");
+});
+
+test("a source file is found by its path alone", () => {
+  const data = decode(profile([["p;a", 1]], { sources: { "/src/a.c": "int x;" } }));
+  assert.equal(sourceText(data, "/src/a.c"), "int x;");
+  for (const name of ["constructor", "__proto__", "toString", ""]) assert.equal(sourceText(data, name), undefined, name);
+  assert.equal(sourceText(decode(profile([["p;a", 1]])), "constructor"), undefined);
 });

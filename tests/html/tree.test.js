@@ -242,6 +242,8 @@ test("search by text and expression, and the share that it matches", () => {
   assert.equal(found("Alpha"), 7);
   assert.equal(found("/^(alpha|k)/"), 15);
   assert.equal(found("/^beta$"), 7);
+  // What stands on another match is counted once.
+  assert.equal(found("/alpha|beta/"), 7);
   assert.equal(found("lib:y.so"), 7);
   assert.equal(found("kind:kernel"), 8);
   assert.equal(found("/(/"), "error");
