@@ -228,6 +228,13 @@ def cpu_s(pid):
     return sum(int(path.read_text().split()[0]) for path in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 
+def wait_for_work(pid, seconds):
+    """Until a process has used so much more CPU time."""
+    least = cpu_s(pid) + seconds
+    while cpu_s(pid) < least:
+        time.sleep(0.01)
+
+
 def waits(source):
     for loops in (0, 2):
         with busy(loops):
@@ -279,14 +286,16 @@ def hotplug(source):
         with tempfile.TemporaryDirectory() as directory:
             directory = pathlib.Path(directory)
             recorder = subprocess.Popen(profiler(directory, "--source", source, "--pid", str(target.pid)))
-            time.sleep(1)
+            while not is_attached(recorder, target.pid):
+                time.sleep(0.01)
+            wait_for_work(target.pid, 0.3)
             try:
                 online.write_text("0")
-                time.sleep(0.5)
+                wait_for_work(target.pid, 0.1)
             finally:
                 online.write_text("1")
             subprocess.run(["taskset", "-p", "2", str(target.pid)], check=True, stdout=subprocess.DEVNULL)
-            time.sleep(3)
+            wait_for_work(target.pid, 2.5)
             recorder.send_signal(signal.SIGINT)
             recorder.wait()
             r = Recorded(directory, [])
@@ -315,9 +324,11 @@ def boards(source):
         if tuple(map(int, re.search(r"version (\d+)\.(\d+)", version).groups())) < (8, 2):
             quiet[2:4] = ["-audiodev", "none,id=none"]
         qemu = subprocess.Popen(["qemu-system-arm", "-M", machine, "-icount", "shift=2", *quiet, "-gdb", f"tcp:127.0.0.1:{port}",
-                                 "-kernel", elf], stdin=subprocess.DEVNULL)
+                                 "-kernel", elf], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            time.sleep(1)
+            listens = f":{port:04X} 00000000:0000 0A"
+            while listens not in pathlib.Path("/proc/net/tcp").read_text():
+                time.sleep(0.01)
             with tempfile.TemporaryDirectory() as directory:
                 directory = pathlib.Path(directory)
                 options = ["--gdb", f"127.0.0.1:{port}", "--exec", elf, "-d", "5", "--max-stop", "50", "--hz", "200"]
