@@ -107,7 +107,7 @@ fn is_of_the_load(names: &[&str]) -> bool {
 fn check_board(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     let Some(elf) = firmware(board_name, compiler, flags) else { return };
     let Some(stub) = board(machine, &elf) else { return };
-    let options = [&["--exec", elf.to_str().unwrap(), "--duration", "0.6"], OFTEN].concat();
+    let options = [&["--exec", elf.to_str().unwrap(), "--duration", "0.4"], OFTEN].concat();
     let recorded = || {
         let recorded = record(&stub.place, &options);
         recorded.check(recorded.is_empty() || recorded.stats["arch"] == "arm", "another processor");
@@ -219,7 +219,7 @@ fn check_aarch64() {
     let Some(stub) = board_of("qemu-system-aarch64", &["-M", "virt", "-cpu", "cortex-a57"], &busy) else {
         return;
     };
-    let options = [&["--exec", busy.to_str().unwrap(), "--duration", "0.6"][..], OFTEN].concat();
+    let options = [&["--exec", busy.to_str().unwrap(), "--duration", "0.4"][..], OFTEN].concat();
     let recorded = || {
         let recorded = record(&stub.place, &options);
         recorded.check_none("complete, but wrong", |stack| {
@@ -312,7 +312,7 @@ fn dumped_stacks(text: &str) -> BTreeMap<String, (Vec<String>, bool)> {
 fn check_tasks(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     let Some(elf) = firmware(board_name, compiler, flags) else { return };
     let Some(stub) = board(machine, &elf) else { return };
-    let options = [&["--exec", elf.to_str().unwrap(), "--duration", "0.6", "--threads"], OFTEN].concat();
+    let options = [&["--exec", elf.to_str().unwrap(), "--duration", "0.4", "--threads"], OFTEN].concat();
     let task_of = |stack: &Stack| stack.frames[1].rsplit_once(" (").map(|(name, _)| name.to_owned());
     let recorded = || {
         let recorded = record(&stub.place, &options);

@@ -43,6 +43,9 @@ fn samples_and_losses_are_the_cpu_time_of_the_process() {
             target.tell("enough");
             let said = target.done();
             let recorded = running.interrupt();
+            if recorded.is_empty() {
+                return recorded;
+            }
             check_clock(&recorded, process_s(&said), cpu_time(target.pid()));
             // The first thread only waits: stops find it, samples may not.
             let seen = recorded.figure("threads_seen");
@@ -99,12 +102,16 @@ const BY_OTHERS: &str = "used by threads that could not be sampled";
 fn threads_that_cannot_be_traced_and_late_names_are_recorded() {
     let names: BTreeSet<String> = ["named", "reader", "parser", "writer"].map(str::to_owned).into();
     for source in sources() {
-        let mut target = Fixture::start("untraced", ["3", "80"]);
-        target.line("ready");
-        let running = attach(target.pid(), &["--source", source]);
-        target.go();
-        let work_s = process_s(&target.done());
-        let recorded = running.interrupt();
+        let work_s = std::cell::Cell::new(0.0);
+        let untraced = || {
+            let mut target = Fixture::start("untraced", ["3", "80"]);
+            target.line("ready");
+            let running = attach(target.pid(), &["--source", source]);
+            target.go();
+            work_s.set(process_s(&target.done()));
+            running.interrupt()
+        };
+        let (recorded, work_s) = (record_until("the first thread", untraced, |_| true), work_s.get());
         check_clock(&recorded, work_s, None);
         let by_others = recorded.stats["samples_lost"][BY_OTHERS].as_f64().unwrap_or(0.0) / 997.0;
         // Three of four parts of 80 ms.

@@ -55,11 +55,11 @@ fn waits_under_a_filter_end_as_always() {
     for how in WAITS {
         // They begin as the thread is stopped. Those of whole milliseconds are no shorter.
         let us = if matches!(how, "poll" | "epoll") { "1000" } else { "50" };
-        run(&[how, "200", us, "kill"], &OFTEN);
+        run(&[how, "100", us, "kill"], &OFTEN);
         // A wait that began anew at each signal would never end: one that the program ignores.
         run(&[how, "2", "20000", "kill", "12", "2000"], &OFTEN);
         // Recorded without a stop.
-        run(&[how, "2", "20000", "kill", "12", "2000"], &IDLE);
+        run(&[how, "1", "20000", "kill", "12", "2000"], &IDLE);
     }
     // One that is ignored by default, and one that otherwise ends a stop by job control.
     for signal in ["28", "18"] {

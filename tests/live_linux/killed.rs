@@ -92,7 +92,9 @@ fn ending_signals_write_the_outputs_and_let_the_target_go() {
         return;
     }
     for source in sources() {
-        for (name, number) in [("INT", 2), ("TERM", 15), ("HUP", 1)] {
+        const ENDING: [(&str, i32); 3] = [("INT", 2), ("TERM", 15), ("HUP", 1)];
+        // How a signal is taken is the same for all sources; how a target is let go is each one's own.
+        for (name, number) in &ENDING[..if *source == "ptrace" { 3 } else { 1 }] {
             let mut target = Fixture::start("threads", ["1", "5", "told"]);
             target.line("ready");
             let pid = target.pid();
@@ -117,7 +119,7 @@ fn ending_signals_write_the_outputs_and_let_the_target_go() {
             kill(name, running.pid());
             let recorded = running.wait();
             let status = recorded.status;
-            assert_eq!(status.signal(), Some(number), "{source} SIG{name}: {status}");
+            assert_eq!(status.signal(), Some(*number), "{source} SIG{name}: {status}");
             recorded.check(recorded.svg.trim_end().ends_with("</svg>"), "the SVG is not whole");
 
             // The first one may have been all that was needed by the time of the second.
@@ -125,7 +127,7 @@ fn ending_signals_write_the_outputs_and_let_the_target_go() {
             kill(name, running.pid());
             kill(name, running.pid());
             let recorded = running.wait();
-            let ended = recorded.status.success() || recorded.status.signal() == Some(number);
+            let ended = recorded.status.success() || recorded.status.signal() == Some(*number);
             recorded.check(ended, format!("neither done nor given up after two SIG{name}"));
             assert_untouched(pid, name);
             target.tell("enough");

@@ -172,7 +172,10 @@ fn check_tree(somebody: &Somebody, expected: &str) {
         target.go();
         target.done();
         let recorded = running.interrupt();
-        recorded.check(recorded.figure("processes_seen") == 2.0, "another number of processes");
+        recorded.check(
+            recorded.is_empty() || recorded.figure("processes_seen") == 2.0,
+            "another number of processes",
+        );
         (recorded, format!("tree ({child})"))
     };
     let child = std::cell::RefCell::new(String::new());

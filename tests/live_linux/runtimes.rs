@@ -106,7 +106,7 @@ fn complete_stacks_of_java_and_mono_lack_no_caller() {
             OsStr::new("-cp"),
             classes.path().as_os_str(),
         ];
-        arguments.extend(["Rounds", "700"].map(OsStr::new));
+        arguments.extend(["Rounds", "500"].map(OsStr::new));
         // The map has no names for what is interpreted: more of it where the compiler gets less of a CPU.
         let interpreted = |stack: &Stack| stack.frames.iter().any(|name| name.contains("Interpreter"));
         let recorded = || {

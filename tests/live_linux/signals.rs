@@ -37,7 +37,7 @@ fn programs_that_live_on_signals_get_them_as_they_were_sent() {
         return;
     }
     for options in OPTIONS {
-        let (status, said) = run(&["alarm", "0.3"], options, |_| {});
+        let (status, said) = run(&["alarm", "0.2"], options, |_| {});
         assert!(status.success(), "{status}");
         // While it has a CPU each millisecond brings one; those that come while it has to wait for a CPU are merged by
         // the kernel, with and without a profiler.
@@ -58,7 +58,7 @@ fn programs_that_live_on_signals_get_them_as_they_were_sent() {
             assert_eq!((status.success(), said), (true, expected), "{how}, {options:?}");
         }
         for (arguments, expected) in [
-            (["faults", "3000"], "faults 3000 at the right address 3000"),
+            (["faults", "1500"], "faults 1500 at the right address 1500"),
             (["children", "100"], "children 100 right 100 signals 100"),
         ] {
             let (status, said) = run(&arguments, options, |_| {});

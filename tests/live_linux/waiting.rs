@@ -20,9 +20,9 @@ fn no_wait_is_interrupted_by_a_stop() {
     // A tracer makes the kernel wake a call even for a signal that the process ignores. Its call is repaired unless
     // another thread of the process has taken the signal first: rare, and a known limit. On aarch64 it cannot be.
     let mut cases: Vec<(&[&str], &[&str], u64)> =
-        vec![(&["4000"], OFTEN, unseen_max()), (&["4000"], IDLE, unseen_max())];
+        vec![(&["3000"], OFTEN, unseen_max()), (&["3000"], IDLE, unseen_max())];
     if cfg!(not(target_arch = "aarch64")) {
-        cases.push((&["3000", "signal"], OFTEN, 2));
+        cases.push((&["2000", "signal"], OFTEN, 2));
     }
     for (arguments, options, interrupted_max) in cases {
         let mut target = Fixture::start("epoll", arguments);
@@ -37,7 +37,7 @@ fn no_wait_is_interrupted_by_a_stop() {
     }
     // Calls that stops interrupted are made again; those that a handler interrupted are not, whichever of
     // the two comes first.
-    const SIGNALS: u64 = 150;
+    const SIGNALS: u64 = 100;
     let mut target = Fixture::start("eintr", [SIGNALS.to_string()]);
     target.line("ready");
     let running = attach(target.pid(), IDLE);

@@ -21,6 +21,7 @@ use tempfile::TempDir;
 mod made;
 #[path = "programs.rs"]
 mod programs;
+#[cfg(target_arch = "x86_64")] // what its user is
 #[path = "random.rs"]
 mod random;
 #[path = "recorded.rs"]
@@ -32,6 +33,7 @@ mod rounds;
 
 pub(crate) use made::made;
 pub(crate) use programs::{copy_program, write_script};
+#[cfg(target_arch = "x86_64")]
 pub(crate) use random::Random;
 pub(crate) use recorded::{Recorded, Stack};
 pub(crate) use rights::{Somebody, is_root, live, sampled, sources};
