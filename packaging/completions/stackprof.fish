@@ -152,7 +152,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d '
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
 html\t''
 folded\t''
