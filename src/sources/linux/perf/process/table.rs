@@ -255,10 +255,7 @@ impl ProcessTable {
             }
             Event::Missed(reason) => ProcessEvent::Missed(reason),
             Event::ThreadExit => ProcessEvent::ThreadExit,
-            Event::Comm { name, exec } => match self.comm(id, name, exec) {
-                Some(event) => event,
-                None => return None,
-            },
+            Event::Comm { name, exec } => self.comm(id, name, exec)?,
             Event::Mmap(mapping) => {
                 entry.note_mapping(&mapping);
                 self.changes.push_back((id.time_ns, pid, MemoryChange::Mmap(mapping)));

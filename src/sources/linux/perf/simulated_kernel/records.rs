@@ -45,7 +45,7 @@ pub(super) fn sample(id: Id, period_ns: u64, stack: &[u64]) -> Vec<u8> {
     identity(&mut body, id);
     // No frames in the kernel, registers of 64 bits.
     words(&mut body, &[period_ns, 0, 2]);
-    words(&mut body, &vec![0x40_0000; registers::COUNT]);
+    words(&mut body, &[0x40_0000; registers::COUNT]);
     words(&mut body, &[stack.len() as u64 * 8]);
     words(&mut body, stack);
     words(&mut body, &[stack.len() as u64 * 8]);

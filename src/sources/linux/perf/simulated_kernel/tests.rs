@@ -1,8 +1,5 @@
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../../../tests/support/rounds.rs"]
-mod rounds;
-
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -22,11 +19,11 @@ use super::super::waits::recorder::WaitRecorder;
 use super::kernel::{Faults, Kernel, Setup};
 use super::system::Machine;
 use crate::rng::Rng;
+use crate::rng::rounds::{as_usual, seeds};
 use crate::sources::linux::attach;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::pushed::{Record, What};
 use crate::sources::{Chosen, Process, ThreadId};
-use rounds::{as_usual, seeds};
 
 const PERIOD_NS: u64 = 1_000_000;
 /// The rings are read to here when a batch is flushed.
