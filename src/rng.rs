@@ -56,6 +56,11 @@ impl Rng {
     }
 }
 
+/// Which seeds tests run, shared with those of tests/.
+#[cfg(test)]
+#[path = "../tests/support/rounds.rs"]
+pub(crate) mod rounds;
+
 #[cfg(test)]
 mod tests {
     use super::*;

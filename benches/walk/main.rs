@@ -116,7 +116,8 @@ mod linux {
                 max_depth: 1024,
                 ..Input::new(StackBytes { base: stack.base, bytes: &stack.bytes }, &self.code)
             };
-            let walked = walk::unwind(how, &stack.registers, &input, &mut self.unwinder, &mut self.frames);
+            let walked = walk::unwind(how, &stack.registers, &input, &mut self.unwinder, &mut self.frames)
+                .expect("all code is in images");
             self.ended = Some(walked.ended);
             black_box(if walked.ended == StackEnd::Root { self.frames.addresses.len() } else { 0 })
         }

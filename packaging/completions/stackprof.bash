@@ -183,7 +183,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -230,7 +230,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__demo)
-            opts="-F -d -o -q -v -h -V --hz --duration --idle --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
+            opts="-F -q -v -h -V -o -d --hz --idle --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --output --duration"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -244,20 +244,6 @@ _stackprof() {
                     return 0
                     ;;
                 -F)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                --duration)
-                    COMPREPLY=("${cur}")
-                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
-                        compopt -o nospace
-                    fi
-                    return 0
-                    ;;
-                -d)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
@@ -286,16 +272,8 @@ _stackprof() {
                     fi
                     return 0
                     ;;
-                --output)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
-                -o)
-                    COMPREPLY=($(compgen -f "${cur}"))
-                    return 0
-                    ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -318,6 +296,28 @@ _stackprof() {
                     ;;
                 --colors)
                     COMPREPLY=($(compgen -W "hot blue-orange" -- "${cur}"))
+                    return 0
+                    ;;
+                --output)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -o)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --duration)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -d)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 *)
@@ -740,7 +740,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -788,7 +788,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
                 --top)

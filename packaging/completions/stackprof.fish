@@ -46,8 +46,9 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l source -d 'Linux: s
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
-complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'Format of outputs whose extension is none of these: svg, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+html\t''
 folded\t''
 pprof\t''
 speedscope\t''
@@ -106,8 +107,9 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source -d
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'Format of outputs whose extension is none of these: svg, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+html\t''
 folded\t''
 pprof\t''
 speedscope\t''
@@ -139,7 +141,6 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l children 
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
 fp\t''
@@ -151,8 +152,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d '
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'Format of outputs whose extension is none of these: svg, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+html\t''
 folded\t''
 pprof\t''
 speedscope\t''
@@ -162,6 +163,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'H
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-demo.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: 3]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 'One subtree per thread instead of one for all'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
@@ -192,8 +195,9 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l lines -d 'F
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l format -d 'Format of outputs whose extension is none of these: svg, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+html\t''
 folded\t''
 pprof\t''
 speedscope\t''
@@ -216,7 +220,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l strict -d
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s q -l quiet -d 'Print errors only: no progress line, summary or report'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s o -l output -d 'Write the comparison here; may be given more than once. The extension tells the form: .svg differential flame graph, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s o -l output -d 'Write the comparison here; may be given more than once. The extension tells the form: .svg differential flame graph, .html page with both profiles, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l top -d 'Functions shown [default: 20]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l title -d 'Heading of the flame graph' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f

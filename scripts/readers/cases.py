@@ -333,6 +333,48 @@ def flamegraph_cases(_folder):
             self_of_folded(run("perl", f"{flamegraph}/stackcollapse-perf.pl", str(path))), "", path, None)
 
 
+def inferno_data():
+    """Inputs and results of inferno's own tests (INFERNO is a checkout)."""
+    data = pathlib.Path(os.environ.get("INFERNO", "/nowhere")) / "tests/data"
+    if not data.is_dir():
+        raise Skip("no checkout of inferno (INFERNO)")
+    return data
+
+
+def inferno_perf_cases(_folder):
+    """perf script text of inferno's tests; the owner is what inferno-collapse-perf makes of it there."""
+    try:
+        data = inferno_data() / "collapse-perf"
+    except Skip as why:
+        def skipped(why=why):
+            raise why
+        yield "inferno's tests", skipped
+        return
+    for result in sorted(data.glob("results/*-collapsed.txt")):
+        path = data / f"{result.stem.removesuffix('-collapsed')}.txt"
+        if path.exists():
+            yield f"inferno's {path.stem}", lambda path=path, result=result: (
+                self_of_folded(result.read_text()), "", path, None)
+
+
+def inferno_folded_cases(_folder):
+    """Folded text that inferno makes of DTrace, sample, VTune, xctrace and others, or draws; the owner's figures are
+    sums of its lines."""
+    try:
+        data = inferno_data()
+    except Skip as why:
+        def skipped(why=why):
+            raise why
+        yield "inferno's tests", skipped
+        return
+    for path in sorted([*data.glob("collapse-*/results/*"), *data.glob("flamegraph/*/*.txt")]):
+        text = path.read_text()
+        # The palette and attributes of names are no stacks, as little as lines that inferno refuses.
+        if path.suffix in (".txt", ".folded") and self_of_folded(text) and "\t" not in text:
+            yield f"inferno's {path.relative_to(data)}", lambda path=path, text=text: (
+                self_of_folded(text), "", path, None)
+
+
 def load(cli, path, environment):
     """Starts profiler-cli's daemon, which is not awaited by itself on a busy machine."""
     # Of a run that was cut off.
@@ -433,10 +475,10 @@ def output_cases(folder):
 
 
 CASES = {
-    "perf script": [perf_cases, flamegraph_cases],
+    "perf script": [perf_cases, flamegraph_cases, inferno_perf_cases],
     "pprof": [pprof_cases],
     "speedscope": [speedscope_cases],
     "firefox": [firefox_cases],
-    "folded": [folded_cases],
+    "folded": [folded_cases, inferno_folded_cases],
     "outputs": [output_cases],
 }

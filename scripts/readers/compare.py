@@ -23,7 +23,7 @@ def clean(name):
     # stackcollapse-perf.pl leaves the signatures of Java's methods out.
     name = re.sub(r"^L(?=\w+/)", "", name) if "/" in name else name
     name = name.split("(")[0] if "/" in name else name
-    return name.removesuffix("_[k]").removesuffix(" (inline)")
+    return name.removesuffix("_[k]").removesuffix("_[i]").removesuffix(" (inline)")
 
 
 def compare(owner, mine):

@@ -238,7 +238,8 @@ fn stray_words(words: &[OsString]) -> Error {
     if first.parse::<u32>().is_ok() {
         return usage(format!("to attach to process {first}: stackprof --pid {first}"));
     }
-    if matches!(Format::from_path(Path::new(&words[0])), Ok(Some(format)) if format != Format::Svg) {
+    if matches!(Format::from_path(Path::new(&words[0])), Ok(Some(format)) if !matches!(format, Format::Svg | Format::Html))
+    {
         return usage(format!("to read a saved profile: stackprof render {first} -o FILE"));
     }
     let command: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();

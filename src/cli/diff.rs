@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{self, Compared, Graph};
 use crate::profile::Saved;
 use crate::profile::formats::detect::Strictness;
+use crate::profile::formats::html;
 use crate::sources::Role;
 
 /// Reads, compares, writes and prints.
@@ -31,8 +32,8 @@ pub fn run(diff: &Diff) -> Result<()> {
     let mut stacks = Stacks::new(diff.matching);
     let [base, new] = read_both(&diff.base, &diff.new, saved_files::strictness(diff.strict))?;
     // Programs of different names are compared as one: only the paths below matter.
-    let process = add(&mut stacks, base, None)?;
-    add(&mut stacks, new, process.as_deref())?;
+    let process = add(&mut stacks, &base, None)?;
+    let process = add(&mut stacks, &new, process.as_deref())?;
     let comparison = Comparison::of(&stacks, diff.wish)
         .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
     system::restrict(Role::Writing);
@@ -47,6 +48,10 @@ pub fn run(diff: &Diff) -> Result<()> {
                 write_to(&files, &output.to, &mut |out| folded::write(&stacks, &comparison, out))?;
             }
             ReportFormat::Svg => picture(&files, diff, &stacks, &comparison, &output.to)?,
+            ReportFormat::Html => {
+                let page = page(diff, &stacks, &comparison, [&base.1, &new.1], process.as_deref())?;
+                write_to(&files, &output.to, &mut |out| page.write(out))?;
+            }
         }
     }
     let on_stdout = diff.outputs.iter().any(|output| output.to == Destination::Stdout);
@@ -72,7 +77,11 @@ fn read_both(base: &Path, new: &Path, strictness: Strictness) -> Result<[(String
 
 /// Adds a profile and returns the name under which the other side's process is to appear: the
 /// only one there is, or none if there are several to be told apart.
-fn add(stacks: &mut Stacks, (name, saved): (String, Saved), process: Option<&str>) -> Result<Option<String>> {
+fn add(
+    stacks: &mut Stacks,
+    (name, saved): &(String, Saved),
+    process: Option<&str>,
+) -> Result<Option<String>> {
     let processes = saved.processes();
     let only = match processes.as_slice() {
         [only] => Some((*only).to_owned()),
@@ -80,9 +89,45 @@ fn add(stacks: &mut Stacks, (name, saved): (String, Saved), process: Option<&str
     };
     let process = process.filter(|_| only.is_some());
     stacks
-        .add(&name, &saved, process)
+        .add(name, saved, process)
         .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")).caused_by(full))?;
-    Ok(only)
+    Ok(process.map(str::to_owned).or(only))
+}
+
+/// The page of both profiles; functions are matched as in the other reports.
+fn page(
+    diff: &Diff,
+    stacks: &Stacks,
+    comparison: &Comparison,
+    saved: [&Saved; 2],
+    process: Option<&str>,
+) -> Result<html::Page> {
+    let name = |name: &str| stacks.matched_name(name);
+    let is_one = |saved: &Saved| saved.processes().len() == 1;
+    let matching = |of: &Saved| html::Matching {
+        name: &name,
+        process: process.filter(|_| is_one(of) && saved.iter().all(|saved| is_one(saved))),
+        inlines: diff.matching.inlines,
+        waiting: diff.matching.waiting,
+    };
+    let compare = html::Compare {
+        measure: match comparison.measure {
+            Measure::Share => html::Measure::Shares,
+            Measure::Seconds => html::Measure::Seconds,
+            Measure::Samples => html::Measure::Samples,
+        },
+        scales: comparison.scales(),
+        words: format!("{}, by {}", headline(comparison), measure_words(comparison)),
+    };
+    let [base, new] = saved;
+    let sides = [
+        (comparison.base.source.as_str(), base, matching(base)),
+        (comparison.new.source.as_str(), new, matching(new)),
+    ];
+    let title =
+        diff.title.clone().unwrap_or(format!("{} → {}", comparison.base.source, comparison.new.source));
+    html::Page::compared(sides, &title, compare)
+        .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))
 }
 
 fn picture(

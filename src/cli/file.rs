@@ -9,6 +9,7 @@
 mod refusal;
 #[cfg(test)]
 mod tests;
+mod writable;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -17,10 +18,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::output::{
-    Caller, Goal, Place, Resolved, Status, Trust, Unfinished, make_directories, resolve,
+    Caller, Goal, Place, Resolved, Trust, Unfinished, make_directories, open_file, resolve,
 };
 use crate::sources::signals;
 use refusal::{Problem, with_next_step};
+use writable::{
+    check_direct, check_open_file, check_place, check_room, is_direct, is_of_kernel, open_to_append,
+};
 
 /// The output files of a run: those that were checked stay open until they are written.
 #[derive(Debug, Default)]
@@ -36,6 +40,8 @@ enum Checked {
     Descriptor(File),
     /// A name in an open directory.
     Place { place: Place, rights: Rights },
+    /// The name of a file that is made to be appended to.
+    Append { place: Place, rights: Rights },
 }
 
 impl Checked {
@@ -95,20 +101,31 @@ impl OutputFiles {
         Ok(())
     }
 
-    /// Opens a regular file to append to, which [`OutputFiles::write`] then does; makes it if there is
-    /// none. Tells whether it is empty.
+    /// Opens a regular file to append to, which [`OutputFiles::write`] then does; one that does not exist is
+    /// made by that. Tells whether it is empty.
     ///
     /// # Errors
     /// [`ErrorKind::Output`] naming the path and what stands in the way.
     pub fn check_append(&self, path: &Path) -> Result<bool> {
         let opened = self.as_anyone(|trust| match resolve(path, Goal::File, trust) {
-            Ok(Resolved::Place(place)) => self.check_own(&place).and_then(|()| open_to_append(&place)),
+            Ok(Resolved::Place(place)) => {
+                self.check_own(&place)?;
+                match place.existing()? {
+                    Some(_) => Ok(Ok(open_to_append(&place)?)),
+                    None => check_room(&place).map(|()| Err(place)),
+                }
+            }
             Ok(Resolved::Descriptor(_)) => Err(Problem::not_regular()),
             Err(refusal) => Err(Problem::of_path(path, refusal)),
         });
-        let (_, file) = opened.map_err(|problem| problem.of(path))?;
-        let is_empty = file.metadata().is_ok_and(|metadata| metadata.len() == 0);
-        self.checked().push((path.to_owned(), Checked::Descriptor(file)));
+        let (rights, opened) = opened.map_err(|problem| problem.of(path))?;
+        let (is_empty, checked) = match opened {
+            Ok(file) => {
+                (file.metadata().is_ok_and(|metadata| metadata.len() == 0), Checked::Descriptor(file))
+            }
+            Err(place) => (true, Checked::Append { place, rights }),
+        };
+        self.checked().push((path.to_owned(), checked));
         Ok(is_empty)
     }
 
@@ -130,7 +147,7 @@ impl OutputFiles {
     pub fn are_callers(&self) -> bool {
         self.checked().iter().all(|(_, checked)| match checked {
             Checked::Descriptor(_) => true,
-            Checked::Place { rights, .. } => *rights == Rights::Caller,
+            Checked::Place { rights, .. } | Checked::Append { rights, .. } => *rights == Rights::Caller,
         })
     }
 
@@ -157,6 +174,27 @@ impl OutputFiles {
                     .map_err(|problem| problem.of(path))
             }
         }
+    }
+
+    /// Finds out whether a directory can be made, or whether files can be made in one that exists. Leaves
+    /// nothing behind.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Output`] naming the path and what stands in the way.
+    pub fn check_directory(&self, path: &Path) -> Result<()> {
+        let existing = path.ancestors().find(|ancestor| {
+            let ancestor = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };
+            ancestor.symlink_metadata().is_ok()
+        });
+        // Any name: what is asked of is its directory.
+        let inside = existing.unwrap_or(Path::new("")).join("stackprof");
+        self.as_anyone(|trust| match resolve(&inside, Goal::Name, trust) {
+            Ok(Resolved::Place(place)) => check_room(&place),
+            Ok(Resolved::Descriptor(_)) => Err(Problem::of_kernel()),
+            Err(refusal) => Err(Problem::of_path(&inside, refusal)),
+        })
+        .map(drop)
+        .map_err(|problem| problem.of(path))
     }
 
     /// Makes a directory and those above it that are missing.
@@ -197,7 +235,11 @@ impl OutputFiles {
         });
         match prepared {
             Ok((rights, Ok(place))) => Ok(Checked::Place { place, rights }),
-            Ok((_, Err(descriptor))) => Ok(Checked::Descriptor(descriptor.into())),
+            Ok((_, Err(descriptor))) => {
+                let file = File::from(descriptor);
+                check_open_file(&file).map_err(|problem| problem.of(path))?;
+                Ok(Checked::Descriptor(file))
+            }
             Err(problem) => Err(problem.of(path)),
         }
     }
@@ -205,12 +247,17 @@ impl OutputFiles {
     fn begin(&self, path: &Path, checked: Checked) -> Result<(Option<Place>, Rights, Begun)> {
         let (place, rights) = match checked {
             Checked::Descriptor(file) => return Ok((None, Rights::Own, Begun::Direct(file))),
+            Checked::Append { place, rights } => {
+                let opened =
+                    self.act(rights, || open_to_append(&place)).map_err(|problem| problem.of(path))?;
+                return Ok((None, rights, Begun::Direct(opened)));
+            }
             Checked::Place { place, rights } => (place, rights),
         };
         // A directory that was removed takes no name any more; there may be another one in its place.
         let (place, rights) = match place.directory() {
             Ok(directory) if directory.links == 0 => match self.prepare(path)? {
-                Checked::Place { place, rights } => (place, rights),
+                Checked::Place { place, rights } | Checked::Append { place, rights } => (place, rights),
                 Checked::Descriptor(file) => return Ok((None, Rights::Own, Begun::Direct(file))),
             },
             _ => (place, rights),
@@ -251,62 +298,15 @@ impl OutputFiles {
     }
 }
 
-/// Opens a regular file, which no other user has put in the way, to append to.
-fn open_to_append(place: &Place) -> std::result::Result<File, Problem> {
-    if place.is_proc() {
-        return Err(Problem::not_regular());
-    }
-    // A device or pipe is not even opened.
-    match place.existing()? {
-        Some(existing) if !existing.is_regular() => return Err(Problem::not_regular()),
-        _ => {}
-    }
-    let (file, opened) = place.append()?;
-    if !opened.is_regular() {
-        return Err(Problem::not_regular());
-    }
-    if Place::is_trusted(&place.directory()?, &opened) { Ok(file) } else { Err(Problem::foreign(opened.uid)) }
-}
-
-/// Whether something can be written there.
-fn check_place(place: &Place) -> std::result::Result<(), Problem> {
-    if place.is_proc() {
-        return Ok(());
-    }
-    let (directory, existing) = (place.directory()?, place.existing()?);
-    match &existing {
-        // Opening a FIFO would wait for its reader.
-        Some(existing) if is_direct(existing) => return check_direct(&directory, existing),
-        // Renaming over a file asks nobody whether that file may be written; opening does.
-        Some(existing) if existing.is_regular() => {
-            place.ask()?;
-            if !Place::may_replace(&directory, existing) {
-                return Err(Problem::sticky(existing.uid));
-            }
-        }
-        _ => {}
-    }
-    place.create().map(drop).map_err(Problem::in_directory)
-}
-
-/// Whether what exists is written to instead of being replaced.
-fn is_direct(existing: &Status) -> bool {
-    !(existing.is_regular() || existing.is_link() || existing.is_directory())
-}
-
-fn check_direct(directory: &Status, existing: &Status) -> std::result::Result<(), Problem> {
-    if existing.is_block_device() {
-        return Err(Problem::new("it is a disk; name a file"));
-    }
-    if Place::is_trusted(directory, existing) { Ok(()) } else { Err(Problem::planted(existing.uid)) }
-}
-
 /// Opens what the content goes to, as it is now.
 fn begin(place: &Place) -> std::result::Result<Begun, Problem> {
-    if place.is_proc()
-        && let Some((file, _)) = signals::await_reader(|| place.open())?
-    {
-        return Ok(Begun::Direct(file));
+    if place.is_proc() {
+        if is_of_kernel(place)? {
+            return Err(Problem::of_kernel());
+        }
+        if let Some((file, _)) = signals::await_reader(|| place.open())? {
+            return Ok(Begun::Direct(file));
+        }
     }
     if let Some(existing) = place.existing()?.filter(is_direct) {
         check_direct(&place.directory()?, &existing)?;
@@ -320,6 +320,18 @@ fn begin(place: &Place) -> std::result::Result<Begun, Problem> {
     }
     place.create().map(Begun::Whole).map_err(Problem::in_directory)
 }
+
+/// Finds out before a recording whether standard output can be written after it.
+///
+/// # Errors
+/// [`ErrorKind::Output`]: it is open for reading alone, or full.
+pub fn check_stdout() -> Result<()> {
+    let checked = open_file(STDOUT).map_err(Problem::from).and_then(|file| check_open_file(&file.into()));
+    checked.map_err(|problem| problem.of_stream("standard output"))
+}
+
+/// Its descriptor.
+const STDOUT: i32 = 1;
 
 /// Writes to an open stream (standard output) through `content`; `name` is for errors.
 /// A reader that has gone is not an error.

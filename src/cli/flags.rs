@@ -100,7 +100,13 @@ Examples:
     max_term_width = 80,
     disable_help_flag = true,
     disable_version_flag = true,
-    args_override_self = true
+    args_override_self = true,
+    mut_arg("output", |arg| arg.help(
+        "Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt \
+         .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: \
+         stackprof-demo.svg]"
+    )),
+    mut_arg("duration", |arg| arg.help("Stop after this many seconds (0.5 works) [default: 3]"))
 )]
 pub(super) struct DemoFlags {
     #[command(flatten)]
@@ -277,13 +283,13 @@ pub(super) struct RecordingFlags {
     pub(super) seed: Option<OsString>,
 
     /// Write the profile here; may be given more than once. The extension tells
-    /// the format (.svg .folded .txt .pb.gz .pprof .speedscope.json
+    /// the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json
     /// .firefox.json), - is folded stacks on standard output
     /// [default: stackprof-NAME-PID.svg]
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     pub(super) output: Vec<PathBuf>,
-    /// Format of outputs whose extension is none of these: svg, folded, pprof,
-    /// speedscope or firefox
+    /// Format of outputs whose extension is none of these: svg, html, folded,
+    /// pprof, speedscope or firefox
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     pub(super) format: Option<OsString>,
     /// Write the numbers of the closing summary as JSON

@@ -11,6 +11,8 @@ pub enum Format {
     Svg,
     /// Folded stacks: `process;frame;frame COUNT`.
     Folded,
+    /// One HTML page with flame graph, table, callers, time.
+    Html,
     /// pprof, gzipped.
     Pprof,
     /// speedscope's JSON.
@@ -21,12 +23,13 @@ pub enum Format {
 
 /// Extensions and the format each one stands for. The longest match counts, so that
 /// `.speedscope.json` is not `.json`.
-const EXTENSIONS: [(&str, &str); 8] = [
+const EXTENSIONS: [(&str, &str); 9] = [
     (".speedscope.json", "speedscope"),
     (".firefox.json", "firefox"),
     (".pb.gz", "pprof"),
     (".pprof", "pprof"),
     (".folded", "folded"),
+    (".html", "html"),
     (".json", "json"),
     (".svg", "svg"),
     (".txt", "folded"),
@@ -37,14 +40,15 @@ const RESERVED: &str = "json";
 
 impl Format {
     /// Every format, in the order in which people are told of them.
-    pub const ALL: [Format; 5] =
-        [Format::Svg, Format::Folded, Format::Pprof, Format::Speedscope, Format::Firefox];
+    pub const ALL: [Format; 6] =
+        [Format::Svg, Format::Html, Format::Folded, Format::Pprof, Format::Speedscope, Format::Firefox];
 
     /// The name that `--format` takes.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Format::Svg => "svg",
+            Format::Html => "html",
             Format::Folded => "folded",
             Format::Pprof => "pprof",
             Format::Speedscope => "speedscope",
@@ -57,6 +61,7 @@ impl Format {
     pub fn extension(self) -> &'static str {
         match self {
             Format::Svg => "svg",
+            Format::Html => "html",
             Format::Folded => "folded",
             Format::Pprof => "pb.gz",
             Format::Speedscope => "speedscope.json",
@@ -102,6 +107,7 @@ mod tests {
         let format = |path: &str| Format::from_path(Path::new(path)).expect("a format of this version");
         assert_eq!(format("a.svg"), Some(Format::Svg));
         assert_eq!(format("dir.svg/A.SVG"), Some(Format::Svg));
+        assert_eq!(format("a.html"), Some(Format::Html));
         assert_eq!(format("a.folded"), Some(Format::Folded));
         assert_eq!(format("a.b.txt"), Some(Format::Folded));
         assert_eq!(format("a.pb.gz"), Some(Format::Pprof));
@@ -124,7 +130,7 @@ mod tests {
 
     #[test]
     fn other_formats_are_refused_by_name() {
-        const NAMES: &str = "svg, folded, pprof, speedscope, firefox";
+        const NAMES: &str = "svg, html, folded, pprof, speedscope, firefox";
         let error = Format::from_path(Path::new("a.json")).expect_err("not in this version");
         assert_eq!(error.to_string(), format!("format `json` is not in this version; one of {NAMES}"));
         assert_eq!(error.kind(), ErrorKind::Usage);

@@ -46,6 +46,7 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
     let summary = step_summary(&outputs, asked, base.iter().chain(&new))?;
     if let Some(directory) = &asked.update_baseline {
         check_baseline(directory)?;
+        outputs.check_directory(directory)?;
     }
     match &asked.update_baseline {
         None => system::restrict_to_naming(&outputs),

@@ -11,7 +11,7 @@ use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph;
 use crate::flamegraph::Graph;
-use crate::profile::formats::{firefox, folded, pprof, speedscope};
+use crate::profile::formats::{firefox, folded, html, pprof, speedscope};
 use crate::profile::{ByName, CallTree, Direction, Full, Saved};
 
 /// How the profile is to be shown where a form leaves a choice.
@@ -21,6 +21,8 @@ pub(super) struct Shown {
     pub(super) graph: Graph,
     /// The user's own heading, for forms that have a place for it.
     pub(super) title: Option<String>,
+    /// How the stacks were sampled, for forms that have a place for it.
+    pub(super) source: Option<String>,
     /// `function (file:line)`.
     pub(super) lines: bool,
     /// Pictures begin with the functions that work: what stands on them are their callers.
@@ -70,6 +72,11 @@ pub(super) fn write(files: &OutputFiles, saved: &Saved, outputs: &[Output], show
                 let nodes: Vec<flamegraph::Frame<'_>> = tree.nodes().iter().map(node).collect();
                 let total = saved.total();
                 write_to(files, &output.to, &mut |out| flamegraph::write(&shown.graph, &nodes, total, out))?;
+            }
+            Format::Html => {
+                let page =
+                    html::Page::of(saved, &shown.graph.title, shown.source.as_deref()).map_err(too_large)?;
+                write_to(files, &output.to, &mut |out| page.write(out))?;
             }
             Format::Pprof => write_to(files, &output.to, &mut |out| pprof::write::write(saved, out))?,
             Format::Speedscope => {

@@ -163,7 +163,7 @@ fn sampling_options(asked: &Recording, launched: bool) -> sampler::Options {
 
 /// Whether a form has a place for lines, which others need not pay for.
 fn keeps_lines(output: &Output) -> bool {
-    matches!(output.format, Format::Pprof | Format::Speedscope)
+    matches!(output.format, Format::Pprof | Format::Speedscope | Format::Html)
 }
 
 /// What the outputs show.
@@ -173,7 +173,7 @@ fn shown(asked: &Recording, profile: &Profile) -> Shown {
         process: &profile.process.name,
         pid: Some(profile.process.pid).filter(|pid| *pid > 0),
         hz_requested: Some(profile.hz),
-        ticks: Some(stats.ticks),
+        ticks: stats.achieved_hz().map(|_| stats.ticks),
         duration_ns: Some(stats.duration_ns),
         counted: &text::plural(stats.samples, "sample"),
         lost: stats.samples_lost.values().sum(),
@@ -189,5 +189,11 @@ fn shown(asked: &Recording, profile: &Profile) -> Shown {
         dark: asked.dark,
         inverted: asked.inverted,
     };
-    Shown { graph, title: asked.title.clone(), lines: asked.naming.lines, reverse: asked.reverse }
+    Shown {
+        graph,
+        title: asked.title.clone(),
+        source: summary::source(&profile.process),
+        lines: asked.naming.lines,
+        reverse: asked.reverse,
+    }
 }

@@ -14,6 +14,7 @@ use crate::flamegraph::{Caption, Graph};
 use crate::profile::filter::{self, Filter, Left};
 use crate::profile::formats::detect::Strictness;
 use crate::profile::{Full, FunctionTable, Refused, Saved, SavedBuilder};
+use crate::recording::RATE_COUNT_MIN;
 use crate::sources::Role;
 
 /// Reads, merges, filters and writes.
@@ -38,6 +39,7 @@ pub fn run(render: &Render) -> Result<()> {
             inverted: render.inverted,
         },
         title: render.title.clone(),
+        source: None,
         lines: render.lines,
         reverse: render.reverse,
     };
@@ -171,7 +173,7 @@ fn headings(saved: &Saved, title: Option<&str>) -> (String, String) {
         process: &named(saved),
         pid: about.pid,
         hz_requested: about.hz,
-        ticks: about.ticks,
+        ticks: about.ticks.filter(|ticks| (*ticks).min(saved.total()) >= RATE_COUNT_MIN),
         duration_ns: about.duration_ns,
         counted: &counted(saved, saved.total()),
         lost: sum(&about.lost),

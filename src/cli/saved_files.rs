@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use super::args::Destination;
 use super::messages;
-use crate::cli::file::OutputFiles;
+use crate::cli::file::{OutputFiles, check_stdout};
 use crate::error::{Error, ErrorKind, Result};
 use crate::profile::Saved;
 use crate::profile::formats::detect::{self, Strictness};
@@ -51,7 +51,10 @@ pub(super) fn check_outputs<'a>(
 ) -> Result<()> {
     let inputs: Vec<PathBuf> = inputs.into_iter().map(|path| identity(path)).collect();
     for output in outputs {
-        let Destination::File(path) = output else { continue };
+        let Destination::File(path) = output else {
+            check_stdout()?;
+            continue;
+        };
         let identity = identity(path);
         // Devices and pipes are written to, not over.
         let is_replaced = fs::metadata(path).map_or(true, |metadata| metadata.is_file());

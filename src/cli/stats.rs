@@ -83,7 +83,7 @@ pub struct Memory {
 
 /// Ticks per second that happened; 0 for a recording without length.
 #[must_use]
-pub fn hz_achieved(stats: &Stats) -> f64 {
+fn hz_achieved(stats: &Stats) -> f64 {
     if stats.duration_ns == 0 { 0.0 } else { stats.ticks as f64 * 1e9 / stats.duration_ns as f64 }
 }
 

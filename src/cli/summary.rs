@@ -2,7 +2,7 @@
 //! Input: the profile's counters and the run's figures; output: text for standard error.
 //! Pure. Lines and categories that would say "none" are left out.
 
-use super::stats::{CommandState, RunFigures, frames_by_method, hz_achieved};
+use super::stats::{CommandState, RunFigures, frames_by_method};
 use super::text::{causes, duration, percent, plural};
 use crate::escape::escape_line;
 use crate::recording::Stats;
@@ -43,7 +43,10 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
 }
 
 fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
-    let mut rate = format!("{:.1} of {hz} Hz", hz_achieved(stats));
+    let mut rate = match stats.achieved_hz() {
+        Some(achieved) => format!("{achieved:.1} of {hz} Hz"),
+        None => format!("at {hz} Hz"),
+    };
     if stats.ticks_late > 0 {
         // A late tick of a source that pushes its samples is a sample all the same.
         let what = if stats.samples_pushed > 0 { "late" } else { "missed" };
@@ -181,7 +184,9 @@ fn pause(process: &Process, stats: &Stats) -> Option<String> {
     Some(line)
 }
 
-fn source(process: &Process) -> Option<String> {
+/// How the stacks were sampled, and why so.
+#[must_use]
+pub fn source(process: &Process) -> Option<String> {
     let Process { backend, backend_why, .. } = process;
     (!backend_why.is_empty()).then(|| format!("{backend}; {}", escape_line(backend_why)))
 }
@@ -291,6 +296,24 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_of_few_ticks_or_samples_is_chance() {
+        let headline = |ticks, samples_pushed| {
+            let stats = Stats { ticks, samples_pushed, ticks_late: 0, duration_ns: 100_000_000, ..stats() };
+            super::headline(&process(), 997, &stats)
+        };
+        for (ticks, pushed, expected) in [
+            (1, 1, "in 100 ms (at 997 Hz)"),
+            (99, 0, "in 100 ms (at 997 Hz)"),
+            (100, 0, "in 100 ms (1000.0 of 997 Hz)"),
+            (126, 99, "in 100 ms (at 997 Hz)"),
+            (100, 100, "in 100 ms (1000.0 of 997 Hz)"),
+        ] {
+            let headline = headline(ticks, pushed);
+            assert!(headline.ends_with(expected), "{headline}");
+        }
+    }
+
+    #[test]
     fn the_hottest_functions_come_first() {
         let figures = RunFigures { hottest: Some("41.2% a · 9.1% b".into()), ..figures() };
         let text = text(&process(), 997, &stats(), &figures, &[]);
@@ -375,7 +398,7 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz
             &figures,
             &[],
             "\
-stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (1000.0 of 997 Hz, 1 missed)
+stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (at 997 Hz, 1 missed)
   stacks    100% complete
   lost      1 sample: 1 thread ended
   names     100% of 1 address
@@ -391,7 +414,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (1000.0 of 997 Hz, 1 m
             &Stats::default(),
             &RunFigures::default(),
             &[],
-            "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns (0.0 of 997 Hz)\n",
+            "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns (at 997 Hz)\n",
         );
     }
 
@@ -414,7 +437,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (1000.0 of 997 Hz, 1 m
 
     #[test]
     fn a_command_that_runs_on_is_told_first() {
-        let head = "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns (0.0 of 997 Hz)\n";
+        let head = "stackprof: work (pid 4242): 0 samples of 0 threads in 0 ns (at 997 Hz)\n";
         for (command, status, expected) in [
             (
                 CommandState::Runs,

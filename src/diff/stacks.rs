@@ -264,6 +264,21 @@ impl Stacks {
         full.map(|()| names)
     }
 
+    /// The name by which a function of either profile is matched. It may change when a profile is added.
+    #[must_use]
+    pub fn matched_name(&self, name: &str) -> String {
+        let name = shown(name);
+        let is_nameless_of_one = match ModuleOffset::parse(&name) {
+            Some(ModuleOffset::Function { module, .. }) => self.builds.is_one(module),
+            _ => false,
+        };
+        if !self.matching.normalize || is_nameless_of_one {
+            name.into_owned()
+        } else {
+            normalize(&name).into_owned()
+        }
+    }
+
     fn root(&mut self, saved: &Saved, root: &StackRoot, process: Option<&str>) -> Result<Position, Full> {
         let name = process.unwrap_or_else(|| saved.text(root.process));
         let name = self.texts.intern(&shown(name))?;

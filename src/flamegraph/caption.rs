@@ -9,7 +9,7 @@ pub struct Caption<'a> {
     pub pid: Option<u32>,
     /// Ticks per second that were asked for.
     pub hz_requested: Option<u32>,
-    /// Ticks that happened.
+    /// Ticks that happened, where enough were counted for a rate.
     pub ticks: Option<u64>,
     /// Length of the recording, nanoseconds.
     pub duration_ns: Option<u64>,

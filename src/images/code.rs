@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::history::Images;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
-use crate::walk::Code;
+use crate::walk::{Code, FilePlace};
 
 /// The code of the known images, for the walker.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,14 @@ impl Code for ImageCode<'_> {
 
     fn code(&self, at: Avma) -> Option<&[u8]> {
         self.0.code(at)
+    }
+
+    fn file_place(&self, at: Avma) -> Option<FilePlace> {
+        let region = self.0.current().find(at.0).filter(|region| !region.is_registered)?;
+        // A file that holds no program may be memory that a JIT compiler writes to.
+        self.0.images.get(region.image as usize)?.object()?;
+        let mapped = Avma(region.start)..Avma(region.end);
+        Some(FilePlace { image: region.image, file_offset: region.file_offset, mapped })
     }
 
     fn row(&self, lookup: Avma) -> Option<AnyRow> {

@@ -11,6 +11,7 @@
 mod dependencies;
 mod glances;
 mod memory;
+mod requests;
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -18,6 +19,7 @@ use std::ops::Range;
 use dependencies::Dependencies;
 use glances::Glances;
 pub use memory::{CodeMemory, Read};
+use requests::{BLOCK_BYTES, Requests};
 
 use super::code::ImageCode;
 use super::history::Images;
@@ -25,16 +27,10 @@ use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 use crate::binary::v8;
 use crate::binary::{Mapping, MappingKind};
-use crate::walk::{Code, CodeTraits, Glance};
+use crate::walk::{Code, CodeTraits, FilePlace, Glance, NeedsBytes};
 
 /// How long what was learned of such code is relied on before its bytes are read again, nanoseconds.
 pub const KEPT_NS: u64 = 1_000_000_000;
-/// Bytes are read in blocks of this size, a power of two; more than a walker looks at from one
-/// address on (see [`Code::searched`]).
-const BLOCK_BYTES: u64 = 8 << 10;
-/// Most blocks that one walk reads, two at once, before it is made again: code of so many functions is
-/// on a deep stack.
-const BLOCKS_MAX: usize = 512;
 /// What reading a block or a few bytes costs, in instructions looked at.
 const BLOCK_COST: u64 = 100;
 const GLANCE_COST: u64 = 20;
@@ -57,21 +53,10 @@ pub struct JitCode {
     by_hotspot: bool,
     /// What was read for this walk; disjoint, none follows another.
     pieces: Vec<Piece>,
-    /// An address whose bytes are wanted.
-    wanted: Cell<Option<u64>>,
-    lacked: Cell<bool>,
-    /// Bytes were requested that are not read for this walk any more.
-    refused: Cell<bool>,
-    blocks: usize,
-    /// Instructions that may be looked at in this walk, and were.
-    budget: u64,
-    spent: Cell<u64>,
-    /// Something was not followed since there was no budget for it.
-    over_budget: Cell<bool>,
+    /// What the walk requested.
+    requests: Requests,
     /// Index of the piece that was requested last.
     last: Cell<usize>,
-    /// Blocks, by aligned address, whose bytes were given since something was learned last.
-    touched: RefCell<Vec<u64>>,
     /// Blocks that `dependencies` has seen as they are in the pieces, by first address.
     seen: RefCell<Vec<u64>>,
     dependencies: RefCell<Dependencies>,
@@ -94,6 +79,13 @@ struct Piece {
 impl Piece {
     fn contains(&self, at: u64) -> bool {
         (self.start..self.end).contains(&at)
+    }
+
+    /// The bytes between two addresses in it, as far as they were read.
+    fn between(&self, start: u64, end: u64) -> &[u8] {
+        let known = (self.bytes.len() as u64 + self.start).clamp(start, end);
+        let bytes = (start - self.start) as usize..(known - self.start) as usize;
+        self.bytes.get(bytes).unwrap_or_default()
     }
 }
 
@@ -139,26 +131,16 @@ impl JitCode {
     /// Another walk begins: what was read before may have been replaced. `budget`: when so many instructions were looked
     /// at, nothing more is followed.
     pub fn begin_walk(&mut self, budget: u64) {
-        (self.budget, _) = (budget, self.spent.take());
-        self.over_budget.set(false);
+        self.requests.begin(budget);
         self.pieces.clear();
         self.seen.get_mut().clear();
-        self.wanted.set(None);
-        self.touched.get_mut().clear();
-        self.lacked.set(false);
-        self.refused.set(false);
-        self.blocks = 0;
     }
 
-    /// How many instructions were looked at in this walk, with what reading them costs, and whether there was no budget
-    /// for more.
-    #[must_use]
-    pub fn cost(&self) -> (u64, bool) {
-        (self.spent.get(), self.over_budget.get())
-    }
-
-    fn spend(&self, instructions: u64) {
-        self.spent.set(self.spent.get().saturating_add(instructions));
+    /// Ends a round of this walk, which may go on where more is known of its stack. How many instructions were looked at
+    /// so far, with what reading them costs, and whether there was no budget for more.
+    pub fn end_round(&mut self) -> (u64, bool) {
+        self.requests.go_on();
+        (self.requests.spent(), self.requests.is_over_budget())
     }
 
     /// Every [`KEPT_NS`]: reads again what was learned rests on, and calls `forget` with what tells of
@@ -196,22 +178,11 @@ impl JitCode {
         self.dependencies.get_mut().forget_changed();
     }
 
-    /// Reads what was requested; whether anything was.
-    pub fn fill(&mut self, read: Read<'_>) -> bool {
-        let wanted = self.wanted.take().filter(|_| !self.over_budget.get());
-        self.touched.get_mut().clear();
-        if let Some(at) = wanted {
-            self.read(read, at);
-        }
-        wanted.is_some()
-    }
-
-    /// Reads the block that an address is in and the one that it is nearest to, since a function goes
-    /// on there; and again the pieces that these touch: code is then in one piece, as it was at one
-    /// time.
-    fn read(&mut self, read: Read<'_>, at: u64) {
-        self.blocks += 2;
-        self.spend(2 * BLOCK_COST);
+    /// Reads the block that the bytes that a walk needs are in, and the one that they are nearest to, since a function
+    /// goes on there; and again the pieces that these touch: code is then in one piece, as it was at one time.
+    pub fn read(&mut self, NeedsBytes(Avma(at)): NeedsBytes, read: Read<'_>) {
+        self.requests.note_read(2);
+        self.requests.spend(2 * BLOCK_COST);
         let Some(region) = self.region(at).cloned() else { return };
         let first = at.saturating_sub(BLOCK_BYTES / 2) & !(BLOCK_BYTES - 1);
         let behind = at.saturating_add(BLOCK_BYTES / 2).saturating_add(BLOCK_BYTES - 1) & !(BLOCK_BYTES - 1);
@@ -234,15 +205,14 @@ impl JitCode {
 
     /// The bytes of a piece from an address on.
     fn given<'p>(&self, piece: &'p Piece, at: Avma) -> Option<&'p [u8]> {
-        if self.wanted.get().is_some() {
-            // The walk will be made again with what it wants, so whatever follows is for nothing.
-            self.lacked.set(true);
+        if self.requests.is_missing() {
+            self.requests.request(at.0);
             return None;
         }
-        self.touch(at.0);
-        self.spend(1);
+        self.requests.touch(at.0);
+        self.requests.spend(1);
         if piece.end - at.0 < INSTRUCTION_BYTES_MAX && piece.end < piece.region_end {
-            self.want(piece.end);
+            self.requests.request(piece.end);
         }
         piece.bytes.get((at.0 - piece.start) as usize..).filter(|bytes| !bytes.is_empty())
     }
@@ -257,65 +227,42 @@ impl JitCode {
         self.pieces.get(index)
     }
 
-    /// Asks for bytes of code without a file; where they are of no such code there are none.
-    fn lack(&self, at: Avma) {
+    /// Requests bytes of code without a file; where they are of no such code there are none.
+    fn request(&self, at: Avma) {
         if self.contains(at) {
-            self.want(at.0);
+            self.requests.request(at.0);
         }
     }
 
-    fn want(&self, at: u64) {
-        if self.wanted.get().is_some() {
-            self.lacked.set(true);
-        } else if self.blocks < BLOCKS_MAX {
-            self.wanted.set(Some(at));
-            self.lacked.set(true);
-        } else {
-            self.refused.set(true);
-        }
-    }
-
-    fn touch(&self, at: u64) {
-        let block = at & !(BLOCK_BYTES - 1);
-        let mut touched = self.touched.borrow_mut();
-        if touched.last() != Some(&block) {
-            touched.push(block);
-        }
-    }
-
-    /// Notes that what was learned of an address rests on the blocks that were touched, and those
+    /// Notes that what was learned of an address rests on the blocks whose bytes were given, and those
     /// behind them as far as they were read.
     fn learned(&self, lookup: Avma) {
-        let mut touched = self.touched.borrow_mut();
-        touched.sort_unstable();
-        touched.dedup();
-        let (mut dependencies, mut seen) = (self.dependencies.borrow_mut(), self.seen.borrow_mut());
-        let mut is_known = !self.refused.take() && !touched.is_empty();
-        let mut blocks: Vec<u64> = Vec::new();
-        for block in
-            touched.drain(..).flat_map(|block| [Some(block), block.checked_add(BLOCK_BYTES)]).flatten()
-        {
-            for piece in &self.pieces {
-                let start = block.max(piece.start);
-                let end = block.saturating_add(BLOCK_BYTES).min(piece.end);
-                if start >= end || blocks.contains(&start) {
-                    continue;
-                }
-                blocks.push(start);
-                if !seen.contains(&start) {
-                    let known = (piece.bytes.len() as u64 + piece.start).clamp(start, end);
-                    let bytes = (start - piece.start) as usize..(known - piece.start) as usize;
-                    match dependencies.see(start, end, piece.bytes.get(bytes).unwrap_or_default()) {
-                        true => seen.push(start),
-                        false => is_known = false,
+        self.requests.rests_on(|touched, is_all| {
+            let (mut dependencies, mut seen) = (self.dependencies.borrow_mut(), self.seen.borrow_mut());
+            let mut is_known = is_all;
+            let mut blocks: Vec<u64> = Vec::new();
+            let behind = |block: u64| [Some(block), block.checked_add(BLOCK_BYTES)];
+            for block in touched.iter().flat_map(|block| behind(*block)).flatten() {
+                for piece in &self.pieces {
+                    let start = block.max(piece.start);
+                    let end = block.saturating_add(BLOCK_BYTES).min(piece.end);
+                    if start >= end || blocks.contains(&start) {
+                        continue;
+                    }
+                    blocks.push(start);
+                    if !seen.contains(&start) {
+                        match dependencies.see(start, end, piece.between(start, end)) {
+                            true => seen.push(start),
+                            false => is_known = false,
+                        }
                     }
                 }
             }
-        }
-        match is_known {
-            true => dependencies.note(lookup.0, &blocks),
-            false => dependencies.forget(lookup.0),
-        }
+            match is_known {
+                true => dependencies.note(lookup.0, &blocks),
+                false => dependencies.forget(lookup.0),
+            }
+        });
     }
 }
 
@@ -342,7 +289,7 @@ impl Code for TargetCode<'_> {
         }
         let code = self.images.code(at);
         if code.is_none() {
-            self.jit.lack(at);
+            self.jit.request(at);
         }
         code
     }
@@ -354,7 +301,7 @@ impl Code for TargetCode<'_> {
         let memory = self.memory.filter(|_| self.jit.contains(at));
         let Some(memory) = memory else { return self.code(at).map(Glance::of).unwrap_or_default() };
         self.jit.glances.get(at).unwrap_or_else(|| {
-            self.jit.spend(GLANCE_COST);
+            self.jit.requests.spend(GLANCE_COST);
             self.jit.glances.read(at, memory)
         })
     }
@@ -368,30 +315,37 @@ impl Code for TargetCode<'_> {
         }
     }
 
+    fn file_place(&self, at: Avma) -> Option<FilePlace> {
+        self.images.file_place(at).filter(|_| !self.jit.contains(at))
+    }
+
     fn may_keep(&self, lookup: Avma) -> bool {
-        if self.jit.lacked.take() {
-            self.jit.touched.borrow_mut().clear();
-            return false;
+        let is_whole = self.jit.requests.is_whole();
+        if is_whole {
+            self.jit.learned(lookup);
         }
-        self.jit.learned(lookup);
-        true
+        is_whole
+    }
+
+    fn needs(&self) -> Option<NeedsBytes> {
+        self.jit.requests.needs()
     }
 
     fn walks_again(&self) -> bool {
-        self.jit.wanted.get().is_some() || self.jit.over_budget.get()
+        self.jit.requests.is_missing() || self.jit.requests.is_over_budget()
     }
 
     fn may_follow(&self, lookup: Avma) -> bool {
-        let may = self.jit.spent.get() < self.jit.budget || !self.jit.contains(lookup);
+        let may = self.jit.requests.has_budget() || !self.jit.contains(lookup);
         if !may {
-            self.jit.over_budget.set(true);
+            self.jit.requests.note_over_budget();
         }
         may
     }
 
     fn searched(&self, from: Avma, to: Avma) {
         let blocks = (from.0 & !(BLOCK_BYTES - 1)..to.0).step_by(BLOCK_BYTES as usize);
-        blocks.for_each(|block| self.jit.touch(block));
+        blocks.for_each(|block| self.jit.requests.touch(block));
     }
 
     fn row(&self, lookup: Avma) -> Option<AnyRow> {
@@ -437,6 +391,7 @@ impl Code for TargetCode<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::requests::BLOCKS_MAX;
     use super::*;
 
     const START: u64 = 0x7000_0000_1000;
@@ -446,9 +401,21 @@ mod tests {
             if let Some(piece) = self.piece(at.0) {
                 return self.given(piece, at);
             }
-            self.lack(at);
+            self.request(at);
             None
         }
+    }
+
+    /// Whether bytes that are to be had were not given since this was asked last.
+    fn lacks(jit: &JitCode) -> bool {
+        !jit.requests.is_whole()
+    }
+
+    /// Reads what the walk needs; whether it needs anything.
+    fn fill(jit: &mut JitCode, read: Read<'_>) -> bool {
+        let needs = jit.requests.needs();
+        needs.into_iter().for_each(|needs| jit.read(needs, &mut *read));
+        needs.is_some()
     }
 
     fn jit(bytes: u64) -> JitCode {
@@ -475,32 +442,32 @@ mod tests {
     #[test]
     fn what_is_asked_for_is_read_once_and_in_one_piece() {
         let mut jit = jit(0x9000);
-        assert_eq!((jit.code(Avma(START - 1)), jit.lacked.take()), (None, false), "no code at all");
-        assert_eq!((jit.code(Avma(START + 8)), jit.lacked.take()), (None, true));
-        assert!(jit.fill(&mut page_numbers));
-        assert!(!jit.fill(&mut page_numbers), "nothing more is wanted");
+        assert_eq!((jit.code(Avma(START - 1)), lacks(&jit)), (None, false), "no code at all");
+        assert_eq!((jit.code(Avma(START + 8)), lacks(&jit)), (None, true));
+        assert!(fill(&mut jit, &mut page_numbers));
+        assert!(!fill(&mut jit, &mut page_numbers), "nothing more is wanted");
         // Blocks are aligned, the region is not.
         let bytes = jit.code(Avma(START)).map(|bytes| (bytes.len(), bytes[0]));
         assert_eq!(bytes, Some((0x3000, 0)));
-        assert!(!jit.lacked.take());
+        assert!(!lacks(&jit));
         assert_eq!(jit.code(Avma(START + 0x2ff8)).map(<[u8]>::len), Some(8));
-        assert!(jit.lacked.take(), "an instruction may go on in the next block");
-        assert_eq!((jit.code(Avma(START)), jit.lacked.take()), (None, true), "the walk is made again");
-        assert_eq!((jit.code(Avma(START - 1)), jit.lacked.take()), (None, false));
-        assert!(jit.fill(&mut page_numbers));
+        assert!(lacks(&jit), "an instruction may go on in the next block");
+        assert_eq!((jit.code(Avma(START)), lacks(&jit)), (None, true), "the walk is made again");
+        assert_eq!((jit.code(Avma(START - 1)), lacks(&jit)), (None, false));
+        assert!(fill(&mut jit, &mut page_numbers));
         let bytes = jit.code(Avma(START + 0x2ff8)).map(|bytes| (bytes.len(), bytes[8]));
-        assert_eq!((bytes, jit.lacked.take()), (Some((0x2008, 3)), false));
+        assert_eq!((bytes, lacks(&jit)), (Some((0x2008, 3)), false));
         jit.begin_walk(u64::MAX);
-        assert_eq!((jit.code(Avma(START)), jit.lacked.take()), (None, true), "another walk reads anew");
+        assert_eq!((jit.code(Avma(START)), lacks(&jit)), (None, true), "another walk reads anew");
     }
 
     #[test]
     fn memory_that_is_gone_is_not_asked_for_again_and_again() {
         let mut jit = jit(0x9000);
-        assert_eq!((jit.code(Avma(START + 0x2000)), jit.lacked.take()), (None, true));
-        assert!(jit.fill(&mut |_, _| 0));
-        assert_eq!((jit.code(Avma(START + 0x2000)), jit.lacked.take()), (None, false));
-        assert!(!jit.fill(&mut |_, _| 0));
+        assert_eq!((jit.code(Avma(START + 0x2000)), lacks(&jit)), (None, true));
+        assert!(fill(&mut jit, &mut |_, _| 0));
+        assert_eq!((jit.code(Avma(START + 0x2000)), lacks(&jit)), (None, false));
+        assert!(!fill(&mut jit, &mut |_, _| 0));
     }
 
     /// What is kept of `START` and of the fourth block behind it, after a check that reads by `read`.
@@ -510,7 +477,7 @@ mod tests {
         for at in [Avma(START), far] {
             jit.begin_walk(u64::MAX);
             assert_eq!(jit.code(at), None);
-            assert!(jit.fill(&mut page_numbers));
+            assert!(fill(&mut jit, &mut page_numbers));
             assert!(jit.code(at).is_some());
             jit.learned(at);
         }
@@ -543,12 +510,12 @@ mod tests {
         let mut reads = 0;
         for block in 0..2 * BLOCKS_MAX as u64 {
             let _ = jit.code(Avma(START + 4 * block * BLOCK_BYTES));
-            jit.fill(&mut |_, _| {
+            fill(&mut jit, &mut |_, _| {
                 reads += 1;
                 0
             });
         }
-        assert_eq!((reads, jit.lacked.take()), (BLOCKS_MAX / 2, true));
-        assert_eq!((jit.code(Avma(START + (1 << 29))), jit.lacked.take()), (None, false));
+        assert_eq!((reads, lacks(&jit)), (BLOCKS_MAX / 2, true));
+        assert_eq!((jit.code(Avma(START + (1 << 29))), lacks(&jit)), (None, false));
     }
 }

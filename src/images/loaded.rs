@@ -176,7 +176,10 @@ impl Image {
         match self.object()?.macho() {
             Some(macho) => self.functions.get_or_init(|| Functions::read(macho, bytes)).at(svma),
             None if self.pe_functions().is_some() => self.described_function(svma),
-            None => self.elf_functions.get_or_init(|| ElfFunctions::read(bytes.bytes())).at(svma),
+            None => {
+                let bytes = bytes.bytes();
+                self.elf_functions.get_or_init(|| ElfFunctions::read(bytes)).at(svma, bytes)
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use crate::addr::{Avma, Svma};
 use crate::binary::FormatError;
 use crate::binary::elf::Elf;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
+use crate::walk::Code;
 
 const BASE: u64 = 0x5555_0000_0000;
 
@@ -238,6 +239,43 @@ fn processes_share_files_and_keep_their_addresses_apart() {
     assert_eq!(opened, 1);
 }
 
+/// What walks learn is shared by what this says is equal.
+#[test]
+fn the_same_part_of_the_same_file_is_one_place_in_all_processes() {
+    let place_in = |images: &mut Images, mapping: &Mapping| {
+        images.begin_process().unwrap();
+        images.update(std::slice::from_ref(mapping), &mut open);
+        let place = ImageCode(images).file_place(mapping.avma.start + 8)?;
+        assert_eq!(place.mapped, mapping.avma);
+        assert_eq!(ImageCode(images).file_place(mapping.avma.end), None);
+        Some((place.image, place.file_offset, place.mapped.end - place.mapped.start))
+    };
+    let mut images = Images::default();
+    let here = mapping("/lib/a.so", 1, BASE);
+    let place = place_in(&mut images, &here);
+    assert!(place.is_some());
+    assert_eq!(
+        place_in(&mut images, &mapping("/lib/a.so", 1, BASE + 0x10_0000)),
+        place,
+        "at another address"
+    );
+    let replaced = place_in(&mut images, &mapping("/lib/a.so", 2, BASE));
+    assert!(replaced.is_some() && replaced != place, "another file of the name");
+    let half = Mapping { avma: here.avma.start..Avma(here.avma.end.0 - 0x1000), ..here.clone() };
+    assert_ne!(place_in(&mut images, &half), place, "code ends elsewhere");
+    assert_ne!(
+        place_in(&mut images, &Mapping { file_offset: here.file_offset + 0x1000, ..here.clone() }),
+        place
+    );
+    // Memory of the process alone.
+    assert_eq!(place_in(&mut images, &Mapping { kind: MappingKind::Registered, ..here.clone() }), None);
+    assert_eq!(place_in(&mut images, &anonymous(BASE, BASE + 0x1000)), None);
+    images.begin_process().unwrap();
+    let bytes = ImageBytes::new(vec![0xc3; 0x1000]);
+    images.update(&[mapping("/memfd:jit", 3, BASE)], &mut |_| Ok(bytes.clone()));
+    assert_eq!(ImageCode(&images).file_place(here.avma.start), None);
+}
+
 #[test]
 fn code_of_which_tables_say_nothing_is_not_one_function() {
     use crate::binary::exidx::tests::{TEXT, file};
@@ -273,6 +311,7 @@ fn a_file_that_is_rewritten_is_opened_again() {
     assert!(!images.update(std::slice::from_ref(&mapping), &mut open));
     let pc = Avma(BASE + images.images()[0].entry_svma().unwrap().0);
     assert!(images.code(pc).is_some() && images.row(pc).is_some());
+    let place = ImageCode(&images).file_place(pc);
 
     // A file that is written to twice in a tick of the kernel has one time.
     std::thread::sleep(std::time::Duration::from_millis(25));
@@ -288,6 +327,7 @@ fn a_file_that_is_rewritten_is_opened_again() {
     assert_eq!(images.locate(0, pc).unwrap().index, 0);
     assert_eq!(images.locate(1, pc).unwrap().index, 1);
     assert!(images.row(pc).is_some(), "of the new content");
+    assert_ne!(ImageCode(&images).file_place(pc).unwrap().image, place.unwrap().image);
     assert!(!images.update(std::slice::from_ref(&mapping), &mut open));
     assert_eq!(opened, 2);
 }

@@ -162,3 +162,17 @@ pub struct Stats {
     /// Why the recording ended before it should have, if the way to the target was lost.
     pub cut_short: Option<String>,
 }
+
+/// Ticks or samples from which on a rate is more than chance: of fewer it is off by a tenth and more.
+pub const RATE_COUNT_MIN: u64 = 100;
+
+impl Stats {
+    /// Ticks per second that were reached, where enough were counted to tell.
+    #[must_use]
+    pub fn achieved_hz(&self) -> Option<f64> {
+        // The ticks of samples that the system takes are computed from these.
+        let counted = if self.samples_pushed > 0 { self.samples_pushed } else { self.ticks };
+        let is_told = counted >= RATE_COUNT_MIN && self.duration_ns > 0;
+        is_told.then(|| self.ticks as f64 * 1e9 / self.duration_ns as f64)
+    }
+}

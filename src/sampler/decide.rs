@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 
 use super::stops::{StopDriver, Waits};
-use super::ticks::splitmix64;
+use crate::rng::mix;
 use crate::sources::{Activity, Fault, Look, ThreadId};
 
 /// CPU time that a thread which is never found running may have before it is sampled where
@@ -75,7 +75,7 @@ impl StopDriver<'_> {
         let tick = self.recorder.stats.ticks;
         doubtful.sort_by_cached_key(|id| {
             let used_at_tick = self.recorder.accounts.get(id).map(|account| account.used_at_tick);
-            (Reverse(used_at_tick), splitmix64(id.0 ^ tick.rotate_left(32)))
+            (Reverse(used_at_tick), mix(id.0 ^ tick.rotate_left(32)))
         });
         let mut on_the_way = 0;
         for id in &doubtful {

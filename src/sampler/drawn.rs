@@ -4,7 +4,7 @@
 //! for a period. So each stands for what it lasted on average, and the work is bounded by time, not by the
 //! number of waits. A wait of a period or more stands for itself, to the nanosecond.
 
-use super::ticks::splitmix64;
+use crate::rng::mix;
 
 /// Draws one of the short waits of each period.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Drawn {
             self.in_period_ns -= period_ns;
             drawn += u64::from(!self.given);
             self.given = false;
-            self.random = splitmix64(self.random);
+            self.random = mix(self.random);
             self.due_ns = self.random % period_ns;
         }
         if !self.given && self.in_period_ns > self.due_ns {
@@ -62,7 +62,7 @@ mod tests {
             let (mut lasted, mut stood_for, mut walked) = ([0, 0], [0, 0], 0);
             for step in 0..100_000u64 {
                 let kind = (step % 2) as usize;
-                let wait_ns = splitmix64(step ^ seed) % [30_000, 90_000][kind];
+                let wait_ns = mix(step ^ seed) % [30_000, 90_000][kind];
                 let weight_ns = drawn.weight_ns(wait_ns, PERIOD_NS);
                 lasted[kind] += wait_ns;
                 stood_for[kind] += weight_ns;

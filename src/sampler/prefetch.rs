@@ -324,16 +324,20 @@ impl Recorder<'_> {
                 // What the search finds counts for nothing: without knowing, a handler counts as not returned.
                 blocked_signals: capture.pieces.blocked_signals.or(Some(u64::MAX)),
             };
-            let walked = walk::unwind(how, &capture.registers, &input, unwinder, frames);
+            let found = walk::unwind(how, &capture.registers, &input, unwinder, frames);
             let mut memory = later.memory.borrow_mut();
             let mut read = |at, into: &mut [u8]| memory.process.read_memory(at, into).unwrap_or(0);
-            if jit.fill(&mut read) {
-                continue;
-            }
+            let walked = match found {
+                Ok(walked) => walked,
+                Err(needs) => {
+                    jit.read(needs, &mut read);
+                    continue;
+                }
+            };
             if matches!(walked.ended, StackEnd::DeeperThanCopied | StackEnd::OtherStack) {
                 return None;
             }
-            let (instructions, _) = jit.cost();
+            let (instructions, _) = jit.end_round();
             self.jit_budget.spend(instructions - spent);
             spent = instructions;
             // A thread that already ran when we came: where was it born?

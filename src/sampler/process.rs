@@ -12,7 +12,7 @@ use crate::binary::Files;
 use crate::images::{Images, JitCode};
 use crate::recording::{Branch, Program, Thread};
 use crate::sources::{Observed, ThreadId};
-use crate::walk::Unwinder;
+use crate::walk::{FileFacts, Unwinder};
 
 /// Threads and programs that are kept apart; later ones share an entry.
 const MAX_BRANCHES: usize = 65_536;
@@ -50,7 +50,7 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    pub(super) fn new(number: u32, pid: u32, program: u32) -> Recorded {
+    pub(super) fn new(number: u32, pid: u32, program: u32, facts: &FileFacts) -> Recorded {
         Recorded {
             number,
             pid,
@@ -58,7 +58,7 @@ impl Recorded {
             merged: None,
             jit: JitCode::default(),
             upkeep: ImageUpkeep::default(),
-            unwinder: Unwinder::default(),
+            unwinder: Unwinder::new(facts),
             files: None,
             learned: false,
         }
@@ -89,7 +89,7 @@ impl Recorder<'_> {
         let number = self.images.begin_process()?;
         let index = ProcessIndex(u32::try_from(self.processes.len()).ok()?);
         let program = self.add_program(pid, name);
-        self.processes.push(Recorded::new(number, pid, program));
+        self.processes.push(Recorded::new(number, pid, program, &self.facts));
         Some(index)
     }
 
@@ -146,7 +146,7 @@ impl Recorder<'_> {
         if let Some(process) = self.processes.get_mut(of.0 as usize) {
             let (merged, files) = (process.merged, process.files.take());
             let Recorded { number, pid, program, .. } = *process;
-            *process = Recorded { merged, files, ..Recorded::new(number, pid, program) };
+            *process = Recorded { merged, files, ..Recorded::new(number, pid, program, &self.facts) };
             self.learned.retain(|other| *other != of);
         }
     }
@@ -206,3 +206,6 @@ impl Recorder<'_> {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -101,6 +101,7 @@ pub fn record(
             waiting.partition_point(|record| record.at_ns < told_until_ns)
         });
         for record in waiting.drain(..due) {
+            source.keep_up();
             driver.take(source, record);
         }
         if told_until_ns.is_none() {

@@ -75,6 +75,8 @@ pub struct Recorder<'a> {
     /// Frames of walks that only show where stacks lead.
     pub(super) outer_frames: Frames,
     pub(super) jit_budget: JitBudget,
+    /// What walks learned of files, whichever process mapped them.
+    pub(super) facts: walk::FileFacts,
 }
 
 impl<'a> Recorder<'a> {
@@ -98,9 +100,10 @@ impl<'a> Recorder<'a> {
             may_prefetch: false,
             outer_frames: Frames::default(),
             jit_budget: JitBudget::default(),
+            facts: walk::FileFacts::default(),
         };
         let program = recorder.add_program(process.pid, &process.name);
-        recorder.processes.push(Recorded::new(0, process.pid, program));
+        recorder.processes.push(Recorded::new(0, process.pid, program, &recorder.facts));
         recorder
     }
 
@@ -417,11 +420,15 @@ impl<'a> Recorder<'a> {
                 outer: (!capture.pieces.is_empty()).then_some(&outer),
                 blocked_signals: capture.pieces.blocked_signals,
             };
-            let mut walked = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);
-            if jit.fill(&mut read) {
-                continue;
-            }
-            let (instructions, over_budget) = jit.cost();
+            let found = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);
+            let mut walked = match found {
+                Ok(walked) => walked,
+                Err(needs) => {
+                    jit.read(needs, &mut read);
+                    continue;
+                }
+            };
+            let (instructions, over_budget) = jit.end_round();
             self.jit_budget.spend(instructions - spent);
             spent = instructions;
             if over_budget {

@@ -5,6 +5,8 @@
 //! anew for each tick would have one or the other fault: a small one sees a part of the
 //! phases, a large one lets the late phases weigh more than the early ones.
 
+use crate::rng::mix;
+
 /// Largest step of the shift from one tick to the next, as a share of the period. With a
 /// half, each tick meets a phase that has nothing to do with the one before: a thread that
 /// waits in between gives the time of the ticks that missed it to the first that does not,
@@ -68,7 +70,7 @@ impl Ticks {
     }
 
     fn step(&mut self) {
-        let random = splitmix64(self.seed ^ self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let random = mix(self.seed ^ self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let unit = (random >> 11) as f64 / (1u64 << 53) as f64;
         self.shift += (unit * 2.0 - 1.0) * STEP_SHARE;
         if self.shift.abs() > SHIFT_PERIODS {
@@ -84,14 +86,6 @@ impl Ticks {
         let offset = u128::from(index) * u128::from(SECOND_NS) / u128::from(self.hz);
         self.start_ns.saturating_add(u64::try_from(offset).unwrap_or(u64::MAX))
     }
-}
-
-/// Vigna's splitmix64: one step of a sequence good enough to spread ticks.
-pub(super) fn splitmix64(state: u64) -> u64 {
-    let mut z = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]

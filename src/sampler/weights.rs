@@ -133,8 +133,8 @@ fn given(counts: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<&'static
 
 #[cfg(test)]
 mod tests {
-    use super::super::ticks::splitmix64;
     use super::*;
+    use crate::rng::mix;
 
     const HZ: u32 = 997;
 
@@ -152,7 +152,7 @@ mod tests {
         for seed in 0..100 {
             let mut state = seed;
             let mut random = |below: u64| {
-                state = splitmix64(state);
+                state = mix(state);
                 state % below
             };
             let mut trie = Trie::new();

@@ -116,6 +116,9 @@ pub trait PushedSource: Observed {
     /// [`Fault::Gone`] when the process has ended, others when the source fails.
     fn next_batch(&mut self, until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault>;
 
+    /// Called before each record of a batch is worked on, which may take long: makes room for those to come.
+    fn keep_up(&mut self) {}
+
     /// Images and names are asked as they were at this time, from now on.
     fn go_to(&mut self, at_ns: u64);
 

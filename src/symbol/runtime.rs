@@ -14,7 +14,7 @@ use crate::binary::v8;
 use crate::images::Images;
 
 /// Runtimes by how their executables, libraries and frameworks begin.
-const RUNTIMES: [(&str, &[&str]); 17] = [
+const RUNTIMES: [(&str, &[&str]); 20] = [
     ("java", &["libjvm.", "libj9jit"]),
     ("v8", &v8::IMAGES),
     ("luajit", &["luajit", "libluajit"]),
@@ -32,6 +32,10 @@ const RUNTIMES: [(&str, &[&str]); 17] = [
     ("wasmtime", &["wasmtime", "libwasmtime"]),
     ("hhvm", &["hhvm"]),
     ("luau", &["luau"]),
+    // These keep all of their compiled code in their heaps.
+    ("racket", &["racket", "libracket"]),
+    ("chez", &["chez", "scheme", "petite"]),
+    ("sbcl", &["sbcl"]),
 ];
 
 /// Libraries that compile parts of what programs do.
@@ -120,6 +124,9 @@ mod tests {
         check("", &["nginx", "libluajit-5.1.so.2", "libpcre2-8.so.0"], Some("[luajit jit]"));
         check("", &["nginx", "libpcre2-8.so.0.11.0"], Some("[pcre2 jit]"));
         check("", &["libjvm.so", "libluajit-5.1.so.2"], Some("[java or luajit jit]"));
+        check("", &["racket", "libc.so.6"], Some("[racket jit]"));
+        check("", &["chezscheme"], Some("[chez jit]"));
+        check("", &["sbcl"], Some("[sbcl jit]"));
         check("", &["work", "libc.so.6"], None);
         check("[heap]", &["work"], None);
     }

@@ -20,6 +20,22 @@ pub struct CodeTraits {
     pub has_hotspot_headers: bool,
 }
 
+/// A walk needs bytes of JIT code at an address that are not read yet: with them it is made again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeedsBytes(pub Avma);
+
+/// The part of a file that code is mapped from. Where it is equal in two processes, so is the code from the first
+/// address of the mapping to the last, and all that images know of it, but for the address that it begins at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilePlace {
+    /// A number for the file as it was when it was mapped.
+    pub image: u32,
+    /// Where the mapping begins in the file.
+    pub file_offset: u64,
+    /// The addresses of the mapping.
+    pub mapped: Range<Avma>,
+}
+
 /// The code of the target, as far as its images are known: the leaf's caller is
 /// found by looking at the instructions around the program counter.
 pub trait Code {
@@ -41,14 +57,26 @@ pub trait Code {
         CodeTraits::default()
     }
 
+    /// The mapping of a file that an address is in; `None` for code that is in memory only.
+    fn file_place(&self, _at: Avma) -> Option<FilePlace> {
+        None
+    }
+
+    /// What is learned now rests on code between two addresses, the last included, that was looked at before.
+    fn rests_on(&self, _first: Avma, _last: Avma) {}
+
     /// Whether what was found out of a look-up address may be kept: it rests on the bytes that [`Code::code`] gave
     /// since this was asked last, and none of them were missing.
     fn may_keep(&self, _lookup: Avma) -> bool {
         true
     }
 
-    /// Whether bytes were requested that are to be had, so that the walk will be made again with them, or code was not
-    /// to be followed: whatever the walk still finds is for nothing.
+    /// The bytes that were requested, are to be had and were not given, if any: [`unwind`](super::unwind) ends with that.
+    fn needs(&self) -> Option<NeedsBytes> {
+        None
+    }
+
+    /// Whether bytes are needed or code was not to be followed, so that whatever the walk still finds is for nothing.
     fn walks_again(&self) -> bool {
         false
     }

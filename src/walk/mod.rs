@@ -18,6 +18,7 @@ mod fp;
 mod frame;
 mod frames;
 mod glance;
+mod image_facts;
 mod input;
 mod intel;
 mod processor;
@@ -35,7 +36,7 @@ mod x86;
 mod x86_64;
 
 pub use bounds::MAX_STACK_BYTES;
-pub use code::{Code, CodeTraits};
+pub use code::{Code, CodeTraits, FilePlace, NeedsBytes};
 pub use frames::{Frames, Method, UnwindMethod};
 pub use glance::{GLANCE_BYTES, Glance};
 pub use input::{Input, OtherStack, OuterStack};
@@ -43,11 +44,28 @@ pub use root::SEARCH_BYTES;
 pub use stack_end::{StackEnd, Walked};
 pub use words::StackBytes;
 
-use engine::Engine;
+use engine::{Engine, Shared};
 use fp::Facts;
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
+
+/// What walks learned of code in files, for the unwinders of all processes that share it. Copies are of the same facts.
+/// Files are known by the numbers of [`FilePlace::image`], which all that share it must mean alike.
+#[derive(Clone, Debug, Default)]
+pub struct FileFacts {
+    x86_64: x86_64::Shared,
+    aarch64: Shared<Aarch64>,
+    x86: Shared<X86>,
+}
+
+impl FileFacts {
+    /// How many there are of how callers of x86_64 are found.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.x86_64.len()
+    }
+}
 
 /// What walks keep from one to the next. Belongs to one state of the target's images:
 /// [`Unwinder::images_changed`] when they change.
@@ -61,7 +79,18 @@ pub struct Unwinder {
 }
 
 impl Unwinder {
-    /// Forgets what was learned: addresses may have another meaning now.
+    /// One that shares with others what it learns of code in files.
+    #[must_use]
+    pub fn new(facts: &FileFacts) -> Unwinder {
+        Unwinder {
+            x86_64: x86_64::Unwinder::new(&facts.x86_64),
+            aarch64: Engine::new(&facts.aarch64),
+            x86: Engine::new(&facts.x86),
+            ..Unwinder::default()
+        }
+    }
+
+    /// Forgets what was learned of addresses, which may have another meaning now; files have the same.
     pub fn images_changed(&mut self) {
         self.x86_64.images_changed();
         self.aarch64.images_changed();
@@ -88,29 +117,36 @@ impl Unwinder {
 }
 
 /// Walks as `how` says. Clears `out`, then pushes each frame, leaf first.
+///
+/// # Errors
+/// The bytes of JIT code that the walk needs; what it found without them is for nothing.
 pub fn unwind(
     how: UnwindMethod,
     registers: &Registers,
     input: &Input<'_>,
     unwinder: &mut Unwinder,
     out: &mut Frames,
-) -> Walked {
+) -> Result<Walked, NeedsBytes> {
     out.clear();
     if how.is_of_arm() && registers.arch() != Arch::Arm {
         out.push(CodeAddress::Pc(registers.pc()), Method::Context);
-        return Walked { ended: StackEnd::Undescribed, reached: registers.sp() };
+        return Ok(Walked { ended: StackEnd::Undescribed, reached: registers.sp() });
     }
     let Unwinder { x86_64, aarch64, x86, arm, facts } = unwinder;
-    match registers {
+    let walked = match registers {
         Registers::X86_64(registers) => x86_64.unwind(how, registers, input, facts, out),
         Registers::Aarch64(registers) => aarch64.unwind(how, registers, input, facts, out),
         Registers::X86(registers) => x86.unwind(how, registers, input, facts, out),
         Registers::Arm(registers) => arm.unwind(how, registers, input, None, out),
-    }
+    };
+    input.code.needs().map_or(Ok(walked), Err)
 }
 
 /// Walks as `how` says, where a second stack was copied. What is needed of either counts from its own stack
 /// pointer, and [`Walked::reached`] says the more of both as if it were of the first.
+///
+/// # Errors
+/// The bytes of JIT code that the walk needs.
 pub fn unwind_on_two(
     how: UnwindMethod,
     registers: &Registers,
@@ -118,11 +154,12 @@ pub fn unwind_on_two(
     other: Option<OtherStack<'_>>,
     unwinder: &mut Unwinder,
     out: &mut Frames,
-) -> Walked {
+) -> Result<Walked, NeedsBytes> {
     match registers {
         Registers::Arm(registers) if other.is_some() => {
             out.clear();
-            unwinder.arm.unwind(how, registers, input, other, out)
+            let walked = unwinder.arm.unwind(how, registers, input, other, out);
+            input.code.needs().map_or(Ok(walked), Err)
         }
         _ => unwind(how, registers, input, unwinder, out),
     }

@@ -12,6 +12,7 @@ mod compare;
 mod completions;
 mod help;
 mod hostile_directory;
+mod html;
 mod invisible;
 mod outputs;
 #[cfg(unix)]
@@ -21,5 +22,9 @@ mod programs;
 mod readers;
 mod recording;
 mod render;
+#[cfg(target_os = "linux")]
+mod signals;
 mod support;
+#[cfg(unix)]
+mod unwritable;
 mod wrong_invocations;

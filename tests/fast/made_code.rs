@@ -84,9 +84,9 @@ impl Process {
                 max_depth: 16,
                 ..walk::Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &code)
             };
-            let walked = walk::unwind(UnwindMethod::Auto, &registers, &input, unwinder, &mut frames);
-            if !jit.fill(&mut read) {
-                break walked;
+            match walk::unwind(UnwindMethod::Auto, &registers, &input, unwinder, &mut frames) {
+                Ok(walked) => break walked,
+                Err(needs) => jit.read(needs, &mut read),
             }
         };
         (frames.addresses.iter().map(|lookup| lookup.at().0 - START).collect(), walked)
@@ -188,17 +188,17 @@ fn without_budget_a_walk_ends_at_the_first_code_that_is_not_known() {
     let mut process = process();
     let words = [0, START + CALLER + 5, START + OTHER + 5, 0];
     let (frames, walked) = process.walk_at(LEAF + 4, &words, 0);
-    assert_eq!((frames, process.jit.cost()), (vec![LEAF + 4], (0, true)));
+    assert_eq!((frames, process.jit.end_round()), (vec![LEAF + 4], (0, true)));
     assert_ne!(walked.ended, StackEnd::Root);
     // Enough for the leaf, and not for its caller: nothing is made up in its place.
     let whole = process.walk();
-    let (all, _) = process.jit.cost();
+    let (all, _) = process.jit.end_round();
     let mut ended_at = Vec::new();
     for budget in 0..all {
         let mut fresh = self::process();
         let (frames, _) = fresh.walk_at(LEAF + 4, &words, budget);
         assert_eq!(frames, whole[..frames.len()], "with {budget}");
-        let (_, over) = fresh.jit.cost();
+        let (_, over) = fresh.jit.end_round();
         assert!(over || frames.len() == whole.len(), "with {budget}");
         ended_at.push(frames.len());
         // What is known costs nothing.
@@ -230,7 +230,7 @@ fn calls_that_lead_nowhere_are_followed_less() {
     for number in 0..160 {
         process.write(STUCK + 2 * number, &[0x0f, 0x0b]);
         process.walk_at(STUCK + 2 * number, &words, u64::MAX);
-        cost.push(process.jit.cost().0);
+        cost.push(process.jit.end_round().0);
     }
     // The rest are those that find out whether it leads on now.
     let cheap = cost[80..].iter().filter(|now| **now * 4 < cost[1]).count();

@@ -14,6 +14,5 @@ mod engine;
 mod golden;
 mod hostile_profiles;
 mod mach_kernel;
-mod mach_sim_kernel;
 mod made_code;
 mod saved;

@@ -150,7 +150,8 @@ fn walks(images: &Images, original: &Original, random: &mut Random) -> (u64, u64
         };
         let how = [UnwindMethod::Auto, UnwindMethod::Cfi, UnwindMethod::FramePointer][walk % 3];
         let mut out = Frames::default();
-        let walked = walk::unwind(how, &Registers::X86_64(registers), &input, &mut unwinder, &mut out);
+        let walked = walk::unwind(how, &Registers::X86_64(registers), &input, &mut unwinder, &mut out)
+            .expect("all code is in images");
         let questions = code.questions.get();
         assert!((1..=DEPTH_MAX).contains(&out.addresses.len()), "{how:?}: {} frames", out.addresses.len());
         assert_eq!(out.addresses.len(), out.methods.len());

@@ -123,7 +123,8 @@ fn shows_link_register(images: &Images, pc: u64, code: u64) -> bool {
     };
     let mut found = Frames::default();
     let registers = Registers::Aarch64(registers);
-    walk::unwind(UnwindMethod::FramePointer, &registers, &input, &mut Unwinder::default(), &mut found);
+    walk::unwind(UnwindMethod::FramePointer, &registers, &input, &mut Unwinder::default(), &mut found)
+        .expect("all code is in images");
     assert!(matches!(found.addresses.len(), 2 | 3), "{:x?}", found.addresses);
     found.addresses.len() == 3
 }

@@ -1,17 +1,15 @@
-//! Boards of QEMU with 32-bit Arm cores, whose firmware (`tests/fixtures/boards`) has a known share of the
-//! time in each of four functions, and interrupts in all of them: the shares are right, stacks are whole, and
-//! none that is said to be complete is wrong. A scheduler with FreeRTOS's lists: its tasks are threads.
+//! Boards of QEMU with aarch64 and 32-bit Arm cores, whose firmware (`tests/fixtures/board`, `boards`) has four functions
+//! below a recursion, and interrupts in all of them: none of the stacks that are said to be complete is wrong. A scheduler
+//! with FreeRTOS's lists: its tasks are threads. Shares are measured by `scripts/measure`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::gdb_stub::{OFTEN, Stub, free_port, is_listening, program, record};
-use crate::support::{Recorded, Stack, live, made, points, record_enough, rounds, stackprof, wait_for};
+use crate::support::{Recorded, Stack, live, made, record_until, rounds, stackprof, wait_for};
 
-const SHARES: [(&str, f64); 4] = [("leaf_40", 40.0), ("leaf_30", 30.0), ("leaf_20", 20.0), ("leaf_10", 10.0)];
-/// Points that a share may be off at most; fewer samples may allow more.
-const OFF_POINTS: f64 = 3.0;
+const LEAVES: [&str; 4] = ["leaf_40", "leaf_30", "leaf_20", "leaf_10"];
 
 /// Compiles firmware; `None`, after a line that says so, without its compiler.
 fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
@@ -39,12 +37,16 @@ fn board(machine: &str, firmware: &Path) -> Option<Stub> {
     let version = (parts.next(), parts.next());
     let silent =
         if version < (Some(8), Some(2)) { ["-audiodev", "none,id=none"] } else { ["-audio", "none"] };
-    let mut command = Command::new(emulator);
-    let port = free_port();
     // Time counts instructions: by the clock of the host, a stop and a timer that are seen late at the same time come
     // together, and too many stops are at the first instruction of an interrupt.
-    command.args(["-M", machine, "-icount", "shift=2", "-nic", "none"]).args(silent);
-    command.args(["-display", "none", "-monitor", "none", "-serial", "none"]);
+    board_of("qemu-system-arm", &[&["-M", machine, "-icount", "shift=2"], &silent[..]].concat(), firmware)
+}
+
+/// A board of this emulator that runs firmware.
+fn board_of(emulator: &str, options: &[&str], firmware: &Path) -> Option<Stub> {
+    let mut command = Command::new(program(&[emulator])?);
+    let port = free_port();
+    command.args(options).args(["-nic", "none", "-display", "none", "-monitor", "none", "-serial", "none"]);
     command.args(["-gdb", &format!("tcp:127.0.0.1:{port}"), "-kernel"]).arg(firmware);
     let child = command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     wait_for("QEMU to listen", || is_listening(port));
@@ -77,7 +79,7 @@ fn is_of_the_load(names: &[&str]) -> bool {
         "main" => matches!(called, "recurse" | "start_timer"),
         "recurse" => matches!(called, "recurse" | "roomy" | "spread"),
         "roomy" => called == "recurse",
-        "spread" => SHARES.iter().any(|(name, _)| *name == called),
+        "spread" => LEAVES.contains(&called),
         _ => false,
     };
     let begins = names.first().is_some_and(|name| matches!(*name, "Reset_Handler" | "_start"));
@@ -101,45 +103,33 @@ fn is_of_the_load(names: &[&str]) -> bool {
     interrupted && begins && depths && names.windows(2).all(|pair| calls(pair[0], pair[1]))
 }
 
-/// Points that a share may be off. A stack that comes late, since the machine has other things to do,
-/// stands for several: those that came in time are what the share is made of.
-fn allowed(recorded: &Recorded, expected: f64) -> f64 {
-    let (ticks, late) = (recorded.figure("ticks"), recorded.figure("ticks_late"));
-    let in_time = recorded.stacks_taken() as f64 * ticks / (ticks + late).max(1.0);
-    points(expected, in_time as u64).max(OFF_POINTS)
-}
-
-/// Records a board, and compares with what its firmware does.
-fn shares_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
-    let Some(_one) = live() else { return };
+/// Records a board until all of its work was seen.
+fn check_board(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     let Some(elf) = firmware(board_name, compiler, flags) else { return };
     let Some(stub) = board(machine, &elf) else { return };
-    let options = [&["--exec", elf.to_str().unwrap(), "--duration", "5"], OFTEN].concat();
-    let Some(recorded) = record_enough(|| Some(record(&stub.place, &options))) else { return };
-    recorded.check_success();
-    recorded.check(recorded.stats["arch"] == "arm", "another processor");
-    recorded.check_stacks_taken();
-    // Of the load: how long interrupts take is the emulator's affair.
-    let of = |name: &str| recorded.count(|stack| stack.has(name)) as f64;
-    let total: f64 = SHARES.iter().map(|(name, _)| of(name)).sum();
-    for (name, expected) in SHARES {
-        let share = 100.0 * of(name) / total;
-        println!("{machine} {name} {share:.2} % of {} stacks", recorded.stacks_taken());
-        let off = (share - expected).abs();
-        recorded.check(off <= allowed(&recorded, expected), format!("{name} has {share:.2} %"));
-    }
-    check_stacks(&recorded, machine, false, |stack| {
-        complete(stack).is_none_or(|names| is_of_the_load(&names))
-    });
-    // It runs on: a second visitor finds it so.
-    // One moment may be where an interrupt begins, whose first instructions know no way back.
-    let has_main = || {
-        let dumped =
-            stackprof().args(["dump", "stacks", "--gdb", &stub.place, "--exec"]).arg(&elf).output().unwrap();
-        assert!(dumped.status.success(), "{dumped:?}");
-        String::from_utf8_lossy(&dumped.stdout).contains(" main")
+    let options = [&["--exec", elf.to_str().unwrap(), "--duration", "0.4"], OFTEN].concat();
+    let recorded = || {
+        let recorded = record(&stub.place, &options);
+        recorded.check(recorded.is_empty() || recorded.stats["arch"] == "arm", "another processor");
+        if !recorded.is_empty() {
+            let is_right = |stack: &Stack| complete(stack).is_none_or(|names| is_of_the_load(&names));
+            check_stacks(&recorded, machine, false, is_right);
+        }
+        recorded
     };
-    assert!((0..10).any(|_| has_main()), "none of ten moments shows main");
+    record_until(format!("all of the firmware of {machine}"), recorded, |recorded| {
+        LEAVES.iter().all(|name| recorded.shows(|stack| stack.has(name) && stack.is_complete()))
+    });
+    // It runs on: a second visitor finds it so. One moment may be where an interrupt begins, whose first instructions
+    // know no way back.
+    wait_for("a moment that shows main", || dump(&stub, &elf).contains(" main"));
+}
+
+fn dump(stub: &Stub, elf: &Path) -> String {
+    let dumped =
+        stackprof().args(["dump", "stacks", "--gdb", &stub.place, "--exec"]).arg(elf).output().unwrap();
+    assert!(dumped.status.success(), "{dumped:?}");
+    String::from_utf8(dumped.stdout).unwrap()
 }
 
 /// What an A-profile core runs before an interrupt's handler has a stack: the vector that it enters by, and the first
@@ -177,48 +167,90 @@ fn check_stacks(recorded: &Recorded, machine: &str, has_tasks: bool, is_right: i
         recorded.figure("samples"),
         recorded.figure("stacks_complete"),
     );
-    recorded.check(recorded.figure("stacks_complete") > 0.0, "no stack is complete");
     let torn: Vec<String> =
         torn().map(|stack| format!("{} of {}", stack.count, stack.frames.join(";"))).collect();
     recorded.check(unexplained as f64 <= elsewhere, format!("incomplete:\n{}", torn.join("\n")));
 }
 
 #[test]
-fn a_cortex_m3_with_interrupts_has_the_shares_of_its_firmware() {
-    shares_of("lm3s6965evb", "m3", "gcc", &["-O2"]);
-}
-
-#[test]
-fn a_cortex_m4_with_floating_point_has_the_shares_of_its_firmware() {
-    shares_of("mps2-an386", "m4f", "clang", &["-Os"]);
-}
-
-#[test]
-fn a_cortex_a9_in_a32_has_the_shares_of_its_firmware() {
-    shares_of("vexpress-a9", "a9", "gcc", &["-O2"]);
-}
-
-#[test]
-fn a_cortex_a9_in_t32_has_the_shares_of_its_firmware() {
-    shares_of("vexpress-a9", "a9t", "clang", &["-O2"]);
-}
-
-#[test]
-fn boards_of_32_bits_that_wait_are_idle() {
-    let Some(_one) = live() else { return };
-    for (machine, name, leaf) in [("lm3s6965evb", "m3", "main"), ("vexpress-a9", "a9", "main")] {
-        // Hardly anything in its interrupts.
-        let Some(elf) = firmware(name, "clang", &["-O2", "-DIDLE", "-DTICK_ROUNDS=1"]) else { return };
-        let Some(stub) = board(machine, &elf) else { return };
-        let exec = ["--exec", elf.to_str().unwrap(), "--duration", "2", "--idle"];
-        let recorded = record(&stub.place, &[&exec, OFTEN].concat());
-        recorded.check_success();
-        let (waits, total) = (recorded.count(|stack| stack.leaf() == leaf) as f64, recorded.total() as f64);
-        recorded.check(waits > 0.9 * total, "it stands elsewhere");
-        let recorded = record(&stub.place, &[&exec[..4], OFTEN].concat());
-        let ran = recorded.total() as f64;
-        recorded.check(ran < 0.1 * total, format!("{ran} of {total} samples ran"));
+fn complete_stacks_of_boards_are_right() {
+    if !live() {
+        return;
     }
+    check_board("lm3s6965evb", "m3", "gcc", &["-O2"]);
+    check_board("mps2-an386", "m4f", "clang", &["-Os"]);
+    check_board("vexpress-a9", "a9", "gcc", &["-O2"]);
+    check_board("vexpress-a9", "a9t", "clang", &["-O2"]);
+    check_aarch64();
+}
+
+/// The firmware of `tests/fixtures/board`; `None`, after a line that says so, without its compiler.
+fn firmware_of_aarch64(name: &str, flags: &[&str]) -> Option<PathBuf> {
+    let (clang, lld) = (program(&["clang-19"])?, program(&["ld.lld-19"])?);
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/board");
+    let run = |command: &mut Command| {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let elf = made(name, |elf| {
+        let objects = ["start.S", "main.c"].map(|source| {
+            let object = elf.with_extension(format!("{source}.o"));
+            let mut command = Command::new(&clang);
+            command.args([
+                "--target=aarch64-none-elf",
+                "-O1",
+                "-ffreestanding",
+                "-fasynchronous-unwind-tables",
+            ]);
+            command.args(["-fno-optimize-sibling-calls", "-c"]).args(flags).arg(sources.join(source));
+            run(command.arg("-o").arg(&object));
+            object
+        });
+        run(Command::new(lld).arg("-T").arg(sources.join("link.ld")).args(objects).arg("-o").arg(elf));
+        Ok(())
+    });
+    Some(elf.unwrap())
+}
+
+/// A board without an operating system, one that has nothing to do, and a program that is not what it runs.
+fn check_aarch64() {
+    const FUNCTIONS: [&str; 4] = ["leaf_50", "leaf_30", "leaf_15", "leaf_5"];
+    let Some(busy) = firmware_of_aarch64("board", &[]) else { return };
+    let Some(stub) = board_of("qemu-system-aarch64", &["-M", "virt", "-cpu", "cortex-a57"], &busy) else {
+        return;
+    };
+    let options = [&["--exec", busy.to_str().unwrap(), "--duration", "0.4"][..], OFTEN].concat();
+    let recorded = || {
+        let recorded = record(&stub.place, &options);
+        recorded.check_none("complete, but wrong", |stack| {
+            FUNCTIONS.contains(&stack.leaf())
+                && stack.is_complete()
+                && !(stack.has("main") && stack.times("recurse") == 20)
+        });
+        recorded
+    };
+    let recorded = record_until("all of the firmware", recorded, |recorded| {
+        FUNCTIONS.iter().all(|name| recorded.shows(|stack| stack.leaf() == *name && stack.is_complete()))
+    });
+    recorded.check(recorded.stats["arch"] == "aarch64", "another processor");
+    assert!(dump(&stub, &busy).contains("main"), "it does not run on");
+
+    let Some(idle) = firmware_of_aarch64("board_idle", &["-DIDLE"]) else { return };
+    let Some(stub) = board_of("qemu-system-aarch64", &["-M", "virt", "-cpu", "cortex-a57"], &idle) else {
+        return;
+    };
+    let exec = ["--exec", idle.to_str().unwrap(), "--duration", "0.3"];
+    let recorded = record(&stub.place, &exec);
+    recorded.check(recorded.is_empty(), "nothing should have been sampled");
+    let recorded = record_until(
+        "where it waits",
+        || record(&stub.place, &[&exec[..], &["--idle"]].concat()),
+        |recorded| recorded.total() > 0,
+    );
+    recorded.check_none("it stands elsewhere", |stack| stack.leaf() != "_start");
+    let refused = record(&stub.place, &["--exec", busy.to_str().unwrap()]);
+    let said = refused.stderr.contains("what it runs is not board");
+    refused.check(refused.status.code() == Some(1) && said, "not refused");
 }
 
 /// The letter that everything of a task begins with in `rtos-tasks.c`, by the task's name.
@@ -276,34 +308,30 @@ fn dumped_stacks(text: &str) -> BTreeMap<String, (Vec<String>, bool)> {
     threads
 }
 
-/// Tasks of our scheduler as threads: names, shares, stacks, in a recording and in one stop.
-fn tasks_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
-    let Some(_one) = live() else { return };
+/// Tasks of our scheduler as threads: names and stacks, in a recording and in one stop.
+fn check_tasks(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
     let Some(elf) = firmware(board_name, compiler, flags) else { return };
     let Some(stub) = board(machine, &elf) else { return };
-    let recorded = record(
-        &stub.place,
-        &[&["--exec", elf.to_str().unwrap(), "--duration", "4", "--threads"], OFTEN].concat(),
-    );
-    recorded.check_success();
+    let options = [&["--exec", elf.to_str().unwrap(), "--duration", "0.4", "--threads"], OFTEN].concat();
     let task_of = |stack: &Stack| stack.frames[1].rsplit_once(" (").map(|(name, _)| name.to_owned());
-    let total = recorded.total() as f64;
-    for task in ["worker a", "worker b"] {
-        let share = 100.0 * recorded.count(|stack| task_of(stack).as_deref() == Some(task)) as f64 / total;
-        println!("{machine} {task} {share:.2} %");
-        let off = (share - 50.0).abs();
-        recorded.check(off <= allowed(&recorded, 50.0), format!("{task} has {share:.2} %"));
-    }
-    let is_right = |stack: &Stack| {
-        let names = complete(stack);
-        names.is_none_or(|names| is_of_the_task(&task_of(stack).unwrap_or_default(), &names[1..]))
+    let recorded = || {
+        let recorded = record(&stub.place, &options);
+        if !recorded.is_empty() {
+            let is_right = |stack: &Stack| {
+                let names = complete(stack);
+                names.is_none_or(|names| is_of_the_task(&task_of(stack).unwrap_or_default(), &names[1..]))
+            };
+            check_stacks(&recorded, machine, true, is_right);
+        }
+        recorded
     };
-    check_stacks(&recorded, machine, true, is_right);
-    for _ in 0..rounds(20) {
-        let dumped =
-            stackprof().args(["dump", "stacks", "--gdb", &stub.place, "--exec"]).arg(&elf).output().unwrap();
-        assert!(dumped.status.success(), "{dumped:?}");
-        let text = String::from_utf8_lossy(&dumped.stdout).into_owned();
+    record_until(format!("both workers of {machine}"), recorded, |recorded| {
+        ["worker a", "worker b"].iter().all(|task| {
+            recorded.shows(|stack| task_of(stack).as_deref() == Some(task) && complete(stack).is_some())
+        })
+    });
+    for _ in 0..rounds(4) {
+        let text = dump(&stub, &elf);
         let stacks = dumped_stacks(&text);
         let names: Vec<&str> = stacks.keys().map(String::as_str).collect();
         assert_eq!(names, ["IDLE", "sleeper", "suspended", "worker a", "worker b"], "{text}");
@@ -319,11 +347,10 @@ fn tasks_of(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) {
 }
 
 #[test]
-fn tasks_on_a_cortex_m3_are_threads() {
-    tasks_of("mps2-an385", "rtos-m3", "gcc", &["-O2", SHORT_TICKS]);
-}
-
-#[test]
-fn tasks_with_floating_point_are_threads() {
-    tasks_of("mps2-an386", "rtos-m4f", "clang", &["-O2", SHORT_TICKS]);
+fn tasks_of_boards_are_threads() {
+    if !live() {
+        return;
+    }
+    check_tasks("mps2-an385", "rtos-m3", "gcc", &["-O2", SHORT_TICKS]);
+    check_tasks("mps2-an386", "rtos-m4f", "clang", &["-O2", SHORT_TICKS]);
 }

@@ -1,11 +1,11 @@
-//! A command that still runs when its recording ends: it runs on and is told, or `--kill-after` ends it.
+//! A command that still runs when its recording ends: it runs on and is reported, or `--kill-after` ends it.
 
 use std::fs;
 use std::path::Path;
 
 use tempfile::TempDir;
 
-use crate::support::{Recorded, fixture, kill, live, proc_status, record, wait_for};
+use crate::support::{Recorded, fixture, kill, proc_status, record, sources, wait_for};
 
 /// Records `terminates` until it has worked for a while; what was recorded, and its number.
 fn interrupted(options: &[&str], dir: &Path) -> (Recorded, u32) {
@@ -23,9 +23,8 @@ fn exists(pid: u32) -> bool {
 }
 
 #[test]
-fn a_command_that_runs_on_is_told() {
-    let Some(_one) = live() else { return };
-    for source in ["ptrace", "auto"] {
+fn a_command_that_still_runs_is_reported_or_ended() {
+    for source in sources() {
         let dir = TempDir::new().unwrap();
         let (recorded, pid) = interrupted(&["--source", source], dir.path());
         let runs = exists(pid);
@@ -33,16 +32,10 @@ fn a_command_that_runs_on_is_told() {
         recorded.check(runs, "it has ended");
         let told = format!("  command   still runs (pid {pid}); --kill-after ends it with the recording\n");
         let second_line = recorded.stderr.split_inclusive('\n').nth(1);
-        recorded.check(second_line == Some(told.as_str()), "it is not told first");
+        recorded.check(second_line == Some(told.as_str()), "it is not reported first");
         recorded.check(recorded.stats["still_runs"] == true, "`still_runs` is not true");
         recorded.check(recorded.stats["exit_status"].is_null(), "an exit status");
-    }
-}
 
-#[test]
-fn a_command_is_ended_after_its_recording() {
-    let Some(_one) = live() else { return };
-    for source in ["ptrace", "auto"] {
         let dir = TempDir::new().unwrap();
         let (recorded, pid) = interrupted(&["--kill-after", "--source", source], dir.path());
         recorded.check(!exists(pid), "it still runs, or is a zombie");
@@ -50,21 +43,13 @@ fn a_command_is_ended_after_its_recording() {
         recorded.check(recorded.stats["exit_status"] == 7, "not its status");
         recorded.check(recorded.stats["still_runs"] == false, "`still_runs` is not false");
         let told = "  exit      the command ended with status 7, by --kill-after\n";
-        recorded.check(recorded.stderr.contains(told), "its end is not told");
-        recorded.check(recorded.count(|stack| stack.has("work")) > 0, "its work is not in the profile");
-        recorded.check(recorded.count(|stack| stack.has("clean_up")) == 0, "its end is in the profile");
-    }
-}
+        recorded.check(recorded.stderr.contains(told), "its end is not reported");
+        recorded.check_none("its end is in the profile", |stack| stack.has("clean_up"));
 
-/// Whether there are samples or not.
-#[test]
-fn a_command_is_ended_after_the_duration() {
-    let Some(_one) = live() else { return };
-    for source in ["ptrace", "auto"] {
-        let dir = TempDir::new().unwrap();
+        // Whether there are samples or not.
         let file = dir.path().join("number");
         let script = "echo $$ >\"$0.new\"; mv \"$0.new\" \"$0\"; exec sleep 1000";
-        let options = ["-d", "0.3", "--kill-after", "--source", source, "--", "/bin/sh", "-c", script];
+        let options = ["-d", "0.1", "--kill-after", "--source", source, "--", "/bin/sh", "-c", script];
         let recorded = record(options.iter().copied().chain([file.to_str().unwrap()])).wait();
         // On a busy machine it may not have come to say its number.
         let number = fs::read_to_string(&file).unwrap_or_default();

@@ -1,11 +1,10 @@
 //! `dump`: what it shows of a live program is there, and the program goes on.
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use crate::signals::Job;
 use crate::support::{
-    Fixture, assert_untouched, kill, live, proc_status, rounds, stackprof, states, tids, tracer_of, wait_for,
+    Fixture, assert_untouched, kill, live, proc_status, stackprof, states, tids, tracer_of, wait_for,
 };
 
 /// Exit code, standard output and standard error of a dump.
@@ -34,9 +33,15 @@ fn names(stack: &str) -> Vec<&str> {
     stack.lines().skip(1).filter_map(|line| line.split_whitespace().nth(3)).collect()
 }
 
+fn threads_of(stacks: &str) -> Vec<&str> {
+    stacks.split("\n\n").filter(|text| text.starts_with("thread")).collect()
+}
+
 #[test]
 fn dumps_show_a_live_program_that_goes_on() {
-    let Some(_one) = live() else { return };
+    if !live() {
+        return;
+    }
     let mut target = Fixture::start("threads", ["3", "12", "told"]);
     target.line("ready");
     target.go();
@@ -63,9 +68,8 @@ fn dumps_show_a_live_program_that_goes_on() {
     }
 
     let stacks = dump("stacks", pid);
-    let of_threads: Vec<&str> = stacks.split("\n\n").filter(|text| text.starts_with("thread")).collect();
-    assert_eq!(of_threads.len(), 4, "{stacks}");
-    for text in of_threads {
+    assert_eq!(threads_of(&stacks).len(), 4, "{stacks}");
+    for text in threads_of(&stacks) {
         let names = names(text);
         let first = text.lines().next().unwrap_or_default();
         if first.contains("(worker") {
@@ -76,71 +80,15 @@ fn dumps_show_a_live_program_that_goes_on() {
             assert!(names.contains(&"main"), "{text}");
         }
     }
-
     target.tell("enough");
     assert_eq!(target.done().len(), 4);
     assert!(target.finish().0.success());
+    check_depth();
 }
 
-#[test]
-fn a_stopped_program_is_shown_and_stays_stopped() {
-    let Some(_one) = live() else { return };
-    let mut job = Job::start("threads", &["3", "12", "told"]);
-    job.parent.go();
-    wait_for_workers(job.pid(), 3);
-    job.stop();
-    // Twice: what the first left behind must not keep the second from it.
-    for _ in 0..2 {
-        let (code, stacks, stderr) = run(&["stacks"], job.pid());
-        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{stacks}");
-        wait_for("the profiler to let go", || tracer_of(job.pid()) == 0);
-        wait_for("the stop to be its own again", || states(job.pid()).chars().all(|state| state == 'T'));
-        job.assert_stands("dumped");
-        let of_threads: Vec<&str> = stacks.split("\n\n").filter(|text| text.starts_with("thread")).collect();
-        assert_eq!(of_threads.len(), 4, "{stacks}");
-        for text in of_threads {
-            let first = text.lines().next().unwrap_or_default();
-            assert!(first.ends_with(") stopped"), "{text}");
-            let first_function = if first.contains("(worker") { "start" } else { "main" };
-            assert!(names(text).contains(&first_function), "{text}");
-        }
-    }
-    // Its parent is told of nothing but the end of the stop.
-    kill("CONT", job.pid());
-    assert_eq!(job.parent.next_line(), "continued");
-    job.parent.tell("enough");
-    job.parent.line("done");
-    assert_eq!(job.end(), "exited 0");
-}
-
-#[test]
-fn a_program_that_begins_meanwhile_is_shown() {
-    let Some(_one) = live() else { return };
-    // As `./program & stackprof dump images --pid $!`: its exec may come before the threads are looked
-    // for, after they are traced, and in between.
-    for pause_us in (0..rounds(100)).map(|round| round * 100 % 10_000) {
-        let mut shell = Command::new("sh");
-        let mut child = shell.args(["-c", "read go; exec sleep 60"]).stdin(Stdio::piped()).spawn().unwrap();
-        let pid = child.id();
-        let input = child.stdin.take();
-        let begins = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_micros(pause_us));
-            drop(input);
-        });
-        let (code, images, stderr) = run(&["images"], pid);
-        begins.join().unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!((code, stderr.as_str()), (Some(0), ""), "begun after {pause_us} us");
-        assert!(images.lines().count() > 1, "begun after {pause_us} us: {images}");
-    }
-}
-
-#[test]
-fn stacks_are_shown_as_deep_as_asked() {
-    let Some(_one) = live() else { return };
-    const DEPTH: usize = 100_000;
-    let mut target = Fixture::start("threads", ["1", &DEPTH.to_string(), "1"]);
+fn check_depth() {
+    const DEPTH: usize = 20_000;
+    let mut target = Fixture::start("threads", ["1", &DEPTH.to_string(), "told"]);
     target.line("ready");
     let pid = target.pid();
     let of_worker = |arguments: &[&str]| {
@@ -159,14 +107,40 @@ fn stacks_are_shown_as_deep_as_asked() {
     assert!(first.ends_with("(worker0) waiting"), "{first}");
     assert_eq!(names.iter().filter(|name| **name == "recurse").count(), DEPTH);
     assert!(names.contains(&"start"), "{:?}", names.last());
-    target.go();
-    target.done();
-    assert!(target.finish().0.success());
 }
 
 #[test]
-fn a_thread_that_cannot_be_stopped_is_shown_as_it_waits() {
-    let Some(_one) = live() else { return };
+fn what_does_not_run_is_shown_and_left_as_it_is() {
+    if !live() {
+        return;
+    }
+    let mut job = Job::start("threads", &["3", "12", "told"]);
+    job.parent.go();
+    wait_for_workers(job.pid(), 3);
+    job.stop();
+    // Twice: what the first left behind must not keep the second from it.
+    for _ in 0..2 {
+        let (code, stacks, stderr) = run(&["stacks"], job.pid());
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{stacks}");
+        wait_for("the profiler to let go", || tracer_of(job.pid()) == 0);
+        wait_for("the stop to be its own again", || states(job.pid()).chars().all(|state| state == 'T'));
+        job.assert_stands("dumped");
+        assert_eq!(threads_of(&stacks).len(), 4, "{stacks}");
+        for text in threads_of(&stacks) {
+            let first = text.lines().next().unwrap_or_default();
+            assert!(first.ends_with(") stopped"), "{text}");
+            let first_function = if first.contains("(worker") { "start" } else { "main" };
+            assert!(names(text).contains(&first_function), "{text}");
+        }
+    }
+    // Its parent is told of nothing but the end of the stop.
+    kill("CONT", job.pid());
+    assert_eq!(job.parent.next_line(), "continued");
+    job.parent.tell("enough");
+    job.parent.line("done");
+    assert_eq!(job.end(), "exited 0");
+
+    // A thread that cannot be stopped: it waits for its child in vfork.
     let mut target = Fixture::start::<&str>("vfork", []);
     target.line("ready");
     let pid = target.pid();
@@ -180,18 +154,35 @@ fn a_thread_that_cannot_be_stopped_is_shown_as_it_waits() {
     assert!(target.finish().0.success());
 }
 
-/// A dump that comes while a program begins waits for it: between two programs a process has no
-/// mappings, and then those that were read may be another program's.
+/// A dump that comes while a program begins waits for it: between two programs a process has no mappings, and then
+/// those that were read may be another program's.
 #[test]
 fn a_program_that_begins_is_waited_for() {
-    let Some(_one) = live() else { return };
+    if !live() {
+        return;
+    }
     let mut target = Fixture::start("again", ["0"]);
     target.line("ready");
     target.go();
     // It is between two programs most of the time: half of all attempts find it there.
-    for what in ["images", "symbols", "stacks"].iter().cycle().take(90) {
+    for what in ["images", "symbols", "stacks"].iter().cycle().take(18) {
         let (code, stdout, stderr) = run(&[what], target.pid());
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "dump {what}: {stdout}");
     }
     kill("KILL", target.pid());
+
+    // As `./program & stackprof dump images --pid $!`.
+    for _ in 0..8 {
+        let mut shell = Command::new("sh");
+        let mut child = shell.args(["-c", "read go; exec sleep 60"]).stdin(Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        let input = child.stdin.take();
+        let begins = std::thread::spawn(move || drop(input));
+        let (code, images, stderr) = run(&["images"], pid);
+        begins.join().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{images}");
+        assert!(images.lines().count() > 1, "{images}");
+    }
 }

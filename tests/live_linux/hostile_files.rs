@@ -2,7 +2,6 @@
 //! The recording ends, nobody stands, and what cannot be read has no name and a reason.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -10,30 +9,12 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use crate::support::{
-    Fixture, Recorded, Stack, assert_untouched, attach, compile, live, live_alone, not_here, stackprof,
-    wait_for_more_cpu_time,
+    Fixture, Recorded, assert_untouched, attach, compile, is_root, make_fifo, not_here, record_until,
+    sources, wait_for_more_cpu_time,
 };
-
-/// The sources of samples that there are here.
-fn sources() -> Vec<&'static str> {
-    let tried = stackprof().args(["-q", "--source", "perf", "-o", "-", "--", "true"]).output().unwrap();
-    if tried.status.code() == Some(1) {
-        not_here("perf_event is refused");
-        return vec!["ptrace"];
-    }
-    vec!["ptrace", "perf"]
-}
 
 fn plugin() -> PathBuf {
     compile("plugin", "libplugin_named.so", &["-shared", "-fPIC", "-DNAME=named", "-Wl,--build-id=sha1"])
-}
-
-fn make_fifo(path: &Path) {
-    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
-}
-
-fn is_root() -> bool {
-    fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
 /// A program that has loaded a library and run code of it.
@@ -47,48 +28,23 @@ fn loaded(library: &Path) -> Fixture {
     target
 }
 
-/// Records it while it works.
-fn recorded(target: &mut Fixture, source: &str) -> Recorded {
-    recorded_for(target, source, Duration::from_millis(200))
+/// Records it while it works, until what is looked for is there.
+#[track_caller]
+fn check(what: &str, target: &mut Fixture, source: &str, shows: impl Fn(&Recorded) -> bool) -> Recorded {
+    target.tell("run 600000");
+    let pid = target.pid();
+    let recorded = || {
+        let running = attach(pid, &["--source", source, "--hz", "997", "-v"]);
+        wait_for_more_cpu_time(pid, Duration::from_millis(100));
+        let recorded = running.interrupt();
+        assert_untouched(pid, format!("{what}, {source}"));
+        recorded
+    };
+    record_until(format!("{what}, {source}"), recorded, shows)
 }
 
-/// Records so much of its CPU time.
-fn recorded_for(target: &mut Fixture, source: &str, least: Duration) -> Recorded {
-    target.tell("run 60000");
-    let running = attach(target.pid(), &["--source", source, "--hz", "997", "-v"]);
-    wait_for_more_cpu_time(target.pid(), least);
-    let recorded = running.interrupt();
-    recorded.check_success();
-    assert_untouched(target.pid(), "after the recording");
-    recorded
-}
-
-#[test]
-fn a_pipe_under_the_name_that_a_library_seems_to_have_is_not_waited_for() {
-    let Some(_one) = live() else { return };
-    for source in sources() {
-        let dir = TempDir::new().unwrap();
-        // /proc/PID/maps shows both names in the same way.
-        let library = dir.path().join("lib\\012.so");
-        fs::copy(plugin(), &library).unwrap();
-        make_fifo(&dir.path().join("lib\n.so"));
-        let recorded = recorded(&mut loaded(&library), source);
-        recorded.check(recorded.count(|stack| stack.has("plugin_named")) > 0, "no names of the library");
-    }
-}
-
-#[test]
-fn a_library_whose_name_holds_a_newline_has_names() {
-    let Some(_one) = live() else { return };
-    for source in sources() {
-        let dir = TempDir::new().unwrap();
-        let (library, link) = (dir.path().join("lib\n.so"), dir.path().join("link.so"));
-        fs::copy(plugin(), &library).unwrap();
-        std::os::unix::fs::symlink(&library, &link).unwrap();
-        make_fifo(&dir.path().join("lib\\012.so"));
-        let recorded = recorded(&mut loaded(&link), source);
-        recorded.check(recorded.count(|stack| stack.has("plugin_named")) > 0, "no names of the library");
-    }
+fn is_named(recorded: &Recorded) -> bool {
+    recorded.shows(|stack| stack.has("plugin_named"))
 }
 
 /// Mounts a file over another, until it is dropped.
@@ -108,12 +64,21 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn what_is_mounted_over_a_library_is_neither_opened_nor_waited_for() {
-    let Some(_one) = live() else { return };
-    if !is_root() {
-        return not_here("mounting needs root");
-    }
+fn what_stands_in_the_place_of_a_library_is_neither_opened_nor_waited_for() {
     for source in sources() {
+        // /proc/PID/maps shows both names in the same way.
+        for (name, pipe) in [("lib\\012.so", "lib\n.so"), ("lib\n.so", "lib\\012.so")] {
+            let dir = TempDir::new().unwrap();
+            let (library, link) = (dir.path().join(name), dir.path().join("link.so"));
+            fs::copy(plugin(), &library).unwrap();
+            std::os::unix::fs::symlink(&library, &link).unwrap();
+            make_fifo(&dir.path().join(pipe));
+            check("a name that looks like another", &mut loaded(&link), source, is_named);
+        }
+        if !is_root() {
+            not_here("mounting needs root");
+            continue;
+        }
         let dir = TempDir::new().unwrap();
         let (library, fifo) = (dir.path().join("lib.so"), dir.path().join("fifo"));
         make_fifo(&fifo);
@@ -121,12 +86,12 @@ fn what_is_mounted_over_a_library_is_neither_opened_nor_waited_for() {
             fs::copy(plugin(), &library).unwrap();
             let mut target = loaded(&library);
             let Some(over) = Over::mount(what, &library) else { return not_here("mounting is refused") };
-            let recorded = recorded(&mut target, source);
-            drop(over);
             // The kernel's own link leads to the file where that may be followed.
-            let named = recorded.count(|stack| stack.has("plugin_named"));
-            let reasoned = ["not a regular file", "procfs"].iter().any(|why| recorded.stderr.contains(why));
-            recorded.check(named > 0 || reasoned, format!("neither names nor a reason: {}", what.display()));
+            check(&format!("{} over the library", what.display()), &mut target, source, |recorded| {
+                is_named(recorded)
+                    || ["not a regular file", "procfs"].iter().any(|why| recorded.stderr.contains(why))
+            });
+            drop(over);
             fs::remove_file(&library).unwrap();
         }
     }
@@ -143,46 +108,33 @@ fn served(dir: &Path) -> Option<Fixture> {
     Some(server)
 }
 
-/// Records a program whose library is on a file system that answers no more, in one of two ways.
-#[track_caller]
-fn check_silent(how: &str) {
-    let Some(_one) = live_alone() else { return };
-    for source in sources() {
+/// It takes no requests, or takes them and does not answer: a thread that waits for that cannot be ended.
+#[test]
+fn a_file_system_that_answers_no_more_holds_nobody_up() {
+    let case = |source: &str, how: &str| {
         let dir = TempDir::new().unwrap();
         let Some(mut server) = served(dir.path()) else { return };
         let mut target = loaded(&dir.path().join("lib.so"));
-        server.tell(how);
-        server.line("done");
-        // More than the profiler waits for all files of a process: it takes no samples meanwhile.
-        let recorded = recorded_for(&mut target, source, Duration::from_secs(4));
-        recorded.check(recorded.count(|stack| stack.has("plugin_named")) == 0, "names from nowhere");
-        let shown = |stack: &Stack| stack.frames.iter().any(|frame| frame.starts_with("[lib.so+0x"));
-        recorded.check(recorded.count(shown) > 0, "the library is not shown");
-        recorded.check(recorded.stderr.contains("its file system does not answer"), "no reason");
-        recorded.check(recorded.count(|stack| stack.has("main")) > 0, "nothing else has a name");
+        if how == "answers" {
+            check("a library in user space", &mut target, source, is_named);
+        } else {
+            server.tell(how);
+            server.line("done");
+            let recorded = check("its place", &mut target, source, |recorded| {
+                let placed = |frame: &String| frame.starts_with("[lib.so+0x");
+                recorded.shows(|stack| stack.frames.iter().any(placed))
+                    && recorded.shows(|stack| stack.has("main"))
+            });
+            recorded.check(!is_named(&recorded), "names from nowhere");
+            recorded.check(recorded.stderr.contains("its file system does not answer"), "no reason");
+        }
         server.finish();
-    }
-}
-
-#[test]
-fn a_file_system_that_takes_no_requests_holds_nobody_up() {
-    check_silent("silent");
-}
-
-/// A thread that waits for such a server cannot be ended.
-#[test]
-fn a_file_system_that_takes_requests_and_does_not_answer_holds_nobody_up() {
-    check_silent("keep");
-}
-
-#[test]
-fn a_library_on_a_file_system_in_user_space_has_names() {
-    let Some(_one) = live_alone() else { return };
-    for source in sources() {
-        let dir = TempDir::new().unwrap();
-        let Some(server) = served(dir.path()) else { return };
-        let recorded = recorded(&mut loaded(&dir.path().join("lib.so")), source);
-        recorded.check(recorded.count(|stack| stack.has("plugin_named")) > 0, "no names of the library");
-        server.finish();
-    }
+    };
+    // Each waits for seconds, and most of the time for nothing but that.
+    std::thread::scope(|scope| {
+        for (source, how) in sources().iter().zip(["silent", "keep"]) {
+            scope.spawn(move || case(source, how));
+            scope.spawn(move || case(source, "answers"));
+        }
+    });
 }

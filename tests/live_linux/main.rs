@@ -1,9 +1,7 @@
-//! stackprof against live programs on Linux: the real binary, real ptrace, C programs
-//! compiled at test time (`tests/fixtures`). Each bears others beside it; those that record the whole
-//! machine, change its settings or start thousands of threads run alone, whatever the number of test
-//! threads. Where ptrace is not permitted each test prints `SKIP reason`, unless
-//! `STACKPROF_NO_SKIP=1` makes that a failure; `STACKPROF_MEASURE=1` also asserts rates,
-//! which need a quiet machine; `STACKPROF_SEED` replays random choices.
+//! stackprof against live programs on Linux: the real binary, real ptrace and perf_event, C programs compiled at test
+//! time (`tests/fixtures`). What only a real kernel shows is here; what a simulated one shows is not. Each test waits for
+//! what it looks for, never for a time: a busy machine makes it longer, not fail. Where ptrace is not permitted each
+//! test prints `SKIP reason`, unless `STACKPROF_NO_SKIP=1` makes that a failure; `STACKPROF_SEED` replays random choices.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -12,21 +10,13 @@ mod support;
 
 #[cfg(target_arch = "x86_64")] // as the stubs that it shares code with
 mod boards;
-mod by_kernel;
-mod by_kernel_many;
-mod by_kernel_refused;
-mod by_kernel_tree;
-mod by_kernel_waits;
-mod by_ptrace_tree;
-mod by_threads;
 mod command_end;
+mod copies;
 mod counts;
-mod deep;
 mod dump;
 mod families;
 #[cfg(target_arch = "x86_64")] // elsewhere the kernel does not show how it continues a wait
 mod filtered;
-mod frames;
 #[cfg(target_arch = "x86_64")] // what its program is
 mod gdb_stub;
 mod handlers;
@@ -39,15 +29,16 @@ mod lifecycle;
 mod nameless;
 mod narrow;
 mod own_signals;
+#[cfg(target_arch = "x86_64")] // what its code is
 mod pe;
 mod privileges;
 mod program_names;
 mod refusals;
 mod rewritten;
+mod rights;
 #[cfg(target_arch = "x86_64")] // what it knows of these runtimes
 mod runtimes;
-mod shares;
 mod signals;
-mod untold;
+mod trees;
 mod waiting;
-mod wakes;
+mod waits;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use build::{File, Function, TEXT};
 use tempfile::TempDir;
 
-use crate::support::{compile, launch, live};
+use crate::support::{Stack, compile, launch, record_until, sources};
 
 /// `pe_outer`: push %rbp; push %rbx; sub $0x28,%rsp; call pe_burn; add $0x28,%rsp; pop %rbx; pop %rbp; ret, filled up.
 const OUTER: [u8; 32] = [
@@ -33,34 +33,26 @@ fn library(dir: &TempDir, is_mappable: bool) -> PathBuf {
     path
 }
 
-fn check(is_mappable: bool) {
-    let Some(_one) = live() else { return };
-    if !cfg!(target_arch = "x86_64") {
-        return;
-    }
+#[test]
+fn code_of_pe_files_has_names_and_callers() {
     let loader = compile("pe_loader", "pe_loader", &["-O1", "-fno-omit-frame-pointer"]);
-    for source in ["ptrace", "auto"] {
+    for (source, is_mappable) in
+        sources().iter().flat_map(|source| [true, false].map(|mapped| (source, mapped)))
+    {
         let dir = TempDir::new().unwrap();
         let library = library(&dir, is_mappable);
-        let arguments = [library.as_os_str(), "600".as_ref()];
-        let recorded = launch(&["--hz", "997", "--source", source], &loader, &arguments);
-        recorded.check_success();
-        let burning = recorded.count(|stack| stack.has("pe_burn"));
-        let whole = recorded.count(|stack| {
+        let arguments = [library.as_os_str(), "150".as_ref()];
+        let is_whole = |stack: &Stack| {
             let of_pe = |pair: &[String]| pair[0].ends_with("pe_outer") && pair[1].ends_with("pe_burn");
-            stack.has("main") && stack.frames.windows(2).any(of_pe) && !stack.has("[incomplete]")
+            stack.has("main") && stack.frames.windows(2).any(of_pe) && stack.is_complete()
+        };
+        let recorded = || {
+            let recorded = launch(&["--hz", "997", "--source", source], &loader, &arguments);
+            recorded.check_none("not whole", |stack| stack.has("pe_burn") && !is_whole(stack));
+            recorded
+        };
+        record_until(format!("code of the library, {source}, mapped: {is_mappable}"), recorded, |recorded| {
+            recorded.shows(is_whole)
         });
-        recorded.check(burning > 100, format!("{burning} counts of pe_burn by {source}"));
-        recorded.check(whole == burning, format!("{whole} of {burning} are whole by {source}"));
     }
-}
-
-#[test]
-fn code_that_is_mapped_has_names_and_callers() {
-    check(true);
-}
-
-#[test]
-fn code_that_was_read_into_anonymous_memory_has_names_and_callers() {
-    check(false);
 }

@@ -13,10 +13,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use crate::by_kernel::sampled;
 use crate::support::{
-    Fixture, PATIENCE, Running, compile, kill, not_here, record_by, stackprof, tids, wait_for,
-    wait_for_more_cpu_time,
+    Fixture, PATIENCE, Recorded, Running, Somebody, compile, kill, launch, live, make_fifo, not_here,
+    record_by, record_until, sampled, sources, stackprof, tids, wait_for, wait_for_more_cpu_time,
 };
 
 /// The user who called sudo, and another one.
@@ -117,7 +116,7 @@ fn attach_by(command: Command, pid: u32, options: &[&str]) -> Running {
     let running = record_by(command, ["--pid", &pid_text].iter().chain(options));
     running.wait_attached(pid);
     // What ends without a sample names and writes nothing.
-    wait_for_more_cpu_time(pid, Duration::from_millis(300));
+    wait_for_more_cpu_time(pid, Duration::from_millis(100));
     running
 }
 
@@ -127,81 +126,66 @@ fn busy() -> Fixture {
     target
 }
 
+/// A named pipe that everybody may write to.
 fn fifo(path: &Path) {
-    assert!(Command::new("mkfifo").arg("-m").arg("0666").arg(path).status().unwrap().success());
+    make_fifo(path);
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666)).unwrap();
+}
+
+/// What waits for a reader of the pipe is read to its end.
+fn read_pipe(path: &Path) -> String {
+    let mut written = String::new();
+    fs::File::open(path).unwrap().read_to_string(&mut written).unwrap();
+    written
 }
 
 #[test]
-fn a_thread_that_samples_keeps_what_its_source_needs() {
-    let Some(_one) = sampled() else { return };
-    if !is_root() {
+fn threads_that_sample_name_and_write_keep_what_they_need() {
+    if !live() || !is_root() {
         return;
     }
     let target = busy();
-    for by_sudo in [false, true] {
-        for (source, more) in [("perf", EVENTS), ("ptrace", 0)] {
-            let running = attach_by(profiler(by_sudo), target.pid(), &["--source", source]);
-            let now = READ | PROCESSES | more;
-            let later = READ | WRITE | if by_sudo { IDS } else { 0 };
-            wait_for_threads(running.pid(), "threads that sample", |thread| {
-                let allowed = now | if thread.is_first { later } else { 0 };
-                let watches = thread.name == "ctrl-c";
-                thread.effective & !now == 0
-                    && thread.permitted & !allowed == 0
-                    && (!watches || thread.permitted == 0 && (thread.uids == [CALLER; 4]) == by_sudo)
-                    && thread.gains_nothing
-            });
-            running.interrupt().check_success();
-        }
+    for (by_sudo, source) in
+        [false, true].into_iter().flat_map(|by_sudo| sources().iter().map(move |s| (by_sudo, s)))
+    {
+        let dir = TempDir::new().unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let path = dir.path().join("pipe.folded");
+        fifo(&path);
+        let options = ["--source", *source, "-o", path.to_str().unwrap()];
+        let running = attach_by(profiler(by_sudo), target.pid(), &options);
+        let now = READ | PROCESSES | if *source == "perf" { EVENTS } else { 0 };
+        let later = READ | WRITE | if by_sudo { IDS } else { 0 };
+        wait_for_threads(running.pid(), "threads that sample", |thread| {
+            let allowed = now | if thread.is_first { later } else { 0 };
+            let watches = thread.name == "ctrl-c";
+            thread.effective & !now == 0
+                && thread.permitted & !allowed == 0
+                && (!watches || thread.permitted == 0 && (thread.uids == [CALLER; 4]) == by_sudo)
+                && thread.gains_nothing
+        });
+        kill("INT", running.pid());
+        wait_for_threads(running.pid(), "threads that write", |thread| {
+            let allowed = if by_sudo { 0 } else { WRITE };
+            let is_callers =
+                thread.uids == [CALLER; 4] && !thread.groups.split(' ').any(|group| group == "0");
+            thread.effective == thread.permitted
+                && thread.permitted & !allowed == 0
+                && is_callers == by_sudo
+                && thread.gains_nothing
+        });
+        let written = read_pipe(&path);
+        assert!(written.contains("leaf_50"), "{written}");
+        let owner = fs::metadata(running.dir().join("out.folded")).unwrap().uid();
+        assert_eq!(owner, if by_sudo { CALLER } else { 0 });
+        running.wait().check_success();
     }
-}
-
-#[test]
-fn a_thread_that_writes_is_the_callers_or_keeps_the_rights_to_write() {
-    let Some(_one) = sampled() else { return };
-    if !is_root() {
-        return;
-    }
-    let target = busy();
-    for by_sudo in [false, true] {
-        for source in ["perf", "ptrace"] {
-            let dir = TempDir::new().unwrap();
-            fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
-            let path = dir.path().join("pipe.folded");
-            fifo(&path);
-            let running = attach_by(
-                profiler(by_sudo),
-                target.pid(),
-                &["--source", source, "-o", path.to_str().unwrap()],
-            );
-            kill("INT", running.pid());
-            wait_for_threads(running.pid(), "threads that write", |thread| {
-                let allowed = if by_sudo { 0 } else { WRITE };
-                let is_callers =
-                    thread.uids == [CALLER; 4] && !thread.groups.split(' ').any(|group| group == "0");
-                thread.effective == thread.permitted
-                    && thread.permitted & !allowed == 0
-                    && is_callers == by_sudo
-                    && thread.gains_nothing
-            });
-            let mut written = String::new();
-            fs::File::open(&path).unwrap().read_to_string(&mut written).unwrap();
-            assert!(written.contains("leaf_50"), "{written}");
-            let owner = fs::metadata(running.dir().join("out.folded")).unwrap().uid();
-            assert_eq!(owner, if by_sudo { CALLER } else { 0 });
-            running.wait().check_success();
-        }
-    }
+    check_root_writes(&target);
+    check_reading();
 }
 
 /// Who called sudo may not write below root's directory; root may.
-#[test]
-fn root_writes_what_the_caller_may_not() {
-    let Some(_one) = sampled() else { return };
-    if !is_root() {
-        return;
-    }
-    let target = busy();
+fn check_root_writes(target: &Fixture) {
     // Nobody else may change a name on the way there.
     let dir = TempDir::new_in("/root").unwrap();
     let path = dir.path().join("pipe.folded");
@@ -213,17 +197,13 @@ fn root_writes_what_the_caller_may_not() {
         let allowed = if thread.is_first { WRITE | IDS } else { 0 };
         thread.permitted & !allowed == 0 && (!thread.is_first || thread.uids[..3] == [0; 3])
     });
-    let mut written = String::new();
-    fs::File::open(&path).unwrap().read_to_string(&mut written).unwrap();
+    let written = read_pipe(&path);
     assert!(written.contains("leaf_50"), "{written}");
     running.wait().check_success();
 }
 
-#[test]
-fn a_profile_is_read_with_the_right_to_read() {
-    if !is_root() {
-        return;
-    }
+/// A profile is read with the right to read.
+fn check_reading() {
     for by_sudo in [false, true] {
         let dir = TempDir::new().unwrap();
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
@@ -255,9 +235,8 @@ fn privileges_of(mut command: Command) -> Vec<String> {
 }
 
 #[test]
-fn a_launched_command_has_the_privileges_of_a_direct_run() {
-    let Some(_one) = sampled() else { return };
-    if !is_root() {
+fn what_is_launched_and_what_is_private_is_as_without_sudo() {
+    if !live() || !is_root() {
         return;
     }
     // Once with fewer, and with some that pass through exec for any user.
@@ -275,7 +254,7 @@ fn a_launched_command_has_the_privileges_of_a_direct_run() {
             };
             let direct = start(&[]);
             assert!(direct.len() >= 9, "{direct:?}");
-            for source in ["perf", "ptrace"] {
+            for source in sources() {
                 let program = env!("CARGO_BIN_EXE_stackprof");
                 let launched =
                     start(&[program, "--source", source, "--format", "folded", "-o", "/dev/null", "--"]);
@@ -283,16 +262,13 @@ fn a_launched_command_has_the_privileges_of_a_direct_run() {
             }
         }
     }
+    check_private();
+    check_ordinary_user();
 }
 
 /// The functions of a program that nobody but its owner may read are named by a debug file of which the same is true,
 /// and which is read after the recording.
-#[test]
-fn private_programs_and_debug_files_of_others_are_named() {
-    let Some(_one) = sampled() else { return };
-    if !is_root() {
-        return;
-    }
+fn check_private() {
     let built = compile("shares", "shares_private", &["-g", "-Wl,--build-id=none"]);
     let dir = TempDir::new().unwrap();
     let (program, debug) = (dir.path().join("private"), dir.path().join("private.debug"));
@@ -312,50 +288,76 @@ fn private_programs_and_debug_files_of_others_are_named() {
     command.args(["--reuid", &owner, "--regid", &owner, "--clear-groups"]).arg(&program).arg("600");
     let mut target = Fixture::run(&mut command);
     target.line("ready");
-    for by_sudo in [false, true] {
-        for source in ["perf", "ptrace"] {
-            let running = attach_by(profiler(by_sudo), target.pid(), &["--source", source]);
-            let recorded = running.interrupt();
-            recorded.check_success();
-            let named = recorded.count(|stack| stack.has("recurse"));
-            recorded
-                .check(2 * named > recorded.total(), format!("{source}: {named} of {}", recorded.total()));
-        }
-    }
-}
-
-#[test]
-fn functions_of_the_kernel_are_named_whoever_called_sudo() {
-    let Some(_one) = sampled() else { return };
-    if !is_root() {
-        return;
-    }
-    for by_sudo in [false, true] {
-        let words = ["if=/dev/zero", "of=/dev/null", "bs=1", "count=1000000", "status=none"];
-        let options = ["--source", "perf", "--", "dd"];
-        let recorded = record_by(profiler(by_sudo), options.iter().chain(&words)).wait();
-        recorded.check_success();
-        let is_kernels = |frame: &str| frame.ends_with("_[k]");
-        let in_kernel = recorded.count(|stack| is_kernels(stack.leaf()));
-        let unnamed = recorded.count(|stack| stack.leaf() == "[kernel]_[k]");
-        recorded
-            .check(in_kernel > 0 && 10 * unnamed < in_kernel, format!("{unnamed} of {in_kernel} unnamed"));
+    for (by_sudo, source) in
+        [false, true].into_iter().flat_map(|by_sudo| sources().iter().map(move |s| (by_sudo, s)))
+    {
+        let recorded = || attach_by(profiler(by_sudo), target.pid(), &["--source", source]).interrupt();
+        record_until(format!("names, {source}, by sudo: {by_sudo}"), recorded, |recorded| {
+            recorded.shows(|stack| stack.has("recurse"))
+        });
     }
 }
 
 /// Whoever has nothing to give up goes on as before.
-#[test]
-fn an_ordinary_user_is_left_alone() {
-    let Some(_one) = sampled() else { return };
-    let Some(somebody) = crate::by_kernel::Somebody::new() else { return };
+fn check_ordinary_user() {
+    let Some(somebody) = Somebody::new() else { return };
     let shares = somebody.fixture("shares");
     let command = somebody.run(&somebody.stackprof());
-    let running = record_by(command, ["--source", "ptrace", "--", shares.to_str().unwrap(), "3"]);
+    let running = record_by(command, ["--source", "ptrace", "--", shares.to_str().unwrap(), "600"]);
     wait_for("the profiler to start", || {
         threads(running.pid()).iter().any(|thread| thread.name == "sampler")
     });
     wait_for_threads(running.pid(), "threads without privileges", |thread| {
         thread.permitted == 0 && !thread.gains_nothing && thread.uids == [CALLER; 4]
     });
-    running.wait().check_success();
+    // It ends with its command.
+    let command =
+        || crate::families::members(running.pid()).last().copied().filter(|pid| *pid != running.pid());
+    wait_for("the command", || command().is_some());
+    let command = command().unwrap();
+    running.wait_attached(command);
+    wait_for_more_cpu_time(command, Duration::from_millis(20));
+    kill("KILL", command);
+    let recorded = running.wait();
+    recorded.check(matches!(recorded.status.code(), Some(0 | 4)), "neither done nor empty");
+}
+
+/// Functions of the kernel stand below the call that led there, and are named as it lists them, whoever called sudo.
+#[test]
+fn frames_of_the_kernel_are_named_below_the_call_that_led_there() {
+    if !sampled() || !is_root() {
+        return;
+    }
+    let words = ["if=/dev/zero", "of=/dev/null", "bs=1M", "count=2000", "status=none"];
+    let in_kernel = |frame: &String| frame.ends_with("_[k]");
+    let list = fs::read_to_string("/proc/kallsyms").expect("the kernel lists its symbols");
+    let listed: std::collections::HashSet<&str> =
+        list.lines().filter_map(|line| line.split_ascii_whitespace().nth(2)).collect();
+    let is_listed = |frame: &String| {
+        let name = frame.strip_suffix("_[k]").unwrap_or(frame);
+        name == "[kernel]" || listed.contains(name.split(' ').next().unwrap_or_default())
+    };
+    for by_sudo in [false, true] {
+        let recorded = || {
+            let options = ["--source", "perf", "--hz", "997", "--", "dd"];
+            let recorded = record_by(profiler(by_sudo), options.iter().chain(&words)).wait();
+            recorded.check_none("code of the program below the kernel's", |stack| {
+                !stack.frames.iter().skip_while(|frame| !in_kernel(frame)).all(in_kernel)
+            });
+            recorded.check_none("a name that the kernel does not list", |stack| {
+                !stack.frames.iter().filter(|frame| in_kernel(frame)).all(is_listed)
+            });
+            recorded
+        };
+        record_until("functions of the kernel", recorded, |recorded| {
+            recorded.shows(|stack| in_kernel(&stack.leaf().to_owned()) && stack.leaf() != "[kernel]_[k]")
+        });
+    }
+    let without = || -> Recorded {
+        let recorded =
+            launch(&["--source", "perf", "--hz", "997", "--no-kernel"], "/bin/dd".as_ref(), &words);
+        recorded.check_none("frames of the kernel", |stack| stack.frames.iter().any(in_kernel));
+        recorded
+    };
+    record_until("its time", without, |recorded| recorded.total() > 0);
 }

@@ -1,13 +1,13 @@
 //! A program that was started by a link has the name of that link in frames, by both sources.
 
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
 
-use crate::by_kernel::sampled;
-use crate::support::{Fixture, Recorded, attach, compile, launch, live, stackprof};
+use crate::support::{Fixture, Recorded, attach, compile, launch, live, record_until, sources, stackprof};
 
 /// A directory with two links to a stripped program, `engine`.
 struct Links(TempDir);
@@ -15,9 +15,8 @@ struct Links(TempDir);
 impl Links {
     fn new() -> Links {
         let links = Links(tempfile::tempdir().unwrap());
-        let engine = compile("exec", "engine", &["-DNAME=engine", "-s"]);
         for name in ["server", "checker"] {
-            symlink(&engine, links.path(name)).unwrap();
+            symlink(engine(), links.path(name)).unwrap();
         }
         links
     }
@@ -27,82 +26,50 @@ impl Links {
     }
 }
 
-/// The samples with a frame of this module below a root frame of this name.
-fn count(recorded: &Recorded, root: &str, module: &str) -> u64 {
-    let (root, module) = (format!("{root};"), format!("[{module}:fn+"));
-    let lines = recorded.folded.lines().filter(|line| line.starts_with(&root) && line.contains(&module));
-    lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
+fn engine() -> PathBuf {
+    compile("exec", "engine", &["-DNAME=engine", "-s"])
 }
 
-/// Each of two programs in a row is known by the link that it was started by.
-fn check_two(recorded: &Recorded) {
-    recorded.check_success();
-    for name in ["server", "checker"] {
-        recorded.check(count(recorded, name, name) > 50, format!("no frames of {name}"));
-    }
-    recorded.check(!recorded.folded.contains("[engine"), "the file's name");
-}
-
-fn launch_two(source: &str) {
-    let links = Links::new();
-    let next = links.path("checker");
-    let recorded = launch(&["--source", source], &links.path("server"), &[next.to_str().unwrap()]);
-    check_two(&recorded);
-}
-
-#[test]
-fn a_link_names_its_program_in_a_launched_command_by_stops() {
-    let Some(_one) = live() else { return };
-    launch_two("ptrace");
-}
-
-#[test]
-fn a_link_names_its_program_in_a_launched_command_by_the_kernel() {
-    let Some(_one) = sampled() else { return };
-    launch_two("perf");
+/// Whether frames of a module are below a root frame of the same name.
+fn shows(recorded: &Recorded, name: &str) -> bool {
+    let module = format!("[{name}:fn+");
+    recorded
+        .shows(|stack| stack.frames[0] == name && stack.frames.iter().any(|frame| frame.starts_with(&module)))
 }
 
 fn attach_to(source: &str, program: &Path, arg0: &str) -> Recorded {
-    use std::os::unix::process::CommandExt;
     let mut target = Fixture::run(Command::new(program).arg0(arg0).arg("wait"));
     target.line("ready");
-    let running = attach(target.pid(), &["--source", source]);
+    let running = attach(target.pid(), &["--source", source, "--hz", "997"]);
     target.go();
     target.line("finished");
     drop(target);
-    let recorded = running.wait();
-    recorded.check_success();
-    recorded
+    running.wait()
 }
 
-fn attach_by(source: &str) {
+#[test]
+fn a_link_names_its_program() {
+    if !live() {
+        return;
+    }
     let links = Links::new();
     let server = links.path("server");
-    let recorded = attach_to(source, &server, server.to_str().unwrap());
-    recorded.check(count(&recorded, "server", "server") > 50, "no frames of server");
-    // `exec -a`: the name of a program that it is not.
-    let engine = compile("exec", "engine", &["-DNAME=engine", "-s"]);
-    let recorded = attach_to(source, &engine, "/usr/bin/redis-server");
-    recorded.check(count(&recorded, "engine", "engine") > 50, "no frames of engine");
-}
+    for source in sources() {
+        let options = ["--source", source, "--hz", "997"];
+        let two = || {
+            let recorded = launch(&options, &server, &[links.path("checker")]);
+            recorded.check(!recorded.folded.contains("[engine"), "the file's name");
+            recorded
+        };
+        record_until("both links", two, |recorded| shows(recorded, "server") && shows(recorded, "checker"));
+        let running = || attach_to(source, &server, server.to_str().unwrap());
+        record_until("the link", running, |recorded| shows(recorded, "server"));
+        // `exec -a`: the name of a program that it is not.
+        let running = || attach_to(source, &engine(), "/usr/bin/redis-server");
+        record_until("the program", running, |recorded| shows(recorded, "engine"));
+    }
 
-#[test]
-fn a_link_names_a_running_program_by_stops() {
-    let Some(_one) = live() else { return };
-    attach_by("ptrace");
-}
-
-#[test]
-fn a_link_names_a_running_program_by_the_kernel() {
-    let Some(_one) = sampled() else { return };
-    attach_by("perf");
-}
-
-#[test]
-fn dumps_and_saved_profiles_have_the_name_of_the_link() {
-    let Some(_one) = live() else { return };
-    let links = Links::new();
-    let mut target = Fixture::run(Command::new(links.path("server")).arg("wait"));
+    let mut target = Fixture::run(Command::new(&server).arg("wait"));
     target.line("ready");
     let pid = target.pid().to_string();
     let said = |arguments: &[&str]| {
@@ -113,8 +80,13 @@ fn dumps_and_saved_profiles_have_the_name_of_the_link() {
     let stacks = said(&["dump", "stacks", "--pid", &pid]);
     assert!(stacks.contains("[server:fn+") && !stacks.contains("[engine"), "{stacks}");
     drop(target);
-    said(&["-q", "--source", "ptrace", "-o", "a.pb.gz", "--", "./server"]);
     // The mapping of pprof has the path of the link, which leads to the file.
+    let saved = links.path("a.pb.gz");
+    record_until(
+        "the link",
+        || launch(&["--hz", "997", "-o", saved.to_str().unwrap()], &server, &[""; 0]),
+        |recorded| shows(recorded, "server"),
+    );
     let table = said(&["render", "a.pb.gz", "--top"]);
     assert!(table.contains("(server)") && !table.contains("engine"), "{table}");
 }

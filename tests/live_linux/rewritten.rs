@@ -6,21 +6,11 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::by_kernel_tree::{tree, under};
-use crate::support::{Fixture, Recorded, attach, compile, launch, live, not_here, stackprof};
+use crate::support::{Fixture, Recorded, attach, compile, launch, record_until, sources};
+use crate::trees::{shows_under, tree};
 
 /// What is said of such a file.
 const TOLD: &str = "have no names: replaced on disk since it was loaded";
-
-/// The sources of samples that there are here.
-fn sources() -> Vec<&'static str> {
-    let tried = stackprof().args(["-q", "--source", "perf", "-o", "-", "--", "true"]).output().unwrap();
-    if tried.status.code() == Some(1) {
-        not_here("perf_event is refused");
-        return vec!["ptrace"];
-    }
-    vec!["ptrace", "perf"]
-}
 
 /// A program that burns in `burn_in_early`, and another of the same length that burns in
 /// `burn_in_later`.
@@ -40,91 +30,66 @@ fn recorded(source: &str, script: &str) -> (Recorded, PathBuf) {
     let dir = TempDir::new().unwrap();
     let (app, other) = programs(dir.path());
     let arguments = ["-c".as_ref(), script.as_ref(), app.as_os_str(), other.as_os_str()];
-    let recorded = launch(&["--hz", "997", "--source", source], "/bin/sh".as_ref(), &arguments);
-    recorded.check_success();
-    (recorded, app)
+    (launch(&["--hz", "997", "--source", source], "/bin/sh".as_ref(), &arguments), app)
 }
 
-/// Checks that half a second of a program whose file is another's afterwards has no names of either.
-fn check_rewritten(script: &str) {
-    let Some(_one) = live() else { return };
+#[test]
+fn programs_that_are_overwritten_have_no_names_of_others() {
+    const SHORTER: &str = "\"$0\" burn 80000; head -c 5000 \"$1\" > \"$0\"";
+    const OF_ITS_LENGTH: &str = "\"$0\" burn 80000; cat \"$1\" > \"$0\"";
+    const OF_ITS_TIME: &str =
+        "\"$0\" burn 80000; touch -r \"$0\" \"$0.time\"; cat \"$1\" > \"$0\"; touch -r \"$0.time\" \"$0\"";
     for source in sources() {
-        let (recorded, app) = recorded(source, script);
-        let all = under(&recorded, "app", "");
-        recorded.check(all > 300, format!("{all} counts"));
-        for name in ["burn_in_early", "burn_in_later", "burn", "main"] {
-            recorded.check(under(&recorded, "app", name) == 0, format!("{name} by {source}"));
+        for script in [SHORTER, OF_ITS_LENGTH, OF_ITS_TIME] {
+            let record = || {
+                let (recorded, app) = recorded(source, script);
+                let names = ["burn_in_early", "burn_in_later", "burn", "main"];
+                recorded.check_none(format!("named, {source}, {script}"), |stack| {
+                    stack.frames[0] == "app" && names.iter().any(|name| stack.has(name))
+                });
+                let told = format!("functions of {} {TOLD}", app.display());
+                let seen = recorded.shows(|stack| stack.frames[0] == "app");
+                recorded.check(!seen || recorded.stderr.contains(&told), "not reported");
+                recorded
+            };
+            record_until("the place of its code", record, |recorded| {
+                let placed = |frame: &String| frame.starts_with("[app+0x");
+                recorded.shows(|stack| stack.frames.iter().any(placed))
+            });
         }
-        let shown = recorded.count(|stack| stack.frames.iter().any(|frame| frame.starts_with("[app+0x")));
-        recorded.check(shown * 10 > all * 9, format!("{shown} of {all} by their file"));
-        let told = format!("functions of {} {TOLD}", app.display());
-        recorded.check(recorded.stderr.contains(&told), "not told");
-    }
-}
-
-#[test]
-fn a_program_overwritten_by_a_shorter_one_is_not_named_after_it() {
-    check_rewritten("\"$0\" burn 500000; head -c 5000 \"$1\" > \"$0\"");
-}
-
-#[test]
-fn a_program_overwritten_by_one_of_its_length_is_not_named_after_it() {
-    check_rewritten("\"$0\" burn 500000; cat \"$1\" > \"$0\"");
-}
-
-#[test]
-fn a_program_overwritten_with_the_time_of_the_old_one_is_not_named_after_it() {
-    check_rewritten(
-        "\"$0\" burn 500000; touch -r \"$0\" \"$0.time\"; cat \"$1\" > \"$0\"; touch -r \"$0.time\" \"$0\"",
-    );
-}
-
-#[test]
-fn a_program_that_is_removed_keeps_its_names() {
-    let Some(_one) = live() else { return };
-    for source in sources() {
-        let (recorded, _) = recorded(source, "\"$0\" burn 500000; mv \"$1\" \"$0\"");
-        let named = under(&recorded, "app", "burn_in_early");
-        recorded.check(named > 300, format!("{named} counts by {source}"));
-    }
-}
-
-/// Both run, each in its time: the file of the second is read anew.
-#[test]
-fn the_program_that_overwrote_another_has_its_own_names() {
-    let Some(_one) = live() else { return };
-    for source in sources() {
-        let (recorded, _) =
-            recorded(source, "\"$0\" burn 500000; cat \"$1\" > \"$0\"; \"$0\" burn 500000; :");
-        let all = under(&recorded, "app", "");
-        let named = under(&recorded, "app", "burn_in_later");
-        recorded.check(under(&recorded, "app", "burn_in_early") == 0, "named by what is overwritten");
-        recorded.check((350..=650).contains(&named), format!("{named} of {all} by {source}"));
-        recorded.check(recorded.stderr.contains(TOLD), "not told");
-    }
-}
-
-/// By the kernel's samples a process is heard of when it may have ended.
-#[test]
-fn short_programs_that_are_overwritten_at_once_have_no_names_of_others() {
-    let Some(_one) = live() else { return };
-    for source in sources() {
-        let turn = "cat \"$0.first\" > \"$0\"; \"$0\" burn 8000; cat \"$1\" > \"$0\"; sleep 0.1";
-        let script = format!("cp \"$0\" \"$0.first\"; for i in 1 2 3 4 5 6 7 8 9 10; do {turn}; done");
-        let (recorded, _) = recorded(source, &script);
-        let all = under(&recorded, "app", "");
-        recorded.check(all > 20, format!("{all} counts"));
-        let wrong = under(&recorded, "app", "burn_in_later");
-        recorded.check(wrong == 0, format!("{wrong} of {all} by {source}"));
+        // One that is removed keeps its names.
+        let removed = || recorded(source, "\"$0\" burn 80000; mv \"$1\" \"$0\"").0;
+        record_until("the removed program", removed, |recorded| {
+            shows_under(recorded, "app", "burn_in_early")
+        });
+        // Both run, each in its time: the file of the second is read anew.
+        let both = || {
+            let script = "\"$0\" burn 80000; cat \"$1\" > \"$0\"; \"$0\" burn 80000; :";
+            let (recorded, _) = recorded(source, script);
+            recorded.check_none("named by what is overwritten", |stack| stack.has("burn_in_early"));
+            recorded
+        };
+        let recorded_both = record_until("the second program", both, |recorded| {
+            shows_under(recorded, "app", "burn_in_later")
+        });
+        recorded_both.check(recorded_both.stderr.contains(TOLD), "not reported");
+        // By the kernel's samples a process is heard of when it may have ended.
+        let short = || {
+            let turn = "cat \"$0.first\" > \"$0\"; \"$0\" burn 8000; cat \"$1\" > \"$0\"; sleep 0.02";
+            let script = format!("cp \"$0\" \"$0.first\"; for i in 1 2 3 4; do {turn}; done");
+            let (recorded, _) = recorded(source, &script);
+            recorded.check_none("another program's name", |stack| stack.has("burn_in_later"));
+            recorded
+        };
+        record_until("a short program", short, |recorded| recorded.shows(|stack| stack.frames[0] == "app"));
+        check_truncated(source);
     }
 }
 
 /// A program truncates a library that it has mapped, which nobody can keep it from.
-#[test]
-fn a_mapped_library_that_is_truncated_ends_no_recording() {
-    let Some(_one) = live() else { return };
+fn check_truncated(source: &str) {
     let plugin = compile("plugin", "libplugin_cut.so", &["-shared", "-fPIC", "-DNAME=cut"]);
-    for source in sources() {
+    let cut = || {
         let dir = TempDir::new().unwrap();
         let library = dir.path().join("libcut.so");
         fs::copy(&plugin, &library).unwrap();
@@ -133,13 +98,14 @@ fn a_mapped_library_that_is_truncated_ends_no_recording() {
         let running = attach(target.pid(), &["--hz", "997", "--source", source]);
         target.tell(&format!("load {}", library.display()));
         target.line("loaded at");
-        target.tell("run 500");
+        target.tell("run 100");
         target.line("ran");
         fs::File::options().write(true).open(&library).unwrap().set_len(0).unwrap();
         let recorded = running.interrupt();
-        recorded.check_success();
-        recorded.check(recorded.total() > 300, "hardly anything was recorded");
-        recorded.check(recorded.count(|stack| stack.has("plugin_cut")) == 0, "named by what is gone");
-        recorded.check(recorded.stderr.contains(&format!("libcut.so {TOLD}")), "not told");
-    }
+        recorded.check_none("named by what is gone", |stack| stack.has("plugin_cut"));
+        recorded
+    };
+    record_until("the place of a truncated library", cut, |recorded| {
+        recorded.stderr.contains(&format!("libcut.so {TOLD}"))
+    });
 }

@@ -105,7 +105,7 @@ fn walk_everywhere(bytes: &[u8], is_arm64: bool, random: &mut Random) {
             ..Input::new(StackBytes { base: Avma(STACK), bytes: &stack }, &code)
         };
         for how in [UnwindMethod::Auto, UnwindMethod::Cfi, UnwindMethod::FramePointer] {
-            walk::unwind(how, &registers, &input, &mut unwinder, &mut frames);
+            walk::unwind(how, &registers, &input, &mut unwinder, &mut frames).expect("all code is in images");
             assert!(frames.addresses.len() <= DEPTH_MAX && frames.methods.len() == frames.addresses.len());
         }
     }

@@ -17,25 +17,27 @@ use std::{env, fs, thread};
 
 use tempfile::TempDir;
 
-#[path = "enough.rs"]
-mod enough;
 #[path = "made.rs"]
 mod made;
 #[path = "programs.rs"]
 mod programs;
+#[cfg(target_arch = "x86_64")] // what its user is
 #[path = "random.rs"]
 mod random;
+#[path = "recorded.rs"]
+mod recorded;
+#[path = "rights.rs"]
+mod rights;
 #[path = "rounds.rs"]
 mod rounds;
-#[path = "turns.rs"]
-mod turns;
 
-pub(crate) use enough::record_enough;
 pub(crate) use made::made;
 pub(crate) use programs::{copy_program, write_script};
+#[cfg(target_arch = "x86_64")]
 pub(crate) use random::Random;
+pub(crate) use recorded::{Recorded, Stack};
+pub(crate) use rights::{Somebody, is_root, live, sampled, sources};
 pub(crate) use rounds::rounds;
-pub(crate) use turns::{Turn, live, live_alone};
 
 /// Longer than anything here takes, even on a machine busy with other things. Nothing that goes
 /// well waits for its end.
@@ -60,17 +62,6 @@ const FLAGS: [&str; 7] = [
 /// Says that a test does not apply to this machine, whatever the environment asks.
 pub(crate) fn not_here(reason: &str) {
     println!("SKIP {reason}");
-}
-
-/// Whether figures that depend on a quiet machine are asserted and not only printed.
-pub(crate) fn measuring() -> bool {
-    env::var("STACKPROF_MEASURE").is_ok_and(|value| value == "1")
-}
-
-/// Whether the processor is emulated, so that all code takes some twenty times as long: what a sample
-/// costs is nothing to judge by then.
-pub(crate) fn emulated() -> bool {
-    env::var("STACKPROF_EMULATED").is_ok_and(|value| value == "1")
 }
 
 /// Compiles `tests/fixtures/NAME.c` with the usual flags.
@@ -122,6 +113,11 @@ pub(crate) fn wait_for(what: impl Display, mut condition: impl FnMut() -> bool) 
         assert!(begun.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// A named pipe.
+pub(crate) fn make_fifo(path: &Path) {
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
 }
 
 /// `kill -SIGNAL PID`.
@@ -201,15 +197,6 @@ pub(crate) fn wait_for_more_cpu_time(pid: u32, more: Duration) {
     // One that is gone is not waited for.
     let used = cpu_time(pid).unwrap_or_default();
     wait_for_cpu_time(pid, used + more);
-}
-
-/// Percentage points that a share of `percent` may be off in so many stacks: four standard
-/// deviations of as many that weigh the same, which chance exceeds once in 16,000 times. Beside
-/// other programs stacks come late and weigh up to tens of times what others do, so that a third of
-/// them say as much: seven.
-pub(crate) fn points(percent: f64, stacks: u64) -> f64 {
-    let (share, deviations) = (percent / 100.0, if measuring() { 4.0 } else { 7.0 });
-    100.0 * deviations * (share * (1.0 - share) / stacks.max(1) as f64).sqrt()
 }
 
 /// Nobody traces the process, and no thread of it stands still.
@@ -321,6 +308,16 @@ impl Drop for Fixture {
     }
 }
 
+/// A child that is ended when this is dropped.
+pub(crate) struct Killed(pub(crate) Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// The numbers of a line such as `events 10 failed 0`, by the word before each.
 pub(crate) fn numbers(line: &str) -> HashMap<String, u64> {
     let words: Vec<&str> = line.split_whitespace().collect();
@@ -338,12 +335,6 @@ pub(crate) struct Running {
 /// `stackprof ARGS` with folded, SVG and statistics outputs.
 pub(crate) fn record<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) -> Running {
     record_by(stackprof(), arguments)
-}
-
-/// Who takes the samples unless a test says otherwise: ptrace, of which most of them are;
-/// `STACKPROF_TEST_SOURCE=perf` tries them with the other source.
-fn usual_source() -> String {
-    env::var("STACKPROF_TEST_SOURCE").unwrap_or_else(|_| "ptrace".to_owned())
 }
 
 /// Whether a process has events of the kernel open.
@@ -364,15 +355,9 @@ pub(crate) fn record_by<A: AsRef<OsStr>>(
     for (option, file) in [("-o", "out.folded"), ("-o", "out.svg"), ("--stats", "out.json")] {
         command.arg(option).arg(dir.path().join(file));
     }
-    // What follows may say otherwise.
-    let source = usual_source();
-    if source == "perf" {
-        // What most tests look at is the program's own code.
-        command.arg("--no-kernel");
-    }
-    // What is behind a stub has a source of its own.
+    // Ptrace unless what follows says otherwise. What is behind a stub has a source of its own.
     if !command.get_args().any(|argument| argument == "--gdb") {
-        command.arg("--source").arg(source);
+        command.args(["--source", "ptrace"]);
     }
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = command.spawn().unwrap();
@@ -385,6 +370,27 @@ pub(crate) fn attach(pid: u32, options: &[&str]) -> Running {
     let running = record(["--pid", &pid_text].iter().chain(options));
     running.wait_attached(pid);
     running
+}
+
+/// Records until a recording shows what is looked for: beside other programs the profiler may get no CPU while
+/// a short target works.
+#[track_caller]
+pub(crate) fn record_until(
+    what: impl Display,
+    mut record: impl FnMut() -> Recorded,
+    shows: impl Fn(&Recorded) -> bool,
+) -> Recorded {
+    let begun = Instant::now();
+    loop {
+        let recorded = record();
+        if !recorded.is_empty() {
+            recorded.check_success();
+            if shows(&recorded) {
+                return recorded;
+            }
+        }
+        recorded.check(begun.elapsed() < PATIENCE, format!("no recording shows {what}"));
+    }
 }
 
 /// Records a command until its end.
@@ -482,110 +488,4 @@ impl Drop for Running {
 fn names_in(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-}
-
-/// A line of the folded output.
-#[derive(Clone, Debug)]
-pub(crate) struct Stack {
-    /// Root first; the first is the process name.
-    pub(crate) frames: Vec<String>,
-    pub(crate) count: u64,
-}
-
-impl Stack {
-    pub(crate) fn has(&self, name: &str) -> bool {
-        self.frames.iter().any(|frame| frame == name)
-    }
-
-    pub(crate) fn leaf(&self) -> &str {
-        self.frames.last().map_or("", String::as_str)
-    }
-}
-
-/// What a run of stackprof left.
-pub(crate) struct Recorded {
-    pub(crate) command: String,
-    pub(crate) status: ExitStatus,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
-    pub(crate) folded: String,
-    pub(crate) stacks: Vec<Stack>,
-    pub(crate) svg: String,
-    /// Names of all files that it left where its outputs go.
-    pub(crate) files: Vec<String>,
-    pub(crate) stats: serde_json::Value,
-}
-
-impl Recorded {
-    /// Panics with `what` and everything known of the run unless `holds`.
-    #[track_caller]
-    pub(crate) fn check(&self, holds: bool, what: impl Display) {
-        let lines: Vec<&str> = self.folded.lines().collect();
-        let shown = lines.iter().take(60).map(|line| {
-            let cut = line.char_indices().nth(400).map_or(line.len(), |(index, _)| index);
-            format!("  {}\n", &line[..cut])
-        });
-        assert!(
-            holds,
-            "{what}\ncommand: {}\nstatus: {}\nstderr:\n{}stdout:\n{}stacks ({} lines):\n{}stats: {:#}",
-            self.command,
-            self.status,
-            self.stderr,
-            self.stdout,
-            lines.len(),
-            shown.collect::<String>(),
-            self.stats
-        );
-    }
-
-    /// Panics unless stackprof ended as it should when a profile was written.
-    #[track_caller]
-    pub(crate) fn check_success(&self) {
-        self.check(self.status.success(), "stackprof failed");
-    }
-
-    /// Σ of the counts of the stacks that `which` picks.
-    pub(crate) fn count(&self, which: impl Fn(&Stack) -> bool) -> u64 {
-        self.stacks.iter().filter(|stack| which(stack)).map(|stack| stack.count).sum()
-    }
-
-    /// Σ of all counts.
-    pub(crate) fn total(&self) -> u64 {
-        self.count(|_| true)
-    }
-
-    /// A number of the statistics.
-    #[track_caller]
-    pub(crate) fn figure(&self, key: &str) -> f64 {
-        let value = self.stats[key].as_f64();
-        self.check(value.is_some(), format!("no number `{key}` in the statistics"));
-        value.unwrap_or_default()
-    }
-
-    /// How many stacks stand for the counts: fewer than they where the rate gave way to
-    /// `--max-stop`, so that one stands for several; and where some stand for more than others, as many as
-    /// would say as much if each stood for the same.
-    pub(crate) fn stacks_taken(&self) -> u64 {
-        let taken = self.figure("stops") - self.figure("stops_let_go") - self.figure("stops_not_on_cpu");
-        (taken as u64).min(self.figure("samples_effective") as u64)
-    }
-
-    /// Counts that were lost, by all causes that weigh.
-    pub(crate) fn lost(&self) -> u64 {
-        self.stats["samples_lost"].as_object().into_iter().flatten().filter_map(|(_, n)| n.as_u64()).sum()
-    }
-
-    /// The frames of the flame graph: name, samples, percent.
-    pub(crate) fn svg_frames(&self) -> Vec<(String, u64, f64)> {
-        let titles = self.svg.split("<title>").skip(1).filter_map(|rest| rest.split_once("</title>"));
-        titles.filter_map(|(title, _)| svg_frame(title)).collect()
-    }
-}
-
-/// `name (1,234 samples, 12.34%)`
-fn svg_frame(title: &str) -> Option<(String, u64, f64)> {
-    let (name, rest) = title.rsplit_once(" (")?;
-    let (samples, percent) = rest.strip_suffix("%)")?.split_once(" samples, ")?;
-    let name = name.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
-    Some((name, samples.replace(',', "").parse().ok()?, percent.parse().ok()?))
 }

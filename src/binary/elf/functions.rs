@@ -4,6 +4,8 @@
 //! symbols that are functions by their type count, what Go programs list, and the sections `.init` and
 //! `.fini`, which are one function each. Not for: names (see `symbol::table`), or functions that only unwind
 //! information knows.
+//!
+//! Names are read when an address is looked up: those of a compiler are 20 MB, which would all be resident.
 
 use std::ops::Range;
 
@@ -20,7 +22,7 @@ const WHOLE: [&[u8]; 2] = [b".init", b".fini"];
 /// Most bytes of a symbol's name that are read.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// The ranges of an ELF file's functions, sorted by start; no two begin at the same address.
+/// The ranges of an ELF file's functions, sorted by start, and those of one start by how far they reach.
 #[derive(Clone, Debug, Default)]
 pub struct Functions(Vec<FunctionRange>);
 
@@ -28,11 +30,35 @@ pub struct Functions(Vec<FunctionRange>);
 struct FunctionRange {
     start: u64,
     end: u64,
-    /// Its start is where calls lead to. gcc moves the rarely used parts of functions elsewhere,
-    /// with a symbol of their own: their first instruction runs in the frame of the function.
-    is_entry: bool,
+    name: Name,
     /// Of 32-bit Arm: its instructions are T32, not A32; where a symbol tells.
     is_t32: Option<bool>,
+}
+
+/// What tells whether the start of a function is where calls lead to. gcc moves the rarely used parts of functions
+/// elsewhere, with a symbol of their own: their first instruction runs in the frame of the function.
+#[derive(Clone, Copy, Debug)]
+enum Name {
+    /// None is needed: it is an entry.
+    OfEntry,
+    /// The name of the symbol, by its offset in the file.
+    At(u32),
+    /// Beyond what is read.
+    Unknown,
+}
+
+impl Name {
+    fn is_of_entry(self, file: &[u8]) -> bool {
+        match self {
+            Name::OfEntry => true,
+            Name::At(offset) => {
+                let name = file.get(offset as usize..).unwrap_or_default();
+                let name = &name[..name.len().min(MAX_NAME_BYTES)];
+                !is_part(name.split(|byte| *byte == 0).next().unwrap_or_default())
+            }
+            Name::Unknown => false,
+        }
+    }
 }
 
 impl Functions {
@@ -48,22 +74,17 @@ impl Functions {
         if let Some(go) = GoFunctions::find(bytes) {
             found.extend(go.iter(bytes).map(|function| {
                 let (start, end) = (function.range.start.0, function.range.end.0);
-                FunctionRange { start, end, is_entry: true, is_t32: None }
+                FunctionRange { start, end, name: Name::OfEntry, is_t32: None }
             }));
         }
-        // Of one address the symbol that reaches furthest; a part is never an entry.
-        found.sort_unstable_by_key(|function| {
-            (function.start, function.is_entry, std::cmp::Reverse(function.end))
-        });
-        found.dedup_by_key(|function| function.start);
+        found.sort_unstable_by_key(|function| (function.start, std::cmp::Reverse(function.end)));
         // A symbol without a size reaches to the next one, or to the end of its section.
-        for index in 1..found.len() {
-            let next = found[index].start;
-            if let Some(before) = found.get_mut(index - 1)
-                && before.end > next
-            {
-                before.end = next;
+        let (mut start, mut next) = (u64::MAX, u64::MAX);
+        for function in found.iter_mut().rev() {
+            if function.start != start {
+                (start, next) = (function.start, start);
             }
+            function.end = function.end.min(next);
         }
         found.shrink_to_fit();
         Functions(found)
@@ -73,21 +94,26 @@ impl Functions {
     /// (ELF for the Arm Architecture, 5.5.3). `None` where no symbol tells.
     #[must_use]
     pub fn is_t32(&self, svma: Svma) -> Option<bool> {
-        self.last(svma)?.is_t32
+        self.last(svma).first()?.is_t32
     }
 
-    /// The function at an address; `None` where no symbol tells, and in parts of functions that
-    /// are apart from their entry.
+    /// The function at an address, in the file whose bytes were read; `None` where no symbol tells, and in parts of
+    /// functions that are apart from their entry.
     #[must_use]
-    pub fn at(&self, svma: Svma) -> Option<Range<Svma>> {
-        let found = self.last(svma).filter(|found| found.is_entry)?;
-        Some(Svma(found.start)..Svma(found.end))
+    pub fn at(&self, svma: Svma, file: &[u8]) -> Option<Range<Svma>> {
+        let found = self.last(svma);
+        // Of one address the symbol that reaches furthest; a part is never an entry.
+        let first = found.first().filter(|_| found.iter().all(|symbol| symbol.name.is_of_entry(file)))?;
+        Some(Svma(first.start)..Svma(first.end))
     }
 
-    /// The function or part that holds an address.
-    fn last(&self, svma: Svma) -> Option<&FunctionRange> {
+    /// The symbols of the function or part that holds an address.
+    fn last(&self, svma: Svma) -> &[FunctionRange] {
         let after = self.0.partition_point(|function| function.start <= svma.0);
-        self.0.get(after.checked_sub(1)?).filter(|found| svma.0 < found.end)
+        let Some(start) = after.checked_sub(1).map(|last| self.0[last].start) else { return &[] };
+        let first = self.0[..after].partition_point(|function| function.start < start);
+        let found = &self.0[first..after];
+        if found.first().is_some_and(|furthest| svma.0 < furthest.end) { found } else { &[] }
     }
 }
 
@@ -108,11 +134,14 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
         if let Some(range) = range
             && name_of(section).is_some_and(|name| WHOLE.contains(&name))
         {
-            found.push(FunctionRange { start: range.start, end: range.end, is_entry: true, is_t32: None });
+            let (start, end) = (range.start, range.end);
+            found.push(FunctionRange { start, end, name: Name::OfEntry, is_t32: None });
         }
     }
     for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
         let Ok(table) = sections.symbols(endian, data, kind) else { continue };
+        let names_at =
+            sections.section(table.string_section()).ok().and_then(|names| names.file_range(endian));
         for (index, symbol) in table.enumerate() {
             if !matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC) {
                 continue;
@@ -126,8 +155,12 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
                 continue;
             }
             let end = if size == 0 { section.end } else { start.saturating_add(size).min(section.end) };
-            let name = table.symbol_name(endian, symbol).unwrap_or_default();
-            found.push(FunctionRange { start, end, is_entry: !is_part(name), is_t32 });
+            let name_at = names_at.and_then(|(offset, size)| {
+                let name = u64::from(symbol.st_name(endian));
+                u32::try_from(offset.checked_add(name).filter(|_| name < size)?).ok()
+            });
+            let name = name_at.map_or(Name::Unknown, Name::At);
+            found.push(FunctionRange { start, end, name, is_t32 });
         }
     }
     Ok(found)
@@ -150,24 +183,46 @@ fn is_part(name: &[u8]) -> bool {
 mod tests {
     use super::*;
 
+    /// A file that is two names, of an entry and of a part.
+    const NAMES: &[u8] = b"\0f\0f.cold\0";
+
     fn functions(list: &[(u64, u64, bool)]) -> Functions {
-        Functions(
-            list.iter()
-                .map(|&(start, end, is_entry)| FunctionRange { start, end, is_entry, is_t32: None })
-                .collect(),
-        )
+        let range = |&(start, end, is_entry): &(u64, u64, bool)| {
+            let name = if is_entry { Name::At(1) } else { Name::At(3) };
+            FunctionRange { start, end, name, is_t32: None }
+        };
+        Functions(list.iter().map(range).collect())
     }
 
     #[test]
     fn a_function_holds_its_bytes_and_no_others() {
         let functions = functions(&[(0x10, 0x20, true), (0x30, 0x40, false), (0x40, 0x50, true)]);
-        assert_eq!(functions.at(Svma(0xf)), None);
-        assert_eq!(functions.at(Svma(0x10)), Some(Svma(0x10)..Svma(0x20)));
-        assert_eq!(functions.at(Svma(0x1f)), Some(Svma(0x10)..Svma(0x20)));
-        assert_eq!(functions.at(Svma(0x20)), None, "between two");
-        assert_eq!(functions.at(Svma(0x35)), None, "a part without an entry");
-        assert_eq!(functions.at(Svma(0x4f)), Some(Svma(0x40)..Svma(0x50)));
-        assert_eq!(functions.at(Svma(u64::MAX)), None);
+        let at = |address| functions.at(Svma(address), NAMES);
+        assert_eq!(at(0xf), None);
+        assert_eq!(at(0x10), Some(Svma(0x10)..Svma(0x20)));
+        assert_eq!(at(0x1f), Some(Svma(0x10)..Svma(0x20)));
+        assert_eq!(at(0x20), None, "between two");
+        assert_eq!(at(0x35), None, "a part without an entry");
+        assert_eq!(at(0x4f), Some(Svma(0x40)..Svma(0x50)));
+        assert_eq!(at(u64::MAX), None);
+    }
+
+    #[test]
+    fn of_several_symbols_at_one_address_a_part_is_no_entry() {
+        let functions =
+            functions(&[(0x10, 0x20, true), (0x10, 0x18, true), (0x20, 0x40, true), (0x20, 0x30, false)]);
+        let at = |address| functions.at(Svma(address), NAMES);
+        assert_eq!(at(0x1c), Some(Svma(0x10)..Svma(0x20)), "the one that reaches furthest");
+        assert_eq!((at(0x25), at(0x38)), (None, None));
+    }
+
+    #[test]
+    fn a_name_that_is_not_in_the_file_is_of_no_entry() {
+        let name = |name: Name, file| name.is_of_entry(file);
+        assert!(name(Name::At(1), NAMES) && !name(Name::At(3), NAMES));
+        assert!(name(Name::OfEntry, b"") && !name(Name::Unknown, NAMES));
+        let long = [&[b'f'; 2 * MAX_NAME_BYTES][..], b".cold"].concat();
+        assert!(name(Name::At(0), &long), "as far as names are read");
     }
 
     #[test]
@@ -187,12 +242,13 @@ mod tests {
         let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let functions = Functions::read(&bytes);
         assert!(functions.0.len() > 1000, "{}", functions.0.len());
-        assert!(functions.0.windows(2).all(|pair| pair[0].start < pair[1].start));
-        assert!(functions.0.windows(2).all(|pair| pair[0].end <= pair[1].start));
+        assert!(functions.0.is_sorted_by_key(|function| function.start));
+        let apart = |pair: &[FunctionRange]| pair[0].start == pair[1].start || pair[0].end <= pair[1].start;
+        assert!(functions.0.windows(2).all(apart));
         for at in (0..bytes.len()).step_by(bytes.len() / 4) {
             let mut damaged = bytes[..at].to_vec();
             damaged.extend_from_slice(&bytes[at / 2..]);
-            let _ = Functions::read(&damaged).at(Svma(0x1000));
+            let _ = Functions::read(&damaged).at(Svma(0x1000), &damaged);
         }
         assert!(Functions::read(b"").0.is_empty());
     }

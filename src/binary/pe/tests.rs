@@ -9,26 +9,7 @@ use super::unwind_info::DWARF_NUMBERS;
 use super::*;
 use crate::binary::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::binary::object::{Format, Object};
-
-/// Seeded numbers: splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, count: usize) -> usize {
-        (self.next() % count.max(1) as u64) as usize
-    }
-
-    fn chance(&mut self, times: u64, out_of: u64) -> bool {
-        self.next() % out_of < times
-    }
-}
+use crate::rng::Rng;
 
 const RSP: usize = 7;
 
@@ -299,7 +280,7 @@ impl Op {
 }
 
 /// A random function that keeps to the ABI, with the codes that a compiler writes for it.
-fn function(random: &mut Random) -> (Vec<Op>, Vec<u8>) {
+fn function(random: &mut Rng) -> (Vec<Op>, Vec<u8>) {
     let mut kept: Vec<u8> = vec![3, 5, 6, 7, 12, 13, 14, 15];
     for index in (1..kept.len()).rev() {
         kept.swap(index, random.below(index + 1));
@@ -385,7 +366,7 @@ fn caller(row: &Row, machine: &Machine) -> [u64; COLUMNS] {
 #[test]
 fn each_instruction_of_random_functions_leads_to_the_caller() {
     for seed in 0..400 {
-        let mut random = Random(seed);
+        let mut random = Rng::new(seed);
         let (ops, info) = function(&mut random);
         let code: Vec<u8> = ops.iter().flat_map(|op| op.bytes()).collect();
         let file = file_of(&code, &info);
@@ -409,9 +390,9 @@ fn each_instruction_of_random_functions_leads_to_the_caller() {
 
 #[test]
 fn damaged_files_are_refused_or_answer() {
-    let mut random = Random(7);
+    let mut random = Rng::new(7);
     for seed in 0..300 {
-        let mut of_seed = Random(seed);
+        let mut of_seed = Rng::new(seed);
         let (ops, info) = function(&mut of_seed);
         let code: Vec<u8> = ops.iter().flat_map(|op| op.bytes()).collect();
         let end = TEXT + code.len() as u32;

@@ -38,6 +38,8 @@ impl MatchingFlags {
 pub enum ReportFormat {
     /// Differential flame graph.
     Svg,
+    /// One HTML page that shows both profiles.
+    Html,
     /// `stack BASE NEW`.
     Folded,
     /// A table for a comment.
@@ -49,8 +51,9 @@ pub enum ReportFormat {
 }
 
 /// Extensions of reports.
-const EXTENSIONS: [(&str, ReportFormat); 5] = [
+const EXTENSIONS: [(&str, ReportFormat); 6] = [
     (".svg", ReportFormat::Svg),
+    (".html", ReportFormat::Html),
     (".folded", ReportFormat::Folded),
     (".txt", ReportFormat::Folded),
     (".md", ReportFormat::Markdown),

@@ -53,8 +53,8 @@ pub(super) struct DiffFlags {
     #[arg(long, help_heading = MATCHING)]
     no_inline: bool,
     /// Write the comparison here; may be given more than once. The extension
-    /// tells the form: .svg differential flame graph, .folded `stack BASE NEW`,
-    /// .md and .json tables; - is folded on standard output
+    /// tells the form: .svg differential flame graph, .html page with both
+    /// profiles, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     output: Vec<PathBuf>,
     /// Functions shown [default: 20]
@@ -146,7 +146,13 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         (false, true) => Wish::Share,
         (false, false) => Wish::Auto,
     };
-    let forms = [ReportFormat::Svg, ReportFormat::Folded, ReportFormat::Markdown, ReportFormat::Json];
+    let forms = [
+        ReportFormat::Svg,
+        ReportFormat::Html,
+        ReportFormat::Folded,
+        ReportFormat::Markdown,
+        ReportFormat::Json,
+    ];
     let outputs = report_outputs(&flags.output, &forms, ReportFormat::Folded)?;
     let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
     Ok(Command::Diff(Diff {
@@ -196,7 +202,7 @@ mod tests {
             ("diff a b --top 0", "--top `0`: expected a whole number, 1 or more"),
             (
                 "diff a b -o x.pb.gz",
-                "--output `x.pb.gz`: expected a name that ends with .svg, .folded, .txt, .md, .json",
+                "--output `x.pb.gz`: expected a name that ends with .svg, .html, .folded, .txt, .md, .json",
             ),
         ] {
             assert_eq!(parsed(line).expect_err("refused").to_string(), expected, "{line}");

@@ -30,7 +30,9 @@ moved between functions is reported and passes. With too few runs for a test
 usual noise in every run is reported.
 
 Examples:
-  for i in 1 2 3 4 5 6 7; do stackprof -q -o base/$i.pb.gz -- ./prog; done
+  mkdir base new
+  for i in 1 2 3 4 5 6 7; do stackprof -q -o base/$i.pb.gz -- old/prog
+                             stackprof -q -o new/$i.pb.gz -- new/prog; done
   stackprof gate --base base --new new
   stackprof gate --base base --new new --max-increase 3% -o gate.md -o gate.json
   stackprof gate --base base --new new --github --junit gate.xml

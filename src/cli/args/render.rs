@@ -39,12 +39,12 @@ Examples:
 )]
 pub(super) struct RenderFlags {
     /// Write the profile here; may be given more than once. The extension tells
-    /// the format (.svg .folded .txt .pb.gz .pprof .speedscope.json
+    /// the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json
     /// .firefox.json), - is folded stacks on standard output
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     output: Vec<PathBuf>,
-    /// Format of outputs whose extension is none of these: svg, folded, pprof,
-    /// speedscope or firefox
+    /// Format of outputs whose extension is none of these: svg, html, folded,
+    /// pprof, speedscope or firefox
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     format: Option<OsString>,
     /// Print the N functions with the most self samples as a table [default: 20]

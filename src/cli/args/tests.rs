@@ -268,13 +268,16 @@ fn mistakes_are_told_with_the_next_step() {
         ("--pid 1 -q -v", "--quiet and --verbose exclude each other; leave one out"),
         (
             "--pid 1 --format json",
-            "format `json` is not in this version; one of svg, folded, pprof, speedscope, firefox",
+            "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox",
         ),
         (
             "--pid 1 -o a.json",
-            "format `json` is not in this version; one of svg, folded, pprof, speedscope, firefox",
+            "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox",
         ),
-        ("--pid 1 --format png", "no format is called `png`; one of svg, folded, pprof, speedscope, firefox"),
+        (
+            "--pid 1 --format png",
+            "no format is called `png`; one of svg, html, folded, pprof, speedscope, firefox",
+        ),
         (
             "--pid 1 -o flame.png",
             "--output `flame.png`: the extension tells no format; use .svg, .folded or .pb.gz, or add --format",

@@ -62,6 +62,11 @@ impl Problem {
         ))
     }
 
+    /// A place in /proc where nothing can be made, and nothing is to be written.
+    pub(super) fn of_kernel() -> Problem {
+        Problem::new("/proc is the kernel's and keeps no files; name a file elsewhere")
+    }
+
     /// What is appended to is a file.
     pub(super) fn not_regular() -> Problem {
         Problem::new("only a regular file is appended to; name one")
@@ -102,8 +107,12 @@ impl Problem {
 
     /// The error for a person.
     pub(super) fn of(self, path: &Path) -> Error {
-        let error =
-            Error::new(ErrorKind::Output, format!("cannot write `{}`: {}", path.display(), self.text));
+        self.of_stream(&format!("`{}`", path.display()))
+    }
+
+    /// The error of something with a name that is no path.
+    pub(super) fn of_stream(self, name: &str) -> Error {
+        let error = Error::new(ErrorKind::Output, format!("cannot write {name}: {}", self.text));
         match self.source {
             Some(source) => error.caused_by(source),
             None => error,
@@ -116,6 +125,9 @@ impl From<io::Error> for Problem {
         Problem { text: with_next_step(&error), source: Some(error), is_untrusted: false }
     }
 }
+
+/// What the system calls a bad file descriptor.
+const NOT_OPEN: &str = "bad file descriptor: it is not open for writing; name a file";
 
 /// The words for an error, and what to do about it.
 pub(super) fn with_next_step(error: &io::Error) -> String {
@@ -132,6 +144,7 @@ pub(super) fn with_next_step(error: &io::Error) -> String {
         // A directory of /proc has none but its own files.
         Kind::NotFound => "; name a file elsewhere",
         _ if error.raw_os_error() == Some(libc::ELOOP) => "; a link leads to itself: name the file",
+        _ if error.raw_os_error() == Some(libc::EBADF) => return NOT_OPEN.to_owned(),
         _ if error.raw_os_error() == Some(libc::EIO) => "; name a file elsewhere",
         _ => "",
     };
@@ -152,6 +165,7 @@ mod tests {
             (libc::EIO, "; name a file elsewhere"),
             (libc::EDQUOT, "; free some there, or name a file elsewhere"),
             (libc::ENAMETOOLONG, "; name a shorter one"),
+            (libc::EBADF, NOT_OPEN),
         ] {
             let error = Problem::from(io::Error::from_raw_os_error(errno)).of(Path::new("a.svg"));
             assert!(error.to_string().starts_with("cannot write `a.svg`: "), "{error}");

@@ -191,7 +191,7 @@ fn devices_are_written_and_stay() {
     check_writable(Path::new("/dev/stdout")).expect("writable");
     assert!(!fs::metadata("/dev/null").expect("there").is_file());
     if cfg!(target_os = "linux") {
-        let error = put(Path::new("/dev/full"), "x").expect_err("full");
+        let error = check_writable(Path::new("/dev/full")).expect_err("full");
         assert_eq!(
             error.to_string(),
             "cannot write `/dev/full`: no space left on device; free some there, or name a file elsewhere"

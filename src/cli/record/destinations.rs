@@ -4,7 +4,7 @@
 use std::fmt::Display;
 
 use crate::cli::args::{Destination, Output};
-use crate::cli::file::OutputFiles;
+use crate::cli::file::{OutputFiles, check_stdout};
 use crate::cli::format::Format;
 use crate::cli::outputs::check_reverse;
 use crate::error::{Error, Result};
@@ -58,8 +58,9 @@ impl Destinations<'_> {
         let (process, pid) = ("NAME", "PID");
         check_reverse(reverse, &self.outputs(process, pid))?;
         for to in self.asked.iter().map(|output| &output.to).chain(stats) {
-            if let Destination::File(path) = to {
-                self.files.check(path)?;
+            match to {
+                Destination::File(path) => self.files.check(path)?,
+                Destination::Stdout => check_stdout()?,
             }
         }
         self.check_default(process, pid)

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::{
-    amount, basis, headline, nameless, notes, optional_chance, path_text, shown, total, unseen, within,
+    amount, basis, change, headline, interval, nameless, notes, optional_chance, path_text, shown, total,
+    unseen,
 };
 use crate::diff::report::markdown::{cell, code};
-use crate::diff::report::percent;
 use crate::gate::verdict::{Report, Verdict};
 
 /// The verdict with at most `top` functions.
@@ -45,8 +45,8 @@ pub fn markdown(report: &Report, top: usize) -> String {
             code(&row.name),
             amount(row.cpu.base, report.unit),
             amount(row.cpu.new, report.unit),
-            percent(row.cpu.relative),
-            within(row.cpu.interval).trim().trim_matches(['(', ')']),
+            change(row),
+            interval(row),
             100.0 * row.share_base,
             100.0 * row.share_new,
             cell(&optional_chance(row.p)),
@@ -54,7 +54,11 @@ pub fn markdown(report: &Report, top: usize) -> String {
         );
     }
     if rows.len() > top {
-        let _ = writeln!(out, "\n{} more functions changed.", rows.len() - top);
+        let more = rows.len() - top;
+        let _ = match more {
+            1 => writeln!(out, "\n1 more function changed."),
+            _ => writeln!(out, "\n{more} more functions changed."),
+        };
     }
     out
 }

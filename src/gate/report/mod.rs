@@ -25,24 +25,22 @@ pub fn headline(report: &Report) -> String {
     let in_state = |state| report.functions.iter().filter(move |row| row.state == state).count();
     let mut slower = Vec::new();
     if report.total_grown {
-        slower.push(format!("the program's CPU time grew by {}", percent(report.total.relative)));
+        slower.push(format!("the program's CPU time grew {}", growth(report.total.relative)));
     }
     let grown = in_state(State::Slower);
     match (grown, report.functions.first()) {
         (1, Some(row)) if is_new(row) => {
             slower.push(format!("{} is new, {:.1}% of CPU time", row.name, 100.0 * row.share_new));
         }
-        (1, Some(row)) => slower.push(format!("{} got slower by {}", row.name, percent(row.cpu.relative))),
+        (1, Some(row)) => slower.push(format!("{} got slower {}", row.name, growth(row.cpu.relative))),
         (2.., Some(row)) if is_new(row) => slower.push(format!(
             "{grown} functions got slower, {} is new, {:.1}% of CPU time",
             row.name,
             100.0 * row.share_new
         )),
-        (2.., Some(row)) => slower.push(format!(
-            "{grown} functions got slower, {} by {}",
-            row.name,
-            percent(row.cpu.relative)
-        )),
+        (2.., Some(row)) => {
+            slower.push(format!("{grown} functions got slower, {} {}", row.name, growth(row.cpu.relative)))
+        }
         _ => {}
     }
     let moved = in_state(State::Moved);
@@ -100,7 +98,7 @@ fn unseen(report: &Report) -> String {
         Strength::Tested { .. } => format!("; power {:.0}%", 100.0 * POWER),
         Strength::Weak => "; the power of so few runs is not known".to_owned(),
     };
-    if report.total_visible.is_none_or(|visible| visible > 2.0 * report.options.max_increase) {
+    if hides_much(report) {
         line += "; more runs show less growth";
     }
     line
@@ -111,21 +109,24 @@ fn is_new(row: &FunctionChange) -> bool {
     row.cpu.relative.is_infinite()
 }
 
+/// Whether new has nothing of a function.
+fn is_gone(row: &FunctionChange) -> bool {
+    row.cpu.new <= 0.0
+}
+
 /// A verdict on one function, in one line.
 fn function_line(report: &Report, row: &FunctionChange) -> String {
     if is_new(row) {
         return format!("{} is new: {} of CPU time", row.name, amount(row.cpu.new, report.unit));
     }
-    let verb = match row.state {
-        State::Slower => "got slower by",
-        State::Faster => "got faster by",
-        State::Moved => "grew by cost that moved,",
-        State::Steady => "changed by",
+    let change = match row.state {
+        State::Slower => format!("got slower {}", growth(row.cpu.relative)),
+        State::Moved => format!("grew {} by cost that moved", growth(row.cpu.relative)),
+        State::Faster | State::Steady => percent(row.cpu.relative),
     };
     format!(
-        "{} {verb} {}: {} -> {} of CPU time",
+        "{} {change}: {} -> {} of CPU time",
         row.name,
-        percent(row.cpu.relative),
         number(row.cpu.base, report.unit),
         amount(row.cpu.new, report.unit)
     )
@@ -139,6 +140,33 @@ fn fails(report: &Report, row: &FunctionChange) -> bool {
 /// Functions with a verdict of their own: those that fail, and those to which cost moved.
 fn judged(report: &Report) -> impl Iterator<Item = &FunctionChange> {
     report.functions.iter().filter(|row| matches!(row.state, State::Slower | State::Moved))
+}
+
+/// How much something grew, after the verb: `by 5.2%`, `to 12 times` from ten times on.
+fn growth(change: f64) -> String {
+    let text = percent(change);
+    match text.strip_prefix('x') {
+        Some(times) => format!("to {times} times"),
+        None => format!("by {}", text.trim_start_matches(['+', '-'])),
+    }
+}
+
+/// The relative change of a function; `gone` where new has nothing of it.
+fn change(row: &FunctionChange) -> String {
+    if is_gone(row) { "gone".to_owned() } else { percent(row.cpu.relative) }
+}
+
+/// The interval of a function's change: none of one that only a side has.
+fn interval(row: &FunctionChange) -> String {
+    if is_gone(row) {
+        return String::new();
+    }
+    within(row.cpu.interval).trim().trim_matches(['(', ')']).to_owned()
+}
+
+/// Whether growth far beyond the limit would go unseen.
+fn hides_much(report: &Report) -> bool {
+    report.total_visible.is_none_or(|visible| visible > 2.0 * report.options.max_increase)
 }
 
 /// Whether the total grew beyond the limit, but not clearly enough to fail.
@@ -178,10 +206,10 @@ fn basis(report: &Report) -> String {
     match report.strength {
         Strength::Tested { orders, exact } => {
             let how = if exact { "all" } else { "a draw of" };
-            format!("{sides}; permutation test over {how} {orders} orders of them")
+            format!("{sides}; permutation test over {how} {orders} orders")
         }
         Strength::Weak => format!(
-            "{sides}, too few for a test: told is only what grew beyond the limit and {:.0}% noise in every run; record {} or more a side",
+            "{sides}, too few for a test: only growth beyond the limit and {:.0}% of noise in every run fails; record {} or more a side",
             100.0 * weak::NOISE_FLOOR,
             weak::enough(report.options.alpha)
         ),
@@ -203,8 +231,8 @@ fn notes(report: &Report) -> Vec<String> {
     }
     if report.unit == Unit::SecondsOfUntold {
         notes.push(
-            "files do not tell whether they are of whole commands, and are taken for it; parts of a process's life must be \
-             recorded equally long"
+            "files do not tell whether they are of whole commands: they are taken for that; record parts of a \
+             process's life equally long"
                 .to_owned(),
         );
     }
@@ -215,7 +243,7 @@ fn notes(report: &Report) -> Vec<String> {
         );
     }
     if report.unit == Unit::Samples {
-        notes.push("the files do not tell their rate; it is taken for the same in all".to_owned());
+        notes.push("the files do not tell their rate; the same is assumed for all".to_owned());
     }
     notes
 }

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use super::{
-    basis, functions, headline, nameless, notes, number, optional_chance, path_text, shown, total, unseen,
-    within,
+    basis, change, functions, headline, interval, nameless, notes, number, optional_chance, path_text, shown,
+    total, unseen,
 };
 use crate::diff::report::percent;
 use crate::gate::verdict::{FunctionChange, Report, State};
@@ -18,7 +18,7 @@ pub fn text(report: &Report, top: usize) -> String {
     let tested = functions(report.functions.len());
     let _ = writeln!(
         out,
-        "  tested   {tested}; {} below {:.2}% of all runs left out",
+        "  tested   {tested}; {} below {:.2}% of CPU time left out",
         report.functions_too_small,
         100.0 * report.options.tested_from(report.runs)
     );
@@ -87,7 +87,11 @@ pub fn text(report: &Report, top: usize) -> String {
         );
     }
     if rows.len() > top {
-        let _ = writeln!(out, "{} more functions changed; --top N shows N", rows.len() - top);
+        let more = rows.len() - top;
+        let _ = match more {
+            1 => writeln!(out, "1 more function changed; --top N shows N"),
+            _ => writeln!(out, "{more} more functions changed; --top N shows N"),
+        };
     }
     out
 }
@@ -103,14 +107,13 @@ fn largest(report: &Report) -> Vec<&FunctionChange> {
 
 fn line(report: &Report, row: &FunctionChange) -> String {
     let shares = format!("{:.1}% -> {:.1}%", 100.0 * row.share_base, 100.0 * row.share_new);
-    let interval = within(row.cpu.interval);
     format!(
         "{:<7} {:>10} {:>10} {:>8}  {:<18} {shares:>16} {:>8} {:>8} {:>8}  {}",
         row.state.word(),
         number(row.cpu.base, report.unit),
         number(row.cpu.new, report.unit),
-        percent(row.cpu.relative),
-        interval.trim().trim_matches(['(', ')']),
+        change(row),
+        interval(row),
         percent(row.gained),
         optional_chance(row.p),
         optional_chance(row.q),

@@ -10,11 +10,11 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 
-use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::extra::Extra;
+use super::gzip::{self, Members};
 use super::tally::Tally;
 use super::{encoding, firefox, folded_read, foreign, perf_script, pprof, speedscope};
 use crate::error::{Error, ErrorKind, Result, cannot_read, io_text};
@@ -41,7 +41,6 @@ pub const MAX_LARGE_RATIO: u64 = 32;
 /// Bytes at the front by which formats are told apart.
 const HEAD_BYTES: u64 = 4096;
 
-const GZIP: [u8; 2] = [0x1f, 0x8b];
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 
 /// How strictly a file is read.
@@ -109,14 +108,14 @@ pub fn read_with(
 /// A profile, gzipped or not.
 fn any(mut reader: impl BufRead, name: &str, packed_bytes: u64, tally: &mut Tally) -> Result<Saved> {
     let head = head(&mut reader, name)?;
-    if !head.starts_with(&GZIP) {
+    if !head.starts_with(&gzip::MAGIC) {
         return unpacked(head, reader, name, tally);
     }
     let counted = Counted { inner: Cursor::new(head).chain(reader), consumed: 0 };
-    let unpacking = Bounded { inner: MultiGzDecoder::new(counted), packed_bytes, unpacked_bytes: 0 };
+    let unpacking = Bounded { inner: Members::new(counted), packed_bytes, unpacked_bytes: 0 };
     let mut reader = BufReader::with_capacity(1 << 16, unpacking);
     let head = self::head(&mut reader, name)?;
-    if head.starts_with(&GZIP) {
+    if head.starts_with(&gzip::MAGIC) {
         return Err(refused(name, "it is packed twice; unpack it once"));
     }
     unpacked(head, reader, name, tally)
@@ -319,7 +318,7 @@ impl<R: BufRead> BufRead for Counted<R> {
 
 /// Unpacks, and ends with an error when that gives more than it may.
 struct Bounded<R> {
-    inner: MultiGzDecoder<Counted<R>>,
+    inner: Members<Counted<R>>,
     /// Length of the whole, as far as it is known before.
     packed_bytes: u64,
     unpacked_bytes: u64,
@@ -329,7 +328,7 @@ impl<R: BufRead> Read for Bounded<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(into)?;
         self.unpacked_bytes = self.unpacked_bytes.saturating_add(read as u64);
-        let consumed = self.inner.get_ref().consumed;
+        let consumed = self.inner.get_ref().map_or(0, |packed| packed.consumed);
         let refused = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
         if self.unpacked_bytes > consumed.saturating_mul(MAX_RATIO).max(RATIO_FREE_BYTES) {
             return refused(format!("unpacked it is more than {MAX_RATIO} times larger (MAX_RATIO)"));

@@ -21,7 +21,7 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
         ));
     }
     let picture = "a picture cannot be read; render the profile that it was made of (.pb.gz, .folded)";
-    let known: [(&[u8], &str); 13] = [
+    let known: [(&[u8], &str); 14] = [
         (b"\x89PNG", picture),
         (b"GIF8", picture),
         (b"\xff\xd8\xff", picture),
@@ -37,6 +37,7 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
         (b"!<arch>", "an archive, expected a profile"),
         (b"PK\x03\x04", "a zip archive; unpack it, expected a profile"),
         (b"\x28\xb5\x2f\xfd", "packed with zstd; unpack it with unzstd"),
+        (b"\xfd7zXZ\0", "packed with xz; unpack it with unxz"),
         (b"BZh", "packed with bzip2; unpack it with bunzip2"),
     ];
     if let Some((_, advice)) = known.iter().find(|(magic, _)| starts(magic)) {
@@ -77,6 +78,16 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
             "a report of perf, which has no stacks; run: perf script | stackprof render - -o FILE".to_owned(),
         );
     }
+    if text.starts_with("====") && text.contains("trace event information") {
+        return Some("a report of perf c2c; run: perf script | stackprof render - -o FILE".to_owned());
+    }
+    if text.lines().take(4).any(is_traced_call) {
+        return Some(
+            "text of perf trace, which lists system calls; run: perf record -g, then perf script | stackprof render - \
+             -o FILE"
+                .to_owned(),
+        );
+    }
     let is_map =
         |line: &str| line.starts_with("@[") && !line.trim_end().ends_with(|c: char| c.is_ascii_digit());
     if text.lines().take(4).any(is_map) {
@@ -89,6 +100,14 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
         return Some("a profile of callgrind, which counts instructions; use callgrind_annotate".to_owned());
     }
     None
+}
+
+/// `     0.000 ( 0.005 ms): ls/40 read(fd: 3, ...) = 832`, in lower case.
+fn is_traced_call(line: &str) -> bool {
+    let Some((at, rest)) = line.trim_start().split_once(" (") else { return false };
+    let Some((took, call)) = rest.split_once(" ms): ") else { return false };
+    let is_number = |text: &str| text.trim().parse::<f64>().is_ok();
+    is_number(at) && (took.trim().is_empty() || is_number(took)) && call.contains('(')
 }
 
 /// A file as a command line names it.
@@ -138,6 +157,10 @@ mod tests {
             ),
             (b"--- contention:\ncycles/second=1\n", "go tool pprof -proto a.b > out.pb.gz"),
             (b"# To display the perf.data header info, please use --header\n#\n", "run: perf script |"),
+            (b"     0.000 ( 0.005 ms): ls/40 read(fd: 3) = 832\n", "text of perf trace"),
+            (b"     0.000 (         ): ls/40 nanosleep(rqtp: 1) ...\n     0.100 ( 0.100 ms): ls/40 x(a: 1) = 0\n", "perf trace"),
+            (b"=====\n            Trace Event Information\n", "perf c2c"),
+            (b"\xfd7zXZ\0\0\x04", "unxz"),
             (b"Attaching 1 probe...\n\n@[\n    f+1\n]: 5\n", "inferno-collapse-bpftrace"),
         ] {
             let found = advice(head, "a.b").expect("known");
@@ -150,6 +173,7 @@ mod tests {
             b"",
             b"<unknown>;<svg as x>::f;a 3\n",
             b"@[a];b 3\n",
+            b"a (x ms): f(1) 3\n",
             b"{}",
             b"\x0a\x04\x08\x01",
         ] {

@@ -8,6 +8,8 @@ pub mod folded;
 pub mod folded_read;
 mod foreign;
 mod fractions;
+mod gzip;
+pub mod html;
 mod lists;
 mod malformed;
 pub mod perf_script;

@@ -128,11 +128,25 @@ enum Outcome {
     Skipped(&'static str),
 }
 
+/// The functions of a name that perf-map-agent wrote of Java's code (`unfoldall`): `Ljava/A;::f->Ljava/B;::g`, where
+/// `g` was inlined into `f`. `operator->` of C++ is one name.
+fn java_functions(symbol: &str) -> (&str, impl Iterator<Item = &str>) {
+    let is_method = |part: &str| part.starts_with('L') && part.contains(";::");
+    let is_java = symbol.split("->").all(is_method);
+    let (name, rest) = match symbol.split_once("->") {
+        Some((name, rest)) if is_java => (name, Some(rest)),
+        _ => (symbol, None),
+    };
+    (name, rest.into_iter().flat_map(|rest| rest.split("->")))
+}
+
 /// A frame that may get a source line yet.
 struct PendingFrame {
     address: u64,
     mapping: Option<u32>,
     name: TextId,
+    /// Functions that were inlined into it, outermost first.
+    inlined: Vec<TextId>,
     file: TextId,
     line: u32,
 }
@@ -308,14 +322,20 @@ impl State {
             false => None,
         };
         let mapping = mapping.map(|mapping| builder.mapping(mapping)).transpose()?;
+        let mut inlined = Vec::new();
         let name = if frame.symbol.is_empty() || frame.symbol == UNKNOWN {
             let module = frame.module.rsplit('/').next().unwrap_or_default();
             let module = module.trim_start_matches('[').trim_end_matches(']');
             if known_module { builder.text(&format!("[{module}]"))? } else { builder.text(UNKNOWN)? }
         } else {
-            builder.text(frame.symbol)?
+            let (name, rest) = java_functions(frame.symbol);
+            for name in rest {
+                inlined.push(builder.text(name)?);
+            }
+            builder.text(name)?
         };
-        let pending = PendingFrame { address: frame.address, mapping, name, file: TextId::EMPTY, line: 0 };
+        let pending =
+            PendingFrame { address: frame.address, mapping, name, inlined, file: TextId::EMPTY, line: 0 };
         self.pending = Some(pending);
         Ok(())
     }
@@ -323,9 +343,11 @@ impl State {
     /// Adds the frame that waited for its source line.
     fn end_frame(&mut self) -> std::result::Result<(), Full> {
         let Some(frame) = self.pending.take() else { return Ok(()) };
-        let function = Function { name: frame.name, file: frame.file, ..Function::default() };
-        let function = self.builder.function(function)?;
-        let lines = [Line { function, line: frame.line }];
+        let mut lines = Vec::with_capacity(1 + frame.inlined.len());
+        for name in std::iter::once(frame.name).chain(frame.inlined) {
+            let function = Function { name, file: frame.file, ..Function::default() };
+            lines.push(Line { function: self.builder.function(function)?, line: frame.line });
+        }
         self.leaf_first.push(self.builder.frame(frame.address, frame.mapping, &lines)?);
         Ok(())
     }

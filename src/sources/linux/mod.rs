@@ -16,6 +16,7 @@
 mod account;
 mod attach;
 mod cgroup;
+mod file_pages;
 mod files;
 mod follow;
 mod images;

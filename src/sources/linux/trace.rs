@@ -10,6 +10,7 @@ use std::time::Duration;
 use hashbrown::HashMap;
 use libc::{c_int, pid_t};
 
+use super::file_pages::FilePages;
 use super::own::Own;
 use super::repeated_wait::AT_CALL;
 use super::sleeping_thread;
@@ -36,6 +37,8 @@ pub(super) const SIGNALS: [c_int; 1] = [libc::SIGCHLD];
 const POLL_NS: u64 = 30_000;
 /// How long threads that were asked to stop are waited for when nobody wants their stops any more.
 const RELEASE_NS: u64 = 2_000_000;
+/// Resident pages of files are looked at this often.
+const FILE_PAGES_NS: u64 = 5_000_000;
 
 /// Processes traced through ptrace. Belongs to the thread that made it.
 #[derive(Debug)]
@@ -81,6 +84,9 @@ pub struct LinuxTarget {
     /// When threads are next asked for seccomp filters, and who was asked last.
     pub(super) filters_due_ns: u64,
     pub(super) filters_asked: pid_t,
+    file_pages: FilePages,
+    /// When they are looked at next.
+    file_pages_due_ns: u64,
     tracer: Option<Arc<Tracer>>,
     not_send: PhantomData<*const ()>,
 }
@@ -123,6 +129,8 @@ impl LinuxTarget {
             must_end: None,
             filters_due_ns: 0,
             filters_asked: 0,
+            file_pages: FilePages::default(),
+            file_pages_due_ns: 0,
             tracer: None,
             not_send: PhantomData,
         }
@@ -264,11 +272,21 @@ impl LinuxTarget {
         self.launched
     }
 
+    /// Gives pages of files back that walks read, while no thread stands.
+    fn give_file_pages_back(&mut self) {
+        let now_ns = self.clock.now_ns();
+        if self.outstanding == 0 && self.leaving.is_none() && now_ns >= self.file_pages_due_ns {
+            self.file_pages.bound();
+            self.file_pages_due_ns = now_ns + FILE_PAGES_NS;
+        }
+    }
+
     /// As [`Target::next`].
     pub(super) fn next_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
         if !matches!(self.queue.front(), Some(Event::Leaving { .. })) {
             self.leaving = None;
         }
+        self.give_file_pages_back();
         // What is still to be told may be of them.
         if self.queue.is_empty() {
             for pid in self.gone.drain(..) {

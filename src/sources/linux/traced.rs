@@ -136,7 +136,7 @@ impl Traced {
     /// CPU time of all of its threads so far, those included that ended or are not traced, nanoseconds.
     pub(super) fn cpu_ns(&self) -> Option<u64> {
         self.used_ns.or_else(|| {
-            perf::bring_clocks_up(self.threads.iter().copied());
+            perf::update_thread_clocks(self.threads.iter().copied());
             perf::process_cpu_ns(self.pid)
         })
     }

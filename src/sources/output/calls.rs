@@ -63,6 +63,18 @@ impl Status {
         self.is(libc::S_IFBLK)
     }
 
+    /// A terminal, `/dev/null` and the like.
+    #[must_use]
+    pub fn is_character_device(&self) -> bool {
+        self.is(libc::S_IFCHR)
+    }
+
+    /// A socket.
+    #[must_use]
+    pub fn is_socket(&self) -> bool {
+        self.is(libc::S_IFSOCK)
+    }
+
     /// A directory in which everyone may make files and only owners replace them, as `/tmp`.
     #[must_use]
     pub fn is_sticky_for_all(&self) -> bool {
@@ -146,9 +158,24 @@ pub(super) const SEARCH: c_int = libc::O_RDONLY | libc::O_DIRECTORY;
 
 /// fstatat(2) of the name itself, not of what a link leads to.
 pub(super) fn status_at(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<Status> {
+    status_with(directory, name, libc::AT_SYMLINK_NOFOLLOW)
+}
+
+/// fstatat(2) of what a link leads to.
+pub(super) fn target_status_at(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<Status> {
+    status_with(directory, name, 0)
+}
+
+/// faccessat(2): whether the thread may write there.
+pub(super) fn check_access(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
+    let (fd, mode, flags) = (directory.as_raw_fd(), libc::W_OK, libc::AT_EACCESS);
+    // SAFETY: the name ends with NUL and is live.
+    check(unsafe { libc::faccessat(fd, name.as_ptr(), mode, flags) }).map(drop)
+}
+
+fn status_with(directory: BorrowedFd<'_>, name: &CStr, flags: c_int) -> io::Result<Status> {
     // SAFETY: `stat` has only integer fields; all zeroes is a value of it.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    let flags = libc::AT_SYMLINK_NOFOLLOW;
     // SAFETY: the name ends with NUL; the kernel writes one `stat` into the live `stat`.
     check(unsafe { libc::fstatat(directory.as_raw_fd(), name.as_ptr(), &raw mut stat, flags) })?;
     Ok(Status::of(&stat))
@@ -156,7 +183,7 @@ pub(super) fn status_at(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<St
 
 /// fstat(2).
 pub(super) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
-    // SAFETY: as in `status_at`.
+    // SAFETY: `stat` has only integer fields; all zeroes is a value of it.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one `stat` into the live `stat`.
     check(unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) })?;
@@ -236,7 +263,10 @@ pub(super) fn open_nameless(directory: BorrowedFd<'_>, mode: u32) -> io::Result<
 }
 
 /// Another descriptor of an open file of this process, which must be open for writing.
-pub(super) fn duplicate(number: c_int) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// EBADF: there is none of this number, or it is open for reading alone.
+pub fn duplicate(number: c_int) -> io::Result<OwnedFd> {
     // SAFETY: fcntl takes any number for a descriptor, and says EBADF if it is none.
     let flags = check(unsafe { libc::fcntl(number, libc::F_GETFL) })?;
     if flags & libc::O_ACCMODE == libc::O_RDONLY {

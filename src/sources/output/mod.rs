@@ -16,7 +16,7 @@ mod resolve;
 mod unfinished;
 
 pub use caller::Caller;
-pub use calls::Status;
+pub use calls::{Status, duplicate as open_file};
 pub use place::Place;
 pub use resolve::{Goal, Refusal, Resolved, Trust, make_directories, resolve};
 pub use unfinished::{Unfinished, remove_unfinished};

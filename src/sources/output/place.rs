@@ -44,6 +44,26 @@ impl Place {
         }
     }
 
+    /// What the name leads to, where that is anything.
+    ///
+    /// # Errors
+    /// The directory cannot be searched.
+    pub fn target(&self) -> io::Result<Option<Status>> {
+        match calls::target_status_at(self.directory.as_fd(), &self.name) {
+            Ok(status) => Ok(Some(status)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Asks whether what the name leads to may be written to, and opens nothing.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_access(&self) -> io::Result<()> {
+        calls::check_access(self.directory.as_fd(), &self.name)
+    }
+
     /// The directory.
     ///
     /// # Errors
@@ -95,8 +115,20 @@ impl Place {
     /// # Errors
     /// Why it cannot be opened.
     pub fn open(&self) -> io::Result<Option<(File, Status)>> {
+        self.open_with(0)
+    }
+
+    /// Opens a device, and tells what was opened; `None` if it is a link by now. Waits for nothing.
+    ///
+    /// # Errors
+    /// Why it cannot be opened.
+    pub fn open_at_once(&self) -> io::Result<Option<(File, Status)>> {
+        self.open_with(libc::O_NONBLOCK)
+    }
+
+    fn open_with(&self, flags: libc::c_int) -> io::Result<Option<(File, Status)>> {
         let follow = if self.is_proc { 0 } else { libc::O_NOFOLLOW };
-        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NOCTTY | follow;
+        let flags = flags | libc::O_WRONLY | libc::O_APPEND | libc::O_NOCTTY | follow;
         reached(Step::Examined);
         let file = match calls::open_at(self.directory.as_fd(), &self.name, flags, 0) {
             Err(error) if error.raw_os_error() == Some(IS_LINK) && !self.is_proc => return Ok(None),

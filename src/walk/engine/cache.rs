@@ -1,17 +1,18 @@
 //! What was learned of each code address: how the caller of a frame there is found, and whether a call returns there.
 //! Input: code addresses; output: [`Rule`]s, and the rows behind those that are not ordinary. Void when the images
-//! change.
+//! change, but for what was learned of files, which other processes share.
 
 use hashbrown::HashMap;
 
-use super::call_rows::CallRows;
+use super::call_rows::{CallRows, SharedCallRows};
 use super::methods::{Found, Unwind};
 use super::rule::{Kind, Ordinary, Rule};
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::frames::Method;
+use crate::walk::image_facts::{ImageFacts, Scope};
 use crate::walk::intel::SinceEntry;
-use crate::walk::intel::forward::{Callees, Proof};
+use crate::walk::intel::forward::{Callees, Proof, SharedCallees};
 use crate::walk::intel::switching::Switch;
 use crate::walk::processor::{RowOf, begins_trampoline};
 use crate::walk::table::{Table, key, lookup_of};
@@ -30,6 +31,18 @@ pub(in crate::walk) struct Cache<P: Unwind> {
     /// Rows at program counters by instructions, in spite of unwind information.
     by_code: HashMap<u64, Option<Box<RowOf<P>>>>,
     callees: Callees,
+    shared: SharedRules<P>,
+}
+
+/// What was learned of addresses of code in files: the rule, and the row behind an unusual one.
+type SharedRules<P> = ImageFacts<(), (Rule, Option<Box<Unusual<P>>>)>;
+
+/// What was learned of code in files. Copies are of the same facts.
+#[derive(Clone, Debug, Default)]
+pub(in crate::walk) struct Shared<P: Unwind> {
+    rules: SharedRules<P>,
+    by_calls: SharedCallRows<P>,
+    callees: SharedCallees,
 }
 
 /// What is known of an address whose rule is of kind `Unusual`.
@@ -46,6 +59,11 @@ pub(in crate::walk) struct Unusual<P: Unwind> {
 }
 
 impl<P: Unwind> Cache<P> {
+    pub(super) fn new(Shared { rules, by_calls, callees }: &Shared<P>) -> Cache<P> {
+        let (by_calls, callees) = (CallRows::new(by_calls), Callees::new(callees));
+        Cache { shared: rules.clone(), by_calls, callees, ..Cache::default() }
+    }
+
     pub(super) fn clear(&mut self) {
         self.rules.clear();
         self.unusual.clear();
@@ -97,6 +115,16 @@ impl<P: Unwind> Cache<P> {
         if !code.may_follow(address.lookup().at()) {
             return Rule::default();
         }
+        let place = self.shared.place(address, code);
+        if let Some((rule, unusual)) = place.as_ref().and_then(|place| self.shared.get(place, ())) {
+            let kind = unusual.map_or(rule.kind, |unusual| self.keep_unusual(*unusual));
+            let rule = Rule { kind, ..rule };
+            self.rules.insert(key, rule);
+            return rule;
+        }
+        let scope = place.as_ref().map(|place| Scope::new(code, place.mapped.clone()));
+        let code = scope.as_ref().map_or(code, |scope| scope);
+        self.callees.begin_row();
         let (found, returns) = P::find(address, code, &mut self.callees);
         let kind = match found {
             Found::Row(row, method, proof) => self.keep(address, row, method, proof, code),
@@ -107,6 +135,15 @@ impl<P: Unwind> Cache<P> {
         let rule = Rule { kind, returns };
         if code.may_keep(lookup_of(key)) {
             self.rules.insert(key, rule);
+            let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.ran_out();
+            if let Some(place) = place.filter(|_| is_of_file) {
+                let unusual = match kind {
+                    Kind::Unusual(index) => self.unusual(index).cloned().map(Box::new),
+                    _ => None,
+                };
+                let has_row = unusual.is_some();
+                self.shared.insert(&place, (), (rule, unusual), has_row);
+            }
         }
         rule
     }
@@ -129,11 +166,15 @@ impl<P: Unwind> Cache<P> {
         {
             return Kind::Ordinary(packed, method);
         }
+        let is_trampoline = row.signal && address.is_return() && begins_trampoline::<P>(address.at(), code);
+        self.keep_unusual(Unusual { row: *row, method, switch, is_trampoline, proof })
+    }
+
+    fn keep_unusual(&mut self, unusual: Unusual<P>) -> Kind {
         if self.unusual.len() >= UNUSUAL_MAX {
             self.clear();
         }
-        let is_trampoline = row.signal && address.is_return() && begins_trampoline::<P>(address.at(), code);
-        self.unusual.push(Unusual { row: *row, method, switch, is_trampoline, proof });
+        self.unusual.push(unusual);
         Kind::Unusual((self.unusual.len() - 1) as u16)
     }
 }

@@ -1,9 +1,11 @@
 //! Rows by the paths from a function's entry, to which a call leads: what a call tells of its callee's frame (see
-//! `intel/call_check.rs`). Kept, since the same calls are asked of again and again. Void when the images change.
+//! `intel/call_check.rs`). Kept, since the same calls are asked of again and again. Void when the images change, but for
+//! those of files, which other processes share.
 
 use hashbrown::HashMap;
 
 use crate::addr::{Avma, CodeAddress};
+use crate::walk::image_facts::{ImageFacts, Scope};
 use crate::walk::processor::{Processor, RowOf};
 use crate::walk::{Code, flow};
 
@@ -13,18 +15,28 @@ const ROWS_MAX: usize = 4096;
 /// An entry, an address, and whether a call has just come back there.
 type Key = (u64, u64, bool);
 
+/// Rows of code in files, by what the entry is away from the address.
+pub(in crate::walk) type SharedCallRows<P> = ImageFacts<u64, Option<Box<RowOf<P>>>>;
+
 /// Rows by entry and address.
 #[derive(Clone, Debug, Default)]
-pub(in crate::walk) struct CallRows<P: Processor>(HashMap<Key, Option<Box<RowOf<P>>>>);
+pub(in crate::walk) struct CallRows<P: Processor> {
+    rows: HashMap<Key, Option<Box<RowOf<P>>>>,
+    shared: SharedCallRows<P>,
+}
 
 impl<P: Processor> CallRows<P> {
+    pub(in crate::walk) fn new(shared: &SharedCallRows<P>) -> CallRows<P> {
+        CallRows { rows: HashMap::new(), shared: shared.clone() }
+    }
+
     pub(in crate::walk) fn clear(&mut self) {
-        self.0.clear();
+        self.rows.clear();
     }
 
     /// Forgets what was learned of the addresses that `is_gone` names.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
-        self.0.retain(|(_, at, _), _| !is_gone(Avma(*at)));
+        self.rows.retain(|(_, at, _), _| !is_gone(Avma(*at)));
     }
 
     /// The row at `address` by the paths from `entry`.
@@ -34,18 +46,39 @@ impl<P: Processor> CallRows<P> {
         address: CodeAddress,
         code: &dyn Code,
     ) -> Option<&RowOf<P>> {
+        if self.rows.len() >= ROWS_MAX {
+            self.rows.clear();
+        }
+        let key = (entry.0, address.at().0, address.is_return());
+        if !self.rows.contains_key(&key) {
+            let row = self.learn(entry, address, code)?;
+            self.rows.insert(key, row);
+        }
+        self.rows.get(&key)?.as_deref()
+    }
+
+    /// What the paths tell; `None` if it may not be kept.
+    #[allow(clippy::option_option, reason = "the inner one is what is kept")]
+    fn learn(&self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<Option<Box<RowOf<P>>>> {
         let (at, returned) = (address.at(), address.is_return());
-        if self.0.len() >= ROWS_MAX {
-            self.0.clear();
+        let since_entry =
+            |code: &dyn Code| flow::since_entry_on_all_paths::<P>(entry, at, returned, code).map(Box::new);
+        let from_entry = at.0.wrapping_sub(entry.0);
+        let Some(place) = self.shared.place(address, code) else {
+            let row = since_entry(code);
+            return code.may_keep(at).then_some(row);
+        };
+        if let Some(row) = self.shared.get(&place, from_entry) {
+            return Some(row);
         }
-        let key = (entry.0, at.0, returned);
-        if !self.0.contains_key(&key) {
-            let row = flow::since_entry_on_all_paths::<P>(entry, at, returned, code);
-            if !code.may_keep(at) {
-                return None;
-            }
-            self.0.insert(key, row.map(Box::new));
+        let scope = Scope::new(code, place.mapped.clone());
+        let row = since_entry(&scope);
+        if !code.may_keep(at) {
+            return None;
         }
-        self.0.get(&key)?.as_deref()
+        if !scope.is_left() {
+            self.shared.insert(&place, from_entry, row.clone(), row.is_some());
+        }
+        Some(row)
     }
 }

@@ -16,8 +16,8 @@ mod rule;
 mod step;
 mod walk;
 
-pub(super) use cache::Cache;
-pub(super) use call_rows::CallRows;
+pub(super) use cache::{Cache, Shared};
+pub(super) use call_rows::{CallRows, SharedCallRows};
 pub(super) use methods::{Found, Unwind};
 pub(super) use rule::Kind;
 pub(super) use step::check;

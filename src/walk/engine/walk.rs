@@ -1,7 +1,7 @@
 //! The loop: from each frame to its caller, checked, until there is none. Input: registers, copied stack, `Code`;
 //! output: [`Frames`] and why the walk ended.
 
-use super::cache::Cache;
+use super::cache::{Cache, Shared};
 use super::methods::Unwind;
 use super::rule::Kind;
 use super::step::check;
@@ -45,6 +45,11 @@ impl<P: Unwind> Step<P> {
 }
 
 impl<P: Unwind> Engine<P> {
+    /// One that shares what it learns of files.
+    pub(in crate::walk) fn new(shared: &Shared<P>) -> Engine<P> {
+        Engine { cache: Cache::new(shared), confirmed: Frames::default() }
+    }
+
     pub(in crate::walk) fn images_changed(&mut self) {
         self.cache.clear();
     }

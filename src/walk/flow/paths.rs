@@ -150,26 +150,13 @@ impl<'c> Paths<'c> {
                 let found = match effect {
                     Effect::Plain => None,
                     Effect::Calls(target) => {
-                        if let Some(target) = target.filter(|target| self.is_inner(*target)) {
-                            self.inner.push(target);
-                        }
-                        comes_back = !target.is_some_and(|target| self.never_returns::<P>(target, &state));
-                        match target.and_then(|target| self.piece::<P>(target, &state, Some(next))) {
-                            Some(after) => state = after,
-                            None => after_call::<P>(&mut state),
-                        }
+                        comes_back = self.call::<P>(target, next, &mut state);
                         let is_goal = self.goal == Some(Goal { at: next, returned: true });
                         is_goal.then(|| arrive(self, Arrived::At(&state))).flatten()
                     }
                     Effect::Returns => arrive(self, Arrived::Returns(&state)),
-                    Effect::MayReturn => {
-                        let mut taken = state;
-                        taken.mode.takes = true;
-                        match P::step(at, bytes.unwrap_or_default(), &mut taken) {
-                            Some((Effect::Returns, _)) => arrive(self, Arrived::Returns(&taken)),
-                            _ => None,
-                        }
-                    }
+                    Effect::MayReturn => returned::<P>(at, bytes.unwrap_or_default(), state)
+                        .and_then(|state| arrive(self, Arrived::Returns(&state))),
                     Effect::Jumps(target) | Effect::MayJump(target) if self.leaves(target) => {
                         arrive(self, Arrived::Leaves(&state, Some(target)))
                     }
@@ -203,6 +190,19 @@ impl<'c> Paths<'c> {
             }
         }
         None
+    }
+
+    /// Makes the state before a call that after it, where it comes back to `next`; whether it does.
+    fn call<P: Processor>(&mut self, target: Option<Avma>, next: Avma, state: &mut State) -> bool {
+        if let Some(target) = target.filter(|target| self.is_inner(*target)) {
+            self.inner.push(target);
+        }
+        let comes_back = !target.is_some_and(|target| self.never_returns::<P>(target, state));
+        match target.and_then(|target| self.piece::<P>(target, state, Some(next))) {
+            Some(after) => *state = after,
+            None => after_call::<P>(state),
+        }
+        comes_back
     }
 
     /// Whether a jump leaves the function for another one, or begins it anew. A jump into the
@@ -291,6 +291,12 @@ impl<'c> Paths<'c> {
         }
         None
     }
+}
+
+/// The state at a return that depends on a condition, if the instruction is one where that holds.
+fn returned<P: Processor>(at: Avma, bytes: &[u8], mut state: State) -> Option<State> {
+    state.mode.takes = true;
+    matches!(P::step(at, bytes, &mut state), Some((Effect::Returns, _))).then_some(state)
 }
 
 /// Makes the state before a call of an ordinary function that after it. In place: code is full of

@@ -190,6 +190,25 @@ fn x86_64_jumps_through_tables_are_no_way_out_of_a_frame() {
 }
 
 #[test]
+fn a_number_that_32_bit_arithmetic_changed_is_not_known() {
+    // add, or, adc, sbb, and, sub, xor: %ecx to %eax, in both forms
+    for opcode in [0x01, 0x09, 0x11, 0x19, 0x21, 0x29, 0x31] {
+        for (opcode, operands) in [(opcode, 0xc8), (opcode + 2, 0xc1)] {
+            let bytes = vec![
+                0xb8, 0, 0x20, 0, 0, // +00 mov $8192,%eax
+                opcode, operands, // +05
+                0x48, 0x29, 0xc4, // +07 sub %rax,%rsp
+                0xc3, // +0a ret
+            ];
+            let text = Text { bytes, functions: &[0] };
+            let row = |at| since_entry::<X86_64>(Avma(TEXT), Avma(TEXT + at), false, &text);
+            assert!(row(7).is_some());
+            assert_eq!(row(0x0a), None, "opcode {opcode:#x}");
+        }
+    }
+}
+
+#[test]
 fn frames_larger_than_any_number_are_none() {
     const LOWEST: u64 = 1 << 63;
     let [a, b, c, d, e, f, g, h] = LOWEST.to_le_bytes();

@@ -19,7 +19,7 @@ use crate::walk::flow::{self, Effect, Place, State, Value};
 use crate::walk::processor::{Processor, RowOf};
 use crate::walk::reader::Reader;
 use crate::walk::visited::Visited;
-pub(in crate::walk) use callees::Callees;
+pub(in crate::walk) use callees::{Callees, SharedCallees};
 use callees::{Path, stack_pointer};
 
 /// Most instructions that are followed, over all branches.

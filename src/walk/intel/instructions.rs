@@ -27,21 +27,11 @@ pub(in crate::walk) fn execute<P: Intel>(instruction: &Instruction, at: Avma, st
     let Instruction { rex, map, opcode, immediate, wide, .. } = *instruction;
     let target = P::from(at + instruction.length as u64, immediate);
     let (stack_pointer, frame_pointer) = (P::STACK_POINTER, P::FRAME_POINTER);
-    let (mode, middle, low) = instruction.operands().unwrap_or((0, 0, 0));
-    // Without REX the numbers 4 to 7 of a byte are ah, ch, dh and bh.
-    let of_byte = |number: u8| if rex == 0 && names_bytes(map, opcode) { number & 3 } else { number };
-    let register = P::DWARF[usize::from(of_byte(middle) | (rex & 4) << 1) & 15];
-    let operand = P::DWARF[usize::from(of_byte(low) | (rex & 1) << 3) & 15];
-    let in_opcode = P::DWARF[usize::from(opcode & 7 | (rex & 1) << 3) & 15];
-    let direct = mode == 3;
+    let operands = Operands::of::<P>(instruction);
+    let Operands { register, operand, in_opcode, middle, direct } = operands;
     if map >= VECTOR {
-        execute_vector(
-            map - VECTOR,
-            opcode,
-            [register, operand, P::DWARF[usize::from(instruction.second) & 15]],
-            direct,
-            state,
-        );
+        let second = P::DWARF[usize::from(instruction.second) & 15];
+        execute_vector(map - VECTOR, opcode, [register, operand, second], direct, state);
         return Effect::Plain;
     }
     if !P::IS_LONG
@@ -72,9 +62,8 @@ pub(in crate::walk) fn execute<P: Intel>(instruction: &Instruction, at: Avma, st
             let value = pop::<P>(state);
             state.set(frame_pointer, value);
         }
-        (0, 0xc8) => return Effect::Ends,
         (0, 0xc2 | 0xc3) => return Effect::Returns,
-        (0, 0xcc | 0xf4) | (1, 0x0b) => return Effect::Ends,
+        (0, 0xc8 | 0xcc | 0xf4) | (1, 0x0b) => return Effect::Ends,
         (0, 0xe9 | 0xeb) => return Effect::Jumps(target),
         (0, 0xe8) => return Effect::Calls(Some(target)),
         (0, 0x70..=0x7f | 0xe0..=0xe3) | (1, 0x80..=0x8f) => return Effect::MayJump(target),
@@ -86,49 +75,114 @@ pub(in crate::walk) fn execute<P: Intel>(instruction: &Instruction, at: Avma, st
             _ if direct => state.set(operand, Value::Unknown),
             _ => {}
         },
-        // add, sub, cmp of a register and a number
-        (0, 0x81 | 0x83) if direct => match middle {
-            0 if wide => state.set(operand, state.sum(operand, immediate)),
-            5 if wide => state.set(operand, state.sum(operand, immediate.wrapping_neg())),
-            7 => {}
-            _ => state.set(operand, Value::Unknown),
-        },
-        // sub of a number that was put into a register: frames larger than a page
-        (0, 0x29) if direct && wide => {
-            let value = match state.get(register) {
-                Value::Number(number) => state.sum(operand, number.cast_signed().wrapping_neg()),
-                _ => Value::Unknown,
-            };
-            state.set(operand, value);
-        }
+        (0, 0x81 | 0x83) if direct => add_number(instruction, operands, state),
+        (0, 0x29) if direct && wide => subtract(operands, state),
         // lea
         (0, 0x8d) => {
             let at = if wide { address::<P>(instruction, state) } else { None };
             state.set(register, at.map_or(Value::Unknown, Value::At));
         }
-        // mov
-        (0, 0x89) if direct => state.set(operand, if wide { state.get(register) } else { Value::Unknown }),
-        (0, 0x8b) if direct => state.set(register, if wide { state.get(operand) } else { Value::Unknown }),
-        (0, 0x89) => {
-            let value = if wide { state.get(register) } else { Value::Unknown };
-            state.store(address::<P>(instruction, state), value);
-        }
-        (0, 0x8b) => {
-            let value = if wide {
-                state.load(address::<P>(instruction, state), stack_pointer)
-            } else {
-                Value::Unknown
-            };
-            state.set(register, value);
-        }
+        (0, 0x89 | 0x8b) => execute_mov::<P>(instruction, operands, state),
         // mov $N
         (0, 0xb8..=0xbf) => {
             let number =
                 if wide { immediate.cast_unsigned() } else { immediate.cast_unsigned() & 0xffff_ffff };
             state.set(in_opcode, Value::Number(number));
         }
-        // xchg
+        // nop
         (0, 0x90) if rex & 1 == 0 => {}
+        // cmp, test
+        (0, 0x38..=0x3d | 0x84 | 0x85 | 0xa8 | 0xa9) => {}
+        _ => overwrite(map, opcode, operands, state),
+    }
+    Effect::Plain
+}
+
+/// The registers that an instruction may name, by DWARF number.
+#[derive(Clone, Copy)]
+struct Operands {
+    /// Of the middle bits of the byte behind the opcode, and of its lower bits.
+    register: u8,
+    operand: u8,
+    /// Of the lower bits of the opcode itself.
+    in_opcode: u8,
+    /// The middle bits, where they are a part of the opcode.
+    middle: u8,
+    /// The lower bits name a register, not memory.
+    direct: bool,
+}
+
+impl Operands {
+    #[inline(always)]
+    fn of<P: Intel>(instruction: &Instruction) -> Operands {
+        let Instruction { rex, map, opcode, .. } = *instruction;
+        let (mode, middle, low) = instruction.operands().unwrap_or((0, 0, 0));
+        // Without REX the numbers 4 to 7 of a byte are ah, ch, dh and bh.
+        let of_byte = |number: u8| if rex == 0 && names_bytes(map, opcode) { number & 3 } else { number };
+        Operands {
+            register: P::DWARF[usize::from(of_byte(middle) | (rex & 4) << 1) & 15],
+            operand: P::DWARF[usize::from(of_byte(low) | (rex & 1) << 3) & 15],
+            in_opcode: P::DWARF[usize::from(opcode & 7 | (rex & 1) << 3) & 15],
+            middle,
+            direct: mode == 3,
+        }
+    }
+}
+
+/// Executes `mov` between registers, to memory (0x89) or from memory (0x8b).
+#[inline(always)]
+fn execute_mov<P: Intel>(
+    instruction: &Instruction,
+    Operands { register, operand, direct, .. }: Operands,
+    state: &mut State,
+) {
+    let wide = |value: Value| if instruction.wide { value } else { Value::Unknown };
+    match (instruction.opcode, direct) {
+        (0x89, true) => state.set(operand, wide(state.get(register))),
+        (0x89, false) => {
+            let value = wide(state.get(register));
+            state.store(address::<P>(instruction, state), value);
+        }
+        (_, true) => state.set(register, wide(state.get(operand))),
+        (_, false) if instruction.wide => {
+            let value = state.load(address::<P>(instruction, state), P::STACK_POINTER);
+            state.set(register, value);
+        }
+        (_, false) => state.set(register, Value::Unknown),
+    }
+}
+
+/// Executes add, sub, cmp and others of a register and a number.
+#[inline(always)]
+fn add_number(instruction: &Instruction, Operands { operand, middle, .. }: Operands, state: &mut State) {
+    match middle {
+        0 if instruction.wide => state.set(operand, state.sum(operand, instruction.immediate)),
+        5 if instruction.wide => state.set(operand, state.sum(operand, instruction.immediate.wrapping_neg())),
+        7 => {}
+        _ => state.set(operand, Value::Unknown),
+    }
+}
+
+/// Executes the sub of a number that was put into a register: frames larger than a page.
+#[inline(always)]
+fn subtract(Operands { register, operand, .. }: Operands, state: &mut State) {
+    let value = match state.get(register) {
+        Value::Number(number) => state.sum(operand, number.cast_signed().wrapping_neg()),
+        _ => Value::Unknown,
+    };
+    state.set(operand, value);
+}
+
+/// Executes an instruction of which nothing is known but the register that it writes, if any.
+#[inline(always)]
+fn overwrite(
+    map: u8,
+    opcode: u8,
+    Operands { register, operand, in_opcode, middle, direct }: Operands,
+    state: &mut State,
+) {
+    match (map, opcode) {
+        // xchg
         (0, 0x90..=0x97) => state.set(in_opcode, Value::Unknown),
         (0, 0x87) => {
             state.set(register, Value::Unknown);
@@ -136,10 +190,11 @@ pub(in crate::walk) fn execute<P: Intel>(instruction: &Instruction, at: Avma, st
                 state.set(operand, Value::Unknown);
             }
         }
-        // cmp, test
-        (0, 0x38..=0x3d | 0x84 | 0x85 | 0xa8 | 0xa9) => {}
-        // others that write what the lower bits name: arithmetic (not cmp $N), rotations, mov $N, setcc
-        (0, 0x00 | 0x01 | 0x08..=0x09 | 0x10..=0x11 | 0x18..=0x19 | 0x20..=0x21 | 0x28 | 0x30..=0x31)
+        // those that write what the lower bits name: arithmetic (not cmp $N), rotations, mov $N, setcc
+        (
+            0,
+            0x00 | 0x01 | 0x08..=0x09 | 0x10..=0x11 | 0x18..=0x19 | 0x20..=0x21 | 0x28..=0x29 | 0x30..=0x31,
+        )
         | (0, 0x80 | 0x88 | 0xc0 | 0xc1 | 0xc6 | 0xc7 | 0xd0..=0xd3 | 0xfe)
         | (1, 0x90..=0x9f | 0xa4 | 0xa5 | 0xab | 0xac | 0xad | 0xb3 | 0xbb | 0xc0 | 0xc1)
             if direct && (opcode, middle) != (0x80, 7) =>
@@ -160,7 +215,6 @@ pub(in crate::walk) fn execute<P: Intel>(instruction: &Instruction, at: Avma, st
         }
         _ => {}
     }
-    Effect::Plain
 }
 
 /// Executes an instruction that 64-bit mode has not, or that compilers write for 32 bits only. `None`

@@ -40,25 +40,75 @@ impl Instruction {
     }
 }
 
-/// Decodes the instruction at the start of `code`, of 64-bit mode or else of 32-bit mode.
-pub(in crate::walk) fn decode<const IS_LONG: bool>(code: &[u8]) -> Option<Instruction> {
-    let (mut at, mut rex, mut short, mut short_address) = (0, 0, false, false);
-    // At most 15 bytes are an instruction.
-    let code = &code[..code.len().min(15)];
+/// What stands in front of an opcode and says how it is read.
+struct Prefixes {
+    /// Where they end.
+    at: usize,
+    rex: u8,
+    /// Operands of 16 bits, addresses of half the size.
+    short: bool,
+    short_address: bool,
+}
+
+/// Reads the prefixes at the start of `code`.
+#[inline(always)]
+fn prefixes<const IS_LONG: bool>(code: &[u8]) -> Option<Prefixes> {
+    let mut read = Prefixes { at: 0, rex: 0, short: false, short_address: false };
     loop {
-        match *code.get(at)? {
-            0x66 => short = true,
-            0x67 => short_address = true,
+        match *code.get(read.at)? {
+            0x66 => read.short = true,
+            0x67 => read.short_address = true,
             0xf0 | 0xf2 | 0xf3 | 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 => {}
             byte @ 0x40..=0x4f if IS_LONG => {
-                rex = byte;
-                at += 1;
+                read.rex = byte;
+                read.at += 1;
                 break;
             }
             _ => break,
         }
-        at += 1;
+        read.at += 1;
     }
+    Some(read)
+}
+
+/// A memory or register operand, behind the opcode.
+struct Operand {
+    modrm: u8,
+    sib: u8,
+    displacement: i32,
+}
+
+/// Reads the operand at `at`, and moves that behind it.
+#[inline(always)]
+fn operand<const IS_LONG: bool>(code: &[u8], at: &mut usize, short_address: bool) -> Option<Operand> {
+    let modrm = *code.get(*at)?;
+    *at += 1;
+    let (mode, rm) = (modrm >> 6, modrm & 7);
+    // Addresses of 16 bits have other forms, which no compiler writes.
+    if !IS_LONG && short_address && mode != 3 {
+        return None;
+    }
+    let mut sib = 0;
+    if mode != 3 && rm == 4 {
+        sib = *code.get(*at)?;
+        *at += 1;
+    }
+    let bytes = match mode {
+        0 if rm == 5 || (rm == 4 && sib & 7 == 5) => 4,
+        1 => 1,
+        2 => 4,
+        _ => 0,
+    };
+    let displacement = i32::try_from(signed(code.get(*at..*at + bytes)?)).ok()?;
+    *at += bytes;
+    Some(Operand { modrm, sib, displacement })
+}
+
+/// Decodes the instruction at the start of `code`, of 64-bit mode or else of 32-bit mode.
+pub(in crate::walk) fn decode<const IS_LONG: bool>(code: &[u8]) -> Option<Instruction> {
+    // At most 15 bytes are an instruction.
+    let code = &code[..code.len().min(15)];
+    let Prefixes { mut at, mut rex, short, short_address } = prefixes::<IS_LONG>(code)?;
     let (map, vector) = match *code.get(at)? {
         0x0f => match *code.get(at + 1)? {
             0x38 => (2, 2),
@@ -96,29 +146,12 @@ pub(in crate::walk) fn decode<const IS_LONG: bool>(code: &[u8]) -> Option<Instru
         2..=7 => true,
         _ => return None,
     };
-    let (mut modrm, mut sib, mut displacement) = (None, 0, 0);
-    if has_modrm {
-        let byte = *code.get(at)?;
-        at += 1;
-        modrm = Some(byte);
-        let (mode, rm) = (byte >> 6, byte & 7);
-        // Addresses of 16 bits have other forms, which no compiler writes.
-        if !IS_LONG && short_address && mode != 3 {
-            return None;
-        }
-        if mode != 3 && rm == 4 {
-            sib = *code.get(at)?;
-            at += 1;
-        }
-        let bytes = match mode {
-            0 if rm == 5 || (rm == 4 && sib & 7 == 5) => 4,
-            1 => 1,
-            2 => 4,
-            _ => 0,
-        };
-        displacement = i32::try_from(signed(code.get(at..at + bytes)?)).ok()?;
-        at += bytes;
-    }
+    let operand = match has_modrm {
+        true => Some(operand::<IS_LONG>(code, &mut at, short_address)?),
+        false => None,
+    };
+    let modrm = operand.as_ref().map(|operand| operand.modrm);
+    let (sib, displacement) = operand.map_or((0, 0), |operand| (operand.sib, operand.displacement));
     let immediate_bytes = match map {
         0 => immediate::<IS_LONG>(opcode, modrm, rex, short, short_address)?,
         1 if !is_vector && matches!(opcode, 0x80..=0x8f) => 4,

@@ -150,7 +150,8 @@ impl Case<'_> {
         };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
         let registers = Registers::X86_64(self.registers);
-        let walked = walk::unwind(how, &registers, &input, &mut unwinder, &mut out);
+        let walked =
+            walk::unwind(how, &registers, &input, &mut unwinder, &mut out).expect("all code is in images");
         (out.addresses.iter().map(|at| at.0.wrapping_sub(TEXT)).collect(), walked)
     }
 
@@ -377,7 +378,8 @@ fn handlers_of_aarch64_lead_to_what_they_interrupted() {
         };
         let (mut unwinder, mut out) = (Unwinder::default(), Frames::default());
         let walked =
-            walk::unwind(UnwindMethod::Cfi, &Registers::Aarch64(registers), &input, &mut unwinder, &mut out);
+            walk::unwind(UnwindMethod::Cfi, &Registers::Aarch64(registers), &input, &mut unwinder, &mut out)
+                .expect("all code is in images");
         let found: Vec<u64> = out.addresses.iter().map(|at| at.0 - TEXT).collect();
         assert_eq!((found.as_slice(), walked.ended), (&expected[..frames], ended), "{blocked_signals:?}");
     }

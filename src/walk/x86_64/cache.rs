@@ -1,7 +1,7 @@
 //! What was learned of each code address that a stack led to: how its caller is found, and
 //! whether a call returns there. Input: code addresses; output: [`Rule`]s, and for the few
 //! frames that need them all saved registers ([`Saved`]) or a whole row. Void when the
-//! images change.
+//! images change, but for what was learned of files, which other processes share.
 
 use std::ops::Range;
 
@@ -11,10 +11,11 @@ use super::{stack_base, start};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{AnyRow, Body, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
-use crate::walk::engine::CallRows;
+use crate::walk::engine::{CallRows, SharedCallRows};
 use crate::walk::frames::Method;
+use crate::walk::image_facts::{ImageFacts, Scope};
 use crate::walk::intel::SinceEntry;
-use crate::walk::intel::forward::{self, Callees, Leads, Proof};
+use crate::walk::intel::forward::{self, Callees, Leads, Proof, SharedCallees};
 use crate::walk::intel::prologue;
 use crate::walk::intel::switching::{self, Switch};
 use crate::walk::processor::{Processor, begins_trampoline, row};
@@ -34,9 +35,39 @@ pub(in crate::walk) struct Cache {
     unusual: Vec<Unusual>,
     by_calls: CallRows<X86_64>,
     callees: Callees,
+    shared: SharedRules,
     fruitless: Fruitless,
     /// How much of the calls is followed that a search of the stack found.
     pub(super) searches: Fruitless,
+}
+
+/// What was learned of an address of code in a file.
+#[derive(Clone, Debug)]
+struct SharedRule {
+    rule: Rule,
+    /// Of an ordinary rule.
+    saved: Saved,
+    /// The row behind an unusual one.
+    unusual: Option<Box<Unusual>>,
+}
+
+/// What was learned of addresses of code in files.
+type SharedRules = ImageFacts<(), SharedRule>;
+
+/// What was learned of code in files. Copies are of the same facts.
+#[derive(Clone, Debug, Default)]
+pub(in crate::walk) struct Shared {
+    rules: SharedRules,
+    by_calls: SharedCallRows<X86_64>,
+    callees: SharedCallees,
+}
+
+#[cfg(test)]
+impl Shared {
+    /// How many rules there are.
+    pub(in crate::walk) fn len(&self) -> usize {
+        self.rules.len()
+    }
 }
 
 /// How much of JIT code is followed: where nearly none of it leads to a caller (Racket's keeps neither
@@ -86,6 +117,11 @@ struct Unusual {
 }
 
 impl Cache {
+    pub(super) fn new(Shared { rules, by_calls, callees }: &Shared) -> Cache {
+        let (by_calls, callees) = (CallRows::new(by_calls), Callees::new(callees));
+        Cache { shared: rules.clone(), by_calls, callees, ..Cache::default() }
+    }
+
     pub(super) fn clear(&mut self) {
         self.rules.clear();
         self.saved.clear();
@@ -165,6 +201,12 @@ impl Cache {
         if !code.may_follow(address.lookup().at()) {
             return Rule::of_kind(Kind::Unknown);
         }
+        let place = self.shared.place(address, code).filter(|_| marks);
+        if let Some(known) = place.as_ref().and_then(|place| self.shared.get(place, ())) {
+            return self.keep_shared(address, known);
+        }
+        let scope = place.as_ref().map(|place| Scope::new(code, place.mapped.clone()));
+        let code = scope.as_ref().map_or(code, |scope| scope);
         let is_jit = code.traits(address.lookup().at()).is_jit;
         if is_jit
             && address.is_return()
@@ -177,6 +219,7 @@ impl Cache {
             return rule;
         }
         self.callees.follow_little(is_jit && self.fruitless.is_short());
+        self.callees.begin_row();
         let (found, returns) = find(address, code, &mut self.callees, marks);
         let worth = match found {
             Found::Nothing => 0,
@@ -215,10 +258,30 @@ impl Cache {
         if is_jit {
             self.fruitless.note(worth);
         }
+        self.insert(address, rule, saved);
+        let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.ran_out();
+        if let Some(place) = place.filter(|_| is_of_file) {
+            let unusual = self.kept(rule).cloned().map(Box::new);
+            let has_row = unusual.is_some();
+            self.shared.insert(&place, (), SharedRule { rule, saved, unusual }, has_row);
+        }
+        rule
+    }
+
+    fn insert(&mut self, address: CodeAddress, rule: Rule, saved: Saved) {
         self.rules.insert(key(address), rule);
         if rule.is_ordinary() {
             self.saved.insert(key(address), saved);
         }
+    }
+
+    /// Takes over what was learned of the same code before.
+    fn keep_shared(&mut self, address: CodeAddress, known: SharedRule) -> Rule {
+        let SharedRule { mut rule, saved, unusual } = known;
+        if let Some(unusual) = unusual {
+            rule = rule.with_row(self.unusual_number(*unusual));
+        }
+        self.insert(address, rule, saved);
         rule
     }
 
@@ -235,12 +298,16 @@ impl Cache {
     }
 
     fn keep_unusual(&mut self, unusual: Unusual) -> Rule {
+        Rule::unusual(self.unusual_number(unusual))
+    }
+
+    fn unusual_number(&mut self, unusual: Unusual) -> u16 {
         if self.unusual.len() >= UNUSUAL_MAX {
             self.clear();
         }
         let number = self.unusual.len() as u16;
         self.unusual.push(unusual);
-        Rule::unusual(number)
+        number
     }
 
     /// Forgets what was learned of the addresses that `is_gone` names.

@@ -21,6 +21,7 @@ mod unwinder;
 
 #[cfg(test)]
 pub(super) use cache::Cache;
+pub(super) use cache::Shared;
 #[cfg(test)]
 pub(super) use rule::Kind;
 pub(super) use unwinder::Unwinder;

@@ -64,6 +64,11 @@ impl Rule {
         Rule(Rule::of_kind(Kind::Unusual).0 | u64::from(row))
     }
 
+    /// This rule of kind `Unusual`, whose row has another number.
+    pub(super) fn with_row(self, row: u16) -> Rule {
+        Rule(self.0 & !u64::from(u16::MAX) | u64::from(row))
+    }
+
     /// This rule, read from instructions.
     pub(super) fn read_from_code(self) -> Rule {
         self.with(Rule::FROM_CODE, true)

@@ -13,7 +13,7 @@
 //! one, its steps are made again from the frame it began at with all registers
 //! (`frame.rs`), and once only, since the next run begins behind it.
 
-use super::cache::{Cache, Fruitless};
+use super::cache::{Cache, Fruitless, Shared};
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
 use super::rule::{Kind, Rule};
@@ -51,6 +51,44 @@ struct CheckedStep {
     may_use_record: bool,
     /// The rule leads to code on another stack than the one that was copied.
     leads_to_other_stack: bool,
+    /// What is switched at the frame's address, and whether its rule leads to the caller for certain.
+    switch: Switch,
+    proof: Proof,
+}
+
+/// How far a walk came, and what it went through.
+#[derive(Default)]
+struct Progress {
+    reached: Avma,
+    completeness: Completeness,
+    switches: StackSwitches,
+}
+
+impl Progress {
+    /// Notes the stack pointer of a frame.
+    fn rise(&mut self, sp: Avma, input: &Input<'_>) {
+        self.reached = self.switches.further(self.reached, sp, input);
+    }
+
+    /// Goes to the stack that a frame was called from, where its row leads to another one.
+    fn leave_callee(&mut self, frame: &mut Frame, rule: Rule, input: &mut Input<'_>) -> Result<(), StackEnd> {
+        if rule.kind() == Kind::FramePointer
+            && rule.method() == Method::Cfi
+            && let Some(lowest) = morestack::lowest_word(frame, rule.cfa() * 8, input)
+        {
+            return self.switches.leave_callee(frame, lowest, input);
+        }
+        Ok(())
+    }
+
+    /// Why the walk ends at the first function, of a thread or of a fiber as `first` says.
+    fn at_outermost(&self, first: StackEnd, input: &Input<'_>) -> StackEnd {
+        self.completeness.at_outermost::<X86_64>(first, self.reached, input)
+    }
+
+    fn ends(&self, ended: StackEnd) -> Walked {
+        Walked { ended, reached: self.reached }
+    }
 }
 
 /// A row of ordinary steps.
@@ -66,6 +104,11 @@ pub(super) struct Run {
 }
 
 impl Unwinder {
+    /// One that shares what it learns of files.
+    pub(in crate::walk) fn new(shared: &Shared) -> Unwinder {
+        Unwinder { cache: Cache::new(shared), ..Unwinder::default() }
+    }
+
     /// Forgets what was learned.
     pub(in crate::walk) fn images_changed(&mut self) {
         self.cache.clear();
@@ -220,32 +263,16 @@ impl Unwinder {
         input: &Input<'_>,
         out: &mut Frames,
     ) -> Walked {
-        let mut reached = frame.sp();
-        let mut completeness = Completeness::default();
-        let mut switches = StackSwitches::default();
+        let mut progress = Progress { reached: frame.sp(), ..Progress::default() };
         let mut input = *input;
         loop {
             let input = &mut input;
-            reached = switches.further(reached, run.sp, input);
+            progress.rise(run.sp, input);
             if input.code.walks_again() {
-                return Walked { ended: StackEnd::BadFrame, reached };
+                return progress.ends(StackEnd::BadFrame);
             }
-            let begun_by = match run.rule.kind() {
-                Kind::Root => Some(StackEnd::Root),
-                Kind::Fiber => Some(StackEnd::Fiber),
-                _ => None,
-            };
-            if let Some(first) = begun_by
-                && !completeness.need_registers()
-            {
-                return Walked { ended: completeness.at_outermost::<X86_64>(first, reached, input), reached };
-            }
-            if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut completeness, input) {
-                out.truncate(out.len() - left);
-                return Walked { ended: switches.ended(failure), reached };
-            }
-            if let Some(first) = begun_by {
-                return Walked { ended: completeness.at_outermost::<X86_64>(first, reached, input), reached };
+            if let Some(ended) = self.end_of_run(frame, &run, &mut progress, input, out) {
+                return progress.ends(ended);
             }
             // Not that of the run: what was learned since may have replaced its row.
             let rule = self.rule_of(frame, input);
@@ -253,83 +280,116 @@ impl Unwinder {
                 out.last_is_not_called(frame.address);
                 if self.cache.is_root(rule) {
                     let first = if self.cache.begins_fiber(rule) { StackEnd::Fiber } else { StackEnd::Root };
-                    return Walked {
-                        ended: completeness.at_outermost::<X86_64>(first, reached, input),
-                        reached,
-                    };
+                    return progress.ends(progress.at_outermost(first, input));
                 }
             }
-            let switch = self.cache.switch(rule);
-            let proof = self.cache.proof(rule);
-            if rule.kind() == Kind::FramePointer
-                && rule.method() == Method::Cfi
-                && let Some(lowest) = morestack::lowest_word(frame, rule.cfa() * 8, input)
-                && let Err(ended) = switches.leave_callee(frame, lowest, input)
-            {
-                return Walked { ended, reached };
+            if let Err(ended) = progress.leave_callee(frame, rule, input) {
+                return progress.ends(ended);
             }
             let step = self.checked_step(how, frame, rule, input);
             let (mut next, method) = match step.found {
                 Ok(found) => found,
-                Err(Failure::Null) if may_end_in_null(rule, &out.methods) => {
-                    let ended = match stack_load::is_in_front(frame.address, input.code) {
-                        true => StackEnd::Switching,
-                        false => completeness.at_outermost::<X86_64>(StackEnd::Fiber, reached, input),
-                    };
-                    return Walked { ended, reached };
+                Err(failure) => {
+                    let ended =
+                        self.without_caller(failure, (frame, rule), &step, &progress, &out.methods, input);
+                    return progress.ends(ended);
                 }
-                // A call is under way, so nothing is being switched: its caller left its stack (system calls of Wine).
-                Err(Failure::Refused) if step.leads_to_other_stack => {
-                    return Walked { ended: StackEnd::OtherStack, reached };
-                }
-                Err(Failure::Refused | Failure::Null) => {
-                    let ended = match self.cache.unusual(rule) {
-                        _ if step.may_use_record => frame.end_of_records(reached, input),
-                        Some(row) if go::vdso_call::is_elsewhere(row, frame, input) => StackEnd::OtherStack,
-                        // Others have been called there since, and the handler has returned.
-                        _ if switches.is_by_call() => StackEnd::OtherStack,
-                        _ => StackEnd::BadFrame,
-                    };
-                    let ended = completeness.without_caller(frame, switch, ended, input);
-                    return Walked { ended, reached };
-                }
-                Err(Failure::First) => {
-                    let ended = completeness.at_outermost::<X86_64>(StackEnd::Root, reached, input);
-                    return Walked { ended, reached };
-                }
-                Err(failure) => return Walked { ended: switches.ended(failure), reached },
             };
-            if switches.is_by_call()
+            if progress.switches.is_by_call()
                 && call_check::calls_another_function::<X86_64>(next.address, frame, input.code)
             {
-                return Walked { ended: StackEnd::OtherStack, reached };
+                return progress.ends(StackEnd::OtherStack);
             }
             if out.len() >= input.max_depth {
-                return Walked { ended: StackEnd::DepthLimit, reached };
+                return progress.ends(StackEnd::DepthLimit);
             }
-            completeness.note(rule.kind() == Kind::StackPointer, switch, frame, &mut next, input);
-            if switch == Switch::LandingPad
+            progress.completeness.note(
+                rule.kind() == Kind::StackPointer,
+                step.switch,
+                frame,
+                &mut next,
+                input,
+            );
+            if step.switch == Switch::LandingPad
                 && let CodeAddress::Return(address) = next.address
                 && !self.cache.is_return(address, input.code)
             {
-                return Walked { ended: StackEnd::Switching, reached };
+                return progress.ends(StackEnd::Switching);
             }
-            if !self.is_proved((frame, rule), &next, method, proof, input) {
-                completeness.note_unproved();
+            if !self.is_proved((frame, rule), &next, method, step.proof, input) {
+                progress.completeness.note_unproved();
             }
             // What could not be asked on the way says nothing against another caller.
             if input.code.walks_again() {
-                return Walked { ended: StackEnd::BadFrame, reached };
+                return progress.ends(StackEnd::BadFrame);
             }
             let from = std::mem::replace(frame, next);
             out.push(frame.address, method);
             if let CodeAddress::Pc(_) = frame.address
-                && let Err(ended) = switches.leave_handler(&from, frame, input)
+                && let Err(ended) = progress.switches.leave_handler(&from, frame, input)
             {
-                return Walked { ended, reached };
+                return progress.ends(ended);
             }
-            reached = switches.further(reached, frame.sp(), input);
+            progress.rise(frame.sp(), input);
             run = self.run_from(frame, input, out);
+        }
+    }
+
+    /// Makes the steps of a run again where their registers count; why the walk ends with them, if it does.
+    fn end_of_run(
+        &mut self,
+        frame: &mut Frame,
+        run: &Run,
+        progress: &mut Progress,
+        input: &Input<'_>,
+        out: &mut Frames,
+    ) -> Option<StackEnd> {
+        let first = match run.rule.kind() {
+            Kind::Root => Some(StackEnd::Root),
+            Kind::Fiber => Some(StackEnd::Fiber),
+            _ => None,
+        };
+        if let Some(first) = first.filter(|_| !progress.completeness.need_registers()) {
+            return Some(progress.at_outermost(first, input));
+        }
+        if let Err((failure, left)) = self.catch_up(frame, run.steps, &mut progress.completeness, input) {
+            out.truncate(out.len() - left);
+            return Some(progress.switches.ended(failure));
+        }
+        first.map(|first| progress.at_outermost(first, input))
+    }
+
+    /// Why the walk ends at a frame whose caller was not found; `methods`: how the frames were.
+    fn without_caller(
+        &self,
+        failure: Failure,
+        (frame, rule): (&Frame, Rule),
+        step: &CheckedStep,
+        progress: &Progress,
+        methods: &[Method],
+        input: &Input<'_>,
+    ) -> StackEnd {
+        match failure {
+            Failure::Null if may_end_in_null(rule, methods) => {
+                match stack_load::is_in_front(frame.address, input.code) {
+                    true => StackEnd::Switching,
+                    false => progress.at_outermost(StackEnd::Fiber, input),
+                }
+            }
+            // A call is under way, so nothing is being switched: its caller left its stack (system calls of Wine).
+            Failure::Refused if step.leads_to_other_stack => StackEnd::OtherStack,
+            Failure::Refused | Failure::Null => {
+                let ended = match self.cache.unusual(rule) {
+                    _ if step.may_use_record => frame.end_of_records(progress.reached, input),
+                    Some(row) if go::vdso_call::is_elsewhere(row, frame, input) => StackEnd::OtherStack,
+                    // Others have been called there since, and the handler has returned.
+                    _ if progress.switches.is_by_call() => StackEnd::OtherStack,
+                    _ => StackEnd::BadFrame,
+                };
+                progress.completeness.without_caller(frame, step.switch, ended, input)
+            }
+            Failure::First => progress.at_outermost(StackEnd::Root, input),
+            failure => progress.switches.ended(failure),
         }
     }
 
@@ -342,6 +402,8 @@ impl Unwinder {
         rule: Rule,
         input: &Input<'_>,
     ) -> CheckedStep {
+        // Known until the next address is learned.
+        let (switch, proof) = (self.cache.switch(rule), self.cache.proof(rule));
         let method = if rule.kind() == Kind::Marked { Method::FramePointer } else { rule.method() };
         let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
         let leads_to_other_stack = step.as_ref().is_ok_and(|(next, _)| {
@@ -364,7 +426,7 @@ impl Unwinder {
                 .by_record(self.leaves.unframed_return_at(frame.address, input.code), input)
                 .and_then(|next| self.check(frame, next, Method::FramePointer, input));
         }
-        CheckedStep { found, may_use_record, leads_to_other_stack }
+        CheckedStep { found, may_use_record, leads_to_other_stack, switch, proof }
     }
 
     /// Whether the caller of a frame is the one that called. What may have no record is not known to have one.

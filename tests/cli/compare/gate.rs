@@ -42,7 +42,7 @@ fn a_slower_function_fails_and_is_named_with_its_place() {
     write_sides(&place, 0.06);
     let run = exits(place.run("gate --base base --new new"), 3);
     let first = run.stdout.lines().next().unwrap();
-    assert!(first.starts_with("REGRESSION: ") && first.contains("f3 got slower by +1"), "{run}");
+    assert!(first.starts_with("REGRESSION: ") && first.contains("f3 got slower by 1"), "{run}");
     assert!(first.ends_with("(limit 5%)"), "{run}");
     assert!(run.stdout.contains("7 new against 7 base; permutation test over all 3432 orders"), "{run}");
     let table: Vec<&str> = run.stdout.lines().skip_while(|line| !line.ends_with("samples)")).collect();

@@ -50,7 +50,7 @@ fn by_auto(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64
 fn unwind(how: UnwindMethod, boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> StackEnd {
     let code = ImageCode(boundary.images);
     let mut frames = Frames::default();
-    let walked = walk::unwind(how, &boundary.registers, &input(boundary, &code), unwinder, &mut frames);
+    let walked = walk::unwind(how, &boundary.registers, &input(boundary, &code), unwinder, &mut frames).expect("all code is in images");
     found.clear();
     found.extend(frames.addresses.iter().map(|address| address.0));
     walked.ended

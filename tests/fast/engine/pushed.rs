@@ -168,6 +168,9 @@ struct Pushed {
     log: Logged,
     batches: std::vec::IntoIter<Batch>,
     now_ns: u64,
+    /// How often room was to be made, and records that were worked on.
+    kept_up: u64,
+    worked: u64,
 }
 
 impl Pushed {
@@ -198,7 +201,7 @@ impl Pushed {
             told.append(&mut late);
             *last = None;
         }
-        Pushed { log, batches: batches.into_iter(), now_ns: 0 }
+        Pushed { log, batches: batches.into_iter(), now_ns: 0, kept_up: 0, worked: 0 }
     }
 }
 
@@ -242,8 +245,14 @@ impl PushedSource for Pushed {
         Ok(told_until_ns)
     }
 
+    fn keep_up(&mut self) {
+        self.kept_up += 1;
+    }
+
     fn go_to(&mut self, at_ns: u64) {
         self.now_ns = at_ns;
+        self.worked += 1;
+        assert_eq!(self.kept_up, self.worked, "room is made before each record");
     }
 }
 

@@ -61,7 +61,7 @@ fuzz_target!(|data: &[u8]| {
     let registers = Registers::Arm(Arm { r, cpsr, m_profile: kind & 8 != 0 });
     let (mut unwinder, mut frames) = (Unwinder::default(), Frames::default());
     for (how, _) in UnwindMethod::ALL {
-        unwind_on_two(how, &registers, &input, other, &mut unwinder, &mut frames);
+        unwind_on_two(how, &registers, &input, other, &mut unwinder, &mut frames).expect("all code is in images");
         assert!(
             (1..=MAX_DEPTH).contains(&frames.addresses.len())
                 && frames.methods.len() == frames.addresses.len()

@@ -12,7 +12,7 @@ fuzz_target!(|data: &[u8]| {
     let functions = Functions::read(&linked.bytes);
     let cfi = Cfi::find(&linked.bytes);
     for range in linked.code {
-        let _ = functions.at(Svma(range.start.0));
+        let _ = functions.at(Svma(range.start.0), &linked.bytes);
         let _ = cfi.as_ref().and_then(|cfi| cfi.any_row(&linked.bytes, Svma(range.start.0)));
     }
 });

@@ -59,7 +59,7 @@ fuzz_target!(|data: &[u8]| {
     };
     let (mut unwinder, mut frames) = (Unwinder::default(), Frames::default());
     for how in [UnwindMethod::Auto, UnwindMethod::Cfi, UnwindMethod::FramePointer] {
-        unwind(how, &registers, &input, &mut unwinder, &mut frames);
+        unwind(how, &registers, &input, &mut unwinder, &mut frames).expect("all code is in images");
         assert!(
             (1..=MAX_DEPTH).contains(&frames.addresses.len())
                 && frames.methods.len() == frames.addresses.len()

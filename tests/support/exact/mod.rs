@@ -346,9 +346,9 @@ impl Session<'_> {
                     ..Input::new(stack, &code)
                 };
                 let registers = if narrow { narrowed(now) } else { Registers::X86_64(*now) };
-                let walked = walk::unwind(how, &registers, &input, unwinder, &mut self.frames);
-                if !self.jit.fill(&mut |at, into| read(self.pid, at.0, into)) {
-                    break walked;
+                match walk::unwind(how, &registers, &input, unwinder, &mut self.frames) {
+                    Ok(walked) => break walked,
+                    Err(needs) => self.jit.read(needs, &mut |at, into| read(self.pid, at.0, into)),
                 }
             };
             let score = &mut self.outcome.scores[index];

@@ -80,7 +80,7 @@ fn what_counted_from_sections_has_addresses() {
     for at in [TEXT, TEXT + 5, end - 1] {
         assert_eq!(elf.svma_of(at), Some(Svma(at)));
     }
-    let leaf = Functions::read(bytes).at(Svma(TEXT + 0x20));
+    let leaf = Functions::read(bytes).at(Svma(TEXT + 0x20), bytes);
     assert_eq!(leaf, Some(Svma(TEXT + 0x10)..Svma(TEXT + 0x50)));
     assert_eq!(row(bytes, TEXT + 0x10).unwrap().cfa, RowCfa::Register(RSP, 32));
     assert!(row(bytes, TEXT + 0x4f).is_some());
@@ -98,7 +98,7 @@ fn unwind_information_that_cannot_be_placed_is_left_out() {
     ] {
         let linked = link(object(std::slice::from_ref(&relocation))).unwrap();
         assert!(Cfi::find(&linked.bytes).is_none(), "{relocation:x?}");
-        assert!(Functions::read(&linked.bytes).at(Svma(TEXT + 0x20)).is_some(), "names stay");
+        assert!(Functions::read(&linked.bytes).at(Svma(TEXT + 0x20), &linked.bytes).is_some(), "names stay");
     }
 }
 
@@ -111,7 +111,11 @@ fn files_that_state_addresses_keep_them() {
     let linked = link(bytes).unwrap();
     assert_eq!(linked.code, [Avma(TEXT)..Avma(TEXT + build::TEXT)]);
     for at in [0x20, TEXT + 0x20] {
-        assert_eq!(Functions::read(&linked.bytes).at(Svma(at)), None, "a buffer's name names nothing in it");
+        assert_eq!(
+            Functions::read(&linked.bytes).at(Svma(at), &linked.bytes),
+            None,
+            "a buffer's name names nothing in it"
+        );
     }
 }
 

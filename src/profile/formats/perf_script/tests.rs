@@ -335,6 +335,18 @@ fn what_is_no_sample_is_passed_over_or_told() {
 }
 
 #[test]
+fn inlined_methods_of_java_are_frames_of_their_own() {
+    let stack = |symbol: &str| {
+        let input = format!("app 40/40 1.0: 1 cpu-clock:\n\t401136 {symbol}+0x16 (/tmp/perf-40.map)\n\n");
+        remarked(&input).0
+    };
+    assert_eq!(stack("LA;::f->La/B;::g->LC;::h"), "app;LA:::f;La/B:::g;LC:::h 1\n");
+    for symbol in ["std::unique_ptr<A>::operator->() const", "LA;::f->", "LA;::f->operator", "a->b"] {
+        assert_eq!(stack(symbol), format!("app;{} 1\n", symbol.replace(';', ":")));
+    }
+}
+
+#[test]
 fn more_than_half_is_refused() {
     let refused = |text: &str| read(text.as_bytes(), "p").expect_err("refused").to_string();
     assert_eq!(refused("\nnothing\n"), format!("p:2: {NO_EVENT}"));

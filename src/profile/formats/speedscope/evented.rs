@@ -70,7 +70,9 @@ pub(super) fn read(
             }
             "C" if open.is_in(frame) => match open.close(frame) {
                 0 => tally.understand(),
-                inner => tally.skip_sample(|| format!("{of}: it closes a frame around {inner} open ones")),
+                inner => {
+                    tally.skip_sample(|| format!("{of}: it closes a frame while {inner} inside it are open"))
+                }
             },
             "C" => tally.skip_sample(|| format!("{of}: it closes a frame that is not open")),
             kind => tally.skip_sample(|| format!("{of}: its type is {kind:?}, expected O or C")),
@@ -80,7 +82,7 @@ pub(super) fn read(
         open.advance(reader, end)?;
     }
     for _ in &open.stack {
-        tally.skip_sample(|| format!("profile {number}: {} frames are never closed", open.stack.len()));
+        tally.skip_sample(|| format!("profile {number}: frames that are never closed: {}", open.stack.len()));
     }
     Ok(())
 }

@@ -5,10 +5,6 @@
 //! the BPF program that reads the pieces; records get lost, come without a sample, or are late. Samples are walked in
 //! batches, when memory has changed long since, and lists reach the kernel later still. `STACKPROF_ROUNDS=60` makes a
 //! million samples of it.
-
-#[path = "../../../../tests/support/rounds.rs"]
-mod rounds;
-
 use std::collections::VecDeque;
 
 use hashbrown::{HashMap, HashSet};
@@ -269,7 +265,7 @@ fn apply(change: &Change, recorder: &mut Recorder<'_>, program: &mut Stepped, fa
 #[allow(clippy::print_stdout, reason = "the figures of the long form")]
 fn no_complete_stack_is_wrong_whatever_a_program_does_to_its_outer_frames() {
     let mut all = Outcome::default();
-    for seed in rounds::seeds(0..10) {
+    for seed in crate::rng::rounds::seeds(0..10) {
         let Outcome { samples, complete, in_pieces, wrong } = run(seed, None);
         all.samples += samples;
         all.complete += complete;
@@ -277,7 +273,7 @@ fn no_complete_stack_is_wrong_whatever_a_program_does_to_its_outer_frames() {
         all.wrong += wrong;
     }
     println!("{all:?}");
-    if rounds::as_usual() {
+    if crate::rng::rounds::as_usual() {
         assert!(all.complete * 3 > all.samples && all.in_pieces * 8 > all.samples, "too few: {all:?}");
     }
 }

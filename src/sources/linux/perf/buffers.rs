@@ -10,6 +10,8 @@ use crate::sources::Capture;
 const ROUND_BATCHES: u32 = 128;
 /// A buffer that is larger than this many times what its largest batch used shrinks. Growth alone doubles.
 const SLACK: usize = 2;
+/// Bytes that spare buffers of a pool have together, at most: a backlog takes and frees what is more.
+const SPARE_BYTES_MAX: usize = 24 << 20;
 /// No buffer of fewer elements shrinks.
 const ELEMENTS_MIN: usize = 16;
 
@@ -78,6 +80,9 @@ impl Buffer for Box<Capture> {
 #[derive(Debug)]
 pub(super) struct Pool<T> {
     spare: Vec<T>,
+    /// What they hold, and what was freed in this batch, bytes.
+    held: usize,
+    freed: usize,
     /// Of this batch: how many were taken, and how long the longest was.
     taken: usize,
     longest: usize,
@@ -88,7 +93,7 @@ pub(super) struct Pool<T> {
 impl<T> Default for Pool<T> {
     fn default() -> Pool<T> {
         let (count, bytes) = (Usage::default(), Usage::default());
-        Pool { spare: Vec::new(), taken: 0, longest: 0, count, bytes }
+        Pool { spare: Vec::new(), held: 0, freed: 0, taken: 0, longest: 0, count, bytes }
     }
 }
 
@@ -96,19 +101,28 @@ impl<T: Buffer> Pool<T> {
     /// One of them, if any is left; else the caller makes one.
     pub(super) fn take(&mut self) -> Option<T> {
         self.taken += 1;
-        self.spare.pop()
+        let mut taken = self.spare.pop()?;
+        self.held -= taken.bytes().capacity();
+        Some(taken)
     }
 
     /// Takes a buffer back, which is empty from now on.
     pub(super) fn give_back(&mut self, mut buffer: T) {
         self.longest = self.longest.max(buffer.bytes().len());
         buffer.bytes().clear();
+        let bytes = buffer.bytes().capacity();
+        if self.held + bytes > SPARE_BYTES_MAX {
+            self.freed += bytes;
+            return;
+        }
+        self.held += bytes;
         self.spare.push(buffer);
     }
 
     /// Ends a batch, whose buffers are back; the bytes that are freed.
     pub(super) fn end_batch(&mut self) -> usize {
         let mut freed = 0;
+        let freed_before = std::mem::take(&mut self.freed);
         if let Some(peak) = self.count.end_batch(std::mem::take(&mut self.taken))
             && let Some(kept) = peak.kept(self.spare.len())
         {
@@ -120,7 +134,15 @@ impl<T: Buffer> Pool<T> {
         if let Some(peak) = self.bytes.end_batch(std::mem::take(&mut self.longest)) {
             freed += self.spare.iter_mut().map(|buffer| peak.shrink(buffer.bytes())).sum::<usize>();
         }
-        freed
+        self.held -= freed;
+        freed + freed_before
+    }
+}
+
+impl Pool<Box<Capture>> {
+    /// A buffer for a sample: one of the pool, or a new one.
+    pub(super) fn capture(&mut self) -> Box<Capture> {
+        self.take().unwrap_or_else(|| Box::new(Capture::with_capacity(0)))
     }
 }
 
@@ -155,13 +177,29 @@ mod tests {
         let mut pool = Pool::default();
         run(&mut pool, 1, 20, 4096);
         let ordinary = held(&pool);
-        run(&mut pool, 1, 300, 65_536);
-        assert_eq!(held(&pool).0, 300, "kept while it is needed");
+        run(&mut pool, 1, 100, 65_536);
+        assert_eq!(held(&pool).0, 100, "kept while it is needed");
         let freed = run(&mut pool, 2, 20, 4096);
         let (count, capacity) = held(&pool);
         assert!(count <= SLACK * ordinary.0 && capacity <= SLACK * 4096, "{count} of {capacity} bytes");
-        assert!(freed > 8 << 20, "{freed}");
+        assert!(freed > 4 << 20, "{freed}");
         assert_eq!(run(&mut pool, 2, 20, 4096), 0, "nothing more to free");
+    }
+
+    #[test]
+    fn what_a_backlog_needed_is_not_kept_beyond_a_bound() {
+        let mut pool = Pool::default();
+        let freed = run(&mut pool, 1, 1_000, 65_536);
+        assert_eq!(pool.held, pool.spare.iter().map(Vec::capacity).sum::<usize>());
+        assert!(
+            pool.held <= SPARE_BYTES_MAX && pool.held > SPARE_BYTES_MAX - 65_536 * SLACK,
+            "{}",
+            pool.held
+        );
+        assert!(freed > 30 << 20, "{freed}");
+        let freed = run(&mut pool, 2, 20, 4096);
+        assert_eq!(pool.held, pool.spare.iter().map(Vec::capacity).sum::<usize>(), "{freed} freed");
+        assert!(pool.held < 1 << 20);
     }
 
     #[test]

@@ -2,48 +2,34 @@
 //!
 //! A timer in the kernel looks at what runs: the sample holds the user registers, the bytes of the user stack
 //! and the frames in the kernel at one moment, so it is exact where a stop by ptrace shows the thread a few
-//! microseconds later. `events.rs` says what is opened, `filter.rs` which samples the kernel drops at once,
-//! `grid.rs` which come late, `record.rs` reads what it wrote, `told.rs` weighs it, `window.rs` decides how
-//! much of each stack is copied, `beyond.rs` and `below.rs` have a program copy what no record holds, `prefetch.rs`
-//! reads the words that walks of deep stacks need, `woken.rs`
-//! measures CPU time from before threads run, `owed.rs` has samples stand for it, `source.rs` is the whole. Waits:
-//! `switched.rs` puts switches in order, `waits.rs` finds the waits between them, `asleep.rs` looks at threads
-//! that slept before. `buffers.rs` frees what a backlog made larger than batches need.
+//! microseconds later. `events/` opens what samples, `bpf/` builds the programs that the kernel runs with it. What they
+//! write passes these stages, each a type with a state of its own (`pipeline.rs`):
+//!
+//! | stage | input | output |
+//! |---|---|---|
+//! | `ring/` | bytes of a ring | records |
+//! | `reorder/` | records, ring after ring | events in the order of their times |
+//! | `process/` | events | events of selected processes |
+//! | `stack/` | samples | samples with complete stacks, the size of the next ones |
+//! | `cpu_time/` | samples, CPU clocks, losses | weights, losses |
+//! | `waits/` | context switches | waits |
+//!
+//! `source.rs` drives them and the events.
 
-mod absent;
-mod asleep;
-mod backlog;
-mod baseline;
-mod batch;
-mod below;
-mod beyond;
 mod bpf;
-mod bpf_sys;
-mod btf;
 mod buffers;
-mod choice;
-mod copies;
+mod clocks;
+mod cpu_time;
 mod events;
-mod filter;
-mod grid;
-pub(super) mod kernel_names;
-mod leavers;
-mod mapped;
-mod member;
-mod owed;
-mod prefetch;
-mod rates;
-mod record;
-mod registers;
-mod share;
-mod sieve;
+mod pipeline;
+mod process;
+mod reorder;
+mod ring;
+#[cfg(test)]
+mod simulated_kernel;
 mod source;
-mod switched;
-mod sys;
-mod told;
+mod stack;
 mod waits;
-mod window;
-mod woken;
 
 use std::io;
 use std::sync::Arc;
@@ -56,19 +42,23 @@ use super::{attach, launch, refusal, threads};
 use crate::clock::RealClock;
 use crate::error::Result;
 use crate::sources::{Chosen, Process, Sampling};
-use choice::Choice;
-use events::{Events, How, Scope, Switches};
-use member::Member;
-use sieve::Sieve;
+use bpf::sample_filter::SampleFilter;
+use events::cpus::{cpu_count, scope_for};
+use events::options::{EventOptions, Scope, SwitchOptions};
+use events::rings;
+use events::set::Events;
+use process::entry::ProcessEntry;
+use process::filter::ProcessFilter;
 use source::Begin;
-use window::Window;
+use stack::stack_size::StackSize;
 
-pub(super) use choice::{all_processes, parent_of};
-#[cfg(test)]
-pub(crate) use prefetch::sim_kernel::SimKernel;
-pub(super) use registers::of_waiting as registers_of_waiting;
+pub(super) use bpf::kernel_names;
+pub(super) use clocks::{process_cpu_ns, update_thread_clocks};
+pub(super) use process::procfs::{all_processes, parent_of};
+pub(super) use ring::registers::of_waiting as registers_of_waiting;
 pub(super) use source::PerfSource;
-pub(super) use sys::{bring_clocks_up, process_cpu_ns};
+#[cfg(test)]
+pub(crate) use stack::SimKernel;
 
 /// Why the kernel does not sample this process for us, and what to do about it: a part of a line.
 pub(super) type Refused = String;
@@ -94,27 +84,28 @@ pub(super) fn attach(chosen: &Chosen, sampling: &Sampling, clock: RealClock) -> 
         }
         listed.push(pid);
     }
-    let choice = Choice::new(chosen.clone());
-    let sieve = match listed[..] {
-        _ if choice.is_all() => Sieve::open(),
-        [pid] if choice.is_one() => Sieve::of_process(pid),
-        _ => Sieve::unless_refused(),
+    let selected = ProcessFilter::new(chosen.clone());
+    let filter = match listed[..] {
+        _ if selected.is_all() => SampleFilter::open(),
+        [pid] if selected.is_one() => SampleFilter::of_process(pid),
+        _ => SampleFilter::unless_excluded(),
     };
-    let window = if choice.is_one() { Window::new() } else { Window::of_many() };
-    let events = match open(&listed, !choice.is_one(), &sieve, &window, sampling) {
+    let size = if selected.is_one() { StackSize::new() } else { StackSize::of_many() };
+    let events = match open(&listed, !selected.is_one(), &filter, &size, sampling) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
-    prepare_names(events.how);
-    let mut members: Vec<Member> = Vec::new();
+    prepare_names(events.options());
+    let mut entries: Vec<ProcessEntry> = Vec::new();
     for pid in &listed {
-        members.push(Member::new(describe(*pid, events.how), Arc::new(TargetFiles::of(*pid))));
+        entries.push(ProcessEntry::new(describe(*pid, events.options()), Arc::new(TargetFiles::of(*pid))));
     }
-    let main = members.pop().filter(|_| members.is_empty()).unwrap_or_else(|| of_all(chosen, events.how));
-    let others = if members.is_empty() { &[][..] } else { &listed[..] };
+    let main =
+        entries.pop().filter(|_| entries.is_empty()).unwrap_or_else(|| of_all(chosen, events.options()));
+    let others = if entries.is_empty() { &[][..] } else { &listed[..] };
     let kernel_frames = sampling.kernel;
-    let begin = Begin { main, listed: listed.clone(), choice, kernel_frames, launched: false };
-    let mut source = PerfSource::new(begin, clock, events, sieve, window);
+    let begin = Begin { main, listed: listed.clone(), filter: selected, kernel_frames, launched: false };
+    let mut source = PerfSource::new(begin, clock, events, filter, size);
     source.add(others);
     Ok(source.enable().map(|()| source).map_err(|error| refused(&error)))
 }
@@ -127,38 +118,38 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let Sampling { children, kernel: kernel_frames, .. } = *sampling;
     let held = launch::hold(spawner, command).map_err(|error| attach::cannot_run(command, &error))?;
     let pid = held.pid;
-    let sieve = if children { Sieve::unless_refused() } else { Sieve::of_process(pid) };
+    let filter = if children { SampleFilter::unless_excluded() } else { SampleFilter::of_process(pid) };
     // If refused, `held` is dropped, and the new process ends without running the command.
-    let window = Window::new();
-    let events = match open(&[pid], children, &sieve, &window, sampling) {
+    let size = StackSize::new();
+    let events = match open(&[pid], children, &filter, &size, sampling) {
         Ok(events) => events,
         Err(refused) => return Ok(Err(refused)),
     };
-    let how = events.how;
-    prepare_names(how);
+    let options = events.options();
+    prepare_names(options);
     let chosen = Chosen { pids: vec![pid.unsigned_abs()], children, ..Chosen::default() };
-    let main = Member::new(describe(pid, how), Arc::new(TargetFiles::of(pid)));
-    let choice = Choice::new(chosen);
-    let begin = Begin { main, listed: vec![pid], choice, kernel_frames, launched: true };
-    let mut source = PerfSource::new(begin, clock, events, sieve, window);
+    let main = ProcessEntry::new(describe(pid, options), Arc::new(TargetFiles::of(pid)));
+    let selected = ProcessFilter::new(chosen);
+    let begin = Begin { main, listed: vec![pid], filter: selected, kernel_frames, launched: true };
+    let mut source = PerfSource::new(begin, clock, events, filter, size);
     if let Err(error) = source.enable() {
         return Ok(Err(refused(&error)));
     }
     let started = held.go().map_err(|error| attach::cannot_run(command, &error))?;
     started.join().map_err(|error| attach::cannot_run(command, &error))?;
-    source.set_spawned(describe(pid, how));
+    source.set_spawned(describe(pid, options));
     Ok(Ok(source))
 }
 
-/// The kernel's names are asked for when the privileges to ask for them have gone.
-fn prepare_names(how: How) {
-    if how.kernel {
+/// The kernel's names are read when the privileges to read them have gone.
+fn prepare_names(options: EventOptions) {
+    if options.kernel {
         kernel_names::prepare();
     }
 }
 
 /// What stands for several processes.
-fn of_all(chosen: &Chosen, how: How) -> Member {
+fn of_all(chosen: &Chosen, options: EventOptions) -> ProcessEntry {
     let own = std::process::id().cast_signed();
     let name = match chosen {
         Chosen { all: true, .. } => "all processes".to_owned(),
@@ -166,18 +157,18 @@ fn of_all(chosen: &Chosen, how: How) -> Member {
         Chosen { uid: Some(uid), .. } => format!("processes of user {uid}"),
         Chosen { pids, .. } => format!("{} processes", pids.len()),
     };
-    let process = Process { pid: 0, name, command: String::new(), ..describe(own, how) };
-    Member::new(process, Arc::new(TargetFiles::of(own)))
+    let process = Process { pid: 0, name, command: String::new(), ..describe(own, options) };
+    ProcessEntry::new(process, Arc::new(TargetFiles::of(own)))
 }
 
-fn describe(pid: pid_t, how: How) -> Process {
-    let over = match how.scope {
+fn describe(pid: pid_t, options: EventOptions) -> Process {
+    let over = match options.scope {
         Scope::Cpus => "on each CPU",
         Scope::Threads => "for each thread",
     };
-    let kernel = if how.kernel { "user and kernel" } else { "user code only" };
-    let waits = match how.switches {
-        Some(Switches { alone: true, .. }) => ", where threads wait",
+    let kernel = if options.kernel { "user and kernel" } else { "user code only" };
+    let waits = match options.switches {
+        Some(SwitchOptions { alone: true, .. }) => ", where threads wait",
         Some(_) => ", and where threads wait",
         None => "",
     };
@@ -194,23 +185,23 @@ fn describe(pid: pid_t, how: How) -> Process {
 fn open(
     pids: &[pid_t],
     many: bool,
-    sieve: &Sieve,
-    window: &Window,
+    filter: &SampleFilter,
+    size: &StackSize,
     sampling: &Sampling,
 ) -> std::result::Result<Events, Refused> {
-    let window_bytes = window.bytes();
+    let stack_bytes = size.bytes();
     let Sampling { hz, idle, off_cpu, kernel: kernel_frames, .. } = *sampling;
-    let switches = (idle || off_cpu).then(|| Switches {
-        window_bytes: Window::of_switches().bytes(),
+    let switches = (idle || off_cpu).then(|| SwitchOptions {
+        stack_bytes: StackSize::of_switches().bytes(),
         alone: off_cpu,
         kernel_frames,
         many: pids.is_empty(),
     });
     let threads = pids.iter().map(|pid| threads::list(*pid).map_or(1, |threads| threads.len())).sum();
     // Of many, each process that is started would inherit an event for each CPU.
-    let first = if many { Scope::Cpus } else { events::scope_for(events::cpu_count(), threads) };
+    let first = if many { Scope::Cpus } else { scope_for(cpu_count(), threads) };
     let other = if first == Scope::Cpus { Scope::Threads } else { Scope::Cpus };
-    // Of the least that can be asked for: why that is refused is the reason that nothing works.
+    // Of the least that can be requested: why that is refused is the reason that nothing works.
     let mut why = None;
     for (scope, kernel) in [(first, true), (other, true), (Scope::Threads, false)] {
         // Where nobody is listed there is no thread to begin with.
@@ -223,8 +214,8 @@ fn open(
         }
         match Events::open(
             pids,
-            sieve,
-            How { scope, kernel, hz, window_bytes, below: false, prefetch: false, switches },
+            filter,
+            EventOptions { scope, kernel, hz, stack_bytes, red_zone: false, prefetch: false, switches },
         ) {
             Ok(events) => return Ok(events),
             Err(error) => why = Some(error),
@@ -238,7 +229,7 @@ fn open(
 /// The words for perf_event_open(2) having failed with `error`.
 fn refused(error: &io::Error) -> Refused {
     let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
-    if events::is_limit(error) {
+    if rings::is_limit(error) {
         return error.to_string();
     }
     match (error.raw_os_error(), paranoid) {

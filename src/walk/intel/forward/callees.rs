@@ -7,13 +7,16 @@
 //! does not return does one follow another.
 //!
 //! Thousands of rows ask for the same few functions (the builtins of V8), so what was found is kept, of code that
-//! stays as it is.
+//! stays as it is; of code in files for all processes that map them.
+
+use std::ops::Range;
 
 use hashbrown::HashMap;
 
-use crate::addr::Avma;
+use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::flow::{self, Effect, Place, State};
+use crate::walk::image_facts::ImageFacts;
 use crate::walk::intel::Intel;
 use crate::walk::intel::instructions::{self, decode_of};
 use crate::walk::reader::Reader;
@@ -48,13 +51,53 @@ pub(super) fn stack_pointer<P: Intel>(state: &State) -> Option<Place> {
 /// An entry, and how many callees inside each other were followed from there.
 type Asked = (u64, u32);
 
-/// What is known of callees. Void when the images change.
+/// The code that an answer rests on: the first and the last address that was looked at.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    first: u64,
+    last: u64,
+}
+
+impl Span {
+    fn of(at: u64) -> Span {
+        Span { first: at, last: at }
+    }
+
+    fn moved(self, by: u64) -> Span {
+        Span { first: self.first.wrapping_add(by), last: self.last.wrapping_add(by) }
+    }
+
+    fn is_in(self, mapped: &Range<Avma>) -> bool {
+        mapped.contains(&Avma(self.first)) && mapped.contains(&Avma(self.last))
+    }
+
+    fn with(self, other: Span) -> Span {
+        Span { first: self.first.min(other.first), last: self.last.max(other.last) }
+    }
+}
+
+/// What was found out of a callee.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::walk) struct Answer {
+    /// It comes back.
+    returns: bool,
+    /// The answer rests on code alone that stays as it is.
+    is_lasting: bool,
+    rests_on: Span,
+}
+
+/// Answers that rest on one mapping of a file alone, by how many callees inside each other were followed. What they rest on
+/// is counted from the entry.
+pub(in crate::walk) type SharedCallees = ImageFacts<u32, Answer>;
+
+/// What is known of callees. Void when the images change, but for those of files.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Callees {
     /// Answers that rest on code which stays as it is.
-    kept: HashMap<Asked, bool>,
+    kept: HashMap<Asked, Answer>,
+    shared: SharedCallees,
     /// The others, for one row.
-    passing: HashMap<Asked, bool>,
+    passing: HashMap<Asked, Answer>,
     left: u32,
     /// Only little code is followed.
     is_short: bool,
@@ -65,6 +108,10 @@ pub(in crate::walk) struct Callees {
 }
 
 impl Callees {
+    pub(in crate::walk) fn new(shared: &SharedCallees) -> Callees {
+        Callees { shared: shared.clone(), ..Callees::default() }
+    }
+
     pub(in crate::walk) fn clear(&mut self) {
         self.kept.clear();
     }
@@ -79,42 +126,75 @@ impl Callees {
         self.is_short
     }
 
+    /// Whether there was no room for all callees of the row that was read last: with what is known by then, it may tell
+    /// more another time.
+    pub(in crate::walk) fn ran_out(&self) -> bool {
+        self.left == 0
+    }
+
     /// Another row is to be read.
-    pub(super) fn begin_row(&mut self) {
+    pub(in crate::walk) fn begin_row(&mut self) {
         self.passing.clear();
         self.left = if self.is_short { SHORT_STEPS_MAX } else { ALL_STEPS_MAX };
     }
 
-    /// Whether the function at `entry` is known to come back.
-    pub(super) fn return_from<P: Intel>(&mut self, entry: Avma, code: &dyn Code) -> bool {
-        self.answer::<P>((entry.0, DEPTH_MAX), code).0
+    /// Whether the function at `entry` is known to come back, for a row of its own.
+    #[cfg(test)]
+    pub(in crate::walk) fn returns<P: Intel>(&mut self, entry: Avma, code: &dyn Code) -> bool {
+        self.begin_row();
+        self.return_from::<P>(entry, code)
     }
 
-    /// The answer, and whether it rests on code alone that stays as it is.
-    fn answer<P: Intel>(&mut self, asked: Asked, code: &dyn Code) -> (bool, bool) {
+    /// Whether the function at `entry` is known to come back.
+    pub(super) fn return_from<P: Intel>(&mut self, entry: Avma, code: &dyn Code) -> bool {
+        self.answer::<P>((entry.0, DEPTH_MAX), code).returns
+    }
+
+    fn answer<P: Intel>(&mut self, asked: Asked, code: &dyn Code) -> Answer {
         if asked.1 == 0 {
-            return (false, true);
+            return Answer { returns: false, is_lasting: true, rests_on: Span::of(asked.0) };
         }
-        if let Some(returns) = self.kept.get(&asked) {
-            return (*returns, true);
+        if let Some(answer) = self.kept.get(&asked) {
+            code.rests_on(Avma(answer.rests_on.first), Avma(answer.rests_on.last));
+            return *answer;
         }
-        if let Some(returns) = self.passing.get(&asked) {
-            return (*returns, false);
+        if let Some(answer) = self.passing.get(&asked) {
+            return *answer;
+        }
+        let (entry, depth) = asked;
+        let place = self.shared.place(CodeAddress::Pc(Avma(entry)), code);
+        if let Some(known) = place.as_ref().and_then(|place| self.shared.get(place, depth)) {
+            let answer = Answer { rests_on: known.rests_on.moved(entry), ..known };
+            code.rests_on(Avma(answer.rests_on.first), Avma(answer.rests_on.last));
+            self.keep(asked, answer);
+            return answer;
         }
         let room = self.visited.get_mut(asked.1 as usize - 1);
         let mut visited = room.map(std::mem::take).unwrap_or_default();
         visited.clear();
-        let (returns, is_lasting) = self.leads_to_return::<P>(asked, code, &mut visited);
+        let mut answer = self.leads_to_return::<P>(asked, code, &mut visited);
         if let Some(room) = self.visited.get_mut(asked.1 as usize - 1) {
             *room = visited;
         }
         // Without more steps to go it is not the function that decided.
-        let is_lasting = is_lasting && self.left > 0;
+        answer.is_lasting &= self.left > 0;
+        if !answer.is_lasting {
+            self.passing.insert(asked, answer);
+            return answer;
+        }
+        self.keep(asked, answer);
+        if let Some(place) = place.filter(|place| answer.rests_on.is_in(&place.mapped)) {
+            let from_entry = answer.rests_on.moved(entry.wrapping_neg());
+            self.shared.insert(&place, depth, Answer { rests_on: from_entry, ..answer }, false);
+        }
+        answer
+    }
+
+    fn keep(&mut self, asked: Asked, answer: Answer) {
         if self.kept.len() >= KEPT_MAX {
             self.kept.clear();
         }
-        if is_lasting { &mut self.kept } else { &mut self.passing }.insert(asked, returns);
-        (returns, is_lasting)
+        self.kept.insert(asked, answer);
     }
 
     /// See [`Callees::answer`].
@@ -123,17 +203,22 @@ impl Callees {
         (entry, depth): Asked,
         code: &dyn Code,
         visited: &mut Visited<()>,
-    ) -> (bool, bool) {
+    ) -> Answer {
         let mut reader = Reader::new(code);
-        let mut is_lasting = true;
+        let (mut is_lasting, mut rests_on) = (true, Span::of(entry));
+        let answer = |returns, is_lasting, rests_on, reader: &Reader<'_>| {
+            let is_lasting = is_lasting && reader.is_lasting();
+            Answer { returns, is_lasting, rests_on }
+        };
         let mut branches = vec![Path { at: Avma(entry), state: State::new(), called: false }];
         let mut left = STEPS_MAX;
         while let Some(Path { mut at, mut state, .. }) = branches.pop() {
             while visited.note(at, ()).is_none() {
                 let fewer = left.checked_sub(1).zip(self.left.checked_sub(1));
                 let Some((fewer, fewer_of_all)) = fewer else {
-                    return (false, is_lasting && reader.is_lasting());
+                    return answer(false, is_lasting, rests_on, &reader);
                 };
+                rests_on = rests_on.with(Span::of(at.0));
                 (left, self.left) = (fewer, fewer_of_all);
                 let Some(bytes) = reader.at(at).filter(|bytes| !P::ends_thread(bytes)) else { break };
                 let decoded = decode_of::<P>(bytes);
@@ -147,15 +232,16 @@ impl Callees {
                         let takes_off = instruction.opcode != 0xc3;
                         let is_back = |sp: Place| sp.register == P::STACK_POINTER && sp.offset == 0;
                         if !takes_off && sp.is_some_and(is_back) {
-                            return (true, is_lasting && reader.is_lasting());
+                            return answer(true, is_lasting, rests_on, &reader);
                         }
                         break;
                     }
                     _ if sp.is_none() => break,
                     Effect::Calls(Some(target)) => {
-                        let (returns, lasts) = self.answer::<P>((target.0, depth - 1), code);
-                        is_lasting &= lasts;
-                        if !returns {
+                        let callee = self.answer::<P>((target.0, depth - 1), code);
+                        is_lasting &= callee.is_lasting;
+                        rests_on = rests_on.with(callee.rests_on);
+                        if !callee.returns {
                             break;
                         }
                         flow::after_call::<P>(&mut state);
@@ -173,6 +259,6 @@ impl Callees {
                 }
             }
         }
-        (false, is_lasting && reader.is_lasting())
+        answer(false, is_lasting, rests_on, &reader)
     }
 }

@@ -73,10 +73,12 @@ fn found(
     };
     let (mut unwinder, mut out) = (walk::Unwinder::default(), Frames::default());
     let registers = Registers::X86(registers);
-    let walked = walk::unwind(how, &registers, &input, &mut unwinder, &mut out);
+    let walked =
+        walk::unwind(how, &registers, &input, &mut unwinder, &mut out).expect("all code is in images");
     let frames: Vec<_> = out.addresses.iter().map(|at| at.0 - TEXT).zip(out.methods.clone()).collect();
     // What was learned leads to the same frames.
-    let again = walk::unwind(how, &registers, &input, &mut unwinder, &mut out);
+    let again =
+        walk::unwind(how, &registers, &input, &mut unwinder, &mut out).expect("all code is in images");
     assert_eq!((walked, out.addresses.len()), (again, frames.len()));
     (frames, walked.ended)
 }

@@ -1,5 +1,7 @@
 //! What addresses in code of Go are taken for, whose tables say nothing of its first functions.
 
+mod shared;
+
 use super::*;
 
 const AT: u64 = 0x1000;

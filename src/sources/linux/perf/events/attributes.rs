@@ -1,8 +1,8 @@
-//! What each event is asked for: the clock that samples, the one beside it that tells of programs, and the one that
-//! tells of switches.
+//! The attributes of events: of the clock that samples, of the event beside it that records programs, and of the one that
+//! records context switches.
 //!
 //! Input: how to sample, and the bytes of the ring; output: what perf_event_open(2) takes. The fields of samples are
-//! the same for all, so that records of each are read alike.
+//! alike for all, so that records of each are read alike.
 
 use perf_event_open_sys::bindings::{
     PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_DUMMY, PERF_FORMAT_LOST,
@@ -10,15 +10,15 @@ use perf_event_open_sys::bindings::{
     PERF_SAMPLE_STACK_USER, PERF_SAMPLE_TID, PERF_SAMPLE_TIME, PERF_TYPE_SOFTWARE, perf_event_attr,
 };
 
-use super::super::{registers, window};
-use super::{How, Scope, Switches};
+use super::super::ring::registers;
+use super::options::{EventOptions, Scope, SwitchOptions};
 
-/// Where switches are told now and then, a stack is copied at one of so many: a number that is in step with
+/// Where switches are recorded at intervals, a stack is copied at one of so many: a number that is in step with
 /// nothing.
 const SWITCHES_PER_STACK: u64 = 13;
 
 /// Of the clock that samples, for a ring of so many bytes.
-pub(super) fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
+pub(super) fn attributes(options: EventOptions, ring_bytes: usize) -> perf_event_attr {
     let mut attributes = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
         size: size_of::<perf_event_attr>() as u32,
@@ -33,32 +33,33 @@ pub(super) fn attributes(how: How, ring_bytes: usize) -> perf_event_attr {
             | PERF_SAMPLE_STACK_USER)
             .into(),
         sample_regs_user: registers::MASK,
-        sample_stack_user: window::of_record(how.window_bytes).0,
+        sample_stack_user: options.record_stack_bytes(),
         clockid: libc::CLOCK_MONOTONIC,
         ..perf_event_attr::default()
     };
     // One without a period samples nothing.
-    attributes.__bindgen_anon_1.sample_period = if how.samples_running() { how.period_ns() } else { 0 };
+    attributes.__bindgen_anon_1.sample_period =
+        if options.samples_running() { options.period_ns() } else { 0 };
     // Nobody is woken for a sample, but the reader before half of the ring is full.
     attributes.__bindgen_anon_2.wakeup_watermark = (ring_bytes / 4) as u32;
     attributes.set_watermark(1);
     attributes.set_disabled(1);
     attributes.set_use_clockid(1);
     attributes.set_sample_id_all(1);
-    attributes.set_exclude_kernel(u64::from(!how.kernel));
+    attributes.set_exclude_kernel(u64::from(!options.kernel));
     attributes.set_exclude_hv(1);
     attributes.set_exclude_idle(1);
     // User frames are walked from registers and stack bytes.
     attributes.set_exclude_callchain_user(1);
-    match how.scope {
+    match options.scope {
         Scope::Cpus => attributes.read_format = PERF_FORMAT_LOST.into(),
         Scope::Threads => attributes.set_inherit(1),
     }
     attributes
 }
 
-/// Lets an event tell of programs, threads and images.
-pub(super) fn tell_of_programs(attributes: &mut perf_event_attr) {
+/// Lets an event record programs, threads and images.
+pub(super) fn record_programs(attributes: &mut perf_event_attr) {
     attributes.set_mmap(1);
     attributes.set_mmap2(1);
     attributes.set_comm(1);
@@ -66,25 +67,30 @@ pub(super) fn tell_of_programs(attributes: &mut perf_event_attr) {
     attributes.set_task(1);
 }
 
-/// Of the event of a CPU that tells of programs and samples nothing.
-pub(super) fn programs_attributes(how: How, ring_bytes: usize) -> perf_event_attr {
-    let mut attributes = attributes(how, ring_bytes);
+/// Of the event of a CPU that records programs and samples nothing.
+pub(super) fn programs_attributes(options: EventOptions, ring_bytes: usize) -> perf_event_attr {
+    let mut attributes = attributes(options, ring_bytes);
     attributes.config = PERF_COUNT_SW_DUMMY.into();
     attributes.__bindgen_anon_1.sample_period = 0;
-    tell_of_programs(&mut attributes);
+    record_programs(&mut attributes);
     attributes
 }
 
-/// Of the event that samples threads that leave their CPUs, and tells of each switch. It counts in
+/// Of the event that samples threads that leave their CPUs, and records each context switch. It counts in
 /// the thread that goes, in `schedule()` (kernel/events/core.c, `perf_event_task_sched_out`): in the
 /// kernel, so that only events that may see the kernel see it.
-pub(super) fn switch_attributes(how: How, switches: Switches, ring_bytes: usize) -> perf_event_attr {
-    let mut attributes = attributes(how, ring_bytes);
+pub(super) fn switch_attributes(
+    options: EventOptions,
+    switches: SwitchOptions,
+    ring_bytes: usize,
+) -> perf_event_attr {
+    let mut attributes = attributes(options, ring_bytes);
     attributes.config = PERF_COUNT_SW_CONTEXT_SWITCHES.into();
     // With it, each would be sampled whatever the period is (kernel/events/core.c, `perf_swevent_event`).
     attributes.sample_type &= !u64::from(PERF_SAMPLE_PERIOD);
-    attributes.__bindgen_anon_1.sample_period = if how.switches.is_some() { 1 } else { SWITCHES_PER_STACK };
-    attributes.sample_stack_user = switches.window_bytes;
+    attributes.__bindgen_anon_1.sample_period =
+        if options.switches.is_some() { 1 } else { SWITCHES_PER_STACK };
+    attributes.sample_stack_user = switches.stack_bytes;
     attributes.set_context_switch(1);
     attributes.set_exclude_callchain_kernel(u64::from(!switches.kernel_frames));
     attributes

@@ -303,7 +303,7 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
             None => (UnwindMethod::Auto, None),
         };
         let registers = Registers::Arm(Arm { r, cpsr, m_profile: false });
-        let walked = walk::unwind(how, &registers, &input, &mut run.unwinders[index], &mut frames);
+        let walked = walk::unwind(how, &registers, &input, &mut run.unwinders[index], &mut frames).expect("all code is in images");
         let found: Vec<u64> = frames.addresses.iter().map(|address| address.0).collect();
         let right = expected.iter().zip(&found).take_while(|(expected, found)| expected == found).count();
         Verdict {

@@ -1,0 +1,133 @@
+//! One HTML file that shows a profile, or two that are compared, without a network or a server.
+//!
+//! Input: [`Saved`] profiles. Output: a page (`html/page.rs`) whose script and style are the files of src/html, and whose
+//! data are tables of numbers and a list of strings (`html/tables.rs`), gzipped and in base64. Nothing of a profile is
+//! anywhere else in the file, so nothing of it can be markup. docs/html.md describes the form of the data.
+
+mod base64;
+mod columns;
+mod header;
+mod page;
+mod sha256;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::io::{self, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+
+use super::super::saved::{Full, Saved};
+use crate::escape::escape_line;
+pub use header::{Compare, Measure};
+use header::{Header, Side};
+use tables::Tables;
+
+/// What a version of the page and its data have in common; a page refuses any other.
+const FORM: u32 = 1;
+
+/// How two profiles that are compared become one.
+#[derive(Clone, Copy)]
+pub struct Matching<'m> {
+    /// The name under which a function of either profile is found.
+    pub name: &'m dyn Fn(&str) -> String,
+    /// What all processes of this profile are called.
+    pub process: Option<&'m str>,
+    /// Inlined functions are functions; else their counts are those of the function that they are part of.
+    pub inlines: bool,
+    /// Stacks of waiting threads are compared, too.
+    pub waiting: bool,
+}
+
+/// A page in the making.
+pub struct Page {
+    title: String,
+    unit: String,
+    sides: Vec<Side>,
+    compare: Option<Compare>,
+    tables: Tables,
+}
+
+impl Page {
+    /// A page of one profile. `source` says how its stacks were sampled.
+    ///
+    /// # Errors
+    /// [`Full`] if a table does not hold it.
+    pub fn of(saved: &Saved, title: &str, source: Option<&str>) -> Result<Page, Full> {
+        let mut page = Page {
+            title: escape_line(title).into_owned(),
+            unit: saved.about.unit.clone(),
+            sides: Vec::new(),
+            compare: None,
+            tables: Tables::default(),
+        };
+        let total = page.tables.add(saved, None)?;
+        page.sides.push(Side::of(saved, title, total, source));
+        Ok(page)
+    }
+
+    /// A page that compares two profiles, base and new, each with its name for people.
+    ///
+    /// # Errors
+    /// [`Full`] if a table does not hold them.
+    pub fn compared(
+        sides: [(&str, &Saved, Matching<'_>); 2],
+        title: &str,
+        compare: Compare,
+    ) -> Result<Page, Full> {
+        let mut page = Page {
+            title: escape_line(title).into_owned(),
+            unit: sides[1].1.about.unit.clone(),
+            sides: Vec::new(),
+            compare: Some(compare),
+            tables: Tables::default(),
+        };
+        for (name, saved, matching) in sides {
+            let total = page.tables.add(saved, Some(&matching))?;
+            page.sides.push(Side::of(saved, name, total, None));
+        }
+        Ok(page)
+    }
+
+    /// Writes the page. Same profiles, same bytes.
+    ///
+    /// # Errors
+    /// What the writer reports.
+    pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        page::write(&base64::encode(&self.data()?), out)
+    }
+
+    /// The data: the length of the header, the header in JSON, the columns; gzipped.
+    fn data(&self) -> io::Result<Vec<u8>> {
+        let columns = self.tables.columns(self.compare.is_some());
+        let header = Header {
+            form: FORM,
+            title: &self.title,
+            unit: &self.unit,
+            sides: &self.sides,
+            compare: self.compare.as_ref(),
+            strings: self.tables.strings(),
+            libraries: self.tables.libraries(),
+            columns: columns.list(),
+        };
+        let header = serde_json::to_vec(&header).map_err(io::Error::other)?;
+        let length = u32::try_from(header.len())
+            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "more than 4 GB of names"))?;
+        // No time and no name in the header of gzip: same profile, same bytes.
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+        gzip.write_all(&length.to_le_bytes())?;
+        gzip.write_all(&header)?;
+        gzip.write_all(columns.bytes())?;
+        gzip.finish()
+    }
+}
+
+/// A name as the page shows it.
+fn matched<'n>(name: &'n str, matching: Option<&Matching<'_>>) -> Cow<'n, str> {
+    match matching {
+        Some(matching) => Cow::Owned((matching.name)(name)),
+        None => Cow::Borrowed(name),
+    }
+}

@@ -1,0 +1,94 @@
+//! The part of a page's data that is JSON: what is known of the recordings, the strings, the list of columns.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::super::super::saved::Saved;
+use crate::escape::escape_line;
+
+/// All of it.
+#[derive(Serialize)]
+pub(super) struct Header<'a> {
+    pub(super) form: u32,
+    pub(super) title: &'a str,
+    pub(super) unit: &'a str,
+    pub(super) sides: &'a [Side],
+    pub(super) compare: Option<&'a Compare>,
+    pub(super) strings: Vec<&'a str>,
+    pub(super) libraries: Vec<Library<'a>>,
+    pub(super) columns: &'a [(&'static str, &'static str, usize, usize)],
+}
+
+/// An executable or a library.
+#[derive(Serialize)]
+pub(super) struct Library<'a> {
+    pub(super) name: &'a str,
+    pub(super) path: &'a str,
+    pub(super) build_id: &'a str,
+}
+
+/// What two profiles are compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Measure {
+    /// CPU seconds.
+    Seconds,
+    /// Counts.
+    Samples,
+    /// Parts of each profile.
+    Shares,
+}
+
+/// How two profiles are compared.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compare {
+    /// By what.
+    pub measure: Measure,
+    /// By what counts of base and new are multiplied so that equal numbers are equal work.
+    pub scales: (f64, f64),
+    /// The measure, and how the whole changed.
+    pub words: String,
+}
+
+/// One recording.
+#[derive(Serialize)]
+pub(super) struct Side {
+    name: String,
+    hz: Option<u32>,
+    time_unix_ns: Option<u64>,
+    duration_ns: Option<u64>,
+    pid: Option<u32>,
+    arch: Option<String>,
+    command: Option<String>,
+    launched: Option<bool>,
+    idle: Option<bool>,
+    version: Option<String>,
+    source: Option<String>,
+    total: u64,
+    lost: BTreeMap<String, u64>,
+    incomplete: BTreeMap<String, u64>,
+}
+
+impl Side {
+    /// A profile; `total` is what of it is in the page.
+    pub(super) fn of(saved: &Saved, name: &str, total: u64, source: Option<&str>) -> Side {
+        let about = &saved.about;
+        Side {
+            name: escape_line(name).into_owned(),
+            hz: about.hz,
+            time_unix_ns: about.time_unix_ns,
+            duration_ns: about.duration_ns,
+            pid: about.pid,
+            arch: about.arch.clone(),
+            command: about.command.clone(),
+            launched: about.launched,
+            idle: about.idle,
+            version: about.version.clone(),
+            source: source.map(|source| escape_line(source).into_owned()),
+            total,
+            lost: about.lost.clone(),
+            incomplete: about.incomplete.clone(),
+        }
+    }
+}

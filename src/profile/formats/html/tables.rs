@@ -1,0 +1,332 @@
+//! The tables of a page: libraries, functions, frames, threads, nodes, counts.
+//!
+//! Nodes are paths of frames without their thread: threads that do the same share them, and a count, or a sample with a
+//! time, is a row of root, node and value. A frame is a function with its line and address; inlined functions are frames
+//! of their own. Of a comparison frames are functions alone: lines and addresses differ between builds.
+
+use std::collections::HashMap;
+
+use super::columns::{Columns, Form, NUMBER_MAX};
+use super::header::Library;
+use super::{Matching, matched};
+use crate::escape::file_name;
+use crate::profile::saved::{Full, Mapping, Saved, StackRoot, UNKNOWN};
+use crate::profile::texts::{TextId, Texts};
+use crate::profile::views::by_name::{FIBER, INCOMPLETE};
+use crate::profile::{StackFrame, shown};
+use crate::trie::{FrameWords, Key, NodeId, Trie};
+
+/// Bits of a root's flags.
+const ROOT_INCOMPLETE: u64 = 1;
+const ROOT_WAITING: u64 = 2;
+
+/// What code a function is; the numbers are those of src/html/data.js.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Kind {
+    #[default]
+    Code = 0,
+    Kernel = 1,
+    Jit = 2,
+    NoSymbol = 3,
+    Mark = 4,
+}
+
+/// A frame of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct PageFrame {
+    function: u32,
+    line: u32,
+    /// Offset in the file of the library; 0 if it is not known.
+    address: u64,
+    inlined: bool,
+}
+
+impl Key for PageFrame {
+    fn words(self) -> FrameWords {
+        (u64::from(self.function) << 32 | u64::from(self.line), self.address << 1 | u64::from(self.inlined))
+    }
+
+    fn of((code, place): FrameWords) -> PageFrame {
+        let (function, line) = ((code >> 32) as u32, code as u32);
+        PageFrame { function, line, address: place >> 1, inlined: place & 1 == 1 }
+    }
+}
+
+struct Function {
+    name: TextId,
+    /// Index of the library, plus one; 0 where it is not known.
+    library: u32,
+    file: TextId,
+    line: u32,
+    kind: Kind,
+}
+
+struct Count {
+    root: u32,
+    node: u32,
+    side: usize,
+    value: u64,
+}
+
+/// The tables.
+#[derive(Default)]
+pub(super) struct Tables {
+    texts: Texts,
+    /// File name, path and build id.
+    libraries: Vec<(TextId, TextId, TextId)>,
+    library_of: HashMap<TextId, u32>,
+    functions: Vec<Function>,
+    function_of: HashMap<(TextId, u32, TextId), u32>,
+    /// Process, and name and id, plus one, where threads are kept apart.
+    threads: Vec<(TextId, TextId, u64)>,
+    thread_of: HashMap<(TextId, TextId, u64), u32>,
+    /// Thread and flags.
+    roots: Vec<(u32, u64)>,
+    root_of: HashMap<(u32, u64), u32>,
+    nodes: Trie<PageFrame>,
+    counts: Vec<Count>,
+    sides: usize,
+}
+
+impl Tables {
+    /// Adds a profile, which is the next side. Returns the counts that were added.
+    pub(super) fn add(&mut self, saved: &Saved, matching: Option<&Matching<'_>>) -> Result<u64, Full> {
+        let side = self.sides;
+        self.sides += 1;
+        let frames = self.frames(saved, matching)?;
+        let mut total = 0u64;
+        let trie = saved.trie();
+        trie.try_map_nodes(None, |there, frame, caller: &Option<(u32, NodeId)>| {
+            let here = match (frame, caller) {
+                (StackFrame::Root(root), _) => match saved.roots().get(root as usize) {
+                    Some(root) => self.root(saved, root, matching)?.map(|root| (root, NodeId(0))),
+                    None => None,
+                },
+                (StackFrame::Frame(frame), Some((root, caller))) => {
+                    let mut node = *caller;
+                    for frame in frames.get(frame as usize).map_or(&[][..], Vec::as_slice) {
+                        node = self.nodes.descend(node, *frame)?;
+                    }
+                    Some((*root, node))
+                }
+                (StackFrame::Frame(_), None) => None,
+            };
+            let value = trie.count(there);
+            if let Some((root, node)) = here.filter(|_| value > 0) {
+                total = total.saturating_add(value);
+                self.counts.push(Count { root, node: node.0, side, value });
+            }
+            Ok::<_, Full>(here)
+        })?;
+        Ok(total)
+    }
+
+    /// The frames of each frame of a profile, outermost first.
+    fn frames(
+        &mut self,
+        saved: &Saved,
+        matching: Option<&Matching<'_>>,
+    ) -> Result<Vec<Vec<PageFrame>>, Full> {
+        let has_modules = !saved.mappings().is_empty();
+        let mut all = Vec::with_capacity(saved.frames().len());
+        for (index, frame) in saved.frames().iter().enumerate() {
+            let mapping = frame.mapping.and_then(|mapping| saved.mappings().get(mapping as usize));
+            let library = match mapping {
+                Some(mapping) => self.library(saved, mapping, matching.is_some())?,
+                None => 0,
+            };
+            let offset = mapping.map_or(frame.address, |mapping| {
+                frame.address.wrapping_sub(mapping.start).wrapping_add(mapping.file_offset)
+            });
+            let address = if matching.is_some() || offset > NUMBER_MAX { 0 } else { offset };
+            let lines = saved.lines_of(frame);
+            let mut here: Vec<PageFrame> = Vec::with_capacity(lines.len().max(1));
+            let mut result = Ok(());
+            saved.names_of(index as u32, false, &mut |name| {
+                // The outermost is the function that the others became part of.
+                if result.is_err() || matching.is_some_and(|m| !m.inlines && !here.is_empty()) {
+                    return;
+                }
+                let line = lines.get(here.len());
+                let path = mapping.map_or("", |mapping| saved.text(mapping.path));
+                let kind = kind_of(name, path, has_modules);
+                let (file, start_line) = match line.map(|line| saved.function(line.function)) {
+                    Some(function) => (saved.text(function.file), function.start_line),
+                    None => ("", 0),
+                };
+                match self.function(&matched(name, matching), library, file, matching.is_some()) {
+                    Ok(function) => {
+                        if let Some(known) = self.functions.get_mut(function as usize) {
+                            known.kind = kind;
+                            known.line = known.line.max(start_line);
+                        }
+                        let line = line.filter(|_| matching.is_none()).map_or(0, |line| line.line);
+                        let inlined = !here.is_empty();
+                        here.push(PageFrame { function, line, address, inlined });
+                    }
+                    Err(full) => result = Err(full),
+                }
+            });
+            result?;
+            all.push(here);
+        }
+        Ok(all)
+    }
+
+    /// Index of a library, plus one. Of a comparison libraries are told apart by the names of their files.
+    fn library(&mut self, saved: &Saved, mapping: &Mapping, by_name: bool) -> Result<u32, Full> {
+        let path = saved.text(mapping.path);
+        let name = file_name(path);
+        if name.is_empty() {
+            return Ok(0);
+        }
+        let (name, path) = (self.texts.intern(name)?, self.texts.intern(path)?);
+        let build_id = self.texts.intern(saved.text(mapping.build_id))?;
+        let libraries = &mut self.libraries;
+        Ok(*self.library_of.entry(if by_name { name } else { path }).or_insert_with(|| {
+            libraries.push((name, path, build_id));
+            libraries.len() as u32
+        }))
+    }
+
+    /// Index of a function. Of a comparison functions of one name are one, whatever their source file.
+    fn function(&mut self, name: &str, library: u32, file: &str, by_name: bool) -> Result<u32, Full> {
+        let name = self.texts.intern(if name.is_empty() { UNKNOWN } else { name })?;
+        let file = self.texts.intern(file)?;
+        let key = (name, library, if by_name { TextId::EMPTY } else { file });
+        let functions = &mut self.functions;
+        Ok(*self.function_of.entry(key).or_insert_with(|| {
+            functions.push(Function { name, library, file, line: 0, kind: Kind::default() });
+            functions.len() as u32 - 1
+        }))
+    }
+
+    /// Index of a root; `None` for one that is not compared.
+    fn root(
+        &mut self,
+        saved: &Saved,
+        root: &StackRoot,
+        matching: Option<&Matching<'_>>,
+    ) -> Result<Option<u32>, Full> {
+        if root.waiting && matching.is_some_and(|matching| !matching.waiting) {
+            return Ok(None);
+        }
+        let process = matching.and_then(|matching| matching.process).unwrap_or(saved.text(root.process));
+        let process = self.texts.intern(&shown(process))?;
+        let (name, id) = match root.thread {
+            // Numbers differ from run to run.
+            Some((name, id)) => {
+                (self.texts.intern(saved.text(name))?, if matching.is_some() { 0 } else { id })
+            }
+            None => (TextId::EMPTY, u64::MAX),
+        };
+        let thread = (process, name, id.wrapping_add(1));
+        let threads = &mut self.threads;
+        let thread = *self.thread_of.entry(thread).or_insert_with(|| {
+            threads.push(thread);
+            threads.len() as u32 - 1
+        });
+        let incomplete = if root.complete { 0 } else { ROOT_INCOMPLETE };
+        let flags = incomplete | if root.waiting { ROOT_WAITING } else { 0 };
+        let roots = &mut self.roots;
+        Ok(Some(*self.root_of.entry((thread, flags)).or_insert_with(|| {
+            roots.push((thread, flags));
+            roots.len() as u32 - 1
+        })))
+    }
+
+    /// All strings, by number.
+    pub(super) fn strings(&self) -> Vec<&str> {
+        (0..self.texts.count() as u32).map(|id| self.texts.get(TextId(id))).collect()
+    }
+
+    /// The libraries.
+    pub(super) fn libraries(&self) -> Vec<Library<'_>> {
+        let text = |id: TextId| self.texts.get(id);
+        let library = |&(name, path, build_id): &(TextId, TextId, TextId)| Library {
+            name: text(name),
+            path: text(path),
+            build_id: text(build_id),
+        };
+        self.libraries.iter().map(library).collect()
+    }
+
+    /// The numbers.
+    pub(super) fn columns(&self, compares: bool) -> Columns {
+        use Form::{Back, Delta, Plain};
+        let mut out = Columns::default();
+        let functions = || self.functions.iter();
+        out.add("function.name", Delta, functions().map(|function| function.name.0.into()));
+        out.add("function.library", Plain, functions().map(|function| function.library.into()));
+        out.add("function.file", Delta, functions().map(|function| function.file.0.into()));
+        out.add("function.line", Plain, functions().map(|function| function.line.into()));
+        out.add("function.kind", Plain, functions().map(|function| function.kind as u64));
+        let frames = || self.nodes.frames();
+        out.add("frame.function", Delta, frames().map(|frame| frame.function.into()));
+        out.add("frame.line", Delta, frames().map(|frame| frame.line.into()));
+        out.add("frame.address", Delta, frames().map(|frame| frame.address));
+        out.add("frame.inlined", Plain, frames().map(|frame| frame.inlined.into()));
+        let threads = || self.threads.iter();
+        out.add("thread.process", Plain, threads().map(|(process, ..)| process.0.into()));
+        out.add("thread.name", Plain, threads().map(|(_, name, _)| name.0.into()));
+        out.add("thread.id", Delta, threads().map(|(.., id)| *id));
+        out.add("root.thread", Delta, self.roots.iter().map(|(thread, _)| (*thread).into()));
+        out.add("root.flags", Plain, self.roots.iter().map(|(_, flags)| *flags));
+        let nodes = || (0..self.nodes.node_count() as u32).map(NodeId);
+        out.add(
+            "node.parent",
+            Back,
+            nodes().map(|node| self.nodes.parent(node).map_or(0, |node| node.0.into())),
+        );
+        out.add(
+            "node.frame",
+            Plain,
+            nodes().map(|node| self.nodes.frame_of(node).map_or(0, |frame| frame.0.into())),
+        );
+        let rows = self.rows();
+        out.add("count.root", Delta, rows.iter().map(|row| row.0.into()));
+        out.add("count.node", Delta, rows.iter().map(|row| row.1.into()));
+        let value = |row: &(u32, u32, [u64; 2])| row.2[usize::from(compares)];
+        out.add("count.value", Plain, rows.iter().map(value));
+        if compares {
+            out.add("count.base", Plain, rows.iter().map(|row| row.2[0]));
+        }
+        out
+    }
+
+    /// Root, node, and the counts of each side, sorted; each place once.
+    fn rows(&self) -> Vec<(u32, u32, [u64; 2])> {
+        let mut order: Vec<&Count> = self.counts.iter().collect();
+        order.sort_unstable_by_key(|count| (count.root, count.node, count.side));
+        let mut rows: Vec<(u32, u32, [u64; 2])> = Vec::with_capacity(order.len());
+        for count in order {
+            let is_known = rows.last().is_some_and(|last| (last.0, last.1) == (count.root, count.node));
+            if !is_known {
+                rows.push((count.root, count.node, [0; 2]));
+            }
+            if let Some(value) = rows.last_mut().and_then(|row| row.2.get_mut(count.side)) {
+                *value = value.saturating_add(count.value);
+            }
+        }
+        rows
+    }
+}
+
+/// What code a function is, by its name and the path of its module. A profile without modules tells nothing of JIT code.
+fn kind_of(name: &str, path: &str, has_modules: bool) -> Kind {
+    let is_jit_path = path.is_empty()
+        || ["[jit]", "[anon", "//anon", "/memfd:", "[heap]"].iter().any(|p| path.starts_with(p));
+    if name.ends_with("_[k]") {
+        Kind::Kernel
+    } else if name == INCOMPLETE || name == FIBER || name == "[waiting]" {
+        Kind::Mark
+    } else if name.starts_with('[') && name.ends_with(" jit]") {
+        Kind::Jit
+    } else if name == UNKNOWN || name.starts_with('[') && name.ends_with(']') && name.contains('+') {
+        Kind::NoSymbol
+    } else if has_modules && is_jit_path {
+        Kind::Jit
+    } else {
+        Kind::Code
+    }
+}

@@ -1,0 +1,232 @@
+//! The page: the same bytes for the same profile, a policy that names its script, and no text of a profile outside of the data.
+
+use std::io::Read;
+
+use super::*;
+use crate::profile::About;
+use crate::profile::formats::folded_read;
+
+/// Names that would do something in a page that put them into its markup.
+const HOSTILE: [&str; 8] = [
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "\"'`&lt;--!>",
+    "<!--<script>",
+    "]]>{DATA}{SCRIPT}{POLICY}",
+    "\u{202e}gnp.exe",
+    "a\u{0}b\u{1b}[31m",
+    "javascript:alert(1)//",
+];
+
+fn saved(folded: &str) -> Saved {
+    folded_read::read(folded.as_bytes(), "a").expect("reads")
+}
+
+fn html(saved: &Saved, title: &str) -> String {
+    let mut out = Vec::new();
+    Page::of(saved, title, Some("perf_event; why <b>")).expect("fits").write(&mut out).expect("writes");
+    String::from_utf8(out).expect("text")
+}
+
+/// What stands between two marks.
+fn between<'t>(text: &'t str, before: &str, after: &str) -> &'t str {
+    let (_, rest) = text.split_once(before).expect(before);
+    rest.split_once(after).expect(after).0
+}
+
+/// The header of a page's data, and its columns.
+fn data(page: &str) -> (serde_json::Value, Vec<u8>) {
+    let text = between(page, "id=\"profile\">", "</script>");
+    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'=').map(value_of_digit).collect();
+    let mut gzip = Vec::new();
+    for group in digits.chunks(4) {
+        let bits =
+            group.iter().fold(0u32, |bits, digit| bits << 6 | u32::from(*digit)) << (6 * (4 - group.len()));
+        gzip.extend_from_slice(&bits.to_be_bytes()[1..group.len()]);
+    }
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(gzip.as_slice()).read_to_end(&mut bytes).expect("gzip");
+    let (length, rest) = bytes.split_first_chunk::<4>().expect("a length");
+    let (header, columns) = rest.split_at(u32::from_le_bytes(*length) as usize);
+    (serde_json::from_slice(header).expect("JSON"), columns.to_vec())
+}
+
+fn value_of_digit(digit: u8) -> u8 {
+    match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        other => panic!("no digit of base64: {other}"),
+    }
+}
+
+/// The numbers of a plain column.
+fn plain(page: &str, wanted: &str) -> Vec<u64> {
+    let (header, columns) = data(page);
+    let mut at = 0;
+    for column in header["columns"].as_array().expect("a list") {
+        let size = column[3].as_u64().expect("a size") as usize;
+        if column[0] == wanted {
+            assert_eq!(column[1], "plain");
+            let mut numbers = vec![0u64];
+            let mut shift = 0;
+            for byte in &columns[at..at + size] {
+                *numbers.last_mut().expect("one") |= u64::from(byte & 0x7f) << shift;
+                shift += 7;
+                if byte & 0x80 == 0 {
+                    numbers.push(0);
+                    shift = 0;
+                }
+            }
+            numbers.pop();
+            return numbers;
+        }
+        at += size;
+    }
+    panic!("no column {wanted}");
+}
+
+#[test]
+fn the_same_profile_is_the_same_page() {
+    let text = "p;main;a;b 3\np;main;c 4\np;[incomplete];x 1\n";
+    assert_eq!(html(&saved(text), "t"), html(&saved(text), "t"));
+}
+
+#[test]
+fn the_page_is_all_there_and_small() {
+    let page = html(&saved("p;main 1\n"), "t");
+    let data = between(&page, "id=\"profile\">", "</script>");
+    assert!(page.len() - data.len() <= 250_000, "{} bytes without data", page.len() - data.len());
+    for place in ["{POLICY}", "{GENERATOR}", "{STYLE}", "{DATA}", "{SCRIPT}"] {
+        assert!(!page.contains(place), "{place} is left");
+    }
+    let page = page.replacen(data, "", 1);
+    for word in ["http:", "https:", "url(", "@import", "fetch(", "XMLHttpRequest", "WebSocket"] {
+        assert!(!page.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn the_policy_names_the_script_and_the_style_as_they_are() {
+    let page = html(&saved("p;main 1\n"), "t");
+    let digest = |text: &str| format!("'sha256-{}'", base64::encode(&sha256::sha256(text.as_bytes())));
+    let policy = between(&page, "Content-Security-Policy\" content=\"", "\">");
+    assert!(policy.starts_with("default-src 'none'; "), "{policy}");
+    assert!(policy.contains(&digest(between(&page, "<script type=\"module\">", "</script>"))), "{policy}");
+    assert!(policy.contains(&digest(between(&page, "<style>", "</style>"))), "{policy}");
+    assert!(!policy.contains("unsafe") && policy.contains("require-trusted-types-for 'script'"), "{policy}");
+}
+
+#[test]
+fn modules_are_joined_to_one_script() {
+    let script = page::script();
+    for line in script.lines() {
+        assert!(!line.starts_with("import ") && !line.starts_with("export "), "{line}");
+    }
+    // What ends or hides the script element.
+    assert!(!script.contains("</script") && !script.contains("<!--"));
+    // A sink of markup has no place in it.
+    for sink in
+        ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "eval(", "Function("]
+    {
+        assert!(!script.contains(sink), "{sink}");
+    }
+}
+
+#[test]
+fn nothing_of_a_profile_is_markup() {
+    let plain = html(&saved("p;main 1\n"), "t");
+    let without_data = |page: &str| {
+        let data = between(page, "id=\"profile\">", "</script>").to_owned();
+        assert!(data.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte)));
+        page.replacen(&data, "", 1)
+    };
+    let expected = without_data(&plain);
+    for name in HOSTILE {
+        let mut hostile = saved(&format!("{name};{name};{name} 2\n"));
+        hostile.about = About {
+            command: Some(name.to_owned()),
+            lost: [(name.to_owned(), 3)].into(),
+            ..hostile.about.clone()
+        };
+        // As a profile does whose builder is done.
+        hostile.about.escape();
+        let page = html(&hostile, name);
+        assert_eq!(without_data(&page), expected, "{name:?}");
+        let (header, _) = data(&page);
+        assert_eq!(header["title"], &*escape_line(name));
+        assert!(!header.to_string().contains(['\u{202e}', '\u{1b}', '\u{0}']), "{name:?}");
+    }
+}
+
+#[test]
+fn any_names_are_in_the_data_alone() {
+    let expected = html(&saved("p;main 1\n"), "t").len();
+    let mut state = 35u64;
+    // The high bits of a linear congruential generator.
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state >> 33
+    };
+    for _ in 0..200 {
+        let mut name = String::new();
+        for _ in 0..1 + random() % 60 {
+            let pool = [
+                '<',
+                '>',
+                '/',
+                '"',
+                '\'',
+                '&',
+                '{',
+                '}',
+                '-',
+                '!',
+                's',
+                'c',
+                '\\',
+                '\u{202e}',
+                'é',
+                '\u{1f525}',
+            ];
+            name.push(pool[(random() % pool.len() as u64) as usize]);
+        }
+        let page = html(&saved(&format!("p;x{name}y 2\n")), &name);
+        let text = between(&page, "id=\"profile\">", "</script>");
+        let plain_text = html(&saved("p;main 1\n"), "t");
+        let plain_data = between(&plain_text, "id=\"profile\">", "</script>");
+        assert_eq!(page.len() - text.len(), expected - plain_data.len(), "{name:?}");
+    }
+}
+
+#[test]
+fn counts_are_those_of_the_profile() {
+    let page = html(&saved("p;main;a;b 300\np;main;a 4\nq;main;a 5\np;[incomplete];x 1\n"), "t");
+    let mut counts = plain(&page, "count.value");
+    counts.sort_unstable();
+    assert_eq!(counts, [1, 4, 5, 300]);
+    let (header, _) = data(&page);
+    assert_eq!(header["sides"][0]["total"], 310);
+    assert_eq!(header["compare"], serde_json::Value::Null);
+    // The top, and the nodes of `main;a;b` and `x`: the two processes share `main;a`.
+    assert_eq!(plain(&page, "node.frame").len(), 1 + 4);
+}
+
+#[test]
+fn two_profiles_share_their_functions() {
+    let (base, new) = (saved("p;main;f_1 10\np;main;gone 3\n"), saved("p;main;f_2 20\n"));
+    let name = |name: &str| name.split('_').next().unwrap_or_default().to_owned();
+    let matching = Matching { name: &name, process: None, inlines: true, waiting: false };
+    let compare = Compare { measure: Measure::Samples, scales: (1.0, 1.0), words: "samples".into() };
+    let page = Page::compared([("a", &base, matching), ("b", &new, matching)], "t", compare).expect("fits");
+    let mut out = Vec::new();
+    page.write(&mut out).expect("writes");
+    let page = String::from_utf8(out).expect("text");
+    let (base, new) = (plain(&page, "count.base"), plain(&page, "count.value"));
+    let mut rows: Vec<(u64, u64)> = base.into_iter().zip(new).collect();
+    rows.sort_unstable();
+    assert_eq!(rows, [(3, 0), (10, 20)]);
+    assert_eq!(data(&page).0["sides"][1]["total"], 20);
+}

@@ -1,0 +1,118 @@
+//! The processes of a recorder share what their walks learn of files.
+
+use super::*;
+use crate::addr::Avma;
+use crate::arch::{Arch, Registers, X86_64};
+use crate::binary::elf::build;
+use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+use crate::clock::FakeClock;
+use crate::sampler::Options;
+use crate::sampler::thread::unknown_look;
+use crate::sources::{Capture, Fault, Process};
+use crate::walk::{Frames, UnwindMethod};
+
+const STACK: u64 = 0x7fff_0000;
+/// Where in the code of the library a function returns.
+const RETURN: u64 = 0x804;
+
+/// A process whose only code is that of a library, mapped from this address on.
+struct Mapped {
+    process: Process,
+    start: u64,
+}
+
+impl Observed for Mapped {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+    fn thread_name(&mut self, _: ThreadId) -> Option<String> {
+        None
+    }
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        out.clear();
+        out.push(Mapping {
+            avma: Avma(self.start)..Avma(self.start + 0x1000),
+            file_offset: build::TEXT,
+            path: "/lib/libwork.so".to_owned(),
+            kind: MappingKind::File,
+            identity: (8, 1),
+        });
+        Ok(())
+    }
+    fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
+        // Nothing but `nop`, and a `ret`.
+        let mut bytes = build::file(build::X86_64, &[]);
+        bytes[(build::TEXT + RETURN) as usize] = 0xc3;
+        Ok(ImageBytes::new(bytes))
+    }
+    fn read_memory(&mut self, _: Avma, _: &mut [u8]) -> Result<usize, Fault> {
+        Err(Fault::Transient("nothing is mapped"))
+    }
+}
+
+fn process(pid: u32, start: u64) -> Mapped {
+    let process = Process {
+        pid,
+        name: "work".to_owned(),
+        command: String::new(),
+        arch: Arch::X86_64,
+        backend: "sim",
+        backend_why: String::new(),
+        cpus: 1,
+        code_mask: u64::MAX,
+        fp_always: false,
+        cfi: true,
+        stops_waits_unseen: true,
+        stops_hold_all: false,
+    };
+    Mapped { process, start }
+}
+
+/// Walks right in front of the return.
+fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
+    let thread = ThreadId(mapped.process.pid.into());
+    recorder.add_thread(of, mapped, thread, None, unknown_look(), true);
+    recorder.read_images(of, mapped);
+    let mut capture = Capture::with_capacity(64);
+    let mut gpr = [0; 16];
+    gpr[X86_64::RSP] = STACK;
+    capture.registers = Registers::X86_64(X86_64 { gpr, rip: mapped.start + RETURN - 4, fs_base: 0 });
+    capture.stack_base = Avma(STACK);
+    capture.stack.resize(64, 0);
+    recorder.walk(mapped, thread, &capture, 1 << 16, &mut Frames::default());
+}
+
+#[test]
+fn what_one_process_learned_of_a_file_is_learned_for_all() {
+    let clock = FakeClock::default();
+    let options = Options {
+        hz: 997,
+        duration_ns: None,
+        idle: false,
+        off_cpu: false,
+        linger_ns: 0,
+        threads: true,
+        max_depth: 64,
+        unwind: UnwindMethod::Auto,
+        seed: 1,
+        max_stop: 1.0,
+    };
+    let (mut first, mut second) = (process(7, 0x5555_0000_0000), process(8, 0x7f00_0000_0000));
+    let recorder = || Recorder::new(&clock, &options, &process(7, 0).process);
+    let facts_after = |recorder: &Recorder<'_>| recorder.facts.len();
+    let mut alone = recorder();
+    walk(&mut alone, FIRST, &mut first);
+    let learned = facts_after(&alone);
+    assert!(learned > 0);
+    // The second process alone learns them for the recorder, too.
+    let mut other = recorder();
+    let of = other.add_process(8, "work").expect("room");
+    walk(&mut other, of, &mut second);
+    assert_eq!(facts_after(&other), learned);
+    // And beside the first one no others.
+    walk(&mut other, FIRST, &mut first);
+    assert_eq!(facts_after(&other), learned);
+    // What one learns that ends is not lost.
+    other.end_process(of);
+    assert_eq!(facts_after(&other), learned);
+}

@@ -1,0 +1,371 @@
+//! The system calls for programs in the kernel: loading them, maps that they look into, the ring that
+//! they write to. Input: plain values; output: descriptors that close themselves, bytes of a ring.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use libc::c_int;
+
+use super::super::ring::sys;
+
+/// bpf(2) with as much of `union bpf_attr` as a command takes; what it returns.
+///
+/// # Safety
+/// What the attributes point to is live, as long as the command takes it to be, and writable where it writes.
+unsafe fn bpf<T>(command: c_int, attributes: &mut T) -> libc::c_long {
+    // SAFETY: `attributes` is live during the call, and the size passed is its own; the rest is the caller's to keep.
+    unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attributes, size_of::<T>() as libc::c_uint) }
+}
+
+/// Whether a command that returns nothing else has been done.
+fn done(returned: libc::c_long) -> io::Result<()> {
+    if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// `union bpf_attr` for BPF_PROG_LOAD, as far as it is used (include/uapi/linux/bpf.h); the rest
+/// may be left out (kernel/bpf/syscall.c, `bpf_check_uarg_tail_zero`).
+#[repr(C)]
+struct LoadProgram {
+    program_type: u32,
+    instruction_count: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log_buffer: u64,
+    kernel_version: u32,
+    flags: u32,
+}
+
+/// What a program is for.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) enum Kind {
+    /// It judges samples of events (BPF_PROG_TYPE_PERF_EVENT).
+    Event,
+    /// It runs when it is called, by [`run_program`] (BPF_PROG_TYPE_SYSCALL).
+    Call,
+}
+
+/// Loads a program.
+///
+/// # Errors
+/// What bpf(2) says: EPERM without CAP_BPF, ENOSYS where the kernel has none.
+pub(in super::super) fn load_program(kind: Kind, instructions: &[u64]) -> io::Result<OwnedFd> {
+    const BPF_PROG_LOAD: c_int = 5;
+    const BPF_F_SLEEPABLE: u32 = 1 << 4;
+    let (program_type, flags) = match kind {
+        Kind::Event => (7, 0),
+        Kind::Call => (31, BPF_F_SLEEPABLE),
+    };
+    let mut load = LoadProgram {
+        program_type,
+        instruction_count: instructions.len() as u32,
+        instructions: instructions.as_ptr() as u64,
+        license: c"GPL".as_ptr() as u64,
+        log_level: 0,
+        log_size: 0,
+        log_buffer: 0,
+        kernel_version: 0,
+        flags,
+    };
+    // SAFETY: what `load` points to (instructions, a literal) is live during the call, which keeps neither.
+    let fd = unsafe { bpf(BPF_PROG_LOAD, &mut load) };
+    // SAFETY: the call above made it just now, and nobody else has it.
+    unsafe { sys::made(fd) }
+}
+
+/// `union bpf_attr` for BPF_PROG_TEST_RUN.
+#[repr(C)]
+#[derive(Default)]
+struct RunProgram {
+    program: u32,
+    returned: u32,
+    data: [u32; 2],
+    data_at: [u64; 2],
+    repeat: u32,
+    duration: u32,
+    context: [u32; 2],
+    context_at: [u64; 2],
+}
+
+/// Runs a program that was loaded for that, once.
+///
+/// # Errors
+/// What bpf(2) says.
+pub(in super::super) fn run_program(program: &OwnedFd) -> io::Result<()> {
+    const BPF_PROG_TEST_RUN: c_int = 10;
+    let mut run = RunProgram { program: program.as_raw_fd().cast_unsigned(), ..RunProgram::default() };
+    // SAFETY: `run` points to nothing.
+    done(unsafe { bpf(BPF_PROG_TEST_RUN, &mut run) })
+}
+
+/// `union bpf_attr` for BPF_MAP_CREATE, as far as it is used.
+#[repr(C)]
+struct CreateMap {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+/// `union bpf_attr` for BPF_MAP_UPDATE_ELEM, BPF_MAP_LOOKUP_ELEM and BPF_MAP_DELETE_ELEM.
+#[repr(C)]
+struct ChangeMap {
+    map: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+/// A map in the kernel that programs can look into, from numbers to numbers (BPF_MAP_TYPE_HASH), with
+/// room for so many.
+///
+/// # Errors
+/// What bpf(2) says.
+pub(in super::super) fn create_map(max_entries: u32) -> io::Result<OwnedFd> {
+    create_map_of(8, max_entries)
+}
+
+/// A map in the kernel that programs can look into, from numbers to values of so many bytes (BPF_MAP_TYPE_HASH), with
+/// room for so many.
+///
+/// # Errors
+/// What bpf(2) says.
+pub(in super::super) fn create_map_of(value_bytes: usize, max_entries: u32) -> io::Result<OwnedFd> {
+    const BPF_MAP_TYPE_HASH: u32 = 1;
+    let value_size = value_bytes as u32;
+    create(CreateMap { map_type: BPF_MAP_TYPE_HASH, key_size: 4, value_size, max_entries, flags: 0 })
+}
+
+fn create(mut create: CreateMap) -> io::Result<OwnedFd> {
+    const BPF_MAP_CREATE: c_int = 0;
+    // SAFETY: `create` points to nothing.
+    let fd = unsafe { bpf(BPF_MAP_CREATE, &mut create) };
+    // SAFETY: the call above made it just now, and nobody else has it.
+    unsafe { sys::made(fd) }
+}
+
+/// Gives a number of a map a value, or takes it out. That the map is full, or does not have it, is no
+/// matter.
+pub(in super::super) fn change_map(map: &OwnedFd, key: u32, value: Option<u64>) {
+    const BPF_MAP_UPDATE_ELEM: c_int = 2;
+    const BPF_MAP_DELETE_ELEM: c_int = 3;
+    let command = if value.is_some() { BPF_MAP_UPDATE_ELEM } else { BPF_MAP_DELETE_ELEM };
+    let mut change = ChangeMap {
+        map: map.as_raw_fd().cast_unsigned(),
+        padding: 0,
+        key: &raw const key as u64,
+        value: value.as_ref().map_or(0, |value| &raw const *value as u64),
+        flags: 0,
+    };
+    // SAFETY: the key of 4 and value of 8 bytes that `change` points to, as `create_map` says, are live during the
+    // call, which keeps none.
+    unsafe { bpf(command, &mut change) };
+}
+
+/// Gives a number of a map that was made for values of `N` bytes a value. That the map is full is no matter.
+pub(in super::super) fn put_in_map<const N: usize>(map: &OwnedFd, key: u32, value: &[u8; N]) {
+    const BPF_MAP_UPDATE_ELEM: c_int = 2;
+    let map = map.as_raw_fd().cast_unsigned();
+    let mut change =
+        ChangeMap { map, padding: 0, key: &raw const key as u64, value: value.as_ptr() as u64, flags: 0 };
+    // SAFETY: the key of 4 bytes and the value that `change` points to are live during the call, which keeps none;
+    // the value has the bytes that the map was made for, as the caller says.
+    unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut change) };
+}
+
+/// Takes a number out of a map. That it is not there is no matter.
+pub(in super::super) fn remove_from_map(map: &OwnedFd, key: u32) {
+    change_map(map, key, None);
+}
+
+/// One value of some bytes that programs can get at (BPF_MAP_TYPE_ARRAY).
+#[derive(Debug)]
+pub(in super::super) struct Array {
+    map: OwnedFd,
+    value_bytes: usize,
+}
+
+impl Array {
+    /// `constant`: programs only read it, and rely on it once it was frozen.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(in super::super) fn create(value_bytes: usize, constant: bool) -> io::Result<Array> {
+        const BPF_MAP_TYPE_ARRAY: u32 = 2;
+        const BPF_F_RDONLY_PROG: u32 = 1 << 7;
+        let flags = if constant { BPF_F_RDONLY_PROG } else { 0 };
+        let (map_type, value_size) = (BPF_MAP_TYPE_ARRAY, value_bytes as u32);
+        let map = create(CreateMap { map_type, key_size: 4, value_size, max_entries: 1, flags })?;
+        Ok(Array { map, value_bytes })
+    }
+
+    /// Its descriptor, for programs.
+    pub(in super::super) fn descriptor(&self) -> &OwnedFd {
+        &self.map
+    }
+
+    /// Sets the value, which has as many bytes as it was made for.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(in super::super) fn put(&self, value: &[u8]) -> io::Result<()> {
+        const BPF_MAP_UPDATE_ELEM: c_int = 2;
+        self.exchange(BPF_MAP_UPDATE_ELEM, value.as_ptr() as u64, value.len())
+    }
+
+    /// Reads the value, which has as many bytes as it was made for.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(in super::super) fn get(&self, value: &mut [u8]) -> io::Result<()> {
+        const BPF_MAP_LOOKUP_ELEM: c_int = 1;
+        self.exchange(BPF_MAP_LOOKUP_ELEM, value.as_mut_ptr() as u64, value.len())
+    }
+
+    /// `value` are bytes of the caller's, live and, for a command that reads, writable.
+    fn exchange(&self, command: c_int, value: u64, bytes: usize) -> io::Result<()> {
+        // The kernel copies as many bytes as the value has, whatever is behind the address.
+        if bytes != self.value_bytes {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let key: u32 = 0;
+        let map = self.map.as_raw_fd().cast_unsigned();
+        let mut change = ChangeMap { map, padding: 0, key: &raw const key as u64, value, flags: 0 };
+        // SAFETY: the key of 4 bytes and the value, whose length was checked above and which `put` and `get`
+        // borrow, are live during the call, which keeps none; `get` borrows it for writing.
+        done(unsafe { bpf(command, &mut change) })
+    }
+
+    /// Nobody changes the value any more.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(in super::super) fn freeze(&self) -> io::Result<()> {
+        const BPF_MAP_FREEZE: c_int = 22;
+        let mut map = self.map.as_raw_fd().cast_unsigned();
+        // SAFETY: the descriptor is all that this command takes.
+        done(unsafe { bpf(BPF_MAP_FREEZE, &mut map) })
+    }
+}
+
+/// A ring that programs write into (BPF_MAP_TYPE_RINGBUF; kernel/bpf/ringbuf.c): a page for how far it
+/// was read, one for how far it was written, then the data, which is mapped twice, end to end.
+#[derive(Debug)]
+pub(in super::super) struct ProgramRing {
+    map: OwnedFd,
+    /// Of the reader, which this process may write to.
+    read: NonNull<u8>,
+    /// Of the writer, and the data behind it.
+    written: NonNull<u8>,
+    page_bytes: usize,
+    data_bytes: usize,
+    /// What is mapped of the second copy of the data: as much as the largest record that runs over the end.
+    again_bytes: usize,
+}
+
+/// In the length of a record: it is being written, or to be passed over.
+const BUSY: u32 = 1 << 31;
+const DISCARDED: u32 = 1 << 30;
+/// In front of each record: its length, and a number of the kernel.
+const HEADER_BYTES: usize = 8;
+
+impl ProgramRing {
+    /// One of `data_bytes`, a power of two of at least a page, for records of at most `record_bytes`.
+    ///
+    /// # Errors
+    /// What bpf(2) says: EINVAL before Linux 5.8.
+    pub(in super::super) fn create(data_bytes: usize, record_bytes: usize) -> io::Result<ProgramRing> {
+        const BPF_MAP_TYPE_RINGBUF: u32 = 27;
+        let max_entries = data_bytes as u32;
+        let map = create(CreateMap {
+            map_type: BPF_MAP_TYPE_RINGBUF,
+            key_size: 0,
+            value_size: 0,
+            max_entries,
+            flags: 0,
+        })?;
+        let page_bytes = sys::page_bytes();
+        let read = map_at(&map, 0, page_bytes, libc::PROT_READ | libc::PROT_WRITE)?;
+        // The kernel maps all of it at once, and each page counts as resident as often as it is mapped.
+        let again_bytes = (HEADER_BYTES + record_bytes).next_multiple_of(page_bytes).min(data_bytes);
+        match map_at(&map, page_bytes, page_bytes + data_bytes + again_bytes, libc::PROT_READ) {
+            Ok(written) => Ok(ProgramRing { map, read, written, page_bytes, data_bytes, again_bytes }),
+            Err(error) => {
+                // SAFETY: exactly the mapping made above, which nothing else knows of.
+                unsafe { libc::munmap(read.as_ptr().cast(), page_bytes) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Its descriptor, for programs.
+    pub(in super::super) fn descriptor(&self) -> c_int {
+        self.map.as_raw_fd()
+    }
+
+    /// Gives each record that is there to `take`, and makes room.
+    pub(in super::super) fn drain(&mut self, mut take: impl FnMut(&[u8])) {
+        // SAFETY: both pages are mapped, readable and aligned as long as `self` lives, and begin with the
+        // u64 that tells how far; the reader's, which only this process changes, is writable.
+        let (read, written) = unsafe {
+            (
+                AtomicU64::from_ptr(self.read.as_ptr().cast()),
+                AtomicU64::from_ptr(self.written.as_ptr().cast()),
+            )
+        };
+        let end = written.load(Ordering::Acquire);
+        let mut at = read.load(Ordering::Relaxed);
+        let mapped_bytes = self.data_bytes + self.again_bytes;
+        // SAFETY: so much of the data is mapped behind the writer's page as long as `self` lives. What
+        // lies between the two places the kernel leaves alone, but for the length of a record that is
+        // being written, which is read atomically and before anything behind it; the reader's place is
+        // raised below, after the last use of `data`.
+        let data =
+            unsafe { std::slice::from_raw_parts(self.written.as_ptr().add(self.page_bytes), mapped_bytes) };
+        while at < end {
+            let from = at as usize & (self.data_bytes - 1);
+            // SAFETY: records and so their lengths are aligned to 8 and lie within the mapped data; the
+            // kernel changes it as an atomic word (`bpf_ringbuf_commit`).
+            let length = unsafe { AtomicU32::from_ptr(data.as_ptr().add(from).cast_mut().cast()) };
+            let length = length.load(Ordering::Acquire);
+            if length & BUSY != 0 {
+                break;
+            }
+            let bytes = (length & !DISCARDED) as usize;
+            let Some(record) = data.get(from + HEADER_BYTES..from + HEADER_BYTES + bytes) else { break };
+            if length & DISCARDED == 0 {
+                take(record);
+            }
+            at += (HEADER_BYTES + bytes).next_multiple_of(8) as u64;
+        }
+        read.store(at, Ordering::Release);
+    }
+}
+
+fn map_at(map: &OwnedFd, offset: usize, bytes: usize, protection: c_int) -> io::Result<NonNull<u8>> {
+    // SAFETY: a new mapping at an address that the kernel chooses; it belongs to the caller.
+    let at = unsafe {
+        let offset = offset as libc::off_t;
+        libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, map.as_raw_fd(), offset)
+    };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    NonNull::new(at.cast()).ok_or_else(io::Error::last_os_error)
+}
+
+impl Drop for ProgramRing {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mappings that `create` made; nothing borrowed from them is left.
+        unsafe {
+            libc::munmap(self.read.as_ptr().cast(), self.page_bytes);
+            libc::munmap(self.written.as_ptr().cast(), self.page_bytes + self.data_bytes + self.again_bytes);
+        }
+    }
+}

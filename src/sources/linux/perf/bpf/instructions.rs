@@ -1,0 +1,251 @@
+//! Instructions of eBPF, as far as they are used, and of helpers in the kernel
+//! (Documentation/bpf/standardization/instruction-set.rst, include/uapi/linux/bpf.h). The tests run
+//! programs on a machine of their own.
+
+/// An instruction: operation, destination and source register, offset, value.
+pub(in super::super) const fn op(code: u8, dst: u8, src: u8, offset: i16, value: i32) -> u64 {
+    code as u64
+        | (dst as u64) << 8
+        | (src as u64) << 12
+        | ((offset as u16) as u64) << 16
+        | ((value as u32) as u64) << 32
+}
+
+pub(in super::super) const LOAD_64: u8 = 0x18;
+pub(in super::super) const MOVE: u8 = 0xb7;
+pub(in super::super) const MOVE_REGISTER: u8 = 0xbf;
+pub(in super::super) const ADD: u8 = 0x07;
+pub(in super::super) const AND: u8 = 0x57;
+pub(in super::super) const SHIFT_RIGHT: u8 = 0x77;
+/// A word has 4 bytes, a double word 8.
+pub(in super::super) const LOAD_WORD: u8 = 0x61;
+pub(in super::super) const LOAD_DOUBLE: u8 = 0x79;
+pub(in super::super) const STORE_WORD: u8 = 0x63;
+pub(in super::super) const STORE_DOUBLE: u8 = 0x7b;
+/// Of the value in the instruction.
+pub(in super::super) const STORE_VALUE_DOUBLE: u8 = 0x7a;
+pub(in super::super) const CALL: u8 = 0x85;
+pub(in super::super) const JUMP: u8 = 0x05;
+pub(in super::super) const JUMP_IF_EQUAL: u8 = 0x15;
+pub(in super::super) const JUMP_UNLESS_EQUAL: u8 = 0x55;
+pub(in super::super) const EXIT: u8 = 0x95;
+/// As the source register of [`LOAD_64`]: the value is the descriptor of a map.
+pub(in super::super) const IS_MAP: u8 = 1;
+/// As the source register of [`LOAD_64`]: the place is in the value of an array of one, whose descriptor comes first.
+const IS_VALUE: u8 = 2;
+
+pub(in super::super) const MAP_LOOKUP: i32 = 1;
+pub(in super::super) const KTIME_GET_NS: i32 = 5;
+pub(in super::super) const GET_CURRENT_PID_TGID: i32 = 14;
+pub(in super::super) const GET_CURRENT_TASK: i32 = 35;
+pub(in super::super) const PROBE_READ_USER: i32 = 112;
+pub(in super::super) const PROBE_READ_KERNEL: i32 = 113;
+pub(in super::super) const GET_NS_CURRENT_PID_TGID: i32 = 120;
+pub(in super::super) const RINGBUF_RESERVE: i32 = 131;
+pub(in super::super) const RINGBUF_SUBMIT: i32 = 132;
+pub(in super::super) const SNPRINTF: i32 = 165;
+
+/// `r = value`, which takes two instructions.
+pub(in super::super) const fn load(register: u8, value: u64) -> [u64; 2] {
+    [op(LOAD_64, register, 0, 0, value as i32), op(0, 0, 0, 0, (value >> 32) as i32)]
+}
+
+/// `r = map`, of which this is the descriptor.
+pub(in super::super) const fn load_map(register: u8, map: i32) -> [u64; 2] {
+    [op(LOAD_64, register, IS_MAP, 0, map), 0]
+}
+
+/// `r = value + offset`, of an array of one value, of which this is the descriptor.
+pub(in super::super) const fn load_value(register: u8, array: i32, offset: i32) -> [u64; 2] {
+    [op(LOAD_64, register, IS_VALUE, 0, array), op(0, 0, 0, 0, offset)]
+}
+
+/// Runs programs as the kernel would: the running thread, maps, a ring and the memory of a program.
+#[cfg(test)]
+pub(in super::super) mod machine {
+    use super::*;
+
+    /// Where its stack ends.
+    const STACK: u64 = 0x10_0000;
+    const STACK_BYTES: u64 = 512;
+    /// Where the program's argument is.
+    const CONTEXT: u64 = 0x8_0000;
+    /// Where values of maps and records of rings are.
+    const VALUE: u64 = 0x20_0000;
+    const RECORDS: u64 = 0x30_0000;
+    /// Where the kernel has the running thread.
+    const TASK: u64 = 0xffff_8880_0000_0000;
+
+    pub(in crate::sources::linux::perf) struct Machine {
+        /// The running thread, its process, and their namespace.
+        pub(in crate::sources::linux::perf) tid: u32,
+        pub(in crate::sources::linux::perf) tgid: u32,
+        pub(in crate::sources::linux::perf) namespace: (u64, u64),
+        pub(in crate::sources::linux::perf) time_ns: u64,
+        /// Each map: its number, and the value of each key.
+        pub(in crate::sources::linux::perf) maps: Vec<(i32, Vec<(u32, u64)>)>,
+        /// Values of more bytes: the map, the key, the value.
+        pub(in crate::sources::linux::perf) lists: Vec<(i32, u32, Vec<u8>)>,
+        /// The number of the ring, how many records it has room for, and those that were submitted.
+        pub(in crate::sources::linux::perf) ring: i32,
+        pub(in crate::sources::linux::perf) room: usize,
+        pub(in crate::sources::linux::perf) records: Vec<Vec<u8>>,
+        /// The memory of the program that can be read: where it begins, and what is there.
+        pub(in crate::sources::linux::perf) memory: (u64, Vec<u8>),
+        /// What the kernel has of the running thread.
+        pub(in crate::sources::linux::perf) task: Vec<u8>,
+        /// The registers of the running thread, as the program gets them.
+        pub(in crate::sources::linux::perf) context: Vec<u8>,
+        stack: Vec<u8>,
+        value: Vec<u8>,
+        reserved: Option<Vec<u8>>,
+    }
+
+    impl Machine {
+        pub(in crate::sources::linux::perf) fn new(tid: u32, tgid: u32, namespace: (u64, u64)) -> Machine {
+            Machine {
+                tid,
+                tgid,
+                namespace,
+                time_ns: 1_000_000,
+                maps: Vec::new(),
+                lists: Vec::new(),
+                ring: -1,
+                room: usize::MAX,
+                records: Vec::new(),
+                memory: (0, Vec::new()),
+                task: Vec::new(),
+                context: Vec::new(),
+                stack: vec![0; STACK_BYTES as usize],
+                value: Vec::new(),
+                reserved: None,
+            }
+        }
+
+        /// The bytes at an address of the machine: it has nothing else.
+        fn at(&mut self, address: u64, len: usize) -> &mut [u8] {
+            let (base, bytes) = match address {
+                RECORDS.. => (RECORDS, self.reserved.as_mut().expect("nothing is reserved")),
+                VALUE.. => (VALUE, &mut self.value),
+                ..0x9_0000 => (CONTEXT, &mut self.context),
+                _ => (STACK - STACK_BYTES, &mut self.stack),
+            };
+            let from = (address - base) as usize;
+            &mut bytes[from..from + len]
+        }
+
+        fn read(&mut self, address: u64, len: usize) -> u64 {
+            let mut word = [0; 8];
+            word[..len].copy_from_slice(self.at(address, len));
+            u64::from_le_bytes(word)
+        }
+
+        /// What the program answers.
+        pub(in crate::sources::linux::perf) fn run(&mut self, program: &[u64]) -> u64 {
+            let mut registers = [0u64; 11];
+            (registers[1], registers[10]) = (CONTEXT, STACK);
+            let mut at = 0;
+            for _ in 0..10_000 {
+                let word = program[at];
+                let (code, dst, src) = (word as u8, (word >> 8 & 15) as usize, (word >> 12 & 15) as usize);
+                let (offset, value) = ((word >> 16) as u16 as i16, (word >> 32) as u32 as i32);
+                let of = |register: u64| register.wrapping_add_signed(offset.into());
+                at += 1;
+                match code {
+                    LOAD_64 => {
+                        let high = if src == 0 { program[at] & 0xffff_ffff_0000_0000 } else { 0 };
+                        registers[dst] = u64::from(value as u32) | high;
+                        at += 1;
+                    }
+                    MOVE => registers[dst] = value as i64 as u64,
+                    MOVE_REGISTER => registers[dst] = registers[src],
+                    ADD => registers[dst] = registers[dst].wrapping_add(value as i64 as u64),
+                    AND => registers[dst] &= value as i64 as u64,
+                    SHIFT_RIGHT => registers[dst] >>= value,
+                    LOAD_WORD => registers[dst] = self.read(of(registers[src]), 4),
+                    LOAD_DOUBLE => registers[dst] = self.read(of(registers[src]), 8),
+                    STORE_WORD => {
+                        let bytes = (registers[src] as u32).to_le_bytes();
+                        self.at(of(registers[dst]), 4).copy_from_slice(&bytes);
+                    }
+                    STORE_DOUBLE | STORE_VALUE_DOUBLE => {
+                        let word = if code == STORE_DOUBLE { registers[src] } else { value as i64 as u64 };
+                        self.at(of(registers[dst]), 8).copy_from_slice(&word.to_le_bytes());
+                    }
+                    CALL => registers[0] = self.call(value, &registers),
+                    JUMP => at = at.wrapping_add_signed(offset.into()),
+                    JUMP_IF_EQUAL | JUMP_UNLESS_EQUAL => {
+                        let equal = registers[dst] == value as i64 as u64;
+                        if equal == (code == JUMP_IF_EQUAL) {
+                            at = at.wrapping_add_signed(offset.into());
+                        }
+                    }
+                    EXIT => {
+                        assert!(self.reserved.is_none(), "what was reserved is to be submitted");
+                        return registers[0];
+                    }
+                    _ => panic!("{code:#x}"),
+                }
+            }
+            panic!("no end");
+        }
+
+        fn call(&mut self, helper: i32, registers: &[u64; 11]) -> u64 {
+            let [_, first, second, third, fourth, ..] = *registers;
+            match helper {
+                MAP_LOOKUP => {
+                    let key = self.read(second, 4) as u32;
+                    if self.lists.iter().any(|(number, ..)| *number as u64 == first) {
+                        let of_key = |list: &&(i32, u32, Vec<u8>)| (list.0 as u64, list.1) == (first, key);
+                        let Some((.., value)) = self.lists.iter().find(of_key) else { return 0 };
+                        self.value.clone_from(value);
+                        return VALUE;
+                    }
+                    let map = self.maps.iter().find(|(number, _)| *number as u64 == first);
+                    let (_, values) = map.expect("an unknown map");
+                    let Some((_, value)) = values.iter().find(|(has, _)| *has == key) else { return 0 };
+                    self.value = value.to_le_bytes().to_vec();
+                    VALUE
+                }
+                KTIME_GET_NS => self.time_ns,
+                GET_CURRENT_PID_TGID => u64::from(self.tgid) << 32 | u64::from(self.tid),
+                GET_NS_CURRENT_PID_TGID => {
+                    assert_eq!(fourth, 8);
+                    let known = (first, second) == self.namespace;
+                    let info = if known { u64::from(self.tgid) << 32 | u64::from(self.tid) } else { 0 };
+                    self.at(third, 8).copy_from_slice(&info.to_le_bytes());
+                    if known { 0 } else { (-22i64) as u64 }
+                }
+                GET_CURRENT_TASK => TASK,
+                PROBE_READ_USER | PROBE_READ_KERNEL => {
+                    let (base, memory) = match helper {
+                        PROBE_READ_USER => (&self.memory.0, &self.memory.1),
+                        _ => (&TASK, &self.task),
+                    };
+                    let from = third.checked_sub(*base).map_or(usize::MAX, |from| from as usize);
+                    let len = second as usize;
+                    let copied = memory.get(from..).and_then(|rest| rest.get(..len)).map(<[u8]>::to_vec);
+                    let failed = copied.is_none();
+                    self.at(first, len).copy_from_slice(&copied.unwrap_or_else(|| vec![0; len]));
+                    if failed { (-14i64) as u64 } else { 0 }
+                }
+                RINGBUF_RESERVE => {
+                    assert_eq!((first, third), (self.ring as u64, 0));
+                    assert!(self.reserved.is_none());
+                    if self.records.len() >= self.room {
+                        return 0;
+                    }
+                    self.reserved = Some(vec![0xee; second as usize]);
+                    RECORDS
+                }
+                RINGBUF_SUBMIT => {
+                    assert_eq!(first, RECORDS);
+                    let record = self.reserved.take().expect("nothing is reserved");
+                    self.records.push(record);
+                    0
+                }
+                _ => panic!("helper {helper}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What a program in the kernel copies of the memory of the thread that it interrupts, in the moment of a sample:
+//! the instructions that write it into a ring, and the copies in order, for the samples to come.
+//!
+//! A record has time, address, thread and the number of bytes that could be read, 8 bytes each, then the bytes.
+
+use hashbrown::HashMap;
+use libc::pid_t;
+
+use super::super::buffers::Pool;
+use super::super::ring::record::Id;
+use super::filter_program::TID;
+use super::instructions::{
+    ADD, CALL, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER, PROBE_READ_USER,
+    RINGBUF_RESERVE, RINGBUF_SUBMIT, STORE_DOUBLE, STORE_VALUE_DOUBLE, load_map, op,
+};
+
+/// In front of the bytes.
+pub(in super::super) const HEADER_BYTES: usize = 32;
+/// Where in it the address is.
+const ADDRESS: i16 = 8;
+/// Where in it the number of bytes is.
+pub(in super::super) const LEN: i16 = 24;
+/// Most nanoseconds between the time of a copy and that of its sample, of the same interrupt: half of the
+/// shortest period and less. It takes about one thousand, longer on a machine that is held up.
+pub(in super::super) const APART_NS_MAX: u64 = 40_000;
+/// Copies of samples that never come are kept for so long.
+const KEPT_NS: u64 = 1_000_000_000;
+
+/// As the address of a record: what is in r7.
+pub(in super::super) const ADDRESS_IN_R7: u64 = op(STORE_DOUBLE, 8, 7, ADDRESS, 0);
+
+/// As the address of a record: this value.
+pub(in super::super) const fn address(value: i32) -> u64 {
+    op(STORE_VALUE_DOUBLE, 8, 0, ADDRESS, value)
+}
+
+/// Hands the record in r8 over, without waking anybody (BPF_RB_NO_WAKEUP).
+const SUBMIT: [u64; 3] =
+    [op(MOVE_REGISTER, 1, 8, 0, 0), op(MOVE, 2, 0, 0, 1), op(CALL, 0, 0, 0, RINGBUF_SUBMIT)];
+
+/// Builds a program that copies memory of the running thread: the steps that all of them take, and jumps to places
+/// that come later. r9 has the time, r8 the record.
+#[derive(Debug, Default)]
+pub(in super::super) struct CopyProgram {
+    instructions: Vec<u64>,
+    /// Jumps to the end.
+    to_end: Vec<usize>,
+}
+
+impl CopyProgram {
+    /// A program for threads that the map has a value for; `load` makes r7 of the value's address in r0.
+    pub(in super::super) fn of_threads_in(map: i32, load: u64) -> CopyProgram {
+        let mut program = CopyProgram::default();
+        program.extend(load_map(1, map));
+        program.extend([
+            op(MOVE_REGISTER, 2, 10, 0, 0),
+            op(ADD, 2, 0, 0, TID.into()),
+            op(CALL, 0, 0, 0, MAP_LOOKUP),
+        ]);
+        program.end_by(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
+        program.extend([load]);
+        program.take_time();
+        program
+    }
+
+    /// Appends instructions.
+    pub(in super::super) fn extend(&mut self, instructions: impl IntoIterator<Item = u64>) {
+        self.instructions.extend(instructions);
+    }
+
+    /// Appends a jump to the end of the program.
+    pub(in super::super) fn end_by(&mut self, jump: u64) {
+        let at = self.jump(jump);
+        self.to_end.push(at);
+    }
+
+    /// Appends a jump to a place that comes later; for [`CopyProgram::land`].
+    pub(in super::super) fn jump(&mut self, jump: u64) -> usize {
+        self.instructions.push(jump);
+        self.instructions.len() - 1
+    }
+
+    /// Lets jumps lead to the next instruction.
+    pub(in super::super) fn land(&mut self, jumps: impl IntoIterator<Item = usize>) {
+        let here = self.instructions.len();
+        for at in jumps {
+            let offset = (here - at - 1) as u16;
+            let jump = &mut self.instructions[at];
+            *jump = *jump & !(0xffff << 16) | u64::from(offset) << 16;
+        }
+    }
+
+    /// Puts the time into r9.
+    pub(in super::super) fn take_time(&mut self) {
+        self.extend([op(CALL, 0, 0, 0, KTIME_GET_NS), op(MOVE_REGISTER, 9, 0, 0, 0)]);
+    }
+
+    /// Makes a record in r8 of the ring with this descriptor, for so many bytes, of which none is read yet, and ends
+    /// where there is no room. `address`: the instruction that stores its address.
+    pub(in super::super) fn reserve(&mut self, ring: i32, bytes: usize, address: u64) {
+        self.extend(load_map(1, ring));
+        self.extend([
+            op(MOVE, 2, 0, 0, (HEADER_BYTES + bytes) as i32),
+            op(MOVE, 3, 0, 0, 0),
+            op(CALL, 0, 0, 0, RINGBUF_RESERVE),
+        ]);
+        self.end_by(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
+        self.extend([
+            op(MOVE_REGISTER, 8, 0, 0, 0),
+            op(STORE_DOUBLE, 8, 9, 0, 0),
+            address,
+            op(LOAD_WORD, 1, 10, TID, 0),
+            op(STORE_DOUBLE, 8, 1, 16, 0),
+            op(STORE_VALUE_DOUBLE, 8, 0, LEN, 0),
+        ]);
+    }
+
+    /// Reads so many bytes of the thread's memory, from the address in a register on, to `to` in the record; r0 is 0
+    /// if they could be read.
+    pub(in super::super) fn read(&mut self, to: usize, bytes: usize, from: u8) {
+        self.extend([
+            op(MOVE_REGISTER, 1, 8, 0, 0),
+            op(ADD, 1, 0, 0, to as i32),
+            op(MOVE, 2, 0, 0, bytes as i32),
+            op(MOVE_REGISTER, 3, from, 0, 0),
+            op(CALL, 0, 0, 0, PROBE_READ_USER),
+        ]);
+    }
+
+    /// Hands the record in r8 over.
+    pub(in super::super) fn submit(&mut self) {
+        self.extend(SUBMIT);
+    }
+
+    /// The instructions.
+    pub(in super::super) fn end(mut self) -> Vec<u64> {
+        let to_end = std::mem::take(&mut self.to_end);
+        self.land(to_end);
+        self.instructions
+    }
+}
+
+/// What was copied of one stack at one moment.
+#[derive(Debug, Default)]
+pub(in super::super) struct Copy {
+    time_ns: u64,
+    /// The address of the first byte.
+    pub(in super::super) from: u64,
+    pub(in super::super) bytes: Vec<u8>,
+}
+
+/// The copies that samples are still to come for, by thread, in the order of their times.
+#[derive(Debug, Default)]
+pub(in super::super) struct Copies {
+    of: HashMap<pid_t, Vec<Copy>>,
+    spare: Pool<Vec<u8>>,
+    /// The time of the last one.
+    last_ns: u64,
+}
+
+impl Copies {
+    /// Takes a piece as the program wrote it.
+    pub(in super::super) fn take(&mut self, record: &[u8]) {
+        let word = |at: usize| {
+            let bytes = record.get(at..at + 8)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let header = (word(0), word(8), word(16), word(24));
+        let (Some(time_ns), Some(address), Some(tid), Some(bytes)) = header else { return };
+        let Ok(tid) = pid_t::try_from(tid) else { return };
+        let end = HEADER_BYTES.saturating_add(bytes as usize);
+        let Some(bytes) = record.get(HEADER_BYTES..end) else { return };
+        self.last_ns = self.last_ns.max(time_ns);
+        let copies = self.of.entry(tid).or_default();
+        match copies.last_mut().filter(|last| last.time_ns == time_ns) {
+            Some(last) if last.from.wrapping_add(last.bytes.len() as u64) == address => {
+                last.bytes.extend_from_slice(bytes)
+            }
+            Some(_) => {}
+            None => {
+                let mut buffer = self.spare.take().unwrap_or_default();
+                buffer.extend_from_slice(bytes);
+                copies.push(Copy { time_ns, from: address, bytes: buffer });
+            }
+        }
+    }
+
+    /// What was copied at the moment of a sample.
+    pub(in super::super) fn of_sample(&mut self, id: Id) -> Option<Copy> {
+        let copies = self.of.get_mut(&id.tid)?;
+        let apart_ns = |copy: &Copy| copy.time_ns.abs_diff(id.time_ns);
+        let nearest = copies.iter().enumerate().min_by_key(|(_, copy)| apart_ns(copy));
+        let at = nearest.filter(|(_, copy)| apart_ns(copy) <= APART_NS_MAX).map(|(at, _)| at)?;
+        // Those before it are of samples that were dropped.
+        let mut of_it = None;
+        for copy in copies.drain(..=at) {
+            if let Some(before) = of_it.replace(copy) {
+                self.spare.give_back(before.bytes);
+            }
+        }
+        of_it
+    }
+
+    /// Takes the buffer of a copy back.
+    pub(in super::super) fn give_back(&mut self, copy: Copy) {
+        self.spare.give_back(copy.bytes);
+    }
+
+    /// Ends a batch, and forgets copies whose samples never came; the bytes that are freed.
+    pub(in super::super) fn end_batch(&mut self) -> usize {
+        let before_ns = self.last_ns.saturating_sub(KEPT_NS);
+        let spare = &mut self.spare;
+        self.of.retain(|_, copies| {
+            let old = copies.iter().take_while(|copy| copy.time_ns < before_ns).count();
+            copies.drain(..old).for_each(|copy| spare.give_back(copy.bytes));
+            !copies.is_empty()
+        });
+        spare.end_batch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_without_samples_are_forgotten() {
+        let mut copies = Copies::default();
+        let record = [5u64, 0x7000, 77, 8, 1].map(u64::to_le_bytes).concat();
+        copies.take(&record);
+        copies.end_batch();
+        assert_eq!(copies.of.len(), 1);
+        copies.last_ns += KEPT_NS + 1;
+        copies.end_batch();
+        assert!(copies.of.is_empty());
+    }
+}

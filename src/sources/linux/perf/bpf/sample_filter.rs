@@ -1,0 +1,143 @@
+//! What keeps the samples of others from being copied: a program in the kernel, and the set of
+//! processes that it excludes.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+
+use libc::pid_t;
+
+use super::super::ring::sys;
+use super::bpf_sys;
+use super::bpf_sys::Kind;
+use super::filter_program::{self, Verdict};
+
+/// Most processes that are excluded in the kernel; the samples of further ones are copied, and thrown
+/// away here.
+const EXCLUDED_MAX: u32 = 16_384;
+
+/// The program, and what goes with it. Where the kernel takes no program, all samples come through.
+#[derive(Debug, Default)]
+pub(in super::super) struct SampleFilter {
+    /// Which samples come through, and our namespace; `None`: nothing is known of namespaces.
+    verdict: Option<(Verdict, (u64, u64))>,
+    program: Option<OwnedFd>,
+    excluded: Option<OwnedFd>,
+    /// One that does something with what comes through, too.
+    copying: Option<OwnedFd>,
+}
+
+impl SampleFilter {
+    /// Lets the samples of one process through.
+    pub(in super::super) fn of_process(pid: pid_t) -> SampleFilter {
+        let ours = pid_namespace("self");
+        // One in a container, seen from another container, has no number for the program.
+        let ours = ours.filter(|ours| {
+            filter_program::numbers_all(*ours)
+                || pid_namespace(&pid.to_string()).is_none_or(|its| its == *ours)
+        });
+        let verdict = ours.map(|ours| (Verdict::OfProcess(pid), ours));
+        SampleFilter { verdict, program: verdict.and_then(loaded), ..SampleFilter::default() }
+    }
+
+    /// Lets the samples of all processes of our namespace through that were not excluded.
+    pub(in super::super) fn unless_excluded() -> SampleFilter {
+        let made = pid_namespace("self").and_then(|namespace| {
+            let excluded = bpf_sys::create_map(EXCLUDED_MAX).ok()?;
+            let verdict = (Verdict::UnlessIn(excluded.as_raw_fd()), namespace);
+            let program = Some(loaded(verdict)?);
+            Some(SampleFilter { verdict: Some(verdict), program, excluded: Some(excluded), copying: None })
+        });
+        made.unwrap_or_default()
+    }
+
+    /// Lets all samples through.
+    pub(in super::super) fn open() -> SampleFilter {
+        // In other namespaces a program would refuse those that have no number here.
+        let first = pid_namespace("self").filter(|namespace| filter_program::numbers_all(*namespace));
+        SampleFilter { verdict: first.map(|first| (Verdict::All, first)), ..SampleFilter::default() }
+    }
+
+    /// Whether a process that has a number here has none for the program, since it is in a namespace below ours.
+    pub(in super::super) fn misses(&self, pid: pid_t) -> bool {
+        let Some((Verdict::UnlessIn(_), ours)) = self.verdict else { return false };
+        !filter_program::numbers_all(ours) && pid_namespace(&pid.to_string()).is_some_and(|its| its != ours)
+    }
+
+    /// Lets samples of other namespaces through from now on, in events that it is put before: those of processes
+    /// below ours have a number in their records. With them come all that runs beside ours, which costs their
+    /// CPUs some microseconds each, so that it is not so from the beginning.
+    ///
+    /// # Errors
+    /// What bpf(2) says; nothing is changed then.
+    pub(in super::super) fn let_unknown_through(&mut self) -> io::Result<()> {
+        let Some((Verdict::UnlessIn(set), ours)) = self.verdict else { return Ok(()) };
+        let verdict = (Verdict::UnlessInOrUnknown(set), ours);
+        let program = bpf_sys::load_program(Kind::Event, &filter_program::program(verdict.0, ours, &[]))?;
+        (self.verdict, self.program) = (Some(verdict), Some(program));
+        self.exclude(0, false);
+        Ok(())
+    }
+
+    /// Excludes a process from now on, or no longer: its number may be another one's now.
+    pub(in super::super) fn exclude(&self, pid: pid_t, excluded: bool) {
+        if let Some(set) = &self.excluded {
+            bpf_sys::change_map(set, pid.cast_unsigned(), excluded.then_some(1));
+        }
+    }
+
+    /// Lets what comes through do this as well, in events that it is put before from now on; nothing more: with
+    /// an empty list.
+    ///
+    /// # Errors
+    /// What bpf(2) says, or that no program is known; nothing more is done then.
+    pub(in super::super) fn copy(&mut self, yes: &[u64]) -> io::Result<()> {
+        self.copying = None;
+        if !yes.is_empty() {
+            let (verdict, namespace) = self.verdict.ok_or(io::ErrorKind::Unsupported)?;
+            let program = filter_program::program(verdict, namespace, yes);
+            self.copying = Some(bpf_sys::load_program(Kind::Event, &program)?);
+        }
+        Ok(())
+    }
+
+    /// Lets an event take only what comes through.
+    pub(in super::super) fn put_before(&self, event: &OwnedFd) {
+        if let Some(program) = &self.program {
+            // Refused for one, it is refused for all.
+            let _ = sys::set_filter(event, program);
+        }
+    }
+
+    /// Lets an event take only what comes through, and do what [`SampleFilter::copy`] said.
+    pub(in super::super) fn put_before_copying(&self, event: &OwnedFd) {
+        match &self.copying {
+            Some(program) if sys::set_filter(event, program).is_ok() => {}
+            _ => self.put_before(event),
+        }
+    }
+
+    /// Whether the kernel takes programs from us.
+    pub(in super::super) fn is_taken(&self) -> bool {
+        self.program.is_some()
+    }
+
+    /// Lets an event do what [`SampleFilter::copy`] said; its samples come through without that as well.
+    pub(in super::super) fn put_copying_before(&self, event: &OwnedFd) {
+        if let Some(program) = &self.copying {
+            // Without it stacks are as deep as the event copies them.
+            let _ = sys::set_filter(event, program);
+        }
+    }
+}
+
+fn loaded((verdict, namespace): (Verdict, (u64, u64))) -> Option<OwnedFd> {
+    bpf_sys::load_program(Kind::Event, &filter_program::program(verdict, namespace, &[])).ok()
+}
+
+/// Device and inode of the PID namespace of a process.
+fn pid_namespace(pid: &str) -> Option<(u64, u64)> {
+    let meta = fs::metadata(format!("/proc/{pid}/ns/pid")).ok()?;
+    Some((meta.dev(), meta.ino()))
+}

@@ -1,0 +1,131 @@
+//! Samples that the kernel dropped: how many, and the CPU time that they stand for.
+//!
+//! Input: records of losses and of throttling, numbers of samples that did not fit into rings; output: samples and time,
+//! of a batch. Nobody knows whose they were: that the samples beside them show.
+
+use hashbrown::HashMap;
+
+use super::super::ring::record::{Id, PerfRecord};
+use super::share::up_to_ns;
+
+/// Dropped samples, and the time that they stand for together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Dropped {
+    pub(super) samples: u64,
+    ns: u64,
+}
+
+impl Dropped {
+    /// The time that so many of them stand for.
+    pub(super) fn part_ns(self, samples: u64) -> u64 {
+        up_to_ns(self.ns, self.samples, samples)
+    }
+}
+
+/// What was dropped since the last batch that showed whose it was.
+#[derive(Debug)]
+pub(super) struct Losses {
+    /// Nanoseconds between two samples of a thread that runs all the time.
+    period_ns: u64,
+    dropped: Dropped,
+    /// Records that were read in the batch, and records of any kind that did not fit, where nobody counts samples
+    /// apart from others.
+    records: u64,
+    lost_records: u64,
+    /// By CPU: since when the kernel throttles its event.
+    throttled_since_ns: HashMap<u32, u64>,
+}
+
+impl Losses {
+    pub(super) fn new(period_ns: u64) -> Losses {
+        Losses {
+            period_ns,
+            dropped: Dropped::default(),
+            records: 0,
+            lost_records: 0,
+            throttled_since_ns: HashMap::new(),
+        }
+    }
+
+    /// Takes in a record of any kind.
+    pub(super) fn take(&mut self, id: Id, record: &PerfRecord<'_>) {
+        self.records += 1;
+        match record {
+            PerfRecord::Lost(records) => self.lost_records += records,
+            PerfRecord::Throttle => {
+                self.throttled_since_ns.insert(id.cpu, id.time_ns);
+            }
+            PerfRecord::Unthrottle => {
+                if let Some(since_ns) = self.throttled_since_ns.remove(&id.cpu) {
+                    let samples = id.time_ns.saturating_sub(since_ns) / self.period_ns;
+                    self.drop_samples(samples, self.period_ns);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// So many samples were dropped, which stand for this time each.
+    pub(super) fn drop_samples(&mut self, samples: u64, period_ns: u64) {
+        self.dropped.samples += samples;
+        self.dropped.ns += samples * period_ns;
+    }
+
+    /// The kernel counts lost samples apart from other records: what records say of all of them does not count.
+    pub(super) fn ignore_lost_records(&mut self) {
+        self.lost_records = 0;
+    }
+
+    /// What was dropped, of a batch with so many samples. Where nobody counts samples apart from other records: there
+    /// were as many among those that did not fit as among those that did. Without samples nobody knows whose they
+    /// were: the next batch shows it, unless this is the `last` one.
+    pub(super) fn end_batch(&mut self, samples: u64, last: bool) -> Dropped {
+        let guessed = self.lost_records.saturating_mul(samples) / self.records.max(1);
+        self.drop_samples(guessed, self.period_ns);
+        (self.records, self.lost_records) = (0, 0);
+        if samples == 0 && !last { Dropped::default() } else { std::mem::take(&mut self.dropped) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn take(losses: &mut Losses, time_ns: u64, cpu: u32, record: &PerfRecord<'_>) {
+        losses.take(Id { time_ns, cpu, ..Id::default() }, record);
+    }
+
+    #[test]
+    fn each_cpu_is_throttled_on_its_own() {
+        let mut losses = Losses::new(1_000_000);
+        take(&mut losses, 1_000_000, 0, &PerfRecord::Throttle);
+        take(&mut losses, 5_000_000, 1, &PerfRecord::Throttle);
+        take(&mut losses, 4_000_000, 0, &PerfRecord::Unthrottle);
+        take(&mut losses, 7_000_000, 1, &PerfRecord::Unthrottle);
+        take(&mut losses, 9_000_000, 1, &PerfRecord::Unthrottle);
+        assert_eq!(losses.end_batch(1, false), Dropped { samples: 3 + 2, ns: 5_000_000 });
+    }
+
+    #[test]
+    fn dropped_samples_are_kept_until_others_show_whose_they_were() {
+        let mut losses = Losses::new(1_000_000);
+        losses.drop_samples(5, 1_000_000);
+        assert_eq!(losses.end_batch(0, false).samples, 0);
+        assert_eq!(losses.end_batch(1, false).samples, 5);
+        losses.drop_samples(5, 1_000_000);
+        assert_eq!(losses.end_batch(0, true).samples, 5, "no other batch comes");
+    }
+
+    #[test]
+    fn where_nobody_counts_samples_there_are_as_many_among_lost_records_as_among_others() {
+        let mut losses = Losses::new(1_000_000);
+        for time_ns in 0..99 {
+            take(&mut losses, time_ns, 0, &PerfRecord::SwitchIn { direct: false });
+        }
+        take(&mut losses, 99, 0, &PerfRecord::Lost(1_000));
+        assert_eq!(losses.end_batch(10, false).samples, 100);
+        take(&mut losses, 100, 0, &PerfRecord::Lost(1_000));
+        losses.ignore_lost_records();
+        assert_eq!(losses.end_batch(10, false).samples, 0);
+    }
+}

@@ -1,0 +1,13 @@
+//! CPU time: what each sample weighs, and what is lost.
+//!
+//! Input: samples with their processes, CPU clocks, numbers of lost records; output: weights and losses, which add up to
+//! what the CPU clock of each process counted.
+
+pub(super) mod accounting;
+mod clock_baseline;
+mod losses;
+mod process_clock;
+mod share;
+mod tick_schedule;
+mod wakeup_charge;
+pub(super) mod wakeup_latency;

@@ -1,0 +1,208 @@
+//! How the samples of a process in a batch share what its CPU clock says was used.
+//!
+//! Ticks that come on time stand for a period each, and are fair to every moment in which ticks can
+//! come on time. What they leave of the CPU time was used where none can: the clock of a thread that
+//! is woken begins when a CPU is notified, which is some microseconds before it runs there (kernel/sched/core.c,
+//! `wakeup_preempt`), and the host of a virtual machine may keep a CPU from both. Late ticks
+//! are found where that time ends, so they get what is left, and no more.
+
+/// What the samples of a process in a batch weigh, and share.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in super::super) struct CpuTimeShare {
+    /// CPU time that they and those that were dropped share; `None`: a period each.
+    pub(in super::super) used_ns: Option<u64>,
+    /// What all of these stand for at the distances of their ticks, which each CPU has its own of.
+    pub(in super::super) due_ns: u64,
+    /// What those of these stand for that were dropped.
+    pub(in super::super) dropped_ns: u64,
+    /// Up to where of what they stand for samples have been weighed.
+    pub(in super::super) weighed_ns: u64,
+    /// Of samples whose ticks were late: what they share, how many they are and how many have been weighed.
+    pub(in super::super) late_ns: u64,
+    pub(in super::super) late: u64,
+    pub(in super::super) late_weighed: u64,
+}
+
+/// Up to the part of this number, whole nanoseconds that add up to all of it.
+pub(in super::super) fn up_to_ns(all_ns: u64, parts: u64, number: u64) -> u64 {
+    (u128::from(all_ns) * u128::from(number) / u128::from(parts.max(1))) as u64
+}
+
+/// A whole number, divided among so many in proportion to what each has: all of it, and nothing twice.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Division {
+    whole: u64,
+    all: u64,
+    passed: u64,
+}
+
+impl Division {
+    /// Of `whole` among those that have `all` together.
+    pub(in super::super) fn new(whole: u64, all: u64) -> Division {
+        Division { whole, all, passed: 0 }
+    }
+
+    /// The part of the next one, which has so many.
+    pub(in super::super) fn next(&mut self, has: u64) -> u64 {
+        let before = up_to_ns(self.whole, self.all, self.passed);
+        self.passed += has;
+        up_to_ns(self.whole, self.all, self.passed) - before
+    }
+}
+
+impl CpuTimeShare {
+    fn weight_until_ns(&self, used_ns: u64, weighed_ns: u64) -> u64 {
+        up_to_ns(used_ns, self.due_ns, weighed_ns)
+    }
+
+    /// The weight of the next sample, which was taken at this distance from the one before.
+    pub(in super::super) fn next_ns(&mut self, period_ns: u64) -> u64 {
+        let before_ns = self.weighed_ns;
+        self.weighed_ns = (before_ns + period_ns).min(self.due_ns);
+        let share = |used_ns| {
+            self.weight_until_ns(used_ns, self.weighed_ns) - self.weight_until_ns(used_ns, before_ns)
+        };
+        self.used_ns.map_or(period_ns, share)
+    }
+
+    /// Gives a part of what they share to samples whose ticks were late, which stand for `due_ns` and share
+    /// it alone.
+    pub(in super::super) fn give_late(&mut self, late: u64, due_ns: u64, late_ns: u64) {
+        self.due_ns -= due_ns;
+        self.used_ns = self.used_ns.map(|used_ns| used_ns - late_ns);
+        (self.late, self.late_ns) = (late, late_ns);
+    }
+
+    /// The weight of the next of these.
+    pub(in super::super) fn next_late_ns(&mut self) -> u64 {
+        self.late_weighed += 1;
+        let until_ns = |number| up_to_ns(self.late_ns, self.late, number);
+        until_ns(self.late_weighed) - until_ns(self.late_weighed - 1)
+    }
+
+    /// What the samples that were weighed were not given.
+    pub(in super::super) fn rest_ns(&self) -> u64 {
+        let late_ns = self.late_ns - up_to_ns(self.late_ns, self.late, self.late_weighed);
+        let not_weighed_ns = |used_ns| used_ns - self.weight_until_ns(used_ns, self.weighed_ns);
+        late_ns + self.used_ns.map_or(self.dropped_ns, not_weighed_ns)
+    }
+}
+
+/// What the ticks of a process that came on time leave of its CPU time, over all of a recording.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in super::super) struct LateTimeLeft {
+    used_ns: u64,
+    on_time_ns: u64,
+    given_ns: u64,
+}
+
+impl LateTimeLeft {
+    /// Of what was used in a batch, how much its late samples stand for. Samples on time and late
+    /// ones stand for these times at the distance of their ticks.
+    pub(in super::super) fn of_batch(&mut self, used_ns: u64, on_time_ns: u64, late_ns: u64) -> u64 {
+        self.used_ns += used_ns;
+        self.on_time_ns += on_time_ns;
+        let left_ns = self.used_ns.saturating_sub(self.on_time_ns + self.given_ns);
+        // If there are no others they are all that is known.
+        let given_ns = if on_time_ns == 0 { used_ns } else { left_ns.min(late_ns).min(used_ns) };
+        self.given_ns += given_ns;
+        given_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::Rng;
+
+    #[test]
+    fn shares_and_what_was_dropped_add_up_to_what_was_used() {
+        const PERIOD_NS: u64 = 1_003_009;
+        for (used_ns, samples, dropped, late) in
+            [(1_000_003, 7, 0, 0), (50_000_000, 48, 5, 7), (9, 20, 3, 1), (0, 4, 1, 1), (70_001, 6, 0, 6)]
+        {
+            let (due_ns, dropped_ns) = ((samples + dropped) * PERIOD_NS, dropped * PERIOD_NS);
+            let mut share =
+                CpuTimeShare { used_ns: Some(used_ns), due_ns, dropped_ns, ..CpuTimeShare::default() };
+            share.give_late(late, late * PERIOD_NS, used_ns / 5);
+            let on_time: u64 = (0..samples - late).map(|_| share.next_ns(PERIOD_NS)).sum();
+            let told = on_time + (0..late).map(|_| share.next_late_ns()).sum::<u64>();
+            assert_eq!(told + share.rest_ns(), used_ns, "{samples} samples, {dropped} dropped");
+        }
+    }
+
+    #[test]
+    fn what_was_dropped_is_divided_without_a_rest() {
+        let mut rng = Rng::new(11);
+        for _ in 0..1_000 {
+            let samples: Vec<u64> = (0..rng.within(1, 40)).map(|_| rng.within(1, 9)).collect();
+            let (all, dropped) = (samples.iter().sum(), rng.within(0, 500));
+            let mut division = Division::new(dropped, all);
+            let parts: Vec<u64> = samples.iter().map(|samples| division.next(*samples)).collect();
+            assert_eq!(parts.iter().sum::<u64>(), dropped, "{samples:?}");
+            let fair = samples.iter().zip(&parts).all(|(samples, part)| {
+                (*part as f64 - dropped as f64 * *samples as f64 / all as f64).abs() < 1.0
+            });
+            assert!(fair, "{samples:?}: {parts:?}");
+        }
+    }
+
+    #[test]
+    fn samples_of_a_cpu_that_ticks_seldom_stand_for_more() {
+        let periods_ns = [750_000, 1_250_000, 750_000, 1_250_000, 750_000];
+        let mut share =
+            CpuTimeShare { used_ns: Some(9_500_000), due_ns: 4_750_000, ..CpuTimeShare::default() };
+        let told = periods_ns.map(|period_ns| share.next_ns(period_ns));
+        assert_eq!(told, periods_ns.map(|period_ns| 2 * period_ns));
+        assert_eq!((share.rest_ns(), share.next_ns(1_000_000)), (0, 0), "no more than was used");
+    }
+
+    #[test]
+    fn without_a_clock_each_stands_for_its_own_distance() {
+        let mut share = CpuTimeShare { due_ns: 5_000, dropped_ns: 3_000, ..CpuTimeShare::default() };
+        assert_eq!((share.next_ns(800), share.next_ns(1_200), share.rest_ns()), (800, 1_200, 3_000));
+    }
+
+    /// A thread works 100 us, waits, and is woken; its clock begins `early_ns` before it can be
+    /// interrupted. A tick that was due then comes when it can, late, as does one that was due
+    /// while the CPU slept.
+    fn share_of_late(early_ns: u64, seed: u64) -> f64 {
+        const PERIOD_NS: u64 = 1_000_000;
+        let mut rng = Rng::new(seed);
+        let (mut left, mut given_ns, mut all_ns) = (LateTimeLeft::default(), 0, 0);
+        for _ in 0..80 {
+            let (mut used, mut on_time, mut late) = (0, 0, 0);
+            let mut due = rng.within(0, PERIOD_NS);
+            let mut now = 0;
+            while now < 50 * PERIOD_NS {
+                let asleep_ns = rng.within(40_000, 120_000);
+                let (runs, ends) = (now + asleep_ns, now + asleep_ns + 100_000);
+                used += ends - runs + early_ns;
+                while due < ends {
+                    match due {
+                        due if due >= runs => on_time += 1,
+                        // Half of those that are due while it sleeps come late, too.
+                        due if due >= runs - early_ns || due % 2 == 0 => late += 1,
+                        _ => {}
+                    }
+                    due += PERIOD_NS;
+                }
+                now = ends;
+            }
+            let of_late = left.of_batch(used, on_time * PERIOD_NS, late * PERIOD_NS);
+            assert!(of_late <= used, "seed {seed}");
+            given_ns += of_late;
+            all_ns += used;
+        }
+        given_ns as f64 / all_ns as f64
+    }
+
+    #[test]
+    fn late_ticks_stand_for_what_those_on_time_cannot() {
+        for seed in 0..20 {
+            let (none, some) = (share_of_late(0, seed), share_of_late(20_000, seed));
+            // 20 us of 120; the scatter of 4,000 ticks is a point and a half.
+            assert!(none < 0.05 && (some - 1.0 / 6.0).abs() < 0.05, "seed {seed}: {none} and {some}");
+        }
+    }
+}

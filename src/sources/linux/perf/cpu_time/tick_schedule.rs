@@ -1,0 +1,138 @@
+//! When the ticks of the events were due: a tick that comes late was due while the machine ran
+//! something else than this system (the host of a virtual machine took the CPU), and says nothing
+//! of where the CPU time of a thread goes.
+//!
+//! Input: since when events tick at which distance, and the times of samples; output: which of these
+//! are late. Each event keeps to its own schedule (kernel/events/core.c, `hrtimer_forward_now`), whose
+//! beginning is not known; the least that a sample of a CPU is behind the change of the distance is
+//! taken for it. All times are of the monotonic clock, nanoseconds.
+
+use hashbrown::HashMap;
+
+use super::super::events::tick_rates::PERIODS_BETWEEN_CHANGES;
+
+/// Later than this is late: interrupts are held back for some microseconds by the kernel itself, in
+/// time that the thread uses.
+const LATE_NS: u64 = 25_000;
+
+/// Ticks of a CPU at one distance.
+#[derive(Clone, Copy, Debug)]
+struct Stretch {
+    since_ns: u64,
+    period_ns: u64,
+    /// The least that a sample was behind a tick that began then.
+    least_ns: Option<u64>,
+}
+
+impl Stretch {
+    fn behind_ns(self, time_ns: u64) -> u64 {
+        (time_ns - self.since_ns) % self.period_ns.max(1)
+    }
+}
+
+/// When the events of each CPU tick.
+#[derive(Debug, Default)]
+pub(in super::super) struct TickSchedule {
+    /// The last two of each CPU: samples may have been taken just before a change.
+    stretches: HashMap<u32, [Option<Stretch>; 2]>,
+    /// When the distances were changed last, and how long they last. The same time for each: otherwise one
+    /// rate would count for more than another, and together they would not be what was requested.
+    changed_ns: u64,
+    lasts_ns: u64,
+}
+
+impl TickSchedule {
+    /// The events of these CPUs tick at these distances, from this time on, around a mean.
+    pub(in super::super) fn changed(&mut self, since_ns: u64, mean_ns: u64, periods_ns: &[(u32, u64)]) {
+        for (cpu, period_ns) in periods_ns {
+            let [last, before] = self.stretches.entry(*cpu).or_default();
+            *before = last.replace(Stretch { since_ns, period_ns: *period_ns, least_ns: None });
+        }
+        self.changed_ns = since_ns;
+        self.lasts_ns = PERIODS_BETWEEN_CHANGES * mean_ns;
+    }
+
+    fn stretch(&mut self, cpu: u32, time_ns: u64) -> Option<&mut Stretch> {
+        self.stretches.get_mut(&cpu)?.iter_mut().flatten().find(|stretch| stretch.since_ns <= time_ns)
+    }
+
+    fn known(&self, cpu: u32, time_ns: u64) -> Option<Stretch> {
+        self.stretches.get(&cpu)?.iter().flatten().find(|stretch| stretch.since_ns <= time_ns).copied()
+    }
+
+    /// How much of a CPU's time a sample of this time stands for: the distance of ticks, and what
+    /// changing it costs.
+    pub(in super::super) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
+        let stretch = self.known(cpu, time_ns)?;
+        let periods = (self.lasts_ns / stretch.period_ns.max(1)).max(1);
+        Some(stretch.period_ns + stretch.period_ns / (2 * periods))
+    }
+
+    /// Whether it is time to change the distances.
+    pub(in super::super) fn may_change(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.changed_ns) >= self.lasts_ns
+    }
+
+    /// Takes note of a sample.
+    pub(in super::super) fn see(&mut self, cpu: u32, time_ns: u64) {
+        if let Some(stretch) = self.stretch(cpu, time_ns) {
+            let behind_ns = stretch.behind_ns(time_ns);
+            stretch.least_ns = Some(stretch.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)));
+        }
+    }
+
+    /// Whether a sample, which was seen, is late.
+    pub(in super::super) fn is_late(&self, cpu: u32, time_ns: u64) -> bool {
+        let Some(stretch) = self.known(cpu, time_ns) else { return false };
+        let behind_ns = stretch.behind_ns(time_ns);
+        behind_ns - stretch.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)) > LATE_NS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tick_that_was_held_up_is_late_and_the_next_one_is_not() {
+        let mut schedule = TickSchedule::default();
+        schedule.changed(1_000_000, 1_000_000, &[(0, 1_000_000), (1, 1_000_000)]);
+        // Both CPUs began a little after the change; the third tick of CPU 1 came late.
+        let samples = [(0, 2_005_000), (1, 2_040_000), (0, 3_005_500), (1, 4_240_000), (1, 5_040_000)];
+        for (cpu, time_ns) in samples {
+            schedule.see(cpu, time_ns);
+        }
+        let late: Vec<bool> = samples.iter().map(|(cpu, time_ns)| schedule.is_late(*cpu, *time_ns)).collect();
+        assert_eq!(late, [false, false, false, true, false]);
+    }
+
+    #[test]
+    fn samples_from_before_a_change_are_judged_by_the_schedule_of_before() {
+        let mut schedule = TickSchedule::default();
+        assert!(!schedule.is_late(0, 5), "nothing is known");
+        schedule.changed(0, 1_000_000, &[(0, 1_000_000)]);
+        schedule.see(0, 1_000_000);
+        schedule.changed(2_500_000, 1_000_000, &[(0, 700_000)]);
+        schedule.see(0, 2_300_000);
+        schedule.see(0, 3_200_000);
+        assert!(schedule.is_late(0, 2_300_000));
+        assert!(!schedule.is_late(0, 3_200_000));
+    }
+
+    #[test]
+    fn each_cpu_has_a_distance_of_its_own() {
+        let mut schedule = TickSchedule::default();
+        assert!(schedule.may_change(0));
+        schedule.changed(1_000_000, 1_000_000, &[(0, 1_000_000), (3, 800_000)]);
+        // 50 ticks of the one and 62 of the other until the next change, and half of one that is lost.
+        let stand_for_ns = [0, 3, 1].map(|cpu| schedule.period_ns(cpu, 5_000_000));
+        assert_eq!(stand_for_ns, [Some(1_010_000), Some(806_451), None]);
+        assert_eq!(schedule.period_ns(0, 999_999), None, "from before anything was known");
+        for time_ns in [1_801_000, 2_601_000, 3_450_000] {
+            schedule.see(3, time_ns);
+        }
+        assert!(!schedule.is_late(3, 2_601_000) && schedule.is_late(3, 3_450_000));
+        let over_ns = 1_000_000 + PERIODS_BETWEEN_CHANGES * 1_000_000;
+        assert!(!schedule.may_change(over_ns - 1) && schedule.may_change(over_ns));
+    }
+}

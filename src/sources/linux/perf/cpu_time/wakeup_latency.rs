@@ -1,0 +1,282 @@
+//! CPU time that the clock of a process counts before its threads run, and where they waited until then.
+//!
+//! The clock of a thread that is woken begins when its CPU is notified (kernel/sched/core.c,
+//! `wakeup_preempt`: the clock of the CPU stands still from then on until it switches). A CPU that
+//! has nothing to do takes some microseconds more to get there, in a virtual machine ten and more, and no tick
+//! can find the thread meanwhile. Where programs wait often that is a third of their CPU time, and
+//! shared over the samples it would make everything else larger than it is.
+//!
+//! It is measured: at intervals, for some milliseconds, each CPU records its context switches, and the time for which
+//! threads of a process had a CPU is taken from what its clock counted. At some of these switches stacks are copied:
+//! there the time goes.
+//!
+//! Input: context switches and clocks; output: which part of its CPU time a process had before it ran, and
+//! samples that stand for it.
+
+use hashbrown::HashMap;
+use libc::pid_t;
+
+use super::super::buffers::Usage;
+use super::super::ring::record::{Id, PerfRecord, Sample};
+use crate::sources::Capture;
+
+/// From the beginning of one interval to that of the next, nanoseconds.
+const DISTANCE_NS: u64 = 400_000_000;
+/// An interval is so long that it holds about so many switches, by how many the one before held. Each takes the program
+/// a microsecond or two more, and a server's latencies show intervals that are a tenth of the time.
+const SWITCHES_WANTED: u64 = 256;
+/// The first interval is the shortest, and none is longer than the longest.
+const INTERVAL_MIN_NS: u64 = 4_000_000;
+const INTERVAL_MAX_NS: u64 = 45_000_000;
+
+/// The CPU clock of a process, nanoseconds, and when it was read (monotonic clock).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClockReading {
+    pub(super) at_ns: u64,
+    pub(super) cpu_ns: u64,
+}
+
+/// By process.
+pub(super) type ClockReadings = HashMap<pid_t, ClockReading>;
+
+#[derive(Debug, Default)]
+enum State {
+    /// Nothing is measured.
+    Off,
+    #[default]
+    Closed,
+    Open {
+        since_ns: u64,
+        clocks: ClockReadings,
+    },
+    /// Its records were not all read yet.
+    Over {
+        began: ClockReadings,
+        ended: ClockReadings,
+    },
+}
+
+/// What is to be done with the events that record context switches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Turn {
+    Open,
+    Close,
+    Nothing,
+}
+
+/// What is known of the switches of a CPU in the interval.
+#[derive(Debug, Default)]
+struct OnCpu {
+    /// A switch was recorded.
+    switched: bool,
+    /// Who has it, and since when; before the first switch whoever was sampled there.
+    has: Option<(pid_t, u64)>,
+    /// Since when the thread that had it last was leaving.
+    leaving_ns: Option<u64>,
+    /// The stack that was copied of the thread that leaves it next.
+    copied: Option<(pid_t, Box<Capture>)>,
+}
+
+/// Measures the CPU time that processes are charged before their threads run.
+#[derive(Debug)]
+pub(in super::super) struct WakeupLatency {
+    state: State,
+    last_ns: Option<u64>,
+    /// How many switches the last interval held, or this one so far.
+    switches: u64,
+    /// How long an interval is to be.
+    interval_ns: u64,
+    cpus: HashMap<u32, OnCpu>,
+    /// Who had a CPU from when to when.
+    had: Vec<(pid_t, u64, u64)>,
+    had_usage: Usage,
+    /// Where threads began to wait: process, thread, stack.
+    #[allow(clippy::vec_box)]
+    waits: Vec<(pid_t, pid_t, Box<Capture>)>,
+    /// Whether records of the interval were dropped.
+    dropped: bool,
+}
+
+impl Default for WakeupLatency {
+    fn default() -> WakeupLatency {
+        WakeupLatency {
+            state: State::Closed,
+            last_ns: None,
+            switches: 0,
+            interval_ns: INTERVAL_MIN_NS,
+            cpus: HashMap::new(),
+            had: Vec::new(),
+            had_usage: Usage::default(),
+            waits: Vec::new(),
+            dropped: false,
+        }
+    }
+}
+
+impl WakeupLatency {
+    /// Measures nothing.
+    pub(super) fn off() -> WakeupLatency {
+        WakeupLatency { state: State::Off, ..WakeupLatency::default() }
+    }
+
+    /// Measures nothing from now on: no event records switches.
+    pub(super) fn turn_off(&mut self) {
+        self.state = State::Off;
+    }
+
+    /// Takes in a record of any kind, those of one CPU in their order. The buffer of a stack that is not needed is given
+    /// back.
+    pub(super) fn take(&mut self, id: Id, record: &PerfRecord<'_>) -> Option<Box<Capture>> {
+        match record {
+            PerfRecord::SwitchIn { direct } => self.switched_in(id, *direct),
+            PerfRecord::SwitchOut { preempted } => return self.switched_out(id, *preempted),
+            PerfRecord::Lost(_) => self.dropped = true,
+            PerfRecord::Sample(Sample { at_switch: false, .. }) => self.sampled(id),
+            _ => {}
+        }
+        None
+    }
+
+    /// The stacks at which threads began to wait in the last interval: process, thread, stack.
+    pub(super) fn take_waits(&mut self) -> Vec<(pid_t, pid_t, Box<Capture>)> {
+        std::mem::take(&mut self.waits)
+    }
+
+    /// When the interval ends that is open, if one is (monotonic clock).
+    pub(in super::super) fn ends_ns(&self) -> Option<u64> {
+        match self.state {
+            State::Open { since_ns, .. } => Some(since_ns + self.interval_ns),
+            State::Off | State::Closed | State::Over { .. } => None,
+        }
+    }
+
+    /// Whether switches are recorded now, or were and were not read yet.
+    fn is_open(&self) -> bool {
+        !matches!(self.state, State::Off | State::Closed)
+    }
+
+    /// Whether an interval is to begin or to end.
+    pub(in super::super) fn turn(&self, now_ns: u64) -> Turn {
+        match self.state {
+            State::Closed if self.last_ns.is_none_or(|last_ns| now_ns >= last_ns + DISTANCE_NS) => Turn::Open,
+            _ if self.ends_ns().is_some_and(|ends_ns| now_ns >= ends_ns) => Turn::Close,
+            _ => Turn::Nothing,
+        }
+    }
+
+    /// A sample of the clock was read: what it shows has the CPU.
+    fn sampled(&mut self, id: Id) {
+        // One from before the interval may have left since.
+        if self.is_open() && self.last_ns.is_some_and(|began_ns| id.time_ns >= began_ns) {
+            let on = self.cpus.entry(id.cpu).or_default();
+            if !on.switched {
+                on.has = Some((id.pid, 0));
+            }
+        }
+    }
+
+    /// `direct`: from another thread. The time of the switch counts for the new one (kernel/sched/core.c,
+    /// `__schedule`), and so do ticks in it: they come as soon as it runs.
+    fn switched_in(&mut self, id: Id, direct: bool) {
+        if self.is_open() {
+            self.switches += 1;
+            let on = self.cpus.entry(id.cpu).or_default();
+            let since_ns = on.leaving_ns.take().filter(|_| direct).unwrap_or(id.time_ns);
+            (on.switched, on.has) = (true, Some((id.pid, since_ns)));
+        }
+    }
+
+    /// A thread leaves its CPU; the sample of that stands right before. What is left of a stack is given back.
+    fn switched_out(&mut self, id: Id, preempted: bool) -> Option<Box<Capture>> {
+        if !self.is_open() {
+            return None;
+        }
+        self.switches += 1;
+        let on = self.cpus.entry(id.cpu).or_default();
+        let first = !std::mem::replace(&mut on.switched, true);
+        let since_ns = match on.has.take() {
+            _ if first => Some(0),
+            Some((pid, since_ns)) if pid == id.pid => Some(since_ns),
+            _ => None,
+        };
+        let until_ns = *on.leaving_ns.get_or_insert(id.time_ns);
+        self.had.extend(since_ns.map(|since_ns| (id.pid, since_ns, until_ns)));
+        let (tid, capture) = on.copied.take()?;
+        if tid != id.tid || preempted {
+            return Some(capture);
+        }
+        self.waits.push((id.pid, tid, capture));
+        None
+    }
+
+    /// A thread is about to leave its CPU, with this stack. What is left of another is given back.
+    pub(super) fn copied(&mut self, id: Id, capture: Box<Capture>) -> Option<Box<Capture>> {
+        if !self.is_open() {
+            return Some(capture);
+        }
+        let on = self.cpus.entry(id.cpu).or_default();
+        on.leaving_ns = Some(id.time_ns);
+        on.copied.replace((id.tid, capture)).map(|(_, capture)| capture)
+    }
+
+    pub(super) fn begin(&mut self, now_ns: u64, clocks: ClockReadings) {
+        self.last_ns = Some(now_ns);
+        self.cpus.clear();
+        self.had.clear();
+        (self.switches, self.dropped) = (0, false);
+        self.state = State::Open { since_ns: now_ns, clocks };
+    }
+
+    pub(super) fn end(&mut self, now_ns: u64, ended: ClockReadings) {
+        if let State::Open { since_ns, clocks: began } = std::mem::take(&mut self.state) {
+            self.state = State::Over { began, ended };
+            let passed_ns = now_ns.saturating_sub(since_ns);
+            let wanted_ns =
+                u128::from(passed_ns) * u128::from(SWITCHES_WANTED) / u128::from(self.switches.max(1));
+            let wanted_ns = u64::try_from(wanted_ns).unwrap_or(u64::MAX);
+            self.interval_ns = wanted_ns.clamp(INTERVAL_MIN_NS, INTERVAL_MAX_NS);
+        }
+    }
+
+    /// Discards the interval: its events are closed.
+    pub(in super::super) fn abandon(&mut self) {
+        if self.is_open() {
+            self.state = State::Closed;
+        }
+    }
+
+    /// Of each process: what its clock counted in the interval that is over, and how much of that
+    /// before its threads ran, nanoseconds; that may be less than nothing by what times are inexact. All records of
+    /// the interval were read.
+    pub(super) fn measured(&mut self) -> Vec<(pid_t, u64, i64)> {
+        if !matches!(self.state, State::Over { .. }) {
+            return Vec::new();
+        }
+        let State::Over { began, ended } = std::mem::take(&mut self.state) else { return Vec::new() };
+        for on in self.cpus.values() {
+            // A CPU without a switch was had by one process throughout.
+            self.had.extend(on.has.map(|(pid, since_ns)| (pid, since_ns, u64::MAX)));
+        }
+        if self.dropped {
+            return Vec::new();
+        }
+        let mut ran_ns: HashMap<pid_t, u64> = HashMap::new();
+        let used = self.had.len();
+        for (pid, from_ns, to_ns) in self.had.drain(..) {
+            if let (Some(began), Some(ended)) = (began.get(&pid), ended.get(&pid)) {
+                let ran = to_ns.min(ended.at_ns).saturating_sub(from_ns.max(began.at_ns));
+                *ran_ns.entry(pid).or_default() += ran;
+            }
+        }
+        self.had_usage.shrink(&mut self.had, used);
+        let measured = began.iter().filter_map(|(pid, began)| {
+            let used_ns = ended.get(pid)?.cpu_ns.saturating_sub(began.cpu_ns);
+            let ran_ns = ran_ns.get(pid).copied().unwrap_or(0);
+            (ran_ns > 0).then(|| (*pid, used_ns, used_ns.cast_signed() - ran_ns.cast_signed()))
+        });
+        measured.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! Threads that two sets of events are of, where events are inherited: a thread that was started while events were
+//! being opened has inherited those of the one that started it, and is in the list, too.
+//!
+//! Input: for which thread each event was opened, and records; output: which of them count, and which threads' events
+//! are one set too many. Each sample names the event that was opened for it, or for an ancestor. Of two sets the
+//! one that was opened last is too many: what had inherited the other one was listed then.
+
+use hashbrown::HashMap;
+use libc::pid_t;
+
+use super::super::ring::record::{Id, PerfRecord};
+
+/// Events of threads, and who is sampled by which.
+#[derive(Debug, Default)]
+pub(super) struct DuplicateEvents {
+    /// By number of an event: the thread that it was opened for.
+    opened_for: HashMap<u64, pid_t>,
+    /// By thread: an event that it is sampled by, and the thread whose it is.
+    by: HashMap<pid_t, (u64, pid_t)>,
+    /// Threads whose events others are sampled by as well, or they themselves.
+    too_many: Vec<pid_t>,
+}
+
+impl DuplicateEvents {
+    /// An event of this number was opened for a thread.
+    pub(super) fn opened(&mut self, event: u64, tid: pid_t) {
+        self.opened_for.insert(event, tid);
+    }
+
+    /// Whether a record is to be taken: of two that record alike the second is not.
+    pub(super) fn takes(&mut self, id: Id, event: u64, record: &PerfRecord<'_>) -> bool {
+        match record {
+            PerfRecord::Sample(_) | PerfRecord::SwitchIn { .. } | PerfRecord::SwitchOut { .. } => {}
+            // The number may be another thread's soon.
+            PerfRecord::Exit => {
+                self.by.remove(&id.tid);
+                return true;
+            }
+            // Recorded twice, these change nothing.
+            _ => return true,
+        }
+        let Some(opened_for) = self.opened_for.get(&event).copied().filter(|_| id.tid > 0) else {
+            return true;
+        };
+        let by = self.by.entry(id.tid).or_insert((event, opened_for));
+        if by.1 == opened_for {
+            return true;
+        }
+        // Numbers grow (kernel/events/core.c, `perf_event_id`).
+        let first = (event, opened_for).min(*by);
+        self.too_many.push((event, opened_for).max(*by).1);
+        *by = first;
+        false
+    }
+
+    /// The threads whose own events are to be closed, each once: nothing comes of these any more.
+    pub(super) fn too_many(&mut self) -> Vec<pid_t> {
+        let mut too_many = std::mem::take(&mut self.too_many);
+        too_many.sort_unstable();
+        too_many.dedup();
+        for tid in &too_many {
+            self.opened_for.retain(|_, of| of != tid);
+            self.by.retain(|_, (_, of)| of != tid);
+        }
+        too_many
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::ring::record::Sample;
+    use super::*;
+
+    fn sample(duplicates: &mut DuplicateEvents, tid: pid_t, event: u64) -> bool {
+        duplicates.takes(Id { tid, pid: 7, ..Id::default() }, event, &PerfRecord::Sample(Sample::EMPTY))
+    }
+
+    /// Thread 7 has events 1 and 2, of two CPUs; 8 has inherited these, and 3 and 4 were opened for it.
+    fn two_sets() -> DuplicateEvents {
+        let mut duplicates = DuplicateEvents::default();
+        for (event, tid) in [(1, 7), (2, 7), (3, 8), (4, 8)] {
+            duplicates.opened(event, tid);
+        }
+        duplicates
+    }
+
+    #[test]
+    fn of_two_sets_one_is_taken_and_the_later_one_closed() {
+        for first in [1, 3] {
+            let mut duplicates = two_sets();
+            assert!(sample(&mut duplicates, 7, 1) && sample(&mut duplicates, 7, 2), "on each CPU");
+            assert!(sample(&mut duplicates, 8, first));
+            assert!(!sample(&mut duplicates, 8, 4 - first), "the same once more");
+            assert!(sample(&mut duplicates, 8, 2), "the inherited ones stay");
+            assert_eq!(duplicates.too_many(), [8]);
+            assert!(duplicates.too_many().is_empty());
+            assert!(sample(&mut duplicates, 8, 1));
+        }
+    }
+
+    #[test]
+    fn what_it_started_is_sampled_by_what_is_left() {
+        let mut duplicates = two_sets();
+        assert!(sample(&mut duplicates, 9, 3), "by those of 8");
+        assert!(!sample(&mut duplicates, 9, 1), "and by those of 7");
+        assert_eq!(duplicates.too_many(), [8], "though 8 was not seen with both");
+        assert!(sample(&mut duplicates, 9, 1) && sample(&mut duplicates, 8, 2));
+    }
+
+    #[test]
+    fn a_number_that_is_another_threads_begins_anew() {
+        let mut duplicates = two_sets();
+        assert!(sample(&mut duplicates, 9, 1) && !sample(&mut duplicates, 9, 3));
+        assert!(duplicates.takes(Id { tid: 9, ..Id::default() }, 1, &PerfRecord::Exit));
+        assert!(sample(&mut duplicates, 9, 3));
+        assert!(sample(&mut duplicates, 9, 77), "of an event that was not opened for a thread");
+        assert!(duplicates.takes(Id { tid: -1, ..Id::default() }, 1, &PerfRecord::Sample(Sample::EMPTY)));
+    }
+}

@@ -1,0 +1,378 @@
+//! Open events and their rings.
+//!
+//! Input: how to sample, and whom; output: the records of the rings, how full these were, what did not fit.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use libc::{c_int, pid_t};
+
+use super::super::bpf::sample_filter::SampleFilter;
+use super::super::ring::pressure::Pressure;
+use super::super::ring::record::{self, CLOCK_PERIOD_MIN, Id, PerfRecord};
+use super::super::ring::sys::{self, Ring};
+use super::attributes::{attributes, programs_attributes, switch_attributes};
+use super::cpus::{cpu_count, online_cpus};
+use super::lost_samples::LostSamples;
+use super::options::{EventOptions, Scope, SwitchOptions};
+use super::rings::{RING_BYTES_MIN, is_limit, map_ring, ring_bytes_for};
+use super::thread_events::ThreadEvents;
+use super::tick_rates::{PERIODS_BETWEEN_CHANGES, TickRates};
+
+/// CPUs are polled for those that came or went this often, nanoseconds.
+const CPUS_POLL_NS: u64 = 500_000_000;
+
+/// Open events and their rings. They stop when this is dropped.
+#[derive(Debug)]
+pub(in super::super) struct Events {
+    /// Each ring and the event that it is mapped from.
+    rings: Vec<(Ring, OwnedFd)>,
+    /// The CPU of each ring.
+    cpus: Vec<c_int>,
+    /// What the event of each ring had counted when the CPUs were polled last, and when that was.
+    counted_ns: Vec<u64>,
+    polled_ns: u64,
+    lost: LostSamples,
+    /// Since [`Events::take_pressure`].
+    pressure: Pressure,
+    /// Events that write into the rings of others.
+    others: Vec<OwnedFd>,
+    /// Events of threads, which write there, too, without those of the first thread, which the rings are of.
+    threads: ThreadEvents,
+    /// Samples of the clock that are later do not count.
+    until_ns: u64,
+    /// Those that record context switches at intervals, one for each CPU.
+    switches: Vec<OwnedFd>,
+    options: EventOptions,
+}
+
+impl Events {
+    /// Opens what samples processes: on CPUs all that `filter` lets through, else those that are
+    /// listed. Nothing is sampled before [`Events::enable`].
+    ///
+    /// # Errors
+    /// What the kernel refused the first event or ring with.
+    pub(in super::super) fn open(
+        pids: &[pid_t],
+        filter: &SampleFilter,
+        options: EventOptions,
+    ) -> io::Result<Events> {
+        match options.scope {
+            Scope::Cpus => Events::of_cpus(filter, options),
+            Scope::Threads => Events::of_threads(pids, filter, options),
+        }
+    }
+
+    fn none(options: EventOptions, cpus: Vec<c_int>) -> Events {
+        Events {
+            rings: Vec::new(),
+            cpus,
+            counted_ns: Vec::new(),
+            polled_ns: 0,
+            lost: LostSamples::default(),
+            pressure: Pressure::default(),
+            others: Vec::new(),
+            threads: ThreadEvents::default(),
+            until_ns: u64::MAX,
+            switches: Vec::new(),
+            options,
+        }
+    }
+
+    /// With smaller rings if no more may be locked: without CAP_IPC_LOCK what is left of a limit
+    /// that all recordings of a user share.
+    fn of_cpus(filter: &SampleFilter, options: EventOptions) -> io::Result<Events> {
+        let mut ring_bytes =
+            ring_bytes_for(cpu_count(), options.switches.is_some_and(|switches| switches.many));
+        loop {
+            match Events::of_cpus_with(filter, options, ring_bytes) {
+                Err(error) if is_limit(&error) && ring_bytes > RING_BYTES_MIN => ring_bytes /= 2,
+                result => return result,
+            }
+        }
+    }
+
+    fn of_cpus_with(filter: &SampleFilter, options: EventOptions, ring_bytes: usize) -> io::Result<Events> {
+        let mut events = Events::none(options, Vec::new());
+        for cpu in online_cpus()? {
+            let event = match sys::open(&attributes(options, ring_bytes), -1, cpu) {
+                Ok(event) => event,
+                // Just coming or going: looked for again (`lack_a_cpu`).
+                Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
+                Err(error) => return Err(error),
+            };
+            filter.put_before_copying(&event);
+            let ring = map_ring(&event, ring_bytes)?;
+            let programs = sys::open(&programs_attributes(options, ring_bytes), -1, cpu)?;
+            sys::write_into(&programs, &event)?;
+            events.others.push(programs);
+            if let Some(switches) = options.switches {
+                let beside = sys::open(&switch_attributes(options, switches, ring_bytes), -1, cpu)?;
+                filter.put_before(&beside);
+                sys::write_into(&beside, &event)?;
+                events.others.push(beside);
+            } else if options.kernel {
+                // Shares are right without it, but for time before threads run.
+                let beside = sys::open(
+                    &switch_attributes(options, SwitchOptions::at_intervals(options), ring_bytes),
+                    -1,
+                    cpu,
+                );
+                if let Ok(beside) = beside
+                    && sys::write_into(&beside, &event).is_ok()
+                {
+                    filter.put_before(&beside);
+                    events.switches.push(beside);
+                }
+            }
+            events.rings.push((ring, event));
+            events.cpus.push(cpu);
+        }
+        Ok(events)
+    }
+
+    fn of_threads(pids: &[pid_t], filter: &SampleFilter, options: EventOptions) -> io::Result<Events> {
+        let mut events = Events::none(options, online_cpus()?);
+        events.add_processes(pids, filter)?;
+        if events.rings.is_empty() { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Ok(events) }
+    }
+
+    /// Opens events for the threads of further processes. Those that have ended since have none.
+    ///
+    /// # Errors
+    /// What the kernel refused one with.
+    pub(in super::super) fn add_processes(
+        &mut self,
+        pids: &[pid_t],
+        filter: &SampleFilter,
+    ) -> io::Result<()> {
+        let Events { rings, cpus, threads, options, .. } = self;
+        pids.iter().try_for_each(|pid| threads.add_process(*pid, *options, filter, cpus, rings))
+    }
+
+    /// How these sample.
+    pub(in super::super) fn options(&self) -> EventOptions {
+        self.options
+    }
+
+    /// CPU time of all threads that events are of, and of all that they started, since the events were enabled,
+    /// nanoseconds: each counts in the kernel, too, and keeps what those counted that inherited it
+    /// (kernel/events/core.c, `sync_child_event`).
+    pub(in super::super) fn counted_ns(&self) -> u64 {
+        let rings = self.rings.iter().map(|(_, event)| event);
+        let clocks = rings.chain(self.threads.clocks());
+        clocks.filter_map(|event| sys::count(event).ok()).map(|(count, _)| count).sum()
+    }
+
+    /// Begins to sample.
+    ///
+    /// # Errors
+    /// What the kernel refused it with.
+    pub(in super::super) fn enable(&self) -> io::Result<()> {
+        self.all().try_for_each(sys::enable)
+    }
+
+    /// Lets the event of each CPU tick at another rate around the one that was requested, so that
+    /// work in step with the rate is seen in all of its phases. Each at its own: ticks of two CPUs that
+    /// stay in step meet a program that they hold up on one of them just when it has to wait on the other.
+    ///
+    /// Each change begins a period anew, which costs half of one; the mean makes up for that
+    /// (`cpu_time/tick_schedule.rs` says how often). The new distance on each CPU, nanoseconds; none for events of threads, whose
+    /// rate stays.
+    pub(in super::super) fn vary(&self, rates: &mut TickRates) -> Vec<(u32, u64)> {
+        if self.options.scope != Scope::Cpus || !self.options.samples_running() {
+            return Vec::new();
+        }
+        let makes_up_per_mille = 1000 / (2 * PERIODS_BETWEEN_CHANGES);
+        let mut vary_one = |(cpu, (_, event)): (&c_int, &(Ring, OwnedFd))| {
+            let cpu = cpu.unsigned_abs();
+            let per_mille = rates.next_per_mille(cpu) + makes_up_per_mille;
+            let period_ns = (self.options.period_ns() * 1000 / per_mille).max(CLOCK_PERIOD_MIN);
+            // It ticks on as before where that fails.
+            let _ = sys::set_period(event, period_ns);
+            (cpu, period_ns)
+        };
+        self.cpus.iter().zip(&self.rings).map(&mut vary_one).collect()
+    }
+
+    /// Whether these are no longer the events that would be opened now: a CPU came, or one went, and
+    /// may be back since. The event of a CPU that was away samples no more, and nothing says so but
+    /// that it stands still. Events of threads are not polled: they go where their threads go.
+    ///
+    /// Polls at intervals; the first poll only sets the baseline.
+    pub(in super::super) fn lack_a_cpu(&mut self, now_ns: u64) -> bool {
+        if self.options.scope != Scope::Cpus || now_ns.saturating_sub(self.polled_ns) < CPUS_POLL_NS {
+            return false;
+        }
+        self.polled_ns = now_ns;
+        let count = |(_, event): &(Ring, OwnedFd)| sys::count(event).map_or(0, |(count, _)| count);
+        let counted: Vec<u64> = self.rings.iter().map(count).collect();
+        let before = std::mem::replace(&mut self.counted_ns, counted);
+        before.iter().zip(&self.counted_ns).any(|(before, now)| before == now)
+            || online_cpus().is_ok_and(|cpus| cpus != self.cpus)
+    }
+
+    /// Lets the events that record context switches at intervals record them, or no longer; whether there are any.
+    pub(in super::super) fn record_switches(&self, record: bool) -> bool {
+        let turn = if record { sys::enable } else { sys::disable };
+        // One that fails leaves its CPU unrecorded, and the interval without figures.
+        self.switches.iter().map(turn).filter(Result::is_ok).count() == self.cpus.len()
+    }
+
+    /// Samples no more; what was sampled can still be read.
+    pub(in super::super) fn disable(&self) {
+        for event in self.switches.iter().chain(self.all().rev()) {
+            // Fails only for an event that is over.
+            let _ = sys::disable(event);
+        }
+    }
+
+    /// Those that record programs before those that sample these.
+    fn all(&self) -> impl DoubleEndedIterator<Item = &OwnedFd> {
+        let of_threads = self.threads.iter();
+        self.others.iter().chain(self.rings.iter().map(|(_, event)| event)).chain(of_threads)
+    }
+
+    /// Gives every record that is there to `take`: those of one CPU in their order, and of those that two events
+    /// record alike one.
+    pub(in super::super) fn drain(
+        &mut self,
+        scratch: &mut Vec<u8>,
+        mut take: impl FnMut(Id, PerfRecord<'_>),
+    ) {
+        let (rings, threads, until_ns) = (&mut self.rings, &mut self.threads, self.until_ns);
+        let pressure = &mut self.pressure;
+        for ((ring, event), cpu) in rings.iter_mut().zip(&self.cpus) {
+            let mut lost = false;
+            let fill = ring.drain(scratch, |bytes| {
+                if let Some((id, event, record)) = record::read(bytes)
+                    && threads.takes(id, event, &record)
+                    && (id.time_ns < until_ns || !record.is_by_clock())
+                {
+                    lost |= matches!(record, PerfRecord::Lost(_));
+                    take(id, record);
+                }
+            });
+            // It may have run over while it was drained, too.
+            pressure.fill_per_mille = pressure.fill_per_mille.max(fill.per_mille);
+            if fill.may_have_lost || lost {
+                self.lost.count(cpu.unsigned_abs(), event);
+            }
+        }
+        self.threads.close_duplicates();
+    }
+
+    /// Samples that did not fit into rings since this was called before: of which CPU, and how many. `None` where
+    /// nobody counts them apart from other records.
+    pub(in super::super) fn lost_samples(&mut self) -> Option<Vec<(u32, u64)>> {
+        let lost = self.lost.since_before();
+        self.pressure.lost |= lost.as_ref().is_some_and(|lost| !lost.is_empty());
+        lost
+    }
+
+    /// Bytes of all rings.
+    pub(in super::super) fn ring_bytes(&self) -> u64 {
+        self.rings.iter().map(|(ring, _)| ring.data_bytes() as u64).sum()
+    }
+
+    /// How full the fullest ring is now.
+    pub(in super::super) fn fill_per_mille(&self) -> u32 {
+        self.rings.iter().map(|(ring, _)| ring.fill().per_mille).max().unwrap_or(0)
+    }
+
+    /// How full rings were since this was called before.
+    pub(in super::super) fn take_pressure(&mut self) -> Pressure {
+        std::mem::take(&mut self.pressure)
+    }
+
+    /// Others sample from this time on (monotonic clock).
+    pub(in super::super) fn sample_until(&mut self, until_ns: u64) {
+        self.until_ns = until_ns;
+    }
+
+    /// Descriptors that are readable when a ring fills.
+    pub(in super::super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        self.rings.iter().map(|(_, event)| event.as_raw_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+    use super::super::super::bpf::bpf_sys::ProgramRing;
+    use super::super::super::bpf::memory_copies::{CopyProgram, HEADER_BYTES, address};
+    use super::*;
+
+    const WORD_BYTES: usize = 8;
+    /// Far more than it takes until a thread that runs is sampled.
+    const CPU_NS_MAX: u64 = 4_000_000_000;
+
+    fn cpu_ns() -> u64 {
+        let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        schedstat.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    fn own_tid() -> u64 {
+        let link = std::fs::read_link("/proc/thread-self").unwrap();
+        link.file_name().unwrap().to_str().unwrap().parse().unwrap()
+    }
+
+    /// A program that writes down whose each sample is.
+    fn program(ring: &ProgramRing) -> Vec<u64> {
+        let mut program = CopyProgram::default();
+        program.take_time();
+        program.reserve(ring.descriptor(), WORD_BYTES, address(0));
+        program.submit();
+        program.end()
+    }
+
+    #[test]
+    fn samples_of_a_thread_and_of_those_that_it_starts_have_the_program_that_copies() {
+        let own = std::process::id().cast_signed();
+        let mut filter = SampleFilter::of_process(own);
+        let ring = ProgramRing::create(1 << 20, HEADER_BYTES + WORD_BYTES);
+        let ring = ring.and_then(|ring| filter.copy(&program(&ring)).map(|()| ring));
+        let mut ring = match ring {
+            Ok(ring) => ring,
+            // The kernel refuses who may load no program.
+            Err(error) => {
+                assert!(matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{error}");
+                return assert!(!filter.is_taken());
+            }
+        };
+        assert!(filter.is_taken());
+        let options = EventOptions {
+            scope: Scope::Threads,
+            kernel: true,
+            hz: 997,
+            stack_bytes: 4 << 10,
+            red_zone: false,
+            prefetch: false,
+            switches: None,
+        };
+        let events = Events::open(&[own], &filter, options).unwrap();
+        events.enable().unwrap();
+        let (started, found) = (AtomicU64::new(0), AtomicBool::new(false));
+        let mut seen = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                started.store(own_tid(), Ordering::SeqCst);
+                while !found.load(Ordering::SeqCst) && cpu_ns() < CPU_NS_MAX {
+                    std::hint::spin_loop();
+                }
+            });
+            let begun_ns = cpu_ns();
+            while cpu_ns() - begun_ns < CPU_NS_MAX {
+                ring.drain(|record| seen.push(u64::from_le_bytes(record[16..24].try_into().unwrap())));
+                let wanted = [own_tid(), started.load(Ordering::SeqCst)];
+                if wanted.iter().all(|tid| seen.contains(tid)) {
+                    found.store(true, Ordering::SeqCst);
+                    break;
+                }
+            }
+        });
+        assert!(found.into_inner(), "samples of {seen:?} only");
+    }
+}

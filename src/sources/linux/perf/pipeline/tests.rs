@@ -1,0 +1,187 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use super::*;
+use crate::sources::linux::attach;
+use crate::sources::linux::files::TargetFiles;
+use crate::sources::linux::perf::process::entry::ProcessEntry;
+use crate::sources::linux::perf::process::filter::ProcessFilter;
+use crate::sources::linux::perf::stack::stack_size::StackSize;
+use crate::sources::{Chosen, Observed, Process};
+
+const PERIOD_NS: u64 = 1_000_000;
+const BY_CLOCK: BatchOptions = BatchOptions { by_clock: true, last: false };
+const BY_PERIODS: BatchOptions = BatchOptions { by_clock: false, last: false };
+const LAST: BatchOptions = BatchOptions { by_clock: true, last: true };
+
+/// A process that is there, and a thread of it that is not.
+fn pid() -> pid_t {
+    std::process::id().cast_signed()
+}
+const TID: pid_t = 1 << 30;
+
+fn id(tid: pid_t, time_ns: u64, cpu: u32) -> Id {
+    Id { pid: pid(), tid, time_ns, cpu }
+}
+
+/// Of this process, under this name.
+fn pipeline_of(process: Process, records_waits: bool) -> Pipeline {
+    let filter = ProcessFilter::new(Chosen { pids: vec![std::process::id()], ..Chosen::default() });
+    let main = ProcessEntry::new(process, Arc::new(TargetFiles::of(pid())));
+    let mut processes = ProcessTable::new(filter, main, records_waits);
+    processes.begin(false);
+    Pipeline::new(
+        System::machine(),
+        processes,
+        CpuTime::new(pid(), PERIOD_NS, false),
+        Stacks::new(true, StackSize::new()),
+        records_waits.then(|| WaitRecorder::new(false, None)),
+        0,
+    )
+}
+
+fn pipeline() -> Pipeline {
+    pipeline_of(attach::describe(pid()), false)
+}
+
+/// With the waits of its threads.
+fn pipeline_with_waits() -> Pipeline {
+    pipeline_of(attach::describe(pid()), true)
+}
+
+/// What was reported, in the order in which the sampler takes it.
+fn in_order(mut records: Vec<Record>) -> Vec<Record> {
+    records.sort_by_key(|record| (record.at_ns, record.process, record.thread));
+    records
+}
+
+#[test]
+fn a_thread_has_ended_when_its_last_wait_is_reported() {
+    let (mut pipeline, mut records) = (pipeline_with_waits(), Vec::new());
+    pipeline.take(id(TID, 5, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.take(id(TID, 10, 0), PerfRecord::SwitchOut { preempted: false });
+    // That it got its CPU again was dropped.
+    pipeline.take(id(TID, 1000, 0), PerfRecord::Exit);
+    // Batches that follow each other fast: the end was read, and is behind the watermark.
+    for watermark_ns in [500, 600, 700] {
+        pipeline.flush(BY_CLOCK, watermark_ns, &mut records);
+    }
+    pipeline.flush(LAST, u64::MAX, &mut records);
+    let of_it = in_order(records).into_iter().filter(|record| record.thread == ThreadId(TID as u64));
+    let whats: Vec<What> = of_it.map(|record| record.what).collect();
+    let started = whats.iter().filter(|what| matches!(what, What::Started { .. })).count();
+    assert_eq!(started, 1, "{whats:?}");
+    assert!(whats.iter().any(|what| matches!(what, What::WaitLost { .. })), "{whats:?}");
+    assert!(matches!(whats.last(), Some(What::Ended(..))), "{whats:?}");
+}
+
+#[test]
+fn a_thread_without_a_number_is_no_thread() {
+    let (mut pipeline, mut records) = (pipeline_with_waits(), Vec::new());
+    // It ended on another CPU, or the record of its end was dropped.
+    pipeline.take(id(NOBODY, 20, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.take(id(NOBODY, 30, 0), PerfRecord::SwitchOut { preempted: true });
+    pipeline.take(id(NOBODY, 40, 0), PerfRecord::SwitchIn { direct: false });
+    pipeline.take(id(NOBODY, 50, 0), PerfRecord::SwitchOut { preempted: false });
+    pipeline.take(id(NOBODY, 60, 1), PerfRecord::SwitchOut { preempted: false });
+    pipeline.flush(BY_CLOCK, 1000, &mut records);
+    pipeline.end_waits(2000, &mut records);
+    let others: Vec<&Record> = records
+        .iter()
+        .filter(|record| {
+            record.thread != ThreadId(u64::from(std::process::id())) && record.thread != ThreadId(0)
+        })
+        .collect();
+    assert!(others.is_empty(), "{others:?}");
+    let missed = records.iter().filter(|record| matches!(record.what, What::Missed(_, EXITED))).count();
+    assert_eq!(missed, 1, "{records:?}");
+}
+
+/// That it became another program is in no record: where records were lost /proc shows it.
+#[test]
+fn after_records_were_lost_processes_are_read_again() {
+    let process = Process { name: "sh".to_owned(), ..attach::describe(pid()) };
+    let (mut pipeline, mut records) = (pipeline_of(process, false), Vec::new());
+    pipeline.flush(LAST, u64::MAX, &mut records);
+    pipeline.flush(LAST, u64::MAX, &mut records);
+    assert!(records.is_empty(), "{records:?}");
+    for round in 0..2 {
+        pipeline.take(id(pid(), 10, 0), PerfRecord::Lost(1));
+        pipeline.flush(LAST, u64::MAX, &mut records);
+        pipeline.flush(LAST, u64::MAX, &mut records);
+        let named = records.drain(..).find_map(|record| match record.what {
+            What::Exec { name } => name,
+            _ => None,
+        });
+        let own = attach::describe(pid()).name;
+        assert_eq!(named, (round == 0).then_some(own), "once, and not again at once");
+    }
+}
+
+fn dropped(records: Vec<Record>) -> u64 {
+    let dropped = |what| if let What::Dropped(samples, _) = what { samples } else { 0 };
+    records.into_iter().map(|record| dropped(record.what)).sum()
+}
+
+#[test]
+fn samples_that_were_dropped_wait_for_those_that_show_whose_they_were() {
+    let (mut pipeline, mut records) = (pipeline(), Vec::new());
+    pipeline.take_lost(Some(vec![(0, 5)]));
+    pipeline.flush(BY_PERIODS, 10, &mut records);
+    assert_eq!(dropped(std::mem::take(&mut records)), 0);
+    pipeline.take(id(TID, 20, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.flush(BY_PERIODS, 30, &mut records);
+    assert_eq!(dropped(records), 5);
+}
+
+/// The record comes in the name of the thread that is named, whoever wrote it.
+#[test]
+fn a_name_that_comes_after_the_first_sample_is_reported() {
+    let (mut pipeline, mut records) = (pipeline(), Vec::new());
+    for (time_ns, name) in [(10, "late"), (30, "last")] {
+        pipeline.take(id(TID, time_ns, 0), PerfRecord::Sample(Sample::EMPTY));
+        pipeline.flush(BY_PERIODS, time_ns + 1, &mut records);
+        pipeline.take(id(TID, time_ns + 2, 1), PerfRecord::Comm { name: name.as_bytes(), exec: false });
+        pipeline.flush(BY_PERIODS, time_ns + 10, &mut records);
+    }
+    let named = in_order(records).into_iter().filter_map(|record| match record.what {
+        What::Named { name } => Some((record.thread, name)),
+        _ => None,
+    });
+    let thread = ThreadId(TID as u64);
+    let named: Vec<_> = named.collect();
+    assert_eq!(named, [(thread, "late".to_owned()), (thread, "last".to_owned())]);
+    let of_it = pipeline.processes.get_mut(pid()).map(|process| process.thread_name(thread));
+    assert_eq!(of_it, Some(Some("last".to_owned())));
+}
+
+/// It may have ended before anybody can read its name.
+#[test]
+fn a_thread_has_the_name_of_the_one_that_started_it() {
+    let (mut pipeline, mut records) = (pipeline(), Vec::new());
+    let creator = pid();
+    pipeline.take(id(creator, 5, 0), PerfRecord::Comm { name: b"creator", exec: false });
+    pipeline.take(id(TID, 10, 0), PerfRecord::Fork { parent: pid(), creator });
+    pipeline.take(id(TID + 1, 20, 0), PerfRecord::Fork { parent: pid(), creator: TID });
+    pipeline.take(id(TID, 30, 0), PerfRecord::Comm { name: b"own", exec: false });
+    pipeline.flush(BY_PERIODS, 40, &mut records);
+    let mut name = |tid: pid_t| {
+        let thread = ThreadId(tid as u64);
+        pipeline.processes.get_mut(pid()).and_then(|process| process.thread_name(thread))
+    };
+    assert_eq!(name(TID).as_deref(), Some("own"));
+    assert_eq!(name(TID + 1).as_deref(), Some("creator"));
+}
+
+#[test]
+fn samples_that_did_not_fit_stand_for_the_distance_of_ticks_on_their_cpu() {
+    let (mut pipeline, mut records) = (pipeline(), Vec::new());
+    pipeline.cpu_time.set_periods(0, &[(0, 800_000), (1, 1_250_000)]);
+    pipeline.take(id(TID, 900_000, 0), PerfRecord::Sample(Sample::EMPTY));
+    // What records say is of all records.
+    pipeline.take(id(TID, 950_000, 0), PerfRecord::Lost(1_000));
+    pipeline.take_lost(Some(vec![(0, 30), (1, 20), (0, 10)]));
+    pipeline.flush(BatchOptions { by_clock: false, last: true }, u64::MAX, &mut records);
+    assert_eq!(dropped(records), (40 * 806_451 + 20 * 1_265_625) / 1_000_000);
+}

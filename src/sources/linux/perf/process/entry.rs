@@ -1,0 +1,245 @@
+//! One process that is sampled: its name and its threads, what records said of it, its images.
+//!
+//! Much of it outlives the process: one that ran for two milliseconds is named by what the records
+//! said of it, and by the files of the process that started it.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use libc::pid_t;
+
+use super::super::ring::record::Id;
+use super::images::ProcessImages;
+use super::procfs::Procfs;
+use crate::addr::Avma;
+use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
+use crate::sources::linux::files::TargetFiles;
+use crate::sources::linux::{images, threads};
+use crate::sources::{Capture, Fault, Observed, Process, ThreadId};
+
+/// A process that is sampled.
+pub(in super::super) struct ProcessEntry {
+    pid: pid_t,
+    process: Process,
+    pub(super) images: ProcessImages,
+    /// Where the first thread's stack begins; the inner value once it was read.
+    main_stack_top: Option<Option<Avma>>,
+    /// Names of threads.
+    names: HashMap<pid_t, String>,
+    /// Threads that the sampler knows of.
+    pub(super) threads: BTreeSet<pid_t>,
+    /// The command that is to be run runs not yet.
+    pub(super) awaits_exec: bool,
+    program: Program,
+    /// The sampler knows of the process.
+    pub(super) is_announced: bool,
+    /// The time of the last record of it (monotonic clock).
+    pub(super) seen_ns: u64,
+    pub(super) exits: Exits,
+}
+
+/// The program that a process runs.
+#[derive(Debug, Default)]
+struct Program {
+    /// Another one after each exec, and of each process.
+    number: u64,
+    /// It was named and has not run yet; what code it has.
+    is_starting: bool,
+    new_code: Vec<Range<Avma>>,
+}
+
+/// What is known of the end of a process.
+#[derive(Debug, Default)]
+pub(super) struct Exits {
+    /// Threads that exited in the batch, and in the batches before.
+    pub(super) now: Vec<Id>,
+    pub(super) before: Vec<Id>,
+    /// The first thread is among those that exited.
+    pub(super) first_thread: bool,
+    /// No thread was alive when the last batch ended.
+    pub(super) is_dead: bool,
+    /// The process has ended: batches until it is removed.
+    pub(super) batches_left: Option<u8>,
+}
+
+impl ProcessEntry {
+    /// A process that runs, or one that is about to run a command.
+    pub(in super::super) fn new(process: Process, files: Arc<TargetFiles>) -> ProcessEntry {
+        let pid = pid_t::try_from(process.pid).unwrap_or(0);
+        ProcessEntry::with(pid, process, ProcessImages::new(pid, files))
+    }
+
+    fn with(pid: pid_t, process: Process, images: ProcessImages) -> ProcessEntry {
+        ProcessEntry {
+            pid,
+            process,
+            images,
+            main_stack_top: None,
+            names: HashMap::new(),
+            threads: BTreeSet::new(),
+            awaits_exec: false,
+            program: Program::default(),
+            is_announced: false,
+            seen_ns: 0,
+            exits: Exits::default(),
+        }
+    }
+
+    /// Another process like this one: `started` by it just now, or one that was found.
+    pub(super) fn new_for(&self, pid: pid_t, started: bool, procfs: &dyn Procfs) -> ProcessEntry {
+        let name = if started { self.process.name.clone() } else { procfs.name(pid) };
+        let process =
+            Process { pid: pid.unsigned_abs(), name, command: String::new(), ..self.process.clone() };
+        ProcessEntry::with(pid, process, self.images.new_for(pid, started))
+    }
+
+    /// Its number.
+    pub(in super::super) fn pid(&self) -> pid_t {
+        self.pid
+    }
+
+    /// The command runs now, as this process.
+    pub(in super::super) fn set_spawned(&mut self, process: Process) {
+        self.process = process;
+        self.images.forget_start_path();
+        self.images.open_own_files();
+    }
+
+    /// It runs another program, of this name and number.
+    pub(super) fn exec(&mut self, name: &str, number: u64) {
+        name.clone_into(&mut self.process.name);
+        self.main_stack_top = None;
+        self.images.forget_start_path();
+        self.program = Program { number, is_starting: true, new_code: Vec::new() };
+    }
+
+    /// Records may be missing: the mappings are read from /proc, and if that shows another program than records did, its
+    /// name. A name that is not that of its file is one that the process gave itself (prctl(2), `PR_SET_NAME`).
+    pub(super) fn rescan(&mut self, number: u64, procfs: &dyn Procfs) -> Option<String> {
+        self.images.distrust_records();
+        let name = procfs.name(self.pid);
+        let of_file = procfs.program(self.pid)?.starts_with(name.as_bytes());
+        if name.is_empty() || !of_file || name == self.process.name || self.awaits_exec {
+            return None;
+        }
+        self.process.name.clone_from(&name);
+        self.names.insert(self.pid, name.clone());
+        self.main_stack_top = None;
+        self.images.forget_start_path();
+        self.program = Program { number, ..Program::default() };
+        Some(name)
+    }
+
+    /// The number of its program.
+    pub(super) fn program(&self) -> u64 {
+        self.program.number
+    }
+
+    /// Gives its program a number, which no other has.
+    pub(super) fn set_program(&mut self, number: u64) {
+        self.program.number = number;
+    }
+
+    /// It has mapped code; its memory for the sampler changes with the sampler's time.
+    pub(super) fn note_mapping(&mut self, mapping: &Mapping) {
+        if self.program.is_starting {
+            self.program.new_code.push(mapping.avma.clone());
+        }
+    }
+
+    /// Until a new program runs, registers are those of the one that it replaced.
+    pub(super) fn note_sample(&mut self, capture: &mut Capture) {
+        if self.program.is_starting {
+            let pc = capture.registers.pc();
+            self.program.is_starting = !self.program.new_code.iter().any(|code| code.contains(&pc));
+            capture.only_kernel |= self.program.is_starting && !capture.kernel.is_empty();
+        }
+    }
+
+    /// A thread has this name.
+    pub(super) fn name_thread(&mut self, tid: pid_t, name: String) {
+        self.names.insert(tid, name);
+    }
+
+    /// Forgets the name of a thread that exited.
+    pub(super) fn forget_thread_name(&mut self, tid: pid_t) {
+        self.names.remove(&tid);
+    }
+
+    /// The name of a thread, which what it starts has, too, until it is named itself.
+    pub(super) fn inherited_name(&mut self, tid: pid_t, procfs: &dyn Procfs) -> Option<String> {
+        if let Some(name) = self.names.get(&tid) {
+            return Some(name.clone());
+        }
+        let name = procfs.thread_name(self.pid, tid)?;
+        self.names.insert(tid, name.clone());
+        Some(name)
+    }
+
+    /// The threads whose name by /proc is not the one that records said, with that name.
+    pub(super) fn rescan_names(&mut self, procfs: &dyn Procfs) -> Vec<(pid_t, String)> {
+        let now = self.threads.iter().filter_map(|tid| Some((*tid, procfs.thread_name(self.pid, *tid)?)));
+        let named: Vec<_> = now.filter(|(tid, now)| self.names.get(tid) != Some(now)).collect();
+        self.names.extend(named.iter().cloned());
+        named
+    }
+
+    /// Its name.
+    pub(super) fn name(&self) -> &str {
+        &self.process.name
+    }
+
+    /// The stack pointer that the first thread began with.
+    pub(super) fn main_stack_top(&mut self, procfs: &dyn Procfs) -> Option<Avma> {
+        let pid = self.pid;
+        *self.main_stack_top.get_or_insert_with(|| procfs.stack_top(pid))
+    }
+
+    /// Whether its program is one of 32 bits; `None` where the process is gone.
+    pub(super) fn is_of_32_bits(&mut self, procfs: &dyn Procfs) -> Option<bool> {
+        self.main_stack_top(procfs).map(images::is_of_32_bits)
+    }
+
+    /// Whether it has ended, as far as batches show.
+    pub(super) fn has_ended(&self) -> bool {
+        self.exits.batches_left.is_some()
+    }
+}
+
+impl Observed for ProcessEntry {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        self.images.files()
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        let tid = pid_t::try_from(thread.0).ok()?;
+        self.names.get(&tid).cloned().or_else(|| threads::name(self.pid, tid))
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.images.mappings(self.threads.iter().copied(), out)
+    }
+
+    /// By MMAP2 records, mprotect(2) included (mm/mprotect.c, `mprotect_fixup`).
+    fn tells_of_mappings(&self) -> bool {
+        true
+    }
+
+    fn program_path(&mut self, mappings: &[Mapping]) -> Option<Arc<ProgramPath>> {
+        self.images.program_path(&self.process.name, mappings)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
+        self.images.bytes(mapping, self.seen_ns)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.images.read_memory(from, into)
+    }
+}

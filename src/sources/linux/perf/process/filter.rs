@@ -1,0 +1,149 @@
+//! Which processes are selected, decided when they are first heard of.
+//!
+//! Input: what was requested, and for each process its parent or what /proc shows of it; output: selected or excluded.
+//! Those that are excluded go to the kernel's `SampleFilter`, so that their samples are not copied; a process that
+//! nobody has heard of yet is sampled, so that no short one is missed.
+
+use hashbrown::HashSet;
+use libc::pid_t;
+
+use super::procfs::Procfs;
+use crate::sources::Chosen;
+
+/// What was requested, and what was decided.
+#[derive(Debug)]
+pub(in super::super) struct ProcessFilter {
+    chosen: Chosen,
+    is_one: bool,
+    excluded: HashSet<pid_t>,
+    /// What the kernel is to know of these: excluded, or no longer.
+    changes: Vec<(pid_t, bool)>,
+}
+
+impl ProcessFilter {
+    pub(in super::super) fn new(chosen: Chosen) -> ProcessFilter {
+        let is_one = chosen.pids.len() == 1 && !is_open(&chosen);
+        ProcessFilter { chosen, is_one, excluded: HashSet::new(), changes: Vec::new() }
+    }
+
+    /// Whether one process is all that is selected, ever.
+    pub(in super::super) fn is_one(&self) -> bool {
+        self.is_one
+    }
+
+    /// All processes are selected.
+    pub(in super::super) fn is_all(&self) -> bool {
+        self.chosen.all
+    }
+
+    /// Whether what a process starts is selected with it.
+    pub(in super::super) fn follows_children(&self) -> bool {
+        self.chosen.children
+    }
+
+    /// An excluded process is judged again when it runs another program: it may have been put into a
+    /// control group, or have become another user's, in between.
+    pub(in super::super) fn may_select_at_exec(&self) -> bool {
+        self.chosen.cgroup.is_some() || self.chosen.uid.is_some()
+    }
+
+    /// Whether a process was excluded.
+    pub(in super::super) fn is_excluded(&self, pid: pid_t) -> bool {
+        self.excluded.contains(&pid)
+    }
+
+    /// Decides whether a process is selected; `parent_selected`: the one that started it is. One that is gone already
+    /// had the control group and the user of that one, as most have.
+    pub(super) fn decide(&mut self, pid: pid_t, parent_selected: bool, procfs: &dyn Procfs) -> bool {
+        let is_selected = self.selects(pid, parent_selected, procfs);
+        if !is_selected {
+            self.excluded.insert(pid);
+            self.changes.push((pid, true));
+        }
+        is_selected
+    }
+
+    fn selects(&self, pid: pid_t, parent_selected: bool, procfs: &dyn Procfs) -> bool {
+        let Chosen { pids, children, all, cgroup, uid } = &self.chosen;
+        let in_cgroup = |cgroup: &String| procfs.is_in_cgroup(pid, cgroup).unwrap_or(parent_selected);
+        *all || *children && parent_selected
+            || pids.contains(&pid.unsigned_abs())
+            || cgroup.as_ref().is_some_and(in_cgroup)
+            || uid.is_some_and(|uid| procfs.user(pid).map_or(parent_selected, |of| of == uid))
+    }
+
+    /// The number is that of a process that was started just now: the one that was requested by it has ended.
+    pub(super) fn reuse_number(&mut self, pid: pid_t) {
+        if !self.is_one {
+            self.chosen.pids.retain(|chosen| *chosen != pid.unsigned_abs());
+        }
+    }
+
+    /// The number is no longer that of the process that was excluded.
+    pub(super) fn release_number(&mut self, pid: pid_t) {
+        if self.excluded.remove(&pid) {
+            self.changes.push((pid, false));
+        }
+    }
+
+    /// What the kernel is to know since this was called before: processes that are excluded, or no longer.
+    pub(in super::super) fn take_changes(&mut self) -> Vec<(pid_t, bool)> {
+        std::mem::take(&mut self.changes)
+    }
+}
+
+/// Whether processes that are not known yet may be selected.
+fn is_open(chosen: &Chosen) -> bool {
+    let Chosen { pids: _, children, all, cgroup, uid } = chosen;
+    *children || *all || cgroup.is_some() || uid.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::procfs::SystemProcfs;
+    use super::*;
+
+    fn decide(filter: &mut ProcessFilter, pid: pid_t, parent_selected: bool) -> bool {
+        filter.decide(pid, parent_selected, &SystemProcfs)
+    }
+
+    #[test]
+    fn children_are_selected_with_their_parents_only() {
+        let filter = |children, pids: &[u32]| {
+            ProcessFilter::new(Chosen { pids: pids.to_vec(), children, ..Chosen::default() })
+        };
+        assert!(decide(&mut filter(true, &[7]), 1 << 30, true));
+        assert!(!decide(&mut filter(true, &[7]), 1 << 30, false));
+        assert!(!decide(&mut filter(false, &[7]), 1 << 30, true));
+        assert!(decide(&mut filter(false, &[7]), 7, false) && filter(false, &[7]).is_one());
+    }
+
+    #[test]
+    fn one_that_is_gone_was_what_started_it() {
+        let gone = 1 << 30;
+        for chosen in [
+            Chosen { cgroup: Some("/".to_owned()), ..Chosen::default() },
+            Chosen { uid: Some(0), ..Chosen::default() },
+        ] {
+            let mut filter = ProcessFilter::new(chosen);
+            assert!(decide(&mut filter, gone, true) && !decide(&mut filter, gone, false), "{filter:?}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_was_requested_is_selected_until_it_is_another_processs() {
+        let mut filter = ProcessFilter::new(Chosen { pids: vec![7, 8], ..Chosen::default() });
+        filter.reuse_number(7);
+        assert!(!decide(&mut filter, 7, false) && decide(&mut filter, 8, false) && !filter.is_one());
+    }
+
+    #[test]
+    fn the_kernel_hears_of_each_decision_once() {
+        let mut filter = ProcessFilter::new(Chosen { pids: vec![7], children: true, ..Chosen::default() });
+        assert!(!decide(&mut filter, 9, false) && filter.is_excluded(9));
+        assert_eq!(filter.take_changes(), [(9, true)]);
+        filter.release_number(9);
+        filter.release_number(9);
+        assert_eq!(filter.take_changes(), [(9, false)]);
+    }
+}

@@ -1,0 +1,10 @@
+//! Processes: which are sampled, their names, threads and mappings, by records and by /proc.
+
+pub(super) mod entry;
+pub(super) mod event;
+pub(super) mod filter;
+mod images;
+mod mmap_history;
+pub(super) mod procfs;
+mod rescan;
+pub(super) mod table;

@@ -1,0 +1,134 @@
+//! Events: what a record says of a thread or a process, until the records of all CPUs are in order.
+//!
+//! Input: a record, and whether its process is selected; output: the event, if it is of interest to the stages that
+//! follow.
+
+use libc::pid_t;
+
+use super::super::ring::record::{Id, Mmap, PerfRecord};
+use crate::addr::Avma;
+use crate::binary::{Mapping, MappingKind};
+use crate::sources::Capture;
+
+/// Whether a process is recorded, as far as that is known when a record of it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Selection {
+    /// It is, or nobody has decided yet.
+    Selected,
+    /// The filter excluded it.
+    Excluded,
+    /// One process is recorded, and it is another.
+    Other,
+}
+
+/// What a record says.
+#[derive(Debug)]
+pub(in super::super) enum Event {
+    /// The process was started, by this thread of this process.
+    Fork {
+        /// The process that started it.
+        parent: pid_t,
+        /// The thread of that.
+        creator: pid_t,
+    },
+    /// The thread was started, by this one of its process.
+    ThreadStart {
+        /// The thread that started it.
+        creator: pid_t,
+    },
+    /// A sample by the clock.
+    Sample(Box<Capture>),
+    /// A sample whose stack cannot be used, for this reason.
+    Missed(&'static str),
+    /// The thread exited.
+    ThreadExit,
+    /// The thread, or a process that runs another program now, has this name.
+    Comm {
+        /// The name.
+        name: String,
+        /// It is that of a new program.
+        exec: bool,
+    },
+    /// Executable memory was mapped.
+    Mmap(Mapping),
+    /// /proc shows that the process runs another program, of this name.
+    ProgramFound(String),
+    /// The mappings of the process may have changed, of which no record is.
+    MappingsStale,
+}
+
+impl Event {
+    /// What a record that is no sample says, of a process that is `selection`. `may_select_at_exec`: a process that is
+    /// excluded may be selected when it runs another program.
+    pub(in super::super) fn of(
+        id: Id,
+        record: &PerfRecord<'_>,
+        selection: Selection,
+        may_select_at_exec: bool,
+    ) -> Option<Event> {
+        let is_excluded = selection == Selection::Excluded;
+        match record {
+            PerfRecord::Exit => Some(Event::ThreadExit),
+            _ if selection == Selection::Other => None,
+            PerfRecord::Fork { parent, creator } if *parent == id.pid => {
+                (!is_excluded).then_some(Event::ThreadStart { creator: *creator })
+            }
+            PerfRecord::Fork { parent, creator } => Some(Event::Fork { parent: *parent, creator: *creator }),
+            PerfRecord::Comm { name, exec } => (!is_excluded || *exec && may_select_at_exec)
+                .then(|| Event::Comm { name: String::from_utf8_lossy(name).into_owned(), exec: *exec }),
+            PerfRecord::Mmap(mmap) if !is_excluded => mapping(mmap).map(Event::Mmap),
+            PerfRecord::Mmap(_)
+            | PerfRecord::Sample(_)
+            | PerfRecord::SwitchIn { .. }
+            | PerfRecord::SwitchOut { .. }
+            | PerfRecord::Lost(_)
+            | PerfRecord::Throttle
+            | PerfRecord::Unthrottle => None,
+        }
+    }
+
+    /// A sample by the clock, whether its stack can be used or not.
+    pub(in super::super) fn is_sample(&self) -> bool {
+        matches!(self, Event::Sample(_) | Event::Missed(_))
+    }
+}
+
+/// What a record says was mapped; `None` if that is nothing.
+fn mapping(mmap: &Mmap<'_>) -> Option<Mapping> {
+    let end = mmap.start.checked_add(mmap.len).filter(|end| *end > mmap.start)?;
+    let path = String::from_utf8_lossy(mmap.path).into_owned();
+    let kind = match () {
+        () if path == "[vdso]" => MappingKind::Vdso,
+        // `//anon`, `[heap]`; `/memfd:…` has an inode.
+        () if mmap.inode != 0 && path.starts_with('/') => MappingKind::File,
+        () => MappingKind::Anonymous,
+    };
+    // As /proc/PID/maps has it: no name for memory without a file.
+    let path = if kind == MappingKind::Anonymous && path == "//anon" { String::new() } else { path };
+    let identity = (libc::makedev(mmap.device.0, mmap.device.1), mmap.inode);
+    Some(Mapping { avma: Avma(mmap.start)..Avma(end), file_offset: mmap.file_offset, path, kind, identity })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mmap(start: u64, len: u64, inode: u64, path: &'static [u8]) -> Option<Mapping> {
+        mapping(&Mmap { start, len, file_offset: 0x1000, device: (8, 1), inode, path })
+    }
+
+    #[test]
+    fn memory_is_a_file_where_it_has_an_inode() {
+        let kind =
+            |inode, path| mmap(0x10_000, 0x4000, inode, path).map(|mapping| (mapping.kind, mapping.path));
+        assert_eq!(kind(3, b"/lib/x.so"), Some((MappingKind::File, "/lib/x.so".to_owned())));
+        assert_eq!(kind(0, b"//anon"), Some((MappingKind::Anonymous, String::new())));
+        assert_eq!(kind(0, b"[vdso]"), Some((MappingKind::Vdso, "[vdso]".to_owned())));
+    }
+
+    #[test]
+    fn what_has_no_end_is_no_memory() {
+        assert_eq!(mmap(u64::MAX - 1, 0x1000, 5, b"/lib/x.so"), None);
+        assert_eq!(mmap(0x40_000, 0, 5, b"/lib/x.so"), None);
+    }
+}

@@ -1,0 +1,166 @@
+//! The reorder stage: events of all CPUs, in the order of their times.
+//!
+//! Input: records, those of one CPU in their order; output: the events of a batch, sorted once. All events of a batch are
+//! released at once, those younger than the watermark, too: /proc is asked about a new process as long as it is there.
+//! What is certain only when all rings were read to a time (context switches) waits in a [`Queue`] of its own.
+
+use hashbrown::HashSet;
+use libc::pid_t;
+
+use super::super::buffers::Usage;
+use super::super::ring::record::{Id, PerfRecord};
+use super::event::{Event, Selection};
+use super::exited_threads::ExitedThreads;
+use super::queue::Queue;
+
+/// What the reorder stage asks about processes.
+pub(in super::super) trait ProcessView {
+    /// Whether the process is recorded, as far as that is known by now.
+    fn selection(&self, pid: pid_t) -> Selection;
+
+    /// Whether a process that is excluded may be selected when it runs another program.
+    fn may_select_at_exec(&self) -> bool;
+}
+
+/// Events that were not released yet.
+#[derive(Debug, Default)]
+pub(in super::super) struct EventQueue {
+    exited: ExitedThreads,
+    /// Processes that were started in the batch: their numbers are no longer those of excluded ones.
+    forked: HashSet<pid_t>,
+    queue: Queue<Event>,
+    usage: Usage,
+    /// When a selected process started, ended, was named or mapped code last.
+    changed_ns: u64,
+}
+
+impl EventQueue {
+    /// The thread that a record is of: the kernel writes those of a thread that exits without its number.
+    pub(in super::super) fn thread_of(&mut self, id: Id, record: &PerfRecord<'_>) -> Id {
+        self.exited.named(id, matches!(record, PerfRecord::Exit))
+    }
+
+    /// Whether the process of a record is recorded.
+    pub(in super::super) fn selection(&self, pid: pid_t, processes: &impl ProcessView) -> Selection {
+        match processes.selection(pid) {
+            Selection::Excluded if self.forked.contains(&pid) => Selection::Selected,
+            selection => selection,
+        }
+    }
+
+    /// Takes in a record that is no sample.
+    pub(in super::super) fn take(
+        &mut self,
+        id: Id,
+        record: &PerfRecord<'_>,
+        selection: Selection,
+        processes: &impl ProcessView,
+    ) {
+        let Some(event) = Event::of(id, record, selection, processes.may_select_at_exec()) else { return };
+        if matches!(event, Event::Fork { .. }) {
+            self.forked.insert(id.pid);
+        }
+        if selection == Selection::Selected && !matches!(event, Event::ThreadStart { .. }) {
+            self.changed_ns = id.time_ns;
+        }
+        self.queue.push(id, event);
+    }
+
+    /// Adds an event that is no record's: a sample, or what /proc shows.
+    pub(in super::super) fn push(&mut self, id: Id, event: Event) {
+        self.queue.push(id, event);
+    }
+
+    /// Releases the events of the batch, in the order of their times.
+    pub(in super::super) fn release(&mut self) -> Vec<(Id, Event)> {
+        self.forked.clear();
+        self.queue.release_all()
+    }
+
+    /// Takes back the buffer of a batch, which held so many events.
+    pub(in super::super) fn reuse(&mut self, mut buffer: Vec<(Id, Event)>, held: usize) {
+        buffer.clear();
+        self.usage.shrink(&mut buffer, held);
+        self.queue.reuse(buffer);
+    }
+
+    /// Processes that were started by `listed`, and by those, as the records of the batch say.
+    pub(in super::super) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
+        let mut started: Vec<pid_t> = Vec::new();
+        // Records are not in the order of their times yet.
+        loop {
+            let before = started.len();
+            for (id, event) in self.queue.iter() {
+                let Event::Fork { parent, .. } = event else { continue };
+                let known = |pid: &pid_t| listed.contains(pid) || started.contains(pid);
+                if known(parent) && !known(&id.pid) {
+                    started.push(id.pid);
+                }
+            }
+            if started.len() == before {
+                return started;
+            }
+        }
+    }
+
+    /// A thread that exited has no records any more.
+    pub(in super::super) fn forget_thread(&mut self, pid: pid_t, tid: pid_t) {
+        self.exited.forget(pid, tid);
+    }
+
+    /// When a selected process started, ended, was named or mapped code last (monotonic clock).
+    pub(in super::super) fn changed_ns(&self) -> u64 {
+        self.changed_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct All;
+
+    impl ProcessView for All {
+        fn selection(&self, pid: pid_t) -> Selection {
+            if pid == 9 { Selection::Excluded } else { Selection::Selected }
+        }
+
+        fn may_select_at_exec(&self) -> bool {
+            false
+        }
+    }
+
+    fn take(events: &mut EventQueue, pid: pid_t, time_ns: u64, record: &PerfRecord<'_>) {
+        let selection = events.selection(pid, &All);
+        events.take(Id { pid, tid: pid, time_ns, cpu: 0 }, record, selection, &All);
+    }
+
+    fn fork(parent: pid_t) -> PerfRecord<'static> {
+        PerfRecord::Fork { parent, creator: parent }
+    }
+
+    /// Many started by selected ones, in any order, and by others.
+    #[test]
+    fn processes_that_were_started_are_known_before_their_records_are_in_order() {
+        let mut events = EventQueue::default();
+        for (child, parent) in [(8, 7), (7, 6), (6, 5), (20, 19)] {
+            take(&mut events, child, 0, &fork(parent));
+        }
+        let mut started = events.started_by(&[5]);
+        started.sort_unstable();
+        assert_eq!(started, [6, 7, 8]);
+        assert!(events.started_by(&[5, 6, 7, 8]).is_empty());
+    }
+
+    #[test]
+    fn events_of_excluded_processes_are_left_out_until_the_number_is_another_processs() {
+        let comm = PerfRecord::Comm { name: b"nine", exec: false };
+        let mut events = EventQueue::default();
+        take(&mut events, 9, 5, &comm);
+        assert_eq!((events.release().len(), events.changed_ns()), (0, 0));
+        take(&mut events, 9, 20, &fork(5));
+        take(&mut events, 9, 30, &comm);
+        let released: Vec<u64> = events.release().into_iter().map(|(id, _)| id.time_ns).collect();
+        assert_eq!((released, events.changed_ns()), (vec![20, 30], 30));
+    }
+}

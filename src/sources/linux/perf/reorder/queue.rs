@@ -1,0 +1,89 @@
+//! What rings hold, in the order of its times: each ring is in order, and the rings are read one after the other.
+//!
+//! Input: values with their times; output: the values of a batch, sorted once. Those of one time keep the order in
+//! which they came.
+
+use super::super::ring::record::Id;
+
+/// Values that were not released yet.
+#[derive(Debug)]
+pub(in super::super) struct Queue<T> {
+    values: Vec<(Id, T)>,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Queue<T> {
+        Queue { values: Vec::new() }
+    }
+}
+
+impl<T> Queue<T> {
+    /// Adds a value.
+    pub(in super::super) fn push(&mut self, id: Id, value: T) {
+        self.values.push((id, value));
+    }
+
+    /// All values, as they came.
+    pub(in super::super) fn iter(&self) -> impl Iterator<Item = &(Id, T)> {
+        self.values.iter()
+    }
+
+    /// Releases all values, in the order of their times. A later batch may hold earlier ones.
+    pub(in super::super) fn release_all(&mut self) -> Vec<(Id, T)> {
+        self.release_before(u64::MAX)
+    }
+
+    /// Releases the values of before this time (the watermark: all rings were read to there), in the order of their
+    /// times.
+    pub(in super::super) fn release_before(&mut self, watermark_ns: u64) -> Vec<(Id, T)> {
+        self.values.sort_by_key(|(id, _)| id.time_ns);
+        if watermark_ns == u64::MAX {
+            return std::mem::take(&mut self.values);
+        }
+        let due = self.values.partition_point(|(id, _)| id.time_ns < watermark_ns);
+        let later = self.values.split_off(due);
+        std::mem::replace(&mut self.values, later)
+    }
+
+    /// Takes the buffer of a batch back, which is empty, where the queue has none.
+    pub(in super::super) fn reuse(&mut self, buffer: Vec<(Id, T)>) {
+        if self.values.capacity() == 0 {
+            self.values = buffer;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(time_ns: u64) -> Id {
+        Id { time_ns, ..Id::default() }
+    }
+
+    fn values(released: Vec<(Id, u32)>) -> Vec<u32> {
+        released.into_iter().map(|(_, value)| value).collect()
+    }
+
+    #[test]
+    fn values_are_released_up_to_the_watermark_in_the_order_of_their_times() {
+        let mut queue = Queue::default();
+        for (time_ns, value) in [(30, 3), (10, 1), (40, 4), (20, 2)] {
+            queue.push(id(time_ns), value);
+        }
+        assert_eq!(values(queue.release_before(30)), [1, 2], "the watermark itself waits");
+        queue.push(id(35), 5);
+        assert_eq!(values(queue.release_before(36)), [3, 5]);
+        assert_eq!(values(queue.release_all()), [4]);
+    }
+
+    #[test]
+    fn values_of_one_time_keep_their_order() {
+        let mut queue = Queue::default();
+        for value in 0..100 {
+            queue.push(id(u64::from(value % 3)), value);
+        }
+        let released = values(queue.release_all());
+        assert!(released.chunk_by(|a, b| a % 3 == b % 3).all(|same| same.is_sorted()), "{released:?}");
+    }
+}

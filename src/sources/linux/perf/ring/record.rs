@@ -1,0 +1,361 @@
+//! The records of a ring, read: bytes in, plain values out.
+//!
+//! Layout: perf_event_open(2), "PERF_RECORD_SAMPLE" and what stands before it, for the attributes
+//! of `event.rs` (`sample_type`, `sample_id_all`). What is cut short is no record.
+
+use libc::pid_t;
+use perf_event_open_sys::bindings::{
+    PERF_CONTEXT_KERNEL, PERF_RECORD_COMM, PERF_RECORD_EXIT, PERF_RECORD_FORK, PERF_RECORD_LOST,
+    PERF_RECORD_MISC_COMM_EXEC, PERF_RECORD_MISC_SWITCH_OUT, PERF_RECORD_MISC_SWITCH_OUT_PREEMPT,
+    PERF_RECORD_MMAP2, PERF_RECORD_SAMPLE, PERF_RECORD_SWITCH, PERF_RECORD_SWITCH_CPU_WIDE,
+    PERF_RECORD_THROTTLE, PERF_RECORD_UNTHROTTLE,
+};
+
+use super::registers;
+use crate::arch::Registers;
+
+/// `PERF_CONTEXT_MAX`: values above are marks, not addresses (include/uapi/linux/perf_event.h).
+const CONTEXT_MAX: u64 = (-4095i64) as u64;
+/// The period of a clock is at least so many nanoseconds. Samples at switches have the length of their chain in its
+/// place, which is less: so they are kept apart in a ring that both write to.
+pub(in super::super) const CLOCK_PERIOD_MIN: u64 = 10_000;
+/// What stands behind every record that is no sample: process, thread, time, event, CPU (`sample_id_all`).
+const SAMPLE_ID_BYTES: usize = 32;
+
+/// Who and when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in super::super) struct Id {
+    /// Process.
+    pub(in super::super) pid: pid_t,
+    /// Thread.
+    pub(in super::super) tid: pid_t,
+    /// Monotonic clock, nanoseconds.
+    pub(in super::super) time_ns: u64,
+    /// On which CPU.
+    pub(in super::super) cpu: u32,
+}
+
+/// A record, borrowed from the ring.
+// Nearly all are samples, so boxing these would be an allocation for each.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug, PartialEq)]
+pub(in super::super) enum PerfRecord<'a> {
+    /// PERF_RECORD_SAMPLE.
+    Sample(Sample<'a>),
+    /// PERF_RECORD_MMAP2 of executable memory.
+    Mmap(Mmap<'a>),
+    /// PERF_RECORD_COMM: a name, and whether it is that of a new program.
+    Comm { name: &'a [u8], exec: bool },
+    /// PERF_RECORD_EXIT: a thread has ended.
+    Exit,
+    /// PERF_RECORD_FORK: it was started, by this thread of this process.
+    Fork { parent: pid_t, creator: pid_t },
+    /// PERF_RECORD_LOST: so many records did not fit.
+    Lost(u64),
+    /// PERF_RECORD_THROTTLE: samples took too long, none come until the next.
+    Throttle,
+    /// PERF_RECORD_UNTHROTTLE.
+    Unthrottle,
+    /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE: the thread has a CPU. `direct`: from a thread that left it
+    /// for this one, not from a CPU that had nothing to do; only the second kind of record says so.
+    SwitchIn { direct: bool },
+    /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE with PERF_RECORD_MISC_SWITCH_OUT: it leaves its CPU, though it is ready to run on if it was `preempted`.
+    SwitchOut { preempted: bool },
+}
+
+impl PerfRecord<'_> {
+    /// A sample by the clock.
+    pub(in super::super) fn is_by_clock(&self) -> bool {
+        matches!(self, PerfRecord::Sample(Sample { at_switch: false, .. }))
+    }
+}
+
+/// A sample.
+#[derive(Debug, PartialEq)]
+pub(in super::super) struct Sample<'a> {
+    /// Taken where the thread left its CPU, and not by the clock.
+    pub(in super::super) at_switch: bool,
+    /// Addresses in the kernel, the innermost first; 8 bytes each.
+    kernel: &'a [u8],
+    /// Registers in user mode; `None` for a thread that has no user memory (any more).
+    pub(in super::super) registers: Option<Registers>,
+    /// It runs 32-bit code.
+    pub(in super::super) compat: bool,
+    /// Stack bytes from the stack pointer up.
+    pub(in super::super) stack: &'a [u8],
+}
+
+impl Sample<'_> {
+    /// One by the clock that shows nothing.
+    #[cfg(test)]
+    pub(in super::super) const EMPTY: Sample<'static> =
+        Sample { at_switch: false, kernel: &[], registers: None, compat: false, stack: &[] };
+
+    /// Addresses in the kernel, the innermost first.
+    pub(in super::super) fn kernel(&self) -> impl Iterator<Item = u64> {
+        self.kernel.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
+    }
+}
+
+/// Executable memory that was mapped.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) struct Mmap<'a> {
+    /// First address.
+    pub(in super::super) start: u64,
+    /// How many bytes.
+    pub(in super::super) len: u64,
+    /// Offset of the first one in the file.
+    pub(in super::super) file_offset: u64,
+    /// The file's device, major and minor number.
+    pub(in super::super) device: (u32, u32),
+    /// The file's inode.
+    pub(in super::super) inode: u64,
+    /// Its path, or the kernel's name in brackets, or `//anon`.
+    pub(in super::super) path: &'a [u8],
+}
+
+/// Takes fields off the front of a record.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (taken, left) = self.0.split_at_checked(len)?;
+        self.0 = left;
+        Some(taken)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        Some(u32::from_ne_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        Some(u64::from_ne_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    /// With the event.
+    fn id(&mut self) -> Option<(Id, u64)> {
+        let (pid, tid) = (self.u32()?, self.u32()?);
+        let (time_ns, event, cpu) = (self.u64()?, self.u64()?, self.u32()?);
+        self.take(4)?;
+        Some((Id { pid: pid.cast_signed(), tid: tid.cast_signed(), time_ns, cpu }, event))
+    }
+}
+
+/// One record of a ring, and the event that it is of: of one that was inherited, the number of the one that it
+/// was inherited from (kernel/events/core.c, `primary_event_id`). `None` for kinds that nothing is done with, and
+/// for what is no record.
+pub(in super::super) fn read(record: &[u8]) -> Option<(Id, u64, PerfRecord<'_>)> {
+    let mut fields = Fields(record);
+    let kind = fields.u32()?;
+    let misc = u32::from(u16::from_ne_bytes(fields.take(2)?.try_into().ok()?));
+    fields.take(2)?;
+    if kind == PERF_RECORD_SAMPLE {
+        return sample(fields);
+    }
+    let (body, id) = fields.0.split_at_checked(fields.0.len().checked_sub(SAMPLE_ID_BYTES)?)?;
+    let (id, event) = Fields(id).id()?;
+    let mut fields = Fields(body);
+    Some((
+        id,
+        event,
+        match kind {
+            PERF_RECORD_MMAP2 => PerfRecord::Mmap(mmap(fields)?),
+            PERF_RECORD_COMM => {
+                // The record itself holds whose name it is: a thread may name another one of its process.
+                let (pid, tid) = (fields.u32()?.cast_signed(), fields.u32()?.cast_signed());
+                let id = Id { pid, tid, ..id };
+                let exec = misc & PERF_RECORD_MISC_COMM_EXEC != 0;
+                return Some((id, event, PerfRecord::Comm { name: until_nul(fields.0), exec }));
+            }
+            // The record itself holds whose start or exit it is: the parent may write it.
+            PERF_RECORD_EXIT | PERF_RECORD_FORK => {
+                let (pid, parent, tid) = (fields.u32()?, fields.u32()?.cast_signed(), fields.u32()?);
+                let id = Id { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };
+                let creator = fields.u32()?.cast_signed();
+                let told = match kind {
+                    PERF_RECORD_EXIT => PerfRecord::Exit,
+                    _ => PerfRecord::Fork { parent, creator },
+                };
+                return Some((id, event, told));
+            }
+            PERF_RECORD_LOST => {
+                fields.take(8)?;
+                PerfRecord::Lost(fields.u64()?)
+            }
+            PERF_RECORD_THROTTLE => PerfRecord::Throttle,
+            PERF_RECORD_UNTHROTTLE => PerfRecord::Unthrottle,
+            PERF_RECORD_SWITCH | PERF_RECORD_SWITCH_CPU_WIDE if misc & PERF_RECORD_MISC_SWITCH_OUT == 0 => {
+                let direct = kind == PERF_RECORD_SWITCH_CPU_WIDE && fields.u32()?.cast_signed() > 0;
+                PerfRecord::SwitchIn { direct }
+            }
+            PERF_RECORD_SWITCH | PERF_RECORD_SWITCH_CPU_WIDE => {
+                PerfRecord::SwitchOut { preempted: misc & PERF_RECORD_MISC_SWITCH_OUT_PREEMPT != 0 }
+            }
+            _ => return None,
+        },
+    ))
+}
+
+fn until_nul(text: &[u8]) -> &[u8] {
+    text.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+fn mmap(mut fields: Fields<'_>) -> Option<Mmap<'_>> {
+    fields.take(8)?;
+    let (start, len, file_offset) = (fields.u64()?, fields.u64()?, fields.u64()?);
+    let device = (fields.u32()?, fields.u32()?);
+    let inode = fields.u64()?;
+    // Generation of the inode, protection, flags.
+    fields.take(16)?;
+    Some(Mmap { start, len, file_offset, device, inode, path: until_nul(fields.0) })
+}
+
+fn sample(mut fields: Fields<'_>) -> Option<(Id, u64, PerfRecord<'_>)> {
+    let (id, event) = fields.id()?;
+    let period = fields.u64()?;
+    let at_switch = period < CLOCK_PERIOD_MIN;
+    let chain = if at_switch { period } else { fields.u64()? };
+    let chain = fields.take(usize::try_from(chain).ok()?.checked_mul(8)?)?;
+    let abi = fields.u64()?;
+    let registers = match abi {
+        PERF_SAMPLE_REGS_ABI_NONE => None,
+        _ => registers::read(fields.take(8 * registers::COUNT)?, abi == PERF_SAMPLE_REGS_ABI_32),
+    };
+    let size = fields.u64()?;
+    let mut stack = fields.take(usize::try_from(size).ok()?)?;
+    if size > 0 {
+        let copied = usize::try_from(fields.u64()?).ok()?;
+        stack = stack.get(..copied)?;
+    }
+    let compat = abi == PERF_SAMPLE_REGS_ABI_32;
+    let sample = Sample { at_switch, kernel: kernel_part(chain), registers, compat, stack };
+    Some((id, event, PerfRecord::Sample(sample)))
+}
+
+const PERF_SAMPLE_REGS_ABI_NONE: u64 = 0;
+const PERF_SAMPLE_REGS_ABI_32: u64 = 1;
+
+/// The addresses behind the mark of the kernel, up to the next mark.
+fn kernel_part(chain: &[u8]) -> &[u8] {
+    let word = |at: usize| {
+        chain.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(u64::MAX, u64::from_ne_bytes)
+    };
+    let marks = (0..chain.len()).step_by(8).filter(|at| word(*at) >= CONTEXT_MAX);
+    let mut marks = marks.skip_while(|at| word(*at) != PERF_CONTEXT_KERNEL).map(|at| at + 8);
+    let Some(first) = marks.next() else { return &[] };
+    let end = marks.next().map_or(chain.len(), |end| end - 8);
+    chain.get(first..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use perf_event_open_sys::bindings::PERF_CONTEXT_USER;
+
+    use super::*;
+    use crate::rng::Rng;
+
+    fn words(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    fn record(kind: u32, misc: u16, body: &[u8]) -> Vec<u8> {
+        let mut bytes = kind.to_ne_bytes().to_vec();
+        bytes.extend(misc.to_ne_bytes());
+        bytes.extend((body.len() as u16 + 8).to_ne_bytes());
+        bytes.extend(body);
+        bytes
+    }
+
+    fn a_sample(period: Option<u64>) -> Vec<u8> {
+        let mut body = words(&[7 << 32 | 5, 1000, 77, 3]);
+        body.extend(words(period.as_slice()));
+        body.extend(words(&[5, PERF_CONTEXT_KERNEL, 0xffff_ffff_8000_1000]));
+        body.extend(words(&[0xffff_ffff_8000_2000, PERF_CONTEXT_USER, 0x4000, 2]));
+        body.extend(words(&(0..registers::COUNT as u64).collect::<Vec<_>>()));
+        body.extend(words(&[16, 11, 12, 8]));
+        record(PERF_RECORD_SAMPLE, 0, &body)
+    }
+
+    #[test]
+    fn a_sample_has_its_kernel_frames_registers_and_the_bytes_that_were_copied() {
+        let bytes = a_sample(Some(1_003_009));
+        let (id, event, read) = read(&bytes).unwrap();
+        assert_eq!((id, event), (Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
+        let PerfRecord::Sample(sample) = read else { panic!("{read:?}") };
+        assert_eq!(sample.kernel().collect::<Vec<_>>(), [0xffff_ffff_8000_1000, 0xffff_ffff_8000_2000]);
+        assert_eq!(sample.stack, words(&[11]));
+        assert!(sample.registers.is_some() && !sample.compat && !sample.at_switch);
+        let bytes = a_sample(None);
+        let Some((_, _, PerfRecord::Sample(sample))) = super::read(&bytes) else { panic!("no sample") };
+        assert!(sample.at_switch);
+    }
+
+    #[test]
+    fn switches_say_in_or_out_and_whether_the_thread_is_ready() {
+        let (out, preempt) = (PERF_RECORD_MISC_SWITCH_OUT as u16, PERF_RECORD_MISC_SWITCH_OUT_PREEMPT as u16);
+        for (misc, expected) in [
+            (0, PerfRecord::SwitchIn { direct: true }),
+            (out, PerfRecord::SwitchOut { preempted: false }),
+            (out | preempt, PerfRecord::SwitchOut { preempted: true }),
+        ] {
+            let id = words(&[7 << 32 | 5, 1000, 77, 3]);
+            let of_thread = record(PERF_RECORD_SWITCH, misc, &id);
+            // Of a CPU: who was before, or comes next, stands in front; 0 is nobody.
+            let of_cpu = |other: u64| {
+                let other = words(&[other << 32 | other]);
+                record(PERF_RECORD_SWITCH_CPU_WIDE, misc, &[other, id.clone()].concat())
+            };
+            for (bytes, from_thread) in [(of_thread, false), (of_cpu(9), true), (of_cpu(0), false)] {
+                let (id, event, told) = read(&bytes).unwrap();
+                assert_eq!((id, event), (Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
+                match told {
+                    PerfRecord::SwitchIn { direct } => assert!(misc == 0 && direct == from_thread),
+                    told => assert_eq!(told, expected),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_of_a_new_program_is_told_from_one_that_a_thread_gave_itself() {
+        let mut body = words(&[7 << 32 | 5]);
+        body.extend(b"work\0\0\0\0");
+        body.extend(words(&[7 << 32 | 5, 1000, 77, 0]));
+        let exec = record(PERF_RECORD_COMM, PERF_RECORD_MISC_COMM_EXEC as u16, &body);
+        assert_eq!(read(&exec).unwrap().2, PerfRecord::Comm { name: b"work", exec: true });
+        let renamed = record(PERF_RECORD_COMM, 0, &body);
+        assert_eq!(read(&renamed).unwrap().2, PerfRecord::Comm { name: b"work", exec: false });
+    }
+
+    #[test]
+    fn a_name_is_that_of_the_thread_in_the_record_whoever_gave_it() {
+        // Thread 7 names thread 9 of its process.
+        let mut body = words(&[9 << 32 | 5]);
+        body.extend(b"reader\0\0");
+        body.extend(words(&[7 << 32 | 5, 1000, 77, 3]));
+        let bytes = record(PERF_RECORD_COMM, 0, &body);
+        let (id, _, read) = read(&bytes).unwrap();
+        assert_eq!(id, Id { pid: 5, tid: 9, time_ns: 1000, cpu: 3 });
+        assert_eq!(read, PerfRecord::Comm { name: b"reader", exec: false });
+    }
+
+    #[test]
+    fn damaged_records_are_none_and_nothing_panics() {
+        let whole = a_sample(Some(1_003_009));
+        for len in 0..whole.len() {
+            assert!(read(&whole[..len]).is_none(), "{len} bytes");
+        }
+        let mut random = Rng::new(7);
+        for _ in 0..20_000 {
+            let mut bytes = whole.clone();
+            for _ in 0..1 + random.below(3) {
+                let at = random.below(bytes.len());
+                bytes[at] = random.below(256) as u8;
+            }
+            if let Some((_, _, PerfRecord::Sample(sample))) = read(&bytes) {
+                assert!(sample.kernel().count() <= bytes.len() / 8);
+            }
+        }
+    }
+}

@@ -1,0 +1,390 @@
+#![allow(clippy::unwrap_used)]
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use libc::pid_t;
+
+use super::super::cpu_time::accounting::{Balance, BatchOptions, CpuTime};
+use super::super::pipeline::Pipeline;
+use super::super::process::entry::ProcessEntry;
+use super::super::process::filter::ProcessFilter;
+use super::super::process::table::ProcessTable;
+use super::super::ring::record;
+use super::super::stack::stack_size::StackSize;
+use super::super::stack::stacks::Stacks;
+use super::super::waits::recorder::WaitRecorder;
+use super::kernel::{Faults, Kernel, Setup};
+use super::system::Machine;
+use crate::rng::Rng;
+use crate::rng::rounds::{as_usual, seeds};
+use crate::sources::linux::attach;
+use crate::sources::linux::files::TargetFiles;
+use crate::sources::pushed::{Record, What};
+use crate::sources::{Chosen, Process, ThreadId};
+
+const PERIOD_NS: u64 = 1_000_000;
+/// The rings are read to here when a batch is flushed.
+const READABLE_AFTER_NS: u64 = 1_000_000;
+
+/// What the records of a run add up to.
+#[derive(Debug, Default)]
+struct Sums {
+    /// By process, of samples and missed ones.
+    weights_ns: BTreeMap<u32, u64>,
+    /// Threads that started and have not ended.
+    threads: BTreeSet<(u32, ThreadId)>,
+    /// By process and thread: what it used by its last record.
+    used_ns: BTreeMap<(u32, ThreadId), u64>,
+    /// By process and thread: how long it waited.
+    waits_ns: BTreeMap<(u32, ThreadId), u64>,
+    /// Samples that the kernel dropped, and ticks that came late.
+    dropped: u64,
+    late: u64,
+    /// Samples and missed ones, by process.
+    samples: BTreeMap<u32, u64>,
+    /// What is wrong.
+    complaints: Vec<String>,
+}
+
+impl Sums {
+    /// Takes in the records of a batch, in the order in which the sampler does. A number that is `reused` may be that of
+    /// a process whose records were lost.
+    fn take(&mut self, records: &mut Vec<Record>, reused: &BTreeSet<pid_t>) {
+        records.sort_by_key(|record| (record.at_ns, record.process, record.thread));
+        for Record { process, thread, what, at_ns } in records.drain(..) {
+            let key = (process, thread);
+            let is_reused =
+                [process as pid_t, thread.0 as pid_t].iter().any(|number| reused.contains(number));
+            let mut expect = |is_right: bool, why: &str| {
+                if !is_right && !is_reused {
+                    self.complaints.push(format!("{process} {} at {at_ns}: {why}", thread.0));
+                }
+            };
+            match what {
+                What::Started { look, .. } => {
+                    // Where threads end with an exec, one that started after it in the same batch may be reported twice.
+                    expect(look.cpu_ns == 0, "starts with CPU time");
+                    self.threads.insert(key);
+                    self.used_ns.insert(key, 0);
+                }
+                What::Sampled(capture) => {
+                    let used_ns = capture.look.unwrap().cpu_ns;
+                    expect(self.threads.contains(&key), "was sampled and not started");
+                    expect(capture.stack[..8] == thread.0.to_ne_bytes(), "has another thread's stack");
+                    let of_process = capture.stack[8..] == u64::from(process).to_ne_bytes();
+                    expect(of_process, "has another process's stack");
+                    expect(used_ns >= self.used_ns.get(&key).copied().unwrap_or(0), "gave CPU time back");
+                    self.weigh(key, used_ns);
+                }
+                What::Missed(look, _) => self.weigh(key, look.cpu_ns),
+                What::Ended(used_ns, _) => {
+                    // One that has ended with an exec, and is told of by a wait alone, may end once more: with nothing.
+                    let (by_samples_ns, used_ns) = (self.used_ns.remove(&key).unwrap_or(0), used_ns.unwrap());
+                    let why = format!("ends with {used_ns} ns, its samples weigh {by_samples_ns}");
+                    expect(by_samples_ns == used_ns, &why);
+                    self.threads.remove(&key);
+                }
+                // Threads whose exits were lost end with it.
+                What::Gone => self.threads.retain(|(of, _)| *of != process),
+                What::Dropped(samples, _) => self.dropped += samples,
+                What::Late(ticks) => self.late += ticks,
+                What::Waited { ns, .. } | What::WaitLost { ns, .. } => {
+                    *self.waits_ns.entry(key).or_default() += ns;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn weigh(&mut self, key: (u32, ThreadId), used_ns: u64) {
+        let before_ns = self.used_ns.insert(key, used_ns).unwrap_or(0);
+        *self.weights_ns.entry(key.0).or_default() += used_ns.saturating_sub(before_ns);
+        *self.samples.entry(key.0).or_default() += 1;
+    }
+}
+
+/// A kernel and the pipeline that reads its rings.
+struct Run {
+    random: Rng,
+    machine: Machine,
+    pipeline: Pipeline,
+    /// The process that is always recorded.
+    main: pid_t,
+    cpus: usize,
+    counts_lost: bool,
+    sums: Sums,
+    balances: BTreeMap<pid_t, Balance>,
+    compared: u64,
+    ended_ns: u64,
+}
+
+impl Run {
+    /// By this seed: the kernel, whom is recorded, which faults come.
+    fn new(seed: u64, with_faults: bool) -> Run {
+        let mut random = Rng::new(seed);
+        let faults = Run::faults(&mut random, with_faults);
+        let is_small = with_faults && random.chance(1, 2);
+        let ring_bytes = if is_small { random.within(600, 6_000) as usize } else { 1 << 20 };
+        Run::with(random, faults, ring_bytes)
+    }
+
+    fn faults(random: &mut Rng, with_faults: bool) -> Faults {
+        let mut chance =
+            |most: u64| if with_faults && random.chance(1, 2) { random.within(0, most) } else { 0 };
+        Faults {
+            late_tick: chance(300),
+            throttle: chance(10),
+            exit_lost: chance(500),
+            reuse: chance(1000),
+            offline: chance(1000),
+            slow_clock: chance(200),
+        }
+    }
+
+    fn with(mut random: Rng, faults: Faults, ring_bytes: usize) -> Run {
+        let setup = Setup {
+            cpus: 1 + random.below(4),
+            ring_bytes,
+            period_ns: PERIOD_NS,
+            switches: random.chance(1, 2),
+            faults,
+        };
+        let mut kernel = Kernel::new(random.next(), setup);
+        let main = kernel.start(1, "main");
+        for _ in 0..random.below(5) {
+            kernel.start(1, "other");
+        }
+        kernel.advance(random.within(0, 5_000_000));
+        let children = random.chance(1, 2);
+        let all = !children && random.chance(1, 2);
+        let pids = if all { vec![] } else { vec![main.unsigned_abs()] };
+        let filter = ProcessFilter::new(Chosen { pids, children, all, ..Chosen::default() });
+        let own = attach::describe(std::process::id().cast_signed());
+        let number = if all { 0 } else { main.unsigned_abs() };
+        let process = Process { pid: number, name: "main".to_owned(), ..own };
+        let entry = ProcessEntry::new(process, Arc::new(TargetFiles::of(main)));
+        let number = entry.pid();
+        let machine = Machine(Rc::new(RefCell::new(kernel)));
+        let mut processes = ProcessTable::new(filter, entry, setup.switches);
+        processes.begin(false);
+        let pipeline = Pipeline::new(
+            machine.system(),
+            processes,
+            CpuTime::new(number, PERIOD_NS, false),
+            Stacks::new(true, StackSize::new()),
+            setup.switches.then(|| WaitRecorder::new(false, None)),
+            0,
+        );
+        let counts_lost = random.chance(1, 2);
+        let (sums, balances) = (Sums::default(), BTreeMap::new());
+        Run {
+            random,
+            machine,
+            pipeline,
+            main,
+            cpus: setup.cpus,
+            counts_lost,
+            sums,
+            balances,
+            compared: 0,
+            ended_ns: 0,
+        }
+    }
+
+    fn begin(&mut self) {
+        self.pipeline.select_all();
+        self.exclude();
+        self.pipeline.cpu_time.begin(&self.machine);
+        if self.pipeline.processes.filter().is_all() {
+            let pids = self.machine.0.borrow().pids();
+            self.pipeline.cpu_time.begin_machine(&pids, &self.machine);
+        }
+        self.machine.0.borrow_mut().samples = true;
+    }
+
+    fn exclude(&mut self) {
+        for (pid, excluded) in self.pipeline.processes.take_filter_changes() {
+            self.machine.0.borrow_mut().exclude(pid, excluded);
+        }
+    }
+
+    /// Reads the rings, one after the other, while the machine runs on.
+    fn read(&mut self) {
+        for cpu in 0..self.cpus {
+            for bytes in self.machine.0.borrow_mut().drain(cpu) {
+                let (id, _, record) = record::read(&bytes).unwrap();
+                self.pipeline.take(id, record);
+            }
+            let skew_ns = self.random.within(0, 300_000);
+            self.machine.0.borrow_mut().advance(skew_ns);
+        }
+        let lost = self.machine.0.borrow_mut().take_lost_samples();
+        self.pipeline.take_lost(self.counts_lost.then_some(lost));
+    }
+
+    fn batch(&mut self, last: bool) {
+        let begun_ns = self.machine.0.borrow().now_ns;
+        self.read();
+        let watermark_ns = if last { u64::MAX } else { begun_ns.saturating_sub(READABLE_AFTER_NS) };
+        let mut records = Vec::new();
+        self.pipeline.flush(BatchOptions { by_clock: true, last }, watermark_ns, &mut records);
+        self.exclude();
+        if last {
+            self.pipeline.end_waits(self.ended_ns, &mut records);
+        }
+        self.take(&mut records);
+        self.compare();
+    }
+
+    fn take(&mut self, records: &mut Vec<Record>) {
+        self.sums.take(records, &self.machine.0.borrow().reused);
+    }
+
+    /// Weights and losses of each process add up to what its clock counted.
+    fn compare(&mut self) {
+        let now = self.pipeline.cpu_time.balances();
+        for (pid, balance) in &now {
+            // Of a number that two processes have had, which one a balance is of is not known here.
+            let is_one = !self.machine.0.borrow().reused.contains(pid);
+            let Some(before) = self.balances.get(pid).filter(|_| is_one) else { continue };
+            if let (Some(from_ns), Some(to_ns)) = (before.clock_ns, balance.clock_ns) {
+                let accounted_ns = balance.accounted_ns - before.accounted_ns;
+                if accounted_ns != to_ns.saturating_sub(from_ns) {
+                    let complaint =
+                        format!("{pid}: {accounted_ns} accounted, clock from {from_ns} to {to_ns}");
+                    self.sums.complaints.push(complaint);
+                }
+                self.compared += u64::from(to_ns > from_ns);
+            }
+        }
+        self.balances = now;
+    }
+
+    fn run(mut self, batches: u64) -> Run {
+        self.begin();
+        for _ in 0..batches {
+            let passed_ns = self.random.within(1, 40) * 1_000_000;
+            self.machine.0.borrow_mut().advance(passed_ns);
+            self.batch(false);
+            let now_ns = self.machine.0.borrow().now_ns;
+            if self.pipeline.cpu_time.may_set_periods(now_ns) {
+                let periods_ns = self.machine.0.borrow_mut().set_periods();
+                self.pipeline.cpu_time.set_periods(now_ns, &periods_ns);
+            }
+        }
+        self.machine.0.borrow_mut().samples = false;
+        self.ended_ns = self.machine.0.borrow().now_ns;
+        self.pipeline.cpu_time.stop(&self.machine);
+        self.batch(true);
+        self.pipeline.cpu_time.end(&self.machine);
+        let mut records = Vec::new();
+        self.pipeline.report_rest(self.machine.0.borrow().now_ns, "not sampled again", &mut records);
+        self.take(&mut records);
+        self.check_all_is_accounted();
+        self
+    }
+
+    /// What was recorded, with what was lost, is what was used, but for less than a period each that no sample is
+    /// enough for: losses by the kernel, the rest at the end, processes of which no sample came.
+    fn check_all_is_accounted(&mut self) {
+        let weights_ns: u64 = self.sums.weights_ns.values().sum();
+        let reported_ns = weights_ns + self.sums.dropped * PERIOD_NS;
+        let used_ns = self.pipeline.cpu_time.used_ns();
+        // Where two processes have had a number, a sample of the first one may be of neither.
+        let is_exact = self.machine.0.borrow().reused.is_empty();
+        let is_all = used_ns <= reported_ns + 3 * PERIOD_NS;
+        let is_once = reported_ns <= used_ns + PERIOD_NS || !is_exact;
+        if !is_all || !is_once {
+            self.sums.complaints.push(format!("{reported_ns} ns reported of {used_ns}"));
+        }
+    }
+}
+
+/// Runs so many seeds; how many clocks were compared, samples weighed and faults injected.
+fn run_all(seeds: std::ops::Range<u64>, with_faults: bool) -> (u64, u64, u64) {
+    let (mut compared, mut samples, mut injected) = (0, 0, 0);
+    let mut complaints = Vec::new();
+    for seed in seeds {
+        let run = Run::new(seed, with_faults).run(12);
+        compared += run.compared;
+        samples += run.sums.samples.values().sum::<u64>();
+        injected += run.machine.0.borrow().injected;
+        complaints.extend(run.sums.complaints.first().map(|complaint| format!("seed {seed}: {complaint}")));
+    }
+    assert!(complaints.is_empty(), "{} seeds\n{}", complaints.len(), complaints.join("\n"));
+    (compared, samples, injected)
+}
+
+#[test]
+fn weights_and_losses_add_up_to_the_clock_of_each_process() {
+    let (compared, samples, injected) = run_all(seeds(0..100), false);
+    let is_enough = compared > 200 && samples > 5_000 || !as_usual();
+    assert!(is_enough && injected == 0, "{compared} {samples} {injected}");
+}
+
+#[test]
+fn weights_and_losses_add_up_to_the_clock_of_each_process_whatever_fails() {
+    let (compared, samples, injected) = run_all(seeds(1_000..1_100), true);
+    let is_enough = compared > 300 && samples > 3_000 && injected > 3_000 || !as_usual();
+    assert!(is_enough, "{compared} {samples} {injected}");
+}
+
+/// Until the first sample on time the schedule of a CPU is not known: some count as on time.
+#[test]
+fn late_ticks_are_reported() {
+    let (mut late, mut injected) = (0, 0);
+    for seed in 0..10 {
+        let faults = Faults { late_tick: 300, ..Faults::default() };
+        let run = Run::with(Rng::new(seed), faults, 1 << 20).run(12);
+        late += run.sums.late;
+        injected += run.machine.0.borrow().injected;
+    }
+    assert!(late > injected / 3 && late <= injected, "{late} of {injected}");
+}
+
+/// Without losses all samples of a process that is selected are recorded, and none of others.
+#[test]
+fn samples_are_those_of_selected_processes() {
+    for seed in 0..30 {
+        let run = Run::new(seed, false).run(6);
+        let excluded: BTreeSet<u32> = {
+            let filter = run.pipeline.processes.filter();
+            let all = run.sums.weights_ns.keys().copied();
+            all.filter(|pid| filter.is_excluded(pid.cast_signed())).collect()
+        };
+        assert!(excluded.is_empty(), "seed {seed}: {excluded:?}");
+        let kernel = run.machine.0.borrow();
+        let (taken, recorded) =
+            (kernel.sampled.get(&run.main), run.sums.samples.get(&run.main.unsigned_abs()));
+        assert_eq!(recorded, taken, "seed {seed}");
+        if run.pipeline.processes.filter().is_one() {
+            assert!(run.sums.weights_ns.len() <= 1, "seed {seed}");
+        }
+    }
+}
+
+/// The threads of the main process, which is known from the beginning: what is not on a CPU waits, for whatever.
+#[test]
+fn waits_of_a_thread_are_its_time_off_cpus() {
+    let mut compared = 0;
+    for seed in 0..40 {
+        let run = Run::new(seed, false).run(6);
+        let kernel = run.machine.0.borrow();
+        let mut truth_ns = kernel.off_cpu_ns.clone();
+        for (key, since_ns) in &kernel.off_since_ns {
+            *truth_ns.entry(*key).or_default() += run.ended_ns.saturating_sub(*since_ns);
+        }
+        for ((pid, tid), off_cpu_ns) in truth_ns {
+            if pid == run.pipeline.processes.main() && !kernel.reused.contains(&tid) {
+                let key = (pid.unsigned_abs(), ThreadId(tid as u64));
+                let waited_ns = run.sums.waits_ns.get(&key).copied().unwrap_or(0);
+                assert_eq!(waited_ns, off_cpu_ns, "seed {seed}: thread {tid}");
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 20, "{compared}");
+}

@@ -1,0 +1,65 @@
+//! The ends of the processes that a recording ends with.
+//!
+//! Input: their numbers; output: whether all of them have ended.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use libc::{c_int, pid_t};
+
+use super::super::ring::sys;
+use crate::sources::linux::sys as linux_sys;
+
+/// Without a descriptor that shows the end of a process, it is polled this often, milliseconds.
+const POLL_MS: u64 = 10;
+
+/// Processes that have not ended yet.
+pub(super) struct Ends {
+    /// Of each a descriptor that is readable when it has ended, where the kernel has such.
+    processes: Vec<(pid_t, Option<OwnedFd>)>,
+    /// Which descriptors were readable when they were waited for last.
+    readable: Vec<bool>,
+    /// There were none from the beginning: the recording is of a whole machine.
+    of_machine: bool,
+}
+
+impl Ends {
+    /// Of these processes; none for a whole machine.
+    pub(super) fn of(pids: Vec<pid_t>) -> Ends {
+        let of_machine = pids.is_empty();
+        let processes = pids.into_iter().map(|pid| (pid, sys::watch_end(pid).ok())).collect();
+        Ends { processes, readable: Vec::new(), of_machine }
+    }
+
+    /// Their numbers.
+    pub(super) fn pids(&self) -> Vec<pid_t> {
+        self.processes.iter().map(|(pid, _)| *pid).collect()
+    }
+
+    fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        self.processes.iter().filter_map(|(_, end)| end.as_ref()).map(AsRawFd::as_raw_fd)
+    }
+
+    /// Waits until a process has ended, another descriptor is readable, or for so long.
+    pub(super) fn wait(&mut self, others: impl Iterator<Item = RawFd>, at_most_ms: u64) {
+        let descriptors: Vec<RawFd> = self.descriptors().chain(others).collect();
+        let at_most_ms = c_int::try_from(at_most_ms).unwrap_or(c_int::MAX);
+        sys::wait_readable(&descriptors, at_most_ms, &mut self.readable);
+    }
+
+    /// Waits until a process has ended, or for so long at most.
+    pub(super) fn wait_alone(&mut self, at_most_ms: u64) {
+        let is_polled = self.descriptors().count() < self.processes.len();
+        self.wait(std::iter::empty(), if is_polled { at_most_ms.min(POLL_MS) } else { at_most_ms });
+    }
+
+    /// Whether all processes have ended, as the last wait showed.
+    pub(super) fn have_come(&mut self) -> bool {
+        let mut watched = self.readable.iter();
+        self.processes.retain(|(pid, end)| match end {
+            Some(_) => watched.next() != Some(&true),
+            None => linux_sys::kill(*pid, 0).is_ok() && linux_sys::child_end(*pid).is_none(),
+        });
+        self.readable.clear();
+        !self.of_machine && self.processes.is_empty()
+    }
+}

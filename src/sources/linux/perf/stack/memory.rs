@@ -1,0 +1,26 @@
+//! Memory of processes, read while they run.
+
+use std::io;
+
+use libc::pid_t;
+
+use crate::sources::linux::sys;
+
+/// Reads memory of processes.
+pub(in super::super) trait TargetMemory {
+    /// Reads up to `len` bytes from this address on into a buffer, whose content it replaces; how many.
+    ///
+    /// # Errors
+    /// What the system says when not even the first byte can be read.
+    fn read(&self, tid: pid_t, from: u64, len: usize, into: &mut Vec<u8>) -> io::Result<usize>;
+}
+
+/// The memory of this machine's processes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in super::super) struct SystemMemory;
+
+impl TargetMemory for SystemMemory {
+    fn read(&self, tid: pid_t, from: u64, len: usize, into: &mut Vec<u8>) -> io::Result<usize> {
+        sys::read_memory_into(tid, from, len, into)
+    }
+}

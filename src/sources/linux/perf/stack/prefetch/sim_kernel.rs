@@ -1,0 +1,73 @@
+//! The kernel's part of prefetching, simulated: the program that it runs in the interrupt of a sample, its map of
+//! lists and its ring, and what the source makes of the records. Input: lists, and threads that are interrupted;
+//! output: the pieces of their samples.
+
+use super::super::super::bpf::filter_program::{self, Verdict};
+use super::super::super::bpf::instructions::machine::Machine;
+use super::super::super::bpf::memory_copies::Copies;
+use super::super::super::ring::record::Id;
+use super::{HEADER_BYTES, add_pieces, list_bytes, read_program};
+use crate::sources::Capture;
+
+const LISTS: i32 = 5;
+const RING: i32 = 6;
+const NAMESPACE: (u64, u64) = (4, 0xefff_fffc);
+
+/// A kernel that samples the threads of one process.
+pub(crate) struct SimKernel {
+    machine: Machine,
+    program: Vec<u64>,
+    copies: Copies,
+}
+
+impl SimKernel {
+    /// With no lists.
+    pub(crate) fn new(pid: u32) -> SimKernel {
+        let mut machine = Machine::new(0, pid, NAMESPACE);
+        machine.ring = RING;
+        // The machine knows a map by what is in it.
+        machine.lists.push((LISTS, u32::MAX, list_bytes(&[]).to_vec()));
+        let verdict = Verdict::OfProcess(pid.cast_signed());
+        let program = filter_program::program(verdict, NAMESPACE, &read_program(LISTS, RING, None));
+        SimKernel { machine, program, copies: Copies::default() }
+    }
+
+    /// Has the samples of a thread hold these pieces from now on.
+    pub(crate) fn set(&mut self, tid: u32, pieces: &[u64]) {
+        let list = list_bytes(pieces).to_vec();
+        match self.machine.lists.iter_mut().find(|(_, of, _)| *of == tid) {
+            Some((.., known)) => *known = list,
+            None => self.machine.lists.push((LISTS, tid, list)),
+        }
+    }
+
+    /// The timer's interrupt of a thread, with the memory of its process: where it begins, and what is there. `room`:
+    /// how many more records the ring takes.
+    pub(crate) fn interrupt(&mut self, tid: u32, time_ns: u64, memory: &mut (u64, Vec<u8>), room: usize) {
+        let machine = &mut self.machine;
+        (machine.tid, machine.time_ns, machine.room) = (tid, time_ns, machine.records.len() + room);
+        std::mem::swap(&mut machine.memory, memory);
+        assert_eq!(machine.run(&self.program), 1);
+        std::mem::swap(&mut machine.memory, memory);
+    }
+
+    /// The records in the ring, each of a time, an address, a thread, a length and bytes: for faults to be planted.
+    pub(crate) fn records(&mut self) -> &mut Vec<Vec<u8>> {
+        &mut self.machine.records
+    }
+
+    /// Where the address of the first piece of a record is.
+    pub(crate) const FIRST_PIECE: usize = HEADER_BYTES;
+
+    /// Reads the ring, as the source does once for each batch of samples.
+    pub(crate) fn read(&mut self) {
+        self.copies.end_batch();
+        self.machine.records.drain(..).for_each(|record| self.copies.take(&record));
+    }
+
+    /// Gives a sample its pieces.
+    pub(crate) fn complete(&mut self, tid: u32, time_ns: u64, capture: &mut Capture) {
+        let (pid, tid) = (self.machine.tgid.cast_signed(), tid.cast_signed());
+        add_pieces(&mut self.copies, Id { pid, tid, time_ns, cpu: 0 }, capture);
+    }
+}

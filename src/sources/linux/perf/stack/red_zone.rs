@@ -1,0 +1,179 @@
+//! The red zone: an event copies a stack from the stack pointer up. Code of x86_64 that calls nothing may
+//! keep words in the 128 bytes below (System V ABI for x86_64, 3.2.2), and the rows of unwind
+//! information of some of it say that the caller's stack pointer is there (OpenSSL's SHA-512 by AVX). A
+//! program in the kernel that runs in the same interrupt copies them into a ring of its own.
+//!
+//! It has the registers of the code that the interrupt found, so that only samples of user mode have such a
+//! copy: below the stack pointer of a thread in a call nothing is to be had for rows.
+//!
+//! Input: samples; output: these samples with what lies below.
+
+use std::io;
+
+use super::super::bpf::bpf_sys::ProgramRing;
+use super::super::bpf::filter_program::CONTEXT;
+use super::super::bpf::instructions::{ADD, AND, JUMP_UNLESS_EQUAL, LOAD_DOUBLE, STORE_VALUE_DOUBLE, op};
+use super::super::bpf::memory_copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
+use super::super::ring::record::Id;
+use crate::sources::Capture;
+
+/// Bytes that are copied.
+const RED_ZONE_BYTES: usize = 128;
+/// Some 6,000 copies: seconds.
+const RING_BYTES: usize = 1 << 20;
+/// Code segment and stack pointer in `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h).
+const CS: i16 = 17 * 8;
+const SP: i16 = 19 * 8;
+/// The privilege level in the code segment, and that of user mode.
+const LEVEL: i32 = 3;
+
+/// Whether this processor has a red zone that code uses.
+pub(in super::super) const HERE: bool = cfg!(target_arch = "x86_64");
+
+/// Copies the red zone. `ring` is the descriptor of a [`ProgramRing`].
+fn copy_program(ring: i32) -> Vec<u64> {
+    let mut program = CopyProgram::default();
+    program.extend([op(LOAD_DOUBLE, 1, CONTEXT, CS, 0), op(AND, 1, 0, 0, LEVEL)]);
+    program.end_by(op(JUMP_UNLESS_EQUAL, 1, 0, 0, LEVEL));
+    // r7 the address.
+    program.extend([op(LOAD_DOUBLE, 7, CONTEXT, SP, 0), op(ADD, 7, 0, 0, -(RED_ZONE_BYTES as i32))]);
+    program.take_time();
+    program.reserve(ring, RED_ZONE_BYTES, ADDRESS_IN_R7);
+    program.read(HEADER_BYTES, RED_ZONE_BYTES, 7);
+    program.extend([
+        op(JUMP_UNLESS_EQUAL, 0, 0, 1, 0),
+        op(STORE_VALUE_DOUBLE, 8, 0, LEN, RED_ZONE_BYTES as i32),
+    ]);
+    program.submit();
+    program.end()
+}
+
+/// Copies of red zones.
+#[derive(Debug)]
+pub(in super::super) struct RedZone {
+    ring: ProgramRing,
+    copies: Copies,
+}
+
+impl RedZone {
+    /// With a ring in the kernel.
+    ///
+    /// # Errors
+    /// What bpf(2) says, or that there is nothing of the kind here.
+    pub(in super::super) fn new() -> io::Result<RedZone> {
+        if !HERE {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        Ok(RedZone {
+            ring: ProgramRing::create(RING_BYTES, HEADER_BYTES + RED_ZONE_BYTES)?,
+            copies: Copies::default(),
+        })
+    }
+
+    /// What a program does with samples that come through.
+    pub(in super::super) fn program(&self) -> Vec<u64> {
+        copy_program(self.ring.descriptor())
+    }
+
+    /// Reads what was copied so far: after the rings of samples, so that all of theirs is there. The bytes that
+    /// are freed of buffers for it.
+    pub(in super::super) fn read(&mut self) -> usize {
+        let freed = self.copies.end_batch();
+        let RedZone { ring, copies } = self;
+        ring.drain(|record| copies.take(record));
+        freed
+    }
+
+    /// Puts what was copied at the moment of a sample below its stack.
+    pub(in super::super) fn complete(&mut self, id: Id, capture: &mut Capture) {
+        prepend(&mut self.copies, id, capture);
+    }
+}
+
+fn prepend(copies: &mut Copies, id: Id, capture: &mut Capture) {
+    let Some(copy) = copies.of_sample(id) else { return };
+    if copy.from.checked_add(copy.bytes.len() as u64) == Some(capture.stack_base.0)
+        && !capture.stack.is_empty()
+    {
+        capture.stack.splice(..0, copy.bytes.iter().copied());
+        capture.stack_base.0 = copy.from;
+    }
+    copies.give_back(copy);
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::super::bpf::filter_program::{self, Verdict};
+    use super::super::super::bpf::instructions::machine::Machine;
+    use super::*;
+    use crate::addr::Avma;
+
+    const RING: i32 = 6;
+    const FIRST: (u64, u64) = (4, 0xefff_fffc);
+    const SP_NOW: u64 = 0x7000_0100;
+
+    /// A thread 77 with memory around its stack pointer, interrupted in code of this privilege level.
+    fn machine(level: u64) -> Machine {
+        let mut machine = Machine::new(77, 70, FIRST);
+        machine.ring = RING;
+        machine.memory = (SP_NOW - 0x100, (0..0x200).map(|at| at as u8).collect());
+        machine.context = (0..21)
+            .flat_map(|word| {
+                match word * 8 {
+                    CS => 0x30 | level,
+                    SP => SP_NOW,
+                    _ => 0xdead,
+                }
+                .to_le_bytes()
+            })
+            .collect();
+        machine
+    }
+
+    fn completed(machine: &Machine, time_ns: u64) -> Capture {
+        let mut copies = Copies::default();
+        machine.records.iter().for_each(|record| copies.take(record));
+        let mut capture = Capture::with_capacity(0);
+        capture.stack_base = Avma(SP_NOW);
+        capture.stack.extend_from_slice(&machine.memory.1[0x100..0x140]);
+        prepend(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        capture
+    }
+
+    fn program() -> Vec<u64> {
+        filter_program::program(Verdict::OfProcess(70), FIRST, &copy_program(RING))
+    }
+
+    #[test]
+    fn what_is_below_is_put_there() {
+        let mut machine = machine(3);
+        assert_eq!(machine.run(&program()), 1);
+        let capture = completed(&machine, machine.time_ns + 900);
+        assert_eq!(capture.stack_base, Avma(SP_NOW - RED_ZONE_BYTES as u64));
+        assert_eq!(capture.stack, machine.memory.1[0x80..0x140]);
+        let capture = completed(&machine, machine.time_ns + 500_000);
+        assert_eq!(capture.stack_base, Avma(SP_NOW), "of another sample");
+    }
+
+    #[test]
+    fn nothing_is_copied_in_the_kernel_without_room_or_of_what_is_not_mapped() {
+        for (level, room, from) in [(0, 9, 0x100), (3, 0, 0x100), (3, 9, 0x40)] {
+            let mut machine = machine(level);
+            machine.room = room;
+            machine.memory.0 = SP_NOW - from;
+            assert_eq!(machine.run(&program()), 1);
+            let mut copies = Copies::default();
+            machine.records.iter().for_each(|record| copies.take(record));
+            let mut capture = Capture::with_capacity(0);
+            capture.stack_base = Avma(SP_NOW);
+            capture.stack.push(7);
+            prepend(&mut copies, Id { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 }, &mut capture);
+            assert_eq!(
+                (capture.stack_base, capture.stack),
+                (Avma(SP_NOW), vec![7]),
+                "{level} {room} {from:x}"
+            );
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! What was learned of code in mapped files, for all processes that map them: a build runs the same compiler a thousand
+//! times. Input: code addresses, what was learned there; output: the same, at any address and in any process.
+//!
+//! A fact is shared only if it rests on nothing but the bytes of one mapping of one file: [`Scope`] watches what is
+//! requested while it is learned. Where two processes map the same part of the same file, all that can be requested
+//! there has the same answer (see [`FilePlace`]). Code in memory only is of one process.
+
+use std::cell::{Cell, RefCell};
+use std::hash::Hash;
+use std::ops::Range;
+use std::rc::Rc;
+
+use hashbrown::HashMap;
+
+use super::code::{Code, CodeTraits, FilePlace};
+use super::glance::Glance;
+use crate::addr::{Avma, CodeAddress};
+use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
+
+/// Most facts of one kind; with one more all are forgotten. As many as a hash table of 65,536 slots takes.
+const FACTS_MAX: usize = 7 << 13;
+/// Most of them that hold a whole row, which is half a kilobyte.
+const ROWS_MAX: usize = 4096;
+/// Most mappings that facts are of.
+const MAPPINGS_MAX: usize = 1 << 14;
+/// What tells the key of a return address from that of a program counter; offsets lie below.
+const IS_RETURN: u64 = 1 << 31;
+
+/// A mapping of a file: the image, where it begins in the file, its size in bytes.
+type Mapping = (u32, u64, u64);
+
+/// Where a fact is of, in all processes: a number for the mapping, the offset in it, and what else the fact depends on.
+type Key<E> = (u64, E);
+
+/// Facts of one kind. `E`: what a fact depends on beside its address.
+#[derive(Debug)]
+struct Facts<E, F> {
+    mappings: HashMap<Mapping, u32>,
+    facts: HashMap<Key<E>, F>,
+    /// How many of the facts hold a whole row.
+    rows: usize,
+}
+
+/// Facts of one kind that unwinders share. Copies are of the same facts.
+#[derive(Debug)]
+pub(in crate::walk) struct ImageFacts<E, F>(Rc<RefCell<Facts<E, F>>>);
+
+impl<E, F> Default for ImageFacts<E, F> {
+    fn default() -> ImageFacts<E, F> {
+        let facts = Facts { mappings: HashMap::new(), facts: HashMap::new(), rows: 0 };
+        ImageFacts(Rc::new(RefCell::new(facts)))
+    }
+}
+
+impl<E, F> Clone for ImageFacts<E, F> {
+    fn clone(&self) -> ImageFacts<E, F> {
+        ImageFacts(Rc::clone(&self.0))
+    }
+}
+
+/// A code address in the file that it was mapped from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::walk) struct Place {
+    address: u64,
+    /// The addresses of the mapping.
+    pub mapped: Range<Avma>,
+}
+
+impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
+    /// Where in a file an address is; `None` for code that no file has.
+    pub(in crate::walk) fn place(&self, address: CodeAddress, code: &dyn Code) -> Option<Place> {
+        let lookup = address.lookup().at();
+        let FilePlace { image, file_offset, mapped } = code.file_place(lookup)?;
+        let offset = lookup.0.checked_sub(mapped.start.0)?;
+        let bytes = mapped.end.0.checked_sub(mapped.start.0).filter(|bytes| *bytes < IS_RETURN)?;
+        let mut facts = self.0.borrow_mut();
+        if facts.mappings.len() >= MAPPINGS_MAX {
+            facts.clear();
+        }
+        let next = facts.mappings.len() as u32;
+        let mapping = *facts.mappings.entry((image, file_offset, bytes)).or_insert(next);
+        let is_return = if address.is_return() { IS_RETURN } else { 0 };
+        Some(Place { address: u64::from(mapping) << 32 | is_return | offset, mapped })
+    }
+
+    /// What is known of a place.
+    pub(in crate::walk) fn get(&self, place: &Place, depends_on: E) -> Option<F> {
+        self.0.borrow().facts.get(&(place.address, depends_on)).cloned()
+    }
+
+    /// How many facts are kept.
+    #[cfg(test)]
+    pub(in crate::walk) fn len(&self) -> usize {
+        self.0.borrow().facts.len()
+    }
+
+    /// Keeps what was learned of a place. `has_row`: it holds a whole row.
+    pub(in crate::walk) fn insert(&self, place: &Place, depends_on: E, fact: F, has_row: bool) {
+        let mut facts = self.0.borrow_mut();
+        if facts.facts.len() >= FACTS_MAX || has_row && facts.rows >= ROWS_MAX {
+            facts.facts.clear();
+            facts.rows = 0;
+        }
+        if facts.facts.insert((place.address, depends_on), fact).is_none() {
+            facts.rows += usize::from(has_row);
+        }
+    }
+}
+
+impl<E, F> Facts<E, F> {
+    /// Forgets the numbers of mappings, too: places that were made before must not be used any more.
+    fn clear(&mut self) {
+        self.mappings.clear();
+        self.facts.clear();
+        self.rows = 0;
+    }
+}
+
+/// Code while a fact of one mapping is learned: notes whether anything else was requested.
+pub(in crate::walk) struct Scope<'c> {
+    code: &'c dyn Code,
+    mapped: Range<Avma>,
+    is_left: Cell<bool>,
+}
+
+impl<'c> Scope<'c> {
+    pub(in crate::walk) fn new(code: &'c dyn Code, mapped: Range<Avma>) -> Scope<'c> {
+        Scope { code, mapped, is_left: Cell::new(false) }
+    }
+
+    /// Whether code of other mappings was requested, or an address that is in none.
+    pub(in crate::walk) fn is_left(&self) -> bool {
+        self.is_left.get()
+    }
+
+    fn note(&self, at: Avma) -> &'c dyn Code {
+        if !self.mapped.contains(&at) {
+            self.is_left.set(true);
+        }
+        self.code
+    }
+}
+
+/// Every method of [`Code`] must be here: its own defaults would answer for the code otherwise.
+impl Code for Scope<'_> {
+    fn is_code(&self, at: Avma) -> bool {
+        self.note(at).is_code(at)
+    }
+
+    fn code(&self, at: Avma) -> Option<&[u8]> {
+        self.note(at).code(at)
+    }
+
+    fn glance(&self, at: Avma) -> Glance {
+        self.note(at).glance(at)
+    }
+
+    fn traits(&self, at: Avma) -> CodeTraits {
+        self.note(at).traits(at)
+    }
+
+    fn file_place(&self, at: Avma) -> Option<FilePlace> {
+        self.note(at).file_place(at)
+    }
+
+    fn rests_on(&self, first: Avma, last: Avma) {
+        self.note(first).rests_on(first, last);
+        self.note(last);
+    }
+
+    fn may_keep(&self, lookup: Avma) -> bool {
+        self.note(lookup).may_keep(lookup)
+    }
+
+    fn walks_again(&self) -> bool {
+        self.code.walks_again()
+    }
+
+    fn may_follow(&self, lookup: Avma) -> bool {
+        self.note(lookup).may_follow(lookup)
+    }
+
+    fn searched(&self, from: Avma, to: Avma) {
+        self.note(from).searched(from, to);
+        self.note(Avma(to.0.saturating_sub(1)));
+    }
+
+    fn row(&self, lookup: Avma) -> Option<AnyRow> {
+        self.note(lookup).row(lookup)
+    }
+
+    fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
+        self.note(pc).row_in_epilogue(pc)
+    }
+
+    fn is_t32(&self, pc: Avma) -> Option<bool> {
+        self.note(pc).is_t32(pc)
+    }
+
+    fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
+        self.note(lookup).exidx(lookup)
+    }
+
+    fn describes_frames(&self, lookup: Avma) -> bool {
+        self.note(lookup).describes_frames(lookup)
+    }
+
+    fn body(&self, lookup: Avma) -> Option<Body> {
+        self.note(lookup).body(lookup)
+    }
+
+    fn begins_threads(&self, lookup: Avma) -> Option<bool> {
+        self.note(lookup).begins_threads(lookup)
+    }
+
+    fn entry(&self, pc: Avma) -> Option<Avma> {
+        self.note(pc).entry(pc)
+    }
+
+    fn described_function(&self, lookup: Avma) -> Option<Range<Avma>> {
+        self.note(lookup).described_function(lookup)
+    }
+
+    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
+        self.note(pc).function(pc)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file that is mapped somewhere, of which nothing else is known.
+    struct Mapped(FilePlace);
+
+    impl Code for Mapped {
+        fn is_code(&self, _: Avma) -> bool {
+            false
+        }
+        fn code(&self, _: Avma) -> Option<&[u8]> {
+            None
+        }
+        fn file_place(&self, at: Avma) -> Option<FilePlace> {
+            self.0.mapped.contains(&at).then(|| self.0.clone())
+        }
+    }
+
+    const START: u64 = 0x7000_0000;
+
+    fn mapped(image: u32, bytes: u64) -> Mapped {
+        Mapped(FilePlace { image, file_offset: 0x1000, mapped: Avma(START)..Avma(START + bytes) })
+    }
+
+    fn place(facts: &ImageFacts<(), u64>, image: u32, at: u64) -> Place {
+        facts.place(CodeAddress::Pc(Avma(START + at)), &mapped(image, 1 << 30)).expect("in a file")
+    }
+
+    #[test]
+    fn an_address_has_facts_of_its_own() {
+        let facts: ImageFacts<(), u64> = ImageFacts::default();
+        let code = mapped(1, 0x1000);
+        let (pc, returned) = (CodeAddress::Pc(Avma(START + 4)), CodeAddress::Return(Avma(START + 5)));
+        for (fact, address) in [pc, returned].into_iter().enumerate() {
+            let place = facts.place(address, &code).expect("in a file");
+            assert_eq!(facts.get(&place, ()), None);
+            facts.insert(&place, (), fact as u64, false);
+            assert_eq!(facts.clone().get(&place, ()), Some(fact as u64));
+        }
+        assert_eq!(facts.place(CodeAddress::Pc(Avma(START + 0x1000)), &code), None);
+        assert_eq!(facts.place(pc, &mapped(1, IS_RETURN)), None, "larger than offsets are");
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let facts: ImageFacts<(), u64> = ImageFacts::default();
+        for at in 0..2 * FACTS_MAX as u64 {
+            facts.insert(&place(&facts, 1, at), (), at, false);
+        }
+        assert_eq!(facts.0.borrow().facts.len(), FACTS_MAX);
+        assert!(facts.0.borrow().facts.capacity() == FACTS_MAX, "no more memory than that");
+        for at in 0..3 * ROWS_MAX as u64 {
+            facts.insert(&place(&facts, 2, at), (), at, true);
+        }
+        assert!(facts.0.borrow().rows <= ROWS_MAX && facts.0.borrow().facts.len() <= FACTS_MAX);
+        for image in 0..3 * MAPPINGS_MAX as u32 {
+            let last = place(&facts, image, 0);
+            facts.insert(&last, (), image.into(), false);
+            assert_eq!(facts.get(&last, ()), Some(image.into()));
+        }
+        assert!(facts.0.borrow().mappings.len() <= MAPPINGS_MAX);
+    }
+
+    #[test]
+    fn a_scope_tells_that_it_was_left() {
+        let code = mapped(1, 0x1000);
+        let left = |ask: &dyn Fn(&dyn Code)| {
+            let scope = Scope::new(&code, code.0.mapped.clone());
+            ask(&scope);
+            scope.is_left()
+        };
+        let (inside, last, behind) = (Avma(START), Avma(START + 0xfff), Avma(START + 0x1000));
+        assert!(!left(&|code| {
+            let _ = (code.is_code(inside), code.code(last), code.glance(inside), code.traits(last));
+            let _ = (code.row(inside), code.function(last), code.body(inside), code.entry(last));
+            code.rests_on(inside, last);
+            code.searched(inside, behind);
+        }));
+        assert!(left(&|code| _ = code.is_code(behind)));
+        assert!(left(&|code| _ = code.code(Avma(START - 1))));
+        assert!(left(&|code| _ = code.glance(behind)));
+        assert!(left(&|code| _ = code.traits(behind)));
+        assert!(left(&|code| _ = code.row(behind)));
+        assert!(left(&|code| _ = code.row_in_epilogue(behind)));
+        assert!(left(&|code| _ = code.is_t32(behind)));
+        assert!(left(&|code| _ = code.exidx(behind)));
+        assert!(left(&|code| _ = code.describes_frames(behind)));
+        assert!(left(&|code| _ = code.body(behind)));
+        assert!(left(&|code| _ = code.begins_threads(behind)));
+        assert!(left(&|code| _ = code.entry(behind)));
+        assert!(left(&|code| _ = code.described_function(behind)));
+        assert!(left(&|code| _ = code.function(behind)));
+        assert!(left(&|code| code.rests_on(inside, behind)));
+        assert!(left(&|code| code.searched(inside, behind + 1)));
+    }
+}

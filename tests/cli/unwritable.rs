@@ -1,0 +1,127 @@
+//! An output that cannot be written is refused before anything is recorded or read: the program and the
+//! profiles of these command lines do not exist, and the message is about the output.
+
+use std::os::unix::net::UnixListener;
+
+use crate::support::Place;
+
+/// What of /proc cannot be written, and why.
+#[cfg(target_os = "linux")]
+const OF_KERNEL: &str = "/proc is the kernel's and keeps no files; name a file elsewhere";
+
+/// Outputs, and what is said of them.
+fn outputs() -> Vec<(&'static str, &'static str)> {
+    let mut outputs = vec![
+        ("socket", "it is a socket; name a file or a pipe"),
+        ("/dev/stdin", "it is not open for writing; name a file"),
+        ("/dev/fd/987", "it is not open for writing; name a file"),
+        ("missing/a", "the directory `missing` does not exist"),
+        ("directory", "it is a directory; name a file in it"),
+    ];
+    #[cfg(target_os = "linux")]
+    outputs.extend([
+        ("/proc/a", OF_KERNEL),
+        ("/proc/self/a", OF_KERNEL),
+        ("/proc/self/comm", OF_KERNEL),
+        ("/proc/self/root", "it is a directory; name a file in it"),
+        ("/proc/self/task/0/a", "does not exist"),
+        ("/dev/full", "no space left on device; free some there, or name a file elsewhere"),
+    ]);
+    outputs
+}
+
+#[test]
+fn an_output_is_refused_before_anything_is_recorded_or_read() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("directory")).unwrap();
+    let _listener = UnixListener::bind(place.path("socket")).unwrap();
+    let before = place.files();
+    for (output, why) in outputs() {
+        for line in [
+            format!("--format folded -o {output} -- ./no-such-program"),
+            format!("--format folded -o a.folded -o {output} -- ./no-such-program"),
+            format!("-o a.svg --stats {output} -- ./no-such-program"),
+            format!("render no-such.folded --format folded -o {output}"),
+            format!("gate --base no-such.folded --new other.folded --junit {output}"),
+            format!("gate --base no-such.folded --new other.folded --markdown {output}"),
+        ] {
+            let run = place.shell(&format!("exec \"$STACKPROF\" {line} < /dev/null"));
+            run.fails_with(1, &[&format!("cannot write `{output}`: "), why]);
+            assert_eq!(place.files(), before, "{line}");
+        }
+    }
+}
+
+#[test]
+fn standard_output_is_refused_before_anything_is_recorded_or_read() {
+    let place = Place::new();
+    for line in [
+        "-o - -- ./no-such-program",
+        "-o a.svg --stats - -- ./no-such-program",
+        "render no-such.folded -o -",
+        "diff no-such.folded other.folded -o -",
+    ] {
+        let refused = |stdout: &str, why: &str| {
+            let run = place.shell(&format!("exec \"$STACKPROF\" {line} {stdout}"));
+            run.fails_with(1, &["cannot write standard output: ", why]);
+        };
+        refused("1< /dev/null", "it is not open for writing; name a file");
+        if cfg!(target_os = "linux") {
+            refused("> /dev/full", "no space left on device");
+        }
+    }
+    assert!(place.files().is_empty());
+}
+
+#[test]
+fn a_place_without_room_is_refused_before_anything_is_recorded() {
+    let place = Place::new();
+    // No bytes at all.
+    let run =
+        place.shell("ulimit -f 0; \"$STACKPROF\" -o a.svg -- ./no-such-program 2>&1 | cat; test ! -e a.svg");
+    let run = run.succeeds();
+    let needle =
+        "cannot write `a.svg`: file too large; raise the limit (ulimit -f), or name a file elsewhere";
+    assert!(run.stdout.contains(needle), "{run}");
+}
+
+#[test]
+fn a_baseline_is_refused_before_anything_is_read() {
+    let place = Place::new();
+    place.write("file", "");
+    for (directory, why) in [
+        ("file/kept", "`file` is not a directory"),
+        #[cfg(target_os = "linux")]
+        ("/proc/kept", "no file can be made in its directory: no such file or directory"),
+    ] {
+        let run = place.run(&format!("gate --new no-such.folded --update-baseline {directory}"));
+        run.fails_with(1, &[&format!("cannot write `{directory}`: "), why]);
+    }
+    for directory in ["kept", "new/kept", "."] {
+        let run = place.run(&format!("gate --new no-such.folded --update-baseline {directory}/k"));
+        run.fails_with(1, &["no-such.folded"]);
+    }
+    assert_eq!(place.files().len(), 1, "nothing is left");
+}
+
+#[test]
+fn a_step_summary_is_made_only_when_there_is_one() {
+    let place = Place::new();
+    let run =
+        place.shell("GITHUB_STEP_SUMMARY=s.md \"$STACKPROF\" gate --github --base a.folded --new b.folded");
+    run.fails_with(1, &["a.folded"]);
+    assert!(place.files().is_empty());
+    let runs = |side: &str| {
+        for run in 1..=4 {
+            place.write(&format!("{side}/{run}.folded"), "w;main;f 1000\nw;main;g 100\n");
+        }
+    };
+    std::fs::create_dir(place.path("base")).unwrap();
+    std::fs::create_dir(place.path("new")).unwrap();
+    runs("base");
+    runs("new");
+    let script = "GITHUB_STEP_SUMMARY=s.md \"$STACKPROF\" gate --github --base base --new new";
+    place.shell(script).succeeds();
+    place.shell(script).succeeds();
+    assert_eq!(place.read("s.md").matches("### ✅ PASS").count(), 2, "{}", place.read("s.md"));
+}
