@@ -36,7 +36,7 @@ export class App {
     this.data = data;
     this.names = new Names(data);
     this.model = new Model(data, this.names);
-    this.initial = initialState(data.sides.length > 1, data.threads.count);
+    this.initial = initialState(data.sides.length > 1, data.threads.count, data.sides.some((side) => side.by_thread));
     this.state = stateOf(location.hash, this.initial);
     this.computed = this.model.compute(this.state);
     this.darkPage = matchMedia("(prefers-color-scheme: dark)");

@@ -28,6 +28,7 @@ export const WAITING = 2;
  * @property {boolean | null} idle
  * @property {string | null} version
  * @property {string | null} source how stacks were sampled
+ * @property {boolean} by_thread its stacks are those of single threads
  * @property {number} total
  * @property {Record<string, number>} lost counts by cause
  * @property {Record<string, number>} incomplete counts by cause

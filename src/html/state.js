@@ -40,9 +40,10 @@ const LEVELS_MAX = 16;
 /**
  * @param {boolean} compares
  * @param {number} threads how many there are
+ * @param {boolean} byThread whether the profile keeps their stacks apart
  * @returns {State}
  */
-export function initialState(compares, threads) {
+export function initialState(compares, threads, byThread) {
   return {
     view: "flame",
     selected: -1,
@@ -51,7 +52,7 @@ export function initialState(compares, threads) {
     invert: false,
     upward: false,
     recursion: false,
-    levels: threads <= LEVELS_MAX,
+    levels: byThread && threads <= LEVELS_MAX,
     collapsed: [],
     focus: -1,
     threads: [],

@@ -140,7 +140,9 @@ impl About {
             *sum = sum.saturating_add(ns);
         }
         let period_ns = self.period_ns().unwrap_or(f64::INFINITY);
-        let counts = lost_ns.into_iter().map(|(reason, ns)| (reason.to_owned(), (ns as f64 / period_ns).round() as u64));
+        let counts = lost_ns
+            .into_iter()
+            .map(|(reason, ns)| (reason.to_owned(), (ns as f64 / period_ns).round() as u64));
         self.lost = counts.filter(|(_, count)| *count > 0).collect();
     }
 

@@ -153,7 +153,15 @@ impl Conversion<'_> {
                 let process = self.builder.text(&self.circumstances.name(self.profile, program))?;
                 let pid = self.profile.programs.get(program as usize).map(|program| program.pid);
                 let pid = pid.filter(|pid| *pid > 0);
-                threads.push(ThreadTimeline { process, pid, name, id: thread.id, begun_ns, ended_ns, samples });
+                threads.push(ThreadTimeline {
+                    process,
+                    pid,
+                    name,
+                    id: thread.id,
+                    begun_ns,
+                    ended_ns,
+                    samples,
+                });
                 begun_ns = ended_ns.unwrap_or(begun_ns);
             }
         }
@@ -179,7 +187,9 @@ impl Conversion<'_> {
         }
         path.reverse();
         let program = match path.first().and_then(|root| profile.trie.frame(*root)) {
-            Some(Frame::Root(root)) => profile.branches.get(root.branch as usize).map(|branch| branch.program),
+            Some(Frame::Root(root)) => {
+                profile.branches.get(root.branch as usize).map(|branch| branch.program)
+            }
             _ => None,
         };
         let node = if profile.trie.count(node) > 0 { self.add(&path, 0)? } else { None };

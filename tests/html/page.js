@@ -123,7 +123,7 @@ export function profile(stacks, more = {}) {
   const columnsOf = (prefix, fields, rows) => fields.map((field, at) => [`${prefix}.${field}`, "delta", rows.map((row) => row[at])]);
   const compares = more.compare !== undefined;
   const total = (at) => counts.reduce((sum, row) => sum + row[at], 0);
-  const side = { name: "a", hz: 1000, lost: {}, incomplete: {}, total: total(2), idle: false, duration_ns: null, ...more.side };
+  const side = { name: "a", by_thread: true, hz: 1000, lost: {}, incomplete: {}, total: total(2), idle: false, duration_ns: null, ...more.side };
   const header = {
     title: "test",
     unit: "samples",

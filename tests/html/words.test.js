@@ -56,7 +56,7 @@ test("numbers as people read them", () => {
 test("an address brings back the state, whatever is in it", () => {
   const rng = random(5);
   for (let round = 0; round < 300; round++) {
-    const initial = initialState(round % 2 === 0, 1);
+    const initial = initialState(round % 2 === 0, 1, true);
     const text = () => Array.from({ length: rng.below(12) }, () => rng.pick([..."ab,~&#=%+ </\"é\u{1f525}0"])).join("");
     const state = {
       ...initial,
@@ -78,7 +78,7 @@ test("an address brings back the state, whatever is in it", () => {
 });
 
 test("what an address says wrongly is left as it is", () => {
-  const initial = initialState(false, 1);
+  const initial = initialState(false, 1, true);
   for (const address of ["#view=x&selected=-7&range=9,1&threads=a&colour=red&invert=2", "#%", "#range=1", "#path=%25E0%25A4%25A", ""]) {
     const { path, ...state } = stateOf(address, initial);
     assert.deepEqual({ ...state, path: [] }, initial, address);

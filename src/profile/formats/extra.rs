@@ -25,6 +25,9 @@ pub(super) struct Extra<'a> {
     command: Option<Cow<'a, str>>,
     launched: Option<bool>,
     idle: Option<bool>,
+    /// Threads have lanes of their own, and one root by process.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    merged_threads: bool,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     lost: BTreeMap<String, u64>,
 }
@@ -42,8 +45,19 @@ impl<'a> Extra<'a> {
             command: about.command.as_deref().map(Cow::Borrowed),
             launched: about.launched,
             idle: about.idle,
+            merged_threads: false,
             lost: about.lost.clone(),
         }
+    }
+
+    /// Of a profile whose threads have one root by process, written thread by thread.
+    pub(super) fn with_merged_threads(self, merged_threads: bool) -> Extra<'a> {
+        Extra { merged_threads, ..self }
+    }
+
+    /// Whether threads have one root by process, though they are written one by one.
+    pub(super) fn has_merged_threads(&self) -> bool {
+        self.merged_threads
     }
 
     /// Of one that is read.

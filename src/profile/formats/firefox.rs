@@ -2,8 +2,8 @@
 //! read back.
 //!
 //! Format: <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
-//! A recording keeps no times of single samples, so each count is a sample of its own, one period
-//! after the one before it of its thread: trees, totals and CPU time are those of the recording,
+//! Where the times of samples are known, each thread has its own (`firefox/timed.rs`). Of other profiles each count is a
+//! sample, one period after the one before it of its thread: trees, totals and CPU time are those of the recording,
 //! the order is not. Beyond `SAMPLES_MAX` a sample stands for several counts and takes as many
 //! periods; without a rate there is no time, and a sample for each distinct stack. Frames are names; the crate has no place for files and lines. Nor has the format one for how
 //! long was recorded and of what, which stands in a key of our own (`extra.rs`).
@@ -13,6 +13,7 @@
 mod read;
 pub(super) mod slabs;
 mod tables;
+mod timed;
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -82,6 +83,39 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
     profile.set_symbolicated(true);
     let code = profile.add_category("Code", CategoryColor::Blue);
     let mut labels = Labels { saved, code, frames: vec![None; saved.frames().len()] };
+    match saved.timeline().filter(|_| has_time) {
+        Some(timeline) => timed::write(&mut profile, saved, timeline, &mut labels, &weights),
+        None => {
+            let pace = Pace { period_ns, weight_max, has_time };
+            write_counts(&mut profile, saved, &mut labels, &weights, pace)?;
+        }
+    }
+    let is_merged =
+        has_time && saved.timeline().is_some() && saved.roots().iter().all(|root| root.thread.is_none());
+    let extra = Extra::of(about).with_merged_threads(is_merged);
+    let file = WithExtra { profile: &profile, stackprof: extra };
+    serde_json::to_writer(out, &file).map_err(io::Error::from)
+}
+
+/// How counts without times are laid out.
+#[derive(Clone, Copy)]
+struct Pace {
+    period_ns: f64,
+    /// Most counts of a sample.
+    weight_max: u64,
+    /// Counts stand for periods.
+    has_time: bool,
+}
+
+/// Writes counts one after the other.
+fn write_counts(
+    profile: &mut Profile,
+    saved: &Saved,
+    labels: &mut Labels<'_>,
+    weights: &WeightType,
+    Pace { period_ns, weight_max, has_time }: Pace,
+) -> io::Result<()> {
+    let about = &saved.about;
     let by_thread = ByThread::of(saved);
     let mut processes: HashMap<TextId, fxprof::ProcessHandle> = HashMap::new();
     for thread in by_thread.threads() {
@@ -105,8 +139,8 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
         }
         let mut refused = None;
         by_thread.for_each_stack(thread, &mut |root, stack, count| {
-            let mark = (!root.complete).then(|| labels.mark(&mut profile, INCOMPLETE));
-            let frames: Vec<FrameInfo> = mark.into_iter().chain(labels.of(&mut profile, stack)).collect();
+            let mark = (!root.complete).then(|| labels.mark(profile, INCOMPLETE));
+            let frames: Vec<FrameInfo> = mark.into_iter().chain(labels.of(profile, stack)).collect();
             let handle_of_stack = profile.intern_stack_frames(handle, frames.into_iter());
             let mut left = count;
             if count > WEIGHT_MAX * SPLIT_MAX {
@@ -137,8 +171,7 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
             ));
         }
     }
-    let file = WithExtra { profile: &profile, stackprof: Extra::of(about) };
-    serde_json::to_writer(out, &file).map_err(io::Error::from)
+    Ok(())
 }
 
 /// The time of a thread's samples.

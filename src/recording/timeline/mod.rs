@@ -6,14 +6,14 @@
 //! are left out ([`Detail`]), until half of the bound is free. What is kept of a thread always weighs what its
 //! samples did.
 
-mod thread;
 #[cfg(test)]
 mod tests;
+mod thread;
 
 use std::collections::BTreeMap;
 
-use thread::{ThreadSamples, UNIT_NS};
 pub use thread::{Detail, NOT_KEPT, TimedSample};
+use thread::{ThreadSamples, UNIT_NS};
 
 use crate::trie::NodeId;
 
@@ -179,9 +179,7 @@ impl Timeline {
     pub fn losses(&self) -> Vec<(&'static str, u64, u64)> {
         let reason = |node: NodeId| self.reasons.iter().find(|(_, number)| **number == node.0);
         let losses = self.lost.by_time().into_iter();
-        losses
-            .filter_map(|loss| Some((*reason(loss.node)?.0, loss.at_ns, loss.weight_ns)))
-            .collect()
+        losses.filter_map(|loss| Some((*reason(loss.node)?.0, loss.at_ns, loss.weight_ns))).collect()
     }
 
     /// What is kept of the samples.
@@ -228,7 +226,8 @@ impl Timeline {
         // Two samples of a thread that runs on are a period apart, more or less.
         let gap_ns = self.period_ns / 2 + UNIT_NS;
         let detail = self.detail;
-        self.lost.reduce(gap_ns, detail.max(Detail::Steps(2 * self.period_ns)).min(Detail::Steps(STEP_MAX_NS)));
+        self.lost
+            .reduce(gap_ns, detail.max(Detail::Steps(2 * self.period_ns)).min(Detail::Steps(STEP_MAX_NS)));
         let mut bytes = self.lost.memory_bytes();
         for thread in &mut self.threads {
             thread.samples.reduce(gap_ns, detail);

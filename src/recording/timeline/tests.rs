@@ -20,7 +20,11 @@ fn run(seed: u64, samples: usize) -> Vec<TimedSample> {
             if random.within(0, 3) == 0 {
                 node = 1 + random.within(0, 5) as u32;
             }
-            TimedSample { at_ns, node: NodeId(node), weight_ns: PERIOD_NS - 30_000 + random.within(0, 60_000) }
+            TimedSample {
+                at_ns,
+                node: NodeId(node),
+                weight_ns: PERIOD_NS - 30_000 + random.within(0, 60_000),
+            }
         })
         .collect()
 }
@@ -75,7 +79,8 @@ fn samples_that_come_late_are_put_in_order() {
     for at_ns in [5_000_000, 9_000_000, 2_000_000, 7_000_000] {
         timeline.add_sample(thread, at_ns, NodeId(3), 1_000_000);
     }
-    let times: Vec<u64> = timeline.threads()[0].samples().iter().map(|sample| sample.at_ns / 1_000_000).collect();
+    let times: Vec<u64> =
+        timeline.threads()[0].samples().iter().map(|sample| sample.at_ns / 1_000_000).collect();
     assert_eq!(times, [1, 4, 6, 8]);
 }
 
@@ -86,7 +91,9 @@ fn the_bound_is_kept_and_every_stack_keeps_its_weight() {
         let mut timeline = Timeline::new(0, HZ, bound);
         let mut sent = Vec::new();
         let threads: Vec<_> = (0..3).map(|id| timeline.add_thread(id, 0)).collect();
-        for (thread, samples) in threads.iter().zip([run(seed, 20_000), run(seed + 100, 20_000), run(seed + 200, 9)]) {
+        for (thread, samples) in
+            threads.iter().zip([run(seed, 20_000), run(seed + 100, 20_000), run(seed + 200, 9)])
+        {
             for sample in &samples {
                 timeline.add_sample(*thread, sample.at_ns, sample.node, sample.weight_ns);
                 assert!(timeline.memory_bytes() <= bound + 64, "seed {seed}");
@@ -101,7 +108,10 @@ fn the_bound_is_kept_and_every_stack_keeps_its_weight() {
             assert_eq!(back_by.keys().collect::<Vec<_>>(), sent_by.keys().collect::<Vec<_>>());
             for (node, sent_ns) in &sent_by {
                 let visits = sent.iter().filter(|sample| sample.node.0 == *node).count() as u64;
-                assert!(back_by[node].abs_diff(*sent_ns) <= (visits + 1) * UNIT_NS, "seed {seed}, node {node}");
+                assert!(
+                    back_by[node].abs_diff(*sent_ns) <= (visits + 1) * UNIT_NS,
+                    "seed {seed}, node {node}"
+                );
             }
         }
     }
@@ -147,7 +157,11 @@ fn losses_keep_their_reason_and_time() {
     timeline.add_loss("ring full", 10_000_500, 3_000_000);
     timeline.add_loss("other", 20_000_500, 1_000_000);
     timeline.add_loss("ring full", 30_000_500, 2_000_000);
-    let losses: Vec<_> = timeline.losses().into_iter().map(|(why, at_ns, ns)| (why, at_ns / 1_000_000, ns / 100_000)).collect();
+    let losses: Vec<_> = timeline
+        .losses()
+        .into_iter()
+        .map(|(why, at_ns, ns)| (why, at_ns / 1_000_000, ns / 100_000))
+        .collect();
     assert_eq!(losses, [("ring full", 9, 29), ("other", 19, 10), ("ring full", 29, 19)]);
 }
 

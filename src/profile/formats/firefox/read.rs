@@ -148,6 +148,7 @@ pub(in crate::profile) fn read(
         about.pid = u32::try_from(*pid).ok();
     }
     let mut builder = SavedBuilder::new(about);
+    let has_merged_threads = extra.is_some_and(Extra::has_merged_threads);
     // Of threads without tables of their own.
     let mut of_file: Option<Places> = None;
     for (number, (thread, own_unit)) in (1..).zip(threads.iter().zip(&units)) {
@@ -162,7 +163,7 @@ pub(in crate::profile) fn read(
                 Some(places) => places,
                 None => places.insert(Places::new(Stacks::new(&mut builder, own.or(shared), libraries)?)),
             };
-            read_thread(&mut builder, (number, thread), unit.factor, places, tally)
+            read_thread(&mut builder, (number, thread), has_merged_threads, unit.factor, places, tally)
         };
         read().map_err(|why| why.at(format_args!("thread {number}")))?;
     }
@@ -216,6 +217,7 @@ fn count(weight: f64, factor: f64) -> Option<u64> {
 fn read_thread(
     builder: &mut SavedBuilder,
     (number, thread): (usize, &Thread<'_>),
+    has_merged_threads: bool,
     factor: f64,
     places: &mut Places,
     tally: &mut Tally,
@@ -225,6 +227,7 @@ fn read_thread(
     let named = match (thread.is_main_thread, thread.tid.get()) {
         // The crate calls main threads as their process; they are all threads merged.
         (true, _) if thread.name == thread.process_name => None,
+        _ if has_merged_threads => None,
         (_, Some(tid)) => Some((builder.text(&thread.name)?, tid)),
         (_, None) => None,
     };

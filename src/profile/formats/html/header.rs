@@ -65,6 +65,8 @@ pub(super) struct Side {
     idle: Option<bool>,
     version: Option<String>,
     source: Option<String>,
+    /// Its stacks are those of single threads.
+    by_thread: bool,
     total: u64,
     lost: BTreeMap<String, u64>,
     incomplete: BTreeMap<String, u64>,
@@ -86,6 +88,7 @@ impl Side {
             idle: about.idle,
             version: about.version.clone(),
             source: source.map(|source| escape_line(source).into_owned()),
+            by_thread: saved.roots().iter().any(|root| root.thread.is_some()),
             total,
             lost: about.lost.clone(),
             incomplete: about.incomplete.clone(),

@@ -12,6 +12,7 @@ use super::{Matching, matched};
 use crate::escape::file_name;
 use crate::profile::saved::{Full, Mapping, Saved, StackRoot, UNKNOWN};
 use crate::profile::texts::{TextId, Texts};
+use crate::profile::timeline::Timeline;
 use crate::profile::views::by_name::{FIBER, INCOMPLETE};
 use crate::profile::{StackFrame, shown};
 use crate::trie::{FrameWords, Key, NodeId, Trie};
@@ -61,6 +62,14 @@ struct Function {
     kind: Kind,
 }
 
+/// Counts of a stack at a time.
+struct TimedCount {
+    at_ns: u64,
+    root: u32,
+    node: u32,
+    value: u64,
+}
+
 struct Count {
     root: u32,
     node: u32,
@@ -85,18 +94,23 @@ pub(super) struct Tables {
     root_of: HashMap<(u32, u64), u32>,
     nodes: Trie<PageFrame>,
     counts: Vec<Count>,
+    samples: Vec<TimedCount>,
+    /// When, for how long, and the text.
+    losses: Vec<(u64, u64, TextId)>,
     sides: usize,
 }
 
 impl Tables {
     /// Adds a profile, which is the next side. Returns the counts that were added.
     pub(super) fn add(&mut self, saved: &Saved, matching: Option<&Matching<'_>>) -> Result<u64, Full> {
+        // Of a comparison times mean nothing.
+        let timeline = saved.timeline().filter(|_| matching.is_none());
         let side = self.sides;
         self.sides += 1;
         let frames = self.frames(saved, matching)?;
         let mut total = 0u64;
         let trie = saved.trie();
-        trie.try_map_nodes(None, |there, frame, caller: &Option<(u32, NodeId)>| {
+        let places = trie.try_map_nodes(None, |there, frame, caller: &Option<(u32, NodeId)>| {
             let here = match (frame, caller) {
                 (StackFrame::Root(root), _) => match saved.roots().get(root as usize) {
                     Some(root) => self.root(saved, root, matching)?.map(|root| (root, NodeId(0))),
@@ -114,11 +128,58 @@ impl Tables {
             let value = trie.count(there);
             if let Some((root, node)) = here.filter(|_| value > 0) {
                 total = total.saturating_add(value);
-                self.counts.push(Count { root, node: node.0, side, value });
+                if timeline.is_none() {
+                    self.counts.push(Count { root, node: node.0, side, value });
+                }
             }
             Ok::<_, Full>(here)
         })?;
+        if let Some(timeline) = timeline {
+            self.add_timeline(saved, timeline, &places)?;
+            // Samples of threads that found no room in the timeline.
+            let over_time = timeline.counts();
+            for (there, place) in (0..).map(NodeId).zip(&places) {
+                let value = trie.count(there).saturating_sub(over_time.get(&there).copied().unwrap_or(0));
+                if let Some((root, node)) = place.filter(|_| value > 0) {
+                    self.counts.push(Count { root, node: node.0, side, value });
+                }
+            }
+        }
         Ok(total)
+    }
+
+    /// Adds the samples of a profile over time, and the counts that they are, by their own threads. `places` has the
+    /// root and the node of each node of the profile.
+    fn add_timeline(
+        &mut self,
+        saved: &Saved,
+        timeline: &Timeline,
+        places: &[Option<(u32, NodeId)>],
+    ) -> Result<(), Full> {
+        let period_ns = saved.about.period_ns().unwrap_or(0.0);
+        for thread in &timeline.threads {
+            let process = self.texts.intern(&shown(saved.text(thread.process)))?;
+            let name = self.texts.intern(saved.text(thread.name))?;
+            for sample in thread.samples.iter().filter(|sample| sample.count > 0) {
+                let place = sample.node.and_then(|node| places.get(node.0 as usize)).copied().flatten();
+                let Some((root, node)) = place else { continue };
+                let flags = self.roots.get(root as usize).map_or(0, |(_, flags)| *flags);
+                let root = self.root_of_thread((process, name, thread.id.wrapping_add(1)), flags);
+                self.counts.push(Count { root, node: node.0, side: 0, value: sample.count });
+                // What was joined lies a period apart.
+                for before in (0..sample.count).rev() {
+                    let at_ns = sample.at_ns.saturating_sub((before as f64 * period_ns) as u64);
+                    self.samples.push(TimedCount { at_ns, root, node: node.0, value: 1 });
+                }
+            }
+        }
+        self.samples.sort_by_key(|sample| sample.at_ns);
+        for loss in &timeline.losses {
+            let text = self.texts.intern(&format!("lost: {}", saved.text(loss.reason)))?;
+            self.losses.push((loss.at_ns.saturating_sub(loss.lost_ns), loss.lost_ns, text));
+        }
+        self.losses.sort_by_key(|(at_ns, ..)| *at_ns);
+        Ok(())
     }
 
     /// The frames of each frame of a profile, outermost first.
@@ -220,19 +281,23 @@ impl Tables {
             }
             None => (TextId::EMPTY, u64::MAX),
         };
-        let thread = (process, name, id.wrapping_add(1));
+        let incomplete = if root.complete { 0 } else { ROOT_INCOMPLETE };
+        let flags = incomplete | if root.waiting { ROOT_WAITING } else { 0 };
+        Ok(Some(self.root_of_thread((process, name, id.wrapping_add(1)), flags)))
+    }
+
+    /// Index of the root of a thread (process, name, number plus one) with these flags.
+    fn root_of_thread(&mut self, thread: (TextId, TextId, u64), flags: u64) -> u32 {
         let threads = &mut self.threads;
         let thread = *self.thread_of.entry(thread).or_insert_with(|| {
             threads.push(thread);
             threads.len() as u32 - 1
         });
-        let incomplete = if root.complete { 0 } else { ROOT_INCOMPLETE };
-        let flags = incomplete | if root.waiting { ROOT_WAITING } else { 0 };
         let roots = &mut self.roots;
-        Ok(Some(*self.root_of.entry((thread, flags)).or_insert_with(|| {
+        *self.root_of.entry((thread, flags)).or_insert_with(|| {
             roots.push((thread, flags));
             roots.len() as u32 - 1
-        })))
+        })
     }
 
     /// All strings, by number.
@@ -290,6 +355,21 @@ impl Tables {
         out.add("count.value", Plain, rows.iter().map(value));
         if compares {
             out.add("count.base", Plain, rows.iter().map(|row| row.2[0]));
+        }
+        if !self.samples.is_empty() {
+            let samples = || self.samples.iter();
+            out.add("sample.time", Delta, samples().map(|sample| sample.at_ns));
+            out.add("sample.root", Plain, samples().map(|sample| sample.root.into()));
+            out.add("sample.node", Delta, samples().map(|sample| sample.node.into()));
+            out.add("sample.value", Plain, samples().map(|sample| sample.value));
+        }
+        if !self.losses.is_empty() {
+            let losses = || self.losses.iter();
+            out.add("event.time", Delta, losses().map(|(at_ns, ..)| *at_ns));
+            out.add("event.duration", Plain, losses().map(|(_, lost_ns, _)| *lost_ns));
+            out.add("event.kind", Plain, losses().map(|_| 0));
+            out.add("event.thread", Plain, losses().map(|_| 0));
+            out.add("event.text", Plain, losses().map(|(.., text)| text.0.into()));
         }
         out
     }
