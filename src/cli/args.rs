@@ -10,6 +10,7 @@ pub mod gate;
 mod output;
 mod record;
 pub mod render;
+mod time_range;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

@@ -26,7 +26,8 @@ pub fn run(render: &Render) -> Result<()> {
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
     outputs::check_reverse(render.reverse, &render.outputs)?;
     system::restrict_to_naming(&files);
-    let saved = filtered(render, merged(&render.profiles, saved_files::strictness(render.strict))?)?;
+    let saved = within(render, merged(&render.profiles, saved_files::strictness(render.strict))?)?;
+    let saved = filtered(render, saved)?;
     let (title, subtitle) = headings(&saved, render.title.as_deref());
     let shown = Shown {
         graph: Graph {
@@ -107,6 +108,27 @@ fn read_one(path: &Path, strictness: Strictness) -> Result<Saved> {
         ));
     }
     Ok(saved)
+}
+
+/// The part of the time that is wanted.
+fn within(render: &Render, saved: Saved) -> Result<Saved> {
+    let Some(range) = &render.time else { return Ok(saved) };
+    let part =
+        saved.within(range).map_err(|full| Error::new(ErrorKind::Input, full.to_string()).caused_by(full))?;
+    let Some(part) = part else {
+        let why = match render.profiles.len() {
+            1 => {
+                "--from and --to: the profile has no times of samples; record to .firefox.json, which keeps them"
+            }
+            _ => "--from and --to: several profiles have no common time; render each by itself",
+        };
+        return Err(Error::new(ErrorKind::Input, why));
+    };
+    if part.total() == 0 {
+        let why = "no sample lies between --from and --to; times begin with the recording";
+        return Err(Error::new(ErrorKind::NoData, why));
+    }
+    Ok(part)
 }
 
 fn filtered(render: &Render, saved: Saved) -> Result<Saved> {

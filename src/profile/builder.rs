@@ -16,7 +16,7 @@ use super::about::{About, Different};
 use super::remap::{Remap, Tables};
 use super::saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
-use super::timeline::Timeline;
+use super::timeline::{ThreadTimeline, Timeline};
 use crate::trie::{MAX_FRAMES, NodeId};
 
 /// Most mappings.
@@ -276,6 +276,11 @@ impl SavedBuilder {
         let here = |node: NodeId| nodes.get(node.0 as usize).copied();
         self.saved.timeline = Some(timeline.remap(here, |text| self.saved.texts.intern(other.text(text)))?);
         Ok(())
+    }
+
+    /// Adds a thread whose samples have their counts.
+    pub fn add_thread_timeline(&mut self, thread: ThreadTimeline) {
+        self.saved.timeline.get_or_insert_default().threads.push(thread);
     }
 
     /// When samples were taken. Its samples get the counts that the profile has of their stacks.

@@ -1,12 +1,14 @@
 //! `stackprof render`: the flags as clap sees them, and what they ask for. No I/O.
 
 use std::ffi::{OsStr, OsString};
+use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
 use super::output::{Destination, Output, check_distinct, outputs};
+use super::time_range::time_range;
 use super::{Command, Split, Verbosity, bad, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::format::Format;
@@ -65,6 +67,12 @@ pub(super) struct RenderFlags {
     min_width: Option<OsString>,
     #[command(flatten)]
     look: LookFlags,
+    /// Only samples since this time of the recording, such as 2.5s or 300ms
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, help_heading = STACKS)]
+    from: Option<OsString>,
+    /// Only samples before this time of the recording
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true, help_heading = STACKS)]
+    to: Option<OsString>,
     /// Only threads whose name, or `name (id)`, matches; for profiles recorded
     /// with --threads
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
@@ -106,6 +114,8 @@ pub struct Render {
     pub outputs: Vec<Output>,
     /// Rows of the table of functions that is printed.
     pub top: Option<usize>,
+    /// Which part of the time is kept, nanoseconds since the recording began.
+    pub time: Option<Range<u64>>,
     /// Which threads are kept.
     pub thread: Patterns,
     /// Which stacks are kept.
@@ -234,6 +244,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         strict: flags.strict,
         outputs,
         top,
+        time: time_range(flags.from.as_deref(), flags.to.as_deref())?,
         thread: Patterns::new("--thread", &flags.thread)?,
         include: Patterns::new("--include", &flags.include)?,
         exclude: Patterns::new("--exclude", &flags.exclude)?,
@@ -260,7 +271,7 @@ mod tests {
 
     #[test]
     fn every_option_is_understood() {
-        let line = "render a b.pb.gz -o x.svg -o - --thread io --include a --include b --exclude c --root ^m$ \
+        let line = "render a b.pb.gz -o x.svg -o - --from 1s --to 2s --thread io --include a --include b --exclude c --root ^m$ \
                     --title T --reverse --lines --min-width 2 --colors blue-orange --dark --no-inverted --strict -q -- -d";
         let Ok(Command::Render(render)) = parsed(line) else { panic!("no render: {line}") };
         assert_eq!(render.profiles, ["a", "b.pb.gz", "-d"].map(PathBuf::from));
@@ -268,6 +279,7 @@ mod tests {
             render.outputs.iter().map(|output| output.format).collect::<Vec<_>>(),
             [Format::Svg, Format::Folded]
         );
+        assert_eq!(render.time, Some(1_000_000_000..2_000_000_000));
         assert_eq!(render.include.texts(), ["a", "b"]);
         assert!(render.include.matches("xbx") && !render.include.matches("c"));
         assert!(render.root.matches("m") && !render.root.matches("main"));

@@ -28,6 +28,9 @@ pub(super) struct Extra<'a> {
     /// Threads have lanes of their own, and one root by process.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     merged_threads: bool,
+    /// Times of samples are those at which they were taken.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    times: bool,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     lost: BTreeMap<String, u64>,
 }
@@ -46,13 +49,19 @@ impl<'a> Extra<'a> {
             launched: about.launched,
             idle: about.idle,
             merged_threads: false,
+            times: false,
             lost: about.lost.clone(),
         }
     }
 
-    /// Of a profile whose threads have one root by process, written thread by thread.
-    pub(super) fn with_merged_threads(self, merged_threads: bool) -> Extra<'a> {
-        Extra { merged_threads, ..self }
+    /// Of a profile that is written with its times, thread by thread, whether threads have one root by process or not.
+    pub(super) fn with_times(self, merged_threads: bool) -> Extra<'a> {
+        Extra { times: true, merged_threads, ..self }
+    }
+
+    /// Whether times of samples are those at which they were taken.
+    pub(super) fn has_times(&self) -> bool {
+        self.times
     }
 
     /// Whether threads have one root by process, though they are written one by one.

@@ -90,9 +90,10 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
             write_counts(&mut profile, saved, &mut labels, &weights, pace)?;
         }
     }
-    let is_merged =
-        has_time && saved.timeline().is_some() && saved.roots().iter().all(|root| root.thread.is_none());
-    let extra = Extra::of(about).with_merged_threads(is_merged);
+    let extra = match saved.timeline().filter(|_| has_time) {
+        Some(_) => Extra::of(about).with_times(saved.roots().iter().all(|root| root.thread.is_none())),
+        None => Extra::of(about),
+    };
     let file = WithExtra { profile: &profile, stackprof: extra };
     serde_json::to_writer(out, &file).map_err(io::Error::from)
 }

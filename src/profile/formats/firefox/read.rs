@@ -20,6 +20,7 @@ use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
 use crate::profile::saved::{Full, Saved, StackRoot};
+use crate::profile::timeline::{ThreadTimeline, TimedSample};
 use crate::trie::NodeId;
 
 /// `meta` of a file.
@@ -30,6 +31,26 @@ pub(in crate::profile) struct Meta<'a> {
     interval: f64,
     #[serde(rename = "startTime", default)]
     start_time_ms: f64,
+    #[serde(borrow, rename = "sampleUnits", default)]
+    sample_units: Option<SampleUnits<'a>>,
+}
+
+/// Units of the columns of samples.
+#[derive(Deserialize)]
+struct SampleUnits<'a> {
+    #[serde(borrow, rename = "threadCPUDelta", default)]
+    cpu_delta: Cow<'a, str>,
+}
+
+impl Meta<'_> {
+    /// Nanoseconds of a CPU delta of 1, where it is time.
+    fn cpu_unit_ns(&self) -> Option<f64> {
+        match &*self.sample_units.as_ref()?.cpu_delta {
+            "ns" => Some(1.0),
+            "µs" => Some(1e3),
+            _ => None,
+        }
+    }
 }
 
 /// One of `threads` of a file.
@@ -107,6 +128,40 @@ struct Samples<'a> {
     weight_type: Option<Cow<'a, str>>,
     #[serde(default, rename = "threadCPUDelta")]
     cpu_delta: Option<Vec<Option<f64>>>,
+    /// Milliseconds since the start.
+    #[serde(default)]
+    time: Option<Vec<f64>>,
+    /// Milliseconds since the sample before.
+    #[serde(default)]
+    time_deltas: Option<Vec<f64>>,
+}
+
+impl Samples<'_> {
+    /// When each sample was taken, nanoseconds since the start; `None` for a file without times.
+    fn times_ns(&self) -> Option<Vec<u64>> {
+        let times: Vec<u64> = match (&self.time, &self.time_deltas) {
+            (Some(times), _) => times.iter().map(|ms| (ms * 1e6) as u64).collect(),
+            (None, Some(deltas)) => {
+                let sums = deltas.iter().scan(0.0, |at_ms, delta| {
+                    *at_ms += delta;
+                    Some((*at_ms * 1e6) as u64)
+                });
+                sums.collect()
+            }
+            (None, None) => return None,
+        };
+        (times.len() == self.stack.len()).then_some(times)
+    }
+}
+
+/// What times of samples mean in a file.
+#[derive(Clone, Copy)]
+struct Times {
+    /// There are real ones.
+    are_real: bool,
+    period_ns: f64,
+    /// Nanoseconds of a CPU delta of 1, where it is time.
+    cpu_unit_ns: Option<f64>,
 }
 
 /// Puts together what a file has.
@@ -148,6 +203,12 @@ pub(in crate::profile) fn read(
         about.pid = u32::try_from(*pid).ok();
     }
     let mut builder = SavedBuilder::new(about);
+    let times = Times {
+        // Files of versions without a time line counted periods.
+        are_real: counted.name == SAMPLES && extra.is_none_or(Extra::has_times),
+        period_ns: meta.interval * 1e6,
+        cpu_unit_ns: meta.cpu_unit_ns(),
+    };
     let has_merged_threads = extra.is_some_and(Extra::has_merged_threads);
     // Of threads without tables of their own.
     let mut of_file: Option<Places> = None;
@@ -163,7 +224,7 @@ pub(in crate::profile) fn read(
                 Some(places) => places,
                 None => places.insert(Places::new(Stacks::new(&mut builder, own.or(shared), libraries)?)),
             };
-            read_thread(&mut builder, (number, thread), has_merged_threads, unit.factor, places, tally)
+            read_thread(&mut builder, (number, thread), has_merged_threads, times, unit.factor, places, tally)
         };
         read().map_err(|why| why.at(format_args!("thread {number}")))?;
     }
@@ -218,6 +279,7 @@ fn read_thread(
     builder: &mut SavedBuilder,
     (number, thread): (usize, &Thread<'_>),
     has_merged_threads: bool,
+    times: Times,
     factor: f64,
     places: &mut Places,
     tally: &mut Tally,
@@ -232,17 +294,35 @@ fn read_thread(
         (_, None) => None,
     };
     let root = StackRoot { process, thread: named, complete: true, waiting: false };
-    read_samples(builder, (number, thread), factor, (root, places), tally)
+    let samples = read_samples(builder, (number, thread), times, factor, (root, places), tally)?;
+    if !samples.is_empty() {
+        let (name, id) = (builder.text(&thread.name)?, thread.tid.get().unwrap_or(0));
+        let pid = thread.pid.get().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
+        let begun_ns = samples.first().map_or(0, |sample| sample.at_ns.saturating_sub(sample.weight_ns));
+        builder.add_thread_timeline(ThreadTimeline {
+            process,
+            pid,
+            name,
+            id,
+            begun_ns,
+            ended_ns: None,
+            samples,
+        });
+    }
+    Ok(())
 }
 
 fn read_samples(
     builder: &mut SavedBuilder,
     (number, thread): (usize, &Thread<'_>),
+    times: Times,
     factor: f64,
     (root, places): (StackRoot, &mut Places),
     tally: &mut Tally,
-) -> Result<(), Malformed> {
+) -> Result<Vec<TimedSample>, Malformed> {
     let samples = &thread.samples;
+    let at_ns = if times.are_real { samples.times_ns() } else { None };
+    let mut timed = Vec::new();
     if samples.weight.as_ref().is_some_and(|weight| weight.len() != samples.stack.len()) {
         return Err("it has more or fewer weights than samples".into());
     }
@@ -276,8 +356,22 @@ fn read_samples(
         let at_sample = |full: Full| Malformed::from(full).at(format_args!("sample {index}"));
         builder.count(node, count).map_err(at_sample)?;
         tally.understand();
+        if let Some(at_ns) = at_ns.as_ref().and_then(|times| times.get(index)) {
+            let by_cpu =
+                cpu.filter(|cpu| *cpu > 0.0).zip(times.cpu_unit_ns).map(|(cpu, unit_ns)| cpu * unit_ns);
+            let weight_ns = by_cpu.unwrap_or(count as f64 * times.period_ns) as u64;
+            if weight_ns > 0 {
+                timed.push(TimedSample {
+                    at_ns: *at_ns,
+                    weight_ns,
+                    node: stack.is_some().then_some(node),
+                    count,
+                });
+            }
+        }
     }
-    Ok(())
+    timed.sort_by_key(|sample| sample.at_ns);
+    Ok(timed)
 }
 
 fn root_node(builder: &mut SavedBuilder, root: StackRoot) -> Result<NodeId, Full> {
