@@ -248,6 +248,9 @@ def report(results, options):
 
 def main():
     options = arguments_of(sys.argv[1:])
+    # Whoever starts this may ignore them (nohup does), which a profiler inherits and keeps to.
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_DFL)
     if options.share:
         work(options)
         return 0

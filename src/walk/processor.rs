@@ -60,7 +60,7 @@ pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
     /// Whether a jump to another function proves that the link register holds the caller. Not where
     /// compilers jump from the body of a function to a part of it that stands apart.
     const JUMPS_KEEP_LINK: bool = true;
-    /// Whether what is told of paths from a function's entry holds only if every path was followed: those that
+    /// Whether what follows from paths since a function's entry holds only if every path was followed: those that
     /// come back to the address too (an alloca in a loop moves the stack pointer each time), and none behind
     /// calls of functions that never return. For processors whose code mostly has no unwind tables.
     const EVERY_PATH: bool = false;

@@ -10,25 +10,32 @@ use crate::support::Place;
 const OF_KERNEL: &str = "/proc is the kernel's and keeps no files; name a file elsewhere";
 
 /// Outputs, and what is said of them.
-fn outputs() -> Vec<(&'static str, &'static str)> {
-    let mut outputs = vec![
-        ("socket", "it is a socket; name a file or a pipe"),
-        ("/dev/stdin", "it is not open for writing; name a file"),
-        ("/dev/fd/987", "it is not open for writing; name a file"),
-        ("missing/a", "the directory `missing` does not exist"),
-        ("directory", "it is a directory; name a file in it"),
-    ];
+const OUTPUTS: &[(&str, &str)] = &[
+    ("socket", "it is a socket; name a file or a pipe"),
+    ("/dev/stdin", "it is not open for writing; name a file"),
+    ("/dev/fd/987", "it is not open for writing; name a file"),
+    ("missing/a", "the directory `missing` does not exist"),
+    ("directory", "it is a directory; name a file in it"),
     #[cfg(target_os = "linux")]
-    outputs.extend([
-        ("/proc/a", OF_KERNEL),
-        ("/proc/self/a", OF_KERNEL),
-        ("/proc/self/comm", OF_KERNEL),
-        ("/proc/self/root", "it is a directory; name a file in it"),
-        ("/proc/self/task/0/a", "does not exist"),
-        ("/dev/full", "no space left on device; free some there, or name a file elsewhere"),
-    ]);
-    outputs
-}
+    ("/proc/a", OF_KERNEL),
+    #[cfg(target_os = "linux")]
+    ("/proc/self/a", OF_KERNEL),
+    #[cfg(target_os = "linux")]
+    ("/proc/self/comm", OF_KERNEL),
+    #[cfg(target_os = "linux")]
+    ("/proc/self/root", "it is a directory; name a file in it"),
+    #[cfg(target_os = "linux")]
+    ("/proc/self/task/0/a", "does not exist"),
+    #[cfg(target_os = "linux")]
+    ("/dev/full", "no space left on device; free some there, or name a file elsewhere"),
+];
+
+/// Directories of baselines, and what is said of them.
+const BASELINES: &[(&str, &str)] = &[
+    ("file/kept", "`file` is not a directory"),
+    #[cfg(target_os = "linux")]
+    ("/proc/kept", "no file can be made in its directory: no such file or directory"),
+];
 
 #[test]
 fn an_output_is_refused_before_anything_is_recorded_or_read() {
@@ -36,7 +43,7 @@ fn an_output_is_refused_before_anything_is_recorded_or_read() {
     std::fs::create_dir(place.path("directory")).unwrap();
     let _listener = UnixListener::bind(place.path("socket")).unwrap();
     let before = place.files();
-    for (output, why) in outputs() {
+    for (output, why) in OUTPUTS {
         for line in [
             format!("--format folded -o {output} -- ./no-such-program"),
             format!("--format folded -o a.folded -o {output} -- ./no-such-program"),
@@ -89,11 +96,7 @@ fn a_place_without_room_is_refused_before_anything_is_recorded() {
 fn a_baseline_is_refused_before_anything_is_read() {
     let place = Place::new();
     place.write("file", "");
-    for (directory, why) in [
-        ("file/kept", "`file` is not a directory"),
-        #[cfg(target_os = "linux")]
-        ("/proc/kept", "no file can be made in its directory: no such file or directory"),
-    ] {
+    for (directory, why) in BASELINES {
         let run = place.run(&format!("gate --new no-such.folded --update-baseline {directory}"));
         run.fails_with(1, &[&format!("cannot write `{directory}`: "), why]);
     }

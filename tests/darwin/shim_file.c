@@ -255,6 +255,12 @@ static int d_linkat(int at, const char *from, int to_at, const char *to, int fla
         not_implemented("linkat flags %#x", (unsigned)flags);
     return RESULT(linkat(AT(at), from, AT(to_at), to, flags ? AT_SYMLINK_FOLLOW : 0));
 }
+static int d_faccessat(int at, const char *path, int mode, int flags)
+{
+    if (flags & ~0x10) /* AT_EACCESS there */
+        not_implemented("faccessat flags %#x", (unsigned)flags);
+    return RESULT(faccessat(AT(at), path, mode, flags ? AT_EACCESS : 0));
+}
 static int d_mkdirat(int at, const char *path, mode_t mode) { return RESULT(mkdirat(AT(at), path, mode)); }
 static int d_renameat(int at, const char *from, int to_at, const char *to)
 {
@@ -349,7 +355,7 @@ const struct shim file_shims[] = {
     NAMED("_close$NOCANCEL", d_close), NAMED("_realpath$DARWIN_EXTSN", d_realpath),
     NAMED("_stat$INODE64", d_stat), NAMED("_lstat$INODE64", d_lstat), NAMED("_fstat$INODE64", d_fstat),
     NAMED("_opendir$INODE64", d_opendir), NAMED("_readdir_r$INODE64", d_readdir_r),
-    SHIM(chown), SHIM(lchown), SHIM(chroot), SHIM(linkat), SHIM(mkdirat), SHIM(renameat), SHIM(readlinkat), NAMED("_fstatfs$INODE64", d_fstatfs),
+    SHIM(chown), SHIM(lchown), SHIM(chroot), SHIM(linkat), SHIM(mkdirat), SHIM(renameat), SHIM(readlinkat), SHIM(faccessat), NAMED("_fstatfs$INODE64", d_fstatfs),
     SHIM(openat), SHIM(unlinkat), SHIM(chmod), SHIM(symlink), NAMED("_fstatat$INODE64", d_fstatat), NAMED("_fdopendir$INODE64", d_fdopendir),
     {NULL, NULL},
 };

@@ -1,5 +1,5 @@
 //! Programs whose runtimes lay out stacks their own way: Go (goroutines, assembly without frame records), HotSpot and
-//! Mono (code that is made at run time), compilers that register their code with debuggers. What is called complete lacks
+//! Mono (JIT code), compilers that register their code with debuggers. What is called complete lacks
 //! no caller; how much is complete is measured by `scripts/field.sh`, with Node and PHP.
 
 use std::env;

@@ -81,7 +81,7 @@ impl Sums {
                 }
                 What::Missed(look, _) => self.weigh(key, look.cpu_ns),
                 What::Ended(used_ns, _) => {
-                    // One that has ended with an exec, and is told of by a wait alone, may end once more: with nothing.
+                    // A thread that an exec ended and only a wait reports may end twice: the second time with no CPU time.
                     let (by_samples_ns, used_ns) = (self.used_ns.remove(&key).unwrap_or(0), used_ns.unwrap());
                     let why = format!("ends with {used_ns} ns, its samples weigh {by_samples_ns}");
                     expect(by_samples_ns == used_ns, &why);
