@@ -33,7 +33,7 @@ mod linux {
     /// A gap shorter than this is the loop itself.
     const GAP_NS: u64 = 1_000;
     /// Bytes of stack that both copy: what the engine settles on for a shallow stack.
-    const WINDOW_BYTES: usize = 8 << 10;
+    const STACK_BYTES: usize = 8 << 10;
     const ALLOWED: f64 = 1.5;
 
     pub(super) fn main() {
@@ -146,7 +146,7 @@ mod linux {
     fn bare(pid: u32, length_ms: u64, poll: bool) -> &'static str {
         let sample = move || {
             let tid = pid as libc::pid_t;
-            let mut stack = vec![0u8; WINDOW_BYTES];
+            let mut stack = vec![0u8; STACK_BYTES];
             let flags = libc::__WALL | if poll { libc::WNOHANG } else { 0 };
             // SAFETY: numbers and addresses of live local objects of the sizes given.
             unsafe {
@@ -175,8 +175,8 @@ mod linux {
                     let sp = registers.rsp;
                     #[cfg(target_arch = "aarch64")]
                     let sp = registers.sp;
-                    let local = libc::iovec { iov_base: stack.as_mut_ptr().cast(), iov_len: WINDOW_BYTES };
-                    let remote = libc::iovec { iov_base: sp as *mut libc::c_void, iov_len: WINDOW_BYTES };
+                    let local = libc::iovec { iov_base: stack.as_mut_ptr().cast(), iov_len: STACK_BYTES };
+                    let remote = libc::iovec { iov_base: sp as *mut libc::c_void, iov_len: STACK_BYTES };
                     libc::process_vm_readv(tid, &raw const local, 1, &raw const remote, 1, 0);
                     libc::ptrace(libc::PTRACE_CONT, tid, 0usize, 0usize);
                 }

@@ -36,7 +36,7 @@ mod linux {
     use std::time::Instant;
 
     use stackprof::addr::LookupAvma;
-    use stackprof::images::ImageCode;
+    use stackprof::images::ProcessImages;
     use stackprof::walk::{self, Frames, Input, StackBytes, StackEnd, UnwindMethod, Unwinder};
 
     use crate::framehop_side::Framehop;
@@ -71,7 +71,7 @@ mod linux {
     /// One walker with its caches, and what it found last.
     pub(super) struct State<'a> {
         walker: Walker,
-        code: ImageCode<'a>,
+        code: ProcessImages<'a>,
         framehop: Framehop,
         unwinder: Unwinder,
         frames: Frames,
@@ -82,7 +82,7 @@ mod linux {
         pub(super) fn new(walker: Walker, program: &'a Program) -> State<'a> {
             State {
                 walker,
-                code: ImageCode(&program.images),
+                code: program.images.of(0),
                 framehop: Framehop::new(program),
                 unwinder: Unwinder::default(),
                 frames: Frames::default(),

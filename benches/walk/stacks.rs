@@ -23,7 +23,7 @@ pub(super) const WORK: &str = "--work";
 /// How long a recorded program runs, at most.
 const WORK_FOR: Duration = Duration::from_secs(3);
 const RECORDED: usize = 48;
-const WINDOW_BYTES: usize = 128 << 10;
+const STACK_BYTES: usize = 128 << 10;
 const SEED: u64 = 88_172_645_463_325_252;
 /// Call sites in a set that fits into framehop's cache.
 const SITES: usize = 160;
@@ -117,13 +117,13 @@ fn record(name: &'static str, command: &[OsString]) -> Result<Program, String> {
         // Behind the loading of libraries.
         let mut until_ns = clock.now_ns() + 300_000_000;
         let give_up_ns = clock.now_ns() + WORK_FOR.as_nanos() as u64;
-        let mut capture = Capture::with_capacity(WINDOW_BYTES);
+        let mut capture = Capture::with_capacity(STACK_BYTES);
         let text = |fault: Fault| fault.to_string();
         while recorded.len() < RECORDED && clock.now_ns() < give_up_ns {
             while target.next(until_ns, &mut capture).map_err(text)? != Event::Timeout {}
             target.threads(&mut threads);
             let Some(&(thread, top)) = threads.first() else { break };
-            target.interrupt(thread, WINDOW_BYTES, true).map_err(text)?;
+            target.interrupt(thread, STACK_BYTES, true).map_err(text)?;
             let wait_ns = clock.now_ns() + 100_000_000;
             loop {
                 let event = target.next(wait_ns, &mut capture).map_err(text)?;
@@ -197,7 +197,7 @@ impl Program {
         bytes: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
     ) -> Program {
         let mut images = Images::default();
-        images.update(mappings, bytes);
+        images.update(0, mappings, bytes);
         let mut module = |mapping: &Mapping| {
             let bytes = bytes(mapping).ok()?.bytes().to_vec();
             let file = object::File::parse(&*bytes).ok()?;
@@ -265,7 +265,7 @@ impl Program {
                 let address = start + at as u64 + 5;
                 if call[0] == 0xe8
                     && leads_into_text
-                    && let Some(AnyRow::X86_64(row)) = self.images.row(Avma(address - 1))
+                    && let Some(AnyRow::X86_64(row)) = self.images.of(0).row(Avma(address - 1))
                     && is_ordinary(&row)
                 {
                     sites.insert(address, Site { address, row: *row });

@@ -9,7 +9,7 @@
 #[cfg(test)]
 pub(crate) mod build;
 pub mod functions;
-pub mod linked;
+pub mod relocated_object;
 pub mod structures;
 pub mod variables;
 

@@ -144,7 +144,7 @@ impl MachO {
     }
 
     fn read<H: MachHeader<Endian = LittleEndian>>(bytes: &[u8]) -> Result<MachO, FormatError> {
-        let mut found = Found::default();
+        let mut found = LoadCommands::default();
         let header = summary::<H>(bytes, &mut found)?;
         let text = found.segments.iter().find(|segment| segment.name == "__TEXT");
         let text = text.ok_or(FormatError::NoText)?.svma.clone();
@@ -247,7 +247,7 @@ pub(crate) fn uleb(bytes: &mut &[u8]) -> Option<u64> {
 
 /// What the load commands say, as far as they were read.
 #[derive(Default)]
-struct Found {
+struct LoadCommands {
     uuid: Option<[u8; 16]>,
     entry_offset: Option<u64>,
     /// Where `LC_UNIXTHREAD` says that the first thread begins.
@@ -262,7 +262,7 @@ struct Found {
 
 fn summary<'a, H: MachHeader<Endian = LittleEndian>>(
     bytes: &'a [u8],
-    found: &mut Found,
+    found: &mut LoadCommands,
 ) -> object::read::Result<&'a H> {
     let header = H::parse(bytes, 0)?;
     let mut commands = header.load_commands(LittleEndian, bytes, 0)?;
@@ -275,7 +275,7 @@ fn summary<'a, H: MachHeader<Endian = LittleEndian>>(
 /// Takes in a segment and its sections.
 fn take_segment<S: SegmentCommand<Endian = LittleEndian>>(
     command: LoadCommandData<'_, LittleEndian>,
-    found: &mut Found,
+    found: &mut LoadCommands,
 ) -> object::read::Result<()> {
     let endian = LittleEndian;
     let Some((segment, sections)) = S::from_command(command)? else { return Ok(()) };
@@ -331,7 +331,7 @@ fn unix_thread_entry(command: &[u8], is_64: bool) -> Option<Svma> {
 fn take(
     command: LoadCommandData<'_, LittleEndian>,
     is_64: bool,
-    found: &mut Found,
+    found: &mut LoadCommands,
 ) -> object::read::Result<()> {
     let endian = LittleEndian;
     let from_to = |start: u32, length: u64| u64::from(start)..u64::from(start) + length;

@@ -24,10 +24,10 @@ use super::OpenError;
 pub(crate) struct Map {
     /// Declared before the bytes, so that a range is forgotten before its addresses are free.
     #[cfg(unix)]
-    known: ranges::Known,
+    known: ranges::KnownRange,
     bytes: memmap2::Mmap,
     #[cfg(unix)]
-    held: Option<Held>,
+    held: Option<OpenFile>,
 }
 
 impl Map {
@@ -42,7 +42,7 @@ impl Map {
         let map = Map::briefly(&file)?;
         Ok(Map {
             #[cfg(unix)]
-            held: Some(Held { file, stamp: before.0, path: before.1 }),
+            held: Some(OpenFile { file, stamp: before.0, path: before.1 }),
             ..map
         })
     }
@@ -58,7 +58,7 @@ impl Map {
         watch();
         Ok(Map {
             #[cfg(unix)]
-            known: ranges::Known::new(bytes.as_ptr().addr()..bytes.as_ptr().addr() + bytes.len()),
+            known: ranges::KnownRange::new(bytes.as_ptr().addr()..bytes.as_ptr().addr() + bytes.len()),
             bytes,
             #[cfg(unix)]
             held: None,
@@ -98,14 +98,14 @@ impl AsRef<[u8]> for Map {
 /// An open file, and what it was before it was mapped.
 #[cfg(unix)]
 #[derive(Debug)]
-struct Held {
+struct OpenFile {
     file: File,
     stamp: Stamp,
     path: Option<PathBuf>,
 }
 
 #[cfg(unix)]
-impl Held {
+impl OpenFile {
     /// Whether its content is another. `cp -p` and `rsync` set the time of the content back, which
     /// changes that of the inode. But so do removing a name and renaming, by which most programs are
     /// updated while they run: their content stays, and the number of links or the path tells.
@@ -141,7 +141,7 @@ pub(crate) fn release_pages() {
     #[cfg(unix)]
     ranges::visit(|range| {
         let start = std::ptr::without_provenance_mut(range.start);
-        // SAFETY: the range is that of a map, whose owner waits in `Known`'s drop before it unmaps it. The map is private
+        // SAFETY: the range is that of a map, whose owner waits in `KnownRange`'s drop before it unmaps it. The map is private
         // and never written to, so its pages are those of the file again, or zeros where `put_zeros` was.
         unsafe { libc::madvise(start, range.len(), libc::MADV_DONTNEED) };
     });

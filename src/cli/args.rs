@@ -24,11 +24,11 @@ use super::format::Format;
 use super::system;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
-use crate::sources::gdb::Place;
+use crate::sources::gdb::StubAddress;
 use crate::symbol::Style;
 use crate::walk::UnwindMethod;
 
-pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, What};
+pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, Listing};
 pub use output::{Destination, Output};
 pub use record::{DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, LaunchOptions, Recording};
 
@@ -70,7 +70,7 @@ pub enum Source {
     /// A running process.
     Pid(u32),
     /// Several that run, or a part of the machine, or all of it.
-    Several(Several),
+    Several(ProcessArguments),
     /// A command to start: program and arguments, never empty.
     Launch(Vec<OsString>),
     /// What is behind a stub of the gdb remote protocol.
@@ -88,14 +88,14 @@ pub enum Source {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stub {
     /// Where the stub is.
-    pub place: Place,
+    pub place: StubAddress,
     /// The program's file, where the stub does not name it.
     pub exec: Option<PathBuf>,
 }
 
 /// Which processes of the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Several {
+pub struct ProcessArguments {
     /// By process id.
     pub pids: Vec<u32>,
     /// All of them.
@@ -274,7 +274,7 @@ fn several(
         pids.dedup();
         return Ok(match pids[..] {
             [pid] => Source::Pid(pid),
-            _ => Source::Several(Several { pids, ..Several::default() }),
+            _ => Source::Several(ProcessArguments { pids, ..ProcessArguments::default() }),
         });
     };
     if let Some(other) = chosen.next() {
@@ -293,7 +293,7 @@ fn several(
             command.join(" ")
         )));
     }
-    Ok(Source::Several(Several { pids: Vec::new(), all, cgroup, container, user }))
+    Ok(Source::Several(ProcessArguments { pids: Vec::new(), all, cgroup, container, user }))
 }
 
 /// Finds the one process that has a name: the only thing here that looks at the system, so the caller brings it.
@@ -350,7 +350,7 @@ fn stub(place: &OsStr, flags: &SourceFlags, launch: Option<Vec<OsString>>) -> Re
         return Err(usage(format!("{why}: --gdb '|{}'", command.join(" "))));
     }
     let expected = "HOST:PORT, or '|COMMAND' for a stub on its standard input and output";
-    let parsed = place.to_str().and_then(Place::parse).ok_or_else(|| bad("--gdb", place, expected))?;
+    let parsed = place.to_str().and_then(StubAddress::parse).ok_or_else(|| bad("--gdb", place, expected))?;
     Ok(Source::Gdb(Stub { place: parsed, exec: flags.exec.clone() }))
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use super::args::{DUMP_DEPTH_MAX, Dump, Source, What};
+use super::args::{DUMP_DEPTH_MAX, Dump, Listing, Source};
 use super::{functions, messages, naming, system};
 use crate::addr::LookupAvma;
 use crate::binary::{Files, Mapping};
@@ -15,7 +15,7 @@ use crate::recording::Frame;
 use crate::sampler::{self, Snapshot};
 use crate::sources::gdb;
 use crate::sources::sim::{SimConfig, SimTarget};
-use crate::sources::{Activity, Capture, Event, Fault, Look, Role, Target, ThreadId};
+use crate::sources::{Activity, Capture, Event, Fault, Role, Target, ThreadId, ThreadStatus};
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
 use crate::trie::FrameId;
@@ -24,7 +24,7 @@ use crate::walk::StackEnd;
 
 /// How long a thread may take to stop that is stopped to see what it does, and how long a list of
 /// mappings may be in motion, nanoseconds.
-const LOOK_NS: u64 = 1_000_000_000;
+const POLL_NS: u64 = 1_000_000_000;
 
 /// How many lists in motion are read at least: whoever is held up in between sees few in that time, and each may
 /// come just as another program begins.
@@ -43,17 +43,20 @@ pub fn run(dump: &Dump) -> Result<()> {
         Source::Pid(_) => Role::SamplingByPtrace,
         _ => Role::SamplingByStub,
     };
-    let show = |target: &mut dyn Target, clock: &dyn Clock| -> Result<Shown> {
+    let show = |target: &mut dyn Target, clock: &dyn Clock| -> Result<DumpText> {
         system::restrict(role);
         match dump.what {
-            What::Threads => threads(target, clock).map(Shown::whole),
-            What::Images => images(target, clock).map(Shown::whole),
-            What::Symbols => symbols(target, clock, dump.naming.style).map(Shown::whole),
-            What::Stacks => {
+            Listing::Threads => threads(target, clock).map(DumpText::whole),
+            Listing::Images => images(target, clock).map(DumpText::whole),
+            Listing::Symbols => symbols(target, clock, dump.naming.style).map(DumpText::whole),
+            Listing::Stacks => {
                 let files = target.files();
                 let snapshot = sampler::snapshot(target, clock, dump.max_depth, dump.unwind)?;
                 let process = target.process().name.clone();
-                Ok(Shown { stacks: Some(Stacks { snapshot, files, process }), ..Shown::whole(String::new()) })
+                Ok(DumpText {
+                    stacks: Some(Stacks { snapshot, files, process }),
+                    ..DumpText::whole(String::new())
+                })
             }
         }
     };
@@ -71,10 +74,10 @@ pub fn run(dump: &Dump) -> Result<()> {
         Source::Gdb(stub) => {
             let clock = RealClock::new();
             let mut target =
-                gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Standing, clock.clone())?;
+                gdb::attach(&stub.place, stub.exec.as_deref(), gdb::InitialState::Stopped, clock.clone())?;
             show(&mut target, &clock)?
         }
-        Source::Launch(_) | Source::Demo | Source::Several(_) => Shown::whole(String::new()),
+        Source::Launch(_) | Source::Demo | Source::Several(_) => DumpText::whole(String::new()),
     };
     // Names take longer than a signal to the target can wait: it is let go before.
     if let Some(stacks) = shown.stacks.take() {
@@ -87,7 +90,7 @@ pub fn run(dump: &Dump) -> Result<()> {
 }
 
 /// What is printed, and what of it could not be read.
-struct Shown {
+struct DumpText {
     text: String,
     missing: Option<Error>,
     /// Stacks that are named when the target runs again.
@@ -102,9 +105,9 @@ struct Stacks {
     process: String,
 }
 
-impl Shown {
-    fn whole(text: String) -> Shown {
-        Shown { text, missing: None, stacks: None }
+impl DumpText {
+    fn whole(text: String) -> DumpText {
+        DumpText { text, missing: None, stacks: None }
     }
 }
 
@@ -122,22 +125,26 @@ fn activity_name(activity: Activity) -> &'static str {
 }
 
 /// What threads did when they were stopped for that, all at once where the source can.
-fn stopped_looks(target: &mut dyn Target, clock: &dyn Clock, ids: &[ThreadId]) -> Vec<(ThreadId, Look)> {
+fn poll_by_stop(
+    target: &mut dyn Target,
+    clock: &dyn Clock,
+    ids: &[ThreadId],
+) -> Vec<(ThreadId, ThreadStatus)> {
     let mut left = ids.iter().filter(|id| target.interrupt(**id, 0, true).is_ok()).count();
     let mut capture = Capture::with_capacity(0);
-    let until_ns = clock.now_ns().saturating_add(LOOK_NS);
-    let mut looks = Vec::new();
+    let until_ns = clock.now_ns().saturating_add(POLL_NS);
+    let mut statuses = Vec::new();
     while left > 0 {
         match target.next(until_ns, &mut capture) {
             Ok(Event::Stopped { thread, .. }) => {
                 left -= 1;
-                looks.extend(capture.look.map(|look| (thread, look)));
+                statuses.extend(capture.status.map(|status| (thread, status)));
             }
             Ok(Event::Timeout) | Err(_) => break,
             Ok(_) => {}
         }
     }
-    looks
+    statuses
 }
 
 fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
@@ -145,18 +152,18 @@ fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
     target.threads(&mut list);
     let mut rows = Vec::new();
     for (id, _) in list {
-        let Ok(look) = target.look(id) else { continue };
-        rows.push((id, look, escape_line(&target.thread_name(id).unwrap_or_default()).into_owned()));
+        let Ok(status) = target.poll(id) else { continue };
+        rows.push((id, status, escape_line(&target.thread_name(id).unwrap_or_default()).into_owned()));
     }
-    let is_untold = |look: &Look| look.activity == Activity::Untold;
+    let is_untold = |status: &ThreadStatus| status.activity == Activity::Untold;
     let asked: Vec<ThreadId> = rows.iter().filter(|row| is_untold(&row.1)).map(|row| row.0).collect();
-    for (id, told) in stopped_looks(target, clock, &asked) {
+    for (id, told) in poll_by_stop(target, clock, &asked) {
         rows.iter_mut().filter(|row| row.0 == id).for_each(|row| row.1 = told);
     }
     let mut out = String::from("thread      state    cpu seconds  name\n");
-    for (id, look, name) in rows {
-        let state = activity_name(look.activity);
-        let _ = writeln!(out, "{:<10}  {state:<7}  {:>11.3}  {name}", id.0, look.cpu_ns as f64 / 1e9);
+    for (id, status, name) in rows {
+        let state = activity_name(status.activity);
+        let _ = writeln!(out, "{:<10}  {state:<7}  {:>11.3}  {name}", id.0, status.cpu_ns as f64 / 1e9);
     }
     Ok(out)
 }
@@ -164,7 +171,7 @@ fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
 /// The mappings and the images that they are of. A process that has just begun a program has none
 /// for a moment, and the source may have to take up that it has begun one: this waits for both.
 fn read_images(target: &mut dyn Target, clock: &dyn Clock) -> Result<(Vec<Mapping>, Images)> {
-    let until_ns = clock.now_ns().saturating_add(LOOK_NS);
+    let until_ns = clock.now_ns().saturating_add(POLL_NS);
     let (mut mappings, mut lists) = (Vec::new(), 0);
     loop {
         lists += 1;
@@ -173,15 +180,15 @@ fn read_images(target: &mut dyn Target, clock: &dyn Clock) -> Result<(Vec<Mappin
             Err(Fault::Transient(_)) if clock.now_ns() < until_ns || lists < LISTS_MIN => {}
             Err(fault) => return Err(failed(&fault)),
         }
-        let next_look_ns = clock.now_ns().saturating_add(AGAIN_NS);
-        match target.next(next_look_ns, &mut Capture::with_capacity(0)) {
+        let next_poll_ns = clock.now_ns().saturating_add(AGAIN_NS);
+        match target.next(next_poll_ns, &mut Capture::with_capacity(0)) {
             Ok(Event::Exited(_)) => return Err(failed(&Fault::Gone)),
             Ok(_) => {}
             Err(fault) => return Err(failed(&fault)),
         }
     }
     let mut images = Images::default();
-    images.update(&mappings, &mut |mapping| target.image_bytes(mapping));
+    images.update(0, &mappings, &mut |mapping| target.image_bytes(mapping));
     Ok((mappings, images))
 }
 
@@ -189,7 +196,7 @@ fn images(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
     let (mappings, images) = read_images(target, clock)?;
     let mut out = String::from("code                               build id          path\n");
     for mapping in &mappings {
-        let located = images.locate(images.space(), mapping.avma.start);
+        let located = images.locate(images.of(0).space(), mapping.avma.start);
         let build_id = located.and_then(|located| located.image.build_id.as_deref()).unwrap_or_default();
         let build_id: String = build_id.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         let path = if mapping.path.is_empty() { "[no file]" } else { &mapping.path };
@@ -267,7 +274,7 @@ impl Stacks {
             snapshot.stacks.iter().flat_map(|stack| stack.addresses.iter().copied()).collect();
         addresses.sort_unstable();
         addresses.dedup();
-        let space = snapshot.images.space();
+        let space = snapshot.images.of(0).space();
         let frames = addresses.iter().enumerate();
         let frames =
             frames.map(|(index, address)| (FrameId(index as u32), Frame::Code { space, address: *address }));

@@ -30,12 +30,12 @@ use writable::{
 #[derive(Debug, Default)]
 pub struct OutputFiles {
     caller: Option<Caller>,
-    checked: Mutex<Vec<(PathBuf, Checked)>>,
+    checked: Mutex<Vec<(PathBuf, WritableOutput)>>,
 }
 
 /// An output that can be written.
 #[derive(Debug)]
-enum Checked {
+enum WritableOutput {
     /// An open file of this process.
     Descriptor(File),
     /// A name in an open directory.
@@ -44,10 +44,11 @@ enum Checked {
     Append { place: Place, rights: Rights },
 }
 
-impl Checked {
+impl WritableOutput {
     /// Whether both replace one file; pipes and devices replace none.
-    fn replaces_same(&self, other: &Checked) -> bool {
-        let (Checked::Place { place, .. }, Checked::Place { place: other, .. }) = (self, other) else {
+    fn replaces_same(&self, other: &WritableOutput) -> bool {
+        let (WritableOutput::Place { place, .. }, WritableOutput::Place { place: other, .. }) = (self, other)
+        else {
             return false;
         };
         place.is_same(other)
@@ -65,7 +66,7 @@ enum Rights {
 }
 
 /// Where the content of an output goes.
-enum Begun {
+enum OutputSink {
     /// To something that cannot be replaced: a device or a pipe.
     Direct(File),
     /// To a new file.
@@ -121,9 +122,9 @@ impl OutputFiles {
         let (rights, opened) = opened.map_err(|problem| problem.of(path))?;
         let (is_empty, checked) = match opened {
             Ok(file) => {
-                (file.metadata().is_ok_and(|metadata| metadata.len() == 0), Checked::Descriptor(file))
+                (file.metadata().is_ok_and(|metadata| metadata.len() == 0), WritableOutput::Descriptor(file))
             }
-            Err(place) => (true, Checked::Append { place, rights }),
+            Err(place) => (true, WritableOutput::Append { place, rights }),
         };
         self.checked().push((path.to_owned(), checked));
         Ok(is_empty)
@@ -132,7 +133,7 @@ impl OutputFiles {
     /// An output that replaces the file would take what is appended with it.
     fn check_own(&self, place: &Place) -> std::result::Result<(), Problem> {
         let all = self.checked();
-        let is_same = |checked: &Checked| matches!(checked, Checked::Place { place: other, .. } if other.is_same(place));
+        let is_same = |checked: &WritableOutput| matches!(checked, WritableOutput::Place { place: other, .. } if other.is_same(place));
         match all.iter().find(|(_, checked)| is_same(checked)) {
             Some((other, _)) => {
                 let why = format!("`{}` is the same file; each output needs its own", other.display());
@@ -146,8 +147,10 @@ impl OutputFiles {
     #[must_use]
     pub fn are_callers(&self) -> bool {
         self.checked().iter().all(|(_, checked)| match checked {
-            Checked::Descriptor(_) => true,
-            Checked::Place { rights, .. } | Checked::Append { rights, .. } => *rights == Rights::Caller,
+            WritableOutput::Descriptor(_) => true,
+            WritableOutput::Place { rights, .. } | WritableOutput::Append { rights, .. } => {
+                *rights == Rights::Caller
+            }
         })
     }
 
@@ -166,8 +169,8 @@ impl OutputFiles {
         }?;
         let cannot = |error: io::Error| Problem::from(error).of(path);
         match begun {
-            Begun::Direct(file) => closed_pipe_is_fine(write_through(&file, content)).map_err(cannot),
-            Begun::Whole(new) => {
+            OutputSink::Direct(file) => closed_pipe_is_fine(write_through(&file, content)).map_err(cannot),
+            OutputSink::Whole(new) => {
                 write_through(new.file(), content).map_err(cannot)?;
                 let Some(place) = place else { return Ok(()) };
                 self.act(rights, || place.finish(new).map_err(Problem::from))
@@ -223,42 +226,44 @@ impl OutputFiles {
         .map_err(|problem| problem.of(path))
     }
 
-    fn checked(&self) -> MutexGuard<'_, Vec<(PathBuf, Checked)>> {
+    fn checked(&self) -> MutexGuard<'_, Vec<(PathBuf, WritableOutput)>> {
         self.checked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn prepare(&self, path: &Path) -> Result<Checked> {
+    fn prepare(&self, path: &Path) -> Result<WritableOutput> {
         let prepared = self.as_anyone(|trust| match resolve(path, Goal::File, trust) {
             Ok(Resolved::Place(place)) => check_place(&place).map(|()| Ok(place)),
             Ok(Resolved::Descriptor(descriptor)) => Ok(Err(descriptor)),
             Err(refusal) => Err(Problem::of_path(path, refusal)),
         });
         match prepared {
-            Ok((rights, Ok(place))) => Ok(Checked::Place { place, rights }),
+            Ok((rights, Ok(place))) => Ok(WritableOutput::Place { place, rights }),
             Ok((_, Err(descriptor))) => {
                 let file = File::from(descriptor);
                 check_open_file(&file).map_err(|problem| problem.of(path))?;
-                Ok(Checked::Descriptor(file))
+                Ok(WritableOutput::Descriptor(file))
             }
             Err(problem) => Err(problem.of(path)),
         }
     }
 
-    fn begin(&self, path: &Path, checked: Checked) -> Result<(Option<Place>, Rights, Begun)> {
+    fn begin(&self, path: &Path, checked: WritableOutput) -> Result<(Option<Place>, Rights, OutputSink)> {
         let (place, rights) = match checked {
-            Checked::Descriptor(file) => return Ok((None, Rights::Own, Begun::Direct(file))),
-            Checked::Append { place, rights } => {
+            WritableOutput::Descriptor(file) => return Ok((None, Rights::Own, OutputSink::Direct(file))),
+            WritableOutput::Append { place, rights } => {
                 let opened =
                     self.act(rights, || open_to_append(&place)).map_err(|problem| problem.of(path))?;
-                return Ok((None, rights, Begun::Direct(opened)));
+                return Ok((None, rights, OutputSink::Direct(opened)));
             }
-            Checked::Place { place, rights } => (place, rights),
+            WritableOutput::Place { place, rights } => (place, rights),
         };
         // A directory that was removed takes no name any more; there may be another one in its place.
         let (place, rights) = match place.directory() {
             Ok(directory) if directory.links == 0 => match self.prepare(path)? {
-                Checked::Place { place, rights } | Checked::Append { place, rights } => (place, rights),
-                Checked::Descriptor(file) => return Ok((None, Rights::Own, Begun::Direct(file))),
+                WritableOutput::Place { place, rights } | WritableOutput::Append { place, rights } => {
+                    (place, rights)
+                }
+                WritableOutput::Descriptor(file) => return Ok((None, Rights::Own, OutputSink::Direct(file))),
             },
             _ => (place, rights),
         };
@@ -299,13 +304,13 @@ impl OutputFiles {
 }
 
 /// Opens what the content goes to, as it is now.
-fn begin(place: &Place) -> std::result::Result<Begun, Problem> {
+fn begin(place: &Place) -> std::result::Result<OutputSink, Problem> {
     if place.is_proc() {
         if is_of_kernel(place)? {
             return Err(Problem::of_kernel());
         }
         if let Some((file, _)) = signals::await_reader(|| place.open())? {
-            return Ok(Begun::Direct(file));
+            return Ok(OutputSink::Direct(file));
         }
     }
     if let Some(existing) = place.existing()?.filter(is_direct) {
@@ -315,10 +320,10 @@ fn begin(place: &Place) -> std::result::Result<Begun, Problem> {
             && opened.identity == existing.identity
             && is_direct(&opened)
         {
-            return Ok(Begun::Direct(file));
+            return Ok(OutputSink::Direct(file));
         }
     }
-    place.create().map(Begun::Whole).map_err(Problem::in_directory)
+    place.create().map(OutputSink::Whole).map_err(Problem::in_directory)
 }
 
 /// Finds out before a recording whether standard output can be written after it.

@@ -12,7 +12,7 @@ use crate::binary::MappingKind;
 use crate::images::Image;
 use crate::recording::{Frame, Profile};
 use crate::sources::pushed::IN_KERNEL;
-use crate::symbol::runtime::Makers;
+use crate::symbol::runtime::JitRuntimes;
 use crate::symbol::{Names, Why, kernel, sections};
 use crate::trie::FrameId;
 use crate::walk::{StackEnd, UnwindMethod};
@@ -71,7 +71,7 @@ fn is_worth(count: u64, of: u64) -> bool {
 pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<String> {
     let mut hints = Vec::new();
     let stats = &profile.stats;
-    let seen = Seen::of(profile, names);
+    let seen = StackCounts::of(profile, names);
     hints.extend(early(profile, names, how, &seen));
     hints.extend(deep(profile));
     hints.extend(nameless(&seen, stats.samples));
@@ -115,7 +115,7 @@ pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<Str
 
 /// The hint about functions of the kernel whose names the system hides. Where it shows any, it hides none:
 /// code that was loaded later has no name for anybody.
-fn hidden_names(seen: &Seen, samples: u64) -> Option<String> {
+fn hidden_names(seen: &StackCounts, samples: u64) -> Option<String> {
     (!seen.kernel_named && is_worth(seen.kernel_nameless, samples)).then(|| {
         "functions of the kernel have no names: kernel.kptr_restrict hides them; sudo, or sysctl kernel.kptr_restrict=0"
             .to_owned()
@@ -133,7 +133,7 @@ enum Cause {
 
 /// Counts of the stacks that hints are about.
 #[derive(Debug, Default)]
-struct Seen {
+struct StackCounts {
     /// Incomplete stacks by cause.
     incomplete: BTreeMap<Cause, u64>,
     /// Stacks that end in code made at run time without a name, by what made it.
@@ -155,10 +155,10 @@ const PYTHON_EVALUATES: &str = "_PyEval_EvalFrameDefault";
 /// How CPython names its functions to profilers (Python/perf_trampoline.c).
 const PYTHON_FUNCTION: &str = "py::";
 
-impl Seen {
-    fn of(profile: &Profile, names: &Names) -> Seen {
-        let mut seen = Seen::default();
-        let mut makers = Makers::new(&profile.images);
+impl StackCounts {
+    fn of(profile: &Profile, names: &Names) -> StackCounts {
+        let mut seen = StackCounts::default();
+        let mut makers = JitRuntimes::new(&profile.images);
         let frames = profile.trie.frames();
         let makers: Vec<Option<Arc<str>>> = frames
             .map(|frame| match frame {
@@ -235,7 +235,7 @@ fn ends_in(profile: &Profile, frame: FrameId) -> Option<Cause> {
 }
 
 /// The hint about stacks that end early, if many do.
-fn early(profile: &Profile, names: &Names, how: UnwindMethod, seen: &Seen) -> Option<String> {
+fn early(profile: &Profile, names: &Names, how: UnwindMethod, seen: &StackCounts) -> Option<String> {
     let stats = &profile.stats;
     // Other stacks are incomplete for what the program does, not for how it was built.
     let early: u64 = [
@@ -300,7 +300,7 @@ fn in_image(
     profile: &Profile,
     names: &Names,
     how: UnwindMethod,
-    seen: &Seen,
+    seen: &StackCounts,
     image: &Image,
     described: bool,
 ) -> String {
@@ -339,7 +339,7 @@ fn is_go(image: &Image) -> bool {
 }
 
 /// The hint about code without names, if much is.
-fn nameless(seen: &Seen, samples: u64) -> Option<String> {
+fn nameless(seen: &StackCounts, samples: u64) -> Option<String> {
     let (maker, count) = seen.nameless.iter().max_by_key(|(_, count)| **count)?;
     let advice = advice(maker).find_map(|advice| advice.names)?;
     is_worth(*count, samples).then(|| {
@@ -348,7 +348,7 @@ fn nameless(seen: &Seen, samples: u64) -> Option<String> {
 }
 
 /// The hint about a file without symbols, if much of the time is spent in it.
-fn stripped(profile: &Profile, seen: &Seen) -> Option<String> {
+fn stripped(profile: &Profile, seen: &StackCounts) -> Option<String> {
     let (image, count) = seen.unnamed.iter().max_by_key(|(_, count)| **count)?;
     let image = profile.images.images().get(*image as usize)?;
     // A few samples are no reason to install anything; what cannot be read has a hint of its own.
@@ -378,7 +378,7 @@ fn minor_of(file: &str) -> Option<u32> {
 const PYTHON_MINOR_WITH_PERF: u32 = 12;
 
 /// The hint about functions of Python that nothing shows; `minor` of 3.x, if known.
-fn unseen_python(seen: &Seen, minor: Option<u32>, samples: u64) -> Option<String> {
+fn unseen_python(seen: &StackCounts, minor: Option<u32>, samples: u64) -> Option<String> {
     let advice = match minor {
         Some(minor) if minor < PYTHON_MINOR_WITH_PERF => {
             format!(
@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn functions_of_python_are_advised_by_version() {
-        let seen = |python| Seen { python, ..Seen::default() };
+        let seen = |python| StackCounts { python, ..StackCounts::default() };
         assert_eq!(unseen_python(&seen(10), None, 100), None);
         let hint = |minor| unseen_python(&seen(60), minor, 100).unwrap_or_default();
         let begin = "60.0% of the samples run functions of Python, which have no names: ";
@@ -440,7 +440,11 @@ mod tests {
 
     #[test]
     fn names_of_the_kernel_are_hidden_where_it_shows_none() {
-        let seen = |kernel_nameless, kernel_named| Seen { kernel_nameless, kernel_named, ..Seen::default() };
+        let seen = |kernel_nameless, kernel_named| StackCounts {
+            kernel_nameless,
+            kernel_named,
+            ..StackCounts::default()
+        };
         assert!(hidden_names(&seen(60, false), 100).is_some_and(|hint| hint.contains("kptr_restrict")));
         assert_eq!(hidden_names(&seen(60, true), 100), None, "one function without a name");
         assert_eq!(hidden_names(&seen(10, false), 100), None, "too few to matter");
@@ -448,8 +452,10 @@ mod tests {
 
     #[test]
     fn names_are_advised_where_they_are_worth_it() {
-        let seen =
-            |count| Seen { nameless: BTreeMap::from([(Arc::from("[php jit]"), count)]), ..Seen::default() };
+        let seen = |count| StackCounts {
+            nameless: BTreeMap::from([(Arc::from("[php jit]"), count)]),
+            ..StackCounts::default()
+        };
         assert_eq!(nameless(&seen(10), 100), None);
         assert_eq!(
             nameless(&seen(60), 100).as_deref(),

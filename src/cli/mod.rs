@@ -35,7 +35,7 @@ use std::ffi::OsString;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::Verdict;
-use crate::sources::{gdb, output, signals};
+use crate::sources::{output, signals};
 
 /// Runs the program with its arguments (without its own name) and returns the exit code.
 /// A mistake or failure is one line on standard error.
@@ -59,7 +59,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
 /// for another thread for long.
 const BEFORE_END: &[fn()] = &[
     // The target of a stub would stand.
-    gdb::wait_until_it_runs,
+    signals::await_stopped_targets,
     output::remove_unfinished,
 ];
 

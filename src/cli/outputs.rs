@@ -16,7 +16,7 @@ use crate::profile::{ByName, CallTree, Direction, Full, Saved};
 
 /// How the profile is to be shown where a form leaves a choice.
 #[derive(Clone, Debug)]
-pub(super) struct Shown {
+pub(super) struct Presentation {
     /// The picture, its heading included.
     pub(super) graph: Graph,
     /// The user's own heading, for forms that have a place for it.
@@ -45,7 +45,12 @@ pub(super) fn check_reverse(reverse: bool, outputs: &[Output]) -> Result<()> {
 ///
 /// # Errors
 /// One line that names the output and what stands in the way.
-pub(super) fn write(files: &OutputFiles, saved: &Saved, outputs: &[Output], shown: &Shown) -> Result<()> {
+pub(super) fn write(
+    files: &OutputFiles,
+    saved: &Saved,
+    outputs: &[Output],
+    shown: &Presentation,
+) -> Result<()> {
     let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full);
     // Several outputs may want it.
     let mut by_name = None;
@@ -63,7 +68,7 @@ pub(super) fn write(files: &OutputFiles, saved: &Saved, outputs: &[Output], show
                 let direction = if shown.reverse { Direction::FromLeaf } else { Direction::FromRoot };
                 let least = shown.graph.min_width_percent / 100.0;
                 let tree = CallTree::of(saved, shown.lines, direction, least).map_err(too_large)?;
-                let node = |node: &crate::profile::views::call_tree::Called| flamegraph::Frame {
+                let node = |node: &crate::profile::views::call_tree::CallNode| flamegraph::Frame {
                     depth: node.depth,
                     name: tree.text(node.name),
                     base: 0,

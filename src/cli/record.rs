@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::args::{self, Naming, Output, Recording, Source, Verbosity};
 use super::file::OutputFiles;
 use super::format::Format;
-use super::outputs::{self, Shown};
+use super::outputs::{self, Presentation};
 use super::{functions, messages, naming, summary, system, text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
@@ -58,7 +58,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     // Before this thread becomes that user.
     let user_behind_root = is_own.then(system::user_behind_root).flatten();
     let &Recording { way, kernel, children, children_needed, .. } = asked;
-    let how = sampling::How { way, kernel, children, children_needed };
+    let how = sampling::SamplingChoice { way, kernel, children, children_needed };
     let ((profile, target_files), command) =
         sampling::run(&asked.source, &asked.launch, how, &options, asked.verbosity, &check_name)?;
     let memory = system::own_memory();
@@ -167,7 +167,7 @@ fn keeps_lines(output: &Output) -> bool {
 }
 
 /// What the outputs show.
-fn shown(asked: &Recording, profile: &Profile) -> Shown {
+fn shown(asked: &Recording, profile: &Profile) -> Presentation {
     let stats = &profile.stats;
     let caption = Caption {
         process: &profile.process.name,
@@ -189,7 +189,7 @@ fn shown(asked: &Recording, profile: &Profile) -> Shown {
         dark: asked.dark,
         inverted: asked.inverted,
     };
-    Shown {
+    Presentation {
         graph,
         title: asked.title.clone(),
         source: summary::source(&profile.process),

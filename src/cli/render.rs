@@ -6,14 +6,14 @@ use std::path::Path;
 use super::args::Verbosity;
 use super::args::render::{Patterns, Render};
 use super::file::OutputFiles;
-use super::outputs::{self, Shown};
+use super::outputs::{self, Presentation};
 use super::text::plural;
 use super::{functions, messages, saved_files, system};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
-use crate::profile::filter::{self, Filter, Left};
+use crate::profile::filter::{self, Filter, RemainingCounts};
 use crate::profile::formats::detect::Strictness;
-use crate::profile::{Full, FunctionTable, Refused, Saved, SavedBuilder};
+use crate::profile::{Full, FunctionTable, MergeError, Saved, SavedBuilder};
 use crate::recording::RATE_COUNT_MIN;
 use crate::sources::Role;
 
@@ -29,7 +29,7 @@ pub fn run(render: &Render) -> Result<()> {
     let saved = within(render, merged(&render.profiles, saved_files::strictness(render.strict))?)?;
     let saved = filtered(render, saved)?;
     let (title, subtitle) = headings(&saved, render.title.as_deref());
-    let shown = Shown {
+    let shown = Presentation {
         graph: Graph {
             title,
             subtitle,
@@ -84,8 +84,8 @@ fn merged(paths: &[std::path::PathBuf], strictness: Strictness) -> Result<Saved>
     drop(first);
     for path in others {
         builder.merge(&read_one(path, strictness)?).map_err(|refused| match refused {
-            Refused::Full(why) => full(path, why),
-            Refused::Different(why) => Error::new(
+            MergeError::Full(why) => full(path, why),
+            MergeError::Different(why) => Error::new(
                 ErrorKind::Input,
                 format!(
                     "`{}` and `{}` cannot be merged: {why}; render each by itself",
@@ -159,7 +159,7 @@ fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
 }
 
 /// Says which option left nothing.
-fn nothing_left(saved: &Saved, options: &[(&str, &Patterns); 4], left: Left) -> Error {
+fn nothing_left(saved: &Saved, options: &[(&str, &Patterns); 4], left: RemainingCounts) -> Error {
     let mut before = saved.total();
     let mut what = String::new();
     for ((option, patterns), after) in

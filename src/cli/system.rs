@@ -2,14 +2,14 @@
 
 use std::ffi::OsString;
 
-use super::args::Several;
+use super::args::ProcessArguments;
 use super::file::OutputFiles;
 use super::stats::Memory;
 use crate::clock::Clock;
 use crate::error::Result;
 #[cfg(not(target_os = "linux"))]
-use crate::sources::Way;
-use crate::sources::{ExitStatus, Recordable, Role, Sampling, Target, process_name};
+use crate::sources::SamplingMethod;
+use crate::sources::{ExitStatus, Role, SampleSource, Sampling, Target, process_name};
 
 /// Which process.
 pub(super) enum Process {
@@ -18,7 +18,7 @@ pub(super) enum Process {
     /// A new one: program and arguments, and the user that it runs as where that is another.
     New { words: Vec<OsString>, user: Option<OsString> },
     /// Several that run.
-    Several(Several),
+    Several(ProcessArguments),
 }
 
 /// Whether the system runs programs of 32-bit Arm, which stackprof may record without a stub.
@@ -82,12 +82,12 @@ fn linux_source(process: &Process) -> Result<crate::sources::linux::Source> {
 /// # Errors
 /// One line: there is no such user, control group or container.
 #[cfg(target_os = "linux")]
-fn linux_chosen(several: &Several) -> Result<crate::sources::Chosen> {
+fn linux_chosen(several: &ProcessArguments) -> Result<crate::sources::ProcessSelection> {
     use crate::sources::linux::{cgroup_of_container, cgroup_path, user_id};
-    let Several { pids, all, cgroup, container, user } = several;
+    let ProcessArguments { pids, all, cgroup, container, user } = several;
     let by_path = cgroup.as_ref().map(|path| cgroup_path(path)).transpose()?;
     let by_container = container.as_ref().map(|id| cgroup_of_container(id)).transpose()?;
-    Ok(crate::sources::Chosen {
+    Ok(crate::sources::ProcessSelection {
         pids: pids.clone(),
         all: *all,
         cgroup: by_path.or(by_container),
@@ -104,7 +104,7 @@ fn linux_chosen(several: &Several) -> Result<crate::sources::Chosen> {
 pub(super) fn with_source<R: Send>(
     process: &Process,
     sampling: Sampling,
-    body: impl FnOnce(Recordable<'_>, &dyn Clock) -> R + Send,
+    body: impl FnOnce(SampleSource<'_>, &dyn Clock) -> R + Send,
 ) -> Result<R> {
     use crate::sources::linux;
     let clock = crate::clock::RealClock::new();
@@ -120,10 +120,10 @@ pub(super) fn with_source<R: Send>(
 pub(super) fn with_source<R: Send>(
     process: &Process,
     sampling: Sampling,
-    body: impl FnOnce(Recordable<'_>, &dyn Clock) -> R + Send,
+    body: impl FnOnce(SampleSource<'_>, &dyn Clock) -> R + Send,
 ) -> Result<R> {
     use crate::error::{Error, ErrorKind};
-    if sampling.way != Way::Auto {
+    if sampling.way != SamplingMethod::Auto {
         let why = "--source: this system has one source; leave the option out";
         return Err(Error::new(ErrorKind::Usage, why));
     }
@@ -144,7 +144,7 @@ pub(super) fn with_source<R: Send>(
         let why = format!("this system's source records one process; for Linux only: {options}");
         return Err(Error::new(ErrorKind::Usage, why));
     }
-    attach_and_run(process, |target, clock| body(Recordable::Stopped(target), clock))
+    attach_and_run(process, |target, clock| body(SampleSource::Stopped(target), clock))
 }
 
 /// Attaches or launches and runs `body` with the target and the clock that it waits by.

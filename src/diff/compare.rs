@@ -6,14 +6,14 @@
 //!
 //! - CPU *seconds* where both are recordings of a whole command, or took equally long: then a
 //!   second more is a second more of work. Not where one lost much that the other did not
-//!   ([`Lost`]): then a second more is one that was not lost.
+//!   ([`LossTotals`]): then a second more is one that was not lost.
 //! - *Shares* of the profile else: of two looks at a server, the longer one has more of
 //!   everything.
 //! - *Samples* if asked for and the files do not tell the rate (folded text).
 
 use super::functions::functions;
 use super::incomparable::Incomparable;
-use super::lost::{LOST_MAX, Lost};
+use super::lost::{LOST_MAX, LossTotals};
 use super::stacks::{Run, Stacks};
 
 /// Durations of recordings that differ by less than this part are equal.
@@ -79,7 +79,7 @@ pub struct Side {
     /// Samples of waiting threads that were left out.
     pub waiting_left_out: u64,
     /// What is in none of the samples.
-    pub lost: Lost,
+    pub lost: LossTotals,
     /// Length of one sample; `None` where the file does not tell the rate.
     pub period_s: Option<f64>,
     /// Length of the recording; `None` where the file does not tell it.
@@ -94,7 +94,7 @@ impl Side {
             samples: run.total,
             incomplete: run.incomplete,
             waiting_left_out: run.waiting_left_out,
-            lost: Lost::of(run),
+            lost: LossTotals::of(run),
             period_s: run.about.period_ns().map(|ns| ns / 1e9),
             duration_s: run.about.duration_ns.map(|ns| ns as f64 / 1e9),
         }

@@ -18,21 +18,21 @@ pub const LOST_NOTED: f64 = 0.02;
 
 /// What a recording lost.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Lost {
+pub struct LossTotals {
     /// Counts, by reason; empty where none was lost, and where the file tells nothing of it.
     pub counts: BTreeMap<String, u64>,
     /// The part of the time that is in no stack, 0 to 1.
     pub part: f64,
 }
 
-impl Lost {
+impl LossTotals {
     /// What a run lost, beside the counts of it that are compared.
     #[must_use]
-    pub fn of(run: &Run) -> Lost {
+    pub fn of(run: &Run) -> LossTotals {
         let counts = run.about.lost.clone();
         let lost: u64 = counts.values().fold(0, |sum, count| sum.saturating_add(*count));
         let all = lost as f64 + run.total as f64;
-        Lost { counts, part: if lost == 0 { 0.0 } else { lost as f64 / all } }
+        LossTotals { counts, part: if lost == 0 { 0.0 } else { lost as f64 / all } }
     }
 
     /// Why most of it was lost; empty if nothing was.
@@ -43,7 +43,7 @@ impl Lost {
 
     /// By how much the parts of two differ, 0 to 1.
     #[must_use]
-    pub fn apart(&self, other: &Lost) -> f64 {
+    pub fn apart(&self, other: &LossTotals) -> f64 {
         (self.part - other.part).abs()
     }
 }

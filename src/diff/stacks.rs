@@ -73,14 +73,14 @@ pub struct Stacks {
     matching: Matching,
     texts: Texts,
     /// All paths, without counts.
-    trie: Trie<Part>,
+    trie: Trie<PathElement>,
     runs: Vec<Run>,
     builds: Builds,
 }
 
 /// A part of a path, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+enum PathElement {
     Process(TextId),
     Function(TextId),
     Thread(TextId),
@@ -88,32 +88,35 @@ enum Part {
     Incomplete(TextId),
 }
 
-impl Part {
+impl PathElement {
     fn name(self) -> TextId {
         match self {
-            Part::Process(name) | Part::Function(name) | Part::Thread(name) | Part::Incomplete(name) => name,
+            PathElement::Process(name)
+            | PathElement::Function(name)
+            | PathElement::Thread(name)
+            | PathElement::Incomplete(name) => name,
         }
     }
 }
 
-impl Key for Part {
+impl Key for PathElement {
     fn words(self) -> FrameWords {
         let kind = match self {
-            Part::Process(_) => 0,
-            Part::Function(_) => 1,
-            Part::Thread(_) => 2,
-            Part::Incomplete(_) => 3,
+            PathElement::Process(_) => 0,
+            PathElement::Function(_) => 1,
+            PathElement::Thread(_) => 2,
+            PathElement::Incomplete(_) => 3,
         };
         (kind, self.name().0.into())
     }
 
-    fn of((kind, name): FrameWords) -> Part {
+    fn of((kind, name): FrameWords) -> PathElement {
         let name = TextId(name as u32);
         match kind {
-            0 => Part::Process(name),
-            1 => Part::Function(name),
-            2 => Part::Thread(name),
-            _ => Part::Incomplete(name),
+            0 => PathElement::Process(name),
+            1 => PathElement::Function(name),
+            2 => PathElement::Thread(name),
+            _ => PathElement::Incomplete(name),
         }
     }
 }
@@ -217,7 +220,9 @@ impl Stacks {
             trie.descend(
                 *caller,
                 match part {
-                    Part::Function(name) => Part::Function(joined.get(&name).copied().unwrap_or(name)),
+                    PathElement::Function(name) => {
+                        PathElement::Function(joined.get(&name).copied().unwrap_or(name))
+                    }
                     other => other,
                 },
             )
@@ -282,16 +287,16 @@ impl Stacks {
     fn root(&mut self, saved: &Saved, root: &StackRoot, process: Option<&str>) -> Result<Position, Full> {
         let name = process.unwrap_or_else(|| saved.text(root.process));
         let name = self.texts.intern(&shown(name))?;
-        let node = self.trie.descend(NodeId(0), Part::Process(name))?;
+        let node = self.trie.descend(NodeId(0), PathElement::Process(name))?;
         let mut position = Position { node, complete: true, waiting: root.waiting, head: true };
         if let Some((name, _)) = root.thread {
             let name = self.texts.intern(&shown(saved.text(name)))?;
-            position.node = self.trie.descend(node, Part::Thread(name))?;
+            position.node = self.trie.descend(node, PathElement::Thread(name))?;
         }
         if !root.complete {
             let name = self.texts.intern(INCOMPLETE)?;
             position = Position {
-                node: self.trie.descend(position.node, Part::Incomplete(name))?,
+                node: self.trie.descend(position.node, PathElement::Incomplete(name))?,
                 complete: false,
                 ..position
             };
@@ -306,15 +311,15 @@ impl Stacks {
             let text = self.texts.get(name);
             let part = if position.head && text == INCOMPLETE {
                 position.complete = false;
-                Part::Incomplete(name)
+                PathElement::Incomplete(name)
             } else if position.head
                 && let Some(thread) = thread_name(text)
             {
                 let thread = thread.to_owned();
-                Part::Thread(self.texts.intern(&shown(&thread))?)
+                PathElement::Thread(self.texts.intern(&shown(&thread))?)
             } else {
                 position.head = false;
-                Part::Function(name)
+                PathElement::Function(name)
             };
             position.node = self.trie.descend(position.node, part)?;
         }
@@ -348,7 +353,7 @@ impl Stacks {
     /// A node's name; empty for the top.
     #[must_use]
     pub fn name(&self, node: NodeId) -> &str {
-        self.texts.get(self.trie.key(node).map_or(TextId::EMPTY, Part::name))
+        self.texts.get(self.trie.key(node).map_or(TextId::EMPTY, PathElement::name))
     }
 
     /// The text of a name.
@@ -367,7 +372,7 @@ impl Stacks {
     #[must_use]
     pub fn function(&self, node: NodeId) -> Option<TextId> {
         match self.trie.key(node)? {
-            Part::Function(name) => Some(name),
+            PathElement::Function(name) => Some(name),
             _ => None,
         }
     }

@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
-use super::layout::{Picture, Shown};
+use super::layout::{FrameBox, Picture};
 use super::{Compared, Frame};
 use crate::escape::escape_line;
 
@@ -96,7 +96,7 @@ impl<'a, W: Write> Labels<'a, W> {
 
     /// The tooltip of a frame. What stands in the last pair of parentheses is not part of the
     /// name for inferno's script, so there are no others in it.
-    fn tooltip(&self, shown: &Shown<'_>) -> String {
+    fn tooltip(&self, shown: &FrameBox<'_>) -> String {
         let Frame { name, base, new, .. } = shown.node;
         let figures = match self.compared {
             None => format!("{}, {:.2}%", counted(new, self.unit), percent(new, self.picture.new)),
@@ -189,7 +189,7 @@ fn counted(count: u64, unit: &str) -> String {
 
 /// The end of a name, as much as the frame has room for at inferno's width: what viewers
 /// show that run no script. The end tells more than the start, which is a path of modules.
-fn fitting<'t>(shown: &Shown<'t>, whole: u64) -> Cow<'t, str> {
+fn fitting<'t>(shown: &FrameBox<'t>, whole: u64) -> Cow<'t, str> {
     let px = PICTURE_PX * shown.width as f64 / whole.max(1) as f64 - 3.0;
     let room = (px / CHARACTER_PX).max(0.0) as usize;
     let name = escape_line(shown.node.name);

@@ -24,7 +24,7 @@ const SCALE: u64 = 1 << 52;
 
 /// A frame that is drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Shown<'a> {
+pub(super) struct FrameBox<'a> {
     pub(super) node: Frame<'a>,
     /// Index of the frame below it, its caller; `None` for those that stand on `all`.
     pub(super) parent: Option<usize>,
@@ -39,7 +39,7 @@ pub(super) struct Shown<'a> {
 #[derive(Debug)]
 pub(super) struct Picture<'a> {
     /// The frames, callers before what they call.
-    pub(super) frames: Vec<Shown<'a>>,
+    pub(super) frames: Vec<FrameBox<'a>>,
     /// Width of the whole picture.
     pub(super) width: u64,
     /// The part of the width on which no drawn frame stands at all.
@@ -117,7 +117,7 @@ fn arrange<'a>(
         };
         *below = below.saturating_sub(width);
         open.push(Some(picture.frames.len()));
-        picture.frames.push(Shown { node: *node, parent, width, bare: width, own });
+        picture.frames.push(FrameBox { node: *node, parent, width, bare: width, own });
     }
     picture
 }

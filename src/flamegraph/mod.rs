@@ -22,7 +22,7 @@ use crate::escape::escape_line;
 pub use caption::Caption;
 use labels::{Labels, NOTHING};
 pub use layout::{FRAMES_DRAWN_MAX, LEVELS_DRAWN_MAX};
-use layout::{Picture, Shown};
+use layout::{FrameBox, Picture};
 pub use palette::Colors;
 
 /// How the graph is drawn.
@@ -156,7 +156,7 @@ fn palette(picture: &Picture<'_>, colors: Colors, compared: Option<Compared>) ->
 }
 
 /// How much a frame grew, from -1 (gone) over 0 (unchanged) to 1 (new).
-fn change(picture: &Picture<'_>, shown: &Shown<'_>, compared: Compared) -> f64 {
+fn change(picture: &Picture<'_>, shown: &FrameBox<'_>, compared: Compared) -> f64 {
     let (mut base, mut new) = (shown.node.base as f64, shown.node.new as f64);
     if compared == Compared::Shares && picture.base > 0 && picture.new > 0 {
         base /= picture.base as f64;

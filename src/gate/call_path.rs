@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::measured::Measured;
+use super::measurements::Measurements;
 use super::nameless;
 use super::verdict::CallPath;
 use crate::diff::stacks::Stacks;
@@ -25,7 +25,7 @@ pub struct CallPaths<'a> {
 impl<'a> CallPaths<'a> {
     /// The call paths of these runs, in the unit of `measured`.
     #[must_use]
-    pub fn of(stacks: &'a Stacks, measured: &Measured) -> CallPaths<'a> {
+    pub fn of(stacks: &'a Stacks, measured: &Measurements) -> CallPaths<'a> {
         let mut own: BTreeMap<NodeId, (f64, f64)> = BTreeMap::new();
         let mut nameless: BTreeMap<NodeId, BTreeMap<TextId, (f64, f64)>> = BTreeMap::new();
         let base_runs = measured.base_runs.max(1) as f64;
@@ -129,7 +129,7 @@ mod tests {
         let new = [("main;a;f", 60), ("main;b;f", 90), ("main;c", 100)];
         stacks.add("base", &saved(About::default(), "work", &base), None).expect("fits");
         stacks.add("new", &saved(About::default(), "work", &new), None).expect("fits");
-        let measured = Measured::of(&stacks, 1, false).expect("alike");
+        let measured = Measurements::of(&stacks, 1, false).expect("alike");
         let paths = CallPaths::of(&stacks, &measured);
         let found = paths.of_function("f").expect("it grew");
         assert_eq!(found.path, ["work", "main", "b", "f"]);
@@ -150,7 +150,7 @@ mod tests {
                 .add(name, &saved(About::default(), "work", &[(stack.as_str(), count)]), None)
                 .expect("fits");
         }
-        let measured = Measured::of(&stacks, 1, false).expect("alike");
+        let measured = Measurements::of(&stacks, 1, false).expect("alike");
         let paths = CallPaths::of(&stacks, &measured);
         let begun = crate::cpu_time::CpuTime::start();
         let found = paths.of_total().expect("it grew");

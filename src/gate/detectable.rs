@@ -1,6 +1,6 @@
 //! The minimum detectable growth: what the runs at hand could have shown.
 //!
-//! Input: [`Measured`] and the [`Report`] on it. Output:
+//! Input: [`Measurements`] and the [`Report`] on it. Output:
 //! for the total and for each function the smallest growth that fails the gate with a power of
 //! [`POWER`].
 //!
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use super::gain::Gain;
 use super::interval::change;
-use super::measured::{FunctionSamples, Measured};
+use super::measurements::{FunctionSamples, Measurements};
 use super::noise::Noise;
 use super::orders::Orders;
 use super::statistic::{Values, mean, variance};
@@ -52,7 +52,7 @@ pub enum Rule {
 }
 
 /// Adds to a report what its runs could have shown.
-pub fn add(measured: &Measured, report: &mut Report) {
+pub fn add(measured: &Measurements, report: &mut Report) {
     let by_name: BTreeMap<&str, &FunctionSamples> =
         measured.functions.iter().map(|samples| (samples.name.as_str(), samples)).collect();
     let samples = report.functions.iter().filter_map(|row| by_name.get(row.name.as_str()).copied());
@@ -73,7 +73,7 @@ impl Detectable {
     /// Of these functions, whose gains are those that are tested.
     #[must_use]
     pub fn of(
-        measured: &Measured,
+        measured: &Measurements,
         functions: &[(&FunctionSamples, &Gain)],
         orders: &Orders,
         options: &Options,
@@ -91,7 +91,7 @@ impl Detectable {
         let critical_of_total = critical_value(&total_cpu, orders, options.alpha / 2.0);
         let total = smallest(&trials, |trial, growth| {
             let totals: Vec<f64> = trial.grown(&trial.measured.totals, growth);
-            let grown = Measured { totals, ..trial.measured.clone() };
+            let grown = Measurements { totals, ..trial.measured.clone() };
             match rule {
                 Rule::Weak => weak::total_grown(&grown, options),
                 Rule::Tested => {
@@ -118,7 +118,7 @@ impl Detectable {
                 let own = trial.grown(&before, growth);
                 let added = own.iter().zip(&before).map(|(after, before)| after - before);
                 let totals = trial.measured.totals.iter().zip(added).map(|(total, added)| total + added);
-                let grown = Measured { totals: totals.collect(), ..trial.measured.clone() };
+                let grown = Measurements { totals: totals.collect(), ..trial.measured.clone() };
                 let gain = Gain::of(&grown, &own);
                 if gain.gained < options.min_share {
                     return false;
@@ -138,35 +138,35 @@ impl Detectable {
 }
 
 /// Whether CPU time grew by more than the limit.
-fn exceeds(measured: &Measured, cpu: &[f64], options: &Options) -> bool {
+fn exceeds(measured: &Measurements, cpu: &[f64], options: &Options) -> bool {
     let (base, new) = measured.sides(cpu);
     change(mean(base), mean(new)) > options.max_increase
 }
 
 /// The runs without the observed change of the total.
 struct Level {
-    measured: Measured,
+    measured: Measurements,
 }
 
 impl Level {
-    fn of(measured: &Measured) -> Level {
+    fn of(measured: &Measurements) -> Level {
         let cpu = level(measured, &measured.in_unit(&measured.totals));
         let samples = |(cpu, each): (&f64, &f64)| if *each > 0.0 { cpu / each } else { 0.0 };
         let totals = cpu.iter().zip(&measured.per_sample).map(samples).collect();
         // The functions' samples are read from the original.
-        Level { measured: Measured { totals, functions: Vec::new(), ..bare(measured) } }
+        Level { measured: Measurements { totals, functions: Vec::new(), ..bare(measured) } }
     }
 
     /// A function's own samples without its observed change of share.
-    fn own(&self, measured: &Measured, gain: &Gain) -> Vec<f64> {
+    fn own(&self, measured: &Measurements, gain: &Gain) -> Vec<f64> {
         let shares = level(measured, &gain.shares);
         shares.iter().zip(&self.measured.totals).map(|(share, total)| share.min(1.0) * total).collect()
     }
 }
 
 /// The runs without their functions.
-fn bare(measured: &Measured) -> Measured {
-    Measured {
+fn bare(measured: &Measurements) -> Measurements {
+    Measurements {
         base_runs: measured.base_runs,
         totals: measured.totals.clone(),
         per_sample: measured.per_sample.clone(),
@@ -177,7 +177,7 @@ fn bare(measured: &Measured) -> Measured {
 
 /// The values with the mean of both sides at that of base. Two means were estimated and one is
 /// left, so deviations are widened by the degree of freedom that was lost.
-fn level(measured: &Measured, values: &[f64]) -> Vec<f64> {
+fn level(measured: &Measurements, values: &[f64]) -> Vec<f64> {
     let (base, new) = measured.sides(values);
     let target = mean(base);
     let runs = values.len() as f64;
@@ -197,11 +197,11 @@ struct Trial {
     order: Vec<usize>,
     /// The new runs, as places in `order`.
     new: Vec<u32>,
-    measured: Measured,
+    measured: Measurements,
 }
 
 impl Trial {
-    fn all(measured: &Measured, level: &Level, orders: &Orders) -> Vec<Trial> {
+    fn all(measured: &Measurements, level: &Level, orders: &Orders) -> Vec<Trial> {
         let step = orders.len().div_ceil(TRIALS_MAX).max(1);
         let trial = |new: &[u32]| {
             let runs = measured.totals.len();
@@ -346,7 +346,7 @@ mod tests {
 
     /// Runs of twelve functions, of which `f2` is grown on the new side. Runs differ as a
     /// whole, and functions within each.
-    fn runs(rng: &mut Rng, runs: usize, noise: f64, growth: [f64; 12]) -> Measured {
+    fn runs(rng: &mut Rng, runs: usize, noise: f64, growth: [f64; 12]) -> Measurements {
         let mut functions: Vec<FunctionSamples> = (0..12)
             .map(|index| FunctionSamples { name: format!("f{index}"), own: Vec::new(), total: Vec::new() })
             .collect();
@@ -362,7 +362,7 @@ mod tests {
         }
         let totals: Vec<f64> =
             (0..2 * runs).map(|run| functions.iter().map(|function| function.own[run]).sum()).collect();
-        Measured {
+        Measurements {
             base_runs: runs,
             per_sample: vec![0.001; totals.len()],
             totals,
@@ -371,7 +371,7 @@ mod tests {
         }
     }
 
-    fn judged(measured: &Measured, options: &Options) -> Report {
+    fn judged(measured: &Measurements, options: &Options) -> Report {
         let mut report = judge(measured, options);
         add(measured, &mut report);
         report

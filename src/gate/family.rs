@@ -18,7 +18,7 @@ use super::statistic::Values;
 
 /// One function's test.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tested {
+pub struct TestResult {
     /// The studentised difference, new less base.
     pub statistic: f64,
     /// Chance of a statistic this large if nothing changed.
@@ -31,7 +31,7 @@ pub struct Tested {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Family {
     /// One for each function, in the order given.
-    pub tests: Vec<Tested>,
+    pub tests: Vec<TestResult>,
     /// Chance that the largest statistic of the family is this large if nothing changed.
     pub p_any: f64,
 }
@@ -76,7 +76,7 @@ pub fn test(functions: &[Values], orders: &Orders) -> Family {
         })
         .collect();
     let q = false_discovery_rates(&p);
-    let tests = observed.iter().zip(&p).zip(q).map(|((&statistic, &p), q)| Tested { statistic, p, q });
+    let tests = observed.iter().zip(&p).zip(q).map(|((&statistic, &p), q)| TestResult { statistic, p, q });
     let p_any = if functions.is_empty() { 1.0 } else { largest_reached as f64 / orders.len() as f64 };
     Family { tests: tests.collect(), p_any }
 }

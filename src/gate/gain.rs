@@ -1,6 +1,6 @@
 //! What samples gained, compared with the rest of the program.
 //!
-//! Input: [`Measured`], and the samples by run of a function or of several together. Output:
+//! Input: [`Measurements`], and the samples by run of a function or of several together. Output:
 //! how much more of the program they are, and the values whose permutations tell whether that
 //! is chance.
 //!
@@ -8,7 +8,7 @@
 //! both. Samples that are all of the program, or nearly, have no rest: their share stays
 //! what it is however slow they get. They are measured in CPU time.
 
-use super::measured::Measured;
+use super::measurements::Measurements;
 use super::statistic::mean;
 
 /// The least rest, as a part of the program, that is compared with. A smaller one has so few
@@ -33,7 +33,7 @@ pub struct Gain {
 impl Gain {
     /// The gain of `samples`, by run.
     #[must_use]
-    pub fn of(measured: &Measured, samples: &[f64]) -> Gain {
+    pub fn of(measured: &Measurements, samples: &[f64]) -> Gain {
         let shares = measured.shares(samples);
         let (base, new) = measured.sides(&shares);
         let (share_base, share_new) = (mean(base), mean(new));
@@ -64,7 +64,7 @@ impl Gain {
 
 /// What samples gained in CPU time, as a part of the program's before.
 #[must_use]
-pub fn in_cpu(measured: &Measured, samples: &[f64]) -> f64 {
+pub fn in_cpu(measured: &Measurements, samples: &[f64]) -> f64 {
     let (cpu, all) = (measured.in_unit(samples), measured.in_unit(&measured.totals));
     let (base, new) = measured.sides(&cpu);
     let before = mean(measured.sides(&all).0);
@@ -77,7 +77,7 @@ mod tests {
     use crate::gate::unit::Unit;
 
     fn gain(totals: [f64; 2], samples: [f64; 2]) -> Gain {
-        let measured = Measured {
+        let measured = Measurements {
             base_runs: 1,
             totals: totals.to_vec(),
             per_sample: vec![0.5; 2],

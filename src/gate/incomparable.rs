@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use super::measured::SAMPLES_MIN;
+use super::measurements::SAMPLES_MIN;
 use crate::profile::SAMPLES;
 
 /// Which runs cannot be compared, and why. Runs are named by the files that they were read from.

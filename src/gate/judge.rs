@@ -1,6 +1,6 @@
 //! From measured runs to a verdict.
 //!
-//! Input: [`Measured`] and [`Options`]. Output: a [`Report`] without places and detectable growths. The definitions,
+//! Input: [`Measurements`] and [`Options`]. Output: a [`Report`] without places and detectable growths. The definitions,
 //! which docs/gate.md tells users:
 //!
 //! - The *total* got slower if its mean CPU time grew by more than `max_increase` and the
@@ -20,7 +20,7 @@
 use super::family::{self, Family, test_one};
 use super::gain::{Gain, in_cpu};
 use super::interval::{change, interval};
-use super::measured::{FunctionSamples, Measured};
+use super::measurements::{FunctionSamples, Measurements};
 use super::noise::Noise;
 use super::orders::Orders;
 use super::statistic::{Values, mean};
@@ -33,7 +33,7 @@ const FELL_P: f64 = 0.01;
 
 /// Judges the runs.
 #[must_use]
-pub fn judge(measured: &Measured, options: &Options) -> Report {
+pub fn judge(measured: &Measurements, options: &Options) -> Report {
     let runs = (measured.base_runs, measured.totals.len().saturating_sub(measured.base_runs));
     let mut functions: Vec<Candidate<'_>> =
         measured.functions.iter().map(|samples| Candidate::of(measured, samples)).collect();
@@ -102,12 +102,12 @@ struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    fn of(measured: &Measured, samples: &'a FunctionSamples) -> Candidate<'a> {
+    fn of(measured: &Measurements, samples: &'a FunctionSamples) -> Candidate<'a> {
         let gain = Gain::of(measured, &samples.own);
         Candidate { samples, gain, state: State::Steady, p: None, q: None }
     }
 
-    fn tell(self, measured: &Measured) -> FunctionChange {
+    fn tell(self, measured: &Measurements) -> FunctionChange {
         FunctionChange {
             name: self.samples.name.clone(),
             state: self.state,
@@ -123,7 +123,7 @@ impl<'a> Candidate<'a> {
     }
 }
 
-fn cpu_change(measured: &Measured, values: &[f64]) -> Change {
+fn cpu_change(measured: &Measurements, values: &[f64]) -> Change {
     let (base, new) = measured.sides(values);
     let (mean_base, mean_new) = (mean(base), mean(new));
     Change {
@@ -136,7 +136,12 @@ fn cpu_change(measured: &Measured, values: &[f64]) -> Change {
 }
 
 /// Tests all functions in both directions and sets their states.
-fn test_functions(measured: &Measured, functions: &mut [Candidate<'_>], orders: &Orders, options: &Options) {
+fn test_functions(
+    measured: &Measurements,
+    functions: &mut [Candidate<'_>],
+    orders: &Orders,
+    options: &Options,
+) {
     let gains: Vec<&Gain> = functions.iter().map(|function| &function.gain).collect();
     let noise = Noise::of(measured, &gains);
     let values: Vec<Values> = gains.iter().map(|gain| noise.values(gain)).collect();
@@ -170,7 +175,7 @@ fn test_functions(measured: &Measured, functions: &mut [Candidate<'_>], orders: 
 
 /// Whether the growth of functions is cost that was elsewhere before.
 fn moved(
-    measured: &Measured,
+    measured: &Measurements,
     functions: &[Candidate<'_>],
     orders: &Orders,
     options: &Options,
@@ -208,7 +213,7 @@ fn moved(
 /// Whether what a function calls lost at least half of what it gained itself. Measured by what
 /// is outside of both, so that its own growth does not look like a loss of the others; where
 /// nothing is outside (`main`) there is nothing to measure by.
-fn callees_fell(measured: &Measured, function: &Candidate<'_>, orders: &Orders) -> bool {
+fn callees_fell(measured: &Measurements, function: &Candidate<'_>, orders: &Orders) -> bool {
     let FunctionSamples { own, total, .. } = function.samples;
     let outside: Vec<f64> = measured.totals.iter().zip(total).map(|(all, total)| all - total).collect();
     if outside.iter().any(|outside| *outside <= 0.0) {
@@ -222,7 +227,7 @@ fn callees_fell(measured: &Measured, function: &Candidate<'_>, orders: &Orders) 
     fallen > function.gain.gained / 2.0 && test_one(&Values::new(&ratios, None).negated(), orders) <= FELL_P
 }
 
-fn sum<'a>(measured: &Measured, parts: impl Iterator<Item = &'a [f64]>) -> Vec<f64> {
+fn sum<'a>(measured: &Measurements, parts: impl Iterator<Item = &'a [f64]>) -> Vec<f64> {
     let mut sum = vec![0.0; measured.totals.len()];
     for part in parts {
         sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);

@@ -27,7 +27,7 @@ pub mod gain;
 pub mod incomparable;
 pub mod interval;
 pub mod judge;
-pub mod measured;
+pub mod measurements;
 pub mod nameless;
 pub mod noise;
 pub mod orders;
@@ -40,7 +40,7 @@ pub mod weak;
 
 pub use incomparable::Incomparable;
 pub use judge::judge;
-pub use measured::{Measured, check_side};
+pub use measurements::{Measurements, check_side};
 pub use verdict::{Options, Report, Verdict};
 
 use crate::diff::stacks::Stacks;
@@ -55,10 +55,10 @@ pub fn check(
     different_names: bool,
     options: &Options,
 ) -> Result<Report, Incomparable> {
-    let measured = Measured::of(stacks, base_runs, different_names)?;
-    let mut report = judge(&measured, options);
-    detectable::add(&measured, &mut report);
-    let paths = call_path::CallPaths::of(stacks, &measured);
+    let measurements = Measurements::of(stacks, base_runs, different_names)?;
+    let mut report = judge(&measurements, options);
+    detectable::add(&measurements, &mut report);
+    let paths = call_path::CallPaths::of(stacks, &measurements);
     for function in &mut report.functions {
         if matches!(function.state, verdict::State::Slower | verdict::State::Moved) {
             function.place = paths.of_function(&function.name);

@@ -1,10 +1,10 @@
 //! What is known of the noise of a function's gain before a test looks at the sides.
 //!
-//! Input: [`Measured`] and the gains of all functions. Output: the variance that one value of a
+//! Input: [`Measurements`] and the gains of all functions. Output: the variance that one value of a
 //! function is expected to have, and the values of a test with it.
 
 use super::gain::Gain;
-use super::measured::Measured;
+use super::measurements::Measurements;
 use super::statistic::{Values, mean, variance};
 
 /// Noise of shares: counting, and how much functions of this program differ from the rest of
@@ -20,7 +20,7 @@ pub struct Noise {
 impl Noise {
     /// The noise of these functions.
     #[must_use]
-    pub fn of(measured: &Measured, gains: &[&Gain]) -> Noise {
+    pub fn of(measured: &Measurements, gains: &[&Gain]) -> Noise {
         let per_count = mean(&measured.totals.iter().map(|total| 1.0 / total.max(1.0)).collect::<Vec<_>>());
         let mut excess: Vec<f64> = gains
             .iter()

@@ -1,11 +1,11 @@
 //! Verdicts of too few runs for a test: only what every run shows, beyond a fixed noise floor.
 //!
-//! Input: [`Measured`] and [`Options`]. Output: whether the total or a function got slower. The
+//! Input: [`Measurements`] and [`Options`]. Output: whether the total or a function got slower. The
 //! error rate of such a verdict is not known, and the report says so. The floors are what runs
 //! of one program differ by on a busy machine, see `benches/gate.rs`.
 
 use super::gain::Gain;
-use super::measured::{FunctionSamples, Measured};
+use super::measurements::{FunctionSamples, Measurements};
 use super::orders;
 use super::statistic::mean;
 use super::verdict::Options;
@@ -41,7 +41,7 @@ pub fn enough(alpha: f64) -> usize {
 
 /// The fastest new run is slower than the slowest base run by more than limit and floor.
 #[must_use]
-pub fn total_grown(measured: &Measured, options: &Options) -> bool {
+pub fn total_grown(measured: &Measurements, options: &Options) -> bool {
     let cpu = measured.in_unit(&measured.totals);
     every_pair(measured, |base, new| exceeds(cpu.get(base), cpu.get(new), options))
 }
@@ -51,7 +51,7 @@ pub fn total_grown(measured: &Measured, options: &Options) -> bool {
 /// whole program has only the former.
 #[must_use]
 pub fn function_grown(
-    measured: &Measured,
+    measured: &Measurements,
     function: &FunctionSamples,
     gain: &Gain,
     options: &Options,
@@ -81,7 +81,7 @@ fn exceeds(base: Option<&f64>, new: Option<&f64>, options: &Options) -> bool {
     *new > base * (1.0 + options.max_increase) * (1.0 + NOISE_FLOOR)
 }
 
-fn every_pair(measured: &Measured, holds: impl Fn(usize, usize) -> bool) -> bool {
+fn every_pair(measured: &Measurements, holds: impl Fn(usize, usize) -> bool) -> bool {
     let news = measured.base_runs..measured.totals.len();
     news.clone().next().is_some()
         && (0..measured.base_runs).all(|base| news.clone().all(|new| holds(base, new)))
@@ -92,10 +92,10 @@ mod tests {
     use super::*;
     use crate::gate::unit::Unit;
 
-    fn measured(base: &[f64], new: &[f64], own: &[f64]) -> Measured {
+    fn measured(base: &[f64], new: &[f64], own: &[f64]) -> Measurements {
         let totals = [base, new].concat();
         let function = FunctionSamples { name: "f".into(), own: own.to_vec(), total: own.to_vec() };
-        Measured {
+        Measurements {
             base_runs: base.len(),
             per_sample: vec![1.0; totals.len()],
             totals,
@@ -104,7 +104,7 @@ mod tests {
         }
     }
 
-    fn only_function_grown(measured: &Measured, options: &Options) -> bool {
+    fn only_function_grown(measured: &Measurements, options: &Options) -> bool {
         let function = &measured.functions[0];
         function_grown(measured, function, &Gain::of(measured, &function.own), options)
     }

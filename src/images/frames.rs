@@ -1,10 +1,10 @@
 //! What images know of the frames of code: unwind information, functions, first instructions.
-//! Input: a code address of the current space. What is read of an image for that is kept.
+//! Input: a code address. What is read of an image for that is kept.
 
 use std::ops::Range;
 
-use super::history::Images;
 use super::loaded::Image;
+use super::process_images::ProcessImages;
 use crate::addr::{Avma, Svma};
 use crate::binary::cfi::Cfi;
 use crate::binary::exidx::Exidx;
@@ -13,8 +13,8 @@ use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
 use crate::binary::pe::epilogue;
 
-impl Images {
-    /// How the caller is found at a code address of the current space, if that is of the
+impl<'a> ProcessImages<'a> {
+    /// How the caller is found at a code address, if that is of the
     /// ordinary form; `None` where it is not known.
     #[must_use]
     pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
@@ -22,8 +22,7 @@ impl Images {
         self.row_in_epilogue(pc).or_else(by_table)?.ordinary()
     }
 
-    /// What the unwind information of an ELF or a PE image says at a code address of the current
-    /// space; `None` where there is none.
+    /// What the unwind information of an ELF or a PE image says at a code address; `None` where there is none.
     #[must_use]
     pub fn row(&self, pc: Avma) -> Option<AnyRow> {
         let (image, svma) = self.at(pc)?;
@@ -50,18 +49,18 @@ impl Images {
         self.at(at).is_some_and(|(image, _)| crate::binary::v8::is_in(&image.name))
     }
 
-    /// Whether code of 32-bit Arm at an address of the current space is T32, as far as a symbol tells.
+    /// Whether code of 32-bit Arm at an address is T32, as far as a symbol tells.
     #[must_use]
     pub fn is_t32(&self, pc: Avma) -> Option<bool> {
         let (image, svma) = self.at(pc)?;
         image.is_t32(svma)
     }
 
-    /// What the tables of 32-bit Arm's exception handling ABI say at a code address of the current space,
+    /// What the tables of 32-bit Arm's exception handling ABI say at a code address,
     /// and the bounds of the entry, as far as they lie in the same mapping.
     #[must_use]
     pub fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, TableSays)> {
-        let region = self.current().find(pc.0)?;
+        let region = self.space.find(pc.0)?;
         let (image, svma) = self.at(pc)?;
         let entry = image.exidx_entry(svma)?;
         let start = pc.0.checked_sub(svma.0.checked_sub(entry.function.start.0)?)?.max(region.start);
@@ -69,7 +68,7 @@ impl Images {
         Some((Avma(start)..Avma(end), entry.said))
     }
 
-    /// Whether the image at a code address of the current space has unwind information for
+    /// Whether the image at a code address has unwind information for
     /// any of its functions.
     #[must_use]
     pub fn describes_frames(&self, pc: Avma) -> bool {
@@ -87,7 +86,7 @@ impl Images {
     }
 
     /// What the unwind information of a Mach-O image says of the body of the function at a
-    /// code address of the current space.
+    /// code address.
     #[must_use]
     pub fn body(&self, pc: Avma) -> Option<Body> {
         let (image, svma) = self.at(pc)?;
@@ -104,32 +103,32 @@ impl Images {
         Some(image.object()?.macho()?.begins_threads(&image.name))
     }
 
-    fn at(&self, pc: Avma) -> Option<(&Image, Svma)> {
-        let region = self.current().find(pc.0)?;
+    fn at(&self, pc: Avma) -> Option<(&'a Image, Svma)> {
+        let region = self.space.find(pc.0)?;
         let image = self.images.get(region.image as usize)?;
         let offset = region.file_offset.checked_add(pc.0 - region.start)?;
         Some((image, image.object()?.svma_of(offset)?))
     }
 
-    /// Where the program or library that a code address of the current space belongs to
+    /// Where the program or library that a code address belongs to
     /// begins to run (ELF `e_entry`); `None` if it says nothing.
     #[must_use]
     pub fn entry(&self, pc: Avma) -> Option<Avma> {
-        let region = self.current().find(pc.0)?;
+        let region = self.space.find(pc.0)?;
         let object = self.images.get(region.image as usize)?.object()?;
         let offset = region.file_offset.checked_add(pc.0 - region.start)?;
         let bias = pc - Avma(object.svma_of(offset)?.0);
         Some(Avma(object.entry()?.0.wrapping_add(bias)))
     }
 
-    /// The bounds of the function at a code address of the current space as unwind information has them,
+    /// The bounds of the function at a code address as unwind information has them,
     /// as far as they lie in the same mapping; `None` where there is none.
     #[must_use]
     pub fn described_function(&self, pc: Avma) -> Option<Range<Avma>> {
         self.bounds(pc, Image::described_function)
     }
 
-    /// The bounds of the function at a code address of the current space, as far as they
+    /// The bounds of the function at a code address, as far as they
     /// lie in the same mapping; `None` where they are not known.
     #[must_use]
     pub fn function(&self, pc: Avma) -> Option<Range<Avma>> {
@@ -137,7 +136,7 @@ impl Images {
     }
 
     fn bounds(&self, pc: Avma, of: impl FnOnce(&Image, Svma) -> Option<Range<Svma>>) -> Option<Range<Avma>> {
-        let region = self.current().find(pc.0)?;
+        let region = self.space.find(pc.0)?;
         let image = self.images.get(region.image as usize)?;
         let offset = region.file_offset.checked_add(pc.0 - region.start)?;
         let svma = image.object()?.svma_of(offset)?;

@@ -15,7 +15,7 @@ use hashbrown::{HashMap, HashSet};
 use super::history::Images;
 use super::jit::Read;
 use crate::addr::Avma;
-use crate::binary::elf::linked;
+use crate::binary::elf::relocated_object;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 
 /// The only version of the list.
@@ -65,9 +65,9 @@ struct Reading<'r> {
 
 impl GdbJit {
     /// Reads again what is registered, if that has changed; whether it has.
-    pub fn update(&mut self, images: &Images, read: Read<'_>) -> bool {
+    pub fn update(&mut self, process: u32, images: &Images, read: Read<'_>) -> bool {
         let mut lists = Vec::new();
-        for at in images.jit_descriptors().into_iter().take(LISTS_MAX) {
+        for at in images.of(process).jit_descriptors().into_iter().take(LISTS_MAX) {
             let mut descriptor = [0; DESCRIPTOR_BYTES];
             if read(at, &mut descriptor) == DESCRIPTOR_BYTES && word(&descriptor, 0) & 0xffff_ffff == VERSION
             {
@@ -115,7 +115,7 @@ impl GdbJit {
             return true;
         }
         let read = &mut *reading.read;
-        let Some(seen) = linked::headers_of(size, &mut |offset, bytes: &mut [u8]| {
+        let Some(seen) = relocated_object::headers_of(size, &mut |offset, bytes: &mut [u8]| {
             read(Avma(start.wrapping_add(offset)), bytes) == bytes.len()
         }) else {
             return false;
@@ -132,7 +132,7 @@ impl GdbJit {
         if (reading.read)(Avma(start), &mut bytes) < bytes.len() {
             return false;
         }
-        if let Some(linked) = linked::link(bytes) {
+        if let Some(linked) = relocated_object::link(bytes) {
             let mut hasher = DefaultHasher::new();
             linked.bytes.hash(&mut hasher);
             // No file system has a device of this number.

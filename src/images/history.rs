@@ -2,13 +2,14 @@
 //!
 //! Input: the executable mappings as they are from time to time, and a closure that opens a file. Output: address →
 //! image and stated address, in any address space the processes had. Files are shared by all; each process has its own
-//! spaces, and what is asked of the *current* space is of the process that was selected last.
+//! spaces, and [`Images::of`] is what it has now.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::loaded::Image;
+use super::process_images::ProcessImages;
 use super::space::{NO_IMAGE, Region, Space};
 use crate::addr::{Avma, Svma};
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
@@ -72,10 +73,8 @@ pub struct Images {
     spaces: Vec<Space>,
     /// Numbered by position. Never empty.
     processes: Vec<Process>,
-    /// The process that was selected.
-    process: u32,
-    /// Regions of all spaces but the current one of that process.
-    regions_before: usize,
+    /// Regions of all spaces.
+    regions: usize,
     spaces_full: bool,
     images_refused: u64,
     regions_refused: u64,
@@ -91,8 +90,7 @@ impl Default for Images {
             labels: vec![String::new()],
             spaces: vec![Space::default()],
             processes: vec![Process::default()],
-            process: 0,
-            regions_before: 0,
+            regions: 0,
             spaces_full: false,
             images_refused: 0,
             regions_refused: 0,
@@ -102,7 +100,15 @@ impl Default for Images {
 }
 
 impl Images {
-    /// Takes the executable mappings now present, sorted by address. An image that was
+    /// The images that a process has now, by the number that [`Images::begin_process`] gave.
+    #[must_use]
+    #[inline]
+    pub fn of(&self, process: u32) -> ProcessImages<'_> {
+        let number = self.current(process);
+        ProcessImages { images: &self.images, space: &self.spaces[number as usize], number }
+    }
+
+    /// Takes the executable mappings that a process has now, sorted by address. An image that was
     /// not seen before (by identity and path) is opened with `open`, once, and again when its file
     /// was rewritten.
     ///
@@ -111,67 +117,49 @@ impl Images {
     /// part of it is now at its addresses. Returns whether anything changed.
     pub fn update(
         &mut self,
+        process: u32,
         mappings: &[Mapping],
         open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
     ) -> bool {
-        let mut regions = self.regions(mappings, open);
-        let current = self.current();
+        let mut regions = self.regions_of(process, mappings, open);
+        let current = &self.spaces[self.current(process) as usize];
         if current.regions == regions {
             return false;
         }
-        match current.follow(&regions) {
-            Some(vanished) => {
-                self.cut_to_limit(&mut regions);
-                self.current_mut().replace(regions, vanished);
-            }
-            None => {
-                self.new_space(regions.len());
-                self.cut_to_limit(&mut regions);
-                self.current_mut().replace(regions, Vec::new());
-            }
-        }
+        let vanished = current.follow(&regions).unwrap_or_else(|| {
+            self.new_space(process, regions.len());
+            Vec::new()
+        });
+        self.cut_to_limit(process, &mut regions);
+        self.replace(process, regions, vanished);
         true
     }
 
-    /// Begins a new, empty space: the process replaced its program (`exec`).
-    pub fn begin_space(&mut self) {
-        self.new_space(0);
-        self.current_mut().replace(Vec::new(), Vec::new());
-        let current = self.space();
-        let process = self.selected_mut();
-        (process.program, process.path) = (current, None);
+    /// Begins a new, empty space of a process, which replaced its program (`exec`).
+    pub fn begin_space(&mut self, process: u32) {
+        self.new_space(process, 0);
+        self.replace(process, Vec::new(), Vec::new());
+        let current = self.current(process);
+        if let Some(process) = self.processes.get_mut(process as usize) {
+            (process.program, process.path) = (current, None);
+        }
     }
 
-    /// Says by which path the program of the selected process was started, before its mappings are taken: its file is
+    /// Says by which path the program of a process was started, before its mappings are taken: its file is
     /// an image of its own under that name.
-    pub fn set_program_path(&mut self, path: Option<Arc<ProgramPath>>) {
-        self.selected_mut().path = path;
+    pub fn set_program_path(&mut self, process: u32, path: Option<Arc<ProgramPath>>) {
+        if let Some(process) = self.processes.get_mut(process as usize) {
+            process.path = path;
+        }
     }
 
-    /// Begins another process, with an empty space, and selects it. Its number; `None` beyond
+    /// Begins another process, with an empty space. Its number; `None` beyond
     /// [`MAX_SPACES`] and [`MAX_REGIONS`]. The first process, number 0, is there from the beginning.
     pub fn begin_process(&mut self) -> Option<u32> {
-        let before = self.space();
-        self.new_space(0);
-        let space = self.space();
-        if space == before {
-            return None;
-        }
-        self.selected_mut().current = before;
-        self.process = self.processes.len() as u32;
+        let number = self.processes.len() as u32;
+        let space = self.push_space(number, 0)?;
         self.processes.push(Process { current: space, program: space, path: None });
-        self.current_mut().process = self.process;
-        Some(self.process)
-    }
-
-    /// Selects a process, by the number that [`Images::begin_process`] gave.
-    #[inline]
-    pub fn select(&mut self, process: u32) {
-        if process != self.process && (process as usize) < self.processes.len() {
-            self.regions_before += self.current().regions.len();
-            self.process = process;
-            self.regions_before -= self.current().regions.len();
-        }
+        Some(number)
     }
 
     /// The process that an address space is of.
@@ -185,38 +173,6 @@ impl Images {
     pub fn is_of_earlier_program(&self, space: u32) -> bool {
         let process = self.processes.get(self.process_of(space) as usize);
         process.is_some_and(|process| space < process.program)
-    }
-
-    /// The number of the current address space.
-    #[must_use]
-    #[inline]
-    pub fn space(&self) -> u32 {
-        self.processes.get(self.process as usize).map_or(0, |process| process.current)
-    }
-
-    fn selected_mut(&mut self) -> &mut Process {
-        let process = self.process as usize;
-        &mut self.processes[process]
-    }
-
-    /// Whether an address is in executable memory of the current space, as last updated.
-    #[must_use]
-    #[inline]
-    pub fn contains(&self, avma: Avma) -> bool {
-        self.current().find(avma.0).is_some()
-    }
-
-    /// The file's bytes from a code address of the current space to the end of its
-    /// mapping (or of the file); `None` where they are not known.
-    #[must_use]
-    pub fn code(&self, pc: Avma) -> Option<&[u8]> {
-        let region = self.current().find(pc.0)?;
-        // What is registered is in memory only.
-        let image = self.images.get(region.image as usize).filter(|_| !region.is_registered)?;
-        let bytes = image.bytes.as_ref().ok()?;
-        let bytes = bytes.from_offset(region.file_offset.checked_add(pc.0 - region.start)?);
-        let length = usize::try_from(region.end - pc.0).ok()?;
-        bytes.get(..length.min(bytes.len())).filter(|bytes| !bytes.is_empty())
     }
 
     /// The image that an address belonged to in one of the process's address spaces.
@@ -256,22 +212,6 @@ impl Images {
         images.sort_unstable();
         images.dedup();
         images.into_iter().filter_map(|image| self.images.get(image as usize))
-    }
-
-    /// Where the current space has the lists of code that JIT compilers register with debuggers.
-    pub(crate) fn jit_descriptors(&self) -> Vec<Avma> {
-        let descriptor = |region: &Region| {
-            let image = self.images.get(region.image as usize)?;
-            let svma = image.jit_descriptor()?;
-            let end = region.file_offset.checked_add(region.end - region.start)?;
-            let (offset, code) = image.object()?.code_in(&(region.file_offset..end))?;
-            let bias = (region.start + (offset - region.file_offset)).wrapping_sub(code.0);
-            Some(Avma(svma.0.wrapping_add(bias)))
-        };
-        let mut found: Vec<Avma> = self.current().regions.iter().filter_map(descriptor).collect();
-        found.sort_unstable();
-        found.dedup();
-        found
     }
 
     /// How many bytes of files that compilers register may still be taken in.
@@ -343,39 +283,51 @@ impl Images {
         self.regions_refused
     }
 
-    pub(super) fn current(&self) -> &Space {
-        &self.spaces[self.space() as usize]
+    /// The number of the space that a process has now; that of the first for one that is not known.
+    fn current(&self, process: u32) -> u32 {
+        self.processes.get(process as usize).map_or(0, |process| process.current)
     }
 
-    fn current_mut(&mut self) -> &mut Space {
-        let current = self.space() as usize;
-        &mut self.spaces[current]
+    /// What a process has now becomes this.
+    fn replace(&mut self, process: u32, regions: Vec<Region>, vanished: Vec<Range<u64>>) {
+        let current = self.current(process) as usize;
+        let space = &mut self.spaces[current];
+        self.regions = self.regions - space.regions.len() + regions.len();
+        space.replace(regions, vanished);
     }
 
-    /// Makes room for a new space, unless a limit says that the current one must do.
-    fn new_space(&mut self, regions: usize) {
-        let regions_before = self.regions_before + self.current().regions.len();
-        let wanted = regions.max(MAX_REGIONS / 4);
-        if self.spaces.len() >= MAX_SPACES || regions_before + wanted > MAX_REGIONS {
-            self.spaces_full = true;
-            return;
+    /// Begins a new space of a process, unless a limit says that its current one must do.
+    fn new_space(&mut self, process: u32, regions: usize) {
+        let before = self.current(process) as usize;
+        let Some(number) = self.push_space(process, regions) else { return };
+        self.spaces[before].regions.shrink_to_fit();
+        if let Some(process) = self.processes.get_mut(process as usize) {
+            process.current = number;
         }
-        self.regions_before = regions_before;
-        self.current_mut().regions.shrink_to_fit();
-        self.spaces.push(Space::of(self.process));
-        let last = (self.spaces.len() - 1) as u32;
-        self.selected_mut().current = last;
     }
 
-    fn cut_to_limit(&mut self, regions: &mut Vec<Region>) {
-        let room = MAX_REGIONS - self.regions_before;
+    /// Adds an empty space for so many regions; `None` where a limit is reached.
+    fn push_space(&mut self, process: u32, regions: usize) -> Option<u32> {
+        let wanted = regions.max(MAX_REGIONS / 4);
+        if self.spaces.len() >= MAX_SPACES || self.regions + wanted > MAX_REGIONS {
+            self.spaces_full = true;
+            return None;
+        }
+        self.spaces.push(Space::of(process));
+        Some((self.spaces.len() - 1) as u32)
+    }
+
+    fn cut_to_limit(&mut self, process: u32, regions: &mut Vec<Region>) {
+        let current = &self.spaces[self.current(process) as usize];
+        let room = MAX_REGIONS - (self.regions - current.regions.len());
         self.regions_refused += regions.len().saturating_sub(room) as u64;
         regions.truncate(room);
     }
 
     /// The mappings as regions, sorted and disjoint.
-    fn regions(
+    fn regions_of(
         &mut self,
+        process: u32,
         mappings: &[Mapping],
         open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
     ) -> Vec<Region> {
@@ -388,7 +340,7 @@ impl Images {
                 continue;
             }
             end_before = end;
-            let image = self.image(mapping, open);
+            let image = self.image(process, mapping, open);
             let file_offset = match mapping.kind {
                 MappingKind::File | MappingKind::Registered => mapping.file_offset,
                 // A vDSO's bytes are the mapping's own memory.
@@ -418,13 +370,14 @@ impl Images {
     /// The index of a mapping's image, opened if it is new.
     fn image(
         &mut self,
+        process: u32,
         mapping: &Mapping,
         open: &mut dyn FnMut(&Mapping) -> Result<ImageBytes, OpenError>,
     ) -> u32 {
         if mapping.kind == MappingKind::Anonymous {
             return NO_IMAGE;
         }
-        let path = self.processes.get(self.process as usize).and_then(|process| process.path.as_deref());
+        let path = self.processes.get(process as usize).and_then(|process| process.path.as_deref());
         let path = path.filter(|path| mapping.kind == MappingKind::File && path.file == mapping.path);
         let started_as = path.map(|path| path.started_as.as_str());
         let same_file = |&&index: &&u32| {

@@ -21,8 +21,8 @@ use glances::Glances;
 pub use memory::{CodeMemory, Read};
 use requests::{BLOCK_BYTES, Requests};
 
-use super::code::ImageCode;
 use super::history::Images;
+use super::process_images::ProcessImages;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 use crate::binary::v8;
@@ -90,16 +90,17 @@ impl Piece {
 }
 
 impl JitCode {
-    /// Takes the executable mappings now present, sorted by address.
-    pub fn update(&mut self, mappings: &[Mapping], images: &Images) {
+    /// Takes the executable mappings that a process has now, sorted by address, after [`Images::update`].
+    pub fn update(&mut self, process: u32, mappings: &[Mapping], images: &Images) {
+        let current = images.of(process);
         let without_file = |mapping: &&Mapping| {
             // Shared memory has a file that exists in memory only, and can be read as any other.
             mapping.kind == MappingKind::Anonymous
-                || images.code(mapping.avma.start).is_none()
-                || images.jit_memory(images.space(), mapping.avma.start).is_some()
+                || current.code(mapping.avma.start).is_none()
+                || images.jit_memory(current.space(), mapping.avma.start).is_some()
         };
         let has = |is_runtime: fn(&str) -> bool| {
-            images.images_in(images.space()).any(|image| is_runtime(&image.name))
+            images.images_in(current.space()).any(|image| is_runtime(&image.name))
         };
         (self.by_v8, self.by_hotspot) = (has(v8::is_in), has(is_hotspot));
         let regions = mappings.iter().filter(without_file);
@@ -270,7 +271,7 @@ impl JitCode {
 #[derive(Clone, Copy, Debug)]
 pub struct TargetCode<'a> {
     /// Of its images.
-    pub images: ImageCode<'a>,
+    pub images: ProcessImages<'a>,
     /// Of no image.
     pub jit: &'a JitCode,
     /// Where a few bytes of that are read from.
@@ -310,7 +311,7 @@ impl Code for TargetCode<'_> {
         let is_jit = self.jit.contains(at);
         CodeTraits {
             is_jit,
-            keeps_frame_records: self.jit.by_v8 && (is_jit || self.images.0.is_built_into_v8(at)),
+            keeps_frame_records: self.jit.by_v8 && (is_jit || self.images.is_built_into_v8(at)),
             has_hotspot_headers: self.jit.by_hotspot && is_jit,
         }
     }
@@ -427,7 +428,7 @@ mod tests {
             kind: MappingKind::Anonymous,
             identity: (0, 0),
         };
-        jit.update(&[mapping], &Images::default());
+        jit.update(0, &[mapping], &Images::default());
         jit
     }
 

@@ -19,13 +19,13 @@ fn an_image_counts_from_its_text() {
         identity: (1, 2),
     };
     let mut images = Images::default();
-    images.update(&[mapping], &mut |_| Ok(bytes.clone()));
+    images.update(0, &[mapping], &mut |_| Ok(bytes.clone()));
     let location = images.locate(0, Avma(load + 0x1234)).unwrap();
     assert_eq!((location.svma, location.relative), (Svma(TEXT + 0x1234), 0x1234));
     assert_eq!(location.image.build_id.as_deref(), Some(b"0123456789abcdef".as_slice()));
     assert!(location.image.problem().is_none());
     assert_eq!(images.entry_of(0, "/usr/local/bin/work"), Some(Avma(load + 0x1010)));
-    assert!(images.code(Avma(load + 0x1010)).is_some_and(|code| code.len() == 0x4000 - 0x1010));
+    assert!(images.of(0).code(Avma(load + 0x1010)).is_some_and(|code| code.len() == 0x4000 - 0x1010));
     let macho = location.image.object().and_then(|object| object.macho()).unwrap();
     assert_eq!(macho.cpu_type, CPU_ARM64);
 }
@@ -43,20 +43,20 @@ fn bounds_are_given_where_the_image_is_loaded_and_end_with_its_mapping() {
     const LOADED: u64 = 0x1_8abc_0000;
     let mut images = Images::default();
     let mut open = |_: &Mapping| Ok(ImageBytes::new(bytes.clone()));
-    images.update(&[mapping(0, 0x4000)], &mut open);
+    images.update(0, &[mapping(0, 0x4000)], &mut open);
     let at = |images: &Images, at| {
-        let function = images.function(Avma(LOADED + at))?;
+        let function = images.of(0).function(Avma(LOADED + at))?;
         Some((function.start - Avma(LOADED), function.end - Avma(LOADED)))
     };
     assert_eq!(at(&images, 0x17ff), Some((0x1000, 0x1800)));
     assert_eq!(at(&images, 0x1800), Some((0x1800, 0x2000)));
     assert_eq!(at(&images, 0x2000), None);
-    assert_eq!(images.function(Avma(TEXT + 0x1000)), None);
+    assert_eq!(images.of(0).function(Avma(TEXT + 0x1000)), None);
     let described = |at| images.images()[0].described_function(Svma(TEXT + at));
     assert_eq!(described(0x17ff), Some(Svma(TEXT + 0x1000)..Svma(TEXT + 0x1800)));
     assert_eq!(described(0x2000), None);
     // Half of a function, in a mapping of its own.
-    images.begin_space();
-    images.update(&[mapping(0x1400, 0x1600)], &mut open);
+    images.begin_space(0);
+    images.update(0, &[mapping(0x1400, 0x1600)], &mut open);
     assert_eq!(at(&images, 0x1500), Some((0x1400, 0x1600)));
 }

@@ -1,6 +1,7 @@
 //! The images of processes over time, and the code that belongs to none: `history.rs` which image an address belongs to
 //! (`space.rs` one address space, `loaded.rs` one image), `frames.rs` what images know of the frames of code, `jit.rs`
-//! JIT code, `gdb_jit.rs` what its compilers tell debuggers, `code.rs` what of all that the walker sees.
+//! JIT code, `gdb_jit.rs` what its compilers tell debuggers, `process_images.rs` what one process has now, `code.rs` what
+//! of all that the walker sees.
 //!
 //! Pure: no OS calls, no clock. Not for: names (see `symbol`).
 
@@ -10,13 +11,14 @@ mod gdb_jit;
 mod history;
 mod jit;
 mod loaded;
+mod process_images;
 mod space;
 
-pub use code::ImageCode;
 pub use gdb_jit::GdbJit;
 pub use history::{Images, Location, MAX_IMAGES, MAX_REGIONS, MAX_SPACES};
 pub use jit::{CodeMemory, JitCode, KEPT_NS, Read, TargetCode};
 pub use loaded::{Image, ImageError};
+pub use process_images::ProcessImages;
 
 #[cfg(test)]
 mod macho_tests;

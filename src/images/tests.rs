@@ -57,8 +57,8 @@ fn refuse(_: &Mapping) -> Result<ImageBytes, OpenError> {
 fn an_address_is_located_by_its_segment() {
     let mut images = Images::default();
     let mapping = mapping("/usr/bin/work", 1, BASE);
-    assert!(images.update(std::slice::from_ref(&mapping), &mut open));
-    assert!(!images.update(std::slice::from_ref(&mapping), &mut open), "nothing changed");
+    assert!(images.update(0, std::slice::from_ref(&mapping), &mut open));
+    assert!(!images.update(0, std::slice::from_ref(&mapping), &mut open), "nothing changed");
     let entry = images.images()[0].entry_svma().unwrap();
     assert_eq!(images.entry_of(0, "/usr/bin/work"), Some(Avma(BASE + entry.0)));
     assert_eq!(images.entry_of(0, "/usr/bin/other"), None);
@@ -66,7 +66,7 @@ fn an_address_is_located_by_its_segment() {
     assert_eq!((location.index, location.svma, location.relative), (0, entry, entry.0));
     assert_eq!(location.image.name, "work");
     assert!(location.image.problem().is_none());
-    assert!(images.contains(mapping.avma.start) && !images.contains(mapping.avma.end));
+    assert!(images.of(0).contains(mapping.avma.start) && !images.of(0).contains(mapping.avma.end));
     assert!(images.locate(0, mapping.avma.end).is_none());
     assert!(images.locate(1, mapping.avma.start).is_none(), "no such space");
 }
@@ -75,16 +75,16 @@ fn an_address_is_located_by_its_segment() {
 fn code_bytes_are_those_of_the_file() {
     let mut images = Images::default();
     let mapping = mapping("work", 1, BASE);
-    images.update(std::slice::from_ref(&mapping), &mut open);
+    images.update(0, std::slice::from_ref(&mapping), &mut open);
     let pc = images.entry_of(0, "work").unwrap();
     let (file, elf) = (this_test(), Elf::parse(this_test().bytes()).unwrap());
     let offset = elf.file_offset_of(elf.entry).unwrap() as usize;
-    let code = images.code(pc).unwrap();
+    let code = images.of(0).code(pc).unwrap();
     assert_eq!(code[..64], file.bytes()[offset..][..64]);
     assert!(code.len() as u64 <= mapping.avma.end - pc);
-    assert!(images.code(mapping.avma.end).is_none());
-    images.update(&[anonymous(0x1000, 0x2000)], &mut open);
-    assert!(images.code(Avma(0x1000)).is_none());
+    assert!(images.of(0).code(mapping.avma.end).is_none());
+    images.update(0, &[anonymous(0x1000, 0x2000)], &mut open);
+    assert!(images.of(0).code(Avma(0x1000)).is_none());
 }
 
 #[test]
@@ -99,10 +99,10 @@ fn each_file_is_opened_once() {
     // Two mappings of one file, another file, and one of the same number at another path.
     let again = mapping("/lib/a.so", 1, BASE + 0x4000_0000);
     let renamed = mapping("/lib/renamed.so", 1, BASE + 0x8000_0000);
-    images.update(&[b.clone(), a.clone()], &mut open);
-    images.update(&[b.clone(), a.clone(), again.clone(), renamed], &mut open);
+    images.update(0, &[b.clone(), a.clone()], &mut open);
+    images.update(0, &[b.clone(), a.clone(), again.clone(), renamed], &mut open);
     assert_eq!(opened, ["/lib/b.so", "/lib/a.so", "/lib/renamed.so"]);
-    assert_eq!(images.space(), 0, "only additions");
+    assert_eq!(images.of(0).space(), 0, "only additions");
     let first = images.locate(0, a.avma.start).unwrap();
     let second = images.locate(0, again.avma.start).unwrap();
     assert_eq!((first.index, first.svma), (second.index, second.svma));
@@ -114,13 +114,17 @@ fn old_spaces_keep_their_addresses() {
     let (old, new) = (mapping("/lib/old.so", 1, BASE), mapping("/lib/new.so", 2, BASE));
     let at = old.avma.start;
     let name = |images: &Images, space| images.locate(space, at).map(|found| found.image.name.clone());
-    images.update(&[old], &mut open);
-    images.update(&[], &mut open);
-    assert_eq!((images.space(), images.contains(at)), (1, false));
-    images.update(&[new], &mut open);
-    assert_eq!((images.space(), images.contains(at)), (1, true), "an addition to the empty space");
-    images.begin_space();
-    assert_eq!((images.space(), images.contains(at)), (2, false));
+    images.update(0, &[old], &mut open);
+    images.update(0, &[], &mut open);
+    assert_eq!((images.of(0).space(), images.of(0).contains(at)), (1, false));
+    images.update(0, &[new], &mut open);
+    assert_eq!(
+        (images.of(0).space(), images.of(0).contains(at)),
+        (1, true),
+        "an addition to the empty space"
+    );
+    images.begin_space(0);
+    assert_eq!((images.of(0).space(), images.of(0).contains(at)), (2, false));
     assert_eq!(name(&images, 0).as_deref(), Some("old.so"));
     assert_eq!(name(&images, 1).as_deref(), Some("new.so"));
     assert_eq!(name(&images, 2), None);
@@ -130,14 +134,14 @@ fn old_spaces_keep_their_addresses() {
 fn a_file_that_cannot_be_opened_keeps_its_reason() {
     let mut images = Images::default();
     let gone = mapping("/tmp/gone.so", 1, BASE);
-    images.update(std::slice::from_ref(&gone), &mut refuse);
+    images.update(0, std::slice::from_ref(&gone), &mut refuse);
     let location = images.locate(0, Avma(gone.avma.start.0 + 0x10)).unwrap();
     assert!(matches!(location.image.problem(), Some(ImageError::Open(OpenError::Deleted))));
     assert_eq!(location.svma, Svma(gone.file_offset + 0x10), "the file offset stands in");
-    assert!(images.code(gone.avma.start).is_none());
+    assert!(images.of(0).code(gone.avma.start).is_none());
 
     let mut images = Images::default();
-    images.update(&[gone], &mut |_| Ok(ImageBytes::new(b"GIF89a".as_slice())));
+    images.update(0, &[gone], &mut |_| Ok(ImageBytes::new(b"GIF89a".as_slice())));
     assert!(matches!(images.images()[0].problem(), Some(ImageError::Format(FormatError::Unknown))));
 }
 
@@ -151,9 +155,9 @@ fn a_vdso_is_read_from_its_own_memory() {
         kind: MappingKind::Vdso,
         identity: (0, 0),
     };
-    images.update(&[vdso], &mut open);
+    images.update(0, &[vdso], &mut open);
     assert_eq!(images.images()[0].name, "[vdso]");
-    assert_eq!(images.code(Avma(0x7fff_0000)).unwrap()[..4], *b"\x7fELF");
+    assert_eq!(images.of(0).code(Avma(0x7fff_0000)).unwrap()[..4], *b"\x7fELF");
     assert_eq!(images.locate(0, Avma(0x7fff_0100)).unwrap().relative, 0x100);
 }
 
@@ -161,11 +165,11 @@ fn a_vdso_is_read_from_its_own_memory() {
 fn the_number_of_spaces_is_bounded() {
     let mut images = Images::default();
     for inode in 0..MAX_SPACES as u64 + 5 {
-        images.update(&[mapping("/lib/a.so", inode % 2, BASE)], &mut refuse);
+        images.update(0, &[mapping("/lib/a.so", inode % 2, BASE)], &mut refuse);
     }
-    assert_eq!(images.space() as usize, MAX_SPACES - 1);
+    assert_eq!(images.of(0).space() as usize, MAX_SPACES - 1);
     assert!(images.spaces_full());
-    let now = images.locate(images.space(), mapping("", 0, BASE).avma.start).unwrap();
+    let now = images.locate(images.of(0).space(), mapping("", 0, BASE).avma.start).unwrap();
     assert_eq!(now.image.identity, (8, (MAX_SPACES as u64 + 4) % 2), "the last space follows");
 }
 
@@ -179,10 +183,10 @@ fn the_number_of_images_is_bounded() {
         identity: (8, index),
         ..one.clone()
     });
-    images.update(&many.collect::<Vec<_>>(), &mut refuse);
+    images.update(0, &many.collect::<Vec<_>>(), &mut refuse);
     assert_eq!(images.images().len(), MAX_IMAGES);
     assert_eq!(images.images_refused(), 3);
-    assert!(images.contains(Avma(0x1000 * (MAX_IMAGES as u64 + 2))));
+    assert!(images.of(0).contains(Avma(0x1000 * (MAX_IMAGES as u64 + 2))));
 }
 
 #[test]
@@ -192,24 +196,27 @@ fn the_number_of_regions_is_bounded() {
         (from..from + count).map(|index| anonymous(0x2000 * index, 0x2000 * index + 0x1000)).collect()
     };
     let three_quarters = MAX_REGIONS as u64 / 4 * 3;
-    images.update(&many(0, three_quarters), &mut open);
-    images.begin_space();
-    assert_eq!((images.space(), images.is_of_earlier_program(0), images.spaces_full()), (1, true, false));
-    images.update(&many(0, three_quarters), &mut open);
+    images.update(0, &many(0, three_quarters), &mut open);
+    images.begin_space(0);
+    assert_eq!(
+        (images.of(0).space(), images.is_of_earlier_program(0), images.spaces_full()),
+        (1, true, false)
+    );
+    images.update(0, &many(0, three_quarters), &mut open);
     assert_eq!(images.regions_refused(), three_quarters - MAX_REGIONS as u64 / 4);
-    assert!(images.contains(Avma(0)) && !images.contains(Avma(0x2000 * (three_quarters - 1))));
-    images.begin_space();
-    assert_eq!((images.space(), images.spaces_full()), (1, true));
-    assert!(!images.contains(Avma(0)), "changed in place");
+    assert!(images.of(0).contains(Avma(0)) && !images.of(0).contains(Avma(0x2000 * (three_quarters - 1))));
+    images.begin_space(0);
+    assert_eq!((images.of(0).space(), images.spaces_full()), (1, true));
+    assert!(!images.of(0).contains(Avma(0)), "changed in place");
 }
 
 #[test]
 fn mappings_that_cannot_be_are_left_out() {
     let mut images = Images::default();
     let overlapping = [anonymous(0x3000, 0x1000), anonymous(0x1000, 0x4000), anonymous(0x2000, 0x5000)];
-    images.update(&overlapping, &mut open);
+    images.update(0, &overlapping, &mut open);
     assert_eq!(images.regions_refused(), 2);
-    assert!(images.contains(Avma(0x3fff)) && !images.contains(Avma(0x4000)));
+    assert!(images.of(0).contains(Avma(0x3fff)) && !images.of(0).contains(Avma(0x4000)));
 }
 
 #[test]
@@ -222,18 +229,15 @@ fn processes_share_files_and_keep_their_addresses_apart() {
     };
     let (a, b) = (mapping("/lib/a.so", 1, BASE), mapping("/lib/a.so", 1, BASE + 0x10_0000));
     let at = a.avma.start;
-    images.update(std::slice::from_ref(&a), &mut open);
+    images.update(0, std::slice::from_ref(&a), &mut open);
     let child = images.begin_process().unwrap();
-    assert!(!images.contains(at), "nothing is known of it yet");
-    images.update(std::slice::from_ref(&b), &mut open);
-    assert_eq!((images.contains(at), images.contains(b.avma.start)), (false, true));
-    let space = images.space();
-    images.select(0);
-    assert_eq!((images.contains(at), images.space(), images.process_of(space)), (true, 0, child));
-    images.select(child);
-    images.begin_space();
-    assert!(images.is_of_earlier_program(space) && !images.is_of_earlier_program(images.space()));
-    images.select(0);
+    assert!(!images.of(child).contains(at), "nothing is known of it yet");
+    images.update(child, std::slice::from_ref(&b), &mut open);
+    assert_eq!((images.of(child).contains(at), images.of(child).contains(b.avma.start)), (false, true));
+    let space = images.of(child).space();
+    assert_eq!((images.of(0).contains(at), images.of(0).space(), images.process_of(space)), (true, 0, child));
+    images.begin_space(child);
+    assert!(images.is_of_earlier_program(space) && !images.is_of_earlier_program(images.of(child).space()));
     assert!(!images.is_of_earlier_program(0), "the other one runs on");
     assert_eq!(images.locate(space, b.avma.start).unwrap().index, 0);
     assert_eq!(opened, 1);
@@ -243,11 +247,11 @@ fn processes_share_files_and_keep_their_addresses_apart() {
 #[test]
 fn the_same_part_of_the_same_file_is_one_place_in_all_processes() {
     let place_in = |images: &mut Images, mapping: &Mapping| {
-        images.begin_process().unwrap();
-        images.update(std::slice::from_ref(mapping), &mut open);
-        let place = ImageCode(images).file_place(mapping.avma.start + 8)?;
+        let process = images.begin_process().unwrap();
+        images.update(process, std::slice::from_ref(mapping), &mut open);
+        let place = images.of(process).file_place(mapping.avma.start + 8)?;
         assert_eq!(place.mapped, mapping.avma);
-        assert_eq!(ImageCode(images).file_place(mapping.avma.end), None);
+        assert_eq!(images.of(process).file_place(mapping.avma.end), None);
         Some((place.image, place.file_offset, place.mapped.end - place.mapped.start))
     };
     let mut images = Images::default();
@@ -270,10 +274,10 @@ fn the_same_part_of_the_same_file_is_one_place_in_all_processes() {
     // Memory of the process alone.
     assert_eq!(place_in(&mut images, &Mapping { kind: MappingKind::Registered, ..here.clone() }), None);
     assert_eq!(place_in(&mut images, &anonymous(BASE, BASE + 0x1000)), None);
-    images.begin_process().unwrap();
+    let process = images.begin_process().unwrap();
     let bytes = ImageBytes::new(vec![0xc3; 0x1000]);
-    images.update(&[mapping("/memfd:jit", 3, BASE)], &mut |_| Ok(bytes.clone()));
-    assert_eq!(ImageCode(&images).file_place(here.avma.start), None);
+    images.update(process, &[mapping("/memfd:jit", 3, BASE)], &mut |_| Ok(bytes.clone()));
+    assert_eq!(images.of(process).file_place(here.avma.start), None);
 }
 
 #[test]
@@ -286,7 +290,7 @@ fn code_of_which_tables_say_nothing_is_not_one_function() {
     let mut mapping = mapping("/lib/libwork.so", 1, BASE);
     mapping.avma = Avma(text)..Avma(text + 0x1000);
     let mut images = Images::default();
-    images.update(&[mapping], &mut |_| Ok(bytes.clone()));
+    images.update(0, &[mapping], &mut |_| Ok(bytes.clone()));
     let image = &images.images()[0];
     let described = |at: u64| image.described_function(Svma(text + at)).map(|range| range.start.0 - text);
     assert_eq!([0, 0xf, 0x10, 0x7f, 0x80].map(described), [Some(0), Some(0), None, None, Some(0x80)]);
@@ -307,28 +311,28 @@ fn a_file_that_is_rewritten_is_opened_again() {
     };
     let mut images = Images::default();
     let mapping = mapping("/usr/bin/work", 1, BASE);
-    assert!(images.update(std::slice::from_ref(&mapping), &mut open));
-    assert!(!images.update(std::slice::from_ref(&mapping), &mut open));
+    assert!(images.update(0, std::slice::from_ref(&mapping), &mut open));
+    assert!(!images.update(0, std::slice::from_ref(&mapping), &mut open));
     let pc = Avma(BASE + images.images()[0].entry_svma().unwrap().0);
-    assert!(images.code(pc).is_some() && images.row(pc).is_some());
-    let place = ImageCode(&images).file_place(pc);
+    assert!(images.of(0).code(pc).is_some() && images.of(0).row(pc).is_some());
+    let place = images.of(0).file_place(pc);
 
     // A file that is written to twice in a tick of the kernel has one time.
     std::thread::sleep(std::time::Duration::from_millis(25));
     // What is left of it has no rows and no code, and reading it ends nothing.
     std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
-    assert!(images.code(pc).is_none_or(|code| code.iter().all(|byte| *byte == 0)));
-    let _ = (images.row(pc), images.function(pc), images.described_function(pc));
+    assert!(images.of(0).code(pc).is_none_or(|code| code.iter().all(|byte| *byte == 0)));
+    let _ = (images.of(0).row(pc), images.of(0).function(pc), images.of(0).described_function(pc));
     assert!(images.images()[0].overwritten().is_some());
 
     std::fs::write(&path, this_test().bytes()).unwrap();
-    assert!(images.update(std::slice::from_ref(&mapping), &mut open), "another file");
-    assert_eq!((images.space(), images.images().len()), (1, 2));
+    assert!(images.update(0, std::slice::from_ref(&mapping), &mut open), "another file");
+    assert_eq!((images.of(0).space(), images.images().len()), (1, 2));
     assert_eq!(images.locate(0, pc).unwrap().index, 0);
     assert_eq!(images.locate(1, pc).unwrap().index, 1);
-    assert!(images.row(pc).is_some(), "of the new content");
-    assert_ne!(ImageCode(&images).file_place(pc).unwrap().image, place.unwrap().image);
-    assert!(!images.update(std::slice::from_ref(&mapping), &mut open));
+    assert!(images.of(0).row(pc).is_some(), "of the new content");
+    assert_ne!(images.of(0).file_place(pc).unwrap().image, place.unwrap().image);
+    assert!(!images.update(0, std::slice::from_ref(&mapping), &mut open));
     assert_eq!(opened, 2);
 }
 
@@ -339,8 +343,8 @@ fn shared_memory_is_jit_code_though_it_can_be_read() {
         (mapping.file_offset, mapping.avma) = (0, Avma(BASE)..Avma(BASE + 0x1000));
         let bytes = ImageBytes::new(bytes);
         let (mut images, mut jit) = (Images::default(), JitCode::default());
-        images.update(std::slice::from_ref(&mapping), &mut |_| Ok(bytes.clone()));
-        jit.update(std::slice::from_ref(&mapping), &images);
+        images.update(0, std::slice::from_ref(&mapping), &mut |_| Ok(bytes.clone()));
+        jit.update(0, std::slice::from_ref(&mapping), &images);
         jit.contains(Avma(BASE))
     };
     let code = || vec![0xc3; 0x1000];
@@ -370,8 +374,8 @@ fn lists_of_registered_code_are_where_their_segments_are() {
     let mut mapping = mapping("/usr/bin/work", 1, BASE);
     (mapping.file_offset, mapping.avma) = (0, Avma(BASE + 0x1000)..Avma(BASE + 0x2000));
     let mut images = Images::default();
-    images.update(&[mapping], &mut |_| Ok(bytes.clone()));
-    assert_eq!(images.jit_descriptors(), [Avma(BASE + 0x3000)]);
+    images.update(0, &[mapping], &mut |_| Ok(bytes.clone()));
+    assert_eq!(images.of(0).jit_descriptors(), [Avma(BASE + 0x3000)]);
 }
 
 #[test]
@@ -387,17 +391,16 @@ fn a_program_that_was_started_by_two_names_is_two_images_of_one_file() {
         opened += 1;
         Ok(this_test())
     };
-    images.set_program_path(path("/opt/first"));
-    images.update(&both, &mut open);
-    assert!(!images.update(&both, &mut open), "nothing changed");
-    images.begin_process().unwrap();
-    images.set_program_path(path("/opt/second"));
-    images.update(&both, &mut open);
-    images.begin_process().unwrap();
-    images.update(&both, &mut open);
-    images.select(0);
-    images.begin_space();
-    images.update(&both, &mut open);
+    images.set_program_path(0, path("/opt/first"));
+    images.update(0, &both, &mut open);
+    assert!(!images.update(0, &both, &mut open), "nothing changed");
+    let second = images.begin_process().unwrap();
+    images.set_program_path(second, path("/opt/second"));
+    images.update(second, &both, &mut open);
+    let third = images.begin_process().unwrap();
+    images.update(third, &both, &mut open);
+    images.begin_space(0);
+    images.update(0, &both, &mut open);
     let shown: Vec<_> =
         images.images().iter().map(|image| (image.shown_name(), image.shown_path(), &*image.name)).collect();
     let expected = [
@@ -425,10 +428,12 @@ fn rows_in_epilogues_of_images_are_passed_on_by_the_code_of_a_target() {
     let mut mapping = mapping("C:/work.exe", 1, BASE);
     (mapping.file_offset, mapping.avma) = (0x400, Avma(BASE)..Avma(BASE + 0x1000));
     let mut images = Images::default();
-    images.update(&[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
+    images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
     let jit = JitCode::default();
-    let code = TargetCode { images: ImageCode(&images), jit: &jit, memory: None };
-    let at = |into: u64| (code.row_in_epilogue(Avma(BASE + into)), images.row_in_epilogue(Avma(BASE + into)));
+    let code = TargetCode { images: images.of(0), jit: &jit, memory: None };
+    let at = |into: u64| {
+        (code.row_in_epilogue(Avma(BASE + into)), images.of(0).row_in_epilogue(Avma(BASE + into)))
+    };
     let (passed_on, row) = at(12);
     assert!(row.is_some() && passed_on == row);
     assert_eq!(at(6), (None, None), "in the body");

@@ -45,33 +45,33 @@ pub struct SavedBuilder {
 
 /// Why a profile was not merged.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum MergeError {
     /// A table is full.
     Full(Full),
     /// Counts of the two must not be added.
     Different(Different),
 }
 
-impl From<Full> for Refused {
-    fn from(full: Full) -> Refused {
-        Refused::Full(full)
+impl From<Full> for MergeError {
+    fn from(full: Full) -> MergeError {
+        MergeError::Full(full)
     }
 }
 
-impl std::fmt::Display for Refused {
+impl std::fmt::Display for MergeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Refused::Full(full) => full.fmt(f),
-            Refused::Different(why) => why.fmt(f),
+            MergeError::Full(full) => full.fmt(f),
+            MergeError::Different(why) => why.fmt(f),
         }
     }
 }
 
-impl std::error::Error for Refused {
+impl std::error::Error for MergeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Refused::Full(full) => Some(full),
-            Refused::Different(why) => Some(why),
+            MergeError::Full(full) => Some(full),
+            MergeError::Different(why) => Some(why),
         }
     }
 }
@@ -237,9 +237,9 @@ impl SavedBuilder {
     /// Adds another profile: its stacks, and what it tells of its recording.
     ///
     /// # Errors
-    /// [`Refused`] if the counts must not be added, or a table is full.
-    pub fn merge(&mut self, other: &Saved) -> Result<(), Refused> {
-        self.saved.about.merge(&other.about).map_err(Refused::Different)?;
+    /// [`MergeError`] if the counts must not be added, or a table is full.
+    pub fn merge(&mut self, other: &Saved) -> Result<(), MergeError> {
+        self.saved.about.merge(&other.about).map_err(MergeError::Different)?;
         Ok(self.add_stacks(other)?)
     }
 

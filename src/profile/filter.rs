@@ -33,7 +33,7 @@ pub struct Filter<'f> {
 
 /// Counts that were left after each of the conditions of a [`Filter`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Left {
+pub struct RemainingCounts {
     /// After `thread`.
     pub thread: u64,
     /// After `include`.
@@ -49,7 +49,7 @@ pub struct Left {
 ///
 /// # Errors
 /// [`Full`] if a table does not hold it.
-pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, Left), Full> {
+pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, RemainingCounts), Full> {
     let mut judge = Judge::new(saved, filter, lines);
     let frames = judge.frames()?;
     let roots = judge.roots()?;
@@ -61,7 +61,7 @@ pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, 
         cut_frames: vec![None; saved.frames().len()],
         stack: Vec::new(),
     };
-    let mut left = Left::default();
+    let mut left = RemainingCounts::default();
     let mut incomplete = Incomplete::default();
     let mut full = Ok(());
     saved.for_each_numbered_stack(|root, stack, count| {
@@ -204,7 +204,7 @@ p;io (8);main;work 4
 p;main;read;main;copy 8
 ";
 
-    fn kept(filter: &Filter<'_>) -> (String, Left) {
+    fn kept(filter: &Filter<'_>) -> (String, RemainingCounts) {
         let saved = folded_read::read(TEXT.as_bytes(), "a").expect("reads");
         let (saved, left) = apply(&saved, filter, false).expect("fits");
         let mut out = Vec::new();
@@ -247,7 +247,10 @@ p;main;read;main;copy 8
             (|name: &str| name == "io", |name: &str| name == "copy", |name: &str| name == "nobody");
         let filter = Filter { thread: Some(&io), include: Some(&copy), exclude: None, root: Some(&none) };
         let (text, left) = kept(&filter);
-        assert_eq!((text.as_str(), left), ("", Left { thread: 7, include: 3, exclude: 3, root: 0 }));
+        assert_eq!(
+            (text.as_str(), left),
+            ("", RemainingCounts { thread: 7, include: 3, exclude: 3, root: 0 })
+        );
     }
 
     #[test]

@@ -17,13 +17,13 @@ pub mod timeline;
 pub mod views;
 
 pub use about::{About, Different, SAMPLES};
-pub use builder::{Refused, SavedBuilder};
+pub use builder::{MergeError, SavedBuilder};
 pub use from_recording::Circumstances;
 pub use saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};
 pub use stack_frame::StackFrame;
 pub use texts::{TextId, Texts};
 pub use timeline::{Loss, ThreadTimeline, TimedSample, Timeline};
-pub use views::by_name::{ByName, FIBER, INCOMPLETE, Visited, shown};
+pub use views::by_name::{ByName, FIBER, INCOMPLETE, NameNode, shown};
 pub use views::call_tree::{CallTree, Direction};
 pub use views::functions::{FunctionRow, FunctionTable};
 

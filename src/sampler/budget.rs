@@ -2,7 +2,7 @@
 //! Input: how long threads stood and how much time the target had; output: how much of a stack
 //! may be copied, and whether a tick may stop threads at all.
 //!
-//! First the windows give way, then the rate. A tick that is left out loses nothing: each
+//! First the stack sizes give way, then the rate. A tick that is left out loses nothing: each
 //! sample weighs the CPU time since the one before it. But all that passes between two stops
 //! weighs for one stack, so ticks are left out evenly: a single long stop is paid back over
 //! seconds, not by a tenth of a second in which nothing is seen. And what the machine does to a
@@ -12,15 +12,15 @@
 
 /// A stop may take this much longer for the bytes that it copies, nanoseconds.
 const COPY_NS: u64 = 100_000;
-/// Windows are not made smaller than this, whatever copying costs.
-const WINDOW_LEAST_BYTES: usize = 64 << 10;
+/// Stack sizes are not made smaller than this, whatever copying costs.
+const STACK_LEAST_BYTES: usize = 64 << 10;
 /// Nor than this if it fits into the time of a stop, however little of the share is left: a stop
-/// itself costs as much, and stacks that leave their windows are worth less than fewer whole ones.
-const WINDOW_SHORT_BYTES: usize = 256 << 10;
+/// itself costs as much, and stacks that are deeper than what is copied are worth less than fewer whole ones.
+const STACK_SHORT_BYTES: usize = 256 << 10;
 /// Nor larger: the default limit of a stack.
-const WINDOW_MOST_BYTES: usize = 8 << 20;
-/// Stops with windows up to this measure what a stop costs without its bytes.
-const SMALL_WINDOW_BYTES: usize = super::window::FIRST_WINDOW_BYTES;
+const STACK_MOST_BYTES: usize = 8 << 20;
+/// Stops with stack sizes up to this measure what a stop costs without its bytes.
+const SMALL_STACK_BYTES: usize = super::stack_size::FIRST_STACK_BYTES;
 /// Cost of copying before any was measured, picoseconds for each byte: 10 GB/s.
 const FIRST_PS_PER_BYTE: u64 = 100;
 /// What may be stood at the beginning, when everything is cold, nanoseconds.
@@ -46,7 +46,7 @@ pub(super) struct Budget {
     credit: i128,
     /// What stops that were held up may still take without being charged, in millionths of nanoseconds.
     held_up_credit: i128,
-    /// What a stop with a small window takes, nanoseconds: a running median.
+    /// What a stop with a small stack size takes, nanoseconds: a running median.
     floor_ns: u64,
     ps_per_byte: u64,
     /// The longest copy, nanoseconds.
@@ -104,14 +104,14 @@ impl Budget {
             self.held_up_credit -= i128::from(held_up_ns) * 1_000_000;
         }
         self.credit -= i128::from(stood_ns - held_up_ns) * 1_000_000;
-        if copied_bytes <= SMALL_WINDOW_BYTES {
+        if copied_bytes <= SMALL_STACK_BYTES {
             let step_ns = self.floor_ns / 32 + 16;
             self.floor_ns = match self.floor_ns {
                 0 => stood_ns,
                 floor_ns if stood_ns > floor_ns => floor_ns + step_ns,
                 floor_ns => floor_ns.saturating_sub(step_ns),
             };
-            // Windows that had to become small would never be measured again.
+            // Stack sizes that had to become small would never be measured again.
             if self.ps_per_byte > FIRST_PS_PER_BYTE {
                 self.ps_per_byte -= (self.ps_per_byte / 4096).max(1);
             }
@@ -143,11 +143,11 @@ impl Budget {
     }
 
     /// Bytes that a stop may copy: what fits into its time, and less while the share is used up.
-    pub(super) fn window_max_bytes(&self) -> usize {
+    pub(super) fn stack_max_bytes(&self) -> usize {
         let fits = self.copy_ns * 1_000 / self.ps_per_byte.max(1);
         let fits = usize::try_from(fits).unwrap_or(usize::MAX);
-        let fits = if self.is_short() { (fits / 4).max(fits.min(WINDOW_SHORT_BYTES)) } else { fits };
-        (fits & !0xfff).clamp(WINDOW_LEAST_BYTES, WINDOW_MOST_BYTES)
+        let fits = if self.is_short() { (fits / 4).max(fits.min(STACK_SHORT_BYTES)) } else { fits };
+        (fits & !0xfff).clamp(STACK_LEAST_BYTES, STACK_MOST_BYTES)
     }
 
     /// Less than a hundredth of a second's share is left.
@@ -245,23 +245,23 @@ mod tests {
     #[test]
     fn windows_are_what_fits_into_the_time_of_a_stop() {
         let mut budget = Budget::new(0.02);
-        assert_eq!(budget.window_max_bytes(), 1_000_000 & !0xfff);
+        assert_eq!(budget.stack_max_bytes(), 1_000_000 & !0xfff);
         for _ in 0..64 {
             budget.earn(100 * MS);
             budget.spend(10_000, 32 << 10);
             // 1 GB/s.
             budget.spend(10_000 + (1 << 20), 1 << 20);
         }
-        assert!((80_000..=120_000).contains(&budget.window_max_bytes()), "{}", budget.window_max_bytes());
+        assert!((80_000..=120_000).contains(&budget.stack_max_bytes()), "{}", budget.stack_max_bytes());
         for _ in 0..64 {
             budget.spend(100 * MS, 1 << 20);
         }
-        assert_eq!(budget.window_max_bytes(), WINDOW_LEAST_BYTES);
+        assert_eq!(budget.stack_max_bytes(), STACK_LEAST_BYTES);
         for _ in 0..100_000 {
             budget.earn(10 * MS);
             budget.spend(10_000, 16 << 10);
         }
-        assert!(budget.window_max_bytes() > 256 << 10, "{}", budget.window_max_bytes());
-        assert_eq!(Budget::unlimited().window_max_bytes(), WINDOW_MOST_BYTES);
+        assert!(budget.stack_max_bytes() > 256 << 10, "{}", budget.stack_max_bytes());
+        assert_eq!(Budget::unlimited().stack_max_bytes(), STACK_MOST_BYTES);
     }
 }

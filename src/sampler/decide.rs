@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 
 use super::stops::{StopDriver, Waits};
 use crate::rng::mix;
-use crate::sources::{Activity, Fault, Look, ThreadId};
+use crate::sources::{Activity, Fault, ThreadId, ThreadStatus};
 
 /// CPU time that a thread which is never found running may have before it is sampled where
 /// it waits, in periods of the rate; where stops leave waits alone.
@@ -14,13 +14,13 @@ const CARRIED_PERIODS: u64 = 4;
 impl StopDriver<'_> {
     /// Acts on a look: asks the thread to stop, or weighs a known waiting stack again.
     /// True if a stop is on its way.
-    pub(super) fn decide(&mut self, id: ThreadId, look: Look) -> bool {
-        let moved = self.note(id, look);
+    pub(super) fn decide(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
+        let moved = self.note(id, status);
         if !self.may_stop {
             return false;
         }
         let Some(account) = self.recorder.accounts.get_mut(&id) else { return false };
-        match look.activity {
+        match status.activity {
             // Where only a stop tells, it also tells whether there is anything to record.
             Activity::Running | Activity::Untold => self.ask(id, false),
             // It uses no CPU time; where it waits for a CPU is where its time passes.
@@ -29,7 +29,7 @@ impl StopDriver<'_> {
             // Without a change to show it may still be running on: then every runnable
             // thread has a CPU.
             Activity::Runnable if moved || self.runnable <= self.target.process().cpus => self.ask(id, false),
-            Activity::Waiting if self.options.idle => self.decide_waiting(id, look),
+            Activity::Waiting if self.options.idle => self.decide_waiting(id, status),
             // It ran and waits again. Its time is carried to a sample that finds it running,
             // which shows where it was used; to find it waiting every time, chance alone
             // is not enough (e^-4).
@@ -39,7 +39,7 @@ impl StopDriver<'_> {
             }
             // It is left alone, and its next stack must not stand for this time.
             Activity::Stopped if self.options.idle => {
-                let stopped_ns = account.weigh_wall(look, self.clock.now_ns());
+                let stopped_ns = account.weigh_wall(status, self.clock.now_ns());
                 self.recorder.lose("stopped by job control", stopped_ns);
                 false
             }
@@ -48,11 +48,11 @@ impl StopDriver<'_> {
     }
 
     /// Takes a look into account; whether the thread was on a CPU since its last sample.
-    pub(super) fn note(&mut self, id: ThreadId, look: Look) -> bool {
+    pub(super) fn note(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
         let tick = self.recorder.stats.ticks;
         let Some(account) = self.recorder.accounts.get_mut(&id) else { return false };
-        account.see(look, tick);
-        let moved = account.moved(look);
+        account.see(status, tick);
+        let moved = account.moved(status);
         self.earn(id);
         moved
     }
@@ -83,8 +83,8 @@ impl StopDriver<'_> {
                 break;
             }
             // What was looked at before the others were asked is old by now.
-            let Ok(look) = self.target.look(*id) else { continue };
-            if self.decide(*id, look) {
+            let Ok(status) = self.target.poll(*id) else { continue };
+            if self.decide(*id, status) {
                 on_the_way += 1;
                 if on_the_way % self.target.stops_at_once() == 0 {
                     self.collect()?;
@@ -95,27 +95,27 @@ impl StopDriver<'_> {
         Ok(())
     }
 
-    fn decide_waiting(&mut self, id: ThreadId, look: Look) -> bool {
+    fn decide_waiting(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
         let Some(stop) = self.stops.get_mut(&id) else { return false };
         let stack = match stop.waits {
-            Waits::With { stack, look: then } if then == look => stack,
+            Waits::With { stack, status: then } if then == status => stack,
             // Back from our stop, at the same place as far as the system tells.
             Waits::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
-                stop.waits = Waits::With { stack, look };
+                stop.waits = Waits::With { stack, status };
                 stack
             }
             _ => return self.capture_waiting(id),
         };
         let Some(account) = self.recorder.accounts.get_mut(&id) else { return false };
-        let weight_ns = account.weigh_wall(look, self.clock.now_ns());
+        let weight_ns = account.weigh_wall(status, self.clock.now_ns());
         self.recorder.repeat(id, stack.node, stack.ended, weight_ns);
         false
     }
 
     pub(super) fn ask(&mut self, id: ThreadId, waiting: bool) -> bool {
-        let window_bytes = self.window_bytes(id);
+        let stack_bytes = self.stack_bytes(id);
         let Some(stop) = self.stops.get_mut(&id) else { return false };
-        match self.target.interrupt(id, window_bytes, self.options.idle || waiting) {
+        match self.target.interrupt(id, stack_bytes, self.options.idle || waiting) {
             Ok(()) => {
                 stop.asked = true;
                 stop.asked_waiting = waiting;

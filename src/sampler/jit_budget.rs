@@ -56,7 +56,7 @@ impl JitBudget {
 #[cfg(test)]
 mod tests {
     use super::super::process::FIRST;
-    use super::super::thread::unknown_look;
+    use super::super::thread::unknown_status;
     use super::super::{Options, Recorder};
     use super::*;
     use crate::addr::Avma;
@@ -133,7 +133,7 @@ mod tests {
             stops_hold_all: false,
         });
         let mut recorder = Recorder::new(&clock, &options, &process.0.clone());
-        recorder.add_thread(FIRST, &mut process, THREAD, None, unknown_look(), true);
+        recorder.add_thread(FIRST, &mut process, THREAD, None, unknown_status(), true);
         recorder.read_images(FIRST, &mut process);
         let mut ended = |recorder: &mut Recorder<'_>, pc: u64| {
             let mut capture = Capture::with_capacity(64);

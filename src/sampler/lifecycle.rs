@@ -4,17 +4,17 @@
 //! A process is known to the recorder from its first sample on: of the many that live for less than
 //! a tick most have none.
 
-use super::postponed::{Due, Rewalk};
+use super::deferred::{DueSamples, Rewalk};
 use super::process::{FIRST, ProcessIndex, UNSAMPLED};
 use super::process_cpu::{BY_NO_KNOWN_THREAD, CpuBalance};
 use super::stops::{Stop, StopDriver};
-use super::thread::unknown_look;
+use super::thread::unknown_status;
 use crate::addr::Avma;
 use crate::recording::Profile;
-use crate::sources::{Look, Observed, Target, ThreadId};
+use crate::sources::{Observed, Target, ThreadId, ThreadStatus};
 
 /// The last looks at threads and their names take this long at most, nanoseconds.
-const LAST_LOOKS_NS: u64 = 20_000_000;
+const LAST_POLLS_NS: u64 = 20_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -33,7 +33,7 @@ pub(super) const TOO_MANY: &str = "too many processes";
 
 /// A process of the target.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct TargetProcess {
     /// Its index in the recorder, once it was sampled.
     of: ProcessIndex,
     /// The name that its stacks are kept under.
@@ -42,10 +42,10 @@ pub(super) struct Known {
     pub(super) cpu: CpuBalance,
 }
 
-impl Known {
+impl TargetProcess {
     /// The one that the recorder is made for.
-    pub(super) fn first(name: &str) -> Known {
-        Known { of: FIRST, name: name.to_owned(), cpu: CpuBalance::default() }
+    pub(super) fn first(name: &str) -> TargetProcess {
+        TargetProcess { of: FIRST, name: name.to_owned(), cpu: CpuBalance::default() }
     }
 }
 
@@ -69,29 +69,39 @@ impl StopDriver<'_> {
             if self.live.shall_stop() {
                 return;
             }
-            let look = self.target.look(id);
-            self.add_thread(id, stack_top, look.unwrap_or_else(|_| unknown_look()), true);
+            let status = self.target.poll(id);
+            self.add_thread(id, stack_top, status.unwrap_or_else(|_| unknown_status()), true);
         }
         self.begin_balances();
     }
 
-    pub(super) fn add_thread(&mut self, id: ThreadId, stack_top: Option<Avma>, look: Look, found: bool) {
+    pub(super) fn add_thread(
+        &mut self,
+        id: ThreadId,
+        stack_top: Option<Avma>,
+        status: ThreadStatus,
+        found: bool,
+    ) {
         let pid = self.target.process_of(id);
         let Some(process) = observed(self.target, pid) else { return };
         let stats = &mut self.recorder.stats;
         let known = self.known.entry(pid).or_insert_with(|| {
             stats.processes_seen += 1;
             // Of one that is not found running the clock begins with the recording.
-            Known { of: UNSAMPLED, name: process.process().name.clone(), cpu: CpuBalance::new(Some(0)) }
+            TargetProcess {
+                of: UNSAMPLED,
+                name: process.process().name.clone(),
+                cpu: CpuBalance::new(Some(0)),
+            }
         });
         self.stops.insert(id, Stop::new(pid));
-        self.recorder.add_thread(known.of, process, id, stack_top, look, found);
+        self.recorder.add_thread(known.of, process, id, stack_top, status, found);
     }
 
     pub(super) fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
         self.walk_captured();
         let Some(stop) = self.stops.remove(&id) else { return };
-        self.walk_postponed(stop.process, Due::ThreadEnded(id));
+        self.walk_deferred(stop.process, DueSamples::ThreadEnded(id));
         let before_ns = self.recorder.stats.target_cpu_ns;
         let program = self.stands_for(stop.process, id).map(str::to_owned);
         let has_room = |program: &String| {
@@ -130,24 +140,24 @@ impl StopDriver<'_> {
     pub(super) fn exec_thread(&mut self, id: ThreadId, stack_top: Option<Avma>) {
         let pid = self.target.process_of(id);
         self.walk_captured();
-        self.walk_postponed(pid, Due::All);
-        let look = self.target.look(id).unwrap_or_else(|_| unknown_look());
+        self.walk_deferred(pid, DueSamples::All);
+        let status = self.target.poll(id).unwrap_or_else(|_| unknown_status());
         let threads = self.threads_of(pid);
         for other in threads.iter().filter(|other| **other != id) {
             self.remove_thread(*other, None);
         }
         let mut unsampled_ns = 0;
         if self.options.idle || threads.len() > 1 {
-            self.remove_thread(id, Some(look.cpu_ns));
+            self.remove_thread(id, Some(status.cpu_ns));
         } else {
             self.stops.remove(&id);
             let before_ns = self.recorder.stats.target_cpu_ns;
-            unsampled_ns = self.recorder.leave_thread(id, Some(look.cpu_ns));
+            unsampled_ns = self.recorder.leave_thread(id, Some(status.cpu_ns));
             self.note_ended(pid, before_ns);
         }
         self.programs_begun += 1;
         self.begin_program(pid);
-        self.add_thread(id, stack_top, look, false);
+        self.add_thread(id, stack_top, status, false);
         if let Some(account) = self.recorder.accounts.get_mut(&id) {
             account.inherit(unsampled_ns);
         }
@@ -167,12 +177,13 @@ impl StopDriver<'_> {
     /// part of what others used: what it lacks to the time between two ticks, so that a sample of a
     /// beginning weighs what one of any other moment does. On average that is what ends leave. Where
     /// threads are sampled less often, more is left, and given out, too.
-    pub(super) fn inherit(&mut self, id: ThreadId, look: Option<Look>) {
+    pub(super) fn inherit(&mut self, id: ThreadId, status: Option<ThreadStatus>) {
         if self.unsampled_ns.is_empty() {
             return;
         }
         let account = self.recorder.accounts.get(&id);
-        let Some(used_ns) = account.zip(look).and_then(|(account, look)| account.used_unsampled_ns(look))
+        let Some(used_ns) =
+            account.zip(status).and_then(|(account, status)| account.used_unsampled_ns(status))
         else {
             return;
         };
@@ -244,17 +255,17 @@ impl StopDriver<'_> {
             self.walk_captured();
         }
         let Some(of) = self.known.get(&pid).map(|known| known.of) else { return };
-        if self.recorder.has_postponed(of)
+        if self.recorder.has_deferred(of)
             && let Some(process) = observed(self.target, pid)
         {
             self.recorder.read_images(of, process);
-            self.walk_postponed(pid, Due::All);
+            self.walk_deferred(pid, DueSamples::All);
         }
     }
 
     pub(super) fn end_process(&mut self, pid: u32) {
         self.walk_captured();
-        self.walk_postponed(pid, Due::All);
+        self.walk_deferred(pid, DueSamples::All);
         self.lose_rest_of_ended(pid);
         if let Some(known) = self.known.remove(&pid) {
             self.recorder.end_process(known.of);
@@ -266,7 +277,7 @@ impl StopDriver<'_> {
     /// Reads images of the first process, and of those of which samples wait, where it is time.
     pub(super) fn refresh_images(&mut self) {
         self.recorder.refresh_images(FIRST, self.target);
-        for pid in self.recorder.with_postponed() {
+        for pid in self.recorder.with_deferred() {
             if let Some(of) = self.known.get(&pid).map(|known| known.of)
                 && of != FIRST
                 && let Some(process) = observed(self.target, pid)
@@ -277,21 +288,21 @@ impl StopDriver<'_> {
     }
 
     /// Walks samples of a process that waited for images.
-    pub(super) fn walk_postponed(&mut self, pid: u32, due: Due) {
+    pub(super) fn walk_deferred(&mut self, pid: u32, due: DueSamples) {
         let Some(known) = self.known.get(&pid) else { return };
         let Some(process) = observed(self.target, pid) else { return };
         let mut rewalk = Rewalk {
-            window_max_bytes: self.budget.window_max_bytes(),
+            stack_max_bytes: self.budget.stack_max_bytes(),
             frames: &mut self.frames,
             spare: &mut self.spare,
         };
-        self.recorder.walk_postponed(known.of, process, due, &mut rewalk);
+        self.recorder.walk_deferred(known.of, process, due, &mut rewalk);
     }
 
     /// Walks samples of all processes that waited for images.
-    pub(super) fn walk_all_postponed(&mut self, due: Due) {
-        for pid in self.recorder.with_postponed() {
-            self.walk_postponed(pid, due);
+    pub(super) fn walk_all_deferred(&mut self, due: DueSamples) {
+        for pid in self.recorder.with_deferred() {
+            self.walk_deferred(pid, due);
         }
     }
 
@@ -300,7 +311,7 @@ impl StopDriver<'_> {
     /// Closes all accounts.
     pub(super) fn finish(mut self) -> Profile {
         self.walk_captured();
-        self.walk_all_postponed(Due::All);
+        self.walk_all_deferred(DueSamples::All);
         if self.recorder.stats.duration_ns == 0 {
             self.recorder.stats.duration_ns = self.clock.now_ns() - self.start_ns;
         }
@@ -308,7 +319,7 @@ impl StopDriver<'_> {
         ids.sort_unstable();
         // Before the looks, which take time in which more is used.
         let clocks = self.process_clocks();
-        let until_ns = self.clock.now_ns().saturating_add(LAST_LOOKS_NS);
+        let until_ns = self.clock.now_ns().saturating_add(LAST_POLLS_NS);
         let unsampled = if self.options.idle {
             "not sampled again before the end"
         } else {
@@ -317,12 +328,12 @@ impl StopDriver<'_> {
         for id in ids {
             // Where calls are slow the last look of each thread has to do.
             let has_time = self.clock.now_ns() < until_ns;
-            let look = if has_time { self.target.look(id).ok() } else { None };
+            let status = if has_time { self.target.poll(id).ok() } else { None };
             if has_time {
                 self.rename(id);
             }
             let before_ns = self.recorder.stats.target_cpu_ns;
-            self.recorder.remove_thread(id, look.map(|look| look.cpu_ns), unsampled);
+            self.recorder.remove_thread(id, status.map(|status| status.cpu_ns), unsampled);
             if let Some(stop) = self.stops.remove(&id) {
                 self.note_ended(stop.process, before_ns);
             }

@@ -9,11 +9,10 @@
 
 mod budget;
 mod decide;
-mod drawn;
-mod image_upkeep;
+mod deferred;
+mod image_refresh;
 mod jit_budget;
 mod lifecycle;
-mod postponed;
 mod prefetch;
 mod process;
 mod process_cpu;
@@ -22,13 +21,14 @@ mod recorder;
 mod red_zone;
 mod sleeping;
 mod snapshot;
+mod stack_size;
 mod stops;
 mod suspension;
 mod thread;
 mod ticks;
+mod wait_sampling;
 mod waits;
 mod weights;
-mod window;
 
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};

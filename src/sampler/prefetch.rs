@@ -17,11 +17,11 @@ use std::cell::RefCell;
 
 use hashbrown::HashMap;
 
-use super::process::Recorded;
+use super::process::ProcessEntry;
 use super::recorder::{Recorder, Sample};
 use crate::addr::Avma;
-use crate::images::{CodeMemory, ImageCode, TargetCode};
-use crate::sources::pushed::Needed;
+use crate::images::{CodeMemory, TargetCode};
+use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, Observed, PIECE_BYTES, PIECES_MAX, StackPieces, ThreadId};
 use crate::walk::{self, Frames, OuterStack, StackBytes, StackEnd, UnwindMethod};
 
@@ -65,7 +65,7 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Whether a stack that ran out with these pieces is one that pieces are to complete: the window stays.
+    /// Whether a stack that ran out with these pieces is one that pieces are to complete: the stack size stays.
     pub(super) fn may_complete(&self, pieces: &StackPieces) -> bool {
         !self.hopeless && !self.too_many && !self.is_current(pieces)
     }
@@ -215,12 +215,12 @@ impl Recorder<'_> {
         &mut self,
         process: &mut dyn Observed,
         sample: Sample,
-        window_max_bytes: usize,
+        stack_max_bytes: usize,
         frames: &mut Frames,
     ) -> (Option<StackEnd>, Option<&[u64]>) {
         let id = sample.thread;
         self.may_prefetch = true;
-        let taken = self.take(process, sample, 1, window_max_bytes, frames);
+        let taken = self.take(process, sample, 1, stack_max_bytes, frames);
         (taken.stack.map(|(_, ended)| ended), self.new_pieces(id))
     }
 
@@ -232,14 +232,14 @@ impl Recorder<'_> {
 
     /// Takes in what a walk needed of a capture. Where it ran out or went to another stack (`leaves`), it may show
     /// what to prefetch of the stacks to come: then it is not one that asks for more bytes.
-    pub(super) fn look_above(
+    pub(super) fn search_above(
         &mut self,
         process: &mut dyn Observed,
         id: ThreadId,
         capture: &Capture,
-        needed: Needed,
+        needed: StackUse,
         leaves: bool,
-    ) -> Needed {
+    ) -> StackUse {
         let Some(account) = self.accounts.get_mut(&id) else { return needed };
         let has_pieces = !capture.pieces.is_empty();
         if !leaves {
@@ -248,7 +248,7 @@ impl Recorder<'_> {
             }
             // The words above that part are on the list, and are not to be copied beside it.
             let most = if has_pieces { capture.stack.len() / UNCOPIED_PARTS } else { usize::MAX };
-            return Needed { bytes: needed.bytes.min(most), ..needed };
+            return StackUse { bytes: needed.bytes.min(most), ..needed };
         }
         let mut bytes = needed.bytes;
         if account.prefetch.shall_search(has_pieces) {
@@ -272,12 +272,12 @@ impl Recorder<'_> {
             return needed;
         }
         if prefetch.hopeless {
-            return Needed { ran_out: false, hopeless: true, ..needed };
+            return StackUse { ran_out: false, hopeless: true, ..needed };
         }
         match prefetch.may_complete(&capture.pieces) {
             // Until all pieces are there nothing shows how much is to be copied: half of it, as a beginning.
-            true => Needed { ran_out: false, bytes: needed.bytes.max(capture.stack.len() / 8), ..needed },
-            false => Needed { bytes, ..needed },
+            true => StackUse { ran_out: false, bytes: needed.bytes.max(capture.stack.len() / 8), ..needed },
+            false => StackUse { bytes, ..needed },
         }
     }
 
@@ -291,8 +291,8 @@ impl Recorder<'_> {
     ) -> Option<Vec<(u64, usize)>> {
         let account = self.accounts.get_mut(&id)?;
         let recorded = self.processes.get_mut(account.process.0 as usize)?;
-        self.images.select(recorded.number);
-        let Recorded { jit, unwinder, .. } = recorded;
+        let images = self.images.of(recorded.number);
+        let ProcessEntry { jit, unwinder, .. } = recorded;
         let described = process.process();
         let (fp_always, code_mask) = (described.fp_always, described.code_mask);
         let how = if described.cfi { self.options.unwind } else { UnwindMethod::FramePointer };
@@ -311,7 +311,7 @@ impl Recorder<'_> {
             let mut read_code =
                 |at, into: &mut [u8]| later.memory.borrow_mut().process.read_memory(at, into).unwrap_or(0);
             let code_memory = CodeMemory::new(&mut read_code);
-            let code = TargetCode { images: ImageCode(&self.images), jit, memory: Some(&code_memory) };
+            let code = TargetCode { images, jit, memory: Some(&code_memory) };
             let input = walk::Input {
                 stack,
                 stack_top: account.stack_top,
@@ -348,8 +348,7 @@ impl Recorder<'_> {
                 above.truncate(bytes);
                 let above = StackBytes { base: walked.reached, bytes: &above };
                 let arch = capture.registers.arch();
-                account.stack_top =
-                    walk::find_stack_top(arch, above, walked.reached, &ImageCode(&self.images));
+                account.stack_top = walk::find_stack_top(arch, above, walked.reached, &images);
                 if account.stack_top.is_some() {
                     continue;
                 }

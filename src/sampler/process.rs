@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::image_upkeep::ImageUpkeep;
+use super::image_refresh::ImageRefresh;
 use super::recorder::Recorder;
 use crate::binary::Files;
 use crate::images::{Images, JitCode};
@@ -30,7 +30,7 @@ pub const FIRST: ProcessIndex = ProcessIndex(0);
 pub(super) const UNSAMPLED: ProcessIndex = ProcessIndex(u32::MAX);
 
 /// A process of the recording: its images, its unwinder, and where its stacks are kept.
-pub(super) struct Recorded {
+pub(super) struct ProcessEntry {
     /// Its number in the images.
     pub(super) number: u32,
     /// Its number for the system.
@@ -41,7 +41,7 @@ pub(super) struct Recorded {
     merged: Option<u32>,
     /// Code that belongs to no image.
     pub(super) jit: JitCode,
-    pub(super) upkeep: ImageUpkeep,
+    pub(super) refresh: ImageRefresh,
     pub(super) unwinder: Unwinder,
     /// Its files, once it has code without an image.
     files: Option<Arc<dyn Files>>,
@@ -49,15 +49,15 @@ pub(super) struct Recorded {
     learned: bool,
 }
 
-impl Recorded {
-    pub(super) fn new(number: u32, pid: u32, program: u32, facts: &FileFacts) -> Recorded {
-        Recorded {
+impl ProcessEntry {
+    pub(super) fn new(number: u32, pid: u32, program: u32, facts: &FileFacts) -> ProcessEntry {
+        ProcessEntry {
             number,
             pid,
             program,
             merged: None,
             jit: JitCode::default(),
-            upkeep: ImageUpkeep::default(),
+            refresh: ImageRefresh::default(),
             unwinder: Unwinder::new(facts),
             files: None,
             learned: false,
@@ -71,8 +71,7 @@ impl Recorded {
         now_ns: &dyn Fn() -> u64,
         images: &mut Images,
     ) -> bool {
-        images.select(self.number);
-        let changed = self.upkeep.read(process, now_ns, images, &mut self.jit);
+        let changed = self.refresh.read(process, now_ns, images, self.number, &mut self.jit);
         if changed {
             self.unwinder.images_changed();
             if self.files.is_none() && self.jit.is_any() {
@@ -89,7 +88,7 @@ impl Recorder<'_> {
         let number = self.images.begin_process()?;
         let index = ProcessIndex(u32::try_from(self.processes.len()).ok()?);
         let program = self.add_program(pid, name);
-        self.processes.push(Recorded::new(number, pid, program, &self.facts));
+        self.processes.push(ProcessEntry::new(number, pid, program, &self.facts));
         Some(index)
     }
 
@@ -114,10 +113,9 @@ impl Recorder<'_> {
         }
         let program = renamed.map(|(pid, name)| self.add_program(pid, name));
         let Some(process) = self.processes.get_mut(of.0 as usize) else { return };
-        self.images.select(process.number);
-        self.images.begin_space();
+        self.images.begin_space(process.number);
         process.unwinder.images_changed();
-        process.upkeep.begin_program();
+        process.refresh.begin_program();
         process.files = None;
         if let Some(program) = program {
             (process.program, process.merged) = (program, None);
@@ -127,7 +125,7 @@ impl Recorder<'_> {
     /// The images of a process are not known: they are read as soon as a stack is walked.
     pub(super) fn forget_images_read(&mut self, of: ProcessIndex) {
         if let Some(process) = self.processes.get_mut(of.0 as usize) {
-            process.upkeep = ImageUpkeep::default();
+            process.refresh = ImageRefresh::default();
         }
     }
 
@@ -145,8 +143,8 @@ impl Recorder<'_> {
     pub fn end_process(&mut self, of: ProcessIndex) {
         if let Some(process) = self.processes.get_mut(of.0 as usize) {
             let (merged, files) = (process.merged, process.files.take());
-            let Recorded { number, pid, program, .. } = *process;
-            *process = Recorded { merged, files, ..Recorded::new(number, pid, program, &self.facts) };
+            let ProcessEntry { number, pid, program, .. } = *process;
+            *process = ProcessEntry { merged, files, ..ProcessEntry::new(number, pid, program, &self.facts) };
             self.learned.retain(|other| *other != of);
         }
     }

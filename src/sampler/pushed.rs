@@ -9,22 +9,22 @@ use std::sync::atomic::Ordering;
 
 use hashbrown::HashMap;
 
-use super::postponed::{Due, Rewalk};
+use super::deferred::{DueSamples, Rewalk};
 use super::process::{FIRST, ProcessIndex};
-use super::recorder::{Recorder, Sample, Taken};
-use super::thread::unknown_look;
+use super::recorder::{Recorder, Sample, SampleOutcome};
+use super::thread::unknown_status;
 use super::waits::OpenWaits;
 use super::{Options, Result};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::live::Live;
 use crate::recording::Profile;
-use crate::sources::pushed::{PushedSource, Record, What};
+use crate::sources::pushed::{PushedSource, SourceEvent, TimedEvent};
 use crate::sources::{Capture, Fault, Observed, ThreadId};
 use crate::walk::Frames;
 
 /// Stack bytes that the source may be asked to copy at most: it decides itself.
-const WINDOW_MAX_BYTES: usize = 64 << 10;
+const STACK_MAX_BYTES: usize = 64 << 10;
 
 /// The time of the record that is being taken in, and what has passed since that began.
 struct RecordTime<'a> {
@@ -73,7 +73,7 @@ pub fn record(
     driver.recorder.by_wall = false;
     let mut start_ns = start_ns;
     let mut end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));
-    let mut waiting: Vec<Record> = Vec::new();
+    let mut waiting: Vec<TimedEvent> = Vec::new();
     let mut ends = false;
     loop {
         if live.shall_suspend() {
@@ -175,65 +175,66 @@ impl PushedDriver<'_> {
         })
     }
 
-    fn take(&mut self, source: &mut dyn PushedSource, record: Record) {
-        let Record { at_ns, process: pid, thread, what } = record;
+    fn take(&mut self, source: &mut dyn PushedSource, record: TimedEvent) {
+        let TimedEvent { at_ns, process: pid, thread, event } = record;
         self.time.go_to(at_ns);
         source.go_to(at_ns);
-        match what {
-            What::Dropped(samples, reason) => return self.recorder.lose_samples(reason, samples),
-            What::Late(ticks) => return self.recorder.stats.ticks_late += ticks,
-            What::Exited(status) => return self.recorder.stats.exit_status = Some(status),
+        match event {
+            SourceEvent::Dropped(samples, reason) => return self.recorder.lose_samples(reason, samples),
+            SourceEvent::Late(ticks) => return self.recorder.stats.ticks_late += ticks,
+            SourceEvent::Exited(status) => return self.recorder.stats.exit_status = Some(status),
             _ => {}
         }
         let prefetches = source.prefetches();
         let Some(process) = source.observed(pid) else { return };
-        let name = match &what {
-            What::Began { name } => name,
+        let name = match &event {
+            SourceEvent::ProcessStarted { name } => name,
             _ => &process.process().name,
         };
         let Some(of) = self.index(pid, name) else {
-            let samples = u64::from(matches!(what, What::Sampled(_)));
+            let samples = u64::from(matches!(event, SourceEvent::Sample(_)));
             return self.recorder.lose_samples("too many processes", samples);
         };
         if self.seen.last() != Some(&pid) {
             self.seen.push(pid);
         }
-        match what {
-            What::Started { stack_top, look, found } => match self.recorder.accounts.get_mut(&thread) {
-                // A wait of it was told before: of an earlier moment.
-                Some(account) if account.process == of => {
-                    account.stack_top = account.stack_top.or(stack_top);
+        match event {
+            SourceEvent::ThreadStarted { stack_top, status, found } => {
+                match self.recorder.accounts.get_mut(&thread) {
+                    // A wait of it was told before: of an earlier moment.
+                    Some(account) if account.process == of => {
+                        account.stack_top = account.stack_top.or(stack_top);
+                    }
+                    _ => self.recorder.add_thread(of, process, thread, stack_top, status, found),
                 }
-                _ => self.recorder.add_thread(of, process, thread, stack_top, look, found),
-            },
-            What::Sampled(mut boxed) => {
+            }
+            SourceEvent::Sample(mut boxed) => {
                 self.recorder.stats.samples_pushed += 1;
-                let look = boxed.look;
-                let Some(weight_ns) = self.recorder.weigh(thread, look) else { return };
+                let status = boxed.status;
+                let Some(weight_ns) = self.recorder.weigh(thread, status) else { return };
                 // The box goes back to the source with its buffers.
                 let capture = std::mem::replace(&mut *boxed, Capture::with_capacity(0));
                 let sample = Sample { thread, capture, at_ns, waiting: false };
                 self.recorder.may_prefetch = prefetches;
-                let taken =
-                    self.recorder.take(process, sample, weight_ns, WINDOW_MAX_BYTES, &mut self.frames);
+                let taken = self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames);
                 if let Some(sample) = taken.sample {
                     *boxed = sample.capture;
                 }
                 self.recorder.may_prefetch = false;
-                self.walk_postponed(of, process, Due::ImagesRead);
+                self.walk_deferred(of, process, DueSamples::ImagesRead);
                 source.walked(boxed, taken.needed);
                 if let Some(pieces) = self.recorder.new_pieces(thread) {
                     source.prefetch(thread, pieces);
                 }
             }
-            What::BeganToWait(mut capture) => {
+            SourceEvent::WaitStarted(mut capture) => {
                 self.know_thread(of, process, thread);
                 self.recorder.read_changed_images(of, process);
                 let taken = self.take_wait(process, thread, at_ns, &mut capture, 0);
                 self.open.began(thread, taken.stack);
                 source.wait_walked(capture, Some(taken.needed));
             }
-            What::Waited { ns, stack } => {
+            SourceEvent::Wait { ns, stack } => {
                 self.recorder.stats.waits += 1;
                 self.know_thread(of, process, thread);
                 let weight_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
@@ -243,43 +244,43 @@ impl PushedDriver<'_> {
                     Some(capture) if weight_ns == 0 => source.wait_walked(capture, None),
                     Some(mut capture) => {
                         let taken = self.take_wait(process, thread, at_ns, &mut capture, weight_ns);
-                        self.walk_postponed(of, process, Due::ImagesRead);
+                        self.walk_deferred(of, process, DueSamples::ImagesRead);
                         source.wait_walked(capture, Some(taken.needed));
                     }
                 }
             }
-            What::WaitLost { ns, reason } => {
+            SourceEvent::WaitLost { ns, reason } => {
                 self.recorder.stats.waits += 1;
                 self.know_thread(of, process, thread);
                 let lost_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
                 self.recorder.lose(reason, lost_ns);
             }
-            What::Missed(look, reason) => {
-                let missed_ns = self.recorder.weigh(thread, Some(look));
+            SourceEvent::Missed(status, reason) => {
+                let missed_ns = self.recorder.weigh(thread, Some(status));
                 self.recorder.lose(reason, missed_ns.unwrap_or(0));
             }
-            What::Ended(cpu_ns, reason) => {
+            SourceEvent::ThreadEnded(cpu_ns, reason) => {
                 self.recorder.read_wanted_images(of, process);
-                self.walk_postponed(of, process, Due::ThreadEnded(thread));
+                self.walk_deferred(of, process, DueSamples::ThreadEnded(thread));
                 self.recorder.remove_thread(thread, cpu_ns, reason);
                 self.open.forget(thread);
             }
-            What::Began { .. } => {}
-            What::Named { name } => self.recorder.set_name(thread, name),
-            What::Exec { name } => {
-                self.walk_postponed(of, process, Due::All);
+            SourceEvent::ProcessStarted { .. } => {}
+            SourceEvent::ThreadNamed { name } => self.recorder.set_name(thread, name),
+            SourceEvent::Exec { name } => {
+                self.walk_deferred(of, process, DueSamples::All);
                 self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));
             }
-            What::Gone => {
+            SourceEvent::ProcessEnded => {
                 self.settle(of, process);
                 self.recorder.end_process(of);
                 self.known.remove(&pid);
             }
-            What::ImagesChanged => {
+            SourceEvent::ImagesChanged => {
                 self.recorder.read_images(of, process);
             }
-            What::ImagesMayHaveChanged => self.recorder.images_changed(of, process),
-            What::Dropped(..) | What::Late(_) | What::Exited(_) => {}
+            SourceEvent::ImagesMayHaveChanged => self.recorder.images_changed(of, process),
+            SourceEvent::Dropped(..) | SourceEvent::Late(_) | SourceEvent::Exited(_) => {}
         }
         self.spare.clear();
     }
@@ -287,7 +288,7 @@ impl PushedDriver<'_> {
     /// Takes a thread in that only its waits tell of.
     fn know_thread(&mut self, of: ProcessIndex, process: &mut dyn Observed, thread: ThreadId) {
         if !self.recorder.accounts.contains_key(&thread) {
-            self.recorder.add_thread(of, process, thread, None, unknown_look(), false);
+            self.recorder.add_thread(of, process, thread, None, unknown_status(), false);
         }
     }
 
@@ -299,11 +300,11 @@ impl PushedDriver<'_> {
         at_ns: u64,
         boxed: &mut Capture,
         weight_ns: u64,
-    ) -> Taken {
+    ) -> SampleOutcome {
         // The box goes back to the source with its buffers.
         let capture = std::mem::replace(boxed, Capture::with_capacity(0));
         let sample = Sample { thread, capture, at_ns, waiting: true };
-        let mut taken = self.recorder.take(process, sample, weight_ns, WINDOW_MAX_BYTES, &mut self.frames);
+        let mut taken = self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames);
         if let Some(sample) = taken.sample.take() {
             *boxed = sample.capture;
         }
@@ -313,7 +314,7 @@ impl PushedDriver<'_> {
     /// Walks what waits for images of a process: none will come.
     fn settle(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         self.recorder.read_wanted_images(of, process);
-        self.walk_postponed(of, process, Due::All);
+        self.walk_deferred(of, process, DueSamples::All);
     }
 
     fn settle_all(&mut self, source: &mut dyn PushedSource) {
@@ -350,9 +351,9 @@ impl PushedDriver<'_> {
     }
 
     /// Walks samples that waited for images.
-    fn walk_postponed(&mut self, of: ProcessIndex, process: &mut dyn Observed, due: Due) {
+    fn walk_deferred(&mut self, of: ProcessIndex, process: &mut dyn Observed, due: DueSamples) {
         let (frames, spare) = (&mut self.frames, &mut self.spare);
-        let mut rewalk = Rewalk { window_max_bytes: WINDOW_MAX_BYTES, frames, spare };
-        self.recorder.walk_postponed(of, process, due, &mut rewalk);
+        let mut rewalk = Rewalk { stack_max_bytes: STACK_MAX_BYTES, frames, spare };
+        self.recorder.walk_deferred(of, process, due, &mut rewalk);
     }
 }

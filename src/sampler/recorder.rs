@@ -8,20 +8,20 @@
 use hashbrown::HashMap;
 
 use super::Options;
-use super::image_upkeep::ImageUpkeep;
+use super::deferred::DeferredSample;
+use super::image_refresh::ImageRefresh;
 use super::jit_budget::JitBudget;
-use super::postponed::Postponed;
 use super::prefetch::Prefetched;
-use super::process::{ProcessIndex, Recorded};
+use super::process::{ProcessEntry, ProcessIndex};
 use super::red_zone::{lacks_red_zone, with_red_zone};
-use super::thread::{Account, unknown_look};
+use super::thread::{Account, unknown_status};
 use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::Avma;
 use crate::clock::Clock;
-use crate::images::{CodeMemory, ImageCode, Images, TargetCode};
+use crate::images::{CodeMemory, Images, ProcessImages, TargetCode};
 use crate::recording::{Branch, Frame, Profile, Program, Root, Stats, Timeline};
-use crate::sources::pushed::Needed;
-use crate::sources::{Capture, Look, Observed, Process, ThreadId};
+use crate::sources::pushed::StackUse;
+use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
 use crate::trie::{NodeId, Trie};
 use crate::walk::{self, Frames, Method, StackBytes, StackEnd, UnwindMethod};
 
@@ -40,11 +40,11 @@ pub struct Sample {
 
 /// What became of a sample.
 #[derive(Debug)]
-pub(super) struct Taken {
+pub(super) struct SampleOutcome {
     /// Its node in the trie and how its walk ended, if it is there.
     pub(super) stack: Option<(NodeId, StackEnd)>,
     /// How much of the copied stack its walk needed.
-    pub(super) needed: Needed,
+    pub(super) needed: StackUse,
     /// The sample, given back; `None` if it waits for the images.
     pub(super) sample: Option<Sample>,
 }
@@ -59,7 +59,7 @@ pub struct Recorder<'a> {
     trie: Trie<Frame>,
     timeline: Timeline,
     pub(super) images: Images,
-    pub(super) processes: Vec<Recorded>,
+    pub(super) processes: Vec<ProcessEntry>,
     /// Those whose unwinders know something.
     pub(super) learned: Vec<ProcessIndex>,
     pub(super) programs: Vec<Program>,
@@ -69,7 +69,7 @@ pub struct Recorder<'a> {
     pub stats: Stats,
     pub(super) weights: Weights,
     /// Captured before the images were read again, and waiting for that.
-    pub(super) postponed: Vec<Postponed>,
+    pub(super) deferred: Vec<DeferredSample>,
     /// Captures can have pieces of stacks beside the bytes that are copied.
     pub(super) may_prefetch: bool,
     /// Frames of walks that only show where stacks lead.
@@ -96,14 +96,14 @@ impl<'a> Recorder<'a> {
             accounts: HashMap::new(),
             stats: Stats { processes_seen: 1, ..Stats::default() },
             weights: Weights::default(),
-            postponed: Vec::new(),
+            deferred: Vec::new(),
             may_prefetch: false,
             outer_frames: Frames::default(),
             jit_budget: JitBudget::default(),
             facts: walk::FileFacts::default(),
         };
         let program = recorder.add_program(process.pid, &process.name);
-        recorder.processes.push(Recorded::new(0, process.pid, program, &recorder.facts));
+        recorder.processes.push(ProcessEntry::new(0, process.pid, program, &recorder.facts));
         recorder
     }
 
@@ -116,13 +116,13 @@ impl<'a> Recorder<'a> {
         process: &mut dyn Observed,
         id: ThreadId,
         stack_top: Option<Avma>,
-        look: Look,
+        status: ThreadStatus,
         found: bool,
     ) {
         self.stats.threads_seen += 1;
         let branch = self.branch(of, process, id);
         let now_ns = self.clock.now_ns();
-        let mut account = Account::new(of, branch, id.0, stack_top, look, now_ns, found);
+        let mut account = Account::new(of, branch, id.0, stack_top, status, now_ns, found);
         account.over_time = self.timeline.add_thread(id.0, now_ns);
         self.accounts.insert(id, account);
     }
@@ -215,14 +215,14 @@ impl<'a> Recorder<'a> {
     }
 
     /// The weight of a sample that was just taken of a thread, nanoseconds; `None` if the thread is
-    /// accounted for already. `look` is what it had used by then.
-    pub fn weigh(&mut self, id: ThreadId, look: Option<Look>) -> Option<u64> {
+    /// accounted for already. `status` is what it had used by then.
+    pub fn weigh(&mut self, id: ThreadId, status: Option<ThreadStatus>) -> Option<u64> {
         let now_ns = self.clock.now_ns();
         let account = self.accounts.get_mut(&id)?;
         Some(if self.by_wall {
-            account.weigh_wall(look.unwrap_or_else(unknown_look), now_ns)
+            account.weigh_wall(status.unwrap_or_else(unknown_status), now_ns)
         } else {
-            account.weigh_cpu(look, now_ns)
+            account.weigh_cpu(status, now_ns)
         })
     }
 
@@ -233,28 +233,28 @@ impl<'a> Recorder<'a> {
         self.accounts.get_mut(&id).map(|account| account.weigh_wait(wait_ns, period_ns))
     }
 
-    /// Walks a sample and counts its stack. `window_max_bytes` is as much of a stack as the
+    /// Walks a sample and counts its stack. `stack_max_bytes` is as much of a stack as the
     /// next capture of the thread may copy; `frames` is replaced by what the walk found.
     pub(super) fn take(
         &mut self,
         process: &mut dyn Observed,
         sample: Sample,
         weight_ns: u64,
-        window_max_bytes: usize,
+        stack_max_bytes: usize,
         frames: &mut Frames,
-    ) -> Taken {
+    ) -> SampleOutcome {
         let id = sample.thread;
-        let (ended, needed) = self.walk(process, id, &sample.capture, window_max_bytes, frames);
+        let (ended, needed) = self.walk(process, id, &sample.capture, stack_max_bytes, frames);
         let waiting = (self.options.idle || self.options.off_cpu) && sample.waiting;
         if weight_ns == 0 && !self.by_wall && !waiting {
-            return Taken { stack: None, needed, sample: Some(sample) };
+            return SampleOutcome { stack: None, needed, sample: Some(sample) };
         }
         self.ask_name(process, id);
-        let Some(sample) = self.postpone(sample, ended, weight_ns) else {
-            return Taken { stack: None, needed, sample: None };
+        let Some(sample) = self.defer(sample, ended, weight_ns) else {
+            return SampleOutcome { stack: None, needed, sample: None };
         };
         let node = self.insert(&sample, ended, frames, weight_ns, waiting);
-        Taken { stack: node.map(|node| (node, ended)), needed, sample: Some(sample) }
+        SampleOutcome { stack: node.map(|node| (node, ended)), needed, sample: Some(sample) }
     }
 
     /// Counts a stack that is known again, of a thread that waits on.
@@ -284,9 +284,9 @@ impl<'a> Recorder<'a> {
         let account = self.accounts.get(&sample.thread)?;
         let over_time = account.over_time;
         let root = Root { branch: account.branch, complete, fiber, waiting };
-        self.images.select(self.processes.get(account.process.0 as usize)?.number);
+        let space = self.images.of(self.processes.get(account.process.0 as usize)?.number).space();
         frames.addresses.splice(0..0, sample.capture.kernel.iter().copied());
-        match self.trie.insert((root, self.images.space()), &frames.addresses, weight_ns) {
+        match self.trie.insert((root, space), &frames.addresses, weight_ns) {
             Ok(node) => {
                 self.timeline.add_sample(over_time, sample.at_ns, node, weight_ns);
                 self.weighed(ended, weight_ns);
@@ -319,13 +319,13 @@ impl<'a> Recorder<'a> {
         process: &mut dyn Observed,
         id: ThreadId,
         capture: &Capture,
-        window_max_bytes: usize,
+        stack_max_bytes: usize,
         frames: &mut Frames,
-    ) -> (StackEnd, Needed) {
-        let (ended, needed) = self.walk_capture(process, id, capture, window_max_bytes, frames);
+    ) -> (StackEnd, StackUse) {
+        let (ended, needed) = self.walk_capture(process, id, capture, stack_max_bytes, frames);
         let leaves = needed.ran_out || ended == StackEnd::OtherStack;
         let needed =
-            if self.may_prefetch { self.look_above(process, id, capture, needed, leaves) } else { needed };
+            if self.may_prefetch { self.search_above(process, id, capture, needed, leaves) } else { needed };
         (ended, needed)
     }
 
@@ -335,32 +335,31 @@ impl<'a> Recorder<'a> {
         process: &mut dyn Observed,
         id: ThreadId,
         capture: &Capture,
-        window_max_bytes: usize,
+        stack_max_bytes: usize,
         frames: &mut Frames,
-    ) -> (StackEnd, Needed) {
+    ) -> (StackEnd, StackUse) {
         if capture.only_kernel {
             frames.clear();
-            return (StackEnd::Root, Needed::default());
+            return (StackEnd::Root, StackUse::default());
         }
         let Some(of) = self.accounts.get(&id).map(|account| account.process) else {
-            return (StackEnd::BadFrame, Needed::default());
+            return (StackEnd::BadFrame, StackUse::default());
         };
         self.touch(of);
-        self.select(of);
-        if !self.images.contains(capture.registers.pc()) {
+        if !self.images_of(of).contains(capture.registers.pc()) {
             self.retry_images(of, process);
         }
         let needed = |(ended, bytes), below| {
             let ran_out = ended == StackEnd::DeeperThanCopied;
-            (ended, Needed { bytes, ran_out, below, hopeless: false })
+            (ended, StackUse { bytes, ran_out, below, hopeless: false })
         };
-        let (ended, bytes) = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
+        let (ended, bytes) = self.walk_with_known_images(process, id, capture, stack_max_bytes, frames);
         if ended == StackEnd::BadFrame
             && frames.addresses.len() == 1
             && let Some(fuller) = with_red_zone(process, capture)
         {
             self.set_red_zone_read_later(of, true);
-            let walked = self.walk_with_known_images(process, id, &fuller, window_max_bytes, frames);
+            let walked = self.walk_with_known_images(process, id, &fuller, stack_max_bytes, frames);
             self.set_red_zone_read_later(of, false);
             return needed(walked, true);
         }
@@ -370,7 +369,7 @@ impl<'a> Recorder<'a> {
         if matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed | StackEnd::Scanned)
             && self.retry_images(of, process)
         {
-            let walked = self.walk_with_known_images(process, id, capture, window_max_bytes, frames);
+            let walked = self.walk_with_known_images(process, id, capture, stack_max_bytes, frames);
             return needed(walked, below);
         }
         needed((ended, bytes), below)
@@ -381,7 +380,7 @@ impl<'a> Recorder<'a> {
         process: &mut dyn Observed,
         id: ThreadId,
         capture: &Capture,
-        window_max_bytes: usize,
+        stack_max_bytes: usize,
         frames: &mut Frames,
     ) -> (StackEnd, usize) {
         let sp = capture.registers.sp();
@@ -394,8 +393,8 @@ impl<'a> Recorder<'a> {
         let Some(recorded) = self.processes.get_mut(account.process.0 as usize) else {
             return (StackEnd::BadFrame, 0);
         };
-        self.images.select(recorded.number);
-        let Recorded { jit, unwinder, .. } = recorded;
+        let images = self.images.of(recorded.number);
+        let ProcessEntry { jit, unwinder, .. } = recorded;
         let outer = Prefetched(&capture.pieces);
         let described = process.process();
         let how = if described.cfi { self.options.unwind } else { UnwindMethod::FramePointer };
@@ -408,7 +407,7 @@ impl<'a> Recorder<'a> {
         // Each round leads further up, until there is enough of them (`made` counts).
         loop {
             let memory = CodeMemory::new(&mut read);
-            let code = TargetCode { images: ImageCode(&self.images), jit, memory: Some(&memory) };
+            let code = TargetCode { images, jit, memory: Some(&memory) };
             let input = walk::Input {
                 stack,
                 stack_top: account.stack_top,
@@ -444,21 +443,17 @@ impl<'a> Recorder<'a> {
                 && self.may_prefetch
                 && account.prefetch.may_complete(&capture.pieces);
             if !is_left_to_pieces {
-                account.window.fit(&walked, needed, copied, window_max_bytes);
+                account.stack_size.fit(&walked, needed, copied, stack_max_bytes);
             }
             // A thread that already ran when we came: where was it born?
             if walked.ended.is_complete() || account.stack_top.is_some() || account.birth_searches_left == 0 {
                 return (walked.ended, needed);
             }
             account.birth_searches_left -= 1;
-            account.stack_top = walk::find_stack_top(
-                capture.registers.arch(),
-                stack,
-                walked.reached,
-                &ImageCode(&self.images),
-            );
+            account.stack_top =
+                walk::find_stack_top(capture.registers.arch(), stack, walked.reached, &images);
             if account.stack_top.is_none() {
-                account.window.reach(needed.saturating_add(walk::SEARCH_BYTES as usize), window_max_bytes);
+                account.stack_size.reach(needed.saturating_add(walk::SEARCH_BYTES as usize), stack_max_bytes);
                 return (walked.ended, needed);
             }
         }
@@ -466,11 +461,9 @@ impl<'a> Recorder<'a> {
 
     // ---- images
 
-    /// Selects the images of a process.
-    fn select(&mut self, of: ProcessIndex) {
-        if let Some(recorded) = self.processes.get(of.0 as usize) {
-            self.images.select(recorded.number);
-        }
+    /// The images that a process has now.
+    fn images_of(&self, of: ProcessIndex) -> ProcessImages<'_> {
+        self.images.of(self.processes.get(of.0 as usize).map_or(0, |recorded| recorded.number))
     }
 
     /// See [`walk::Unwinder::set_red_zone_read_later`].
@@ -490,15 +483,15 @@ impl<'a> Recorder<'a> {
     /// Reads the images again unless that was done just now; whether they changed.
     fn retry_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) -> bool {
         let now_ns = self.clock.now_ns();
-        let may = self.upkeep(of).is_some_and(|upkeep| upkeep.may_retry(now_ns));
+        let may = self.refresh(of).is_some_and(|refresh| refresh.may_retry(now_ns));
         may && self.read_images(of, process)
     }
 
     /// Reads the images if they have changed, or may have: in a storm of changes not each time,
     /// since what reading costs is limited.
     pub fn refresh_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
-        let (now_ns, wanted) = (self.clock.now_ns(), self.has_postponed(of));
-        if self.upkeep(of).is_some_and(|upkeep| upkeep.is_due(now_ns, wanted)) {
+        let (now_ns, wanted) = (self.clock.now_ns(), self.has_deferred(of));
+        if self.refresh(of).is_some_and(|refresh| refresh.is_due(now_ns, wanted)) {
             self.read_images(of, process);
         }
     }
@@ -506,7 +499,7 @@ impl<'a> Recorder<'a> {
     /// Reads images that are known to have changed, whatever that costs: samples wait for them
     /// that cannot wait longer.
     pub(super) fn read_wanted_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
-        if self.has_postponed(of) && self.upkeep(of).is_some_and(ImageUpkeep::has_changed) {
+        if self.has_deferred(of) && self.refresh(of).is_some_and(ImageRefresh::has_changed) {
             self.read_images(of, process);
         }
     }
@@ -514,7 +507,7 @@ impl<'a> Recorder<'a> {
     /// Reads images that are known to have changed, whatever that costs: a stack is walked that is
     /// to stand for long.
     pub(super) fn read_changed_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
-        if self.upkeep(of).is_some_and(ImageUpkeep::has_changed) {
+        if self.refresh(of).is_some_and(ImageRefresh::has_changed) {
             self.read_images(of, process);
         }
     }
@@ -522,18 +515,18 @@ impl<'a> Recorder<'a> {
     /// The process says that its images have changed. Samples of before are walked first.
     pub fn images_changed(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         if let Some(recorded) = self.processes.get_mut(of.0 as usize) {
-            recorded.upkeep.note_change();
+            recorded.refresh.note_change();
         }
         self.refresh_images(of, process);
     }
 
-    fn upkeep(&self, of: ProcessIndex) -> Option<&ImageUpkeep> {
-        self.processes.get(of.0 as usize).map(|recorded| &recorded.upkeep)
+    fn refresh(&self, of: ProcessIndex) -> Option<&ImageRefresh> {
+        self.processes.get(of.0 as usize).map(|recorded| &recorded.refresh)
     }
 
     /// Up to when the images are known, and how often in a row reading them showed nothing new.
     pub(super) fn images_read(&self, of: ProcessIndex) -> (u64, u32) {
-        self.upkeep(of).map_or((0, 0), |upkeep| (upkeep.covers_ns(), upkeep.fruitless()))
+        self.refresh(of).map_or((0, 0), |refresh| (refresh.covers_ns(), refresh.fruitless()))
     }
 
     // ---- the end
@@ -544,9 +537,8 @@ impl<'a> Recorder<'a> {
     }
 
     /// Number of the address space that a process has now.
-    pub(super) fn space(&mut self, of: ProcessIndex) -> u32 {
-        self.select(of);
-        self.images.space()
+    pub(super) fn space(&self, of: ProcessIndex) -> u32 {
+        self.images_of(of).space()
     }
 
     /// The images, of a recorder that is done with.

@@ -20,7 +20,7 @@ impl StopDriver<'_> {
     /// cannot, requests a stop. True if a stop was requested.
     pub(super) fn capture_waiting(&mut self, id: ThreadId) -> bool {
         let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
-        let seen = self.target.capture_sleeping(id, self.window_bytes(id), &mut capture);
+        let seen = self.target.capture_sleeping(id, self.stack_bytes(id), &mut capture);
         if seen == SleepingThread::Captured {
             self.sleeping.push((id, capture));
             return false;
@@ -64,7 +64,7 @@ impl StopDriver<'_> {
         if !self.place_thread(pid, id) {
             return false;
         }
-        let most = self.budget.window_max_bytes();
+        let most = self.budget.stack_max_bytes();
         let Some(process) = observed(self.target, pid) else { return false };
         let (ended, _) = self.recorder.walk(process, id, capture, most, &mut self.frames);
         leads_as_far_as_a_stop(ended)

@@ -5,8 +5,8 @@ use super::Options;
 use super::process::FIRST;
 use super::recorder::Sample;
 use super::sleeping::leads_as_far_as_a_stop;
+use super::stack_size::FIRST_STACK_BYTES;
 use super::stops::{EVENTS_AT_ONCE, StopDriver};
-use super::window::FIRST_WINDOW_BYTES;
 use crate::addr::LookupAvma;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -16,16 +16,16 @@ use crate::sources::{Activity, Capture, Fault, SleepingThread, Target, ThreadId}
 use crate::walk::MAX_STACK_BYTES;
 use crate::walk::{Frames, Method, StackEnd, UnwindMethod};
 
-/// Where a stack is deeper than the window, it is copied again with one so many times larger: up
+/// Where a stack is deeper than what was copied, it is copied again with so many times larger: up
 /// to [`MAX_STACK_BYTES`]. One that goes on on another stack is copied again as often.
-const WINDOW_GROWTH: usize = 4;
+const STACK_GROWTH: usize = 4;
 
 /// How long threads that are ready are given to get a CPU and stop, nanoseconds.
 const READY_NS: u64 = 10_000_000_000;
 /// How long the others are given, which stop at once if anything can stop them.
 const WAITING_NS: u64 = 200_000_000;
 /// How often it is looked at which of the two they are.
-const LOOK_NS: u64 = 20_000_000;
+const POLL_NS: u64 = 20_000_000;
 
 /// How often the process is looked at anew, where it turned into another program meanwhile.
 const PROGRAMS_MAX: usize = 4;
@@ -115,10 +115,10 @@ impl StopDriver<'_> {
     fn stacks_of_all(&mut self) -> std::result::Result<Vec<ThreadStack>, Fault> {
         let (mut stacks, mut frames) = (Vec::<ThreadStack>::new(), Frames::default());
         for (id, account) in &self.recorder.accounts {
-            let Ok(look) = self.target.look(*id) else { continue };
+            let Ok(status) = self.target.poll(*id) else { continue };
             let branch = self.recorder.branches.get(account.branch as usize);
             let name = branch.and_then(|branch| Some(branch.thread.as_ref()?.name.clone()));
-            let activity = look.activity;
+            let activity = status.activity;
             stacks.push(ThreadStack {
                 thread: *id,
                 name: name.unwrap_or_default(),
@@ -129,16 +129,16 @@ impl StopDriver<'_> {
             });
         }
         stacks.sort_by_key(|stack| stack.thread);
-        // A thread whose stack is deeper than the window is asked again with a larger one.
-        let mut window_bytes = FIRST_WINDOW_BYTES;
-        while window_bytes <= MAX_STACK_BYTES as usize {
+        // A thread whose stack is deeper than what was copied is asked again with a larger size.
+        let mut stack_bytes = FIRST_STACK_BYTES;
+        while stack_bytes <= MAX_STACK_BYTES as usize {
             let deeper = |stack: &&mut ThreadStack| {
                 matches!(stack.ended, Ok(StackEnd::DeeperThanCopied | StackEnd::OtherStack))
             };
             for stack in stacks.iter_mut().filter(deeper) {
                 if let Some(account) = self.recorder.accounts.get_mut(&stack.thread) {
                     if stack.ended == Ok(StackEnd::DeeperThanCopied) {
-                        account.window.reach(window_bytes, MAX_STACK_BYTES as usize);
+                        account.stack_size.reach(stack_bytes, MAX_STACK_BYTES as usize);
                     }
                     if !self.walk_sleeping(stack, &mut frames) {
                         self.ask(stack.thread, stack.activity != Activity::Runnable);
@@ -146,17 +146,17 @@ impl StopDriver<'_> {
                 }
             }
             let samples = self.collect_asked()?;
-            let most = self.budget.window_max_bytes();
+            let most = self.budget.stack_max_bytes();
             for Sample { thread: id, capture, .. } in samples {
                 if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id)
-                    && let (Activity::Untold, Some(look)) = (stack.activity, capture.look)
+                    && let (Activity::Untold, Some(status)) = (stack.activity, capture.status)
                 {
-                    stack.activity = look.activity;
+                    stack.activity = status.activity;
                 }
                 let (ended, needed) = self.recorder.walk(self.target, id, &capture, most, &mut frames);
                 // It goes on where nothing was copied: the next stop reads what it needs there.
                 if ended == StackEnd::OtherStack && self.target.prefetches() {
-                    self.recorder.look_above(self.target, id, &capture, needed, true);
+                    self.recorder.search_above(self.target, id, &capture, needed, true);
                     if let Some(pieces) = self.recorder.new_pieces(id) {
                         self.target.prefetch(id, pieces);
                     }
@@ -171,9 +171,9 @@ impl StopDriver<'_> {
                 if let Some(stop) = self.stops.get(&stack.thread)
                     && stack.addresses.is_empty()
                     && stack.ended != Err(UNSHOWN)
-                    && let Ok(look) = self.target.look(stack.thread)
+                    && let Ok(status) = self.target.poll(stack.thread)
                 {
-                    let why = match look.activity {
+                    let why = match status.activity {
                         _ if !stop.asked => ENDED,
                         Activity::Runnable => NO_CPU,
                         _ => UNINTERRUPTIBLE,
@@ -181,7 +181,7 @@ impl StopDriver<'_> {
                     stack.ended = Err(stop.unreadable.unwrap_or(why));
                 }
             }
-            window_bytes *= WINDOW_GROWTH;
+            stack_bytes *= STACK_GROWTH;
         }
         Ok(stacks)
     }
@@ -194,7 +194,7 @@ impl StopDriver<'_> {
             return false;
         }
         let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
-        let seen = self.target.capture_sleeping(id, self.window_bytes(id), &mut capture);
+        let seen = self.target.capture_sleeping(id, self.stack_bytes(id), &mut capture);
         let shown = match seen {
             // A wait that has just begun bears a stop.
             SleepingThread::Awake => false,
@@ -206,7 +206,7 @@ impl StopDriver<'_> {
                 forbidden
             }
             SleepingThread::Captured => {
-                let most = self.budget.window_max_bytes();
+                let most = self.budget.stack_max_bytes();
                 let (ended, _) = self.recorder.walk(self.target, id, &capture, most, frames);
                 stack.addresses.clone_from(&frames.addresses);
                 stack.methods.clone_from(&frames.methods);
@@ -226,7 +226,7 @@ impl StopDriver<'_> {
         let mut samples = Vec::new();
         loop {
             while self.stops.values().any(|stop| stop.asked)
-                && self.one_event(self.clock.now_ns() + LOOK_NS)?
+                && self.one_event(self.clock.now_ns() + POLL_NS)?
             {
                 samples.append(&mut self.captured);
             }
@@ -234,7 +234,7 @@ impl StopDriver<'_> {
                 self.stops.iter().filter(|(_, stop)| stop.asked).map(|(id, _)| *id).collect();
             let mut ready = false;
             for id in &asked {
-                ready |= self.target.look(*id).is_ok_and(|look| look.activity == Activity::Runnable);
+                ready |= self.target.poll(*id).is_ok_and(|status| status.activity == Activity::Runnable);
             }
             let patience_ns = if ready { READY_NS } else { WAITING_NS };
             if asked.is_empty() || self.clock.now_ns() - begun_ns >= patience_ns {

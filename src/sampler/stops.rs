@@ -5,15 +5,15 @@ use hashbrown::HashMap;
 
 use super::Options;
 use super::budget::Budget;
-use super::lifecycle::{Known, TOO_MANY, observed};
-use super::postponed::Due;
+use super::deferred::DueSamples;
+use super::lifecycle::{TOO_MANY, TargetProcess, observed};
 use super::process::FIRST;
 use super::recorder::{Recorder, Sample};
 use super::ticks::Ticks;
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::live::Live;
-use crate::sources::{Activity, Capture, Event, Fault, Look, Outcome, Target, ThreadId};
+use crate::sources::{Activity, Capture, Event, Fault, Outcome, Target, ThreadId, ThreadStatus};
 use crate::trie::NodeId;
 use crate::walk::{Frames, StackEnd};
 
@@ -26,7 +26,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 const ATTENTION_NS: u64 = 50_000_000;
 /// A tick's looks at threads take this long at most, or a period of the rate if that is longer,
 /// nanoseconds; the next tick goes on with the other threads.
-const LOOKS_NS: u64 = 20_000_000;
+const POLLS_NS: u64 = 20_000_000;
 
 /// A stack in the trie, and how its walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub(super) enum Waits {
     /// Captured, and on its way back to where it waited: stack pointer and program counter.
     Returning { stack: KnownStack, at: (Avma, Avma) },
     /// Waiting with this stack while its look stays the same.
-    With { stack: KnownStack, look: Look },
+    With { stack: KnownStack, status: ThreadStatus },
 }
 
 /// What the driver knows of a thread beside its account.
@@ -68,7 +68,7 @@ impl Stop {
 
 /// Why [`StopDriver::run`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stretch {
+pub(super) enum RunEnd {
     /// The recording is over.
     Over,
     /// The profiler is to be suspended, and the recording goes on later.
@@ -88,7 +88,7 @@ pub(super) struct StopDriver<'a> {
     pub(super) recorder: Recorder<'a>,
     pub(super) stops: HashMap<ThreadId, Stop>,
     /// Processes that have not ended, by their numbers.
-    pub(super) known: HashMap<u32, Known>,
+    pub(super) known: HashMap<u32, TargetProcess>,
     /// How often one of them turned into another program.
     pub(super) programs_begun: u64,
     /// By program, what processes used that ended before a sample stood for it, nanoseconds.
@@ -103,7 +103,7 @@ pub(super) struct StopDriver<'a> {
     /// The source tells of some threads that they certainly are on a CPU, or are not.
     tells_running: bool,
     /// The thread that the last tick had no time for; the next one begins with it.
-    next_look: Option<ThreadId>,
+    next_poll: Option<ThreadId>,
     /// Threads of which a tick does not know whether they are on a CPU.
     pub(super) doubtful: Vec<ThreadId>,
     pub(super) budget: Budget,
@@ -128,7 +128,7 @@ impl<'a> StopDriver<'a> {
     ) -> Self {
         let process = target.process();
         let recorder = Recorder::new(clock, options, process);
-        let known = HashMap::from([(process.pid, Known::first(&process.name))]);
+        let known = HashMap::from([(process.pid, TargetProcess::first(&process.name))]);
         StopDriver {
             target,
             clock,
@@ -147,7 +147,7 @@ impl<'a> StopDriver<'a> {
             sleeping: Vec::new(),
             order: Vec::new(),
             tells_running: false,
-            next_look: None,
+            next_poll: None,
             doubtful: Vec::new(),
             budget: Budget::new(options.max_stop),
             may_stop: true,
@@ -172,7 +172,7 @@ impl<'a> StopDriver<'a> {
 
     /// Records to the end, or until the recording is to be suspended: then no thread is asked to stop, and
     /// none stands.
-    pub(super) fn run(&mut self) -> std::result::Result<Stretch, Fault> {
+    pub(super) fn run(&mut self) -> std::result::Result<RunEnd, Fault> {
         while !self.ended {
             let due_ns = self.ticks.deadline_ns().min(self.end_ns);
             let overslept_ns = self.target.overslept_ns();
@@ -184,7 +184,7 @@ impl<'a> StopDriver<'a> {
             }
             if self.live.shall_suspend() {
                 self.await_stops()?;
-                return Ok(Stretch::Suspended);
+                return Ok(RunEnd::Suspended);
             }
             self.tick()?;
             *if self.may_stop {
@@ -217,7 +217,7 @@ impl<'a> StopDriver<'a> {
                 && self.one_event(until_ns)?
             {}
         }
-        Ok(Stretch::Over)
+        Ok(RunEnd::Over)
     }
 
     /// Waits a moment for the stops that were asked for, and walks what they show.
@@ -283,12 +283,12 @@ impl<'a> StopDriver<'a> {
         let cpus = self.target.process().cpus;
         let scarce = self.tells_running && !self.options.idle && self.runnable > cpus;
         self.doubtful.clear();
-        let until_ns = now_ns.saturating_add(LOOKS_NS.max(SECOND_NS / u64::from(self.options.hz.max(1))));
-        let start = self.next_look.map_or(0, |last| order.partition_point(|id| *id < last));
-        self.next_look = None;
+        let until_ns = now_ns.saturating_add(POLLS_NS.max(SECOND_NS / u64::from(self.options.hz.max(1))));
+        let start = self.next_poll.map_or(0, |last| order.partition_point(|id| *id < last));
+        self.next_poll = None;
         for id in order[start..].iter().chain(&order[..start]) {
             if self.clock.now_ns() >= until_ns || self.is_over() {
-                self.next_look = Some(*id);
+                self.next_poll = Some(*id);
                 runnable = runnable.max(self.runnable);
                 break;
             }
@@ -297,15 +297,15 @@ impl<'a> StopDriver<'a> {
                 runnable += 1;
                 continue;
             }
-            let Ok(look) = self.target.look(*id) else { continue };
-            runnable += usize::from(look.activity.wants_cpu());
-            self.tells_running |= matches!(look.activity, Activity::Running | Activity::Ready);
-            if scarce && look.activity == Activity::Runnable {
+            let Ok(status) = self.target.poll(*id) else { continue };
+            runnable += usize::from(status.activity.wants_cpu());
+            self.tells_running |= matches!(status.activity, Activity::Running | Activity::Ready);
+            if scarce && status.activity == Activity::Runnable {
                 self.doubtful.push(*id);
-                self.note(*id, look);
+                self.note(*id, status);
                 continue;
             }
-            if self.decide(*id, look) {
+            if self.decide(*id, status) {
                 on_the_way += 1;
                 if on_the_way % self.target.stops_at_once() == 0 {
                     self.collect()?;
@@ -350,7 +350,7 @@ impl<'a> StopDriver<'a> {
                 self.add_thread(
                     thread,
                     stack_top,
-                    Look { cpu_ns: 0, switches: 0, activity: Activity::Runnable },
+                    ThreadStatus { cpu_ns: 0, switches: 0, activity: Activity::Runnable },
                     false,
                 );
             }
@@ -368,7 +368,7 @@ impl<'a> StopDriver<'a> {
             Event::ImagesChanged => {
                 // Those captured before belong to the images of before.
                 self.walk_captured();
-                self.walk_all_postponed(Due::All);
+                self.walk_all_deferred(DueSamples::All);
                 self.recorder.images_changed(FIRST, self.target);
             }
             Event::Terminate => self.live.ask_to_stop(),
@@ -397,7 +397,7 @@ impl<'a> StopDriver<'a> {
         match outcome {
             Outcome::Captured => {
                 let at_ns = self.clock.now_ns();
-                let waits = capture.look.is_some_and(|look| look.activity == Activity::Waiting);
+                let waits = capture.status.is_some_and(|status| status.activity == Activity::Waiting);
                 self.captured.push(Sample { thread: id, capture, at_ns, waiting: waited || waits });
                 return;
             }
@@ -405,7 +405,7 @@ impl<'a> StopDriver<'a> {
             Outcome::BeganToWait => self.recorder.stats.stops_let_go += 1,
             Outcome::NotOnCpu => self.recorder.stats.stops_not_on_cpu += 1,
             Outcome::Unreadable(why) => {
-                let missed_ns = self.weigh(id, capture.look);
+                let missed_ns = self.weigh(id, capture.status);
                 self.recorder.lose(why, missed_ns.unwrap_or(0));
             }
         }
@@ -421,15 +421,15 @@ impl<'a> StopDriver<'a> {
             }
         }
         self.captured = captured;
-        self.walk_all_postponed(Due::ImagesRead);
+        self.walk_all_deferred(DueSamples::ImagesRead);
     }
 
     /// The weight of a thread's sample that was just stopped, nanoseconds; `None` if it is accounted for already.
-    pub(super) fn weigh(&mut self, id: ThreadId, stopped: Option<Look>) -> Option<u64> {
+    pub(super) fn weigh(&mut self, id: ThreadId, stopped: Option<ThreadStatus>) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
-        let look = stopped.or_else(|| self.target.look(id).ok());
-        self.inherit(id, look);
-        let weight_ns = self.recorder.weigh(id, look)?;
+        let status = stopped.or_else(|| self.target.poll(id).ok());
+        self.inherit(id, status);
+        let weight_ns = self.recorder.weigh(id, status)?;
         self.earn(id);
         Some(weight_ns)
     }
@@ -437,15 +437,15 @@ impl<'a> StopDriver<'a> {
     /// Hands a sample to the recorder; gives back what is done with.
     fn take(&mut self, sample: Sample) -> Option<Sample> {
         let id = sample.thread;
-        let Some(weight_ns) = self.weigh(id, sample.capture.look) else { return Some(sample) };
+        let Some(weight_ns) = self.weigh(id, sample.capture.status) else { return Some(sample) };
         let Some(pid) = self.stops.get(&id).map(|stop| stop.process) else { return Some(sample) };
         if !self.place_thread(pid, id) {
             self.recorder.lose(TOO_MANY, weight_ns);
             return Some(sample);
         }
-        let window_bytes = self.window_bytes(id);
+        let stack_bytes = self.stack_bytes(id);
         let at = (sample.capture.registers.sp(), sample.capture.registers.pc());
-        let most = self.budget.window_max_bytes();
+        let most = self.budget.stack_max_bytes();
         // What takes a thread in knows its process.
         self.recorder.may_prefetch = self.target.prefetches();
         let Some(process) = observed(self.target, pid) else { return Some(sample) };
@@ -458,8 +458,8 @@ impl<'a> StopDriver<'a> {
         if weight_ns == 0 && !self.options.idle {
             return taken.sample;
         }
-        // With a larger window or other pieces the same stack may be complete: not one to keep.
-        let grew = has_new_pieces || self.window_bytes(id) > window_bytes;
+        // With a larger stack size or other pieces the same stack may be complete: not one to keep.
+        let grew = has_new_pieces || self.stack_bytes(id) > stack_bytes;
         let stop = self.stops.get_mut(&id)?;
         stop.waits = match taken.stack {
             Some((node, ended))
@@ -474,8 +474,8 @@ impl<'a> StopDriver<'a> {
     }
 
     /// Stack bytes that the next capture of a thread shall hold.
-    pub(super) fn window_bytes(&self, id: ThreadId) -> usize {
-        self.recorder.accounts.get(&id).map_or(0, |account| account.window.bytes())
+    pub(super) fn stack_bytes(&self, id: ThreadId) -> usize {
+        self.recorder.accounts.get(&id).map_or(0, |account| account.stack_size.bytes())
     }
 
     fn publish(&self) {

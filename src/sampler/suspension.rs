@@ -2,7 +2,7 @@
 
 use super::process_cpu::BY_NO_KNOWN_THREAD;
 use super::pushed::away_ns;
-use super::stops::{Stop, StopDriver, Stretch};
+use super::stops::{RunEnd, Stop, StopDriver};
 use crate::sources::{CallThread, Fault};
 
 /// The cause under which CPU time used during a suspension is lost.
@@ -27,12 +27,12 @@ impl StopDriver<'_> {
     }
 
     fn record_stretches(&mut self, thread: Option<&dyn CallThread>) -> Result<(), Fault> {
-        let mut stretch = Ok(Stretch::Over);
+        let mut stretch = Ok(RunEnd::Over);
         call(thread, &mut || {
             self.begin();
             stretch = self.run();
         });
-        while stretch? == Stretch::Suspended {
+        while stretch? == RunEnd::Suspended {
             if let Some(thread) = thread {
                 thread.call(&mut || {
                     let clocks = self.process_clocks();
@@ -45,14 +45,14 @@ impl StopDriver<'_> {
             if let Some(thread) = thread {
                 thread.begin_anew()?;
             }
-            stretch = Ok(Stretch::Over);
+            stretch = Ok(RunEnd::Over);
             call(thread, &mut || stretch = self.go_on(suspended_ns));
         }
         Ok(())
     }
 
     /// Resumes the recording; `suspended_ns` is left out of its time.
-    fn go_on(&mut self, suspended_ns: u64) -> Result<Stretch, Fault> {
+    fn go_on(&mut self, suspended_ns: u64) -> Result<RunEnd, Fault> {
         self.target.take_up()?;
         self.start_ns += suspended_ns;
         self.end_ns = self.end_ns.saturating_add(suspended_ns);
@@ -79,8 +79,8 @@ impl StopDriver<'_> {
     fn skip_all(&mut self) {
         let ids: Vec<_> = self.stops.keys().copied().collect();
         for id in ids {
-            if let Ok(look) = self.target.look(id) {
-                self.recorder.skip(id, look.cpu_ns, SUSPENDED);
+            if let Ok(status) = self.target.poll(id) {
+                self.recorder.skip(id, status.cpu_ns, SUSPENDED);
             }
         }
     }

@@ -1,12 +1,12 @@
 //! One thread as the recorder sees it: what was accounted, how much stack it needs.
 
-use super::drawn::Drawn;
 use super::prefetch::Prefetch;
 use super::process::ProcessIndex;
-use super::window::Window;
+use super::stack_size::StackSize;
+use super::wait_sampling::WaitSampling;
 use crate::addr::Avma;
 use crate::recording::timeline::ThreadIndex;
-use crate::sources::{Activity, Look};
+use crate::sources::{Activity, ThreadStatus};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -26,12 +26,12 @@ pub(super) struct Account {
     pub(super) name_tries_left: u8,
     /// Searches for where the thread was born that may still be made.
     pub(super) birth_searches_left: u8,
-    pub(super) window: Window,
+    pub(super) stack_size: StackSize,
     pub(super) prefetch: Prefetch,
     /// CPU time at the thread's first look; what it used before is not ours.
     first_cpu_ns: u64,
     /// CPU time and switches at the last sample.
-    sampled: Look,
+    sampled: ThreadStatus,
     sampled_at_ns: u64,
     /// The latest look's CPU time, and switches.
     cpu_ns: u64,
@@ -47,7 +47,7 @@ pub(super) struct Account {
     /// What others used that its next sample stands for, too, nanoseconds.
     inherited_ns: u64,
     /// Which of its short waits are walked.
-    waits: Drawn,
+    waits: WaitSampling,
 }
 
 impl Account {
@@ -58,7 +58,7 @@ impl Account {
         branch: u32,
         seed: u64,
         stack_top: Option<Avma>,
-        look: Look,
+        status: ThreadStatus,
         now_ns: u64,
         found: bool,
     ) -> Account {
@@ -69,29 +69,29 @@ impl Account {
             stack_top,
             name_tries_left: 8,
             birth_searches_left: 8,
-            window: Window::new(),
+            stack_size: StackSize::new(),
             prefetch: Prefetch::default(),
-            first_cpu_ns: look.cpu_ns,
-            sampled: look,
+            first_cpu_ns: status.cpu_ns,
+            sampled: status,
             sampled_at_ns: now_ns,
-            cpu_ns: look.cpu_ns,
-            switches: look.switches,
-            told_cpu_ns: look.cpu_ns,
+            cpu_ns: status.cpu_ns,
+            switches: status.switches,
+            told_cpu_ns: status.cpu_ns,
             used_at_tick: 0,
             fresh: true,
             found,
             inherited_ns: 0,
-            waits: Drawn::new(seed),
+            waits: WaitSampling::new(seed),
         }
     }
 
     /// Takes note of a look.
-    pub(super) fn see(&mut self, look: Look, tick: u64) {
-        if look.cpu_ns > self.cpu_ns || look.switches != self.switches {
+    pub(super) fn see(&mut self, status: ThreadStatus, tick: u64) {
+        if status.cpu_ns > self.cpu_ns || status.switches != self.switches {
             self.used_at_tick = tick;
-            self.switches = look.switches;
+            self.switches = status.switches;
         }
-        self.cpu_ns = self.cpu_ns.max(look.cpu_ns);
+        self.cpu_ns = self.cpu_ns.max(status.cpu_ns);
     }
 
     /// CPU time that became known since this was asked last, nanoseconds.
@@ -102,8 +102,8 @@ impl Account {
 
     /// Whether the thread was on a CPU since its last sample, as far as a look tells: one that
     /// runs on without being switched may not show.
-    pub(super) fn moved(&self, look: Look) -> bool {
-        self.fresh || (look.cpu_ns, look.switches) != (self.sampled.cpu_ns, self.sampled.switches)
+    pub(super) fn moved(&self, status: ThreadStatus) -> bool {
+        self.fresh || (status.cpu_ns, status.switches) != (self.sampled.cpu_ns, self.sampled.switches)
     }
 
     /// Whether it has used this many periods of 1/hz since its last sample.
@@ -114,21 +114,21 @@ impl Account {
 
     /// The weight of a sample, nanoseconds: CPU time used since the last one. Without a look (the
     /// thread has ended) up to the last one.
-    pub(super) fn weigh_cpu(&mut self, look: Option<Look>, now_ns: u64) -> u64 {
+    pub(super) fn weigh_cpu(&mut self, status: Option<ThreadStatus>, now_ns: u64) -> u64 {
         // The first figure may have lagged behind what was used before we came.
         let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);
         let most_ns = if self.fresh && self.found { passed_ns } else { u64::MAX };
-        let at_ns = if look.is_some() { now_ns } else { self.sampled_at_ns };
-        let look = look.unwrap_or(Look { cpu_ns: 0, ..self.sampled });
-        let used_ns = self.used_since_sample(look, most_ns);
-        self.sampled_now(look, at_ns);
+        let at_ns = if status.is_some() { now_ns } else { self.sampled_at_ns };
+        let status = status.unwrap_or(ThreadStatus { cpu_ns: 0, ..self.sampled });
+        let used_ns = self.used_since_sample(status, most_ns);
+        self.sampled_now(status, at_ns);
         used_ns.saturating_add(std::mem::take(&mut self.inherited_ns))
     }
 
     /// What it has used by this look, and inherited, if it began while recorded and was not sampled
     /// yet, nanoseconds.
-    pub(super) fn used_unsampled_ns(&self, look: Look) -> Option<u64> {
-        let used_ns = look.cpu_ns.saturating_sub(self.first_cpu_ns);
+    pub(super) fn used_unsampled_ns(&self, status: ThreadStatus) -> Option<u64> {
+        let used_ns = status.cpu_ns.saturating_sub(self.first_cpu_ns);
         (self.fresh && !self.found).then(|| used_ns.saturating_add(self.inherited_ns))
     }
 
@@ -138,10 +138,10 @@ impl Account {
     }
 
     /// The weight of a sample by wall-clock time, nanoseconds.
-    pub(super) fn weigh_wall(&mut self, look: Look, now_ns: u64) -> u64 {
+    pub(super) fn weigh_wall(&mut self, status: ThreadStatus, now_ns: u64) -> u64 {
         let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);
-        self.cpu_ns = self.cpu_ns.max(look.cpu_ns);
-        self.sampled_now(look, now_ns);
+        self.cpu_ns = self.cpu_ns.max(status.cpu_ns);
+        self.sampled_now(status, now_ns);
         passed_ns
     }
 
@@ -156,9 +156,9 @@ impl Account {
         let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);
         // After an exec the figure may be another thread's.
         let most_ns = if self.fresh && self.found { passed_ns } else { passed_ns.saturating_add(LAG_NS) };
-        let look = Look { cpu_ns: cpu_ns.unwrap_or(0), ..self.sampled };
-        let used_ns = self.used_since_sample(look, most_ns);
-        self.sampled_now(look, now_ns);
+        let status = ThreadStatus { cpu_ns: cpu_ns.unwrap_or(0), ..self.sampled };
+        let used_ns = self.used_since_sample(status, most_ns);
+        self.sampled_now(status, now_ns);
         let inherited_ns = std::mem::take(&mut self.inherited_ns);
         if wall { passed_ns } else { used_ns.saturating_add(inherited_ns) }
     }
@@ -174,17 +174,17 @@ impl Account {
 
     /// CPU time since the last sample, `most_ns` at most: a thread cannot use more than
     /// passes. What is beyond was not used by it, or before we came.
-    fn used_since_sample(&mut self, look: Look, most_ns: u64) -> u64 {
-        self.cpu_ns = self.cpu_ns.max(look.cpu_ns);
+    fn used_since_sample(&mut self, status: ThreadStatus, most_ns: u64) -> u64 {
+        self.cpu_ns = self.cpu_ns.max(status.cpu_ns);
         let used_ns = self.cpu_ns.saturating_sub(self.sampled.cpu_ns);
         let excess_ns = used_ns.saturating_sub(most_ns);
         self.first_cpu_ns += excess_ns;
         used_ns - excess_ns
     }
 
-    fn sampled_now(&mut self, look: Look, now_ns: u64) {
+    fn sampled_now(&mut self, status: ThreadStatus, now_ns: u64) {
         // A look at a thread that has ended knows less: what was counted stays counted.
-        self.sampled = Look { cpu_ns: self.cpu_ns, ..look };
+        self.sampled = ThreadStatus { cpu_ns: self.cpu_ns, ..status };
         self.sampled_at_ns = now_ns;
         self.fresh = false;
     }
@@ -196,8 +196,8 @@ impl Account {
 }
 
 /// A look at a thread of which nothing is known yet.
-pub(super) fn unknown_look() -> Look {
-    Look { cpu_ns: 0, switches: 0, activity: Activity::Runnable }
+pub(super) fn unknown_status() -> ThreadStatus {
+    ThreadStatus { cpu_ns: 0, switches: 0, activity: Activity::Runnable }
 }
 
 #[cfg(test)]
@@ -205,50 +205,50 @@ mod tests {
     use super::super::process::FIRST;
     use super::*;
 
-    fn look(cpu_ns: u64) -> Look {
-        Look { cpu_ns, switches: 1, activity: Activity::Runnable }
+    fn status(cpu_ns: u64) -> ThreadStatus {
+        ThreadStatus { cpu_ns, switches: 1, activity: Activity::Runnable }
     }
 
     #[test]
     fn weights_add_up_to_the_cpu_time() {
-        let mut account = Account::new(FIRST, 0, 0, None, look(7_000), 0, true);
+        let mut account = Account::new(FIRST, 0, 0, None, status(7_000), 0, true);
         let (mut cpu_ns, mut weighed_ns) = (7_000, 0);
         for step in 0..10_000u64 {
             cpu_ns += 1 + step * 7919 % 2_000_000;
-            weighed_ns += account.weigh_cpu(Some(look(cpu_ns)), u64::MAX / 2);
+            weighed_ns += account.weigh_cpu(Some(status(cpu_ns)), u64::MAX / 2);
         }
         assert_eq!((account.used_cpu_ns(), weighed_ns), (cpu_ns - 7_000, cpu_ns - 7_000));
     }
 
     #[test]
     fn what_is_left_out_and_what_is_weighed_add_up_to_the_cpu_time() {
-        let mut account = Account::new(FIRST, 0, 0, None, look(5_000), 0, true);
+        let mut account = Account::new(FIRST, 0, 0, None, status(5_000), 0, true);
         account.inherit(700);
-        let before_ns = account.weigh_cpu(Some(look(1_005_000)), 2_000_000);
+        let before_ns = account.weigh_cpu(Some(status(1_005_000)), 2_000_000);
         account.inherit(300);
         let skipped_ns = account.skip(9_005_000, 12_000_000, false);
-        let after_ns = account.weigh_cpu(Some(look(9_505_000)), 13_000_000);
+        let after_ns = account.weigh_cpu(Some(status(9_505_000)), 13_000_000);
         assert_eq!((before_ns, skipped_ns, after_ns), (1_000_700, 8_000_000, 500_300));
         assert_eq!(account.used_cpu_ns(), 9_500_000);
         // Of wall-clock time nothing is lost: it is not recorded.
         assert_eq!(account.skip(9_600_000, 20_000_000, true), 0);
-        assert_eq!(account.weigh_wall(look(9_600_000), 20_000_400), 400);
+        assert_eq!(account.weigh_wall(status(9_600_000), 20_000_400), 400);
     }
 
     #[test]
     fn the_first_sample_weighs_at_most_the_time_that_passed() {
-        let mut account = Account::new(FIRST, 0, 0, None, look(0), 1_000_000, true);
+        let mut account = Account::new(FIRST, 0, 0, None, status(0), 1_000_000, true);
         // 4 ms of CPU time show up 1 ms after we came.
-        assert_eq!(account.weigh_cpu(Some(look(4_000_000)), 2_000_000), 1_000_000);
+        assert_eq!(account.weigh_cpu(Some(status(4_000_000)), 2_000_000), 1_000_000);
         assert_eq!(account.used_cpu_ns(), 1_000_000);
     }
 
     #[test]
     fn a_thread_that_was_not_put_on_a_cpu_has_not_run() {
-        let mut account = Account::new(FIRST, 0, 0, None, look(0), 0, true);
-        assert!(account.moved(look(0)), "nothing is known before the first sample");
-        account.weigh_cpu(Some(look(5)), 10);
-        assert!(!account.moved(look(5)));
-        assert!(account.moved(Look { switches: 2, ..look(5) }));
+        let mut account = Account::new(FIRST, 0, 0, None, status(0), 0, true);
+        assert!(account.moved(status(0)), "nothing is known before the first sample");
+        account.weigh_cpu(Some(status(5)), 10);
+        assert!(!account.moved(status(5)));
+        assert!(account.moved(ThreadStatus { switches: 2, ..status(5) }));
     }
 }

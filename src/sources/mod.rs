@@ -83,7 +83,7 @@ pub enum Role {
 
 /// Which way of sampling is wanted, where a system has several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Way {
+pub enum SamplingMethod {
     /// The best that the system allows.
     #[default]
     Auto,
@@ -97,7 +97,7 @@ pub enum Way {
 #[derive(Clone, Copy, Debug)]
 pub struct Sampling {
     /// What was asked for.
-    pub way: Way,
+    pub way: SamplingMethod,
     /// Samples per second.
     pub hz: u32,
     /// Threads that wait are wanted, too.
@@ -114,7 +114,7 @@ pub struct Sampling {
 
 /// Which processes of a machine are recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Chosen {
+pub struct ProcessSelection {
     /// These, by process id.
     pub pids: Vec<u32>,
     /// What they start, and what that starts, too.
@@ -127,7 +127,7 @@ pub struct Chosen {
     pub uid: Option<u32>,
 }
 
-impl Chosen {
+impl ProcessSelection {
     /// Whether they are given by their numbers, but for what they start.
     #[must_use]
     pub fn is_listed(&self) -> bool {
@@ -136,19 +136,19 @@ impl Chosen {
 }
 
 /// A process to record, by who takes its samples.
-pub enum Recordable<'a> {
+pub enum SampleSource<'a> {
     /// The engine does: it stops threads.
     Stopped(&'a mut dyn Target),
     /// The system does, and tells.
     Pushed(&'a mut dyn pushed::PushedSource),
 }
 
-impl Recordable<'_> {
+impl SampleSource<'_> {
     /// What can be asked of the process.
     pub fn observed(&mut self) -> &mut dyn Observed {
         match self {
-            Recordable::Stopped(target) => *target,
-            Recordable::Pushed(source) => *source,
+            SampleSource::Stopped(target) => *target,
+            SampleSource::Pushed(source) => *source,
         }
     }
 }
@@ -244,7 +244,7 @@ impl Activity {
 
 /// One look at a thread from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct ThreadStatus {
     /// CPU time used so far in nanoseconds. Exact for a thread that is off the CPU;
     /// for a running one the system may lag (Linux: up to a scheduler tick).
     pub cpu_ns: u64,
@@ -303,14 +303,14 @@ pub struct Capture {
     /// There are no frames but those: the thread has no user memory yet, or no more.
     pub only_kernel: bool,
     /// The thread's figures while it stood, where the source reads them: exact up to the stop.
-    pub look: Option<Look>,
+    pub status: Option<ThreadStatus>,
     /// End of the stack that the stack pointer is in, where the system tells: nothing of
     /// it lies at this address or above.
     pub stack_limit: Option<Avma>,
     /// The stack that the code goes on on which a handler interrupted, where processors have two.
     pub other_stack: Option<Box<OtherStack>>,
     /// Of sources that change how much of a stack they copy: the number of the size that this one was copied by.
-    pub window: u32,
+    pub size_number: u32,
 }
 
 /// A second stack of a thread, copied in the same stop: that of the process stack pointer of a Cortex-M,
@@ -326,22 +326,22 @@ pub struct OtherStack {
 }
 
 impl Capture {
-    /// An empty capture whose stack buffer holds `window_bytes` without growing.
+    /// An empty capture whose stack buffer holds `stack_bytes` without growing.
     #[must_use]
-    pub fn with_capacity(window_bytes: usize) -> Capture {
+    pub fn with_capacity(stack_bytes: usize) -> Capture {
         Capture {
             registers: Registers::default(),
             stack_base: Avma(0),
-            stack: Vec::with_capacity(window_bytes),
+            stack: Vec::with_capacity(stack_bytes),
             pieces: StackPieces::default(),
             pause_ns: 0,
             stood_ns: 0,
             kernel: Vec::new(),
             only_kernel: false,
-            look: None,
+            status: None,
             stack_limit: None,
             other_stack: None,
-            window: 0,
+            size_number: 0,
         }
     }
 
@@ -513,7 +513,7 @@ pub trait Target: Observed {
     ///
     /// # Errors
     /// [`Fault::ThreadGone`] when it has ended.
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault>;
+    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault>;
 
     /// Stops that should be on their way at once, at least 1: enough to hide the way, few
     /// enough that the first to stand is not kept by the last.
@@ -522,14 +522,14 @@ pub trait Target: Observed {
     }
 
     /// Asks a thread to stop, to be captured by [`Target::next`] with up to
-    /// `window_bytes` of its stack. Asking again before it was collected does nothing.
+    /// `stack_bytes` of its stack. Asking again before it was collected does nothing.
     /// `keep_waiting` lets a thread that is found in a system call be captured too
     /// (wall-clock profiles); otherwise it gives [`Outcome::BeganToWait`]. One that job
     /// control has stopped is captured then as well, and stays stopped.
     ///
     /// # Errors
     /// [`Fault::ThreadGone`] when it has ended.
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault>;
+    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault>;
 
     /// Whether captures can have [`Capture::pieces`].
     fn prefetches(&self) -> bool {

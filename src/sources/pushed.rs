@@ -1,9 +1,9 @@
 //! Samples that somebody else takes: what a kernel tells of a process, in batches that come late.
 //!
-//! The counterpart of [`Target`](super::Target) for sources that nobody has to stop: [`Record`]s
+//! The counterpart of [`Target`](super::Target) for sources that nobody has to stop: [`TimedEvent`]s
 //! with their times, and [`PushedSource`], which gives them out.
 
-use super::{Capture, ExitStatus, Fault, Look, Observed, ThreadId};
+use super::{Capture, ExitStatus, Fault, Observed, ThreadId, ThreadStatus};
 use crate::addr::Avma;
 
 /// Why time is lost that was used in the kernel where only user mode may be sampled.
@@ -14,7 +14,7 @@ pub const NOT_SAMPLED_AGAIN: &str = "not sampled again before the end";
 
 /// Something that happened, and when.
 #[derive(Debug)]
-pub struct Record {
+pub struct TimedEvent {
     /// When, nanoseconds of the engine's clock.
     pub at_ns: u64,
     /// To which process.
@@ -22,30 +22,30 @@ pub struct Record {
     /// To which of its threads.
     pub thread: ThreadId,
     /// What.
-    pub what: What,
+    pub event: SourceEvent,
 }
 
-/// What a [`Record`] tells.
+/// What a [`TimedEvent`] tells.
 #[derive(Debug)]
-pub enum What {
+pub enum SourceEvent {
     /// A thread was seen first.
-    Started {
+    ThreadStarted {
         /// Stack pointer at its first instruction, where that is known.
         stack_top: Option<Avma>,
         /// What it had used by then.
-        look: Look,
+        status: ThreadStatus,
         /// It ran already when the recording began.
         found: bool,
     },
-    /// Its registers and stack bytes; `look` in it is what it had used by then.
-    Sampled(Box<Capture>),
-    /// A thread has gone to wait here, and waits on: [`What::Waited`] without a stack tells how long.
-    BeganToWait(Box<Capture>),
+    /// Its registers and stack bytes; `status` in it is what it had used by then.
+    Sample(Box<Capture>),
+    /// A thread has gone to wait here, and waits on: [`SourceEvent::Wait`] without a stack tells how long.
+    WaitStarted(Box<Capture>),
     /// A thread waited, or was ready without a CPU, for so long: at the end of that.
-    Waited {
+    Wait {
         /// Nanoseconds.
         ns: u64,
-        /// Where; `None`: where it last [`What::BeganToWait`].
+        /// Where; `None`: where it last [`SourceEvent::WaitStarted`].
         stack: Option<Box<Capture>>,
     },
     /// A thread waited for so long, and where is not known, or for how much of it.
@@ -56,17 +56,17 @@ pub enum What {
         reason: &'static str,
     },
     /// A sample that could not be taken, for this reason.
-    Missed(Look, &'static str),
+    Missed(ThreadStatus, &'static str),
     /// It ended, or the recording did; all that it used, where that is known, and for what
     /// reason the rest of it is lost.
-    Ended(Option<u64>, &'static str),
+    ThreadEnded(Option<u64>, &'static str),
     /// The process is told of for the first time.
-    Began {
+    ProcessStarted {
         /// The name that it has now, under which its stacks are shown.
         name: String,
     },
     /// The thread, which was told of, has this name from now on.
-    Named {
+    ThreadNamed {
         /// Its name.
         name: String,
     },
@@ -76,7 +76,7 @@ pub enum What {
         name: Option<String>,
     },
     /// The process has ended; others may go on.
-    Gone,
+    ProcessEnded,
     /// The images of the process are to be read now: it had others before.
     ImagesChanged,
     /// The images of the process may have changed: they are read again when that is cheap.
@@ -91,7 +91,7 @@ pub enum What {
 
 /// What became of a sample's walk: by it the source decides how much of a stack it copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Needed {
+pub struct StackUse {
     /// Bytes above the stack pointer that the walk read.
     pub bytes: usize,
     /// It led beyond what was copied.
@@ -114,7 +114,7 @@ pub trait PushedSource: Observed {
     ///
     /// # Errors
     /// [`Fault::Gone`] when the process has ended, others when the source fails.
-    fn next_batch(&mut self, until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault>;
+    fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault>;
 
     /// Called before each record of a batch is worked on, which may take long: makes room for those to come.
     fn keep_up(&mut self) {}
@@ -133,7 +133,7 @@ pub trait PushedSource: Observed {
     }
 
     /// A sample was walked; its buffers are given back.
-    fn walked(&mut self, _capture: Box<Capture>, _needed: Needed) {}
+    fn walked(&mut self, _capture: Box<Capture>, _needed: StackUse) {}
 
     /// Whether samples can have [`Capture::pieces`].
     fn prefetches(&self) -> bool {
@@ -145,7 +145,7 @@ pub trait PushedSource: Observed {
     fn prefetch(&mut self, _thread: ThreadId, _pieces: &[u64]) {}
 
     /// The stack of a wait was walked, or was not needed; its buffers are given back.
-    fn wait_walked(&mut self, _capture: Box<Capture>, _needed: Option<Needed>) {}
+    fn wait_walked(&mut self, _capture: Box<Capture>, _needed: Option<StackUse>) {}
 
     /// Of a whole machine: the share of the time of its CPUs in which they had nothing to do.
     fn machine_idle(&self) -> Option<f64> {

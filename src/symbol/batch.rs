@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use super::dwarf::{Ask, Chain, Debug, Job, LineInfo, Sections, Splits, Texts, TextsShared};
-use super::locate::{Located, locate};
+use super::dwarf::{Ask, Chain, Debug, Job, LineInfo, Sections, SplitFiles, Texts, TextsShared};
+use super::locate::{DebugFiles, locate};
 use super::table::{Symbol, SymbolTable};
 use super::{Options, Why, debug_map, jit, jitdump, plt, stubs};
 use crate::addr::Svma;
@@ -25,7 +25,7 @@ const LARGE_BYTES: usize = 8 << 20;
 
 /// What was found for the addresses of an image.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct ImageNames {
     /// For each address its functions, outermost first and never none.
     pub names: Vec<Result<Vec<LineInfo>, Why>>,
     /// Lines for people.
@@ -33,36 +33,36 @@ pub struct Answer {
 }
 
 /// An image on its way.
-struct Asked<'a> {
+struct ImageTask<'a> {
     image: &'a Image,
     /// Those of the image, unless its file was rewritten while it was recorded.
     bytes: Result<ImageBytes, OpenError>,
     wanted: Vec<u64>,
-    located: OnceLock<Located>,
+    located: OnceLock<DebugFiles>,
 }
 
-impl<'a> Asked<'a> {
-    fn new(image: &'a Image, wanted: Vec<u64>) -> Asked<'a> {
+impl<'a> ImageTask<'a> {
+    fn new(image: &'a Image, wanted: Vec<u64>) -> ImageTask<'a> {
         let bytes = match image.overwritten() {
             Some(why) => Err(why),
             None => image.bytes.clone(),
         };
-        Asked { image, bytes, wanted, located: OnceLock::new() }
+        ImageTask { image, bytes, wanted, located: OnceLock::new() }
     }
 
-    fn located(&self, options: &Options<'_>) -> &Located {
+    fn located(&self, options: &Options<'_>) -> &DebugFiles {
         self.located.get_or_init(|| match &self.bytes {
             Ok(bytes) => locate(self.image, bytes, options.files, options.inlines || options.lines),
-            Err(_) => Located::default(),
+            Err(_) => DebugFiles::default(),
         })
     }
 
     /// Whether none of the files that names were made of was rewritten meanwhile.
-    fn unchanged(&self, opened: &[Opened<'_>]) -> Result<(), Why> {
+    fn unchanged(&self, opened: &[OpenDwarf<'_>]) -> Result<(), Why> {
         if let Ok(bytes) = &self.bytes {
             bytes.unchanged().map_err(|why| Why::NoFile(why.to_string()))?;
         }
-        let mut others = self.located.get().into_iter().flat_map(Located::files);
+        let mut others = self.located.get().into_iter().flat_map(DebugFiles::files);
         let others = others.try_for_each(ImageBytes::unchanged);
         let others = others.and_then(|()| opened.iter().try_for_each(|opened| opened.debug.unchanged()));
         others.map_err(|why| Why::NoFile(format!("a debug file of it: {why}")))
@@ -72,24 +72,24 @@ impl<'a> Asked<'a> {
 type Symbols = Vec<Result<Arc<str>, Why>>;
 
 /// DWARF that has some of an image's addresses.
-struct Opened<'f> {
+struct OpenDwarf<'f> {
     debug: Debug,
-    splits: Splits<'f>,
+    splits: SplitFiles<'f>,
     /// The addresses as the DWARF states them, and for each its index among those of the
     /// image; `None` where both are the same.
     translated: Option<(Vec<u64>, Vec<u32>)>,
 }
 
-impl<'f> Opened<'f> {
+impl<'f> OpenDwarf<'f> {
     fn new(
         main: Sections,
         shared: Option<Sections>,
         package: Option<Sections>,
         wanted: &[u64],
         files: &'f dyn Files,
-    ) -> Opened<'f> {
-        let splits = Splits { package, files, problems: Mutex::default() };
-        Opened { debug: Debug::new(main, shared, wanted), splits, translated: None }
+    ) -> OpenDwarf<'f> {
+        let splits = SplitFiles { package, files, problems: Mutex::default() };
+        OpenDwarf { debug: Debug::new(main, shared, wanted), splits, translated: None }
     }
 
     /// Does one of the jobs; the chains are of indices among the image's addresses.
@@ -105,9 +105,9 @@ impl<'f> Opened<'f> {
     }
 }
 
-enum Begun<'f> {
+enum NameSource<'f> {
     Symbols(Symbols),
-    Dwarf(Vec<Opened<'f>>, Vec<String>),
+    Dwarf(Vec<OpenDwarf<'f>>, Vec<String>),
 }
 
 /// Names the addresses of images; each image's are sorted and without duplicates.
@@ -115,8 +115,9 @@ pub(super) fn name(
     asked: Vec<(&Image, Vec<u64>)>,
     options: &Options<'_>,
     shared: &TextsShared,
-) -> Vec<Answer> {
-    let asked: Vec<Asked<'_>> = asked.into_iter().map(|(image, wanted)| Asked::new(image, wanted)).collect();
+) -> Vec<ImageNames> {
+    let asked: Vec<ImageTask<'_>> =
+        asked.into_iter().map(|(image, wanted)| ImageTask::new(image, wanted)).collect();
     let ask = Ask { inlines: options.inlines, lines: options.lines };
 
     // One task for the symbols of each image and one for its DWARF.
@@ -125,24 +126,24 @@ pub(super) fn name(
         let begun = match task % 2 {
             0 => {
                 let (opened, problems) = open(asked, options, ask);
-                Begun::Dwarf(opened, problems)
+                NameSource::Dwarf(opened, problems)
             }
-            _ => Begun::Symbols(symbols(asked, options, texts)),
+            _ => NameSource::Symbols(symbols(asked, options, texts)),
         };
         if asked.bytes.as_ref().is_ok_and(|bytes| bytes.bytes().len() > LARGE_BYTES) {
             crate::binary::map::release_pages();
         }
         begun
     });
-    let mut answers: Vec<Answer> = Vec::with_capacity(asked.len());
+    let mut answers: Vec<ImageNames> = Vec::with_capacity(asked.len());
     let mut opened = Vec::with_capacity(asked.len());
     for piece in begun {
         match piece {
-            Begun::Dwarf(found, problems) => {
+            NameSource::Dwarf(found, problems) => {
                 opened.push(found);
-                answers.push(Answer { names: Vec::new(), problems });
+                answers.push(ImageNames { names: Vec::new(), problems });
             }
-            Begun::Symbols(found) => {
+            NameSource::Symbols(found) => {
                 if let Some(answer) = answers.last_mut() {
                     let only = |name| vec![LineInfo { name: Some(name), ..LineInfo::default() }];
                     answer.names = found.into_iter().map(|name| name.map(only)).collect();
@@ -203,7 +204,7 @@ fn merge(names: &mut [Result<Vec<LineInfo>, Why>], chain: Chain, inlines: bool) 
 }
 
 /// The symbol of each address.
-fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> Symbols {
+fn symbols(asked: &ImageTask<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> Symbols {
     if let Err(reason) = &asked.bytes {
         return vec![Err(Why::NoFile(reason.to_string())); asked.wanted.len()];
     }
@@ -233,7 +234,7 @@ fn symbols(asked: &Asked<'_>, options: &Options<'_>, texts: &mut Texts<'_>) -> S
 }
 
 /// Looks up in one file what has no name yet.
-fn look_up(bytes: &ImageBytes, asked: &Asked<'_>, found: &mut Symbols, texts: &mut Texts<'_>) {
+fn look_up(bytes: &ImageBytes, asked: &ImageTask<'_>, found: &mut Symbols, texts: &mut Texts<'_>) {
     let table = SymbolTable::parse(bytes);
     // Neighbouring addresses are mostly in one function. Two of one start differ in their end.
     let mut last: Option<(Svma, Svma, Option<Arc<str>>)> = None;
@@ -283,7 +284,7 @@ fn behind_its_size<'s>(table: &'s SymbolTable, image: &Image, at: Svma) -> Resul
     if symbol.start == function.start && is_last { Ok(symbol) } else { Err(Why::NotCovered) }
 }
 
-fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Vec<Opened<'f>>, Vec<String>) {
+fn open<'f>(asked: &ImageTask<'_>, options: &Options<'f>, ask: Ask) -> (Vec<OpenDwarf<'f>>, Vec<String>) {
     let located = asked.located(options);
     let mut problems = located.problems.clone();
     if !ask.inlines && !ask.lines {
@@ -299,7 +300,7 @@ fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Vec<Opened<'
     let main = read(&located.debug, false);
     let (shared, package) = (read(&located.shared, false), read(&located.package, true));
     if let Some(main) = main {
-        return (vec![Opened::new(main, shared, package, &asked.wanted, options.files)], problems);
+        return (vec![OpenDwarf::new(main, shared, package, &asked.wanted, options.files)], problems);
     }
     let Ok(bytes) = &asked.bytes else { return (Vec::new(), problems) };
     let (objects, refused) = debug_map::objects(asked.image, bytes, &asked.wanted, options.files);
@@ -308,9 +309,9 @@ fn open<'f>(asked: &Asked<'_>, options: &Options<'f>, ask: Ask) -> (Vec<Opened<'
     for object in objects {
         match Sections::read(&object.bytes, false, ask) {
             Ok(Some(main)) => {
-                let from_object = Opened::new(main, None, None, &object.addresses, options.files);
+                let from_object = OpenDwarf::new(main, None, None, &object.addresses, options.files);
                 let translated = Some((object.addresses, object.indices));
-                opened.push(Opened { translated, ..from_object });
+                opened.push(OpenDwarf { translated, ..from_object });
             }
             // An object file that was compiled without `-g`.
             Ok(None) => {}
@@ -327,12 +328,12 @@ pub(super) fn name_anonymous(
     dumps: &[&str],
     files: &dyn Files,
     shared: &TextsShared,
-) -> Answer {
+) -> ImageNames {
     let mut wanted: Vec<u64> = addresses.collect();
     wanted.dedup();
-    let mut answer = Answer { names: vec![Err(Why::NoImage); wanted.len()], problems: Vec::new() };
+    let mut answer = ImageNames { names: vec![Err(Why::NoImage); wanted.len()], problems: Vec::new() };
     let mut texts = Texts::new(shared);
-    let mut take = |answer: &mut Answer, names: Vec<Option<&[u8]>>| {
+    let mut take = |answer: &mut ImageNames, names: Vec<Option<&[u8]>>| {
         for (into, name) in answer.names.iter_mut().zip(names) {
             let Some(name) = name.filter(|_| into.is_err()) else { continue };
             let name = texts.plain(&String::from_utf8_lossy(name)).ok_or(Why::TooMuchText);

@@ -81,7 +81,7 @@ pub(super) fn objects(
 
 /// An object file as the map names it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Named {
+struct ObjectPath {
     /// Offset of its path.
     path: u32,
     /// When it was changed last, in seconds since 1970; 0 if the map does not say.
@@ -94,14 +94,14 @@ struct FunctionStab {
     end: u64,
     /// Offset of its name.
     name: u32,
-    file: Named,
+    file: ObjectPath,
 }
 
 /// The functions of a map that have addresses, by their start.
 struct Map(Vec<FunctionStab>);
 
 /// An address that an object file is asked for.
-struct Asked<'f> {
+struct ObjectQuery<'f> {
     function: &'f FunctionStab,
     /// Bytes from the function's start.
     into: u64,
@@ -111,12 +111,12 @@ struct Asked<'f> {
 impl Map {
     fn read(nlists: &Nlists<'_>, wanted_in: impl Fn(Range<u64>) -> bool) -> Map {
         let mut functions = Vec::new();
-        let (mut file, mut open): (Option<Named>, Option<(u64, u32)>) = (None, None);
+        let (mut file, mut open): (Option<ObjectPath>, Option<(u64, u32)>) = (None, None);
         for (symbol, kind) in nlists.symbols.iter().filter_map(|symbol| Some((symbol, stab(symbol)?))) {
             let (name, value) = (symbol.n_strx.get(LittleEndian), symbol.n_value.get(LittleEndian));
             match kind {
                 N_SO => file = None,
-                N_OSO => file = Some(Named { path: name, modified_s: value }),
+                N_OSO => file = Some(ObjectPath { path: name, modified_s: value }),
                 N_FUN if !nlists.name(name, 1).is_empty() => open = Some((value, name)),
                 N_FUN => {
                     let (Some((start, name)), Some(file)) = (open.take(), file) else { continue };
@@ -140,16 +140,16 @@ impl Map {
         wanted: &[u64],
         nlists: &Nlists<'_>,
         directory: &str,
-    ) -> BTreeMap<(String, u64), Vec<Asked<'_>>> {
-        let mut by_place: HashMap<Named, Vec<Asked<'_>>> = HashMap::new();
+    ) -> BTreeMap<(String, u64), Vec<ObjectQuery<'_>>> {
+        let mut by_place: HashMap<ObjectPath, Vec<ObjectQuery<'_>>> = HashMap::new();
         for (index, address) in (0u32..).zip(wanted) {
             let after = self.0.partition_point(|function| function.start <= *address);
             let function = after.checked_sub(1).and_then(|at| self.0.get(at));
             let Some(function) = function.filter(|function| *address < function.end) else { continue };
-            let asked = Asked { function, into: address - function.start, index };
+            let asked = ObjectQuery { function, into: address - function.start, index };
             by_place.entry(function.file).or_default().push(asked);
         }
-        let mut files: BTreeMap<(String, u64), Vec<Asked<'_>>> = BTreeMap::new();
+        let mut files: BTreeMap<(String, u64), Vec<ObjectQuery<'_>>> = BTreeMap::new();
         for (named, asked) in by_place {
             let path = String::from_utf8_lossy(nlists.name(named.path, MAX_NAME_BYTES));
             // With `-oso_prefix`, the directory that was built in is cut off.
@@ -200,14 +200,19 @@ impl Opener<'_> {
         if !fat::is_fat(bytes.bytes()) {
             return Ok(bytes.clone());
         }
-        let wanted = fat::Wanted { uuid: None, cpu_type: self.cpu_type, cpu_subtype: self.cpu_subtype };
+        let wanted =
+            fat::ImageIdentity { uuid: None, cpu_type: self.cpu_type, cpu_subtype: self.cpu_subtype };
         fat::choose(bytes, &wanted)
     }
 }
 
 /// Where the addresses are in an object file: its functions have the same names there, and
 /// others addresses.
-fn place(bytes: ImageBytes, asked: &[Asked<'_>], nlists: &Nlists<'_>) -> Result<ObjectFile, ObjectFileError> {
+fn place(
+    bytes: ImageBytes,
+    asked: &[ObjectQuery<'_>],
+    nlists: &Nlists<'_>,
+) -> Result<ObjectFile, ObjectFileError> {
     let mut starts: HashMap<&[u8], Option<u64>> = HashMap::new();
     for asked in asked.chunk_by(|a, b| a.function.start == b.function.start) {
         starts.entry(nlists.name(asked[0].function.name, MAX_NAME_BYTES)).or_insert(None);

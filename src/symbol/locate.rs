@@ -32,7 +32,7 @@ const OPENED_BY: [Open; 2] = [|files, path| files.open(path), |files, path| file
 
 /// The files of an image.
 #[derive(Debug, Default)]
-pub struct Located {
+pub struct DebugFiles {
     /// Files to look symbols up in, the best first.
     pub symbols: Vec<ImageBytes>,
     /// The file with the DWARF.
@@ -45,7 +45,7 @@ pub struct Located {
     pub problems: Vec<String>,
 }
 
-impl Located {
+impl DebugFiles {
     /// All of them; some stand there twice.
     pub(super) fn files(&self) -> impl Iterator<Item = &ImageBytes> {
         self.symbols.iter().chain(&self.debug).chain(&self.shared).chain(&self.package)
@@ -54,8 +54,8 @@ impl Located {
 
 /// Finds the files of an image; `dwarf` tells whether more than symbols is wanted.
 #[must_use]
-pub fn locate(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool) -> Located {
-    let mut found = Located::default();
+pub fn locate(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool) -> DebugFiles {
+    let mut found = DebugFiles::default();
     if image.object().is_some_and(|object| object.macho().is_some()) {
         macho::locate(image, bytes, files, dwarf, &mut found);
     } else {
@@ -81,7 +81,7 @@ fn content(bytes: &[u8]) -> Content {
     }
 }
 
-fn of_elf(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, found: &mut Located) {
+fn of_elf(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, found: &mut DebugFiles) {
     let own = content(bytes.bytes());
     let is_file = image.kind == MappingKind::File;
     let mut dwarf_at = image.path.clone();
@@ -147,7 +147,7 @@ fn separate(
     image: &Image,
     bytes: &ImageBytes,
     files: &dyn Files,
-    found: &mut Located,
+    found: &mut DebugFiles,
 ) -> Option<(String, ImageBytes)> {
     let id = image.build_id.as_deref();
     if let Some((path, id)) = id.and_then(|id| Some((build_id_path(id)?, id))) {

@@ -36,12 +36,12 @@ use crate::images::{Image, Images};
 use crate::module_offset::ModuleOffset;
 use crate::recording::Frame;
 use crate::trie::FrameId;
-pub use batch::Answer;
+pub use batch::ImageNames;
 use demangle::Demangler;
 pub use dwarf::LineInfo;
 use dwarf::TextsShared;
 pub use error::{DebugFileError, SectionError};
-use runtime::Makers;
+use runtime::JitRuntimes;
 
 /// Most memory for the text of distinct names, in bytes. Real programs stay far below;
 /// a file can be made whose names overlap, each 64 KiB long.
@@ -252,7 +252,7 @@ pub fn symbolicate(
     names.spans = vec![(0, 0); spans];
     let shared = TextsShared::new(options.style, options.swift);
     let mut texts = Texts::default();
-    let mut makers = Makers::new(images);
+    let mut makers = JitRuntimes::new(images);
     let groups: Vec<&[Address]> =
         addresses.chunk_by(|a, b| (a.image, a.process) == (b.image, b.process)).collect();
     let image_of = |group: &[Address]| images.images().get(group[0].image as usize);
@@ -287,8 +287,10 @@ pub fn symbolicate(
                 let image = image_of(group);
                 let answer = match image {
                     Some(_) => answers.next().unwrap_or_default(),
-                    None if group[0].image == OF_EARLIER_PROGRAM => Answer::default(),
-                    None if group[0].image == IN_KERNEL => kernel.take().map_or_else(Answer::default, joined),
+                    None if group[0].image == OF_EARLIER_PROGRAM => ImageNames::default(),
+                    None if group[0].image == IN_KERNEL => {
+                        kernel.take().map_or_else(ImageNames::default, joined)
+                    }
                     None => {
                         let files = options.files_of(group[0].process);
                         // The number stands in the name: a process maps no other's.
@@ -310,7 +312,7 @@ pub fn symbolicate(
 
 /// Names stated addresses of one file, in any order, each with its functions outermost first.
 #[must_use]
-pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options: &Options<'_>) -> Answer {
+pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options: &Options<'_>) -> ImageNames {
     let mapping = Mapping {
         avma: Avma(0)..Avma(u64::MAX),
         file_offset: 0,
@@ -337,9 +339,9 @@ pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options:
 fn take(
     addresses: &[Address],
     image: Option<&Image>,
-    answer: Answer,
+    answer: ImageNames,
     names: &mut Names,
-    (texts, makers): (&mut Texts, &mut Makers<'_>),
+    (texts, makers): (&mut Texts, &mut JitRuntimes<'_>),
 ) {
     let mut found = answer.names.into_iter();
     let mut stubs = None;
@@ -392,10 +394,10 @@ fn take(
 fn name_registered(
     addresses: &[Address],
     images: &Images,
-    mut answer: Answer,
+    mut answer: ImageNames,
     options: &Options<'_>,
     shared: &TextsShared,
-) -> Answer {
+) -> ImageNames {
     let distinct = addresses.chunk_by(|a, b| a.svma == b.svma).enumerate();
     let nameless = distinct.filter(|(index, _)| answer.names.get(*index).is_some_and(Result::is_err));
     let mut located: Vec<(u32, u64, usize)> = nameless
@@ -423,24 +425,24 @@ fn name_registered(
 
 /// What a thread found; its panic goes on here.
 /// What a thread found, or what was found without one where none could be started.
-fn joined(thread: Result<ScopedJoinHandle<'_, Answer>, Answer>) -> Answer {
-    let join = |thread: ScopedJoinHandle<'_, Answer>| thread.join();
+fn joined(thread: Result<ScopedJoinHandle<'_, ImageNames>, ImageNames>) -> ImageNames {
+    let join = |thread: ScopedJoinHandle<'_, ImageNames>| thread.join();
     thread.map_or_else(Ok, join).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Names of the kernel's functions at addresses, sorted; one for each distinct address.
-fn name_kernel(addresses: &[Address], files: &dyn Files) -> Answer {
+fn name_kernel(addresses: &[Address], files: &dyn Files) -> ImageNames {
     let distinct: Vec<u64> = addresses.chunk_by(|a, b| a.svma == b.svma).map(|same| same[0].svma).collect();
     // If it answers with no name at all, its list may say why.
     if let Some(told) = files.kernel_names(&distinct).filter(|told| told.iter().any(Option::is_some)) {
-        return Answer { names: told.into_iter().map(kernel::told).collect(), problems: Vec::new() };
+        return ImageNames { names: told.into_iter().map(kernel::told).collect(), problems: Vec::new() };
     }
     let read = |mut list: Box<dyn Read>| {
         kernel::name(&mut *list, &distinct).map_err(|error| format!("/proc/kallsyms: {}", error.kind()))
     };
     match files.kernel_symbols().map_err(|why| why.to_string()).and_then(read) {
-        Ok(names) => Answer { names, problems: Vec::new() },
-        Err(why) => Answer { names: vec![Err(Why::NoSymbols); distinct.len()], problems: vec![why] },
+        Ok(names) => ImageNames { names, problems: Vec::new() },
+        Err(why) => ImageNames { names: vec![Err(Why::NoSymbols); distinct.len()], problems: vec![why] },
     }
 }
 

@@ -55,17 +55,17 @@ const SHARED: [&str; 4] = ["/dev/zero", "/dev/shm/", "/SYSV", "/anon_hugepage"];
 
 /// What made the code of a process, each memory looked at once.
 #[derive(Debug)]
-pub struct Makers<'i> {
+pub struct JitRuntimes<'i> {
     images: &'i Images,
     /// By address space and name of the memory.
     known: BTreeMap<(u32, &'i str), Option<Arc<str>>>,
 }
 
-impl<'i> Makers<'i> {
+impl<'i> JitRuntimes<'i> {
     /// Of the process with these images.
     #[must_use]
-    pub fn new(images: &'i Images) -> Makers<'i> {
-        Makers { images, known: BTreeMap::new() }
+    pub fn new(images: &'i Images) -> JitRuntimes<'i> {
+        JitRuntimes { images, known: BTreeMap::new() }
     }
 
     /// What code at an address is called, if it was made at run time and something tells by what.

@@ -50,9 +50,9 @@ fn each_unique_address_is_looked_up_once() {
     let moved = mapping(&bytes, "/lib/libzoo.so", 1, BASE + 0x1000_0000);
     let mut images = Images::default();
     let mut open = |_: &Mapping| Ok(bytes.clone());
-    images.update(&[mapped], &mut open);
-    images.update(&[moved], &mut open);
-    assert_eq!(images.space(), 1);
+    images.update(0, &[mapped], &mut open);
+    images.update(0, &[moved], &mut open);
+    assert_eq!(images.of(0).space(), 1);
 
     let zoo = BASE + address_of(&bytes, "zoo_sized");
     let frames = [
@@ -101,7 +101,7 @@ fn an_image_without_names_keeps_its_reason() {
     let gone = mapping(&stripped, "/tmp/gone (x)", 2, 2 * BASE);
     let start = good.avma.start.0;
     let mut images = Images::default();
-    images.update(&[good, gone.clone()], &mut |mapping| match mapping.identity.1 {
+    images.update(0, &[good, gone.clone()], &mut |mapping| match mapping.identity.1 {
         1 => Ok(stripped.clone()),
         _ => Err(OpenError::Because("deleted from disk")),
     });
@@ -130,7 +130,7 @@ fn functions_without_a_name_are_called_by_where_they_begin() {
     let [hidden, other] = ["hidden", "other"].map(|name| address_of(&whole, name));
     let mapped = mapping(&stripped, "/lib/libwork.so", 1, BASE);
     let mut images = Images::default();
-    images.update(&[mapped], &mut |_| Ok(stripped.clone()));
+    images.update(0, &[mapped], &mut |_| Ok(stripped.clone()));
     let exported = address_of(&stripped, "exported");
     let frames = [hidden, hidden + 2, other, other + 3, exported + 1].map(|at| code(0, BASE + at));
     let (names, texts) = named(&frames, &images);
@@ -267,8 +267,8 @@ fn code_made_at_run_time_is_called_by_what_made_it() {
         true => Ok(ImageBytes::new(build::file(build::X86_64, &[]))),
         false => Err(OpenError::Because("neither")),
     };
-    images.update(&[anonymous(0x1000, ""), file(0x9000, "/usr/bin/work", 9)], &mut open);
-    images.begin_space();
+    images.update(0, &[anonymous(0x1000, ""), file(0x9000, "/usr/bin/work", 9)], &mut open);
+    images.begin_space(0);
     let after = [
         anonymous(0x1000, ""),
         anonymous(0x3000, "[anon:cache]"),
@@ -276,7 +276,7 @@ fn code_made_at_run_time_is_called_by_what_made_it() {
         file(0x7000, "/memfd:elf (deleted)", 7),
         file(0x9000, "/usr/lib/php/opcache.so", 9),
     ];
-    images.update(&after, &mut open);
+    images.update(0, &after, &mut open);
     let addresses = [(0, 0x1008), (1, 0x1008), (1, 0x3008), (1, 0x5008), (1, 0x7008), (1, 0x2000)];
     let (names, texts) = named(&addresses.map(|(space, at)| code(space, at)), &images);
     let expected =
@@ -305,7 +305,7 @@ fn the_order_of_frames_does_not_matter() {
     let mapped = mapping(&bytes, "zoo", 1, BASE);
     let start = mapped.avma.start.0;
     let mut images = Images::default();
-    images.update(&[mapped], &mut |_| Ok(bytes.clone()));
+    images.update(0, &[mapped], &mut |_| Ok(bytes.clone()));
     let frames: Vec<Frame> = (0..600).map(|index| code(0, start + index * 7 % 600)).collect();
     let reversed: Vec<Frame> = frames.iter().rev().copied().collect();
     let (forward, mut texts) = named(&frames, &images);
@@ -353,12 +353,12 @@ fn this_process_names_its_own_functions() {
         });
     }
     let mut images = Images::default();
-    images.update(&mappings, &mut |mapping| {
+    images.update(0, &mappings, &mut |mapping| {
         std::fs::read(&mapping.path).map(ImageBytes::new).map_err(OpenError::from)
     });
     let here = a_function_of_this_test as fn(u64) -> u64 as usize as u64;
     assert_eq!(a_function_of_this_test(1), 2);
-    assert!(images.contains(Avma(here)));
+    assert!(images.of(0).contains(Avma(here)));
     let exe = std::env::current_exe().unwrap();
     let entry = images.entry_of(0, exe.to_str().unwrap()).unwrap();
     let (_, texts) = named(&[code(0, here), code(0, here + 1), code(0, entry.0)], &images);
@@ -393,13 +393,13 @@ fn a_jit_map_names_code_of_the_last_program_only() {
     (library.path, library.kind, library.identity) = ("/lib/a.so".to_owned(), MappingKind::File, (8, 1));
     let mut images = Images::default();
     let mut open = |_: &Mapping| Err(OpenError::Because("not here"));
-    images.update(&[anonymous(0x1000, 0x2000)], &mut open);
-    images.begin_space();
-    images.update(&[anonymous(0x1000, 0x2000), library], &mut open);
+    images.update(0, &[anonymous(0x1000, 0x2000)], &mut open);
+    images.begin_space(0);
+    images.update(0, &[anonymous(0x1000, 0x2000), library], &mut open);
     // The library is gone: a new space, of the same program.
-    images.update(&[anonymous(0x1000, 0x2000)], &mut open);
+    images.update(0, &[anonymous(0x1000, 0x2000)], &mut open);
     assert_eq!(
-        (images.space(), images.is_of_earlier_program(0), images.is_of_earlier_program(1)),
+        (images.of(0).space(), images.is_of_earlier_program(0), images.is_of_earlier_program(1)),
         (2, true, false)
     );
 
@@ -442,17 +442,17 @@ fn a_jitdump_of_the_last_program_comes_before_its_map() {
     let mut images = Images::default();
     let mut open = |_: &Mapping| Err(OpenError::Because("not an image"));
     // An earlier program and another process have dumps of their own.
-    images.update(&[made(0x9000, 0xa000, "/home/old/jit-7.dump")], &mut open);
-    images.begin_space();
+    images.update(0, &[made(0x9000, 0xa000, "/home/old/jit-7.dump")], &mut open);
+    images.begin_space(0);
     let mappings = [
         made(0x1000, 0x2000, ""),
         made(0x5000, 0x6000, "/home/new/jit-7.dump"),
         made(0x7000, 0x8000, "/home/new/jit-8.dump"),
     ];
-    images.update(&mappings, &mut open);
-    let space = images.space();
+    images.update(0, &mappings, &mut open);
+    let space = images.of(0).space();
     // The program has ended its compiler.
-    images.update(&mappings[..1], &mut open);
+    images.update(0, &mappings[..1], &mut open);
     let frames = [code(space, 0x1010), code(space, 0x1050), code(space, 0x1150)];
     let frames = frames.into_iter().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
     let names = symbolicate(frames, &images, &Options { files: &WithDump, ..Options::default() });
@@ -488,7 +488,7 @@ fn a_file_that_was_rewritten_names_nothing() {
     std::fs::write(&path, bytes.bytes()).unwrap();
     let mapped = mapping(&bytes, "/lib/libzoo.so", 1, BASE);
     let mut images = Images::default();
-    images.update(&[mapped], &mut |_| crate::binary::files::map_regular(&path));
+    images.update(0, &[mapped], &mut |_| crate::binary::files::map_regular(&path));
     let at = address_of(&bytes, "zoo_sized") + 4;
     let frames = [code(0, BASE + at)];
     assert_eq!(named(&frames, &images).1, [["zoo_sized"]]);

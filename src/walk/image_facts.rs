@@ -231,9 +231,9 @@ mod tests {
     use super::*;
 
     /// A file that is mapped somewhere, of which nothing else is known.
-    struct Mapped(FilePlace);
+    struct MappedFile(FilePlace);
 
-    impl Code for Mapped {
+    impl Code for MappedFile {
         fn is_code(&self, _: Avma) -> bool {
             false
         }
@@ -247,8 +247,8 @@ mod tests {
 
     const START: u64 = 0x7000_0000;
 
-    fn mapped(image: u32, bytes: u64) -> Mapped {
-        Mapped(FilePlace { image, file_offset: 0x1000, mapped: Avma(START)..Avma(START + bytes) })
+    fn mapped(image: u32, bytes: u64) -> MappedFile {
+        MappedFile(FilePlace { image, file_offset: 0x1000, mapped: Avma(START)..Avma(START + bytes) })
     }
 
     fn place(facts: &ImageFacts<(), u64>, image: u32, at: u64) -> Place {

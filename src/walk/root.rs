@@ -118,8 +118,8 @@ mod tests {
     use crate::arch::{Aarch64, Arch, X86, X86_64};
 
     #[derive(Debug)]
-    struct At(u64, &'static [u8]);
-    impl Code for At {
+    struct CodeAt(u64, &'static [u8]);
+    impl Code for CodeAt {
         fn is_code(&self, _: Avma) -> bool {
             true
         }
@@ -133,9 +133,9 @@ mod tests {
         let words = [7u64, 0, 0x5000, 0x4321, 9];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let stack = StackBytes { base: Avma(0x1000), bytes: &bytes };
-        let exit = At(0x4321, &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, 0xf4]);
+        let exit = CodeAt(0x4321, &[0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, 0xf4]);
         assert_eq!(find_stack_top::<X86_64>(stack, Avma(0x1000), &exit), Some(Avma(0x1020)));
-        let other = At(0x4321, &[0x48, 0x89, 0xc7, 0xc3]);
+        let other = CodeAt(0x4321, &[0x48, 0x89, 0xc7, 0xc3]);
         assert_eq!(find_stack_top::<X86_64>(stack, Avma(0x1000), &other), None);
     }
 
@@ -143,7 +143,7 @@ mod tests {
     fn near_its_birth_a_chain_is_whole_only_if_it_returns_to_start_code() {
         let check = |arch, code: &'static [u8], next, expected| {
             let stack = StackBytes { base: Avma(0x1000), bytes: &[] };
-            let code = At(0x4321, code);
+            let code = CodeAt(0x4321, code);
             let stack_top = Some(Avma(0x2000));
             let input = Input { stack_top, max_depth: 9, ..Input::new(stack, &code) };
             let outermost = Some(Avma(0x4321));
@@ -175,7 +175,7 @@ mod tests {
     fn only_the_first_function_of_a_thread_has_nothing_on_its_stack() {
         let check = |above: u64, stack_top, expected| {
             let stack = StackBytes { base: Avma(above), bytes: &[] };
-            let input = Input { stack_top, max_depth: 9, ..Input::new(stack, &At(1, &[])) };
+            let input = Input { stack_top, max_depth: 9, ..Input::new(stack, &CodeAt(1, &[])) };
             let above = Avma(above);
             let chain = Chain { next: 0, above, reached: above, outermost: None };
             assert_eq!(chain.end::<X86_64>(&input), expected, "{above:?}");
@@ -189,7 +189,7 @@ mod tests {
     fn hostile_addresses_end_the_search() {
         let stack = StackBytes { base: Avma(u64::MAX - 15), bytes: &[0; 16] };
         for from in [u64::MAX - 15, u64::MAX - 7, u64::MAX - 3, u64::MAX] {
-            assert_eq!(find_stack_top::<X86_64>(stack, Avma(from), &At(1, &[])), None, "{from:#x}");
+            assert_eq!(find_stack_top::<X86_64>(stack, Avma(from), &CodeAt(1, &[])), None, "{from:#x}");
         }
     }
 }

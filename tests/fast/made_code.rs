@@ -4,7 +4,7 @@
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::{Mapping, MappingKind, OpenError};
-use stackprof::images::{CodeMemory, ImageCode, Images, JitCode, KEPT_NS, TargetCode};
+use stackprof::images::{CodeMemory, Images, JitCode, KEPT_NS, ProcessImages, TargetCode};
 use stackprof::walk::{self, Frames, StackBytes, StackEnd, UnwindMethod, Unwinder, Walked};
 
 const START: u64 = 0x7000_0000_0000;
@@ -37,8 +37,8 @@ impl Process {
         };
         let (mut images, mut jit) = (Images::default(), JitCode::default());
         let mappings = [mapping];
-        images.update(&mappings, &mut |_| Err(OpenError::Anonymous));
-        jit.update(&mappings, &images);
+        images.update(0, &mappings, &mut |_| Err(OpenError::Anonymous));
+        jit.update(0, &mappings, &images);
         let memory = vec![0xcc; BYTES];
         Process { memory, images, jit, unwinder: Unwinder::default(), now_ns: 1, reads: 0, read_bytes: 0 }
     }
@@ -78,7 +78,7 @@ impl Process {
         let mut frames = Frames::default();
         let walked = loop {
             let memory = CodeMemory::new(&mut read);
-            let code = TargetCode { images: ImageCode(images), jit, memory: Some(&memory) };
+            let code = TargetCode { images: images.of(0), jit, memory: Some(&memory) };
             let input = walk::Input {
                 stack_top: Some(Avma(STACK + 32)),
                 max_depth: 16,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use stackprof::binary::{Files, ImageBytes, OpenError};
-use stackprof::symbol::{Answer, Options, Style, name_addresses, sections};
+use stackprof::symbol::{ImageNames, Options, Style, name_addresses, sections};
 
 const SOURCE: &str = "
 static inline __attribute__((always_inline)) int add(int a, int b) { return a * 3 + b; }
@@ -64,7 +64,7 @@ fn build_id_path(bytes: &[u8]) -> String {
     format!("/usr/lib/debug/.build-id/{}/{}.debug", &id[..2], &id[2..])
 }
 
-fn name(path: &str, bytes: &[u8], files: &dyn Files) -> Answer {
+fn name(path: &str, bytes: &[u8], files: &dyn Files) -> ImageNames {
     let all = sections::all(bytes).unwrap();
     let text = all.iter().find(|section| section.name == ".text").unwrap();
     let addresses: Vec<u64> = (text.svma..text.svma + text.size).collect();
@@ -73,7 +73,7 @@ fn name(path: &str, bytes: &[u8], files: &dyn Files) -> Answer {
 }
 
 /// Whether some address is in `add`, inlined in `work`, with its line.
-fn knows_the_inlined(answer: &Answer) -> bool {
+fn knows_the_inlined(answer: &ImageNames) -> bool {
     let mut chains = answer.names.iter().flatten();
     chains.any(|chain| match chain.as_slice() {
         [.., outer, inner] => {

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use stackprof::binary::{Files, ImageBytes, OpenError};
 use stackprof::sources::LocalFiles;
-use stackprof::symbol::{Answer, Options, Style, name_addresses, sections};
+use stackprof::symbol::{ImageNames, Options, Style, name_addresses, sections};
 
 const A: &str = "
 static inline __attribute__((always_inline)) int add(int a, int b) { return a * 3 + b; }
@@ -118,14 +118,14 @@ fn text_addresses(image: &[u8]) -> Vec<u64> {
     (text.svma..text.svma + text.size).step_by(4).collect()
 }
 
-fn name(built: &Built, image: &[u8], files: &dyn Files) -> Answer {
+fn name(built: &Built, image: &[u8], files: &dyn Files) -> ImageNames {
     let path = built.dir.path().join("ab.dylib");
     let options = Options { lines: true, style: Style::Mangled, files, ..Options::default() };
     name_addresses(path.to_str().unwrap(), ImageBytes::new(image.to_vec()), &text_addresses(image), &options)
 }
 
 /// For each address its functions, innermost first, with the file's name and the line.
-fn chains(answer: &Answer) -> Vec<Vec<(String, String)>> {
+fn chains(answer: &ImageNames) -> Vec<Vec<(String, String)>> {
     let of = |function: &stackprof::symbol::dwarf::LineInfo| {
         let file = function.file.as_deref().unwrap_or("??").rsplit('/').next().unwrap().to_owned();
         (function.name.as_deref().unwrap_or("??").to_owned(), format!("{file}:{}", function.line))
@@ -210,7 +210,7 @@ fn object_files_that_changed_are_refused_with_the_reason() {
             return skip("object_files_that_changed_are_refused_with_the_reason", &format!("no {tool}"));
         }
     };
-    let inlined = |answer: &Answer, name: &str| {
+    let inlined = |answer: &ImageNames, name: &str| {
         let functions = answer.names.iter().flatten().flatten();
         functions.into_iter().any(|function| function.name.as_deref() == Some(name))
     };

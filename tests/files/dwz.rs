@@ -8,7 +8,7 @@ use std::process::Command;
 
 use stackprof::binary::ImageBytes;
 use stackprof::sources::LocalFiles;
-use stackprof::symbol::{Answer, Options, name_addresses, sections};
+use stackprof::symbol::{ImageNames, Options, name_addresses, sections};
 
 const SHARED: &str = "
 struct shape { int width, height; struct shape *next; double weight; };
@@ -52,7 +52,7 @@ fn build(dir: &Path, version: &str) -> bool {
     true
 }
 
-fn name(dir: &Path, program: &str) -> Answer {
+fn name(dir: &Path, program: &str) -> ImageNames {
     let bytes = std::fs::read(dir.join(program)).unwrap();
     let all = sections::all(&bytes).unwrap();
     let text = all.iter().find(|section| section.name == ".text").unwrap();
@@ -67,7 +67,7 @@ fn has(dir: &Path, program: &str, section: &str) -> bool {
     sections::all(&bytes).unwrap().iter().any(|found| found.name == section)
 }
 
-fn knows(answer: &Answer, function: &str) -> bool {
+fn knows(answer: &ImageNames, function: &str) -> bool {
     let chains = answer.names.iter().flatten();
     chains.flatten().any(|found| found.name.as_deref() == Some(function))
 }

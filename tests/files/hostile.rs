@@ -148,7 +148,7 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
         memory_max = length as f64 * PE_MEMORY_FACTOR;
     }
     for wanted in [None, Some(*b"0123456789abcdef")] {
-        let wanted = fat::Wanted { uuid: wanted, cpu_type: build::ARM64, cpu_subtype: 2 };
+        let wanted = fat::ImageIdentity { uuid: wanted, cpu_type: build::ARM64, cpu_subtype: 2 };
         if let Ok(image) = fat::choose(&bytes, &wanted) {
             assert!(image.bytes().len() <= length);
             let _ = SymbolTable::parse(&image).map(|table| table.symbols().count());
@@ -170,19 +170,20 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
 
     let mut images = Images::default();
     for round in 0..3 {
-        images.update(&mappings(&bytes, random), &mut |_| Ok(bytes.clone()));
+        images.update(0, &mappings(&bytes, random), &mut |_| Ok(bytes.clone()));
         if round == 1 {
-            images.begin_space();
+            images.begin_space(0);
         }
     }
-    assert!(images.spaces_full() || (images.space() as usize) < MAX_SPACES);
+    assert!(images.spaces_full() || (images.of(0).space() as usize) < MAX_SPACES);
     let mut frames = vec![Frame::Root(Root { branch: 0, complete: true, fiber: false, waiting: false })];
     for svma in svmas {
         let avma = Avma(svma.wrapping_add(BASE));
-        let _ = (images.contains(avma), images.code(avma).map(<[u8]>::len), images.locate(0, avma));
-        let _ = images.frame_rule(avma);
+        let _ =
+            (images.of(0).contains(avma), images.of(0).code(avma).map(<[u8]>::len), images.locate(0, avma));
+        let _ = images.of(0).frame_rule(avma);
         frames.push(Frame::Code { space: random.below(4) as u32, address: LookupAvma(avma.0) });
-        frames.push(Frame::Code { space: images.space(), address: LookupAvma(svma) });
+        frames.push(Frame::Code { space: images.of(0).space(), address: LookupAvma(svma) });
     }
     let _ = (images.entry_of(0, "/a"), images.entry_of(9, "/a"));
     let frames = frames.iter().enumerate().map(|(index, frame)| (FrameId(index as u32), *frame));

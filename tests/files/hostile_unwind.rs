@@ -11,8 +11,8 @@ use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::frame_rule::AnyRow;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
-use stackprof::images::ImageCode;
 use stackprof::images::Images;
+use stackprof::images::ProcessImages;
 use stackprof::walk::{self, Code, Frames, Input, StackBytes, StackEnd, UnwindMethod, Unwinder};
 
 use crate::seeds::{self, Random};
@@ -31,7 +31,7 @@ const QUESTIONS_MAX: u64 = (17 * 2 * DEPTH_MAX as u64 + 512) * (512 + 96 + 48 + 
 
 /// The code of images, counting what it is asked.
 struct Counted<'a> {
-    code: ImageCode<'a>,
+    code: ProcessImages<'a>,
     questions: Cell<u64>,
 }
 
@@ -142,7 +142,7 @@ fn walks(images: &Images, original: &Original, random: &mut Random) -> (u64, u64
             X86_64 { gpr: std::array::from_fn(|_| word(original, random)), ..X86_64::default() };
         registers.rip = random.pick(&original.returns) + random.below(32) as u64;
         registers.gpr[X86_64::RSP] = STACK;
-        let code = Counted { code: ImageCode(images), questions: Cell::new(0) };
+        let code = Counted { code: images.of(0), questions: Cell::new(0) };
         let input = Input {
             stack_top: (random.below(2) == 0).then_some(Avma(STACK + 8 * words as u64)),
             max_depth: DEPTH_MAX,
@@ -176,11 +176,12 @@ fn damage(test: &'static str, bytes: Vec<u8>, rounds: u64) {
             }
             let mut images = Images::default();
             let bytes = Cell::new(Some(bytes));
-            images.update(std::slice::from_ref(&original.mapping), &mut |_| {
+            images.update(0, std::slice::from_ref(&original.mapping), &mut |_| {
                 bytes.take().map(ImageBytes::new).ok_or(OpenError::Because("asked for twice"))
             });
-            let known =
-                (0..200).filter(|_| images.row(Avma(random.pick(&original.returns) - 1)).is_some()).count();
+            let known = (0..200)
+                .filter(|_| images.of(0).row(Avma(random.pick(&original.returns) - 1)).is_some())
+                .count();
             rows += known;
             assert!(seed > 0 || known > 190, "the undamaged file has {known} rows of 200");
             let (frames, questions) = walks(&images, &original, random);

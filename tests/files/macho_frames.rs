@@ -13,7 +13,6 @@ use stackprof::addr::Avma;
 use stackprof::arch::{Aarch64, Registers};
 use stackprof::binary::macho::{CPU_ARM64, MachO, fat};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
-use stackprof::images::ImageCode;
 use stackprof::images::Images;
 use stackprof::walk::{self, Frames, StackBytes, UnwindMethod, Unwinder};
 
@@ -69,7 +68,7 @@ fn compare(bytes: &[u8]) -> Tally {
         identity: (1, 1),
     };
     let mut images = Images::default();
-    images.update(&[mapping], &mut |_| Ok(ImageBytes::new(bytes.to_vec())));
+    images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(bytes.to_vec())));
     for pair in entries.windows(2) {
         let ((start, encoding), (end, _)) = (pair[0], pair[1]);
         let mode = encoding >> 24 & 0xf;
@@ -114,7 +113,7 @@ fn shows_link_register(images: &Images, pc: u64, code: u64) -> bool {
     if registers.pc == registers.x[Aarch64::LR] {
         registers.x[Aarch64::LR] += 4;
     }
-    let text = ImageCode(images);
+    let text = images.of(0);
     let input = walk::Input {
         fp_always: true,
         max_depth: 9,

@@ -68,6 +68,6 @@ pub fn images_of(file: Vec<u8>) -> Images {
         identity: (1, 1),
     };
     let mut images = Images::default();
-    images.update(&[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
+    images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
     images
 }

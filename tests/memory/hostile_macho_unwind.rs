@@ -10,7 +10,6 @@ use stackprof::addr::{Avma, Svma};
 use stackprof::arch::{Aarch64, Registers, X86_64};
 use stackprof::binary::macho::MachO;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
-use stackprof::images::ImageCode;
 use stackprof::images::Images;
 use stackprof::walk::{self, Frames, Input, StackBytes, UnwindMethod, Unwinder};
 
@@ -79,13 +78,13 @@ fn walk_everywhere(bytes: &[u8], is_arm64: bool, random: &mut Random) {
         identity: (1, 1),
     };
     let mut images = Images::default();
-    images.update(&[mapping], &mut |_| Ok(ImageBytes::new(bytes.to_vec())));
-    let code = ImageCode(&images);
+    images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(bytes.to_vec())));
+    let code = images.of(0);
     let mut unwinder = Unwinder::default();
     let mut frames = Frames::default();
     for _ in 0..150 {
         let pc = LOADED + random.below(0x800) as u64 * 4;
-        let _ = (images.body(Avma(pc)), images.function(Avma(pc)));
+        let _ = (images.of(0).body(Avma(pc)), images.of(0).function(Avma(pc)));
         let registers = registers(is_arm64, pc, random);
         let stack: Vec<u8> = (0..256)
             .flat_map(|_| {
@@ -137,8 +136,8 @@ fn whole_programs_have_rows_of_every_kind() {
             identity: (1, 1),
         };
         let mut images = Images::default();
-        images.update(&[mapping], &mut |_| Ok(ImageBytes::new(bytes.to_vec())));
-        let bodies: Vec<_> = (0..0x2000).filter_map(|at| images.body(Avma(LOADED + at))).collect();
+        images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(bytes.to_vec())));
+        let bodies: Vec<_> = (0..0x2000).filter_map(|at| images.of(0).body(Avma(LOADED + at))).collect();
         let compact = bodies.iter().filter(|body| body.compact).count();
         let dwarf = bodies.len() - compact;
         assert!(compact > 200 && dwarf > 50, "arm64 {is_arm64}: {compact} compact, {dwarf} DWARF");

@@ -9,7 +9,7 @@ mod build;
 use build::{DYNSYM, FIRST, PROGBITS, RELA, STRTAB, Section, TEXT, X86_64, file, section};
 use stackprof::binary::ImageBytes;
 use stackprof::binary::cfi::Cfi;
-use stackprof::symbol::{Answer, Options, name_addresses};
+use stackprof::symbol::{ImageNames, Options, name_addresses};
 
 use crate::memory;
 use crate::seeds::cpu_time::CpuTime;
@@ -18,10 +18,10 @@ use crate::seeds::cpu_time::CpuTime;
 const SECONDS_MAX: u64 = 20;
 
 /// Names addresses, in bounded time and memory. The caller holds `memory::alone`, from before it makes the file.
-fn name(bytes: &[u8], addresses: &[u64], lines: bool) -> Answer {
+fn name(bytes: &[u8], addresses: &[u64], lines: bool) -> ImageNames {
     let options = Options { lines, threads: 2, ..Options::default() };
     let started = CpuTime::of_all_threads();
-    let mut answer = Answer::default();
+    let mut answer = ImageNames::default();
     let used = memory::peak_of(|| {
         let _ = Cfi::find(bytes);
         answer = name_addresses("/nowhere/a.so", ImageBytes::new(bytes.to_vec()), addresses, &options);
@@ -32,7 +32,7 @@ fn name(bytes: &[u8], addresses: &[u64], lines: bool) -> Answer {
     answer
 }
 
-fn first_name(answer: &Answer) -> String {
+fn first_name(answer: &ImageNames) -> String {
     answer.names[0].as_ref().unwrap()[0].name.as_deref().unwrap().to_owned()
 }
 

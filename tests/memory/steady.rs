@@ -8,10 +8,10 @@ use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::live::Live;
 use stackprof::sampler::{Options, pushed};
-use stackprof::sources::pushed::{Needed, PushedSource, Record, What};
+use stackprof::sources::pushed::{PushedSource, SourceEvent, StackUse, TimedEvent};
 use stackprof::sources::sim::{SimConfig, SimTarget};
 use stackprof::sources::{
-    Activity, Capture, Event, Fault, Look, Observed, Outcome, Process, Target, ThreadId,
+    Activity, Capture, Event, Fault, Observed, Outcome, Process, Target, ThreadId, ThreadStatus,
 };
 use stackprof::walk::UnwindMethod;
 
@@ -78,7 +78,7 @@ impl PushedSource for Steady {
         Some(self)
     }
 
-    fn next_batch(&mut self, _until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault> {
+    fn next_batch(&mut self, _until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault> {
         if self.samples > 0 {
             let allocations = memory::allocations() - self.allocations_before;
             let read_images = std::mem::take(&mut self.read_images);
@@ -90,24 +90,24 @@ impl PushedSource for Steady {
         for _ in 0..self.batch_samples {
             let (thread, captured) = &self.captures[self.samples % self.captures.len()];
             self.cpu_ns += PERIOD_NS;
-            let look = |cpu_ns| Look { cpu_ns, switches: 0, activity: Activity::Running };
+            let status = |cpu_ns| ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running };
             let at_ns = self.clock.now_ns() + PERIOD_NS;
             self.clock.advance_to(at_ns);
             if self.samples < self.captures.len() {
-                let what = What::Started { stack_top: None, look: look(0), found: true };
-                into.push(Record { at_ns, process: self.process().pid, thread: *thread, what });
+                let event = SourceEvent::ThreadStarted { stack_top: None, status: status(0), found: true };
+                into.push(TimedEvent { at_ns, process: self.process().pid, thread: *thread, event });
             }
             let mut capture = self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
             let (mut stack, mut kernel) =
                 (std::mem::take(&mut capture.stack), std::mem::take(&mut capture.kernel));
             stack.clone_from(&captured.stack);
             kernel.clone_from(&captured.kernel);
-            *capture = Capture { stack, kernel, look: Some(look(self.cpu_ns)), ..captured.clone() };
-            into.push(Record {
+            *capture = Capture { stack, kernel, status: Some(status(self.cpu_ns)), ..captured.clone() };
+            into.push(TimedEvent {
                 at_ns,
                 process: self.process().pid,
                 thread: *thread,
-                what: What::Sampled(capture),
+                event: SourceEvent::Sample(capture),
             });
             self.samples += 1;
         }
@@ -117,7 +117,7 @@ impl PushedSource for Steady {
 
     fn go_to(&mut self, _at_ns: u64) {}
 
-    fn walked(&mut self, capture: Box<Capture>, _needed: Needed) {
+    fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
         let before = memory::allocations();
         self.spare.push(capture);
         self.allocations_before += memory::allocations() - before;

@@ -16,7 +16,7 @@ use stackprof::live::Live;
 use stackprof::recording::{Frame, Profile};
 use stackprof::sampler::{self, Options};
 use stackprof::sources::sim::{SimConfig, SimLedger, SimTarget, Truth};
-use stackprof::sources::{Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
+use stackprof::sources::{Capture, Event, Fault, Observed, Process, Target, ThreadId, ThreadStatus};
 use stackprof::symbol::{self, Names};
 use stackprof::trie::FrameId;
 use stackprof::walk::UnwindMethod;
@@ -97,7 +97,7 @@ pub fn record_with(
     let result = how(&mut target, &clock, &Live::default());
     let (truth, ledger) = (target.truth(), target.ledger());
     drop(target);
-    assert_eq!((ledger.standing(), ledger.stops()), (0, ledger.resumes()), "nobody is left standing");
+    assert_eq!((ledger.stopped(), ledger.stops()), (0, ledger.resumes()), "nobody is left standing");
     let profile = result?;
     let frames = profile.trie.frames().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
     let names = symbol::symbolicate(frames, &profile.images, &symbol::Options::default());
@@ -312,21 +312,21 @@ impl Target for Watched<'_> {
         self.target.threads(out);
     }
 
-    fn look(&mut self, thread: ThreadId) -> std::result::Result<Look, Fault> {
-        self.target.look(thread)
+    fn poll(&mut self, thread: ThreadId) -> std::result::Result<ThreadStatus, Fault> {
+        self.target.poll(thread)
     }
 
     fn interrupt(
         &mut self,
         thread: ThreadId,
-        window_bytes: usize,
+        stack_bytes: usize,
         keep_waiting: bool,
     ) -> std::result::Result<(), Fault> {
         let now_ns = self.clock.now_ns();
         if self.ticks_ns.last() != Some(&now_ns) {
             self.ticks_ns.push(now_ns);
         }
-        self.target.interrupt(thread, window_bytes, keep_waiting)
+        self.target.interrupt(thread, stack_bytes, keep_waiting)
     }
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> std::result::Result<Event, Fault> {

@@ -21,7 +21,7 @@ pub const MAX_IMAGES: u32 = 32;
 
 /// What is known of the image that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ImageIdentity {
     /// UUID of the loaded image: decides alone. A file may hold arm64 and arm64e code
     /// that differ in all addresses, and which of them runs is not the caller's to guess.
     pub uuid: Option<[u8; 16]>,
@@ -35,7 +35,7 @@ pub struct Wanted {
 ///
 /// # Errors
 /// [`FormatError::OtherUuid`], [`FormatError::NoProcessor`], or what is wrong with the file.
-pub fn choose(bytes: &ImageBytes, wanted: &Wanted) -> Result<ImageBytes, FormatError> {
+pub fn choose(bytes: &ImageBytes, wanted: &ImageIdentity) -> Result<ImageBytes, FormatError> {
     let data = bytes.bytes();
     let slices = slices(data)?;
     let head = |slice: &Slice| MachO::parse(data.get(clipped(&slice.range, data.len()))?).ok();

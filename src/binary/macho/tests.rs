@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::build::{ARM64, File, TEXT, X86_64, fat as fat_file, nlist};
-use super::fat::{Slice, Wanted, choose, slices};
+use super::fat::{ImageIdentity, Slice, choose, slices};
 use super::*;
 use crate::binary::ImageBytes;
 
@@ -133,8 +133,8 @@ fn function_starts_are_distances() {
     assert_eq!(starts(&[0x80; 40]), [0; 0]);
 }
 
-fn wanted(uuid: Option<[u8; 16]>, cpu_subtype: u32) -> Wanted {
-    Wanted { uuid, cpu_type: ARM64, cpu_subtype }
+fn wanted(uuid: Option<[u8; 16]>, cpu_subtype: u32) -> ImageIdentity {
+    ImageIdentity { uuid, cpu_type: ARM64, cpu_subtype }
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn the_uuid_decides_between_images_of_one_file() {
             choose(&file, &wanted(Some([0; 16]), 0)).unwrap_err().to_string(),
             "replaced on disk since it was loaded"
         );
-        let other = Wanted { uuid: None, cpu_type: 7, cpu_subtype: 3 };
+        let other = ImageIdentity { uuid: None, cpu_type: 7, cpu_subtype: 3 };
         assert_eq!(choose(&file, &other).unwrap_err().to_string(), "no code for this processor");
         let whole = choose(&file, &wanted(Some(signed), 0)).unwrap();
         assert_eq!(whole.bytes(), images[2].2, "all its bytes and no others");

@@ -5,7 +5,7 @@
 //! cache, too: the sections lie in `__TEXT`). Output: a [`Body`]. `__unwind_info` says which
 //! functions are described in `__eh_frame`; files without the former are searched there.
 
-use super::unwind_info::{self, Encoded};
+use super::unwind_info::{self, CompactRow};
 use super::{CPU_ARM64, CPU_X86_64, MachO};
 use crate::addr::Svma;
 use crate::binary::ImageBytes;
@@ -70,7 +70,7 @@ impl Unwind {
         macho: &MachO,
         bytes: &ImageBytes,
         at: Svma,
-        decode: impl Fn(u32, u32) -> Option<Encoded<C>>,
+        decode: impl Fn(u32, u32) -> Option<CompactRow<C>>,
     ) -> Option<(Row<C>, bool)> {
         let section = |range: &Range<u64>| section(bytes, range);
         let dwarf = |offset: Option<u32>| {
@@ -85,8 +85,8 @@ impl Unwind {
         let offset = u32::try_from(at.0.checked_sub(macho.text.start.0)?).ok()?;
         let entry = unwind_info::find(section(range), offset)?;
         match decode(entry.encoding, entry.start)? {
-            Encoded::Row(row) => Some((row, true)),
-            Encoded::Dwarf(offset) => dwarf(Some(offset)),
+            CompactRow::Row(row) => Some((row, true)),
+            CompactRow::Dwarf(offset) => dwarf(Some(offset)),
         }
     }
 }

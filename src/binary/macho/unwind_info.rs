@@ -54,7 +54,7 @@ pub struct Entry {
 
 /// How the callers of a range of functions are found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Encoded<C: Columns> {
+pub enum CompactRow<C: Columns> {
     /// By this row.
     Row(Row<C>),
     /// By the entry of `__eh_frame` at this offset; 0 where it does not fit into 24 bits.
@@ -136,7 +136,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
 /// STACK_INDIRECT    CFA = rsp + number in `sub $N,%rsp` + 8 * adjustment
 /// ```
 #[must_use]
-pub fn x86_64(encoding: u32, function: &[u8]) -> Option<Encoded<[Column; COLUMNS]>> {
+pub fn x86_64(encoding: u32, function: &[u8]) -> Option<CompactRow<[Column; COLUMNS]>> {
     let bits = |from: u32, count: u32| encoding >> from & ((1 << count) - 1);
     let frameless = |cfa: i64| {
         let mut row: Row = Row::new(Cfa::Register(RSP, cfa));
@@ -168,10 +168,10 @@ pub fn x86_64(encoding: u32, function: &[u8]) -> Option<Encoded<[Column; COLUMNS
             let size = word(function, bits(16, 8) as usize)?;
             frameless(i64::from(size) + 8 * i64::from(bits(13, 3)))?
         }
-        X86_64_DWARF => return Some(Encoded::Dwarf(bits(0, 24))),
+        X86_64_DWARF => return Some(CompactRow::Dwarf(bits(0, 24))),
         _ => return None,
     };
-    Some(Encoded::Row(row))
+    Some(CompactRow::Row(row))
 }
 
 /// `UNWIND_X86_64_REG_*` → DWARF number; the inner `None` is no register.
@@ -207,7 +207,7 @@ fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
 /// FRAMELESS   CFA = sp + 16 * size; the return address is in x30
 /// ```
 #[must_use]
-pub fn arm64(encoding: u32) -> Option<Encoded<[Column; AARCH64_COLUMNS]>> {
+pub fn arm64(encoding: u32) -> Option<CompactRow<[Column; AARCH64_COLUMNS]>> {
     let bits = |from: u32, count: u32| encoding >> from & ((1 << count) - 1);
     let (mut row, mut below) = match bits(24, 4) {
         ARM64_FRAMELESS => {
@@ -220,7 +220,7 @@ pub fn arm64(encoding: u32) -> Option<Encoded<[Column; AARCH64_COLUMNS]>> {
             row.columns[usize::from(LR)] = Column::At(-8);
             (row, -16)
         }
-        ARM64_DWARF => return Some(Encoded::Dwarf(bits(0, 24))),
+        ARM64_DWARF => return Some(CompactRow::Dwarf(bits(0, 24))),
         _ => return None,
     };
     // x19 and x20 to x27 and x28; floating-point registers are not kept.
@@ -230,7 +230,7 @@ pub fn arm64(encoding: u32) -> Option<Encoded<[Column; AARCH64_COLUMNS]>> {
             row.columns[register as usize] = Column::At(below);
         }
     }
-    Some(Encoded::Row(row))
+    Some(CompactRow::Row(row))
 }
 
 #[cfg(test)]

@@ -65,11 +65,11 @@ fn blocks() -> impl Iterator<Item = &'static Block> {
 
 /// A range that is known until this is dropped.
 #[derive(Debug)]
-pub(super) struct Known(&'static Slot);
+pub(super) struct KnownRange(&'static Slot);
 
-impl Known {
+impl KnownRange {
     /// Makes a range known; others that are known do not overlap it.
-    pub(super) fn new(range: Range<usize>) -> Known {
+    pub(super) fn new(range: Range<usize>) -> KnownRange {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = free.pop().unwrap_or_else(|| {
             let end = blocks().last().map_or(&FIRST, |last| &last.next);
@@ -79,7 +79,7 @@ impl Known {
             first
         });
         slot.set(&range);
-        Known(slot)
+        KnownRange(slot)
     }
 
     /// Whether [`lose`] was called for an address in it.
@@ -88,7 +88,7 @@ impl Known {
     }
 }
 
-impl Drop for Known {
+impl Drop for KnownRange {
     fn drop(&mut self) {
         self.0.set(&(0..0));
         FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
@@ -121,9 +121,9 @@ mod tests {
 
     #[test]
     fn the_range_with_an_address_is_found_however_many_there_are() {
-        let mut known: Vec<Option<Known>> = (0..3 * SLOTS)
+        let mut known: Vec<Option<KnownRange>> = (0..3 * SLOTS)
             .map(|number| BASE + number * 0x2000)
-            .map(|start| Some(Known::new(start..start + 0x1000)))
+            .map(|start| Some(KnownRange::new(start..start + 0x1000)))
             .collect();
         for number in (0..known.len()).step_by(2) {
             known[number] = None;
@@ -145,7 +145,7 @@ mod tests {
             }
         }
         // A slot that is used again has lost nothing.
-        let again = Known::new(BASE..BASE + 0x1000);
+        let again = KnownRange::new(BASE..BASE + 0x1000);
         assert!(!again.is_lost());
         assert!(!lose(BASE, |_| false), "it could not be replaced");
     }

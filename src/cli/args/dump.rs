@@ -29,7 +29,7 @@ pub const DUMP_DEPTH_MAX: usize = 1 << 20;
 
 /// What `dump` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum Listing {
     /// Every thread.
     Threads,
     /// The loaded images.
@@ -44,7 +44,7 @@ pub enum What {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dump {
     /// What is shown.
-    pub what: What,
+    pub what: Listing,
     /// Of which process; [`Source::Pid`], [`Source::Gdb`] or [`Source::Sim`].
     pub source: Source,
     /// How stacks are walked.
@@ -69,14 +69,14 @@ pub(super) fn parse(
     };
     const FORM: &str = "stackprof dump {threads|images|symbols|stacks} --pid N";
     let what = match flags.what.first().map(|word| word.to_string_lossy()).as_deref() {
-        Some("threads") => What::Threads,
-        Some("images") => What::Images,
-        Some("symbols") => What::Symbols,
-        Some("stacks") => What::Stacks,
+        Some("threads") => Listing::Threads,
+        Some("images") => Listing::Images,
+        Some("symbols") => Listing::Symbols,
+        Some("stacks") => Listing::Stacks,
         Some(other) => return Err(usage(format!("dump does not know `{other}`: {FORM}"))),
         None => return Err(usage(format!("say what to dump: {FORM}"))),
     };
-    if let (What::Symbols, Some(list), [_, file]) = (what, &flags.addresses, flags.what.as_slice()) {
+    if let (Listing::Symbols, Some(list), [_, file]) = (what, &flags.addresses, flags.what.as_slice()) {
         return Ok(Command::Addresses(Addresses {
             file: file.into(),
             list: list.clone(),

@@ -11,7 +11,7 @@ use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
 use crate::recording::timeline::DEFAULT_MEMORY_BYTES;
-use crate::sources::Way;
+use crate::sources::SamplingMethod;
 use crate::walk::UnwindMethod;
 
 /// Ticks per second unless `--hz` says otherwise: prime, so that it does not run in
@@ -59,7 +59,7 @@ pub struct Recording {
     /// Record threads that wait, and nothing else.
     pub off_cpu: bool,
     /// Who takes the samples.
-    pub way: Way,
+    pub way: SamplingMethod,
     /// Frames in the kernel are kept, where the source tells them.
     pub kernel: bool,
     /// Processes that it starts are recorded, too.
@@ -156,7 +156,8 @@ pub(super) fn recording(
         }
     }
     check_off_cpu(&source, way, flags.idle, scope.off_cpu)?;
-    if way == Way::Ptrace && matches!(&source, Source::Several(several) if several.pids.is_empty()) {
+    if way == SamplingMethod::Ptrace && matches!(&source, Source::Several(several) if several.pids.is_empty())
+    {
         // What is a part of the machine only the kernel sees.
         let why = "--source ptrace records a command, or processes by --pid; leave it out for others";
         return Err(Error::new(ErrorKind::Usage, why));
@@ -211,21 +212,21 @@ fn children(source: &Source, wanted: bool, unwanted: bool) -> (bool, bool) {
 }
 
 /// Who takes the samples.
-fn way(text: Option<&OsStr>) -> Result<Way> {
+fn way(text: Option<&OsStr>) -> Result<SamplingMethod> {
     Ok(match text.map(|text| (text, text.to_str())) {
-        None | Some((_, Some("auto"))) => Way::Auto,
-        Some((_, Some("perf"))) => Way::Perf,
-        Some((_, Some("ptrace"))) => Way::Ptrace,
+        None | Some((_, Some("auto"))) => SamplingMethod::Auto,
+        Some((_, Some("perf"))) => SamplingMethod::Perf,
+        Some((_, Some("ptrace"))) => SamplingMethod::Ptrace,
         Some((other, _)) => return Err(bad("--source", other, "auto, perf or ptrace")),
     })
 }
 
 /// Whether waits alone can be recorded of this, by this source.
-fn check_off_cpu(source: &Source, way: Way, idle: bool, off_cpu: bool) -> Result<()> {
+fn check_off_cpu(source: &Source, way: SamplingMethod, idle: bool, off_cpu: bool) -> Result<()> {
     let why = match () {
         () if !off_cpu => return Ok(()),
         () if idle => "--off-cpu records waits alone, --idle beside CPU time; give one of them",
-        () if way == Way::Ptrace => {
+        () if way == SamplingMethod::Ptrace => {
             "--off-cpu needs the kernel's samples: leave out --source ptrace, which has --idle"
         }
         () if matches!(source, Source::Sim { .. }) => "--off-cpu: a simulated process tells of no waits",

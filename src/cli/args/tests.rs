@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::cli::format::Format;
-use crate::sources::Way;
+use crate::sources::SamplingMethod;
 
 /// A system with one process, whose name is `server`.
 fn find(name: &str) -> Result<u32> {
@@ -50,7 +50,7 @@ fn the_defaults_are_those_of_the_contract() {
         default_format: Format::Svg,
         idle: false,
         off_cpu: false,
-        way: Way::Auto,
+        way: SamplingMethod::Auto,
         kernel: true,
         children: false,
         children_needed: false,
@@ -90,7 +90,7 @@ fn every_option_is_understood() {
         default_format: Format::Folded,
         idle: true,
         off_cpu: false,
-        way: Way::Ptrace,
+        way: SamplingMethod::Ptrace,
         kernel: false,
         children: false,
         children_needed: false,
@@ -310,7 +310,7 @@ fn mistakes_are_told_with_the_next_step() {
 #[test]
 fn a_stub_is_a_place_and_perhaps_a_program() {
     let recording = record("--gdb board:3333 --exec fw.elf");
-    let place = Place::Tcp { host: "board".to_owned(), port: 3333 };
+    let place = StubAddress::Tcp { host: "board".to_owned(), port: 3333 };
     assert_eq!(recording.source, Source::Gdb(Stub { place, exec: Some("fw.elf".into()) }));
     assert!((recording.max_stop_percent - 5.0).abs() < 1e-9, "round trips take their time");
     for share in ["1", "1%"] {
@@ -321,7 +321,7 @@ fn a_stub_is_a_place_and_perhaps_a_program() {
     let Ok(Command::Record(Recording { source: Source::Gdb(stub), .. })) = command else {
         panic!("{command:?}")
     };
-    assert_eq!(stub.place, Place::Command("gdbserver - ./a b".to_owned()));
+    assert_eq!(stub.place, StubAddress::Command("gdbserver - ./a b".to_owned()));
     let Ok(Command::Dump(dump)) = parsed("dump stacks --gdb :1234") else { panic!("no dump") };
     assert!(matches!(dump.source, Source::Gdb(Stub { exec: None, .. })));
     assert_eq!(
@@ -348,15 +348,18 @@ fn several_processes_are_chosen_by_number_or_by_what_they_have_in_common() {
         Ok(Command::Record(recording)) => (recording.source, recording.children),
         other => panic!("{line}: {other:?}"),
     };
-    let several = |several: Several| (Source::Several(several), false);
-    let none = Several::default;
-    assert_eq!(source("-p 7 -p 5 -p 7"), several(Several { pids: vec![5, 7], ..none() }));
+    let several = |several: ProcessArguments| (Source::Several(several), false);
+    let none = ProcessArguments::default;
+    assert_eq!(source("-p 7 -p 5 -p 7"), several(ProcessArguments { pids: vec![5, 7], ..none() }));
     assert_eq!(source("-p 7 -p 7"), (Source::Pid(7), false));
     assert_eq!(source("-p server -p 77"), (Source::Pid(77), false));
-    assert_eq!(source("-a"), several(Several { all: true, ..none() }));
-    assert_eq!(source("--cgroup /x"), several(Several { cgroup: Some("/x".into()), ..none() }));
-    assert_eq!(source("--container 4f"), several(Several { container: Some("4f".into()), ..none() }));
-    assert_eq!(source("--user me"), several(Several { user: Some("me".into()), ..none() }));
+    assert_eq!(source("-a"), several(ProcessArguments { all: true, ..none() }));
+    assert_eq!(source("--cgroup /x"), several(ProcessArguments { cgroup: Some("/x".into()), ..none() }));
+    assert_eq!(
+        source("--container 4f"),
+        several(ProcessArguments { container: Some("4f".into()), ..none() })
+    );
+    assert_eq!(source("--user me"), several(ProcessArguments { user: Some("me".into()), ..none() }));
     assert!(source("-- cmd").1 && !source("--no-children -- cmd").1);
     assert!(source("--pid 7 --children").1 && !source("--pid 7").1);
 }
@@ -375,11 +378,11 @@ fn dump_takes_a_subject_and_a_process() {
         (depth("dump stacks --pid 5"), depth("dump stacks --pid 5 --max-depth 200000")),
         (1024, 200_000)
     );
-    assert_eq!(dump("dump threads --pid 5"), (What::Threads, Source::Pid(5)));
-    assert_eq!(dump("dump -p 5 images"), (What::Images, Source::Pid(5)));
-    assert_eq!(dump("dump -p server images"), (What::Images, Source::Pid(77)));
-    assert_eq!(dump("dump symbols --target sim:1"), (What::Symbols, Source::Sim { seed: 1 }));
-    assert_eq!(dump("dump stacks -q --pid 5").0, What::Stacks);
+    assert_eq!(dump("dump threads --pid 5"), (Listing::Threads, Source::Pid(5)));
+    assert_eq!(dump("dump -p 5 images"), (Listing::Images, Source::Pid(5)));
+    assert_eq!(dump("dump -p server images"), (Listing::Images, Source::Pid(77)));
+    assert_eq!(dump("dump symbols --target sim:1"), (Listing::Symbols, Source::Sim { seed: 1 }));
+    assert_eq!(dump("dump stacks -q --pid 5").0, Listing::Stacks);
     const FORM: &str = "stackprof dump {threads|images|symbols|stacks} --pid N";
     for (line, expected) in [
         ("dump --pid 5", format!("say what to dump: {FORM}")),

@@ -17,7 +17,7 @@ use crate::sampler::{self, Options};
 use crate::sources::gdb;
 use crate::sources::signals::{self, Phase};
 use crate::sources::sim::{SimConfig, SimTarget};
-use crate::sources::{Recordable, Role, Sampling, Way};
+use crate::sources::{Role, SampleSource, Sampling, SamplingMethod};
 
 /// A profile, and the files of its process.
 type Sampled = (Profile, Arc<dyn Files>);
@@ -27,9 +27,9 @@ const NO_PID: u32 = 0;
 
 /// How a process is sampled, as far as systems differ.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct How {
+pub(super) struct SamplingChoice {
     /// Who takes the samples.
-    pub(super) way: Way,
+    pub(super) way: SamplingMethod,
     /// With frames in the kernel.
     pub(super) kernel: bool,
     /// With the processes that it starts; and whether they must be there.
@@ -45,7 +45,7 @@ pub(super) struct How {
 pub(super) fn run(
     source: &Source,
     launch: &LaunchOptions,
-    how: How,
+    how: SamplingChoice,
     options: &Options,
     verbosity: Verbosity,
     check_name: &(dyn Fn(&str, u32) -> Result<()> + Sync),
@@ -53,7 +53,7 @@ pub(super) fn run(
     let live = Arc::new(Live::default());
     let pid = AtomicU32::new(NO_PID);
     signals::watch(&live, matches!(source, Source::Launch(_) | Source::Demo));
-    let record = |mut sampled: Recordable<'_>, clock: &dyn Clock| -> Result<Sampled> {
+    let record = |mut sampled: SampleSource<'_>, clock: &dyn Clock| -> Result<Sampled> {
         let observed = sampled.observed();
         // Now: when the profile is there, the target may be gone.
         let files = observed.files();
@@ -65,16 +65,16 @@ pub(super) fn run(
         system::restrict(match (&sampled, source) {
             (_, Source::Sim { .. } | Source::Gdb(_)) => Role::SamplingByStub,
             // The tracer thread makes the ptrace calls.
-            (Recordable::Stopped(target), _) if target.call_thread().is_some() => Role::Tracing,
-            (Recordable::Stopped(_), _) => Role::SamplingByPtrace,
-            (Recordable::Pushed(_), _) => Role::SamplingByKernel,
+            (SampleSource::Stopped(target), _) if target.call_thread().is_some() => Role::Tracing,
+            (SampleSource::Stopped(_), _) => Role::SamplingByPtrace,
+            (SampleSource::Pushed(_), _) => Role::SamplingByKernel,
         });
         let limit = options.duration_ns.map(Duration::from_nanos);
         let progress = Progress::start(Arc::clone(&live), title, limit, verbosity == Verbosity::Quiet);
         signals::enter(Phase::Recording);
         let profile = match sampled {
-            Recordable::Stopped(target) => sampler::record(target, clock, options, &live),
-            Recordable::Pushed(source) => sampler::pushed::record(source, clock, options, &live),
+            SampleSource::Stopped(target) => sampler::record(target, clock, options, &live),
+            SampleSource::Pushed(source) => sampler::pushed::record(source, clock, options, &live),
         };
         progress.finish();
         Ok((profile?, files))
@@ -83,13 +83,13 @@ pub(super) fn run(
         Source::Sim { seed } => {
             let clock = FakeClock::default();
             let mut target = SimTarget::new(SimConfig::from_seed(*seed), clock.clone());
-            return record(Recordable::Stopped(&mut target), &clock).map(not_launched);
+            return record(SampleSource::Stopped(&mut target), &clock).map(not_launched);
         }
         Source::Gdb(stub) => {
             let clock = RealClock::new();
             let mut target =
-                gdb::attach(&stub.place, stub.exec.as_deref(), gdb::Begin::Running, clock.clone())?;
-            return record(Recordable::Stopped(&mut target), &clock).map(not_launched);
+                gdb::attach(&stub.place, stub.exec.as_deref(), gdb::InitialState::Running, clock.clone())?;
+            return record(SampleSource::Stopped(&mut target), &clock).map(not_launched);
         }
         Source::Pid(pid) => {
             if verbosity != Verbosity::Quiet
@@ -110,7 +110,7 @@ pub(super) fn run(
             system::Process::New { words, user: None }
         }
     };
-    let How { way, kernel, children, children_needed } = how;
+    let SamplingChoice { way, kernel, children, children_needed } = how;
     let &Options { hz, idle, off_cpu, .. } = options;
     let sampling = Sampling { way, hz, idle, off_cpu, kernel, children, children_needed };
     let sampled = system::with_source(&process, sampling, record).and_then(|sampled| sampled);

@@ -39,12 +39,12 @@ struct Profile<'a> {
 struct FunctionRow<'a> {
     name: &'a str,
     #[serde(rename = "self")]
-    own: Both,
-    total: Both,
+    own: BothSides,
+    total: BothSides,
 }
 
 #[derive(Serialize)]
-struct Both {
+struct BothSides {
     base: Figure,
     new: Figure,
     /// new − base by what is compared.
@@ -61,7 +61,7 @@ struct Figure {
 /// All functions of the comparison, one JSON object and a line end.
 #[must_use]
 pub fn json(comparison: &Comparison) -> String {
-    let both = |pair: Pair| Both {
+    let both = |pair: Pair| BothSides {
         base: figure(&comparison.base, pair.base),
         new: figure(&comparison.new, pair.new),
         change: comparison.change(pair),

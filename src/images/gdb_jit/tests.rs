@@ -77,13 +77,13 @@ fn images() -> Images {
     let [symbols, names] = build::symbols(&[list], b"\0__jit_debug_descriptor\0".to_vec());
     let library = build::file(X86_64, &[symbols, names]);
     let mut images = Images::default();
-    images.update(&mappings(), &mut |_| Ok(ImageBytes::new(library.clone())));
-    assert_eq!(images.jit_descriptors(), [Avma(LIST)]);
+    images.update(0, &mappings(), &mut |_| Ok(ImageBytes::new(library.clone())));
+    assert_eq!(images.of(0).jit_descriptors(), [Avma(LIST)]);
     images
 }
 
 fn update(registered: &mut GdbJit, images: &Images, memory: &Memory) -> bool {
-    registered.update(images, &mut |at, into| memory.read(at, into))
+    registered.update(0, images, &mut |at, into| memory.read(at, into))
 }
 
 /// Where code is registered, in the order of addresses.
@@ -107,13 +107,13 @@ fn code_is_named_by_what_was_registered_for_it() {
     let all = registered.place_in(&mappings()).unwrap();
     let bounds: Vec<u64> = all.iter().skip(1).map(|mapping| mapping.avma.start.0 - CODE).collect();
     assert_eq!(bounds, [0, 0x1000, 0x1200, 0x1400]);
-    let space = images.space();
-    images.update(&all, &mut |mapping| registered.open(mapping).unwrap());
-    assert_eq!(images.space(), space, "code sampled before has names, too");
+    let space = images.of(0).space();
+    images.update(0, &all, &mut |mapping| registered.open(mapping).unwrap());
+    assert_eq!(images.of(0).space(), space, "code sampled before has names, too");
     let found = images.locate(space, Avma(CODE + 0x1210)).unwrap();
     assert_eq!((found.image.name.as_str(), found.svma), ("[jit]", Svma(CODE + 0x1210)));
-    assert!(images.code(Avma(CODE + 0x1210)).is_none(), "the file has not the code as it runs");
-    let function = images.function(Avma(CODE + 0x1210));
+    assert!(images.of(0).code(Avma(CODE + 0x1210)).is_none(), "the file has not the code as it runs");
+    let function = images.of(0).function(Avma(CODE + 0x1210));
     assert_eq!(function, Some(Avma(CODE + 0x1200)..Avma(CODE + 0x1240)));
 
     memory.list(&[one]);
@@ -174,7 +174,7 @@ fn lists_without_end_or_sense_cost_no_more_than_others() {
     memory.list(&[one]);
     memory.set(ENTRIES, &[ENTRIES, 0, one.0, one.1]);
     let reads = std::cell::Cell::new(0);
-    registered.update(&images, &mut |at, into| {
+    registered.update(0, &images, &mut |at, into| {
         reads.set(reads.get() + 1);
         memory.read(at, into)
     });
@@ -196,7 +196,7 @@ fn lists_without_end_or_sense_cost_no_more_than_others() {
     memory.list(&everywhere);
     let mut registered = GdbJit::default();
     let bytes_read = std::cell::Cell::new(0);
-    registered.update(&images, &mut |at, into| {
+    registered.update(0, &images, &mut |at, into| {
         bytes_read.set(bytes_read.get() + into.len());
         let of_file = (FILES..LIBRARY).contains(&at.0);
         memory.read(if of_file { Avma(FILES + (at.0 - FILES) % FILE_BYTES_MAX) } else { at }, into)

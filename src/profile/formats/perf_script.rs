@@ -152,7 +152,7 @@ struct PendingFrame {
 }
 
 /// The event that counts.
-struct Kind {
+struct CountedEvent {
     name: String,
     /// Whether each of its events told a period, and the first one's.
     period: Option<u64>,
@@ -169,7 +169,7 @@ struct Weight {
 #[derive(Default)]
 struct State {
     builder: SavedBuilder,
-    kind: Option<Kind>,
+    kind: Option<CountedEvent>,
     /// Events of other kinds.
     others: u64,
     /// By node of the profile.
@@ -227,7 +227,7 @@ impl State {
         match &mut self.kind {
             None => {
                 let (name, period) = (event.kind.to_owned(), event.period);
-                self.kind = Some(Kind { name, period, varies: false });
+                self.kind = Some(CountedEvent { name, period, varies: false });
             }
             Some(kind) if without_unit(&kind.name) == without_unit(event.kind) => {
                 kind.varies |= event.period != kind.period;

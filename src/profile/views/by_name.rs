@@ -27,7 +27,7 @@ pub struct ByName {
 
 /// A node of the tree, as [`ByName::for_each_node`] visits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Visited {
+pub struct NameNode {
     /// How far below the first frame of a stack, which has depth 0.
     pub depth: usize,
     /// The name.
@@ -115,11 +115,11 @@ impl ByName {
 
     /// Visits every node, callers before callees, siblings in the order of their names'
     /// bytes. Nodes without a count anywhere below are among them.
-    pub fn for_each_node(&self, mut visit: impl FnMut(Visited)) {
+    pub fn for_each_node(&self, mut visit: impl FnMut(NameNode)) {
         self.walk(&mut |event, depth| {
             if !event.line {
                 let own = self.trie.count(NodeId(event.node));
-                visit(Visited { depth, name: self.name(event.node), own });
+                visit(NameNode { depth, name: self.name(event.node), own });
             }
         });
     }

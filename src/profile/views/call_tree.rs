@@ -24,7 +24,7 @@ pub enum Direction {
 
 /// A node of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Called {
+pub struct CallNode {
     /// How far from where the tree begins; 0 there.
     pub depth: u32,
     /// The name, a text of the tree.
@@ -37,7 +37,7 @@ pub struct Called {
 #[derive(Clone, Debug, Default)]
 pub struct CallTree {
     texts: Texts,
-    nodes: Vec<Called>,
+    nodes: Vec<CallNode>,
 }
 
 impl CallTree {
@@ -51,7 +51,7 @@ impl CallTree {
         let least = ((least_share * saved.total() as f64).ceil() as u64).max(1);
         let nodes = match direction {
             Direction::FromRoot => {
-                let below = Below::of(&names, least);
+                let below = CallTotals::of(&names, least);
                 let mut begin = Vec::new();
                 below.add_called_by(0, &mut begin);
                 names.grow(begin, least, |frame, next| below.step(&names, frame, next))
@@ -66,7 +66,7 @@ impl CallTree {
 
     /// The nodes.
     #[must_use]
-    pub fn nodes(&self) -> &[Called] {
+    pub fn nodes(&self) -> &[CallNode] {
         &self.nodes
     }
 
@@ -200,12 +200,12 @@ impl<'a> NameTable<'a> {
         begin: Vec<InlineFrame>,
         least: u64,
         step: impl Fn(&InlineFrame, &mut Vec<InlineFrame>),
-    ) -> Vec<Called> {
+    ) -> Vec<CallNode> {
         let mut nodes = Vec::new();
         let mut open = Vec::new();
         self.gather(begin, 0, least, &mut open);
         while let Some(Group { depth, name, total, frames }) = open.pop() {
-            nodes.push(Called { depth, name, total });
+            nodes.push(CallNode { depth, name, total });
             let mut next = Vec::new();
             frames.iter().for_each(|frame| step(frame, &mut next));
             drop(frames);
@@ -231,15 +231,15 @@ impl<'a> NameTable<'a> {
 }
 
 /// What the nodes of the trie call, with the counts of all below.
-struct Below {
+struct CallTotals {
     /// By node.
     totals: Vec<u64>,
     /// (caller, called), sorted.
     calls: Vec<(u32, u32)>,
 }
 
-impl Below {
-    fn of(names: &NameTable<'_>, least: u64) -> Below {
+impl CallTotals {
+    fn of(names: &NameTable<'_>, least: u64) -> CallTotals {
         let trie = names.saved.trie();
         let count = trie.node_count() as u32;
         let mut totals: Vec<u64> = (0..count).map(|node| trie.count(NodeId(node))).collect();
@@ -257,7 +257,7 @@ impl Below {
             }
         }
         calls.sort_unstable();
-        Below { totals, calls }
+        CallTotals { totals, calls }
     }
 
     fn add_called_by(&self, caller: u32, next: &mut Vec<InlineFrame>) {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::super::process::FIRST;
-use super::super::thread::unknown_look;
+use super::super::thread::unknown_status;
 use super::super::{Options, Recorder};
 use super::*;
 use crate::addr::CodeAddress;
@@ -106,7 +106,7 @@ fn sample(config: SimConfig, samples: u32, late: usize, random: &mut Rng) -> u32
     let mut recorder = Recorder::new(&clock, &options, target.process());
     let mut threads = Vec::new();
     target.threads(&mut threads);
-    recorder.add_thread(FIRST, &mut target, THREAD, threads[0].1, unknown_look(), true);
+    recorder.add_thread(FIRST, &mut target, THREAD, threads[0].1, unknown_status(), true);
     recorder.read_images(FIRST, &mut target);
     recorder.may_prefetch = target.prefetches();
     let mut frames = Frames::default();

@@ -7,7 +7,7 @@ use crate::binary::elf::build;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::FakeClock;
 use crate::sampler::Options;
-use crate::sampler::thread::unknown_look;
+use crate::sampler::thread::unknown_status;
 use crate::sources::{Capture, Fault, Process};
 use crate::walk::{Frames, UnwindMethod};
 
@@ -71,7 +71,7 @@ fn process(pid: u32, start: u64) -> Mapped {
 /// Walks right in front of the return.
 fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
     let thread = ThreadId(mapped.process.pid.into());
-    recorder.add_thread(of, mapped, thread, None, unknown_look(), true);
+    recorder.add_thread(of, mapped, thread, None, unknown_status(), true);
     recorder.read_images(of, mapped);
     let mut capture = Capture::with_capacity(64);
     let mut gpr = [0; 16];
@@ -92,6 +92,7 @@ fn what_one_process_learned_of_a_file_is_learned_for_all() {
         off_cpu: false,
         linger_ns: 0,
         threads: true,
+        timeline_bytes: 0,
         max_depth: 64,
         unwind: UnwindMethod::Auto,
         seed: 1,

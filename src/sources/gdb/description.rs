@@ -55,7 +55,7 @@ impl Description {
     /// # Errors
     /// What `fetch` says, or what is wrong with a document.
     pub fn read<E: From<String>>(fetch: &mut Fetch<'_, E>) -> Result<Option<Description>, E> {
-        let mut found = Found::default();
+        let mut found = DescriptionReader::default();
         if !found.document(FIRST, 0, fetch)? {
             return Ok(None);
         }
@@ -118,12 +118,12 @@ impl Description {
 }
 
 #[derive(Default)]
-struct Found {
+struct DescriptionReader {
     description: Description,
     documents: usize,
 }
 
-impl Found {
+impl DescriptionReader {
     /// Reads a document; false if there is none.
     fn document<E: From<String>>(
         &mut self,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::broken::Broken;
+use super::connection_error::ConnectionError;
 use super::mach_images;
 use super::maps::{self, Auxv};
 use super::memory::Range;
@@ -19,7 +19,7 @@ use super::tasks::Kernel;
 use super::waits::System;
 use crate::addr::{self, Avma};
 use crate::binary::elf::{self, Elf};
-use crate::binary::macho::fat::{self, Wanted};
+use crate::binary::macho::fat::{self, ImageIdentity};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, files};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::LocalFiles;
@@ -86,7 +86,7 @@ struct Probe {
 
 /// Who tells where code is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum ImageSource {
     /// The kernel's list of a Linux process.
     Kernel,
     /// The auxiliary vector and the dynamic loader's list.
@@ -104,13 +104,13 @@ pub(super) struct Images {
     system: System,
     /// Bytes of an address of the target.
     pointer_bytes: usize,
-    way: Option<Way>,
+    way: Option<ImageSource>,
     /// What is mapped as code, by address.
     pub(super) mappings: Vec<Mapping>,
     /// Where the first byte of each file is.
     heads: HashMap<(u64, u64), u64>,
     /// What tells the files of Mach-O images from others.
-    mach: HashMap<(u64, u64), Wanted>,
+    mach: HashMap<(u64, u64), ImageIdentity>,
     bytes: HashMap<(String, (u64, u64)), std::result::Result<ImageBytes, OpenError>>,
     fetched_bytes: usize,
 }
@@ -138,7 +138,7 @@ impl Images {
 
     /// Whether the list is that of the kernel, so that what else it tells of the process holds.
     pub(super) fn are_the_kernels(&self) -> bool {
-        self.way == Some(Way::Kernel)
+        self.way == Some(ImageSource::Kernel)
     }
 
     /// The name of the first file.
@@ -160,18 +160,28 @@ impl Images {
 
     /// Asks what is mapped now, and for the bytes of what is new; whether anything changed. `pc` is
     /// where a thread stands, which a list of the right process has.
-    pub(super) fn learn(&mut self, stub: &mut Stub, pc: Option<u64>) -> std::result::Result<bool, Broken> {
+    pub(super) fn learn(
+        &mut self,
+        stub: &mut Stub,
+        pc: Option<u64>,
+    ) -> std::result::Result<bool, ConnectionError> {
         let before = std::mem::take(&mut self.mappings);
         self.heads.clear();
         self.mach.clear();
         match self.way {
             Some(way) => drop(self.list(way, stub)?),
             None => {
-                for way in [Way::Kernel, Way::Loader, Way::Dyld, Way::Exec, Way::Nobody] {
+                for way in [
+                    ImageSource::Kernel,
+                    ImageSource::Loader,
+                    ImageSource::Dyld,
+                    ImageSource::Exec,
+                    ImageSource::Nobody,
+                ] {
                     self.mappings.clear();
                     let listed = self.list(way, stub)?;
-                    if way == Way::Nobody
-                        || listed && (way != Way::Kernel || pc.is_none_or(|pc| self.contains(pc)))
+                    if way == ImageSource::Nobody
+                        || listed && (way != ImageSource::Kernel || pc.is_none_or(|pc| self.contains(pc)))
                     {
                         self.way = Some(way);
                         break;
@@ -192,19 +202,19 @@ impl Images {
     }
 
     /// Fills the list in one way; whether there was one.
-    fn list(&mut self, way: Way, stub: &mut Stub) -> std::result::Result<bool, Broken> {
+    fn list(&mut self, way: ImageSource, stub: &mut Stub) -> std::result::Result<bool, ConnectionError> {
         let listed = match way {
-            Way::Kernel => self.by_kernel(stub)?,
-            Way::Loader => self.by_loader(stub)?,
-            Way::Dyld => self.by_dyld(stub)?,
-            Way::Exec => self.by_exec(stub)?,
-            Way::Nobody => false,
+            ImageSource::Kernel => self.by_kernel(stub)?,
+            ImageSource::Loader => self.by_loader(stub)?,
+            ImageSource::Dyld => self.by_dyld(stub)?,
+            ImageSource::Exec => self.by_exec(stub)?,
+            ImageSource::Nobody => false,
         };
         maps::sort(&mut self.mappings);
         Ok(listed)
     }
 
-    fn by_kernel(&mut self, stub: &mut Stub) -> std::result::Result<bool, Broken> {
+    fn by_kernel(&mut self, stub: &mut Stub) -> std::result::Result<bool, ConnectionError> {
         let Some(pid) = stub.run.pid.filter(|_| self.system == System::Linux) else { return Ok(false) };
         let Some(text) = stub.read_file(&format!("/proc/{pid}/maps"), MAX_LIST_BYTES)? else {
             return Ok(false);
@@ -220,7 +230,7 @@ impl Images {
         Ok(!self.mappings.is_empty())
     }
 
-    fn by_loader(&mut self, stub: &mut Stub) -> std::result::Result<bool, Broken> {
+    fn by_loader(&mut self, stub: &mut Stub) -> std::result::Result<bool, ConnectionError> {
         if self.system != System::Linux || !stub.offers.auxv {
             return Ok(false);
         }
@@ -261,7 +271,7 @@ impl Images {
         Ok(!self.mappings.is_empty())
     }
 
-    fn by_dyld(&mut self, stub: &mut Stub) -> std::result::Result<bool, Broken> {
+    fn by_dyld(&mut self, stub: &mut Stub) -> std::result::Result<bool, ConnectionError> {
         if self.system != System::Mach || !stub.offers.lldb {
             return Ok(false);
         }
@@ -272,7 +282,7 @@ impl Images {
         Ok(!self.mappings.is_empty())
     }
 
-    fn by_exec(&mut self, stub: &mut Stub) -> std::result::Result<bool, Broken> {
+    fn by_exec(&mut self, stub: &mut Stub) -> std::result::Result<bool, ConnectionError> {
         let Some(exec) = self.exec.clone() else { return Ok(false) };
         // `Text=0;Data=0;Bss=0` or `TextSeg=0`: how far it was moved when it was loaded.
         let answer = stub.call(b"qOffsets")?;
@@ -310,7 +320,7 @@ impl Images {
     }
 
     /// Finds the bytes of what is listed and not known.
-    fn read_new(&mut self, stub: &mut Stub) -> std::result::Result<(), Broken> {
+    fn read_new(&mut self, stub: &mut Stub) -> std::result::Result<(), ConnectionError> {
         let is_new = |mapping: &&Mapping| {
             mapping.kind != MappingKind::Anonymous
                 && !self.bytes.contains_key(&(mapping.path.clone(), mapping.identity))
@@ -383,7 +393,7 @@ impl Images {
         mapping: &Mapping,
         probes: &[Probe],
         memory: &[Vec<u8>],
-    ) -> std::result::Result<std::result::Result<ImageBytes, OpenError>, Broken> {
+    ) -> std::result::Result<std::result::Result<ImageBytes, OpenError>, ConnectionError> {
         if let Some(wanted) = self.mach.get(&mapping.identity) {
             let opened = LocalFiles.open(&mapping.path).map_err(|why| OpenError::NotHere(Arc::new(why)));
             return Ok(opened.and_then(|bytes| Ok(fat::choose(&bytes, wanted)?)));

@@ -85,7 +85,7 @@ pub struct Layout {
 
 /// The registers of a thread, as far as they are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct ThreadRegisters {
     /// General registers, program counter and stack pointer.
     pub registers: Registers,
     /// Number of the system call that the thread is in, negative if in none; x86_64 Linux only.
@@ -166,7 +166,11 @@ impl Layout {
     /// The registers in an answer to `g`, as bytes; `None` marks those that are not known. What is
     /// not in it is in `more`, by number.
     #[must_use]
-    pub fn registers(&self, sent: &[Option<u8>], more: &dyn Fn(u32) -> Option<u64>) -> Option<Told> {
+    pub fn registers(
+        &self,
+        sent: &[Option<u8>],
+        more: &dyn Fn(u32) -> Option<u64>,
+    ) -> Option<ThreadRegisters> {
         let value_bytes = self.arch.pointer_bytes() as usize;
         let value = |place: usize| {
             let slot = self.slots[place]?;
@@ -181,7 +185,7 @@ impl Layout {
             *into = value(place)?;
         }
         Some(match self.arch {
-            Arch::X86_64 => Told {
+            Arch::X86_64 => ThreadRegisters {
                 registers: Registers::X86_64(X86_64 {
                     gpr: std::array::from_fn(|number| values[number]),
                     rip: values[16],
@@ -189,7 +193,7 @@ impl Layout {
                 }),
                 call: value(18).map(u64::cast_signed),
             },
-            Arch::Aarch64 => Told {
+            Arch::Aarch64 => ThreadRegisters {
                 registers: Registers::Aarch64(Aarch64 {
                     x: std::array::from_fn(|number| values[number]),
                     sp: values[31],
@@ -197,7 +201,7 @@ impl Layout {
                 }),
                 call: None,
             },
-            Arch::X86 => Told {
+            Arch::X86 => ThreadRegisters {
                 registers: Registers::X86(X86 {
                     gpr: std::array::from_fn(|number| values[number]),
                     eip: values[8],
@@ -207,7 +211,7 @@ impl Layout {
             },
             Arch::Arm => {
                 let status = values[ARM_STATUS] as u32;
-                Told {
+                ThreadRegisters {
                     registers: Registers::Arm(Arm {
                         r: std::array::from_fn(|number| values[number]),
                         cpsr: Some(status),
@@ -220,7 +224,7 @@ impl Layout {
     }
 
     /// Learns from the registers of a thread what descriptions did not tell.
-    pub(super) fn learn(&mut self, told: &Told) {
+    pub(super) fn learn(&mut self, told: &ThreadRegisters) {
         if let Registers::Arm(registers) = &told.registers {
             self.m_profile = Some(registers.m_profile);
         }

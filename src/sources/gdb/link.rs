@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::broken::Broken;
+use super::connection_error::ConnectionError;
 use super::packet::{self, Decoder, Item};
 use super::transport::Transport;
 use crate::sources::signals;
@@ -43,7 +43,7 @@ impl Link {
     ///
     /// # Errors
     /// The connection is closed already.
-    pub(super) fn new(transport: Transport) -> Result<Link, Broken> {
+    pub(super) fn new(transport: Transport) -> Result<Link, ConnectionError> {
         let mut link = Link {
             transport,
             decoder: Decoder::default(),
@@ -71,7 +71,7 @@ impl Link {
     ///
     /// # Errors
     /// The connection is closed, or what is sent is not read.
-    pub(super) fn send(&mut self, body: &[u8]) -> Result<(), Broken> {
+    pub(super) fn send(&mut self, body: &[u8]) -> Result<(), ConnectionError> {
         self.unanswered += 1;
         self.send_order(body)
     }
@@ -80,7 +80,7 @@ impl Link {
     ///
     /// # Errors
     /// As [`Link::send`].
-    pub(super) fn send_order(&mut self, body: &[u8]) -> Result<(), Broken> {
+    pub(super) fn send_order(&mut self, body: &[u8]) -> Result<(), ConnectionError> {
         self.sent = packet::encode(body);
         self.sends = 1;
         self.transport.write(&self.sent)
@@ -90,7 +90,10 @@ impl Link {
     ///
     /// # Errors
     /// As [`Link::send`].
-    pub(super) fn send_all<'b>(&mut self, bodies: impl Iterator<Item = &'b [u8]>) -> Result<(), Broken> {
+    pub(super) fn send_all<'b>(
+        &mut self,
+        bodies: impl Iterator<Item = &'b [u8]>,
+    ) -> Result<(), ConnectionError> {
         let mut bytes = Vec::new();
         for body in bodies {
             self.unanswered += 1;
@@ -103,7 +106,7 @@ impl Link {
     ///
     /// # Errors
     /// As [`Link::send`].
-    pub(super) fn interrupt(&mut self) -> Result<(), Broken> {
+    pub(super) fn interrupt(&mut self) -> Result<(), ConnectionError> {
         self.unanswered += 1;
         self.transport.write(&[INTERRUPT])
     }
@@ -112,7 +115,7 @@ impl Link {
     ///
     /// # Errors
     /// The connection is closed, or what comes is no packet.
-    pub(super) fn packet(&mut self, until: Instant) -> Result<Option<Vec<u8>>, Broken> {
+    pub(super) fn packet(&mut self, until: Instant) -> Result<Option<Vec<u8>>, ConnectionError> {
         loop {
             if let Some(packet) = self.packets.pop_front() {
                 return Ok(Some(packet));
@@ -134,7 +137,7 @@ impl Link {
     ///
     /// # Errors
     /// As [`Link::packet`].
-    pub(super) fn wait(&mut self, at_most: Duration) -> Result<bool, Broken> {
+    pub(super) fn wait(&mut self, at_most: Duration) -> Result<bool, ConnectionError> {
         if !self.has_any() {
             self.pump(at_most)?;
         }
@@ -152,16 +155,18 @@ impl Link {
             self.packets.clear();
             self.notifications.clear();
             let left = until.saturating_duration_since(Instant::now());
-            if let Err(Broken::Closed | Broken::System(_) | Broken::Deaf(_)) = self.pump(left) {
+            if let Err(ConnectionError::Closed | ConnectionError::System(_) | ConnectionError::Deaf(_)) =
+                self.pump(left)
+            {
                 return;
             }
         }
     }
 
-    fn pump(&mut self, at_most: Duration) -> Result<(), Broken> {
+    fn pump(&mut self, at_most: Duration) -> Result<(), ConnectionError> {
         // Once: what follows lets the target go.
         if signals::is_ending() && !std::mem::replace(&mut self.given_up, true) {
-            return Err(Broken::GivenUp);
+            return Err(ConnectionError::GivenUp);
         }
         let bytes = self.transport.read(at_most.min(LOOK))?;
         self.decoder.take(bytes, &mut self.items);
@@ -179,13 +184,13 @@ impl Link {
                 Item::Damaged(why) => {
                     self.damaged += 1;
                     if !self.acknowledges || self.damaged >= TRIES {
-                        return Err(Broken::Nonsense(why.to_owned()));
+                        return Err(ConnectionError::Nonsense(why.to_owned()));
                     }
                     self.transport.write(b"-")?;
                 }
                 Item::Nack if self.acknowledges => {
                     if self.sends >= TRIES {
-                        return Err(Broken::Nonsense(format!("{TRIES} refusals of one packet")));
+                        return Err(ConnectionError::Nonsense(format!("{TRIES} refusals of one packet")));
                     }
                     self.sends += 1;
                     self.unanswered += 1;
@@ -197,7 +202,7 @@ impl Link {
             }
         }
         if self.packets.len().max(self.notifications.len()) > WAITING_MAX {
-            return Err(Broken::Nonsense("packets without end that nobody asked for".to_owned()));
+            return Err(ConnectionError::Nonsense("packets without end that nobody asked for".to_owned()));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 use serde_json::Value;
 
 use crate::addr::Avma;
-use crate::binary::macho::fat::Wanted;
+use crate::binary::macho::fat::ImageIdentity;
 use crate::binary::{Mapping, MappingKind};
 
 /// What asks for all images, with their load commands.
@@ -19,7 +19,7 @@ const MAX_IMAGES: usize = 65_536;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MachImage {
     pub(super) mapping: Mapping,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: ImageIdentity,
 }
 
 /// The images in an answer; those without a `__TEXT` that can be are left out.
@@ -48,7 +48,7 @@ fn image(value: &Value) -> Option<MachImage> {
     };
     // Above its name a subtype has bits of what the image can do (`CPU_SUBTYPE_MASK`).
     let cpu_subtype = number(&header["cpusubtype"]) & 0x00ff_ffff;
-    let wanted = Wanted { uuid, cpu_type: number(&header["cputype"]), cpu_subtype };
+    let wanted = ImageIdentity { uuid, cpu_type: number(&header["cputype"]), cpu_subtype };
     Some(MachImage { mapping, wanted })
 }
 

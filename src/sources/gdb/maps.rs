@@ -18,18 +18,18 @@ const AT_ENTRY: u64 = 9;
 const AT_SYSINFO_EHDR: u64 = 33;
 
 /// A line of `/proc/PID/maps`.
-pub(super) struct Line {
+pub(super) struct MapsLine {
     pub(super) mapping: Mapping,
     pub(super) executable: bool,
 }
 
 /// The lines of `/proc/PID/maps` (proc_pid_maps(5)); those of another form are left out.
-pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = Line> + '_ {
+pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = MapsLine> + '_ {
     text.split(|byte| *byte == b'\n').take(MAX_MAPPINGS).filter_map(line)
 }
 
 /// `55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234    /usr/bin/program`
-fn line(line: &[u8]) -> Option<Line> {
+fn line(line: &[u8]) -> Option<MapsLine> {
     let line = String::from_utf8_lossy(line);
     let mut fields = line.splitn(6, ' ');
     let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
@@ -51,7 +51,7 @@ fn line(line: &[u8]) -> Option<Line> {
     let avma = Avma(hex(start)?)..Avma(hex(end)?);
     let identity = (hex(major)? << 32 | hex(minor)?, inode);
     (avma.start < avma.end).then_some(())?;
-    Some(Line { mapping: Mapping { avma, file_offset, path, kind, identity }, executable })
+    Some(MapsLine { mapping: Mapping { avma, file_offset, path, kind, identity }, executable })
 }
 
 /// What the auxiliary vector of a little-endian process says.
@@ -159,7 +159,7 @@ mod tests {
             7fff00000000-7fff00002000 r-xp 00000000 00:00 0                          [vdso]\n\
             ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]\n\
             7f0000003000-7f0000002000 r-xp 00000000 00:00 0 \nnonsense\n";
-        let lines: Vec<Line> = lines(text).collect();
+        let lines: Vec<MapsLine> = lines(text).collect();
         assert_eq!(lines.len(), 3);
         assert_eq!(lines[0].mapping.path, "/usr/bin/a b");
         assert_eq!(lines[0].mapping.identity, (0xfe_0000_0000, 1234));

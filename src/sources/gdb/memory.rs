@@ -1,6 +1,6 @@
 //! Memory of the target: many ranges in as few round trips as can be, each as far as it can be read.
 
-use super::broken::Broken;
+use super::connection_error::ConnectionError;
 use super::hex;
 use super::session::Stub;
 
@@ -29,7 +29,7 @@ impl Stub {
     ///
     /// # Errors
     /// The stub cannot be talked to any more. What cannot be read is no error: it is not there.
-    pub(super) fn read_ranges(&mut self, ranges: &[Range]) -> Result<Vec<Vec<u8>>, Broken> {
+    pub(super) fn read_ranges(&mut self, ranges: &[Range]) -> Result<Vec<Vec<u8>>, ConnectionError> {
         let most = self.piece_bytes();
         let mut pieces = Vec::new();
         for (index, range) in ranges.iter().enumerate() {
@@ -72,7 +72,7 @@ impl Stub {
     ///
     /// # Errors
     /// As [`Stub::read_ranges`].
-    pub(super) fn read_memory(&mut self, at: u64, bytes: usize) -> Result<Vec<u8>, Broken> {
+    pub(super) fn read_memory(&mut self, at: u64, bytes: usize) -> Result<Vec<u8>, ConnectionError> {
         Ok(self.read_ranges(&[Range { at, bytes }])?.pop().unwrap_or_default())
     }
 
@@ -84,7 +84,7 @@ impl Stub {
         if most > PAGE_BYTES as usize { most & !(PAGE_BYTES as usize - 1) } else { most }
     }
 
-    fn memory(&mut self, pieces: &[Piece]) -> Result<Vec<Vec<u8>>, Broken> {
+    fn memory(&mut self, pieces: &[Piece]) -> Result<Vec<Vec<u8>>, ConnectionError> {
         let letter = if self.offers.binary_memory { 'x' } else { 'm' };
         let question = |piece: &Piece| format!("{letter}{:x},{:x}", piece.at, piece.bytes).into_bytes();
         let questions: Vec<Vec<u8>> = pieces.iter().map(question).collect();

@@ -11,7 +11,7 @@
 //! A stub may say anything at any time: lengths, counts and depths are bounded, and each answer has a
 //! time by which it must be there. A stub that fails is told to let the target go.
 
-mod broken;
+mod connection_error;
 pub mod description;
 mod hex;
 mod images;
@@ -35,18 +35,18 @@ mod transport;
 pub mod waits;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-pub use broken::Broken;
+pub use connection_error::ConnectionError;
 pub use target::GdbTarget;
-pub use transport::Place;
+pub use transport::StubAddress;
 
 use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::Process;
+use crate::sources::signals::Hold;
 use description::Description;
 use images::{Exec, Images};
 use layout::Layout;
@@ -69,20 +69,20 @@ const EM_ARM: u16 = 40;
 /// Longest command line that is shown.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
 
-impl From<String> for Broken {
+impl From<String> for ConnectionError {
     /// What is wrong with something that was sent.
-    fn from(what: String) -> Broken {
-        Broken::Nonsense(what)
+    fn from(what: String) -> ConnectionError {
+        ConnectionError::Nonsense(what)
     }
 }
 
 /// How a target is left by [`attach`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begin {
+pub enum InitialState {
     /// It runs.
     Running,
     /// It stands where the stub had it, until the first capture was made: for a single look.
-    Standing,
+    Stopped,
 }
 
 /// Connects to a stub and finds out what its target is. `exec` is the program's file, where the
@@ -92,19 +92,25 @@ pub enum Begin {
 /// [`ErrorKind::Attach`]: no connection, no process, a processor that cannot be walked, or a stub that
 /// answers nonsense, late or never; [`ErrorKind::Input`] for `exec`. The target then runs on as
 /// far as the stub lets.
-pub fn attach(place: &Place, exec: Option<&Path>, begin: Begin, clock: RealClock) -> Result<GdbTarget> {
+pub fn attach(
+    place: &StubAddress,
+    exec: Option<&Path>,
+    begin: InitialState,
+    clock: RealClock,
+) -> Result<GdbTarget> {
     let exec = exec.map(Exec::open).transpose()?;
-    let failed = |broken: Broken| {
-        let next = if broken == Broken::Closed { "; does it speak the gdb remote protocol?" } else { "" };
+    let failed = |broken: ConnectionError| {
+        let next =
+            if broken == ConnectionError::Closed { "; does it speak the gdb remote protocol?" } else { "" };
         Error::new(ErrorKind::Attach, format!("cannot attach: the stub at {place} {broken}{next}"))
     };
     let link = Link::new(Transport::open(place)?).map_err(failed)?;
     // Most stubs stop their target for whoever connects.
-    STANDS.store(true, Ordering::SeqCst);
     let mut stub = Stub::new(link);
+    stub.run.hold = Some(Hold::of_stopped_target());
     match stub.greet().and_then(|()| describe(&mut stub, exec)) {
         Ok(Ok(described)) => {
-            let Described { process, system, layout, images, tasks } = described;
+            let TargetFacts { process, system, layout, images, tasks } = described;
             let place = place.to_string();
             let parts = Parts { stub, process, system, layout, images, tasks, place };
             let target = GdbTarget::begin(parts, begin, clock).map_err(failed)?;
@@ -122,28 +128,8 @@ pub fn attach(place: &Place, exec: Option<&Path>, begin: Begin, clock: RealClock
     }
 }
 
-/// A target of this process stands.
-static STANDS: AtomicBool = AtomicBool::new(false);
-
-/// How long a process that is to end waits for its stub to let the target run.
-const LET_GO: Duration = Duration::from_millis(800);
-
-/// Whether a target that this process holds by a stub stands.
-pub(super) fn stands() -> bool {
-    STANDS.load(Ordering::SeqCst)
-}
-
-/// Waits a moment until the target that this process holds by a stub runs; for whoever ends the process
-/// at once.
-pub fn wait_until_it_runs() {
-    let begun = Instant::now();
-    while stands() && begun.elapsed() < LET_GO {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 /// What a target is.
-struct Described {
+struct TargetFacts {
     process: Process,
     system: System,
     layout: Layout,
@@ -155,7 +141,7 @@ struct Described {
 fn describe(
     stub: &mut Stub,
     exec: Option<Exec>,
-) -> std::result::Result<std::result::Result<Described, String>, Broken> {
+) -> std::result::Result<std::result::Result<TargetFacts, String>, ConnectionError> {
     stub.within(BEGIN, "telling what its target is");
     let mut description = Description::default();
     if stub.offers.lldb {
@@ -223,7 +209,7 @@ fn describe(
     // Several threads are tasks that the stub tells, or processors.
     let knows_tasks = system == System::Bare && layout.arch == Arch::Arm && stub.run.threads.len() == 1;
     let kernel = exec.and_then(|exec| exec.kernel).filter(|_| knows_tasks);
-    Ok(Ok(Described { process, system, layout, images, tasks: kernel.map(Tasks::new) }))
+    Ok(Ok(TargetFacts { process, system, layout, images, tasks: kernel.map(Tasks::new) }))
 }
 
 /// `pid:1f;...`
@@ -233,10 +219,10 @@ fn pid_of(process_info: &[u8]) -> Option<u64> {
 }
 
 /// The registers as the stub describes them; `None` where it does not.
-fn registers_described(stub: &mut Stub) -> std::result::Result<Option<Description>, Broken> {
+fn registers_described(stub: &mut Stub) -> std::result::Result<Option<Description>, ConnectionError> {
     if stub.offers.features_xml {
         let mut fetch = |name: &str| stub.transfer("features", name, description::DOCUMENT_BYTES_MAX);
-        if let Some(description) = Description::read::<Broken>(&mut fetch)? {
+        if let Some(description) = Description::read::<ConnectionError>(&mut fetch)? {
             return Ok(Some(description));
         }
     }
@@ -270,7 +256,7 @@ fn code_mask(
     description: &Description,
     arch: Arch,
     system: System,
-) -> std::result::Result<u64, Broken> {
+) -> std::result::Result<u64, ConnectionError> {
     const USER_BITS: u32 = 48;
     const APPLE_USER_BITS: u32 = 47;
     let is_mask = |name: &str| matches!(name, "pauth_cmask" | "code_mask");
@@ -301,7 +287,7 @@ fn process(
     arch: Arch,
     system: System,
     code_mask: u64,
-) -> std::result::Result<Process, Broken> {
+) -> std::result::Result<Process, ConnectionError> {
     let (mut name, mut command) = (None, String::new());
     if let Some(pid) = stub.run.pid.filter(|_| system == System::Linux && images.are_the_kernels()) {
         name = stub.read_file(&format!("/proc/{pid}/comm"), MAX_COMMAND_BYTES)?;

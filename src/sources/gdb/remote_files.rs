@@ -1,7 +1,7 @@
 //! Files of the system that the stub runs on, which some stubs serve (`vFile`): the list of what a
 //! process has mapped on Linux, and images that are not here.
 
-use super::broken::Broken;
+use super::connection_error::ConnectionError;
 use super::hex;
 use super::session::Stub;
 
@@ -13,7 +13,7 @@ impl Stub {
     ///
     /// # Errors
     /// The stub cannot be talked to any more.
-    pub(super) fn read_file(&mut self, path: &str, most: usize) -> Result<Option<Vec<u8>>, Broken> {
+    pub(super) fn read_file(&mut self, path: &str, most: usize) -> Result<Option<Vec<u8>>, ConnectionError> {
         let open = format!("vFile:open:{},0,0", hex::encode(path.as_bytes()));
         let Some(file) = result(&self.call(open.as_bytes())?) else { return Ok(None) };
         let bytes = self.read_open_file(file, most)?;
@@ -21,7 +21,7 @@ impl Stub {
         Ok(bytes)
     }
 
-    fn read_open_file(&mut self, file: u64, most: usize) -> Result<Option<Vec<u8>>, Broken> {
+    fn read_open_file(&mut self, file: u64, most: usize) -> Result<Option<Vec<u8>>, ConnectionError> {
         // The number of bytes stands in front; any byte may have to be escaped.
         let piece = (self.offers.packet_bytes - 32) / 2;
         let mut bytes: Vec<u8> = Vec::new();
@@ -40,7 +40,7 @@ impl Stub {
                     return Ok(Some(bytes));
                 }
                 if content.len() as u64 != count || content.len() > piece {
-                    return Err(Broken::Nonsense(
+                    return Err(ConnectionError::Nonsense(
                         "a piece of a file of another length than it says".to_owned(),
                     ));
                 }

@@ -6,15 +6,15 @@
 //! is passed on.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashSet;
 
-use super::broken::Broken;
+use super::connection_error::ConnectionError;
 use super::session::{ANSWER, Stub};
 use super::stop_reply::{StopReply, Tid};
 use crate::sources::ExitStatus;
+use crate::sources::signals::Hold;
 
 /// How long all threads may take to stand after they were asked to.
 pub(super) const STOP: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ const SIGSTOP_LINUX: u8 = 0x13;
 
 /// Something that happened to the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum TargetChange {
     /// It has begun another program; the path where it is told.
     Exec(String, Option<Tid>),
     /// It has ended.
@@ -52,6 +52,8 @@ pub(super) struct Run {
     pub(super) has_one_thread: bool,
     /// Each thread reports its own stop, and files and memory can be read while others run.
     pub(super) non_stop: bool,
+    /// While the target stands: this process is neither suspended nor ended before it runs.
+    pub(super) hold: Option<Hold>,
     /// The target runs, as far as is known.
     pub(super) running: bool,
     /// The process, where the stub tells.
@@ -59,12 +61,12 @@ pub(super) struct Run {
     /// Its threads, by number.
     pub(super) threads: Vec<Tid>,
     /// Those that are known to stand, in non-stop mode.
-    standing: HashSet<u64>,
+    stopped: HashSet<u64>,
     /// Interrupts that were sent and have not stopped the target: a later stop is by them.
     owed_interrupts: u32,
     /// Signals to pass on when it runs again.
     deliver: Vec<(Tid, u8)>,
-    pub(super) news: VecDeque<News>,
+    pub(super) news: VecDeque<TargetChange>,
     pub(super) ended: bool,
 }
 
@@ -73,7 +75,7 @@ impl Stub {
     ///
     /// # Errors
     /// There is none, or the stub cannot be talked to.
-    pub(super) fn begin(&mut self) -> Result<(), Broken> {
+    pub(super) fn begin(&mut self) -> Result<(), ConnectionError> {
         // lldb-server 19 sends notifications with wrong checksums, and cannot detach while its target
         // runs.
         if self.offers.non_stop && self.offers.stops_threads && !self.offers.lldb {
@@ -84,11 +86,13 @@ impl Stub {
             match StopReply::parse(&reply) {
                 Some(StopReply::Stopped { thread, threads, .. }) => {
                     self.run.pid = self.run.pid.or(thread.and_then(|thread| thread.pid));
-                    self.run.standing.extend(thread.map(|thread| thread.tid));
+                    self.run.stopped.extend(thread.map(|thread| thread.tid));
                     self.run.threads.extend(threads);
                 }
                 Some(StopReply::Ended(_) | StopReply::Nobody) => {
-                    return Err(Broken::Nonsense("that it has no process; start it with one".to_owned()));
+                    return Err(ConnectionError::Nonsense(
+                        "that it has no process; start it with one".to_owned(),
+                    ));
                 }
                 Some(StopReply::Output) => {}
                 None if self.run.non_stop => break,
@@ -99,7 +103,7 @@ impl Stub {
             }
             // Each of the threads, until all were told.
             reply = self.call(b"vStopped")?;
-            if self.run.standing.len() > super::threads::MAX_THREADS {
+            if self.run.stopped.len() > super::threads::MAX_THREADS {
                 return Err(super::threads::too_many());
             }
         }
@@ -111,7 +115,7 @@ impl Stub {
             self.run.has_one_thread = true;
             self.run.threads.push(current.unwrap_or(Tid { pid: None, tid: 1 }));
         }
-        if self.run.non_stop && self.run.threads.iter().any(|tid| !self.run.standing.contains(&tid.tid)) {
+        if self.run.non_stop && self.run.threads.iter().any(|tid| !self.run.stopped.contains(&tid.tid)) {
             // Somebody was here before and let some run.
             self.run.running = true;
             self.stop()?;
@@ -121,7 +125,7 @@ impl Stub {
 
     /// Lets the stub hand the program its signals without stopping for them. Not those that stops
     /// are made with.
-    fn pass_signals(&mut self) -> Result<(), Broken> {
+    fn pass_signals(&mut self) -> Result<(), ConnectionError> {
         if !self.offers.pass_signals {
             return Ok(());
         }
@@ -144,21 +148,23 @@ impl Stub {
     ///
     /// # Errors
     /// It did not stop in time, or the stub cannot be talked to.
-    pub(super) fn stop(&mut self) -> Result<bool, Broken> {
+    pub(super) fn stop(&mut self) -> Result<bool, ConnectionError> {
         if self.run.running && !self.run.ended {
-            super::STANDS.store(true, Ordering::SeqCst);
+            self.run.hold.get_or_insert_with(Hold::of_stopped_target);
             if self.run.non_stop { self.stop_threads()? } else { self.interrupt()? }
         }
         Ok(!self.run.ended)
     }
 
-    fn interrupt(&mut self) -> Result<(), Broken> {
+    fn interrupt(&mut self) -> Result<(), ConnectionError> {
         self.link.interrupt()?;
         self.run.owed_interrupts += 1;
         let mut silent = true;
         while self.run.running && !self.run.ended {
             let reply = self.answer(b"Ctrl-C", STOP).map_err(|broken| match broken {
-                Broken::Endless(..) | Broken::Silent(..) if silent => Broken::Unstopped(STOP),
+                ConnectionError::Endless(..) | ConnectionError::Silent(..) if silent => {
+                    ConnectionError::Unstopped(STOP)
+                }
                 broken => broken,
             })?;
             silent = false;
@@ -168,7 +174,7 @@ impl Stub {
     }
 
     /// Takes a stop reply of all-stop mode.
-    fn stopped_all(&mut self, reply: &[u8]) -> Result<(), Broken> {
+    fn stopped_all(&mut self, reply: &[u8]) -> Result<(), ConnectionError> {
         match StopReply::parse(reply) {
             Some(StopReply::Stopped { signal, thread, exec, threads }) => {
                 self.run.running = false;
@@ -176,7 +182,7 @@ impl Stub {
                     self.run.threads = sorted(threads);
                 }
                 if let Some(path) = exec {
-                    self.run.news.push_back(News::Exec(path, thread));
+                    self.run.news.push_back(TargetChange::Exec(path, thread));
                 } else if self.run.owed_interrupts > 0 && self.is_of_a_stop(signal) {
                     self.run.owed_interrupts -= 1;
                 } else {
@@ -200,7 +206,7 @@ impl Stub {
     fn ended(&mut self, status: ExitStatus) {
         self.run.ended = true;
         self.run.running = false;
-        self.run.news.push_back(News::Ended(status));
+        self.run.news.push_back(TargetChange::Ended(status));
     }
 
     /// Whether stubs report a stop that was asked for by this signal.
@@ -218,7 +224,7 @@ impl Stub {
         }
     }
 
-    fn stop_threads(&mut self) -> Result<(), Broken> {
+    fn stop_threads(&mut self) -> Result<(), ConnectionError> {
         let stop = format!("vCont;t{}", self.all_threads());
         let questions = [stop.into_bytes(), b"qfThreadInfo".to_vec(), b"qsThreadInfo".to_vec()];
         let answers = self.flight(&questions)?;
@@ -228,7 +234,7 @@ impl Stub {
         self.finish_list(&answers[1..])?;
         loop {
             self.take_notifications()?;
-            let stands = |tid: &Tid| self.run.standing.contains(&tid.tid);
+            let stands = |tid: &Tid| self.run.stopped.contains(&tid.tid);
             if self.run.ended || self.run.threads.iter().all(stands) {
                 break;
             }
@@ -250,7 +256,7 @@ impl Stub {
     }
 
     /// Takes the stops that threads tell of in non-stop mode.
-    fn take_notifications(&mut self) -> Result<(), Broken> {
+    fn take_notifications(&mut self) -> Result<(), ConnectionError> {
         while let Some(notification) = self.link.notification() {
             let Some(reply) = notification.strip_prefix(b"Stop:") else { continue };
             self.stopped_one(reply)?;
@@ -258,7 +264,7 @@ impl Stub {
             // acknowledged.
             let mut more = true;
             while more {
-                let left = self.run.threads.len().saturating_sub(self.run.standing.len());
+                let left = self.run.threads.len().saturating_sub(self.run.stopped.len());
                 let questions = vec![b"vStopped".to_vec(); (left + 1).min(STOPS_AT_ONCE)];
                 for reply in self.flight(&questions)? {
                     if reply == b"OK" || reply.first() == Some(&b'E') {
@@ -273,16 +279,16 @@ impl Stub {
     }
 
     /// Takes a stop reply of one thread.
-    fn stopped_one(&mut self, reply: &[u8]) -> Result<(), Broken> {
+    fn stopped_one(&mut self, reply: &[u8]) -> Result<(), ConnectionError> {
         match StopReply::parse(reply) {
             Some(StopReply::Stopped { signal, thread, exec, .. }) => {
                 let Some(thread) = thread else { return Err(unexpected("vStopped", reply)) };
-                self.run.standing.insert(thread.tid);
-                if self.run.standing.len() > super::threads::MAX_THREADS {
+                self.run.stopped.insert(thread.tid);
+                if self.run.stopped.len() > super::threads::MAX_THREADS {
                     return Err(super::threads::too_many());
                 }
                 if let Some(path) = exec {
-                    self.run.news.push_back(News::Exec(path, Some(thread)));
+                    self.run.news.push_back(TargetChange::Exec(path, Some(thread)));
                 } else if !(self.offers.lldb && self.is_of_a_stop(signal)) {
                     self.note_signal(Some(thread), signal);
                 }
@@ -298,11 +304,11 @@ impl Stub {
     ///
     /// # Errors
     /// The stub refuses, or cannot be talked to.
-    pub(super) fn go(&mut self) -> Result<(), Broken> {
+    pub(super) fn go(&mut self) -> Result<(), ConnectionError> {
         if self.run.running || self.run.ended {
             return Ok(());
         }
-        super::STANDS.store(false, Ordering::SeqCst);
+        self.run.hold = None;
         let signals = std::mem::take(&mut self.run.deliver);
         if self.run.non_stop {
             let mut actions = String::new();
@@ -310,7 +316,7 @@ impl Stub {
                 actions += &format!(";C{signal:02x}:{thread}");
             }
             let question = format!("vCont{actions};c{}", self.all_threads());
-            self.run.standing.clear();
+            self.run.stopped.clear();
             self.run.running = true;
             let answer = self.call(question.as_bytes())?;
             return if answer == b"OK" { Ok(()) } else { Err(unexpected("vCont;c", &answer)) };
@@ -329,7 +335,7 @@ impl Stub {
     ///
     /// # Errors
     /// The stub cannot be talked to.
-    pub(super) fn attend(&mut self, at_most: Duration) -> Result<(), Broken> {
+    pub(super) fn attend(&mut self, at_most: Duration) -> Result<(), ConnectionError> {
         if !self.link.wait(at_most)? {
             return Ok(());
         }
@@ -341,9 +347,9 @@ impl Stub {
         self.take_notifications()?;
         // They stopped without being asked: with a signal of their own, or for an exec.
         let signals = std::mem::take(&mut self.run.deliver);
-        let mut standing: Vec<u64> = self.run.standing.drain().collect();
-        standing.sort_unstable();
-        for tid in standing {
+        let mut stopped: Vec<u64> = self.run.stopped.drain().collect();
+        stopped.sort_unstable();
+        for tid in stopped {
             let signal = signals.iter().find(|(thread, _)| thread.tid == tid);
             let thread = Tid { pid: self.run.pid.filter(|_| self.offers.multiprocess), tid };
             let question = match signal {
@@ -365,7 +371,7 @@ impl Stub {
         } else {
             self.detach_as_it_is(broken);
         }
-        super::STANDS.store(false, Ordering::SeqCst);
+        self.run.hold = None;
     }
 
     fn detach_as_it_is(&mut self, broken: bool) {
@@ -386,7 +392,7 @@ impl Stub {
         }
     }
 
-    fn detach_in_order(&mut self) -> Result<(), Broken> {
+    fn detach_in_order(&mut self) -> Result<(), ConnectionError> {
         if !self.run.non_stop {
             self.stop()?;
             if !self.run.deliver.is_empty() {
@@ -424,8 +430,8 @@ pub(super) fn sorted(mut threads: Vec<Tid>) -> Vec<Tid> {
 }
 
 /// An answer that cannot be one.
-pub(super) fn unexpected(question: &str, answer: &[u8]) -> Broken {
+pub(super) fn unexpected(question: &str, answer: &[u8]) -> ConnectionError {
     let mut text = String::from_utf8_lossy(&answer[..answer.len().min(40)]).into_owned();
     text.retain(|c| !c.is_control());
-    Broken::Nonsense(format!("`{text}` in answer to `{question}`"))
+    ConnectionError::Nonsense(format!("`{text}` in answer to `{question}`"))
 }

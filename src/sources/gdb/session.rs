@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::broken::Broken;
+use super::connection_error::ConnectionError;
 use super::link::Link;
 use super::memory::PAGE_BYTES;
 use super::stop_reply::{StopReply, Tid};
@@ -25,7 +25,7 @@ const QUESTION: &[u8] =
 
 /// What a stub says that it can do.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Offers {
+pub(super) struct Features {
     /// Characters of a packet, at most.
     pub(super) packet_bytes: usize,
     pub(super) multiprocess: bool,
@@ -47,10 +47,10 @@ pub(super) struct Offers {
     pub(super) stops_threads: bool,
 }
 
-impl Offers {
+impl Features {
     /// Understands the answer to `qSupported`.
-    pub(super) fn parse(answer: &[u8]) -> Offers {
-        let mut offers = Offers { packet_bytes: 400, ..Offers::default() };
+    pub(super) fn parse(answer: &[u8]) -> Features {
+        let mut offers = Features { packet_bytes: 400, ..Features::default() };
         for feature in answer.split(|byte| *byte == b';') {
             if let Some(size) = feature.strip_prefix(b"PacketSize=") {
                 let size = super::hex::number(size).and_then(|size| usize::try_from(size).ok());
@@ -79,7 +79,7 @@ impl Offers {
 /// what is asked.
 pub(super) struct Stub {
     pub(super) link: Link,
-    pub(super) offers: Offers,
+    pub(super) offers: Features,
     /// Many questions may be on their way at once.
     pipelines: bool,
     /// All that is asked has to be answered by then; what that is, and how long it had.
@@ -92,7 +92,7 @@ pub(super) struct Stub {
 impl Stub {
     /// One of which nothing is known.
     pub(super) fn new(link: Link) -> Stub {
-        let (offers, run) = (Offers::default(), super::run::Run::default());
+        let (offers, run) = (Features::default(), super::run::Run::default());
         Stub { link, offers, pipelines: false, limit: None, memory_ends_at: PAGE_BYTES, run }
     }
 
@@ -100,10 +100,10 @@ impl Stub {
     ///
     /// # Errors
     /// Why it cannot be talked to.
-    pub(super) fn greet(&mut self) -> Result<(), Broken> {
+    pub(super) fn greet(&mut self) -> Result<(), ConnectionError> {
         self.link.send(QUESTION)?;
         let answer = self.answer(QUESTION, FIRST)?;
-        self.offers = Offers::parse(&answer);
+        self.offers = Features::parse(&answer);
         if self.call(b"QStartNoAckMode")? == b"OK" {
             self.link.stop_acknowledging();
             self.pipelines = self.answers_both()?;
@@ -140,18 +140,18 @@ impl Stub {
     ///
     /// # Errors
     /// No answer in time, or none that can be read.
-    pub(super) fn call(&mut self, body: &[u8]) -> Result<Vec<u8>, Broken> {
+    pub(super) fn call(&mut self, body: &[u8]) -> Result<Vec<u8>, ConnectionError> {
         self.link.send(body)?;
         self.answer(body, ANSWER)
     }
 
     /// The answer to a question that was sent.
-    pub(super) fn answer(&mut self, question: &[u8], time: Duration) -> Result<Vec<u8>, Broken> {
+    pub(super) fn answer(&mut self, question: &[u8], time: Duration) -> Result<Vec<u8>, ConnectionError> {
         let now = Instant::now();
         let mut until = now + time;
         if let Some((limit, time, what)) = self.limit {
             if now >= limit {
-                return Err(Broken::Endless(what, time));
+                return Err(ConnectionError::Endless(what, time));
             }
             until = until.min(limit.max(now + Duration::from_millis(1)));
         }
@@ -163,9 +163,9 @@ impl Stub {
                 None => {
                     return match self.limit {
                         Some((limit, time, what)) if Instant::now() >= limit => {
-                            Err(Broken::Endless(what, time))
+                            Err(ConnectionError::Endless(what, time))
                         }
-                        _ => Err(Broken::Silent(shown(question), time)),
+                        _ => Err(ConnectionError::Silent(shown(question), time)),
                     };
                 }
             }
@@ -176,7 +176,7 @@ impl Stub {
     ///
     /// # Errors
     /// As [`Stub::call`], for any of them.
-    pub(super) fn flight(&mut self, questions: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Broken> {
+    pub(super) fn flight(&mut self, questions: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, ConnectionError> {
         let mut answers = Vec::with_capacity(questions.len());
         if !self.pipelines {
             for question in questions {
@@ -213,7 +213,7 @@ impl Stub {
         object: &str,
         annex: &str,
         most: usize,
-    ) -> Result<Option<Vec<u8>>, Broken> {
+    ) -> Result<Option<Vec<u8>>, ConnectionError> {
         let mut bytes = Vec::new();
         loop {
             // The letter in front, and escapes, have to fit as well.
@@ -223,13 +223,13 @@ impl Stub {
             let Some((kind, rest)) = answer.split_first() else { return Ok(None) };
             match kind {
                 b'm' if rest.is_empty() => {
-                    return Err(Broken::Nonsense(format!("an empty piece of `{object}`")));
+                    return Err(ConnectionError::Nonsense(format!("an empty piece of `{object}`")));
                 }
                 b'm' | b'l' => bytes.extend_from_slice(rest),
                 _ => return Ok(None),
             }
             if bytes.len() > most {
-                return Err(Broken::Nonsense(format!("more than {most} bytes of `{object}`")));
+                return Err(ConnectionError::Nonsense(format!("more than {most} bytes of `{object}`")));
             }
             if *kind == b'l' {
                 return Ok(Some(bytes));
@@ -239,7 +239,7 @@ impl Stub {
 
     /// Whether two questions that are on their way at once are both answered. Some stubs forget
     /// what comes before they have answered.
-    fn answers_both(&mut self) -> Result<bool, Broken> {
+    fn answers_both(&mut self) -> Result<bool, ConnectionError> {
         let questions = [b"qC".as_slice(), b"qC"];
         self.link.send_all(questions.into_iter())?;
         self.answer(questions[0], ANSWER)?;
@@ -251,7 +251,7 @@ impl Stub {
     ///
     /// # Errors
     /// The stub cannot be talked to.
-    pub(super) fn choose_any_thread(&mut self) -> Result<(), Broken> {
+    pub(super) fn choose_any_thread(&mut self) -> Result<(), ConnectionError> {
         let Some(first) = self.run.threads.first().copied() else { return Ok(()) };
         match self.thread_words(first) {
             (Some(choose), _) => self.call(&choose).map(drop),
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn offers_of_gdbserver() {
-        let offers = Offers::parse(
+        let offers = Features::parse(
             b"PacketSize=47ff;QPassSignals+;QProgramSignals+;qXfer:libraries-svr4:read+;\
               qXfer:auxv:read+;QNonStop+;multiprocess+;qXfer:threads:read+;hwbreak+;vForkEvents-",
         );
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn sizes_of_packets_are_kept_within_bounds() {
-        let size = |answer: &[u8]| Offers::parse(answer).packet_bytes;
+        let size = |answer: &[u8]| Features::parse(answer).packet_bytes;
         assert_eq!(size(b""), 400);
         assert_eq!(size(b"PacketSize=0"), PACKET_BYTES_LEAST);
         assert_eq!(size(b"PacketSize=ffffffffffffffff"), PACKET_BYTES_MOST);

@@ -6,17 +6,17 @@ use std::collections::VecDeque;
 
 use hashbrown::HashMap;
 
-use super::broken::Broken;
-use super::layout::Told;
+use super::connection_error::ConnectionError;
+use super::layout::ThreadRegisters;
 use super::memory::Range;
 use super::run::STOP;
 use super::stop_reply::Tid;
 use super::target::GdbTarget;
-use super::waits::{self, AROUND_BYTES, Doing};
+use super::waits::{self, AROUND_BYTES, ThreadState};
 use crate::addr::Avma;
 use crate::arch::Registers;
 use crate::clock::Clock;
-use crate::sources::{Activity, Capture, Event, Look, OtherStack, Outcome, ThreadId};
+use crate::sources::{Activity, Capture, Event, OtherStack, Outcome, ThreadId, ThreadStatus};
 
 /// Most threads that are copied in one stop.
 const AT_ONCE: usize = 1024;
@@ -32,14 +32,14 @@ const MAPS_NS: u64 = 250_000_000;
 
 /// A stop that is asked for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct StopRequest {
     pub(super) thread: ThreadId,
-    pub(super) window_bytes: usize,
+    pub(super) stack_bytes: usize,
     pub(super) keep_waiting: bool,
 }
 
 /// What came of it.
-pub(super) struct Stopped {
+pub(super) struct StopResult {
     pub(super) thread: ThreadId,
     pub(super) outcome: Outcome,
     pub(super) capture: Capture,
@@ -48,8 +48,8 @@ pub(super) struct Stopped {
 /// The stops of a target, asked for and made.
 #[derive(Default)]
 pub(super) struct Stops {
-    pub(super) asked: VecDeque<Asked>,
-    pub(super) made: VecDeque<Stopped>,
+    pub(super) asked: VecDeque<StopRequest>,
+    pub(super) made: VecDeque<StopResult>,
     pub(super) spare: Vec<Capture>,
     /// So far: what tells a thread's looks apart.
     count: u64,
@@ -80,7 +80,7 @@ impl Stops {
 
     fn buffer(&mut self) -> Capture {
         let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
-        (capture.pause_ns, capture.stood_ns, capture.look) = (0, 0, None);
+        (capture.pause_ns, capture.stood_ns, capture.status) = (0, 0, None);
         (capture.stack_limit, capture.other_stack) = (None, None);
         capture.stack.clear();
         capture
@@ -89,14 +89,14 @@ impl Stops {
     /// A stop that came to nothing.
     pub(super) fn failed(&mut self, thread: ThreadId, why: &'static str) {
         let capture = self.buffer();
-        self.made.push_back(Stopped { thread, outcome: Outcome::Unreadable(why), capture });
+        self.made.push_back(StopResult { thread, outcome: Outcome::Unreadable(why), capture });
     }
 }
 
 /// A thread in a stop.
 struct Copy {
-    asked: Asked,
-    told: Option<Told>,
+    asked: StopRequest,
+    told: Option<ThreadRegisters>,
     /// The stack pointer of the second stack, where there is one.
     other_sp: Option<u64>,
     waits: Option<bool>,
@@ -109,9 +109,9 @@ impl GdbTarget {
     ///
     /// # Errors
     /// The stub cannot be talked to.
-    pub(super) fn capture_asked(&mut self) -> Result<(), Broken> {
+    pub(super) fn capture_asked(&mut self) -> Result<(), ConnectionError> {
         let count = self.stops.asked.len().min(self.stops.at_once());
-        let asked: Vec<Asked> = self.stops.asked.drain(..count).collect();
+        let asked: Vec<StopRequest> = self.stops.asked.drain(..count).collect();
         let begun_ns = self.clock.now_ns();
         self.stub.within(STOP, "a stop");
         if !self.stub.stop()? {
@@ -144,19 +144,19 @@ impl GdbTarget {
             copy.capture.stood_ns = std::mem::take(&mut stood_ns);
             self.account(&mut copy, ran_ns);
             let Copy { asked, capture, outcome, .. } = copy;
-            self.stops.made.push_back(Stopped { thread: asked.thread, outcome, capture });
+            self.stops.made.push_back(StopResult { thread: asked.thread, outcome, capture });
         }
         self.take_news();
         Ok(())
     }
 
-    fn begin_copy(&mut self, asked: Asked) -> Copy {
+    fn begin_copy(&mut self, asked: StopRequest) -> Copy {
         let outcome = Outcome::Unreadable("registers could not be read");
         Copy { asked, told: None, other_sp: None, waits: None, capture: self.stops.buffer(), outcome }
     }
 
     /// All registers, in one go, and who waits as far as they tell that.
-    fn copy_registers(&mut self, copies: &mut [Copy]) -> Result<(), Broken> {
+    fn copy_registers(&mut self, copies: &mut [Copy]) -> Result<(), ConnectionError> {
         let threads: Vec<Option<Tid>> = copies.iter().map(|copy| self.tid(copy.asked.thread)).collect();
         let known: Vec<Tid> = threads.iter().flatten().copied().collect();
         let mut told = self.stub.registers(&known, &self.layout)?.into_iter();
@@ -173,9 +173,9 @@ impl GdbTarget {
             let Some(told) = &copy.told else { continue };
             copy.capture.registers = told.registers;
             copy.waits = match waits::by_registers(told, self.system) {
-                Doing::Waits => Some(true),
-                Doing::Runs => Some(false),
-                Doing::CodeDecides => self.stops.places.get(&told.registers.pc().0).copied(),
+                ThreadState::Waits => Some(true),
+                ThreadState::Runs => Some(false),
+                ThreadState::CodeDecides => self.stops.places.get(&told.registers.pc().0).copied(),
             };
         }
         self.find_other_stacks(copies, &threads)?;
@@ -183,7 +183,11 @@ impl GdbTarget {
     }
 
     /// The second stack pointer of those that handle exceptions: one round trip more, for these only.
-    fn find_other_stacks(&mut self, copies: &mut [Copy], threads: &[Option<Tid>]) -> Result<(), Broken> {
+    fn find_other_stacks(
+        &mut self,
+        copies: &mut [Copy],
+        threads: &[Option<Tid>],
+    ) -> Result<(), ConnectionError> {
         let handlers = copies.iter_mut().zip(threads).filter_map(|(copy, thread)| {
             let number = self.layout.other_sp(&copy.told.as_ref()?.registers)?;
             Some((copy, ((*thread)?, number)))
@@ -201,7 +205,7 @@ impl GdbTarget {
     }
 
     /// The registers of tasks that do not run, where they are wanted, from where they were saved.
-    fn copy_saved_registers(&mut self, copies: &mut [Copy]) -> Result<(), Broken> {
+    fn copy_saved_registers(&mut self, copies: &mut [Copy]) -> Result<(), ConnectionError> {
         let Some(tasks) = &self.tasks else { return Ok(()) };
         let is_wanted =
             |copy: &&mut Copy| copy.asked.keep_waiting && copy.told.is_none() && copy.waits == Some(true);
@@ -220,13 +224,13 @@ impl GdbTarget {
             let Some(registers) = registers else { continue };
             let registers = Registers::Arm(registers);
             copy.capture.registers = registers;
-            copy.told = Some(Told { registers, call: None });
+            copy.told = Some(ThreadRegisters { registers, call: None });
         }
         Ok(())
     }
 
     /// All stacks that are wanted, in one go, with the code that decides who waits.
-    fn copy_stacks(&mut self, copies: &mut [Copy]) -> Result<(), Broken> {
+    fn copy_stacks(&mut self, copies: &mut [Copy]) -> Result<(), ConnectionError> {
         let mut ranges = Vec::new();
         for copy in copies.iter() {
             let Some(told) = &copy.told else { continue };
@@ -235,8 +239,8 @@ impl GdbTarget {
                 ranges.push(Range { at: pc.wrapping_sub(AROUND_BYTES as u64), bytes: 2 * AROUND_BYTES });
             }
             if copy.waits != Some(true) || copy.asked.keep_waiting {
-                ranges.push(self.window(copy.asked, told.registers.sp().0));
-                ranges.extend(copy.other_sp.map(|sp| self.window(copy.asked, sp)));
+                ranges.push(self.stack_range(copy.asked, told.registers.sp().0));
+                ranges.extend(copy.other_sp.map(|sp| self.stack_range(copy.asked, sp)));
             }
         }
         let mut read = self.stub.read_ranges(&ranges)?.into_iter().zip(&ranges);
@@ -265,7 +269,7 @@ impl GdbTarget {
             let sp = told.registers.sp().0;
             if bytes.is_empty() && range.at < sp {
                 // The page below the stack pointer is none of the stack's.
-                again.push((index, Range { at: sp, bytes: copy.asked.window_bytes }));
+                again.push((index, Range { at: sp, bytes: copy.asked.stack_bytes }));
             } else {
                 self.take_stack(copy, *range, bytes);
             }
@@ -288,16 +292,16 @@ impl GdbTarget {
 
     /// Whether the place alone decides if threads wait there, for all threads and times: on Arm's Linux
     /// a result does, too.
-    fn decided_by_place(&self, told: &Told) -> bool {
+    fn decided_by_place(&self, told: &ThreadRegisters) -> bool {
         use waits::System;
         !matches!((self.system, &told.registers), (System::Linux, Registers::Aarch64(_) | Registers::Arm(_)))
     }
 
     /// The bytes to copy: from below the stack pointer, where code may keep words, to the end of the
-    /// window or of the stack.
-    fn window(&self, asked: Asked, sp: u64) -> Range {
+    /// stack size or of the stack.
+    fn stack_range(&self, asked: StopRequest, sp: u64) -> Range {
         let below = sp.min(self.layout.arch.red_zone_bytes());
-        let end = sp.saturating_add(asked.window_bytes as u64);
+        let end = sp.saturating_add(asked.stack_bytes as u64);
         let limit = self.stack_limit(asked.thread, sp);
         let end = limit.map_or(end, |limit| end.min(limit));
         // Nothing is above the last address of 32 bits.
@@ -347,7 +351,8 @@ impl GdbTarget {
             thread.ran_ns = thread.ran_ns.saturating_add(ran_ns);
         }
         let activity = if waits { Activity::Waiting } else { Activity::Running };
-        copy.capture.look = Some(Look { cpu_ns: thread.ran_ns, switches: self.stops.count, activity });
+        copy.capture.status =
+            Some(ThreadStatus { cpu_ns: thread.ran_ns, switches: self.stops.count, activity });
         if waits && !copy.asked.keep_waiting {
             copy.outcome = Outcome::BeganToWait;
         }
@@ -355,8 +360,9 @@ impl GdbTarget {
 
     /// Where only a stop shows what is mapped: if a thread is in code that is not known, or somebody
     /// has asked.
-    fn look_at_maps(&mut self, copies: &[Copy], now_ns: u64) -> Result<(), Broken> {
-        let known = |told: &Told| self.images.contains(told.registers.pc().0 & self.process.code_mask);
+    fn look_at_maps(&mut self, copies: &[Copy], now_ns: u64) -> Result<(), ConnectionError> {
+        let known =
+            |told: &ThreadRegisters| self.images.contains(told.registers.pc().0 & self.process.code_mask);
         let unknown = copies.iter().filter_map(|copy| copy.told.as_ref()).any(|told| !known(told));
         if unknown && self.stub.run.non_stop {
             self.events.push_back(Event::ImagesChanged);

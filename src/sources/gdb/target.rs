@@ -7,22 +7,22 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use super::Begin;
-use super::broken::Broken;
+use super::InitialState;
+use super::connection_error::ConnectionError;
 use super::images::Images;
 use super::layout::Layout;
 use super::memory::Range;
-use super::run::{News, STOP};
+use super::run::{STOP, TargetChange};
 use super::session::Stub;
 use super::stop_reply::Tid;
-use super::stops::{Asked, Stops};
+use super::stops::{StopRequest, Stops};
 use super::tasks::Tasks;
 use super::waits::System;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::sources::{
-    Activity, Capture, Event, Fault, LocalFiles, Look, Observed, Process, Target, ThreadId,
+    Activity, Capture, Event, Fault, LocalFiles, Observed, Process, Target, ThreadId, ThreadStatus,
 };
 
 /// Where a stub lists threads only while the target stands: how often they are asked for,
@@ -78,7 +78,11 @@ impl GdbTarget {
     ///
     /// # Errors
     /// The stub cannot be talked to.
-    pub(super) fn begin(parts: Parts, begin: Begin, clock: RealClock) -> Result<GdbTarget, Broken> {
+    pub(super) fn begin(
+        parts: Parts,
+        begin: InitialState,
+        clock: RealClock,
+    ) -> Result<GdbTarget, ConnectionError> {
         let Parts { stub, process, system, layout, images, tasks, place } = parts;
         let mut target = GdbTarget {
             stub,
@@ -106,14 +110,14 @@ impl GdbTarget {
         }
     }
 
-    fn let_go(&mut self, begin: Begin) -> Result<(), Broken> {
+    fn let_go(&mut self, begin: InitialState) -> Result<(), ConnectionError> {
         self.names = self.stub.thread_names()?;
         self.names_ns = Some(self.clock.now_ns());
         self.look_at_tasks(self.clock.now_ns())?;
         for thread in self.present() {
             self.threads.insert(thread, Thread::default());
         }
-        if begin == Begin::Running {
+        if begin == InitialState::Running {
             self.stub.go()?;
             self.stops.ran_since_ns = self.clock.now_ns().max(1);
         }
@@ -132,7 +136,7 @@ impl GdbTarget {
     }
 
     /// Looks which task runs, and which there are. The target stands.
-    fn look_at_tasks(&mut self, now_ns: u64) -> Result<(), Broken> {
+    fn look_at_tasks(&mut self, now_ns: u64) -> Result<(), ConnectionError> {
         let Some(tasks) = &mut self.tasks else { return Ok(()) };
         let stub = &mut self.stub;
         if tasks.update(&mut |ranges: &[Range]| stub.read_ranges(ranges), now_ns)? {
@@ -160,7 +164,7 @@ impl GdbTarget {
 
     /// The stub has failed: one line for everybody who asks from now on. It is told to let the target
     /// go at once.
-    fn lose(&mut self, broken: &Broken) -> Fault {
+    fn lose(&mut self, broken: &ConnectionError) -> Fault {
         let why = format!("the stub at {} {broken}", self.place);
         if self.lost.is_none() {
             self.stub.detach(true);
@@ -169,7 +173,7 @@ impl GdbTarget {
     }
 
     /// Takes threads that came and went since the last stop. The target stands.
-    pub(super) fn update_threads(&mut self, now_ns: u64) -> Result<(), Broken> {
+    pub(super) fn update_threads(&mut self, now_ns: u64) -> Result<(), ConnectionError> {
         // In non-stop mode each stop lists them, and so do lldb's stubs.
         let lists = self.stub.run.non_stop || self.stub.offers.lldb;
         if !lists && !self.stub.run.has_one_thread && now_ns.saturating_sub(self.listed_ns) >= LIST_NS {
@@ -200,7 +204,7 @@ impl GdbTarget {
     }
 
     /// Asks for the names of threads, not too often.
-    fn ask_names(&mut self, now_ns: u64) -> Result<(), Broken> {
+    fn ask_names(&mut self, now_ns: u64) -> Result<(), ConnectionError> {
         if self.names_ns.is_none_or(|asked_ns| now_ns.saturating_sub(asked_ns) >= NAMES_NS) {
             self.names_ns = Some(now_ns);
             self.names = self.stub.thread_names()?;
@@ -212,8 +216,8 @@ impl GdbTarget {
     pub(super) fn take_news(&mut self) {
         while let Some(news) = self.stub.run.news.pop_front() {
             match news {
-                News::Ended(status) => self.events.push_back(Event::Exited(status)),
-                News::Exec(path, tid) => {
+                TargetChange::Ended(status) => self.events.push_back(Event::Exited(status)),
+                TargetChange::Exec(path, tid) => {
                     let first = self.stub.run.threads.first().copied();
                     let Some(tid) = tid.or(first) else { continue };
                     self.stub.run.threads = vec![tid];
@@ -235,7 +239,10 @@ impl GdbTarget {
 
     /// Does what needs answers: at once where the stub gives them while the target runs, else while
     /// it stands for it.
-    fn asking<R>(&mut self, ask: impl FnOnce(&mut GdbTarget) -> Result<R, Broken>) -> Result<R, Fault> {
+    fn asking<R>(
+        &mut self,
+        ask: impl FnOnce(&mut GdbTarget) -> Result<R, ConnectionError>,
+    ) -> Result<R, Fault> {
         if let Some(lost) = &self.lost {
             return Err(Fault::Lost(lost.clone()));
         }
@@ -315,21 +322,21 @@ impl Target for GdbTarget {
         out.sort_unstable();
     }
 
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
         let known = self.threads.get(&thread).ok_or(Fault::ThreadGone)?;
-        Ok(Look { cpu_ns: known.ran_ns, switches: 0, activity: Activity::Untold })
+        Ok(ThreadStatus { cpu_ns: known.ran_ns, switches: 0, activity: Activity::Untold })
     }
 
     fn stops_at_once(&self) -> usize {
         self.stops.at_once()
     }
 
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
         if !self.threads.contains_key(&thread) {
             return Err(Fault::ThreadGone);
         }
         if !self.stops.asked.iter().any(|asked| asked.thread == thread) {
-            self.stops.asked.push_back(Asked { thread, window_bytes, keep_waiting });
+            self.stops.asked.push_back(StopRequest { thread, stack_bytes, keep_waiting });
         }
         Ok(())
     }

@@ -4,10 +4,10 @@ use hashbrown::HashMap;
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
-use super::broken::Broken;
+use super::connection_error::ConnectionError;
 use super::description::attribute;
 use super::hex;
-use super::layout::{Layout, Told};
+use super::layout::{Layout, ThreadRegisters};
 use super::run::{sorted, unexpected};
 use super::session::Stub;
 use super::stop_reply::Tid;
@@ -22,8 +22,8 @@ const MAX_NAME_BYTES: usize = 256;
 const MAX_NAMES_ONE_BY_ONE: usize = 256;
 
 /// There are more than can be handled.
-pub(super) fn too_many() -> Broken {
-    Broken::Nonsense(format!("more than {MAX_THREADS} threads"))
+pub(super) fn too_many() -> ConnectionError {
+    ConnectionError::Nonsense(format!("more than {MAX_THREADS} threads"))
 }
 
 impl Stub {
@@ -31,14 +31,14 @@ impl Stub {
     ///
     /// # Errors
     /// The stub cannot be talked to, or does not come to an end.
-    pub(super) fn list_threads(&mut self) -> Result<(), Broken> {
+    pub(super) fn list_threads(&mut self) -> Result<(), ConnectionError> {
         let answers = self.flight(&[b"qfThreadInfo".to_vec(), b"qsThreadInfo".to_vec()])?;
         self.finish_list(&answers)
     }
 
     /// Takes the first two parts of a list, and asks for the others. A stub that has no lists keeps
     /// what is known.
-    pub(super) fn finish_list(&mut self, parts: &[Vec<u8>]) -> Result<(), Broken> {
+    pub(super) fn finish_list(&mut self, parts: &[Vec<u8>]) -> Result<(), ConnectionError> {
         let mut threads = Vec::new();
         for part in parts {
             match take_part(part, &mut threads)? {
@@ -57,7 +57,7 @@ impl Stub {
         }
     }
 
-    fn listed(&mut self, threads: Vec<Tid>) -> Result<(), Broken> {
+    fn listed(&mut self, threads: Vec<Tid>) -> Result<(), ConnectionError> {
         let ours =
             |thread: &Tid| thread.pid.is_none() || self.run.pid.is_none() || thread.pid == self.run.pid;
         let threads: Vec<Tid> = threads.into_iter().filter(ours).collect();
@@ -71,7 +71,7 @@ impl Stub {
     ///
     /// # Errors
     /// The stub cannot be talked to.
-    pub(super) fn thread_names(&mut self) -> Result<HashMap<u64, String>, Broken> {
+    pub(super) fn thread_names(&mut self) -> Result<HashMap<u64, String>, ConnectionError> {
         if self.offers.threads_xml
             && let Some(list) = self.transfer("threads", "", MAX_LIST_BYTES)?
         {
@@ -100,7 +100,7 @@ impl Stub {
         &mut self,
         threads: &[Tid],
         layout: &Layout,
-    ) -> Result<Vec<Option<Told>>, Broken> {
+    ) -> Result<Vec<Option<ThreadRegisters>>, ConnectionError> {
         let (mut questions, mut answers_at) = (Vec::with_capacity(2 * threads.len()), Vec::new());
         for thread in threads {
             let (select, suffix) = self.thread_words(*thread);
@@ -129,7 +129,7 @@ impl Stub {
         thread: Tid,
         layout: &Layout,
         sent: &[Option<u8>],
-    ) -> Result<Option<Told>, Broken> {
+    ) -> Result<Option<ThreadRegisters>, ConnectionError> {
         let beyond = layout.beyond(sent.len());
         if beyond.is_empty() {
             return Ok(layout.registers(sent, &|_| None));
@@ -152,7 +152,7 @@ impl Stub {
     ///
     /// # Errors
     /// The stub cannot be talked to.
-    pub(super) fn words(&mut self, wanted: &[(Tid, u32)]) -> Result<Vec<Option<u64>>, Broken> {
+    pub(super) fn words(&mut self, wanted: &[(Tid, u32)]) -> Result<Vec<Option<u64>>, ConnectionError> {
         let (mut questions, mut answers_at) = (Vec::with_capacity(2 * wanted.len()), Vec::new());
         for (thread, number) in wanted {
             let (select, suffix) = self.thread_words(*thread);
@@ -173,7 +173,7 @@ enum Part {
 }
 
 /// `mp1.1,p1.2` or `l`.
-fn take_part(part: &[u8], threads: &mut Vec<Tid>) -> Result<Part, Broken> {
+fn take_part(part: &[u8], threads: &mut Vec<Tid>) -> Result<Part, ConnectionError> {
     match part.split_first() {
         Some((b'l', _)) => Ok(Part::End),
         Some((b'm', list)) => {

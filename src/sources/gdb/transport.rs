@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::broken::Broken;
+use super::connection_error::ConnectionError;
 use crate::error::{Error, ErrorKind, Result, io_text};
 
 /// How long a connection may take to be made, for each address of a host.
@@ -20,7 +20,7 @@ const READ_BYTES: usize = 64 << 10;
 
 /// Where a stub is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum StubAddress {
     /// A TCP port.
     Tcp {
         /// Name or address.
@@ -32,14 +32,14 @@ pub enum Place {
     Command(String),
 }
 
-impl Place {
+impl StubAddress {
     /// Understands `HOST:PORT`, `:PORT` (this machine), `tcp:HOST:PORT` and `|COMMAND`; `None` for
     /// anything else.
     #[must_use]
-    pub fn parse(text: &str) -> Option<Place> {
+    pub fn parse(text: &str) -> Option<StubAddress> {
         if let Some(command) = text.strip_prefix('|') {
             let command = command.trim();
-            return (!command.is_empty()).then(|| Place::Command(command.to_owned()));
+            return (!command.is_empty()).then(|| StubAddress::Command(command.to_owned()));
         }
         let (host, port) = text.strip_prefix("tcp:").unwrap_or(text).rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port > 0)?;
@@ -50,16 +50,16 @@ impl Place {
             None => host,
         };
         let host = if host.is_empty() { "localhost" } else { host };
-        Some(Place::Tcp { host: host.to_owned(), port })
+        Some(StubAddress::Tcp { host: host.to_owned(), port })
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for StubAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Place::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Place::Command(command) => write!(f, "|{command}"),
+            StubAddress::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            StubAddress::Tcp { host, port } => write!(f, "{host}:{port}"),
+            StubAddress::Command(command) => write!(f, "|{command}"),
         }
     }
 }
@@ -76,10 +76,10 @@ impl Transport {
     ///
     /// # Errors
     /// [`ErrorKind::Attach`]: why there is no connection, and what to check.
-    pub(super) fn open(place: &Place) -> Result<Transport> {
+    pub(super) fn open(place: &StubAddress) -> Result<Transport> {
         let (stream, command) = match place {
-            Place::Tcp { host, port } => (Stream::Tcp(connect(place, host, *port)?), None),
-            Place::Command(text) => {
+            StubAddress::Tcp { host, port } => (Stream::Tcp(connect(place, host, *port)?), None),
+            StubAddress::Command(text) => {
                 let (stream, command) = start(text)?;
                 (stream, Some(command))
             }
@@ -90,29 +90,29 @@ impl Transport {
     /// Waits for bytes for `at_most`; nothing where none came.
     ///
     /// # Errors
-    /// [`Broken::Closed`], or what the system says.
-    pub(super) fn read(&mut self, at_most: Duration) -> std::result::Result<&[u8], Broken> {
+    /// [`ConnectionError::Closed`], or what the system says.
+    pub(super) fn read(&mut self, at_most: Duration) -> std::result::Result<&[u8], ConnectionError> {
         if !self.stream.wait_readable(at_most) {
             return Ok(&[]);
         }
         match self.stream.read(&mut self.buffer) {
-            Ok(0) => Err(Broken::Closed),
+            Ok(0) => Err(ConnectionError::Closed),
             Ok(count) => Ok(&self.buffer[..count]),
             Err(error) if is_passing(&error) => Ok(&[]),
-            Err(error) if is_closed(&error) => Err(Broken::Closed),
-            Err(error) => Err(Broken::System(io_text(&error))),
+            Err(error) if is_closed(&error) => Err(ConnectionError::Closed),
+            Err(error) => Err(ConnectionError::System(io_text(&error))),
         }
     }
 
     /// Sends bytes.
     ///
     /// # Errors
-    /// [`Broken::Closed`], [`Broken::Deaf`], or what the system says.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> std::result::Result<(), Broken> {
+    /// [`ConnectionError::Closed`], [`ConnectionError::Deaf`], or what the system says.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> std::result::Result<(), ConnectionError> {
         self.stream.write_all(bytes).map_err(|error| match error {
-            error if is_passing(&error) => Broken::Deaf(WRITE),
-            error if is_closed(&error) => Broken::Closed,
-            error => Broken::System(io_text(&error)),
+            error if is_passing(&error) => ConnectionError::Deaf(WRITE),
+            error if is_closed(&error) => ConnectionError::Closed,
+            error => ConnectionError::System(io_text(&error)),
         })
     }
 }
@@ -138,7 +138,7 @@ fn is_closed(error: &io::Error) -> bool {
     )
 }
 
-fn connect(place: &Place, host: &str, port: u16) -> Result<TcpStream> {
+fn connect(place: &StubAddress, host: &str, port: u16) -> Result<TcpStream> {
     let failed = |why: &str| {
         Error::new(
             ErrorKind::Attach,
@@ -282,18 +282,24 @@ mod tests {
 
     #[test]
     fn places_as_debuggers_write_them() {
-        let tcp = |host: &str, port| Some(Place::Tcp { host: host.to_owned(), port });
-        assert_eq!(Place::parse("board:3333"), tcp("board", 3333));
-        assert_eq!(Place::parse(":1234"), tcp("localhost", 1234));
-        assert_eq!(Place::parse("tcp:10.0.0.2:1234"), tcp("10.0.0.2", 1234));
-        assert_eq!(Place::parse("tcp::1234"), tcp("localhost", 1234));
-        assert_eq!(Place::parse("[::1]:1234"), tcp("::1", 1234));
+        let tcp = |host: &str, port| Some(StubAddress::Tcp { host: host.to_owned(), port });
+        assert_eq!(StubAddress::parse("board:3333"), tcp("board", 3333));
+        assert_eq!(StubAddress::parse(":1234"), tcp("localhost", 1234));
+        assert_eq!(StubAddress::parse("tcp:10.0.0.2:1234"), tcp("10.0.0.2", 1234));
+        assert_eq!(StubAddress::parse("tcp::1234"), tcp("localhost", 1234));
+        assert_eq!(StubAddress::parse("[::1]:1234"), tcp("::1", 1234));
         let openocd = "| openocd -c 'gdb_port pipe'";
-        assert_eq!(Place::parse(openocd), Some(Place::Command("openocd -c 'gdb_port pipe'".to_owned())));
+        assert_eq!(
+            StubAddress::parse(openocd),
+            Some(StubAddress::Command("openocd -c 'gdb_port pipe'".to_owned()))
+        );
         for wrong in ["", "board", "1234", ":0", ":65536", "::1:1234", "[::1:1234", "|", "| ", "/dev/ttyS0:1"]
         {
-            assert_eq!(Place::parse(wrong), None, "{wrong}");
+            assert_eq!(StubAddress::parse(wrong), None, "{wrong}");
         }
-        assert_eq!(Place::parse("[::1]:1234").map(|place| place.to_string()).as_deref(), Some("[::1]:1234"));
+        assert_eq!(
+            StubAddress::parse("[::1]:1234").map(|place| place.to_string()).as_deref(),
+            Some("[::1]:1234")
+        );
     }
 }

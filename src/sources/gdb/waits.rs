@@ -12,7 +12,7 @@
 //! - Without an operating system: a processor that stands at `hlt`, `wfi` or `wfe` or right behind it
 //!   has nothing to do.
 
-use super::layout::Told;
+use super::layout::ThreadRegisters;
 use crate::arch::Registers;
 
 /// What runs the code of the target.
@@ -35,7 +35,7 @@ const RESTART_CODES: [i64; 4] = [-512, -513, -514, -516];
 
 /// What a thread does, as far as its registers alone tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doing {
+pub enum ThreadState {
     /// It waits.
     Waits,
     /// It runs, or is ready to.
@@ -46,26 +46,31 @@ pub enum Doing {
 
 /// What registers tell.
 #[must_use]
-pub fn by_registers(told: &Told, system: System) -> Doing {
+pub fn by_registers(told: &ThreadRegisters, system: System) -> ThreadState {
     let in_call = |result: i64| {
         let interrupted = result == EINTR || RESTART_CODES.contains(&result);
         match told.call {
-            _ if !interrupted => Doing::Runs,
-            Some(call) if call >= 0 => Doing::Waits,
-            Some(_) => Doing::Runs,
-            None => Doing::CodeDecides,
+            _ if !interrupted => ThreadState::Runs,
+            Some(call) if call >= 0 => ThreadState::Waits,
+            Some(_) => ThreadState::Runs,
+            None => ThreadState::CodeDecides,
         }
     };
     match (system, &told.registers) {
         (System::Linux, Registers::X86_64(registers)) => in_call(registers.gpr[0].cast_signed()),
         (System::Linux, Registers::X86(registers)) => in_call((registers.gpr[0] as u32).cast_signed().into()),
-        _ => Doing::CodeDecides,
+        _ => ThreadState::CodeDecides,
     }
 }
 
 /// Whether code says that a thread waits: `before` ends at the program counter, `after` begins there.
 #[must_use]
-pub fn by_code(told: &Told, before: [u8; AROUND_BYTES], after: [u8; AROUND_BYTES], system: System) -> bool {
+pub fn by_code(
+    told: &ThreadRegisters,
+    before: [u8; AROUND_BYTES],
+    after: [u8; AROUND_BYTES],
+    system: System,
+) -> bool {
     const HLT: u8 = 0xf4;
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     const INT_80: [u8; 2] = [0xcd, 0x80];
@@ -142,27 +147,27 @@ mod tests {
     use super::*;
     use crate::arch::{Aarch64, Arm, X86_64};
 
-    fn x86(rax: i64, call: Option<i64>) -> Told {
+    fn x86(rax: i64, call: Option<i64>) -> ThreadRegisters {
         let mut registers = X86_64::default();
         registers.gpr[0] = rax.cast_unsigned();
-        Told { registers: Registers::X86_64(registers), call }
+        ThreadRegisters { registers: Registers::X86_64(registers), call }
     }
 
     #[test]
     fn interrupted_calls_of_linux_wait() {
-        assert_eq!(by_registers(&x86(-512, Some(0)), System::Linux), Doing::Waits);
-        assert_eq!(by_registers(&x86(-4, Some(232)), System::Linux), Doing::Waits);
-        assert_eq!(by_registers(&x86(-4, Some(-1)), System::Linux), Doing::Runs, "in user mode");
-        assert_eq!(by_registers(&x86(17, Some(1)), System::Linux), Doing::Runs, "the call is done");
+        assert_eq!(by_registers(&x86(-512, Some(0)), System::Linux), ThreadState::Waits);
+        assert_eq!(by_registers(&x86(-4, Some(232)), System::Linux), ThreadState::Waits);
+        assert_eq!(by_registers(&x86(-4, Some(-1)), System::Linux), ThreadState::Runs, "in user mode");
+        assert_eq!(by_registers(&x86(17, Some(1)), System::Linux), ThreadState::Runs, "the call is done");
         let unknown = x86(-516, None);
-        assert_eq!(by_registers(&unknown, System::Linux), Doing::CodeDecides);
+        assert_eq!(by_registers(&unknown, System::Linux), ThreadState::CodeDecides);
         assert!(by_code(&unknown, [0x90, 0x90, 0x0f, 0x05], [0xc3; 4], System::Linux));
         assert!(!by_code(&unknown, [0x90, 0x90, 0x0f, 0x0b], [0xc3; 4], System::Linux));
     }
 
     #[test]
     fn arm_threads_stand_at_their_call_and_processors_at_wfi() {
-        let told = |x0: i64| Told {
+        let told = |x0: i64| ThreadRegisters {
             registers: Registers::Aarch64(Aarch64 {
                 x: std::array::from_fn(|number| if number == 0 { x0.cast_unsigned() } else { 0 }),
                 sp: 0,
@@ -179,9 +184,9 @@ mod tests {
         assert!(!by_code(&told(0), nop, nop, System::Bare));
     }
 
-    fn arm(status: u32, m_profile: bool) -> Told {
+    fn arm(status: u32, m_profile: bool) -> ThreadRegisters {
         let registers = Arm { cpsr: Some(status), m_profile, ..Arm::default() };
-        Told { registers: Registers::Arm(registers), call: None }
+        ThreadRegisters { registers: Registers::Arm(registers), call: None }
     }
 
     #[test]

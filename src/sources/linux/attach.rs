@@ -7,8 +7,8 @@ use libc::pid_t;
 
 use super::launch::{Launch, Spawner};
 use super::perf::{all_processes, parent_of};
+use super::process_entry::ProcessEntry;
 use super::trace::LinuxTarget;
-use super::traced::Traced;
 use super::{images, launch, refusal, seccomp, sys, threads};
 use crate::addr::Avma;
 use crate::arch::Arch;
@@ -61,7 +61,7 @@ pub(super) fn attach(pids: &[u32], children: bool, clock: RealClock) -> Result<L
 /// Seizes the threads of a process, and learns after that what it is.
 fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
     if !target.knows_process(pid) {
-        target.add_process(Traced::new(pid, describe(pid)));
+        target.add_process(ProcessEntry::new(pid, describe(pid)));
     }
     seccomp::check(pid)?;
     for _ in 0..MAX_PASSES {
@@ -165,7 +165,7 @@ pub(super) fn launch(
                 ));
             }
             Ok(Event::Exited(_)) | Err(_) => {
-                let error = started.map(launch::Started::join).and_then(|how| how.err());
+                let error = started.map(launch::ExecOutcome::join).and_then(|how| how.err());
                 return Err(failed(&error.unwrap_or_else(|| std::io::ErrorKind::NotFound.into())));
             }
             Ok(Event::Timeout) if clock.now_ns() >= deadline_ns => {
@@ -177,7 +177,7 @@ pub(super) fn launch(
             known.join().map_err(|error| failed(&error))?;
         }
     }
-    started.map_or(Ok(()), launch::Started::join).map_err(|error| failed(&error))?;
+    started.map_or(Ok(()), launch::ExecOutcome::join).map_err(|error| failed(&error))?;
     target.set_spawned(describe(pid));
     Ok(target)
 }

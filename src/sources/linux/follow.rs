@@ -8,11 +8,11 @@ use std::io;
 
 use libc::pid_t;
 
-use super::standing::Standing;
-use super::sys::{self, Waited};
+use super::process_entry::ProcessEntry;
+use super::stopped_thread::StoppedThread;
+use super::sys::{self, WaitStatus};
 use super::threads::{self, Thread};
 use super::trace::{LinuxTarget, thread_id};
-use super::traced::Traced;
 use crate::addr::Avma;
 use crate::sources::{Event, ExitStatus, Observed};
 
@@ -26,7 +26,7 @@ impl LinuxTarget {
     }
 
     /// Takes a process in that runs, without its threads.
-    pub(super) fn add_process(&mut self, process: Traced) {
+    pub(super) fn add_process(&mut self, process: ProcessEntry) {
         let pid = process.process().pid.cast_signed();
         self.processes.insert(pid, process);
     }
@@ -69,7 +69,7 @@ impl LinuxTarget {
     /// Its files cannot be opened for want of descriptors. One that has ended meanwhile is no error.
     pub(super) fn adopt_found(&mut self, pid: pid_t, tid: pid_t) -> io::Result<()> {
         let first = self.processes.get(&pid).filter(|_| tid == pid);
-        let stack_top = first.and_then(Traced::start_stack);
+        let stack_top = first.and_then(ProcessEntry::start_stack);
         self.adopt(pid, tid, stack_top).or_else(|error| match error.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE) => Err(error),
             _ => Ok(()),
@@ -92,17 +92,17 @@ impl LinuxTarget {
 
     /// A thread that the kernel attached for us, before its first instruction: of a process that is
     /// known, or the first one of another.
-    pub(super) fn new_thread(&mut self, standing: Standing) -> Option<Event> {
-        let tid = standing.tid;
-        if self.must_end_before(&standing) {
-            std::mem::forget(standing);
+    pub(super) fn new_thread(&mut self, stopped: StoppedThread) -> Option<Event> {
+        let tid = stopped.tid;
+        if self.must_end_before(&stopped) {
+            std::mem::forget(stopped);
             return None;
         }
         let read = self.raw.read(tid).is_ok();
         let sp = self.raw.convert().filter(|_| read).map(|registers| registers.sp());
         // What is let go can be asked all the same: should it end, it stays until it is reaped. What
         // may have to be left alone cannot be let go first.
-        let standing = Some(standing).filter(|_| !self.children);
+        let stopped = Some(stopped).filter(|_| !self.children);
         let announced = self.announced.remove(&tid);
         let (pid, parent) = threads::belongs_to(tid)?;
         let is_thread = pid != tid || self.processes.contains_key(&pid);
@@ -122,15 +122,15 @@ impl LinuxTarget {
             return Some(Event::ThreadStarted { thread: thread_id(tid), stack_top });
         }
         // A process made by clone() with another exit signal than SIGCHLD: not ours.
-        if standing.is_some() && !self.processes.contains_key(&pid) {
+        if stopped.is_some() && !self.processes.contains_key(&pid) {
             let _ = sys::detach(tid, 0);
         }
         None
     }
 
     /// Whatever thread called `exec` goes on under the process's number; the others are gone.
-    pub(super) fn exec(&mut self, standing: Standing) -> Option<Event> {
-        let pid = standing.tid;
+    pub(super) fn exec(&mut self, stopped: StoppedThread) -> Option<Event> {
+        let pid = stopped.tid;
         let before: Vec<pid_t> = self.processes.get(&pid)?.threads.iter().copied().collect();
         for tid in before {
             self.no_longer_pending(tid);
@@ -144,7 +144,7 @@ impl LinuxTarget {
     }
 
     /// Acts on the end of a thread: its last figures are read before it is let go.
-    pub(super) fn ended(&mut self, how: Waited) {
+    pub(super) fn ended(&mut self, how: WaitStatus) {
         let Some(status) = how.exit_status() else { return };
         let tid = how.tid();
         if let Some(process) = self.processes.get_mut(&tid) {

@@ -98,7 +98,7 @@ impl Maps {
 
     fn file_bytes(&self, pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
         let (path, deleted) = proc::without_deleted(&mapping.path);
-        let wanted = Wanted {
+        let wanted = MappedFile {
             pid,
             path: (!deleted).then(|| path.to_owned()),
             identity: mapping.identity,
@@ -106,8 +106,8 @@ impl Maps {
         };
         let place = Place::Device(mapping.identity.0);
         let (reason, unsure) = match self.patience.wait_for(place, move |copying| wanted.find(copying))? {
-            Found::Same(bytes) => return Ok(bytes),
-            Found::Unsure(reason, bytes) => (reason, bytes),
+            FileMatch::Same(bytes) => return Ok(bytes),
+            FileMatch::Unsure(reason, bytes) => (reason, bytes),
         };
         match unsure.filter(|bytes| self.head_matches(pid, mapping, bytes.bytes())) {
             Some(bytes) => Ok(bytes),
@@ -136,7 +136,7 @@ fn linked_path(pid: pid_t, mapping: &Mapping) -> Option<String> {
 }
 
 /// A file that is mapped, by all that leads to it.
-struct Wanted {
+struct MappedFile {
     pid: pid_t,
     path: Option<String>,
     identity: (u64, u64),
@@ -144,23 +144,23 @@ struct Wanted {
 }
 
 /// What was found where it should be.
-enum Found {
+enum FileMatch {
     /// It is the file that is mapped.
     Same(ImageBytes),
     /// A file of its name, if there is one, and why it may be another.
     Unsure(OpenError, Option<ImageBytes>),
 }
 
-impl Wanted {
+impl MappedFile {
     /// Looks for the file. May hang.
-    fn find(&self, copying: &Copying) -> Result<Found, OpenError> {
+    fn find(&self, copying: &Copying) -> Result<FileMatch, OpenError> {
         let mut reason = OpenError::Deleted;
         let mut unsure = None;
         if let Some(path) = &self.path {
             let root = Root::of_process(self.pid).map_err(OpenError::from);
             match root.and_then(|root| root.open(path, Links::All, copying)) {
                 Ok(file) if file.about().identity == self.identity => {
-                    return Ok(Found::Same(file.bytes(copying)?));
+                    return Ok(FileMatch::Same(file.bytes(copying)?));
                 }
                 Ok(file) => {
                     unsure = Some(file);
@@ -173,10 +173,10 @@ impl Wanted {
         // CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5)). Before the comparison of
         // heads, which are the same in files of one layout without build ids.
         if let Ok(file) = open_linked(self.pid, &self.link, copying) {
-            return Ok(Found::Same(file.bytes(copying)?));
+            return Ok(FileMatch::Same(file.bytes(copying)?));
         }
         let unsure = unsure.map(|file| file.bytes(copying)).transpose()?;
-        Ok(Found::Unsure(reason, unsure))
+        Ok(FileMatch::Unsure(reason, unsure))
     }
 }
 

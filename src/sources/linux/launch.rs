@@ -94,7 +94,7 @@ enum Request {
 
 /// Why there are no more [`Requests`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Served {
+pub(super) enum RequestsEnd {
     /// Nothing more is launched.
     All,
     /// The [`Spawner`] is gone, and another one may follow.
@@ -109,20 +109,20 @@ pub(super) fn spawner() -> (Spawner, Requests) {
 
 impl Requests {
     /// Forks in the calling thread what is asked for, until the [`Spawner`] is gone.
-    pub(super) fn serve(self) -> Served {
+    pub(super) fn serve(self) -> RequestsEnd {
         for request in self.0 {
-            let Request::Spawn { mut command, outcome } = request else { return Served::All };
+            let Request::Spawn { mut command, outcome } = request else { return RequestsEnd::All };
             let result = startup::with_signals_blocked(|| command.spawn()).map(drop);
             // With it the ends of its pipes go.
             drop(command);
             let _ = outcome.send(result);
         }
-        Served::Left
+        RequestsEnd::Left
     }
 }
 
 /// A process that waits to be let go to its `exec`.
-pub(super) struct Held {
+pub(super) struct HeldChild {
     /// Its process id.
     pub(super) pid: pid_t,
     /// There until it is let go.
@@ -142,7 +142,7 @@ impl Outcome {
 ///
 /// # Errors
 /// When no process could be made.
-pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<Held> {
+pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<HeldChild> {
     let (program, arguments) =
         launch.words.split_first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let (mut ready, tell_ready) = io::pipe()?;
@@ -174,7 +174,7 @@ pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<Held> {
         // The other ends are closed: fork itself failed, and the outcome says why.
         return Err(outcome.wait().err().unwrap_or_else(|| io::ErrorKind::Other.into()));
     }
-    Ok(Held { pid: pid_t::from_ne_bytes(pid), waits: Some((go, outcome)) })
+    Ok(HeldChild { pid: pid_t::from_ne_bytes(pid), waits: Some((go, outcome)) })
 }
 
 fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: RawFd) -> io::Result<()> {
@@ -188,16 +188,16 @@ fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: 
     wait_go.read_exact(&mut [0])
 }
 
-impl Held {
-    /// Lets the process go on to its `exec`; the result of that is for [`Started::join`].
-    pub(super) fn go(mut self) -> io::Result<Started> {
+impl HeldChild {
+    /// Lets the process go on to its `exec`; the result of that is for [`ExecOutcome::join`].
+    pub(super) fn go(mut self) -> io::Result<ExecOutcome> {
         let (mut go, outcome) = self.waits.take().ok_or(io::ErrorKind::BrokenPipe)?;
         go.write_all(&[1])?;
-        Ok(Started { outcome, known: None })
+        Ok(ExecOutcome { outcome, known: None })
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldChild {
     /// Waits for the end of a process that is not let go: it tells the thread that forked it that it
     /// could not run the command, and aborts with a message of its own if nobody is there any more.
     fn drop(&mut self) {
@@ -209,13 +209,13 @@ impl Drop for Held {
 }
 
 /// A process on its way through `exec`.
-pub(super) struct Started {
+pub(super) struct ExecOutcome {
     outcome: Outcome,
     known: Option<io::Result<()>>,
 }
 
-impl Started {
-    /// Whether it is known how `exec` went, so that [`Started::join`] returns at once. The thread that
+impl ExecOutcome {
+    /// Whether it is known how `exec` went, so that [`ExecOutcome::join`] returns at once. The thread that
     /// forked waits for a process that could not run its command, and such a wait, by any thread of the
     /// tracer's process, takes its stop before its end as well (kernel/exit.c,
     /// `wait_consider_task`): the tracer may never see one.

@@ -3,8 +3,8 @@
 //! PTRACE_SEIZE once, then for each sample PTRACE_INTERRUPT, wait, PTRACE_GETREGSET,
 //! process_vm_readv, PTRACE_CONT. Whether a thread ran is read from /proc, so a thread
 //! that waits is never touched; whether it was on a CPU when it was asked to stop tells
-//! `on_cpu.rs`. `trace.rs` is the loop over stops and signals, `standing.rs` one stop, `follow.rs` keeps up with threads and
-//! processes that come and go, `traced.rs` is one of the processes, `attach.rs`
+//! `on_cpu.rs`. `trace.rs` is the loop over stops and signals, `stopped_thread.rs` one stop, `follow.rs` keeps up with threads and
+//! processes that come and go, `process_entry.rs` is one of the processes, `attach.rs`
 //! and `launch.rs` are the two beginnings, `refusal.rs` says why attaching failed, `resume.rs` traces again
 //! after the profiler was suspended.
 //!
@@ -23,12 +23,12 @@ mod images;
 mod launch;
 mod moved_text;
 mod on_cpu;
-mod own;
 mod pe_text;
 mod perf;
 mod pieces;
 mod privileges;
 mod proc;
+mod process_entry;
 mod process_list;
 mod program_path;
 mod refusal;
@@ -38,21 +38,23 @@ mod reservation;
 mod resume;
 mod seccomp;
 mod sleeping_thread;
-mod standing;
 mod standstill;
+mod stopped_thread;
 mod sys;
 mod threads;
 mod trace;
-mod traced;
 mod tracer;
+mod tracer_cpu;
 
 use std::ffi::OsStr;
 use std::sync::Arc;
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::sources::{CallThread, Chosen, Recordable, Role, Sampling, Target, Way, signals};
-use launch::{Served, Spawner};
+use crate::sources::{
+    CallThread, ProcessSelection, Role, SampleSource, Sampling, SamplingMethod, Target, signals,
+};
+use launch::{RequestsEnd, Spawner};
 use tracer::Tracer;
 
 pub use account::{Account, account, is_root};
@@ -73,7 +75,7 @@ pub enum Source {
     /// A new one.
     Launch(Launch),
     /// Running ones, of which there may be more later.
-    Several(Chosen),
+    Several(ProcessSelection),
 }
 
 /// Prepares this process for tracing; call it from the first thread before others start,
@@ -116,7 +118,7 @@ pub fn with_source<R: Send>(
     source: &Source,
     sampling: Sampling,
     clock: RealClock,
-    body: impl FnOnce(Recordable<'_>) -> R + Send,
+    body: impl FnOnce(SampleSource<'_>) -> R + Send,
 ) -> Result<R> {
     let Sampling { way, off_cpu, children, .. } = sampling;
     refusal::check_open_files(source)?;
@@ -125,7 +127,7 @@ pub fn with_source<R: Send>(
         Ok(match by_kernel(source, &sampling, &clock, &spawner)? {
             Ok(mut source) => {
                 spawner.finish();
-                Ok(body(Recordable::Pushed(&mut source)))
+                Ok(body(SampleSource::Pushed(&mut source)))
             }
             Err(why) => Err((why, body)),
         })
@@ -136,7 +138,7 @@ pub fn with_source<R: Send>(
     };
     let refused = |why: String| Err(Error::new(ErrorKind::Attach, why));
     match source {
-        _ if way == Way::Perf => return refused(format!("cannot sample by --source perf: {why}")),
+        _ if way == SamplingMethod::Perf => return refused(format!("cannot sample by --source perf: {why}")),
         _ if off_cpu => return refused(format!("--off-cpu is recorded by perf_event only: {why}")),
         Source::Several(chosen) if !chosen.is_listed() => {
             return refused(format!("a part of the machine can be recorded by perf_event only: {why}"));
@@ -152,7 +154,7 @@ pub fn with_source<R: Send>(
         tracer.call(&mut || drop(privileges::restrict(Role::SamplingByPtrace)));
         target.chosen_because(why);
         target.set_tracer(Arc::clone(&tracer));
-        let result = body(Recordable::Stopped(&mut target));
+        let result = body(SampleSource::Stopped(&mut target));
         tracer.call(&mut || target.release());
         drop(target);
         // The last of it: now everything runs, and is not traced.
@@ -170,13 +172,13 @@ fn by_kernel(
 ) -> Result<std::result::Result<perf::PerfSource, String>> {
     let children = sampling.children;
     match source {
-        _ if sampling.way == Way::Ptrace => Ok(Err("--source ptrace".to_owned())),
+        _ if sampling.way == SamplingMethod::Ptrace => Ok(Err("--source ptrace".to_owned())),
         Source::Attach(pid) => {
-            let chosen = Chosen { pids: vec![*pid], children, ..Chosen::default() };
+            let chosen = ProcessSelection { pids: vec![*pid], children, ..ProcessSelection::default() };
             perf::attach(&chosen, sampling, clock.clone())
         }
         Source::Several(chosen) => {
-            let chosen = Chosen { children, ..chosen.clone() };
+            let chosen = ProcessSelection { children, ..chosen.clone() };
             perf::attach(&chosen, sampling, clock.clone())
         }
         Source::Launch(launch) => perf::launch(launch, sampling, clock.clone(), spawner),
@@ -202,7 +204,7 @@ fn in_thread<R: Send>(body: impl FnOnce(Spawner) -> Result<R> + Send) -> Result<
         let thread = thread.map_err(|error| {
             Error::new(ErrorKind::System, format!("cannot start a thread: {}", crate::error::io_text(&error)))
         })?;
-        if requests.serve() == Served::All {
+        if requests.serve() == RequestsEnd::All {
             // Whatever is launched has all privileges that this process was started with.
             let _ = privileges::restrict(Role::Waiting);
         }

@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::images::Maps;
-use super::proc::{self, Line};
+use super::proc::{self, MapsLine};
 use super::sys;
 use crate::addr::Avma;
 use crate::binary::elf::Elf;
@@ -84,7 +84,7 @@ impl Maps {
         }
     }
 
-    fn moved_text(&self, pid: pid_t, mapping: &Mapping, lines: &[Line]) -> Option<Mapping> {
+    fn moved_text(&self, pid: pid_t, mapping: &Mapping, lines: &[MapsLine]) -> Option<Mapping> {
         neighbours(&mapping.avma, lines).into_iter().flatten().find_map(|file| {
             let image = self.bytes(pid, &file.mapping).ok()?;
             let elf = Elf::parse(image.bytes()).ok()?;
@@ -113,7 +113,7 @@ struct Part {
     code: Range<u64>,
 }
 
-fn all_lines(pid: pid_t) -> Vec<Line> {
+fn all_lines(pid: pid_t) -> Vec<MapsLine> {
     let mut text = Vec::new();
     let read = File::open(format!("/proc/{pid}/maps")).and_then(|mut file| file.read_to_end(&mut text));
     if read.is_err() {
@@ -123,9 +123,9 @@ fn all_lines(pid: pid_t) -> Vec<Line> {
 }
 
 /// The nearest files in front of a mapping and behind it, without a hole between.
-fn neighbours<'l>(avma: &Range<Avma>, lines: &'l [Line]) -> [Option<&'l Line>; 2] {
+fn neighbours<'l>(avma: &Range<Avma>, lines: &'l [MapsLine]) -> [Option<&'l MapsLine>; 2] {
     let Some(at) = lines.iter().position(|line| line.mapping.avma == *avma) else { return [None, None] };
-    let is_file = |line: &&Line| line.mapping.kind == MappingKind::File && !line.is_ambiguous;
+    let is_file = |line: &&MapsLine| line.mapping.kind == MappingKind::File && !line.is_ambiguous;
     let mut edge = avma.start;
     let mut before = lines[..at].iter().rev().take_while(|line| {
         let touches = line.mapping.avma.end == edge;
@@ -139,7 +139,7 @@ fn neighbours<'l>(avma: &Range<Avma>, lines: &'l [Line]) -> [Option<&'l Line>; 2
         touches
     });
     let (before, behind) = (before.find(is_file), behind.find(is_file));
-    let is_other = |line: &&Line| before.is_none_or(|one| one.mapping.identity != line.mapping.identity);
+    let is_other = |line: &&MapsLine| before.is_none_or(|one| one.mapping.identity != line.mapping.identity);
     [before, behind.filter(is_other)]
 }
 
@@ -197,7 +197,7 @@ mod tests {
 
     const BASE: u64 = 0x5555_0000_0000;
 
-    fn lines(text: &str) -> Vec<Line> {
+    fn lines(text: &str) -> Vec<MapsLine> {
         proc::mappings(text.as_bytes()).collect()
     }
 

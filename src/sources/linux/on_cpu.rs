@@ -49,9 +49,9 @@ const INTERRUPTS_NS: u64 = 1_000;
 
 /// When what happened to a stop, nanoseconds of the engine's clock.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
+pub(super) struct StopTimes {
     /// The look at the thread began.
-    pub(super) looked_ns: u64,
+    pub(super) polled_ns: u64,
     /// It was asked to stop.
     pub(super) asked_ns: u64,
     /// It was seen to stand.
@@ -73,7 +73,7 @@ const GAP_MAX_NS: u64 = 2_000;
 ///   the tracer took that CPU from it. Not if the tracer came late: then the CPU itself was
 ///   held up (asleep, or a virtual one that was not run), and threads that were woken in the
 ///   meantime began as late as the tracer did.
-pub(super) fn was_on_cpu(before: Sched, stopped: Sched, times: Times, stint: Option<Stint>) -> bool {
+pub(super) fn was_on_cpu(before: Sched, stopped: Sched, times: StopTimes, stint: Option<Stint>) -> bool {
     match stopped.switches.wrapping_sub(before.switches) {
         0 => true,
         1 => {
@@ -82,7 +82,7 @@ pub(super) fn was_on_cpu(before: Sched, stopped: Sched, times: Times, stint: Opt
             let displaced = |stint: Stint| {
                 !stint.late && waited_ns.checked_sub(stint.kept_ns).is_some_and(|more| more <= INTERRUPTS_NS)
             };
-            let gap_ns = times.asked_ns.saturating_sub(times.looked_ns).min(GAP_MAX_NS);
+            let gap_ns = times.asked_ns.saturating_sub(times.polled_ns).min(GAP_MAX_NS);
             ran_ns.saturating_add(gap_ns) >= times.seen_ns.saturating_sub(times.asked_ns)
                 || stint.is_some_and(displaced)
         }
@@ -138,7 +138,7 @@ mod tests {
     }
 
     fn asked(stopped: Sched, stint: Option<Stint>) -> bool {
-        was_on_cpu(BEFORE, stopped, Times { looked_ns: 8_000, asked_ns: 10_000, seen_ns: 22_000 }, stint)
+        was_on_cpu(BEFORE, stopped, StopTimes { polled_ns: 8_000, asked_ns: 10_000, seen_ns: 22_000 }, stint)
     }
 
     #[test]

@@ -11,7 +11,7 @@ use libc::pid_t;
 
 use super::images::Maps;
 use super::moved_text::{PAGE_BYTES, PAGES_COMPARED};
-use super::proc::Line;
+use super::proc::MapsLine;
 use super::sys;
 use crate::addr::Avma;
 use crate::binary::pe::{Pe, Section};
@@ -22,7 +22,7 @@ const MAX_PARTS: usize = 16;
 
 impl Maps {
     /// The parts of a PE file that an anonymous mapping stands for; empty if it stands for none.
-    pub(super) fn pe_text(&self, pid: pid_t, mapping: &Mapping, lines: &[Line]) -> Vec<Mapping> {
+    pub(super) fn pe_text(&self, pid: pid_t, mapping: &Mapping, lines: &[MapsLine]) -> Vec<Mapping> {
         let Some(head) = head(&mapping.avma, lines) else { return Vec::new() };
         let base = head.avma.start;
         let mut magic = [0; 2];
@@ -68,7 +68,7 @@ fn cover(mapping: &Mapping, parts: Vec<Mapping>) -> Vec<Mapping> {
 }
 
 /// The nearest mapping in front that a file begins in.
-fn head<'l>(avma: &Range<Avma>, lines: &'l [Line]) -> Option<&'l Mapping> {
+fn head<'l>(avma: &Range<Avma>, lines: &'l [MapsLine]) -> Option<&'l Mapping> {
     let before = lines.iter().rev().skip_while(|line| line.mapping.avma.start >= avma.start);
     let mut files =
         before.filter(|line| line.mapping.kind == MappingKind::File && line.mapping.file_offset == 0);
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn memory_behind_headers_is_the_sections_that_belong_there() {
-        let lines: Vec<Line> = proc::mappings(MAPS.as_bytes()).collect();
+        let lines: Vec<MapsLine> = proc::mappings(MAPS.as_bytes()).collect();
         let avma = &lines[2].mapping.avma;
         assert_eq!(head(avma, &lines).map(|head| head.path.as_str()), Some("/opt/work.exe"));
         assert!(head(&lines[0].mapping.avma, &lines).is_none());
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn what_is_of_no_section_stays_anonymous() {
-        let lines: Vec<Line> = proc::mappings(MAPS.as_bytes()).collect();
+        let lines: Vec<MapsLine> = proc::mappings(MAPS.as_bytes()).collect();
         let (head, whole) = (&lines[1].mapping, &lines[2].mapping);
         let part = Mapping { avma: BASE + 0x2000..BASE + 0x3000, ..head.clone() };
         let covered = cover(whole, vec![part.clone()]);

@@ -90,7 +90,7 @@ pub(super) fn waits_at(text: &[u8]) -> Option<(Avma, Avma)> {
 /// A system call that a thread waits in.
 #[cfg(any(test, target_arch = "aarch64"))]
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Waiting {
+pub(super) struct BlockedCall {
     /// Which one.
     pub(super) number: i64,
     /// Its first argument.
@@ -102,12 +102,12 @@ pub(super) struct Waiting {
 
 /// The call in `/proc/TID/syscall`; `None` for a thread that waits in none, or runs.
 #[cfg(any(test, target_arch = "aarch64"))]
-pub(super) fn waiting(text: &[u8]) -> Option<Waiting> {
+pub(super) fn waiting(text: &[u8]) -> Option<BlockedCall> {
     let mut fields = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
     let number = fields.next()?.parse().ok().filter(|number| *number >= 0)?;
     let first = u64::from_str_radix(fields.next()?.strip_prefix("0x")?, 16).ok()?;
     let (sp, pc) = waits_at(text)?;
-    Some(Waiting { number, first, sp, pc })
+    Some(BlockedCall { number, first, sp, pc })
 }
 
 /// What a state letter means for sampling.
@@ -126,7 +126,7 @@ pub(super) fn status_value<'t>(text: &'t str, key: &str) -> Option<&'t str> {
 }
 
 /// A line of `/proc/PID/maps`: the mapping, and whether its code may run.
-pub(super) struct Line {
+pub(super) struct MapsLine {
     pub(super) mapping: Mapping,
     pub(super) executable: bool,
     /// The path has what stands for a newline, or for itself.
@@ -135,12 +135,12 @@ pub(super) struct Line {
 
 /// The lines of `/proc/PID/maps`, in its order (by address). Lines that are not of the
 /// known form are left out.
-pub(super) fn mappings(text: &[u8]) -> impl Iterator<Item = Line> + '_ {
+pub(super) fn mappings(text: &[u8]) -> impl Iterator<Item = MapsLine> + '_ {
     text.split(|byte| *byte == b'\n').filter_map(line)
 }
 
 /// `55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234    /usr/bin/program`
-fn line(line: &[u8]) -> Option<Line> {
+fn line(line: &[u8]) -> Option<MapsLine> {
     let line = String::from_utf8_lossy(line);
     let mut fields = line.splitn(6, ' ');
     let (start, end) = fields.next()?.split_once('-')?;
@@ -165,7 +165,7 @@ fn line(line: &[u8]) -> Option<Line> {
     let avma = Avma(hex(start)?)..Avma(hex(end)?);
     let is_ambiguous = kind == MappingKind::File && escaped.contains(NEWLINE);
     let mapping = Mapping { avma, file_offset, path, kind, identity: (device, inode) };
-    Some(Line { mapping, executable, is_ambiguous })
+    Some(MapsLine { mapping, executable, is_ambiguous })
 }
 
 /// How the kernel writes a newline in a path; everything else stands as it is, a backslash included.
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(waits_at(b"running\n"), None);
         let in_call = b"22 0x5 0x0 0x0 0x7f 0x0 0x7f 0xffffcab0fe10 0xffff62011d17\n";
         let (sp, pc) = (Avma(0xffff_cab0_fe10), Avma(0xffff_6201_1d17));
-        assert_eq!(waiting(in_call), Some(Waiting { number: 22, first: 5, sp, pc }));
+        assert_eq!(waiting(in_call), Some(BlockedCall { number: 22, first: 5, sp, pc }));
         assert_eq!(waiting(b"-1 0xffffcab0fe10 0xffff62011d17\n"), None);
         assert_eq!(waiting(b"running\n"), None);
     }

@@ -11,7 +11,7 @@
 use libc::{c_int, pid_t};
 
 use super::sleeping_thread;
-use super::standing::{Resume, Standing, ignores};
+use super::stopped_thread::{Resume, StoppedThread, ignores};
 use super::sys;
 use super::trace::LinuxTarget;
 use crate::clock::Clock;
@@ -142,8 +142,8 @@ pub(super) struct RepeatedWait {
 impl LinuxTarget {
     /// Repairs the call that a stop interrupted, of the thread whose registers were read, and decides how
     /// it goes on. `asked`: the stop is one that was asked for, which finds waits that have just begun.
-    pub(super) fn repair(&mut self, standing: &mut Standing, asked: bool) {
-        let (tid, signal) = (standing.tid, standing.signal);
+    pub(super) fn repair(&mut self, stopped: &mut StoppedThread, asked: bool) {
+        let (tid, signal) = (stopped.tid, stopped.signal);
         let Some(thread) = self.threads.get_mut(&tid) else { return };
         thread.job_stopped = false;
         let is_handled = || signal != 0 && !ignores(tid, signal);
@@ -165,7 +165,7 @@ impl LinuxTarget {
             // Its handler ends the wait.
             thread.repeated = None;
         }
-        standing.resume = match thread.repeated {
+        stopped.resume = match thread.repeated {
             _ if self.releasing => Resume::Detach,
             Some(_) => Resume::UntilCall,
             None => Resume::Continue,
@@ -174,13 +174,13 @@ impl LinuxTarget {
 
     /// Handles a stop at the entry or the exit of a restarted wait.
     pub(super) fn at_call(&mut self, tid: pid_t) {
-        let mut standing = Standing::new(tid);
-        standing.resume = match self.goes_on_repeating(tid) {
+        let mut stopped = StoppedThread::new(tid);
+        stopped.resume = match self.goes_on_repeating(tid) {
             _ if self.releasing => Resume::Detach,
             true => Resume::UntilCall,
             false => Resume::Continue,
         };
-        self.let_go(standing);
+        self.let_go(stopped);
     }
 
     /// Whether a thread at the entry or the exit of its repeated wait still makes it.

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use libc::pid_t;
 
-use super::standing::Standing;
+use super::stopped_thread::StoppedThread;
 use super::trace::LinuxTarget;
 use super::{proc, sys, threads};
 use crate::clock::Clock;
@@ -119,7 +119,7 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
 impl LinuxTarget {
     /// Whether a thread that the kernel has attached must not run while it is traced, and the tracing has to
     /// end. It stands until then, so that no other takes the signals of the first.
-    pub(super) fn must_end_before(&mut self, new: &Standing) -> bool {
+    pub(super) fn must_end_before(&mut self, new: &StoppedThread) -> bool {
         let tid = new.tid;
         if restart_rule(tid) == RestartRule::Allowed {
             return false;

@@ -40,7 +40,7 @@ pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut 
     (capture.stack_base, capture.only_kernel) = (sp, false);
     capture.kernel.clear();
     capture.pieces.clear();
-    (capture.pause_ns, capture.stood_ns, capture.stack_limit, capture.look) = (0, 0, None, None);
+    (capture.pause_ns, capture.stood_ns, capture.stack_limit, capture.status) = (0, 0, None, None);
     SleepingThread::Captured
 }
 

@@ -18,7 +18,7 @@ use crate::sources::ExitStatus;
 
 /// `wait` status of a traced thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Waited {
+pub(super) enum WaitStatus {
     /// Stopped; the signal and ptrace event of `si_status` (see ptrace(2)).
     Stopped { tid: pid_t, signal: c_int, event: c_int },
     /// Ended by `exit`.
@@ -27,20 +27,22 @@ pub(super) enum Waited {
     Killed { tid: pid_t, signal: c_int },
 }
 
-impl Waited {
+impl WaitStatus {
     /// Which thread.
     pub(super) fn tid(self) -> pid_t {
         match self {
-            Waited::Stopped { tid, .. } | Waited::Exited { tid, .. } | Waited::Killed { tid, .. } => tid,
+            WaitStatus::Stopped { tid, .. }
+            | WaitStatus::Exited { tid, .. }
+            | WaitStatus::Killed { tid, .. } => tid,
         }
     }
 
     /// How it ended, if it has.
     pub(super) fn exit_status(self) -> Option<ExitStatus> {
         match self {
-            Waited::Exited { code, .. } => Some(ExitStatus::Code(code)),
-            Waited::Killed { signal, .. } => Some(ExitStatus::Signal(signal)),
-            Waited::Stopped { .. } => None,
+            WaitStatus::Exited { code, .. } => Some(ExitStatus::Code(code)),
+            WaitStatus::Killed { signal, .. } => Some(ExitStatus::Signal(signal)),
+            WaitStatus::Stopped { .. } => None,
         }
     }
 }
@@ -203,12 +205,12 @@ pub(super) fn read_memory(pid: pid_t, from: u64, into: &mut [u8]) -> io::Result<
 }
 
 /// Of what the calling thread traces. Never blocks.
-fn wait_traced(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Waited>> {
+fn wait_traced(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<WaitStatus>> {
     wait(which, tid, flags | libc::__WALL | libc::__WNOTHREAD)
 }
 
 /// waitid(2), which never blocks.
-fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Waited>> {
+fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<WaitStatus>> {
     // SAFETY: siginfo_t is plain data for which all zeroes is a value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let flags = flags | libc::WNOHANG;
@@ -223,9 +225,9 @@ fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Wa
         return Ok(None);
     }
     Ok(Some(match info.si_code {
-        libc::CLD_EXITED => Waited::Exited { tid, code: status },
-        libc::CLD_KILLED | libc::CLD_DUMPED => Waited::Killed { tid, signal: status },
-        _ => Waited::Stopped { tid, signal: status & 0xff, event: status >> 8 },
+        libc::CLD_EXITED => WaitStatus::Exited { tid, code: status },
+        libc::CLD_KILLED | libc::CLD_DUMPED => WaitStatus::Killed { tid, signal: status },
+        _ => WaitStatus::Stopped { tid, signal: status & 0xff, event: status >> 8 },
     }))
 }
 
@@ -235,24 +237,24 @@ fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Wa
 /// WNOWAIT leaves the stop as it is until it is continued: a wait that takes it clears the
 /// signal that is on its way (kernel/exit.c, wait_task_stopped), which then was lost if
 /// this process were killed before PTRACE_CONT gave it back.
-pub(super) fn look_for_stopped() -> io::Result<Option<Waited>> {
+pub(super) fn look_for_stopped() -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOWAIT)
 }
 
 /// Takes a stop that [`look_for_stopped`] showed and that has no signal on its way. After
 /// an exec by another thread than the first, the kernel lets nobody continue a thread whose
 /// new number was not waited for (kernel/ptrace.c, `looks_like_a_spurious_pid`).
-pub(super) fn take_stop(tid: pid_t) -> io::Result<Option<Waited>> {
+pub(super) fn take_stop(tid: pid_t) -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_PID, tid, libc::WSTOPPED)
 }
 
 /// A thread that has ended; it stays a zombie (its /proc files still tell) until [`reap`].
-pub(super) fn peek_exited() -> io::Result<Option<Waited>> {
+pub(super) fn peek_exited() -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT)
 }
 
 /// Takes the end of a thread that [`peek_exited`] showed; its real parent is told now.
-pub(super) fn reap(tid: pid_t) -> io::Result<Option<Waited>> {
+pub(super) fn reap(tid: pid_t) -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_PID, tid, libc::WEXITED)
 }
 
@@ -482,9 +484,9 @@ mod tests {
             kill(pid, libc::SIGUSR1)?;
             for _ in 0..60_000 {
                 match look_for_stopped()? {
-                    Some(Waited::Stopped { signal: libc::SIGUSR1, event: 0, .. }) => return Ok(()),
+                    Some(WaitStatus::Stopped { signal: libc::SIGUSR1, event: 0, .. }) => return Ok(()),
                     // SIGCHLD of the `sleep`s of the script.
-                    Some(Waited::Stopped { tid, signal, .. }) => cont(tid, signal)?,
+                    Some(WaitStatus::Stopped { tid, signal, .. }) => cont(tid, signal)?,
                     _ => std::thread::sleep(Duration::from_millis(1)),
                 }
             }

@@ -14,16 +14,16 @@ use super::proc;
 use super::registers::Calls;
 use super::repeated_wait::RepeatedWait;
 use crate::addr::Avma;
-use crate::sources::{Activity, Fault, Look};
+use crate::sources::{Activity, Fault, ThreadStatus};
 
 /// A stop that was asked for and not yet seen.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
-    pub(super) window_bytes: usize,
+    pub(super) stack_bytes: usize,
     pub(super) keep_waiting: bool,
     pub(super) asked_ns: u64,
     /// When the look before it was asked began.
-    pub(super) looked_ns: u64,
+    pub(super) polled_ns: u64,
     /// The scheduler's figures of that look.
     pub(super) before: Sched,
 }
@@ -49,8 +49,8 @@ pub(super) struct Thread {
     stat: File,
     wchan: Option<File>,
     /// The last look, and the figures that it was made of.
-    last: Option<Look>,
-    looked_ns: u64,
+    last: Option<ThreadStatus>,
+    polled_ns: u64,
     sched: Sched,
     /// The figures when the thread was last seen to be on no CPU: exact.
     off_cpu: Sched,
@@ -82,7 +82,7 @@ impl Thread {
             stat: File::open(format!("/proc/{pid}/task/{tid}/stat"))?,
             wchan: File::open(format!("/proc/{pid}/task/{tid}/wchan")).ok(),
             last: None,
-            looked_ns: 0,
+            polled_ns: 0,
             sched: Sched::default(),
             off_cpu: Sched::default(),
             doubted: false,
@@ -104,8 +104,8 @@ impl Thread {
     }
 
     /// One look from outside, at `now_ns`.
-    pub(super) fn look(&mut self, now_ns: u64, wchan: &mut Wchan) -> Result<Look, Fault> {
-        self.looked_ns = now_ns;
+    pub(super) fn poll(&mut self, now_ns: u64, wchan: &mut Wchan) -> Result<ThreadStatus, Fault> {
+        self.polled_ns = now_ns;
         let sched = self.sched().ok_or(Fault::ThreadGone)?;
         let moved = std::mem::replace(&mut self.sched, sched) != sched;
         self.still_since_ns = if moved { None } else { self.still_since_ns.or(Some(now_ns)) };
@@ -124,9 +124,9 @@ impl Thread {
                 other
             }
         };
-        let look = Look { cpu_ns: sched.cpu_ns, switches: sched.switches, activity };
-        self.last = Some(look);
-        Ok(look)
+        let status = ThreadStatus { cpu_ns: sched.cpu_ns, switches: sched.switches, activity };
+        self.last = Some(status);
+        Ok(status)
     }
 
     fn activity(&mut self, wchan: &mut Wchan) -> Result<Activity, Fault> {
@@ -159,7 +159,7 @@ impl Thread {
 
     /// When the last look began, and the figures that it was made of.
     pub(super) fn looked(&self) -> (u64, Sched) {
-        (self.looked_ns, self.sched)
+        (self.polled_ns, self.sched)
     }
 
     /// How long the wait had lasted at least from which the thread was woken by a stop, nanoseconds.

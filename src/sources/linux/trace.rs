@@ -1,4 +1,4 @@
-//! The tracing loop: who has stopped and why, what has ended, and when to sleep. `standing.rs` is one
+//! The tracing loop: who has stopped and why, what has ended, and when to sleep. `stopped_thread.rs` is one
 //! stop, `follow.rs` keeps up with threads and processes that come and go.
 
 use std::collections::VecDeque;
@@ -11,21 +11,21 @@ use hashbrown::HashMap;
 use libc::{c_int, pid_t};
 
 use super::file_pages::FilePages;
-use super::own::Own;
+use super::process_entry::ProcessEntry;
 use super::repeated_wait::AT_CALL;
 use super::sleeping_thread;
-use super::standing::Standing;
-use super::sys::{self, Waited};
+use super::stopped_thread::StoppedThread;
+use super::sys::{self, WaitStatus};
 use super::threads::{Pending, Thread, Wchan};
-use super::traced::Traced;
 use super::tracer::Tracer;
+use super::tracer_cpu::TracerCpu;
 use super::{proc, registers};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
 use crate::sources::{
-    CallThread, Capture, Event, ExitStatus, Fault, Look, Observed, Process, SleepingThread, Target, ThreadId,
-    signals,
+    CallThread, Capture, Event, ExitStatus, Fault, Observed, Process, SleepingThread, Target, ThreadId,
+    ThreadStatus, signals,
 };
 
 /// The signal that the tracer thread waits for; blocked in every thread of the profiler.
@@ -45,7 +45,7 @@ const FILE_PAGES_NS: u64 = 5_000_000;
 pub struct LinuxTarget {
     /// The process that the recording is of; 0 for what stands for several.
     pub(super) main: pid_t,
-    pub(super) processes: HashMap<pid_t, Traced>,
+    pub(super) processes: HashMap<pid_t, ProcessEntry>,
     /// Threads of all processes.
     pub(super) threads: HashMap<pid_t, Thread>,
     /// Processes that the threads start are traced, too.
@@ -57,7 +57,7 @@ pub struct LinuxTarget {
     /// Processes that have ended, of which the engine may still ask until it wants the next event.
     pub(super) gone: Vec<pid_t>,
     /// A thread that stands on its way out, until the engine wants the next event.
-    pub(super) leaving: Option<Standing>,
+    pub(super) leaving: Option<StoppedThread>,
     pub(super) clock: RealClock,
     pub(super) queue: VecDeque<Event>,
     pub(super) raw: registers::Block,
@@ -67,7 +67,7 @@ pub struct LinuxTarget {
     poll_until_ns: u64,
     /// When the last sleep ended.
     pub(super) slept_until_ns: u64,
-    pub(super) own: Own,
+    pub(super) own: TracerCpu,
     wchan: Wchan,
     /// Why some of the processes are not traced.
     not_all: Option<String>,
@@ -105,7 +105,7 @@ impl LinuxTarget {
     pub(super) fn new(pid: pid_t, process: Process, children: bool, clock: RealClock) -> LinuxTarget {
         LinuxTarget {
             main: pid,
-            processes: HashMap::from([(pid, Traced::new(pid, process))]),
+            processes: HashMap::from([(pid, ProcessEntry::new(pid, process))]),
             threads: HashMap::new(),
             children,
             ends_with: Vec::new(),
@@ -118,7 +118,7 @@ impl LinuxTarget {
             outstanding: 0,
             poll_until_ns: 0,
             slept_until_ns: 0,
-            own: Own::new(),
+            own: TracerCpu::new(),
             wchan: Wchan::default(),
             not_all: None,
             launched: false,
@@ -150,12 +150,12 @@ impl LinuxTarget {
         });
     }
 
-    fn main(&self) -> &Traced {
+    fn main(&self) -> &ProcessEntry {
         // It is there from the beginning to the end.
         self.processes.get(&self.main).unwrap_or_else(|| unreachable!("the main process is kept"))
     }
 
-    fn main_mut(&mut self) -> &mut Traced {
+    fn main_mut(&mut self) -> &mut ProcessEntry {
         let main = self.processes.get_mut(&self.main);
         main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
@@ -189,13 +189,13 @@ impl LinuxTarget {
                 None
             }
             // A signal of the target's own, on its way to it.
-            0 => self.collect_if_pending(Standing::on_its_way(tid, signal), capture),
+            0 => self.collect_if_pending(StoppedThread::on_its_way(tid, signal), capture),
             libc::PTRACE_EVENT_STOP => {
                 let by_job_control = signal != libc::SIGTRAP;
-                let mut standing = Standing::new(tid);
-                standing.by_job_control = by_job_control;
+                let mut stopped = StoppedThread::new(tid);
+                stopped.by_job_control = by_job_control;
                 match () {
-                    () if !self.knows(tid) => self.new_thread(standing),
+                    () if !self.knows(tid) => self.new_thread(stopped),
                     // SIGSTOP and its kind took effect: the thread stays stopped until SIGCONT.
                     () if by_job_control => {
                         if let Some(thread) = self.threads.get_mut(&tid) {
@@ -205,18 +205,18 @@ impl LinuxTarget {
                         let outcome = self.read_stopped(tid, pending, capture);
                         Some(Event::Stopped { thread: thread_id(tid), outcome })
                     }
-                    () => self.collect_if_pending(standing, capture),
+                    () => self.collect_if_pending(stopped, capture),
                 }
             }
             libc::PTRACE_EVENT_EXEC => {
                 let _ = sys::take_stop(tid);
-                self.exec(Standing::new(tid))
+                self.exec(StoppedThread::new(tid))
             }
-            libc::PTRACE_EVENT_EXIT => self.leaves(Standing::new(tid), capture),
+            libc::PTRACE_EVENT_EXIT => self.leaves(StoppedThread::new(tid), capture),
             // PTRACE_EVENT_CLONE, _FORK and _VFORK: what is new reports itself.
             _ => {
                 self.announce(tid);
-                self.collect_if_pending(Standing::new(tid), capture)
+                self.collect_if_pending(StoppedThread::new(tid), capture)
             }
         }
     }
@@ -251,7 +251,7 @@ impl LinuxTarget {
     pub(super) fn forget_stops(&mut self) {
         self.leaving = None;
         // Of the thread that traces from now on.
-        self.own = Own::new();
+        self.own = TracerCpu::new();
         self.announced.clear();
         self.outstanding = 0;
         self.releasing = false;
@@ -309,7 +309,7 @@ impl LinuxTarget {
             self.check_filters()?;
             let before_ns = self.clock.now_ns();
             match sys::look_for_stopped() {
-                Ok(Some(Waited::Stopped { tid, signal, event })) => {
+                Ok(Some(WaitStatus::Stopped { tid, signal, event })) => {
                     if let Some(event) = self.stopped(tid, signal, event, capture) {
                         return Ok(event);
                     }
@@ -401,9 +401,9 @@ impl Target for LinuxTarget {
         self.processes.get_mut(&pid).map(|process| process as &mut dyn Observed)
     }
 
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
         let now_ns = self.clock.now_ns();
-        self.threads.get_mut(&tid_of(thread)).ok_or(Fault::ThreadGone)?.look(now_ns, &mut self.wchan)
+        self.threads.get_mut(&tid_of(thread)).ok_or(Fault::ThreadGone)?.poll(now_ns, &mut self.wchan)
     }
 
     fn prefetches(&self) -> bool {
@@ -417,7 +417,7 @@ impl Target for LinuxTarget {
         }
     }
 
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
         let tid = tid_of(thread);
         let entry = self.threads.get_mut(&tid).ok_or(Fault::ThreadGone)?;
         if entry.pending.is_some() {
@@ -431,8 +431,8 @@ impl Target for LinuxTarget {
             entry.doubt();
             return Err(Fault::ThreadGone);
         }
-        let (looked_ns, before) = entry.looked();
-        entry.pending = Some(Pending { window_bytes, keep_waiting, asked_ns, looked_ns, before });
+        let (polled_ns, before) = entry.looked();
+        entry.pending = Some(Pending { stack_bytes, keep_waiting, asked_ns, polled_ns, before });
         self.outstanding += 1;
         // Read only now: what passes between the look and the stop is time in which the thread
         // may leave its CPU.

@@ -29,14 +29,14 @@ const ADDRESS_BITS: i32 = 47;
 
 /// A task that we hold a right to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Acquired {
+pub(super) struct OwnedTask {
     pub(super) task: TaskPort,
     pub(super) pid: i32,
     pub(super) start_us: u64,
 }
 
 /// Takes the task port of a process. A port that is 0 is a process without task.
-pub(super) fn acquire_once(kernel: &dyn MachKernel, pid: i32) -> std::result::Result<Acquired, KernReturn> {
+pub(super) fn acquire_once(kernel: &dyn MachKernel, pid: i32) -> std::result::Result<OwnedTask, KernReturn> {
     let mut taken = kernel.task_for_pid(pid);
     for _ in 0..INTERRUPTED_TRIES {
         if taken == Err(KernReturn::Aborted) {
@@ -50,7 +50,7 @@ pub(super) fn acquire_once(kernel: &dyn MachKernel, pid: i32) -> std::result::Re
         return Err(KernReturn::Failure);
     }
     let start_us = kernel.proc_bsdinfo(pid).map_or(0, |info| info.start_us);
-    Ok(Acquired { task, pid, start_us })
+    Ok(OwnedTask { task, pid, start_us })
 }
 
 /// Attaches to a running process.
@@ -76,7 +76,7 @@ pub(super) fn launch<'k>(kernel: &'k dyn MachKernel, command: &[OsString]) -> Re
             if error.kind() == std::io::ErrorKind::NotFound { "; check the name or give a path" } else { "" };
         Error::new(ErrorKind::Attach, format!("cannot run `{program}`: {}{next}", io_text(&error)))
     })?;
-    let mut waiting = Waiting { kernel, pid: Some(pid) };
+    let mut waiting = SuspendedChild { kernel, pid: Some(pid) };
     let attached = take(kernel, pid, true).and_then(|target| waiting.go().map(|()| target));
     // Whatever failed, that it ended by itself is the cause.
     attached.map_err(|error| match waiting.ended() {
@@ -86,12 +86,12 @@ pub(super) fn launch<'k>(kernel: &'k dyn MachKernel, command: &[OsString]) -> Re
 }
 
 /// A process that was started and has not run an instruction.
-struct Waiting<'k> {
+struct SuspendedChild<'k> {
     kernel: &'k dyn MachKernel,
     pid: Option<i32>,
 }
 
-impl Waiting<'_> {
+impl SuspendedChild<'_> {
     /// Lets it run: it was stopped once and is continued once.
     fn go(&mut self) -> Result<()> {
         let Some(pid) = self.pid else { return Ok(()) };
@@ -129,7 +129,7 @@ impl Waiting<'_> {
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for SuspendedChild<'_> {
     /// A command that could not be attached to would stay stopped for ever.
     fn drop(&mut self) {
         if let Some(pid) = self.pid.take() {

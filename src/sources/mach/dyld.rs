@@ -167,7 +167,7 @@ impl Infos {
 }
 
 /// What one reading of the structure gave.
-enum Listed {
+enum ImageListing {
     /// The list, and whether each image of it could be read.
     Images(Infos, Vec<Arc<RemoteImage>>, bool),
     /// dyld has not begun.
@@ -247,10 +247,10 @@ impl Dyld {
             }
             let listed = match self.place {
                 Some(place) => self.list(memory, pid, place),
-                None => Ok(Listed::NotBegun),
+                None => Ok(ImageListing::NotBegun),
             };
             match listed {
-                Ok(Listed::Images(infos, images, whole)) => {
+                Ok(ImageListing::Images(infos, images, whole)) => {
                     self.settled = infos.initialized;
                     self.timestamp =
                         (whole || self.is_torn_for_good(infos.timestamp)).then_some(infos.timestamp);
@@ -258,7 +258,7 @@ impl Dyld {
                     self.take(images);
                     return Ok(());
                 }
-                Ok(Listed::NotBegun) if self.images.is_empty() || !self.settled => {
+                Ok(ImageListing::NotBegun) if self.images.is_empty() || !self.settled => {
                     self.scan_at(memory, pid, now_ns);
                     if self.images.is_empty() {
                         return Err(NOT_NOW);
@@ -267,7 +267,7 @@ impl Dyld {
                     self.timestamp = self.place.map(|_| 0);
                     return Ok(());
                 }
-                Ok(Listed::NotBegun | Listed::NotNow) => {}
+                Ok(ImageListing::NotBegun | ImageListing::NotNow) => {}
                 Err(_) => self.place = None,
             }
         }
@@ -301,18 +301,18 @@ impl Dyld {
     }
 
     /// Reads the list at `place`.
-    fn list(&self, memory: &Memory<'_>, pid: i32, place: (u64, u64)) -> Kern<Listed> {
+    fn list(&self, memory: &Memory<'_>, pid: i32, place: (u64, u64)) -> Kern<ImageListing> {
         let before = Infos::read(memory, place)?;
         if before.array == 0 {
             // Before dyld has begun its pointers are not even rebased.
-            return Ok(if before.timestamp == 0 { Listed::NotBegun } else { Listed::NotNow });
+            return Ok(if before.timestamp == 0 { ImageListing::NotBegun } else { ImageListing::NotNow });
         }
         let count = (before.count as usize).min(MAX_IMAGES);
         let mut entries = vec![0; count * ENTRY_BYTES];
         let read = memory.exact(before.array, &mut entries);
         let after = Infos::read(memory, place)?;
         if read.is_err() || !after.same_list(&before) {
-            return Ok(Listed::NotNow);
+            return Ok(ImageListing::NotNow);
         }
         let mut whole = true;
         let mut images = Vec::with_capacity(count + 1);
@@ -330,7 +330,11 @@ impl Dyld {
         }
         // Headers are only as good as the list that led to them.
         let last = Infos::read(memory, place)?;
-        Ok(if last.same_list(&after) { Listed::Images(last, images, whole) } else { Listed::NotNow })
+        Ok(if last.same_list(&after) {
+            ImageListing::Images(last, images, whole)
+        } else {
+            ImageListing::NotNow
+        })
     }
 
     /// The image whose header is at `load`; `None` if there is none to be read.

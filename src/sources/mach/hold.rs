@@ -12,10 +12,10 @@ use super::threads::is_gone;
 pub(super) struct Hold<'k> {
     kernel: &'k dyn MachKernel,
     task: TaskPort,
-    by: Option<By>,
+    by: Option<HoldMethod>,
 }
 
-enum By {
+enum HoldMethod {
     /// `task_suspend2`.
     Token(SuspensionToken),
     /// `task_suspend`.
@@ -26,10 +26,10 @@ impl<'k> Hold<'k> {
     /// Suspends the task; returns once no thread of it is on a CPU.
     pub(super) fn begin(kernel: &'k dyn MachKernel, task: TaskPort) -> Kern<Hold<'k>> {
         let by = match kernel.task_suspend2(task) {
-            Ok(token) => By::Token(token),
+            Ok(token) => HoldMethod::Token(token),
             Err(failed) if is_gone(failed) => return Err(failed),
             // A kernel that has no such call still has the older one.
-            Err(failed) => kernel.task_suspend(task).map(|()| By::Count).map_err(|_| failed)?,
+            Err(failed) => kernel.task_suspend(task).map(|()| HoldMethod::Count).map_err(|_| failed)?,
         };
         Ok(Hold { kernel, task, by: Some(by) })
     }
@@ -37,8 +37,8 @@ impl<'k> Hold<'k> {
     fn release(&mut self) {
         // A failure means that the task has died, and with it what it was held by.
         let _ = match self.by.take() {
-            Some(By::Token(token)) => self.kernel.task_resume2(token),
-            Some(By::Count) => self.kernel.task_resume(self.task),
+            Some(HoldMethod::Token(token)) => self.kernel.task_resume2(token),
+            Some(HoldMethod::Count) => self.kernel.task_resume(self.task),
             None => Ok(()),
         };
     }

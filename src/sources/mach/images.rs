@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::dyld::{RemoteImage, SharedCache};
 use super::memory::Memory;
-use crate::binary::macho::fat::{self, Wanted};
+use crate::binary::macho::fat::{self, ImageIdentity};
 use crate::binary::{Files as _, ImageBytes, Linkedit, OpenError};
 use crate::sources::LocalFiles;
 
@@ -26,7 +26,7 @@ const MAX_NAME_BYTES: u64 = 4096;
 
 /// What of the targets' memory was copied so far, in bytes.
 #[derive(Debug, Default)]
-pub(super) struct Copied(u64);
+pub(super) struct CopiedBytes(u64);
 
 /// The bytes of an image, from the best source there is.
 ///
@@ -36,7 +36,7 @@ pub(super) fn bytes(
     memory: &Memory<'_>,
     image: &RemoteImage,
     cache: Option<SharedCache>,
-    copied: &mut Copied,
+    copied: &mut CopiedBytes,
 ) -> Result<ImageBytes, OpenError> {
     if image.is_in_shared_cache()
         && let Some(own) = own_cache(memory, image, cache)
@@ -71,7 +71,7 @@ fn from_file(image: &RemoteImage) -> Result<ImageBytes, OpenError> {
     }
     let bytes = LocalFiles.open(&image.path)?;
     let macho = &image.macho;
-    let wanted = Wanted { uuid: macho.uuid, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype };
+    let wanted = ImageIdentity { uuid: macho.uuid, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype };
     let chosen = fat::choose(&bytes, &wanted)?;
     // Without a UUID the load commands tell builds apart.
     if macho.uuid.is_none() && !chosen.bytes().starts_with(&image.head) {
@@ -81,7 +81,7 @@ fn from_file(image: &RemoteImage) -> Result<ImageBytes, OpenError> {
 }
 
 /// From the target's memory.
-fn from_memory(memory: &Memory<'_>, image: &RemoteImage, copied: &mut Copied) -> Option<ImageBytes> {
+fn from_memory(memory: &Memory<'_>, image: &RemoteImage, copied: &mut CopiedBytes) -> Option<ImageBytes> {
     let text = copied.read(memory, image.load, image.text_bytes())?;
     if !text.starts_with(&image.head) {
         // It was unloaded, and something else loaded there.
@@ -108,7 +108,7 @@ fn from_memory(memory: &Memory<'_>, image: &RemoteImage, copied: &mut Copied) ->
     Some(ImageBytes::new(text).in_memory(image.text_offset(), linkedit))
 }
 
-impl Copied {
+impl CopiedBytes {
     /// Copies memory as far as it is readable; `None` if nothing is, or enough was copied.
     fn read(&mut self, memory: &Memory<'_>, at: u64, bytes: u64) -> Option<Vec<u8>> {
         let bytes = bytes.min(MAX_PIECE_BYTES).min(MAX_BYTES - self.0);

@@ -17,10 +17,10 @@ use super::hold::Hold;
 use super::kernel::StateFlavor;
 use super::state;
 use super::task::MachTarget;
-use super::threads::{Told, is_gone};
+use super::threads::{ThreadReport, is_gone};
 use crate::addr::Avma;
 use crate::clock::Clock;
-use crate::sources::{Activity, Capture, Event, Look, Outcome, ThreadId};
+use crate::sources::{Activity, Capture, Event, Outcome, ThreadId, ThreadStatus};
 
 /// Threads that are copied while the task is held once. To hold it costs all threads that
 /// run, whoever is copied, so that many small holds cost more than a long one; the table
@@ -43,26 +43,26 @@ const READY_MAX: u32 = 64;
 
 /// A stop that is asked for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asked {
+pub(super) struct StopRequest {
     pub(super) thread: ThreadId,
-    pub(super) window_bytes: usize,
+    pub(super) stack_bytes: usize,
     /// It is wanted wherever it is; otherwise only if it is on a CPU.
     pub(super) keep_waiting: bool,
 }
 
 /// What came of a thread that was asked to stop.
 struct Stop {
-    asked: Asked,
+    asked: StopRequest,
     outcome: Outcome,
     capture: Capture,
     /// The look right before the hold, and when it was answered.
-    before: Option<(Told, u64)>,
+    before: Option<(ThreadReport, u64)>,
 }
 
 /// The stops of a task, asked for and made.
 #[derive(Default)]
 pub(super) struct Stops {
-    asked: VecDeque<Asked>,
+    asked: VecDeque<StopRequest>,
     made: VecDeque<Stop>,
     spare: Vec<Capture>,
     /// What one thread in a hold takes, by the last hold, nanoseconds.
@@ -74,7 +74,7 @@ pub(super) struct Stops {
 
 impl Stops {
     /// Asks for a stop; once until it was made.
-    pub(super) fn ask(&mut self, asked: Asked) {
+    pub(super) fn ask(&mut self, asked: StopRequest) {
         if !self.asked.iter().any(|other| other.thread == asked.thread) {
             self.asked.push_back(asked);
         }
@@ -93,7 +93,7 @@ impl Stops {
     pub(super) fn answer_asked(&mut self, why: &'static str) {
         while let Some(asked) = self.asked.pop_front() {
             let mut capture = self.buffer();
-            (capture.pause_ns, capture.stood_ns, capture.look) = (0, 0, None);
+            (capture.pause_ns, capture.stood_ns, capture.status) = (0, 0, None);
             self.made.push_back(Stop { asked, outcome: Outcome::Unreadable(why), capture, before: None });
         }
     }
@@ -122,7 +122,7 @@ impl Stops {
 
     /// Whether a thread was on a CPU when its task was held: what was told of it before and
     /// in the hold, with the least time between the first and the beginning of the hold.
-    fn was_on_cpu(&mut self, before: Told, held: Told, between_ns: u64) -> bool {
+    fn was_on_cpu(&mut self, before: ThreadReport, held: ThreadReport, between_ns: u64) -> bool {
         let used_ns = held.cpu_ns().saturating_sub(before.cpu_ns());
         self.unmoved = if used_ns == 0 { self.unmoved.saturating_add(1) } else { 0 };
         if self.unmoved > UNMOVED_MAX {
@@ -206,11 +206,11 @@ impl MachTarget<'_> {
     /// seen to wait are let go without any.
     fn prepare(&mut self) -> Vec<Stop> {
         let count = self.stops.asked.len().min(self.stops.at_once());
-        let asked: Vec<Asked> = self.stops.asked.drain(..count).collect();
+        let asked: Vec<StopRequest> = self.stops.asked.drain(..count).collect();
         let mut stops = Vec::with_capacity(count);
         for asked in asked {
             let mut capture = self.stops.buffer();
-            capture.stack.resize(asked.window_bytes, 0);
+            capture.stack.resize(asked.stack_bytes, 0);
             if let Some(thread) = self.threads.get_mut(asked.thread) {
                 thread.stack.ask(&self.memory, thread.handle);
             }
@@ -225,7 +225,7 @@ impl MachTarget<'_> {
         let (let_go, stops): (Vec<Stop>, Vec<Stop>) = stops.into_iter().partition(waits);
         self.stops.made.extend(let_go.into_iter().map(|mut stop| {
             stop.outcome = Outcome::BeganToWait;
-            (stop.capture.pause_ns, stop.capture.stood_ns, stop.capture.look) = (0, 0, None);
+            (stop.capture.pause_ns, stop.capture.stood_ns, stop.capture.status) = (0, 0, None);
             stop
         }));
         stops
@@ -235,7 +235,7 @@ impl MachTarget<'_> {
     /// wanted wherever it is.
     fn stopped(&mut self, stop: &mut Stop, begun_ns: u64) -> Outcome {
         let id = stop.asked.thread;
-        stop.capture.look = None;
+        stop.capture.status = None;
         if let Some((before, told_ns)) = stop.before
             && let Some(held) = self.threads.told_around_stop(self.kernel, id)
         {
@@ -243,7 +243,7 @@ impl MachTarget<'_> {
                 return Outcome::NotOnCpu;
             }
             let (cpu_ns, activity) = (held.cpu_ns(), Activity::Running);
-            stop.capture.look = Some(Look { cpu_ns, switches: 0, activity });
+            stop.capture.status = Some(ThreadStatus { cpu_ns, switches: 0, activity });
         }
         let capture = &mut stop.capture;
         let Some(thread) = self.threads.get_mut(id).filter(|thread| !thread.has_gone) else {
@@ -261,11 +261,11 @@ impl MachTarget<'_> {
         }
         capture.registers = state::registers(self.process.arch, &words, self.process.code_mask);
         let sp = capture.registers.sp().0;
-        let window_bytes = capture.stack.len();
+        let stack_bytes = capture.stack.len();
         let from = thread.stack.red_zone(sp);
         let mut copy = |from: u64| {
             capture.stack_base = Avma(from);
-            capture.stack.resize(window_bytes.saturating_add((sp - from) as usize), 0);
+            capture.stack.resize(stack_bytes.saturating_add((sp - from) as usize), 0);
             thread.stack.copy(&self.memory, from, &mut capture.stack)
         };
         match copy(from).or_else(|failed| if from < sp { copy(sp) } else { Err(failed) }) {
@@ -279,8 +279,8 @@ impl MachTarget<'_> {
 mod tests {
     use super::*;
 
-    fn told(user_ns: u64, system_ns: u64, is_runnable: bool) -> Told {
-        Told::new(user_ns, system_ns, is_runnable)
+    fn told(user_ns: u64, system_ns: u64, is_runnable: bool) -> ThreadReport {
+        ThreadReport::new(user_ns, system_ns, is_runnable)
     }
 
     #[test]

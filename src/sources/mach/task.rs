@@ -7,25 +7,25 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::attach::{self, Acquired};
+use super::attach::{self, OwnedTask};
 use super::clock::MachClock;
 use super::dyld::Dyld;
 use super::files::MacFiles;
-use super::images::{self, Copied};
+use super::images::{self, CopiedBytes};
 use super::jit::Jit;
 use super::kernel::{KernReturn, MachKernel, TaskPort};
 use super::memory::Memory;
 use super::polls::Polls;
 use super::queues::{self, LabelOffset};
 use super::refusal;
-use super::stops::{Asked, Stops};
+use super::stops::{StopRequest, Stops};
 use super::threads::{Threads, is_gone};
 use crate::addr::Avma;
 use crate::binary::macho::{MachO, export};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::Clock;
 use crate::sources::{
-    Activity, Capture, Event, ExitStatus, Fault, Look, Observed, Process, Target, ThreadId,
+    Activity, Capture, Event, ExitStatus, Fault, Observed, Process, Target, ThreadId, ThreadStatus,
 };
 
 /// How long a process without task is taken to be on its way through exec or exit.
@@ -44,7 +44,7 @@ pub struct MachTarget<'k> {
     pub(super) threads: Threads,
     pub(super) dyld: Dyld,
     pub(super) jit: Jit,
-    copied: Copied,
+    copied: CopiedBytes,
     /// `None`: not looked for yet.
     label_offset: Option<Option<LabelOffset>>,
     /// What [`Target::next`] will say: events before stops.
@@ -65,7 +65,7 @@ pub struct MachTarget<'k> {
 impl<'k> MachTarget<'k> {
     pub(super) fn new(
         kernel: &'k dyn MachKernel,
-        acquired: Acquired,
+        acquired: OwnedTask,
         process: Process,
         launched: bool,
     ) -> MachTarget<'k> {
@@ -80,7 +80,7 @@ impl<'k> MachTarget<'k> {
             threads: Threads::default(),
             dyld: Dyld::default(),
             jit: Jit::default(),
-            copied: Copied::default(),
+            copied: CopiedBytes::default(),
             label_offset: None,
             events: VecDeque::new(),
             stops: Stops::default(),
@@ -228,7 +228,7 @@ impl<'k> MachTarget<'k> {
     }
 
     /// The process runs another program, in another task; false if that has not begun.
-    fn exec(&mut self, acquired: &Acquired) -> bool {
+    fn exec(&mut self, acquired: &OwnedTask) -> bool {
         if refusal::is_translated(self.kernel, self.pid) {
             // Its stacks would be wrong: the recording ends with what it has.
             let _ = self.kernel.port_deallocate(acquired.task.0);
@@ -363,17 +363,17 @@ impl Target for MachTarget<'_> {
         out.extend(self.threads.ids().into_iter().map(|id| (id, None)));
     }
 
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
-        let look = self.threads.look(self.kernel, thread, self.clock.now_ns());
-        match look {
+    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
+        let status = self.threads.poll(self.kernel, thread, self.clock.now_ns());
+        match status {
             Err(Fault::ThreadGone) => self.polls.hurry(),
             // Threads of a process that job control has stopped say that they wait.
-            Ok(Look { activity: Activity::Waiting, cpu_ns, switches }) if self.is_job_stopped() => {
-                return Ok(Look { activity: Activity::Stopped, cpu_ns, switches });
+            Ok(ThreadStatus { activity: Activity::Waiting, cpu_ns, switches }) if self.is_job_stopped() => {
+                return Ok(ThreadStatus { activity: Activity::Stopped, cpu_ns, switches });
             }
             _ => {}
         }
-        look
+        status
     }
 
     fn stops_at_once(&self) -> usize {
@@ -384,11 +384,11 @@ impl Target for MachTarget<'_> {
         Some(self.overslept_ns)
     }
 
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
         if self.threads.get_mut(thread).is_none() {
             return Err(Fault::ThreadGone);
         }
-        self.stops.ask(Asked { thread, window_bytes, keep_waiting });
+        self.stops.ask(StopRequest { thread, stack_bytes, keep_waiting });
         Ok(())
     }
 

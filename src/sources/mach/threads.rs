@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 
 use super::kernel::{Kern, KernReturn, MachKernel, TaskPort, ThreadPort};
 use super::stack::Stack;
-use crate::sources::{Activity, Fault, Look, ThreadId};
+use crate::sources::{Activity, Fault, ThreadId, ThreadStatus};
 
 /// Counts of the flavors, in words (see `layout.rs`).
 const BASIC_COUNT: u32 = 10;
@@ -33,16 +33,16 @@ pub(super) fn is_gone(failed: KernReturn) -> bool {
 
 /// What the system tells of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct ThreadReport {
     pub(super) user_ns: u64,
     pub(super) system_ns: u64,
     run_state: i32,
 }
 
-impl Told {
+impl ThreadReport {
     #[cfg(test)]
-    pub(super) fn new(user_ns: u64, system_ns: u64, is_runnable: bool) -> Told {
-        Told { user_ns, system_ns, run_state: if is_runnable { RUNNING } else { STOPPED } }
+    pub(super) fn new(user_ns: u64, system_ns: u64, is_runnable: bool) -> ThreadReport {
+        ThreadReport { user_ns, system_ns, run_state: if is_runnable { RUNNING } else { STOPPED } }
     }
 
     /// CPU time: exact for a thread that is on no CPU, as all are while their task is held.
@@ -56,8 +56,8 @@ impl Told {
     }
 }
 
-fn told(kernel: &dyn MachKernel, port: ThreadPort, looks_are_answered: bool) -> Kern<Told> {
-    let basic = kernel.thread_basic_info(port, BASIC_COUNT).map(|info| Told {
+fn told(kernel: &dyn MachKernel, port: ThreadPort, polls_are_answered: bool) -> Kern<ThreadReport> {
+    let basic = kernel.thread_basic_info(port, BASIC_COUNT).map(|info| ThreadReport {
         user_ns: info.user_ns,
         system_ns: info.system_ns,
         // What another debugger has suspended says that it waits.
@@ -65,9 +65,9 @@ fn told(kernel: &dyn MachKernel, port: ThreadPort, looks_are_answered: bool) -> 
     });
     basic.or_else(|failed| match failed {
         KernReturn::Terminated | KernReturn::SendInvalidDest => Err(failed),
-        KernReturn::InvalidArgument if looks_are_answered => Err(failed),
+        KernReturn::InvalidArgument if polls_are_answered => Err(failed),
         // The same facts by another way, should a system refuse the first.
-        _ => kernel.thread_extended_info(port, EXTENDED_COUNT).map(|info| Told {
+        _ => kernel.thread_extended_info(port, EXTENDED_COUNT).map(|info| ThreadReport {
             user_ns: info.user_ns,
             system_ns: info.system_ns,
             run_state: info.run_state,
@@ -88,7 +88,7 @@ pub(super) struct Thread {
     pub(super) has_gone: bool,
     /// The list that it was last in.
     listed: u64,
-    looked_ns: u64,
+    polled_ns: u64,
     /// Time in which it was seen running, by looks alone.
     seen_running_ns: u64,
 }
@@ -119,9 +119,9 @@ pub(super) struct Threads {
     ids_are_told: bool,
     /// Whether any thread was ever told to have used CPU time.
     times_are_told: bool,
-    first_look_ns: Option<u64>,
+    first_poll_ns: Option<u64>,
     /// Whether a look was ever answered: then a refusal means that the thread has gone.
-    looks_are_answered: bool,
+    polls_are_answered: bool,
 }
 
 impl Threads {
@@ -194,7 +194,7 @@ impl Threads {
             stack,
             has_gone: false,
             listed,
-            looked_ns: now_ns,
+            polled_ns: now_ns,
             seen_running_ns: 0,
         };
         self.by_id.insert(id, thread);
@@ -243,31 +243,36 @@ impl Threads {
 
     /// What a thread does, and the CPU time it used. It must not be suspended by us: that
     /// hides whether it waits.
-    pub(super) fn look(&mut self, kernel: &dyn MachKernel, id: ThreadId, now_ns: u64) -> Result<Look, Fault> {
+    pub(super) fn poll(
+        &mut self,
+        kernel: &dyn MachKernel,
+        id: ThreadId,
+        now_ns: u64,
+    ) -> Result<ThreadStatus, Fault> {
         let thread = self.by_id.get_mut(&id).filter(|thread| !thread.has_gone).ok_or(Fault::ThreadGone)?;
-        let info = told(kernel, thread.port, self.looks_are_answered);
+        let info = told(kernel, thread.port, self.polls_are_answered);
         let (told_ns, run_state) = match info {
             Ok(told) => (told.cpu_ns(), told.run_state),
             Err(failed)
-                if is_gone(failed) && (self.looks_are_answered || failed != KernReturn::InvalidArgument) =>
+                if is_gone(failed) && (self.polls_are_answered || failed != KernReturn::InvalidArgument) =>
             {
                 thread.has_gone = true;
                 return Err(Fault::ThreadGone);
             }
-            Err(_) if self.looks_are_answered => return Err(Fault::Transient("not told what a thread does")),
+            Err(_) if self.polls_are_answered => return Err(Fault::Transient("not told what a thread does")),
             // A system that tells nothing of threads: then all of them may run.
             Err(_) => (0, RUNNING),
         };
-        self.looks_are_answered |= info.is_ok();
+        self.polls_are_answered |= info.is_ok();
         self.times_are_told |= told_ns > 0;
-        let first_look_ns = *self.first_look_ns.get_or_insert(now_ns);
+        let first_poll_ns = *self.first_poll_ns.get_or_insert(now_ns);
         if run_state == RUNNING {
-            thread.seen_running_ns += now_ns.saturating_sub(thread.looked_ns);
+            thread.seen_running_ns += now_ns.saturating_sub(thread.polled_ns);
         }
-        thread.looked_ns = now_ns;
+        thread.polled_ns = now_ns;
         // Where CPU times are always zero, the state alone decides.
-        let silent = !self.times_are_told && now_ns.saturating_sub(first_look_ns) >= SILENT_NS;
-        Ok(Look {
+        let silent = !self.times_are_told && now_ns.saturating_sub(first_poll_ns) >= SILENT_NS;
+        Ok(ThreadStatus {
             cpu_ns: if silent { thread.seen_running_ns } else { told_ns },
             switches: 0,
             activity: match run_state {
@@ -280,8 +285,8 @@ impl Threads {
 
     /// What is told of a thread around a stop; `None` where it cannot be relied on: nothing
     /// is told, or CPU times are always zero.
-    pub(super) fn told_around_stop(&mut self, kernel: &dyn MachKernel, id: ThreadId) -> Option<Told> {
-        let (is_told, are_answered) = (self.times_are_told, self.looks_are_answered);
+    pub(super) fn told_around_stop(&mut self, kernel: &dyn MachKernel, id: ThreadId) -> Option<ThreadReport> {
+        let (is_told, are_answered) = (self.times_are_told, self.polls_are_answered);
         let thread = self.by_id.get_mut(&id).filter(|thread| is_told && !thread.has_gone)?;
         let told = told(kernel, thread.port, are_answered);
         thread.has_gone = told.is_err_and(is_gone);

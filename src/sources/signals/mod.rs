@@ -38,6 +38,8 @@ static PASSED_ON: AtomicI32 = AtomicI32::new(0);
 static ENDS: AtomicBool = AtomicBool::new(false);
 /// How many [`Hold`]s there are.
 static HOLDS: AtomicUsize = AtomicUsize::new(0);
+/// How many of them are of stopped targets.
+static STOPPED_TARGETS: AtomicUsize = AtomicUsize::new(0);
 
 fn state() -> MutexGuard<'static, Interruption> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -104,21 +106,43 @@ pub(super) fn is_ending() -> bool {
 
 /// Delays a suspension of this process while it exists: a target would stay stopped, or wait for its tracer.
 #[derive(Debug)]
-pub struct Hold(());
+pub struct Hold {
+    of_stopped_target: bool,
+}
 
 impl Hold {
     /// From now on.
     #[allow(clippy::new_without_default)] // Its effect is why it is made.
     #[must_use]
     pub fn new() -> Hold {
+        Hold::begin(false)
+    }
+
+    /// While a target stands whose stub does not let it run when this process ends: [`await_stopped_targets`] waits for it.
+    pub(super) fn of_stopped_target() -> Hold {
+        Hold::begin(true)
+    }
+
+    fn begin(of_stopped_target: bool) -> Hold {
+        STOPPED_TARGETS.fetch_add(usize::from(of_stopped_target), Ordering::SeqCst);
         HOLDS.fetch_add(1, Ordering::SeqCst);
-        Hold(())
+        Hold { of_stopped_target }
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
+        STOPPED_TARGETS.fetch_sub(usize::from(self.of_stopped_target), Ordering::SeqCst);
         HOLDS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Waits a moment until the targets that this process holds by a stub run; for whoever ends the process
+/// at once.
+pub fn await_stopped_targets() {
+    let begun = Instant::now();
+    while STOPPED_TARGETS.load(Ordering::SeqCst) > 0 && begun.elapsed() < FINISH {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -256,7 +280,7 @@ fn suspend(before_end: &[fn()]) {
         }
         let recording = state().phase() == Phase::Recording;
         let parked = live.as_ref().is_none_or(|live| live.is_parked());
-        if HOLDS.load(Ordering::SeqCst) == 0 && !super::gdb::stands() && (!recording || parked) {
+        if HOLDS.load(Ordering::SeqCst) == 0 && (!recording || parked) {
             sys::stop();
             break;
         }

@@ -37,10 +37,10 @@ struct Slot {
 /// What really happened in a simulated process.
 #[derive(Debug, Default)]
 pub struct SimLedger {
-    standing: RefCell<BTreeSet<ThreadId>>,
+    stopped: RefCell<BTreeSet<ThreadId>>,
     stops: Cell<u64>,
     resumes: Cell<u64>,
-    died_standing: Cell<u64>,
+    died_stopped: Cell<u64>,
     interrupted_waiting: Cell<u64>,
     interrupted_stopped: Cell<u64>,
     captures: Cell<u64>,
@@ -59,8 +59,8 @@ fn bump(cell: &Cell<u64>, by: u64) {
 impl SimLedger {
     /// Threads that stand still now because the profiler asked for it.
     #[must_use]
-    pub fn standing(&self) -> usize {
-        self.standing.borrow().len()
+    pub fn stopped(&self) -> usize {
+        self.stopped.borrow().len()
     }
 
     /// Times a thread came to stand still.
@@ -69,7 +69,7 @@ impl SimLedger {
         self.stops.get()
     }
 
-    /// Times a standing thread was let go, also by its death.
+    /// Times a stopped thread was let go, also by its death.
     #[must_use]
     pub fn resumes(&self) -> u64 {
         self.resumes.get()
@@ -77,8 +77,8 @@ impl SimLedger {
 
     /// Of the resumes, threads that died while they stood.
     #[must_use]
-    pub fn died_standing(&self) -> u64 {
-        self.died_standing.get()
+    pub fn died_stopped(&self) -> u64 {
+        self.died_stopped.get()
     }
 
     /// Times a waiting thread was asked to stop; a CPU profile has no reason to.
@@ -179,16 +179,16 @@ impl SimLedger {
     }
 
     pub(super) fn stand(&self, thread: ThreadId) {
-        if self.standing.borrow_mut().insert(thread) {
+        if self.stopped.borrow_mut().insert(thread) {
             bump(&self.stops, 1);
         }
     }
 
     /// The thread no longer stands, after `stood_ns`. Saying it twice changes nothing.
     pub(super) fn let_go(&self, thread: ThreadId, stood_ns: u64, died: bool) {
-        if self.standing.borrow_mut().remove(&thread) {
+        if self.stopped.borrow_mut().remove(&thread) {
             bump(&self.resumes, 1);
-            bump(&self.died_standing, u64::from(died));
+            bump(&self.died_stopped, u64::from(died));
             bump(&self.stood_ns, stood_ns);
             self.longest_stand_ns.set(self.longest_stand_ns.get().max(stood_ns));
         }

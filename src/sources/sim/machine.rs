@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use crate::sources::{Activity, Event, ExitStatus, Look, ThreadId};
+use crate::sources::{Activity, Event, ExitStatus, ThreadId, ThreadStatus};
 
 use super::config::SimActivity;
 use super::ledger::SimLedger;
@@ -15,7 +15,7 @@ use super::thread::{Pending, Phase, Place, Program, Thread};
 
 /// What happens at a stated time. At the same time, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Happening {
+pub(super) enum MachineEvent {
     Start(usize),
     Leave(usize),
     Exec,
@@ -33,7 +33,7 @@ struct Cpu {
 
 /// What the machine has to tell.
 #[derive(Debug)]
-pub(super) enum Out {
+pub(super) enum MachineOutput {
     Event(Event),
     /// This thread stands and waits to be collected.
     Ready(usize),
@@ -43,7 +43,7 @@ pub(super) enum Out {
 pub(super) struct Machine {
     pub(super) now_ns: u64,
     pub(super) threads: Vec<Thread>,
-    pub(super) out: VecDeque<Out>,
+    pub(super) out: VecDeque<MachineOutput>,
     /// The process has ended.
     pub(super) ended: bool,
     /// The process has replaced its program.
@@ -53,7 +53,7 @@ pub(super) struct Machine {
     queue: VecDeque<usize>,
     turns: u64,
     /// Sorted; what has happened is taken off the front.
-    timeline: VecDeque<(u64, Happening)>,
+    timeline: VecDeque<(u64, MachineEvent)>,
     exec_program: Option<Program>,
     /// The number of the process and its first thread.
     leader: ThreadId,
@@ -68,7 +68,7 @@ pub(super) struct Machine {
 pub(super) struct Setup {
     pub(super) now_ns: u64,
     pub(super) threads: Vec<Thread>,
-    pub(super) timeline: Vec<(u64, Happening)>,
+    pub(super) timeline: Vec<(u64, MachineEvent)>,
     pub(super) exec_program: Option<Program>,
     pub(super) leader: ThreadId,
     pub(super) exit: ExitStatus,
@@ -104,7 +104,7 @@ impl Machine {
             stop_latency_ns: setup.stop_latency_ns,
         };
         machine.happen();
-        machine.out.retain(|out| matches!(out, Out::Event(Event::Exited(_))));
+        machine.out.retain(|out| matches!(out, MachineOutput::Event(Event::Exited(_))));
         machine
     }
 
@@ -114,7 +114,7 @@ impl Machine {
 
     /// What the system shows of a thread: its CPU time as of the last accounting
     /// tick while it runs, exact while it does not.
-    pub(super) fn look(&self, index: usize) -> Look {
+    pub(super) fn poll(&self, index: usize) -> ThreadStatus {
         let thread = &self.threads[index];
         let lag_ns = match thread.place {
             Place::Cpu(_) => {
@@ -128,14 +128,14 @@ impl Machine {
             SimActivity::Wait => Activity::Waiting,
             SimActivity::Stopped => Activity::Stopped,
         };
-        Look { cpu_ns: thread.cpu_ns - lag_ns, switches: thread.switches, activity }
+        ThreadStatus { cpu_ns: thread.cpu_ns - lag_ns, switches: thread.switches, activity }
     }
 
     /// Asks a thread to stop: it stands as soon as it is on a CPU; at once if it does not want one.
-    pub(super) fn ask(&mut self, index: usize, window_bytes: usize, keep_waiting: bool) {
+    pub(super) fn ask(&mut self, index: usize, stack_bytes: usize, keep_waiting: bool) {
         let thread = &mut self.threads[index];
         thread.pending = Some(Pending {
-            window_bytes,
+            stack_bytes,
             keep_waiting,
             asked_ns: self.now_ns,
             running_since_asked: matches!(thread.place, Place::Cpu(_)),
@@ -150,21 +150,21 @@ impl Machine {
         }
     }
 
-    /// An upper bound of how long a standing thread has stood, as the profiler can know it.
+    /// An upper bound of how long a stopped thread has stood, as the profiler can know it.
     pub(super) fn pause_ns(&self, index: usize) -> u64 {
         let thread = &self.threads[index];
         let since_ns = match (thread.place, thread.pending) {
             (_, Some(pending)) if pending.running_since_asked => pending.asked_ns,
-            (Place::Standing { since_ns }, _) => since_ns,
+            (Place::Stopped { since_ns }, _) => since_ns,
             _ => self.now_ns,
         };
         self.now_ns - since_ns
     }
 
-    /// Lets a standing thread run, wait or end again. Saying it twice changes nothing.
+    /// Lets a stopped thread run, wait or end again. Saying it twice changes nothing.
     pub(super) fn let_go(&mut self, index: usize) {
         let thread = &mut self.threads[index];
-        let Place::Standing { since_ns } = thread.place else { return };
+        let Place::Stopped { since_ns } = thread.place else { return };
         self.ledger.let_go(thread.id, self.now_ns - since_ns, false);
         thread.pending = None;
         thread.place = Place::Off;
@@ -261,22 +261,22 @@ impl Machine {
             }
             self.timeline.pop_front();
             match what {
-                Happening::Start(index) if self.threads[index].place == Place::Unborn => {
+                MachineEvent::Start(index) if self.threads[index].place == Place::Unborn => {
                     let Thread { id, .. } = self.threads[index];
                     let stack_top = self.threads[index].stack_top();
-                    self.out.push_back(Out::Event(Event::ThreadStarted { thread: id, stack_top }));
+                    self.out.push_back(MachineOutput::Event(Event::ThreadStarted { thread: id, stack_top }));
                     self.enter_phase(index);
                 }
-                Happening::Start(_) => {}
-                Happening::Leave(index) => match self.threads[index].place {
+                MachineEvent::Start(_) => {}
+                MachineEvent::Leave(index) => match self.threads[index].place {
                     Place::Unborn => self.threads[index].place = Place::Dead,
                     Place::Dead => {}
-                    Place::Standing { .. } => self.threads[index].leaves = true,
+                    Place::Stopped { .. } => self.threads[index].leaves = true,
                     _ => self.die(index),
                 },
-                Happening::Exec => self.exec(),
-                Happening::Terminate => self.out.push_back(Out::Event(Event::Terminate)),
-                Happening::Exit => self.end_process(),
+                MachineEvent::Exec => self.exec(),
+                MachineEvent::Terminate => self.out.push_back(MachineOutput::Event(Event::Terminate)),
+                MachineEvent::Exit => self.end_process(),
             }
         }
     }
@@ -362,9 +362,9 @@ impl Machine {
             self.cpus[cpu].lent_by = lender.or(Some(index));
             self.threads[index].pending = pending;
         }
-        self.threads[index].place = Place::Standing { since_ns: self.now_ns };
+        self.threads[index].place = Place::Stopped { since_ns: self.now_ns };
         self.ledger.stand(self.threads[index].id);
-        self.out.push_back(Out::Ready(index));
+        self.out.push_back(MachineOutput::Ready(index));
         self.fill_cpus();
     }
 
@@ -414,18 +414,18 @@ impl Machine {
     pub(super) fn die(&mut self, index: usize) {
         self.leave_cpu(index);
         self.queue.retain(|queued| *queued != index);
-        self.out.retain(|out| !matches!(out, Out::Ready(ready) if *ready == index));
+        self.out.retain(|out| !matches!(out, MachineOutput::Ready(ready) if *ready == index));
         for cpu in &mut self.cpus {
             cpu.lent_by = cpu.lent_by.filter(|lender| *lender != index);
         }
         let thread = &mut self.threads[index];
-        if let Place::Standing { since_ns } = thread.place {
+        if let Place::Stopped { since_ns } = thread.place {
             self.ledger.let_go(thread.id, self.now_ns - since_ns, true);
         }
         thread.pending = None;
         thread.place = Place::Dead;
         let event = Event::ThreadExited { thread: thread.id, cpu_ns: Some(thread.cpu_ns) };
-        self.out.push_back(Out::Event(event));
+        self.out.push_back(MachineOutput::Event(event));
         self.fill_cpus();
         if !self.ended && !self.threads.iter().any(Thread::alive) {
             self.end_process();
@@ -442,14 +442,14 @@ impl Machine {
                 self.die(index);
             }
         }
-        self.out.push_back(Out::Event(Event::Exited(self.exit)));
+        self.out.push_back(MachineOutput::Event(Event::Exited(self.exit)));
     }
 
     /// The leader (or who is left) replaces the program; the other threads end. A
-    /// standing thread cannot execute anything and does so when it is let go.
+    /// stopped thread cannot execute anything and does so when it is let go.
     pub(super) fn exec(&mut self) {
         let Some(leader) = self.threads.iter().position(Thread::alive) else { return };
-        if let Place::Standing { .. } = self.threads[leader].place {
+        if let Place::Stopped { .. } = self.threads[leader].place {
             self.exec_due = true;
             return;
         }
@@ -472,7 +472,7 @@ impl Machine {
         thread.phase = 0;
         thread.place = Place::Off;
         let event = Event::Exec { thread: thread.id, stack_top: thread.stack_top() };
-        self.out.push_back(Out::Event(event));
+        self.out.push_back(MachineOutput::Event(event));
         self.enter_phase(leader);
     }
 }

@@ -29,7 +29,7 @@ use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::{Clock, FakeClock};
 use crate::rng;
 
-use super::{Capture, Event, Fault, Look, Observed, Outcome, PIECE_BYTES, Process, Target, ThreadId};
+use super::{Capture, Event, Fault, Observed, Outcome, PIECE_BYTES, Process, Target, ThreadId, ThreadStatus};
 
 pub use config::{
     FunctionId, SimActivity, SimConfig, SimExec, SimFrame, SimFunction, SimImage, SimPhase, SimThread,
@@ -40,7 +40,7 @@ pub use tree::{SimProcess, SimTree};
 
 use faults::Faults;
 use images::{Code, Module};
-use machine::{Happening, Machine, Out, Setup};
+use machine::{Machine, MachineEvent, MachineOutput, Setup};
 use stack::{CODE_MASK, StackImage, StackPlace};
 use thread::{Phase, Place, Program, Thread};
 
@@ -67,12 +67,12 @@ fn pc(code: &Code, seed: u64, thread: &Thread, now_ns: u64) -> Avma {
 }
 
 /// A thread that stands still; it runs again when this goes, also by a panic.
-struct Standing<'a> {
+struct StoppedThread<'a> {
     machine: &'a mut Machine,
     index: usize,
 }
 
-impl Drop for Standing<'_> {
+impl Drop for StoppedThread<'_> {
     fn drop(&mut self) {
         self.machine.let_go(self.index);
     }
@@ -91,17 +91,17 @@ impl SimTarget {
         let code = Code::new(&config);
         let ledger = Rc::new(SimLedger::default());
         let builder = Builder { config: &config, code: &code, ledger: &ledger };
-        let mut timeline = vec![(config.exit_ns, Happening::Exit)];
-        timeline.extend(config.terminate_ns.map(|at| (at, Happening::Terminate)));
-        timeline.extend(config.exec.as_ref().map(|exec| (exec.at_ns, Happening::Exec)));
+        let mut timeline = vec![(config.exit_ns, MachineEvent::Exit)];
+        timeline.extend(config.terminate_ns.map(|at| (at, MachineEvent::Terminate)));
+        timeline.extend(config.exec.as_ref().map(|exec| (exec.at_ns, MachineEvent::Exec)));
         let mut threads = Vec::with_capacity(config.threads.len());
         for (index, thread) in config.threads.iter().enumerate() {
             let id = ThreadId(u64::from(config.pid) + index as u64);
             let mut program = builder.program(id, index, &thread.script, thread.looping);
             program.stack_top = program.stack_top.filter(|_| thread.stack_top_known);
             threads.push(Thread::new(id, thread.name.clone(), program));
-            timeline.push((thread.start_ns, Happening::Start(index)));
-            timeline.extend(thread.exit_ns.map(|at| (at, Happening::Leave(index))));
+            timeline.push((thread.start_ns, MachineEvent::Start(index)));
+            timeline.extend(thread.exit_ns.map(|at| (at, MachineEvent::Leave(index))));
         }
         let leader = ThreadId(config.pid.into());
         let exec_program = config
@@ -170,12 +170,12 @@ impl SimTarget {
     fn await_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
         loop {
             match self.machine.out.pop_front() {
-                Some(Out::Event(Event::Exited(status))) => {
+                Some(MachineOutput::Event(Event::Exited(status))) => {
                     self.exit_told = true;
                     return Ok(Event::Exited(status));
                 }
-                Some(Out::Event(event)) => return Ok(event),
-                Some(Out::Ready(index)) => {
+                Some(MachineOutput::Event(event)) => return Ok(event),
+                Some(MachineOutput::Ready(index)) => {
                     if let Some(event) = self.collect(index, capture) {
                         return Ok(event);
                     }
@@ -192,7 +192,7 @@ impl SimTarget {
         }
     }
 
-    /// Captures a standing thread and lets it go; `None` if it died meanwhile.
+    /// Captures a stopped thread and lets it go; `None` if it died meanwhile.
     fn collect(&mut self, index: usize, capture: &mut Capture) -> Option<Event> {
         let now_ns = self.machine.now_ns;
         let thread = self.machine.threads[index].id;
@@ -201,11 +201,11 @@ impl SimTarget {
             self.machine.die(index);
             return None;
         }
-        let standing = Standing { machine: &mut self.machine, index };
+        let stopped = StoppedThread { machine: &mut self.machine, index };
         if self.faults.happens(FaultKind::Panic, Some(thread), now_ns) {
             panic!("injected while thread {} stands (seed {})", thread.0, self.config.seed);
         }
-        let phase = standing.machine.threads[index].phase();
+        let phase = stopped.machine.threads[index].phase();
         let mut cost_ns = self.config.pause_ns;
         let outcome = if phase.activity != SimActivity::Run && !pending.keep_waiting {
             cost_ns = self.config.stop_latency_ns;
@@ -213,15 +213,15 @@ impl SimTarget {
         } else if self.faults.happens(FaultKind::Unreadable, Some(thread), now_ns) {
             Outcome::Unreadable("stack is not mapped")
         } else {
-            let pc = pc(&self.code, self.config.seed, &standing.machine.threads[index], now_ns);
+            let pc = pc(&self.code, self.config.seed, &stopped.machine.threads[index], now_ns);
             capture.registers = phase.stack.registers(&self.code, pc);
             let short = self.faults.take(Some(thread), now_ns, |kind| match kind {
                 FaultKind::ShortStack { bytes } => Some(bytes),
                 _ => None,
             });
-            let window_bytes = pending.window_bytes.min(short.unwrap_or(usize::MAX));
+            let stack_bytes = pending.stack_bytes.min(short.unwrap_or(usize::MAX));
             capture.stack_base = phase.stack.base();
-            phase.stack.copy_window(window_bytes, &mut capture.stack);
+            phase.stack.copy_stack(stack_bytes, &mut capture.stack);
             capture.pieces.clear();
             for start in self.pieces.get(&thread).into_iter().flatten() {
                 let mut bytes = [0; PIECE_BYTES];
@@ -230,18 +230,18 @@ impl SimTarget {
                     capture.pieces.push(*start, &bytes);
                 }
             }
-            standing.machine.ledger.captured(phase.slot, pc);
+            stopped.machine.ledger.captured(phase.slot, pc);
             Outcome::Captured
         };
         let long_ns = self.faults.take(Some(thread), now_ns, |kind| match kind {
             FaultKind::LongStop { pause_ns } => Some(pause_ns),
             _ => None,
         });
-        standing.machine.run_to(now_ns.saturating_add(long_ns.unwrap_or(cost_ns)));
-        capture.pause_ns = standing.machine.pause_ns(index);
+        stopped.machine.run_to(now_ns.saturating_add(long_ns.unwrap_or(cost_ns)));
+        capture.pause_ns = stopped.machine.pause_ns(index);
         capture.stood_ns = capture.pause_ns;
-        capture.look = None;
-        drop(standing);
+        capture.status = None;
+        drop(stopped);
         self.clock.advance_to(self.machine.now_ns);
         Some(Event::Stopped { thread, outcome })
     }
@@ -325,9 +325,9 @@ impl Target for SimTarget {
         }
     }
 
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
         let index = self.find(thread)?;
-        Ok(self.machine.look(index))
+        Ok(self.machine.poll(index))
     }
 
     fn prefetches(&self) -> bool {
@@ -338,7 +338,7 @@ impl Target for SimTarget {
         self.pieces.insert(thread, pieces.to_vec());
     }
 
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
         let mut index = self.find(thread)?;
         if self.machine.threads[index].pending.is_some() {
             return Ok(());
@@ -356,7 +356,7 @@ impl Target for SimTarget {
             self.machine.exec();
             index = self.find(thread)?;
         }
-        self.machine.ask(index, window_bytes, keep_waiting);
+        self.machine.ask(index, stack_bytes, keep_waiting);
         Ok(())
     }
 

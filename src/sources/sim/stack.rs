@@ -168,11 +168,11 @@ impl StackImage {
         Avma(self.sp.0 - RED_ZONE_BYTES)
     }
 
-    /// Copies what lies below the stack pointer and up to `window_bytes` from there upward, at
+    /// Copies what lies below the stack pointer and up to `stack_bytes` from there upward, at
     /// most to the stack's top.
-    pub(super) fn copy_window(&self, window_bytes: usize, into: &mut Vec<u8>) {
+    pub(super) fn copy_stack(&self, stack_bytes: usize, into: &mut Vec<u8>) {
         let used = usize::try_from(self.place.top - self.sp).unwrap_or(usize::MAX);
-        let length = window_bytes.min(used).saturating_add(RED_ZONE_BYTES as usize);
+        let length = stack_bytes.min(used).saturating_add(RED_ZONE_BYTES as usize);
         into.clear();
         into.extend_from_slice(&self.bytes[..length.min(self.bytes.len())]);
     }

@@ -29,7 +29,7 @@ pub(super) struct Program {
 /// A request to stop that was not collected yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
-    pub(super) window_bytes: usize,
+    pub(super) stack_bytes: usize,
     pub(super) keep_waiting: bool,
     pub(super) asked_ns: u64,
     /// The thread has been on a CPU since it was asked.
@@ -47,7 +47,7 @@ pub(super) enum Place {
     /// Waits or is under job control.
     Off,
     /// Stands still for the profiler.
-    Standing {
+    Stopped {
         since_ns: u64,
     },
     Dead,

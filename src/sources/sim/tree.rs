@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, FakeClock};
-use crate::sources::{Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
+use crate::sources::{Capture, Event, Fault, Observed, Process, Target, ThreadId, ThreadStatus};
 
 use super::{SimConfig, SimLedger, SimTarget};
 
@@ -169,12 +169,12 @@ impl Target for SimTree {
         *out = all;
     }
 
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
-        self.of(thread).look(thread)
+    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
+        self.of(thread).poll(thread)
     }
 
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
-        self.of(thread).interrupt(thread, window_bytes, keep_waiting)
+    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        self.of(thread).interrupt(thread, stack_bytes, keep_waiting)
     }
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {

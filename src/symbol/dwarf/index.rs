@@ -5,8 +5,8 @@
 
 use gimli::{DebugInfoOffset, Section as _, UnitType, constants as c};
 
+use super::budget::{Budget, Dwarf};
 use super::unit::{self, Abbrevs};
-use super::{Budget, Dwarf};
 
 /// The units of a file, as far as they are needed.
 #[derive(Debug, Default)]

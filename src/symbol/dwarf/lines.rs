@@ -8,9 +8,10 @@ use std::sync::Arc;
 use gimli::{AttributeValue, DebugLineOffset, Reader as _, Section as _};
 use hashbrown::HashMap;
 
+use super::Texts;
+use super::budget::{Budget, Dwarf, Result, Slice, TEXT_BYTES_PER_STEP};
 use super::names::text;
-use super::unit::{Opened, Unit};
-use super::{Budget, Dwarf, Slice, TEXT_BYTES_PER_STEP, Texts};
+use super::unit::{OpenUnit, Unit};
 
 type Program<'a> = gimli::IncompleteLineProgram<Slice<'a>>;
 
@@ -33,7 +34,7 @@ pub(super) const NO_ROW: Row = (NO_FILE, 0);
 
 impl<'l, 'a> Lines<'l, 'a> {
     /// Reads the program's header.
-    pub(super) fn open(dwarf: &'l Dwarf<'a>, opened: &'l Opened<'a>, budget: &Budget<'l>) -> Lines<'l, 'a> {
+    pub(super) fn open(dwarf: &'l Dwarf<'a>, opened: &'l OpenUnit<'a>, budget: &Budget<'l>) -> Lines<'l, 'a> {
         let unit = &opened.unit;
         let string = |value: Option<_>| value.and_then(|value| dwarf.attr_string(unit, value).ok());
         let (comp_dir, name) = (string(opened.comp_dir), string(opened.name));
@@ -104,7 +105,7 @@ fn run(
     code_start: u64,
     budget: &Budget<'_>,
     found: &mut [Row],
-) -> gimli::Result<()> {
+) -> Result<()> {
     let mut rows = program.rows();
     // The row before, if it is of the same sequence, and the first address at or after it.
     let mut before: Option<(u64, Row)> = None;

@@ -12,6 +12,7 @@
 //!
 //! Format: DWARF 2 to 5 (<https://dwarfstd.org>), through `gimli`.
 
+mod budget;
 mod index;
 mod lines;
 mod names;
@@ -21,22 +22,18 @@ mod walk;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use gimli::{EndianSlice, LittleEndian, SectionId};
 
 use super::error::DebugFileError;
 use super::{relocate, sections};
 use crate::binary::{ImageBytes, OpenError};
+use budget::{Budget, Dwarf, Slice};
 
 pub use index::{Index, Job};
 pub use names::{Texts, TextsShared};
-pub use split::Splits;
-
-/// Bytes of a section.
-pub(super) type Slice<'a> = EndianSlice<'a, LittleEndian>;
-/// The sections of a file, as gimli takes them.
-pub(super) type Dwarf<'a> = gimli::Dwarf<Slice<'a>>;
+pub use split::SplitFiles;
 
 /// Most functions at one address; the deepest seen in real programs are some fifty.
 pub const MAX_INLINED: usize = 256;
@@ -48,8 +45,6 @@ const STEPS_PER_BYTE: u64 = 64;
 /// Least bytes that say of one range of addresses which unit's they are: in `.debug_rnglists`,
 /// of which no two units share a list.
 const CLAIM_BYTES_MIN: u64 = 3;
-/// How much text costs a step: it is searched and copied by words.
-const TEXT_BYTES_PER_STEP: u64 = 16;
 /// Steps for any file.
 const STEPS_LEAST: u64 = 10_000_000;
 
@@ -243,7 +238,7 @@ impl Debug {
         job: &Job,
         wanted: &[u64],
         ask: Ask,
-        splits: &Splits<'_>,
+        splits: &SplitFiles<'_>,
         texts: &mut Texts<'_>,
     ) -> Vec<Chain> {
         let mut dwarf = self.main.dwarf();
@@ -251,23 +246,5 @@ impl Debug {
             dwarf.set_sup(shared.dwarf());
         }
         split::run(self, &dwarf, job, wanted, ask, splits, texts).unwrap_or_default()
-    }
-}
-
-/// What is left of the work that a file may cause; see [`STEPS_PER_BYTE`].
-#[derive(Clone, Copy)]
-pub(super) struct Budget<'a>(&'a AtomicU64);
-
-/// The error of a [`Budget`] that is used up. gimli has none of that name, and its users are not told
-/// which one it was: what could not be read is left out.
-const BUDGET_USED_UP: gimli::Error = gimli::Error::TooManyRegisterRules;
-
-impl Budget<'_> {
-    /// Takes steps; [`BUDGET_USED_UP`] when there are none left.
-    fn spend(&self, steps: u64) -> gimli::Result<()> {
-        let left = self.0.load(Ordering::Relaxed);
-        // Threads may take the same steps: the limit is not exact, and need not be.
-        self.0.store(left.saturating_sub(steps), Ordering::Relaxed);
-        if left > steps { Ok(()) } else { Err(BUDGET_USED_UP) }
     }
 }

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use gimli::{AttributeValue, DebugInfoOffset, UnitOffset, constants as c};
 use hashbrown::{HashMap, HashSet};
 
+use super::budget::{Budget, Dwarf, Result, Slice, TEXT_BYTES_PER_STEP};
 use super::unit::{self, Abbrevs, Unit};
-use super::{Budget, Dwarf, Slice, TEXT_BYTES_PER_STEP};
 use crate::symbol::demangle::{Demangler, demangle_with};
 use crate::symbol::table::MAX_NAME_BYTES;
 use crate::symbol::{MAX_TEXT_BYTES, Style, short};
@@ -44,7 +44,7 @@ enum File {
 type InUnit = Option<(File, usize)>;
 
 /// An entry: its unit and its place in it.
-type At = (InUnit, UnitOffset);
+type EntryKey = (InUnit, UnitOffset);
 
 /// Finds the names of one unit's functions.
 pub(super) struct NameReader<'n, 'a, 'b> {
@@ -99,7 +99,7 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
                 _ => readable.extend(texts.function(name).map(|text| (entry, text))),
             }
         }
-        let wanted: Vec<At> = plain.iter().map(|(.., at)| *at).collect();
+        let wanted: Vec<EntryKey> = plain.iter().map(|(.., at)| *at).collect();
         let scopes = scopes::of(self, &wanted, texts);
         for (entry, name, at) in plain {
             let scope = scopes.get(&at).map_or("", String::as_str);
@@ -110,7 +110,7 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
 
     /// The names of an entry, and the last of the entries that it refers to; what cannot be
     /// followed is left out.
-    fn follow(&mut self, mut at: At) -> (Name<'a>, At) {
+    fn follow(&mut self, mut at: EntryKey) -> (Name<'a>, EntryKey) {
         let mut name = Name::default();
         for _ in 0..MAX_HOPS {
             match self.hop(at, &mut name) {
@@ -129,7 +129,7 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
     }
 
     /// Reads the names of one entry, and where it refers to.
-    fn hop(&mut self, (unit_at, entry): At, name: &mut Name<'a>) -> gimli::Result<Option<At>> {
+    fn hop(&mut self, (unit_at, entry): EntryKey, name: &mut Name<'a>) -> Result<Option<EntryKey>> {
         let Some((dwarf, unit)) = self.unit(unit_at) else { return Ok(None) };
         let mut next = None;
         let mut entries = unit.entries_raw(Some(entry))?;
@@ -161,7 +161,7 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
     }
 
     /// Opens the unit that an entry of a file is in.
-    fn open(&mut self, file: File, at: usize) -> Option<At> {
+    fn open(&mut self, file: File, at: usize) -> Option<EntryKey> {
         let (dwarf, units) = match file {
             File::Own => (self.dwarf, &self.own),
             File::Shared => (self.dwarf.sup()?, &self.shared),

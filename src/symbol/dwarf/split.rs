@@ -9,16 +9,17 @@ use std::sync::Mutex;
 
 use gimli::{DebugInfoOffset, DwarfPackage, EndianSlice, LittleEndian};
 
+use super::budget::{Dwarf, DwarfError};
 use super::lines::{Lines, NO_FILE, NO_ROW, Row};
 use super::names::{NameReader, text};
-use super::unit::{self, Abbrevs, Opened};
+use super::unit::{self, Abbrevs, OpenUnit};
 use super::walk::{NONE, walk};
-use super::{Ask, Chain, Debug, Dwarf, Job, LineInfo, MAX_INLINED, Sections, Texts};
+use super::{Ask, Chain, Debug, Job, LineInfo, MAX_INLINED, Sections, Texts};
 use crate::binary::Files;
 use crate::symbol::error::DebugFileError;
 
 /// The split files of an image.
-pub struct Splits<'f> {
+pub struct SplitFiles<'f> {
     /// All of them in one file beside the image, if there is one.
     pub package: Option<Sections>,
     /// Opens one of them, by the path that DWARF gives.
@@ -27,13 +28,13 @@ pub struct Splits<'f> {
     pub problems: Mutex<Vec<String>>,
 }
 
-impl fmt::Debug for Splits<'_> {
+impl fmt::Debug for SplitFiles<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Splits").field("package", &self.package.is_some()).finish_non_exhaustive()
     }
 }
 
-impl Splits<'_> {
+impl SplitFiles<'_> {
     fn problem(&self, text: String) {
         let Ok(mut problems) = self.problems.lock() else { return };
         if problems.len() < 1000 && !problems.contains(&text) {
@@ -49,9 +50,9 @@ pub(super) fn run<'a>(
     job: &Job,
     wanted: &[u64],
     ask: Ask,
-    splits: &Splits<'_>,
+    splits: &SplitFiles<'_>,
     texts: &mut Texts<'_>,
-) -> gimli::Result<Vec<Chain>> {
+) -> Result<Vec<Chain>, DwarfError> {
     let budget = debug.budget();
     let header = dwarf.debug_info.header_from_offset(DebugInfoOffset(job.unit))?;
     let opened = unit::open(dwarf, header, &mut Abbrevs::default(), &budget)?;
@@ -94,7 +95,7 @@ pub(super) fn run<'a>(
 }
 
 /// The unit's entries in the package.
-fn in_package<'a>(splits: &'a Splits<'_>, dwarf: &Dwarf<'a>, opened: &Opened<'a>) -> Option<Dwarf<'a>> {
+fn in_package<'a>(splits: &'a SplitFiles<'_>, dwarf: &Dwarf<'a>, opened: &OpenUnit<'a>) -> Option<Dwarf<'a>> {
     let package = splits.package.as_ref()?;
     let load = |id| Ok::<_, gimli::Error>(package.get(id));
     let package = DwarfPackage::load(load, EndianSlice::new(&[], LittleEndian)).ok()?;
@@ -104,7 +105,7 @@ fn in_package<'a>(splits: &'a Splits<'_>, dwarf: &Dwarf<'a>, opened: &Opened<'a>
 struct Work<'w, 'a> {
     debug: &'a Debug,
     dwarf: &'w Dwarf<'a>,
-    opened: &'w Opened<'a>,
+    opened: &'w OpenUnit<'a>,
     job: &'w Job,
     ask: Ask,
 }

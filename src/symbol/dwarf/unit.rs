@@ -11,7 +11,7 @@ use gimli::{
     DebugLocListsBase, DebugRngListsBase, DebugStrOffsetsBase, UnitHeader, UnitType, constants as c,
 };
 
-use super::{Budget, Dwarf, Slice};
+use super::budget::{Budget, Dwarf, Result, Slice};
 
 /// Abbreviations are looked for in this many bytes first; real tables have a few thousand.
 const ABBREVIATION_BYTES: usize = 8 * 1024;
@@ -21,7 +21,7 @@ type Value<'a> = AttributeValue<Slice<'a>>;
 
 /// A unit with what its first entry says.
 #[derive(Debug)]
-pub(super) struct Opened<'a> {
+pub(super) struct OpenUnit<'a> {
     pub unit: Unit<'a>,
     pub tag: gimli::DwTag,
     pub pc: PcAttributes<'a>,
@@ -47,7 +47,7 @@ impl<'a> PcAttributes<'a> {
         unit: &Unit<'a>,
         budget: &Budget<'_>,
         mut each: impl FnMut(u64, u64),
-    ) -> gimli::Result<()> {
+    ) -> Result<()> {
         if let Some(ranges) = self.ranges {
             let Some(mut list) = dwarf.attr_ranges(unit, ranges)? else { return Ok(()) };
             while let Some(range) = list.next()? {
@@ -88,7 +88,7 @@ impl Abbrevs {
         dwarf: &Dwarf<'_>,
         at: DebugAbbrevOffset,
         budget: &Budget<'_>,
-    ) -> gimli::Result<Arc<Abbreviations>> {
+    ) -> Result<Arc<Abbreviations>> {
         use gimli::Section as _;
         let section = dwarf.debug_abbrev.reader().slice();
         let key = (section.as_ptr().addr(), at.0);
@@ -122,7 +122,7 @@ pub(super) fn open<'a>(
     header: UnitHeader<Slice<'a>>,
     abbrevs: &mut Abbrevs,
     budget: &Budget<'_>,
-) -> gimli::Result<Opened<'a>> {
+) -> Result<OpenUnit<'a>> {
     let abbreviations = abbrevs.get(dwarf, header.debug_abbrev_offset(), budget)?;
     let encoding = header.encoding();
     let mut unit = Unit {
@@ -175,5 +175,5 @@ pub(super) fn open<'a>(
     if let Some(low) = pc.low {
         unit.low_pc = dwarf.attr_address(&unit, low)?.unwrap_or(0);
     }
-    Ok(Opened { tag: root.tag(), unit, pc, name, comp_dir, line, dwo_name })
+    Ok(OpenUnit { tag: root.tag(), unit, pc, name, comp_dir, line, dwo_name })
 }

@@ -6,9 +6,10 @@
 
 use gimli::{AttributeSpecification, AttributeValue, UnitOffset, constants as c};
 
+use super::MAX_INLINED;
+use super::budget::{Budget, Dwarf, Result};
 use super::lines::NO_FILE;
 use super::unit::{PcAttributes, Unit};
-use super::{Budget, Dwarf, MAX_INLINED};
 
 /// No function.
 pub(super) const NONE: u32 = u32::MAX;
@@ -34,7 +35,7 @@ pub(super) struct FunctionNode {
 
 /// The functions at the addresses of a unit.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct UnitFunctions {
     pub nodes: Vec<FunctionNode>,
     /// For each address the innermost function, or [`NONE`].
     pub leaf: Vec<u32>,
@@ -50,14 +51,14 @@ pub(super) fn walk<'a>(
     wanted: &[u64],
     code_start: u64,
     budget: &Budget<'_>,
-) -> Found {
+) -> UnitFunctions {
     let mut walk = Walk {
         dwarf,
         unit,
         wanted,
         code_start,
         budget,
-        found: Found { nodes: Vec::new(), leaf: vec![NONE; wanted.len()] },
+        found: UnitFunctions { nodes: Vec::new(), leaf: vec![NONE; wanted.len()] },
         around: Vec::new(),
         covered: Vec::new(),
         left: wanted.len(),
@@ -67,7 +68,7 @@ pub(super) fn walk<'a>(
     let _ = walk.pass(true);
     // Functions that are nested in others (Fortran, Ada) were jumped over with them.
     if walk.jumped && walk.found.leaf.contains(&NONE) {
-        walk.found = Found { nodes: Vec::new(), leaf: vec![NONE; wanted.len()] };
+        walk.found = UnitFunctions { nodes: Vec::new(), leaf: vec![NONE; wanted.len()] };
         walk.around.clear();
         walk.left = wanted.len();
         let _ = walk.pass(false);
@@ -81,7 +82,7 @@ struct Walk<'w, 'a, 'b> {
     wanted: &'w [u64],
     code_start: u64,
     budget: &'w Budget<'b>,
-    found: Found,
+    found: UnitFunctions,
     /// The functions with addresses around the entry at hand: depth in the tree, node.
     around: Vec<(isize, u32)>,
     /// Addresses of the function at hand, as ranges of indices.
@@ -101,7 +102,7 @@ struct FunctionEntry<'a> {
 }
 
 impl<'a> Walk<'_, 'a, '_> {
-    fn pass(&mut self, jump: bool) -> gimli::Result<()> {
+    fn pass(&mut self, jump: bool) -> Result<()> {
         let mut entries = self.unit.entries_raw(None)?;
         // Depth that a jump starts anew at.
         let mut base = 0;
@@ -173,7 +174,7 @@ impl<'a> Walk<'_, 'a, '_> {
         entry: UnitOffset,
         depth: isize,
         parent: u32,
-    ) -> gimli::Result<bool> {
+    ) -> Result<bool> {
         let Walk { wanted, covered, code_start, .. } = self;
         covered.clear();
         function.pc.each(self.dwarf, self.unit, self.budget, |begin, end| {
@@ -207,7 +208,7 @@ impl<'a> Walk<'_, 'a, '_> {
 fn read<'a>(
     entries: &mut gimli::EntriesRaw<'_, super::Slice<'a>>,
     specs: &[AttributeSpecification],
-) -> gimli::Result<FunctionEntry<'a>> {
+) -> Result<FunctionEntry<'a>> {
     let mut found = FunctionEntry { call_file: NO_FILE, ..FunctionEntry::default() };
     for spec in specs {
         let attribute = entries.read_attribute(*spec)?;

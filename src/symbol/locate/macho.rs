@@ -3,7 +3,7 @@
 //! Input: an image and [`Files`]. Output: files whose UUID is the image's. dSYMs are looked
 //! for beside the binary, in cargo's `deps`, and in what Spotlight knows.
 
-use super::Located;
+use super::DebugFiles;
 use crate::binary::macho::{MachO, fat};
 use crate::binary::{Files, ImageBytes};
 use crate::images::Image;
@@ -12,7 +12,13 @@ use crate::symbol::error::DebugFileError;
 /// Most dSYMs of one directory that are looked into.
 const MAX_CANDIDATES: usize = 256;
 
-pub(super) fn locate(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, found: &mut Located) {
+pub(super) fn locate(
+    image: &Image,
+    bytes: &ImageBytes,
+    files: &dyn Files,
+    dwarf: bool,
+    found: &mut DebugFiles,
+) {
     found.symbols.push(bytes.clone());
     let Some(macho) = image.object().and_then(|object| object.macho()) else { return };
     let Some(uuid) = macho.uuid.filter(|_| dwarf) else { return };
@@ -71,11 +77,11 @@ fn try_dsym(
     uuid: &[u8; 16],
     image: &MachO,
     files: &dyn Files,
-    found: &mut Located,
+    found: &mut DebugFiles,
     named: bool,
 ) -> bool {
     let Ok(bytes) = files.open(path) else { return false };
-    let wanted = fat::Wanted { uuid: None, cpu_type: image.cpu_type, cpu_subtype: image.cpu_subtype };
+    let wanted = fat::ImageIdentity { uuid: None, cpu_type: image.cpu_type, cpu_subtype: image.cpu_subtype };
     let fits =
         fat::choose(&bytes, &wanted).map_err(DebugFileError::from).and_then(|bytes| {
             match MachO::parse(bytes.bytes())?.uuid {

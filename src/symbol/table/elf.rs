@@ -29,8 +29,8 @@ pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, [Range<usize>; 2]), Why> 
     let is_whole = collected.as_ref().is_ok_and(|collected| !collected.exported_only);
     let go = if is_whole { None } else { GoFunctions::find(data) };
     let go = go.filter(|go| go.iter(data).next().is_some());
-    let Collected { mut entries, strings, code, machine, exported_only } = match (collected, &go) {
-        (Err(_), Some(_)) => Collected::default(),
+    let SymbolSections { mut entries, strings, code, machine, exported_only } = match (collected, &go) {
+        (Err(_), Some(_)) => SymbolSections::default(),
         (collected, _) => collected?,
     };
     let mut of_go = 0..0;
@@ -51,7 +51,7 @@ pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, [Range<usize>; 2]), Why> 
 
 /// What is read of a file.
 #[derive(Default)]
-struct Collected<'a> {
+struct SymbolSections<'a> {
     /// The function symbols as they are in the file.
     entries: Vec<Entry>,
     /// Where their names are.
@@ -63,7 +63,7 @@ struct Collected<'a> {
     exported_only: bool,
 }
 
-fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<Collected<'_>, Why> {
+fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<SymbolSections<'_>, Why> {
     let bad = |error: object::read::Error| Why::from(FormatError::from(error));
     let header = H::parse(data).map_err(bad)?;
     let endian = header.endian().map_err(bad)?;
@@ -79,7 +79,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> Result<Collecte
                 let bytes = |section: &H::SectionHeader| {
                     (section.sh_addr(endian).into(), section.data(endian, data).unwrap_or_default())
                 };
-                return Ok(Collected {
+                return Ok(SymbolSections {
                     entries,
                     strings,
                     code: headers.iter().filter(is_code).map(bytes).collect(),

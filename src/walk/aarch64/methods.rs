@@ -6,7 +6,7 @@ use crate::addr::{Avma, CodeAddress};
 use crate::arch::Aarch64;
 use crate::binary::frame_rule::{AARCH64_PC, AnyRow, Cfa, Column, RowAarch64};
 use crate::walk::bounds::Failure;
-use crate::walk::engine::{Found, Unwind};
+use crate::walk::engine::{CallerRule, Unwind};
 use crate::walk::frame::Frame;
 use crate::walk::frames::Method;
 use crate::walk::intel::forward::Callees;
@@ -18,7 +18,7 @@ impl Unwind for Aarch64 {
     const TELLS_UNDESCRIBED: bool = false;
     const RECORD_BESIDE_UNUSUAL: bool = false;
 
-    fn find(address: CodeAddress, code: &dyn Code, _: &mut Callees) -> (Found<Aarch64>, bool) {
+    fn find(address: CodeAddress, code: &dyn Code, _: &mut Callees) -> (CallerRule<Aarch64>, bool) {
         let (at, is_return) = (address.at(), address.is_return());
         let is_root = is_return && (go::is_in_goexit(at, code) || start::is_in_start_of_libdyld(at, code));
         // A handler of a signal returns to the trampoline, which did not call it.
@@ -27,9 +27,9 @@ impl Unwind for Aarch64 {
                 || Aarch64::is_sigreturn(code.code(at).unwrap_or_default())
                 || is_root);
         let found = match () {
-            () if is_root => Found::Root,
-            () if is_return && !returns => Found::Nothing,
-            () if go::on_other_goroutine(address, code) => Found::Fiber { not_called: false },
+            () if is_root => CallerRule::Root,
+            () if is_return && !returns => CallerRule::Nothing,
+            () if go::on_other_goroutine(address, code) => CallerRule::Fiber { not_called: false },
             () => in_code(address, code),
         };
         (found, returns)
@@ -62,22 +62,22 @@ impl Unwind for Aarch64 {
 }
 
 /// What unwind information and instructions tell at an address.
-fn in_code(address: CodeAddress, code: &dyn Code) -> Found<Aarch64> {
+fn in_code(address: CodeAddress, code: &dyn Code) -> CallerRule<Aarch64> {
     let at = address.at();
     let lookup = address.lookup().at();
     let here = code.code(at).unwrap_or_default();
     // Before the rows: those of the vDSO's trampoline lead to the caller of what the
     // signal interrupted.
     if Aarch64::is_sigreturn(here) {
-        return Found::certain(signal_frame(), Method::Code);
+        return CallerRule::certain(signal_frame(), Method::Code);
     }
     if let Some(row) = row::<Aarch64>(code, lookup) {
-        return Found::certain(row, Method::Cfi);
+        return CallerRule::certain(row, Method::Cfi);
     }
     let said = match code.body(lookup) {
         Some(said) => match said.row {
             AnyRow::Aarch64(row) if row.signal => {
-                return Found::certain(*row, body::method(said.compact));
+                return CallerRule::certain(*row, body::method(said.compact));
             }
             AnyRow::Aarch64(row) => Some((*row, body::method(said.compact))),
             _ => None,
@@ -85,14 +85,14 @@ fn in_code(address: CodeAddress, code: &dyn Code) -> Found<Aarch64> {
         None => None,
     };
     if said.is_none() && code.entry(at).is_some_and(|entry| start::is_start(entry, address, code)) {
-        return Found::Root;
+        return CallerRule::Root;
     }
     if said.is_none() && Aarch64::ends_thread(here) && flow::is_behind_own_call(address, code) {
-        return Found::Root;
+        return CallerRule::Root;
     }
     match body::row::<Aarch64>(address, said, code) {
-        Some((row, method)) => Found::certain(row, method),
-        None => Found::Nothing,
+        Some((row, method)) => CallerRule::certain(row, method),
+        None => CallerRule::Nothing,
     }
 }
 

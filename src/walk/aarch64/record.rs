@@ -64,7 +64,7 @@ pub(super) fn is_own(pc: Avma, code: &dyn Code) -> Option<bool> {
 
 /// What one instruction means for the question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum RecordEffect {
     /// The record is reloaded: fp points to it before, but not after.
     Restores,
     /// Memory is addressed by fp, or an address computed from it. The caller's frame is
@@ -93,7 +93,7 @@ enum Kind {
 }
 
 fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<bool> {
-    let mut pieces = Pieces::starting(pc);
+    let mut pieces = Worklist::starting(pc);
     let mut left = FORWARD_MAX;
     let mut uses_fp = None;
     while let Some(start) = pieces.next() {
@@ -110,16 +110,18 @@ fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<
             left -= 1;
             index += 1;
             match text.kind(index - 1) {
-                Some(Kind::Restores) => return Some(true),
-                Some(Kind::Calls(target)) => {
+                Some(RecordEffect::Restores) => return Some(true),
+                Some(RecordEffect::Calls(target)) => {
                     return Some(target.and_then(|at| outlined(at, code)) != Some(false));
                 }
-                Some(Kind::SetsFramePointer | Kind::Returns | Kind::CallsWithout) => return Some(false),
-                Some(Kind::UsesFramePointer) if uses_fp.is_none() => {
+                Some(RecordEffect::SetsFramePointer | RecordEffect::Returns | RecordEffect::CallsWithout) => {
+                    return Some(false);
+                }
+                Some(RecordEffect::UsesFramePointer) if uses_fp.is_none() => {
                     uses_fp = Some(true);
                     left = left.min(OUTLINED_MAX);
                 }
-                Some(Kind::Jump(target)) => {
+                Some(RecordEffect::Jump(target)) => {
                     if function.is_some_and(|function| is_tail_call(target, function, code)) {
                         return Some(outlined(target, code) == Some(true));
                     }
@@ -132,9 +134,9 @@ fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<
                         }
                     }
                 }
-                Some(Kind::Branch(target)) => pieces.add(target),
-                Some(Kind::Ends { .. }) | None => break,
-                Some(Kind::UsesFramePointer | Kind::Stores | Kind::Plain) => {}
+                Some(RecordEffect::Branch(target)) => pieces.add(target),
+                Some(RecordEffect::Ends { .. }) | None => break,
+                Some(RecordEffect::UsesFramePointer | RecordEffect::Stores | RecordEffect::Plain) => {}
             }
         }
     }
@@ -157,9 +159,9 @@ fn outlined(function: Avma, code: &dyn Code) -> Option<bool> {
     let text = Text { start: function, bytes: code.code(function)? };
     for index in 0..OUTLINED_MAX {
         match text.kind(index)? {
-            Kind::SetsFramePointer => return Some(false),
-            Kind::Restores => return Some(true),
-            Kind::Plain | Kind::UsesFramePointer => {}
+            RecordEffect::SetsFramePointer => return Some(false),
+            RecordEffect::Restores => return Some(true),
+            RecordEffect::Plain | RecordEffect::UsesFramePointer => {}
             _ => return None,
         }
     }
@@ -180,7 +182,7 @@ fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<
         None => code_before(pc, code)?,
     };
     let all = Text { start, bytes };
-    let mut pieces = Pieces::starting(pc);
+    let mut pieces = Worklist::starting(pc);
     let mut left = BACKWARD_MAX;
     while let Some(piece) = pieces.next() {
         let mut at = all.index(piece)?;
@@ -191,15 +193,19 @@ fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<
             };
             left = left.checked_sub(1)?;
             match all.kind(previous)? {
-                Kind::SetsFramePointer | Kind::UsesFramePointer | Kind::Calls(_) => return Some(true),
-                Kind::Restores | Kind::Stores | Kind::CallsWithout => return Some(false),
-                Kind::Returns | Kind::Jump(_) | Kind::Ends { .. } => {
+                RecordEffect::SetsFramePointer | RecordEffect::UsesFramePointer | RecordEffect::Calls(_) => {
+                    return Some(true);
+                }
+                RecordEffect::Restores | RecordEffect::Stores | RecordEffect::CallsWithout => {
+                    return Some(false);
+                }
+                RecordEffect::Returns | RecordEffect::Jump(_) | RecordEffect::Ends { .. } => {
                     let _ = known.as_ref()?;
                     left = left.checked_sub(all.bytes.len() / 4)?;
                     all.ways_to(&(all.address(previous + 1)..=piece), &mut pieces);
                     break;
                 }
-                Kind::Branch(_) | Kind::Plain => at = previous,
+                RecordEffect::Branch(_) | RecordEffect::Plain => at = previous,
             }
         }
     }
@@ -240,22 +246,25 @@ impl Text<'_> {
         self.bytes.get(index * 4..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
     }
 
-    fn kind(&self, index: usize) -> Option<Kind> {
+    fn kind(&self, index: usize) -> Option<RecordEffect> {
         let kind = kind(self.word(index)?, self.address(index));
-        let pops =
-            |kind: &Kind| matches!(kind, Kind::Calls(_)) && self.word(index + 1) == Some(POP_LINK_REGISTER);
-        Some(if pops(&kind) { Kind::CallsWithout } else { kind })
+        let pops = |kind: &RecordEffect| {
+            matches!(kind, RecordEffect::Calls(_)) && self.word(index + 1) == Some(POP_LINK_REGISTER)
+        };
+        Some(if pops(&kind) { RecordEffect::CallsWithout } else { kind })
     }
 
     /// Adds the branches and jumps that lead to one of `targets`, instructions of which each
     /// runs on into the next; if there are none, the jumps through tables.
-    fn ways_to(&self, targets: &RangeInclusive<Avma>, pieces: &mut Pieces) {
+    fn ways_to(&self, targets: &RangeInclusive<Avma>, pieces: &mut Worklist) {
         let mut found = false;
         for wanted_indirect in [false, true] {
             for index in 0..self.bytes.len() / 4 {
                 let leads_there = match self.kind(index) {
-                    Some(Kind::Jump(to) | Kind::Branch(to)) => !wanted_indirect && targets.contains(&to),
-                    Some(Kind::Ends { indirect }) => wanted_indirect && indirect,
+                    Some(RecordEffect::Jump(to) | RecordEffect::Branch(to)) => {
+                        !wanted_indirect && targets.contains(&to)
+                    }
+                    Some(RecordEffect::Ends { indirect }) => wanted_indirect && indirect,
                     _ => false,
                 };
                 if leads_there {
@@ -271,17 +280,17 @@ impl Text<'_> {
 }
 
 /// Addresses to go on from, each once.
-struct Pieces {
+struct Worklist {
     starts: [Avma; PIECES_MAX],
     length: usize,
     next: usize,
 }
 
-impl Pieces {
-    fn starting(at: Avma) -> Pieces {
+impl Worklist {
+    fn starting(at: Avma) -> Worklist {
         let mut starts = [Avma(0); PIECES_MAX];
         starts[0] = at;
-        Pieces { starts, length: 1, next: 0 }
+        Worklist { starts, length: 1, next: 0 }
     }
 
     fn add(&mut self, at: Avma) {
@@ -304,38 +313,40 @@ impl Pieces {
 }
 
 /// Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
-fn kind(word: u32, at: Avma) -> Kind {
+fn kind(word: u32, at: Avma) -> RecordEffect {
     match word >> 25 & 0b1111 {
         0b1010 | 0b1011 => branch_kind(word, at),
         // loads and stores; those of literals have no base
         0b0100 | 0b0110 | 0b1100 | 0b1110 => match word & 0xffc0_7fff {
             // ldp x29, x30, [sp], #N; [sp, #N]
-            0xa8c0_7bfd | 0xa940_7bfd => Kind::Restores,
+            0xa8c0_7bfd | 0xa940_7bfd => RecordEffect::Restores,
             // stp x29, x30, [sp, #-N]!; [sp, #N]
-            0xa980_7bfd | 0xa900_7bfd => Kind::Stores,
-            _ if word >> 5 & 0x1f == 29 && word & 0x3b00_0000 != 0x1800_0000 => Kind::UsesFramePointer,
-            _ => Kind::Plain,
+            0xa980_7bfd | 0xa900_7bfd => RecordEffect::Stores,
+            _ if word >> 5 & 0x1f == 29 && word & 0x3b00_0000 != 0x1800_0000 => {
+                RecordEffect::UsesFramePointer
+            }
+            _ => RecordEffect::Plain,
         },
         // mov x29, sp is add x29, sp, #0; any immediate
-        0b1000 | 0b1001 if word & 0xff80_03ff == 0x9100_03fd => Kind::SetsFramePointer,
+        0b1000 | 0b1001 if word & 0xff80_03ff == 0x9100_03fd => RecordEffect::SetsFramePointer,
         // sub xN, x29, #M; add xN, x29, #M, which mov sp, x29 is too
-        0b1000 | 0b1001 if word & 0xbf80_03e0 == 0x9100_03a0 => Kind::UsesFramePointer,
+        0b1000 | 0b1001 if word & 0xbf80_03e0 == 0x9100_03a0 => RecordEffect::UsesFramePointer,
         // udf, which also pads between functions
-        0 if word >> 16 == 0 => Kind::Ends { indirect: false },
-        _ => Kind::Plain,
+        0 if word >> 16 == 0 => RecordEffect::Ends { indirect: false },
+        _ => RecordEffect::Plain,
     }
 }
 
-fn branch_kind(word: u32, at: Avma) -> Kind {
+fn branch_kind(word: u32, at: Avma) -> RecordEffect {
     match branch(word, at) {
-        Effect::Calls(target) => Kind::Calls(target),
-        Effect::Returns => Kind::Returns,
+        Effect::Calls(target) => RecordEffect::Calls(target),
+        Effect::Returns => RecordEffect::Returns,
         // A tail call, a stub, a jump through a table; what loads the register does not tell
         // (clang -O0 reloads a computed label from the stack).
-        Effect::JumpsAnywhere => Kind::Ends { indirect: true },
-        Effect::Jumps(target) => Kind::Jump(target),
-        Effect::MayJump(target) => Kind::Branch(target),
-        Effect::Ends | Effect::MayReturn | Effect::Forks(_) => Kind::Ends { indirect: false },
-        Effect::Plain => Kind::Plain,
+        Effect::JumpsAnywhere => RecordEffect::Ends { indirect: true },
+        Effect::Jumps(target) => RecordEffect::Jump(target),
+        Effect::MayJump(target) => RecordEffect::Branch(target),
+        Effect::Ends | Effect::MayReturn | Effect::Forks(_) => RecordEffect::Ends { indirect: false },
+        Effect::Plain => RecordEffect::Plain,
     }
 }

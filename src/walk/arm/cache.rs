@@ -30,7 +30,7 @@ const PATH_BYTES_MAX: u64 = 4096;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cache {
     rules: [Table<Rule>; UnwindMethod::ALL.len()],
-    rows: Vec<Found>,
+    rows: Vec<RowFacts>,
     /// Whether the function that a call leads to may jump into another one.
     jumps: Answers,
     /// Whether paths from one place lead to another, and have not saved the link register.
@@ -60,7 +60,7 @@ impl Answers {
 
 /// A row, and what is known of it.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct RowFacts {
     pub row: RowArm,
     pub method: Method,
     /// Where the function was assumed to begin, if nothing but a search told: its caller must call that
@@ -71,13 +71,13 @@ pub(super) struct Found {
 /// What is known of a code address.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rule {
-    pub kind: Kind,
+    pub kind: RuleKind,
     /// For a return address: a call is in front of it.
     pub returns: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) enum Kind {
+pub(super) enum RuleKind {
     /// Index of a row.
     Row(u32),
     /// The thread's first function.
@@ -101,7 +101,7 @@ impl Cache {
         self.paths.0.clear();
     }
 
-    pub(super) fn row(&self, index: u32) -> Option<&Found> {
+    pub(super) fn row(&self, index: u32) -> Option<&RowFacts> {
         self.rows.get(index as usize)
     }
 
@@ -119,7 +119,7 @@ impl Cache {
         let returns = is_return
             && (Arm::returns(with_bit, code)
                 || Arm::is_sigreturn(code.code(frame.address.at()).unwrap_or_default()));
-        let kind = if is_return && !returns { Kind::Unknown } else { self.find(how, frame, code) };
+        let kind = if is_return && !returns { RuleKind::Unknown } else { self.find(how, frame, code) };
         let rule = Rule { kind, returns };
         if code.may_keep(lookup_of(key)) {
             self.rules[how as usize].insert(key, rule);
@@ -148,33 +148,33 @@ impl Cache {
         self.paths.of((target, pc), code, || flow::arrives::<Arm>(target, pc, false, code))
     }
 
-    fn find(&mut self, how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Kind {
+    fn find(&mut self, how: UnwindMethod, frame: &Frame, code: &dyn Code) -> RuleKind {
         let (at, lookup) = (frame.address.at(), frame.address.lookup().at());
         let here = code.code(at).unwrap_or_default();
         if let Some(of) = start::sigreturn(here) {
-            return self.keep(Found { row: signal_frame(of), method: Method::Code, assumes: None });
+            return self.keep(RowFacts { row: signal_frame(of), method: Method::Code, assumes: None });
         }
         let ends_thread = frame.address.is_return()
             && start::ends_thread(here)
             && flow::is_behind_own_call(frame.address, code);
         if ends_thread || is_in_first(lookup, code) {
-            return Kind::Root;
+            return RuleKind::Root;
         }
         match found(how, frame, code) {
-            Some(found) if found.row.columns[usize::from(LR)] == Column::Undefined => Kind::Root,
+            Some(found) if found.row.columns[usize::from(LR)] == Column::Undefined => RuleKind::Root,
             Some(found) => self.keep(found),
             // Nothing but the place where the program begins leads there.
-            None if how != UnwindMethod::Scan && is_after_start(frame, code) => Kind::Root,
-            None => Kind::Unknown,
+            None if how != UnwindMethod::Scan && is_after_start(frame, code) => RuleKind::Root,
+            None => RuleKind::Unknown,
         }
     }
 
-    fn keep(&mut self, found: Found) -> Kind {
+    fn keep(&mut self, found: RowFacts) -> RuleKind {
         if self.rows.len() >= ROWS_MAX {
             self.clear();
         }
         self.rows.push(found);
-        Kind::Row((self.rows.len() - 1) as u32)
+        RuleKind::Row((self.rows.len() - 1) as u32)
     }
 }
 
@@ -196,10 +196,10 @@ fn is_after_start(frame: &Frame, code: &dyn Code) -> bool {
 }
 
 /// The row that a method of walking tells.
-fn found(how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<Found> {
+fn found(how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<RowFacts> {
     let lookup = frame.address.lookup().at();
     let is_return = frame.address.is_return();
-    let certain = |row: RowArm, method| Some(Found { row, method, assumes: None });
+    let certain = |row: RowArm, method| Some(RowFacts { row, method, assumes: None });
     let by_cfi = || certain(processor::row::<Arm>(code, lookup)?, Method::Cfi);
     let by_exidx = || match code.exidx(lookup)?.1 {
         TableSays::Row(row) => certain(*row, Method::Exidx),
@@ -221,10 +221,10 @@ fn found(how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<Found> {
 }
 
 /// The row that the instructions tell.
-fn by_code(frame: &Frame, code: &dyn Code) -> Option<Found> {
+fn by_code(frame: &Frame, code: &dyn Code) -> Option<RowFacts> {
     let (at, lookup) = (frame.code_address(), frame.address.lookup().at());
     let is_return = frame.address.is_return();
-    let found = |row, assumes| Found { row, method: Method::Code, assumes };
+    let found = |row, assumes| RowFacts { row, method: Method::Code, assumes };
     let before_return = || flow::before_return::<Arm>(at, is_return, code);
     if let Some(function) = code.function(lookup) {
         let entry = Avma(function.start.0 | at.0 & T32);

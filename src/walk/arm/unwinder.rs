@@ -1,7 +1,7 @@
 //! Unwinding on 32-bit Arm, with all registers: from each frame to its caller by the row at its address.
 //! Input: registers, copied stack, `Code`; output: [`Frames`] and why the walk ended.
 
-use super::cache::{Cache, Kind, calls};
+use super::cache::{Cache, RuleKind, calls};
 use super::frame::{Caller, Frame};
 use super::{LR, PC, SP, T32, call, exception, scan, start};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
@@ -178,7 +178,7 @@ impl Unwinder {
 
     /// Whether the instructions at a program counter lead to the same caller.
     fn instructions_agree(&mut self, frame: &Frame, caller: &Caller, input: &Input<'_>) -> bool {
-        let Kind::Row(index) = self.cache.rule(UnwindMethod::Code, frame, input.code).kind else {
+        let RuleKind::Row(index) = self.cache.rule(UnwindMethod::Code, frame, input.code).kind else {
             return false;
         };
         let Some(found) = self.cache.row(index) else { return false };
@@ -220,9 +220,9 @@ impl Unwinder {
     ) -> Step {
         let rule = self.cache.rule(how, frame, input.code);
         let found = match rule.kind {
-            Kind::Root => return Step::Ends(StackEnd::Root),
-            Kind::Row(index) => self.cache.row(index),
-            Kind::Unknown => None,
+            RuleKind::Root => return Step::Ends(StackEnd::Root),
+            RuleKind::Row(index) => self.cache.row(index),
+            RuleKind::Unknown => None,
         };
         let Some(found) = found else {
             let by_scan = match how {

@@ -5,8 +5,8 @@
 use hashbrown::HashMap;
 
 use super::call_rows::{CallRows, SharedCallRows};
-use super::methods::{Found, Unwind};
-use super::rule::{Kind, Ordinary, Rule};
+use super::methods::{CallerRule, Unwind};
+use super::rule::{Ordinary, Rule, RuleKind};
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::frames::Method;
@@ -26,7 +26,7 @@ const BY_CODE_MAX: usize = 4096;
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Cache<P: Unwind> {
     rules: Table<Rule>,
-    unusual: Vec<Unusual<P>>,
+    unusual: Vec<UnusualRule<P>>,
     by_calls: CallRows<P>,
     /// Rows at program counters by instructions, in spite of unwind information.
     by_code: HashMap<u64, Option<Box<RowOf<P>>>>,
@@ -35,7 +35,7 @@ pub(in crate::walk) struct Cache<P: Unwind> {
 }
 
 /// What was learned of addresses of code in files: the rule, and the row behind an unusual one.
-type SharedRules<P> = ImageFacts<(), (Rule, Option<Box<Unusual<P>>>)>;
+type SharedRules<P> = ImageFacts<(), (Rule, Option<Box<UnusualRule<P>>>)>;
 
 /// What was learned of code in files. Copies are of the same facts.
 #[derive(Clone, Debug, Default)]
@@ -45,9 +45,9 @@ pub(in crate::walk) struct Shared<P: Unwind> {
     callees: SharedCallees,
 }
 
-/// What is known of an address whose rule is of kind `Unusual`.
+/// What is known of an address whose rule is of kind `UnusualRule`.
 #[derive(Clone, Debug)]
-pub(in crate::walk) struct Unusual<P: Unwind> {
+pub(in crate::walk) struct UnusualRule<P: Unwind> {
     pub row: RowOf<P>,
     pub method: Method,
     /// Whether the caller that it leads to can be relied on.
@@ -79,8 +79,8 @@ impl<P: Unwind> Cache<P> {
         self.by_code.retain(|at, _| !is_gone(Avma(*at)));
     }
 
-    /// The row behind a rule of kind `Unusual`, until the next address is learned.
-    pub(in crate::walk) fn unusual(&self, index: u16) -> Option<&Unusual<P>> {
+    /// The row behind a rule of kind `UnusualRule`, until the next address is learned.
+    pub(in crate::walk) fn unusual(&self, index: u16) -> Option<&UnusualRule<P>> {
         self.unusual.get(usize::from(index))
     }
 
@@ -127,10 +127,10 @@ impl<P: Unwind> Cache<P> {
         self.callees.begin_row();
         let (found, returns) = P::find(address, code, &mut self.callees);
         let kind = match found {
-            Found::Row(row, method, proof) => self.keep(address, row, method, proof, code),
-            Found::Root => Kind::Root,
-            Found::Fiber { not_called } => Kind::Fiber { not_called },
-            Found::Nothing => Kind::Unknown,
+            CallerRule::Row(row, method, proof) => self.keep(address, row, method, proof, code),
+            CallerRule::Root => RuleKind::Root,
+            CallerRule::Fiber { not_called } => RuleKind::Fiber { not_called },
+            CallerRule::Nothing => RuleKind::Unknown,
         };
         let rule = Rule { kind, returns };
         if code.may_keep(lookup_of(key)) {
@@ -138,7 +138,7 @@ impl<P: Unwind> Cache<P> {
             let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.ran_out();
             if let Some(place) = place.filter(|_| is_of_file) {
                 let unusual = match kind {
-                    Kind::Unusual(index) => self.unusual(index).cloned().map(Box::new),
+                    RuleKind::Unusual(index) => self.unusual(index).cloned().map(Box::new),
                     _ => None,
                 };
                 let has_row = unusual.is_some();
@@ -155,27 +155,27 @@ impl<P: Unwind> Cache<P> {
         method: Method,
         proof: Proof,
         code: &dyn Code,
-    ) -> Kind {
+    ) -> RuleKind {
         if P::is_outermost(&row) {
-            return Kind::Root;
+            return RuleKind::Root;
         }
         let switch = P::switch(address, &row, code);
         if switch == Switch::No
             && proof == Proof::Certain
             && let Some(packed) = Ordinary::pack::<P>(&row)
         {
-            return Kind::Ordinary(packed, method);
+            return RuleKind::Ordinary(packed, method);
         }
         let is_trampoline = row.signal && address.is_return() && begins_trampoline::<P>(address.at(), code);
-        self.keep_unusual(Unusual { row: *row, method, switch, is_trampoline, proof })
+        self.keep_unusual(UnusualRule { row: *row, method, switch, is_trampoline, proof })
     }
 
-    fn keep_unusual(&mut self, unusual: Unusual<P>) -> Kind {
+    fn keep_unusual(&mut self, unusual: UnusualRule<P>) -> RuleKind {
         if self.unusual.len() >= UNUSUAL_MAX {
             self.clear();
         }
         self.unusual.push(unusual);
-        Kind::Unusual((self.unusual.len() - 1) as u16)
+        RuleKind::Unusual((self.unusual.len() - 1) as u16)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::walk::processor::{Processor, RowOf};
 use crate::walk::{Code, Input};
 
 /// How the caller of a frame at an address is found.
-pub(in crate::walk) enum Found<P: Processor> {
+pub(in crate::walk) enum CallerRule<P: Processor> {
     Row(Box<RowOf<P>>, Method, Proof),
     /// The thread's first function.
     Root,
@@ -23,10 +23,10 @@ pub(in crate::walk) enum Found<P: Processor> {
     Nothing,
 }
 
-impl<P: Processor> Found<P> {
+impl<P: Processor> CallerRule<P> {
     /// A row that leads to the caller for certain.
-    pub(in crate::walk) fn certain(row: RowOf<P>, method: Method) -> Found<P> {
-        Found::Row(Box::new(row), method, Proof::Certain)
+    pub(in crate::walk) fn certain(row: RowOf<P>, method: Method) -> CallerRule<P> {
+        CallerRule::Row(Box::new(row), method, Proof::Certain)
     }
 }
 
@@ -38,7 +38,7 @@ pub(in crate::walk) trait Unwind: Processor {
     const RECORD_BESIDE_UNUSUAL: bool;
 
     /// What there is at an address, and for a return address whether a call returns there.
-    fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found<Self>, bool);
+    fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (CallerRule<Self>, bool);
 
     /// Whether a row says that there is no caller.
     fn is_outermost(row: &RowOf<Self>) -> bool;

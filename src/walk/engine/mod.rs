@@ -18,7 +18,7 @@ mod walk;
 
 pub(super) use cache::{Cache, Shared};
 pub(super) use call_rows::{CallRows, SharedCallRows};
-pub(super) use methods::{Found, Unwind};
-pub(super) use rule::Kind;
+pub(super) use methods::{CallerRule, Unwind};
+pub(super) use rule::RuleKind;
 pub(super) use step::check;
 pub(super) use walk::Engine;

@@ -58,7 +58,7 @@ impl Ordinary {
 
 /// How the caller of a frame at an address is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::walk) enum Kind {
+pub(in crate::walk) enum RuleKind {
     Ordinary(Ordinary, Method),
     /// Index of a row of another form, or of one that is not to be relied on.
     Unusual(u16),
@@ -76,7 +76,7 @@ pub(in crate::walk) enum Kind {
 /// What is known of a code address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) struct Rule {
-    pub kind: Kind,
+    pub kind: RuleKind,
     /// For a return address: a call is in front of it, or handlers of signals return there.
     pub returns: bool,
 }

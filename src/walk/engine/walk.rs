@@ -3,7 +3,7 @@
 
 use super::cache::{Cache, Shared};
 use super::methods::Unwind;
-use super::rule::Kind;
+use super::rule::RuleKind;
 use super::step::check;
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::Cfa;
@@ -141,7 +141,7 @@ impl<P: Unwind> Engine<P> {
     /// Whether a thread stands where it was made, and goes on in its first function.
     fn is_new_thread(&mut self, registers: &P, input: &Input<'_>) -> bool {
         let first = registers.goes_on_at(input.code);
-        first.is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind == Kind::Root)
+        first.is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind == RuleKind::Root)
     }
 
     /// The step from a frame, not yet checked; from a first function what that ends.
@@ -157,19 +157,19 @@ impl<P: Unwind> Engine<P> {
         // information leads to no caller, a frame record is that of another frame.
         let by_code = |method: Method| how == UnwindMethod::Auto && method == Method::Code;
         Ok(match rule.kind {
-            Kind::Root => return Err(StackEnd::Root),
-            Kind::Fiber { not_called } => {
+            RuleKind::Root => return Err(StackEnd::Root),
+            RuleKind::Fiber { not_called } => {
                 if not_called {
                     out.last_is_not_called(frame.address);
                 }
                 return Err(StackEnd::Fiber);
             }
-            Kind::Ordinary(row, method) => Step {
+            RuleKind::Ordinary(row, method) => Step {
                 next: frame.ordinary(&row, input).map(|next| (next, method)),
                 by_sp: row.cfa_register == P::STACK_POINTER,
                 ..Step::nowhere(by_code(method), true)
             },
-            Kind::Unusual(index) => match self.cache.unusual(index) {
+            RuleKind::Unusual(index) => match self.cache.unusual(index) {
                 Some(unusual) => {
                     if unusual.is_trampoline {
                         out.last_is_not_called(frame.address);
@@ -184,7 +184,7 @@ impl<P: Unwind> Engine<P> {
                 }
                 None => Step::nowhere(false, true),
             },
-            Kind::Unknown => Step::nowhere(how == UnwindMethod::Auto, false),
+            RuleKind::Unknown => Step::nowhere(how == UnwindMethod::Auto, false),
         })
     }
 

@@ -76,9 +76,9 @@ mod tests {
     use crate::arch::{Aarch64, X86_64};
 
     /// A function, two trampolines of signals, and how often it was asked.
-    struct Asked(Cell<u32>);
+    struct CountingCode(Cell<u32>);
 
-    impl Code for Asked {
+    impl Code for CountingCode {
         fn is_code(&self, at: Avma) -> bool {
             self.0.set(self.0.get() + 1);
             [0x1000, 0x3000, 0x4000].contains(&at.0)
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn an_address_is_asked_for_once_until_the_images_change() {
-        let (code, mut facts) = (Asked(Cell::new(0)), Facts::default());
+        let (code, mut facts) = (CountingCode(Cell::new(0)), Facts::default());
         for _ in 0..3 {
             assert_eq!(facts.lookup::<X86_64>(Avma(0x1001), &code), Some(LookupAvma(0x1000)));
             assert_eq!(facts.lookup::<X86_64>(Avma(0x2001), &code), None);
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn nothing_stands_in_front_of_a_trampoline_of_signals() {
-        let (code, mut facts) = (Asked(Cell::new(0)), Facts::default());
+        let (code, mut facts) = (CountingCode(Cell::new(0)), Facts::default());
         for _ in 0..2 {
             assert_eq!(facts.lookup::<X86_64>(Avma(0x3001), &code), Some(LookupAvma(0x3001)));
             assert_eq!(facts.lookup::<Aarch64>(Avma(0x4001), &code), Some(LookupAvma(0x4001)));

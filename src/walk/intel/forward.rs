@@ -89,7 +89,7 @@ fn follow_from<P: Intel>(
     // What paths tell that pass no call is not refuted by those that do: behind one that does not return
     // may be anything. HotSpot's methods end with such, in front of what their epilogues jump to.
     if !called {
-        let mut paths = Found::<P>::default();
+        let mut paths = PathFacts::<P>::default();
         let start = Start { pc, returned, called, past_calls: false };
         if follow_paths::<P>(&start, code, callees, visited, &mut paths) {
             return Some(Leads::ToExit);
@@ -98,7 +98,7 @@ fn follow_from<P: Intel>(
             return Some(Leads::Back(row, Proof::Certain));
         }
     }
-    let mut paths = Found::<P>::default();
+    let mut paths = PathFacts::<P>::default();
     let start = Start { pc, returned, called, past_calls: true };
     if follow_paths::<P>(&start, code, callees, visited, &mut paths) {
         return Some(Leads::ToExit);
@@ -116,7 +116,7 @@ fn follow_from<P: Intel>(
 
 /// What paths show.
 #[derive(Default)]
-struct Found<P: Processor> {
+struct PathFacts<P: Processor> {
     /// The row that the first path tells which leads to a return.
     row: Option<Box<RowOf<P>>>,
     /// A path tells it that passes no call, and does not begin behind one; or it counts from rbp
@@ -147,7 +147,7 @@ fn follow_paths<P: Intel>(
     code: &dyn Code,
     callees: &mut Callees,
     visited: &mut Visited<Option<Place>>,
-    found: &mut Found<P>,
+    found: &mut PathFacts<P>,
 ) -> bool {
     let lookup = if returned { Avma(pc.0.wrapping_sub(1)) } else { pc };
     let function = flow::function_around(lookup, code);
@@ -175,7 +175,7 @@ fn follow_paths<P: Intel>(
             let Some(fewer) = left.checked_sub(1) else {
                 if is_short {
                     // A path that was not followed might differ.
-                    *found = Found::default();
+                    *found = PathFacts::default();
                 }
                 return false;
             };
@@ -256,7 +256,7 @@ fn is_entry(at: Avma, code: &dyn Code) -> bool {
     code.function(at).is_some_and(|function| function.start == at)
 }
 
-impl<P: Intel> Found<P> {
+impl<P: Intel> PathFacts<P> {
     /// A path has come to a return; how many instructions may be followed on.
     fn returns(&mut self, state: &State, called: bool, left: u32) -> u32 {
         // Parts of hand-written functions, which call nothing, use rbp as any register and do not give

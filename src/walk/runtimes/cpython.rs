@@ -56,9 +56,9 @@ mod tests {
     const TEXT: u64 = 0x7000_0000_1000;
 
     /// Code that is known to be JIT code, or not.
-    struct Made(Text, bool);
+    struct JitText(Text, bool);
 
-    impl Code for Made {
+    impl Code for JitText {
         fn is_code(&self, at: Avma) -> bool {
             self.0.is_code(at)
         }
@@ -72,7 +72,7 @@ mod tests {
 
     /// Whether the row behind the call in `code`, which ends `before` bytes into it, is proved.
     fn is_proved(code: &[u8], before: u64, made: bool) -> bool {
-        let text = Made(Text(TEXT, code.to_vec()), made);
+        let text = JitText(Text(TEXT, code.to_vec()), made);
         let at = Avma(TEXT + before);
         let leads = forward::follow::<X86_64>(at, true, &text, &mut Callees::default());
         let Some(Leads::Back(row, Proof::Wanted)) = leads else { panic!("{leads:?}") };

@@ -194,7 +194,7 @@ mod tests {
     use crate::addr::CodeAddress;
     use crate::walk::CodeTraits;
     use crate::walk::frames::Method;
-    use crate::walk::x86_64::{Cache, Kind};
+    use crate::walk::x86_64::{Cache, RuleKind};
 
     const HEAP: u64 = 0x7f00_0000_0000;
 
@@ -285,7 +285,7 @@ mod tests {
         };
         let mut cache = Cache::default();
         let rule = cache.rule(address, heap);
-        assert_eq!((rule.kind(), rule.method()), (Kind::StackPointer, Method::Code));
+        assert_eq!((rule.kind(), rule.method()), (RuleKind::StackPointer, Method::Code));
         match row.cfa {
             Cfa::Register(_, offset) => Some(offset),
             _ => None,
@@ -312,7 +312,7 @@ mod tests {
         let cfa = |offset: u64| {
             let mut cache = Cache::default();
             let rule = cache.rule(CodeAddress::Pc(Avma(begin + offset)), &heap);
-            assert_eq!((rule.kind(), rule.method()), (Kind::StackPointer, Method::Code), "+{offset:x}");
+            assert_eq!((rule.kind(), rule.method()), (RuleKind::StackPointer, Method::Code), "+{offset:x}");
             rule.cfa()
         };
         // Prologue, body, epilogue; in words.

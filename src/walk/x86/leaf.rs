@@ -6,7 +6,7 @@ use super::{EBP, ESP};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::X86;
 use crate::walk::bounds::Failure;
-use crate::walk::engine::{Cache, Kind};
+use crate::walk::engine::{Cache, RuleKind};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frame::Frame;
 use crate::walk::{Input, StackEnd, Walked};
@@ -24,14 +24,14 @@ pub(super) fn walk(
     out.push(frame.address.lookup());
     let rule = cache.rule(frame.address, input.code);
     let step = match rule.kind {
-        Kind::Root | Kind::Fiber { .. } => return Walked { ended: StackEnd::Root, reached: sp },
-        Kind::Ordinary(row, _) => frame.ordinary(&row, input),
-        Kind::Unusual(index) => match cache.unusual(index) {
+        RuleKind::Root | RuleKind::Fiber { .. } => return Walked { ended: StackEnd::Root, reached: sp },
+        RuleKind::Ordinary(row, _) => frame.ordinary(&row, input),
+        RuleKind::Unusual(index) => match cache.unusual(index) {
             // A signal frame is no record, and ebp still that of what it interrupted.
             Some(unusual) if !unusual.row.signal => frame.caller_by_row(&unusual.row, input),
             _ => Err(Failure::Refused),
         },
-        Kind::Unknown => frame.by_record(input),
+        RuleKind::Unknown => frame.by_record(input),
     };
     match step {
         Ok(next) if next.sp() > sp => {

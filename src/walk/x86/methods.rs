@@ -9,7 +9,7 @@ use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86;
 use crate::binary::frame_rule::{Cfa, Column, RowX86, X86_RETURN_ADDRESS};
 use crate::walk::bounds::Failure;
-use crate::walk::engine::{Found, Unwind};
+use crate::walk::engine::{CallerRule, Unwind};
 use crate::walk::frame::Frame;
 use crate::walk::frames::Method;
 use crate::walk::intel::SinceEntry;
@@ -23,7 +23,7 @@ impl Unwind for X86 {
     const TELLS_UNDESCRIBED: bool = true;
     const RECORD_BESIDE_UNUSUAL: bool = true;
 
-    fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found<X86>, bool) {
+    fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (CallerRule<X86>, bool) {
         find(address, code, callees)
     }
 
@@ -77,22 +77,22 @@ impl Unwind for X86 {
 }
 
 /// What there is at an address, and for a return address, whether a call is in front of it.
-fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found<X86>, bool) {
+fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (CallerRule<X86>, bool) {
     let (at, is_return) = (address.at(), address.is_return());
     let follows_call = is_return && X86::returns(at, code);
     if let Some(into) = start::into_context(at, code) {
         let not_called = is_return && into == 0;
-        return (Found::Fiber { not_called }, follows_call || not_called);
+        return (CallerRule::Fiber { not_called }, follows_call || not_called);
     }
     if !is_return && start::is_pc_thunk(at, code) {
-        return (Found::certain(bare(), Method::Code), false);
+        return (CallerRule::certain(bare(), Method::Code), false);
     }
     let here = code.code(at).unwrap_or_default();
     let row = row::<X86>(code, address.lookup().at());
     if let Some(context) = start::context_at(here)
         && row.as_ref().is_none_or(|row| !row.signal)
     {
-        return (Found::certain(signal_frame(context), Method::Code), is_return);
+        return (CallerRule::certain(signal_frame(context), Method::Code), is_return);
     }
     if let Some(row) = row {
         // Where nothing was pushed when it called, and it goes on to the end of the
@@ -102,11 +102,11 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found<
             // Assembly of glibc's pushes, and its rows do not say so, or count the wrong way: string
             // functions, contexts (sysdeps/i386/strchr.S, setcontext.S of glibc 2.36).
             match in_bare_code(address, code, callees) {
-                Found::Root if is_return => return (Found::Root, true),
-                Found::Row(by_code, method, proof)
+                CallerRule::Root if is_return => return (CallerRule::Root, true),
+                CallerRule::Row(by_code, method, proof)
                     if by_code.cfa != row.cfa && (below || proof == Proof::Certain) =>
                 {
-                    return (Found::Row(by_code, method, proof), follows_call);
+                    return (CallerRule::Row(by_code, method, proof), follows_call);
                 }
                 _ => {}
             }
@@ -114,13 +114,13 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Found<
         // A handler returns to the vDSO's trampoline, whose row begins one byte before it for
         // unwinders that look up return addresses minus one (vdso32/sigreturn.S).
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
-        return (Found::certain(row, Method::Cfi), returns);
+        return (CallerRule::certain(row, Method::Cfi), returns);
     }
     if is_return && !follows_call {
-        return (Found::Nothing, false);
+        return (CallerRule::Nothing, false);
     }
     if code.entry(at).is_some_and(|entry| forward::is_start::<X86>(entry, address, code)) {
-        return (Found::Root, follows_call);
+        return (CallerRule::Root, follows_call);
     }
     (in_bare_code(address, code, callees), follows_call)
 }
@@ -141,7 +141,7 @@ fn bare() -> RowX86 {
 }
 
 /// What the instructions tell where there is no unwind information.
-fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> Found<X86> {
+fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> CallerRule<X86> {
     let (at, is_return) = (address.at(), address.is_return());
     let next_function = is_return && code.code(at).is_some_and(begins_function);
     let leads = match next_function {
@@ -149,8 +149,8 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
         false => forward::follow::<X86>(at, is_return, code, callees),
     };
     let unproved = match leads {
-        Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code, Proof::Certain),
-        Some(Leads::ToExit) => return Found::Root,
+        Some(Leads::Back(row, Proof::Certain)) => return CallerRule::Row(row, Method::Code, Proof::Certain),
+        Some(Leads::ToExit) => return CallerRule::Root,
         Some(Leads::Back(row, _)) => Some(row),
         None => None,
     };
@@ -160,13 +160,13 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
         Some(function) => since_entry(function),
         None => {
             let row = prologue::row_with::<X86>(unproved, at, is_return, code);
-            return row.map_or(Found::Nothing, |(row, proof)| Found::Row(row, Method::Code, proof));
+            return row.map_or(CallerRule::Nothing, |(row, proof)| CallerRule::Row(row, Method::Code, proof));
         }
     };
     match (told, unproved) {
-        (Some(row), _) => Found::Row(Box::new(row), Method::Code, Proof::Certain),
-        (None, Some(row)) => Found::Row(row, Method::Code, Proof::Wanted),
-        (None, None) => Found::Nothing,
+        (Some(row), _) => CallerRule::Row(Box::new(row), Method::Code, Proof::Certain),
+        (None, Some(row)) => CallerRule::Row(row, Method::Code, Proof::Wanted),
+        (None, None) => CallerRule::Nothing,
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::rule::{self, Kind, Rule, Saved};
+use super::rule::{self, Rule, RuleKind, Saved};
 use super::stack_base::StackBase;
 use super::{stack_base, start};
 use crate::addr::{Avma, CodeAddress};
@@ -32,7 +32,7 @@ pub(in crate::walk) struct Cache {
     rules: Table<Rule>,
     saved: Table<Saved>,
     /// Rows of another form, and ordinary ones that are not to be relied on.
-    unusual: Vec<Unusual>,
+    unusual: Vec<UnusualRule>,
     by_calls: CallRows<X86_64>,
     callees: Callees,
     shared: SharedRules,
@@ -48,7 +48,7 @@ struct SharedRule {
     /// Of an ordinary rule.
     saved: Saved,
     /// The row behind an unusual one.
-    unusual: Option<Box<Unusual>>,
+    unusual: Option<Box<UnusualRule>>,
 }
 
 /// What was learned of addresses of code in files.
@@ -103,9 +103,9 @@ impl Fruitless {
     }
 }
 
-/// What is known of an address whose rule is of kind `Unusual`.
+/// What is known of an address whose rule is of kind `UnusualRule`.
 #[derive(Clone, Debug)]
-struct Unusual {
+struct UnusualRule {
     row: Row,
     switch: Switch,
     /// It is a return address without a call: nothing is called from there.
@@ -139,7 +139,7 @@ impl Cache {
         }
     }
 
-    /// The row of a rule of kind `Unusual`, until the next address is learned.
+    /// The row of a rule of kind `UnusualRule`, until the next address is learned.
     pub(super) fn unusual(&self, rule: Rule) -> Option<&Row> {
         self.kept(rule).map(|kept| &kept.row)
     }
@@ -168,11 +168,11 @@ impl Cache {
 
     /// Whether an address that leads to no caller is in the first function of a fiber.
     pub(super) fn begins_fiber(&self, rule: Rule) -> bool {
-        rule.kind() == Kind::Fiber || self.kept(rule).is_some_and(|kept| kept.fiber)
+        rule.kind() == RuleKind::Fiber || self.kept(rule).is_some_and(|kept| kept.fiber)
     }
 
-    fn kept(&self, rule: Rule) -> Option<&Unusual> {
-        self.unusual.get(rule.row()).filter(|_| rule.kind() == Kind::Unusual)
+    fn kept(&self, rule: Rule) -> Option<&UnusualRule> {
+        self.unusual.get(rule.row()).filter(|_| rule.kind() == RuleKind::Unusual)
     }
 
     /// Where the registers of the caller are at an address with an ordinary rule.
@@ -199,7 +199,7 @@ impl Cache {
     /// `marks`: a mark on the stack may say what the code need not be requested.
     pub(super) fn learn_with(&mut self, address: CodeAddress, code: &dyn Code, marks: bool) -> Rule {
         if !code.may_follow(address.lookup().at()) {
-            return Rule::of_kind(Kind::Unknown);
+            return Rule::of_kind(RuleKind::Unknown);
         }
         let place = self.shared.place(address, code).filter(|_| marks);
         if let Some(known) = place.as_ref().and_then(|place| self.shared.get(place, ())) {
@@ -214,7 +214,7 @@ impl Cache {
             && !stack_base::may_be_returned_to(address.at(), code)
         {
             // Most words that point into JIT code, or into what is mapped as such, need no more than that.
-            let rule = Rule::of_kind(Kind::Unknown);
+            let rule = Rule::of_kind(RuleKind::Unknown);
             self.rules.insert(key(address), rule);
             return rule;
         }
@@ -222,34 +222,34 @@ impl Cache {
         self.callees.begin_row();
         let (found, returns) = find(address, code, &mut self.callees, marks);
         let worth = match found {
-            Found::Nothing => 0,
-            Found::Unproved(..) => 1,
+            CallerRule::Nothing => 0,
+            CallerRule::Unproved(..) => 1,
             _ => Fruitless::OF_FRUIT,
         };
         let proof = Proof::Certain;
         let (rule, saved) = match found {
-            Found::Row(row, method) => {
+            CallerRule::Row(row, method) => {
                 let switch = switching::at::<X86_64>(address, &row, code);
                 let not_called =
                     row.signal && address.is_return() && begins_trampoline::<X86_64>(address.at(), code);
-                self.keep(Unusual { row: *row, switch, not_called, fiber: false, proof }, method)
+                self.keep(UnusualRule { row: *row, switch, not_called, fiber: false, proof }, method)
             }
-            Found::Unproved(row, proof) => {
+            CallerRule::Unproved(row, proof) => {
                 let switch = switching::at::<X86_64>(address, &row, code);
-                let kept = Unusual { row: *row, switch, not_called: false, fiber: false, proof };
+                let kept = UnusualRule { row: *row, switch, not_called: false, fiber: false, proof };
                 (self.keep_unusual(kept).read_from_code(), Saved::default())
             }
-            Found::Root => (Rule::of_kind(Kind::Root), Saved::default()),
-            Found::StackBase(StackBase { not_called: true, fiber }) => {
+            CallerRule::Root => (Rule::of_kind(RuleKind::Root), Saved::default()),
+            CallerRule::StackBase(StackBase { not_called: true, fiber }) => {
                 let switch = Switch::No;
-                let kept = Unusual { row: root_row(), switch, not_called: true, fiber, proof };
+                let kept = UnusualRule { row: root_row(), switch, not_called: true, fiber, proof };
                 (self.keep_unusual(kept), Saved::default())
             }
-            Found::StackBase(StackBase { fiber, .. }) => {
-                (Rule::of_kind(if fiber { Kind::Fiber } else { Kind::Root }), Saved::default())
+            CallerRule::StackBase(StackBase { fiber, .. }) => {
+                (Rule::of_kind(if fiber { RuleKind::Fiber } else { RuleKind::Root }), Saved::default())
             }
-            Found::Marked => (Rule::of_kind(Kind::Marked), Saved::default()),
-            Found::Nothing => (Rule::of_kind(Kind::Unknown), Saved::default()),
+            CallerRule::Marked => (Rule::of_kind(RuleKind::Marked), Saved::default()),
+            CallerRule::Nothing => (Rule::of_kind(RuleKind::Unknown), Saved::default()),
         };
         let rule = rule.returning(returns);
         if !code.may_keep(lookup_of(key(address))) {
@@ -285,9 +285,9 @@ impl Cache {
         rule
     }
 
-    fn keep(&mut self, found: Unusual, method: Method) -> (Rule, Saved) {
+    fn keep(&mut self, found: UnusualRule, method: Method) -> (Rule, Saved) {
         if found.row.columns[RETURN_ADDRESS] == Column::Undefined {
-            return (Rule::of_kind(Kind::Root), Saved::default());
+            return (Rule::of_kind(RuleKind::Root), Saved::default());
         }
         if found.switch == Switch::No
             && let Some(packed) = rule::pack(&found.row, method)
@@ -297,11 +297,11 @@ impl Cache {
         (self.keep_unusual(found), Saved::default())
     }
 
-    fn keep_unusual(&mut self, unusual: Unusual) -> Rule {
+    fn keep_unusual(&mut self, unusual: UnusualRule) -> Rule {
         Rule::unusual(self.unusual_number(unusual))
     }
 
-    fn unusual_number(&mut self, unusual: Unusual) -> u16 {
+    fn unusual_number(&mut self, unusual: UnusualRule) -> u16 {
         if self.unusual.len() >= UNUSUAL_MAX {
             self.clear();
         }
@@ -327,7 +327,7 @@ impl SinceEntry<X86_64> for Cache {
 
 /// How the caller of a frame at an address is found.
 #[allow(clippy::large_enum_variant, reason = "one at a time, never kept")]
-enum Found {
+enum CallerRule {
     Row(Box<Row>, Method),
     /// A row that was read from instructions and is not certain.
     Unproved(Box<Row>, Proof),
@@ -342,15 +342,15 @@ enum Found {
 }
 
 /// What there is at an address, and for a return address, whether a call is in front of it.
-fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: bool) -> (Found, bool) {
+fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: bool) -> (CallerRule, bool) {
     let (at, is_return) = (address.at(), address.is_return());
     // Emulated (arch/x86/entry/vsyscall/vsyscall_64.c): there is no code but a return to the caller.
     if !is_return && at.is_vsyscall() {
-        return (Found::Row(Box::new(entry_row()), Method::Code), false);
+        return (CallerRule::Row(Box::new(entry_row()), Method::Code), false);
     }
     let follows_call = is_return && X86_64::returns(at, code);
     if let Some(first) = stack_base::at(address, code) {
-        return (Found::StackBase(first), follows_call || first.not_called);
+        return (CallerRule::StackBase(first), follows_call || first.not_called);
     }
     let here = code.code(at).unwrap_or_default();
     let in_epilogue = if is_return { None } else { code.row_in_epilogue(at) };
@@ -358,7 +358,7 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
     // Go's table says nothing of what its trampoline is.
     let is_trampoline = X86_64::is_sigreturn(here) || !is_return && start::is_in_sigreturn(at, code);
     if is_trampoline && row.as_ref().is_none_or(|row| !row.signal) {
-        return (Found::Row(Box::new(signal_frame()), Method::Code), is_return);
+        return (CallerRule::Row(Box::new(signal_frame()), Method::Code), is_return);
     }
     if let Some(row) = row {
         // Nothing was pushed when it called: assembly. If it goes on to the end of the thread,
@@ -368,49 +368,49 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
             && is_bare
             && matches!(forward::follow::<X86_64>(at, true, code, callees), Some(Leads::ToExit))
         {
-            return (Found::Root, true);
+            return (CallerRule::Root, true);
         }
         let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if register == super::RSP as u8);
         if (follows_call || !is_return) && on_stack_pointer && go::x86_64::on_other_goroutine(address, code) {
-            return (Found::StackBase(StackBase { not_called: false, fiber: true }), follows_call);
+            return (CallerRule::StackBase(StackBase { not_called: false, fiber: true }), follows_call);
         }
         // A handler returns to `__restore_rt`, which begins one byte before itself for
         // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
         let row = go::vdso_call::row(at, &row, code).unwrap_or(row);
-        return (Found::Row(Box::new(row), Method::Cfi), returns);
+        return (CallerRule::Row(Box::new(row), Method::Cfi), returns);
     }
     if let Some(begins_threads) = code.begins_threads(address.lookup().at()) {
         let found = match begins_threads && body::marks_first::<X86_64>(address, code) {
-            true => Found::Root,
+            true => CallerRule::Root,
             false => in_macho(address, code),
         };
         return (found, follows_call);
     }
     if is_return && !follows_call {
-        return (Found::Nothing, false);
+        return (CallerRule::Nothing, false);
     }
     // What a compiler of C++ made beside V8 may have a word by chance that looks like a mark, and no record.
     let traits = code.traits(address.lookup().at());
     if marks && is_return && traits.is_jit && traits.keeps_frame_records {
-        return (Found::Marked, follows_call);
+        return (CallerRule::Marked, follows_call);
     }
     if code.entry(at).is_some_and(|entry| forward::is_start::<X86_64>(entry, address, code)) {
-        return (Found::Root, follows_call);
+        return (CallerRule::Root, follows_call);
     }
     (in_bare_code(address, code, callees), follows_call)
 }
 
 /// What the instructions tell where there is no unwind information.
-fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> Found {
+fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> CallerRule {
     let (at, is_return) = (address.at(), address.is_return());
     if let Some(row) = code.code(at).and_then(hotspot::interpreter_row).filter(|_| is_return) {
-        return Found::Row(Box::new(row), Method::Code);
+        return CallerRule::Row(Box::new(row), Method::Code);
     }
     let compiled = || hotspot::compiled_at(address.lookup().at(), code);
     // Of a call it is certain: HotSpot itself finds the caller so.
     if is_return && let Some(compiled) = compiled() {
-        return Found::Row(Box::new(compiled.row()), Method::Code);
+        return CallerRule::Row(Box::new(compiled.row()), Method::Code);
     }
     let next_function = is_return && code.code(at).is_some_and(begins_function);
     let leads = match next_function {
@@ -418,10 +418,10 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
         false => forward::follow::<X86_64>(at, is_return, code, callees),
     };
     let unproved = match leads {
-        Some(Leads::Back(row, Proof::Certain)) => return Found::Row(row, Method::Code),
-        Some(Leads::ToExit) => return Found::Root,
+        Some(Leads::Back(row, Proof::Certain)) => return CallerRule::Row(row, Method::Code),
+        Some(Leads::ToExit) => return CallerRule::Root,
         Some(Leads::Back(row, _)) if is_return && cpython::proves(&row, at, code) => {
-            return Found::Row(row, Method::Code);
+            return CallerRule::Row(row, Method::Code);
         }
         Some(Leads::Back(row, _)) => Some(row),
         None => None,
@@ -438,25 +438,25 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
         }
         (None, Some(compiled)) => since_entry(compiled.entry..at),
         (None, None) if callees.is_short() => {
-            return unproved.map_or(Found::Nothing, |row| Found::Unproved(row, Proof::Wanted));
+            return unproved.map_or(CallerRule::Nothing, |row| CallerRule::Unproved(row, Proof::Wanted));
         }
         (None, None) => {
             return match prologue::row_with::<X86_64>(unproved, at, is_return, code) {
-                Some((row, Proof::Certain)) => Found::Row(row, Method::Code),
-                Some((row, proof)) => Found::Unproved(row, proof),
-                None => Found::Nothing,
+                Some((row, Proof::Certain)) => CallerRule::Row(row, Method::Code),
+                Some((row, proof)) => CallerRule::Unproved(row, proof),
+                None => CallerRule::Nothing,
             };
         }
     };
     match (told, unproved) {
-        (Some(row), _) => Found::Row(Box::new(row), Method::Code),
-        (None, Some(row)) => Found::Unproved(row, Proof::Wanted),
-        (None, None) => Found::Nothing,
+        (Some(row), _) => CallerRule::Row(Box::new(row), Method::Code),
+        (None, Some(row)) => CallerRule::Unproved(row, Proof::Wanted),
+        (None, None) => CallerRule::Nothing,
     }
 }
 
 /// What there is in a Mach-O image, whose unwind information is of the bodies of functions.
-fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
+fn in_macho(address: CodeAddress, code: &dyn Code) -> CallerRule {
     let said = match code.body(address.lookup().at()) {
         Some(Body { row: AnyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
         _ => None,
@@ -465,7 +465,7 @@ fn in_macho(address: CodeAddress, code: &dyn Code) -> Found {
         Some((row, method)) if row.signal => Some((row, method)),
         said => body::row::<X86_64>(address, said, code),
     };
-    found.map_or(Found::Nothing, |(row, method)| Found::Row(Box::new(row), method))
+    found.map_or(CallerRule::Nothing, |(row, method)| CallerRule::Row(Box::new(row), method))
 }
 
 /// The row of a function that has pushed nothing.

@@ -2,7 +2,7 @@
 //! Not for: the common steps, which need three registers only (see `unwinder.rs`).
 
 use super::cache::Cache;
-use super::rule::{Kind, Rule, Saved};
+use super::rule::{Rule, RuleKind, Saved};
 use super::{RBP, RSP};
 use crate::addr::Avma;
 use crate::arch::{UNKNOWN_REGISTER, X86_64};
@@ -16,24 +16,24 @@ impl Frame {
     /// The caller by what is known of the frame's address.
     pub(super) fn step(&self, rule: Rule, cache: &mut Cache, input: &Input<'_>) -> Result<Frame, Failure> {
         match rule.kind() {
-            Kind::FramePointer if self.registers[RBP] == UNKNOWN_REGISTER => {
+            RuleKind::FramePointer if self.registers[RBP] == UNKNOWN_REGISTER => {
                 let saved = cache.saved(self.address, input.code);
                 self.with_frame_pointer(input).ok_or(Failure::Refused)?.ordinary(rule, saved, input)
             }
-            Kind::StackPointer | Kind::FramePointer => {
+            RuleKind::StackPointer | RuleKind::FramePointer => {
                 let saved = cache.saved(self.address, input.code);
                 self.ordinary(rule, saved, input)
             }
-            Kind::Unusual => self.caller_by_row(cache.unusual(rule).ok_or(Failure::Refused)?, input),
-            Kind::Marked => self.by_record(None, input),
-            Kind::Unknown | Kind::Root | Kind::Fiber => Err(Failure::Refused),
+            RuleKind::Unusual => self.caller_by_row(cache.unusual(rule).ok_or(Failure::Refused)?, input),
+            RuleKind::Marked => self.by_record(None, input),
+            RuleKind::Unknown | RuleKind::Root | RuleKind::Fiber => Err(Failure::Refused),
         }
     }
 
     fn ordinary(&self, rule: Rule, saved: Saved, input: &Input<'_>) -> Result<Frame, Failure> {
         // Swift marks frame pointers above their address (see `fp::follow`).
         let base = match rule.kind() {
-            Kind::StackPointer => self.registers[RSP],
+            RuleKind::StackPointer => self.registers[RSP],
             _ => self.registers[RBP] & input.code_mask,
         };
         let at = |words: i64| Avma(base.wrapping_add_signed(words * 8));

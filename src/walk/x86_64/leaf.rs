@@ -233,8 +233,8 @@ mod tests {
     }
 
     /// Text with one unwind rule for all of it.
-    struct Ruled(FrameRule);
-    impl Code for Ruled {
+    struct SingleRule(FrameRule);
+    impl Code for SingleRule {
         fn is_code(&self, at: Avma) -> bool {
             Text.is_code(at)
         }
@@ -253,7 +253,7 @@ mod tests {
         registers.gpr[X86_64::RSP] = STACK;
         registers.gpr[X86_64::RBP] = rbp;
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let code = Ruled(rule);
+        let code = SingleRule(rule);
         let input = Input { max_depth: 64, ..Input::new(stack, &code) };
         let mut out = Vec::new();
         let walked = walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out);
@@ -302,9 +302,9 @@ mod tests {
     }
 
     /// `push %rbp; mov %rsp,%rbp` at 0x1000, and how often it was asked.
-    struct Asked(Cell<u32>);
+    struct CountingCode(Cell<u32>);
 
-    impl Code for Asked {
+    impl Code for CountingCode {
         fn is_code(&self, _: Avma) -> bool {
             false
         }
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_leafs_rule_and_its_code_are_kept() {
-        let (code, mut leaves) = (Asked(Cell::new(0)), Leaves::default());
+        let (code, mut leaves) = (CountingCode(Cell::new(0)), Leaves::default());
         for _ in 0..3 {
             let leaf = leaves.leaf(Avma(0x1000), &code);
             assert_eq!((leaf.rule.map(|rule| rule.cfa_offset), leaf.unframed_return_at), (Some(8), Some(0)));

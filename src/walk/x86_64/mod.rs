@@ -23,7 +23,7 @@ mod unwinder;
 pub(super) use cache::Cache;
 pub(super) use cache::Shared;
 #[cfg(test)]
-pub(super) use rule::Kind;
+pub(super) use rule::RuleKind;
 pub(super) use unwinder::Unwinder;
 
 use processor::{RBP, RSP};

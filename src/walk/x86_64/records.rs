@@ -7,7 +7,7 @@
 //! Not for: a way around functions without frame records, which is `UnwindMethod::Auto`.
 
 use super::frame::Frame;
-use super::rule::{Kind, Rule};
+use super::rule::{Rule, RuleKind};
 use super::unwinder::{Unwinder, by_ordinary};
 use super::{RBP, RSP, syscall};
 use crate::arch::X86_64;
@@ -39,7 +39,7 @@ impl Unwinder {
                 return None;
             }
             let rule = self.rule_of(&frame, input);
-            if rule.kind() == Kind::Root {
+            if rule.kind() == RuleKind::Root {
                 return Some(Walked { ended: StackEnd::Root, reached });
             }
             let is_sure = out.len() == 1 && is_sure_leaf(rule);
@@ -78,17 +78,17 @@ impl Unwinder {
         out.clear();
         out.push(syscall::shown(start, registers), Method::Context);
         let run = self.run(start, sp, frame_pointer, words, input, out, |rule, is_leaf| {
-            // A rule of `Kind::Marked` is none of those that a run follows.
+            // A rule of `RuleKind::Marked` is none of those that a run follows.
             let is_sure = rule.is_record() || is_leaf && is_sure_leaf(rule);
             is_sure.then_some(Method::FramePointer)
         });
-        if run.rule.kind() == Kind::Root {
+        if run.rule.kind() == RuleKind::Root {
             return Some(Walked { ended: StackEnd::Root, reached: run.sp });
         }
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
         let input = Input { max_depth: limit, ..*input };
         let run = self.run(run.address, run.sp.0, run.frame_pointer, words, &input, out, by_ordinary);
-        (run.rule.kind() == Kind::Root).then_some(Walked { ended: StackEnd::Root, reached: run.sp })
+        (run.rule.kind() == RuleKind::Root).then_some(Walked { ended: StackEnd::Root, reached: run.sp })
     }
 }
 
@@ -100,5 +100,5 @@ fn is_sure_leaf(rule: Rule) -> bool {
 /// Whether unwind information, or the code itself, says that rbp points to the frame record of
 /// the function.
 fn keeps_record(rule: Rule) -> bool {
-    rule.is_record() || rule.kind() == Kind::Marked
+    rule.is_record() || rule.kind() == RuleKind::Marked
 }

@@ -8,7 +8,7 @@ use crate::walk::frames::Method;
 
 /// What leads from a frame to its caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::walk) enum Kind {
+pub(in crate::walk) enum RuleKind {
     /// Neither unwind information nor understandable code.
     #[default]
     Unknown = 0,
@@ -32,7 +32,7 @@ pub(in crate::walk) enum Kind {
 }
 
 /// What is known of a code address, in one word: three distances of 16 bits, the number of
-/// its [`Kind`] and flags. Distances are words from the register that the CFA is counted from.
+/// its [`RuleKind`] and flags. Distances are words from the register that the CFA is counted from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) struct Rule(u64);
 
@@ -54,14 +54,14 @@ impl Rule {
     /// Its kind is `StackPointer`.
     const ON_STACK_POINTER: u64 = 1 << 62;
 
-    pub(super) fn of_kind(kind: Kind) -> Rule {
+    pub(super) fn of_kind(kind: RuleKind) -> Rule {
         let rule = Rule((kind as u64) << Rule::KIND);
-        let ordinary = matches!(kind, Kind::StackPointer | Kind::FramePointer);
-        rule.with(Rule::ORDINARY, ordinary).with(Rule::ON_STACK_POINTER, kind == Kind::StackPointer)
+        let ordinary = matches!(kind, RuleKind::StackPointer | RuleKind::FramePointer);
+        rule.with(Rule::ORDINARY, ordinary).with(Rule::ON_STACK_POINTER, kind == RuleKind::StackPointer)
     }
 
     pub(super) fn unusual(row: u16) -> Rule {
-        Rule(Rule::of_kind(Kind::Unusual).0 | u64::from(row))
+        Rule(Rule::of_kind(RuleKind::Unusual).0 | u64::from(row))
     }
 
     /// This rule of kind `Unusual`, whose row has another number.
@@ -97,15 +97,15 @@ impl Rule {
     }
 
     #[inline(always)]
-    pub(in crate::walk) fn kind(self) -> Kind {
+    pub(in crate::walk) fn kind(self) -> RuleKind {
         match self.0 >> Rule::KIND & 0xff {
-            1 => Kind::StackPointer,
-            2 => Kind::FramePointer,
-            3 => Kind::Unusual,
-            4 => Kind::Root,
-            5 => Kind::Fiber,
-            6 => Kind::Marked,
-            _ => Kind::Unknown,
+            1 => RuleKind::StackPointer,
+            2 => RuleKind::FramePointer,
+            3 => RuleKind::Unusual,
+            4 => RuleKind::Root,
+            5 => RuleKind::Fiber,
+            6 => RuleKind::Marked,
+            _ => RuleKind::Unknown,
         }
     }
 
@@ -196,8 +196,8 @@ impl Saved {
 /// (System V AMD64 ABI, figure 3.4; "x64 calling convention", Microsoft) at words below it.
 pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, Saved)> {
     let (kind, offset) = match row.cfa {
-        Cfa::Register(register, offset) if usize::from(register) == RSP => (Kind::StackPointer, offset),
-        Cfa::Register(register, offset) if usize::from(register) == RBP => (Kind::FramePointer, offset),
+        Cfa::Register(register, offset) if usize::from(register) == RSP => (RuleKind::StackPointer, offset),
+        Cfa::Register(register, offset) if usize::from(register) == RBP => (RuleKind::FramePointer, offset),
         _ => return None,
     };
     // What a signal interrupted has all its registers in its saved context.
@@ -225,7 +225,7 @@ pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, Saved)> {
             saved.at[known] = Some(at);
         }
     }
-    let is_record = kind == Kind::FramePointer
+    let is_record = kind == RuleKind::FramePointer
         && rule.saves_frame_pointer()
         && (rule.cfa(), rule.return_at(), rule.frame_pointer_at()) == (2, 1, 0);
     let rule = rule.with(Rule::RECORD, is_record).with(Rule::FROM_CODE, method == Method::Code);
@@ -253,7 +253,7 @@ mod tests {
     fn distances_are_counted_from_the_register_of_the_cfa() {
         let saved = [(3, Column::At(-32)), (RBP, Column::At(-16)), (15, Column::At(-24))];
         let (rule, saved) = pack(&row(on(RSP, 48), &saved), Method::Cfi).expect("an ordinary row");
-        assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (Kind::StackPointer, 6, 5));
+        assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (RuleKind::StackPointer, 6, 5));
         assert_eq!((rule.saves_frame_pointer(), rule.frame_pointer_at()), (true, 4));
         assert_eq!(saved.iter().collect::<Vec<_>>(), [(3, 2), (15, 3)]);
         assert_eq!(
@@ -261,7 +261,7 @@ mod tests {
             (Method::Cfi, false, true)
         );
         let (rule, saved) = pack(&row(on(RBP, 16), &[]), Method::Code).expect("an ordinary row");
-        assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (Kind::FramePointer, 2, 1));
+        assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (RuleKind::FramePointer, 2, 1));
         assert!(!rule.saves_frame_pointer() && saved == Saved::default() && rule.method() == Method::Code);
         let record = |at: i64| pack(&row(on(RBP, 16), &[(RBP, Column::At(at))]), Method::Cfi);
         let is_record = |at: i64| record(at).is_some_and(|(rule, _)| rule.is_record());
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_rule_has_the_kind_it_was_made_with() {
-        use Kind::*;
+        use RuleKind::*;
         for kind in [Unknown, StackPointer, FramePointer, Unusual, Root, Fiber, Marked] {
             let rule = Rule::of_kind(kind).returning(true);
             assert_eq!((rule.kind(), rule.returns(), rule.is_record()), (kind, true, false));

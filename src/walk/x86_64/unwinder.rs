@@ -16,7 +16,7 @@
 use super::cache::{Cache, Fruitless, Shared};
 use super::frame::Frame;
 use super::leaf::{self, Leaves};
-use super::rule::{Kind, Rule};
+use super::rule::{Rule, RuleKind};
 use super::{RBP, RSP, stack_load, syscall};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
@@ -72,7 +72,7 @@ impl Progress {
 
     /// Goes to the stack that a frame was called from, where its row leads to another one.
     fn leave_callee(&mut self, frame: &mut Frame, rule: Rule, input: &mut Input<'_>) -> Result<(), StackEnd> {
-        if rule.kind() == Kind::FramePointer
+        if rule.kind() == RuleKind::FramePointer
             && rule.method() == Method::Cfi
             && let Some(lowest) = morestack::lowest_word(frame, rule.cfa() * 8, input)
         {
@@ -171,7 +171,7 @@ impl Unwinder {
         let (sp, frame_pointer) = (registers.gpr[RSP], registers.gpr[RBP]);
         out.push(syscall::shown(start, registers), Method::Context);
         let run = self.run(start, sp, frame_pointer, Words::new(input.stack), input, out, by_ordinary);
-        if run.rule.kind() == Kind::Root {
+        if run.rule.kind() == RuleKind::Root {
             return Walked { ended: StackEnd::Root, reached: run.sp };
         }
         self.walk_on(how, (registers, start), run, input, out)
@@ -210,7 +210,7 @@ impl Unwinder {
     #[inline(always)]
     pub(super) fn rule_of(&mut self, frame: &Frame, input: &Input<'_>) -> Rule {
         let rule = self.cache.rule(frame.address, input.code);
-        if rule.kind() != Kind::Marked || v8::has_frame_mark(frame, input) {
+        if rule.kind() != RuleKind::Marked || v8::has_frame_mark(frame, input) {
             return rule;
         }
         self.cache.learn_with(frame.address, input.code, false)
@@ -219,7 +219,7 @@ impl Unwinder {
     /// Whether neither unwind information nor instructions tell for certain where the caller of an address is.
     fn is_undescribed(&mut self, address: CodeAddress, input: &Input<'_>) -> bool {
         let rule = self.cache.rule(address, input.code);
-        rule.kind() == Kind::Unknown || self.cache.proof(rule) != Proof::Certain
+        rule.kind() == RuleKind::Unknown || self.cache.proof(rule) != Proof::Certain
     }
 
     /// Notes whether a search of the stack found a caller by following calls.
@@ -233,7 +233,8 @@ impl Unwinder {
     fn has_not_begun(&mut self, registers: &X86_64, input: &Input<'_>) -> bool {
         const RAX: usize = 0;
         let first = new_thread::goes_on_at::<X86_64>(Avma(registers.rip), registers.gpr[RAX], input.code);
-        first.is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind() == Kind::Root)
+        first
+            .is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind() == RuleKind::Root)
     }
 
     /// Goes on from a frame that is in `out`, without a search. Where it ends with
@@ -304,7 +305,7 @@ impl Unwinder {
                 return progress.ends(StackEnd::DepthLimit);
             }
             progress.completeness.note(
-                rule.kind() == Kind::StackPointer,
+                rule.kind() == RuleKind::StackPointer,
                 step.switch,
                 frame,
                 &mut next,
@@ -345,8 +346,8 @@ impl Unwinder {
         out: &mut Frames,
     ) -> Option<StackEnd> {
         let first = match run.rule.kind() {
-            Kind::Root => Some(StackEnd::Root),
-            Kind::Fiber => Some(StackEnd::Fiber),
+            RuleKind::Root => Some(StackEnd::Root),
+            RuleKind::Fiber => Some(StackEnd::Fiber),
             _ => None,
         };
         if let Some(first) = first.filter(|_| !progress.completeness.need_registers()) {
@@ -404,7 +405,7 @@ impl Unwinder {
     ) -> CheckedStep {
         // Known until the next address is learned.
         let (switch, proof) = (self.cache.switch(rule), self.cache.proof(rule));
-        let method = if rule.kind() == Kind::Marked { Method::FramePointer } else { rule.method() };
+        let method = if rule.kind() == RuleKind::Marked { Method::FramePointer } else { rule.method() };
         let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
         let leads_to_other_stack = step.as_ref().is_ok_and(|(next, _)| {
             frame.address.is_return()
@@ -415,7 +416,7 @@ impl Unwinder {
         // Only code that nothing else is known of may be walked by frame pointer: where
         // unwind information leads to no caller, a frame record is that of another frame.
         let may_use_record = how == UnwindMethod::Auto
-            && (rule.kind() == Kind::Unknown || matches!(method, Method::Code | Method::FramePointer));
+            && (rule.kind() == RuleKind::Unknown || matches!(method, Method::Code | Method::FramePointer));
         if may_use_record && matches!(found, Err(Failure::Refused)) {
             let returns = |at| self.cache.is_return(at, input.code);
             let only = musl::only_return_address(frame, input, returns);
@@ -451,7 +452,7 @@ impl Unwinder {
 
     /// Whether a row of a leaf may have read what was below the stack pointer at another moment.
     fn may_be_stale(&self, frame: &Frame, rule: Rule) -> bool {
-        self.below_is_later && matches!(frame.address, CodeAddress::Pc(_)) && rule.kind() == Kind::Unusual
+        self.below_is_later && matches!(frame.address, CodeAddress::Pc(_)) && rule.kind() == RuleKind::Unusual
     }
 
     /// Pushes the callers of a frame as far as ordinary rules that `may_follow` has a name for
@@ -509,7 +510,7 @@ impl Unwinder {
     ) -> Result<(), (Failure, usize)> {
         for done in 0..steps {
             let rule = self.cache.rule(frame.address, input.code);
-            completeness.note_ordinary(rule.kind() == Kind::StackPointer, frame);
+            completeness.note_ordinary(rule.kind() == RuleKind::StackPointer, frame);
             *frame = frame.step(rule, &mut self.cache, input).map_err(|failure| (failure, steps - done))?;
         }
         Ok(())

@@ -27,7 +27,7 @@ pub const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 
 const STACK: std::ops::Range<u64> = 0x1_6fd0_0000..0x1_6fe0_0000;
 /// Bytes of the stack that are copied at most; no fixture needs more.
-const WINDOW: u64 = 256 << 10;
+const STACK_BYTES: u64 = 256 << 10;
 /// Instructions at most: the programs end by themselves long before.
 const BOUNDARIES_MAX: usize = 2_000_000;
 /// `EXCP_SWI` of qemu/target/arm/cpu.h.
@@ -102,7 +102,7 @@ pub fn execute(arch: Arch, loaded: &[&Image], method: Method) -> Outcome {
     functions.sort_by_key(|function| function.start);
     let mut images = Images::default();
     let mappings: Vec<_> = (0..).zip(loaded).map(|(number, image)| image.mapping(number)).collect();
-    images.update(&mappings, &mut |mapping| Ok(loaded[mapping.identity.1 as usize].image_bytes()));
+    images.update(0, &mappings, &mut |mapping| Ok(loaded[mapping.identity.1 as usize].image_bytes()));
 
     // A new thread: nothing but a zero as return address on its stack, and no frame.
     // thread_start gets the program's function as its argument.
@@ -186,7 +186,7 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, address: u64, length: u32) {
     let mut stack = std::mem::take(&mut machine.get_data_mut().stack);
     let sp = registers.sp().0;
     assert!(STACK.contains(&sp), "the stack pointer is {sp:#x} at {address:#x}");
-    stack.resize(STACK.end.min(sp + WINDOW).saturating_sub(sp) as usize, 0);
+    stack.resize(STACK.end.min(sp + STACK_BYTES).saturating_sub(sp) as usize, 0);
     machine.mem_read(sp, &mut stack).unwrap();
     let mut bytes = [0; 16];
     machine.mem_read(address, &mut bytes[..length as usize]).unwrap();

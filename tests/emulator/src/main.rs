@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use stackprof::addr::Avma;
 use stackprof::arch::{Aarch64, Registers, X86_64};
-use stackprof::images::ImageCode;
+use stackprof::images::ProcessImages;
 use stackprof::walk::{self, StackEnd, Frames, UnwindMethod, Unwinder};
 
 use fixtures::{Arch, FramePointers, PROGRAMS, Variant};
@@ -48,7 +48,7 @@ fn by_auto(boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64
 }
 
 fn unwind(how: UnwindMethod, boundary: &Boundary<'_>, unwinder: &mut Unwinder, found: &mut Vec<u64>) -> StackEnd {
-    let code = ImageCode(boundary.images);
+    let code = boundary.images.of(0);
     let mut frames = Frames::default();
     let walked = walk::unwind(how, &boundary.registers, &input(boundary, &code), unwinder, &mut frames).expect("all code is in images");
     found.clear();
@@ -57,7 +57,7 @@ fn unwind(how: UnwindMethod, boundary: &Boundary<'_>, unwinder: &mut Unwinder, f
 }
 
 /// What the macOS backend is to say of a thread.
-fn input<'a>(boundary: &Boundary<'a>, code: &'a ImageCode<'a>) -> walk::Input<'a> {
+fn input<'a>(boundary: &Boundary<'a>, code: &'a ProcessImages<'a>) -> walk::Input<'a> {
     walk::Input {
         stack_limit: Some(boundary.stack_limit),
         fp_always: boundary.arch == Arch::Arm64,

@@ -32,7 +32,7 @@ fn an_image_replaced_at_its_address_keeps_its_names() {
         let stack = |names: [&str; 3]| names.map(str::to_owned).to_vec();
         assert!(recorded.count(thread(1), &stack(["f0", "old0", "old1"])) > 1_800);
         assert!(recorded.count(thread(2), &stack(["f0", "new0", "new1"])) > 1_700);
-        assert_eq!(recorded.profile.images.space(), 1, "one new space, not one per look");
+        assert_eq!(recorded.profile.images.of(0).space(), 1, "one new space, not one per look");
     }
 }
 
@@ -156,7 +156,7 @@ fn a_snapshot_in_the_middle_of_an_exec_is_of_the_new_program() {
         // The others end with the old program: those that were seen in time are shown.
         assert!(!snapshot.stacks.is_empty(), "exec at {at_ns} ns");
         changed += usize::from(snapshot.stacks.len() == 1);
-        assert_eq!(target.ledger().standing(), 0);
+        assert_eq!(target.ledger().stopped(), 0);
     }
     assert!(changed > 10, "{changed} snapshots met the exec");
 }

@@ -1,4 +1,4 @@
-//! Faults: each ends in a counted loss or an error, and leaves nobody standing.
+//! Faults: each ends in a counted loss or an error, and leaves nobody stopped.
 
 use super::*;
 
@@ -215,7 +215,7 @@ fn the_process_may_end_within_a_tick() {
 }
 
 #[test]
-fn a_failing_system_is_an_error_that_leaves_nobody_standing() {
+fn a_failing_system_is_an_error_that_leaves_nobody_stopped() {
     let _replay = replay(12);
     let options = options(997, 12);
     let result = record_with(&mixed(12), &options, |target, clock, live| {

@@ -13,9 +13,9 @@ use stackprof::profile::{ByName, Circumstances, Saved};
 use stackprof::recording::Profile;
 use stackprof::rng::Rng;
 use stackprof::sampler::pushed;
-use stackprof::sources::pushed::{PushedSource, Record, What};
+use stackprof::sources::pushed::{PushedSource, SourceEvent, TimedEvent};
 use stackprof::sources::sim::{SimConfig, SimTarget};
-use stackprof::sources::{Capture, Event, Fault, Look, Observed, Outcome, Process, Target, ThreadId};
+use stackprof::sources::{Capture, Event, Fault, Observed, Outcome, Process, Target, ThreadId, ThreadStatus};
 use stackprof::symbol;
 use stackprof::trie::FrameId;
 
@@ -28,9 +28,9 @@ use stackprof::sampler;
 struct Logged {
     target: SimTarget,
     clock: FakeClock,
-    records: Vec<Record>,
+    records: Vec<TimedEvent>,
     /// Stops that were told and are not walked yet: they are when the driver asks for no more.
-    stopped: Vec<(ThreadId, What)>,
+    stopped: Vec<(ThreadId, SourceEvent)>,
     told_ns: u64,
     /// The list of images each time that it was read.
     lists: BTreeMap<u64, Result<Vec<Mapping>, Fault>>,
@@ -39,19 +39,19 @@ struct Logged {
     /// Threads of the beginning that were not looked at yet, with where they began.
     found: BTreeMap<ThreadId, Option<Avma>>,
     /// The last look at each thread: what the driver knows of one that has ended since.
-    looks: BTreeMap<ThreadId, Look>,
+    statuses: BTreeMap<ThreadId, ThreadStatus>,
 }
 
 impl Logged {
-    fn note(&mut self, thread: ThreadId, what: What) {
+    fn note(&mut self, thread: ThreadId, event: SourceEvent) {
         let process = self.target.process().pid;
-        self.records.push(Record { at_ns: self.clock.now_ns(), process, thread, what });
+        self.records.push(TimedEvent { at_ns: self.clock.now_ns(), process, thread, event });
     }
 
     fn walk_stopped(&mut self) {
         let process = self.target.process().pid;
-        for (thread, what) in self.stopped.drain(..) {
-            self.records.push(Record { at_ns: self.told_ns, process, thread, what });
+        for (thread, event) in self.stopped.drain(..) {
+            self.records.push(TimedEvent { at_ns: self.told_ns, process, thread, event });
         }
     }
 }
@@ -73,7 +73,7 @@ impl Observed for Logged {
         let list = listed.clone().map(|()| out.clone());
         if !self.lists.values().next_back().is_some_and(|last| *last == list) {
             self.lists.insert(self.clock.now_ns(), list);
-            self.note(ThreadId(0), What::ImagesChanged);
+            self.note(ThreadId(0), SourceEvent::ImagesChanged);
         }
         listed
     }
@@ -95,20 +95,20 @@ impl Target for Logged {
         self.found.extend(out.iter().copied());
     }
 
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
+    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
         self.walk_stopped();
-        let look = self.target.look(thread);
-        if let Ok(look) = &look {
-            self.looks.insert(thread, *look);
+        let status = self.target.poll(thread);
+        if let Ok(status) = &status {
+            self.statuses.insert(thread, *status);
         }
-        if let (Some(stack_top), Ok(look)) = (self.found.remove(&thread), look.clone()) {
-            self.note(thread, What::Started { stack_top, look, found: true });
+        if let (Some(stack_top), Ok(status)) = (self.found.remove(&thread), status.clone()) {
+            self.note(thread, SourceEvent::ThreadStarted { stack_top, status, found: true });
         }
-        look
+        status
     }
 
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
-        self.target.interrupt(thread, window_bytes, keep_waiting)
+    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        self.target.interrupt(thread, stack_bytes, keep_waiting)
     }
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
@@ -116,22 +116,22 @@ impl Target for Logged {
         self.told_ns = self.clock.now_ns();
         match &event {
             Ok(Event::Stopped { thread, outcome }) => {
-                let look = self.target.look(*thread).ok();
-                capture.look = capture.look.or(look);
+                let status = self.target.poll(*thread).ok();
+                capture.status = capture.status.or(status);
                 match outcome {
                     Outcome::Captured => {
-                        let look = capture.look.or(self.looks.get(thread).copied());
-                        let sampled = Capture { look, ..capture.clone() };
-                        self.stopped.push((*thread, What::Sampled(Box::new(sampled))));
+                        let status = capture.status.or(self.statuses.get(thread).copied());
+                        let sampled = Capture { status, ..capture.clone() };
+                        self.stopped.push((*thread, SourceEvent::Sample(Box::new(sampled))));
                     }
                     Outcome::Unreadable(why) => {
-                        let what = capture.look.map(|look| What::Missed(look, why));
+                        let event = capture.status.map(|status| SourceEvent::Missed(status, why));
                         let process = self.target.process().pid;
-                        self.records.extend(what.map(|what| Record {
+                        self.records.extend(event.map(|event| TimedEvent {
                             process,
                             at_ns: self.told_ns,
                             thread: *thread,
-                            what,
+                            event,
                         }));
                     }
                     _ => {}
@@ -139,16 +139,19 @@ impl Target for Logged {
             }
             Ok(Event::ThreadStarted { thread, stack_top }) => {
                 self.walk_stopped();
-                let look = stackprof::sources::Look {
+                let status = stackprof::sources::ThreadStatus {
                     cpu_ns: 0,
                     switches: 0,
                     activity: stackprof::sources::Activity::Runnable,
                 };
-                self.note(*thread, What::Started { stack_top: *stack_top, look, found: false });
+                self.note(
+                    *thread,
+                    SourceEvent::ThreadStarted { stack_top: *stack_top, status, found: false },
+                );
             }
             Ok(Event::ThreadExited { thread, cpu_ns }) => {
                 self.walk_stopped();
-                self.note(*thread, What::Ended(*cpu_ns, "thread ended before its next sample"));
+                self.note(*thread, SourceEvent::ThreadEnded(*cpu_ns, "thread ended before its next sample"));
             }
             _ => {}
         }
@@ -161,7 +164,7 @@ impl Target for Logged {
 }
 
 /// Records, and up to when none will come after them.
-type Batch = (Option<u64>, Vec<Record>);
+type Batch = (Option<u64>, Vec<TimedEvent>);
 
 /// What was logged, pushed in batches.
 struct Pushed {
@@ -181,11 +184,11 @@ impl Pushed {
         let mut records = std::mem::take(&mut log.records);
         records.sort_by_key(|record| (record.at_ns, record.thread));
         let mut batches: Vec<Batch> = Vec::new();
-        let mut late: Vec<Record> = Vec::new();
+        let mut late: Vec<TimedEvent> = Vec::new();
         let mut records = records.into_iter().peekable();
         while records.peek().is_some() {
             let many = rng.within(1, 40) as usize;
-            let batch: Vec<Record> = records.by_ref().take(many).collect();
+            let batch: Vec<TimedEvent> = records.by_ref().take(many).collect();
             let is_late = rng.within(0, 3);
             let (now, later): (Vec<_>, Vec<_>) =
                 batch.into_iter().partition(|record| record.thread.0 % 4 != is_late);
@@ -239,7 +242,7 @@ impl PushedSource for Pushed {
         Some(self)
     }
 
-    fn next_batch(&mut self, _until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault> {
+    fn next_batch(&mut self, _until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault> {
         let (told_until_ns, records) = self.batches.next().ok_or(Fault::Gone)?;
         into.extend(records);
         Ok(told_until_ns)
@@ -279,7 +282,7 @@ fn both(config: &SimConfig, seed: u64) -> (String, String) {
         images: Vec::new(),
         names: BTreeMap::new(),
         found: BTreeMap::new(),
-        looks: BTreeMap::new(),
+        statuses: BTreeMap::new(),
     };
     let stopped = sampler::record(&mut log, &clock, &options, &Live::default()).unwrap();
     log.walk_stopped();

@@ -41,7 +41,7 @@ fn know_births(config: &mut SimConfig) {
 }
 
 /// That complete stacks are true is checked in every recording; here all are complete,
-/// but for a first few that were deeper than the first window.
+/// but for a first few that were deeper than the first stack size.
 fn check_exact(config: &SimConfig, seed: u64) {
     let recorded = record(config, &options(99, seed));
     let too_deep = recorded.incomplete_by("deeper than copied");

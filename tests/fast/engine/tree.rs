@@ -37,7 +37,7 @@ fn record_tree(first: SimConfig, others: Vec<SimProcess>, options: &Options) -> 
     drop(target);
     let (mut truth, mut leaves) = (BTreeMap::new(), BTreeMap::new());
     for (pid, ledger) in ledgers {
-        assert_eq!((ledger.standing(), ledger.stops()), (0, ledger.resumes()), "pid {pid}");
+        assert_eq!((ledger.stopped(), ledger.stops()), (0, ledger.resumes()), "pid {pid}");
         assert_eq!(ledger.interrupted_stopped(), 0, "pid {pid}: job control is left alone");
         if !options.idle {
             assert_eq!(ledger.interrupted_waiting(), 0, "pid {pid}: waiting threads are left alone");

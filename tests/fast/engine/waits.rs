@@ -9,10 +9,10 @@ use stackprof::clock::{Clock, FakeClock};
 use stackprof::live::Live;
 use stackprof::recording::{Frame, Profile};
 use stackprof::sampler::{Options, pushed};
-use stackprof::sources::pushed::{Needed, PushedSource, Record, What};
+use stackprof::sources::pushed::{PushedSource, SourceEvent, StackUse, TimedEvent};
 use stackprof::sources::sim::{SimConfig, SimTarget};
 use stackprof::sources::{
-    Activity, Capture, Event, Fault, Look, Observed, Outcome, Process, Target, ThreadId,
+    Activity, Capture, Event, Fault, Observed, Outcome, Process, Target, ThreadId, ThreadStatus,
 };
 
 use super::recording::options;
@@ -24,7 +24,7 @@ const THREAD: ThreadId = ThreadId(77);
 /// Tells the records of a test, in one batch.
 struct Waiting {
     target: SimTarget,
-    records: Option<Vec<Record>>,
+    records: Option<Vec<TimedEvent>>,
     /// Buffers that were given back, and how many of their stacks were walked.
     given_back: usize,
     walked: usize,
@@ -61,14 +61,14 @@ impl PushedSource for Waiting {
         Some(self)
     }
 
-    fn next_batch(&mut self, _until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault> {
+    fn next_batch(&mut self, _until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault> {
         into.extend(self.records.take().into_iter().flatten());
         Ok(None)
     }
 
     fn go_to(&mut self, _at_ns: u64) {}
 
-    fn wait_walked(&mut self, _capture: Box<Capture>, needed: Option<Needed>) {
+    fn wait_walked(&mut self, _capture: Box<Capture>, needed: Option<StackUse>) {
         self.given_back += 1;
         self.walked += usize::from(needed.is_some());
     }
@@ -97,14 +97,14 @@ fn capture(target: &mut SimTarget, clock: &FakeClock) -> Capture {
 }
 
 /// The profile of what `tell` makes of a stack, with the source as it is then.
-fn recorded(options: &Options, tell: impl FnOnce(&Capture) -> Vec<(u64, What)>) -> (Profile, Waiting) {
+fn recorded(options: &Options, tell: impl FnOnce(&Capture) -> Vec<(u64, SourceEvent)>) -> (Profile, Waiting) {
     let clock = FakeClock::default();
     let mut config = SimConfig::from_seed(3).without_faults();
     (config.exec, config.terminate_ns) = (None, None);
     let mut target = SimTarget::new(config, clock.clone());
     let capture = capture(&mut target, &clock);
     let process = target.process().pid;
-    let record = |(at_ns, what)| Record { at_ns, process, thread: THREAD, what };
+    let record = |(at_ns, event)| TimedEvent { at_ns, process, thread: THREAD, event };
     let records = tell(&capture).into_iter().map(record).collect();
     let mut source = Waiting { target, records: Some(records), given_back: 0, walked: 0 };
     let profile = pushed::record(&mut source, &clock, options, &Live::default()).unwrap();
@@ -133,8 +133,8 @@ fn counts(profile: &Profile) -> (u64, u64) {
 fn a_wait_that_goes_on_is_walked_once_and_has_all_of_its_time() {
     let (profile, source) = recorded(&off_cpu(), |capture| {
         vec![
-            (SECOND, What::BeganToWait(Box::new(capture.clone()))),
-            (11 * SECOND, What::Waited { ns: 10 * SECOND, stack: None }),
+            (SECOND, SourceEvent::WaitStarted(Box::new(capture.clone()))),
+            (11 * SECOND, SourceEvent::Wait { ns: 10 * SECOND, stack: None }),
         ]
     });
     let (waiting, running) = counts(&profile);
@@ -148,7 +148,8 @@ fn short_waits_add_up_and_few_of_them_are_walked() {
     const WAITS: u64 = 100_000;
     const NS: u64 = 10_000;
     let (profile, source) = recorded(&off_cpu(), |capture| {
-        let wait = |at: u64| (at * 20_000, What::Waited { ns: NS, stack: Some(Box::new(capture.clone())) });
+        let wait =
+            |at: u64| (at * 20_000, SourceEvent::Wait { ns: NS, stack: Some(Box::new(capture.clone())) });
         (1..=WAITS).map(wait).collect()
     });
     let (waiting, _) = counts(&profile);
@@ -159,15 +160,16 @@ fn short_waits_add_up_and_few_of_them_are_walked() {
 
 #[test]
 fn cpu_time_beside_waits_stays_what_it_is() {
-    let look = |cpu_ns| Look { cpu_ns, switches: 0, activity: Activity::Running };
+    let status = |cpu_ns| ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running };
     let (profile, _) = recorded(&idle(), |capture| {
-        let mut records = vec![(0, What::Started { stack_top: None, look: look(0), found: false })];
+        let mut records =
+            vec![(0, SourceEvent::ThreadStarted { stack_top: None, status: status(0), found: false })];
         for turn in 1..=1_000 {
             let at_ns = turn * 2_000_000;
-            let sample = Capture { look: Some(look(turn * 500_000)), ..capture.clone() };
-            records.push((at_ns - 1_500_000, What::Sampled(Box::new(sample))));
+            let sample = Capture { status: Some(status(turn * 500_000)), ..capture.clone() };
+            records.push((at_ns - 1_500_000, SourceEvent::Sample(Box::new(sample))));
             let stack = Some(Box::new(capture.clone()));
-            records.push((at_ns, What::Waited { ns: 1_500_000, stack }));
+            records.push((at_ns, SourceEvent::Wait { ns: 1_500_000, stack }));
         }
         records
     });
@@ -182,9 +184,9 @@ fn cpu_time_beside_waits_stays_what_it_is() {
 fn lost_waits_are_told_by_cause() {
     let (profile, _) = recorded(&off_cpu(), |_| {
         vec![
-            (SECOND, What::WaitLost { ns: SECOND / 2, reason: "dropped" }),
+            (SECOND, SourceEvent::WaitLost { ns: SECOND / 2, reason: "dropped" }),
             // It never began, as far as was told.
-            (3 * SECOND, What::Waited { ns: SECOND, stack: None }),
+            (3 * SECOND, SourceEvent::Wait { ns: SECOND, stack: None }),
         ]
     });
     let lost = &profile.stats.samples_lost;

@@ -138,7 +138,7 @@ fn a_snapshot_has_every_thread_where_it_is() {
         // A thread under job control is read as it stands.
         assert_eq!(depths, [3, 3, 2, 5_000, 2_000]);
         assert_eq!(snapshot.stacks[2].activity, Activity::Stopped);
-        assert_eq!(target.ledger().standing(), 0);
+        assert_eq!(target.ledger().stopped(), 0);
     }
 }
 

@@ -6,7 +6,7 @@ use stackprof::addr::Avma;
 use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::sources::sim::SimTarget;
-use stackprof::sources::{Capture, Look, Observed, Process, Target, ThreadId};
+use stackprof::sources::{Capture, Observed, Process, Target, ThreadId, ThreadStatus};
 
 /// A simulated process of which such workers use a part of a CPU.
 struct WithWorkers<'a> {
@@ -49,12 +49,12 @@ impl Target for WithWorkers<'_> {
         self.target.threads(out);
     }
 
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
-        self.target.look(thread)
+    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
+        self.target.poll(thread)
     }
 
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
-        self.target.interrupt(thread, window_bytes, keep_waiting)
+    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {
+        self.target.interrupt(thread, stack_bytes, keep_waiting)
     }
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {

@@ -6,7 +6,7 @@ use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::mach::MachTarget;
-use stackprof::sources::{Capture, Event, Fault, Look, Observed, Process, Target, ThreadId};
+use stackprof::sources::{Capture, Event, Fault, Observed, Process, Target, ThreadId, ThreadStatus};
 
 use super::recorded::options;
 use crate::sim_kernel::*;
@@ -41,16 +41,16 @@ impl Target for InGroups<'_> {
         self.0.threads(out);
     }
 
-    fn look(&mut self, thread: ThreadId) -> Result<Look, Fault> {
-        self.0.look(thread)
+    fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
+        self.0.poll(thread)
     }
 
     fn stops_at_once(&self) -> usize {
         self.1
     }
 
-    fn interrupt(&mut self, thread: ThreadId, window_bytes: usize, keep: bool) -> Result<(), Fault> {
-        self.0.interrupt(thread, window_bytes, keep)
+    fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep: bool) -> Result<(), Fault> {
+        self.0.interrupt(thread, stack_bytes, keep)
     }
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {

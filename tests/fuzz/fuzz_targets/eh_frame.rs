@@ -18,7 +18,7 @@ fuzz_target!(|data: &[u8]| {
     let names = [".eh_frame", ".eh_frame_hdr", ".debug_frame"];
     let images = images_of(elf_with(&[(names[0], frames), (names[1], header), (names[2], frames)]));
     for pc in (TEXT_SVMA..TEXT_SVMA + TEXT_BYTES).step_by(16) {
-        let _ = images.row(Avma(pc));
-        let _ = images.frame_rule(Avma(pc));
+        let _ = images.of(0).row(Avma(pc));
+        let _ = images.of(0).frame_rule(Avma(pc));
     }
 });

@@ -4,10 +4,10 @@
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Svma;
 use stackprof::binary::cfi::Cfi;
-use stackprof::binary::elf::{Elf, functions::Functions, linked};
+use stackprof::binary::elf::{Elf, functions::Functions, relocated_object};
 
 fuzz_target!(|data: &[u8]| {
-    let Some(linked) = linked::link(data.to_vec()) else { return };
+    let Some(linked) = relocated_object::link(data.to_vec()) else { return };
     let _ = Elf::parse(&linked.bytes);
     let functions = Functions::read(&linked.bytes);
     let cfi = Cfi::find(&linked.bytes);

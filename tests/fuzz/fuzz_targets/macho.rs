@@ -9,7 +9,7 @@ use stackprof::binary::ImageBytes;
 fuzz_target!(|data: &[u8]| {
     let _ = fat::slices(data);
     let bytes = ImageBytes::new(data.to_vec());
-    let wanted = fat::Wanted { uuid: None, cpu_type: CPU_ARM64, cpu_subtype: 0 };
+    let wanted = fat::ImageIdentity { uuid: None, cpu_type: CPU_ARM64, cpu_subtype: 0 };
     let Ok(bytes) = fat::choose(&bytes, &wanted) else { return };
     let Ok(macho) = MachO::parse(bytes.bytes()) else { return };
     let _ = function_starts(data, macho.text.start).take(4096).count();

@@ -9,7 +9,6 @@ use elf_with::{TEXT_SVMA, elf_with, images_of};
 use libfuzzer_sys::fuzz_target;
 use stackprof::addr::Avma;
 use stackprof::arch::{Aarch64, Registers, X86_64};
-use stackprof::images::ImageCode;
 use stackprof::walk::{Frames, UnwindMethod, Input, StackBytes, Unwinder, unwind};
 
 /// Where the copied stack is.
@@ -37,7 +36,7 @@ fuzz_target!(|data: &[u8]| {
     let (stack, rest) = rest.split_at(rest.len().min(usize::from(stack_words) * 3));
     let (text, frames) = rest.split_at(rest.len().min(usize::from(code_bytes) * 4));
     let images = images_of(elf_with(&[(".text", text), (".eh_frame", frames)]));
-    let code = ImageCode(&images);
+    let code = images.of(0);
 
     let stack: Vec<u8> = words(stack).into_iter().flat_map(u64::to_le_bytes).collect();
     let mut from = words(registers).into_iter().chain(std::iter::repeat(0));

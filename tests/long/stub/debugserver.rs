@@ -6,7 +6,7 @@ use std::path::Path;
 use stackprof::addr::Avma;
 use stackprof::clock::RealClock;
 use stackprof::sources::Observed;
-use stackprof::sources::gdb::{self, Begin, Place};
+use stackprof::sources::gdb::{self, InitialState, StubAddress};
 
 use super::fake::{Fake, MACH_LOAD, Manner};
 
@@ -55,8 +55,8 @@ fn images_are_those_that_debugserver_lists() {
         .map(|(path, load)| listed(path, load))
         .collect();
     let fake = Fake::with_images(Manner::debugserver(), format!("{{\"images\":[{}]}}", images.join(",")));
-    let stub = Place::parse(&format!("127.0.0.1:{}", fake.port)).unwrap();
-    let mut target = gdb::attach(&stub, None, Begin::Standing, RealClock::new()).unwrap();
+    let stub = StubAddress::parse(&format!("127.0.0.1:{}", fake.port)).unwrap();
+    let mut target = gdb::attach(&stub, None, InitialState::Stopped, RealClock::new()).unwrap();
     assert_eq!((target.process().pid, &*target.process().name), (0x1f, "same"));
     let mut mappings = Vec::new();
     target.mappings(&mut mappings).unwrap();

@@ -9,7 +9,7 @@ use stackprof::clock::RealClock;
 use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::Target;
-use stackprof::sources::gdb::{self, Begin, GdbTarget, Place};
+use stackprof::sources::gdb::{self, GdbTarget, InitialState, StubAddress};
 use stackprof::walk::UnwindMethod;
 
 use super::fake::{ARM_WITHOUT_REGISTERS, CORTEX_M, Fake, Fate, Kind, Manner, Wrong, X86_64};
@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(100);
 const AT_A_TIME: usize = 640;
 
 fn attach(port: u16) -> Result<GdbTarget, String> {
-    let place = Place::parse(&format!("127.0.0.1:{port}")).unwrap();
-    gdb::attach(&place, None, Begin::Running, RealClock::new()).map_err(|error| error.to_string())
+    let place = StubAddress::parse(&format!("127.0.0.1:{port}")).unwrap();
+    gdb::attach(&place, None, InitialState::Running, RealClock::new()).map_err(|error| error.to_string())
 }
 
 /// Attaches, takes all stacks twice and leaves; what was said, and what became of the target.

@@ -3,23 +3,23 @@
 
 use stackprof::addr::Avma;
 use stackprof::clock::RealClock;
-use stackprof::sources::gdb::{self, Begin, Place};
+use stackprof::sources::gdb::{self, InitialState, StubAddress};
 use stackprof::sources::{Capture, Event, Outcome, Target};
 
 use super::fake::{Fake, Manner, PROCESS_SP, STACK_END};
 
-const WINDOW_BYTES: usize = 0x200;
+const STACK_BYTES: usize = 0x200;
 
 fn captured(manner: Manner) -> Capture {
     let fake = Fake::start(manner);
-    let place = Place::parse(&format!("127.0.0.1:{}", fake.port)).unwrap();
-    let mut target = gdb::attach(&place, None, Begin::Running, RealClock::new()).unwrap();
+    let place = StubAddress::parse(&format!("127.0.0.1:{}", fake.port)).unwrap();
+    let mut target = gdb::attach(&place, None, InitialState::Running, RealClock::new()).unwrap();
     let mut threads = Vec::new();
     target.threads(&mut threads);
     let mut capture = Capture::with_capacity(0);
     // What is spared of the first is used by the second.
     for _ in 0..2 {
-        target.interrupt(threads[0].0, WINDOW_BYTES, true).unwrap();
+        target.interrupt(threads[0].0, STACK_BYTES, true).unwrap();
         let event = target.next(u64::MAX, &mut capture).unwrap();
         assert!(matches!(event, Event::Stopped { outcome: Outcome::Captured, .. }), "{event:?}");
     }
@@ -31,9 +31,9 @@ fn captured(manner: Manner) -> Capture {
 #[test]
 fn the_process_stack_of_a_handler_is_copied_in_the_same_stop() {
     let capture = captured(Manner::handler());
-    assert_eq!((capture.stack_base, capture.stack.len()), (Avma(STACK_END - 0x1000), WINDOW_BYTES));
+    assert_eq!((capture.stack_base, capture.stack.len()), (Avma(STACK_END - 0x1000), STACK_BYTES));
     let other = capture.other_stack.unwrap();
-    assert_eq!((other.base, other.bytes.len()), (Avma(PROCESS_SP), WINDOW_BYTES));
+    assert_eq!((other.base, other.bytes.len()), (Avma(PROCESS_SP), STACK_BYTES));
 }
 
 #[test]

@@ -15,13 +15,18 @@ const RBX: u8 = 3;
 /// The class of the frame at `at`; `is_leaf` tells whether it is the one that executes.
 pub(crate) fn class(images: &Images, at: Avma, is_leaf: bool, arch: Arch) -> &'static str {
     if arch == Arch::X86 {
-        return class_of(images.row(at).and_then(<[Column; X86_COLUMNS]>::row).as_ref(), images, at, is_leaf);
+        return class_of(
+            images.of(0).row(at).and_then(<[Column; X86_COLUMNS]>::row).as_ref(),
+            images,
+            at,
+            is_leaf,
+        );
     }
-    class_of(images.row(at).and_then(<[Column; COLUMNS]>::row).as_ref(), images, at, is_leaf)
+    class_of(images.of(0).row(at).and_then(<[Column; COLUMNS]>::row).as_ref(), images, at, is_leaf)
 }
 
 fn class_of<C: Columns>(row: Option<&Row<C>>, images: &Images, at: Avma, is_leaf: bool) -> &'static str {
-    let Some(code) = images.code(at) else { return "outside images" };
+    let Some(code) = images.of(0).code(at) else { return "outside images" };
     if is_leaf && is_plt(code) {
         return "PLT";
     }
@@ -61,7 +66,7 @@ fn is_plt(code: &[u8]) -> bool {
 /// Whether near code loads the stack pointer from memory or from a register other than rbp.
 fn switches_stacks(images: &Images, at: Avma) -> bool {
     let start = Avma(at.0.saturating_sub(SWITCH_BYTES));
-    let Some(code) = images.code(start).or_else(|| images.code(at)) else { return false };
+    let Some(code) = images.of(0).code(start).or_else(|| images.of(0).code(at)) else { return false };
     let near = &code[..code.len().min(2 * SWITCH_BYTES as usize)];
     near.windows(3).any(|bytes| match bytes {
         // mov %register,%rsp

@@ -30,7 +30,7 @@ use stackprof::arch::{Arch, Registers, X86, X86_64};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::clock::FakeClock;
 use stackprof::images::Images;
-use stackprof::images::{CodeMemory, ImageCode, JitCode, TargetCode};
+use stackprof::images::{CodeMemory, JitCode, ProcessImages, TargetCode};
 use stackprof::walk::{self, Frames, Input, OuterStack, StackBytes, StackEnd, UnwindMethod, Unwinder};
 
 use pieces::{Pieces, Walked};
@@ -291,10 +291,10 @@ impl Session<'_> {
     fn compare(&mut self, tid: pid_t, thread: &Thread, now: &X86_64) {
         if std::mem::take(&mut self.images_changed) {
             let (pid, mappings) = (self.pid, mappings(self.pid));
-            if self.images.update(&mappings, &mut |mapping| bytes(pid, mapping)) {
+            if self.images.update(0, &mappings, &mut |mapping| bytes(pid, mapping)) {
                 self.unwinders.iter_mut().for_each(Unwinder::images_changed);
             }
-            self.jit.update(&mappings, &self.images);
+            self.jit.update(0, &mappings, &self.images);
             self.in_pieces(|pieces, walked| pieces.images_changed(walked));
         }
         let sp = now.gpr[X86_64::RSP];
@@ -314,7 +314,8 @@ impl Session<'_> {
         };
         let memory = Memory(self.pid);
         let told = thread.shadow.truth(now.rip, word, &mut self.truth);
-        self.outcome.untrue += self.truth.iter().filter(|at| !self.images.contains(at.at())).count() as u64;
+        self.outcome.untrue +=
+            self.truth.iter().filter(|at| !self.images.of(0).contains(at.at())).count() as u64;
         if self.pieces.is_some() {
             let told = (std::mem::take(&mut self.truth), told);
             let bytes = std::mem::take(&mut self.stack);
@@ -332,11 +333,8 @@ impl Session<'_> {
             let walked = loop {
                 let mut read_code = |at: Avma, into: &mut [u8]| read(pid, at.0, into);
                 let code_memory = CodeMemory::new(&mut read_code);
-                let code = TargetCode {
-                    images: ImageCode(&self.images),
-                    jit: &self.jit,
-                    memory: Some(&code_memory),
-                };
+                let code =
+                    TargetCode { images: self.images.of(0), jit: &self.jit, memory: Some(&code_memory) };
                 // Other stacks than the one that was copied.
                 let input = Input {
                     stack_top: Some(Avma(thread.stack_top)),
@@ -436,13 +434,13 @@ fn note(
     let found = &frames.addresses;
     let agree = truth.iter().zip(found).take_while(|(a, b)| a == b).count();
     let culprit = truth[agree.saturating_sub(1)].at();
-    let place = images.locate(images.space(), culprit);
+    let place = images.locate(images.of(0).space(), culprit);
     let key =
         place.map_or(("[no image]".to_owned(), culprit.0), |place| (place.image.path.clone(), place.svma.0));
     let failure = failures.entry(key).or_default();
     if failure.class.is_empty() {
         failure.code =
-            images.code(culprit).map(|code| code[..code.len().min(16)].to_vec()).unwrap_or_default();
+            images.of(0).code(culprit).map(|code| code[..code.len().min(16)].to_vec()).unwrap_or_default();
         failure.class = classes::class(images, culprit, agree <= 1, arch);
         let tail = |list: &[LookupAvma]| {
             list.iter()

@@ -12,7 +12,7 @@ use stackprof::arch::{Arch, Registers};
 use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::FakeClock;
 use stackprof::sampler::{FIRST, Options, Recorder, Sample};
-use stackprof::sources::{Activity, Capture, Fault, Look, Observed, PIECE_BYTES, Process, ThreadId};
+use stackprof::sources::{Activity, Capture, Fault, Observed, PIECE_BYTES, Process, ThreadId, ThreadStatus};
 use stackprof::walk::{Frames, StackEnd};
 
 use super::{WAYS, ptrace};
@@ -24,7 +24,7 @@ const LATE: usize = 23;
 /// From one boundary to the next, nanoseconds of the recorders' clock.
 const PASSED_NS: u64 = 100_000;
 /// What a recorder may have of a stack at most.
-const WINDOW_MAX_BYTES: usize = 64 << 10;
+const STACK_MAX_BYTES: usize = 64 << 10;
 
 /// A boundary that is not walked yet.
 struct Waiting {
@@ -114,10 +114,10 @@ impl<'a> Pieces<'a> {
         walked: &mut dyn FnMut(Walked<'_>),
     ) {
         if self.threads.insert(tid) {
-            let look = Look { cpu_ns: 0, switches: 0, activity: Activity::Running };
+            let status = ThreadStatus { cpu_ns: 0, switches: 0, activity: Activity::Running };
             for recorder in &mut self.recorders {
                 let id = ThreadId(tid as u64);
-                recorder.add_thread(FIRST, &mut self.process, id, Some(Avma(stack_top)), look, false);
+                recorder.add_thread(FIRST, &mut self.process, id, Some(Avma(stack_top)), status, false);
             }
         }
         let below = registers.arch().red_zone_bytes() as usize;
@@ -160,7 +160,7 @@ impl<'a> Pieces<'a> {
             let sample = Sample { thread: ThreadId(tid as u64), capture, at_ns: 0, waiting: false };
             let (process, frames) = (&mut self.process, &mut self.frames);
             let (ended, pieces) =
-                self.recorders[way].take_prefetched(process, sample, WINDOW_MAX_BYTES, frames);
+                self.recorders[way].take_prefetched(process, sample, STACK_MAX_BYTES, frames);
             if let Some(pieces) = pieces {
                 self.lists[way].insert(tid, pieces.to_vec());
             }

@@ -86,7 +86,7 @@ fn saved_registers_of_x86_64_are_those_that_another_reader_finds() {
                 assert_eq!(x86_64(encoding, &[]), None, "{count} registers, {order}");
                 continue;
             };
-            let Some(Encoded::Row(row)) = x86_64(encoding, &[]) else { panic!("{count}, {order}") };
+            let Some(CompactRow::Row(row)) = x86_64(encoding, &[]) else { panic!("{count}, {order}") };
             for (words, name) in (2..).zip(saved_regs.iter().rev().flatten()) {
                 assert_eq!(row.columns[number(name)], Column::At(-8 * words), "{count}, {order}");
             }
@@ -100,7 +100,7 @@ fn saved_registers_of_x86_64_are_those_that_another_reader_finds() {
 fn frames_of_x86_64_follow_their_pictures() {
     // rbx at rbp-24, r14 at rbp-16, r15 at rbp-8
     let frame = RBP_FRAME << 24 | 3 << 16 | 1 | 4 << 3 | 5 << 6;
-    let Some(Encoded::Row(row)) = x86_64(frame, &[]) else { panic!() };
+    let Some(CompactRow::Row(row)) = x86_64(frame, &[]) else { panic!() };
     assert_eq!(row.cfa, Cfa::Register(6, 16));
     let at = [3, 14, 15, 6, 16].map(|register: usize| row.columns[register].clone());
     assert_eq!(at, [-40, -32, -24, -16, -8].map(Column::At));
@@ -108,21 +108,21 @@ fn frames_of_x86_64_follow_their_pictures() {
     let mut function = vec![0; 0xd];
     function.extend(0xc28u32.to_le_bytes());
     let large = STACK_INDIRECT << 24 | 0xd << 16 | 7 << 13 | 6 << 10;
-    let Some(Encoded::Row(row)) = x86_64(large, &function) else { panic!() };
+    let Some(CompactRow::Row(row)) = x86_64(large, &function) else { panic!() };
     assert_eq!(row.cfa, Cfa::Register(7, 0xc28 + 56));
     assert_eq!(x86_64(large, &function[..0xf]), None, "the number is cut off");
-    assert_eq!(x86_64(X86_64_DWARF << 24 | 0x1234, &[]), Some(Encoded::Dwarf(0x1234)));
+    assert_eq!(x86_64(X86_64_DWARF << 24 | 0x1234, &[]), Some(CompactRow::Dwarf(0x1234)));
     assert_eq!(x86_64(0, &[]), None);
 }
 
 #[test]
 fn frames_of_arm64_follow_their_pictures() {
     // x19 to x22 and a pair of d registers
-    let Some(Encoded::Row(row)) = arm64(ARM64_FRAME << 24 | 0b1_0000_0011) else { panic!() };
+    let Some(CompactRow::Row(row)) = arm64(ARM64_FRAME << 24 | 0b1_0000_0011) else { panic!() };
     assert_eq!(row.cfa, Cfa::Register(29, 16));
     let at = [30, 29, 19, 20, 21, 22].map(|register: usize| row.columns[register].clone());
     assert_eq!(at, [-8, -16, -24, -32, -40, -48].map(Column::At));
-    let Some(Encoded::Row(row)) = arm64(ARM64_FRAMELESS << 24 | 3 << 12) else { panic!() };
+    let Some(CompactRow::Row(row)) = arm64(ARM64_FRAMELESS << 24 | 3 << 12) else { panic!() };
     assert_eq!((row.cfa, &row.columns[30]), (Cfa::Register(31, 48), &Column::Same));
     assert_eq!(arm64(0), None);
 }

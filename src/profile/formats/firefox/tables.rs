@@ -154,8 +154,8 @@ impl Stacks {
                 None => 0,
             };
             let (frame, is_mark) = frames.frame(builder, *frame).map_err(|why| match why {
-                Wrong::Missing(what) => format!("stack {index} names {what}, which is not there").into(),
-                Wrong::Full(full) => Malformed::from(full),
+                FrameError::Missing(what) => format!("stack {index} names {what}, which is not there").into(),
+                FrameError::Full(full) => Malformed::from(full),
             })?;
             let is_mark = is_mark && caller.is_none();
             let depth = below.saturating_add(u32::from(!is_mark));
@@ -170,14 +170,14 @@ impl Stacks {
 }
 
 /// Why a frame is none.
-enum Wrong {
+enum FrameError {
     Missing(String),
     Full(Full),
 }
 
-impl From<Full> for Wrong {
-    fn from(full: Full) -> Wrong {
-        Wrong::Full(full)
+impl From<Full> for FrameError {
+    fn from(full: Full) -> FrameError {
+        FrameError::Full(full)
     }
 }
 
@@ -193,11 +193,11 @@ struct Frames<'t> {
 
 impl Frames<'_> {
     /// The frame of the profile, and whether it is the mark of incomplete stacks.
-    fn frame(&mut self, builder: &mut SavedBuilder, frame: u32) -> Result<(u32, bool), Wrong> {
+    fn frame(&mut self, builder: &mut SavedBuilder, frame: u32) -> Result<(u32, bool), FrameError> {
         if let Some(known) = self.known.get(&frame) {
             return Ok(*known);
         }
-        let missing = |what: String| Wrong::Missing(what);
+        let missing = |what: String| FrameError::Missing(what);
         let function = at(&self.table.func, frame).ok_or_else(|| missing(format!("frame {frame}")))?;
         let name =
             at(&self.functions.name, function).ok_or_else(|| missing(format!("function {function}")))?;

@@ -23,7 +23,7 @@ const ROOT_WAITING: u64 = 2;
 
 /// What code a function is; the numbers are those of src/html/data.js.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Kind {
+enum FunctionKind {
     #[default]
     Code = 0,
     Kernel = 1,
@@ -59,7 +59,7 @@ struct Function {
     library: u32,
     file: TextId,
     line: u32,
-    kind: Kind,
+    kind: FunctionKind,
 }
 
 /// Counts of a stack at a time.
@@ -257,7 +257,7 @@ impl Tables {
         let key = (name, library, if by_name { TextId::EMPTY } else { file });
         let functions = &mut self.functions;
         Ok(*self.function_of.entry(key).or_insert_with(|| {
-            functions.push(Function { name, library, file, line: 0, kind: Kind::default() });
+            functions.push(Function { name, library, file, line: 0, kind: FunctionKind::default() });
             functions.len() as u32 - 1
         }))
     }
@@ -393,20 +393,20 @@ impl Tables {
 }
 
 /// What code a function is, by its name and the path of its module. A profile without modules tells nothing of JIT code.
-fn kind_of(name: &str, path: &str, has_modules: bool) -> Kind {
+fn kind_of(name: &str, path: &str, has_modules: bool) -> FunctionKind {
     let is_jit_path = path.is_empty()
         || ["[jit]", "[anon", "//anon", "/memfd:", "[heap]"].iter().any(|p| path.starts_with(p));
     if name.ends_with("_[k]") {
-        Kind::Kernel
+        FunctionKind::Kernel
     } else if name == INCOMPLETE || name == FIBER || name == "[waiting]" {
-        Kind::Mark
+        FunctionKind::Mark
     } else if name.starts_with('[') && name.ends_with(" jit]") {
-        Kind::Jit
+        FunctionKind::Jit
     } else if name == UNKNOWN || name.starts_with('[') && name.ends_with(']') && name.contains('+') {
-        Kind::NoSymbol
+        FunctionKind::NoSymbol
     } else if has_modules && is_jit_path {
-        Kind::Jit
+        FunctionKind::Jit
     } else {
-        Kind::Code
+        FunctionKind::Code
     }
 }

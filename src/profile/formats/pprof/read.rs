@@ -19,7 +19,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 
 use super::proto::{self, field};
 use super::prune::{Cut, Prune};
-use super::values::{Chosen, chosen};
+use super::values::{CountedValue, chosen};
 use super::{label, metadata};
 use crate::escape::file_name;
 use crate::profile::MAX_DEPTH;
@@ -250,7 +250,7 @@ struct Reader<'t, 'a> {
 }
 
 /// What samples refer to.
-struct Known {
+struct SampleTables {
     /// By id of a location: the frame, and what is dropped there.
     frames: HashMap<u64, (u32, Cut)>,
     /// Name of the process of samples that do not say.
@@ -272,7 +272,7 @@ impl Reader<'_, '_> {
     }
 
     /// Takes in mappings, functions and locations.
-    fn known(&mut self, prune: Prune) -> Result<Known, Malformed> {
+    fn known(&mut self, prune: Prune) -> Result<SampleTables, Malformed> {
         let tables = self.tables;
         let mut mappings = HashMap::with_capacity(tables.mappings.len());
         for mapping in &tables.mappings {
@@ -305,7 +305,7 @@ impl Reader<'_, '_> {
             tables.mappings.first().map_or(Ok(""), |main| tables.string(main.filename, "a mapping"))?;
         let process = file_name(without_deleted(main));
         let process = self.builder.text(process)?;
-        Ok(Known { frames, process })
+        Ok(SampleTables { frames, process })
     }
 
     fn locations(
@@ -348,8 +348,8 @@ impl Reader<'_, '_> {
     fn samples(
         &mut self,
         bytes: &[u8],
-        known: &Known,
-        chosen: Chosen,
+        known: &SampleTables,
+        chosen: CountedValue,
         tally: &mut Tally,
     ) -> Result<(), Malformed> {
         let mut number = 0u64;
@@ -415,7 +415,7 @@ impl Reader<'_, '_> {
     fn root(
         &mut self,
         sample: &proto::Sample,
-        known: &Known,
+        known: &SampleTables,
         of: &dyn Fn() -> String,
     ) -> Result<StackRoot, Malformed> {
         let mut root = StackRoot { process: known.process, thread: None, complete: true, waiting: false };

@@ -1,6 +1,6 @@
 //! Which of the values of a pprof sample counts, and what one count is.
 //!
-//! Input: sample types, period and samples of a file. Output: [`Chosen`], and the unit. Times
+//! Input: sample types, period and samples of a file. Output: [`CountedValue`], and the unit. Times
 //! become samples only where nothing is lost by it.
 
 use prost::Message;
@@ -18,7 +18,7 @@ const MIN_PERIOD_NS: i64 = 1_000;
 
 /// Which value of a sample counts, and how.
 #[derive(Clone, Copy)]
-pub(super) struct Chosen {
+pub(super) struct CountedValue {
     pub(super) index: usize,
     /// What one count is of the value.
     pub(super) divisor: u64,
@@ -29,7 +29,7 @@ pub(super) fn chosen(
     tables: &Tables<'_>,
     bytes: &[u8],
     tally: &mut Tally,
-) -> Result<(Chosen, String), Malformed> {
+) -> Result<(CountedValue, String), Malformed> {
     let mut types = Vec::new();
     for (index, value) in tables.sample_types.iter().enumerate() {
         let of = format!("sample type {index}");
@@ -43,7 +43,7 @@ pub(super) fn chosen(
     let samples = named(SAMPLES).filter(|samples| are_proportional(bytes, *samples, shown, has_waits));
     let index = samples.unwrap_or(shown);
     let (kind, unit) = types.get(index).copied().unwrap_or_default();
-    let one = Chosen { index, divisor: 1 };
+    let one = CountedValue { index, divisor: 1 };
     let period = (
         tables.string(tables.period_type.kind, "the period type")?,
         tables.string(tables.period_type.unit, "the period type")?,
@@ -53,7 +53,7 @@ pub(super) fn chosen(
         "nanoseconds"
             if kind != SAMPLES && is_sampled && are_multiples(bytes, index, tables.period.unsigned_abs()) =>
         {
-            (Chosen { index, divisor: tables.period.unsigned_abs() }, SAMPLES.to_owned())
+            (CountedValue { index, divisor: tables.period.unsigned_abs() }, SAMPLES.to_owned())
         }
         "count" | "" => (one, if kind.is_empty() { SAMPLES.to_owned() } else { kind.to_owned() }),
         unit if kind == SAMPLES => (one, if unit == SAMPLES { SAMPLES } else { unit }.to_owned()),

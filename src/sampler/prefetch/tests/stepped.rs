@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use hashbrown::{HashMap, HashSet};
 
 use super::super::super::process::FIRST;
-use super::super::super::thread::unknown_look;
+use super::super::super::thread::unknown_status;
 use super::super::super::{Recorder, Sample};
 use super::options;
 use crate::addr::LookupAvma;
@@ -244,7 +244,7 @@ fn change(program: &mut Stepped, closing: &mut u32, random: &mut Rng) {
 fn apply(change: &Change, recorder: &mut Recorder<'_>, program: &mut Stepped, fault: Option<Fault>) {
     match *change {
         Change::Started(id, top) => {
-            recorder.add_thread(FIRST, program, id, Some(top), unknown_look(), false);
+            recorder.add_thread(FIRST, program, id, Some(top), unknown_status(), false);
         }
         Change::Ended(id) => recorder.remove_thread(id, None, "ended"),
         Change::Images(_) if fault == Some(Fault::UntoldImages) => {}

@@ -41,7 +41,7 @@ use super::launch::{Launch, Spawner};
 use super::{attach, launch, refusal, threads};
 use crate::clock::RealClock;
 use crate::error::Result;
-use crate::sources::{Chosen, Process, Sampling};
+use crate::sources::{Process, ProcessSelection, Sampling};
 use bpf::sample_filter::SampleFilter;
 use events::cpus::{cpu_count, scope_for};
 use events::options::{EventOptions, Scope, SwitchOptions};
@@ -49,7 +49,7 @@ use events::rings;
 use events::set::Events;
 use process::entry::ProcessEntry;
 use process::filter::ProcessFilter;
-use source::Begin;
+use source::SourceStart;
 use stack::stack_size::StackSize;
 
 pub(super) use bpf::kernel_names;
@@ -61,16 +61,16 @@ pub(super) use source::PerfSource;
 pub(crate) use stack::SimKernel;
 
 /// Why the kernel does not sample this process for us, and what to do about it: a part of a line.
-pub(super) type Refused = String;
+pub(super) type Refusal = String;
 
 /// What became of an attempt: the source, or why not, which need not end the recording.
-type Attempt = Result<std::result::Result<PerfSource, Refused>>;
+type Attempt = Result<std::result::Result<PerfSource, Refusal>>;
 
 /// Samples processes that run, as `sampling` says.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) for what is no process to profile.
-pub(super) fn attach(chosen: &Chosen, sampling: &Sampling, clock: RealClock) -> Attempt {
+pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: RealClock) -> Attempt {
     let mut listed = Vec::new();
     for pid in &chosen.pids {
         let pid = attach::process_id(*pid)?;
@@ -104,7 +104,8 @@ pub(super) fn attach(chosen: &Chosen, sampling: &Sampling, clock: RealClock) -> 
         entries.pop().filter(|_| entries.is_empty()).unwrap_or_else(|| of_all(chosen, events.options()));
     let others = if entries.is_empty() { &[][..] } else { &listed[..] };
     let kernel_frames = sampling.kernel;
-    let begin = Begin { main, listed: listed.clone(), filter: selected, kernel_frames, launched: false };
+    let begin =
+        SourceStart { main, listed: listed.clone(), filter: selected, kernel_frames, launched: false };
     let mut source = PerfSource::new(begin, clock, events, filter, size);
     source.add(others);
     Ok(source.enable().map(|()| source).map_err(|error| refused(&error)))
@@ -127,10 +128,10 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     };
     let options = events.options();
     prepare_names(options);
-    let chosen = Chosen { pids: vec![pid.unsigned_abs()], children, ..Chosen::default() };
+    let chosen = ProcessSelection { pids: vec![pid.unsigned_abs()], children, ..ProcessSelection::default() };
     let main = ProcessEntry::new(describe(pid, options), Arc::new(TargetFiles::of(pid)));
     let selected = ProcessFilter::new(chosen);
-    let begin = Begin { main, listed: vec![pid], filter: selected, kernel_frames, launched: true };
+    let begin = SourceStart { main, listed: vec![pid], filter: selected, kernel_frames, launched: true };
     let mut source = PerfSource::new(begin, clock, events, filter, size);
     if let Err(error) = source.enable() {
         return Ok(Err(refused(&error)));
@@ -149,13 +150,13 @@ fn prepare_names(options: EventOptions) {
 }
 
 /// What stands for several processes.
-fn of_all(chosen: &Chosen, options: EventOptions) -> ProcessEntry {
+fn of_all(chosen: &ProcessSelection, options: EventOptions) -> ProcessEntry {
     let own = std::process::id().cast_signed();
     let name = match chosen {
-        Chosen { all: true, .. } => "all processes".to_owned(),
-        Chosen { cgroup: Some(cgroup), .. } => format!("processes of {cgroup}"),
-        Chosen { uid: Some(uid), .. } => format!("processes of user {uid}"),
-        Chosen { pids, .. } => format!("{} processes", pids.len()),
+        ProcessSelection { all: true, .. } => "all processes".to_owned(),
+        ProcessSelection { cgroup: Some(cgroup), .. } => format!("processes of {cgroup}"),
+        ProcessSelection { uid: Some(uid), .. } => format!("processes of user {uid}"),
+        ProcessSelection { pids, .. } => format!("{} processes", pids.len()),
     };
     let process = Process { pid: 0, name, command: String::new(), ..describe(own, options) };
     ProcessEntry::new(process, Arc::new(TargetFiles::of(own)))
@@ -188,7 +189,7 @@ fn open(
     filter: &SampleFilter,
     size: &StackSize,
     sampling: &Sampling,
-) -> std::result::Result<Events, Refused> {
+) -> std::result::Result<Events, Refusal> {
     let stack_bytes = size.bytes();
     let Sampling { hz, idle, off_cpu, kernel: kernel_frames, .. } = *sampling;
     let switches = (idle || off_cpu).then(|| SwitchOptions {
@@ -227,7 +228,7 @@ fn open(
 }
 
 /// The words for perf_event_open(2) having failed with `error`.
-fn refused(error: &io::Error) -> Refused {
+fn refused(error: &io::Error) -> Refusal {
     let paranoid = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid");
     if rings::is_limit(error) {
         return error.to_string();

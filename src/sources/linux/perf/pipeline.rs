@@ -1,7 +1,7 @@
 //! The stages, one after the other: reorder → process → stack → cpu_time → waits. What each does is in its folder; here
 //! is what one hands to the next.
 //!
-//! Input: records of rings, ring after ring; output: [`Record`]s for the sampler. Samples are completed before they are
+//! Input: records of rings, ring after ring; output: [`TimedEvent`]s for the sampler. Samples are completed before they are
 //! weighed: a late tick, which may weigh nothing, shows as well as any other which pages of a stack are missing. Nothing
 //! here asks a system but through [`System`].
 
@@ -23,8 +23,8 @@ use super::stack::stacks::Stacks;
 use super::waits::recorder::WaitRecorder;
 use super::waits::sleeping_thread::{SleepingThreads, SystemThreads};
 use super::waits::wait::{Stack, Wait, WaitOutcome};
-use crate::sources::pushed::{Record, What};
-use crate::sources::{Activity, Capture, Look, ThreadId};
+use crate::sources::pushed::{SourceEvent, TimedEvent};
+use crate::sources::{Activity, Capture, ThreadId, ThreadStatus};
 
 /// Why a sample is missed.
 const COMPAT: &str = "32-bit code";
@@ -185,7 +185,7 @@ impl Pipeline {
 
     /// Hands the batch over. Of context switches what happened before the watermark (monotonic clock) is reported: all
     /// rings were read to there.
-    pub(super) fn flush(&mut self, options: BatchOptions, watermark_ns: u64, into: &mut Vec<Record>) {
+    pub(super) fn flush(&mut self, options: BatchOptions, watermark_ns: u64, into: &mut Vec<TimedEvent>) {
         self.processes.begin_batch();
         let mut events = self.process_events();
         // Before samples, which may be of threads that are first announced by their waits.
@@ -198,10 +198,10 @@ impl Pipeline {
         self.report_ends(batch.last_ns, watermark_ns, into);
         let nobody = Id { pid: self.processes.main(), time_ns: batch.last_ns, ..Id::default() };
         if batch.lost > 0 {
-            into.push(self.record(nobody, What::Dropped(batch.lost, "the kernel dropped them")));
+            into.push(self.record(nobody, SourceEvent::Dropped(batch.lost, "the kernel dropped them")));
         }
         if batch.late > 0 {
-            into.push(self.record(nobody, What::Late(batch.late)));
+            into.push(self.record(nobody, SourceEvent::Late(batch.late)));
         }
         let System { clocks, procfs, .. } = &self.system;
         let found = |id, event| self.events.push(id, event);
@@ -233,7 +233,7 @@ impl Pipeline {
         events
     }
 
-    fn flush_waits(&mut self, watermark_ns: u64, events: &[(Id, ProcessEvent)], into: &mut Vec<Record>) {
+    fn flush_waits(&mut self, watermark_ns: u64, events: &[(Id, ProcessEvent)], into: &mut Vec<TimedEvent>) {
         let Some(waits) = &mut self.waits else { return };
         let (processes, procfs) = (&mut self.processes, &*self.system.procfs);
         let select =
@@ -251,68 +251,71 @@ impl Pipeline {
         }
     }
 
-    fn report(&mut self, id: Id, event: WeighedEvent, into: &mut Vec<Record>) {
-        let what = match event {
+    fn report(&mut self, id: Id, event: WeighedEvent, into: &mut Vec<TimedEvent>) {
+        let event = match event {
             WeighedEvent::Sample(mut capture, used_ns) => {
                 self.announce(id, into);
-                capture.look = Some(running(used_ns));
-                What::Sampled(capture)
+                capture.status = Some(running(used_ns));
+                SourceEvent::Sample(capture)
             }
             WeighedEvent::Missed(reason, used_ns) => {
                 self.announce(id, into);
-                What::Missed(running(used_ns), reason)
+                SourceEvent::Missed(running(used_ns), reason)
             }
             WeighedEvent::Exec(name, threads_ns) => {
                 for tid in self.processes.exec(id.pid) {
                     let used_ns = threads_ns.get(&tid).copied().unwrap_or(0);
-                    let what = What::Ended(Some(used_ns), "replaced by exec before its next sample");
-                    into.push(self.record(Id { tid, ..id }, what));
+                    let event =
+                        SourceEvent::ThreadEnded(Some(used_ns), "replaced by exec before its next sample");
+                    into.push(self.record(Id { tid, ..id }, event));
                 }
-                What::Exec { name: Some(name) }
+                SourceEvent::Exec { name: Some(name) }
             }
-            WeighedEvent::Other(ProcessEvent::ProcessNamed(name)) => What::Began { name },
-            WeighedEvent::Other(ProcessEvent::ThreadNamed(name)) => What::Named { name },
-            WeighedEvent::Other(ProcessEvent::ImagesStale) => What::ImagesMayHaveChanged,
+            WeighedEvent::Other(ProcessEvent::ProcessNamed(name)) => SourceEvent::ProcessStarted { name },
+            WeighedEvent::Other(ProcessEvent::ThreadNamed(name)) => SourceEvent::ThreadNamed { name },
+            WeighedEvent::Other(ProcessEvent::ImagesStale) => SourceEvent::ImagesMayHaveChanged,
             WeighedEvent::Other(ProcessEvent::ThreadExit) => return self.processes.exit_thread(id),
             WeighedEvent::Other(_) => return,
         };
-        into.push(self.record(id, what));
+        into.push(self.record(id, event));
     }
 
     /// Reports a thread, and its process, that are new to the sampler.
-    fn announce(&mut self, id: Id, into: &mut Vec<Record>) {
+    fn announce(&mut self, id: Id, into: &mut Vec<TimedEvent>) {
         let Announcement { process, thread } = self.processes.announce(id, &*self.system.procfs);
         if let Some(name) = process {
-            into.push(self.record(id, What::Began { name }));
+            into.push(self.record(id, SourceEvent::ProcessStarted { name }));
         }
         if let Some(stack_top) = thread {
-            into.push(self.record(id, What::Started { stack_top, look: running(0), found: false }));
+            into.push(
+                self.record(id, SourceEvent::ThreadStarted { stack_top, status: running(0), found: false }),
+            );
         }
     }
 
     /// Reports threads that exited, and processes that have ended with them.
-    fn report_ends(&mut self, last_ns: u64, watermark_ns: u64, into: &mut Vec<Record>) {
+    fn report_ends(&mut self, last_ns: u64, watermark_ns: u64, into: &mut Vec<TimedEvent>) {
         let events = &mut self.events;
         let over = |pid, tid| events.forget_thread(pid, tid);
         let ends = self.processes.end_batch(last_ns, watermark_ns, &*self.system.procfs, over);
         for (id, end) in ends {
-            let what = match end {
+            let event = match end {
                 End::Thread => {
                     let used_ns = self.cpu_time.end_thread(id.pid, id.tid);
-                    What::Ended(Some(used_ns), "thread ended before its next sample")
+                    SourceEvent::ThreadEnded(Some(used_ns), "thread ended before its next sample")
                 }
                 End::Process => {
                     self.cpu_time.end_process(id.pid);
-                    What::Gone
+                    SourceEvent::ProcessEnded
                 }
             };
-            into.push(self.record(id, what));
+            into.push(self.record(id, event));
         }
         self.update_processes();
     }
 
     /// Reports a wait, and if that is new its thread, which started at this time.
-    fn report_wait(&mut self, wait: Wait, started_ns: u64, into: &mut Vec<Record>) {
+    fn report_wait(&mut self, wait: Wait, started_ns: u64, into: &mut Vec<TimedEvent>) {
         let Wait { pid, tid, since_ns, until_ns, mut outcome } = wait;
         if let WaitOutcome::Continues(capture) | WaitOutcome::Ended(Some(capture)) = &mut outcome {
             let program = self.processes.program(pid);
@@ -321,16 +324,16 @@ impl Pipeline {
         let id = Id { pid, tid, time_ns: since_ns, cpu: 0 };
         self.announce(Id { time_ns: started_ns, ..id }, into);
         let ns = until_ns.saturating_sub(since_ns);
-        let (time_ns, what) = match outcome {
-            WaitOutcome::Continues(capture) => (since_ns, What::BeganToWait(capture)),
-            WaitOutcome::Ended(stack) => (until_ns, What::Waited { ns, stack }),
-            WaitOutcome::Lost(reason) => (until_ns, What::WaitLost { ns, reason }),
+        let (time_ns, event) = match outcome {
+            WaitOutcome::Continues(capture) => (since_ns, SourceEvent::WaitStarted(capture)),
+            WaitOutcome::Ended(stack) => (until_ns, SourceEvent::Wait { ns, stack }),
+            WaitOutcome::Lost(reason) => (until_ns, SourceEvent::WaitLost { ns, reason }),
         };
-        into.push(self.record(Id { time_ns, ..id }, what));
+        into.push(self.record(Id { time_ns, ..id }, event));
     }
 
     /// Reports the waits that continue at the end of the recording, at this time.
-    pub(super) fn end_waits(&mut self, until_ns: u64, into: &mut Vec<Record>) {
+    pub(super) fn end_waits(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) {
         let Some(mut waits) = self.waits.take() else { return };
         let waits = waits.end(until_ns, &*self.system.threads, &mut self.spare);
         for wait in waits {
@@ -340,18 +343,23 @@ impl Pipeline {
     }
 
     /// At the end of a recording: what was used and nothing stands for that was reported is lost for this reason.
-    pub(super) fn report_rest(&mut self, at_ns: u64, reason: &'static str, into: &mut Vec<Record>) {
+    pub(super) fn report_rest(&mut self, at_ns: u64, reason: &'static str, into: &mut Vec<TimedEvent>) {
         let (samples, unsampled) = self.cpu_time.count_rest();
         let process = self.processes.main().unsigned_abs();
         for (samples, reason) in [(samples, reason), (unsampled, TOO_SHORT)] {
-            into.push(Record { at_ns, process, thread: ThreadId(0), what: What::Dropped(samples, reason) });
+            into.push(TimedEvent {
+                at_ns,
+                process,
+                thread: ThreadId(0),
+                event: SourceEvent::Dropped(samples, reason),
+            });
         }
     }
 
-    fn record(&self, id: Id, what: What) -> Record {
+    fn record(&self, id: Id, event: SourceEvent) -> TimedEvent {
         let thread = ThreadId(id.tid.unsigned_abs().into());
         let (at_ns, process) = (id.time_ns.saturating_sub(self.origin_ns), id.pid.unsigned_abs());
-        Record { at_ns, process, thread, what }
+        TimedEvent { at_ns, process, thread, event }
     }
 }
 
@@ -426,8 +434,8 @@ impl Pipeline {
 }
 
 /// A thread that runs and has used so much.
-fn running(cpu_ns: u64) -> Look {
-    Look { cpu_ns, switches: 0, activity: Activity::Running }
+fn running(cpu_ns: u64) -> ThreadStatus {
+    ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running }
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
 use crate::sources::linux::file_pages::FilePages;
 use crate::sources::linux::{proc, reservation, sys as linux_sys, threads};
-use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, Needed, PushedSource, Record, What};
+use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, PushedSource, SourceEvent, StackUse, TimedEvent};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, signals};
 
 mod catch_up;
@@ -67,7 +67,7 @@ const READS_MAX: u32 = 4;
 const READABLE_AFTER_NS: u64 = 1_000_000;
 
 /// What is sampled, and how it began.
-pub(super) struct Begin {
+pub(super) struct SourceStart {
     /// The process that the recording is of, or what stands for all.
     pub(super) main: ProcessEntry,
     /// Those whose end is that of the recording; none for a whole machine.
@@ -130,13 +130,13 @@ pub(crate) struct PerfSource {
 impl PerfSource {
     /// Of processes whose `events` are open behind the `filter`.
     pub(super) fn new(
-        begin: Begin,
+        begin: SourceStart,
         clock: RealClock,
         events: Events,
         filter: SampleFilter,
         size: StackSize,
     ) -> PerfSource {
-        let Begin { main, listed, filter: selected, kernel_frames, launched } = begin;
+        let SourceStart { main, listed, filter: selected, kernel_frames, launched } = begin;
         let began_ns = clock.now_ns();
         let origin_ns = monotonic_ns().saturating_sub(began_ns);
         let pid = main.pid();
@@ -273,7 +273,7 @@ impl PerfSource {
     }
 
     /// Reads the rings; the time up to which everything was reported.
-    fn read(&mut self, into: &mut Vec<Record>) -> u64 {
+    fn read(&mut self, into: &mut Vec<TimedEvent>) -> u64 {
         if !self.over {
             self.pipeline.poll_threads();
         }
@@ -308,10 +308,10 @@ impl PerfSource {
     }
 
     /// Gives memory back that batches to come do not need.
-    fn release_memory(&mut self, into: &mut Vec<Record>) {
+    fn release_memory(&mut self, into: &mut Vec<TimedEvent>) {
         let memory = &mut self.memory;
-        let stacks = into.iter().filter_map(|record| match &record.what {
-            What::Sampled(capture) => Some(capture.stack.len()),
+        let stacks = into.iter().filter_map(|record| match &record.event {
+            SourceEvent::Sample(capture) => Some(capture.stack.len()),
             _ => None,
         });
         memory.stacks_bytes = memory.stacks_bytes.max(stacks.sum());
@@ -344,7 +344,7 @@ impl PerfSource {
     }
 
     /// Reports what is left at the end of the recording.
-    fn finish(&mut self, into: &mut Vec<Record>) {
+    fn finish(&mut self, into: &mut Vec<TimedEvent>) {
         self.pipeline.end_waits(self.times.ended_ns.unwrap_or_else(monotonic_ns), into);
         self.pipeline.cpu_time.end(&SystemClocks);
         if self.follows_by_inheritance() {
@@ -401,9 +401,9 @@ impl PerfSource {
         }
     }
 
-    fn of_nobody(&self, what: What) -> Record {
+    fn of_nobody(&self, event: SourceEvent) -> TimedEvent {
         let process = self.main.unsigned_abs();
-        Record { at_ns: self.clock.now_ns(), process, thread: ThreadId(0), what }
+        TimedEvent { at_ns: self.clock.now_ns(), process, thread: ThreadId(0), event }
     }
 
     fn exit_status(&self) -> ExitStatus {
@@ -471,7 +471,7 @@ impl PushedSource for PerfSource {
         self.pipeline.processes.get_mut(pid).map(|process| process as &mut dyn Observed)
     }
 
-    fn next_batch(&mut self, until_ns: u64, into: &mut Vec<Record>) -> Result<Option<u64>, Fault> {
+    fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault> {
         if self.over {
             return Ok(None);
         }
@@ -490,7 +490,7 @@ impl PushedSource for PerfSource {
         self.over = self.ends.have_come();
         let reported_ns = self.read(into);
         if self.over {
-            into.push(self.of_nobody(What::Exited(self.exit_status())));
+            into.push(self.of_nobody(SourceEvent::Exited(self.exit_status())));
             return Ok(None);
         }
         Ok(Some(reported_ns))
@@ -530,8 +530,8 @@ impl PushedSource for PerfSource {
         }
     }
 
-    fn walked(&mut self, capture: Box<Capture>, needed: Needed) {
-        let size_number = capture.window;
+    fn walked(&mut self, capture: Box<Capture>, needed: StackUse) {
+        let size_number = capture.size_number;
         self.pipeline.give_back(capture);
         if self.disabled {
             return;
@@ -555,8 +555,8 @@ impl PushedSource for PerfSource {
         self.pipeline.stacks.prefetch(tid, pieces);
     }
 
-    fn wait_walked(&mut self, capture: Box<Capture>, needed: Option<Needed>) {
-        let size_number = capture.window;
+    fn wait_walked(&mut self, capture: Box<Capture>, needed: Option<StackUse>) {
+        let size_number = capture.size_number;
         self.pipeline.give_back(capture);
         if let Some(needed) = needed.filter(|_| !self.disabled)
             && let Some(options) =

@@ -1,6 +1,6 @@
 //! Registers and system calls of a thread that runs code of aarch64.
 
-use super::again::{At, Calls};
+use super::again::{CallSite, Calls};
 use super::{EINTR, is_restartable};
 use crate::arch::{Aarch64, Registers};
 use crate::sources::linux::repeated_wait::TimedWait;
@@ -25,7 +25,7 @@ pub(super) fn repair(
     _is_filtered: impl FnOnce() -> bool,
 ) -> bool {
     let number = raw.regs[8].cast_signed();
-    let at = At { pc: raw.pc, sp: raw.sp, first: raw.regs[0], number, svc_bytes: SVC_BYTES };
+    let at = CallSite { pc: raw.pc, sp: raw.sp, first: raw.regs[0], number, svc_bytes: SVC_BYTES };
     let fails = call_result(raw).is_some() && is_restartable(number);
     let Some((pc, first)) = calls.make_again(&at, fails, is_handled) else { return false };
     (raw.pc, raw.regs[0]) = (pc, first.unwrap_or(EINTR.cast_unsigned()));

@@ -9,14 +9,14 @@ use crate::sources::linux::proc;
 #[derive(Debug, Default)]
 pub(in crate::sources::linux) struct Calls {
     /// In which call it waited before it was asked to stop.
-    waits: Option<proc::Waiting>,
+    waits: Option<proc::BlockedCall>,
     /// Program counter and first argument that a call was made again with.
     made_again: Option<(u64, u64)>,
 }
 
 /// Where a thread stands behind a system call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct At {
+pub(super) struct CallSite {
     pub(super) pc: u64,
     pub(super) sp: u64,
     /// The register of the first argument, and of the result.
@@ -50,7 +50,7 @@ impl Calls {
     /// `None` where nothing is to be changed.
     pub(super) fn make_again(
         &mut self,
-        at: &At,
+        at: &CallSite,
         fails: bool,
         is_handled: impl FnOnce() -> bool,
     ) -> Option<(u64, Option<u64>)> {
@@ -64,7 +64,7 @@ impl Calls {
             }
             return undone;
         }
-        let here = |waited: &proc::Waiting| {
+        let here = |waited: &proc::BlockedCall| {
             (waited.number, waited.sp, waited.pc) == (at.number, Avma(at.sp), Avma(at.pc))
         };
         let waited = waited.filter(here)?;
@@ -89,8 +89,8 @@ mod tests {
         calls
     }
 
-    fn behind_the_call() -> At {
-        At { pc: 0x4004, sp: 0x7ff0, first: EINTR, number: 22, svc_bytes: 4 }
+    fn behind_the_call() -> CallSite {
+        CallSite { pc: 0x4004, sp: 0x7ff0, first: EINTR, number: 22, svc_bytes: 4 }
     }
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
         let mut calls = waiting();
         assert_eq!(calls.make_again(&behind_the_call(), true, || false), Some((0x4000, Some(5))));
         // A signal with a handler, before the call was made: its handler has to cause the EINTR.
-        let set_back = At { pc: 0x4000, first: 5, ..behind_the_call() };
+        let set_back = CallSite { pc: 0x4000, first: 5, ..behind_the_call() };
         assert_eq!(calls.make_again(&set_back, false, || false), None);
         assert_eq!(calls.make_again(&set_back, false, || true), Some((0x4004, None)));
         assert_eq!(calls.make_again(&set_back, false, || true), None, "once");
@@ -108,7 +108,7 @@ mod tests {
     fn what_is_no_wait_of_this_call_is_left_alone() {
         assert_eq!(waiting().make_again(&behind_the_call(), true, || true), None, "a handler runs");
         assert_eq!(waiting().make_again(&behind_the_call(), false, || false), None, "it did not fail");
-        let elsewhere = At { sp: 0x7fe0, ..behind_the_call() };
+        let elsewhere = CallSite { sp: 0x7fe0, ..behind_the_call() };
         assert_eq!(waiting().make_again(&elsewhere, true, || false), None);
         assert_eq!(Calls::default().make_again(&behind_the_call(), true, || false), None);
     }

@@ -1,7 +1,7 @@
 //! Registers and system calls of a thread that runs 32-bit code of Arm, on aarch64.
 
 use super::EINTR;
-use super::again::{At, Calls};
+use super::again::{CallSite, Calls};
 use crate::arch::{Arm, Registers};
 use crate::sources::linux::repeated_wait::TimedWait;
 
@@ -31,7 +31,7 @@ pub(super) fn repair(
     let svc_bytes = if words[CPSR] & STATUS_T32 != 0 { 2 } else { 4 };
     let number = i64::from(words[R7].cast_signed());
     let [first, sp, pc] = [0, Arm::SP, Arm::PC].map(|register| u64::from(words[register]));
-    let at = At { pc, sp, first, number, svc_bytes };
+    let at = CallSite { pc, sp, first, number, svc_bytes };
     let fails = call_result(words).is_some() && RESTARTABLE.contains(&number);
     let Some((pc, first)) = calls.make_again(&at, fails, is_handled) else { return false };
     // All of them are words of this thread, or sums that wrap as its addresses do.

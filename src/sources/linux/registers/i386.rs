@@ -1,6 +1,6 @@
 //! Registers and system calls of a thread that runs 32-bit code of i386, on x86_64.
 
-use super::x86_64::{Before, CALL_BYTES};
+use super::x86_64::{CALL_BYTES, RestartState};
 use super::{Calls, EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND};
 use crate::arch::{Registers, X86};
 use crate::sources::linux::repeated_wait::{TimedWait, WaitCall};
@@ -34,14 +34,14 @@ pub(super) fn repair(
 ) -> bool {
     let (eip, esp) = (words[EIP], words[ESP]);
     match calls.ends_before((eip.into(), esp.into(), words[EAX].into()), &mut is_handled) {
-        Before::GoesOn => return false,
-        Before::Ends => {
+        RestartState::GoesOn => return false,
+        RestartState::Ends => {
             words[EIP] = eip.wrapping_add(CALL_BYTES as u32);
             words[EAX] = (EINTR as i32).cast_unsigned();
             words[ORIG_EAX] = u32::MAX;
             return true;
         }
-        Before::Elsewhere => {}
+        RestartState::Elsewhere => {}
     }
     let repairable = match call_result(words) {
         Some(EINTR) => is_restartable(words[ORIG_EAX], words[EBX]) && !is_handled(),

@@ -27,22 +27,26 @@ impl Calls {
     /// On a busy machine a signal may come when the kernel has set the thread back before its call
     /// (arch/x86/kernel/signal.c, `arch_do_signal_or_restart`) and it has not run since. Its handler would
     /// return there, and the call wait on in spite of it: the thread is to be put behind the call, with its EINTR.
-    pub(super) fn ends_before(&mut self, at: (u64, u64, u64), is_handled: impl FnOnce() -> bool) -> Before {
+    pub(super) fn ends_before(
+        &mut self,
+        at: (u64, u64, u64),
+        is_handled: impl FnOnce() -> bool,
+    ) -> RestartState {
         if self.again != Some(at) {
             self.again = None;
-            return Before::Elsewhere;
+            return RestartState::Elsewhere;
         }
         if !is_handled() {
-            return Before::GoesOn;
+            return RestartState::GoesOn;
         }
         self.again = None;
-        Before::Ends
+        RestartState::Ends
     }
 }
 
 /// Where a thread stands whose call was to be made again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Before {
+pub(super) enum RestartState {
     /// Not before that call.
     Elsewhere,
     /// Before it, and makes it.
@@ -69,15 +73,15 @@ pub(super) fn repair(
     mut is_filtered: impl FnMut() -> bool,
 ) -> bool {
     match calls.ends_before((raw.rip, raw.rsp, raw.rax), &mut is_handled) {
-        Before::GoesOn => return false,
-        Before::Ends => {
+        RestartState::GoesOn => return false,
+        RestartState::Ends => {
             raw.rip = raw.rip.wrapping_add(CALL_BYTES);
             raw.rax = EINTR.cast_unsigned();
             // The kernel is not to take it for a call that it may repeat.
             raw.orig_rax = u64::MAX;
             return true;
         }
-        Before::Elsewhere => {}
+        RestartState::Elsewhere => {}
     }
     let repairable = match call_result(raw) {
         Some(EINTR) => is_restartable(raw.orig_rax.cast_signed()) && !is_handled(),

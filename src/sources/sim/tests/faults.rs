@@ -1,4 +1,4 @@
-//! Each kind of fault can be seen, is counted, and leaves nobody standing.
+//! Each kind of fault can be seen, is counted, and leaves nobody stopped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -15,11 +15,11 @@ fn with_fault(fault: SimFault) -> SimConfig {
 fn first_stop(fault: FaultKind) -> (Result<(), Fault>, Result<Event, Fault>, Capture, SimTarget, FakeClock) {
     let (mut target, clock, mut capture) = start(&with_fault(SimFault::once(fault).from_time(MS)));
     clock.advance_to(MS);
-    let asked = target.interrupt(LEADER, WINDOW, false);
+    let asked = target.interrupt(LEADER, STACK_BYTES, false);
     let event = target.next(SECOND, &mut capture);
     let ledger = target.ledger();
     assert_eq!(ledger.faults().get(fault.name()), Some(&1), "{fault:?}");
-    assert_eq!((ledger.standing(), ledger.stops()), (0, ledger.resumes()), "{fault:?}");
+    assert_eq!((ledger.stopped(), ledger.stops()), (0, ledger.resumes()), "{fault:?}");
     (asked, event, capture, target, clock)
 }
 
@@ -30,8 +30,8 @@ fn a_thread_dies_between_look_and_interrupt() {
     let (asked, event, _, mut target, _) = first_stop(FaultKind::DieBeforeInterrupt);
     assert_eq!(asked, Err(Fault::ThreadGone));
     assert_eq!(event, DEAD_LEADER);
-    assert_eq!(target.look(LEADER), Err(Fault::ThreadGone));
-    assert!(target.look(SECOND_THREAD).is_ok());
+    assert_eq!(target.poll(LEADER), Err(Fault::ThreadGone));
+    assert!(target.poll(SECOND_THREAD).is_ok());
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_thread_dies_between_interrupt_and_capture() {
     let (asked, event, _, target, _) = first_stop(FaultKind::DieBeforeCollect);
     assert_eq!(asked, Ok(()));
     assert_eq!(event, Ok(Event::ThreadExited { thread: LEADER, cpu_ns: Some(MS + 2_000) }));
-    assert_eq!(target.ledger().died_standing(), 1);
+    assert_eq!(target.ledger().died_stopped(), 1);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn the_clock_can_jump_while_the_target_runs_on() {
     assert_eq!(event, Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(capture.pause_ns, 10_000);
     assert_eq!(clock.now_ns(), 31 * MS + 10_000);
-    target.look(LEADER).expect("alive");
+    target.poll(LEADER).expect("alive");
     assert_eq!(target.truth().values().sum::<u64>(), 2 * clock.now_ns() - 8_000);
 }
 
@@ -75,7 +75,7 @@ fn the_process_can_end_within_a_tick() {
     let (asked, event, mut capture, mut target, _) = first_stop(FaultKind::Exit);
     assert_eq!(asked, Err(Fault::Gone));
     assert_eq!(event, DEAD_LEADER);
-    assert_eq!(target.look(SECOND_THREAD), Err(Fault::Gone));
+    assert_eq!(target.poll(SECOND_THREAD), Err(Fault::Gone));
     assert!(matches!(
         target.next(SECOND, &mut capture),
         Ok(Event::ThreadExited { thread: SECOND_THREAD, .. })
@@ -94,22 +94,22 @@ fn the_process_can_exec_within_a_tick_also_while_its_leader_stands() {
     config.exec = Some(SimExec { at_ns: u64::MAX, script });
     let (mut target, clock, mut capture) = start(&config);
     clock.advance_to(MS);
-    target.interrupt(LEADER, WINDOW, false).expect("not its fault");
+    target.interrupt(LEADER, STACK_BYTES, false).expect("not its fault");
     clock.advance_to(MS + 5_000);
-    target.look(LEADER).expect("it stands by now");
-    assert_eq!(target.ledger().standing(), 1);
-    target.interrupt(SECOND_THREAD, WINDOW, false).expect("alive until the leader goes on");
+    target.poll(LEADER).expect("it stands by now");
+    assert_eq!(target.ledger().stopped(), 1);
+    target.interrupt(SECOND_THREAD, STACK_BYTES, false).expect("alive until the leader goes on");
     let seen = events(&mut target, 2 * MS);
     assert_eq!(seen[0], stopped(LEADER, Outcome::Captured));
     assert!(seen.iter().any(|event| matches!(event, Event::ThreadExited { thread: SECOND_THREAD, .. })));
     assert!(matches!(seen.last(), Some(Event::Exec { thread: LEADER, .. })), "{seen:?}");
-    assert_eq!((target.ledger().standing(), target.ledger().stops()), (0, target.ledger().resumes()));
+    assert_eq!((target.ledger().stopped(), target.ledger().stops()), (0, target.ledger().resumes()));
 
     // The thread that asks for it is the leader: it stops in its new program.
     config.faults = vec![SimFault::once(FaultKind::Exec)];
     let (mut target, _, _) = start(&config);
-    target.interrupt(LEADER, WINDOW, false).expect("goes on");
-    assert_eq!(target.interrupt(SECOND_THREAD, WINDOW, false), Err(Fault::ThreadGone));
+    target.interrupt(LEADER, STACK_BYTES, false).expect("goes on");
+    assert_eq!(target.interrupt(SECOND_THREAD, STACK_BYTES, false), Err(Fault::ThreadGone));
     assert!(matches!(target.next(MS, &mut capture), Ok(Event::ThreadExited { thread: SECOND_THREAD, .. })));
     assert!(matches!(target.next(MS, &mut capture), Ok(Event::Exec { .. })));
     assert_eq!(target.next(MS, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
@@ -147,14 +147,14 @@ fn names_mappings_images_and_memory_can_be_refused() {
 }
 
 #[test]
-fn a_panic_at_the_third_capture_leaves_nobody_standing() {
+fn a_panic_at_the_third_capture_leaves_nobody_stopped() {
     let config = with_fault(SimFault::once(FaultKind::Panic).after(2));
     let (mut target, clock, mut capture) = start(&config);
     let ledger = target.ledger();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         for _ in 0..100 {
-            let _ = target.interrupt(LEADER, WINDOW, false);
-            let _ = target.interrupt(SECOND_THREAD, WINDOW, false);
+            let _ = target.interrupt(LEADER, STACK_BYTES, false);
+            let _ = target.interrupt(SECOND_THREAD, STACK_BYTES, false);
             let tick_ns = clock.now_ns() + MS;
             while target.next(tick_ns, &mut capture) != Ok(Event::Timeout) {}
         }
@@ -164,21 +164,21 @@ fn a_panic_at_the_third_capture_leaves_nobody_standing() {
     assert!(text.contains("seed 1"), "{text}");
     assert_eq!(ledger.captures(), 2);
     // The panicking stop was let go at once; the other one stands until the target goes.
-    assert_eq!((ledger.stops(), ledger.standing()), (4, 1));
+    assert_eq!((ledger.stops(), ledger.stopped()), (4, 1));
     drop(target);
-    assert_eq!((ledger.stops(), ledger.resumes(), ledger.standing()), (4, 4, 0));
+    assert_eq!((ledger.stops(), ledger.resumes(), ledger.stopped()), (4, 4, 0));
 }
 
 #[test]
 fn dropping_the_target_lets_go_of_what_was_asked_but_not_collected() {
     let (mut target, clock, _) = start(&process(Arch::X86_64, 1, vec![vec![run(100, &[0])]]));
     let ledger = target.ledger();
-    target.interrupt(LEADER, WINDOW, false).expect("alive");
+    target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
     clock.advance_to(MS);
-    target.look(LEADER).expect("alive");
-    assert_eq!(ledger.standing(), 1);
+    target.poll(LEADER).expect("alive");
+    assert_eq!(ledger.stopped(), 1);
     drop(target);
-    assert_eq!((ledger.standing(), ledger.resumes()), (0, 1));
+    assert_eq!((ledger.stopped(), ledger.resumes()), (0, 1));
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_fault_keeps_to_its_time_its_thread_its_order_and_its_count() {
     for at_ns in [0, 2 * MS, 3 * MS, 4 * MS, 5 * MS] {
         clock.advance_to(at_ns);
         for thread in [LEADER, SECOND_THREAD] {
-            target.interrupt(thread, WINDOW, false).expect("alive");
+            target.interrupt(thread, STACK_BYTES, false).expect("alive");
             let event = target.next(SECOND, &mut capture);
             outcomes.push(matches!(event, Ok(Event::Stopped { outcome: Outcome::Unreadable(_), .. })));
         }

@@ -19,7 +19,7 @@ use super::*;
 
 pub(super) const MS: u64 = 1_000_000;
 pub(super) const SECOND: u64 = 1_000_000_000;
-pub(super) const WINDOW: usize = 1 << 20;
+pub(super) const STACK_BYTES: usize = 1 << 20;
 pub(super) const LEADER: ThreadId = ThreadId(4242);
 pub(super) const SECOND_THREAD: ThreadId = ThreadId(4243);
 
@@ -53,12 +53,12 @@ pub(super) fn process(arch: Arch, cpus: usize, scripts: Vec<Vec<SimPhase>>) -> S
 
 pub(super) fn start(config: &SimConfig) -> (SimTarget, FakeClock, Capture) {
     let clock = FakeClock::default();
-    (SimTarget::new(config.clone(), clock.clone()), clock, Capture::with_capacity(WINDOW))
+    (SimTarget::new(config.clone(), clock.clone()), clock, Capture::with_capacity(STACK_BYTES))
 }
 
 /// Events until nothing is left to tell up to `until_ns`.
 pub(super) fn events(target: &mut SimTarget, until_ns: u64) -> Vec<Event> {
-    let mut capture = Capture::with_capacity(WINDOW);
+    let mut capture = Capture::with_capacity(STACK_BYTES);
     let mut events = Vec::new();
     while let Ok(event) = target.next(until_ns, &mut capture) {
         if event == Event::Timeout {
@@ -92,7 +92,7 @@ pub(super) fn sample(
     mut check: impl FnMut(&mut SimTarget, ThreadId, &Capture),
 ) -> Seen {
     let mut seen = Seen::default();
-    let mut capture = Capture::with_capacity(WINDOW);
+    let mut capture = Capture::with_capacity(STACK_BYTES);
     let mut threads = Vec::new();
     let mut last = std::collections::BTreeMap::new();
     let period_ns = SECOND / hz;
@@ -101,11 +101,11 @@ pub(super) fn sample(
         tick_ns = (tick_ns + period_ns).max(clock.now_ns());
         target.threads(&mut threads);
         for (thread, _) in &threads {
-            let Ok(look) = target.look(*thread) else { continue };
-            seen.trace.push(format!("{} {thread:?} {look:?}", clock.now_ns()));
-            let before = last.insert(*thread, look);
-            if look.activity == Activity::Runnable && before != Some(look) {
-                let asked = target.interrupt(*thread, WINDOW, false);
+            let Ok(status) = target.poll(*thread) else { continue };
+            seen.trace.push(format!("{} {thread:?} {status:?}", clock.now_ns()));
+            let before = last.insert(*thread, status);
+            if status.activity == Activity::Runnable && before != Some(status) {
+                let asked = target.interrupt(*thread, STACK_BYTES, false);
                 seen.trace.push(format!("{} {asked:?}", clock.now_ns()));
             }
         }

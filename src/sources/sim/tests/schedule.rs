@@ -33,17 +33,17 @@ fn run_and_wait_times_go_to_the_stack_they_were_spent_in() {
 fn the_cpu_time_of_a_running_thread_lags_and_is_exact_off_the_cpu() {
     let config = process(Arch::X86_64, 1, vec![vec![run(10, &[0]), wait(10, &[0, 1])]]);
     let (mut target, clock, _) = start(&config);
-    let look = |target: &mut SimTarget, at_ns: u64| {
+    let status = |target: &mut SimTarget, at_ns: u64| {
         clock.advance_to(at_ns);
-        let look = target.look(LEADER).expect("alive");
-        (look.cpu_ns, look.switches, look.activity)
+        let status = target.poll(LEADER).expect("alive");
+        (status.cpu_ns, status.switches, status.activity)
     };
-    assert_eq!(look(&mut target, 3 * MS), (0, 1, Activity::Runnable));
-    assert_eq!(look(&mut target, 4 * MS), (4 * MS, 1, Activity::Runnable));
-    assert_eq!(look(&mut target, 7 * MS), (4 * MS, 1, Activity::Runnable));
-    assert_eq!(look(&mut target, 11 * MS), (10 * MS, 1, Activity::Waiting));
-    assert_eq!(look(&mut target, 21 * MS), (11 * MS - MS, 2, Activity::Runnable));
-    assert_eq!(target.look(ThreadId(1)), Err(Fault::ThreadGone));
+    assert_eq!(status(&mut target, 3 * MS), (0, 1, Activity::Runnable));
+    assert_eq!(status(&mut target, 4 * MS), (4 * MS, 1, Activity::Runnable));
+    assert_eq!(status(&mut target, 7 * MS), (4 * MS, 1, Activity::Runnable));
+    assert_eq!(status(&mut target, 11 * MS), (10 * MS, 1, Activity::Waiting));
+    assert_eq!(status(&mut target, 21 * MS), (11 * MS - MS, 2, Activity::Runnable));
+    assert_eq!(target.poll(ThreadId(1)), Err(Fault::ThreadGone));
 }
 
 #[test]
@@ -51,18 +51,18 @@ fn a_running_thread_stops_after_the_latency_pauses_and_is_exact_afterwards() {
     let config = process(Arch::X86_64, 1, vec![vec![run(100, &[0, 1])]]);
     let (mut target, clock, mut capture) = start(&config);
     clock.advance_to(MS);
-    target.interrupt(LEADER, WINDOW, false).expect("alive");
-    target.interrupt(LEADER, WINDOW, false).expect("asking twice does nothing");
+    target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
+    target.interrupt(LEADER, STACK_BYTES, false).expect("asking twice does nothing");
     assert_eq!(target.next(2 * MS, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(clock.now_ns(), MS + 2_000 + 8_000);
     assert_eq!(capture.pause_ns, 10_000);
     assert_eq!(target.next(2 * MS, &mut capture), Ok(Event::Timeout));
     assert_eq!(clock.now_ns(), 2 * MS);
     // It was switched out with exact accounting, and put on a CPU again.
-    let look = target.look(LEADER).expect("alive");
-    assert_eq!((look.cpu_ns, look.switches), (MS + 2_000, 2));
+    let status = target.poll(LEADER).expect("alive");
+    assert_eq!((status.cpu_ns, status.switches), (MS + 2_000, 2));
     let ledger = target.ledger();
-    assert_eq!((ledger.stops(), ledger.resumes(), ledger.standing()), (1, 1, 0));
+    assert_eq!((ledger.stops(), ledger.resumes(), ledger.stopped()), (1, 1, 0));
     assert_eq!((ledger.stood_ns(), ledger.longest_stand_ns()), (8_000, 8_000));
 }
 
@@ -71,11 +71,11 @@ fn a_stop_of_a_thread_without_a_cpu_waits_for_its_turn_and_delays_nobody() {
     let config = process(Arch::X86_64, 1, vec![vec![run(100, &[0, 1])], vec![run(100, &[0, 2])]]);
     let (mut target, clock, mut capture) = start(&config);
     clock.advance_to(MS);
-    target.interrupt(SECOND_THREAD, WINDOW, false).expect("alive");
+    target.interrupt(SECOND_THREAD, STACK_BYTES, false).expect("alive");
     // Until its slice begins at 3 ms nothing stands, and the other one runs on.
     assert_eq!(target.next(2 * MS, &mut capture), Ok(Event::Timeout));
     assert_eq!(target.ledger().stops(), 0);
-    target.interrupt(LEADER, WINDOW, false).expect("alive");
+    target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
     let leader_ns = clock.now_ns();
     assert_eq!(leader_ns, 2 * MS + 10_000, "not delayed by the other's pending stop");
@@ -92,7 +92,7 @@ fn a_stopped_thread_continues_its_slice_so_that_sampling_is_fair() {
     let (mut target, clock, mut capture) = start(&config);
     // Only the leader is sampled; it must not lose its share for that.
     while clock.now_ns() < 2 * SECOND {
-        target.interrupt(LEADER, WINDOW, false).expect("alive");
+        target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
         let tick_ns = clock.now_ns() + MS;
         while target.next(tick_ns, &mut capture) != Ok(Event::Timeout) {}
     }
@@ -105,15 +105,15 @@ fn a_stopped_thread_continues_its_slice_so_that_sampling_is_fair() {
 fn a_waiting_thread_is_interrupted_at_once_and_that_is_counted() {
     let config = process(Arch::X86_64, 1, vec![vec![wait(10, &[0, 1]), run(10, &[0])]]);
     let (mut target, clock, mut capture) = start(&config);
-    target.interrupt(LEADER, WINDOW, false).expect("alive");
+    target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::BeganToWait)));
     assert_eq!(target.ledger().interrupted_waiting(), 1);
     assert_eq!(target.ledger().captures(), 0);
-    target.interrupt(LEADER, WINDOW, true).expect("alive");
+    target.interrupt(LEADER, STACK_BYTES, true).expect("alive");
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(target.ledger().last_capture().expect("captured").names, ["f0", "f1"]);
     let first = capture.clone();
-    target.interrupt(LEADER, WINDOW, true).expect("alive");
+    target.interrupt(LEADER, STACK_BYTES, true).expect("alive");
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(
         (first.registers, first.stack),
@@ -122,7 +122,7 @@ fn a_waiting_thread_is_interrupted_at_once_and_that_is_counted() {
     );
     assert!(clock.now_ns() < MS);
     events(&mut target, 15 * MS);
-    assert_eq!(target.look(LEADER).expect("alive").cpu_ns, 12 * MS - 10 * MS, "its wait was not prolonged");
+    assert_eq!(target.poll(LEADER).expect("alive").cpu_ns, 12 * MS - 10 * MS, "its wait was not prolonged");
 }
 
 #[test]
@@ -130,18 +130,18 @@ fn a_thread_that_begins_to_wait_before_the_stop_is_let_go_without_a_capture() {
     let config = process(Arch::X86_64, 1, vec![vec![run(1, &[0]), wait(10, &[0, 1])]]);
     let (mut target, clock, mut capture) = start(&config);
     clock.advance_to(MS - 1_000);
-    target.interrupt(LEADER, WINDOW, false).expect("alive");
+    target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::BeganToWait)));
     assert_eq!(target.ledger().interrupted_waiting(), 0, "it ran when it was asked");
-    assert_eq!(target.look(LEADER).map(|look| look.activity), Ok(Activity::Waiting));
+    assert_eq!(target.poll(LEADER).map(|status| status.activity), Ok(Activity::Waiting));
 }
 
 #[test]
 fn a_thread_under_job_control_shows_as_stopped() {
     let config = process(Arch::X86_64, 1, vec![vec![phase(SimActivity::Stopped, 10, &[0, 1])]]);
     let (mut target, _, _) = start(&config);
-    assert_eq!(target.look(LEADER).map(|look| look.activity), Ok(Activity::Stopped));
-    target.interrupt(LEADER, WINDOW, false).expect("alive");
+    assert_eq!(target.poll(LEADER).map(|status| status.activity), Ok(Activity::Stopped));
+    target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
     assert_eq!((target.ledger().interrupted_stopped(), target.ledger().interrupted_waiting()), (1, 0));
 }
 
@@ -182,7 +182,7 @@ fn threads_come_and_go_with_their_cpu_time_and_then_the_process() {
     );
     assert_eq!(clock.now_ns(), 20 * MS);
     assert_eq!(target.next(SECOND, &mut capture), Err(Fault::Gone), "told once");
-    assert_eq!(target.look(LEADER), Err(Fault::Gone));
+    assert_eq!(target.poll(LEADER), Err(Fault::Gone));
     assert_eq!(target.interrupt(LEADER, 0, false), Err(Fault::Gone));
     assert_eq!(target.mappings(&mut Vec::new()), Err(Fault::Gone));
     assert_eq!(target.read_memory(Avma(0), &mut [0]), Err(Fault::Gone));
@@ -234,8 +234,8 @@ fn an_exec_leaves_one_thread_with_new_images_and_a_new_stack() {
     assert_eq!(seen[0], Event::ThreadExited { thread: SECOND_THREAD, cpu_ns: Some(0) });
     assert!(matches!(seen[1], Event::Exec { thread: LEADER, stack_top: Some(_) }));
     assert_eq!(paths(&mut target), ["/sim/next"]);
-    target.interrupt(LEADER, WINDOW, false).expect("alive");
+    target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(target.ledger().last_capture().expect("captured").names, ["g0", "g1"]);
-    assert_eq!(target.look(LEADER).expect("alive").cpu_ns, clock.now_ns() - 8_000, "CPU time goes on");
+    assert_eq!(target.poll(LEADER).expect("alive").cpu_ns, clock.now_ns() - 8_000, "CPU time goes on");
 }

@@ -36,7 +36,7 @@ fn for_every_seed_stacks_walk_and_the_books_balance() {
     for seed in 0..150 {
         let (seen, ledger, config) = sampled(seed);
         assert_eq!(seen.exits, 1, "seed {seed}");
-        assert_eq!((ledger.standing(), ledger.stops()), (0, ledger.resumes()), "seed {seed}");
+        assert_eq!((ledger.stopped(), ledger.stops()), (0, ledger.resumes()), "seed {seed}");
         assert_eq!(seen.captures, ledger.captures(), "seed {seed}");
         assert_eq!(ledger.interrupted_stopped(), 0, "seed {seed}");
         assert_eq!(ledger.interrupted_waiting(), 0, "seed {seed}");

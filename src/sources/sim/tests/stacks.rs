@@ -1,11 +1,11 @@
-//! Stack memory: frame records, windows, partial reads.
+//! Stack memory: frame records, stack sizes, partial reads.
 
 use super::*;
 
-fn capture_of(config: &SimConfig, window_bytes: usize) -> (SimTarget, Capture) {
+fn capture_of(config: &SimConfig, stack_bytes: usize) -> (SimTarget, Capture) {
     let (mut target, clock, mut capture) = start(config);
     clock.advance_to(MS);
-    target.interrupt(LEADER, window_bytes, false).expect("alive");
+    target.interrupt(LEADER, stack_bytes, false).expect("alive");
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
     (target, capture)
 }
@@ -23,7 +23,7 @@ fn frames_walk_to_the_true_stack_on_both_architectures() {
                 let mut config = process(arch, 1, vec![vec![run(100, stack)]]);
                 config.threads[0].script[0].frameless_leaf = frameless_leaf;
                 config.signed_returns = signed;
-                let (target, capture) = capture_of(&config, WINDOW);
+                let (target, capture) = capture_of(&config, STACK_BYTES);
                 assert_walks(&target, &target.ledger(), LEADER, &capture);
                 let names = target.ledger().last_capture().expect("captured").names;
                 assert_eq!(names, stack.iter().map(|n| format!("f{n}")).collect::<Vec<_>>());
@@ -35,7 +35,7 @@ fn frames_walk_to_the_true_stack_on_both_architectures() {
 #[test]
 fn addresses_are_inside_the_functions_they_stand_for() {
     let config = process(Arch::Aarch64, 1, vec![vec![run(100, &[0, 1, 2, 1, 5])]]);
-    let (target, _) = capture_of(&config, WINDOW);
+    let (target, _) = capture_of(&config, STACK_BYTES);
     let truth = target.ledger().last_capture().expect("captured");
     let functions = [5, 1, 2, 1, 0].map(|n| target.code.range(f(n)));
     assert!(functions[0].contains(&truth.addresses[0]));
@@ -50,7 +50,7 @@ fn addresses_are_inside_the_functions_they_stand_for() {
 fn signed_return_addresses_differ_from_plain_ones_only_above_the_mask() {
     let mut config = process(Arch::Aarch64, 1, vec![vec![run(100, &[0, 1, 2, 1, 5])]]);
     config.signed_returns = true;
-    let (target, capture) = capture_of(&config, WINDOW);
+    let (target, capture) = capture_of(&config, STACK_BYTES);
     let raw = walk(&capture, u64::MAX);
     let masked = walk(&capture, target.process().code_mask);
     assert!(raw.iter().zip(&masked).any(|(raw, masked)| raw != masked));
@@ -60,7 +60,7 @@ fn signed_return_addresses_differ_from_plain_ones_only_above_the_mask() {
 #[test]
 fn the_window_is_clipped_to_what_was_asked_and_to_the_top_of_the_stack() {
     let config = process(Arch::X86_64, 1, vec![vec![run(100, &[0, 1, 2])]]);
-    let (target, capture) = capture_of(&config, WINDOW);
+    let (target, capture) = capture_of(&config, STACK_BYTES);
     let top = target.machine.threads[0].stack_top().expect("known");
     assert_eq!(capture.stack_base + capture.stack.len() as u64, top);
     let (_, short) = capture_of(&config, 24);
@@ -71,7 +71,7 @@ fn the_window_is_clipped_to_what_was_asked_and_to_the_top_of_the_stack() {
 #[test]
 fn memory_of_a_stack_reads_like_the_capture_and_ends_with_its_mapping() {
     let config = process(Arch::X86_64, 1, vec![vec![run(100, &[0, 1, 2])]]);
-    let (mut target, capture) = capture_of(&config, WINDOW);
+    let (mut target, capture) = capture_of(&config, STACK_BYTES);
     let sp = capture.registers.sp();
     let mut bytes = vec![0xff; capture.stack.len()];
     let base = capture.stack_base;

@@ -10,8 +10,8 @@
 use gimli::{AttributeValue, DwLang, DwTag, UnitOffset, constants as c};
 use hashbrown::HashMap;
 
-use super::{At, NameReader, Texts};
-use crate::symbol::dwarf::Budget;
+use super::{EntryKey, NameReader, Texts};
+use crate::symbol::dwarf::budget::{Budget, Result};
 use crate::symbol::dwarf::unit::Unit;
 use crate::symbol::table::MAX_NAME_BYTES;
 
@@ -31,9 +31,9 @@ struct Scope {
 /// are in nothing are left out.
 pub(super) fn of(
     names: &mut NameReader<'_, '_, '_>,
-    wanted: &[At],
+    wanted: &[EntryKey],
     texts: &Texts<'_>,
-) -> HashMap<At, String> {
+) -> HashMap<EntryKey, String> {
     let mut by_unit = wanted.to_vec();
     by_unit.sort_unstable();
     by_unit.dedup();
@@ -41,7 +41,7 @@ pub(super) fn of(
     for same in by_unit.chunk_by(|a, b| a.0 == b.0) {
         let entries: Vec<UnitOffset> = same.iter().map(|(_, entry)| *entry).collect();
         let Some((_, unit)) = names.unit(same[0].0) else { continue };
-        let mut around = Around { separator: "::", of: Vec::new() };
+        let mut around = EnclosingScopes { separator: "::", of: Vec::new() };
         // What is damaged ends the pass; what was found before it stands.
         let _ = around.read(unit, &entries, names.budget);
         for (entry, scopes) in around.of {
@@ -55,14 +55,14 @@ pub(super) fn of(
 }
 
 /// The entries around those of a unit.
-struct Around {
+struct EnclosingScopes {
     separator: &'static str,
     of: Vec<(UnitOffset, Vec<Scope>)>,
 }
 
-impl Around {
+impl EnclosingScopes {
     /// Reads a unit up to the last of `wanted`, which are sorted.
-    fn read(&mut self, unit: &Unit<'_>, wanted: &[UnitOffset], budget: &Budget<'_>) -> gimli::Result<()> {
+    fn read(&mut self, unit: &Unit<'_>, wanted: &[UnitOffset], budget: &Budget<'_>) -> Result<()> {
         let mut wanted = wanted.iter().peekable();
         let mut entries = unit.entries_raw(None)?;
         let mut around: Vec<(isize, Scope)> = Vec::new();

@@ -174,8 +174,8 @@ fn memory_addressed_by_fp_counts_where_all_else_is_silent() {
     ];
     check(&[0, 0x10], &code, ".RR.....");
     // ldr x8, +0 has no base register, whatever stands in its place; stur x29, [x8] is another.
-    assert_eq!(kind(0x5800_03a8, Avma(TEXT)), Kind::Plain);
-    assert_eq!(kind(0xf800_011d, Avma(TEXT)), Kind::Plain);
+    assert_eq!(kind(0x5800_03a8, Avma(TEXT)), RecordEffect::Plain);
+    assert_eq!(kind(0xf800_011d, Avma(TEXT)), RecordEffect::Plain);
 }
 
 #[test]
@@ -208,12 +208,12 @@ fn signed_functions_are_like_others() {
 #[test]
 fn branch_targets_are_decoded_with_their_sign() {
     let jump = |word| kind(word, Avma(TEXT));
-    assert_eq!(jump(0x17ff_ffff), Kind::Jump(Avma(TEXT - 4)));
-    assert_eq!(jump(0x15ff_ffff), Kind::Jump(Avma(TEXT + 0x7ff_fffc)));
-    assert_eq!(jump(0x54ff_ffe0), Kind::Branch(Avma(TEXT - 4)));
-    assert_eq!(jump(0xb400_0080), Kind::Branch(Avma(TEXT + 16)));
-    assert_eq!(jump(0x3707_ffe0), Kind::Branch(Avma(TEXT - 4)));
-    assert_eq!(jump(0x9400_0002), Kind::Calls(Some(Avma(TEXT + 8))));
+    assert_eq!(jump(0x17ff_ffff), RecordEffect::Jump(Avma(TEXT - 4)));
+    assert_eq!(jump(0x15ff_ffff), RecordEffect::Jump(Avma(TEXT + 0x7ff_fffc)));
+    assert_eq!(jump(0x54ff_ffe0), RecordEffect::Branch(Avma(TEXT - 4)));
+    assert_eq!(jump(0xb400_0080), RecordEffect::Branch(Avma(TEXT + 16)));
+    assert_eq!(jump(0x3707_ffe0), RecordEffect::Branch(Avma(TEXT - 4)));
+    assert_eq!(jump(0x9400_0002), RecordEffect::Calls(Some(Avma(TEXT + 8))));
 }
 
 /// Any bytes, any function bounds: an answer, in time.

@@ -49,7 +49,7 @@ pub(super) fn stack_pointer<P: Intel>(state: &State) -> Option<Place> {
 }
 
 /// An entry, and how many callees inside each other were followed from there.
-type Asked = (u64, u32);
+type CalleeKey = (u64, u32);
 
 /// The code that an answer rests on: the first and the last address that was looked at.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,7 @@ impl Span {
 
 /// What was found out of a callee.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::walk) struct Answer {
+pub(in crate::walk) struct CalleeFacts {
     /// It comes back.
     returns: bool,
     /// The answer rests on code alone that stays as it is.
@@ -88,16 +88,16 @@ pub(in crate::walk) struct Answer {
 
 /// Answers that rest on one mapping of a file alone, by how many callees inside each other were followed. What they rest on
 /// is counted from the entry.
-pub(in crate::walk) type SharedCallees = ImageFacts<u32, Answer>;
+pub(in crate::walk) type SharedCallees = ImageFacts<u32, CalleeFacts>;
 
 /// What is known of callees. Void when the images change, but for those of files.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Callees {
     /// Answers that rest on code which stays as it is.
-    kept: HashMap<Asked, Answer>,
+    kept: HashMap<CalleeKey, CalleeFacts>,
     shared: SharedCallees,
     /// The others, for one row.
-    passing: HashMap<Asked, Answer>,
+    passing: HashMap<CalleeKey, CalleeFacts>,
     left: u32,
     /// Only little code is followed.
     is_short: bool,
@@ -150,9 +150,9 @@ impl Callees {
         self.answer::<P>((entry.0, DEPTH_MAX), code).returns
     }
 
-    fn answer<P: Intel>(&mut self, asked: Asked, code: &dyn Code) -> Answer {
+    fn answer<P: Intel>(&mut self, asked: CalleeKey, code: &dyn Code) -> CalleeFacts {
         if asked.1 == 0 {
-            return Answer { returns: false, is_lasting: true, rests_on: Span::of(asked.0) };
+            return CalleeFacts { returns: false, is_lasting: true, rests_on: Span::of(asked.0) };
         }
         if let Some(answer) = self.kept.get(&asked) {
             code.rests_on(Avma(answer.rests_on.first), Avma(answer.rests_on.last));
@@ -164,7 +164,7 @@ impl Callees {
         let (entry, depth) = asked;
         let place = self.shared.place(CodeAddress::Pc(Avma(entry)), code);
         if let Some(known) = place.as_ref().and_then(|place| self.shared.get(place, depth)) {
-            let answer = Answer { rests_on: known.rests_on.moved(entry), ..known };
+            let answer = CalleeFacts { rests_on: known.rests_on.moved(entry), ..known };
             code.rests_on(Avma(answer.rests_on.first), Avma(answer.rests_on.last));
             self.keep(asked, answer);
             return answer;
@@ -185,12 +185,12 @@ impl Callees {
         self.keep(asked, answer);
         if let Some(place) = place.filter(|place| answer.rests_on.is_in(&place.mapped)) {
             let from_entry = answer.rests_on.moved(entry.wrapping_neg());
-            self.shared.insert(&place, depth, Answer { rests_on: from_entry, ..answer }, false);
+            self.shared.insert(&place, depth, CalleeFacts { rests_on: from_entry, ..answer }, false);
         }
         answer
     }
 
-    fn keep(&mut self, asked: Asked, answer: Answer) {
+    fn keep(&mut self, asked: CalleeKey, answer: CalleeFacts) {
         if self.kept.len() >= KEPT_MAX {
             self.kept.clear();
         }
@@ -200,15 +200,15 @@ impl Callees {
     /// See [`Callees::answer`].
     fn leads_to_return<P: Intel>(
         &mut self,
-        (entry, depth): Asked,
+        (entry, depth): CalleeKey,
         code: &dyn Code,
         visited: &mut Visited<()>,
-    ) -> Answer {
+    ) -> CalleeFacts {
         let mut reader = Reader::new(code);
         let (mut is_lasting, mut rests_on) = (true, Span::of(entry));
         let answer = |returns, is_lasting, rests_on, reader: &Reader<'_>| {
             let is_lasting = is_lasting && reader.is_lasting();
-            Answer { returns, is_lasting, rests_on }
+            CalleeFacts { returns, is_lasting, rests_on }
         };
         let mut branches = vec![Path { at: Avma(entry), state: State::new(), called: false }];
         let mut left = STEPS_MAX;

@@ -41,12 +41,12 @@ fn goroutines_begin_at_goexit_which_calls_nothing() {
     // Inside it, and in what it calls.
     for at in [CodeAddress::Pc(Avma(AT)), CodeAddress::Pc(Avma(AT + 1)), returned(6)] {
         let rule = cache.rule(at, &code);
-        assert_eq!((rule.kind(), cache.not_called(rule)), (Kind::Root, false), "{at:?}");
+        assert_eq!((rule.kind(), cache.not_called(rule)), (RuleKind::Root, false), "{at:?}");
     }
     // What follows is no padding: another function that begins so.
     let mut cache = Cache::default();
     let other = cache.rule(returned(1), &goexit(0x50));
-    assert!(!other.returns() && other.kind() == Kind::StackPointer);
+    assert!(!other.returns() && other.kind() == RuleKind::StackPointer);
 }
 
 #[test]
@@ -54,12 +54,12 @@ fn a_thread_of_go_begins_where_its_clone_goes_on_to_exit() {
     // call *%r12; mov $111,%edi; mov $60,%eax; syscall; jmp back to the mov
     let code = [0x41, 0xff, 0xd4, 0xbf, 0x6f, 0, 0, 0, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf2];
     let first = Cache::default().rule(returned(3), &Described(code.to_vec()));
-    assert_eq!((first.kind(), first.returns()), (Kind::Root, true));
+    assert_eq!((first.kind(), first.returns()), (RuleKind::Root, true));
     // exit_group(0) by whoever is called last is not where a thread begins.
     let mut other = code;
     other[9] = 0xe7;
     let caller = Cache::default().rule(returned(3), &Described(other.to_vec()));
-    assert_eq!((caller.kind(), caller.returns()), (Kind::StackPointer, true));
+    assert_eq!((caller.kind(), caller.returns()), (RuleKind::StackPointer, true));
 }
 
 #[test]
@@ -76,9 +76,9 @@ fn a_trampoline_of_signals_is_one_whatever_its_table_says() {
 fn an_emulated_entry_point_returns_to_where_it_was_called() {
     let code = Described(vec![0xcc]);
     let rule = Cache::default().rule(CodeAddress::Pc(Avma(0xffff_ffff_ff60_0400)), &code);
-    assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (Kind::StackPointer, 1, 0));
+    assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (RuleKind::StackPointer, 1, 0));
     let other = Cache::default().rule(CodeAddress::Pc(Avma(0xffff_ffff_ff60_1400)), &code);
-    assert_eq!(other.kind(), Kind::Unknown);
+    assert_eq!(other.kind(), RuleKind::Unknown);
 }
 
 #[test]

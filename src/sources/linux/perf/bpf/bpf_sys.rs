@@ -42,7 +42,7 @@ struct LoadProgram {
 
 /// What a program is for.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) enum Kind {
+pub(in super::super) enum ProgramKind {
     /// It judges samples of events (BPF_PROG_TYPE_PERF_EVENT).
     Event,
     /// It runs when it is called, by [`run_program`] (BPF_PROG_TYPE_SYSCALL).
@@ -53,12 +53,12 @@ pub(in super::super) enum Kind {
 ///
 /// # Errors
 /// What bpf(2) says: EPERM without CAP_BPF, ENOSYS where the kernel has none.
-pub(in super::super) fn load_program(kind: Kind, instructions: &[u64]) -> io::Result<OwnedFd> {
+pub(in super::super) fn load_program(kind: ProgramKind, instructions: &[u64]) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: c_int = 5;
     const BPF_F_SLEEPABLE: u32 = 1 << 4;
     let (program_type, flags) = match kind {
-        Kind::Event => (7, 0),
-        Kind::Call => (31, BPF_F_SLEEPABLE),
+        ProgramKind::Event => (7, 0),
+        ProgramKind::Call => (31, BPF_F_SLEEPABLE),
     };
     let mut load = LoadProgram {
         program_type,

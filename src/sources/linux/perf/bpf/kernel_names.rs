@@ -10,7 +10,7 @@ use std::io::{self, Seek};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};
 
-use super::bpf_sys::{self, Array, Kind};
+use super::bpf_sys::{self, Array, ProgramKind};
 use super::instructions::{CALL, EXIT, MOVE, SNPRINTF, load_value, op};
 
 /// What goes to the program and comes back: the address, then the name with a 0 behind it.
@@ -36,23 +36,25 @@ impl Namer {
         format.freeze()?;
         let value = Array::create(VALUE_BYTES, false)?;
         let program = program(format.descriptor().as_raw_fd(), value.descriptor().as_raw_fd());
-        Ok(Namer { program: bpf_sys::load_program(Kind::Call, &program)?, value })
+        Ok(Namer { program: bpf_sys::load_program(ProgramKind::Call, &program)?, value })
     }
 }
 
 /// What names code of the kernel after the privileges have gone that this takes: descriptors keep the rights of who
 /// opened them.
-struct Prepared {
+struct PreparedNames {
     namer: Option<Mutex<Namer>>,
     list: Option<File>,
 }
 
-static PREPARED: OnceLock<Prepared> = OnceLock::new();
+static PREPARED: OnceLock<PreparedNames> = OnceLock::new();
 
 /// Loads the program and opens the list, as far as that is allowed now.
 pub(in crate::sources::linux) fn prepare() {
-    PREPARED
-        .get_or_init(|| Prepared { namer: Namer::load().ok().map(Mutex::new), list: File::open(LIST).ok() });
+    PREPARED.get_or_init(|| PreparedNames {
+        namer: Namer::load().ok().map(Mutex::new),
+        list: File::open(LIST).ok(),
+    });
 }
 
 /// The kernel's list of all symbols, from its beginning.

@@ -10,7 +10,7 @@ use libc::pid_t;
 
 use super::super::ring::sys;
 use super::bpf_sys;
-use super::bpf_sys::Kind;
+use super::bpf_sys::ProgramKind;
 use super::filter_program::{self, Verdict};
 
 /// Most processes that are excluded in the kernel; the samples of further ones are copied, and thrown
@@ -74,7 +74,8 @@ impl SampleFilter {
     pub(in super::super) fn let_unknown_through(&mut self) -> io::Result<()> {
         let Some((Verdict::UnlessIn(set), ours)) = self.verdict else { return Ok(()) };
         let verdict = (Verdict::UnlessInOrUnknown(set), ours);
-        let program = bpf_sys::load_program(Kind::Event, &filter_program::program(verdict.0, ours, &[]))?;
+        let program =
+            bpf_sys::load_program(ProgramKind::Event, &filter_program::program(verdict.0, ours, &[]))?;
         (self.verdict, self.program) = (Some(verdict), Some(program));
         self.exclude(0, false);
         Ok(())
@@ -97,7 +98,7 @@ impl SampleFilter {
         if !yes.is_empty() {
             let (verdict, namespace) = self.verdict.ok_or(io::ErrorKind::Unsupported)?;
             let program = filter_program::program(verdict, namespace, yes);
-            self.copying = Some(bpf_sys::load_program(Kind::Event, &program)?);
+            self.copying = Some(bpf_sys::load_program(ProgramKind::Event, &program)?);
         }
         Ok(())
     }
@@ -133,7 +134,7 @@ impl SampleFilter {
 }
 
 fn loaded((verdict, namespace): (Verdict, (u64, u64))) -> Option<OwnedFd> {
-    bpf_sys::load_program(Kind::Event, &filter_program::program(verdict, namespace, &[])).ok()
+    bpf_sys::load_program(ProgramKind::Event, &filter_program::program(verdict, namespace, &[])).ok()
 }
 
 /// Device and inode of the PID namespace of a process.

@@ -20,7 +20,7 @@ use super::super::clocks::Clocks;
 use super::super::process::event::ProcessEvent;
 use super::super::ring::record::{Id, PerfRecord};
 use super::clock_baseline::ClockBaseline;
-use super::losses::{Dropped, Losses};
+use super::losses::{DroppedSamples, Losses};
 use super::process_clock::ProcessClock;
 use super::share::{CpuTimeShare, Division};
 use super::tick_schedule::TickSchedule;
@@ -280,7 +280,7 @@ impl CpuTime {
     /// What the samples of each process share: `samples` of all, and `dropped` ones of anybody.
     fn shares(
         &mut self,
-        dropped: Dropped,
+        dropped: DroppedSamples,
         samples: u64,
         by_clock: bool,
         clocks: &dyn Clocks,

@@ -10,12 +10,12 @@ use super::share::up_to_ns;
 
 /// Dropped samples, and the time that they stand for together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Dropped {
+pub(super) struct DroppedSamples {
     pub(super) samples: u64,
     ns: u64,
 }
 
-impl Dropped {
+impl DroppedSamples {
     /// The time that so many of them stand for.
     pub(super) fn part_ns(self, samples: u64) -> u64 {
         up_to_ns(self.ns, self.samples, samples)
@@ -27,7 +27,7 @@ impl Dropped {
 pub(super) struct Losses {
     /// Nanoseconds between two samples of a thread that runs all the time.
     period_ns: u64,
-    dropped: Dropped,
+    dropped: DroppedSamples,
     /// Records that were read in the batch, and records of any kind that did not fit, where nobody counts samples
     /// apart from others.
     records: u64,
@@ -40,7 +40,7 @@ impl Losses {
     pub(super) fn new(period_ns: u64) -> Losses {
         Losses {
             period_ns,
-            dropped: Dropped::default(),
+            dropped: DroppedSamples::default(),
             records: 0,
             lost_records: 0,
             throttled_since_ns: HashMap::new(),
@@ -79,11 +79,11 @@ impl Losses {
     /// What was dropped, of a batch with so many samples. Where nobody counts samples apart from other records: there
     /// were as many among those that did not fit as among those that did. Without samples nobody knows whose they
     /// were: the next batch shows it, unless this is the `last` one.
-    pub(super) fn end_batch(&mut self, samples: u64, last: bool) -> Dropped {
+    pub(super) fn end_batch(&mut self, samples: u64, last: bool) -> DroppedSamples {
         let guessed = self.lost_records.saturating_mul(samples) / self.records.max(1);
         self.drop_samples(guessed, self.period_ns);
         (self.records, self.lost_records) = (0, 0);
-        if samples == 0 && !last { Dropped::default() } else { std::mem::take(&mut self.dropped) }
+        if samples == 0 && !last { DroppedSamples::default() } else { std::mem::take(&mut self.dropped) }
     }
 }
 
@@ -103,7 +103,7 @@ mod tests {
         take(&mut losses, 4_000_000, 0, &PerfRecord::Unthrottle);
         take(&mut losses, 7_000_000, 1, &PerfRecord::Unthrottle);
         take(&mut losses, 9_000_000, 1, &PerfRecord::Unthrottle);
-        assert_eq!(losses.end_batch(1, false), Dropped { samples: 3 + 2, ns: 5_000_000 });
+        assert_eq!(losses.end_batch(1, false), DroppedSamples { samples: 3 + 2, ns: 5_000_000 });
     }
 
     #[test]

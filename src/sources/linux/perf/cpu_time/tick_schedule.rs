@@ -17,14 +17,14 @@ const LATE_NS: u64 = 25_000;
 
 /// Ticks of a CPU at one distance.
 #[derive(Clone, Copy, Debug)]
-struct Stretch {
+struct RateInterval {
     since_ns: u64,
     period_ns: u64,
     /// The least that a sample was behind a tick that began then.
     least_ns: Option<u64>,
 }
 
-impl Stretch {
+impl RateInterval {
     fn behind_ns(self, time_ns: u64) -> u64 {
         (time_ns - self.since_ns) % self.period_ns.max(1)
     }
@@ -34,7 +34,7 @@ impl Stretch {
 #[derive(Debug, Default)]
 pub(in super::super) struct TickSchedule {
     /// The last two of each CPU: samples may have been taken just before a change.
-    stretches: HashMap<u32, [Option<Stretch>; 2]>,
+    stretches: HashMap<u32, [Option<RateInterval>; 2]>,
     /// When the distances were changed last, and how long they last. The same time for each: otherwise one
     /// rate would count for more than another, and together they would not be what was requested.
     changed_ns: u64,
@@ -46,17 +46,17 @@ impl TickSchedule {
     pub(in super::super) fn changed(&mut self, since_ns: u64, mean_ns: u64, periods_ns: &[(u32, u64)]) {
         for (cpu, period_ns) in periods_ns {
             let [last, before] = self.stretches.entry(*cpu).or_default();
-            *before = last.replace(Stretch { since_ns, period_ns: *period_ns, least_ns: None });
+            *before = last.replace(RateInterval { since_ns, period_ns: *period_ns, least_ns: None });
         }
         self.changed_ns = since_ns;
         self.lasts_ns = PERIODS_BETWEEN_CHANGES * mean_ns;
     }
 
-    fn stretch(&mut self, cpu: u32, time_ns: u64) -> Option<&mut Stretch> {
+    fn stretch(&mut self, cpu: u32, time_ns: u64) -> Option<&mut RateInterval> {
         self.stretches.get_mut(&cpu)?.iter_mut().flatten().find(|stretch| stretch.since_ns <= time_ns)
     }
 
-    fn known(&self, cpu: u32, time_ns: u64) -> Option<Stretch> {
+    fn known(&self, cpu: u32, time_ns: u64) -> Option<RateInterval> {
         self.stretches.get(&cpu)?.iter().flatten().find(|stretch| stretch.since_ns <= time_ns).copied()
     }
 

@@ -8,7 +8,7 @@ use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::perf::process::entry::ProcessEntry;
 use crate::sources::linux::perf::process::filter::ProcessFilter;
 use crate::sources::linux::perf::stack::stack_size::StackSize;
-use crate::sources::{Chosen, Observed, Process};
+use crate::sources::{Observed, Process, ProcessSelection};
 
 const PERIOD_NS: u64 = 1_000_000;
 const BY_CLOCK: BatchOptions = BatchOptions { by_clock: true, last: false };
@@ -27,7 +27,10 @@ fn id(tid: pid_t, time_ns: u64, cpu: u32) -> Id {
 
 /// Of this process, under this name.
 fn pipeline_of(process: Process, records_waits: bool) -> Pipeline {
-    let filter = ProcessFilter::new(Chosen { pids: vec![std::process::id()], ..Chosen::default() });
+    let filter = ProcessFilter::new(ProcessSelection {
+        pids: vec![std::process::id()],
+        ..ProcessSelection::default()
+    });
     let main = ProcessEntry::new(process, Arc::new(TargetFiles::of(pid())));
     let mut processes = ProcessTable::new(filter, main, records_waits);
     processes.begin(false);
@@ -51,7 +54,7 @@ fn pipeline_with_waits() -> Pipeline {
 }
 
 /// What was reported, in the order in which the sampler takes it.
-fn in_order(mut records: Vec<Record>) -> Vec<Record> {
+fn in_order(mut records: Vec<TimedEvent>) -> Vec<TimedEvent> {
     records.sort_by_key(|record| (record.at_ns, record.process, record.thread));
     records
 }
@@ -69,11 +72,11 @@ fn a_thread_has_ended_when_its_last_wait_is_reported() {
     }
     pipeline.flush(LAST, u64::MAX, &mut records);
     let of_it = in_order(records).into_iter().filter(|record| record.thread == ThreadId(TID as u64));
-    let whats: Vec<What> = of_it.map(|record| record.what).collect();
-    let started = whats.iter().filter(|what| matches!(what, What::Started { .. })).count();
+    let whats: Vec<SourceEvent> = of_it.map(|record| record.event).collect();
+    let started = whats.iter().filter(|event| matches!(event, SourceEvent::ThreadStarted { .. })).count();
     assert_eq!(started, 1, "{whats:?}");
-    assert!(whats.iter().any(|what| matches!(what, What::WaitLost { .. })), "{whats:?}");
-    assert!(matches!(whats.last(), Some(What::Ended(..))), "{whats:?}");
+    assert!(whats.iter().any(|event| matches!(event, SourceEvent::WaitLost { .. })), "{whats:?}");
+    assert!(matches!(whats.last(), Some(SourceEvent::ThreadEnded(..))), "{whats:?}");
 }
 
 #[test]
@@ -87,14 +90,15 @@ fn a_thread_without_a_number_is_no_thread() {
     pipeline.take(id(NOBODY, 60, 1), PerfRecord::SwitchOut { preempted: false });
     pipeline.flush(BY_CLOCK, 1000, &mut records);
     pipeline.end_waits(2000, &mut records);
-    let others: Vec<&Record> = records
+    let others: Vec<&TimedEvent> = records
         .iter()
         .filter(|record| {
             record.thread != ThreadId(u64::from(std::process::id())) && record.thread != ThreadId(0)
         })
         .collect();
     assert!(others.is_empty(), "{others:?}");
-    let missed = records.iter().filter(|record| matches!(record.what, What::Missed(_, EXITED))).count();
+    let missed =
+        records.iter().filter(|record| matches!(record.event, SourceEvent::Missed(_, EXITED))).count();
     assert_eq!(missed, 1, "{records:?}");
 }
 
@@ -110,8 +114,8 @@ fn after_records_were_lost_processes_are_read_again() {
         pipeline.take(id(pid(), 10, 0), PerfRecord::Lost(1));
         pipeline.flush(LAST, u64::MAX, &mut records);
         pipeline.flush(LAST, u64::MAX, &mut records);
-        let named = records.drain(..).find_map(|record| match record.what {
-            What::Exec { name } => name,
+        let named = records.drain(..).find_map(|record| match record.event {
+            SourceEvent::Exec { name } => name,
             _ => None,
         });
         let own = attach::describe(pid()).name;
@@ -119,9 +123,9 @@ fn after_records_were_lost_processes_are_read_again() {
     }
 }
 
-fn dropped(records: Vec<Record>) -> u64 {
-    let dropped = |what| if let What::Dropped(samples, _) = what { samples } else { 0 };
-    records.into_iter().map(|record| dropped(record.what)).sum()
+fn dropped(records: Vec<TimedEvent>) -> u64 {
+    let dropped = |event| if let SourceEvent::Dropped(samples, _) = event { samples } else { 0 };
+    records.into_iter().map(|record| dropped(record.event)).sum()
 }
 
 #[test]
@@ -145,8 +149,8 @@ fn a_name_that_comes_after_the_first_sample_is_reported() {
         pipeline.take(id(TID, time_ns + 2, 1), PerfRecord::Comm { name: name.as_bytes(), exec: false });
         pipeline.flush(BY_PERIODS, time_ns + 10, &mut records);
     }
-    let named = in_order(records).into_iter().filter_map(|record| match record.what {
-        What::Named { name } => Some((record.thread, name)),
+    let named = in_order(records).into_iter().filter_map(|record| match record.event {
+        SourceEvent::ThreadNamed { name } => Some((record.thread, name)),
         _ => None,
     });
     let thread = ThreadId(TID as u64);

@@ -8,12 +8,12 @@ use hashbrown::HashSet;
 use libc::pid_t;
 
 use super::procfs::Procfs;
-use crate::sources::Chosen;
+use crate::sources::ProcessSelection;
 
 /// What was requested, and what was decided.
 #[derive(Debug)]
 pub(in super::super) struct ProcessFilter {
-    chosen: Chosen,
+    chosen: ProcessSelection,
     is_one: bool,
     excluded: HashSet<pid_t>,
     /// What the kernel is to know of these: excluded, or no longer.
@@ -21,7 +21,7 @@ pub(in super::super) struct ProcessFilter {
 }
 
 impl ProcessFilter {
-    pub(in super::super) fn new(chosen: Chosen) -> ProcessFilter {
+    pub(in super::super) fn new(chosen: ProcessSelection) -> ProcessFilter {
         let is_one = chosen.pids.len() == 1 && !is_open(&chosen);
         ProcessFilter { chosen, is_one, excluded: HashSet::new(), changes: Vec::new() }
     }
@@ -64,7 +64,7 @@ impl ProcessFilter {
     }
 
     fn selects(&self, pid: pid_t, parent_selected: bool, procfs: &dyn Procfs) -> bool {
-        let Chosen { pids, children, all, cgroup, uid } = &self.chosen;
+        let ProcessSelection { pids, children, all, cgroup, uid } = &self.chosen;
         let in_cgroup = |cgroup: &String| procfs.is_in_cgroup(pid, cgroup).unwrap_or(parent_selected);
         *all || *children && parent_selected
             || pids.contains(&pid.unsigned_abs())
@@ -93,8 +93,8 @@ impl ProcessFilter {
 }
 
 /// Whether processes that are not known yet may be selected.
-fn is_open(chosen: &Chosen) -> bool {
-    let Chosen { pids: _, children, all, cgroup, uid } = chosen;
+fn is_open(chosen: &ProcessSelection) -> bool {
+    let ProcessSelection { pids: _, children, all, cgroup, uid } = chosen;
     *children || *all || cgroup.is_some() || uid.is_some()
 }
 
@@ -110,7 +110,11 @@ mod tests {
     #[test]
     fn children_are_selected_with_their_parents_only() {
         let filter = |children, pids: &[u32]| {
-            ProcessFilter::new(Chosen { pids: pids.to_vec(), children, ..Chosen::default() })
+            ProcessFilter::new(ProcessSelection {
+                pids: pids.to_vec(),
+                children,
+                ..ProcessSelection::default()
+            })
         };
         assert!(decide(&mut filter(true, &[7]), 1 << 30, true));
         assert!(!decide(&mut filter(true, &[7]), 1 << 30, false));
@@ -122,8 +126,8 @@ mod tests {
     fn one_that_is_gone_was_what_started_it() {
         let gone = 1 << 30;
         for chosen in [
-            Chosen { cgroup: Some("/".to_owned()), ..Chosen::default() },
-            Chosen { uid: Some(0), ..Chosen::default() },
+            ProcessSelection { cgroup: Some("/".to_owned()), ..ProcessSelection::default() },
+            ProcessSelection { uid: Some(0), ..ProcessSelection::default() },
         ] {
             let mut filter = ProcessFilter::new(chosen);
             assert!(decide(&mut filter, gone, true) && !decide(&mut filter, gone, false), "{filter:?}");
@@ -132,14 +136,19 @@ mod tests {
 
     #[test]
     fn a_number_that_was_requested_is_selected_until_it_is_another_processs() {
-        let mut filter = ProcessFilter::new(Chosen { pids: vec![7, 8], ..Chosen::default() });
+        let mut filter =
+            ProcessFilter::new(ProcessSelection { pids: vec![7, 8], ..ProcessSelection::default() });
         filter.reuse_number(7);
         assert!(!decide(&mut filter, 7, false) && decide(&mut filter, 8, false) && !filter.is_one());
     }
 
     #[test]
     fn the_kernel_hears_of_each_decision_once() {
-        let mut filter = ProcessFilter::new(Chosen { pids: vec![7], children: true, ..Chosen::default() });
+        let mut filter = ProcessFilter::new(ProcessSelection {
+            pids: vec![7],
+            children: true,
+            ..ProcessSelection::default()
+        });
         assert!(!decide(&mut filter, 9, false) && filter.is_excluded(9));
         assert_eq!(filter.take_changes(), [(9, true)]);
         filter.release_number(9);

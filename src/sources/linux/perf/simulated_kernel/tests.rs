@@ -22,8 +22,8 @@ use crate::rng::Rng;
 use crate::rng::rounds::{as_usual, seeds};
 use crate::sources::linux::attach;
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::pushed::{Record, What};
-use crate::sources::{Chosen, Process, ThreadId};
+use crate::sources::pushed::{SourceEvent, TimedEvent};
+use crate::sources::{Process, ProcessSelection, ThreadId};
 
 const PERIOD_NS: u64 = 1_000_000;
 /// The rings are read to here when a batch is flushed.
@@ -52,9 +52,9 @@ struct Sums {
 impl Sums {
     /// Takes in the records of a batch, in the order in which the sampler does. A number that is `reused` may be that of
     /// a process whose records were lost.
-    fn take(&mut self, records: &mut Vec<Record>, reused: &BTreeSet<pid_t>) {
+    fn take(&mut self, records: &mut Vec<TimedEvent>, reused: &BTreeSet<pid_t>) {
         records.sort_by_key(|record| (record.at_ns, record.process, record.thread));
-        for Record { process, thread, what, at_ns } in records.drain(..) {
+        for TimedEvent { process, thread, event, at_ns } in records.drain(..) {
             let key = (process, thread);
             let is_reused =
                 [process as pid_t, thread.0 as pid_t].iter().any(|number| reused.contains(number));
@@ -63,15 +63,15 @@ impl Sums {
                     self.complaints.push(format!("{process} {} at {at_ns}: {why}", thread.0));
                 }
             };
-            match what {
-                What::Started { look, .. } => {
+            match event {
+                SourceEvent::ThreadStarted { status, .. } => {
                     // Where threads end with an exec, one that started after it in the same batch may be reported twice.
-                    expect(look.cpu_ns == 0, "starts with CPU time");
+                    expect(status.cpu_ns == 0, "starts with CPU time");
                     self.threads.insert(key);
                     self.used_ns.insert(key, 0);
                 }
-                What::Sampled(capture) => {
-                    let used_ns = capture.look.unwrap().cpu_ns;
+                SourceEvent::Sample(capture) => {
+                    let used_ns = capture.status.unwrap().cpu_ns;
                     expect(self.threads.contains(&key), "was sampled and not started");
                     expect(capture.stack[..8] == thread.0.to_ne_bytes(), "has another thread's stack");
                     let of_process = capture.stack[8..] == u64::from(process).to_ne_bytes();
@@ -79,8 +79,8 @@ impl Sums {
                     expect(used_ns >= self.used_ns.get(&key).copied().unwrap_or(0), "gave CPU time back");
                     self.weigh(key, used_ns);
                 }
-                What::Missed(look, _) => self.weigh(key, look.cpu_ns),
-                What::Ended(used_ns, _) => {
+                SourceEvent::Missed(status, _) => self.weigh(key, status.cpu_ns),
+                SourceEvent::ThreadEnded(used_ns, _) => {
                     // A thread that an exec ended and only a wait reports may end twice: the second time with no CPU time.
                     let (by_samples_ns, used_ns) = (self.used_ns.remove(&key).unwrap_or(0), used_ns.unwrap());
                     let why = format!("ends with {used_ns} ns, its samples weigh {by_samples_ns}");
@@ -88,10 +88,10 @@ impl Sums {
                     self.threads.remove(&key);
                 }
                 // Threads whose exits were lost end with it.
-                What::Gone => self.threads.retain(|(of, _)| *of != process),
-                What::Dropped(samples, _) => self.dropped += samples,
-                What::Late(ticks) => self.late += ticks,
-                What::Waited { ns, .. } | What::WaitLost { ns, .. } => {
+                SourceEvent::ProcessEnded => self.threads.retain(|(of, _)| *of != process),
+                SourceEvent::Dropped(samples, _) => self.dropped += samples,
+                SourceEvent::Late(ticks) => self.late += ticks,
+                SourceEvent::Wait { ns, .. } | SourceEvent::WaitLost { ns, .. } => {
                     *self.waits_ns.entry(key).or_default() += ns;
                 }
                 _ => {}
@@ -161,7 +161,8 @@ impl Run {
         let children = random.chance(1, 2);
         let all = !children && random.chance(1, 2);
         let pids = if all { vec![] } else { vec![main.unsigned_abs()] };
-        let filter = ProcessFilter::new(Chosen { pids, children, all, ..Chosen::default() });
+        let filter =
+            ProcessFilter::new(ProcessSelection { pids, children, all, ..ProcessSelection::default() });
         let own = attach::describe(std::process::id().cast_signed());
         let number = if all { 0 } else { main.unsigned_abs() };
         let process = Process { pid: number, name: "main".to_owned(), ..own };
@@ -239,7 +240,7 @@ impl Run {
         self.compare();
     }
 
-    fn take(&mut self, records: &mut Vec<Record>) {
+    fn take(&mut self, records: &mut Vec<TimedEvent>) {
         self.sums.take(records, &self.machine.0.borrow().reused);
     }
 

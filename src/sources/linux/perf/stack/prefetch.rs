@@ -317,6 +317,6 @@ mod tests {
         };
         prefetch.set(77, &[AT, AT + 64]);
         let whole = filter_program::program(Verdict::All, FIRST, &prefetch.program());
-        bpf_sys::load_program(bpf_sys::Kind::Event, &whole).unwrap();
+        bpf_sys::load_program(bpf_sys::ProgramKind::Event, &whole).unwrap();
     }
 }

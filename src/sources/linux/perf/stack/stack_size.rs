@@ -10,7 +10,7 @@
 
 use super::super::events::options::{STACK_BYTES, SWITCH_STACK_BYTES};
 use super::stack_tail::TAIL_BYTES;
-use crate::sources::pushed::Needed;
+use crate::sources::pushed::StackUse;
 
 /// The size for stacks that no size is enough for, and the first one where the largest would be too much.
 const USUAL_BYTES: u32 = 16 << 10;
@@ -114,7 +114,7 @@ impl StackSize {
     }
 
     /// Takes note of a walk; the new size, if it changes now.
-    pub(in super::super) fn walked(&mut self, needed: Needed) -> Option<u32> {
+    pub(in super::super) fn walked(&mut self, needed: StackUse) -> Option<u32> {
         self.stacks += 1;
         if needed.hopeless {
             self.hopeless += 1;
@@ -218,7 +218,7 @@ mod tests {
     fn round(stack_size: &mut StackSize, bytes: usize) {
         for _ in 0..STACKS {
             let copied = stack_size.bytes() as usize;
-            stack_size.walked(Needed {
+            stack_size.walked(StackUse {
                 bytes: bytes.min(copied),
                 ran_out: bytes > copied,
                 below: false,
@@ -246,7 +246,7 @@ mod tests {
             let mut stack_size = StackSize::new();
             for stack in 0..FIRST_STACKS {
                 assert_eq!(stack_size.bytes(), 60 << 10, "stack {stack}");
-                stack_size.walked(Needed { bytes: needed, ran_out: false, below: false, hopeless: false });
+                stack_size.walked(StackUse { bytes: needed, ran_out: false, below: false, hopeless: false });
             }
             assert_eq!(stack_size.bytes(), copied, "for stacks of {needed}");
         }
@@ -288,7 +288,7 @@ mod tests {
         round(&mut stack_size, 1_000);
         assert_eq!(stack_size.bytes(), 4 << 10);
         for _ in 0..=STACKS / 50 {
-            stack_size.walked(Needed { bytes: 20_000, ran_out: true, below: false, hopeless: false });
+            stack_size.walked(StackUse { bytes: 20_000, ran_out: true, below: false, hopeless: false });
         }
         assert_eq!(stack_size.bytes(), 32 << 10);
     }
@@ -299,11 +299,11 @@ mod tests {
         for stack in 0..40 * STACKS {
             let hopeless = stack % 3 > 0;
             let bytes = if hopeless { stack_size.bytes() as usize } else { 50_000 };
-            stack_size.walked(Needed { bytes, ran_out: false, below: false, hopeless });
+            stack_size.walked(StackUse { bytes, ran_out: false, below: false, hopeless });
         }
         assert_eq!(stack_size.bytes(), 60 << 10);
         for _ in 0..2 * STACKS {
-            stack_size.walked(Needed { bytes: 60 << 10, ran_out: false, below: false, hopeless: true });
+            stack_size.walked(StackUse { bytes: 60 << 10, ran_out: false, below: false, hopeless: true });
         }
         assert_eq!(stack_size.bytes(), 16 << 10, "no others are left");
     }
@@ -316,7 +316,7 @@ mod tests {
         }
         assert_eq!(stack_size.bytes(), 4 << 10);
         for _ in 0..=STACKS / 50 {
-            stack_size.walked(Needed { bytes: 4 << 10, ran_out: true, below: false, hopeless: false });
+            stack_size.walked(StackUse { bytes: 4 << 10, ran_out: true, below: false, hopeless: false });
         }
         assert!(stack_size.bytes() > 60 << 10);
     }

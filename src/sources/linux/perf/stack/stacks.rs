@@ -22,7 +22,7 @@ use super::stack_size::StackSize;
 use super::stack_tail::{StackTail, TAIL_BYTES};
 use crate::addr::{Avma, CodeAddress};
 use crate::sources::Capture;
-use crate::sources::pushed::Needed;
+use crate::sources::pushed::StackUse;
 
 /// What programs in the kernel copy beside the records.
 #[derive(Debug, Default)]
@@ -81,7 +81,7 @@ impl Stacks {
     /// Fills a buffer with a sample.
     pub(in super::super) fn copy(&mut self, id: Id, sample: &Sample<'_>, capture: &mut Capture) {
         // Rings still hold what was copied by the size before.
-        capture.window = self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
+        capture.size_number = self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
         capture.stack.clear();
         capture.stack.extend_from_slice(sample.stack);
         let has_tail = self.copies.tail.is_some() && sample.stack.len() >= STACK_BYTES_MAX as usize;
@@ -273,7 +273,7 @@ impl Stacks {
     pub(in super::super) fn walked(
         &mut self,
         size_number: u32,
-        needed: Needed,
+        needed: StackUse,
         options: EventOptions,
         may_copy: bool,
     ) -> Option<EventOptions> {
@@ -291,7 +291,7 @@ impl Stacks {
     pub(in super::super) fn wait_walked(
         &mut self,
         size_number: u32,
-        needed: Needed,
+        needed: StackUse,
         options: EventOptions,
     ) -> Option<EventOptions> {
         let switches = options.switches.filter(|_| size_number == self.sizes.number)?;
@@ -346,7 +346,7 @@ mod tests {
         let numbers = [50, 99, 100, 150].map(|time_ns| {
             let mut capture = Capture::with_capacity(0);
             stacks.copy(Id { time_ns, ..Id::default() }, &Sample::EMPTY, &mut capture);
-            capture.window
+            capture.size_number
         });
         assert_eq!(numbers, [2, 2, 3, 3]);
     }

@@ -83,7 +83,7 @@ pub(in super::super) enum WaitOutcome {
 }
 
 #[derive(Debug)]
-struct Away {
+struct OffCpuTime {
     pid: pid_t,
     since_ns: u64,
     /// It waits; else it is ready for a CPU.
@@ -98,7 +98,7 @@ struct Away {
 #[derive(Debug)]
 enum State {
     On { since_ns: u64, cpu: u32 },
-    Away(Away),
+    Away(OffCpuTime),
 }
 
 /// Threads, on a CPU or off it.
@@ -141,7 +141,7 @@ impl Waits {
             Switch::Out { stack, preempted } => self.left_cpu(id, stack, preempted),
             Switch::In => self.got_cpu(id),
             Switch::Listed => {
-                let away = Away {
+                let away = OffCpuTime {
                     pid: id.pid,
                     since_ns: id.time_ns,
                     waits: true,
@@ -207,8 +207,14 @@ impl Waits {
         if matches!(stack, Stack::Copied(_) | Stack::Missing(_)) {
             self.left.push((id.pid, id.tid));
         }
-        let away =
-            Away { pid: id.pid, since_ns: id.time_ns, waits: !preempted, certain: true, stack, polled_ns: 0 };
+        let away = OffCpuTime {
+            pid: id.pid,
+            since_ns: id.time_ns,
+            waits: !preempted,
+            certain: true,
+            stack,
+            polled_ns: 0,
+        };
         // It left twice: in between it had a CPU, and one that nothing is certain of had one all along.
         if let Some(State::Away(before)) = self.threads.insert(id.tid, State::Away(away)) {
             let lost = before.certain && !matches!(before.stack, Stack::Unwanted);
@@ -257,13 +263,13 @@ impl Waits {
     }
 
     /// A thread is away no longer.
-    fn over(&mut self, tid: pid_t, away: Away, until_ns: u64) {
+    fn over(&mut self, tid: pid_t, away: OffCpuTime, until_ns: u64) {
         if !away.waits && !self.ready_too {
             return self.discard(away.stack);
         }
         // What was read of it then is of another wait.
         let polled_late = away.polled_ns > until_ns;
-        let Away { pid, since_ns, .. } = away;
+        let OffCpuTime { pid, since_ns, .. } = away;
         let outcome = match away.stack {
             Stack::Unwanted => return,
             Stack::Missing(why) => WaitOutcome::Lost(why),
@@ -277,7 +283,7 @@ impl Waits {
         self.reported.push(Wait { pid, tid, since_ns, until_ns, outcome });
     }
 
-    fn lose(&mut self, tid: pid_t, away: &Away, until_ns: u64, why: &'static str) {
+    fn lose(&mut self, tid: pid_t, away: &OffCpuTime, until_ns: u64, why: &'static str) {
         let (pid, since_ns) = (away.pid, away.since_ns);
         self.reported.push(Wait { pid, tid, since_ns, until_ns, outcome: WaitOutcome::Lost(why) });
     }

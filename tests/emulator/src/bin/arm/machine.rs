@@ -11,7 +11,7 @@ use stackprof::addr::Avma;
 use stackprof::arch::{Arm, Registers};
 use stackprof::binary::elf::Elf;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind};
-use stackprof::images::{ImageCode, Images};
+use stackprof::images::Images;
 use stackprof::walk::{self, Frames, UnwindMethod, StackBytes, Unwinder};
 use unicorn_engine::{Arch as Cpu, Mode, Prot, RegisterARM as A, Unicorn};
 
@@ -20,7 +20,7 @@ use crate::build::{Built, run};
 const MEMORY: std::ops::Range<u64> = 0..0x40_0000;
 const STACK: std::ops::Range<u64> = 0x800_0000..0x810_0000;
 const BOUNDARIES_MAX: usize = 30_000;
-const WINDOW: u64 = 256 << 10;
+const STACK_BYTES: u64 = 256 << 10;
 
 /// What a walk found at a boundary.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +99,7 @@ pub fn execute(built: &Built) -> Outcome {
         kind: MappingKind::File,
         identity: (1, 1),
     };
-    images.update(&[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
+    images.update(0, &[mapping], &mut |_| Ok(ImageBytes::new(file.clone())));
     let address = |wanted: &str| {
         let found = symbols.iter().find(|(_, (name, _))| name == wanted);
         *found.unwrap_or_else(|| panic!("{wanted} is no symbol")).0
@@ -227,7 +227,7 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
     let (sp, is_t32) = (r[Arm::SP], cpsr & 1 << 5 != 0);
     assert!((STACK.start..=STACK.end).contains(&sp), "sp {sp:#x} at {pc:#x}");
     let mut bytes = std::mem::take(&mut machine.get_data_mut().bytes);
-    bytes.resize(STACK.end.min(sp + WINDOW).saturating_sub(sp) as usize, 0);
+    bytes.resize(STACK.end.min(sp + STACK_BYTES).saturating_sub(sp) as usize, 0);
     machine.mem_read(sp, &mut bytes).unwrap();
     let mut word = [0; 4];
     machine.mem_read(pc, &mut word[..length as usize]).unwrap();
@@ -290,7 +290,7 @@ fn at_boundary(machine: &mut Unicorn<'_, Run>, pc: u64, length: u32) {
     let expected: Vec<u64> = std::iter::once(pc)
         .chain(run.stack.iter().skip(1).rev().map(|activation| (activation.return_address & !1) - 1))
         .collect();
-    let code = ImageCode(&run.images);
+    let code = run.images.of(0);
     let input = walk::Input {
         stack_limit: Some(Avma(STACK.end)),
         max_depth: 512,

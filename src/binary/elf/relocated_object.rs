@@ -32,7 +32,7 @@ const ST_VALUE_AT: usize = 8;
 
 /// A registered object file, rewritten as a linker would have written it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Linked {
+pub struct RelocatedObject {
     /// The file. A byte of code has its own address as its offset, since it is not in the file.
     pub bytes: Vec<u8>,
     /// Where the code is; at most [`MAX_SEGMENTS`] ranges, none empty.
@@ -41,7 +41,7 @@ pub struct Linked {
 
 /// Links a registered file; `None` where it is not understood, or describes no code.
 #[must_use]
-pub fn link(mut bytes: Vec<u8>) -> Option<Linked> {
+pub fn link(mut bytes: Vec<u8>) -> Option<RelocatedObject> {
     let Plan { code, changes } = plan(&bytes)?;
     for change in changes {
         change.make(&mut bytes)?;
@@ -55,14 +55,14 @@ pub fn link(mut bytes: Vec<u8>) -> Option<Linked> {
         bytes.extend([start, start, start, size, size, 1].map(u64::to_le_bytes).concat());
     }
     for change in [
-        Change { at: E_TYPE_AT, value: elf::ET_EXEC.0.into(), width: 2 },
-        Change { at: E_PHOFF_AT, value: headers_at, width: 8 },
-        Change { at: E_PHENTSIZE_AT, value: PHDR_BYTES.into(), width: 2 },
-        Change { at: E_PHNUM_AT, value: code.len() as u64, width: 2 },
+        Patch { at: E_TYPE_AT, value: elf::ET_EXEC.0.into(), width: 2 },
+        Patch { at: E_PHOFF_AT, value: headers_at, width: 8 },
+        Patch { at: E_PHENTSIZE_AT, value: PHDR_BYTES.into(), width: 2 },
+        Patch { at: E_PHNUM_AT, value: code.len() as u64, width: 2 },
     ] {
         change.make(&mut bytes)?;
     }
-    Some(Linked { bytes, code })
+    Some(RelocatedObject { bytes, code })
 }
 
 /// The header of a file of so many bytes and the headers of its sections, which say where its code is.
@@ -85,13 +85,13 @@ pub fn headers_of(file_bytes: u64, read: &mut dyn FnMut(u64, &mut [u8]) -> bool)
 
 /// Bytes of the file that become others.
 #[derive(Clone, Copy, Debug)]
-struct Change {
+struct Patch {
     at: usize,
     value: u64,
     width: usize,
 }
 
-impl Change {
+impl Patch {
     fn make(self, bytes: &mut [u8]) -> Option<()> {
         let field = bytes.get_mut(self.at..self.at.checked_add(self.width)?)?;
         field.copy_from_slice(self.value.to_le_bytes().get(..self.width)?);
@@ -101,7 +101,7 @@ impl Change {
 
 struct Plan {
     code: Vec<Range<Avma>>,
-    changes: Vec<Change>,
+    changes: Vec<Patch>,
 }
 
 /// A file that is linked.
@@ -143,7 +143,7 @@ fn plan(bytes: &[u8]) -> Option<Plan> {
         };
         let names = sections.iter().enumerate().filter(|(_, section)| is_name(section));
         let sizes: Option<Vec<_>> = names.map(|(number, _)| size_at(number)).collect();
-        changes.extend(sizes?.into_iter().map(|at| Change { at, value: 0, width: 8 }));
+        changes.extend(sizes?.into_iter().map(|at| Patch { at, value: 0, width: 8 }));
     }
     if object.is_relocatable {
         for section in sections.iter().filter(|section| section.sh_type(endian) == elf::SHT_SYMTAB) {
@@ -155,7 +155,7 @@ fn plan(bytes: &[u8]) -> Option<Plan> {
             if object.relocate(section, target, &mut changes).is_none() {
                 // Half of it would describe other addresses than those that it is about.
                 changes.truncate(before);
-                changes.push(Change { at: size_at(target)?, value: 0, width: 8 });
+                changes.push(Patch { at: size_at(target)?, value: 0, width: 8 });
             }
         }
     }
@@ -195,18 +195,18 @@ impl Object<'_> {
         }
     }
 
-    fn place_symbols(&self, table: &Section, changes: &mut Vec<Change>) {
+    fn place_symbols(&self, table: &Section, changes: &mut Vec<Patch>) {
         let Some((symbols, first_at)) = self.symbols(table) else { return };
         for (index, symbol) in symbols.iter().enumerate() {
             if let Some(value) = self.address_of(symbol) {
                 let at = first_at + index * size_of::<Sym64<LittleEndian>>() + ST_VALUE_AT;
-                changes.push(Change { at, value, width: 8 });
+                changes.push(Patch { at, value, width: 8 });
             }
         }
     }
 
     /// Relocates what describes code, which is in the section of that number; `None` if that cannot be done.
-    fn relocate(&self, relocations: &Section, target: usize, changes: &mut Vec<Change>) -> Option<()> {
+    fn relocate(&self, relocations: &Section, target: usize, changes: &mut Vec<Patch>) -> Option<()> {
         let Some(section) = self.sections.get(target) else { return Some(()) };
         let name = self.name_of(section);
         if name != b".eh_frame" && !name.starts_with(b".debug_") {
@@ -225,36 +225,44 @@ impl Object<'_> {
             let relative =
                 absolute.wrapping_sub(section.sh_addr(LittleEndian)).wrapping_sub(offset).cast_signed();
             let (value, width) = match kind_of(self.machine, entry.r_type(LittleEndian, false))? {
-                Kind::Absolute(width) => (absolute, width),
-                Kind::Relative(8) => (relative.cast_unsigned(), 8),
-                Kind::Relative(width) => (i64::from(i32::try_from(relative).ok()?).cast_unsigned(), width),
+                Relocation::Absolute(width) => (absolute, width),
+                Relocation::Relative(8) => (relative.cast_unsigned(), 8),
+                Relocation::Relative(width) => {
+                    (i64::from(i32::try_from(relative).ok()?).cast_unsigned(), width)
+                }
             };
             if offset.checked_add(width as u64)? > content_bytes {
                 return None;
             }
             let at = usize::try_from(content_at.checked_add(offset)?).ok()?;
-            changes.push(Change { at, value, width });
+            changes.push(Patch { at, value, width });
         }
         Some(())
     }
 }
 
 /// What a relocation writes, in so many bytes.
-enum Kind {
+enum Relocation {
     /// An address plus a number.
     Absolute(usize),
     /// An address plus a number, counted from where it is written.
     Relative(usize),
 }
 
-fn kind_of(machine: elf::Machine, relocation: elf::RelocationType) -> Option<Kind> {
+fn kind_of(machine: elf::Machine, relocation: elf::RelocationType) -> Option<Relocation> {
     Some(match (machine, relocation) {
-        (elf::EM_X86_64, elf::R_X86_64_64) | (elf::EM_AARCH64, elf::R_AARCH64_ABS64) => Kind::Absolute(8),
-        (elf::EM_X86_64, elf::R_X86_64_32 | elf::R_X86_64_32S) | (elf::EM_AARCH64, elf::R_AARCH64_ABS32) => {
-            Kind::Absolute(4)
+        (elf::EM_X86_64, elf::R_X86_64_64) | (elf::EM_AARCH64, elf::R_AARCH64_ABS64) => {
+            Relocation::Absolute(8)
         }
-        (elf::EM_X86_64, elf::R_X86_64_PC64) | (elf::EM_AARCH64, elf::R_AARCH64_PREL64) => Kind::Relative(8),
-        (elf::EM_X86_64, elf::R_X86_64_PC32) | (elf::EM_AARCH64, elf::R_AARCH64_PREL32) => Kind::Relative(4),
+        (elf::EM_X86_64, elf::R_X86_64_32 | elf::R_X86_64_32S) | (elf::EM_AARCH64, elf::R_AARCH64_ABS32) => {
+            Relocation::Absolute(4)
+        }
+        (elf::EM_X86_64, elf::R_X86_64_PC64) | (elf::EM_AARCH64, elf::R_AARCH64_PREL64) => {
+            Relocation::Relative(8)
+        }
+        (elf::EM_X86_64, elf::R_X86_64_PC32) | (elf::EM_AARCH64, elf::R_AARCH64_PREL32) => {
+            Relocation::Relative(4)
+        }
         _ => return None,
     })
 }

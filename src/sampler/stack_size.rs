@@ -1,26 +1,26 @@
 //! How many bytes of a thread's stack are copied at a stop: as many as its stacks need, and
-//! no more than a stop may take. Input: what each walk needed; output: the next window.
+//! no more than a stop may take. Input: what each walk needed; output: the next stack size.
 //!
-//! A window grows where a stack left it, and stays only if a walk went further for it: what
-//! leaves any window (a stack that was switched, a chain that leads into the heap) would
+//! A stack size grows where a stack was deeper, and stays only if a walk went further for it: what
+//! is deeper than any size (a stack that was switched, a chain that leads into the heap) would
 //! otherwise make each stop copy megabytes for nothing. After a growth in vain the next one is
 //! tried later and later. It shrinks a step at a time, because depth comes back.
 
 use crate::walk::{StackEnd, Walked};
 
 /// Stack bytes copied at a thread's first sample, and at least tried again after any growth.
-pub(super) const FIRST_WINDOW_BYTES: usize = 32 << 10;
-/// Windows are multiples of this, so that small changes of depth change nothing.
+pub(super) const FIRST_STACK_BYTES: usize = 32 << 10;
+/// Sizes are multiples of this, so that small changes of depth change nothing.
 const STEP_BYTES: usize = 4 << 10;
-/// Samples in a row that needed less before the window shrinks a step.
+/// Samples in a row that needed less before the size shrinks a step.
 const SHRINK_AFTER: u8 = 16;
-/// After a growth in vain, stacks that leave the window before the next one; doubled each time.
+/// After a growth in vain, stacks that are deeper before the next one; doubled each time.
 const FIRST_PATIENCE: u32 = 64;
 const PATIENCE_MAX: u32 = 1 << 14;
 
-/// The window of one thread.
+/// The stack size of one thread.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
+pub(super) struct StackSize {
     bytes: usize,
     needed_less: u8,
     /// What it was before it grew, until a walk has needed more than that.
@@ -30,10 +30,10 @@ pub(super) struct Window {
     next_patience: u32,
 }
 
-impl Window {
-    pub(super) fn new() -> Window {
-        Window {
-            bytes: FIRST_WINDOW_BYTES,
+impl StackSize {
+    pub(super) fn new() -> StackSize {
+        StackSize {
+            bytes: FIRST_STACK_BYTES,
             needed_less: 0,
             grown_from: None,
             patience: 0,
@@ -46,7 +46,7 @@ impl Window {
         self.bytes
     }
 
-    /// Fits the window to a walk that `needed` so many bytes above the stack pointer of the
+    /// Fits the size to a walk that `needed` so many bytes above the stack pointer of the
     /// `copied` ones. `max_bytes` is what a stop may copy now.
     pub(super) fn fit(&mut self, walked: &Walked, needed: usize, copied: usize, max_bytes: usize) {
         if walked.ended == StackEnd::DeeperThanCopied {
@@ -122,61 +122,61 @@ mod tests {
         Walked { ended, reached: Avma(0) }
     }
 
-    fn ran_out(window: &mut Window) {
-        let bytes = window.bytes();
-        window.fit(&walked(StackEnd::DeeperThanCopied), bytes, bytes, MAX);
+    fn ran_out(stack_size: &mut StackSize) {
+        let bytes = stack_size.bytes();
+        stack_size.fit(&walked(StackEnd::DeeperThanCopied), bytes, bytes, MAX);
     }
 
     #[test]
     fn a_window_grows_at_once_and_shrinks_slowly() {
-        let mut window = Window::new();
-        ran_out(&mut window);
-        assert_eq!(window.bytes(), 4 * FIRST_WINDOW_BYTES);
-        window.fit(&walked(StackEnd::Root), 3 * FIRST_WINDOW_BYTES, window.bytes(), MAX);
-        assert_eq!(window.bytes(), 4 * FIRST_WINDOW_BYTES, "the deep stack may come back");
+        let mut stack_size = StackSize::new();
+        ran_out(&mut stack_size);
+        assert_eq!(stack_size.bytes(), 4 * FIRST_STACK_BYTES);
+        stack_size.fit(&walked(StackEnd::Root), 3 * FIRST_STACK_BYTES, stack_size.bytes(), MAX);
+        assert_eq!(stack_size.bytes(), 4 * FIRST_STACK_BYTES, "the deep stack may come back");
         for _ in 0..16 * 40 {
-            window.fit(&walked(StackEnd::Root), 100, window.bytes(), MAX);
+            stack_size.fit(&walked(StackEnd::Root), 100, stack_size.bytes(), MAX);
         }
-        assert_eq!(window.bytes(), 2 * STEP_BYTES);
+        assert_eq!(stack_size.bytes(), 2 * STEP_BYTES);
     }
 
     #[test]
     fn a_stack_that_leaves_every_window_makes_no_stop_long() {
-        let mut window = Window::new();
+        let mut stack_size = StackSize::new();
         let (mut copied, mut largest) = (0, 0);
         for _ in 0..100_000 {
-            copied += window.bytes();
-            largest = largest.max(window.bytes());
-            ran_out(&mut window);
+            copied += stack_size.bytes();
+            largest = largest.max(stack_size.bytes());
+            ran_out(&mut stack_size);
         }
         assert_eq!(largest, MAX, "it is tried");
-        assert!(copied / 100_000 < FIRST_WINDOW_BYTES * 11 / 10, "{} bytes on average", copied / 100_000);
+        assert!(copied / 100_000 < FIRST_STACK_BYTES * 11 / 10, "{} bytes on average", copied / 100_000);
     }
 
     #[test]
     fn a_growth_that_other_stacks_did_not_need_is_given_up() {
-        let mut window = Window::new();
-        ran_out(&mut window);
+        let mut stack_size = StackSize::new();
+        ran_out(&mut stack_size);
         for _ in 0..16 * 24 {
-            window.fit(&walked(StackEnd::BadFrame), 100, window.bytes(), MAX);
+            stack_size.fit(&walked(StackEnd::BadFrame), 100, stack_size.bytes(), MAX);
         }
-        assert_eq!(window.bytes(), FIRST_WINDOW_BYTES);
-        ran_out(&mut window);
-        assert_eq!(window.bytes(), FIRST_WINDOW_BYTES, "not again at once");
+        assert_eq!(stack_size.bytes(), FIRST_STACK_BYTES);
+        ran_out(&mut stack_size);
+        assert_eq!(stack_size.bytes(), FIRST_STACK_BYTES, "not again at once");
     }
 
     #[test]
     fn memory_that_ends_is_not_asked_for_again() {
-        let mut window = Window::new();
-        window.fit(&walked(StackEnd::DeeperThanCopied), 5_000, 5_000, MAX);
-        assert_eq!(window.bytes(), FIRST_WINDOW_BYTES);
+        let mut stack_size = StackSize::new();
+        stack_size.fit(&walked(StackEnd::DeeperThanCopied), 5_000, 5_000, MAX);
+        assert_eq!(stack_size.bytes(), FIRST_STACK_BYTES);
     }
 
     #[test]
     fn a_smaller_limit_shrinks_the_window_at_once() {
-        let mut window = Window::new();
-        ran_out(&mut window);
-        window.fit(&walked(StackEnd::Root), 100_000, window.bytes(), 64 << 10);
-        assert_eq!(window.bytes(), 64 << 10);
+        let mut stack_size = StackSize::new();
+        ran_out(&mut stack_size);
+        stack_size.fit(&walked(StackEnd::Root), 100_000, stack_size.bytes(), 64 << 10);
+        assert_eq!(stack_size.bytes(), 64 << 10);
     }
 }

@@ -8,7 +8,7 @@ use crate::rng::mix;
 
 /// Draws one of the short waits of each period.
 #[derive(Debug)]
-pub(super) struct Drawn {
+pub(super) struct WaitSampling {
     /// Time within the current period of the short waits, nanoseconds.
     in_period_ns: u64,
     /// Where in that period the moment lies.
@@ -19,10 +19,10 @@ pub(super) struct Drawn {
     random: u64,
 }
 
-impl Drawn {
+impl WaitSampling {
     /// `seed`, different for each thread, places the moments.
-    pub(super) fn new(seed: u64) -> Drawn {
-        Drawn { in_period_ns: 0, due_ns: 0, given: true, random: seed }
+    pub(super) fn new(seed: u64) -> WaitSampling {
+        WaitSampling { in_period_ns: 0, due_ns: 0, given: true, random: seed }
     }
 
     /// What a wait stands for, nanoseconds; 0 for one that was not drawn.
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn short_waits_stand_for_their_sum_whatever_follows_them() {
         for seed in 0..20 {
-            let mut drawn = Drawn::new(seed);
+            let mut drawn = WaitSampling::new(seed);
             // Short ones in turn with longer ones, in step.
             let (mut lasted, mut stood_for, mut walked) = ([0, 0], [0, 0], 0);
             for step in 0..100_000u64 {
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_long_wait_stands_for_itself() {
-        let mut drawn = Drawn::new(1);
+        let mut drawn = WaitSampling::new(1);
         assert_eq!(drawn.weight_ns(PERIOD_NS, PERIOD_NS), PERIOD_NS);
         assert_eq!(drawn.weight_ns(7_654_321_000, PERIOD_NS), 7_654_321_000);
         assert_eq!(drawn.weight_ns(0, PERIOD_NS), 0);

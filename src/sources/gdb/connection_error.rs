@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Why a stub cannot be talked to any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Broken {
+pub enum ConnectionError {
     /// The other end is gone.
     Closed,
     /// Nothing came for this request, in this time.
@@ -25,26 +25,28 @@ pub enum Broken {
     GivenUp,
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for ConnectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Broken::Closed => f.write_str("closed the connection"),
-            Broken::Silent(request, time) => {
+            ConnectionError::Closed => f.write_str("closed the connection"),
+            ConnectionError::Silent(request, time) => {
                 write!(f, "did not answer `{request}` within {} s", time.as_secs())
             }
-            Broken::Deaf(time) => write!(f, "did not read what it was sent within {} s", time.as_secs()),
-            Broken::Endless(what, time) => {
+            ConnectionError::Deaf(time) => {
+                write!(f, "did not read what it was sent within {} s", time.as_secs())
+            }
+            ConnectionError::Endless(what, time) => {
                 write!(f, "did not come to an end with {what} within {} s", time.as_secs())
             }
             // Its stub reads nothing while the program runs.
-            Broken::Unstopped(time) => write!(
+            ConnectionError::Unstopped(time) => write!(
                 f,
                 "did not stop its target within {} s of being asked to; QEMU's emulation of single programs (qemu-arm -g) cannot",
                 time.as_secs()
             ),
-            Broken::Nonsense(what) => write!(f, "sent {what}"),
-            Broken::GivenUp => f.write_str("was given up on a signal"),
-            Broken::System(why) => write!(f, "cannot be reached: {why}"),
+            ConnectionError::Nonsense(what) => write!(f, "sent {what}"),
+            ConnectionError::GivenUp => f.write_str("was given up on a signal"),
+            ConnectionError::System(why) => write!(f, "cannot be reached: {why}"),
         }
     }
 }

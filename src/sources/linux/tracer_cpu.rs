@@ -7,7 +7,7 @@ use super::threads;
 
 /// The tracer's own CPU time, and since when it has had its CPU.
 #[derive(Debug)]
-pub(super) struct Own {
+pub(super) struct TracerCpu {
     /// `/proc/thread-self/schedstat`.
     schedstat: Option<fs::File>,
     /// Its CPU time up to the last sleep, nanoseconds.
@@ -19,10 +19,10 @@ pub(super) struct Own {
     pub(super) stint: Option<Stint>,
 }
 
-impl Own {
-    pub(super) fn new() -> Own {
+impl TracerCpu {
+    pub(super) fn new() -> TracerCpu {
         let schedstat = fs::File::open("/proc/thread-self/schedstat").ok();
-        Own { schedstat, cpu_ns: 0, lateness: Lateness::default(), woke_late: false, stint: None }
+        TracerCpu { schedstat, cpu_ns: 0, lateness: Lateness::default(), woke_late: false, stint: None }
     }
 
     /// A sleep has ended: `late_ns` after the time asked for, or by a signal.

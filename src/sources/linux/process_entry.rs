@@ -26,7 +26,7 @@ const FIRST_STACK_BYTES: u64 = 128 << 20;
 
 /// A process that is traced.
 #[derive(Debug)]
-pub(super) struct Traced {
+pub(super) struct ProcessEntry {
     pid: pid_t,
     /// The thread through which /proc shows the memory: the first, until it has left.
     memory_of: pid_t,
@@ -48,10 +48,10 @@ pub(super) struct Traced {
     used_ns: Option<u64>,
 }
 
-impl Traced {
+impl ProcessEntry {
     /// A process that runs; with a number of 0 what stands for several.
-    pub(super) fn new(pid: pid_t, process: Process) -> Traced {
-        Traced {
+    pub(super) fn new(pid: pid_t, process: Process) -> ProcessEntry {
+        ProcessEntry {
             pid,
             memory_of: threads::living(pid).unwrap_or(pid),
             process,
@@ -68,10 +68,10 @@ impl Traced {
     }
 
     /// A process that this one has just started.
-    pub(super) fn forked(&self, pid: pid_t) -> Traced {
+    pub(super) fn forked(&self, pid: pid_t) -> ProcessEntry {
         let number = pid.unsigned_abs();
         let process = Process { pid: number, command: String::new(), ..self.process.clone() };
-        Traced {
+        ProcessEntry {
             pid,
             memory_of: pid,
             process,
@@ -166,7 +166,7 @@ impl Traced {
     }
 }
 
-impl Observed for Traced {
+impl Observed for ProcessEntry {
     fn process(&self) -> &Process {
         &self.process
     }
@@ -245,7 +245,7 @@ mod tests {
             }
         };
         wait_for("sh");
-        let mut traced = Traced::new(pid, attach::describe(pid));
+        let mut traced = ProcessEntry::new(pid, attach::describe(pid));
         let mut mappings = Vec::new();
         // Of the end of its input it is told as of a line.
         drop(child.stdin.take());

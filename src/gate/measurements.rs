@@ -1,12 +1,12 @@
 //! What the gate measures: each run's CPU time, whole and by function.
 //!
-//! Input: [`Stacks`] of the base runs followed by the new ones. Output: [`Measured`], or why
+//! Input: [`Stacks`] of the base runs followed by the new ones. Output: [`Measurements`], or why
 //! these runs must not be compared. Nothing is tested here.
 
 use super::incomparable::Incomparable;
 use super::unit::Unit;
 use crate::diff::functions::functions;
-use crate::diff::lost::{LOST_MAX, Lost};
+use crate::diff::lost::{LOST_MAX, LossTotals};
 use crate::diff::stacks::{Run, Stacks};
 use crate::profile::SAMPLES;
 
@@ -42,7 +42,7 @@ pub struct FunctionSamples {
 
 /// Samples of several runs of each side, and what a sample stands for.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Measured {
+pub struct Measurements {
     /// How many of the runs are base; they come first.
     pub base_runs: usize,
     /// Samples of each run.
@@ -55,12 +55,16 @@ pub struct Measured {
     pub functions: Vec<FunctionSamples>,
 }
 
-impl Measured {
+impl Measurements {
     /// Counts of the runs of `stacks`, the first `base_runs` of which are base.
     ///
     /// # Errors
     /// Which runs cannot be compared, and why.
-    pub fn of(stacks: &Stacks, base_runs: usize, different_names: bool) -> Result<Measured, Incomparable> {
+    pub fn of(
+        stacks: &Stacks,
+        base_runs: usize,
+        different_names: bool,
+    ) -> Result<Measurements, Incomparable> {
         let runs = stacks.runs();
         let (base, new) = runs.split_at(base_runs.min(runs.len()));
         if base.is_empty() || new.is_empty() {
@@ -81,7 +85,7 @@ impl Measured {
                 own: counts(&row.own),
                 total: counts(&row.total),
             });
-        Ok(Measured {
+        Ok(Measurements {
             base_runs: base.len(),
             totals: runs.iter().map(|run| run.total as f64).collect(),
             per_sample,
@@ -96,7 +100,7 @@ impl Measured {
         values.split_at(self.base_runs.min(values.len()))
     }
 
-    /// Samples of all runs in [`Measured::unit`].
+    /// Samples of all runs in [`Measurements::unit`].
     #[must_use]
     pub fn in_unit(&self, samples: &[f64]) -> Vec<f64> {
         samples.iter().zip(&self.per_sample).map(|(samples, each)| samples * each).collect()
@@ -123,7 +127,7 @@ fn check_run(run: &Run) -> Result<(), Incomparable> {
 }
 
 fn check_lost(run: &Run) -> Result<(), Incomparable> {
-    let lost = Lost::of(run);
+    let lost = LossTotals::of(run);
     if lost.part <= LOST_MAX {
         return Ok(());
     }
@@ -181,13 +185,13 @@ mod tests {
         About { hz, ..About::default() }
     }
 
-    fn measured(runs: &[(About, &str, u64)], base_runs: usize) -> Result<Measured, Incomparable> {
+    fn measured(runs: &[(About, &str, u64)], base_runs: usize) -> Result<Measurements, Incomparable> {
         let mut stacks = Stacks::new(Matching::default());
         for (index, (about, process, count)) in runs.iter().enumerate() {
             let run = saved(about.clone(), process, &[("main;f", *count)]);
             stacks.add(&format!("{index}.pb.gz"), &run, None).expect("fits");
         }
-        Measured::of(&stacks, base_runs, false)
+        Measurements::of(&stacks, base_runs, false)
     }
 
     #[test]

@@ -22,7 +22,7 @@ const COST_SHARE: u64 = 20;
 
 /// The times of reading them.
 #[derive(Debug, Default)]
-pub(super) struct ImageUpkeep {
+pub(super) struct ImageRefresh {
     mappings: Vec<Mapping>,
     /// What is in mappings without a file.
     registered: GdbJit,
@@ -39,7 +39,7 @@ pub(super) struct ImageUpkeep {
     changed: bool,
 }
 
-impl ImageUpkeep {
+impl ImageRefresh {
     /// Up to when they are known: when the last reading of them began.
     pub(super) fn covers_ns(&self) -> u64 {
         self.covers_ns
@@ -88,6 +88,7 @@ impl ImageUpkeep {
         process: &mut dyn Observed,
         now_ns: &dyn Fn() -> u64,
         images: &mut Images,
+        number: u32,
         jit: &mut JitCode,
     ) -> bool {
         let before_ns = now_ns();
@@ -102,8 +103,8 @@ impl ImageUpkeep {
         }
         let mut opening_ns = 0;
         if listed.is_ok() {
-            changed = self.take(process, now_ns, &mut opening_ns, images);
-            jit.update(&self.mappings, images);
+            changed = self.take(process, now_ns, &mut opening_ns, images, number);
+            jit.update(number, &self.mappings, images);
         }
         self.fruitless = if changed { 0 } else { self.fruitless.saturating_add(1) };
         self.changed = false;
@@ -118,7 +119,7 @@ impl ImageUpkeep {
         changed
     }
 
-    /// Takes the list of mappings in, and what is registered in those without a file.
+    /// Takes the list of mappings of the process of this number in, and what is registered in those without a file.
     /// `opening_ns` gets what opening files took.
     fn take(
         &mut self,
@@ -126,14 +127,15 @@ impl ImageUpkeep {
         now_ns: &dyn Fn() -> u64,
         opening_ns: &mut u64,
         images: &mut Images,
+        number: u32,
     ) -> bool {
-        let changed = self.update(process, now_ns, opening_ns, images);
+        let changed = self.update(process, now_ns, opening_ns, images, number);
         if !self.mappings.iter().any(|mapping| mapping.kind == MappingKind::Anonymous) {
             return changed;
         }
         let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
-        let is_told_more = self.registered.update(images, &mut read);
-        changed | (is_told_more && self.update(process, now_ns, opening_ns, images))
+        let is_told_more = self.registered.update(number, images, &mut read);
+        changed | (is_told_more && self.update(process, now_ns, opening_ns, images, number))
     }
 
     fn update(
@@ -142,9 +144,10 @@ impl ImageUpkeep {
         now_ns: &dyn Fn() -> u64,
         opening_ns: &mut u64,
         images: &mut Images,
+        number: u32,
     ) -> bool {
         let before_ns = now_ns();
-        images.set_program_path(process.program_path(&self.mappings));
+        images.set_program_path(number, process.program_path(&self.mappings));
         *opening_ns += now_ns().saturating_sub(before_ns);
         let placed = self.registered.place_in(&self.mappings);
         let registered = &mut self.registered;
@@ -155,7 +158,7 @@ impl ImageUpkeep {
             *opening_ns += now_ns().saturating_sub(before_ns);
             opened
         };
-        let changed = images.update(placed.as_ref().unwrap_or(&self.mappings), &mut open);
+        let changed = images.update(number, placed.as_ref().unwrap_or(&self.mappings), &mut open);
         self.registered.settle();
         changed
     }
@@ -210,15 +213,15 @@ mod tests {
 
     #[test]
     fn a_library_that_is_loaded_does_not_wait_for_what_the_files_before_took_to_open() {
-        let (mut images, mut jit, mut upkeep) =
-            (Images::default(), JitCode::default(), ImageUpkeep::default());
+        let (mut images, mut jit, mut refresh) =
+            (Images::default(), JitCode::default(), ImageRefresh::default());
         let now_ns = Cell::new(0);
         let mut process = Slow { now_ns: &now_ns, files: 20 };
-        upkeep.read(&mut process, &|| now_ns.get(), &mut images, &mut jit);
-        upkeep.note_change();
+        refresh.read(&mut process, &|| now_ns.get(), &mut images, 0, &mut jit);
+        refresh.note_change();
         // Twenty times as long as listing them takes.
         let read_ns = now_ns.get();
-        assert!(!upkeep.is_due(read_ns + 19_000_000, true) && upkeep.is_due(read_ns + 20_000_000, true));
+        assert!(!refresh.is_due(read_ns + 19_000_000, true) && refresh.is_due(read_ns + 20_000_000, true));
         assert_eq!((images.images().len(), read_ns), (21, 2_101_000_000));
     }
 
@@ -251,17 +254,17 @@ mod tests {
 
     /// How often mappings are listed in 10 s in which stacks lead out of the known code all the time.
     fn listed_in_ten_seconds(tells: bool, word_every_ms: u64) -> u64 {
-        let (mut images, mut jit, mut upkeep) =
-            (Images::default(), JitCode::default(), ImageUpkeep::default());
+        let (mut images, mut jit, mut refresh) =
+            (Images::default(), JitCode::default(), ImageRefresh::default());
         let now_ns = Cell::new(0);
         let mut listed = 0;
         for ms in 1..=10_000 {
             now_ns.set(ms * 1_000_000);
             if ms % word_every_ms == 0 {
-                upkeep.note_change();
+                refresh.note_change();
             }
-            if upkeep.may_retry(now_ns.get()) || upkeep.is_due(now_ns.get(), true) {
-                upkeep.read(&mut Empty { tells }, &|| now_ns.get(), &mut images, &mut jit);
+            if refresh.may_retry(now_ns.get()) || refresh.is_due(now_ns.get(), true) {
+                refresh.read(&mut Empty { tells }, &|| now_ns.get(), &mut images, 0, &mut jit);
                 listed += 1;
             }
         }

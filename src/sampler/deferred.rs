@@ -9,15 +9,15 @@ use crate::sources::{Capture, Observed, ThreadId};
 use crate::walk::{Frames, StackEnd};
 
 /// Most samples that wait; a tick of all threads, or a hundred ticks of one.
-const POSTPONED_MAX: usize = 128;
+const DEFERRED_MAX: usize = 128;
 /// Most bytes of their stacks together.
-const POSTPONED_BYTES_MAX: usize = 4 << 20;
+const DEFERRED_BYTES_MAX: usize = 4 << 20;
 /// After this many readings in a row that showed nothing new, torn stacks are taken as torn.
 const FRUITLESS_MAX: u32 = 3;
 
 /// A sample whose walk is to be made again.
 #[derive(Debug)]
-pub(super) struct Postponed {
+pub(super) struct DeferredSample {
     sample: Sample,
     weight_ns: u64,
     process: ProcessIndex,
@@ -25,9 +25,9 @@ pub(super) struct Postponed {
     space: u32,
 }
 
-/// Which postponed samples are walked now.
+/// Which deferred samples are walked now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
+pub(super) enum DueSamples {
     /// Those that were captured before the images were last read.
     ImagesRead,
     /// Those of one thread, which has ended, with the images that are known.
@@ -36,9 +36,9 @@ pub(super) enum Due {
     All,
 }
 
-/// What walking postponed samples needs, and where their buffers go.
+/// What walking deferred samples needs, and where their buffers go.
 pub(super) struct Rewalk<'a> {
-    pub(super) window_max_bytes: usize,
+    pub(super) stack_max_bytes: usize,
     pub(super) frames: &'a mut Frames,
     pub(super) spare: &'a mut Vec<Capture>,
 }
@@ -46,7 +46,7 @@ pub(super) struct Rewalk<'a> {
 impl Recorder<'_> {
     /// Keeps a sample whose walk ended so because the images were not read since, perhaps; gives back
     /// any other, and that of a thread that waits on, whose stack is to be counted again.
-    pub(super) fn postpone(&mut self, sample: Sample, ended: StackEnd, weight_ns: u64) -> Option<Sample> {
+    pub(super) fn defer(&mut self, sample: Sample, ended: StackEnd, weight_ns: u64) -> Option<Sample> {
         let Some(of) = self.accounts.get(&sample.thread).map(|account| account.process) else {
             return Some(sample);
         };
@@ -59,18 +59,18 @@ impl Recorder<'_> {
             return Some(sample);
         }
         let space = self.space(of);
-        self.postponed.push(Postponed { sample, weight_ns, process: of, space });
+        self.deferred.push(DeferredSample { sample, weight_ns, process: of, space });
         None
     }
 
     /// Whether samples of a process wait.
-    pub(super) fn has_postponed(&self, of: ProcessIndex) -> bool {
-        self.postponed.iter().any(|postponed| postponed.process == of)
+    pub(super) fn has_deferred(&self, of: ProcessIndex) -> bool {
+        self.deferred.iter().any(|deferred| deferred.process == of)
     }
 
     /// The processes, by the system's numbers, of which samples wait.
-    pub(super) fn with_postponed(&self) -> Vec<u32> {
-        let indexes = self.postponed.iter().map(|postponed| postponed.process.0 as usize);
+    pub(super) fn with_deferred(&self) -> Vec<u32> {
+        let indexes = self.deferred.iter().map(|deferred| deferred.process.0 as usize);
         let pids = indexes.filter_map(|index| Some(self.processes.get(index)?.pid));
         let mut pids: Vec<u32> = pids.collect();
         pids.sort_unstable();
@@ -79,38 +79,38 @@ impl Recorder<'_> {
     }
 
     fn has_room_for(&self, capture: &Capture) -> bool {
-        let bytes: usize = self.postponed.iter().map(|postponed| postponed.sample.capture.held_bytes()).sum();
-        self.postponed.len() < POSTPONED_MAX && bytes + capture.held_bytes() <= POSTPONED_BYTES_MAX
+        let bytes: usize = self.deferred.iter().map(|deferred| deferred.sample.capture.held_bytes()).sum();
+        self.deferred.len() < DEFERRED_MAX && bytes + capture.held_bytes() <= DEFERRED_BYTES_MAX
     }
 
     /// Walks again those of a process that are due, and inserts them.
-    pub(super) fn walk_postponed(
+    pub(super) fn walk_deferred(
         &mut self,
         of: ProcessIndex,
         process: &mut dyn Observed,
-        due: Due,
+        due: DueSamples,
         rewalk: &mut Rewalk<'_>,
     ) {
         let (read_ns, _) = self.images_read(of);
-        let is_due = |postponed: &Postponed| {
+        let is_due = |deferred: &DeferredSample| {
             let due = match due {
-                Due::ImagesRead => postponed.sample.at_ns <= read_ns,
-                Due::ThreadEnded(thread) => postponed.sample.thread == thread,
-                Due::All => true,
+                DueSamples::ImagesRead => deferred.sample.at_ns <= read_ns,
+                DueSamples::ThreadEnded(thread) => deferred.sample.thread == thread,
+                DueSamples::All => true,
             };
-            due && postponed.process == of
+            due && deferred.process == of
         };
-        if !self.postponed.iter().any(&is_due) {
+        if !self.deferred.iter().any(&is_due) {
             return;
         }
-        let (due, later) = std::mem::take(&mut self.postponed).into_iter().partition(is_due);
-        self.postponed = later;
-        for Postponed { sample, weight_ns, space, .. } in due {
+        let (due, later) = std::mem::take(&mut self.deferred).into_iter().partition(is_due);
+        self.deferred = later;
+        for DeferredSample { sample, weight_ns, space, .. } in due {
             let (ended, _) = self.walk_with_known_images(
                 process,
                 sample.thread,
                 &sample.capture,
-                rewalk.window_max_bytes,
+                rewalk.stack_max_bytes,
                 rewalk.frames,
             );
             // What it led to may have been replaced since.

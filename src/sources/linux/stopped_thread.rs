@@ -8,21 +8,21 @@ use std::fs;
 
 use libc::{c_int, pid_t};
 
-use super::on_cpu::{Times, was_on_cpu};
+use super::on_cpu::{StopTimes, was_on_cpu};
 use super::pieces;
 use super::proc;
+use super::process_entry::ProcessEntry;
 use super::registers::Code;
 use super::sys;
 use super::threads::Pending;
 use super::trace::{LinuxTarget, thread_id};
-use super::traced::Traced;
 use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::clock::Clock;
-use crate::sources::{Activity, Capture, Event, Look, Outcome};
+use crate::sources::{Activity, Capture, Event, Outcome, ThreadStatus};
 
-/// A stack window is never larger: the default stack limit.
-const MAX_WINDOW_BYTES: usize = 8 << 20;
+/// Never more of a stack is copied: the default stack limit.
+const MAX_STACK_BYTES: usize = 8 << 20;
 
 /// Start code may pop its arguments before it calls: then the first return address lies above
 /// the stack pointer that the thread was born with (musl src/thread/x86_64/clone.s).
@@ -31,7 +31,7 @@ const ABOVE_TOP_BYTES: usize = 64;
 /// A thread that stands in a ptrace stop; it runs again when this is dropped, with the
 /// signal that was on its way to it, or 0.
 #[derive(Debug)]
-pub(super) struct Standing {
+pub(super) struct StoppedThread {
     pub(super) tid: pid_t,
     pub(super) signal: c_int,
     /// Job control has stopped it: it stays so until SIGCONT.
@@ -50,18 +50,18 @@ pub(super) enum Resume {
     Detach,
 }
 
-impl Standing {
-    pub(super) fn new(tid: pid_t) -> Standing {
-        Standing::on_its_way(tid, 0)
+impl StoppedThread {
+    pub(super) fn new(tid: pid_t) -> StoppedThread {
+        StoppedThread::on_its_way(tid, 0)
     }
 
     /// With a signal on its way to it.
-    pub(super) fn on_its_way(tid: pid_t, signal: c_int) -> Standing {
-        Standing { tid, signal, by_job_control: false, resume: Resume::Continue }
+    pub(super) fn on_its_way(tid: pid_t, signal: c_int) -> StoppedThread {
+        StoppedThread { tid, signal, by_job_control: false, resume: Resume::Continue }
     }
 }
 
-impl Drop for Standing {
+impl Drop for StoppedThread {
     fn drop(&mut self) {
         // Fails only for a thread that was killed meanwhile, which needs nothing.
         let _ = match self.resume {
@@ -76,66 +76,70 @@ impl Drop for Standing {
 impl LinuxTarget {
     /// Captures a thread that was asked to stop, whatever made it stop: any stop clears
     /// the one that was asked for (kernel/signal.c, ptrace_stop). Lets any other go on.
-    pub(super) fn collect_if_pending(&mut self, standing: Standing, capture: &mut Capture) -> Option<Event> {
-        let thread = thread_id(standing.tid);
-        let Some(pending) = self.no_longer_pending(standing.tid) else {
-            self.pass_on(standing);
+    pub(super) fn collect_if_pending(
+        &mut self,
+        stopped: StoppedThread,
+        capture: &mut Capture,
+    ) -> Option<Event> {
+        let thread = thread_id(stopped.tid);
+        let Some(pending) = self.no_longer_pending(stopped.tid) else {
+            self.pass_on(stopped);
             return None;
         };
-        let outcome = self.collect(standing, pending, capture);
+        let outcome = self.collect(stopped, pending, capture);
         Some(Event::Stopped { thread, outcome })
     }
 
     /// A thread on its way out. When the first one of a process is, the process mostly ends: its
     /// memory is there as long as this thread stands, which is until the engine asks for more.
-    pub(super) fn leaves(&mut self, standing: Standing, capture: &mut Capture) -> Option<Event> {
-        let tid = standing.tid;
+    pub(super) fn leaves(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<Event> {
+        let tid = stopped.tid;
         if !self.processes.contains_key(&tid) {
-            return self.collect_if_pending(standing, capture);
+            return self.collect_if_pending(stopped, capture);
         }
         self.queue.push_back(Event::Leaving { process: tid.unsigned_abs() });
         let pending = self.no_longer_pending(tid);
-        let stopped = pending.map(|pending| {
+        let event = pending.map(|pending| {
             let outcome = self.read_at(tid, pending, capture);
             Event::Stopped { thread: thread_id(tid), outcome }
         });
-        self.leaving = Some(standing);
-        stopped.or_else(|| self.queue.pop_front())
+        self.leaving = Some(stopped);
+        event.or_else(|| self.queue.pop_front())
     }
 
     /// Lets a signal through, or the end of a stop by job control. The kernel wakes a traced thread even
     /// for a signal that its process ignores, SIGCONT among them, so a call that fails with EINTR then is
     /// repaired as after our own stops.
-    fn pass_on(&mut self, mut standing: Standing) {
-        let tid = standing.tid;
+    fn pass_on(&mut self, mut stopped: StoppedThread) {
+        let tid = stopped.tid;
         // That call was interrupted by job control, as it would be without a tracer.
-        let of_job_control = standing.signal == 0
+        let of_job_control = stopped.signal == 0
             && self.threads.get_mut(&tid).is_some_and(|thread| std::mem::take(&mut thread.job_stopped));
         if !of_job_control && self.raw.read(tid).is_ok() {
-            self.repair(&mut standing, false);
+            self.repair(&mut stopped, false);
         }
-        self.let_go(standing);
+        self.let_go(stopped);
     }
 
     /// Lets a thread run.
-    pub(super) fn let_go(&mut self, standing: Standing) {
-        if standing.resume == Resume::Detach
-            && let Some(thread) = self.threads.get_mut(&standing.tid)
+    pub(super) fn let_go(&mut self, stopped: StoppedThread) {
+        if stopped.resume == Resume::Detach
+            && let Some(thread) = self.threads.get_mut(&stopped.tid)
         {
             thread.detached = true;
         }
     }
 
     /// Registers and stack bytes of a thread that stands; it runs again on return.
-    fn collect(&mut self, mut standing: Standing, pending: Pending, capture: &mut Capture) -> Outcome {
-        let tid = standing.tid;
+    fn collect(&mut self, mut stopped: StoppedThread, pending: Pending, capture: &mut Capture) -> Outcome {
+        let tid = stopped.tid;
         let seen_ns = self.clock.now_ns();
-        let outcome = self.read_standing(tid, pending, seen_ns, capture);
+        let outcome = self.read_capture(tid, pending, seen_ns, capture);
         if !matches!(outcome, Outcome::Unreadable(_)) {
-            let asked = standing.signal == 0;
-            self.repair(&mut standing, asked);
+            let asked = stopped.signal == 0;
+            self.repair(&mut stopped, asked);
         }
-        self.let_go(standing);
+        self.let_go(stopped);
         self.stood(tid, pending, seen_ns, outcome, capture);
         outcome
     }
@@ -143,7 +147,7 @@ impl LinuxTarget {
     /// Registers and stack bytes of a stopped thread that stays stopped.
     fn read_at(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
         let seen_ns = self.clock.now_ns();
-        let outcome = self.read_standing(tid, pending, seen_ns, capture);
+        let outcome = self.read_capture(tid, pending, seen_ns, capture);
         self.stood(tid, pending, seen_ns, outcome, capture);
         outcome
     }
@@ -165,21 +169,15 @@ impl LinuxTarget {
     /// Registers and stack bytes of a thread that job control has stopped. Nothing is changed in it: this profiler did not
     /// interrupt its call.
     pub(super) fn read_stopped(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
-        (capture.pause_ns, capture.stood_ns, capture.look) = (0, 0, None);
+        (capture.pause_ns, capture.stood_ns, capture.status) = (0, 0, None);
         if !pending.keep_waiting {
             return Outcome::Unreadable("stopped by job control");
         }
         let seen_ns = self.clock.now_ns();
-        self.read_standing(tid, pending, seen_ns, capture)
+        self.read_capture(tid, pending, seen_ns, capture)
     }
 
-    fn read_standing(
-        &mut self,
-        tid: pid_t,
-        pending: Pending,
-        seen_ns: u64,
-        capture: &mut Capture,
-    ) -> Outcome {
+    fn read_capture(&mut self, tid: pid_t, pending: Pending, seen_ns: u64, capture: &mut Capture) -> Outcome {
         if self.raw.read(tid).is_err() {
             return Outcome::Unreadable("killed while stopped");
         }
@@ -189,7 +187,7 @@ impl LinuxTarget {
         };
         // A program may change to code of the other size (emulators do), whose stack and libraries are
         // none that this one was loaded with.
-        let of_32_bits = self.processes.get(&thread.pid).is_some_and(Traced::is_of_32_bits);
+        let of_32_bits = self.processes.get(&thread.pid).is_some_and(ProcessEntry::is_of_32_bits);
         match (self.raw.code(), of_32_bits) {
             (Code::Native, false) | (Code::Compat, true) => {}
             (Code::Native, true) => return Outcome::Unreadable("64-bit code of a 32-bit program"),
@@ -197,14 +195,14 @@ impl LinuxTarget {
         }
         // Reading the registers has waited until the thread was off its CPU: exact.
         let stopped = thread.sched();
-        capture.look = stopped.map(|sched| Look {
+        capture.status = stopped.map(|sched| ThreadStatus {
             cpu_ns: sched.cpu_ns,
             switches: sched.switches,
             activity: Activity::Runnable,
         });
         let stopped = stopped.unwrap_or(pending.before);
         thread.stands(stopped);
-        let times = Times { looked_ns: pending.looked_ns, asked_ns: pending.asked_ns, seen_ns };
+        let times = StopTimes { polled_ns: pending.polled_ns, asked_ns: pending.asked_ns, seen_ns };
         let kept_cpu = stopped.switches == pending.before.switches;
         let outcome = match () {
             () if pending.keep_waiting => Outcome::Captured,
@@ -219,9 +217,9 @@ impl LinuxTarget {
             let below_top = thread
                 .stack_top
                 .map(|top| top.0.wrapping_sub(sp.0) as usize)
-                .filter(|len| *len <= MAX_WINDOW_BYTES)
+                .filter(|len| *len <= MAX_STACK_BYTES)
                 .map(|len| len + ABOVE_TOP_BYTES);
-            let len = pending.window_bytes.min(MAX_WINDOW_BYTES).min(below_top.unwrap_or(MAX_WINDOW_BYTES));
+            let len = pending.stack_bytes.min(MAX_STACK_BYTES).min(below_top.unwrap_or(MAX_STACK_BYTES));
             copy_stack(tid, sp, len, capture);
             pieces::read(tid, &thread.prefetch, &mut capture.pieces);
             if !thread.prefetch.is_empty() {

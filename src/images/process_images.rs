@@ -1,0 +1,63 @@
+//! The images that one process has now: which code is there, and its bytes.
+//!
+//! A view of [`Images`](super::Images); `frames.rs` has what unwind information says, `code.rs` what the walker asks.
+
+use super::loaded::Image;
+use super::space::{Region, Space};
+use crate::addr::Avma;
+
+/// The images of one process in its current address space.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessImages<'a> {
+    /// The images of all processes.
+    pub(super) images: &'a [Image],
+    /// The current space.
+    pub(super) space: &'a Space,
+    /// Its number.
+    pub(super) number: u32,
+}
+
+impl<'a> ProcessImages<'a> {
+    /// The number of the current address space.
+    #[must_use]
+    #[inline]
+    pub fn space(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether an address is in executable memory, as last updated.
+    #[must_use]
+    #[inline]
+    pub fn contains(&self, avma: Avma) -> bool {
+        self.space.find(avma.0).is_some()
+    }
+
+    /// The file's bytes from a code address to the end of its mapping (or of the file); `None` where they are not
+    /// known.
+    #[must_use]
+    pub fn code(&self, pc: Avma) -> Option<&'a [u8]> {
+        let region = self.space.find(pc.0)?;
+        // What is registered is in memory only.
+        let image = self.images.get(region.image as usize).filter(|_| !region.is_registered)?;
+        let bytes = image.bytes.as_ref().ok()?;
+        let bytes = bytes.from_offset(region.file_offset.checked_add(pc.0 - region.start)?);
+        let length = usize::try_from(region.end - pc.0).ok()?;
+        bytes.get(..length.min(bytes.len())).filter(|bytes| !bytes.is_empty())
+    }
+
+    /// Where the process has the lists of code that JIT compilers register with debuggers.
+    pub(crate) fn jit_descriptors(&self) -> Vec<Avma> {
+        let descriptor = |region: &Region| {
+            let image = self.images.get(region.image as usize)?;
+            let svma = image.jit_descriptor()?;
+            let end = region.file_offset.checked_add(region.end - region.start)?;
+            let (offset, code) = image.object()?.code_in(&(region.file_offset..end))?;
+            let bias = (region.start + (offset - region.file_offset)).wrapping_sub(code.0);
+            Some(Avma(svma.0.wrapping_add(bias)))
+        };
+        let mut found: Vec<Avma> = self.space.regions.iter().filter_map(descriptor).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
