@@ -48,6 +48,7 @@ pub mod flamegraph;
 pub mod gate;
 pub mod images;
 pub mod interruption;
+mod leb128;
 pub mod live;
 pub mod module_offset;
 pub mod profile;

@@ -36,7 +36,7 @@ mod linux {
     use std::time::Instant;
 
     use stackprof::addr::LookupAvma;
-    use stackprof::images::ProcessImages;
+    use stackprof::images::ImageView;
     use stackprof::walk::{self, Frames, Input, StackBytes, StackEnd, UnwindMethod, Unwinder};
 
     use crate::framehop_side::Framehop;
@@ -71,7 +71,7 @@ mod linux {
     /// One walker with its caches, and what it found last.
     pub(super) struct State<'a> {
         walker: Walker,
-        code: ProcessImages<'a>,
+        code: ImageView<'a>,
         framehop: Framehop,
         unwinder: Unwinder,
         frames: Frames,

@@ -137,7 +137,8 @@ impl Cfi {
             tables.push(Table { frames, unpacked: None, is_debug: false, search, marks });
         }
         if let Some((_, frames, is_compressed)) = any_section(".debug_frame")
-            && let Some(unpacked) = unpacked(&bytes[frames.clone()], is_compressed, address_bytes)
+            && let unpacked = is_compressed.then(|| unpacked(&bytes[frames.clone()], address_bytes)).flatten()
+            && (unpacked.is_some() || !is_compressed)
         {
             let content = unpacked.as_deref().unwrap_or(&bytes[frames.clone()]);
             let index = entries::index(entries::debug_frame(content, address_bytes), content, &bases);
@@ -342,19 +343,15 @@ where
     Some(found)
 }
 
-/// What a section unpacks to, if it is compressed. `None` if that is not possible, or more
+/// What a compressed section unpacks to. `None` if that is not possible, or more
 /// than [`UNPACKED_MAX`].
-#[allow(clippy::option_option, reason = "not compressed, unpacked, or neither")]
-fn unpacked(section: &[u8], is_compressed: bool, address_bytes: u8) -> Option<Option<Arc<[u8]>>> {
-    if !is_compressed {
-        return Some(None);
-    }
+fn unpacked(section: &[u8], address_bytes: u8) -> Option<Arc<[u8]>> {
     let (packing, size, body) = match address_bytes {
         4 => unpack::of_elf_section::<CompressionHeader32<object::LittleEndian>>(section),
         _ => unpack::of_elf_section::<CompressionHeader64<object::LittleEndian>>(section),
     }?;
     let out = (size <= UNPACKED_MAX).then(|| unpack::exact(packing, body, size))?;
-    out.ok().map(|out| Some(out.into()))
+    out.ok().map(Arc::from)
 }
 
 fn checked(bytes: &[u8], offset: u64, size: u64) -> Option<Range<usize>> {

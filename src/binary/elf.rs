@@ -9,6 +9,7 @@
 #[cfg(test)]
 pub(crate) mod build;
 pub mod functions;
+pub mod machine;
 pub mod relocated_object;
 pub mod structures;
 pub mod variables;
@@ -75,7 +76,7 @@ impl Segment {
 /// What is needed of an ELF file to place addresses in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elf {
-    /// `e_machine`: 62 for x86-64, 183 for AArch64.
+    /// `e_machine`: a number of [`machine`].
     pub machine: u16,
     /// Whether the file is of class `ELFCLASS64`.
     pub is_64: bool,

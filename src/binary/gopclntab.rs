@@ -19,8 +19,8 @@ use super::frame_rule::{
     AARCH64_COLUMNS, ARM_COLUMNS, COLUMNS, Cfa, Column, Columns, RETURN_ADDRESS, Row, X86_COLUMNS,
     X86_RETURN_ADDRESS,
 };
-use super::macho::uleb;
 use crate::addr::Svma;
+use crate::leb128::take_unsigned;
 
 /// What the section is called; the second in a file that is loaded anywhere.
 const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
@@ -230,13 +230,13 @@ impl GoFunctions {
         let mut steps = content.get(self.steps.checked_add(function.steps)?..)?;
         let (mut at, mut distance) = (function.range.start.0, -1_i32);
         for step in 0..STEPS_MAX {
-            let change = u32::try_from(uleb(&mut steps)?).ok()?;
+            let change = u32::try_from(take_unsigned(&mut steps)?).ok()?;
             if change == 0 && step > 0 {
                 return None;
             }
             let half = (change >> 1) as i32;
             distance = distance.checked_add(if change & 1 == 0 { half } else { !half })?;
-            at = at.checked_add(uleb(&mut steps)?.checked_mul(self.instruction_bytes)?)?;
+            at = at.checked_add(take_unsigned(&mut steps)?.checked_mul(self.instruction_bytes)?)?;
             if pc.0 < at {
                 return Some(distance);
             }

@@ -217,7 +217,7 @@ impl MachO {
 pub fn function_starts(mut bytes: &[u8], text: Svma) -> impl Iterator<Item = Svma> {
     let mut at = text;
     std::iter::from_fn(move || {
-        let delta = uleb(&mut bytes).filter(|delta| *delta != 0);
+        let delta = crate::leb128::take_unsigned(&mut bytes).filter(|delta| *delta != 0);
         let next = delta.and_then(|delta| at.checked_add(delta));
         match next {
             Some(next) => at = next,
@@ -225,24 +225,6 @@ pub fn function_starts(mut bytes: &[u8], text: Svma) -> impl Iterator<Item = Svm
         }
         next
     })
-}
-
-/// Takes an unsigned LEB128 number of at most 10 bytes from the front of `bytes`; `None`
-/// if it is longer, is cut short, or does not fit 64 bits.
-pub(crate) fn uleb(bytes: &mut &[u8]) -> Option<u64> {
-    let mut value = 0u64;
-    for (index, &byte) in bytes.iter().enumerate().take(10) {
-        let (bits, shift) = (u64::from(byte & 0x7f), 7 * index);
-        if bits << shift >> shift != bits {
-            return None;
-        }
-        value |= bits << shift;
-        if byte & 0x80 == 0 {
-            *bytes = &bytes[index + 1..];
-            return Some(value);
-        }
-    }
-    None
 }
 
 /// What the load commands say, as far as they were read.

@@ -2,18 +2,18 @@
 
 use std::ops::Range;
 
-use super::process_images::ProcessImages;
+use super::view::ImageView;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 use crate::walk::{Code, FilePlace};
 
-impl Code for ProcessImages<'_> {
+impl Code for ImageView<'_> {
     fn is_code(&self, at: Avma) -> bool {
-        ProcessImages::contains(self, at)
+        ImageView::contains(self, at)
     }
 
     fn code(&self, at: Avma) -> Option<&[u8]> {
-        ProcessImages::code(self, at)
+        ImageView::code(self, at)
     }
 
     fn file_place(&self, at: Avma) -> Option<FilePlace> {
@@ -25,42 +25,42 @@ impl Code for ProcessImages<'_> {
     }
 
     fn row(&self, lookup: Avma) -> Option<AnyRow> {
-        ProcessImages::row(self, lookup)
+        ImageView::row(self, lookup)
     }
 
     fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
-        ProcessImages::row_in_epilogue(self, pc)
+        ImageView::row_in_epilogue(self, pc)
     }
 
     fn is_t32(&self, pc: Avma) -> Option<bool> {
-        ProcessImages::is_t32(self, pc)
+        ImageView::is_t32(self, pc)
     }
 
     fn exidx(&self, lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
-        ProcessImages::exidx(self, lookup)
+        ImageView::exidx(self, lookup)
     }
 
     fn describes_frames(&self, lookup: Avma) -> bool {
-        ProcessImages::describes_frames(self, lookup)
+        ImageView::describes_frames(self, lookup)
     }
 
     fn body(&self, lookup: Avma) -> Option<Body> {
-        ProcessImages::body(self, lookup)
+        ImageView::body(self, lookup)
     }
 
     fn begins_threads(&self, lookup: Avma) -> Option<bool> {
-        ProcessImages::begins_threads(self, lookup)
+        ImageView::begins_threads(self, lookup)
     }
 
     fn entry(&self, pc: Avma) -> Option<Avma> {
-        ProcessImages::entry(self, pc)
+        ImageView::entry(self, pc)
     }
 
     fn described_function(&self, lookup: Avma) -> Option<Range<Avma>> {
-        ProcessImages::described_function(self, lookup)
+        ImageView::described_function(self, lookup)
     }
 
     fn function(&self, pc: Avma) -> Option<Range<Avma>> {
-        ProcessImages::function(self, pc)
+        ImageView::function(self, pc)
     }
 }

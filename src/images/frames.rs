@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::loaded::Image;
-use super::process_images::ProcessImages;
+use super::view::ImageView;
 use crate::addr::{Avma, Svma};
 use crate::binary::cfi::Cfi;
 use crate::binary::exidx::Exidx;
@@ -13,7 +13,7 @@ use crate::binary::macho::unwind::Unwind;
 use crate::binary::object::Object;
 use crate::binary::pe::epilogue;
 
-impl<'a> ProcessImages<'a> {
+impl<'a> ImageView<'a> {
     /// How the caller is found at a code address, if that is of the
     /// ordinary form; `None` where it is not known.
     #[must_use]

@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::loaded::Image;
-use super::process_images::ProcessImages;
 use super::space::{NO_IMAGE, Region, Space};
+use super::view::ImageView;
 use crate::addr::{Avma, Svma};
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 
@@ -103,9 +103,9 @@ impl Images {
     /// The images that a process has now, by the number that [`Images::begin_process`] gave.
     #[must_use]
     #[inline]
-    pub fn of(&self, process: u32) -> ProcessImages<'_> {
+    pub fn of(&self, process: u32) -> ImageView<'_> {
         let number = self.current(process);
-        ProcessImages { images: &self.images, space: &self.spaces[number as usize], number }
+        ImageView { images: &self.images, space: &self.spaces[number as usize], number }
     }
 
     /// Takes the executable mappings that a process has now, sorted by address. An image that was

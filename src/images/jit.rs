@@ -22,7 +22,7 @@ pub use memory::{CodeMemory, Read};
 use requests::{BLOCK_BYTES, Requests};
 
 use super::history::Images;
-use super::process_images::ProcessImages;
+use super::view::ImageView;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 use crate::binary::v8;
@@ -271,7 +271,7 @@ impl JitCode {
 #[derive(Clone, Copy, Debug)]
 pub struct TargetCode<'a> {
     /// Of its images.
-    pub images: ProcessImages<'a>,
+    pub images: ImageView<'a>,
     /// Of no image.
     pub jit: &'a JitCode,
     /// Where a few bytes of that are read from.

@@ -1,6 +1,6 @@
 //! The images of processes over time, and the code that belongs to none: `history.rs` which image an address belongs to
 //! (`space.rs` one address space, `loaded.rs` one image), `frames.rs` what images know of the frames of code, `jit.rs`
-//! JIT code, `gdb_jit.rs` what its compilers tell debuggers, `process_images.rs` what one process has now, `code.rs` what
+//! JIT code, `gdb_jit.rs` what its compilers tell debuggers, `view.rs` what one process has now, `code.rs` what
 //! of all that the walker sees.
 //!
 //! Pure: no OS calls, no clock. Not for: names (see `symbol`).
@@ -11,14 +11,14 @@ mod gdb_jit;
 mod history;
 mod jit;
 mod loaded;
-mod process_images;
 mod space;
+mod view;
 
 pub use gdb_jit::GdbJit;
 pub use history::{Images, Location, MAX_IMAGES, MAX_REGIONS, MAX_SPACES};
 pub use jit::{CodeMemory, JitCode, KEPT_NS, Read, TargetCode};
 pub use loaded::{Image, ImageError};
-pub use process_images::ProcessImages;
+pub use view::ImageView;
 
 #[cfg(test)]
 mod macho_tests;

@@ -18,7 +18,7 @@ use super::thread::{Account, unknown_status};
 use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::Avma;
 use crate::clock::Clock;
-use crate::images::{CodeMemory, Images, ProcessImages, TargetCode};
+use crate::images::{CodeMemory, ImageView, Images, TargetCode};
 use crate::recording::{Branch, Frame, Profile, Program, Root, Stats, Timeline};
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
@@ -462,7 +462,7 @@ impl<'a> Recorder<'a> {
     // ---- images
 
     /// The images that a process has now.
-    fn images_of(&self, of: ProcessIndex) -> ProcessImages<'_> {
+    fn images_of(&self, of: ProcessIndex) -> ImageView<'_> {
         self.images.of(self.processes.get(of.0 as usize).map_or(0, |recorded| recorded.number))
     }
 

@@ -136,8 +136,7 @@ impl Names {
 /// An address to name, in the order in which they are looked up.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Address {
-    /// Index of the image; [`IN_NO_IMAGE`] and [`OF_EARLIER_PROGRAM`] in none.
-    image: u32,
+    owner: Owner,
     /// In no image, the number of the process.
     process: u32,
     /// Stated address; in no image, the address itself.
@@ -148,14 +147,27 @@ struct Address {
     space: u32,
 }
 
-/// Stands for the image of an address that is in none.
-const IN_NO_IMAGE: u32 = u32::MAX;
-/// Stands for the image of an address that is in none, in a program that was replaced (`exec`): a JIT compiler's map is
-/// of the last one.
-const OF_EARLIER_PROGRAM: u32 = u32::MAX - 1;
+/// What an address belongs to, in the order in which they are named.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Owner {
+    /// An image, by its index.
+    Image(u32),
+    /// The kernel.
+    Kernel,
+    /// No image, in a program that was replaced (`exec`): a JIT compiler's map is of the last one.
+    EarlierProgram,
+    /// No image.
+    NoImage,
+}
 
-/// The kernel's.
-const IN_KERNEL: u32 = u32::MAX - 2;
+impl Owner {
+    fn image_index(self) -> Option<u32> {
+        match self {
+            Owner::Image(index) => Some(index),
+            Owner::Kernel | Owner::EarlierProgram | Owner::NoImage => None,
+        }
+    }
+}
 
 /// How names are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -226,20 +238,20 @@ pub fn symbolicate(
             Frame::Code { space, address } => {
                 if address.at().is_kernel() {
                     let (svma, relative) = (address.0, 0);
-                    return Some(Address { image: IN_KERNEL, process: 0, svma, frame, relative, space });
+                    return Some(Address { owner: Owner::Kernel, process: 0, svma, frame, relative, space });
                 }
                 let made = images.jit_memory(space, address.at()).is_some();
                 let at = images.locate(space, address.at()).filter(|_| !made);
                 Some(match at {
                     Some(at) => {
                         let (svma, relative) = (at.svma.0, at.relative);
-                        Address { image: at.index, process: 0, svma, frame, relative, space }
+                        Address { owner: Owner::Image(at.index), process: 0, svma, frame, relative, space }
                     }
                     None => {
                         let earlier = images.is_of_earlier_program(space);
-                        let image = if earlier { OF_EARLIER_PROGRAM } else { IN_NO_IMAGE };
+                        let owner = if earlier { Owner::EarlierProgram } else { Owner::NoImage };
                         let process = images.process_of(space);
-                        Address { image, process, svma: address.0, frame, relative: 0, space }
+                        Address { owner, process, svma: address.0, frame, relative: 0, space }
                     }
                 })
             }
@@ -254,12 +266,12 @@ pub fn symbolicate(
     let mut texts = Texts::default();
     let mut makers = JitRuntimes::new(images);
     let groups: Vec<&[Address]> =
-        addresses.chunk_by(|a, b| (a.image, a.process) == (b.image, b.process)).collect();
-    let image_of = |group: &[Address]| images.images().get(group[0].image as usize);
+        addresses.chunk_by(|a, b| (a.owner, a.process) == (b.owner, b.process)).collect();
+    let image_of = |group: &[Address]| images.images().get(group[0].owner.image_index()? as usize);
     let size_of = |group: &[Address]| {
         image_of(group).and_then(|image| image.bytes.as_ref().ok()).map_or(0, |bytes| bytes.bytes().len())
     };
-    let of_kernel = groups.iter().find(|group| group[0].image == IN_KERNEL);
+    let of_kernel = groups.iter().find(|group| group[0].owner == Owner::Kernel);
     std::thread::scope(|scope| {
         // Its list of symbols takes as long as inlined functions do, most of it in the kernel.
         let thread = || std::thread::Builder::new().name("kernel-names".to_owned());
@@ -287,8 +299,8 @@ pub fn symbolicate(
                 let image = image_of(group);
                 let answer = match image {
                     Some(_) => answers.next().unwrap_or_default(),
-                    None if group[0].image == OF_EARLIER_PROGRAM => ImageNames::default(),
-                    None if group[0].image == IN_KERNEL => {
+                    None if group[0].owner == Owner::EarlierProgram => ImageNames::default(),
+                    None if group[0].owner == Owner::Kernel => {
                         kernel.take().map_or_else(ImageNames::default, joined)
                     }
                     None => {
@@ -365,7 +377,7 @@ fn take(
                             .get_or_insert_with(|| if has_file { plt::ranges(image) } else { Vec::new() });
                         texts.shared(&unnamed(image, &address, has_file.then_some(stubs)))
                     }
-                    None if address.image == IN_KERNEL => texts.shared(kernel::UNNAMED),
+                    None if address.owner == Owner::Kernel => texts.shared(kernel::UNNAMED),
                     None if Avma(address.svma).is_vsyscall() => texts.shared("[vsyscall]"),
                     None if Avma(address.svma).as_exception().is_some() => {
                         let number = Avma(address.svma).as_exception().filter(|number| *number > 0);
@@ -377,7 +389,7 @@ fn take(
                         texts.shared(maker.as_deref().unwrap_or("[unknown]"))
                     }
                 };
-                count_unnamed(names, image.map(|_| address.image), why);
+                count_unnamed(names, address.owner.image_index(), why);
                 names.functions.push(LineInfo { name: Some(Arc::clone(&unnamed)), ..LineInfo::default() });
                 names.names.push(unnamed);
             }

@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use super::bounds::{Failure, why_not};
 use super::words::Word;
 use crate::addr::Avma;
+use crate::leb128::Leb128;
 use crate::walk::Input;
 
 /// Deepest stack of values.
@@ -203,30 +204,19 @@ impl Operands<'_> {
     }
 
     fn uleb(&mut self) -> Option<u64> {
-        self.leb().map(|(value, _)| value)
+        self.leb().map(|number| number.bits)
     }
 
     fn sleb(&mut self) -> Option<u64> {
-        self.leb().map(|(value, bits)| if bits < 64 { sign_extended(value, bits) } else { value })
+        self.leb().map(|number| number.signed().cast_unsigned())
     }
 
-    /// A LEB128 number and its bits.
-    fn leb(&mut self) -> Option<(u64, u32)> {
-        let (mut value, mut bits) = (0u64, 0);
-        loop {
-            let byte = *self.code.get(self.at)?;
-            self.at += 1;
-            if bits < 64 {
-                value |= u64::from(byte & 0x7f) << bits;
-            }
-            bits += 7;
-            if byte & 0x80 == 0 {
-                return Some((value, bits));
-            }
-            if bits > 70 {
-                return None;
-            }
-        }
+    /// A LEB128 number, which may be padded to more bytes than 64 bits take.
+    fn leb(&mut self) -> Option<Leb128> {
+        let mut rest = self.code.get(self.at..)?.iter();
+        let number = Leb128::read(&mut rest.by_ref().copied(), 11)?;
+        self.at = self.code.len() - rest.len();
+        Some(number)
     }
 }
 

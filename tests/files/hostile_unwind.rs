@@ -11,8 +11,8 @@ use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::frame_rule::AnyRow;
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
+use stackprof::images::ImageView;
 use stackprof::images::Images;
-use stackprof::images::ProcessImages;
 use stackprof::walk::{self, Code, Frames, Input, StackBytes, StackEnd, UnwindMethod, Unwinder};
 
 use crate::seeds::{self, Random};
@@ -31,7 +31,7 @@ const QUESTIONS_MAX: u64 = (17 * 2 * DEPTH_MAX as u64 + 512) * (512 + 96 + 48 + 
 
 /// The code of images, counting what it is asked.
 struct Counted<'a> {
-    code: ProcessImages<'a>,
+    code: ImageView<'a>,
     questions: Cell<u64>,
 }
 

@@ -4,6 +4,7 @@
 //! Source: IHI 0038, 10.3, table 4; B4 and B5 of the Armv8.1-M pointer authentication in release 2020Q4.
 
 use crate::binary::frame_rule::{ARM_COLUMNS, Cfa, Column, RowArm};
+use crate::leb128::Leb128;
 
 /// Numbers of registers (AADWARF32, 4.1).
 const SP: u8 = 13;
@@ -162,17 +163,9 @@ fn registers(byte: u8) -> i64 {
     i64::from(byte & 0xf) + 1
 }
 
-/// An unsigned number of at most 32 bits (DWARF 5, 7.6).
+/// An unsigned number of at most 32 bits.
 fn uleb(bytes: &mut impl Iterator<Item = u8>) -> Option<i64> {
-    let mut value = 0;
-    for shift in (0..35).step_by(7) {
-        let byte = bytes.next()?;
-        value |= i64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
+    Leb128::read(bytes, 5).map(|number| number.bits.cast_signed())
 }
 
 fn breg(slot: Slot) -> Vec<u8> {

@@ -5,7 +5,7 @@
 //!
 //! Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`.
 
-use super::uleb;
+use crate::leb128::take_unsigned;
 
 /// Edges from the root to a name, at most: each takes a letter of it, but for odd tries.
 const MAX_EDGES: usize = 1024;
@@ -19,11 +19,11 @@ pub fn find(trie: &[u8], name: &[u8]) -> Option<u64> {
     let (mut at, mut rest) = (0, name);
     for _ in 0..MAX_EDGES {
         let mut node = trie.get(at..)?;
-        let terminal_bytes = usize::try_from(uleb(&mut node)?).ok()?;
+        let terminal_bytes = usize::try_from(take_unsigned(&mut node)?).ok()?;
         let (mut terminal, children) = node.split_at_checked(terminal_bytes)?;
         if rest.is_empty() {
-            let flags = uleb(&mut terminal)?;
-            return if flags & NOT_HERE == 0 { uleb(&mut terminal) } else { None };
+            let flags = take_unsigned(&mut terminal)?;
+            return if flags & NOT_HERE == 0 { take_unsigned(&mut terminal) } else { None };
         }
         let (count, mut children) = children.split_first()?;
         let mut next = None;
@@ -31,7 +31,7 @@ pub fn find(trie: &[u8], name: &[u8]) -> Option<u64> {
             let end = children.iter().position(|byte| *byte == 0)?;
             let (letters, after) = (&children[..end], &children[end + 1..]);
             children = after;
-            let offset = uleb(&mut children)?;
+            let offset = take_unsigned(&mut children)?;
             if let Some(left) = rest.strip_prefix(letters) {
                 next = Some((usize::try_from(offset).ok()?, left));
                 break;

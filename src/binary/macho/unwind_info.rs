@@ -155,7 +155,7 @@ pub fn x86_64(encoding: u32, function: &[u8]) -> Option<CompactRow<[Column; COLU
             row.columns[usize::from(RBP)] = Column::At(-16);
             let below = i64::from(bits(16, 8));
             for number in 0..5 {
-                let register = register(bits(3 * number, 3))?;
+                let register = register(bits(3 * number, 3)).ok()?;
                 if let Some(register) = register.filter(|register| *register != RBP) {
                     let at = -16 - 8 * (below - i64::from(number));
                     row.columns[usize::from(register)] = Column::At(at);
@@ -174,10 +174,13 @@ pub fn x86_64(encoding: u32, function: &[u8]) -> Option<CompactRow<[Column; COLU
     Some(CompactRow::Row(row))
 }
 
-/// `UNWIND_X86_64_REG_*` → DWARF number; the inner `None` is no register.
-fn register(number: u32) -> Option<Option<u8>> {
+/// A number that is none of `UNWIND_X86_64_REG_*`.
+struct UnknownRegister;
+
+/// `UNWIND_X86_64_REG_*` → DWARF number; `None` for `UNWIND_X86_64_REG_NONE`.
+fn register(number: u32) -> Result<Option<u8>, UnknownRegister> {
     const NUMBERS: [Option<u8>; 7] = [None, Some(3), Some(12), Some(13), Some(14), Some(15), Some(6)];
-    NUMBERS.get(number as usize).copied()
+    NUMBERS.get(number as usize).copied().ok_or(UnknownRegister)
 }
 
 /// The registers of a frameless function, in the order in which they are popped: `number` is
@@ -195,7 +198,7 @@ fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
         if chosen as usize >= left.len() {
             return None;
         }
-        *place = register(left.remove(chosen as usize))?;
+        *place = register(left.remove(chosen as usize)).ok()?;
     }
     Some(registers)
 }

@@ -5,6 +5,7 @@
 //! differs from the time passed. Words are LEB128 (DWARF 5, 7.6), signed ones in zigzag
 //! (Protocol Buffers). Times are in units of [`UNIT_NS`].
 
+use crate::leb128::{put_unsigned, take_unsigned};
 use crate::trie::NodeId;
 
 /// Times and weights are kept in units of so many nanoseconds.
@@ -51,11 +52,11 @@ impl ThreadSamples {
             self.bytes.reserve_exact(self.bytes.len() / 8 + WORD_BYTES * 3);
         }
         let changed = node != self.last.node;
-        put(&mut self.bytes, zigzag(passed) << 1 | u64::from(changed));
+        put_unsigned(zigzag(passed) << 1 | u64::from(changed), &mut self.bytes);
         if changed {
-            put(&mut self.bytes, zigzag(i64::from(node) - i64::from(self.last.node)));
+            put_unsigned(zigzag(i64::from(node) - i64::from(self.last.node)), &mut self.bytes);
         }
-        put(&mut self.bytes, zigzag(((weight_ns >> UNIT_BITS) as i64).wrapping_sub(passed)));
+        put_unsigned(zigzag(((weight_ns >> UNIT_BITS) as i64).wrapping_sub(passed)), &mut self.bytes);
         self.last = Position { at, node };
     }
 
@@ -68,14 +69,14 @@ impl ThreadSamples {
     pub(super) fn iter(&self) -> impl Iterator<Item = TimedSample> + '_ {
         let (mut left, mut last) = (self.bytes.as_slice(), Position::default());
         std::iter::from_fn(move || {
-            let first = get(&mut left)?;
+            let first = take_unsigned(&mut left)?;
             let passed = unzigzag(first >> 1);
             if first & 1 == 1 {
-                let step = unzigzag(get(&mut left)?);
+                let step = unzigzag(take_unsigned(&mut left)?);
                 last.node = (i64::from(last.node) + step) as u32;
             }
             last.at = last.at.wrapping_add(passed as u64);
-            let weight = unzigzag(get(&mut left)?).wrapping_add(passed) as u64;
+            let weight = unzigzag(take_unsigned(&mut left)?).wrapping_add(passed) as u64;
             Some(TimedSample {
                 at_ns: last.at << UNIT_BITS,
                 node: NodeId(last.node),
@@ -185,25 +186,4 @@ fn zigzag(value: i64) -> u64 {
 
 fn unzigzag(word: u64) -> i64 {
     (word >> 1) as i64 ^ -((word & 1) as i64)
-}
-
-fn put(bytes: &mut Vec<u8>, mut word: u64) {
-    while word >= 0x80 {
-        bytes.push(word as u8 | 0x80);
-        word >>= 7;
-    }
-    bytes.push(word as u8);
-}
-
-fn get(bytes: &mut &[u8]) -> Option<u64> {
-    let (mut word, mut shift) = (0, 0);
-    loop {
-        let (byte, left) = bytes.split_first()?;
-        *bytes = left;
-        word |= u64::from(byte & 0x7f).checked_shl(shift)?;
-        if byte & 0x80 == 0 {
-            return Some(word);
-        }
-        shift += 7;
-    }
 }

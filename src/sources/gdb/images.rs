@@ -18,7 +18,7 @@ use super::session::Stub;
 use super::tasks::Kernel;
 use super::waits::System;
 use crate::addr::{self, Avma};
-use crate::binary::elf::{self, Elf};
+use crate::binary::elf::{self, Elf, machine};
 use crate::binary::macho::fat::{self, ImageIdentity};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, files};
 use crate::error::{Error, ErrorKind, Result};
@@ -32,8 +32,6 @@ const MAX_PATH_BYTES: usize = 4096;
 const HEAD_BYTES: usize = 4096;
 /// Bytes of code that are compared where a file has no head in memory.
 const CODE_BYTES: u64 = 256;
-/// ELF's number of 32-bit Arm (e_machine).
-const EM_ARM: u16 = 40;
 /// A vDSO is a few pages; where its end is not told, so much is read.
 const VDSO_BYTES: u64 = 8192;
 const MAX_VDSO_BYTES: u64 = 1 << 20;
@@ -64,7 +62,7 @@ impl Exec {
             files::map_regular(Path::new(&absolute)).map_err(|why| failed(why.to_string()).caused_by(why))?;
         let elf = Elf::parse(bytes.bytes())
             .map_err(|why| failed(format!("{why}; an ELF file was expected")).caused_by(why))?;
-        let kernel = (elf.machine == EM_ARM).then(|| Kernel::find(bytes.bytes())).flatten();
+        let kernel = (elf.machine == machine::ARM).then(|| Kernel::find(bytes.bytes())).flatten();
         Ok(Exec { path: absolute, bytes, elf, kernel })
     }
 
@@ -83,6 +81,9 @@ struct Probe {
     /// It is where the program begins to run.
     is_entry: bool,
 }
+
+/// A file that was opened, or why it was not.
+type OpenedFile = std::result::Result<ImageBytes, OpenError>;
 
 /// Who tells where code is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -374,7 +375,8 @@ impl Images {
             .collect();
         if let Some(exec) = self.exec.as_ref().filter(|exec| exec.path == mapping.path) {
             // The last bit says T32 there.
-            let entry = if exec.elf.machine == EM_ARM { exec.elf.entry.0 & !1 } else { exec.elf.entry.0 };
+            let entry =
+                if exec.elf.machine == machine::ARM { exec.elf.entry.0 & !1 } else { exec.elf.entry.0 };
             // Of the identity this is how far the file was moved (`Images::add`).
             let at = entry.wrapping_add(mapping.identity.1);
             let holds = |part: &&Mapping| part.avma.contains(&Avma(at));
@@ -393,7 +395,7 @@ impl Images {
         mapping: &Mapping,
         probes: &[Probe],
         memory: &[Vec<u8>],
-    ) -> std::result::Result<std::result::Result<ImageBytes, OpenError>, ConnectionError> {
+    ) -> std::result::Result<OpenedFile, ConnectionError> {
         if let Some(wanted) = self.mach.get(&mapping.identity) {
             let opened = LocalFiles.open(&mapping.path).map_err(|why| OpenError::NotHere(Arc::new(why)));
             return Ok(opened.and_then(|bytes| Ok(fat::choose(&bytes, wanted)?)));

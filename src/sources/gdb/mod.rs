@@ -43,6 +43,7 @@ pub use transport::StubAddress;
 
 use crate::addr::Avma;
 use crate::arch::Arch;
+use crate::binary::elf::machine;
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::Process;
@@ -61,11 +62,6 @@ use waits::System;
 const BEGIN: Duration = Duration::from_secs(30);
 /// Most registers that are asked for one by one.
 const MAX_REGISTER_QUESTIONS: usize = 1024;
-/// ELF's numbers of processors (e_machine).
-const EM_X86_64: u16 = 62;
-const EM_AARCH64: u16 = 183;
-const EM_386: u16 = 3;
-const EM_ARM: u16 = 40;
 /// Longest command line that is shown.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
 
@@ -108,20 +104,19 @@ pub fn attach(
     // Most stubs stop their target for whoever connects.
     let mut stub = Stub::new(link);
     stub.run.hold = Some(Hold::of_stopped_target());
-    match stub.greet().and_then(|()| describe(&mut stub, exec)) {
-        Ok(Ok(described)) => {
-            let TargetFacts { process, system, layout, images, tasks } = described;
+    match stub.greet().map_err(DescribeError::from).and_then(|()| describe(&mut stub, exec)) {
+        Ok(TargetFacts { process, system, layout, images, tasks }) => {
             let place = place.to_string();
             let parts = Parts { stub, process, system, layout, images, tasks, place };
             let target = GdbTarget::begin(parts, begin, clock).map_err(failed)?;
             super::prefer_this_thread();
             Ok(target)
         }
-        Ok(Err(why)) => {
+        Err(DescribeError::Unsupported(why)) => {
             stub.detach(false);
             Err(Error::new(ErrorKind::Attach, format!("cannot attach to the target at {place}: {why}")))
         }
-        Err(broken) => {
+        Err(DescribeError::Connection(broken)) => {
             stub.detach(true);
             Err(failed(broken))
         }
@@ -137,11 +132,22 @@ struct TargetFacts {
     tasks: Option<Tasks>,
 }
 
-/// Asks what the target is. It stands. The inner failure is no fault of the stub's.
-fn describe(
-    stub: &mut Stub,
-    exec: Option<Exec>,
-) -> std::result::Result<std::result::Result<TargetFacts, String>, ConnectionError> {
+/// Why it is not known what a target is.
+enum DescribeError {
+    /// It cannot be recorded, which is no fault of the stub's.
+    Unsupported(String),
+    /// The stub cannot be talked to.
+    Connection(ConnectionError),
+}
+
+impl From<ConnectionError> for DescribeError {
+    fn from(broken: ConnectionError) -> DescribeError {
+        DescribeError::Connection(broken)
+    }
+}
+
+/// Asks what the target is. It stands.
+fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<TargetFacts, DescribeError> {
     stub.within(BEGIN, "telling what its target is");
     let mut description = Description::default();
     if stub.offers.lldb {
@@ -169,10 +175,10 @@ fn describe(
         && let Some(exec) = &exec
     {
         description.architecture = match exec.elf.machine {
-            EM_X86_64 => "x86_64".to_owned(),
-            EM_AARCH64 => "aarch64".to_owned(),
-            EM_386 => "i386".to_owned(),
-            EM_ARM => "arm".to_owned(),
+            machine::X86_64 => "x86_64".to_owned(),
+            machine::AARCH64 => "aarch64".to_owned(),
+            machine::X86 => "i386".to_owned(),
+            machine::ARM => "arm".to_owned(),
             other => format!("ELF machine {other}"),
         };
     }
@@ -180,10 +186,7 @@ fn describe(
         Layout::of(arch, &description)
             .map_err(|why| format!("its registers are not described as expected: {why}"))
     });
-    let mut layout = match layout {
-        Ok(layout) => layout,
-        Err(why) => return Ok(Err(why)),
-    };
+    let mut layout = layout.map_err(DescribeError::Unsupported)?;
     let system = system_of(stub, &description);
     if system == System::Bare {
         stub.memory_ends_at = memory::BOARD_RAM_BYTES;
@@ -203,13 +206,13 @@ fn describe(
     if let (Some(exec), System::Bare) = (&exec, system)
         && let Some(why) = images.problem()
     {
-        return Ok(Err(format!("what it runs is not {}: {why}", exec.name())));
+        return Err(DescribeError::Unsupported(format!("what it runs is not {}: {why}", exec.name())));
     }
     let process = process(stub, &images, exec.as_ref(), layout.arch, system, code_mask)?;
     // Several threads are tasks that the stub tells, or processors.
     let knows_tasks = system == System::Bare && layout.arch == Arch::Arm && stub.run.threads.len() == 1;
     let kernel = exec.and_then(|exec| exec.kernel).filter(|_| knows_tasks);
-    Ok(Ok(TargetFacts { process, system, layout, images, tasks: kernel.map(Tasks::new) }))
+    Ok(TargetFacts { process, system, layout, images, tasks: kernel.map(Tasks::new) })
 }
 
 /// `pid:1f;...`

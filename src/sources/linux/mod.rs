@@ -124,13 +124,14 @@ pub fn with_source<R: Send>(
     refusal::check_open_files(source)?;
     let by_kernel = in_thread(|spawner| {
         signals::note_sampler();
-        Ok(match by_kernel(source, &sampling, &clock, &spawner)? {
+        match by_kernel(source, &sampling, &clock, &spawner) {
             Ok(mut source) => {
                 spawner.finish();
-                Ok(body(SampleSource::Pushed(&mut source)))
+                Ok(Ok(body(SampleSource::Pushed(&mut source))))
             }
-            Err(why) => Err((why, body)),
-        })
+            Err(perf::OpenFailure::Refused(why)) => Ok(Err((why, body))),
+            Err(perf::OpenFailure::Failed(error)) => Err(error),
+        }
     })?;
     let (why, body) = match by_kernel {
         Ok(result) => return Ok(result),
@@ -169,10 +170,12 @@ fn by_kernel(
     sampling: &Sampling,
     clock: &RealClock,
     spawner: &Spawner,
-) -> Result<std::result::Result<perf::PerfSource, String>> {
+) -> std::result::Result<perf::PerfSource, perf::OpenFailure> {
     let children = sampling.children;
     match source {
-        _ if sampling.way == SamplingMethod::Ptrace => Ok(Err("--source ptrace".to_owned())),
+        _ if sampling.way == SamplingMethod::Ptrace => {
+            Err(perf::OpenFailure::Refused("--source ptrace".to_owned()))
+        }
         Source::Attach(pid) => {
             let chosen = ProcessSelection { pids: vec![*pid], children, ..ProcessSelection::default() };
             perf::attach(&chosen, sampling, clock.clone())

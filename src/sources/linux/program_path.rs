@@ -6,6 +6,7 @@
 //! counts only where it leads to the file that is mapped. Not for: libraries, whose names are those of
 //! their mappings.
 
+use std::cell::OnceCell;
 use std::fs;
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ const DIRECTORIES: [&str; 5] = ["/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr
 /// The path that the program of a process was started by, once it is known whether there is one.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StartPath {
-    found: Option<Option<Arc<ProgramPath>>>,
+    /// Empty until that is known.
+    found: OnceCell<Option<Arc<ProgramPath>>>,
     /// How often the program had not come as far as to have the path in its memory.
     tries: u32,
 }
@@ -45,7 +47,7 @@ impl StartPath {
         patience: &Patience,
         mappings: &[Mapping],
     ) -> Option<Arc<ProgramPath>> {
-        if self.found.is_none()
+        if self.found.get().is_none()
             && let Some(file) = program_file(pid, mappings)
         {
             let of_execve = path_of_execve(pid);
@@ -57,10 +59,10 @@ impl StartPath {
             // The kernel maps the program before it writes that path.
             if is_sure || started_as.is_some() || self.tries >= TRIES_MAX {
                 let path = |started_as| Arc::new(ProgramPath { file: file.path.clone(), started_as });
-                self.found = Some(started_as.map(path));
+                let _ = self.found.set(started_as.map(path));
             }
         }
-        self.found.clone().flatten()
+        self.found.get().cloned().flatten()
     }
 }
 

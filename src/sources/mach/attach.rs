@@ -145,15 +145,35 @@ fn take<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<Mach
     for _ in 1..TRIES {
         // The port may be that of the program before an exec that came in between.
         match taken {
-            Ok(Err(_)) => taken = take_once(kernel, pid, launched),
-            taken => return taken?,
+            Err(TakeError::TaskGone(_)) => taken = take_once(kernel, pid, launched),
+            _ => break,
         }
     }
-    taken?
+    taken.map_err(|failed| match failed {
+        TakeError::TaskGone(error) | TakeError::Other(error) => error,
+    })
 }
 
-/// Attaches, unless the task goes while that is done: then what is to be said of it.
-fn take_once<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<Result<MachTarget<'k>>> {
+/// Why a task is not held.
+enum TakeError {
+    /// It went while it was taken: another try may find the task of the next program.
+    TaskGone(Error),
+    /// Another try would fail, too.
+    Other(Error),
+}
+
+impl From<Error> for TakeError {
+    fn from(error: Error) -> TakeError {
+        TakeError::Other(error)
+    }
+}
+
+/// Attaches.
+fn take_once(
+    kernel: &dyn MachKernel,
+    pid: i32,
+    launched: bool,
+) -> std::result::Result<MachTarget<'_>, TakeError> {
     let facts = refusal::check(kernel, pid, launched)?;
     let mut taken = acquire_once(kernel, pid);
     for _ in 1..TRIES {
@@ -171,10 +191,10 @@ fn take_once<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result
     let mut target = MachTarget::new(kernel, acquired, describe(kernel, &facts), launched);
     refusal::check_task(kernel, acquired.task, &facts)?;
     if let Err(failed) = target.begin() {
-        return Ok(Err(refusal::cannot_list(kernel, &facts, failed)));
+        return Err(TakeError::TaskGone(refusal::cannot_list(kernel, &facts, failed)));
     }
     refusal::check_program(kernel, &facts, target.program_cpu_type())?;
-    Ok(Ok(target))
+    Ok(target)
 }
 
 fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {

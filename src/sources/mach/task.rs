@@ -4,6 +4,7 @@
 //! listing the threads before ticks (see `polls.rs`). How threads are stopped and copied is
 //! in `stops.rs`.
 
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -45,8 +46,8 @@ pub struct MachTarget<'k> {
     pub(super) dyld: Dyld,
     pub(super) jit: Jit,
     copied: CopiedBytes,
-    /// `None`: not looked for yet.
-    label_offset: Option<Option<LabelOffset>>,
+    /// Empty until it was looked for.
+    label_offset: OnceCell<Option<LabelOffset>>,
     /// What [`Target::next`] will say: events before stops.
     pub(super) events: VecDeque<Event>,
     pub(super) stops: Stops,
@@ -81,7 +82,7 @@ impl<'k> MachTarget<'k> {
             dyld: Dyld::default(),
             jit: Jit::default(),
             copied: CopiedBytes::default(),
-            label_offset: None,
+            label_offset: OnceCell::new(),
             events: VecDeque::new(),
             stops: Stops::default(),
             polls: Polls::default(),
@@ -257,7 +258,7 @@ impl<'k> MachTarget<'k> {
         self.threads = threads;
         self.dyld = Dyld::default();
         self.jit = Jit::default();
-        self.label_offset = None;
+        self.label_offset = OnceCell::new();
         self.taskless_ns = None;
         self.events.push_back(Event::Exec { thread, stack_top: None });
         for thread in started {
@@ -279,16 +280,15 @@ impl<'k> MachTarget<'k> {
 
     /// Where labels of dispatch queues are, looked for once there is a libdispatch.
     fn label_offset(&mut self) -> Option<LabelOffset> {
-        if let Some(known) = self.label_offset {
-            return known;
+        if let Some(known) = self.label_offset.get() {
+            return *known;
         }
         let image = self.dyld.images().iter().find(|image| image.path.ends_with(queues::LIBRARY))?;
         let bytes = images::bytes(&self.memory, image, self.dyld.shared_cache(), &mut self.copied).ok();
         let offsets = bytes.and_then(|bytes| exported(&bytes, queues::OFFSETS_SYMBOL));
         let offset =
             offsets.and_then(|offset| queues::label_offset(&self.memory, image.load.wrapping_add(offset)));
-        self.label_offset = Some(offset);
-        offset
+        *self.label_offset.get_or_init(|| offset)
     }
 }
 

@@ -9,8 +9,8 @@
 use std::borrow::Cow;
 
 use super::{OPENED_BY, build_id_path, mismatch, section};
-use crate::binary::macho::uleb;
 use crate::binary::{Files, ImageBytes};
+use crate::leb128::take_unsigned;
 use crate::symbol::error::DebugFileError;
 
 /// What tells that a file is the right one.
@@ -77,6 +77,6 @@ fn supplement(file: &[u8]) -> Option<Supplement<'_>> {
     let [5, 0, is_the_common_file] = *head else { return None };
     let end = rest.iter().position(|byte| *byte == 0)?;
     let (path, mut rest) = (rest.get(..end)?, rest.get(end + 1..)?);
-    let length = usize::try_from(uleb(&mut rest)?).ok()?;
+    let length = usize::try_from(take_unsigned(&mut rest)?).ok()?;
     Some(Supplement { is_the_common_file: is_the_common_file != 0, path, checksum: rest.get(..length)? })
 }

@@ -10,7 +10,7 @@
 
 use super::MAX_NAME_BYTES;
 use crate::binary::ImageBytes;
-use crate::binary::macho::uleb;
+use crate::leb128::take_unsigned;
 
 /// Most edges from the root to a node. Linkers branch where names differ; twenty is usual.
 const MAX_DEPTH: u32 = 1024;
@@ -124,12 +124,12 @@ impl Walk<'_> {
         let mut rest = &rest[..rest.len().min(self.left)];
         let before = rest.len();
 
-        let terminal_bytes = usize::try_from(uleb(&mut rest)?).ok()?;
+        let terminal_bytes = usize::try_from(take_unsigned(&mut rest)?).ok()?;
         let (mut terminal, mut rest) = rest.split_at_checked(terminal_bytes)?;
         if node.edge != ROOT
-            && let Some(flags) = uleb(&mut terminal)
+            && let Some(flags) = take_unsigned(&mut terminal)
             && flags & (KIND | REEXPORT) == 0
-            && let Some(offset) = uleb(&mut terminal)
+            && let Some(offset) = take_unsigned(&mut terminal)
         {
             self.exports.push(Export { offset, name: node.edge });
         }
@@ -142,7 +142,7 @@ impl Walk<'_> {
             // As far as the trie itself, which is longer than what is left to read of it.
             let at = rest.as_ptr().addr() - self.trie.as_ptr().addr();
             rest = &rest[letters + 1..];
-            let child = usize::try_from(uleb(&mut rest)?).ok()?;
+            let child = usize::try_from(take_unsigned(&mut rest)?).ok()?;
             // No letters: ld64 lets a name that begins another end in a node of its own.
             let length = length + letters;
             if length > MAX_NAME_BYTES || node.depth == MAX_DEPTH {

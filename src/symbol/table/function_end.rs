@@ -6,10 +6,7 @@
 //! places, so a return alone does not count; where one happens to end just at the next boundary
 //! there is no filling, and the function that follows is taken for a part.
 
-use object::elf::{EM_AARCH64, EM_X86_64};
-
-const X86_64: u16 = EM_X86_64.0;
-const AARCH64: u16 = EM_AARCH64.0;
+use crate::binary::elf::machine::{AARCH64, X86_64};
 
 /// What assembly functions are aligned to (x86inc.asm and perlasm: 16, the default of
 /// compilers).

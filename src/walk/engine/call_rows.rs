@@ -18,6 +18,9 @@ type Key = (u64, u64, bool);
 /// Rows of code in files, by what the entry is away from the address.
 pub(in crate::walk) type SharedCallRows<P> = ImageFacts<u64, Option<Box<RowOf<P>>>>;
 
+/// What was found rests on bytes that may change: it is not kept.
+struct NotLasting;
+
 /// Rows by entry and address.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct CallRows<P: Processor> {
@@ -51,34 +54,38 @@ impl<P: Processor> CallRows<P> {
         }
         let key = (entry.0, address.at().0, address.is_return());
         if !self.rows.contains_key(&key) {
-            let row = self.learn(entry, address, code)?;
+            let row = self.learn(entry, address, code).ok()?;
             self.rows.insert(key, row);
         }
         self.rows.get(&key)?.as_deref()
     }
 
-    /// What the paths tell; `None` if it may not be kept.
-    #[allow(clippy::option_option, reason = "the inner one is what is kept")]
-    fn learn(&self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<Option<Box<RowOf<P>>>> {
+    /// The row that the paths tell, if they tell one.
+    fn learn(
+        &self,
+        entry: Avma,
+        address: CodeAddress,
+        code: &dyn Code,
+    ) -> Result<Option<Box<RowOf<P>>>, NotLasting> {
         let (at, returned) = (address.at(), address.is_return());
         let since_entry =
             |code: &dyn Code| flow::since_entry_on_all_paths::<P>(entry, at, returned, code).map(Box::new);
         let from_entry = at.0.wrapping_sub(entry.0);
         let Some(place) = self.shared.place(address, code) else {
             let row = since_entry(code);
-            return code.may_keep(at).then_some(row);
+            return if code.may_keep(at) { Ok(row) } else { Err(NotLasting) };
         };
         if let Some(row) = self.shared.get(&place, from_entry) {
-            return Some(row);
+            return Ok(row);
         }
         let scope = Scope::new(code, place.mapped.clone());
         let row = since_entry(&scope);
         if !code.may_keep(at) {
-            return None;
+            return Err(NotLasting);
         }
         if !scope.is_left() {
             self.shared.insert(&place, from_entry, row.clone(), row.is_some());
         }
-        Some(row)
+        Ok(row)
     }
 }

@@ -137,7 +137,7 @@ fn stack_was_loaded<P: Intel>(at: Avma, code: &dyn Code) -> bool {
         let place = Avma(start + offset as u64);
         before.get(offset..).and_then(decode_of::<P>).is_some_and(|instruction| {
             let loaded_from = stack_pointer_source::<P>(&instruction);
-            loaded_from.is_some_and(|register| !counts_from::<P>(register, place, code))
+            loaded_from.is_some_and(|source| !counts_from::<P>(source, place, code))
                 && runs_straight_on::<P>(before, offset, &instruction)
                 && (P::IS_LONG || may_begin_at::<P>(before, offset))
         })
@@ -163,9 +163,17 @@ fn may_begin_at<P: Intel>(before: &[u8], offset: usize) -> bool {
     true
 }
 
-/// Where `mov` loads the stack pointer from: `Some(None)` for memory that neither rsp nor rbp
-/// points to, `Some(register)` by DWARF number for a register.
-fn stack_pointer_source<P: Intel>(instruction: &Instruction) -> Option<Option<u8>> {
+/// Where `mov` loads the stack pointer from.
+#[derive(Clone, Copy)]
+enum StackPointerSource {
+    /// Memory that neither rsp nor rbp points to.
+    Memory,
+    /// A register, by DWARF number.
+    Register(u8),
+}
+
+/// Where an instruction loads the stack pointer from; `None` for one that does not.
+fn stack_pointer_source<P: Intel>(instruction: &Instruction) -> Option<StackPointerSource> {
     let Instruction { wide, rex, map, opcode, .. } = *instruction;
     let (mode, register, operand) = instruction.operands()?;
     let register = register | (rex & 4) << 1;
@@ -174,17 +182,21 @@ fn stack_pointer_source<P: Intel>(instruction: &Instruction) -> Option<Option<u8
         return None;
     }
     match (opcode, mode) {
-        (0x89, 3) if operand == 4 => Some(Some(*P::DWARF.get(usize::from(register))?)),
-        (0x8b, 3) if register == 4 => Some(Some(*P::DWARF.get(usize::from(operand))?)),
-        (0x8b, _) if register == 4 && !matches!(operand, 4 | 5) => Some(None),
+        (0x89, 3) if operand == 4 => {
+            Some(StackPointerSource::Register(*P::DWARF.get(usize::from(register))?))
+        }
+        (0x8b, 3) if register == 4 => {
+            Some(StackPointerSource::Register(*P::DWARF.get(usize::from(operand))?))
+        }
+        (0x8b, _) if register == 4 && !matches!(operand, 4 | 5) => Some(StackPointerSource::Memory),
         _ => None,
     }
 }
 
 /// Whether the row at the load itself counts from that register: then it moves the stack
 /// pointer within its frame.
-fn counts_from<P: Intel>(register: Option<u8>, at: Avma, code: &dyn Code) -> bool {
-    let Some(register) = register else { return false };
+fn counts_from<P: Intel>(source: StackPointerSource, at: Avma, code: &dyn Code) -> bool {
+    let StackPointerSource::Register(register) = source else { return false };
     match row::<P>(code, at) {
         Some(row) => matches!(row.cfa, Cfa::Register(from, _) if from == register),
         None => register == P::FRAME_POINTER,

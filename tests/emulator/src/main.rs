@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use stackprof::addr::Avma;
 use stackprof::arch::{Aarch64, Registers, X86_64};
-use stackprof::images::ProcessImages;
+use stackprof::images::ImageView;
 use stackprof::walk::{self, StackEnd, Frames, UnwindMethod, Unwinder};
 
 use fixtures::{Arch, FramePointers, PROGRAMS, Variant};
@@ -57,7 +57,7 @@ fn unwind(how: UnwindMethod, boundary: &Boundary<'_>, unwinder: &mut Unwinder, f
 }
 
 /// What the macOS backend is to say of a thread.
-fn input<'a>(boundary: &Boundary<'a>, code: &'a ProcessImages<'a>) -> walk::Input<'a> {
+fn input<'a>(boundary: &Boundary<'a>, code: &'a ImageView<'a>) -> walk::Input<'a> {
     walk::Input {
         stack_limit: Some(boundary.stack_limit),
         fp_always: boundary.arch == Arch::Arm64,

@@ -40,7 +40,7 @@ use super::files::TargetFiles;
 use super::launch::{Launch, Spawner};
 use super::{attach, launch, refusal, threads};
 use crate::clock::RealClock;
-use crate::error::Result;
+use crate::error::Error;
 use crate::sources::{Process, ProcessSelection, Sampling};
 use bpf::sample_filter::SampleFilter;
 use events::cpus::{cpu_count, scope_for};
@@ -63,8 +63,22 @@ pub(crate) use stack::SimKernel;
 /// Why the kernel does not sample this process for us, and what to do about it: a part of a line.
 pub(super) type Refusal = String;
 
-/// What became of an attempt: the source, or why not, which need not end the recording.
-type Attempt = Result<std::result::Result<PerfSource, Refusal>>;
+/// Why there is no source.
+pub(super) enum OpenFailure {
+    /// The kernel does not sample this process, which need not end the recording.
+    Refused(Refusal),
+    /// There is nothing to record.
+    Failed(Error),
+}
+
+impl From<Error> for OpenFailure {
+    fn from(error: Error) -> OpenFailure {
+        OpenFailure::Failed(error)
+    }
+}
+
+/// The source, or why there is none.
+type Attempt = std::result::Result<PerfSource, OpenFailure>;
 
 /// Samples processes that run, as `sampling` says.
 ///
@@ -80,7 +94,7 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
                 // It may have ended just now.
                 refusal::check_process(pid)?;
             }
-            return Ok(Err(format!("/proc/{pid}/maps cannot be read: {error}")));
+            return Err(OpenFailure::Refused(format!("/proc/{pid}/maps cannot be read: {error}")));
         }
         listed.push(pid);
     }
@@ -93,7 +107,7 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
     let size = if selected.is_one() { StackSize::new() } else { StackSize::of_many() };
     let events = match open(&listed, !selected.is_one(), &filter, &size, sampling) {
         Ok(events) => events,
-        Err(refused) => return Ok(Err(refused)),
+        Err(refused) => return Err(OpenFailure::Refused(refused)),
     };
     prepare_names(events.options());
     let mut entries: Vec<ProcessEntry> = Vec::new();
@@ -108,7 +122,7 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
         SourceStart { main, listed: listed.clone(), filter: selected, kernel_frames, launched: false };
     let mut source = PerfSource::new(begin, clock, events, filter, size);
     source.add(others);
-    Ok(source.enable().map(|()| source).map_err(|error| refused(&error)))
+    source.enable().map(|()| source).map_err(|error| OpenFailure::Refused(refused(&error)))
 }
 
 /// Starts a command and samples it from its first instruction on, as `sampling` says.
@@ -124,7 +138,7 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let size = StackSize::new();
     let events = match open(&[pid], children, &filter, &size, sampling) {
         Ok(events) => events,
-        Err(refused) => return Ok(Err(refused)),
+        Err(refused) => return Err(OpenFailure::Refused(refused)),
     };
     let options = events.options();
     prepare_names(options);
@@ -134,12 +148,12 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let begin = SourceStart { main, listed: vec![pid], filter: selected, kernel_frames, launched: true };
     let mut source = PerfSource::new(begin, clock, events, filter, size);
     if let Err(error) = source.enable() {
-        return Ok(Err(refused(&error)));
+        return Err(OpenFailure::Refused(refused(&error)));
     }
     let started = held.go().map_err(|error| attach::cannot_run(command, &error))?;
     started.join().map_err(|error| attach::cannot_run(command, &error))?;
     source.set_spawned(describe(pid, options));
-    Ok(Ok(source))
+    Ok(source)
 }
 
 /// The kernel's names are read when the privileges to read them have gone.

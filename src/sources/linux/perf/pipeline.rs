@@ -13,7 +13,7 @@ use super::clocks::{Clocks, SystemClocks};
 use super::cpu_time::accounting::{BatchOptions, CpuTime, WeighedEvent};
 use super::process::event::ProcessEvent;
 use super::process::procfs::{Procfs, SystemProcfs};
-use super::process::table::{Announcement, End, ProcessTable};
+use super::process::table::{Announcement, End, NewThread, ProcessTable};
 use super::reorder::event::{Event, Selection};
 use super::reorder::event_queue::EventQueue;
 use super::reorder::exited_threads::NOBODY;
@@ -286,7 +286,7 @@ impl Pipeline {
         if let Some(name) = process {
             into.push(self.record(id, SourceEvent::ProcessStarted { name }));
         }
-        if let Some(stack_top) = thread {
+        if let Some(NewThread { stack_top }) = thread {
             into.push(
                 self.record(id, SourceEvent::ThreadStarted { stack_top, status: running(0), found: false }),
             );

@@ -6,6 +6,7 @@
 use crate::addr::Avma;
 use crate::arch::{Arch, X86_64};
 use crate::binary::{Mapping, MappingKind};
+use crate::leb128::put_unsigned;
 use crate::rng::Rng;
 
 use super::super::config::{SimFunction, SimImage};
@@ -173,7 +174,7 @@ impl Assembler {
         self.frame_bytes = self.frame_bytes.wrapping_add_signed(bytes);
         if !self.by_frame_pointer {
             let mut row = vec![0x0e];
-            uleb(self.frame_bytes, &mut row);
+            put_unsigned(self.frame_bytes, &mut row);
             self.row(&row);
         }
     }
@@ -326,14 +327,6 @@ fn number(register: usize) -> u8 {
         RBP => 5,
         other => other as u8,
     }
-}
-
-fn uleb(mut value: u64, into: &mut Vec<u8>) {
-    while value >= 0x80 {
-        into.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    into.push(value as u8);
 }
 
 /// The section of these functions: a CIE, and an FDE with addresses of 8 bytes for each of them.

@@ -3,6 +3,7 @@
 //! Much of it outlives the process: one that ran for two milliseconds is named by what the records
 //! said of it, and by the files of the process that started it.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ pub(in super::super) struct ProcessEntry {
     pid: pid_t,
     process: Process,
     pub(super) images: ProcessImages,
-    /// Where the first thread's stack begins; the inner value once it was read.
-    main_stack_top: Option<Option<Avma>>,
+    /// Where the first thread's stack begins; empty until it was read.
+    main_stack_top: OnceCell<Option<Avma>>,
     /// Names of threads.
     names: HashMap<pid_t, String>,
     /// Threads that the sampler knows of.
@@ -76,7 +77,7 @@ impl ProcessEntry {
             pid,
             process,
             images,
-            main_stack_top: None,
+            main_stack_top: OnceCell::new(),
             names: HashMap::new(),
             threads: BTreeSet::new(),
             awaits_exec: false,
@@ -110,7 +111,7 @@ impl ProcessEntry {
     /// It runs another program, of this name and number.
     pub(super) fn exec(&mut self, name: &str, number: u64) {
         name.clone_into(&mut self.process.name);
-        self.main_stack_top = None;
+        self.main_stack_top = OnceCell::new();
         self.images.forget_start_path();
         self.program = Program { number, is_starting: true, new_code: Vec::new() };
     }
@@ -126,7 +127,7 @@ impl ProcessEntry {
         }
         self.process.name.clone_from(&name);
         self.names.insert(self.pid, name.clone());
-        self.main_stack_top = None;
+        self.main_stack_top = OnceCell::new();
         self.images.forget_start_path();
         self.program = Program { number, ..Program::default() };
         Some(name)
@@ -194,7 +195,7 @@ impl ProcessEntry {
     /// The stack pointer that the first thread began with.
     pub(super) fn main_stack_top(&mut self, procfs: &dyn Procfs) -> Option<Avma> {
         let pid = self.pid;
-        *self.main_stack_top.get_or_insert_with(|| procfs.stack_top(pid))
+        *self.main_stack_top.get_or_init(|| procfs.stack_top(pid))
     }
 
     /// Whether its program is one of 32 bits; `None` where the process is gone.

@@ -49,8 +49,15 @@ pub(in super::super) enum End {
 pub(in super::super) struct Announcement {
     /// Its process, under this name.
     pub(in super::super) process: Option<String>,
-    /// The thread: the stack pointer that it began with, where that is known.
-    pub(in super::super) thread: Option<Option<Avma>>,
+    /// The thread.
+    pub(in super::super) thread: Option<NewThread>,
+}
+
+/// A thread that the sampler does not know yet.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) struct NewThread {
+    /// The stack pointer that it began with, where that is known.
+    pub(in super::super) stack_top: Option<Avma>,
 }
 
 /// The processes that are sampled.
@@ -349,8 +356,10 @@ impl ProcessTable {
         let is_announced = std::mem::replace(&mut entry.is_announced, true);
         let process = (!is_announced).then(|| entry.name().to_owned());
         let is_main = id.tid == id.pid;
-        let thread =
-            entry.threads.insert(id.tid).then(|| if is_main { entry.main_stack_top(procfs) } else { None });
+        let thread = entry
+            .threads
+            .insert(id.tid)
+            .then(|| NewThread { stack_top: if is_main { entry.main_stack_top(procfs) } else { None } });
         Announcement { process, thread }
     }
 

@@ -8,7 +8,7 @@ use crate::addr::Avma;
 
 /// The images of one process in its current address space.
 #[derive(Clone, Copy, Debug)]
-pub struct ProcessImages<'a> {
+pub struct ImageView<'a> {
     /// The images of all processes.
     pub(super) images: &'a [Image],
     /// The current space.
@@ -17,7 +17,7 @@ pub struct ProcessImages<'a> {
     pub(super) number: u32,
 }
 
-impl<'a> ProcessImages<'a> {
+impl<'a> ImageView<'a> {
     /// The number of the current address space.
     #[must_use]
     #[inline]
