@@ -89,13 +89,29 @@ fn counted(text: &str) -> String {
 /// Which modules each module names.
 fn edges(modules: &Modules) -> BTreeMap<&str, BTreeSet<&str>> {
     let edge = |(module, text): (&'_ String, &String)| {
-        let named = paths(text).into_iter().filter_map(|path| resolve(modules, module, &path));
+        let named = paths(&without_handed_on(text)).into_iter().filter_map(|path| resolve(modules, module, &path));
         (module.clone(), named.filter(|named| named != module).collect::<BTreeSet<String>>())
     };
     let found: BTreeMap<String, BTreeSet<String>> = modules.iter().map(edge).collect();
     let own = |name: &String| modules.get_key_value(name).map(|(name, _)| name.as_str());
     let keys = modules.keys().map(String::as_str);
     keys.map(|key| (key, found[key].iter().filter_map(own).collect())).collect()
+}
+
+/// A text without names that it hands on by `pub use` and does not use itself.
+fn without_handed_on(text: &str) -> String {
+    let is_handed_on = |statement: &str| {
+        let Some((before, tree)) = statement.rsplit_once("use ") else { return false };
+        let line = before.trim_end().rsplit('\n').next().unwrap_or_default().trim_start();
+        if !line.starts_with("pub") {
+            return false;
+        }
+        let mut named = Vec::new();
+        expand_with_names(tree, &mut named);
+        let words = |text: &str, name: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| *word == name).count();
+        named.iter().all(|(_, name)| words(text, name) == words(statement, name))
+    };
+    text.split_inclusive(';').filter(|statement| !is_handed_on(statement)).collect()
 }
 
 /// All that is named: what `use` names, and paths in code.

@@ -9,10 +9,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::addr::{Avma, LookupAvma};
-use crate::arch::{Arch, Registers};
+use crate::addr::Avma;
+use crate::arch::Arch;
 use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError, ProgramPath};
 
+mod capture;
 #[cfg(unix)]
 pub mod child;
 pub mod gdb;
@@ -28,9 +29,12 @@ mod stack_pieces;
 #[cfg(unix)]
 mod startup;
 mod target_file;
+mod thread_status;
 
+pub use capture::{Capture, OtherStack};
 pub use stack_pieces::{PIECE_BYTES, PIECES_MAX, StackPieces};
 pub use target_file::LocalFiles;
+pub use thread_status::{Activity, ThreadStatus};
 
 /// The readable form of a Swift name (`$s4main3fooyyF`), from the runtime of this system;
 /// `None` if it is none, and where there is no Swift runtime to ask.
@@ -217,43 +221,6 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What a thread is doing, as seen from outside without touching it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activity {
-    /// Certainly on a CPU.
-    Running,
-    /// On a CPU or ready for one.
-    Runnable,
-    /// Ready for a CPU, and certainly on none.
-    Ready,
-    /// Blocked: in a system call, a page fault or a lock.
-    Waiting,
-    /// Stopped by job control or another tool; must be left alone.
-    Stopped,
-    /// Only a stop tells: the look in the [`Capture`] says what it did.
-    Untold,
-}
-
-impl Activity {
-    /// Whether the thread is on a CPU or ready for one.
-    #[must_use]
-    pub fn wants_cpu(self) -> bool {
-        matches!(self, Activity::Running | Activity::Runnable | Activity::Ready)
-    }
-}
-
-/// One look at a thread from outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ThreadStatus {
-    /// CPU time used so far in nanoseconds. Exact for a thread that is off the CPU;
-    /// for a running one the system may lag (Linux: up to a scheduler tick).
-    pub cpu_ns: u64,
-    /// How often the thread was put on a CPU so far; 0 where the system does not tell.
-    pub switches: u64,
-    /// What it is doing.
-    pub activity: Activity,
-}
-
 /// How a stop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -278,80 +245,6 @@ pub enum SleepingThread {
     Awake,
     /// The source does not show it.
     Hidden,
-}
-
-/// One thread's registers and stack bytes; reused from sample to sample.
-#[derive(Clone, Debug)]
-pub struct Capture {
-    /// Registers in user mode at the moment of the stop.
-    pub registers: Registers,
-    /// Address of the first byte of `stack`: the stack pointer, or up to [`RED_ZONE_BYTES`](crate::arch::RED_ZONE_BYTES) below.
-    pub stack_base: Avma,
-    /// Bytes copied from there upward; the buffer keeps its allocation.
-    pub stack: Vec<u8>,
-    /// What was prefetched of the stack above them, of the same moment.
-    pub pieces: StackPieces,
-    /// Time from asking for the stop to the thread being let go, in nanoseconds. For a
-    /// thread that had to wait for a CPU before it could stop, from the moment that its
-    /// stop was noticed. What the kernel then takes to put it back on a CPU is not in it.
-    pub pause_ns: u64,
-    /// Of that, the time from when the thread was seen to stand, nanoseconds. Where one stop
-    /// holds all threads, it is in the capture of one of them, and 0 in the others.
-    pub stood_ns: u64,
-    /// Frames in the kernel that its code was in, where the source tells, the innermost first.
-    pub kernel: Vec<LookupAvma>,
-    /// There are no frames but those: the thread has no user memory yet, or no more.
-    pub only_kernel: bool,
-    /// The thread's figures while it stood, where the source reads them: exact up to the stop.
-    pub status: Option<ThreadStatus>,
-    /// End of the stack that the stack pointer is in, where the system tells: nothing of
-    /// it lies at this address or above.
-    pub stack_limit: Option<Avma>,
-    /// The stack that the code goes on on which a handler interrupted, where processors have two.
-    pub other_stack: Option<Box<OtherStack>>,
-    /// Of sources that change how much of a stack they copy: the number of the size that this one was copied by.
-    pub size_number: u32,
-}
-
-/// A second stack of a thread, copied in the same stop: that of the process stack pointer of a Cortex-M,
-/// while a handler runs on the main one.
-#[derive(Clone, Debug)]
-pub struct OtherStack {
-    /// Its stack pointer: the address of the first byte.
-    pub base: Avma,
-    /// Bytes copied from there upward.
-    pub bytes: Vec<u8>,
-    /// As [`Capture::stack_limit`].
-    pub limit: Option<Avma>,
-}
-
-impl Capture {
-    /// An empty capture whose stack buffer holds `stack_bytes` without growing.
-    #[must_use]
-    pub fn with_capacity(stack_bytes: usize) -> Capture {
-        Capture {
-            registers: Registers::default(),
-            stack_base: Avma(0),
-            stack: Vec::with_capacity(stack_bytes),
-            pieces: StackPieces::default(),
-            pause_ns: 0,
-            stood_ns: 0,
-            kernel: Vec::new(),
-            only_kernel: false,
-            status: None,
-            stack_limit: None,
-            other_stack: None,
-            size_number: 0,
-        }
-    }
-
-    /// Bytes that it holds, used or not.
-    #[must_use]
-    pub fn held_bytes(&self) -> usize {
-        self.stack.capacity()
-            + self.pieces.held_bytes()
-            + self.other_stack.as_ref().map_or(0, |other| other.bytes.capacity())
-    }
 }
 
 /// How a process ended.
@@ -509,7 +402,7 @@ pub trait Target: Observed {
     /// their first instruction where known. Replaces the content of `out`.
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>);
 
-    /// One look at a thread from outside: it is not stopped and cannot tell.
+    /// Polls a thread from outside: it is not stopped and cannot tell.
     ///
     /// # Errors
     /// [`Fault::ThreadGone`] when it has ended.

@@ -80,9 +80,7 @@ impl Stops {
 
     fn buffer(&mut self) -> Capture {
         let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
-        (capture.pause_ns, capture.stood_ns, capture.status) = (0, 0, None);
-        (capture.stack_limit, capture.other_stack) = (None, None);
-        capture.stack.clear();
+        capture.reset();
         capture
     }
 

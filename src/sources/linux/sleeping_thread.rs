@@ -25,6 +25,7 @@ pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut 
         return if waits { SleepingThread::Hidden } else { SleepingThread::Awake };
     };
     let Some((sp, pc)) = proc::waits_at(call) else { return SleepingThread::Awake };
+    capture.reset();
     // By the thread's own number: the first thread may have left, and its memory with it.
     let read = sys::read_memory_into(tid, sp.0, stack_bytes, &mut capture.stack);
     if figures() != before {
@@ -37,10 +38,7 @@ pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut 
     let stat = u32::try_from(sp.0.max(pc.0)).ok().and_then(|_| fs::read(path("stat")).ok());
     let start_stack = stat.and_then(|stat| proc::stat_start_stack(&stat));
     capture.registers = perf::registers_of_waiting(sp, pc, start_stack.is_some_and(images::is_of_32_bits));
-    (capture.stack_base, capture.only_kernel) = (sp, false);
-    capture.kernel.clear();
-    capture.pieces.clear();
-    (capture.pause_ns, capture.stood_ns, capture.stack_limit, capture.status) = (0, 0, None, None);
+    capture.stack_base = sp;
     SleepingThread::Captured
 }
 

@@ -169,7 +169,7 @@ impl LinuxTarget {
     /// Registers and stack bytes of a thread that job control has stopped. Nothing is changed in it: this profiler did not
     /// interrupt its call.
     pub(super) fn read_stopped(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
-        (capture.pause_ns, capture.stood_ns, capture.status) = (0, 0, None);
+        capture.reset();
         if !pending.keep_waiting {
             return Outcome::Unreadable("stopped by job control");
         }

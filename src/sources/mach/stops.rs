@@ -92,8 +92,7 @@ impl Stops {
     /// Says of all stops that are asked for that they came to nothing.
     pub(super) fn answer_asked(&mut self, why: &'static str) {
         while let Some(asked) = self.asked.pop_front() {
-            let mut capture = self.buffer();
-            (capture.pause_ns, capture.stood_ns, capture.status) = (0, 0, None);
+            let capture = self.buffer();
             self.made.push_back(Stop { asked, outcome: Outcome::Unreadable(why), capture, before: None });
         }
     }
@@ -117,7 +116,9 @@ impl Stops {
     }
 
     fn buffer(&mut self) -> Capture {
-        self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0))
+        let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
+        capture.reset();
+        capture
     }
 
     /// Whether a thread was on a CPU when its task was held: what was told of it before and
@@ -186,7 +187,6 @@ impl MachTarget<'_> {
             let capture = &mut stop.capture;
             capture.pause_ns = pause_ns;
             capture.stood_ns = std::mem::take(&mut stood_ns);
-            capture.stack_limit = None;
             if stop.outcome == Outcome::Captured {
                 let (sp, pc) = (capture.registers.sp().0, capture.registers.pc().0 & self.process.code_mask);
                 if let Some(thread) = self.threads.get_mut(stop.asked.thread) {
@@ -225,7 +225,6 @@ impl MachTarget<'_> {
         let (let_go, stops): (Vec<Stop>, Vec<Stop>) = stops.into_iter().partition(waits);
         self.stops.made.extend(let_go.into_iter().map(|mut stop| {
             stop.outcome = Outcome::BeganToWait;
-            (stop.capture.pause_ns, stop.capture.stood_ns, stop.capture.status) = (0, 0, None);
             stop
         }));
         stops
@@ -235,7 +234,6 @@ impl MachTarget<'_> {
     /// wanted wherever it is.
     fn stopped(&mut self, stop: &mut Stop, begun_ns: u64) -> Outcome {
         let id = stop.asked.thread;
-        stop.capture.status = None;
         if let Some((before, told_ns)) = stop.before
             && let Some(held) = self.threads.told_around_stop(self.kernel, id)
         {

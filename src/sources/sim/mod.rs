@@ -205,6 +205,7 @@ impl SimTarget {
         if self.faults.happens(FaultKind::Panic, Some(thread), now_ns) {
             panic!("injected while thread {} stands (seed {})", thread.0, self.config.seed);
         }
+        capture.reset();
         let phase = stopped.machine.threads[index].phase();
         let mut cost_ns = self.config.pause_ns;
         let outcome = if phase.activity != SimActivity::Run && !pending.keep_waiting {
@@ -222,7 +223,6 @@ impl SimTarget {
             let stack_bytes = pending.stack_bytes.min(short.unwrap_or(usize::MAX));
             capture.stack_base = phase.stack.base();
             phase.stack.copy_stack(stack_bytes, &mut capture.stack);
-            capture.pieces.clear();
             for start in self.pieces.get(&thread).into_iter().flatten() {
                 let mut bytes = [0; PIECE_BYTES];
                 let read = phase.stack.read(Avma(*start), &mut bytes).unwrap_or(0);
@@ -240,7 +240,6 @@ impl SimTarget {
         stopped.machine.run_to(now_ns.saturating_add(long_ns.unwrap_or(cost_ns)));
         capture.pause_ns = stopped.machine.pause_ns(index);
         capture.stood_ns = capture.pause_ns;
-        capture.status = None;
         drop(stopped);
         self.clock.advance_to(self.machine.now_ns);
         Some(Event::Stopped { thread, outcome })

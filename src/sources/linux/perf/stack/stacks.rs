@@ -80,14 +80,12 @@ impl Stacks {
 
     /// Fills a buffer with a sample.
     pub(in super::super) fn copy(&mut self, id: Id, sample: &Sample<'_>, capture: &mut Capture) {
+        capture.reset();
         // Rings still hold what was copied by the size before.
         capture.size_number = self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
-        capture.stack.clear();
         capture.stack.extend_from_slice(sample.stack);
         let has_tail = self.copies.tail.is_some() && sample.stack.len() >= STACK_BYTES_MAX as usize;
         self.ahead.add(sample.stack.len(), if has_tail { TAIL_BYTES as usize } else { 0 });
-        capture.pieces.clear();
-        capture.kernel.clear();
         // All but the innermost are return addresses: looked up where the call is.
         // Where a program called an emulated entry point, the kernel counts that among its own.
         let frames = sample.kernel().map(Avma).filter(|at| at.is_kernel());
@@ -100,7 +98,6 @@ impl Stacks {
         capture.only_kernel = sample.registers.is_none_or(|registers| registers.pc() == Avma(0));
         capture.registers = sample.registers.unwrap_or_default();
         capture.stack_base = capture.registers.sp();
-        (capture.pause_ns, capture.stood_ns, capture.stack_limit) = (0, 0, None);
     }
 
     /// Reads what programs copied so far: after the rings of samples, so that all of theirs is there. The bytes that are
