@@ -4,6 +4,8 @@
 #
 #   go tool pprof -top    shows the same table of functions as the folded stacks do,
 #   Firefox Profiler      (its own command line reader) shows the same table, too,
+#   opentelemetry-proto   (the messages of the protocol, from PyPI) decodes the OTLP file; the values of its stacks
+#                         are those of the folded stacks,
 #   ajv                   finds the speedscope file valid against the schema of its project,
 #   speedscope            opens folded, pprof and speedscope files in headless Chromium; its table
 #                         of the demo adds up to the samples there are (of Firefox files it reads
@@ -11,8 +13,9 @@
 #
 #   scripts/check-profiles.sh
 #
-# Installs golang-go, chromium and npm (Debian) and, into target/profiles, the npm packages
-# speedscope, ajv, playwright-core, @firefox-devtools/profiler-cli and the node that this needs.
+# Installs golang-go, chromium, npm and python3-venv (Debian) and, into target/profiles, the npm packages
+# speedscope, ajv, playwright-core, @firefox-devtools/profiler-cli and the node that this needs, and from PyPI
+# opentelemetry-proto.
 # Pages are served from 127.0.0.1 only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,6 +28,7 @@ missing=()
 command -v go >/dev/null || missing+=(golang-go)
 command -v chromium >/dev/null || missing+=(chromium)
 command -v npm >/dev/null || missing+=(npm)
+python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 ((${#missing[@]} == 0)) || install_packages "${missing[@]}"
 place=target/profiles
 mkdir -p $place
@@ -39,9 +43,14 @@ for package in "${packages[@]}"; do
     [[ -d node_modules/$package ]] || npm install --no-audit --no-fund --no-save "${packages[@]/%$node/$node@24}"
 done
 firefox=("node_modules/$node/bin/node" node_modules/@firefox-devtools/profiler-cli/dist/profiler-cli.js)
+if [[ ! -d python ]]; then
+    python3 -m venv python
+    python/bin/pip install --quiet opentelemetry-proto
+fi
 export PROFILER_CLI_SESSION_DIR=$PWD/firefox PROFILER_CLI_NO_SYMBOLICATE=1
 
-"$stackprof" demo -q -d 2 --threads -o demo.folded -o demo.pb.gz -o demo.speedscope.json -o demo.firefox.json
+"$stackprof" demo -q -d 2 --threads -o demo.folded -o demo.pb.gz -o demo.speedscope.json -o demo.firefox.json \
+    -o demo.otlp
 python3 - >large.folded <<'PY'
 import random
 rng, lines = random.Random(7), {}
@@ -50,14 +59,63 @@ while len(lines) < 20_000:
     lines[stack] = rng.randrange(1, 500)
 print("\n".join(sorted(f"{stack} {count}" for stack, count in lines.items())))
 PY
-"$stackprof" render -q large.folded -o large.pb.gz -o large.speedscope.json -o large.firefox.json
+"$stackprof" render -q large.folded -o large.pb.gz -o large.speedscope.json -o large.firefox.json -o large.otlp
 for profile in demo large; do
-    for form in pb.gz speedscope.json firefox.json; do
+    for form in pb.gz speedscope.json firefox.json otlp; do
         "$stackprof" render -q $profile.$form -o back.folded
         cmp back.folded $profile.folded
     done
 done
-echo "folded -> pprof, speedscope, Firefox -> folded: the same bytes (demo, and $(wc -l <large.folded) stacks)"
+echo "folded -> pprof, speedscope, Firefox, OTLP -> folded: the same bytes (demo, and $(wc -l <large.folded) stacks)"
+
+cat >otlp.py <<'PY'
+"""The stacks of an OTLP file as folded text, by the protocol's own messages."""
+import collections, sys
+from opentelemetry.proto.profiles.v1development import profiles_pb2
+
+data = profiles_pb2.ProfilesData.FromString(open(sys.argv[1], "rb").read())
+tables = data.dictionary
+strings = tables.string_table
+for table in (tables.mapping_table, tables.location_table, tables.function_table, tables.attribute_table, tables.stack_table):
+    items = [item.SerializeToString() for item in table]
+    assert items[0] == b"" and len(set(items)) == len(items), "item 0 is empty, and each item is there once"
+assert strings[0] == "" and len(set(strings)) == len(strings)
+
+def attributes(indices):
+    return {strings[tables.attribute_table[index].key_strindex]: tables.attribute_table[index].value for index in indices}
+
+stacks, timed = collections.Counter(), 0
+for resource in data.resource_profiles:
+    for scope in resource.scope_profiles:
+        for profile in scope.profiles:
+            assert strings[profile.sample_type.unit_strindex] == "count"
+            merged = "stackprof.merged_threads" in attributes(profile.attribute_indices)
+            for sample in profile.samples:
+                end = profile.time_unix_nano + profile.duration_nano
+                assert all(profile.time_unix_nano <= time <= end for time in sample.timestamps_unix_nano)
+                assert not sample.timestamps_unix_nano or len(sample.timestamps_unix_nano) == len(sample.values)
+                timed += len(sample.timestamps_unix_nano)
+                of = attributes(sample.attribute_indices)
+                names = [of["process.executable.name"].string_value]
+                if "thread.id" in of and not merged:
+                    names.append(f"{of['thread.name'].string_value} ({of['thread.id'].int_value})".strip())
+                if "stackprof.incomplete" in of:
+                    names.append("[incomplete]")
+                for index in reversed(tables.stack_table[sample.stack_index].location_indices):
+                    location = tables.location_table[index]
+                    names += [strings[tables.function_table[line.function_index].name_strindex] for line in reversed(location.lines)]
+                    if not location.lines:
+                        mapping = tables.mapping_table[location.mapping_index]
+                        name = strings[mapping.filename_strindex].rsplit("/")[-1]
+                        names.append(f"[{name}+{location.address - mapping.memory_start + mapping.file_offset:#x}]")
+                stacks[";".join(name.replace(";", ":") for name in names)] += sum(sample.values)
+text = "".join(sorted(f"{stack} {count}\n" for stack, count in stacks.items() if count))
+folded = "".join(sorted(open(sys.argv[2]).read().splitlines(keepends=True)))
+if text != folded:
+    sys.exit(f"OTLP, {sys.argv[1]}: the stacks are not those of {sys.argv[2]}")
+print(f"opentelemetry-proto, {sys.argv[1]}: {len(stacks)} stacks, {sum(stacks.values())} samples, {timed} times, the same as folded")
+PY
+for profile in demo large; do python/bin/python otlp.py $profile.otlp $profile.folded; done
 
 cat >table.py <<'PY'
 """The functions of folded stacks with their own and their total samples, against a tool's table."""
@@ -166,7 +224,9 @@ server.listen(0, '127.0.0.1', async () => {
   const expected = {
     'demo.folded': folded('demo'),
     'demo.pb.gz': folded('demo') * 1000 / 997,
-    'demo.speedscope.json': JSON.parse(fs.readFileSync('demo.speedscope.json')).profiles[0].endValue,
+    'demo.speedscope.json': JSON.parse(fs.readFileSync('demo.speedscope.json')).profiles.slice(0, 1)
+      .flatMap(({samples, weights}) => weights.filter((_, index) => samples[index].length > 0))
+      .reduce((sum, weight) => sum + weight, 0),
   };
   const units = {ns: 1e-6, 'µs': 1e-3, ms: 1, s: 1000, '': 1};
   for (const file of ['demo.folded', 'demo.pb.gz', 'demo.speedscope.json',

@@ -103,7 +103,7 @@ Examples:
     args_override_self = true,
     mut_arg("output", |arg| arg.help(
         "Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt \
-         .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: \
+         .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: \
          stackprof-demo.svg]"
     )),
     mut_arg("duration", |arg| arg.help("Stop after this many seconds (0.5 works) [default: 3]"))
@@ -284,12 +284,12 @@ pub(super) struct RecordingFlags {
 
     /// Write the profile here; may be given more than once. The extension tells
     /// the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json
-    /// .firefox.json), - is folded stacks on standard output
+    /// .firefox.json .otlp .otlp.gz), - is folded stacks on standard output
     /// [default: stackprof-NAME-PID.svg]
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     pub(super) output: Vec<PathBuf>,
     /// Format of outputs whose extension is none of these: svg, html, folded,
-    /// pprof, speedscope or firefox
+    /// pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     pub(super) format: Option<OsString>,
     /// Write the numbers of the closing summary as JSON
@@ -298,6 +298,10 @@ pub(super) struct RecordingFlags {
     /// Heading of the flame graph [default: NAME (pid N)]
     #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
     pub(super) title: Option<String>,
+    /// In pprof each sample by itself, with a label that says when it was taken
+    /// (end_timestamp_ns); files are larger
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) pprof_timestamps: bool,
     /// Stack-reversed flame graph: leaf functions at the root, then their callers
     #[arg(long, help_heading = OUTPUT)]
     pub(super) reverse: bool,

@@ -19,13 +19,17 @@ pub enum Format {
     Speedscope,
     /// The Firefox Profiler's JSON.
     Firefox,
+    /// OTLP profiles, gzipped or not; experimental.
+    Otlp,
 }
 
 /// Extensions and the format each one stands for. The longest match counts, so that
 /// `.speedscope.json` is not `.json`.
-const EXTENSIONS: [(&str, &str); 9] = [
+const EXTENSIONS: [(&str, &str); 11] = [
     (".speedscope.json", "speedscope"),
     (".firefox.json", "firefox"),
+    (".otlp.gz", "otlp"),
+    (".otlp", "otlp"),
     (".pb.gz", "pprof"),
     (".pprof", "pprof"),
     (".folded", "folded"),
@@ -40,8 +44,15 @@ const RESERVED: &str = "json";
 
 impl Format {
     /// Every format, in the order in which people are told of them.
-    pub const ALL: [Format; 6] =
-        [Format::Svg, Format::Html, Format::Folded, Format::Pprof, Format::Speedscope, Format::Firefox];
+    pub const ALL: [Format; 7] = [
+        Format::Svg,
+        Format::Html,
+        Format::Folded,
+        Format::Pprof,
+        Format::Speedscope,
+        Format::Firefox,
+        Format::Otlp,
+    ];
 
     /// The name that `--format` takes.
     #[must_use]
@@ -53,6 +64,7 @@ impl Format {
             Format::Pprof => "pprof",
             Format::Speedscope => "speedscope",
             Format::Firefox => "firefox",
+            Format::Otlp => "otlp",
         }
     }
 
@@ -66,6 +78,7 @@ impl Format {
             Format::Pprof => "pb.gz",
             Format::Speedscope => "speedscope.json",
             Format::Firefox => "firefox.json",
+            Format::Otlp => "otlp",
         }
     }
 
@@ -114,6 +127,8 @@ mod tests {
         assert_eq!(format("a.pprof"), Some(Format::Pprof));
         assert_eq!(format("a.speedscope.json"), Some(Format::Speedscope));
         assert_eq!(format("a.firefox.json"), Some(Format::Firefox));
+        assert_eq!(format("a.otlp"), Some(Format::Otlp));
+        assert_eq!(format("a.OTLP.gz"), Some(Format::Otlp));
         assert_eq!(format("a.dat"), None);
         assert_eq!(format("svg"), None);
         assert_eq!(format(""), None);
@@ -130,7 +145,7 @@ mod tests {
 
     #[test]
     fn other_formats_are_refused_by_name() {
-        const NAMES: &str = "svg, html, folded, pprof, speedscope, firefox";
+        const NAMES: &str = "svg, html, folded, pprof, speedscope, firefox, otlp";
         let error = Format::from_path(Path::new("a.json")).expect_err("not in this version");
         assert_eq!(error.to_string(), format!("format `json` is not in this version; one of {NAMES}"));
         assert_eq!(error.kind(), ErrorKind::Usage);

@@ -11,7 +11,7 @@ use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph;
 use crate::flamegraph::Graph;
-use crate::profile::formats::{firefox, folded, html, pprof, speedscope};
+use crate::profile::formats::{firefox, folded, html, otlp, pprof, speedscope};
 use crate::profile::{ByName, CallTree, Direction, Full, Saved};
 
 /// How the profile is to be shown where a form leaves a choice.
@@ -25,15 +25,22 @@ pub(super) struct Presentation {
     pub(super) source: Option<String>,
     /// `function (file:line)`.
     pub(super) lines: bool,
+    /// pprof with a sample for each time.
+    pub(super) pprof_timestamps: bool,
     /// Pictures begin with the functions that work: what stands on them are their callers.
     pub(super) reverse: bool,
 }
 
-/// Refuses a reversed picture where none is drawn: other forms keep the order of a stack.
+/// Refuses options for forms that are not written: a reversed picture, as other forms keep the order of a stack, and
+/// times in pprof.
 ///
 /// # Errors
 /// One line that says so.
-pub(super) fn check_reverse(reverse: bool, outputs: &[Output]) -> Result<()> {
+pub(super) fn check_options(reverse: bool, pprof_timestamps: bool, outputs: &[Output]) -> Result<()> {
+    if pprof_timestamps && !outputs.iter().any(|output| output.format == Format::Pprof) {
+        let text = "--pprof-timestamps adds times to pprof, and no output is one; add -o FILE.pb.gz";
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
     if reverse && !outputs.iter().any(|output| output.format == Format::Svg) {
         let text = "--reverse turns flame graphs round, and no output is one; add -o FILE.svg";
         return Err(Error::new(ErrorKind::Usage, text));
@@ -83,13 +90,22 @@ pub(super) fn write(
                     html::Page::of(saved, &shown.graph.title, shown.source.as_deref()).map_err(too_large)?;
                 write_to(files, &output.to, &mut |out| page.write(out))?;
             }
-            Format::Pprof => write_to(files, &output.to, &mut |out| pprof::write::write(saved, out))?,
+            Format::Pprof => {
+                let write =
+                    if shown.pprof_timestamps { pprof::write::write_timed } else { pprof::write::write };
+                write_to(files, &output.to, &mut |out| write(saved, out))?;
+            }
             Format::Speedscope => {
                 write_to(files, &output.to, &mut |out| {
                     speedscope::write(saved, shown.title.as_deref(), out)
                 })?;
             }
             Format::Firefox => write_to(files, &output.to, &mut |out| firefox::write(saved, out))?,
+            Format::Otlp => {
+                let is_packed =
+                    output.to.as_path().extension().is_some_and(|end| end.eq_ignore_ascii_case("gz"));
+                write_to(files, &output.to, &mut |out| otlp::write::write(saved, is_packed, out))?;
+            }
         }
     }
     Ok(())

@@ -48,7 +48,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     };
 
     // Check: a command must not run only to hear that its profile cannot be kept.
-    destinations.check(asked.reverse, asked.stats.as_ref())?;
+    destinations.check((asked.reverse, asked.pprof_timestamps), asked.stats.as_ref())?;
 
     // Record.
     let circumstances = circumstances(asked, launched);
@@ -163,7 +163,7 @@ fn sampling_options(asked: &Recording, launched: bool) -> sampler::Options {
 
 /// Whether a form has a place for lines, which others need not pay for.
 fn keeps_lines(output: &Output) -> bool {
-    matches!(output.format, Format::Pprof | Format::Speedscope | Format::Html)
+    matches!(output.format, Format::Pprof | Format::Speedscope | Format::Html | Format::Otlp)
 }
 
 /// What the outputs show.
@@ -194,6 +194,7 @@ fn shown(asked: &Recording, profile: &Profile) -> Presentation {
         title: asked.title.clone(),
         source: summary::source(&profile.process),
         lines: asked.naming.lines,
+        pprof_timestamps: asked.pprof_timestamps,
         reverse: asked.reverse,
     }
 }

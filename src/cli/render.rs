@@ -24,7 +24,7 @@ use crate::sources::Role;
 pub fn run(render: &Render) -> Result<()> {
     let files = OutputFiles::new();
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
-    outputs::check_reverse(render.reverse, &render.outputs)?;
+    outputs::check_options(render.reverse, render.pprof_timestamps, &render.outputs)?;
     system::restrict_to_naming(&files);
     let saved = within(render, merged(&render.profiles, saved_files::strictness(render.strict))?)?;
     let saved = filtered(render, saved)?;
@@ -42,6 +42,7 @@ pub fn run(render: &Render) -> Result<()> {
         title: render.title.clone(),
         source: None,
         lines: render.lines,
+        pprof_timestamps: render.pprof_timestamps,
         reverse: render.reverse,
     };
     system::restrict(Role::Writing);
@@ -118,7 +119,7 @@ fn within(render: &Render, saved: Saved) -> Result<Saved> {
     let Some(part) = part else {
         let why = match render.profiles.len() {
             1 => {
-                "--from and --to: the profile has no times of samples; record to .firefox.json, which keeps them"
+                "--from and --to: the profile has no times of samples; record to .firefox.json or .otlp, which keep them"
             }
             _ => "--from and --to: several profiles have no common time; render each by itself",
         };

@@ -280,7 +280,12 @@ impl SavedBuilder {
 
     /// Adds a thread whose samples have their counts.
     pub fn add_thread_timeline(&mut self, thread: ThreadTimeline) {
-        self.saved.timeline.get_or_insert_default().threads.push(thread);
+        self.timeline().threads.push(thread);
+    }
+
+    /// When samples were taken, to be added to.
+    pub fn timeline(&mut self) -> &mut Timeline {
+        self.saved.timeline.get_or_insert_default()
     }
 
     /// When samples were taken. Its samples get the counts that the profile has of their stacks.
@@ -342,6 +347,22 @@ impl Saved {
             cut.about.incomplete.insert("in this part of the time".to_owned(), incomplete);
         }
         Ok(Some(cut))
+    }
+
+    /// The counts that a timeline does not have: of threads that found no room in it. All tables are those of the profile,
+    /// in their order; `None` if there are no such counts.
+    ///
+    /// # Errors
+    /// [`Full`] if it does not fit.
+    pub(super) fn without_times(&self, timeline: &Timeline) -> Result<Option<Saved>, Full> {
+        let counts = timeline.counts();
+        let left =
+            |node: NodeId| self.trie.count(node).saturating_sub(counts.get(&node).copied().unwrap_or(0));
+        let mut builder = SavedBuilder::new(self.about.clone());
+        let tables = Remap::new(self).all(&mut builder)?;
+        builder.add_remapped(self, &tables, left)?;
+        let rest = builder.finish();
+        Ok(Some(rest).filter(|rest| rest.total() > 0))
     }
 
     /// Counts of stacks that were not walked to their thread's root.

@@ -34,11 +34,14 @@ fn values_that_cannot_be() {
         ("--max-depth -1e3", "--max-depth `-1e3`: expected a whole number from 1 to 65536"),
         ("--min-width -1e-3", "--min-width `-1e-3`: expected a percentage from 0 to below 100"),
         ("--unwind magic", "--unwind `magic`: expected auto, fp or cfi"),
-        ("--format png", "no format is called `png`; one of svg, html, folded, pprof, speedscope, firefox"),
+        (
+            "--format png",
+            "no format is called `png`; one of svg, html, folded, pprof, speedscope, firefox, otlp",
+        ),
         ("-o a.png", "--output `a.png`: the extension tells no format; use .svg, .folded or .pb.gz"),
         (
             "-o a.json",
-            "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox",
+            "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox, otlp",
         ),
         ("-o a.svg -o a.svg", "`a.svg` is given twice; each output needs its own file"),
         ("-o a.svg --stats a.svg", "`a.svg` is given twice; each output needs its own file"),

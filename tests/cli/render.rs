@@ -8,11 +8,11 @@ const FOLDED: &str = "work;io (17);main;read 3\nwork;io (18);main;parse;lex 40\n
 fn any_form_is_read_whatever_it_is_called() {
     let place = Place::new();
     place.write("a.folded", FOLDED);
-    let all = "-o a.pb.gz -o a.speedscope.json -o a.firefox.json -o a.svg -o -";
+    let all = "-o a.pb.gz -o a.speedscope.json -o a.firefox.json -o a.otlp -o a.otlp.gz -o a.svg -o -";
     let run = place.run(&format!("render a.folded {all}")).succeeds();
     assert_eq!(run.stdout, FOLDED);
     assert!(run.stderr.starts_with("stackprof: work: 45 samples in 3 stacks, wrote a.pb.gz, "), "{run}");
-    for form in ["a.pb.gz", "a.speedscope.json", "a.firefox.json"] {
+    for form in ["a.pb.gz", "a.speedscope.json", "a.firefox.json", "a.otlp", "a.otlp.gz"] {
         std::fs::rename(place.path(form), place.path("a.svg")).unwrap();
         let run = place.run("render a.svg -q -o -").succeeds();
         assert_eq!((run.stdout.as_str(), run.stderr.as_str()), (FOLDED, ""), "{form}");
@@ -21,19 +21,69 @@ fn any_form_is_read_whatever_it_is_called() {
     assert_eq!(run.stdout, FOLDED);
 }
 
+/// Every form that is read.
+const FORMS: [&str; 6] =
+    ["r.pb.gz", "r.speedscope.json", "r.firefox.json", "r.otlp", "r.otlp.gz", "r.folded"];
+
 #[test]
 fn a_recording_comes_back_from_each_form() {
     let place = Place::new();
-    let forms = ["r.pb.gz", "r.speedscope.json", "r.firefox.json"];
-    let outputs = forms.map(|form| format!("-o {form}")).join(" ");
-    place.run(&format!("--target sim:3 --threads --idle -q -o r.folded {outputs}")).succeeds();
-    let folded = place.read("r.folded");
-    for form in forms {
-        assert_eq!(place.run(&format!("render -q {form} -o -")).succeeds().stdout, folded, "{form}");
+    let outputs = FORMS.map(|form| format!("-o {form}")).join(" ");
+    for options in ["--threads --idle", "--threads", "", "--idle", "--no-timeline"] {
+        place.run(&format!("--target sim:3 {options} -q {outputs}")).succeeds();
+        let folded = place.read("r.folded");
+        for form in FORMS {
+            let back = place.run(&format!("render -q {form} -o -")).succeeds().stdout;
+            assert_eq!(back, folded, "{form}, {options}");
+        }
+        let once = FORMS.map(|form| std::fs::read(place.path(form)).unwrap());
+        place.run(&format!("--target sim:3 {options} -q {outputs}")).succeeds();
+        let again = FORMS.map(|form| std::fs::read(place.path(form)).unwrap());
+        assert!(once == again, "same run, same bytes");
     }
-    let once = std::fs::read(place.path("r.pb.gz")).unwrap();
-    place.run("--target sim:3 --threads --idle -q -o again.pb.gz").succeeds();
-    assert!(std::fs::read(place.path("again.pb.gz")).unwrap() == once, "same run, same bytes");
+}
+
+#[test]
+fn times_of_a_recording_come_back_from_each_form_that_keeps_them() {
+    let place = Place::new();
+    let forms = ["r.otlp", "r.otlp.gz", "r.firefox.json", "r.speedscope.json", "r.pb.gz"];
+    let outputs = forms.map(|form| format!("-o {form}")).join(" ");
+    place.run(&format!("--target sim:3 --threads -q --pprof-timestamps -o r.folded {outputs}")).succeeds();
+    let part = |form: &str, cut: &str| place.run(&format!("render -q {form} {cut} -o -")).succeeds().stdout;
+    let sum = |text: &str| -> u64 {
+        text.lines().map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+    };
+    let whole = place.read("r.folded");
+    for cut in ["--from 1s", "--to 1s", "--from 500ms --to 1500ms"] {
+        let expected = part("r.otlp", cut);
+        assert!((1..sum(&whole)).contains(&sum(&expected)), "{cut}: {} of {}", sum(&expected), sum(&whole));
+        for form in forms {
+            assert_eq!(part(form, cut), expected, "{form} {cut}");
+        }
+    }
+    assert_eq!(sum(&part("r.otlp", "--from 1s")) + sum(&part("r.otlp", "--to 1s")), sum(&whole));
+}
+
+#[test]
+fn profiles_of_this_repository_come_back_from_each_form() {
+    let place = Place::new();
+    let outputs = FORMS.map(|form| format!("-o {form}")).join(" ");
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles");
+    let mut profiles = 0;
+    for folder in ["symbol", "trie"] {
+        for entry in std::fs::read_dir(root.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, place.path("in.pb.gz")).unwrap();
+            place.run(&format!("render -q in.pb.gz {outputs}")).succeeds();
+            let folded = place.run("render -q in.pb.gz -o -").succeeds().stdout;
+            for form in FORMS {
+                let back = place.run(&format!("render -q {form} -o -")).succeeds().stdout;
+                assert!(back == folded, "{} as {form}", path.display());
+            }
+            profiles += 1;
+        }
+    }
+    assert!(profiles > 0);
 }
 
 #[test]
@@ -158,7 +208,7 @@ fn what_is_no_profile_is_refused_and_nothing_written() {
         ("missing", "cannot read `missing`: no such file or directory; check the name"),
         (
             "a text",
-            "text:1: expected \"stack count\"; expected a profile (pprof, folded stacks, speedscope, Firefox or text of perf script)",
+            "text:1: expected \"stack count\"; expected a profile (pprof, folded stacks, speedscope, Firefox, OTLP or text of perf script)",
         ),
         ("json", "json: neither a speedscope profile (shared, profiles) nor one of Firefox (meta, threads)"),
         (

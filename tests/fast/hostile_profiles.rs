@@ -9,11 +9,13 @@ use std::io::{Read, Write};
 use stackprof::error::ErrorKind;
 use stackprof::profile::Saved;
 use stackprof::profile::formats::detect;
-use stackprof::profile::formats::{firefox, pprof, speedscope};
+use stackprof::profile::formats::{firefox, otlp, pprof, speedscope};
 
 use crate::seeds::cpu_time::CpuTime;
 use crate::seeds::{TIME_MAX, for_each_seed, rounds};
 
+#[path = "hostile_profiles/otlp.rs"]
+mod otlp_files;
 mod tables;
 mod values;
 
@@ -108,6 +110,12 @@ fn files() -> Vec<(&'static str, Vec<u8>)> {
     let mut raw = Vec::new();
     flate2::read::GzDecoder::new(files[2].1.as_slice()).read_to_end(&mut raw).unwrap();
     files.push(("raw pprof", raw));
+    let mut otlp = Vec::new();
+    otlp::write::write(&saved, false, &mut otlp).unwrap();
+    files.push(("OTLP", otlp));
+    for (name, times) in [("OTLP with times", true), ("OTLP without an end", false)] {
+        files.push((name, otlp_files::sound(times)));
+    }
     files.push(("folded of others", FOLDED_OTHER.into()));
     files.push(("perf script of others", PERF_OTHER.into()));
     files.push(("evented", EVENTED.into()));

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::seeds::rounds::seeds;
 use stackprof::profile::formats::detect;
-use stackprof::profile::formats::{firefox, folded, pprof, speedscope};
+use stackprof::profile::formats::{firefox, folded, otlp, pprof, speedscope};
 use stackprof::profile::{About, ByName, Function, Line, Mapping, Saved, SavedBuilder, StackRoot};
 
 /// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
@@ -114,6 +114,29 @@ fn as_firefox(saved: &Saved) -> Vec<u8> {
     out
 }
 
+fn as_otlp(saved: &Saved) -> Vec<u8> {
+    let mut out = Vec::new();
+    otlp::write::write(saved, false, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn folded_text_survives_otlp_byte_for_byte() {
+    for_each_seed(300, |random| {
+        let text = random_folded(random);
+        let saved = parsed(text.as_bytes());
+        let written = as_otlp(&saved);
+        assert_eq!(written, as_otlp(&saved), "same profile, same bytes");
+        let back = parsed(&written);
+        assert_eq!(as_folded(&back), text);
+        assert_eq!(as_otlp(&back), written, "what is read is written as it was");
+        let mut packed = Vec::new();
+        otlp::write::write(&saved, true, &mut packed).unwrap();
+        assert!(packed.starts_with(b"\x1f\x8b"));
+        assert_eq!(as_folded(&parsed(&packed)), text);
+    });
+}
+
 #[test]
 fn folded_text_survives_pprof_byte_for_byte() {
     for_each_seed(300, |random| {
@@ -218,6 +241,12 @@ fn pprof_loses_nothing() {
 }
 
 #[test]
+fn otlp_loses_nothing() {
+    let saved = full();
+    assert_eq!(told(&parsed(&as_otlp(&saved))), told(&saved));
+}
+
+#[test]
 fn viewers_formats_keep_stacks_threads_and_time() {
     let saved = full();
     for (writer, keeps_lines) in [(as_speedscope as Writer, true), (as_firefox, false)] {
@@ -259,7 +288,7 @@ fn short_times_and_other_units_come_back_from_every_form() {
             builder.add(root, &[frame], count).unwrap();
         }
         let saved = builder.finish();
-        for writer in [as_pprof as Writer, as_speedscope, as_firefox] {
+        for writer in [as_pprof as Writer, as_speedscope, as_firefox, as_otlp] {
             let back = parsed(&writer(&saved));
             assert_eq!((back.about.hz, back.about.unit.as_str()), (hz, unit));
             assert_eq!(told(&back).lines().count(), 3, "{}", told(&back));
@@ -271,7 +300,7 @@ fn short_times_and_other_units_come_back_from_every_form() {
 fn a_stack_as_deep_as_any_can_be_comes_back_from_every_form() {
     let deepest = format!("p;io (7);[incomplete]{} 1\n", ";f".repeat(stackprof::profile::MAX_DEPTH));
     let saved = parsed(deepest.as_bytes());
-    for writer in [as_pprof as Writer, as_speedscope, as_firefox] {
+    for writer in [as_pprof as Writer, as_speedscope, as_firefox, as_otlp] {
         assert_eq!(as_folded(&parsed(&writer(&saved))), deepest);
     }
 }

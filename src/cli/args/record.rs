@@ -82,6 +82,8 @@ pub struct Recording {
     pub max_stop_percent: f64,
     /// Heading of the flame graph instead of the default one.
     pub title: Option<String>,
+    /// pprof with a sample for each time.
+    pub pprof_timestamps: bool,
     /// Flame graph from the leaves.
     pub reverse: bool,
     /// Frames narrower than this percentage are left out of the flame graph.
@@ -187,6 +189,7 @@ pub(super) fn recording(
         },
         max_stop_percent,
         title: flags.title,
+        pprof_timestamps: flags.pprof_timestamps,
         reverse: flags.reverse,
         min_width_percent,
         colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,

@@ -22,8 +22,8 @@ use crate::flamegraph::Colors;
     version,
     about = "Turn saved profiles into a flame graph or any other format; several are merged.",
     override_usage = "stackprof render PROFILE... (-o FILE | --top [N]) [OPTIONS]",
-    before_help = "Profiles: pprof, folded stacks, speedscope, Firefox Profiler, `perf script`
-text, compressed with gzip or not; their content tells which. - is standard input.
+    before_help = "Profiles: pprof, folded stacks, speedscope, Firefox Profiler, OTLP, `perf
+script` text, compressed with gzip or not; their content tells which. - is standard input.
 
 Examples:
   stackprof render a.pb.gz -o a.svg
@@ -42,11 +42,11 @@ Examples:
 pub(super) struct RenderFlags {
     /// Write the profile here; may be given more than once. The extension tells
     /// the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json
-    /// .firefox.json), - is folded stacks on standard output
+    /// .firefox.json .otlp .otlp.gz), - is folded stacks on standard output
     #[arg(short, long, value_name = "FILE", action = ArgAction::Append, help_heading = OUTPUT)]
     output: Vec<PathBuf>,
     /// Format of outputs whose extension is none of these: svg, html, folded,
-    /// pprof, speedscope or firefox
+    /// pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     format: Option<OsString>,
     /// Print the N functions with the most self samples as a table [default: 20]
@@ -55,6 +55,10 @@ pub(super) struct RenderFlags {
     /// Heading of the flame graph [default: the name of the process]
     #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
     title: Option<String>,
+    /// In pprof each sample by itself, with a label that says when it was taken
+    /// (end_timestamp_ns), where the profile knows that
+    #[arg(long, help_heading = OUTPUT)]
+    pprof_timestamps: bool,
     /// Stack-reversed flame graph: leaf functions at the root, then their callers
     #[arg(long, help_heading = OUTPUT)]
     reverse: bool,
@@ -126,6 +130,8 @@ pub struct Render {
     pub root: Patterns,
     /// Heading of the flame graph instead of the default one.
     pub title: Option<String>,
+    /// pprof with a sample for each time.
+    pub pprof_timestamps: bool,
     /// Flame graph from the leaves.
     pub reverse: bool,
     /// `function (file:line)`.
@@ -250,6 +256,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         exclude: Patterns::new("--exclude", &flags.exclude)?,
         root: Patterns::new("--root", &flags.root)?,
         title: flags.title,
+        pprof_timestamps: flags.pprof_timestamps,
         reverse: flags.reverse,
         lines: flags.lines,
         min_width_percent,

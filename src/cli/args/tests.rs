@@ -62,6 +62,7 @@ fn the_defaults_are_those_of_the_contract() {
         timeline_bytes: 64 << 20,
         max_stop_percent: 2.0,
         title: None,
+        pprof_timestamps: false,
         reverse: false,
         min_width_percent: 0.01,
         colors: Colors::Hot,
@@ -79,7 +80,7 @@ fn the_defaults_are_those_of_the_contract() {
 #[test]
 fn every_option_is_understood() {
     let line = "-p 1 -F 99 -d 0.5 -o a.svg -o b.dat --format folded --idle --source ptrace --no-kernel --threads --max-depth 65536 --timeline-memory 2G --max-stop 0.5 \
-                --unwind fp --title T --reverse --min-width 1.5 --stats s.json -v --seed 7 \
+                --unwind fp --title T --pprof-timestamps --reverse --min-width 1.5 --stats s.json -v --seed 7 \
                 --no-inline --lines --short-names --colors blue-orange --dark --no-inverted";
     let expected = Recording {
         source: Source::Pid(1),
@@ -102,6 +103,7 @@ fn every_option_is_understood() {
         timeline_bytes: 2 << 30,
         max_stop_percent: 0.5,
         title: Some("T".into()),
+        pprof_timestamps: true,
         reverse: true,
         min_width_percent: 1.5,
         colors: Colors::BlueOrange,
@@ -268,15 +270,15 @@ fn mistakes_are_told_with_the_next_step() {
         ("--pid 1 -q -v", "--quiet and --verbose exclude each other; leave one out"),
         (
             "--pid 1 --format json",
-            "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox",
+            "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox, otlp",
         ),
         (
             "--pid 1 -o a.json",
-            "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox",
+            "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox, otlp",
         ),
         (
             "--pid 1 --format png",
-            "no format is called `png`; one of svg, html, folded, pprof, speedscope, firefox",
+            "no format is called `png`; one of svg, html, folded, pprof, speedscope, firefox, otlp",
         ),
         (
             "--pid 1 -o flame.png",

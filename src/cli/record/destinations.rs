@@ -6,7 +6,7 @@ use std::fmt::Display;
 use crate::cli::args::{Destination, Output};
 use crate::cli::file::{OutputFiles, check_stdout};
 use crate::cli::format::Format;
-use crate::cli::outputs::check_reverse;
+use crate::cli::outputs::check_options;
 use crate::error::{Error, Result};
 
 /// Whether writing there may wait for a reader: to a pipe, a terminal, standard output.
@@ -52,11 +52,15 @@ impl Destinations<'_> {
     /// Checks all that is known before the process is; `stats` is where the statistics go.
     ///
     /// # Errors
-    /// One line: a reversed picture where none is drawn, a file that cannot be written.
-    pub(super) fn check(&self, reverse: bool, stats: Option<&Destination>) -> Result<()> {
+    /// One line: an option for a form that is not written, a file that cannot be written.
+    pub(super) fn check(
+        &self,
+        (reverse, pprof_timestamps): (bool, bool),
+        stats: Option<&Destination>,
+    ) -> Result<()> {
         // The name of the default output is not known yet, its directory and its form are.
         let (process, pid) = ("NAME", "PID");
-        check_reverse(reverse, &self.outputs(process, pid))?;
+        check_options(reverse, pprof_timestamps, &self.outputs(process, pid))?;
         for to in self.asked.iter().map(|output| &output.to).chain(stats) {
             match to {
                 Destination::File(path) => self.files.check(path)?,

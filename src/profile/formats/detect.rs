@@ -16,11 +16,11 @@ use serde::de::IgnoredAny;
 use super::extra::Extra;
 use super::gzip::{self, Members};
 use super::tally::Tally;
-use super::{encoding, firefox, folded_read, foreign, perf_script, pprof, speedscope};
+use super::{encoding, firefox, folded_read, foreign, otlp, perf_script, pprof, speedscope};
 use crate::error::{Error, ErrorKind, Result, cannot_read, io_text};
 use crate::profile::saved::Saved;
 
-/// Most bytes of a pprof file, unpacked: these are read as a whole.
+/// Most bytes of a pprof or OTLP file, unpacked: these are read as a whole.
 pub const MAX_UNPACKED_BYTES: u64 = 1 << 30;
 /// Most bytes of a JSON file, which are read as a whole: short texts and numbers take up to ten
 /// times their text in memory, so that this is 2.5 GiB beside the profile made of it.
@@ -158,7 +158,8 @@ fn text_or_pprof(mut head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut 
         perf_script::read_lines(Cursor::new(head.as_slice()).chain(rest), name, tally)
     } else if !is_text(&head) && pprof::is_pprof(&head, (head.len() as u64) < HEAD_BYTES) {
         let bytes = whole(head, rest, name, (MAX_UNPACKED_BYTES, "MAX_UNPACKED_BYTES"))?;
-        pprof::read::read_samples(&bytes, tally).map_err(|why| refused(name, &why.to_string()).caused_by(why))
+        let read = if otlp::is_otlp(&bytes) { otlp::read::read_samples } else { pprof::read::read_samples };
+        read(&bytes, tally).map_err(|why| refused(name, &why.to_string()).caused_by(why))
     } else if first == Some(&b'{') {
         let bytes = whole(head, rest, name, (MAX_JSON_BYTES, "MAX_JSON_BYTES"))?;
         json(&bytes, name, tally)

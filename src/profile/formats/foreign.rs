@@ -56,7 +56,8 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
     }
     if text.starts_with("<?xml") {
         return Some(
-            "XML, expected a profile (pprof, folded, speedscope, Firefox or text of perf script)".to_owned(),
+            "XML, expected a profile (pprof, folded, speedscope, Firefox, OTLP or text of perf script)"
+                .to_owned(),
         );
     }
     let legacy = [

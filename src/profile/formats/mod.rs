@@ -12,9 +12,12 @@ mod gzip;
 pub mod html;
 mod lists;
 mod malformed;
+pub mod otlp;
 pub mod perf_script;
 pub mod pprof;
+mod protobuf;
 pub mod speedscope;
 mod tally;
+mod thread_times;
 
 pub use malformed::Malformed;

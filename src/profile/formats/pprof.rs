@@ -6,11 +6,12 @@
 //! (`stackprof.command: ./work`). Profiles of other programs are read too, also if they are
 //! not compressed; see [`read`] for which of several values is taken.
 
-mod metadata;
+pub(super) mod metadata;
 mod proto;
 mod prune;
 pub mod read;
-mod values;
+mod timed;
+pub(super) mod values;
 pub mod write;
 
 use prost::encoding::{WireType, decode_key, decode_varint};
@@ -48,13 +49,19 @@ pub(super) fn is_pprof(head: &[u8], head_is_all: bool) -> bool {
 }
 
 /// Keys of labels.
-mod label {
-    pub(super) const PROCESS: &str = "process";
-    pub(super) const THREAD: &str = "thread";
-    pub(super) const TID: &str = "tid";
-    pub(super) const STATE: &str = "state";
-    pub(super) const WAITING: &str = "waiting";
-    pub(super) const RUNNING: &str = "running";
-    pub(super) const INCOMPLETE: &str = "incomplete";
-    pub(super) const YES: &str = "yes";
+pub(super) mod label {
+    pub(in super::super) const PROCESS: &str = "process";
+    pub(in super::super) const THREAD: &str = "thread";
+    pub(in super::super) const TID: &str = "tid";
+    pub(in super::super) const STATE: &str = "state";
+    pub(in super::super) const WAITING: &str = "waiting";
+    pub(in super::super) const RUNNING: &str = "running";
+    pub(in super::super) const INCOMPLETE: &str = "incomplete";
+    pub(in super::super) const YES: &str = "yes";
+    /// When a sample was taken, nanoseconds since 1970, as Datadog's profilers call it.
+    pub(in super::super) const TIME: &str = "end_timestamp_ns";
+    /// What it stands for, nanoseconds, where that is not whole periods.
+    pub(in super::super) const WEIGHT: &str = "weight_ns";
+    pub(in super::super) const PID: &str = "pid";
+    pub(in super::super) const NANOSECONDS: &str = "nanoseconds";
 }

@@ -1,12 +1,14 @@
 //! speedscope's JSON: sampled profiles, one for each thread, read and written.
 //!
 //! Format: <https://www.speedscope.app/file-format-schema.json>. Stacks are written one by
-//! one, so nothing of the size of the file is in memory. The format knows neither addresses
+//! one, so nothing of the size of the file is in memory. Where times are known, the samples of a thread are in their
+//! order (`speedscope/timed.rs`). The format knows neither addresses
 //! nor the rate; what is beyond it stands in a key of our own (`extra.rs`), which the
 //! schema allows. Reading is in `speedscope/read.rs`, of evented profiles `speedscope/evented.rs`.
 
 mod evented;
 mod read;
+mod timed;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::extra::Extra;
 use crate::escape::{escape_json, escape_line};
-use crate::profile::saved::{Saved, UNKNOWN};
+use crate::profile::saved::{Saved, StackRoot, UNKNOWN};
 use crate::profile::views::by_name::INCOMPLETE;
 use crate::profile::views::threads::{ByThread, OneThread};
 pub(super) use read::{OneProfile, read};
@@ -29,22 +31,37 @@ const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 /// What the writer reports.
 pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
     let saved = &saved.without_addresses().map_err(io::Error::other)?;
-    let by_thread = ByThread::of(saved);
     let frames = Frames::of(saved);
+    let timeline = saved.timeline().filter(|timeline| timed::fits(saved, timeline, &frames));
     let about = &saved.about;
     let title = title.map_or_else(|| saved.processes().join(", ").into(), escape_line);
     write!(out, "{{\"$schema\":{},\"name\":{}", json(SCHEMA)?, json(&title)?)?;
     write!(out, ",\"exporter\":{}", json(concat!("stackprof ", env!("CARGO_PKG_VERSION")))?)?;
-    write!(out, ",\"stackprof\":{},\"shared\":{{\"frames\":[", json(&Extra::of(about))?)?;
+    let extra = match timeline {
+        Some(_) => Extra::of(about).with_times(saved.roots().iter().all(|root| root.thread.is_none())),
+        None => Extra::of(about),
+    };
+    write!(out, ",\"stackprof\":{},\"shared\":{{\"frames\":[", json(&extra)?)?;
     for (index, frame) in frames.table.iter().enumerate() {
         write!(out, "{}{}", if index > 0 { ",\n" } else { "" }, json(frame)?)?;
     }
     write!(out, "]}},\"profiles\":[")?;
-    for (index, thread) in by_thread.threads().iter().enumerate() {
-        if index > 0 {
-            writeln!(out, ",")?;
+    let rest = match timeline {
+        Some(timeline) => {
+            timed::write(saved, timeline, &frames, out)?;
+            saved.without_times(timeline).map_err(io::Error::other)?
         }
-        one(saved, &by_thread, thread, &frames, out)?;
+        None => None,
+    };
+    let counted = if timeline.is_some() { rest.as_ref() } else { Some(saved) };
+    if let Some(saved) = counted {
+        let by_thread = ByThread::of(saved);
+        for (index, thread) in by_thread.threads().iter().enumerate() {
+            if index > 0 || timeline.is_some_and(|timeline| !timeline.threads.is_empty()) {
+                writeln!(out, ",")?;
+            }
+            one(saved, &by_thread, thread, &frames, out)?;
+        }
     }
     writeln!(out, "]}}")
 }
@@ -57,15 +74,8 @@ fn one(
     frames: &Frames<'_>,
     out: &mut dyn Write,
 ) -> io::Result<()> {
-    let process = saved.text(thread.process);
     let name = thread.thread.map(|(name, id)| (saved.text(name), id));
-    let title = name.map_or(process.to_owned(), |(name, id)| format!("{process}: {name} ({id})"));
-    let extra = ExtraThread {
-        process: Cow::Borrowed(process),
-        thread: name.map(|name| (Cow::Borrowed(name.0), name.1)),
-    };
-    write!(out, "{{\"type\":\"sampled\",\"name\":{},\"stackprof\":{}", json(&title)?, json(&extra)?)?;
-    write!(out, ",\"samples\":[")?;
+    begin(ExtraThread::of(saved.text(thread.process), name), out)?;
     // The format wants all stacks before the first weight.
     let mut weights: Vec<(u64, bool)> = Vec::new();
     let mut written = Ok(());
@@ -73,14 +83,7 @@ fn one(
     by_thread.for_each_stack(thread, &mut |root, stack, count| {
         line.clear();
         line.push_str(if weights.is_empty() { "[" } else { ",\n[" });
-        let marks = [root.waiting.then_some(frames.waiting), (!root.complete).then_some(frames.incomplete)];
-        let marks = marks.into_iter().flatten();
-        let code = stack.iter().flat_map(|frame| frames.of_frame(*frame)).copied();
-        for (index, frame) in marks.chain(code).enumerate() {
-            use std::fmt::Write as _;
-            // A String takes everything.
-            let _ = write!(line, "{}{frame}", if index > 0 { "," } else { "" });
-        }
+        frames.push_stack(root, stack.iter().copied(), &mut line);
         line.push(']');
         weights.push((count, root.waiting));
         if written.is_ok() {
@@ -104,6 +107,17 @@ fn one(
         write!(out, "{}{}", if index > 0 { "," } else { "" }, weight(*count)?)?;
     }
     write!(out, "],\n\"unit\":\"{unit}\",\"startValue\":0,\"endValue\":{}}}", weight(total)?)
+}
+
+/// Writes the beginning of a profile, up to its samples.
+fn begin(extra: ExtraThread<'_>, out: &mut dyn Write) -> io::Result<()> {
+    let process = &extra.process;
+    let title = match &extra.thread {
+        Some((name, id)) => format!("{process}: {name} ({id})"),
+        None => process.clone().into_owned(),
+    };
+    write!(out, "{{\"type\":\"sampled\",\"name\":{},\"stackprof\":{}", json(&title)?, json(&extra)?)?;
+    write!(out, ",\"samples\":[")
 }
 
 fn json(value: &(impl Serialize + ?Sized)) -> io::Result<String> {
@@ -166,6 +180,18 @@ impl<'s> Frames<'s> {
         frames
     }
 
+    /// Appends the numbers of a stack's frames, outermost first.
+    fn push_stack(&self, root: &StackRoot, stack: impl Iterator<Item = u32>, line: &mut String) {
+        let marks = [root.waiting.then_some(self.waiting), (!root.complete).then_some(self.incomplete)];
+        let marks = marks.into_iter().flatten();
+        let code = stack.flat_map(|frame| self.of_frame(frame)).copied();
+        for (index, frame) in marks.chain(code).enumerate() {
+            use std::fmt::Write as _;
+            // A String takes everything.
+            let _ = write!(line, "{}{frame}", if index > 0 { "," } else { "" });
+        }
+    }
+
     fn of_frame(&self, frame: u32) -> &[u32] {
         let span = self.spans.get(frame as usize).cloned();
         span.and_then(|span| self.lists.get(span)).unwrap_or_default()
@@ -190,4 +216,29 @@ struct ExtraThread<'a> {
     process: Cow<'a, str>,
     #[serde(borrow)]
     thread: Option<(Cow<'a, str>, u64)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    /// By sample: when it was taken, what it stands for, its counts. Empty where times are not known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    at_ns: Vec<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    weight_ns: Vec<u64>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    counts: Vec<u64>,
+}
+
+impl<'a> ExtraThread<'a> {
+    fn of(process: &'a str, thread: Option<(&'a str, u64)>) -> ExtraThread<'a> {
+        let thread = thread.map(|(name, id)| (Cow::Borrowed(name), id));
+        let process = Cow::Borrowed(process);
+        ExtraThread { process, thread, pid: None, at_ns: vec![], weight_ns: vec![], counts: vec![] }
+    }
+
+    /// Sample `index` of so many: when it was taken, what it stands for, its counts.
+    fn timed(&self, index: usize, samples: usize) -> Option<(u64, u64, u64)> {
+        let columns = [&self.at_ns, &self.weight_ns, &self.counts];
+        let are_whole = columns.iter().all(|column| column.len() == samples);
+        let [at_ns, weight_ns, count] = columns.map(|column| column.get(index).copied());
+        Some((at_ns?, weight_ns?, count?)).filter(|_| are_whole)
+    }
 }

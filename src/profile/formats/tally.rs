@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 /// What a file is expected to be that is nothing known.
 const EXPECTED: &str =
-    "expected a profile (pprof, folded stacks, speedscope, Firefox or text of perf script)";
+    "expected a profile (pprof, folded stacks, speedscope, Firefox, OTLP or text of perf script)";
 
 /// Counts of one file.
 #[derive(Debug)]

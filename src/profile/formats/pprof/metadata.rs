@@ -7,11 +7,13 @@ use crate::profile::about::{About, SAMPLES};
 const PREFIX: &str = "stackprof.";
 /// The comment of a profile that has samples of waiting threads.
 pub(super) const WITH_WAITS: &str = "stackprof.idle: true";
+/// The comment of a profile whose threads have samples of their own, and one root by process.
+pub(super) const MERGED_THREADS: &str = "stackprof.merged_threads: true";
 const LOST: &str = "lost ";
 const INCOMPLETE: &str = "incomplete ";
 
 /// The comments of a profile.
-pub(super) fn to_comments(about: &About) -> Vec<String> {
+pub(in crate::profile::formats) fn to_comments(about: &About) -> Vec<String> {
     let mut comments = Vec::new();
     let mut tell = |key: &str, value: Option<String>| {
         if let Some(value) = value {
@@ -38,7 +40,7 @@ pub(super) fn to_comments(about: &About) -> Vec<String> {
 }
 
 /// Takes in a comment; one that says nothing to us is kept.
-pub(super) fn take_comment(about: &mut About, comment: &str) {
+pub(in crate::profile::formats) fn take_comment(about: &mut About, comment: &str) {
     let known = comment.strip_prefix(PREFIX).and_then(|line| line.split_once(": "));
     let taken = known.is_some_and(|(key, value)| take(about, key, value));
     if !taken && !comment.is_empty() {

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use prost::Message;
 use prost::bytes::Buf;
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use prost::encoding::decode_varint;
 
 use super::proto::{self, field};
 use super::prune::{Cut, Prune};
@@ -25,17 +25,20 @@ use crate::escape::file_name;
 use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, MAX_COMMENTS, SAMPLES};
 use crate::profile::builder::SavedBuilder;
+use crate::profile::formats::protobuf::{self, Value, limit, message};
 use crate::profile::formats::tally::Tally;
+use crate::profile::formats::thread_times::{ThreadTimes, weight_ns};
 use crate::profile::formats::{Malformed, encoding};
-use crate::profile::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
+use crate::profile::saved::{Function, Line, Mapping, Saved, StackRoot};
 use crate::profile::texts::TextId;
+use crate::profile::timeline::TimedSample;
 
 /// Most bytes of one sample: a message takes up to sixteen times its size in memory.
 pub(super) const MAX_SAMPLE_BYTES: usize = 4 << 20;
 /// Most bytes of one location with its inlined functions.
 const MAX_LOCATION_BYTES: usize = 1 << 20;
 /// Longest period that can be a rate: one sample a second.
-pub(super) const MAX_PERIOD_NS: i64 = 1_000_000_000;
+pub(in crate::profile::formats) const MAX_PERIOD_NS: i64 = 1_000_000_000;
 
 /// What Linux appends to the path of a mapped file that is gone.
 const DELETED: &str = " (deleted)";
@@ -57,50 +60,30 @@ pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
 pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<Saved, Malformed> {
     let tables = Tables::read(bytes)?;
     let (chosen, unit) = chosen(&tables, bytes, tally)?;
-    let mut reader =
-        Reader { tables: &tables, builder: SavedBuilder::new(about(&tables, unit)?), texts: Vec::new() };
-    reader.texts = vec![None; tables.strings.len()];
+    let about = about(&tables, unit)?;
+    let mut reader = Reader {
+        tables: &tables,
+        begin_ns: about.time_unix_ns.unwrap_or(0),
+        period_ns: about.period_ns().unwrap_or(0.0),
+        has_merged_threads: tables.comments().any(|comment| comment == metadata::MERGED_THREADS),
+        builder: SavedBuilder::new(about),
+        texts: vec![None; tables.strings.len()],
+        times: ThreadTimes::default(),
+    };
     let prune = Prune::new(&tables, tally)?;
     let known = reader.known(prune)?;
     reader.samples(bytes, &known, chosen, tally)?;
-    Ok(reader.builder.finish())
+    let Reader { mut builder, times, .. } = reader;
+    times.finish(&mut builder);
+    Ok(builder.finish())
 }
 
-/// A field of the outermost message.
-pub(super) enum Value<'a> {
-    Bytes(&'a [u8]),
-    Number(u64),
-}
-
-/// Calls `visit` with each field of a message that has bytes or a number.
+/// Calls `visit` with each field of the outermost message.
 pub(super) fn for_each_field<'a>(
     bytes: &'a [u8],
-    mut visit: impl FnMut(u32, Value<'a>) -> Result<(), Malformed>,
+    visit: impl FnMut(u32, Value<'a>) -> Result<(), Malformed>,
 ) -> Result<(), Malformed> {
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        let at = bytes.len() - rest.len();
-        let broken =
-            |what: &dyn std::fmt::Display| format!("broken at byte {at} of the unpacked profile: {what}");
-        let undecoded = |error: prost::DecodeError| Malformed::caused_by(broken(&error), error);
-        let (number, wire) = decode_key(&mut rest).map_err(undecoded)?;
-        match wire {
-            WireType::LengthDelimited => {
-                let len = decode_varint(&mut rest).map_err(undecoded)?;
-                let len = usize::try_from(len).ok().filter(|len| *len <= rest.remaining());
-                let len = len.ok_or_else(|| broken(&"it ends early"))?;
-                let (value, after) = rest.split_at(len);
-                rest = after;
-                visit(number, Value::Bytes(value))?;
-            }
-            WireType::Varint => {
-                let value = decode_varint(&mut rest).map_err(undecoded)?;
-                visit(number, Value::Number(value))?;
-            }
-            _ => skip_field(wire, number, &mut rest, DecodeContext::default()).map_err(undecoded)?,
-        }
-    }
-    Ok(())
+    protobuf::for_each_field(bytes, &"the unpacked profile", visit)
 }
 
 /// Everything but the samples, as the file has it.
@@ -212,15 +195,6 @@ impl<'a> Tables<'a> {
     }
 }
 
-fn limit(count: usize, limit: usize, what: &'static str) -> Result<(), Malformed> {
-    if count < limit { Ok(()) } else { Err(Full { what, limit }.into()) }
-}
-
-fn message<M: Message + Default>(bytes: &[u8], what: &str, index: usize) -> Result<M, Malformed> {
-    M::decode(bytes)
-        .map_err(|error| Malformed::caused_by(format!("{what} {index} is broken: {error}"), error))
-}
-
 fn about(tables: &Tables<'_>, unit: String) -> Result<About, Malformed> {
     let told = |value: u64| Some(value).filter(|value| *value > 0 && i64::try_from(*value).is_ok());
     let mut about = About {
@@ -237,7 +211,10 @@ fn about(tables: &Tables<'_>, unit: String) -> Result<About, Malformed> {
     // One string can be named any number of times.
     let mut known = HashSet::new();
     for comment in tables.comments.iter().filter(|comment| known.insert(**comment)) {
-        metadata::take_comment(&mut about, tables.string(comment.cast_signed(), "a comment")?);
+        let comment = tables.string(comment.cast_signed(), "a comment")?;
+        if comment != metadata::MERGED_THREADS {
+            metadata::take_comment(&mut about, comment);
+        }
     }
     Ok(about)
 }
@@ -245,8 +222,24 @@ fn about(tables: &Tables<'_>, unit: String) -> Result<About, Malformed> {
 struct Reader<'t, 'a> {
     tables: &'t Tables<'a>,
     builder: SavedBuilder,
+    begin_ns: u64,
+    period_ns: f64,
+    /// Threads have samples of their own, and one root by process.
+    has_merged_threads: bool,
     /// By string of the file.
     texts: Vec<Option<TextId>>,
+    times: ThreadTimes,
+}
+
+/// What the labels of a sample say.
+struct Labelled {
+    root: StackRoot,
+    pid: Option<u32>,
+    thread: TextId,
+    tid: Option<u64>,
+    /// When it was taken, nanoseconds since 1970.
+    time_ns: Option<u64>,
+    weight_ns: Option<u64>,
 }
 
 /// What samples refer to.
@@ -401,25 +394,36 @@ impl Reader<'_, '_> {
                     break;
                 }
             }
-            let root = self.root(&sample, known, &of)?;
-            let root = self.builder.root(root)?;
-            self.builder
+            let labelled = self.labelled(&sample, known, &of)?;
+            let root = self.builder.root(labelled.root)?;
+            let node = self
+                .builder
                 .add(root, &stack, count)
                 .map_err(|full| Malformed::caused_by(format!("{}: {full}", of()), full))?;
             tally.understand();
-            Ok(())
+            let Some(time_ns) = labelled.time_ns else { return Ok(()) };
+            let sample = TimedSample {
+                at_ns: time_ns.saturating_sub(self.begin_ns),
+                weight_ns: labelled.weight_ns.unwrap_or_else(|| weight_ns(count, self.period_ns)),
+                // A stack that was not kept has no counts.
+                node: Some(node).filter(|_| count > 0 || !stack.is_empty()),
+                count,
+            };
+            let key = (labelled.root.process, labelled.pid, labelled.thread, labelled.tid.unwrap_or(0));
+            self.times.add(key, [sample].into_iter())
         })
     }
 
-    /// The family of a sample, by its labels.
-    fn root(
+    /// The family of a sample, and its time.
+    fn labelled(
         &mut self,
         sample: &proto::Sample,
         known: &SampleTables,
         of: &dyn Fn() -> String,
-    ) -> Result<StackRoot, Malformed> {
+    ) -> Result<Labelled, Malformed> {
         let mut root = StackRoot { process: known.process, thread: None, complete: true, waiting: false };
         let (mut thread, mut tid) = (TextId::EMPTY, None);
+        let (mut pid, mut time_ns, mut weight_ns) = (None, None, None);
         for found in &sample.label {
             let tables = self.tables;
             let key = tables.string(found.key, "a label")?;
@@ -429,6 +433,9 @@ impl Reader<'_, '_> {
                 label::THREAD => thread = self.text(found.str, &of())?,
                 // Others write it as text, and what that means is not said.
                 label::TID if found.str == 0 => tid = Some(found.num.cast_unsigned()),
+                label::PID if found.str == 0 => pid = u32::try_from(found.num).ok(),
+                label::TIME if found.str == 0 => time_ns = u64::try_from(found.num).ok(),
+                label::WEIGHT if found.str == 0 => weight_ns = u64::try_from(found.num).ok(),
                 label::STATE if text == label::WAITING || text == label::RUNNING => {
                     root.waiting = text == label::WAITING;
                     self.builder.about().idle.get_or_insert(true);
@@ -437,8 +444,8 @@ impl Reader<'_, '_> {
                 _ => {}
             }
         }
-        root.thread = tid.map(|tid| (thread, tid));
-        Ok(root)
+        root.thread = tid.filter(|_| !self.has_merged_threads).map(|tid| (thread, tid));
+        Ok(Labelled { root, pid, thread, tid, time_ns, weight_ns })
     }
 }
 

@@ -7,14 +7,15 @@ use prost::Message;
 
 use super::metadata;
 use super::proto::{self, field};
-use super::read::{MAX_PERIOD_NS, MAX_SAMPLE_BYTES, Tables, Value, for_each_field};
+use super::read::{MAX_PERIOD_NS, MAX_SAMPLE_BYTES, Tables, for_each_field};
 use crate::profile::about::SAMPLES;
 use crate::profile::formats::Malformed;
+use crate::profile::formats::protobuf::Value;
 use crate::profile::formats::tally::Tally;
 
 /// Shortest period by which times become samples: none is taken every microsecond, and a
 /// period of 1 means that the time itself is counted.
-const MIN_PERIOD_NS: i64 = 1_000;
+pub(in crate::profile::formats) const MIN_PERIOD_NS: i64 = 1_000;
 
 /// Which value of a sample counts, and how.
 #[derive(Clone, Copy)]

@@ -15,6 +15,7 @@ use super::{label, metadata};
 use crate::profile::about::SAMPLES;
 use crate::profile::saved::{Frame, Saved, StackRoot};
 use crate::profile::texts::TextId;
+use crate::profile::timeline::Timeline;
 
 /// Bytes of messages that are collected before they are compressed.
 const BUFFER_BYTES: usize = 1 << 16;
@@ -25,9 +26,23 @@ const BUFFER_BYTES: usize = 1 << 16;
 /// What the writer reports, and [`io::ErrorKind::InvalidData`] for a count beyond the
 /// format's 63 bits.
 pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
+    write_with(saved, None, out)
+}
+
+/// Writes `saved` as gzipped pprof, each sample of its timeline by itself, with a label that says when it was taken.
+///
+/// # Errors
+/// What the writer reports, and [`io::ErrorKind::InvalidData`] for a count beyond the
+/// format's 63 bits.
+pub fn write_timed(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
+    write_with(saved, saved.timeline(), out)
+}
+
+fn write_with(saved: &Saved, timeline: Option<&Timeline>, out: &mut dyn Write) -> io::Result<()> {
     // No time and no name in the header: same profile, same bytes.
     let mut writer = Writer {
         saved,
+        timeline,
         strings: Strings { ids: vec![None; saved.texts().count()], ..Strings::default() },
         buffer: Vec::with_capacity(BUFFER_BYTES),
         out: GzEncoder::new(out, Compression::default()),
@@ -37,16 +52,18 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
     writer.out.finish()?.flush()
 }
 
-struct Writer<'s, 'o> {
-    saved: &'s Saved,
-    strings: Strings,
+pub(super) struct Writer<'s, 'o> {
+    pub(super) saved: &'s Saved,
+    /// Whose samples are written one by one.
+    timeline: Option<&'s Timeline>,
+    pub(super) strings: Strings,
     buffer: Vec<u8>,
     out: GzEncoder<&'o mut dyn Write>,
 }
 
 /// The table of strings, in the order of first use; number 0 is the empty one.
 #[derive(Default)]
-struct Strings {
+pub(super) struct Strings {
     /// By text of the profile.
     ids: Vec<Option<u32>>,
     used: Vec<Used>,
@@ -58,7 +75,7 @@ enum Used {
 }
 
 impl Strings {
-    fn text(&mut self, text: TextId) -> i64 {
+    pub(super) fn text(&mut self, text: TextId) -> i64 {
         if text == TextId::EMPTY {
             return 0;
         }
@@ -71,17 +88,17 @@ impl Strings {
     }
 
     /// A string that is not one of the profile's; the caller asks once for each.
-    fn own(&mut self, text: &str) -> i64 {
+    pub(super) fn own(&mut self, text: &str) -> i64 {
         self.used.push(Used::Own(text.to_owned()));
         self.used.len() as i64
     }
 }
 
 /// Numbers of the strings of labels.
-struct Keys {
+pub(super) struct Keys {
     process: i64,
-    thread: i64,
-    tid: i64,
+    pub(super) thread: i64,
+    pub(super) tid: i64,
     state: i64,
     waiting: i64,
     running: i64,
@@ -109,6 +126,10 @@ impl Writer<'_, '_> {
             let comment = self.strings.own(&comment);
             self.number(field::COMMENT, comment.unsigned_abs())?;
         }
+        if self.timeline.is_some() && saved.roots().iter().all(|root| root.thread.is_none()) {
+            let comment = self.strings.own(metadata::MERGED_THREADS);
+            self.number(field::COMMENT, comment.unsigned_abs())?;
+        }
         let used = self.samples(period_ns)?;
         self.locations(&used)?;
         self.table()
@@ -129,9 +150,18 @@ impl Writer<'_, '_> {
             yes: own(label::YES),
         };
         let mut used = vec![false; saved.frames().len()];
+        let rest = match self.timeline {
+            Some(timeline) => {
+                self.timed_samples(timeline, &keys, &mut used, period_ns)?;
+                saved.without_times(timeline).map_err(io::Error::other)?
+            }
+            None => None,
+        };
+        let counted = if self.timeline.is_some() { rest.as_ref() } else { Some(saved) };
+        let Some(counted) = counted else { return Ok(used) };
         let mut written = Ok(());
         let mut sample = Sample::default();
-        saved.for_each_stack(|root, frames, count| {
+        counted.for_each_stack(|root, frames, count| {
             if written.is_err() {
                 return;
             }
@@ -144,21 +174,13 @@ impl Writer<'_, '_> {
             sample.location_id.extend(frames.iter().rev().map(|frame| u64::from(*frame) + 1));
             sample.label.clear();
             self.labels(root, &keys, &mut sample.label);
-            written = i64::try_from(count).map_err(|_| too_large(count)).and_then(|value| {
-                sample.value.clear();
-                sample.value.push(value);
-                if let Some(period_ns) = period_ns {
-                    // A thread that waits uses no CPU. Values stay within 63 bits: the cast saturates.
-                    let cpu_ns = if root.waiting { 0.0 } else { count as f64 * period_ns.round() };
-                    sample.value.push(cpu_ns as i64);
-                }
-                self.message(field::SAMPLE, &sample)
-            });
+            written = set_values(&mut sample, count, root.waiting, period_ns)
+                .and_then(|()| self.message(field::SAMPLE, &sample));
         });
         written.map(|()| used)
     }
 
-    fn labels(&mut self, root: &StackRoot, keys: &Keys, labels: &mut Vec<Label>) {
+    pub(super) fn labels(&mut self, root: &StackRoot, keys: &Keys, labels: &mut Vec<Label>) {
         let text = |key, str| Label { key, str, ..Label::default() };
         labels.push(text(keys.process, self.strings.text(root.process)));
         if let Some((name, id)) = root.thread {
@@ -255,7 +277,7 @@ impl Writer<'_, '_> {
         Ok(())
     }
 
-    fn message(&mut self, field: u32, message: &impl Message) -> io::Result<()> {
+    pub(super) fn message(&mut self, field: u32, message: &impl Message) -> io::Result<()> {
         encode_key(field, WireType::LengthDelimited, &mut self.buffer);
         message.encode_length_delimited(&mut self.buffer).map_err(io::Error::other)?;
         self.flush_if_full()
@@ -320,6 +342,23 @@ fn main_first(saved: &Saved) -> Vec<usize> {
     let mut order: Vec<usize> = (0..saved.mappings().len()).collect();
     order.sort_by_key(|index| !is_main(index));
     order
+}
+
+/// Sets the values of a sample: its count, and the CPU time that this is.
+pub(super) fn set_values(
+    sample: &mut Sample,
+    count: u64,
+    waiting: bool,
+    period_ns: Option<f64>,
+) -> io::Result<()> {
+    sample.value.clear();
+    sample.value.push(i64::try_from(count).map_err(|_| too_large(count))?);
+    if let Some(period_ns) = period_ns {
+        // A thread that waits uses no CPU. Values stay within 63 bits: the cast saturates.
+        let cpu_ns = if waiting { 0.0 } else { count as f64 * period_ns.round() };
+        sample.value.push(cpu_ns as i64);
+    }
+    Ok(())
 }
 
 fn too_large(count: u64) -> io::Error {

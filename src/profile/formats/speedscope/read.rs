@@ -18,6 +18,7 @@ use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
 use crate::profile::saved::{Full, Function, Line, Saved, StackRoot};
+use crate::profile::timeline::{ThreadTimeline, TimedSample};
 use crate::profile::views::by_name::INCOMPLETE;
 use crate::trie::NodeId;
 
@@ -72,6 +73,7 @@ pub(in crate::profile::formats) fn read(
         let frame = reader.frame(frame)?;
         reader.frames.push(frame);
     }
+    let has_merged_threads = extra.is_some_and(Extra::has_merged_threads);
     let (units, counted) = units(profiles)?;
     let is_other = |(profile, unit): &(&OneProfile<'_>, &Unit)| unit.kind != counted && profile.length() > 0;
     let others = profiles.iter().zip(&units).filter(is_other).count();
@@ -87,11 +89,30 @@ pub(in crate::profile::formats) fn read(
         let process = profile.stackprof.as_ref().map_or(&profile.name, |extra| &extra.process);
         let mut text = |text: &str| reader.builder.text(text);
         let mut root = StackRoot { process: text(process)?, thread: None, complete: true, waiting: false };
+        let mut thread = None;
         if let Some((name, id)) = profile.stackprof.as_ref().and_then(|extra| extra.thread.as_ref()) {
-            root.thread = Some((text(name)?, *id));
+            thread = Some((text(name)?, *id));
         }
+        root.thread = thread.filter(|_| !has_merged_threads);
         match &*profile.kind {
-            "sampled" => reader.samples(shared, profile, number, root, tally)?,
+            "sampled" => {
+                let samples = reader.samples(shared, profile, number, root, tally)?;
+                if !samples.is_empty() {
+                    let (name, id) = thread.unwrap_or_default();
+                    let pid = profile.stackprof.as_ref().and_then(|extra| extra.pid);
+                    let begun_ns =
+                        samples.first().map_or(0, |sample| sample.at_ns.saturating_sub(sample.weight_ns));
+                    reader.builder.add_thread_timeline(ThreadTimeline {
+                        process: root.process,
+                        pid,
+                        name,
+                        id,
+                        begun_ns,
+                        ended_ns: None,
+                        samples,
+                    });
+                }
+            }
             "evented" => {
                 evented::read(&mut reader, &profile.events, profile.end_value, number, root, tally)?;
             }
@@ -142,7 +163,8 @@ impl Reader {
         number: usize,
         mut root: StackRoot,
         tally: &mut Tally,
-    ) -> Result<(), Malformed> {
+    ) -> Result<Vec<TimedSample>, Malformed> {
+        let mut timed = Vec::new();
         let marked = |index: Option<&u32>, mark: &str| {
             let frame = index.and_then(|index| shared.get(*index as usize));
             frame.is_some_and(|frame| frame.name == mark && frame.file.is_none())
@@ -171,6 +193,19 @@ impl Reader {
             let at = |full: Full| Malformed::from(full).at(of);
             let root = self.builder.root(root).map_err(at)?;
             let node = self.builder.add(root, &stack, 0).map_err(at)?;
+            let extra = profile.stackprof.as_ref();
+            if let Some((at_ns, weight_ns, count)) =
+                extra.and_then(|extra| extra.timed(index - 1, profile.samples.len()))
+            {
+                // What neither counts nor stands for anything is a pause.
+                if count > 0 || weight_ns > 0 {
+                    self.builder.count(node, count).map_err(at)?;
+                    let node = Some(node).filter(|_| count > 0 || !sample.is_empty());
+                    timed.push(TimedSample { at_ns, weight_ns, node, count });
+                }
+                tally.understand();
+                continue;
+            }
             match self.count(node, *weight).map_err(at)? {
                 true => tally.understand(),
                 false => tally.skip_sample(|| format!("{of}: a weight of {weight} cannot be counted")),
@@ -180,7 +215,8 @@ impl Reader {
         for _ in samples.min(weights)..samples.max(weights) {
             tally.skip_sample(|| format!("profile {number} has {samples} samples and {weights} weights"));
         }
-        Ok(())
+        timed.sort_by_key(|sample| sample.at_ns);
+        Ok(timed)
     }
 }
 

@@ -1,0 +1,77 @@
+//! OTLP profiles, read and written: the OpenTelemetry protocol's signal for profiles, which is experimental.
+//!
+//! Format: `opentelemetry/proto/profiles/v1development/profiles.proto` of
+//! <https://github.com/open-telemetry/opentelemetry-proto>, version 1.11. A file is one `ProfilesData` message, which
+//! has the same fields as the request of a collector. Samples have timestamps where the profile has a timeline, else a
+//! value. Threads, processes and build ids are attributes, named by the semantic conventions; what those have no name
+//! for has one of ours (`stackprof.…`), which other readers skip.
+
+mod attributes;
+mod dictionary;
+mod proto;
+pub mod read;
+mod tables;
+pub mod write;
+
+use super::malformed::Malformed;
+use super::protobuf::{Value, for_each_field};
+use proto::field;
+
+/// Keys of attributes.
+pub(super) mod key {
+    pub(super) const PROCESS: &str = "process.executable.name";
+    pub(super) const PROCESS_PATH: &str = "process.executable.path";
+    pub(super) const PID: &str = "process.pid";
+    pub(super) const SERVICE: &str = "service.name";
+    pub(super) const THREAD: &str = "thread.name";
+    pub(super) const TID: &str = "thread.id";
+    pub(super) const COMMAND: &str = "process.command_line";
+    pub(super) const FRAME_TYPE: &str = "profile.frame.type";
+    pub(super) const COMMENTS: &str = "pprof.profile.comment";
+    /// Build ids of ELF files, as hexadecimal digits.
+    pub(super) const BUILD_ID: &str = "process.executable.build_id.gnu";
+    /// Other build ids; the first that is known counts.
+    pub(super) const BUILD_IDS: [&str; 3] =
+        [BUILD_ID, "process.executable.build_id.go", "process.executable.build_id.htlhash"];
+    /// What is known of the recording: lines `stackprof.KEY: VALUE`, as in pprof.
+    pub(super) const RECORDING: &str = "stackprof.recording";
+    /// Whether a thread waits or runs, where waiting threads were recorded.
+    pub(super) const STATE: &str = "stackprof.state";
+    pub(super) const INCOMPLETE: &str = "stackprof.incomplete";
+    /// Threads have samples of their own, and one root by process.
+    pub(super) const MERGED_THREADS: &str = "stackprof.merged_threads";
+    /// Nanoseconds that each observation of a sample stands for, as packed numbers.
+    pub(super) const WEIGHTS: &str = "stackprof.weights_ns";
+    /// Steps that times are kept in, nanoseconds.
+    pub(super) const STEP: &str = "stackprof.time_step_ns";
+    /// Losses by time: lines of the time, what was lost, nanoseconds, and the reason.
+    pub(super) const LOSSES: &str = "stackprof.losses";
+}
+
+/// Name of the instrumentation scope of profiles that stackprof writes.
+const SCOPE: &str = "stackprof";
+/// Most observations of a sample in a file.
+const MAX_OBSERVATIONS: usize = 1 << 22;
+
+/// Whether a message that may be pprof is OTLP. Both have messages in fields 1 and 2. In pprof those of field 1 have
+/// numbers only, in OTLP messages and texts only. Field 2 of pprof is a sample, which ends with field 3; that of OTLP
+/// is the dictionary, which always has strings, field 5.
+pub(super) fn is_otlp(bytes: &[u8]) -> bool {
+    let mut answer = None;
+    let stop = || Err(Malformed::from(""));
+    let _ = for_each_field(bytes, &"", |number, value| match (number, value) {
+        (field::RESOURCE_PROFILES, Value::Bytes(inner)) => for_each_field(inner, &"", |_, value| {
+            answer = Some(matches!(value, Value::Bytes(_)));
+            stop()
+        }),
+        (field::DICTIONARY, Value::Bytes(inner)) => for_each_field(inner, &"", |number, value| {
+            if number == field::STRING_TABLE && matches!(value, Value::Bytes(_)) {
+                answer = Some(true);
+                return stop();
+            }
+            Ok(())
+        }),
+        _ => Ok(()),
+    });
+    answer == Some(true)
+}

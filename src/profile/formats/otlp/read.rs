@@ -1,0 +1,159 @@
+//! OTLP, of any program, as a saved profile.
+//!
+//! Input: the unpacked message, hostile. Output: [`Saved`], or what is wrong and where. The message is gone through for
+//! the dictionary, for what its profiles count, and for the samples. A file can have many profiles: those are read that
+//! count what the first one counts, which viewers show. Times of other clocks than the recording's are taken from the
+//! earliest.
+
+mod profiles;
+mod samples;
+
+use std::collections::HashSet;
+
+use super::attributes::{self, Any};
+use super::key;
+use super::tables::Tables;
+use crate::profile::about::{About, MAX_COMMENTS, SAMPLES};
+use crate::profile::formats::Malformed;
+use crate::profile::formats::pprof::metadata;
+use crate::profile::formats::protobuf::limit;
+use crate::profile::formats::tally::Tally;
+use crate::profile::saved::Saved;
+use crate::profile::timeline::Loss;
+use profiles::{Chosen, Profile, profiles};
+use samples::Reader;
+
+/// Reads an unpacked profile.
+///
+/// # Errors
+/// What is wrong, and where, as a line for people.
+pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
+    let mut tally = Tally::new("profile");
+    let saved = read_samples(bytes, &mut tally)?;
+    tally.judge(false).map(|_| saved).map_err(|why| Malformed::from(why.to_string()))
+}
+
+/// Reads an unpacked profile, and counts the samples that are not understood.
+///
+/// # Errors
+/// What is wrong, and where, as a line for people without the name of the file.
+pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<Saved, Malformed> {
+    let tables = Tables::read(bytes)?;
+    let all = profiles(bytes, &tables)?;
+    let Some(first) = all.iter().find(|profile| profile.samples > 0).or(all.first()) else {
+        return Err("no profile; this is an OTLP file of nothing".into());
+    };
+    let kind = first.kind;
+    let read: Vec<&Profile<'_, '_>> = all.iter().filter(|profile| profile.kind == kind).collect();
+    let others = all.iter().filter(|profile| profile.kind != kind && profile.samples > 0).count();
+    if others > 0 {
+        tally.remark(&format!("left out: {others} of {} profiles, which do not count {}", all.len(), kind.0));
+    }
+    let chosen = Chosen::of(&read);
+    let told = Told::of(&read, &tables, &chosen)?;
+    let begin_ns = begin_ns(&read, &told);
+    let mut reader = Reader::new(&tables, told.about, begin_ns, told.has_merged_threads, chosen.divisor);
+    for profile in &read {
+        reader.profile(profile, tally)?;
+    }
+    let mut builder = reader.finish();
+    if builder.so_far().timeline().is_some() {
+        for (at_ns, lost_ns, reason) in told.losses {
+            let reason = builder.text(&reason)?;
+            builder.timeline().losses.push(Loss { at_ns, lost_ns, reason });
+        }
+        builder.timeline().step_ns = told.step_ns;
+    }
+    Ok(builder.finish())
+}
+
+/// When the clock of the profile begins, nanoseconds since 1970.
+fn begin_ns(profiles: &[&Profile<'_, '_>], told: &Told) -> u64 {
+    let begin_ns = told.about.time_unix_ns.unwrap_or(0);
+    if told.is_ours {
+        return begin_ns;
+    }
+    let first_ns = profiles.iter().filter_map(|profile| profile.first_ns()).min();
+    match first_ns {
+        // Without a beginning, or with one of another clock.
+        Some(first_ns) if begin_ns == 0 || begin_ns > first_ns => first_ns,
+        _ => begin_ns,
+    }
+}
+
+/// What profiles tell beside their samples.
+#[derive(Default)]
+struct Told {
+    about: About,
+    is_ours: bool,
+    has_merged_threads: bool,
+    step_ns: Option<u64>,
+    /// When, how much, why.
+    losses: Vec<(u64, u64, String)>,
+}
+
+impl Told {
+    fn of(profiles: &[&Profile<'_, '_>], tables: &Tables<'_>, chosen: &Chosen) -> Result<Told, Malformed> {
+        let mut told = Told {
+            about: About { unit: chosen.unit.clone(), hz: chosen.hz, ..About::default() },
+            ..Told::default()
+        };
+        let known = |value: u64| Some(value).filter(|value| *value > 0 && i64::try_from(*value).is_ok());
+        let begins = || profiles.iter().filter_map(|profile| known(profile.time_unix_ns));
+        told.about.time_unix_ns = begins().min();
+        let end_ns = |profile: &&Profile<'_, '_>| {
+            let begin_ns = known(profile.time_unix_ns).or(told.about.time_unix_ns).unwrap_or(0);
+            known(profile.duration_ns).map(|ns| begin_ns.saturating_add(ns))
+        };
+        let begin_ns = told.about.time_unix_ns.unwrap_or(0);
+        let duration_ns =
+            profiles.iter().filter_map(end_ns).max().map(|end_ns| end_ns.saturating_sub(begin_ns));
+        told.about.duration_ns = duration_ns;
+        let pids: HashSet<Option<u32>> = profiles.iter().map(|profile| profile.resource.pid).collect();
+        if let [Some(pid)] = pids.iter().collect::<Vec<_>>().as_slice() {
+            told.about.pid = Some(*pid);
+        }
+        // One attribute can be named any number of times.
+        let mut known = HashSet::new();
+        let mut comments = 0;
+        for index in profiles.iter().flat_map(|profile| &profile.attributes) {
+            if known.insert(*index) {
+                told.attribute(*index, tables, &mut comments)?;
+            }
+        }
+        // The rate is one of samples.
+        told.about.hz = told.about.hz.filter(|_| told.about.unit == SAMPLES);
+        Ok(told)
+    }
+
+    fn attribute(&mut self, index: u64, tables: &Tables<'_>, comments: &mut usize) -> Result<(), Malformed> {
+        let bytes = usize::try_from(index).ok().and_then(|index| tables.attributes.get(index));
+        let bytes = bytes.ok_or_else(|| format!("a profile names attribute {index}, which is not there"))?;
+        let (key, value) = attributes::of_dictionary(bytes, tables)?;
+        match (key, value) {
+            (key::RECORDING | key::COMMENTS, _) => {
+                self.is_ours |= key == key::RECORDING;
+                value.for_each_text(|comment| {
+                    limit(*comments, MAX_COMMENTS, "comments")?;
+                    *comments += 1;
+                    metadata::take_comment(&mut self.about, comment);
+                    Ok(())
+                })?;
+            }
+            (key::MERGED_THREADS, Any::Bool(merged)) => self.has_merged_threads = merged,
+            (key::STEP, Any::Int(step_ns)) => self.step_ns = Some(step_ns).filter(|ns| *ns > 0),
+            (key::LOSSES, _) => value.for_each_text(|line| {
+                limit(self.losses.len(), MAX_COMMENTS, "losses")?;
+                let mut words = line.splitn(3, ' ');
+                let mut number = || words.next()?.parse().ok();
+                if let (Some(at_ns), Some(lost_ns)) = (number(), number()) {
+                    let reason = words.next().unwrap_or_default().to_owned();
+                    self.losses.push((at_ns, lost_ns, reason));
+                }
+                Ok(())
+            })?,
+            _ => {}
+        }
+        Ok(())
+    }
+}

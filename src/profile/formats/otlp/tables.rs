@@ -1,0 +1,101 @@
+//! The dictionary of an OTLP file that is read.
+//!
+//! Input: the message, hostile. Output: its tables, by index; locations, stacks and attributes as slices of the file
+//! until a sample needs them.
+
+use std::borrow::Cow;
+
+use super::proto::{self, field};
+use crate::profile::builder::{MAX_FUNCTIONS, MAX_MAPPINGS};
+use crate::profile::formats::protobuf::{Value, for_each_field, limit, message};
+use crate::profile::formats::{Malformed, encoding};
+use crate::profile::texts::MAX_TEXTS;
+use crate::trie::{MAX_FRAMES, MAX_NODES};
+
+/// Most bytes of a mapping, function or location: a message takes some times its size in memory.
+pub(super) const MAX_ITEM_BYTES: usize = 1 << 20;
+
+/// The tables.
+#[derive(Default)]
+pub(super) struct Tables<'a> {
+    pub(super) strings: Vec<Cow<'a, str>>,
+    pub(super) mappings: Vec<proto::Mapping>,
+    pub(super) functions: Vec<proto::Function>,
+    pub(super) locations: Vec<&'a [u8]>,
+    pub(super) stacks: Vec<&'a [u8]>,
+    pub(super) attributes: Vec<&'a [u8]>,
+}
+
+impl<'a> Tables<'a> {
+    /// Of a whole file.
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Tables<'a>, Malformed> {
+        let mut tables = Tables::default();
+        let mut is_there = false;
+        for_each_field(bytes, &"the unpacked profile", |number, value| {
+            let (field::DICTIONARY, Value::Bytes(dictionary)) = (number, value) else { return Ok(()) };
+            is_there = true;
+            for_each_field(dictionary, &"the dictionary", |number, value| match value {
+                Value::Bytes(item) => tables.add(number, item),
+                _ => Ok(()),
+            })
+        })?;
+        if !is_there {
+            return Err("no dictionary; this is not an OTLP profile".into());
+        }
+        if tables.strings.first().is_some_and(|first| !first.is_empty()) {
+            return Err("string 0 is not empty; this is not an OTLP profile".into());
+        }
+        Ok(tables)
+    }
+
+    fn add(&mut self, table: u32, item: &'a [u8]) -> Result<(), Malformed> {
+        let small = |what: &str, index: usize| match item.len() {
+            0..=MAX_ITEM_BYTES => Ok(()),
+            _ => Err(Malformed::from(format!("{what} {index} is too long"))),
+        };
+        match table {
+            field::STRING_TABLE => {
+                limit(self.strings.len(), MAX_TEXTS, "strings")?;
+                // Names of files and symbols can be any bytes.
+                self.strings.push(encoding::text(item));
+            }
+            field::MAPPING_TABLE => {
+                let index = self.mappings.len();
+                limit(index, MAX_MAPPINGS, "mappings")?;
+                small("mapping", index)?;
+                self.mappings.push(message(item, "mapping", index)?);
+            }
+            field::FUNCTION_TABLE => {
+                let index = self.functions.len();
+                limit(index, MAX_FUNCTIONS, "functions")?;
+                self.functions.push(message(item, "function", index)?);
+            }
+            field::LOCATION_TABLE => {
+                limit(self.locations.len(), MAX_FRAMES, "locations")?;
+                small("location", self.locations.len())?;
+                self.locations.push(item);
+            }
+            field::STACK_TABLE => {
+                limit(self.stacks.len(), MAX_NODES, "stacks")?;
+                self.stacks.push(item);
+            }
+            field::ATTRIBUTE_TABLE => {
+                limit(self.attributes.len(), MAX_NODES, "attributes")?;
+                self.attributes.push(item);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A text by its index; `of` names what has it.
+    pub(super) fn string(&self, index: i64, of: &str) -> Result<&str, Malformed> {
+        let text = usize::try_from(index).ok().and_then(|index| self.strings.get(index));
+        match text {
+            Some(text) => Ok(text),
+            // A profile without strings names nothing.
+            None if index == 0 => Ok(""),
+            None => Err(format!("{of} names string {index}, and there are {}", self.strings.len()).into()),
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Samples in the order of their times, for speedscope: a profile for each thread.
+//!
+//! A weight is how long a sample stands for. The weights of a stack add up to its counts, as those of the whole profile
+//! do, so a weight is that time but for what the stack's whole counts are off. A pause is a sample without a stack; it
+//! ends when the next one begins, so that no difference adds up over a pause. Times and counts themselves stand in a key of
+//! our own.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, Write};
+
+use super::{ExtraThread, Frames, begin, json};
+use crate::profile::StackFrame;
+use crate::profile::saved::{Saved, StackRoot};
+use crate::profile::timeline::{ThreadTimeline, TimedSample, Timeline};
+use crate::trie::NodeId;
+
+/// Pauses shorter than this are none: samples of a thread that runs are not exactly a period apart.
+const PAUSE_PERIODS: f64 = 0.5;
+/// Most frames of all samples together, each written anew: 100 MB. Larger profiles are written without times.
+const MAX_FRAMES: u64 = 1 << 24;
+
+/// Whether a file with the times would be one that can be opened, and weights are times.
+pub(super) fn fits(saved: &Saved, timeline: &Timeline, frames: &Frames<'_>) -> bool {
+    let depths = saved.trie().map_nodes(0u64, |_, frame, caller| match frame {
+        StackFrame::Root(_) => 2,
+        StackFrame::Frame(frame) => caller + frames.of_frame(frame).len() as u64,
+    });
+    let samples = timeline.threads.iter().flat_map(|thread| &thread.samples);
+    let depth = |sample: &TimedSample| {
+        sample.node.map_or(1, |node| depths.get(node.0 as usize).copied().unwrap_or(1))
+    };
+    saved.about.period_ns().is_some() && samples.map(depth).fold(0, u64::saturating_add) <= MAX_FRAMES
+}
+
+/// Writes the threads of a timeline.
+pub(super) fn write(
+    saved: &Saved,
+    timeline: &Timeline,
+    frames: &Frames<'_>,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let period_ns = saved.about.period_ns().unwrap_or(0.0);
+    // By node: by what times become weights.
+    let mut sums: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
+    for sample in timeline.threads.iter().flat_map(|thread| &thread.samples) {
+        if let Some(node) = sample.node {
+            let (weight_ns, count) = sums.entry(node).or_default();
+            *weight_ns = weight_ns.saturating_add(sample.weight_ns);
+            *count = count.saturating_add(sample.count);
+        }
+    }
+    let factor = |(node, (weight_ns, count)): (NodeId, (u64, u64))| {
+        (node, if weight_ns > 0 { count as f64 * period_ns / weight_ns as f64 } else { 0.0 })
+    };
+    let factors = sums.into_iter().map(factor).collect();
+    let mut writer = Writer { saved, frames, period_ns, factors, stacks: HashMap::new() };
+    for (index, thread) in timeline.threads.iter().enumerate() {
+        if index > 0 {
+            writeln!(out, ",")?;
+        }
+        writer.thread(thread, out)?;
+    }
+    Ok(())
+}
+
+struct Writer<'s> {
+    saved: &'s Saved,
+    frames: &'s Frames<'s>,
+    period_ns: f64,
+    factors: HashMap<NodeId, f64>,
+    /// By node: its stack, as it is written.
+    stacks: HashMap<NodeId, String>,
+}
+
+impl Writer<'_> {
+    fn thread(&mut self, thread: &ThreadTimeline, out: &mut dyn Write) -> io::Result<()> {
+        let saved = self.saved;
+        let mut extra =
+            ExtraThread::of(saved.text(thread.process), Some((saved.text(thread.name), thread.id)));
+        extra.pid = thread.pid;
+        // Each entry: its node, and its weight.
+        let mut entries: Vec<(Option<NodeId>, f64)> = Vec::new();
+        let mut now_ns = 0.0;
+        for sample in &thread.samples {
+            let factor = sample.node.map_or(1.0, |node| self.factors.get(&node).copied().unwrap_or(1.0));
+            // Without times that could be shared out, counts are the weights.
+            let weight_ns = match sample.weight_ns {
+                0 => sample.count as f64 * self.period_ns,
+                weight_ns => weight_ns as f64 * factor,
+            };
+            let pause_ns = sample.at_ns as f64 - weight_ns - now_ns;
+            if pause_ns > self.period_ns * PAUSE_PERIODS {
+                entries.push((None, pause_ns));
+                extra.at_ns.push(sample.at_ns);
+                extra.weight_ns.push(0);
+                extra.counts.push(0);
+                now_ns += pause_ns;
+            }
+            entries.push((sample.node, weight_ns));
+            extra.at_ns.push(sample.at_ns);
+            extra.weight_ns.push(sample.weight_ns);
+            extra.counts.push(sample.count);
+            now_ns += weight_ns;
+        }
+        begin(extra, out)?;
+        for (index, (node, _)) in entries.iter().enumerate() {
+            let stack = match node {
+                Some(node) => self.stack(*node),
+                None => "",
+            };
+            write!(out, "{}[{stack}]", if index > 0 { ",\n" } else { "" })?;
+        }
+        write!(out, "],\n\"weights\":[")?;
+        for (index, (_, weight_ns)) in entries.iter().enumerate() {
+            write!(out, "{}{}", if index > 0 { "," } else { "" }, json(&(weight_ns / 1e6))?)?;
+        }
+        write!(
+            out,
+            "],\n\"unit\":\"milliseconds\",\"startValue\":0,\"endValue\":{}}}",
+            json(&(now_ns / 1e6))?
+        )
+    }
+
+    fn stack(&mut self, node: NodeId) -> &str {
+        let (saved, frames) = (self.saved, self.frames);
+        self.stacks.entry(node).or_insert_with(|| {
+            let trie = saved.trie();
+            let none = StackRoot {
+                process: crate::profile::TextId::EMPTY,
+                thread: None,
+                complete: true,
+                waiting: false,
+            };
+            let (mut root, mut stack) = (&none, Vec::new());
+            let mut at = Some(node);
+            while let Some(here) = at {
+                match trie.key(here) {
+                    Some(StackFrame::Root(index)) => {
+                        root = saved.roots().get(index as usize).unwrap_or(&none)
+                    }
+                    Some(StackFrame::Frame(frame)) => stack.push(frame),
+                    None => {}
+                }
+                at = trie.parent(here);
+            }
+            let mut line = String::new();
+            frames.push_stack(root, stack.into_iter().rev(), &mut line);
+            line
+        })
+    }
+}
