@@ -41,6 +41,7 @@ pub fn run(render: &Render) -> Result<()> {
         },
         title: render.title.clone(),
         source: None,
+        code: None,
         lines: render.lines,
         reverse: render.reverse,
     };
