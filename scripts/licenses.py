@@ -21,10 +21,10 @@ LIST = ROOT / "packaging/third-party-licenses.txt"
 DEBIAN = ROOT / "packaging/debian/copyright"
 REWRITE = "scripts/licenses.py"
 # In crates that may be taken under one of several licences, the first of these is what we take.
-PREFERRED = ["MIT", "Apache-2.0", "Zlib", "BSD-2-Clause", "CDDL-1.0"]
+PREFERRED = ["MIT", "Apache-2.0", "Zlib", "BSD-2-Clause", "0BSD", "CDDL-1.0"]
 # Files with texts of licences and notices; a name that tells a licence is taken for that one only.
 TEXTS = re.compile(r"(LICEN[CS]E|COPYING|COPYRIGHT|NOTICE|UNLICENSE)", re.IGNORECASE)
-NAMED = {"MIT": r"MIT", "Apache-2.0": r"APACHE", "Zlib": r"ZLIB", "BSD-2-Clause": r"BSD", "CDDL-1.0": r"CDDL"}
+NAMED = {"MIT": r"MIT", "Apache-2.0": r"APACHE", "Zlib": r"ZLIB", "BSD-2-Clause": r"BSD", "0BSD": r"0BSD", "CDDL-1.0": r"CDDL"}
 OTHERS = re.compile(r"MIT|APACHE|ZLIB|BSD|CDDL|0BSD|UNLICENSE|LLVM|BOOST|THIRD", re.IGNORECASE)
 # Apache-2.0 asks for its text once, whoever it comes from.
 OUR_TEXTS = {"Apache-2.0": "LICENSE-APACHE", "MIT": "LICENSE-MIT"}

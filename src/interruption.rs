@@ -25,6 +25,8 @@ pub enum Phase {
     Output,
     /// It waits for the reader of a pipe, which may never come.
     Reader,
+    /// It serves what was recorded, until it is told to end.
+    Server,
 }
 
 /// What a signal causes.
@@ -119,7 +121,7 @@ impl Interruption {
                 self.limit = Some(signal).filter(|_| self.phase == Phase::Start);
                 Answer::PassOn(signal)
             }
-            Phase::Start => {
+            Phase::Start | Phase::Server => {
                 self.ending = true;
                 Answer::End(signal)
             }

@@ -12,6 +12,8 @@
 //! recording   trie + images + losses
 //! symbol      once per unique address -> names
 //! profile     recording + names, saved; formats of files; views
+//! disassembly machine code -> text
+//! server      a profile for a viewer in a browser: which requests are answered, and how
 //! flamegraph  the picture
 //! diff        two profiles -> what changed
 //! gate        several profiles a side -> a verdict
@@ -42,6 +44,7 @@ pub mod arch;
 pub mod binary;
 pub mod clock;
 pub mod diff;
+pub mod disassembly;
 pub mod error;
 pub mod escape;
 pub mod flamegraph;
@@ -55,6 +58,7 @@ pub mod profile;
 pub mod recording;
 pub mod rng;
 pub mod sampler;
+pub mod server;
 pub mod sources;
 pub mod symbol;
 pub mod trie;

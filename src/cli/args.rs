@@ -7,6 +7,7 @@ pub mod completions;
 pub mod diff;
 mod dump;
 pub mod gate;
+pub mod open;
 mod output;
 mod record;
 pub mod render;
@@ -33,10 +34,10 @@ pub use output::{Destination, Output};
 pub use record::{DEPTH_DEFAULT, DEPTH_MAX, DURATION_MAX_S, HZ_DEFAULT, HZ_MAX, LaunchOptions, Recording};
 
 /// Commands of the contract that this version does not have; their names stay free.
-const LATER: [&str; 4] = ["annotate", "heap", "open", "top"];
+const LATER: [&str; 3] = ["annotate", "heap", "top"];
 
 /// Commands that this version has.
-const COMMANDS: [&str; 7] = ["record", "demo", "dump", "render", "diff", "gate", "completions"];
+const COMMANDS: [&str; 8] = ["record", "demo", "dump", "render", "open", "diff", "gate", "completions"];
 
 /// `--min-width` unless given, percent.
 const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
@@ -52,6 +53,8 @@ pub enum Command {
     Addresses(Addresses),
     /// Turn saved profiles into others.
     Render(render::Render),
+    /// Show a saved profile in a viewer.
+    Open(open::Open),
     /// Compare two profiles.
     Diff(diff::Diff),
     /// Judge recordings of two sides.
@@ -170,6 +173,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
         "demo" => return demo(&words[1..], launch),
         "dump" => return dump::parse(&words[1..], launch, find),
         "render" => return render::parse(&words[1..], launch.as_deref()),
+        "open" => return open::parse(&words[1..], launch.as_deref()),
         "diff" => return diff::parse(&words[1..], launch.as_deref()),
         "gate" => return gate::parse(&words[1..], launch.as_deref()),
         "completions" => return completions::parse(&words[1..], launch.as_deref()),
@@ -192,7 +196,7 @@ fn help(topic: &[OsString], find: FindProcess<'_>) -> Result<Command> {
     let topic = topic.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
     match topic.as_str() {
         "" | "record" | "help" => parse(["--help".into()], find),
-        "demo" | "dump" | "render" | "diff" | "gate" | "completions" => {
+        "demo" | "dump" | "render" | "open" | "diff" | "gate" | "completions" => {
             parse([topic.into(), "--help".into()], find)
         }
         later if LATER.contains(&later) => Err(not_yet(later)),

@@ -19,6 +19,7 @@ const USAGE: &str = "stackprof [record] --pid N [OPTIONS]
        stackprof demo [OPTIONS]
        stackprof dump WHAT (--pid N | --gdb HOST:PORT)
        stackprof render PROFILE... -o FILE
+       stackprof open PROFILE
        stackprof diff BASE NEW [-o FILE]
        stackprof gate --base FILE... --new FILE...
        stackprof completions SHELL";
@@ -39,6 +40,7 @@ Commands:
   demo         profile a small built-in workload
   dump         show threads, images, symbols or stacks of a process
   render       turn saved profiles into another format, merge and filter them
+  open         look at a saved profile in a viewer: Firefox Profiler, speedscope
   diff         show what changed between two profiles
   gate         fail when something got slower, for CI
   completions  print a shell's completion script
@@ -292,9 +294,20 @@ pub(super) struct RecordingFlags {
     /// pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)
     #[arg(long, value_name = "FORMAT", help_heading = OUTPUT)]
     pub(super) format: Option<OsString>,
+    /// Then look at the profile in a viewer, as `stackprof open` does
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) open: bool,
     /// Write the numbers of the closing summary as JSON
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub(super) stats: Option<PathBuf>,
+    /// No source in .html outputs [default: files below the working directory that
+    /// debug information names]
+    #[arg(long, help_heading = OUTPUT)]
+    pub(super) no_source: bool,
+    /// Source in .html outputs from below this directory instead; may be given more
+    /// than once
+    #[arg(long, value_name = "DIR", action = ArgAction::Append, conflicts_with = "no_source", help_heading = OUTPUT)]
+    pub(super) source_dir: Vec<PathBuf>,
     /// Heading of the flame graph [default: NAME (pid N)]
     #[arg(long, value_name = "TEXT", help_heading = OUTPUT)]
     pub(super) title: Option<String>,

@@ -3,12 +3,13 @@
 //! `args.rs` turns the arguments into validated values, `messages.rs` is the one place
 //! that writes to the terminal, `summary.rs`, `hints.rs` and `stats.rs` tell how a recording went,
 //! `progress.rs` tells it while it goes, `outputs.rs` writes profiles, `naming.rs` is how they read
-//! symbols. `record.rs`, `dump.rs`, `addresses.rs`, `render.rs`, `diff.rs`, `gate.rs`,
+//! symbols. `record.rs`, `dump.rs`, `addresses.rs`, `render.rs`, `open.rs`, `diff.rs`, `gate.rs`,
 //! `completions.rs` and `demo.rs` are the commands; `saved_files.rs` reads profiles.
 
 pub mod addresses;
 pub mod args;
 pub mod clap_text;
+mod code_texts;
 pub mod completions;
 pub mod demo;
 pub mod diff;
@@ -21,6 +22,7 @@ pub mod gate;
 mod hints;
 pub mod messages;
 mod naming;
+pub mod open;
 mod outputs;
 pub mod progress;
 pub mod record;
@@ -80,6 +82,7 @@ fn execute(command: args::Command) -> Result<u8> {
         args::Command::Dump(what) => dump::run(&what)?,
         args::Command::Addresses(asked) => addresses::run(&asked)?,
         args::Command::Render(what) => render::run(&what)?,
+        args::Command::Open(what) => open::run(&what)?,
         args::Command::Diff(asked) => diff::run(&asked)?,
         args::Command::Gate(asked) => {
             if gate::run(&asked)? == Verdict::Regression {

@@ -6,6 +6,7 @@
 use std::io;
 
 use super::args::{Destination, Output};
+use super::code_texts::CodeTexts;
 use crate::cli::file::{self, OutputFiles};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
@@ -23,6 +24,8 @@ pub(super) struct Presentation {
     pub(super) title: Option<String>,
     /// How the stacks were sampled, for forms that have a place for it.
     pub(super) source: Option<String>,
+    /// What puts source and instructions into pages.
+    pub(super) code: Option<CodeTexts>,
     /// `function (file:line)`.
     pub(super) lines: bool,
     /// pprof with a sample for each time.
@@ -86,8 +89,11 @@ pub(super) fn write(
                 write_to(files, &output.to, &mut |out| flamegraph::write(&shown.graph, &nodes, total, out))?;
             }
             Format::Html => {
-                let page =
+                let mut page =
                     html::Page::of(saved, &shown.graph.title, shown.source.as_deref()).map_err(too_large)?;
+                if let Some(code) = &shown.code {
+                    page.embed(&mut code.reader()).map_err(too_large)?;
+                }
                 write_to(files, &output.to, &mut |out| page.write(out))?;
             }
             Format::Pprof => {

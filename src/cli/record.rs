@@ -8,13 +8,16 @@ mod destinations;
 mod sampling;
 mod tell;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use super::args::{self, Naming, Output, Recording, Source, Verbosity};
+use super::code_texts::CodeTexts;
 use super::file::OutputFiles;
 use super::format::Format;
 use super::outputs::{self, Presentation};
-use super::{functions, messages, naming, summary, system, text};
+use super::{functions, messages, naming, open, summary, system, text};
+use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::{Circumstances, FunctionTable, Saved};
@@ -76,7 +79,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let begun = Instant::now();
     let outputs = destinations.outputs(&profile.process.name, profile.process.pid);
     system::restrict_to_naming(&files);
-    let lines = asked.naming.lines || outputs.iter().any(keeps_lines);
+    let lines = asked.naming.lines || asked.open.is_some() || outputs.iter().any(keeps_lines);
     let options = naming::options(Naming { lines, ..asked.naming }, &*target_files);
     let options = symbol::Options { files_by_process: &profile.files, ..options };
     let frames = profile.trie.frames().enumerate();
@@ -89,7 +92,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     let saved = Saved::from_recording(&profile, &names, circumstances)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     // First what waits for nobody: a signal that ends the wait for a reader then loses none of it.
-    let shown = shown(asked, &profile);
+    let shown = shown(asked, &profile, target_files);
     let may_wait = |output: &Output| destinations::may_wait(&output.to);
     let (waiting, immediate): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
     outputs::write(&files, &saved, &immediate, &shown)?;
@@ -108,7 +111,7 @@ pub fn run(asked: &Recording) -> Result<()> {
     if asked.verbosity != Verbosity::Quiet {
         figures.hottest = hottest(&saved)?;
     }
-    drop(saved);
+    let saved = asked.open.is_some().then_some(saved);
     figures.write_s = named.elapsed().as_secs_f64();
 
     // Tell.
@@ -116,6 +119,11 @@ pub fn run(asked: &Recording) -> Result<()> {
         tell::stats(&files, to, &profile, &figures)?;
     }
     tell::summary(asked.verbosity, &profile, &names, &figures, asked.unwind);
+    if let (Some(opening), Some(saved)) = (&asked.open, saved) {
+        signals::enter(Phase::Server);
+        let Presentation { graph, source, .. } = shown;
+        open::show(saved, &graph.title, source.as_deref(), opening, asked.verbosity)?;
+    }
     tell::cut_short(&profile).map_or(Ok(()), Err)
 }
 
@@ -167,7 +175,7 @@ fn keeps_lines(output: &Output) -> bool {
 }
 
 /// What the outputs show.
-fn shown(asked: &Recording, profile: &Profile) -> Presentation {
+fn shown(asked: &Recording, profile: &Profile, files: Arc<dyn Files>) -> Presentation {
     let stats = &profile.stats;
     let caption = Caption {
         process: &profile.process.name,
@@ -193,6 +201,7 @@ fn shown(asked: &Recording, profile: &Profile) -> Presentation {
         graph,
         title: asked.title.clone(),
         source: summary::source(&profile.process),
+        code: Some(CodeTexts::new(asked.source_directories.as_deref(), files)),
         lines: asked.naming.lines,
         pprof_timestamps: asked.pprof_timestamps,
         reverse: asked.reverse,

@@ -41,6 +41,7 @@ pub fn run(render: &Render) -> Result<()> {
         },
         title: render.title.clone(),
         source: None,
+        code: None,
         lines: render.lines,
         pprof_timestamps: render.pprof_timestamps,
         reverse: render.reverse,

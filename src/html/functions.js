@@ -128,6 +128,32 @@ export function placesOf(data, rows, fn, by) {
 }
 
 /**
+ * Counts of each instruction. Callers are looked up inside of the instruction that calls, not where it begins.
+ * @param {Place[]} places sorted by address
+ * @param {{ address: number }[]} instructions sorted by address
+ * @returns {Map<number, Place>}
+ */
+export function byInstruction(places, instructions) {
+  /** @type {Map<number, Place>} */
+  const found = new Map();
+  let at = -1;
+  for (const place of places) {
+    while (at + 1 < instructions.length && instructions[at + 1].address <= place.key) at++;
+    if (at < 0) continue;
+    const { address } = instructions[at];
+    const known = found.get(address);
+    if (!known) {
+      found.set(address, { ...place, key: address });
+      continue;
+    }
+    known.self += place.self;
+    known.total += place.total;
+    known.base += place.base;
+  }
+  return found;
+}
+
+/**
  * Counts of one function by thread, the heaviest first.
  * @param {import("./data.js").Data} data
  * @param {import("./selection.js").Rows} rows

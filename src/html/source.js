@@ -3,7 +3,7 @@
 
 import { sourceText } from "./data.js";
 import { bar, element, fill } from "./dom.js";
-import { placesOf } from "./functions.js";
+import { byInstruction, placesOf } from "./functions.js";
 import { VirtualList } from "./list.js";
 import { clip, percent } from "./numbers.js";
 
@@ -85,7 +85,7 @@ function showLines(host, places, text, all) {
  */
 function showAddresses(host, data, fn, places, all) {
   const most = places.reduce((a, b) => Math.max(a, b.total), 0);
-  const byAddress = new Map(places.map((place) => [place.key, place]));
+  let byAddress = new Map(places.map((place) => [place.key, place]));
   /** @type {{ address: number, text: string }[]} */
   let rows = places.map((place) => ({ address: place.key, text: "" }));
   const { instructions } = data;
@@ -95,7 +95,11 @@ function showAddresses(host, data, fn, places, all) {
       if (instructions.function[at] !== fn) continue;
       known.push({ address: instructions.address[at], text: data.strings[instructions.text[at]] });
     }
-    if (known.length > 0) rows = known;
+    if (known.length > 0) {
+      known.sort((a, b) => a.address - b.address);
+      rows = known;
+      byAddress = byInstruction(places, known);
+    }
   }
   const list = new VirtualList(host, PLACE_PX, (index) => {
     const { address, text } = rows[index];

@@ -13,14 +13,17 @@ use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError, ProgramPath};
 
+pub mod browser;
 mod capture;
 #[cfg(unix)]
 pub mod child;
 pub mod gdb;
 #[cfg(target_os = "linux")]
 pub mod linux;
+pub mod loopback;
 pub mod mach;
 pub mod output;
+pub mod private_file;
 pub mod process_name;
 pub mod pushed;
 pub mod signals;

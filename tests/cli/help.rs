@@ -62,6 +62,7 @@ fn help_fits_a_terminal_and_names_what_there_is() {
         ),
         ("completions --help", &["Usage: stackprof completions SHELL", "Shells: bash, elvish, fish,"]),
         ("help dump", &["threads ", "images ", "symbols ", "stacks "]),
+        ("help open", &["Usage: stackprof open PROFILE", "--viewer", "--no-browser", "--timeout"]),
         ("diff --help", &["Usage: stackprof diff BASE NEW", "--absolute", "--no-normalize", "--no-inline"]),
         (
             "help gate",

@@ -51,3 +51,81 @@ fn a_page_is_no_input_and_no_report_of_the_gate() {
     let run = place.run("gate --base a.folded --new a.folded -o g.html");
     assert!(run.stderr.contains("expected a name that ends with .md, .json"), "{run}");
 }
+
+/// The header of the data of a page.
+#[cfg(unix)]
+fn header(page: &str) -> serde_json::Value {
+    use std::io::Read;
+    let value = |digit: u8| match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'+' => 62,
+        _ => 63,
+    };
+    let text = between(page, "id=\"profile\">", "</script>").trim_end_matches('=');
+    let (mut gzip, mut bits, mut count) = (Vec::new(), 0u32, 0);
+    for digit in text.bytes() {
+        (bits, count) = (bits << 6 | u32::from(value(digit)), count + 6);
+        if count >= 8 {
+            count -= 8;
+            gzip.push((bits >> count) as u8);
+        }
+    }
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(gzip.as_slice()).read_to_end(&mut bytes).unwrap();
+    let length = u32::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    serde_json::from_slice(&bytes[4..4 + length]).unwrap()
+}
+
+/// Source in a page is below the working directory, or a directory that was named, wherever links lead.
+#[cfg(unix)]
+#[test]
+fn source_in_a_page_is_from_the_directories_that_were_named() {
+    if !crate::support::can_trace() {
+        return;
+    }
+    let place = Place::new();
+    place.shell("mkdir work other").succeeds();
+    let spin = "static volatile unsigned sink;\n\
+                __attribute__((noinline)) void spin(unsigned rounds) {\n\
+                \x20   for (unsigned i = 0; i < rounds; i++) sink = sink * 3 + i;\n\
+                }\n";
+    place.write("work/spin.c", &format!("{spin}void far(void); void linked(void);\nint main(void) {{ spin(150000000u); far(); linked(); return 0; }}\n"));
+    for name in ["far", "linked"] {
+        let text = format!(
+            "static volatile unsigned sink;\nvoid {name}(void) {{ for (unsigned i = 0; i < 150000000u; i++) sink = sink * 3 + i; }}\n"
+        );
+        place.write(&format!("other/{name}.c"), &text);
+    }
+    // A link below the working directory to a file outside of it.
+    place.shell("ln -s ../other/linked.c work/linked.c").succeeds();
+    place
+        .shell("cc -g -O1 -Wl,--build-id=sha1 -o spin \"$PWD/work/spin.c\" \"$PWD/other/far.c\" \"$PWD/work/linked.c\"")
+        .succeeds();
+    let sources = |options: &str| {
+        let run = place
+            .shell(&format!("cd work && \"$STACKPROF\" -q --no-kernel {options} -o ../a.html -- ../spin"));
+        let run = run.succeeds();
+        let header = header(&place.read("a.html"));
+        let names = header["sources"].as_object().map(|sources| sources.keys().cloned().collect::<Vec<_>>());
+        let has_code = header["strings"].as_array().unwrap().iter().any(|text| {
+            text.as_str().is_some_and(|text| text.starts_with("imul ") || text.starts_with("lea "))
+        });
+        (names.unwrap_or_default(), has_code, run.stderr)
+    };
+    let path = |name: &str| place.path(name).to_str().unwrap().to_owned();
+    let (names, has_code, said) = sources("");
+    assert_eq!((names, said.as_str()), (vec![path("work/spin.c")], ""));
+    assert!(has_code || !cfg!(target_arch = "x86_64"));
+    assert_eq!(sources("--no-source").0, [""; 0]);
+    let (names, ..) = sources("--source-dir ../other");
+    assert_eq!(names, [path("other/far.c"), path("work/linked.c")]);
+    // A large file is left out, and named.
+    place.shell("truncate -s 100M work/spin.c").succeeds();
+    let (names, _, said) = sources("");
+    assert!(
+        names.is_empty() && said.contains("source left out: ") && said.contains("spin.c: longer than 2 MiB"),
+        "{said}"
+    );
+}

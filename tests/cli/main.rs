@@ -14,6 +14,8 @@ mod help;
 mod hostile_directory;
 mod html;
 mod invisible;
+#[cfg(unix)]
+mod open;
 mod outputs;
 #[cfg(unix)]
 mod perf_regression;
@@ -27,4 +29,7 @@ mod signals;
 mod support;
 #[cfg(unix)]
 mod unwritable;
+#[cfg(unix)]
+#[path = "../support/viewer.rs"]
+mod viewer;
 mod wrong_invocations;

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { decode } from "../../src/html/data.js";
-import { functionTotals, heaviest, neighboursOf, placesOf, threadsOf } from "../../src/html/functions.js";
+import { byInstruction, functionTotals, heaviest, neighboursOf, placesOf, threadsOf } from "../../src/html/functions.js";
 import { layOut, neighbour, nodeAt, nodeOfPath, pathOf } from "../../src/html/layout.js";
 import { KERNEL_LIBRARY, Names } from "../../src/html/names.js";
 import { matchNames, matchedCounts, nextMatch } from "../../src/html/search.js";
@@ -276,4 +276,15 @@ test("a path of 65,536 frames is no trouble", () => {
   assert.equal(functionTotals(tree, names.count).total[id(names, "f")], 2);
   assert.equal(layOut(tree).levels.length, 65537);
   assert.equal(invertTree(tree, null, true, 0).count, 2);
+});
+
+test("counts inside of an instruction are those of the instruction", () => {
+  const place = (key, self, total) => ({ key, self, total, base: 0 });
+  const places = [place(0, 9, 9), place(16, 1, 1), place(20, 0, 2), place(23, 0, 4), place(24, 3, 3), place(90, 0, 5)];
+  const instructions = [{ address: 16 }, { address: 19 }, { address: 24 }];
+  const found = byInstruction(places, instructions);
+  // The first one lies in front of the function: it is in none of them.
+  assert.deepEqual([...found.values()].map(({ key, self, total }) => [key, self, total]), [[16, 1, 1], [19, 0, 6], [24, 3, 8]]);
+  assert.equal(byInstruction([], instructions).size, 0);
+  assert.equal(byInstruction(places, []).size, 0);
 });

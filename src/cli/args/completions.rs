@@ -10,6 +10,7 @@ use clap_complete::Shell;
 
 use super::diff::DiffFlags;
 use super::gate::GateFlags;
+use super::open::OpenFlags;
 use super::render::RenderFlags;
 use super::{Command, Split, split, usage};
 use crate::cli::flags::{CommonFlags, DemoFlags, DumpFlags, RecordFlags, TEMPLATE};
@@ -84,12 +85,13 @@ pub fn shells() -> [Shell; 5] {
 
 /// Every command by its name, in the order of `stackprof --help`.
 #[must_use]
-pub fn commands() -> [(&'static str, clap::Command); 7] {
+pub fn commands() -> [(&'static str, clap::Command); 8] {
     [
         ("record", RecordFlags::command().about("Record a profile (the default).")),
         ("demo", DemoFlags::command()),
         ("dump", DumpFlags::command()),
         ("render", RenderFlags::command()),
+        ("open", OpenFlags::command()),
         ("diff", DiffFlags::command()),
         ("gate", GateFlags::command()),
         ("completions", CompletionsFlags::command()),

@@ -2,8 +2,10 @@
 //! [`Recording`], or one usage error.
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::time::Duration;
 
+use super::open::Opening;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::{Naming, Source, Verbosity, bad, colors, min_width_percent, number, percent, unwind, verbosity};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags};
@@ -94,6 +96,10 @@ pub struct Recording {
     pub dark: bool,
     /// Flame graph with its root at the top, not at the bottom.
     pub inverted: bool,
+    /// Where source files of pages may be; `None` is nowhere, empty the working directory.
+    pub source_directories: Option<Vec<PathBuf>>,
+    /// It is shown in a viewer, too.
+    pub open: Option<Opening>,
     /// Where the statistics go.
     pub stats: Option<Destination>,
     /// How much is told.
@@ -195,6 +201,8 @@ pub(super) fn recording(
         colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
         dark: flags.look.dark,
         inverted: flags.look.root_at_the_top(),
+        source_directories: (!flags.no_source).then_some(flags.source_dir),
+        open: flags.open.then(Opening::default),
         stats,
         verbosity: verbosity(&flags.common)?,
         seed: flags

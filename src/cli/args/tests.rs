@@ -68,6 +68,7 @@ fn the_defaults_are_those_of_the_contract() {
         colors: Colors::Hot,
         dark: false,
         inverted: true,
+        open: None,
         stats: None,
         verbosity: Verbosity::Normal,
         seed: None,
@@ -109,6 +110,7 @@ fn every_option_is_understood() {
         colors: Colors::BlueOrange,
         dark: true,
         inverted: false,
+        open: None,
         stats: Some(Destination::File("s.json".into())),
         verbosity: Verbosity::Verbose,
         seed: Some(7),
@@ -296,11 +298,11 @@ fn mistakes_are_told_with_the_next_step() {
         ("demo -- prog", "demo profiles its own workload; `prog` is too much"),
         (
             "help nonsense",
-            "there is no command `nonsense`; one of record, demo, dump, render, diff, gate, completions, help",
+            "there is no command `nonsense`; one of record, demo, dump, render, open, diff, gate, completions, help",
         ),
         (
             "help top",
-            "command `top` is not in this version; one of record, demo, dump, render, diff, gate, completions",
+            "command `top` is not in this version; one of record, demo, dump, render, open, diff, gate, completions",
         ),
     ] {
         assert_eq!(refused(line), expected, "{line}");

@@ -10,6 +10,7 @@
 //! Reading goes as far as these files need: stacks, names, threads, weights (`firefox/read.rs`), also
 //! where columns are binary (`firefox/slabs.rs`).
 
+pub mod libraries;
 mod read;
 pub(super) mod slabs;
 mod tables;
@@ -33,6 +34,7 @@ use crate::profile::saved::Saved;
 use crate::profile::texts::TextId;
 use crate::profile::views::by_name::INCOMPLETE;
 use crate::profile::views::threads::ByThread;
+use libraries::{Libraries, Placed};
 pub(super) use read::{Meta, Thread, read};
 pub(super) use tables::{FrameTable, FuncTable, Library, ResourceTable, StackTable, Tables};
 
@@ -59,7 +61,19 @@ const MERGED_TID: u32 = 0;
 /// What the writer reports, and [`io::ErrorKind::InvalidData`] for a stack with more than
 /// 2^41 samples.
 pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
-    let saved = &saved.without_addresses().map_err(io::Error::other)?;
+    write_frames(&saved.without_addresses().map_err(io::Error::other)?, None, out)
+}
+
+/// Writes `saved` with addresses instead of names where its frames are in libraries: the viewer asks a symbol server
+/// for what is there.
+///
+/// # Errors
+/// Those of [`write`].
+pub fn write_addresses(saved: &Saved, libraries: &Libraries, out: &mut dyn Write) -> io::Result<()> {
+    write_frames(saved, Some(libraries), out)
+}
+
+fn write_frames(saved: &Saved, libraries: Option<&Libraries>, out: &mut dyn Write) -> io::Result<()> {
     let about = &saved.about;
     let counts_samples = about.unit == SAMPLES;
     let period_ns = about.period_ns().filter(|_| counts_samples).unwrap_or(INTERVAL_NS);
@@ -80,9 +94,10 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
         ReferenceTimestamp::from_duration_since_unix_epoch(start),
         SamplingInterval::from_nanos(period_ns.round() as u64),
     );
-    profile.set_symbolicated(true);
+    profile.set_symbolicated(libraries.is_none());
     let code = profile.add_category("Code", CategoryColor::Blue);
-    let mut labels = Labels { saved, code, frames: vec![None; saved.frames().len()] };
+    let placed = libraries.map(|libraries| Placed::new(&mut profile, libraries));
+    let mut labels = Labels { saved, code, placed, frames: vec![None; saved.frames().len()] };
     match saved.timeline().filter(|_| has_time) {
         Some(timeline) => timed::write(&mut profile, saved, timeline, &mut labels, &weights),
         None => {
@@ -209,6 +224,8 @@ struct WithExtra<'a> {
 struct Labels<'s> {
     saved: &'s Saved,
     code: CategoryHandle,
+    /// Where frames are, if addresses are written.
+    placed: Option<Placed<'s>>,
     /// By frame: its labels, once they were needed.
     frames: Vec<Option<Vec<FrameInfo>>>,
 }
@@ -232,7 +249,12 @@ impl Labels<'_> {
             }
             let mut new = Vec::new();
             let saved = self.saved;
-            saved.names_of(*frame, false, &mut |name| new.push(self.mark(profile, name)));
+            match self.placed.as_ref().and_then(|placed| placed.of(*frame)) {
+                Some(frame) => {
+                    new.push(FrameInfo { frame, category_pair: self.code.into(), flags: FrameFlags::empty() })
+                }
+                None => saved.names_of(*frame, false, &mut |name| new.push(self.mark(profile, name))),
+            }
             labels.extend(new.iter().cloned());
             if let Some(slot) = self.frames.get_mut(*frame as usize) {
                 *slot = Some(new);

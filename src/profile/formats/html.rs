@@ -5,6 +5,7 @@
 //! anywhere else in the file, so nothing of it can be markup. docs/html.md describes the form of the data.
 
 mod base64;
+mod code;
 mod columns;
 mod header;
 mod page;
@@ -21,6 +22,7 @@ use flate2::write::GzEncoder;
 
 use super::super::saved::{Full, Saved};
 use crate::escape::escape_line;
+pub use code::{CodeReader, SOURCES_BYTES_MAX};
 pub use header::{Compare, Measure};
 use header::{Header, Side};
 use tables::Tables;
@@ -91,6 +93,14 @@ impl Page {
         Ok(page)
     }
 
+    /// Puts source and instructions of its functions into a page of one profile.
+    ///
+    /// # Errors
+    /// [`Full`] if a table does not hold them.
+    pub fn embed(&mut self, reader: &mut dyn CodeReader) -> Result<(), Full> {
+        self.tables.read_code(reader)
+    }
+
     /// Writes the page. Same profiles, same bytes.
     ///
     /// # Errors
@@ -110,6 +120,7 @@ impl Page {
             compare: self.compare.as_ref(),
             strings: self.tables.strings(),
             libraries: self.tables.libraries(),
+            sources: &self.tables.code.sources,
             columns: columns.list(),
         };
         let header = serde_json::to_vec(&header).map_err(io::Error::other)?;

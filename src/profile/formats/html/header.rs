@@ -17,6 +17,8 @@ pub(super) struct Header<'a> {
     pub(super) compare: Option<&'a Compare>,
     pub(super) strings: Vec<&'a str>,
     pub(super) libraries: Vec<Library<'a>>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) sources: &'a BTreeMap<String, String>,
     pub(super) columns: &'a [(&'static str, &'static str, usize, usize)],
 }
 

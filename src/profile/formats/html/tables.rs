@@ -4,7 +4,7 @@
 //! time, is a row of root, node and value. A frame is a function with its line and address; inlined functions are frames
 //! of their own. Of a comparison frames are functions alone: lines and addresses differ between builds.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::columns::{Columns, Form, NUMBER_MAX};
 use super::header::Library;
@@ -34,12 +34,12 @@ enum FunctionKind {
 
 /// A frame of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct PageFrame {
-    function: u32,
+pub(super) struct PageFrame {
+    pub(super) function: u32,
     line: u32,
     /// Offset in the file of the library; 0 if it is not known.
-    address: u64,
-    inlined: bool,
+    pub(super) address: u64,
+    pub(super) inlined: bool,
 }
 
 impl Key for PageFrame {
@@ -77,13 +77,22 @@ struct Count {
     value: u64,
 }
 
+/// Source and instructions.
+#[derive(Default)]
+pub(super) struct Code {
+    /// Text by path.
+    pub(super) sources: BTreeMap<String, String>,
+    /// Function, offset in the file of its library, and number of the text.
+    pub(super) instructions: Vec<(u32, u64, u32)>,
+}
+
 /// The tables.
 #[derive(Default)]
 pub(super) struct Tables {
     texts: Texts,
     /// File name, path and build id.
     libraries: Vec<(TextId, TextId, TextId)>,
-    library_of: HashMap<TextId, u32>,
+    library_by_text: HashMap<TextId, u32>,
     functions: Vec<Function>,
     function_of: HashMap<(TextId, u32, TextId), u32>,
     /// Process, and name and id, plus one, where threads are kept apart.
@@ -98,9 +107,51 @@ pub(super) struct Tables {
     /// When, for how long, and the text.
     losses: Vec<(u64, u64, TextId)>,
     sides: usize,
+    pub(super) code: Code,
 }
 
 impl Tables {
+    /// The number of a text.
+    pub(super) fn intern(&mut self, text: &str) -> Result<u32, Full> {
+        self.texts.intern(text).map(|text| text.0)
+    }
+
+    /// The source file of a function.
+    pub(super) fn source_of(&self, function: u32) -> Option<String> {
+        self.functions.get(function as usize).map(|function| self.texts.get(function.file).to_owned())
+    }
+
+    /// Path and build id of the library of a function.
+    pub(super) fn library_of(&self, function: u32) -> Option<(String, String)> {
+        let index = self.functions.get(function as usize)?.library.checked_sub(1)?;
+        let (_, path, build_id) = self.libraries.get(index as usize)?;
+        Some((self.texts.get(*path).to_owned(), self.texts.get(*build_id).to_owned()))
+    }
+
+    /// The frame of a node.
+    pub(super) fn frame(&self, node: NodeId) -> Option<PageFrame> {
+        self.nodes.frame(self.nodes.frame_of(node)?)
+    }
+
+    /// Counts of each node and of all below it.
+    pub(super) fn totals(&self) -> Vec<u64> {
+        let mut totals = vec![0u64; self.nodes.node_count()];
+        for count in &self.counts {
+            if let Some(total) = totals.get_mut(count.node as usize) {
+                *total = total.saturating_add(count.value);
+            }
+        }
+        // Callers have lower numbers.
+        for node in (1..totals.len()).rev() {
+            let total = totals[node];
+            let caller = self.nodes.parent(NodeId(node as u32));
+            if let Some(of_caller) = caller.and_then(|caller| totals.get_mut(caller.0 as usize)) {
+                *of_caller = of_caller.saturating_add(total);
+            }
+        }
+        totals
+    }
+
     /// Adds a profile, which is the next side. Returns the counts that were added.
     pub(super) fn add(&mut self, saved: &Saved, matching: Option<&Matching<'_>>) -> Result<u64, Full> {
         // Of a comparison times mean nothing.
@@ -244,7 +295,7 @@ impl Tables {
         let (name, path) = (self.texts.intern(name)?, self.texts.intern(path)?);
         let build_id = self.texts.intern(saved.text(mapping.build_id))?;
         let libraries = &mut self.libraries;
-        Ok(*self.library_of.entry(if by_name { name } else { path }).or_insert_with(|| {
+        Ok(*self.library_by_text.entry(if by_name { name } else { path }).or_insert_with(|| {
             libraries.push((name, path, build_id));
             libraries.len() as u32
         }))
@@ -362,6 +413,12 @@ impl Tables {
             out.add("sample.root", Plain, samples().map(|sample| sample.root.into()));
             out.add("sample.node", Delta, samples().map(|sample| sample.node.into()));
             out.add("sample.value", Plain, samples().map(|sample| sample.value));
+        }
+        if !self.code.instructions.is_empty() {
+            let instructions = || self.code.instructions.iter();
+            out.add("instruction.function", Delta, instructions().map(|(function, ..)| (*function).into()));
+            out.add("instruction.address", Delta, instructions().map(|(_, address, _)| *address));
+            out.add("instruction.text", Delta, instructions().map(|(.., text)| (*text).into()));
         }
         if !self.losses.is_empty() {
             let losses = || self.losses.iter();

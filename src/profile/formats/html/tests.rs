@@ -230,3 +230,71 @@ fn two_profiles_share_their_functions() {
     assert_eq!(rows, [(3, 0), (10, 20)]);
     assert_eq!(data(&page).0["sides"][1]["total"], 20);
 }
+
+/// Gives source of one directory and instructions of one library.
+#[derive(Default)]
+struct Fake {
+    left_out: Vec<String>,
+    asked: Vec<(String, String, u64)>,
+}
+
+impl CodeReader for Fake {
+    fn source(&mut self, file: &str) -> Option<String> {
+        match file {
+            "/src/large.c" => Some("x".repeat(SOURCES_BYTES_MAX + 1)),
+            _ => file.starts_with("/src/").then(|| format!("text of {file} </script>\n")),
+        }
+    }
+
+    fn instructions(&mut self, path: &str, build_id: &str, offset: u64) -> Vec<(u64, String)> {
+        self.asked.push((path.to_owned(), build_id.to_owned(), offset));
+        vec![(0x120, "push rbp".to_owned()), (0x121, "</script>".to_owned())]
+    }
+
+    fn leave_out(&mut self, file: &str) {
+        self.left_out.push(file.to_owned());
+    }
+}
+
+#[test]
+fn source_and_instructions_are_data_of_the_page() {
+    use crate::profile::saved::{Function, Line, Mapping, StackRoot};
+    let mut builder = crate::profile::SavedBuilder::new(About { hz: Some(100), ..About::default() });
+    let mut text = |text: &str| builder.text(text).expect("few");
+    let (name, inlined, process, path, id) =
+        (text("f"), text("g"), text("app"), text("/lib/libx.so"), text("0a0b"));
+    let files = ["/src/a.c", "/src/large.c", "/etc/passwd"].map(&mut text);
+    let mapping = Mapping { start: 0x7000, limit: 0x9000, file_offset: 0x100, path, build_id: id };
+    let mapping = Some(builder.mapping(mapping).expect("few"));
+    let root =
+        builder.root(StackRoot { process, thread: None, complete: true, waiting: false }).expect("few");
+    for (number, file) in (0..).zip(files) {
+        let function = builder.function(Function { name, file, ..Function::default() }).expect("few");
+        let part = builder.function(Function { name: inlined, file, ..Function::default() }).expect("few");
+        let lines = [Line { function, line: 3 }, Line { function: part, line: 4 }];
+        let frame = builder.frame(0x7020 + number, mapping, &lines).expect("few");
+        builder.add(root, &[frame], 5).expect("few");
+    }
+    let saved = builder.finish();
+    let mut page = Page::of(&saved, "t", None).expect("fits");
+    let mut fake = Fake::default();
+    page.embed(&mut fake).expect("fits");
+    // The library is asked once for each function, and not for those that became part of them.
+    assert_eq!(fake.asked.len(), 3);
+    assert_eq!(fake.asked[0], ("/lib/libx.so".to_owned(), "0a0b".to_owned(), 0x120));
+    assert_eq!(fake.left_out, ["/src/large.c", "/src/large.c"]);
+    let mut out = Vec::new();
+    page.write(&mut out).expect("writes");
+    let out = String::from_utf8(out).expect("text");
+    let (header, _) = data(&out);
+    assert_eq!(header["sources"], serde_json::json!({ "/src/a.c": "text of /src/a.c </script>\n" }));
+    let columns = header["columns"].as_array().expect("a list");
+    let column = columns.iter().find(|column| column[0] == "instruction.address").expect("a column");
+    assert_eq!(column[2], 6);
+    // A page without code is what it was.
+    let bare = Page::of(&saved, "t", None).expect("fits");
+    let mut out = Vec::new();
+    bare.write(&mut out).expect("writes");
+    let (header, _) = data(&String::from_utf8(out).expect("text"));
+    assert_eq!(header.get("sources"), None);
+}

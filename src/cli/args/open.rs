@@ -1,0 +1,253 @@
+//! `stackprof open`, and `--open` of a recording: which viewer, and what it is told. No I/O.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser};
+
+use super::{Command, Split, Verbosity, bad, number, split, usage, verbosity};
+use crate::cli::flags::{CommonFlags, TEMPLATE};
+use crate::error::Result;
+
+/// How long the server waits after the last request.
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+/// Longest `--timeout` in seconds: a year.
+const TIMEOUT_MAX_S: f64 = 366.0 * 86_400.0;
+
+/// `stackprof open ...`
+#[derive(Debug, Parser)]
+#[command(
+    name = "stackprof open",
+    version,
+    about = "Look at a saved profile in a viewer: the Firefox Profiler, speedscope, or a page of its own.",
+    override_usage = "stackprof open PROFILE [OPTIONS]",
+    before_help = "The viewer is a web page. It loads the profile, and asks for source and assembly,
+from a server in this process, which only your browser reaches: at 127.0.0.1,
+by a secret in the address. Nothing is uploaded. Ctrl-C ends it.
+
+Examples:
+  stackprof open a.pb.gz                       in the Firefox Profiler
+  stackprof open a.pb.gz --viewer speedscope
+  stackprof open a.pb.gz --viewer html         one page, without a network
+  stackprof open a.pb.gz --no-browser          print the address only
+  stackprof --open -- ./prog                   record, then look at it
+",
+    help_template = TEMPLATE,
+    max_term_width = 80,
+    disable_help_flag = true,
+    disable_version_flag = true,
+    args_override_self = true,
+    mut_arg("verbose", |arg| arg.help("Also print which images and files cannot be shown, and why"))
+)]
+pub(in crate::cli) struct OpenFlags {
+    #[command(flatten)]
+    viewer: ViewerFlags,
+    /// Refuse a file with lines or samples that are not understood. Without
+    /// this they are left out and counted, up to half of them
+    #[arg(long, help_heading = "Input")]
+    strict: bool,
+    #[command(flatten)]
+    common: CommonFlags,
+    #[arg(
+        hide = true,
+        value_hint = clap::ValueHint::AnyPath,
+        value_parser = clap::builder::OsStringValueParser::new()
+    )]
+    profile: Vec<OsString>,
+}
+
+/// Which viewer.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Viewer")]
+pub(in crate::cli) struct ViewerFlags {
+    /// firefox, speedscope, html (a page in a file), or the address of a Firefox
+    /// Profiler that you host [default: firefox; html without a network]
+    #[arg(long, value_name = "NAME|URL")]
+    viewer: Option<OsString>,
+    /// Start no browser: print the address
+    #[arg(long)]
+    no_browser: bool,
+    /// End when nothing was asked for this many seconds, counted from the first
+    /// request; 0 is never [default: 60]
+    #[arg(long, value_name = "SECS", allow_hyphen_values = true)]
+    timeout: Option<OsString>,
+}
+
+/// What shows a profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Viewer {
+    /// The Firefox Profiler.
+    Firefox,
+    /// speedscope.
+    Speedscope,
+    /// A page of our own, in a file.
+    Html,
+    /// A Firefox Profiler at another address, without a slash at its end.
+    Hosted(String),
+}
+
+/// How a profile is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opening {
+    /// The viewer; `None` is the Firefox Profiler, and the page where there is no network.
+    pub viewer: Option<Viewer>,
+    /// Whether a browser is started.
+    pub browser: bool,
+    /// How long the server waits after the last request; `None` is without an end.
+    pub timeout: Option<Duration>,
+}
+
+impl Default for Opening {
+    fn default() -> Opening {
+        Opening { viewer: None, browser: true, timeout: Some(TIMEOUT_DEFAULT) }
+    }
+}
+
+/// A profile to be shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// The file; `-` is standard input.
+    pub profile: PathBuf,
+    /// How it is shown.
+    pub opening: Opening,
+    /// Whether the file must be understood whole.
+    pub strict: bool,
+    /// How much is told.
+    pub verbosity: Verbosity,
+}
+
+/// Understands the arguments behind `open`.
+///
+/// # Errors
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
+    const FORM: &str = "stackprof open PROFILE";
+    let mut flags: OpenFlags = match split("stackprof open", words)? {
+        Split::Flags(flags) => flags,
+        Split::Print(text) => return Ok(Command::Print(text)),
+    };
+    flags.profile.extend(launch.unwrap_or_default().iter().cloned());
+    let profile = match flags.profile.as_slice() {
+        [] => return Err(usage(format!("say which profile to open: {FORM}"))),
+        [profile] if profile.is_empty() => {
+            return Err(usage(format!("the profile's name is empty; name a file: {FORM}")));
+        }
+        [profile] => profile.into(),
+        [_, other, ..] => {
+            let other = other.display();
+            return Err(usage(format!(
+                "one profile at a time; `{other}` is too much (stackprof render A B -o both.pb.gz merges)"
+            )));
+        }
+    };
+    Ok(Command::Open(Open {
+        profile,
+        opening: opening(&flags.viewer)?,
+        strict: flags.strict,
+        verbosity: verbosity(&flags.common)?,
+    }))
+}
+
+fn opening(flags: &ViewerFlags) -> Result<Opening> {
+    let viewer = flags.viewer.as_deref().map(viewer).transpose()?;
+    let expected = "seconds, 0 or more (60 or 0.5)";
+    let timeout = match &flags.timeout {
+        None => Some(TIMEOUT_DEFAULT),
+        Some(text) => {
+            let seconds = number("--timeout", text, expected, |s: f64| (0.0..=TIMEOUT_MAX_S).contains(&s))?;
+            Some(Duration::from_secs_f64(seconds)).filter(|timeout| !timeout.is_zero())
+        }
+    };
+    Ok(Opening { viewer, browser: !flags.no_browser, timeout })
+}
+
+fn viewer(text: &OsStr) -> Result<Viewer> {
+    let expected = "firefox, speedscope, html, or an address that begins with https:// or http://";
+    match text.to_str() {
+        Some("firefox") => Ok(Viewer::Firefox),
+        Some("speedscope") => Ok(Viewer::Speedscope),
+        Some("html") => Ok(Viewer::Html),
+        Some(address) if origin(address).is_some() => {
+            Ok(Viewer::Hosted(address.trim_end_matches('/').to_owned()))
+        }
+        _ => Err(bad("--viewer", text, expected)),
+    }
+}
+
+/// Scheme and host of an address, as browsers name it in `Origin`; `None` for what is no address of a page.
+#[must_use]
+pub fn origin(address: &str) -> Option<String> {
+    let (scheme, rest) = address.split_once("://")?;
+    let scheme = scheme.to_ascii_lowercase();
+    let port = match scheme.as_str() {
+        "https" => ":443",
+        "http" => ":80",
+        _ => return None,
+    };
+    // Behind it would be another address than the one that was meant.
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:[]%".contains(&byte);
+    let host = rest.split('/').next().filter(|host| !host.is_empty())?;
+    if !rest.bytes().all(is_plain) || host.starts_with(':') || host.contains('%') {
+        return None;
+    }
+    let host = host.to_ascii_lowercase();
+    Some(format!("{scheme}://{}", host.strip_suffix(port).unwrap_or(&host)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::tests::parsed;
+
+    #[test]
+    fn every_option_is_understood() {
+        let Ok(Command::Open(open)) = parsed("open a.pb.gz") else { panic!("no open") };
+        assert_eq!((open.profile, open.opening), (PathBuf::from("a.pb.gz"), Opening::default()));
+        let line = "open --viewer http://LOCALHOST:4242/ --no-browser --timeout 0 --strict -q -- -x";
+        let Ok(Command::Open(open)) = parsed(line) else { panic!("no open") };
+        let viewer = Some(Viewer::Hosted("http://LOCALHOST:4242".to_owned()));
+        assert_eq!(open.opening, Opening { viewer, browser: false, timeout: None });
+        assert!(open.strict && open.verbosity == Verbosity::Quiet && open.profile == PathBuf::from("-x"));
+    }
+
+    #[test]
+    fn origins_are_those_that_browsers_send() {
+        for (address, expected) in [
+            ("https://profiler.firefox.com", Some("https://profiler.firefox.com")),
+            ("https://Profiler.Example:443/x", Some("https://profiler.example")),
+            ("http://localhost:4242/", Some("http://localhost:4242")),
+            ("http://[::1]:80/", Some("http://[::1]")),
+            ("https://", None),
+            ("https:///x", None),
+            ("ftp://x", None),
+            ("javascript:alert(1)//://x", None),
+            ("https://a@b/", None),
+            ("https://a?b", None),
+            ("https://a/#b", None),
+            ("https://a b", None),
+            ("x", None),
+        ] {
+            assert_eq!(origin(address).as_deref(), expected, "{address}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for (line, expected) in [
+            ("open", "say which profile to open: stackprof open PROFILE"),
+            (
+                "open a b",
+                "one profile at a time; `b` is too much (stackprof render A B -o both.pb.gz merges)",
+            ),
+            (
+                "open a --viewer chrome",
+                "--viewer `chrome`: expected firefox, speedscope, html, or an address that begins with https:// or \
+                 http://",
+            ),
+            ("open a --timeout -1", "--timeout `-1`: expected seconds, 0 or more (60 or 0.5)"),
+        ] {
+            assert_eq!(parsed(line).expect_err("refused").to_string(), expected);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What puts source and instructions into pages: which files may be shown, and reading them.
+//!
+//! Source files are those below the working directory, or the directories of `--source-dir`, after links were followed:
+//! a program that is recorded chooses the paths in its debug information, and a page is sent to others.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::messages;
+use crate::binary::Files;
+use crate::profile::formats::firefox::libraries::Library;
+use crate::profile::formats::html::CodeReader;
+use crate::server::symbols::{OpenedImage, open, read_source};
+use crate::sources::LocalFiles;
+
+/// Longest source file in a page, bytes.
+const SOURCE_BYTES_MAX: u64 = 2 << 20;
+/// Most files that are named because they were left out.
+const NAMED_MAX: usize = 5;
+
+/// Where code may be read.
+#[derive(Clone)]
+pub(super) struct CodeTexts {
+    /// Source is read below these, links followed.
+    directories: Vec<PathBuf>,
+    /// Images are read through these.
+    files: Arc<dyn Files>,
+}
+
+impl std::fmt::Debug for CodeTexts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "CodeTexts({:?})", self.directories)
+    }
+}
+
+impl CodeTexts {
+    /// Source from below these directories, or from nowhere; none is the working directory.
+    pub(super) fn new(directories: Option<&[PathBuf]>, files: Arc<dyn Files>) -> CodeTexts {
+        let working = [PathBuf::from(".")];
+        let named = match directories {
+            Some([]) => &working[..],
+            Some(named) => named,
+            None => &[],
+        };
+        let whole = |path: &PathBuf| match fs::canonicalize(path) {
+            Ok(path) => Some(path),
+            Err(error) => {
+                let why = crate::error::io_text(&error);
+                messages::note(&format!("--source-dir `{}`: {why}; no source from there", path.display()));
+                None
+            }
+        };
+        CodeTexts { directories: named.iter().filter_map(whole).collect(), files }
+    }
+
+    /// Reads for one page.
+    pub(super) fn reader(&self) -> Reader<'_> {
+        Reader { texts: self, images: HashMap::new(), left_out: Vec::new(), more: 0 }
+    }
+}
+
+/// Reads for one page; what was left out is printed in the end.
+pub(super) struct Reader<'t> {
+    texts: &'t CodeTexts,
+    images: HashMap<(String, String), Option<OpenedImage>>,
+    left_out: Vec<String>,
+    more: usize,
+}
+
+impl Reader<'_> {
+    fn note(&mut self, file: &str, why: &str) {
+        if self.left_out.len() < NAMED_MAX {
+            self.left_out.push(format!("source left out: {file}: {why}"));
+        } else {
+            self.more += 1;
+        }
+    }
+}
+
+impl CodeReader for Reader<'_> {
+    fn source(&mut self, file: &str) -> Option<String> {
+        // Most are of libraries, and not here.
+        let path = fs::canonicalize(Path::new(file)).ok().filter(|_| file.starts_with('/'))?;
+        if !self.texts.directories.iter().any(|directory| path.starts_with(directory)) {
+            return None;
+        }
+        let about = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        if about.len() > SOURCE_BYTES_MAX {
+            self.note(file, &format!("longer than {} MiB", SOURCE_BYTES_MAX >> 20));
+            return None;
+        }
+        let text = read_source(&LocalFiles, path.to_str()?);
+        text.map_err(|why| self.note(file, &why)).ok().filter(|text| text.len() as u64 <= SOURCE_BYTES_MAX)
+    }
+
+    fn instructions(&mut self, path: &str, build_id: &str, offset: u64) -> Vec<(u64, String)> {
+        let image = self.images.entry((path.to_owned(), build_id.to_owned())).or_insert_with(|| {
+            let name = path.rsplit('/').next().unwrap_or_default().to_owned();
+            let library = Library { name, path: path.to_owned(), build_id: build_id.to_owned() };
+            open(&library, &*self.texts.files).ok()
+        });
+        image.as_ref().map_or_else(Vec::new, |image| image.function_at(offset))
+    }
+
+    fn leave_out(&mut self, file: &str) {
+        self.note(file, "the page has no more room");
+    }
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        for line in &self.left_out {
+            messages::note(line);
+        }
+        if self.more > 0 {
+            messages::note(&format!("source left out: {} more files", self.more));
+        }
+    }
+}

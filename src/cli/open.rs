@@ -1,0 +1,191 @@
+//! `stackprof open`: a profile in a viewer, by a server of this process or as a page in a file.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use super::args::Verbosity;
+use super::args::open::{Open, Opening, Viewer, origin};
+use super::file::OutputFiles;
+use super::{messages, saved_files, system};
+use crate::binary::Files;
+use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::profile::Saved;
+use crate::profile::formats::html;
+use crate::server::http::{Request, Response};
+use crate::server::symbols::Symbols;
+use crate::server::{FIREFOX_PATH, SPEEDSCOPE_PATH, Site};
+use crate::sources::loopback::{self, Activity, Connection, Listener};
+use crate::sources::{LocalFiles, browser, private_file};
+
+/// Where the Firefox Profiler is.
+const FIREFOX: &str = "https://profiler.firefox.com";
+/// Where speedscope is.
+const SPEEDSCOPE: &str = "https://www.speedscope.app";
+
+/// Opens a saved profile.
+///
+/// # Errors
+/// One line: a file that is no profile, no server can be started.
+pub fn run(open: &Open) -> Result<()> {
+    system::restrict_to_naming(&OutputFiles::new());
+    let (name, saved) = saved_files::read(&open.profile, saved_files::strictness(open.strict))?;
+    if saved.total() == 0 {
+        let why = format!("{name}: the profile has no samples; record for longer, or with --idle");
+        return Err(Error::new(ErrorKind::NoData, why));
+    }
+    show(saved, &name, None, &open.opening, open.verbosity)
+}
+
+/// Shows a profile until nobody looks at it any more. `source` says how its stacks were sampled.
+///
+/// # Errors
+/// One line: no server can be started, a page cannot be written.
+pub(super) fn show(
+    saved: Saved,
+    title: &str,
+    source: Option<&str>,
+    opening: &Opening,
+    verbosity: Verbosity,
+) -> Result<()> {
+    // Nothing is written any more but for the user.
+    system::restrict_to_naming(&OutputFiles::new());
+    let viewer = opening.viewer.clone().unwrap_or_else(|| {
+        if loopback::has_route() {
+            return Viewer::Firefox;
+        }
+        messages::note("no network: the profile opens as a page of its own (--viewer says otherwise)");
+        Viewer::Html
+    });
+    match viewer {
+        Viewer::Html => page(&saved, title, source, opening, verbosity),
+        Viewer::Firefox => serve(saved, FIREFOX, opening, verbosity),
+        Viewer::Speedscope => serve(saved, SPEEDSCOPE, opening, verbosity),
+        Viewer::Hosted(address) => serve(saved, &address, opening, verbosity),
+    }
+}
+
+/// Writes the page and opens it.
+fn page(
+    saved: &Saved,
+    title: &str,
+    source: Option<&str>,
+    opening: &Opening,
+    verbosity: Verbosity,
+) -> Result<()> {
+    let page = html::Page::of(saved, title, source)
+        .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
+    let mut text = Vec::new();
+    let failed = |error: std::io::Error| {
+        let why = format!("the page cannot be written: {}; write it with -o FILE.html", io_text(&error));
+        Error::new(ErrorKind::Output, why).caused_by(error)
+    };
+    page.write(&mut text).map_err(failed)?;
+    let path = private_file::write("profile.html", &text).map_err(failed)?;
+    tell(&path.display().to_string(), opening, verbosity);
+    if opening.browser {
+        start_browser(path.as_os_str(), false);
+    }
+    Ok(())
+}
+
+/// Prints what is to be opened: the one thing that has to be known.
+fn tell(address: &str, opening: &Opening, verbosity: Verbosity) {
+    if verbosity != Verbosity::Quiet || !opening.browser {
+        messages::result(&format!("{address}\n"));
+    }
+}
+
+fn start_browser(what: &OsStr, is_address: bool) {
+    let started = if is_address { browser::open_address(what) } else { browser::open(what) };
+    if let Err(why) = started {
+        messages::note(&format!("{why}; open the line above in your browser"));
+    }
+}
+
+fn serve(saved: Saved, viewer: &str, opening: &Opening, verbosity: Verbosity) -> Result<()> {
+    let failed = |error: std::io::Error| {
+        let why = format!("cannot serve the profile: {}; --viewer html needs no server", io_text(&error));
+        Error::new(ErrorKind::System, why).caused_by(error)
+    };
+    let listener = Listener::bind().map_err(failed)?;
+    let token = loopback::token().map_err(failed)?;
+    let files: Arc<dyn Files> = Arc::new(LocalFiles);
+    let symbols = Symbols::new(saved, files);
+    if verbosity == Verbosity::Verbose {
+        for problem in symbols.problems() {
+            messages::note(problem);
+        }
+    }
+    let base = format!("http://127.0.0.1:{}/{token}", listener.port());
+    let address = address(viewer, &base);
+    let origin = origin(viewer).unwrap_or_default();
+    let site = Site::new(token, listener.port(), origin, symbols);
+    tell(&address, opening, verbosity);
+    if opening.browser {
+        start_browser(OsStr::new(&address), true);
+    }
+    if verbosity != Verbosity::Quiet {
+        messages::note("serving the profile to your browser; Ctrl-C ends");
+    }
+    let answer = move |connection: &mut Connection, activity: &Activity| answer(&site, connection, activity);
+    listener.serve(opening.timeout, Arc::new(answer)).map_err(failed)
+}
+
+/// Answers one connection.
+fn answer(site: &Site, connection: &mut Connection, activity: &Activity) {
+    let request = match Request::read(connection) {
+        Ok(request) => request,
+        Err(refusal) => {
+            if let Some(status) = refusal.status() {
+                let _ = Response::text(status, status.1).write(connection);
+            }
+            return;
+        }
+    };
+    // Requests of others do not keep the server.
+    let active = site.is_granted(&request).then(|| activity.begin_request());
+    let _ = site.answer(&request).write(connection);
+    drop(active);
+}
+
+/// The viewer's address with the profile's in it.
+fn address(viewer: &str, base: &str) -> String {
+    if viewer == SPEEDSCOPE {
+        return format!("{viewer}/#profileURL={}", encode(&format!("{base}/{SPEEDSCOPE_PATH}")));
+    }
+    let profile = encode(&format!("{base}/{FIREFOX_PATH}"));
+    format!("{viewer}/from-url/{profile}/?symbolServer={}", encode(base))
+}
+
+/// Percent encoding of all but unreserved characters (RFC 3986).
+fn encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len() * 2);
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_those_that_viewers_read() {
+        let base = "http://127.0.0.1:8080/ab";
+        assert_eq!(
+            address(FIREFOX, base),
+            "https://profiler.firefox.com/from-url/http%3A%2F%2F127.0.0.1%3A8080%2Fab%2Fprofile.json/?symbolServer=\
+             http%3A%2F%2F127.0.0.1%3A8080%2Fab"
+        );
+        assert_eq!(
+            address(SPEEDSCOPE, base),
+            "https://www.speedscope.app/#profileURL=http%3A%2F%2F127.0.0.1%3A8080%2Fab%2Fprofile.speedscope.json"
+        );
+        assert!(address("http://localhost:4242", base).starts_with("http://localhost:4242/from-url/http%3A"));
+    }
+}

@@ -1,0 +1,158 @@
+//! Opens an address or a file in the user's browser: `xdg-open`, or `open` of macOS.
+//!
+//! Under sudo the browser runs as the user who called it, and never as root. It has a process group of its own, so
+//! that Ctrl-C ends the profiler alone.
+
+use std::ffi::OsStr;
+use std::io;
+use std::process::{Command, Stdio};
+
+use super::output::Caller;
+
+/// What opens things.
+const OPENER: &str = if cfg!(target_vendor = "apple") { "open" } else { "xdg-open" };
+
+/// Why no browser was started.
+#[derive(Debug)]
+pub enum NotOpened {
+    /// This process is root, and nobody called sudo.
+    Root,
+    /// The program could not be run.
+    Failed(io::Error),
+}
+
+impl std::fmt::Display for NotOpened {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NotOpened::Root => f.write_str("no browser is started as root"),
+            NotOpened::Failed(error) => write!(f, "{OPENER}: {}", crate::error::io_text(error)),
+        }
+    }
+}
+
+impl std::error::Error for NotOpened {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            NotOpened::Root => None,
+            NotOpened::Failed(error) => Some(error),
+        }
+    }
+}
+
+/// Opens it; returns when the browser was asked to.
+///
+/// # Errors
+/// Why none was.
+#[cfg(unix)]
+pub fn open(what: &OsStr) -> Result<(), NotOpened> {
+    use std::os::unix::process::CommandExt;
+    let mut command = Command::new(OPENER);
+    command.arg(what).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    if is_root() {
+        let caller = Caller::of_this_process().ok_or(NotOpened::Root)?;
+        command.uid(caller.uid()).gid(caller.gid());
+    }
+    if let Some(uid) = behind_sudo() {
+        take_environment(&mut command, uid);
+    }
+    let mut child = super::spawn_as_we_began(&mut command).map_err(NotOpened::Failed)?;
+    // It ends when it has handed the address on, or with the browser.
+    let _ = std::thread::Builder::new().name("browser".to_owned()).spawn(move || child.wait());
+    Ok(())
+}
+
+/// Opens an address that has a secret in it. The arguments of a program are for everybody to read. On Linux the address
+/// is of no use to other users, whose connections are refused; elsewhere the browser is led to it by a file.
+///
+/// # Errors
+/// Why none was.
+#[cfg(target_os = "linux")]
+pub fn open_address(address: &OsStr) -> Result<(), NotOpened> {
+    open(address)
+}
+
+/// Opens an address that has a secret in it. The arguments of a program are for everybody to read, so the browser is
+/// led to it by a file that only this user can read.
+///
+/// # Errors
+/// Why none was.
+#[cfg(not(target_os = "linux"))]
+pub fn open_address(address: &OsStr) -> Result<(), NotOpened> {
+    let address = address.to_string_lossy();
+    let escaped = address.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;");
+    let page = format!("<!doctype html><meta http-equiv=\"refresh\" content=\"0;url={escaped}\">\n");
+    let path = super::private_file::write("open.html", page.as_bytes()).map_err(NotOpened::Failed)?;
+    open(path.as_os_str())
+}
+
+/// There is no opener for this system.
+///
+/// # Errors
+/// Always.
+#[cfg(not(unix))]
+pub fn open(_what: &OsStr) -> Result<(), NotOpened> {
+    Err(NotOpened::Failed(io::ErrorKind::Unsupported.into()))
+}
+
+#[cfg(unix)]
+fn is_root() -> bool {
+    effective_uid() == 0
+}
+
+#[cfg(unix)]
+#[allow(unsafe_code)]
+fn effective_uid() -> u32 {
+    // SAFETY: the call takes nothing and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// The user who called sudo, whom this process or the calling thread acts for.
+#[cfg(unix)]
+fn behind_sudo() -> Option<u32> {
+    let uid = std::env::var("SUDO_UID").ok()?.parse().ok()?;
+    let acts_for = match effective_uid() {
+        0 => Caller::of_this_process()?.uid(),
+        own => own,
+    };
+    (acts_for == uid).then_some(uid)
+}
+
+/// sudo has set root's environment; a browser needs that of the user.
+#[cfg(unix)]
+fn take_environment(command: &mut Command, uid: u32) {
+    let directory = format!("/run/user/{uid}");
+    if std::path::Path::new(&directory).is_dir() {
+        command.env("DBUS_SESSION_BUS_ADDRESS", format!("unix:path={directory}/bus"));
+        command.env("XDG_RUNTIME_DIR", directory);
+    }
+    if let Some(name) = std::env::var_os("SUDO_USER") {
+        command.env("USER", &name).env("LOGNAME", name);
+    }
+    let accounts = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    if let Some(home) = home_in(&accounts, uid) {
+        command.env("HOME", home);
+    }
+}
+
+/// The home of a user in the lines of /etc/passwd.
+#[cfg(unix)]
+fn home_in(accounts: &str, uid: u32) -> Option<&str> {
+    accounts.lines().find_map(|line| {
+        let mut fields = line.split(':').skip(2);
+        let is_it = fields.next()?.parse() == Ok(uid);
+        fields.nth(2).filter(|home| is_it && home.starts_with('/'))
+    })
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_home_is_that_of_the_user() {
+        let accounts = "root:x:0:0:root:/root:/bin/sh\nbroken\nann:x:1000:1000:A,,:/home/ann:/bin/sh\n";
+        assert_eq!(home_in(accounts, 1000), Some("/home/ann"));
+        assert_eq!(home_in(accounts, 0), Some("/root"));
+        assert_eq!(home_in(accounts, 7), None);
+    }
+}

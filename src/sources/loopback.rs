@@ -1,0 +1,241 @@
+//! Connections of browsers on this system: a listener at 127.0.0.1, and who connects to it.
+//!
+//! Input: what answers a connection. Output: the answers, until nobody has asked for a while. On Linux a connection
+//! is served only if its other end belongs to the user who started this process, whatever it knows. Each connection
+//! has a thread, a limit of time and a limit of how many there are, so that a slow one keeps none waiting.
+
+#[cfg(target_os = "linux")]
+mod peer;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Most connections at a time; browsers open six.
+pub const CONNECTIONS_MAX: usize = 32;
+/// How long a request may take to come.
+const REQUEST_TIME: Duration = Duration::from_secs(10);
+/// How long a client may read nothing of its answer.
+const WRITE_TIME: Duration = Duration::from_secs(30);
+/// How long accepting waits after it has failed for want of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// A connection whose requests have a limit of time.
+pub struct Connection {
+    stream: TcpStream,
+    ends: Instant,
+}
+
+impl Read for Connection {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = self.ends.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(into)
+    }
+}
+
+impl Write for Connection {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Answers one connection, and tells whether it was one that keeps the server alive.
+pub type Serve = dyn Fn(&mut Connection, &Activity) + Send + Sync;
+
+/// Whether somebody asks.
+#[derive(Debug, Default)]
+pub struct Activity {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    connections: usize,
+    /// Requests that are being answered.
+    requests: usize,
+    /// When the last request was answered.
+    last: Option<Instant>,
+}
+
+impl Activity {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A request is answered while this exists.
+    #[must_use]
+    pub fn begin_request(&self) -> ActiveRequest<'_> {
+        self.state().requests += 1;
+        ActiveRequest(self)
+    }
+
+    /// Waits until there was no request for a time; for the first one, until there is one.
+    fn wait(&self, idle: Option<Duration>) {
+        let mut state = self.state();
+        loop {
+            let left = match (idle, state.last) {
+                (Some(idle), Some(last)) if state.requests == 0 => {
+                    let left = idle.saturating_sub(last.elapsed());
+                    if left.is_zero() {
+                        return;
+                    }
+                    Some(left)
+                }
+                _ => None,
+            };
+            state = match left {
+                Some(left) => {
+                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+}
+
+/// A request that is being answered.
+#[derive(Debug)]
+pub struct ActiveRequest<'a>(&'a Activity);
+
+impl Drop for ActiveRequest<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.requests -= 1;
+        state.last = Some(Instant::now());
+        drop(state);
+        self.0.changed.notify_all();
+    }
+}
+
+/// A place among the connections.
+struct Slot(Arc<Activity>);
+
+impl Slot {
+    /// `None` if all are taken.
+    fn take(activity: &Arc<Activity>) -> Option<Slot> {
+        let mut state = activity.state();
+        if state.connections == CONNECTIONS_MAX {
+            return None;
+        }
+        state.connections += 1;
+        Some(Slot(Arc::clone(activity)))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.state().connections -= 1;
+    }
+}
+
+/// A listener at 127.0.0.1.
+#[derive(Debug)]
+pub struct Listener {
+    listener: TcpListener,
+    port: u16,
+}
+
+impl Listener {
+    /// Listens at a port that the system chooses.
+    ///
+    /// # Errors
+    /// What the system reports; who connects cannot be told on this system.
+    pub fn bind() -> io::Result<Listener> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = listener.local_addr()?.port();
+        #[cfg(target_os = "linux")]
+        peer::check()?;
+        Ok(Listener { listener, port })
+    }
+
+    /// The port.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Serves connections until there was no request for `idle`; with `None` without an end.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn serve(self, idle: Option<Duration>, serve: Arc<Serve>) -> io::Result<()> {
+        let activity = Arc::new(Activity::default());
+        let of_listener = Arc::clone(&activity);
+        let accept = move || accept(&self.listener, &of_listener, &serve);
+        std::thread::Builder::new().name("listener".to_owned()).spawn(accept)?;
+        activity.wait(idle);
+        Ok(())
+    }
+}
+
+fn accept(listener: &TcpListener, activity: &Arc<Activity>, serve: &Arc<Serve>) {
+    loop {
+        let Ok((stream, _)) = listener.accept() else {
+            std::thread::sleep(PAUSE);
+            continue;
+        };
+        // Beyond the limit, and without a thread, the connection is closed.
+        let Some(slot) = Slot::take(activity) else { continue };
+        let (activity, serve) = (Arc::clone(activity), Arc::clone(serve));
+        let answer = move || {
+            let _slot = slot;
+            if is_own(&stream) {
+                answer(stream, &activity, &*serve);
+            }
+        };
+        let _ = std::thread::Builder::new().name("connection".to_owned()).spawn(answer);
+    }
+}
+
+fn answer(stream: TcpStream, activity: &Activity, serve: &Serve) {
+    if stream.set_write_timeout(Some(WRITE_TIME)).is_err() || stream.set_nodelay(true).is_err() {
+        return;
+    }
+    let mut connection = Connection { stream, ends: Instant::now() + REQUEST_TIME };
+    serve(&mut connection, activity);
+    // What the client still sends would have the system reset the connection before it has read the answer.
+    let _ = connection.stream.shutdown(Shutdown::Write);
+    let mut rest = [0; 4096];
+    while connection.read(&mut rest).is_ok_and(|read| read > 0) {}
+}
+
+/// Whether the other end belongs to the user of this process.
+#[cfg(target_os = "linux")]
+fn is_own(stream: &TcpStream) -> bool {
+    peer::is_own(stream)
+}
+
+/// This system does not tell: the token alone decides.
+#[cfg(not(target_os = "linux"))]
+fn is_own(_stream: &TcpStream) -> bool {
+    true
+}
+
+/// 32 hexadecimal digits that nobody can guess.
+///
+/// # Errors
+/// The system has no random numbers.
+pub fn token() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Whether the system has a route to other networks. Nothing is sent.
+#[must_use]
+pub fn has_route() -> bool {
+    // A datagram socket that is connected has looked its route up; the address is one for documents (RFC 5737).
+    UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
+        .is_ok_and(|socket| socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).is_ok())
+}

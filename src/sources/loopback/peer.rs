@@ -1,0 +1,74 @@
+//! Whose the other end of a connection on this system is: /proc/net/tcp (proc(5)).
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, SocketAddrV4, TcpStream};
+
+use crate::sources::output::Caller;
+
+const SOCKETS: &str = "/proc/net/tcp";
+
+/// Whether the system tells whose sockets are.
+pub(super) fn check() -> io::Result<()> {
+    fs::File::open(SOCKETS).map(drop)
+}
+
+/// Whether the other end belongs to the user of this thread, or the one who called sudo.
+pub(super) fn is_own(stream: &TcpStream) -> bool {
+    let (Ok(SocketAddr::V4(here)), Ok(SocketAddr::V4(there))) = (stream.local_addr(), stream.peer_addr())
+    else {
+        return false;
+    };
+    let Some(uid) = fs::read_to_string(SOCKETS).ok().and_then(|table| owner(&table, there, here)) else {
+        return false;
+    };
+    // SAFETY: the call takes nothing and cannot fail.
+    let own = unsafe { libc::geteuid() };
+    uid == own || Caller::of_this_process().is_some_and(|caller| caller.uid() == uid)
+}
+
+/// The user of the socket from one address to another; `None` if the table has none.
+fn owner(table: &str, from: SocketAddrV4, to: SocketAddrV4) -> Option<u32> {
+    let (from, to) = (written(from), written(to));
+    table.lines().skip(1).find_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let is_it = words.next() == Some(&*from) && words.next() == Some(&*to);
+        // State, queues, timer, retransmissions.
+        words.nth(4).filter(|_| is_it)?.parse().ok()
+    })
+}
+
+/// An address as the table has it: the bytes of a number of this processor, and the port.
+fn written(address: SocketAddrV4) -> String {
+    let number = u32::from_ne_bytes(address.ip().octets());
+    format!("{number:08X}:{:04X}", address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    #[test]
+    fn the_owner_is_that_of_the_other_end() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+                     \x20  0: 0100007F:9C40 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1000        0 7 1 0\n\
+                     \x20  1: 0100007F:1F90 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     5        0 8 1 0\n";
+        let at = |port| SocketAddrV4::new(Ipv4Addr::LOCALHOST, port);
+        let little = cfg!(target_endian = "little");
+        assert_eq!(owner(table, at(40_000), at(8080)), Some(1000).filter(|_| little));
+        assert_eq!(owner(table, at(8080), at(40_000)), Some(5).filter(|_| little));
+        assert_eq!(owner(table, at(1), at(8080)), None);
+        assert_eq!(owner("", at(1), at(8080)), None);
+    }
+
+    #[test]
+    fn a_connection_of_this_process_is_its_users() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let _client = TcpStream::connect(address).expect("connected");
+        let (stream, _) = listener.accept().expect("accepted");
+        assert!(is_own(&stream));
+    }
+}
