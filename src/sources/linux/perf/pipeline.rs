@@ -17,6 +17,7 @@ use super::process::table::{Announcement, End, NewThread, ProcessTable};
 use super::reorder::event::{Event, Selection};
 use super::reorder::event_queue::EventQueue;
 use super::reorder::exited_threads::NOBODY;
+use super::reorder::queue::Queue;
 use super::ring::record::{Id, PerfRecord, Sample};
 use super::stack::memory::{SystemMemory, TargetMemory};
 use super::stack::stacks::Stacks;
@@ -57,6 +58,8 @@ impl System {
 pub(super) struct Pipeline {
     system: System,
     events: EventQueue,
+    /// What happened at the watermark or later, with whom that is of: other rings may hold older records.
+    young: Queue<ProcessEvent>,
     pub(super) processes: ProcessTable,
     pub(super) cpu_time: CpuTime,
     pub(super) stacks: Stacks,
@@ -80,6 +83,7 @@ impl Pipeline {
         Pipeline {
             system,
             events: EventQueue::default(),
+            young: Queue::default(),
             processes,
             cpu_time,
             stacks,
@@ -183,11 +187,11 @@ impl Pipeline {
         });
     }
 
-    /// Hands the batch over. Of context switches what happened before the watermark (monotonic clock) is reported: all
-    /// rings were read to there.
+    /// Hands the batch over: what happened before the watermark (monotonic clock), since all rings were read to there.
+    /// The next batch holds the rest.
     pub(super) fn flush(&mut self, options: BatchOptions, watermark_ns: u64, into: &mut Vec<TimedEvent>) {
         self.processes.begin_batch();
-        let mut events = self.process_events();
+        let mut events = self.process_events(watermark_ns);
         // Before samples, which may be of threads that are first announced by their waits.
         self.flush_waits(watermark_ns, &events, into);
         events.append(&mut self.processes.take_events());
@@ -208,8 +212,9 @@ impl Pipeline {
         self.processes.rescan(batch.last_ns, &**clocks, &**procfs, found);
     }
 
-    /// The events of selected processes, in the order of their times, with complete stacks.
-    fn process_events(&mut self) -> Vec<(Id, ProcessEvent)> {
+    /// The events of selected processes, in the order of their times, with complete stacks. Of all that was read /proc
+    /// is asked and memory is read at once: processes may be gone when the next batch is flushed.
+    fn process_events(&mut self, watermark_ns: u64) -> Vec<(Id, ProcessEvent)> {
         self.stacks.begin_batch();
         let mut released = self.events.release();
         let held = released.len();
@@ -220,17 +225,17 @@ impl Pipeline {
         }
         self.events.reuse(released, held);
         self.processes.end_events();
-        let mut events = self.processes.take_events();
-        for (id, event) in &mut events {
-            match event {
+        for (id, mut event) in self.processes.take_events() {
+            match &mut event {
                 ProcessEvent::Sample { capture, program } => {
-                    self.stacks.complete(*id, *program, capture, &*self.system.memory);
+                    self.stacks.complete(id, *program, capture, &*self.system.memory);
                 }
                 ProcessEvent::Removed => self.stacks.forget_process(id.pid),
                 _ => {}
             }
+            self.young.push(id, event);
         }
-        events
+        self.young.release_before(watermark_ns)
     }
 
     fn flush_waits(&mut self, watermark_ns: u64, events: &[(Id, ProcessEvent)], into: &mut Vec<TimedEvent>) {
@@ -263,7 +268,7 @@ impl Pipeline {
                 SourceEvent::Missed(running(used_ns), reason)
             }
             WeighedEvent::Exec(name, threads_ns) => {
-                for tid in self.processes.exec(id.pid) {
+                for tid in self.processes.exec(id) {
                     let used_ns = threads_ns.get(&tid).copied().unwrap_or(0);
                     let event =
                         SourceEvent::ThreadEnded(Some(used_ns), "replaced by exec before its next sample");
@@ -314,7 +319,8 @@ impl Pipeline {
         self.update_processes();
     }
 
-    /// Reports a wait, and if that is new its thread, which started at this time.
+    /// Reports a wait, and if that is new its thread, which started at this time. All threads of a program end with it,
+    /// and begin anew with the next one: a wait that ended before that is of a thread that has been reported.
     fn report_wait(&mut self, wait: Wait, started_ns: u64, into: &mut Vec<TimedEvent>) {
         let Wait { pid, tid, since_ns, until_ns, mut outcome } = wait;
         if let WaitOutcome::Continues(capture) | WaitOutcome::Ended(Some(capture)) = &mut outcome {
@@ -322,7 +328,10 @@ impl Pipeline {
             self.stacks.complete_at_switch((pid, tid), program, capture, &*self.system.memory);
         }
         let id = Id { pid, tid, time_ns: since_ns, cpu: 0 };
-        self.announce(Id { time_ns: started_ns, ..id }, into);
+        let program_since_ns = self.processes.program_since_ns(pid);
+        if until_ns >= program_since_ns {
+            self.announce(Id { time_ns: started_ns.max(program_since_ns), ..id }, into);
+        }
         let ns = until_ns.saturating_sub(since_ns);
         let (time_ns, event) = match outcome {
             WaitOutcome::Continues(capture) => (since_ns, SourceEvent::WaitStarted(capture)),

@@ -536,8 +536,10 @@ impl CpuTime {
 pub(in super::super) struct Balance {
     /// What its clock was when samples were weighed last.
     pub(in super::super) clock_ns: Option<u64>,
-    /// What its samples weigh, and what is lost of it.
-    pub(in super::super) accounted_ns: u64,
+    /// What its samples weigh.
+    pub(in super::super) weighed_ns: u64,
+    /// What is lost of it.
+    pub(in super::super) lost_ns: u64,
 }
 
 #[cfg(test)]
@@ -545,8 +547,8 @@ impl CpuTime {
     /// Of each process its clock, and what accounts for it.
     pub(in super::super) fn balances(&self) -> BTreeMap<pid_t, Balance> {
         let balance = |process: &ProcessTime| {
-            let (clock_ns, accounted_ns) = process.clock.balance();
-            Balance { clock_ns, accounted_ns }
+            let (clock_ns, lost_ns) = process.clock.balance();
+            Balance { clock_ns, weighed_ns: process.clock.weighed_ns(), lost_ns }
         };
         self.processes.iter().map(|(pid, process)| (*pid, balance(process))).collect()
     }

@@ -88,10 +88,10 @@ impl ProcessClock {
         self.weighed_ns
     }
 
-    /// The clock when samples were weighed last, and what they weigh with those that were dropped.
+    /// The clock when samples were weighed last, and what those weigh that were dropped.
     #[cfg(test)]
     pub(super) fn balance(&self) -> (Option<u64>, u64) {
-        (self.weighed_until_ns, self.weighed_ns + self.dropped_ns)
+        (self.weighed_until_ns, self.dropped_ns)
     }
 
     /// Reads the clock a last time.

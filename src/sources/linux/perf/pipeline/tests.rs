@@ -67,7 +67,7 @@ fn a_thread_has_ended_when_its_last_wait_is_reported() {
     // That it got its CPU again was dropped.
     pipeline.take(id(TID, 1000, 0), PerfRecord::Exit);
     // Batches that follow each other fast: the end was read, and is behind the watermark.
-    for watermark_ns in [500, 600, 700] {
+    for watermark_ns in [500, 600, 700, 1500] {
         pipeline.flush(BY_CLOCK, watermark_ns, &mut records);
     }
     pipeline.flush(LAST, u64::MAX, &mut records);
@@ -77,6 +77,59 @@ fn a_thread_has_ended_when_its_last_wait_is_reported() {
     assert_eq!(started, 1, "{whats:?}");
     assert!(whats.iter().any(|event| matches!(event, SourceEvent::WaitLost { .. })), "{whats:?}");
     assert!(matches!(whats.last(), Some(SourceEvent::ThreadEnded(..))), "{whats:?}");
+}
+
+/// Whether samples and waits come between the start and the end of their threads.
+fn are_of_running_threads(records: Vec<TimedEvent>) -> bool {
+    let mut running = std::collections::BTreeSet::new();
+    in_order(records).into_iter().all(|TimedEvent { thread, event, .. }| match event {
+        SourceEvent::ThreadStarted { .. } => {
+            running.insert(thread);
+            true
+        }
+        SourceEvent::ThreadEnded(..) => {
+            running.remove(&thread);
+            true
+        }
+        SourceEvent::Sample(_) | SourceEvent::Missed(..) | SourceEvent::Wait { .. } | SourceEvent::WaitLost { .. } => {
+            running.contains(&thread)
+        }
+        _ => true,
+    })
+}
+
+/// The exec is reported with the batch, and the wait before it with the next one.
+#[test]
+fn a_wait_before_an_exec_starts_no_thread_of_the_new_program() {
+    let (mut pipeline, mut records) = (pipeline_with_waits(), Vec::new());
+    pipeline.take(id(pid(), 5, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.take(id(pid(), 10, 0), PerfRecord::SwitchOut { preempted: false });
+    pipeline.take(id(pid(), 600, 0), PerfRecord::SwitchIn { direct: false });
+    pipeline.take(id(pid(), 700, 0), PerfRecord::Comm { name: b"next", exec: true });
+    pipeline.flush(BY_PERIODS, 500, &mut records);
+    pipeline.take(id(pid(), 900, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.flush(BY_PERIODS, 1000, &mut records);
+    let sampled = records.iter().filter(|record| matches!(record.event, SourceEvent::Sample(_))).count();
+    let waited = records.iter().filter(|record| matches!(record.event, SourceEvent::WaitLost { .. })).count();
+    assert_eq!((sampled, waited), (2, 1), "{records:?}");
+    assert!(are_of_running_threads(records));
+}
+
+/// /proc shows the exec, whose record was lost, and the thread has waited since before.
+#[test]
+fn a_thread_that_waits_through_an_exec_starts_with_the_new_program() {
+    let process = Process { name: "sh".to_owned(), ..attach::describe(pid()) };
+    let (mut pipeline, mut records) = (pipeline_of(process, true), Vec::new());
+    pipeline.take(id(pid(), 10, 0), PerfRecord::SwitchOut { preempted: false });
+    pipeline.take(id(TID, 700, 1), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.take(id(TID, 710, 1), PerfRecord::Lost(1));
+    for _ in 0..2 {
+        pipeline.flush(LAST, u64::MAX, &mut records);
+    }
+    pipeline.end_waits(2000, &mut records);
+    assert!(records.iter().any(|record| matches!(record.event, SourceEvent::Exec { .. })), "{records:?}");
+    assert!(records.iter().any(|record| matches!(record.event, SourceEvent::WaitLost { .. })), "{records:?}");
+    assert!(are_of_running_threads(records));
 }
 
 #[test]

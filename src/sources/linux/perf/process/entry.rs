@@ -34,6 +34,8 @@ pub(in super::super) struct ProcessEntry {
     /// The command that is to be run runs not yet.
     pub(super) awaits_exec: bool,
     program: Program,
+    /// When the sampler was told of its program (monotonic clock); 0: of none since it began.
+    pub(super) program_since_ns: u64,
     /// The sampler knows of the process.
     pub(super) is_announced: bool,
     /// The time of the last record of it (monotonic clock).
@@ -82,6 +84,7 @@ impl ProcessEntry {
             threads: BTreeSet::new(),
             awaits_exec: false,
             program: Program::default(),
+            program_since_ns: 0,
             is_announced: false,
             seen_ns: 0,
             exits: Exits::default(),

@@ -373,8 +373,9 @@ impl ProcessTable {
     }
 
     /// The process runs another program: the threads that the sampler knows of, which have ended with that.
-    pub(in super::super) fn exec(&mut self, pid: pid_t) -> Vec<pid_t> {
-        let Some(entry) = self.entries.get_mut(&pid) else { return Vec::new() };
+    pub(in super::super) fn exec(&mut self, id: Id) -> Vec<pid_t> {
+        let Some(entry) = self.entries.get_mut(&id.pid) else { return Vec::new() };
+        entry.program_since_ns = id.time_ns;
         // One of these numbers is that of the thread that goes on.
         entry.exits = super::entry::Exits { batches_left: entry.exits.batches_left, ..Default::default() };
         std::mem::take(&mut entry.threads).into_iter().collect()
@@ -508,6 +509,11 @@ impl ProcessTable {
     /// Whether a process runs a program of 32 bits; `None` where it is gone.
     pub(in super::super) fn is_of_32_bits(&mut self, pid: pid_t, procfs: &dyn Procfs) -> Option<bool> {
         self.entries.get_mut(&pid)?.is_of_32_bits(procfs)
+    }
+
+    /// When the sampler was told of another program of a process (monotonic clock); 0: of none.
+    pub(in super::super) fn program_since_ns(&self, pid: pid_t) -> u64 {
+        self.entries.get(&pid).map_or(0, |entry| entry.program_since_ns)
     }
 
     /// The number of the program that a process runs.

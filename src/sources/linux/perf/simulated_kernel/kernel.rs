@@ -13,6 +13,8 @@ use crate::rng::Rng;
 
 /// Nanoseconds of a step.
 const STEP_NS: u64 = 50_000;
+/// How late a late tick is.
+const LATE_NS: u64 = 30_000;
 /// Numbers of processes that no process of this machine has (`PID_MAX_LIMIT` is 4,194,304).
 const FIRST_PID: pid_t = 5_000_000;
 /// The most threads at a time.
@@ -33,6 +35,8 @@ pub(super) struct Faults {
     pub(super) offline: u64,
     /// A clock is read late.
     pub(super) slow_clock: u64,
+    /// A record of any kind is lost.
+    pub(super) record_lost: u64,
 }
 
 /// How the kernel is set up.
@@ -79,6 +83,8 @@ struct Cpu {
     slice_ends_ns: u64,
     period_ns: u64,
     next_tick_ns: u64,
+    /// The next tick comes so much later than it is due.
+    tick_delay_ns: u64,
     throttled_until_ns: Option<u64>,
     is_online: bool,
 }
@@ -118,6 +124,7 @@ impl Kernel {
             slice_ends_ns: 0,
             period_ns: setup.period_ns,
             next_tick_ns: setup.period_ns,
+            tick_delay_ns: 0,
             throttled_until_ns: None,
             is_online: true,
         };
@@ -180,6 +187,7 @@ impl Kernel {
         for cpu in &mut self.cpus {
             cpu.period_ns = self.setup.period_ns * self.random.within(750, 1250) / 1000;
             cpu.next_tick_ns = self.now_ns + cpu.period_ns;
+            cpu.tick_delay_ns = 0;
         }
         (0..).zip(&self.cpus).map(|(number, cpu)| (number, cpu.period_ns)).collect()
     }
@@ -201,10 +209,12 @@ impl Kernel {
         if !self.samples {
             return;
         }
+        let chance = self.setup.faults.record_lost;
+        let is_lost = self.fault(chance);
         let cpu = &mut self.cpus[id.cpu as usize];
         let lost = records::lost(id, cpu.lost_records);
         let needed = bytes.len() + if cpu.lost_records > 0 { lost.len() } else { 0 };
-        if cpu.used_bytes + needed > self.setup.ring_bytes {
+        if is_lost || cpu.used_bytes + needed > self.setup.ring_bytes {
             cpu.lost_records += 1;
             cpu.lost_samples += u64::from(is_sample);
             return;
@@ -267,25 +277,24 @@ impl Kernel {
     }
 
     fn tick(&mut self, number: usize) {
-        let cpu = &mut self.cpus[number];
-        if cpu.next_tick_ns > self.now_ns {
+        let cpu = &self.cpus[number];
+        let at_ns = cpu.next_tick_ns + cpu.tick_delay_ns;
+        if at_ns > self.now_ns {
             return;
         }
-        let due_ns = cpu.next_tick_ns;
-        let period_ns = cpu.period_ns;
-        cpu.next_tick_ns += period_ns;
-        let (running, is_online) = (cpu.running, cpu.is_online);
-        let Some((tid, pid)) =
-            running.and_then(|tid| Some((tid, self.threads.get(&tid)?.pid))).filter(|_| is_online)
-        else {
-            return;
-        };
-        if self.excluded.contains(&pid) {
-            return;
-        }
+        let (running, is_online, delay_ns) = (cpu.running, cpu.is_online, cpu.tick_delay_ns);
+        let sampled = running.and_then(|tid| Some((tid, self.threads.get(&tid)?.pid)));
+        let sampled = sampled.filter(|(_, pid)| is_online && !self.excluded.contains(pid));
         let Faults { late_tick, throttle, .. } = self.setup.faults;
-        let late_ns = if self.fault(late_tick) { 30_000 } else { 0 };
-        let id = Id { time_ns: due_ns + late_ns, ..self.id(number, pid, tid) };
+        if sampled.is_some() && delay_ns == 0 && self.fault(late_tick) {
+            self.cpus[number].tick_delay_ns = LATE_NS;
+            return self.tick(number);
+        }
+        let cpu = &mut self.cpus[number];
+        let period_ns = cpu.period_ns;
+        (cpu.next_tick_ns, cpu.tick_delay_ns) = (cpu.next_tick_ns + period_ns, 0);
+        let Some((tid, pid)) = sampled else { return };
+        let id = Id { time_ns: at_ns, ..self.id(number, pid, tid) };
         if let Some(until_ns) = self.cpus[number].throttled_until_ns {
             if self.now_ns >= until_ns {
                 self.cpus[number].throttled_until_ns = None;

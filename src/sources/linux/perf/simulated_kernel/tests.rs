@@ -19,7 +19,7 @@ use super::super::waits::recorder::WaitRecorder;
 use super::kernel::{Faults, Kernel, Setup};
 use super::system::Machine;
 use crate::rng::Rng;
-use crate::rng::rounds::{as_usual, seeds};
+use crate::rng::rounds::{as_usual, one_seed, seeds};
 use crate::sources::linux::attach;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::pushed::{SourceEvent, TimedEvent};
@@ -34,6 +34,8 @@ const READABLE_AFTER_NS: u64 = 1_000_000;
 struct Sums {
     /// By process, of samples and missed ones.
     weights_ns: BTreeMap<u32, u64>,
+    /// Records that are not due yet.
+    waiting: Vec<TimedEvent>,
     /// Threads that started and have not ended.
     threads: BTreeSet<(u32, ThreadId)>,
     /// By process and thread: what it used by its last record.
@@ -50,12 +52,19 @@ struct Sums {
 }
 
 impl Sums {
-    /// Takes in the records of a batch, in the order in which the sampler does. A number that is `reused` may be that of
-    /// a process whose records were lost.
-    fn take(&mut self, records: &mut Vec<TimedEvent>, reused: &BTreeSet<pid_t>) {
-        records.sort_by_key(|record| (record.at_ns, record.process, record.thread));
-        for TimedEvent { process, thread, event, at_ns } in records.drain(..) {
+    /// Takes in the records of a batch, in the order in which the sampler does: those of before the watermark, with
+    /// younger ones of the batches before. A number that is `reused` may be that of a process whose records were lost.
+    fn take(&mut self, records: &mut Vec<TimedEvent>, watermark_ns: u64, reused: &BTreeSet<pid_t>) {
+        self.waiting.append(records);
+        self.waiting.sort_by_key(|record| (record.at_ns, record.process, record.thread));
+        let due = self.waiting.partition_point(|record| record.at_ns < watermark_ns);
+        let later = self.waiting.split_off(due);
+        for TimedEvent { process, thread, event, at_ns } in std::mem::replace(&mut self.waiting, later) {
             let key = (process, thread);
+            // A seed that is run alone shows its records where it fails.
+            if one_seed().is_some() {
+                println!("{process} {} at {at_ns}: {event:.60?}", thread.0);
+            }
             let is_reused =
                 [process as pid_t, thread.0 as pid_t].iter().any(|number| reused.contains(number));
             let mut expect = |is_right: bool, why: &str| {
@@ -65,10 +74,11 @@ impl Sums {
             };
             match event {
                 SourceEvent::ThreadStarted { status, .. } => {
-                    // Where threads end with an exec, one that started after it in the same batch may be reported twice.
                     expect(status.cpu_ns == 0, "starts with CPU time");
-                    self.threads.insert(key);
-                    self.used_ns.insert(key, 0);
+                    // The sampler goes on with the account of a thread that is reported again.
+                    if self.threads.insert(key) {
+                        self.used_ns.insert(key, 0);
+                    }
                 }
                 SourceEvent::Sample(capture) => {
                     let used_ns = capture.status.unwrap().cpu_ns;
@@ -79,7 +89,10 @@ impl Sums {
                     expect(used_ns >= self.used_ns.get(&key).copied().unwrap_or(0), "gave CPU time back");
                     self.weigh(key, used_ns);
                 }
-                SourceEvent::Missed(status, _) => self.weigh(key, status.cpu_ns),
+                SourceEvent::Missed(status, _) => {
+                    expect(self.threads.contains(&key), "was missed and not started");
+                    self.weigh(key, status.cpu_ns);
+                }
                 SourceEvent::ThreadEnded(used_ns, _) => {
                     // A thread that an exec ended and only a wait reports may end twice: the second time with no CPU time.
                     let (by_samples_ns, used_ns) = (self.used_ns.remove(&key).unwrap_or(0), used_ns.unwrap());
@@ -119,6 +132,11 @@ struct Run {
     balances: BTreeMap<pid_t, Balance>,
     compared: u64,
     ended_ns: u64,
+    /// What the clock of the main process was, at least and at most, when sampling began and when it ended.
+    main_began_ns: (u64, u64),
+    main_ended_ns: (u64, u64),
+    /// Most time between reading the rings of two CPUs.
+    skew_max_ns: u64,
 }
 
 impl Run {
@@ -128,7 +146,8 @@ impl Run {
         let faults = Run::faults(&mut random, with_faults);
         let is_small = with_faults && random.chance(1, 2);
         let ring_bytes = if is_small { random.within(600, 6_000) as usize } else { 1 << 20 };
-        Run::with(random, faults, ring_bytes)
+        let skew_max_ns = if with_faults && random.chance(1, 4) { 20_000_000 } else { 300_000 };
+        Run { skew_max_ns, ..Run::with(random, faults, ring_bytes) }
     }
 
     fn faults(random: &mut Rng, with_faults: bool) -> Faults {
@@ -141,6 +160,7 @@ impl Run {
             reuse: chance(1000),
             offline: chance(1000),
             slow_clock: chance(200),
+            record_lost: chance(30),
         }
     }
 
@@ -192,13 +212,23 @@ impl Run {
             balances,
             compared: 0,
             ended_ns: 0,
+            main_began_ns: (0, 0),
+            main_ended_ns: (0, 0),
+            skew_max_ns: 300_000,
         }
+    }
+
+    /// What the main process, which lives on, has used.
+    fn main_cpu_ns(&self) -> u64 {
+        self.machine.0.borrow().cpu_ns(self.main).unwrap()
     }
 
     fn begin(&mut self) {
         self.pipeline.select_all();
         self.exclude();
+        let least_ns = self.main_cpu_ns();
         self.pipeline.cpu_time.begin(&self.machine);
+        self.main_began_ns = (least_ns, self.main_cpu_ns());
         if self.pipeline.processes.filter().is_all() {
             let pids = self.machine.0.borrow().pids();
             self.pipeline.cpu_time.begin_machine(&pids, &self.machine);
@@ -219,7 +249,7 @@ impl Run {
                 let (id, _, record) = record::read(&bytes).unwrap();
                 self.pipeline.take(id, record);
             }
-            let skew_ns = self.random.within(0, 300_000);
+            let skew_ns = self.random.within(0, self.skew_max_ns);
             self.machine.0.borrow_mut().advance(skew_ns);
         }
         let lost = self.machine.0.borrow_mut().take_lost_samples();
@@ -236,12 +266,12 @@ impl Run {
         if last {
             self.pipeline.end_waits(self.ended_ns, &mut records);
         }
-        self.take(&mut records);
+        self.take(&mut records, watermark_ns);
         self.compare();
     }
 
-    fn take(&mut self, records: &mut Vec<TimedEvent>) {
-        self.sums.take(records, &self.machine.0.borrow().reused);
+    fn take(&mut self, records: &mut Vec<TimedEvent>, watermark_ns: u64) {
+        self.sums.take(records, watermark_ns, &self.machine.0.borrow().reused);
     }
 
     /// Weights and losses of each process add up to what its clock counted.
@@ -252,7 +282,8 @@ impl Run {
             let is_one = !self.machine.0.borrow().reused.contains(pid);
             let Some(before) = self.balances.get(pid).filter(|_| is_one) else { continue };
             if let (Some(from_ns), Some(to_ns)) = (before.clock_ns, balance.clock_ns) {
-                let accounted_ns = balance.accounted_ns - before.accounted_ns;
+                let accounted = |balance: &Balance| balance.weighed_ns + balance.lost_ns;
+                let accounted_ns = accounted(balance) - accounted(before);
                 if accounted_ns != to_ns.saturating_sub(from_ns) {
                     let complaint =
                         format!("{pid}: {accounted_ns} accounted, clock from {from_ns} to {to_ns}");
@@ -261,7 +292,7 @@ impl Run {
                 self.compared += u64::from(to_ns > from_ns);
             }
         }
-        self.balances = now;
+        self.balances.extend(now);
     }
 
     fn run(mut self, batches: u64) -> Run {
@@ -278,27 +309,58 @@ impl Run {
         }
         self.machine.0.borrow_mut().samples = false;
         self.ended_ns = self.machine.0.borrow().now_ns;
+        let least_ns = self.main_cpu_ns();
         self.pipeline.cpu_time.stop(&self.machine);
+        self.main_ended_ns = (least_ns, self.main_cpu_ns());
         self.batch(true);
         self.pipeline.cpu_time.end(&self.machine);
         let mut records = Vec::new();
         self.pipeline.report_rest(self.machine.0.borrow().now_ns, "not sampled again", &mut records);
-        self.take(&mut records);
+        self.take(&mut records, u64::MAX);
         self.check_all_is_accounted();
+        self.check_weights();
+        self.check_main();
         self
     }
 
-    /// What was recorded, with what was lost, is what was used, but for less than a period each that no sample is
-    /// enough for: losses by the kernel, the rest at the end, processes of which no sample came.
+    /// What the records of a process weigh is what the pipeline says that they do.
+    fn check_weights(&mut self) {
+        for (pid, balance) in &self.balances {
+            let weights_ns = self.sums.weights_ns.get(&pid.unsigned_abs()).copied().unwrap_or(0);
+            if weights_ns != balance.weighed_ns && !self.machine.0.borrow().reused.contains(pid) {
+                let complaint = format!("{pid}: records weigh {weights_ns} ns of {}", balance.weighed_ns);
+                self.sums.complaints.push(complaint);
+            }
+        }
+    }
+
+    /// Weights and losses of the main process add up to what it used, by the kernel itself, until its clock was read with
+    /// its last samples.
+    fn check_main(&mut self) {
+        let Some(balance) = self.balances.get(&self.main) else { return };
+        let Some(clock_ns) = balance.clock_ns else { return };
+        let weights_ns = self.sums.weights_ns.get(&self.main.unsigned_abs()).copied().unwrap_or(0);
+        let accounted_ns = weights_ns + balance.lost_ns;
+        let (least_ns, most_ns) = self.main_began_ns;
+        let is_all = (clock_ns.saturating_sub(most_ns)..=clock_ns - least_ns).contains(&accounted_ns);
+        if (!is_all || clock_ns > self.main_ended_ns.1) && !self.pipeline.processes.filter().is_all() {
+            let complaint = format!(
+                "main: {accounted_ns} ns of {clock_ns}, from {:?} to {:?}",
+                self.main_began_ns, self.main_ended_ns
+            );
+            self.sums.complaints.push(complaint);
+        }
+    }
+
+    /// What was recorded, with what was lost, is what was used, but for less than a period: losses are whole samples.
     fn check_all_is_accounted(&mut self) {
         let weights_ns: u64 = self.sums.weights_ns.values().sum();
         let reported_ns = weights_ns + self.sums.dropped * PERIOD_NS;
         let used_ns = self.pipeline.cpu_time.used_ns();
         // Where two processes have had a number, a sample of the first one may be of neither.
         let is_exact = self.machine.0.borrow().reused.is_empty();
-        let is_all = used_ns <= reported_ns + 3 * PERIOD_NS;
-        let is_once = reported_ns <= used_ns + PERIOD_NS || !is_exact;
-        if !is_all || !is_once {
+        let is_right = reported_ns.abs_diff(used_ns) <= PERIOD_NS;
+        if is_exact && !is_right {
             self.sums.complaints.push(format!("{reported_ns} ns reported of {used_ns}"));
         }
     }
