@@ -10,6 +10,7 @@
 mod budget;
 mod decide;
 mod drawn;
+mod image_loads;
 mod image_upkeep;
 mod jit_budget;
 mod lifecycle;

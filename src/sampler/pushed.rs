@@ -19,6 +19,7 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::live::Live;
 use crate::recording::Profile;
+use crate::recording::timeline::EventKind;
 use crate::sources::pushed::{PushedSource, Record, What};
 use crate::sources::{Capture, Fault, Observed, ThreadId};
 use crate::walk::Frames;
@@ -71,6 +72,7 @@ pub fn record(
     };
     // Waits are told of, each with its own time.
     driver.recorder.by_wall = false;
+    driver.recorder.begin_times(start_ns);
     let mut start_ns = start_ns;
     let mut end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));
     let mut waiting: Vec<Record> = Vec::new();
@@ -207,6 +209,10 @@ impl PushedDriver<'_> {
                 _ => self.recorder.add_thread(of, process, thread, stack_top, look, found),
             },
             What::Sampled(mut boxed) => {
+                // Samples come by time: a command may have run before the driver did.
+                if self.recorder.stats.samples_pushed == 0 && at_ns < self.recorder.stats.begun_ns {
+                    self.recorder.begin_times(at_ns);
+                }
                 self.recorder.stats.samples_pushed += 1;
                 let look = boxed.look;
                 let Some(weight_ns) = self.recorder.weigh(thread, look) else { return };
@@ -238,7 +244,7 @@ impl PushedDriver<'_> {
                 self.know_thread(of, process, thread);
                 let weight_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
                 match stack {
-                    None => self.open.over(&mut self.recorder, thread, weight_ns),
+                    None => self.open.over(&mut self.recorder, thread, at_ns, weight_ns),
                     // Most of many short waits: others stand for them.
                     Some(capture) if weight_ns == 0 => source.wait_walked(capture, None),
                     Some(mut capture) => {
@@ -268,10 +274,13 @@ impl PushedDriver<'_> {
             What::Named { name } => self.recorder.set_name(thread, name),
             What::Exec { name } => {
                 self.walk_postponed(of, process, Due::All);
+                let program = name.as_deref().unwrap_or(&process.process().name);
+                self.recorder.note_event(EventKind::Exec, pid, program);
                 self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));
             }
             What::Gone => {
                 self.settle(of, process);
+                self.recorder.note_event(EventKind::ProcessEnd, pid, "");
                 self.recorder.end_process(of);
                 self.known.remove(&pid);
             }

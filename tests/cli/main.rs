@@ -25,6 +25,7 @@ mod render;
 #[cfg(target_os = "linux")]
 mod signals;
 mod support;
+mod times;
 #[cfg(unix)]
 mod unwritable;
 mod wrong_invocations;

@@ -92,6 +92,7 @@ fn what_one_process_learned_of_a_file_is_learned_for_all() {
         off_cpu: false,
         linger_ns: 0,
         threads: true,
+        timeline_bytes: 0,
         max_depth: 64,
         unwind: UnwindMethod::Auto,
         seed: 1,
