@@ -85,7 +85,10 @@ pub fn run(asked: &Recording) -> Result<()> {
 
     // Write.
     system::restrict(Role::Writing);
-    let circumstances = circumstances(asked, launched, &profile);
+    let circumstances = Circumstances {
+        without_times: !outputs.iter().any(|output| output.format.keeps_times()),
+        ..circumstances(asked, launched, &profile)
+    };
     let saved = Saved::from_recording(&profile, &names, circumstances)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     // First what waits for nobody: a signal that ends the wait for a reader then loses none of it.
@@ -134,6 +137,7 @@ fn circumstances(asked: &Recording, launched: bool, profile: &Profile) -> Circum
         launched,
         idle: asked.idle || asked.off_cpu,
         per_process: asked.per_process,
+        without_times: false,
     }
 }
 

@@ -293,7 +293,8 @@ impl SavedBuilder {
 
     /// When samples were taken. Its samples get the counts that the profile has of their stacks.
     pub fn set_timeline(&mut self, mut timeline: Timeline) {
-        timeline.count_samples(|node| self.saved.trie.count(node));
+        let trie = &self.saved.trie;
+        timeline.count_samples(trie.node_count(), |node| trie.count(node));
         self.saved.timeline = Some(timeline);
     }
 }

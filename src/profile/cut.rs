@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::builder::SavedBuilder;
 use super::remap::Remap;
 use super::saved::{Full, Saved};
-use super::timeline::Timeline;
+use super::timeline::{Timeline, share};
 use crate::trie::NodeId;
 
 /// Why counts of a part are lost whose times the recording did not keep.
@@ -73,19 +73,19 @@ impl Saved {
     fn lost_within(&self, timeline: &Timeline, range: &Range<u64>, all_ns: u64) -> BTreeMap<String, u64> {
         let before = |time_ns: u64| {
             let by_reason = timeline.lost_before_ns(time_ns);
-            let share = |reason: &str, count: u64| {
-                let of_reason = self.texts.find(reason).and_then(|reason| by_reason.get(&reason)).copied();
-                let (part, whole) = of_reason.unwrap_or((time_ns, all_ns));
-                rounded_share(count, part, whole)
+            let of_reason = |reason: &str, count: u64| {
+                let known = self.texts.find(reason).and_then(|reason| by_reason.get(&reason)).copied();
+                let (part, whole) = known.unwrap_or((time_ns, all_ns));
+                share(count, part, whole)
             };
             let mut lost: BTreeMap<String, u64> = self
                 .about
                 .lost
                 .iter()
-                .map(|(reason, count)| (reason.clone(), share(reason, *count)))
+                .map(|(reason, count)| (reason.clone(), of_reason(reason, *count)))
                 .collect();
             let timed: u64 = timeline.counts().values().sum();
-            let untimed = rounded_share(self.total().saturating_sub(timed), time_ns, all_ns);
+            let untimed = share(self.total().saturating_sub(timed), time_ns, all_ns);
             *lost.entry(WITHOUT_TIME.to_owned()).or_default() += untimed;
             lost
         };
@@ -105,12 +105,6 @@ impl Saved {
         });
         incomplete
     }
-}
-
-/// As many of `count` as `part` is of `whole`.
-fn rounded_share(count: u64, part: u64, whole: u64) -> u64 {
-    let whole = u128::from(whole.max(1));
-    ((u128::from(count) * u128::from(part) + whole / 2) / whole) as u64
 }
 
 #[cfg(test)]

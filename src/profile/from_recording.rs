@@ -29,6 +29,8 @@ pub struct Circumstances {
     pub idle: bool,
     /// Processes of one name are kept apart, by their ids.
     pub per_process: bool,
+    /// The times of samples are left out: nothing is written that keeps them.
+    pub without_times: bool,
 }
 
 impl Circumstances {
@@ -68,7 +70,7 @@ impl Saved {
             }
         });
         full?;
-        if let Some(timeline) = &profile.timeline {
+        if let Some(timeline) = profile.timeline.as_ref().filter(|_| !circumstances.without_times) {
             let timeline = conversion.timeline(timeline)?;
             conversion.builder.set_timeline(timeline);
         }
@@ -125,17 +127,20 @@ impl Conversion<'_> {
         let stats = &self.profile.stats;
         // Accounts of threads that run on are closed at the end.
         let until_ns = stats.duration_ns.saturating_add(stats.suspended_ns);
-        let mut nodes: HashMap<NodeId, Stack> = HashMap::new();
+        let mut nodes: Vec<Option<Stack>> = vec![None; self.profile.trie.node_count()];
         let mut threads = Vec::new();
         for thread in recorded.threads() {
             let name = self.builder.text(&thread.name)?;
             let mut parts: Vec<(u32, Vec<TimedSample>)> = Vec::new();
             for sample in thread.samples() {
-                let stack = match nodes.get(&sample.node) {
-                    Some(known) => *known,
+                let known = nodes.get(sample.node.0 as usize).copied().flatten();
+                let stack = match known {
+                    Some(known) => known,
                     None => {
                         let stack = self.stack_of(sample.node)?;
-                        nodes.insert(sample.node, stack);
+                        if let Some(place) = nodes.get_mut(sample.node.0 as usize) {
+                            *place = Some(stack);
+                        }
                         stack
                     }
                 };

@@ -30,9 +30,14 @@ impl TimedSample {
         self.at_ns.saturating_sub(self.weight_ns)
     }
 
-    /// The time of each of its counts: they end at equal distances, the last of them at `at_ns`.
-    pub fn count_times(&self) -> impl Iterator<Item = u64> {
-        (0..self.count).rev().map(|after| self.count_time(after))
+    /// Its counts in parts of `each`, with their times: they end at equal distances, the last of them at `at_ns`.
+    pub fn parts(&self, each: u64) -> impl Iterator<Item = (u64, u64)> {
+        let each = each.max(1);
+        (0..self.count.div_ceil(each)).map(move |part| {
+            let before = part * each;
+            let until = before.saturating_add(each).min(self.count);
+            (self.count_time(self.count - until), until - before)
+        })
     }
 
     /// The time of the count after which so many come.
@@ -142,6 +147,19 @@ impl Loss {
     #[must_use]
     pub fn is_gap(&self) -> bool {
         self.lost_ns.saturating_mul(2) >= self.at_ns.saturating_sub(self.since_ns)
+    }
+}
+
+/// As many of `count` as `part` is of `whole`, rounded.
+pub(super) fn share(count: u64, part: u64, whole: u64) -> u64 {
+    let whole = whole.max(1);
+    match count.checked_mul(part).and_then(|product| product.checked_add(whole / 2)) {
+        Some(product) => product / whole,
+        None => {
+            let whole = u128::from(whole);
+            let shared = (u128::from(count) * u128::from(part) + whole / 2) / whole;
+            u64::try_from(shared).unwrap_or(u64::MAX)
+        }
     }
 }
 
@@ -261,22 +279,22 @@ pub struct Timeline {
 
 impl Timeline {
     /// Gives each sample its counts: as many over time of each stack as `count` says of its node in all.
-    pub(super) fn count_samples(&mut self, count: impl Fn(NodeId) -> u64) {
+    /// Nodes are below `node_count`.
+    pub(super) fn count_samples(&mut self, node_count: usize, count: impl Fn(NodeId) -> u64) {
         // What its samples weigh in all, weigh so far, and the counts given for that.
-        let mut nodes: BTreeMap<NodeId, (u128, u128, u64)> = BTreeMap::new();
+        let mut nodes: Vec<(u64, u64, u64)> = vec![(0, 0, 0); node_count];
         for sample in self.threads.iter().flat_map(|thread| &thread.samples) {
-            if let Some(node) = sample.node {
-                nodes.entry(node).or_default().0 += u128::from(sample.weight_ns);
+            if let Some((all_ns, ..)) = sample.node.and_then(|node| nodes.get_mut(node.0 as usize)) {
+                *all_ns = all_ns.saturating_add(sample.weight_ns);
             }
         }
         let all = self.threads.iter_mut().flat_map(|thread| &mut thread.samples);
         for sample in all {
             sample.count = 0;
             let Some(node) = sample.node else { continue };
-            let Some((all_ns, passed_ns, given)) = nodes.get_mut(&node) else { continue };
-            *passed_ns += u128::from(sample.weight_ns);
-            let up_to = (u128::from(count(node)) * *passed_ns + *all_ns / 2) / (*all_ns).max(1);
-            let up_to = u64::try_from(up_to).unwrap_or(u64::MAX);
+            let Some((all_ns, passed_ns, given)) = nodes.get_mut(node.0 as usize) else { continue };
+            *passed_ns = passed_ns.saturating_add(sample.weight_ns);
+            let up_to = share(count(node), *passed_ns, *all_ns);
             sample.count = up_to - std::mem::replace(given, up_to);
         }
     }

@@ -27,6 +27,7 @@ mod stops;
 mod suspension;
 mod thread;
 mod ticks;
+mod times;
 mod waits;
 mod weights;
 mod window;

@@ -19,7 +19,6 @@ use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::images::{CodeMemory, ImageCode, Images, TargetCode};
-use crate::recording::timeline::EventKind;
 use crate::recording::{Branch, Frame, Profile, Program, Root, Stats, Timeline};
 use crate::sources::pushed::Needed;
 use crate::sources::{Capture, Look, Observed, Process, ThreadId};
@@ -52,13 +51,13 @@ pub(super) struct Taken {
 
 /// The stacks, weights, images and losses of a recording so far.
 pub struct Recorder<'a> {
-    clock: &'a dyn Clock,
+    pub(super) clock: &'a dyn Clock,
     pub(super) options: &'a Options,
     /// A sample weighs all of the time since the one before, waiting or not: where its driver looks at
     /// threads that wait, and is not told of each wait.
     pub(super) by_wall: bool,
     trie: Trie<Frame>,
-    timeline: Timeline,
+    pub(super) timeline: Timeline,
     pub(super) images: Images,
     pub(super) processes: Vec<Recorded>,
     /// Those whose unwinders know something.
@@ -198,35 +197,6 @@ impl<'a> Recorder<'a> {
     }
 
     // ---- samples
-
-    /// Time that is lost, nanoseconds, by its reason: the time up to now.
-    pub fn lose(&mut self, reason: &'static str, lost_ns: u64) {
-        self.lose_since(reason, self.clock.now_ns().saturating_sub(lost_ns), lost_ns);
-    }
-
-    /// Time that is lost somewhere between `since_ns` and now, nanoseconds, by its reason.
-    pub(super) fn lose_since(&mut self, reason: &'static str, since_ns: u64, lost_ns: u64) {
-        if lost_ns > 0 {
-            *self.weights.lost_ns.entry(reason).or_default() += lost_ns;
-            self.timeline.add_loss(reason, since_ns, self.clock.now_ns(), lost_ns);
-        }
-    }
-
-    /// An event of a process now.
-    pub(super) fn note_event(&mut self, kind: EventKind, pid: u32, text: &str) {
-        self.timeline.add_event(kind, pid, self.clock.now_ns(), text);
-    }
-
-    /// Times count from `at_ns` of the engine's clock on.
-    pub(super) fn begin_times(&mut self, at_ns: u64) {
-        self.stats.begun_ns = at_ns;
-        self.timeline.begin(at_ns);
-    }
-
-    /// Samples that are lost and stand for a period each, by their reason.
-    pub(super) fn lose_samples(&mut self, reason: &'static str, samples: u64) {
-        self.lose(reason, periods_ns(samples, self.options.hz));
-    }
 
     /// Counts in the trie so far.
     pub(super) fn samples(&self) -> u64 {
@@ -510,13 +480,9 @@ impl<'a> Recorder<'a> {
         let clock = self.clock;
         let Some(recorded) = self.processes.get_mut(of.0 as usize) else { return false };
         let at_ns = clock.now_ns();
-        let pid = recorded.pid;
         let changed = recorded.read_images(process, &|| clock.now_ns(), &mut self.images);
-        if changed && !self.timeline.is_off() {
-            let Some(recorded) = self.processes.get_mut(of.0 as usize) else { return changed };
-            for path in recorded.upkeep.take_new_paths() {
-                self.timeline.add_event(EventKind::ImageLoad, pid, at_ns, &path);
-            }
+        if changed {
+            self.note_image_loads(of, at_ns);
         }
         changed
     }

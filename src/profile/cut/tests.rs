@@ -6,10 +6,31 @@ use super::*;
 use crate::profile::filter::{self, Filter};
 use crate::profile::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample};
 use crate::profile::{About, StackRoot, TextId};
-use crate::rng::Rng;
 
 const PERIOD_NS: u64 = 1_000_000;
 const END_NS: u64 = 10_000_000_000;
+
+/// Seeded numbers: SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// From `low` to `high`, both included.
+    fn within(&mut self, low: u64, high: u64) -> u64 {
+        low + self.next() % (high - low + 1)
+    }
+
+    fn below(&mut self, len: usize) -> usize {
+        (self.next() % len as u64) as usize
+    }
+}
 
 /// A stack of one function of a thread, with counts; its node.
 fn stack(builder: &mut SavedBuilder, function: &str, complete: bool, count: u64) -> NodeId {
@@ -22,7 +43,7 @@ fn stack(builder: &mut SavedBuilder, function: &str, complete: bool, count: u64)
 
 /// A profile of two threads: single samples, long runs, waits, a stack with counts that have no time.
 fn profile(seed: u64) -> Saved {
-    let mut random = Rng::new(seed);
+    let mut random = Random(seed);
     let mut builder = SavedBuilder::new(About {
         hz: Some(1000),
         duration_ns: Some(END_NS),
@@ -98,7 +119,7 @@ fn sum(parts: &[Saved]) -> (BTreeMap<String, u64>, BTreeMap<String, u64>) {
 fn parts_that_make_a_whole_have_the_counts_of_the_whole() {
     for seed in 0..100 {
         let whole = profile(seed);
-        let mut random = Rng::new(seed + 1000);
+        let mut random = Random(seed + 1000);
         let mut ends = vec![0, u64::MAX];
         ends.extend((0..random.within(1, 6)).map(|_| random.within(0, END_NS)));
         ends.sort_unstable();

@@ -3,15 +3,36 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::rng::Rng;
 
 const HZ: u32 = 997;
 const PERIOD_NS: u64 = 1_000_000_000 / 997;
 
+/// Seeded numbers: SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// From `low` to `high`, both included.
+    fn within(&mut self, low: u64, high: u64) -> u64 {
+        low + self.next() % (high - low + 1)
+    }
+
+    fn below(&mut self, len: usize) -> usize {
+        (self.next() % len as u64) as usize
+    }
+}
+
 /// A thread that changes its stack now and then, pauses, and has samples that weigh a little more or less
 /// than a period.
 fn run(seed: u64, samples: usize) -> Vec<TimedSample> {
-    let mut random = Rng::new(seed);
+    let mut random = Random(seed);
     let (mut at_ns, mut node) = (random.within(0, 1 << 30), 0);
     (0..samples)
         .map(|_| {
@@ -210,4 +231,35 @@ fn threads_beyond_the_bound_are_counted_as_dropped() {
     assert!(refused > 0);
     assert_eq!(timeline.dropped_ns(), refused * 1000);
     assert_eq!(timeline.threads().len() as u64, 200 - refused);
+}
+
+#[test]
+fn ten_minutes_of_two_hundred_threads_keep_the_bound_and_their_weights() {
+    const THREADS: u64 = 200;
+    const SECONDS: u64 = 600;
+    let bound = 1 << 20;
+    let mut timeline = Timeline::new(0, HZ, bound);
+    let threads: Vec<_> = (0..THREADS).map(|id| timeline.add_thread(id, 7, 0, false)).collect();
+    let mut random = Random(1);
+    let mut sent: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut steps = Vec::new();
+    for at in 1..=SECONDS * u64::from(HZ) {
+        // Two CPUs, which change their threads every few milliseconds.
+        for cpu in 0..2 {
+            let thread = (at / 5 * 7 + cpu * 3) % THREADS;
+            let node = NodeId(1 + random.below(50) as u32);
+            timeline.add_sample(threads[thread as usize], at * PERIOD_NS, node, PERIOD_NS);
+            *sent.entry(thread).or_default() += PERIOD_NS;
+        }
+        assert!(timeline.memory_bytes() <= bound + 64, "{} at {at}", timeline.memory_bytes());
+        if steps.last() != timeline.detail().step_ns().as_ref() {
+            steps.extend(timeline.detail().step_ns());
+        }
+    }
+    // The resolution is halved, and never comes back.
+    assert!(steps.len() >= 3 && steps.windows(2).all(|two| two[1] == 2 * two[0]), "{steps:?}");
+    for thread in timeline.threads() {
+        let back: u64 = thread.samples().iter().map(|sample| sample.weight_ns).sum();
+        assert!(sent[&thread.id] - back < 2 * UNIT_NS, "{}", thread.id);
+    }
 }

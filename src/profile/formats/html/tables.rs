@@ -87,6 +87,9 @@ const EVENT_LOSS: u64 = 1;
 /// The first kind of the profile's own events.
 const EVENT_OWN: u64 = 2;
 
+/// Samples of a page; beyond, each stands for several counts.
+const SAMPLES_MAX: u64 = 1 << 21;
+
 struct Count {
     root: u32,
     node: u32,
@@ -172,6 +175,9 @@ impl Tables {
         timeline: &Timeline,
         places: &[Option<(u32, NodeId)>],
     ) -> Result<(), Full> {
+        let all = timeline.threads.iter().flat_map(|thread| &thread.samples);
+        let all = all.fold(0u64, |sum, sample| sum.saturating_add(sample.count));
+        let each = all.div_ceil(SAMPLES_MAX);
         for thread in &timeline.threads {
             let process = self.texts.intern(&shown(saved.text(thread.process)))?;
             let name = self.texts.intern(saved.text(thread.name))?;
@@ -181,8 +187,8 @@ impl Tables {
                 let flags = self.roots.get(root as usize).map_or(0, |(_, flags)| *flags);
                 let root = self.root_of_thread((process, name, thread.id.wrapping_add(1)), flags);
                 self.counts.push(Count { root, node: node.0, side: 0, value: sample.count });
-                for at_ns in sample.count_times() {
-                    self.samples.push(TimedCount { at_ns, root, node: node.0, value: 1 });
+                for (at_ns, value) in sample.parts(each) {
+                    self.samples.push(TimedCount { at_ns, root, node: node.0, value });
                 }
             }
         }

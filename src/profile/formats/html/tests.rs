@@ -5,7 +5,7 @@ use std::io::Read;
 use super::*;
 use crate::profile::formats::folded_read;
 use crate::profile::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
-use crate::profile::{About, SavedBuilder, StackRoot};
+use crate::profile::{About, SavedBuilder, StackRoot, TextId};
 
 /// Names that would do something in a page that put them into its markup.
 const HOSTILE: [&str; 8] = [
@@ -284,4 +284,22 @@ fn samples_and_events_are_in_the_page_at_their_times() {
         texts,
         ["lost: about 2 samples: ring full", "lost: about 1 sample: ring full", "thread start: io (8)"]
     );
+}
+
+#[test]
+fn a_count_that_no_recording_has_is_no_sample_each() {
+    let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
+    let process = builder.text("p").expect("fits");
+    let root = StackRoot { process, thread: None, complete: true, waiting: false };
+    let root = builder.root(root).expect("fits");
+    let frame = builder.named_frame("f").expect("fits");
+    let count = 1 << 50;
+    let node = builder.add(root, &[frame], count).expect("fits");
+    let sample = TimedSample { at_ns: 5_000_000, weight_ns: 5_000_000, node: Some(node), count: 0 };
+    let (pid, name, samples) = (None, TextId::EMPTY, vec![sample]);
+    let thread = ThreadTimeline { process, pid, name, id: 8, begun_ns: 0, ended_ns: None, samples };
+    builder.set_timeline(Timeline { threads: vec![thread], ..Timeline::default() });
+    let values = plain(&html(&builder.finish(), "t"), "sample.value");
+    assert!(values.len() <= 1 << 21, "{}", values.len());
+    assert_eq!(values.iter().sum::<u64>(), count);
 }
