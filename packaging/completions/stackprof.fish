@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
+    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= timeline-memory= no-timeline source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
 end
 
 function __fish_stackprof_needs_command
@@ -42,6 +42,7 @@ exidx\t''
 code\t''
 scan\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
+complete -c stackprof -n "__fish_stackprof_needs_command" -l timeline-memory -d 'Memory for the times of samples, such as 64M or 500K; when it is full, times become coarser [default: 64M]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
 ptrace\t''"
@@ -62,6 +63,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -s a -l all -d 'The wh
 complete -c stackprof -n "__fish_stackprof_needs_command" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
@@ -103,6 +105,7 @@ exidx\t''
 code\t''
 scan\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l timeline-memory -d 'Memory for the times of samples, such as 64M or 500K; when it is full, times become coarser [default: 64M]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
 ptrace\t''"
@@ -123,6 +126,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s a -l all 
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
@@ -148,6 +152,7 @@ exidx\t''
 code\t''
 scan\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l timeline-memory -d 'Memory for the times of samples, such as 64M or 500K; when it is full, times become coarser [default: 64M]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
 ptrace\t''"
@@ -167,6 +172,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: 3]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
@@ -207,7 +213,9 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l title -d 
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l thread -d 'Only threads whose name, or `name (id)`, matches; for profiles recorded with --threads' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l from -d 'Only samples since this time of the recording, such as 2.5s or 300ms' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l to -d 'Only samples before this time of the recording' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l thread -d 'Only threads whose name, or `name (id)`, matches; for profiles recorded with --threads, or with times of samples' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l include -d 'Only stacks with a matching frame; given twice, one match is enough' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l exclude -d 'No stacks with a matching frame' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l root -d 'Only stacks with a matching function, seen from the outermost one on' -r -f
@@ -220,6 +228,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l strict -d
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s q -l quiet -d 'Print errors only: no progress line, summary or report'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s V -l version -d 'Print the version'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l base -d 'The part of the time that is the base, of one profile with times, such as 0s..500ms; either end may be left out' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l new -d 'The part of the time that is compared with it' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s o -l output -d 'Write the comparison here; may be given more than once. The extension tells the form: .svg differential flame graph, .html page with both profiles, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l top -d 'Functions shown [default: 20]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l title -d 'Heading of the flame graph' -r -f

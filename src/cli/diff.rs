@@ -1,5 +1,6 @@
 //! `stackprof diff`: two profiles in, what changed out.
 
+use std::ops::Range;
 use std::path::Path;
 
 use super::args::compare::ReportFormat;
@@ -7,7 +8,7 @@ use super::args::diff::Diff;
 use super::args::{Destination, Verbosity};
 use super::file::OutputFiles;
 use super::outputs::write_to;
-use super::{messages, saved_files, system};
+use super::{messages, saved_files, system, time_part};
 use crate::diff::compare::{Comparison, Measure};
 use crate::diff::report::{folded, headline, json, markdown, measure_words, text};
 use crate::diff::stacks::Stacks;
@@ -30,7 +31,11 @@ pub fn run(diff: &Diff) -> Result<()> {
     saved_files::check_outputs(&files, [&diff.base, &diff.new], outputs)?;
     system::restrict_to_naming(&files);
     let mut stacks = Stacks::new(diff.matching);
-    let [base, new] = read_both(&diff.base, &diff.new, saved_files::strictness(diff.strict))?;
+    let strictness = saved_files::strictness(diff.strict);
+    let [base, new] = match &diff.parts {
+        Some(parts) => read_parts(&diff.base, parts, strictness)?,
+        None => read_both(&diff.base, &diff.new, strictness)?,
+    };
     // Programs of different names are compared as one: only the paths below matter.
     let process = add(&mut stacks, &base, None)?;
     let process = add(&mut stacks, &new, process.as_deref())?;
@@ -73,6 +78,19 @@ fn read_both(base: &Path, new: &Path, strictness: Strictness) -> Result<[(String
         let new = new.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok([base?, new?])
     })
+}
+
+/// Reads one profile, and cuts two parts of its time out of it.
+fn read_parts(
+    path: &Path,
+    [base, new]: &[(Range<u64>, String); 2],
+    strictness: Strictness,
+) -> Result<[(String, Saved); 2]> {
+    let (name, saved) = saved_files::read(path, strictness)?;
+    let part = |option: &str, (range, text): &(Range<u64>, String)| {
+        Ok::<_, Error>((format!("{name} {text}"), time_part::cut(&saved, range, option, &name)?))
+    };
+    Ok([part("--base", base)?, part("--new", new)?])
 }
 
 /// Adds a profile and returns the name under which the other side's process is to appear: the

@@ -68,6 +68,15 @@ impl Format {
         }
     }
 
+    /// Whether it keeps when samples were taken.
+    #[must_use]
+    pub fn keeps_times(self) -> bool {
+        match self {
+            Format::Html | Format::Firefox => true,
+            Format::Svg | Format::Folded | Format::Pprof | Format::Speedscope => false,
+        }
+    }
+
     /// The usual extension, without the first dot.
     #[must_use]
     pub fn extension(self) -> &'static str {

@@ -32,6 +32,8 @@ pub mod stats;
 pub mod summary;
 mod system;
 pub mod text;
+mod time_part;
+pub mod times;
 
 use std::ffi::OsString;
 

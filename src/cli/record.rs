@@ -54,7 +54,6 @@ pub fn run(asked: &Recording) -> Result<()> {
     destinations.check((asked.reverse, asked.pprof_timestamps), asked.stats.as_ref())?;
 
     // Record.
-    let circumstances = circumstances(asked, launched);
     let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
     let options = sampling_options(asked, launched);
     let is_own = matches!(asked.source, Source::Launch(_)) && asked.launch.run_as.is_none();
@@ -89,6 +88,10 @@ pub fn run(asked: &Recording) -> Result<()> {
 
     // Write.
     system::restrict(Role::Writing);
+    let circumstances = Circumstances {
+        without_times: !outputs.iter().any(|output| output.format.keeps_times()),
+        ..circumstances(asked, launched, &profile)
+    };
     let saved = Saved::from_recording(&profile, &names, circumstances)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
     // First what waits for nobody: a signal that ends the wait for a reader then loses none of it.
@@ -136,15 +139,13 @@ fn hottest(saved: &Saved) -> Result<Option<String>> {
 }
 
 /// What is known of the recording beside its profile.
-fn circumstances(asked: &Recording, launched: bool) -> Circumstances {
-    let simulated = matches!(asked.source, Source::Sim { .. });
-    let now = std::time::UNIX_EPOCH.elapsed().ok().and_then(|since| u64::try_from(since.as_nanos()).ok());
+fn circumstances(asked: &Recording, launched: bool, profile: &Profile) -> Circumstances {
     Circumstances {
-        // A simulated run has no time of its own.
-        time_unix_ns: now.filter(|_| !simulated),
+        time_unix_ns: profile.stats.begun_unix_ns,
         launched,
         idle: asked.idle || asked.off_cpu,
         per_process: asked.per_process,
+        without_times: false,
     }
 }
 

@@ -8,7 +8,7 @@ use super::args::render::{Patterns, Render};
 use super::file::OutputFiles;
 use super::outputs::{self, Presentation};
 use super::text::plural;
-use super::{functions, messages, saved_files, system};
+use super::{functions, messages, saved_files, system, time_part};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::filter::{self, Filter, RemainingCounts};
@@ -115,22 +115,12 @@ fn read_one(path: &Path, strictness: Strictness) -> Result<Saved> {
 /// The part of the time that is wanted.
 fn within(render: &Render, saved: Saved) -> Result<Saved> {
     let Some(range) = &render.time else { return Ok(saved) };
-    let part =
-        saved.within(range).map_err(|full| Error::new(ErrorKind::Input, full.to_string()).caused_by(full))?;
-    let Some(part) = part else {
-        let why = match render.profiles.len() {
-            1 => {
-                "--from and --to: the profile has no times of samples; record to .firefox.json or .otlp, which keep them"
-            }
-            _ => "--from and --to: several profiles have no common time; render each by itself",
-        };
+    if render.profiles.len() > 1 {
+        let why = "--from and --to: several profiles have no common time; render each by itself";
         return Err(Error::new(ErrorKind::Input, why));
-    };
-    if part.total() == 0 {
-        let why = "no sample lies between --from and --to; times begin with the recording";
-        return Err(Error::new(ErrorKind::NoData, why));
     }
-    Ok(part)
+    let name = render.profiles.first().map_or(String::new(), |path| saved_files::name(path));
+    time_part::cut(&saved, range, "--from", &name)
 }
 
 fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
@@ -143,6 +133,13 @@ fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
     if options.iter().all(|(_, patterns)| patterns.is_empty()) {
         return Ok(saved);
     }
+    // Times tell the threads of a profile that merged them.
+    let saved = match render.thread.is_empty() || !saved.can_part_threads() {
+        true => saved,
+        false => saved
+            .with_threads_apart()
+            .map_err(|full| Error::new(ErrorKind::Input, full.to_string()).caused_by(full))?,
+    };
     let matches = options.map(|(_, patterns)| move |name: &str| patterns.matches(name));
     let [thread, include, exclude, root] = &matches;
     let given = |patterns: &Patterns| !patterns.is_empty();

@@ -17,16 +17,21 @@ use crate::profile::formats::detect::{self, Strictness};
 /// # Errors
 /// One line that names the file and the place.
 pub(super) fn read(path: &Path, strictness: Strictness) -> Result<(String, Saved)> {
-    let (name, read) = if path == Path::new("-") {
-        let name = "standard input";
-        (name.to_owned(), detect::read_with(io::stdin().lock(), name, 0, strictness)?)
+    let name = name(path);
+    let read = if path == Path::new("-") {
+        detect::read_with(io::stdin().lock(), &name, 0, strictness)?
     } else {
-        (path.display().to_string(), detect::read_file(path, strictness)?)
+        detect::read_file(path, strictness)?
     };
     for remark in &read.remarks {
         messages::note(remark);
     }
     Ok((name, read.saved))
+}
+
+/// What messages call the profile of a path.
+pub(super) fn name(path: &Path) -> String {
+    if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() }
 }
 
 /// How strictly files are read by `--strict`.

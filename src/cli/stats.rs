@@ -44,6 +44,8 @@ pub struct RunFigures {
     pub user_behind_root: Option<String>,
     /// The functions with the most self counts, as the summary shows them.
     pub hottest: Option<String>,
+    /// What is left of the times of samples, as the summary shows it, if not each has its own.
+    pub times: Option<String>,
     /// Distinct stacks in the trie.
     pub distinct_stacks: u64,
     /// Nodes of the trie.
@@ -309,6 +311,7 @@ pub(super) mod tests {
             distinct_stacks: 10,
             trie_nodes: 20,
             trie_bytes: 30,
+            times: None,
             addresses_unique: 312,
             addresses_looked_up: 312,
             addresses_named: 310,

@@ -24,6 +24,7 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
         ("frames", frames(stats)),
         ("lost", lost(stats)),
         ("names", names(figures)),
+        ("times", figures.times.clone()),
         ("suspend", suspended(stats)),
         ("pause", pause(process, stats)),
         ("machine", stats.machine_idle.map(machine)),

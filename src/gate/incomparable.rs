@@ -68,6 +68,8 @@ pub enum Incomparable {
     },
     /// A run may be of a part of a process's life, and does not tell of how long.
     DurationUntold(String),
+    /// A run is a part that was cut out of a recording.
+    Cut(String),
     /// A run has less than [`TRUNCATED_BELOW`](super::measured::TRUNCATED_BELOW) of what is usual.
     CutShort {
         /// The run.
@@ -126,6 +128,10 @@ impl fmt::Display for Incomparable {
             Incomparable::DurationUntold(run) => write!(
                 f,
                 "{run} does not tell how long it recorded, so its CPU time cannot be compared; record all as .pb.gz"
+            ),
+            Incomparable::Cut(run) => write!(
+                f,
+                "{run} is a part of the time of a recording (--from, --to); give the whole recording"
             ),
             Incomparable::CutShort { run, samples, median } => write!(
                 f,

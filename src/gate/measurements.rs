@@ -118,6 +118,9 @@ fn check_run(run: &Run) -> Result<(), Incomparable> {
     if run.about.unit != SAMPLES {
         return Err(Incomparable::OtherUnit { run: source(), unit: run.about.unit.clone() });
     }
+    if run.about.cut {
+        return Err(Incomparable::Cut(source()));
+    }
     match run.total {
         0 if run.waiting_left_out > 0 => Err(Incomparable::OnlyWaiting(source())),
         0 => Err(Incomparable::Empty(source())),

@@ -14,6 +14,12 @@ export const MARK = 4;
 export const INCOMPLETE = 1;
 export const WAITING = 2;
 
+/** What an event is: values of `events.kind`. A gap is a time of which most was lost. */
+export const EVENT_GAP = 0;
+export const EVENT_LOSS = 1;
+export const EVENT_THREAD_START = 3;
+export const EVENT_THREAD_END = 6;
+
 /**
  * One recording. `null` and empty: not known.
  * @typedef {object} Side

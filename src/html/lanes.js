@@ -1,5 +1,7 @@
 // CPU use over time: a lane for each thread. Input: samples with times. Output: shares of a CPU by lane and interval, and
-// the painted lanes.
+// the painted lanes. A thread that waits uses no CPU.
+
+import { WAITING } from "./data.js";
 
 /**
  * @typedef {object} Lane
@@ -26,7 +28,7 @@ export function lanesOf(data, span, intervals) {
     let lane = lanes.get(thread);
     if (!lane) lanes.set(thread, (lane = { thread, total: 0, use: new Float64Array(intervals) }));
     const interval = Math.floor((samples.time[at] - span[0]) / intervalNs);
-    if (interval < 0 || interval >= intervals) continue;
+    if (interval < 0 || interval >= intervals || roots.flags[samples.root[at]] & WAITING) continue;
     lane.use[interval] += samples.value[at];
     lane.total += samples.value[at];
   }

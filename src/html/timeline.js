@@ -5,7 +5,8 @@
 // end, Escape takes it away.
 
 import { element, fill, toggle } from "./dom.js";
-import { threadName } from "./data.js";
+import { EVENT_LOSS, threadName } from "./data.js";
+import { eventsNear, gapsOf } from "./events.js";
 import { heatOf, heatTime, paintHeat } from "./heat.js";
 import { lanesOf, paintLane, ticksOf } from "./lanes.js";
 import { clip, duration } from "./numbers.js";
@@ -32,15 +33,12 @@ const KEY_STEP = 0.01;
  * @property {boolean} dark
  */
 
-/**
- * The events that say that samples were lost.
- * @param {import("./data.js").Data} data
- */
-function lossesOf({ events, strings }) {
-  const losses = [];
-  if (events) for (let at = 0; at < events.time.length; at++) if (strings[events.text[at]].startsWith("lost")) losses.push(at);
-  return losses;
-}
+/** How near an event has to be to the pointer, pixels. */
+const NEAR_PX = 3;
+/** Most events that are named at one place. */
+const NAMED_MAX = 12;
+/** Distance of the lines that hatch a gap, pixels. */
+const HATCH_PX = 6;
 
 export class TimeView {
   /**
@@ -87,7 +85,7 @@ export class TimeView {
       canvas.setPointerCapture(event.pointerId);
     });
     canvas.addEventListener("pointermove", (event) => {
-      if (!this.drag) return;
+      if (!this.drag) return this.hover(event);
       const to = this.timeAt(event);
       const [from, until] = [Math.min(this.drag.from, to), Math.max(this.drag.from, to)];
       if (until - from < this.least()) return;
@@ -132,7 +130,7 @@ export class TimeView {
       range
         ? element("button.filter", { type: "button", title: "show all times", onclick: () => this.hooks.change({ range: null, baseRange: null }) }, span(range), " ✕")
         : element("span.note", {}, "drag to select a range; with Shift, the one it is compared with"),
-      data.events && time === "lanes" && lossesOf(data).length > 0 && element("span.note.losses", {}, "samples were lost"),
+      data.events && time === "lanes" && gapsOf(data).length > 0 && element("span.note.losses", {}, "hatched: samples were lost"),
       range && baseRange && element("button.filter.base", { type: "button", onclick: () => this.hooks.change({ baseRange: null }) }, `base ${span(baseRange)} ✕`),
     );
   }
@@ -201,7 +199,8 @@ export class TimeView {
         context.fillText(clip(threadName(data, lane.thread), 24), 4, top + LANE_PX / 2);
         context.globalAlpha = 1;
       });
-      this.paintLosses(context, box, state.dark);
+      this.paintEvents(context, box, ink);
+      this.paintGaps(context, box, state.dark);
     }
     if (state.baseRange) this.paintRange(context, box, state.baseRange, BASE_RANGE);
     if (state.range) this.paintRange(context, box, state.range, RANGE);
@@ -213,15 +212,62 @@ export class TimeView {
    * @param {{ left: number, top: number, width: number, height: number }} box
    * @param {boolean} dark
    */
-  paintLosses(context, box, dark) {
+  paintGaps(context, box, dark) {
     const { events } = this.data;
     if (!events) return;
     const span = this.span();
-    context.fillStyle = dark ? "rgba(230,90,90,0.35)" : "rgba(200,40,40,0.25)";
-    for (const at of lossesOf(this.data)) {
+    context.fillStyle = dark ? "rgba(230,90,90,0.2)" : "rgba(200,40,40,0.14)";
+    context.strokeStyle = dark ? "rgb(230,110,110)" : "rgb(190,40,40)";
+    for (const at of gapsOf(this.data)) {
       const x = box.left + ((events.time[at] - span[0]) / (span[1] - span[0])) * box.width;
-      context.fillRect(x, box.top, Math.max(2, (events.duration[at] / (span[1] - span[0])) * box.width), box.height);
+      const width = Math.max(2, (events.duration[at] / (span[1] - span[0])) * box.width);
+      context.save();
+      context.beginPath();
+      context.rect(x, box.top, width, box.height);
+      context.fill();
+      context.clip();
+      context.beginPath();
+      for (let from = -box.height; from < width; from += HATCH_PX) {
+        context.moveTo(x + from, box.top + box.height);
+        context.lineTo(x + from + box.height, box.top);
+      }
+      context.stroke();
+      context.restore();
     }
+  }
+
+  /**
+   * Events of threads and processes: a mark in the lane of their thread.
+   * @param {CanvasRenderingContext2D} context
+   * @param {{ left: number, top: number, width: number, height: number }} box
+   * @param {string} ink
+   */
+  paintEvents(context, box, ink) {
+    const { events } = this.data;
+    if (!events) return;
+    const span = this.span();
+    const laneOf = new Map(this.lanes.map((lane, index) => [lane.thread, index]));
+    context.fillStyle = ink;
+    for (let at = 0; at < events.time.length; at++) {
+      const lane = laneOf.get(events.thread[at]);
+      if (lane === undefined || events.kind[at] <= EVENT_LOSS) continue;
+      const x = box.left + ((events.time[at] - span[0]) / (span[1] - span[0])) * box.width;
+      context.fillRect(x - 0.5, AXIS_PX + lane * LANE_PX + 2, 1, 6);
+    }
+  }
+
+  /**
+   * Names what happened where the pointer is.
+   * @param {PointerEvent} event
+   */
+  hover(event) {
+    const { canvas, lanes, state } = this;
+    if (!canvas || state.time === "heat" || event.offsetX < GUTTER_PX) return;
+    const lane = lanes[Math.floor((event.offsetY - AXIS_PX) / LANE_PX)];
+    const nearNs = (NEAR_PX / this.box().width) * (this.endNs || 1);
+    const words = eventsNear(this.data, this.timeAt(event), nearNs, lane ? lane.thread : null);
+    const more = words.length > NAMED_MAX ? [`and ${words.length - NAMED_MAX} more`] : [];
+    canvas.title = [...words.slice(0, NAMED_MAX), ...more].join("\n");
   }
 
   /**

@@ -60,6 +60,8 @@ pub struct About {
     pub launched: Option<bool>,
     /// Whether waiting threads were recorded too (`--idle`), so that counts are wall-clock time.
     pub idle: Option<bool>,
+    /// Whether this is a part of the time of a recording, cut out of it.
+    pub cut: bool,
     /// What the counts count: [`SAMPLES`]; another word in profiles of other programs (`bytes`).
     pub unit: String,
     /// Counts that are not in the profile, by reason.
@@ -85,6 +87,7 @@ impl Default for About {
             command: None,
             launched: None,
             idle: None,
+            cut: false,
             unit: SAMPLES.to_owned(),
             lost: BTreeMap::new(),
             incomplete: BTreeMap::new(),
@@ -124,26 +127,16 @@ impl About {
         }
     }
 
-    /// Describes a part of the time of the recording, nanoseconds since it began, in which `losses` were: reasons
-    /// and nanoseconds.
-    pub(super) fn cut_to<'l>(&mut self, range: &Range<u64>, losses: impl Iterator<Item = (&'l str, u64)>) {
-        let end_ns = range.end.min(self.duration_ns.unwrap_or(u64::MAX));
-        self.duration_ns = Some(end_ns.saturating_sub(range.start));
+    /// Describes a part of the time of the recording, nanoseconds since it began, in which this was lost.
+    pub(super) fn cut_to(&mut self, range: &Range<u64>, lost: BTreeMap<String, u64>) {
+        self.cut = true;
+        self.duration_ns = Some(range.end.saturating_sub(range.start));
         self.time_unix_ns = self.time_unix_ns.map(|began_ns| began_ns.saturating_add(range.start));
         // Not the whole of a command.
         self.launched = self.launched.map(|_| false);
         self.ticks = None;
         self.incomplete.clear();
-        let mut lost_ns: BTreeMap<&str, u64> = BTreeMap::new();
-        for (reason, ns) in losses {
-            let sum = lost_ns.entry(reason).or_default();
-            *sum = sum.saturating_add(ns);
-        }
-        let period_ns = self.period_ns().unwrap_or(f64::INFINITY);
-        let counts = lost_ns
-            .into_iter()
-            .map(|(reason, ns)| (reason.to_owned(), (ns as f64 / period_ns).round() as u64));
-        self.lost = counts.filter(|(_, count)| *count > 0).collect();
+        self.lost = lost;
     }
 
     /// Takes in what another profile tells, so that this describes both together.
@@ -173,6 +166,7 @@ impl About {
         keep_equal(&mut self.launched, &other.launched);
         keep_equal(&mut self.idle, &other.idle);
         keep_equal(&mut self.version, &other.version);
+        self.cut |= other.cut;
         self.time_unix_ns = both(self.time_unix_ns, other.time_unix_ns, u64::min);
         self.duration_ns = both(self.duration_ns, other.duration_ns, u64::saturating_add);
         self.ticks = both(self.ticks, other.ticks, u64::saturating_add);

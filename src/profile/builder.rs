@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
-use std::ops::Range;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
@@ -16,7 +15,7 @@ use super::about::{About, Different};
 use super::remap::{Remap, Tables};
 use super::saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
-use super::timeline::{ThreadTimeline, Timeline};
+use super::timeline::Timeline;
 use crate::trie::{MAX_FRAMES, NodeId};
 
 /// Most mappings.
@@ -254,7 +253,7 @@ impl SavedBuilder {
 
     /// Adds the stacks of another profile, with frames and roots that are known already and the counts that
     /// `count` says. Gives the nodes that theirs are here.
-    fn add_remapped(
+    pub(super) fn add_remapped(
         &mut self,
         other: &Saved,
         tables: &Tables,
@@ -272,25 +271,30 @@ impl SavedBuilder {
     }
 
     /// Takes the times of samples over from another profile, whose nodes are `nodes` here.
-    fn add_timeline(&mut self, other: &Saved, timeline: &Timeline, nodes: &[NodeId]) -> Result<(), Full> {
-        let here = |node: NodeId| nodes.get(node.0 as usize).copied();
-        self.saved.timeline = Some(timeline.remap(here, |text| self.saved.texts.intern(other.text(text)))?);
+    pub(super) fn add_timeline(
+        &mut self,
+        other: &Saved,
+        timeline: &Timeline,
+        nodes: &[NodeId],
+    ) -> Result<(), Full> {
+        self.add_times(other, timeline.with_nodes(|node| nodes.get(node.0 as usize).copied()))
+    }
+
+    /// Takes times of samples over whose nodes are of this profile and texts of another one.
+    pub(super) fn add_times(&mut self, other: &Saved, timeline: Timeline) -> Result<(), Full> {
+        self.saved.timeline = Some(timeline.with_texts(|text| self.saved.texts.intern(other.text(text)))?);
         Ok(())
     }
 
-    /// Adds a thread whose samples have their counts.
-    pub fn add_thread_timeline(&mut self, thread: ThreadTimeline) {
-        self.timeline().threads.push(thread);
-    }
-
-    /// When samples were taken, to be added to.
-    pub fn timeline(&mut self) -> &mut Timeline {
+    /// The times of samples, for readers of files that have them.
+    pub fn times(&mut self) -> &mut Timeline {
         self.saved.timeline.get_or_insert_default()
     }
 
     /// When samples were taken. Its samples get the counts that the profile has of their stacks.
     pub fn set_timeline(&mut self, mut timeline: Timeline) {
-        timeline.count_samples(|node| self.saved.trie.count(node));
+        let trie = &self.saved.trie;
+        timeline.count_samples(trie.node_count(), |node| trie.count(node));
         self.saved.timeline = Some(timeline);
     }
 }
@@ -323,55 +327,6 @@ impl Saved {
             builder.add_timeline(self, timeline, &nodes)?;
         }
         Ok(builder.finish())
-    }
-
-    /// The part of the profile that was sampled in a range of time, nanoseconds since the recording began; `None`
-    /// for a profile that does not know when it was.
-    ///
-    /// # Errors
-    /// [`Full`] if it does not fit.
-    pub fn within(&self, range: &Range<u64>) -> Result<Option<Saved>, Full> {
-        let Some(timeline) = &self.timeline else { return Ok(None) };
-        let part = timeline.within(range);
-        let counts = part.counts();
-        let mut about = self.about.clone();
-        about.cut_to(range, part.losses.iter().map(|loss| (self.text(loss.reason), loss.lost_ns)));
-        let mut builder = SavedBuilder::new(about);
-        let tables = Remap::new(self).all(&mut builder)?;
-        let count = |node: NodeId| counts.get(&node).copied().unwrap_or(0);
-        let nodes = builder.add_remapped(self, &tables, count)?;
-        builder.add_timeline(self, &part, &nodes)?;
-        let mut cut = builder.finish();
-        let incomplete = cut.incomplete_count();
-        if incomplete > 0 {
-            cut.about.incomplete.insert("in this part of the time".to_owned(), incomplete);
-        }
-        Ok(Some(cut))
-    }
-
-    /// The counts that a timeline does not have: of threads that found no room in it. All tables are those of the profile,
-    /// in their order; `None` if there are no such counts.
-    ///
-    /// # Errors
-    /// [`Full`] if it does not fit.
-    pub(super) fn without_times(&self, timeline: &Timeline) -> Result<Option<Saved>, Full> {
-        let counts = timeline.counts();
-        let left =
-            |node: NodeId| self.trie.count(node).saturating_sub(counts.get(&node).copied().unwrap_or(0));
-        let mut builder = SavedBuilder::new(self.about.clone());
-        let tables = Remap::new(self).all(&mut builder)?;
-        builder.add_remapped(self, &tables, left)?;
-        let rest = builder.finish();
-        Ok(Some(rest).filter(|rest| rest.total() > 0))
-    }
-
-    /// Counts of stacks that were not walked to their thread's root.
-    fn incomplete_count(&self) -> u64 {
-        let mut incomplete: u64 = 0;
-        self.for_each_stack(|root, _, count| {
-            incomplete = incomplete.saturating_add(if root.complete { 0 } else { count });
-        });
-        incomplete
     }
 }
 

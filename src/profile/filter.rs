@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use super::builder::SavedBuilder;
 use super::remap::Remap;
 use super::saved::{Full, Saved, StackRoot};
+use crate::trie::NodeId;
 use judge::Judge;
 
 /// Whether a name is meant.
@@ -64,7 +65,8 @@ pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, 
     let mut left = RemainingCounts::default();
     let mut incomplete = Incomplete::default();
     let mut full = Ok(());
-    saved.for_each_numbered_stack(|root, stack, count| {
+    let mut nodes: Vec<Option<NodeId>> = vec![None; saved.trie().node_count()];
+    saved.for_each_leaf(|node, root, stack, count| {
         let of_root = roots.get(root as usize).copied().unwrap_or_default();
         incomplete.before = incomplete.before.saturating_add(if of_root.complete { 0 } else { count });
         if full.is_err() || !(filter.thread.is_none() || of_root.thread) {
@@ -91,9 +93,20 @@ pub fn apply(saved: &Saved, filter: &Filter<'_>, lines: bool) -> Result<(Saved, 
         if begin.is_none() && !of_root.complete {
             incomplete.after = incomplete.after.saturating_add(count);
         }
-        full = part.add(root, stack, begin, count);
+        match part.add(root, stack, begin, count) {
+            Ok(here) => {
+                if let Some(place) = nodes.get_mut(node.0 as usize) {
+                    *place = Some(here);
+                }
+            }
+            Err(why) => full = Err(why),
+        }
     });
     full?;
+    if let Some(timeline) = saved.timeline() {
+        let here = |node: NodeId| nodes.get(node.0 as usize).copied().flatten();
+        part.builder.add_times(saved, timeline.of_nodes(here))?;
+    }
     let mut kept = part.builder.finish();
     scale(&mut kept.about.lost, left.root, saved.total());
     match incomplete.before {
@@ -143,7 +156,7 @@ impl Part<'_> {
         frames: &[u32],
         begin: Option<(usize, u32)>,
         count: u64,
-    ) -> Result<(), Full> {
+    ) -> Result<NodeId, Full> {
         self.stack.clear();
         let mut rest = frames;
         let root = match begin {
@@ -160,7 +173,7 @@ impl Part<'_> {
         for frame in rest {
             self.stack.push(self.remap.frame(&mut self.builder, *frame)?);
         }
-        self.builder.add(root, &self.stack, count).map(drop)
+        self.builder.add(root, &self.stack, count)
     }
 
     /// The frame without its outermost functions; of one frame always as many.

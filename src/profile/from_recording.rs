@@ -9,9 +9,11 @@ use std::collections::HashMap;
 use super::FIBER;
 use super::about::About;
 use super::builder::SavedBuilder;
+use super::lives::Lives;
 use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
-use super::timeline::{Loss, ThreadTimeline, TimedSample, Timeline};
-use crate::recording::timeline::Detail;
+use super::texts::TextId;
+use super::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
+use crate::recording::timeline;
 use crate::recording::{self, Frame, Profile};
 use crate::symbol::Names;
 use crate::trie::{FrameId, NodeId};
@@ -27,6 +29,8 @@ pub struct Circumstances {
     pub idle: bool,
     /// Processes of one name are kept apart, by their ids.
     pub per_process: bool,
+    /// The times of samples are left out: nothing is written that keeps them.
+    pub without_times: bool,
 }
 
 impl Circumstances {
@@ -66,7 +70,7 @@ impl Saved {
             }
         });
         full?;
-        if let Some(timeline) = &profile.timeline {
+        if let Some(timeline) = profile.timeline.as_ref().filter(|_| !circumstances.without_times) {
             let timeline = conversion.timeline(timeline)?;
             conversion.builder.set_timeline(timeline);
         }
@@ -120,17 +124,23 @@ impl Conversion<'_> {
 
     /// The times of samples. A thread that ran several programs is one for each.
     fn timeline(&mut self, recorded: &recording::Timeline) -> Result<Timeline, Full> {
-        let mut nodes: HashMap<NodeId, Stack> = HashMap::new();
+        let stats = &self.profile.stats;
+        // Accounts of threads that run on are closed at the end.
+        let until_ns = stats.duration_ns.saturating_add(stats.suspended_ns);
+        let mut nodes: Vec<Option<Stack>> = vec![None; self.profile.trie.node_count()];
         let mut threads = Vec::new();
         for thread in recorded.threads() {
             let name = self.builder.text(&thread.name)?;
             let mut parts: Vec<(u32, Vec<TimedSample>)> = Vec::new();
             for sample in thread.samples() {
-                let stack = match nodes.get(&sample.node) {
-                    Some(known) => *known,
+                let known = nodes.get(sample.node.0 as usize).copied().flatten();
+                let stack = match known {
+                    Some(known) => known,
                     None => {
                         let stack = self.stack_of(sample.node)?;
-                        nodes.insert(sample.node, stack);
+                        if let Some(place) = nodes.get_mut(sample.node.0 as usize) {
+                            *place = Some(stack);
+                        }
                         stack
                     }
                 };
@@ -147,7 +157,7 @@ impl Conversion<'_> {
             let (last, mut begun_ns) = (parts.len().saturating_sub(1), thread.begun_ns);
             for (number, (program, samples)) in parts.into_iter().enumerate() {
                 let ended_ns = match number == last {
-                    true => thread.ended_ns,
+                    true => thread.ended_ns.filter(|ended_ns| *ended_ns < until_ns),
                     false => samples.last().map(|sample| sample.at_ns),
                 };
                 let process = self.builder.text(&self.circumstances.name(self.profile, program))?;
@@ -166,14 +176,62 @@ impl Conversion<'_> {
             }
         }
         let mut losses = Vec::new();
-        for (reason, at_ns, lost_ns) in recorded.losses() {
-            losses.push(Loss { at_ns, lost_ns, reason: self.builder.text(reason)? });
+        for recording::timeline::Loss { reason, since_ns, at_ns, lost_ns } in recorded.losses() {
+            losses.push(Loss { since_ns, at_ns, lost_ns, reason: self.builder.text(reason)? });
         }
-        let step_ns = match recorded.detail() {
-            Detail::Samples | Detail::Runs => None,
-            Detail::Steps(step_ns) | Detail::TimesOnly(step_ns) => Some(step_ns),
-        };
-        Ok(Timeline { step_ns, threads, losses })
+        let step_ns = recorded.detail().step_ns();
+        let events = self.events(recorded, until_ns)?;
+        Ok(Timeline { step_ns, threads, losses, events })
+    }
+
+    /// Events of processes and threads, by time. Of threads that are there at the beginning there is no start, and of
+    /// those that run on no end.
+    fn events(&mut self, recorded: &recording::Timeline, until_ns: u64) -> Result<Vec<Event>, Full> {
+        let mut programs: HashMap<u32, u32> = HashMap::new();
+        for (index, program) in (0..).zip(&self.profile.programs) {
+            programs.insert(program.pid, index);
+        }
+        let mut processes: HashMap<u32, TextId> = HashMap::new();
+        for (pid, index) in programs {
+            let name = self.circumstances.name(self.profile, index);
+            processes.insert(pid, self.builder.text(&name)?);
+        }
+        let process = |pid: u32| processes.get(&pid).copied().unwrap_or_default();
+        let mut events = Vec::new();
+        for event in recorded.events() {
+            let kind = match event.kind {
+                timeline::EventKind::Exec => EventKind::Exec,
+                timeline::EventKind::ImageLoad => EventKind::ImageLoad,
+                timeline::EventKind::ProcessEnd => EventKind::ProcessEnd,
+            };
+            let (pid, text) = (event.pid, self.builder.text(&event.text)?);
+            events.push(Event {
+                at_ns: event.at_ns,
+                kind,
+                process: process(pid),
+                pid,
+                thread: pid.into(),
+                text,
+            });
+        }
+        let lives = Lives::of(recorded);
+        for (index, thread) in recorded.threads().iter().enumerate() {
+            let is_first = thread.id == u64::from(thread.pid);
+            let (pid, id) = (thread.pid, thread.id);
+            let text = self.builder.text(&thread.name)?;
+            let event = |at_ns, kind| Event { at_ns, kind, process: process(pid), pid, thread: id, text };
+            if !thread.found && !lives.continues_one(index) {
+                let kind = if is_first { EventKind::ProcessStart } else { EventKind::ThreadStart };
+                events.push(event(thread.begun_ns, kind));
+            }
+            let ended_ns = thread.ended_ns.filter(|at_ns| *at_ns < until_ns && !lives.is_continued(index));
+            if let Some(ended_ns) = ended_ns.filter(|_| !is_first || !lives.has_ended(pid)) {
+                let kind = if is_first { EventKind::ProcessEnd } else { EventKind::ThreadEnd };
+                events.push(event(ended_ns, kind));
+            }
+        }
+        events.sort_by_key(|event| (event.at_ns, event.kind, event.pid, event.thread));
+        Ok(events)
     }
 
     /// What a node of the recording's trie is in the saved form.

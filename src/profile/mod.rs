@@ -5,14 +5,17 @@
 
 pub mod about;
 pub mod builder;
+mod cut;
 pub mod filter;
 pub mod formats;
 pub mod from_recording;
+mod lives;
 mod remap;
 mod root_names;
 pub mod saved;
 mod stack_frame;
 pub mod texts;
+mod threads_apart;
 pub mod timeline;
 pub mod views;
 

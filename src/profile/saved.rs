@@ -15,7 +15,7 @@ use super::texts::{TextId, Texts};
 use super::timeline::Timeline;
 use crate::escape::file_name;
 use crate::module_offset::ModuleOffset;
-use crate::trie::{self, FrameId, Trie};
+use crate::trie::{self, FrameId, NodeId, Trie};
 
 /// A frame of which nothing is known.
 pub const UNKNOWN: &str = "[unknown]";
@@ -242,10 +242,15 @@ impl Saved {
     /// Visits each stack that has a count: the index of its root into [`Saved::roots`], its frames and the count. For
     /// callers that keep something by root.
     pub fn for_each_numbered_stack(&self, mut visit: impl FnMut(u32, &[u32], u64)) {
+        self.for_each_leaf(|_, root, frames, count| visit(root, frames, count));
+    }
+
+    /// Visits each stack that has a count: its node, the index of its root, its frames and the count.
+    pub(super) fn for_each_leaf(&self, mut visit: impl FnMut(NodeId, u32, &[u32], u64)) {
         let mut frames = Vec::new();
-        self.trie.for_each_stack(|path, count| {
+        self.trie.for_each_leaf(|node, path, count| {
             if let Some(root) = self.split(path, &mut frames) {
-                visit(root, &frames, count);
+                visit(node, root, &frames, count);
             }
         });
     }

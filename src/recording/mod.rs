@@ -97,6 +97,10 @@ impl Profile {
 /// Counters of a recording; everything lost is here by cause.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
+    /// When it began, nanoseconds of the engine's clock.
+    pub begun_ns: u64,
+    /// When that was, nanoseconds since 1970 (UTC); `None` where there is no such time.
+    pub begun_unix_ns: Option<u64>,
     /// From the first tick to the end, nanoseconds.
     pub duration_ns: u64,
     /// Of no part of that: how long the profiler itself was suspended (Ctrl-Z), nanoseconds.

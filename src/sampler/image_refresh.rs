@@ -1,6 +1,7 @@
 //! When the images of a process are read again: they changed, or a stack leads to code that is in
 //! none, but never so often that reading them costs more than a share of the time.
 
+use super::image_loads::ImageLoads;
 use crate::binary::{Mapping, MappingKind};
 use crate::images::{GdbJit, Images, JitCode};
 use crate::sources::{Fault, Observed};
@@ -26,6 +27,7 @@ pub(super) struct ImageRefresh {
     mappings: Vec<Mapping>,
     /// What is in mappings without a file.
     registered: GdbJit,
+    loads: ImageLoads,
     /// When the last reading ended.
     read_ns: u64,
     /// When it began: what was mapped by then is known.
@@ -50,9 +52,15 @@ impl ImageRefresh {
         self.fruitless
     }
 
+    /// Paths of the files that were mapped since the program was first looked at, each once.
+    pub(super) fn take_new_paths(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.loads.new)
+    }
+
     /// The process runs another program.
     pub(super) fn begin_program(&mut self) {
         self.registered = GdbJit::default();
+        self.loads = ImageLoads::default();
     }
 
     /// The target says that they have changed.
@@ -104,6 +112,9 @@ impl ImageRefresh {
         let mut opening_ns = 0;
         if listed.is_ok() {
             changed = self.take(process, now_ns, &mut opening_ns, images, number);
+            if changed {
+                self.loads.update(&self.mappings);
+            }
             jit.update(number, &self.mappings, images);
         }
         self.fruitless = if changed { 0 } else { self.fruitless.saturating_add(1) };

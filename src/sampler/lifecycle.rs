@@ -11,6 +11,7 @@ use super::stops::{Stop, StopDriver};
 use super::thread::unknown_status;
 use crate::addr::Avma;
 use crate::recording::Profile;
+use crate::recording::timeline::EventKind;
 use crate::sources::{Observed, Target, ThreadId, ThreadStatus};
 
 /// The last looks at threads and their names take this long at most, nanoseconds.
@@ -232,6 +233,7 @@ impl StopDriver<'_> {
         let Some(known) = self.known.get_mut(&pid) else { return };
         let name = &process.process().name;
         let renamed = (known.name != *name).then_some((pid, name.as_str()));
+        self.recorder.note_event(EventKind::Exec, pid, name);
         self.recorder.begin_program(known.of, renamed);
         known.name.clone_from(name);
     }
@@ -268,6 +270,7 @@ impl StopDriver<'_> {
         self.walk_deferred(pid, DueSamples::All);
         self.lose_rest_of_ended(pid);
         if let Some(known) = self.known.remove(&pid) {
+            self.recorder.note_event(EventKind::ProcessEnd, pid, "");
             self.recorder.end_process(known.of);
         }
     }
@@ -340,7 +343,7 @@ impl StopDriver<'_> {
         }
         self.lose_rests(&clocks, BY_NO_KNOWN_THREAD);
         for unsampled_ns in self.unsampled_ns.values() {
-            self.recorder.lose(ENDED, *unsampled_ns);
+            self.recorder.lose_since(ENDED, self.start_ns, *unsampled_ns);
         }
         self.recorder.finish(self.target)
     }

@@ -10,6 +10,7 @@
 mod budget;
 mod decide;
 mod deferred;
+mod image_loads;
 mod image_refresh;
 mod jit_budget;
 mod lifecycle;
@@ -26,6 +27,7 @@ mod stops;
 mod suspension;
 mod thread;
 mod ticks;
+mod times;
 mod wait_sampling;
 mod waits;
 mod weights;

@@ -82,7 +82,7 @@ impl StopDriver<'_> {
         self.recorder.stats.target_cpu_ns += rest_ns;
         // Wall-clock time is that of threads which are known.
         if !self.options.idle {
-            self.recorder.lose(reason, rest_ns);
+            self.recorder.lose_since(reason, self.start_ns, rest_ns);
         }
     }
 }

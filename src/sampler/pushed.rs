@@ -19,6 +19,7 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::live::Live;
 use crate::recording::Profile;
+use crate::recording::timeline::EventKind;
 use crate::sources::pushed::{PushedSource, SourceEvent, TimedEvent};
 use crate::sources::{Capture, Fault, Observed, ThreadId};
 use crate::walk::Frames;
@@ -71,6 +72,7 @@ pub fn record(
     };
     // Waits are told of, each with its own time.
     driver.recorder.by_wall = false;
+    driver.recorder.begin_times(start_ns);
     let mut start_ns = start_ns;
     let mut end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));
     let mut waiting: Vec<TimedEvent> = Vec::new();
@@ -209,6 +211,10 @@ impl PushedDriver<'_> {
                 }
             }
             SourceEvent::Sample(mut boxed) => {
+                // Samples come by time: a command may have run before the driver did.
+                if self.recorder.stats.samples_pushed == 0 && at_ns < self.recorder.stats.begun_ns {
+                    self.recorder.begin_times(at_ns);
+                }
                 self.recorder.stats.samples_pushed += 1;
                 let status = boxed.status;
                 let Some(weight_ns) = self.recorder.weigh(thread, status) else { return };
@@ -239,7 +245,7 @@ impl PushedDriver<'_> {
                 self.know_thread(of, process, thread);
                 let weight_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
                 match stack {
-                    None => self.open.over(&mut self.recorder, thread, weight_ns),
+                    None => self.open.over(&mut self.recorder, thread, at_ns, weight_ns),
                     // Most of many short waits: others stand for them.
                     Some(capture) if weight_ns == 0 => source.wait_walked(capture, None),
                     Some(mut capture) => {
@@ -269,10 +275,13 @@ impl PushedDriver<'_> {
             SourceEvent::ThreadNamed { name } => self.recorder.set_name(thread, name),
             SourceEvent::Exec { name } => {
                 self.walk_deferred(of, process, DueSamples::All);
+                let program = name.as_deref().unwrap_or(&process.process().name);
+                self.recorder.note_event(EventKind::Exec, pid, program);
                 self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));
             }
             SourceEvent::ProcessEnded => {
                 self.settle(of, process);
+                self.recorder.note_event(EventKind::ProcessEnd, pid, "");
                 self.recorder.end_process(of);
                 self.known.remove(&pid);
             }

@@ -51,13 +51,13 @@ pub(super) struct SampleOutcome {
 
 /// The stacks, weights, images and losses of a recording so far.
 pub struct Recorder<'a> {
-    clock: &'a dyn Clock,
+    pub(super) clock: &'a dyn Clock,
     pub(super) options: &'a Options,
     /// A sample weighs all of the time since the one before, waiting or not: where its driver looks at
     /// threads that wait, and is not told of each wait.
     pub(super) by_wall: bool,
     trie: Trie<Frame>,
-    timeline: Timeline,
+    pub(super) timeline: Timeline,
     pub(super) images: Images,
     pub(super) processes: Vec<ProcessEntry>,
     /// Those whose unwinders know something.
@@ -123,7 +123,7 @@ impl<'a> Recorder<'a> {
         let branch = self.branch(of, process, id);
         let now_ns = self.clock.now_ns();
         let mut account = Account::new(of, branch, id.0, stack_top, status, now_ns, found);
-        account.over_time = self.timeline.add_thread(id.0, now_ns);
+        account.over_time = self.timeline.add_thread(id.0, process.process().pid, now_ns, found);
         self.accounts.insert(id, account);
     }
 
@@ -134,9 +134,10 @@ impl<'a> Recorder<'a> {
         if let Some(mut account) = self.accounts.remove(&id) {
             let now_ns = self.clock.now_ns();
             self.timeline.end_thread(account.over_time, now_ns);
+            let since_ns = account.sampled_at_ns();
             let unsampled_ns = account.unsampled(cpu_ns, now_ns, self.by_wall);
             self.stats.target_cpu_ns += account.used_cpu_ns();
-            self.lose(reason, unsampled_ns);
+            self.lose_since(reason, since_ns, unsampled_ns);
         }
     }
 
@@ -145,8 +146,9 @@ impl<'a> Recorder<'a> {
     pub(super) fn skip(&mut self, id: ThreadId, cpu_ns: u64, reason: &'static str) {
         let now_ns = self.clock.now_ns();
         if let Some(account) = self.accounts.get_mut(&id) {
+            let since_ns = account.sampled_at_ns();
             let lost_ns = account.skip(cpu_ns, now_ns, self.by_wall);
-            self.lose(reason, lost_ns);
+            self.lose_since(reason, since_ns, lost_ns);
         }
     }
 
@@ -195,19 +197,6 @@ impl<'a> Recorder<'a> {
     }
 
     // ---- samples
-
-    /// Time that is lost, nanoseconds, by its reason.
-    pub fn lose(&mut self, reason: &'static str, lost_ns: u64) {
-        if lost_ns > 0 {
-            *self.weights.lost_ns.entry(reason).or_default() += lost_ns;
-            self.timeline.add_loss(reason, self.clock.now_ns(), lost_ns);
-        }
-    }
-
-    /// Samples that are lost and stand for a period each, by their reason.
-    pub(super) fn lose_samples(&mut self, reason: &'static str, samples: u64) {
-        self.lose(reason, periods_ns(samples, self.options.hz));
-    }
 
     /// Counts in the trie so far.
     pub(super) fn samples(&self) -> u64 {
@@ -260,14 +249,20 @@ impl<'a> Recorder<'a> {
     /// Counts a stack that is known again, of a thread that waits on.
     pub(super) fn repeat(&mut self, id: ThreadId, node: NodeId, ended: StackEnd, weight_ns: u64) {
         self.weights.reused_ns += weight_ns;
-        self.count(id, node, ended, weight_ns);
+        self.count(id, (node, ended), self.clock.now_ns(), weight_ns);
     }
 
-    /// Counts a stack of a thread that was put in before.
-    pub(super) fn count(&mut self, id: ThreadId, node: NodeId, ended: StackEnd, weight_ns: u64) {
+    /// Counts a stack of a thread that was put in before, for the time up to `at_ns`.
+    pub(super) fn count(
+        &mut self,
+        id: ThreadId,
+        (node, ended): (NodeId, StackEnd),
+        at_ns: u64,
+        weight_ns: u64,
+    ) {
         self.trie.add(node, weight_ns);
         let over_time = self.accounts.get(&id).and_then(|account| account.over_time);
-        self.timeline.add_sample(over_time, self.clock.now_ns(), node, weight_ns);
+        self.timeline.add_sample(over_time, at_ns, node, weight_ns);
         self.weighed(ended, weight_ns);
     }
 
@@ -477,7 +472,12 @@ impl<'a> Recorder<'a> {
     pub fn read_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) -> bool {
         let clock = self.clock;
         let Some(recorded) = self.processes.get_mut(of.0 as usize) else { return false };
-        recorded.read_images(process, &|| clock.now_ns(), &mut self.images)
+        let at_ns = clock.now_ns();
+        let changed = recorded.read_images(process, &|| clock.now_ns(), &mut self.images);
+        if changed {
+            self.note_image_loads(of, at_ns);
+        }
+        changed
     }
 
     /// Reads the images again unless that was done just now; whether they changed.

@@ -165,6 +165,7 @@ impl<'a> StopDriver<'a> {
         self.add_threads();
         self.recorder.read_images(FIRST, self.target);
         self.start_ns = self.clock.now_ns();
+        self.recorder.begin_times(self.start_ns);
         self.end_ns =
             self.options.duration_ns.map_or(u64::MAX, |duration| self.start_ns.saturating_add(duration));
         self.ticks = Ticks::new(self.start_ns, self.options.hz, self.options.seed);

@@ -189,6 +189,11 @@ impl Account {
         self.fresh = false;
     }
 
+    /// When it was sampled last, or taken in, nanoseconds of the engine's clock.
+    pub(super) fn sampled_at_ns(&self) -> u64 {
+        self.sampled_at_ns
+    }
+
     /// CPU time used while recorded, nanoseconds.
     pub(super) fn used_cpu_ns(&self) -> u64 {
         self.cpu_ns.saturating_sub(self.first_cpu_ns)

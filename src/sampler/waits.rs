@@ -28,10 +28,10 @@ impl OpenWaits {
         self.0.remove(&thread);
     }
 
-    /// Its wait is over, and weighs so much, nanoseconds.
-    pub(super) fn over(&mut self, recorder: &mut Recorder<'_>, thread: ThreadId, weight_ns: u64) {
+    /// Its wait is over at `at_ns`, and weighs so much, nanoseconds.
+    pub(super) fn over(&mut self, recorder: &mut Recorder<'_>, thread: ThreadId, at_ns: u64, weight_ns: u64) {
         match self.0.remove(&thread) {
-            Some((node, ended)) => recorder.count(thread, node, ended, weight_ns),
+            Some(stack) => recorder.count(thread, stack, at_ns, weight_ns),
             None => recorder.lose(NOT_KEPT, weight_ns),
         }
     }

@@ -309,7 +309,13 @@ impl<K: Key> Trie<K> {
     ///
     /// A stack comes before those it is the beginning of; siblings come in the order of
     /// their frames. The order of insertion has no influence.
-    pub fn for_each_stack(&self, visit: impl FnMut(&[FrameId], u64)) {
+    pub fn for_each_stack(&self, mut visit: impl FnMut(&[FrameId], u64)) {
+        self.for_each_leaf(|_, frames, weight| visit(frames, weight));
+    }
+
+    /// Visits each stack that has a weight as [`for_each_stack`](Trie::for_each_stack) does, with the node that it
+    /// ends at.
+    pub fn for_each_leaf(&self, visit: impl FnMut(NodeId, &[FrameId], u64)) {
         order::for_each_stack::<K>(
             self.frames.as_slice(),
             &self.nodes,

@@ -10,7 +10,7 @@ pub(super) fn for_each_stack<K: Key>(
     frames: &[FrameWords],
     nodes: &NodeTable,
     count: impl Fn(u32) -> u64,
-    mut visit: impl FnMut(&[FrameId], u64),
+    mut visit: impl FnMut(NodeId, &[FrameId], u64),
 ) {
     let rank = ranks_by(frames, K::of);
     // (parent, rank of the frame, node): sorted, the children of one node lie side by side in order.
@@ -23,7 +23,7 @@ pub(super) fn for_each_stack<K: Key>(
 
     let mut path: Vec<FrameId> = Vec::new();
     if count(0) > 0 {
-        visit(&path, count(0));
+        visit(NodeId(0), &path, count(0));
     }
     // The children still to visit of each node of the path.
     let mut open = vec![of(&children, 0)];
@@ -38,7 +38,7 @@ pub(super) fn for_each_stack<K: Key>(
         path.push(FrameId(node.frame));
         let weight = count(id);
         if weight > 0 {
-            visit(&path, weight);
+            visit(NodeId(id), &path, weight);
         }
         open.push(of(&children, id));
     }

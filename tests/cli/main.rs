@@ -27,6 +27,7 @@ mod render;
 #[cfg(target_os = "linux")]
 mod signals;
 mod support;
+mod times;
 #[cfg(unix)]
 mod unwritable;
 #[cfg(unix)]

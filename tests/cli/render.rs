@@ -269,7 +269,7 @@ fn files_that_are_no_profiles_are_named_with_the_next_step() {
 #[test]
 fn cpu_time_of_a_firefox_file_is_that_of_the_recording() {
     let place = Place::new();
-    place.run("--target sim:3 --threads --idle -q -o a.folded -o a.firefox.json").succeeds();
+    place.run("--target sim:3 --threads --idle --no-timeline -q -o a.folded -o a.firefox.json").succeeds();
     let json: serde_json::Value = serde_json::from_str(&place.read("a.firefox.json")).unwrap();
     let period_us = json["meta"]["interval"].as_f64().unwrap() * 1e3;
     let numbers = |column: &serde_json::Value| -> Vec<f64> {
@@ -292,10 +292,45 @@ fn cpu_time_of_a_firefox_file_is_that_of_the_recording() {
         }
         assert!((now_us - (weights.len() - 1) as f64 * period_us).abs() < 1.0 + weights.len() as f64 * 0.01);
     }
-    let folded: f64 = place
-        .read("a.folded")
-        .lines()
-        .map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap())
-        .sum();
+    assert_eq!(counts, total(&place.read("a.folded")));
+}
+
+/// Counts of folded stacks.
+fn total(folded: &str) -> f64 {
+    folded.lines().map(|line| line.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap()).sum()
+}
+
+#[test]
+fn a_firefox_file_with_times_uses_cpu_only_where_its_samples_are() {
+    let place = Place::new();
+    place.run("--target sim:3 --threads -q -o a.folded -o a.firefox.json").succeeds();
+    let json: serde_json::Value = serde_json::from_str(&place.read("a.firefox.json")).unwrap();
+    let numbers = |column: &serde_json::Value| -> Vec<f64> {
+        column.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
+    };
+    let (mut counts, mut used_us, mut pauses) = (0.0, 0.0, 0);
+    for thread in json["threads"].as_array().unwrap() {
+        let samples = &thread["samples"];
+        let weights = numbers(&samples["weight"]);
+        let (cpu, deltas) = (numbers(&samples["threadCPUDelta"]), numbers(&samples["timeDeltas"]));
+        assert_eq!((weights[0], cpu[0], samples["stack"][0].is_null()), (0.0, 0.0, true));
+        for (at, ((weight, cpu), delta)) in weights.iter().zip(&cpu).zip(&deltas).enumerate().skip(1) {
+            counts += weight;
+            used_us += cpu;
+            // A pause ends with a sample without a stack that used nothing.
+            if *cpu == 0.0 {
+                pauses += 1;
+                assert!(samples["stack"][at].is_null() && *weight == 0.0 && *delta > 0.0, "{at}");
+            } else {
+                assert!(*cpu <= delta * 1e3 * 1.6 + 2_000.0, "{cpu} us of CPU time in {delta} ms");
+            }
+        }
+    }
+    let folded = total(&place.read("a.folded"));
     assert_eq!(counts, folded);
+    assert!(
+        (used_us * 997.0 / 1e6 - folded).abs() <= folded * 0.01 + 2.0,
+        "{used_us} us for {folded} counts"
+    );
+    assert!(pauses > 10, "{pauses}");
 }

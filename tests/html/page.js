@@ -144,6 +144,6 @@ export function profile(stacks, more = {}) {
     ...columnsOf("count", compares ? ["root", "node", "value", "base"] : ["root", "node", "value"], counts),
   ];
   if (samples.length > 0) columns.push(...columnsOf("sample", ["time", "root", "node", "value"], samples));
-  if (more.events) columns.push(...columnsOf("event", ["time", "duration", "kind", "thread", "text"], more.events.map(([t, d, words]) => [t, d, 0, 0, text(words)])));
+  if (more.events) columns.push(...columnsOf("event", ["time", "duration", "kind", "thread", "text"], more.events.map(([t, d, words, kind = 0, thread = 0]) => [t, d, kind, thread, text(words)])));
   return encode(header, columns);
 }

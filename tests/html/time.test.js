@@ -2,7 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { decode } from "../../src/html/data.js";
+import { EVENT_GAP, EVENT_LOSS, EVENT_THREAD_END, WAITING, decode } from "../../src/html/data.js";
+import { eventsNear, gapsOf } from "../../src/html/events.js";
 import { heatOf, heatTime } from "../../src/html/heat.js";
 import { lanesOf, ticksOf } from "../../src/html/lanes.js";
 import { lowerBound, select } from "../../src/html/selection.js";
@@ -57,6 +58,30 @@ test("a pause is a gap in the lane of its thread, and a busy thread is a whole C
     assert.ok(Math.abs(main.use[at] - (at % 23 < 15 ? 1 : 0)) < 1e-9, `main ${at}`);
     assert.ok(Math.abs(busy.use[at] - (at >= 100 && at < 200 ? 1 : 0)) < 1e-9, `busy ${at}`);
   }
+});
+
+test("a thread that waits uses no CPU", () => {
+  const data = phases();
+  data.roots.flags[data.samples.root[0]] |= WAITING;
+  const lane = lanesOf(data, [0, 2300 * MS], 230).find((one) => one.thread === 0);
+  assert.equal(lane.use[0], 0);
+});
+
+test("a gap is one of most of its time, and what happened is named near its time", () => {
+  const samples = [0, 1, 2].map((ms) => ms * MS);
+  const events = [
+    [10 * MS, 5 * MS, "lost: about 5 samples: ring full", EVENT_GAP],
+    [0, 100 * MS, "lost: about 1 sample: thread ended", EVENT_LOSS],
+    [50 * MS, 0, "thread end: io (2)", EVENT_THREAD_END, 1],
+    [50 * MS, 0, "thread end: main (1)", EVENT_THREAD_END, 2],
+  ];
+  const data = decode(profile([{ stack: "p;a", samples, thread: ["main", 1] }], { side: { hz: 1000, duration_ns: 100 * MS }, events }));
+  assert.deepEqual(gapsOf(data).map((at) => data.events.time[at]), [10 * MS]);
+  const near = (ms, thread = null) => eventsNear(data, ms * MS, MS, thread);
+  assert.deepEqual(near(12), ["10 ms lost: about 5 samples: ring full"]);
+  assert.deepEqual(near(30), []);
+  assert.deepEqual(near(50.5).length, 2);
+  assert.deepEqual(near(50.5, 0), ["50 ms thread end: io (2)"]);
 });
 
 test("the heat map has what the samples say, and a place in it is its time", () => {

@@ -13,6 +13,7 @@ use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::{Clock, FakeClock};
 use stackprof::error::Result;
 use stackprof::live::Live;
+use stackprof::recording::timeline::DEFAULT_MEMORY_BYTES;
 use stackprof::recording::{Frame, Profile};
 use stackprof::sampler::{self, Options};
 use stackprof::sources::sim::{SimConfig, SimLedger, SimTarget, Truth};
@@ -50,7 +51,7 @@ impl Drop for Replay {
 
 pub fn options(hz: u32, seed: u64) -> Options {
     Options {
-        timeline_bytes: 0,
+        timeline_bytes: DEFAULT_MEMORY_BYTES,
         linger_ns: 0,
         max_stop: 1.0,
         hz,
@@ -106,6 +107,58 @@ pub fn record_with(
     let recorded = Recorded { profile, names, stacks, truth, ledger, now_ns, idle: options.idle };
     recorded.check();
     Ok(recorded)
+}
+
+/// The times of samples weigh what the profile counts: each stack of each thread, and all together. They are in order,
+/// within the recording, and while their thread was there.
+pub fn check_times(profile: &Profile) {
+    /// Times and weights are kept in units of so many nanoseconds.
+    const UNIT_NS: f64 = 1024.0;
+    let Some(timeline) = profile.timeline.as_ref().filter(|timeline| timeline.dropped_ns() == 0) else {
+        return;
+    };
+    let counts = |ns: f64| ns * f64::from(profile.hz) / 1e9;
+    let end_ns = profile.stats.duration_ns + profile.stats.suspended_ns + 40_000_000;
+    let (mut all_ns, mut by_node) = (0, BTreeMap::new());
+    for thread in timeline.threads() {
+        let mut before_ns = thread.begun_ns;
+        for sample in thread.samples() {
+            assert!(sample.at_ns + 1024 >= before_ns, "thread {}: samples are in order", thread.id);
+            assert!(sample.at_ns <= thread.ended_ns.unwrap_or(end_ns).max(end_ns), "thread {}", thread.id);
+            before_ns = sample.at_ns;
+            all_ns += sample.weight_ns;
+            let (weight_ns, samples) = by_node.entry(sample.node).or_insert((0, 0u64));
+            *weight_ns += sample.weight_ns;
+            *samples += 1;
+            if !timeline.detail().is_times_only() {
+                let mut root = sample.node;
+                while let Some(caller) = profile.trie.parent(root).filter(|caller| caller.0 != 0) {
+                    root = caller;
+                }
+                let Some(Frame::Root(root)) = profile.trie.key(root) else {
+                    panic!("a stack without a root")
+                };
+                let of = profile.thread(root).map_or(thread.id, |thread| thread.id);
+                assert_eq!(of, thread.id, "a stack of another thread");
+            }
+        }
+    }
+    // What is rounded down is given to the thread's next sample.
+    let slack = 0.5 + counts(UNIT_NS) * timeline.threads().len() as f64;
+    let total = profile.trie.total() as f64;
+    assert!(
+        (counts(all_ns as f64) - total).abs() <= slack,
+        "{} counts by time of {total}",
+        counts(all_ns as f64)
+    );
+    if timeline.detail().is_times_only() {
+        return;
+    }
+    for (node, (weight_ns, samples)) in by_node {
+        let (timed, count) = (counts(weight_ns as f64), profile.trie.count(node) as f64);
+        let slack = 1.0 + counts(UNIT_NS) * (samples + 1) as f64;
+        assert!((timed - count).abs() <= slack, "{node:?}: {timed} counts by time of {count}");
+    }
 }
 
 fn stacks(profile: &Profile, names: &Names) -> Stacks {
@@ -193,6 +246,7 @@ impl Recorded {
         assert_eq!(stats.threads_seen, self.profile.threads().count() as u64);
         self.check_lookups();
         self.check_stacks();
+        check_times(&self.profile);
     }
 
     /// One look-up per unique address, counted here once more.

@@ -1,11 +1,13 @@
 //! `stackprof diff`: the flags as clap sees them, and what they ask for. No I/O.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
+use super::time_range::part;
 use super::{Command, Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::diff::compare::Wish;
@@ -19,7 +21,8 @@ use crate::flamegraph::Colors;
     name = "stackprof diff",
     version,
     about = "Show what changed between two profiles: self and total of every function.",
-    override_usage = "stackprof diff BASE NEW [-o FILE] [OPTIONS]",
+    override_usage = "stackprof diff BASE NEW [-o FILE] [OPTIONS]
+       stackprof diff PROFILE --base FROM..TO --new FROM..TO [-o FILE] [OPTIONS]",
     before_help = "Two recordings of a whole command, or two that took equally long, are compared
 by CPU seconds, others by shares of the profile; the output says which and why.
 One profile a side tells nothing about noise: see stackprof gate.
@@ -28,6 +31,7 @@ Examples:
   stackprof diff old.pb.gz new.pb.gz
   stackprof diff old.pb.gz new.pb.gz -o diff.svg   differential flame graph
   stackprof diff old.folded new.folded --absolute  by samples
+  stackprof diff a.firefox.json --base 0s..5s --new 5s..10s   two parts of one
 ",
     help_template = TEMPLATE,
     max_term_width = 80,
@@ -37,6 +41,13 @@ Examples:
     mut_arg("verbose", |arg| arg.hide(true))
 )]
 pub(super) struct DiffFlags {
+    /// The part of the time that is the base, of one profile with times, such as
+    /// 0s..500ms; either end may be left out
+    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, help_heading = INPUT)]
+    base: Option<OsString>,
+    /// The part of the time that is compared with it
+    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, help_heading = INPUT)]
+    new: Option<OsString>,
     /// Compare CPU seconds; samples where no file tells its rate
     #[arg(long, help_heading = COMPARING)]
     absolute: bool,
@@ -94,6 +105,9 @@ pub struct Diff {
     pub base: PathBuf,
     /// The profile after.
     pub new: PathBuf,
+    /// Which parts of the time of one profile, the base, are compared, nanoseconds since it began, and how the options
+    /// say them; then `new` is `base`.
+    pub parts: Option<[(Range<u64>, String); 2]>,
     /// By what they are compared.
     pub wish: Wish,
     /// How functions are matched.
@@ -130,14 +144,32 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     };
     // After `--` every word is a file.
     flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
-    let [base, new] = flags.profiles.as_slice() else {
-        let given = flags.profiles.len();
-        return Err(usage(format!("diff compares two profiles, {given} given: {FORM}")));
+    const PARTS: &str = "stackprof diff PROFILE --base FROM..TO --new FROM..TO";
+    let parts = match (&flags.base, &flags.new) {
+        (None, None) => None,
+        (Some(base), Some(new)) => {
+            let part = |option: &str, text: &OsString| {
+                Ok::<_, crate::error::Error>((part(option, text)?, text.to_string_lossy().into_owned()))
+            };
+            Some([part("--base", base)?, part("--new", new)?])
+        }
+        _ => return Err(usage(format!("--base and --new go together: {PARTS}"))),
+    };
+    let [base, new] = match (flags.profiles.as_slice(), &parts) {
+        ([base, new], None) => [base, new],
+        ([one], Some(_)) => [one, one],
+        (given, Some(_)) => {
+            let given = given.len();
+            return Err(usage(format!("--base and --new are parts of one profile, {given} given: {PARTS}")));
+        }
+        (given, None) => {
+            return Err(usage(format!("diff compares two profiles, {} given: {FORM}", given.len())));
+        }
     };
     if base.is_empty() || new.is_empty() {
         return Err(usage(format!("a profile's name is empty; name a file: {FORM}")));
     }
-    if base == new && base == "-" {
+    if base == new && base == "-" && parts.is_none() {
         return Err(usage("standard input can be read only once; give one -"));
     }
     let wish = match (flags.absolute, flags.share) {
@@ -158,6 +190,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     Ok(Command::Diff(Diff {
         base: base.into(),
         new: new.into(),
+        parts,
         strict: flags.strict,
         wish,
         matching: flags.matching.matching(!flags.no_inline, flags.idle),
@@ -188,6 +221,13 @@ mod tests {
         );
         assert_eq!(diff.matching, Matching { normalize: false, inlines: false, waiting: true });
         assert!(diff.strict);
+        assert_eq!(diff.parts, None);
+        let Ok(Command::Diff(diff)) = parsed("diff a --base 0s..5s --new 5s..") else { panic!("no diff") };
+        assert_eq!((diff.base, diff.new), (PathBuf::from("a"), PathBuf::from("a")));
+        let [base, new] = diff.parts.expect("two parts");
+        assert_eq!(base, (0..5_000_000_000, "0s..5s".to_owned()));
+        assert_eq!(new, (5_000_000_000..u64::MAX, "5s..".to_owned()));
+        let Ok(Command::Diff(diff)) = parsed(line) else { panic!("no diff: {line}") };
         assert_eq!((diff.wish, diff.top, diff.min_width_percent), (Wish::Share, 3, 2.0));
     }
 
@@ -199,6 +239,19 @@ mod tests {
             ("diff a --", "diff compares two profiles, 1 given: stackprof diff BASE NEW [-o FILE]"),
             ("diff - -", "standard input can be read only once; give one -"),
             ("diff a b --share --absolute", "--absolute and --share exclude each other; leave one out"),
+            (
+                "diff a --base 0s..1s",
+                "--base and --new go together: stackprof diff PROFILE --base FROM..TO --new FROM..TO",
+            ),
+            (
+                "diff a b --base 0s..1s --new 1s..2s",
+                "--base and --new are parts of one profile, 2 given: stackprof diff PROFILE --base FROM..TO --new FROM..TO",
+            ),
+            (
+                "diff a --base 0s --new 1s..2s",
+                "--base `0s`: expected two times since the recording began, such as 2.5s..4s",
+            ),
+            ("diff a --base 0s..1s --new 2s..1s", "--new `2s..1s`: nothing lies between; give a later end"),
             ("diff a b --top 0", "--top `0`: expected a whole number, 1 or more"),
             (
                 "diff a b -o x.pb.gz",

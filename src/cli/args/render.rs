@@ -78,7 +78,7 @@ pub(super) struct RenderFlags {
     #[arg(long, value_name = "TIME", allow_hyphen_values = true, help_heading = STACKS)]
     to: Option<OsString>,
     /// Only threads whose name, or `name (id)`, matches; for profiles recorded
-    /// with --threads
+    /// with --threads, or with times of samples
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
     thread: Vec<OsString>,
     /// Only stacks with a matching frame; given twice, one match is enough

@@ -1,4 +1,4 @@
-//! A part of the time of a recording, as options say it: `--from 2.5s --to 4s`.
+//! A part of the time of a recording, as options say it: `--from 2.5s --to 4s`, `--base 0s..5s`.
 
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -25,6 +25,24 @@ pub(super) fn time_range(from: Option<&OsStr>, to: Option<&OsStr>) -> Result<Opt
         from.to_string_lossy(),
         to.to_string_lossy()
     )))
+}
+
+/// A range in one word, `FROM..TO`; either end may be left out.
+///
+/// # Errors
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
+pub(super) fn part(option: &str, text: &OsStr) -> Result<Range<u64>> {
+    let refused = || bad(option, text, "two times since the recording began, such as 2.5s..4s");
+    let (from, to) = text.to_str().and_then(|text| text.split_once("..")).ok_or_else(refused)?;
+    let end = |text: &str, open| match text {
+        "" => Ok(open),
+        _ => time(option, OsStr::new(text)).map_err(|_| refused()),
+    };
+    let (start, end) = (end(from, 0)?, end(to, u64::MAX)?);
+    match start < end {
+        true => Ok(start..end),
+        false => Err(usage(format!("{option} `{from}..{to}`: nothing lies between; give a later end"))),
+    }
 }
 
 fn time(option: &str, text: &OsStr) -> Result<u64> {

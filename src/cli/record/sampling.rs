@@ -77,7 +77,13 @@ pub(super) fn run(
             SampleSource::Pushed(source) => sampler::pushed::record(source, clock, options, &live),
         };
         progress.finish();
-        Ok((profile?, files))
+        let mut profile = profile?;
+        // A simulated run has no time of its own.
+        if !matches!(source, Source::Sim { .. }) {
+            let passed_ns = clock.now_ns().saturating_sub(profile.stats.begun_ns);
+            profile.stats.begun_unix_ns = unix_ns().map(|now_ns| now_ns.saturating_sub(passed_ns));
+        }
+        Ok((profile, files))
     };
     let process = match source {
         Source::Sim { seed } => {
@@ -118,6 +124,12 @@ pub(super) fn run(
         return sampled.map(not_launched);
     }
     end_command(pid.into_inner(), launch.kill_after, sampled)
+}
+
+/// Nanoseconds since 1970 (UTC) now.
+fn unix_ns() -> Option<u64> {
+    let since = std::time::UNIX_EPOCH.elapsed().ok()?;
+    u64::try_from(since.as_nanos()).ok()
 }
 
 fn not_launched(sampled: Sampled) -> (Sampled, CommandState) {

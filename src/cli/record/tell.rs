@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use crate::cli::args::{Destination, Output, Verbosity};
 use crate::cli::file::OutputFiles;
 use crate::cli::stats::{self, CommandState, RunFigures};
-use crate::cli::{hints, messages, outputs, summary, system, text};
+use crate::cli::{hints, messages, outputs, summary, system, text, times};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::escape_line;
 use crate::recording::{Profile, Stats};
@@ -21,6 +21,7 @@ pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs:
         command: CommandState::default(),
         user_behind_root: None,
         hottest: None,
+        times: profile.timeline.as_ref().and_then(|timeline| times::line(timeline, profile.hz)),
         distinct_stacks: profile.trie.distinct_stacks() as u64,
         trie_nodes: profile.trie.node_count() as u64,
         trie_bytes: profile.trie.memory_bytes() as u64,

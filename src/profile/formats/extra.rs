@@ -9,6 +9,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::profile::about::About;
+use crate::profile::builder::SavedBuilder;
+use crate::profile::saved::{Full, Saved};
+use crate::profile::texts::TextId;
+use crate::profile::timeline::{Event, EventKind, Loss, Timeline};
 
 /// The recording.
 #[derive(Serialize, Deserialize)]
@@ -25,6 +29,9 @@ pub(super) struct Extra<'a> {
     command: Option<Cow<'a, str>>,
     launched: Option<bool>,
     idle: Option<bool>,
+    /// It is a part of the time of a recording.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    cut: bool,
     /// Threads have lanes of their own, and one root by process.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     merged_threads: bool,
@@ -33,6 +40,26 @@ pub(super) struct Extra<'a> {
     times: bool,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     lost: BTreeMap<String, u64>,
+    /// What has a time beside samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    timeline: Option<Times>,
+}
+
+/// What a time line has beside the samples of threads.
+#[derive(Clone, Default, Serialize, Deserialize)]
+struct Times {
+    /// Steps that times are kept in, nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    step_ns: Option<u64>,
+    /// Threads of the file from this one on are samples without a time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    timed_threads: Option<usize>,
+    /// After and before which time, how much, nanoseconds, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    losses: Vec<(u64, u64, u64, String)>,
+    /// Time, what, process by name and number, thread, text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    events: Vec<(u64, String, String, u32, u64, String)>,
 }
 
 impl<'a> Extra<'a> {
@@ -48,15 +75,59 @@ impl<'a> Extra<'a> {
             command: about.command.as_deref().map(Cow::Borrowed),
             launched: about.launched,
             idle: about.idle,
+            cut: about.cut,
             merged_threads: false,
             times: false,
             lost: about.lost.clone(),
+            timeline: None,
         }
     }
 
-    /// Of a profile that is written with its times, thread by thread, whether threads have one root by process or not.
-    pub(super) fn with_times(self, merged_threads: bool) -> Extra<'a> {
-        Extra { times: true, merged_threads, ..self }
+    /// Of a profile that is written with its times, thread by thread: first those whose samples have times.
+    pub(super) fn with_times(self, saved: &Saved, timeline: &Timeline) -> Extra<'a> {
+        let text = |id: TextId| saved.text(id).to_owned();
+        let losses = timeline.losses.iter();
+        let losses = losses.map(|loss| (loss.since_ns, loss.at_ns, loss.lost_ns, text(loss.reason)));
+        let events = timeline.events.iter().map(|event| {
+            let (kind, process) = (event.kind.words().to_owned(), text(event.process));
+            (event.at_ns, kind, process, event.pid, event.thread, text(event.text))
+        });
+        let times = Times {
+            step_ns: timeline.step_ns,
+            timed_threads: Some(timeline.threads.len()),
+            losses: losses.collect(),
+            events: events.collect(),
+        };
+        let merged_threads = saved.roots().iter().all(|root| root.thread.is_none());
+        Extra { times: true, merged_threads, timeline: Some(times), ..self }
+    }
+
+    /// How many threads of the file, the first ones, have samples with times; `None` if all have.
+    pub(super) fn timed_threads(&self) -> Option<usize> {
+        self.timeline.as_ref()?.timed_threads
+    }
+
+    /// Puts what has a time beside samples into a profile that has some with times.
+    ///
+    /// # Errors
+    /// [`Full`] if it does not fit.
+    pub(super) fn put_times(&self, into: &mut SavedBuilder) -> Result<(), Full> {
+        let Some(times) = &self.timeline else { return Ok(()) };
+        let (mut losses, mut events) = (Vec::new(), Vec::new());
+        for (since_ns, at_ns, lost_ns, reason) in &times.losses {
+            let (since_ns, at_ns, lost_ns) = (*since_ns, *at_ns, *lost_ns);
+            if since_ns <= at_ns {
+                losses.push(Loss { since_ns, at_ns, lost_ns, reason: into.text(reason)? });
+            }
+        }
+        for (at_ns, kind, process, pid, thread, text) in &times.events {
+            let Some(kind) = EventKind::of(kind) else { continue };
+            let (process, text) = (into.text(process)?, into.text(text)?);
+            events.push(Event { at_ns: *at_ns, kind, process, pid: *pid, thread: *thread, text });
+        }
+        let timeline = into.times();
+        (timeline.step_ns, timeline.losses, timeline.events) = (times.step_ns, losses, events);
+        Ok(())
     }
 
     /// Whether times of samples are those at which they were taken.
@@ -82,6 +153,7 @@ impl<'a> Extra<'a> {
             command: owned(&self.command),
             launched: self.launched,
             idle: self.idle,
+            cut: self.cut,
             lost: self.lost.clone(),
             ..About::default()
         }

@@ -2,7 +2,8 @@
 //! read back.
 //!
 //! Format: <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
-//! Where the times of samples are known, each thread has its own (`firefox/timed.rs`). Of other profiles each count is a
+//! Where the times of samples are known, each thread has its own (`firefox/timed.rs`), and events and losses are
+//! markers (`firefox/markers.rs`). Of other profiles each count is a
 //! sample, one period after the one before it of its thread: trees, totals and CPU time are those of the recording,
 //! the order is not. Beyond `SAMPLES_MAX` a sample stands for several counts and takes as many
 //! periods; without a rate there is no time, and a sample for each distinct stack. Frames are names; the crate has no place for files and lines. Nor has the format one for how
@@ -11,6 +12,7 @@
 //! where columns are binary (`firefox/slabs.rs`).
 
 pub mod libraries;
+mod markers;
 mod read;
 pub(super) mod slabs;
 mod tables;
@@ -98,17 +100,21 @@ fn write_frames(saved: &Saved, libraries: Option<&Libraries>, out: &mut dyn Writ
     let code = profile.add_category("Code", CategoryColor::Blue);
     let placed = libraries.map(|libraries| Placed::new(&mut profile, libraries));
     let mut labels = Labels { saved, code, placed, frames: vec![None; saved.frames().len()] };
+    let pace = Pace { period_ns, weight_max, has_time };
+    let mut extra = Extra::of(about);
     match saved.timeline().filter(|_| has_time) {
-        Some(timeline) => timed::write(&mut profile, saved, timeline, &mut labels, &weights),
-        None => {
-            let pace = Pace { period_ns, weight_max, has_time };
-            write_counts(&mut profile, saved, &mut labels, &weights, pace)?;
+        Some(timeline) => {
+            let threads = timed::write(&mut profile, saved, timeline, &mut labels, &weights);
+            markers::write(&mut profile, saved, timeline, &threads);
+            extra = extra.with_times(saved, timeline);
+            if let Some(rest) = saved.without_times().map_err(io::Error::other)? {
+                let placed = labels.placed.take();
+                let mut labels = Labels { saved: &rest, code, placed, frames: vec![None; rest.frames().len()] };
+                write_counts(&mut profile, &rest, &mut labels, &weights, pace)?;
+            }
         }
+        None => write_counts(&mut profile, saved, &mut labels, &weights, pace)?,
     }
-    let extra = match saved.timeline().filter(|_| has_time) {
-        Some(_) => Extra::of(about).with_times(saved.roots().iter().all(|root| root.thread.is_none())),
-        None => Extra::of(about),
-    };
     let file = WithExtra { profile: &profile, stackprof: extra };
     serde_json::to_writer(out, &file).map_err(io::Error::from)
 }

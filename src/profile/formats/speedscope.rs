@@ -38,7 +38,7 @@ pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Res
     write!(out, "{{\"$schema\":{},\"name\":{}", json(SCHEMA)?, json(&title)?)?;
     write!(out, ",\"exporter\":{}", json(concat!("stackprof ", env!("CARGO_PKG_VERSION")))?)?;
     let extra = match timeline {
-        Some(_) => Extra::of(about).with_times(saved.roots().iter().all(|root| root.thread.is_none())),
+        Some(_) => Extra::of(about).with_times(saved, timeline),
         None => Extra::of(about),
     };
     write!(out, ",\"stackprof\":{},\"shared\":{{\"frames\":[", json(&extra)?)?;
@@ -49,7 +49,7 @@ pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Res
     let rest = match timeline {
         Some(timeline) => {
             timed::write(saved, timeline, &frames, out)?;
-            saved.without_times(timeline).map_err(io::Error::other)?
+            saved.without_times().map_err(io::Error::other)?
         }
         None => None,
     };

@@ -1,17 +1,21 @@
 //! When each sample was taken: of each thread the times, stacks and weights of its samples.
 //!
-//! Input: threads that begin and end, their samples with nodes of the recording's trie, and what was
-//! lost. Output: all of that by thread and time. It stays below a bound of memory: where that is
-//! reached, neighbours with one stack are joined, then times get coarser and coarser steps, then stacks
+//! Input: threads that begin and end, their samples with nodes of the recording's trie, what was
+//! lost, and events of processes. Output: all of that by thread and time. It stays below a bound of memory: where
+//! that is reached, neighbours with one stack are joined, then times get coarser and coarser steps, then stacks
 //! are left out ([`Detail`]), until half of the bound is free. What is kept of a thread always weighs what its
 //! samples did.
 
+mod events;
+mod losses;
 #[cfg(test)]
 mod tests;
 mod thread;
 
-use std::collections::BTreeMap;
-
+use events::Events;
+pub use events::{Event, EventKind};
+pub use losses::Loss;
+use losses::Losses;
 pub use thread::{Detail, NOT_KEPT, TimedSample};
 use thread::{ThreadSamples, UNIT_NS};
 
@@ -32,6 +36,10 @@ pub struct ThreadIndex(u32);
 pub struct ThreadTimeline {
     /// The system's number.
     pub id: u64,
+    /// The system's number of its process.
+    pub pid: u32,
+    /// It already ran when the recording began.
+    pub found: bool,
     /// Its name; empty if it had none.
     pub name: Box<str>,
     /// When it was first seen, nanoseconds since the recording began.
@@ -58,9 +66,8 @@ pub struct Timeline {
     memory_max_bytes: usize,
     memory_bytes: usize,
     threads: Vec<ThreadTimeline>,
-    /// By reason: a thread of the reasons, whose nodes number them.
-    lost: ThreadSamples,
-    reasons: BTreeMap<&'static str, u32>,
+    lost: Losses,
+    events: Events,
     detail: Detail,
     /// Samples that found no room, and what they weigh, nanoseconds.
     dropped_ns: u64,
@@ -89,16 +96,28 @@ impl Timeline {
             memory_max_bytes,
             memory_bytes: 0,
             threads: Vec::new(),
-            lost: ThreadSamples::default(),
-            reasons: BTreeMap::new(),
+            lost: Losses::default(),
+            events: Events::default(),
             detail: Detail::Samples,
             dropped_ns: 0,
         }
     }
 
-    /// Takes a thread in that was first seen at `at_ns` of the engine's clock; `None` where the bound leaves no
-    /// room for more threads.
-    pub fn add_thread(&mut self, id: u64, at_ns: u64) -> Option<ThreadIndex> {
+    /// The recording begins at `origin_ns` of the engine's clock: what was seen before belongs to its first moment.
+    pub fn begin(&mut self, origin_ns: u64) {
+        let before_ns = std::mem::replace(&mut self.origin_ns, origin_ns);
+        let times = self.threads.iter_mut().map(|thread| &mut thread.begun_ns);
+        for at_ns in times.chain(self.events.times()) {
+            // The time 0 is that of all that was before the beginning.
+            if *at_ns > 0 {
+                *at_ns = (*at_ns + before_ns).saturating_sub(origin_ns);
+            }
+        }
+    }
+
+    /// Takes a thread of a process in that was first seen at `at_ns` of the engine's clock, already running or
+    /// from its start; `None` where the bound leaves no room for more threads.
+    pub fn add_thread(&mut self, id: u64, pid: u32, at_ns: u64, found: bool) -> Option<ThreadIndex> {
         // Half is for their samples.
         if self.is_off() || (self.threads.len() + 1) * THREAD_BYTES > self.memory_max_bytes / 2 {
             return None;
@@ -106,6 +125,8 @@ impl Timeline {
         let index = ThreadIndex(self.threads.len() as u32);
         self.threads.push(ThreadTimeline {
             id,
+            pid,
+            found,
             name: Box::default(),
             begun_ns: at_ns.saturating_sub(self.origin_ns),
             ended_ns: None,
@@ -154,17 +175,28 @@ impl Timeline {
         self.keep_bound();
     }
 
-    /// Time that was lost at `at_ns` of the engine's clock, for this reason.
-    pub fn add_loss(&mut self, reason: &'static str, at_ns: u64, lost_ns: u64) {
+    /// Time that was lost, for this reason, somewhere between two times of the engine's clock.
+    pub fn add_loss(&mut self, reason: &'static str, since_ns: u64, at_ns: u64, lost_ns: u64) {
         if lost_ns == 0 || self.is_off() {
             return;
         }
-        let next = self.reasons.len() as u32;
-        let node = NodeId(*self.reasons.entry(reason).or_insert(next));
         let at_ns = at_ns.saturating_sub(self.origin_ns);
+        let since_ns = since_ns.saturating_sub(self.origin_ns).min(at_ns);
         let before = self.lost.memory_bytes();
-        self.lost.push(TimedSample { at_ns, node, weight_ns: lost_ns });
+        self.lost.push(Loss { reason, since_ns, at_ns, lost_ns });
         self.memory_bytes += self.lost.memory_bytes() - before;
+        self.keep_bound();
+    }
+
+    /// An event of a process at `at_ns` of the engine's clock.
+    pub fn add_event(&mut self, kind: EventKind, pid: u32, at_ns: u64, text: &str) {
+        if self.is_off() {
+            return;
+        }
+        let at_ns = at_ns.saturating_sub(self.origin_ns);
+        let before = self.events.memory_bytes();
+        self.events.push(Event { at_ns, kind, pid, text: text.into() }, self.memory_max_bytes / EVENTS_SHARE);
+        self.memory_bytes += self.events.memory_bytes() - before;
         self.keep_bound();
     }
 
@@ -174,12 +206,22 @@ impl Timeline {
         &self.threads
     }
 
-    /// What was lost, by time: reason, when, and how much, nanoseconds.
+    /// What was lost, by time.
     #[must_use]
-    pub fn losses(&self) -> Vec<(&'static str, u64, u64)> {
-        let reason = |node: NodeId| self.reasons.iter().find(|(_, number)| **number == node.0);
-        let losses = self.lost.by_time().into_iter();
-        losses.filter_map(|loss| Some((*reason(loss.node)?.0, loss.at_ns, loss.weight_ns))).collect()
+    pub fn losses(&self) -> Vec<Loss> {
+        self.lost.by_time()
+    }
+
+    /// Events of processes, by time.
+    #[must_use]
+    pub fn events(&self) -> &[Event] {
+        self.events.all()
+    }
+
+    /// How many events found no room.
+    #[must_use]
+    pub fn events_dropped(&self) -> u64 {
+        self.events.dropped()
     }
 
     /// What is kept of the samples.
@@ -198,6 +240,12 @@ impl Timeline {
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.memory_bytes
+    }
+
+    /// The bound of that.
+    #[must_use]
+    pub fn memory_max_bytes(&self) -> usize {
+        self.memory_max_bytes
     }
 
     /// Keeps less where there is more than the bound, until half of it is free for what comes.
@@ -226,8 +274,7 @@ impl Timeline {
         // Two samples of a thread that runs on are a period apart, more or less.
         let gap_ns = self.period_ns / 2 + UNIT_NS;
         let detail = self.detail;
-        self.lost
-            .reduce(gap_ns, detail.max(Detail::Steps(2 * self.period_ns)).min(Detail::Steps(STEP_MAX_NS)));
+        self.lost.reduce(detail.step_ns().unwrap_or(0).max(2 * self.period_ns));
         let mut bytes = self.lost.memory_bytes();
         for thread in &mut self.threads {
             thread.samples.reduce(gap_ns, detail);
@@ -236,11 +283,15 @@ impl Timeline {
         self.memory_bytes = self.fixed_bytes() + bytes;
     }
 
-    /// What threads take beside their samples.
+    /// What is kept whatever the detail: threads beside their samples, and events.
     fn fixed_bytes(&self) -> usize {
-        self.threads.iter().map(|thread| THREAD_BYTES + thread.name.len()).sum()
+        let threads = self.threads.iter().map(|thread| THREAD_BYTES + thread.name.len());
+        threads.sum::<usize>() + self.events.memory_bytes()
     }
 }
+
+/// Events take at most this part of the bound.
+const EVENTS_SHARE: usize = 8;
 
 /// Coarser steps than this say less than times without stacks.
 const STEP_MAX_NS: u64 = 1_000_000_000;

@@ -1,15 +1,38 @@
 //! Timelines: what comes back, what a bound leaves of it, how much memory a sample takes.
 
+use std::collections::BTreeMap;
+
 use super::*;
-use crate::rng::Rng;
 
 const HZ: u32 = 997;
 const PERIOD_NS: u64 = 1_000_000_000 / 997;
 
+/// Seeded numbers: SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// From `low` to `high`, both included.
+    fn within(&mut self, low: u64, high: u64) -> u64 {
+        low + self.next() % (high - low + 1)
+    }
+
+    fn below(&mut self, len: usize) -> usize {
+        (self.next() % len as u64) as usize
+    }
+}
+
 /// A thread that changes its stack now and then, pauses, and has samples that weigh a little more or less
 /// than a period.
 fn run(seed: u64, samples: usize) -> Vec<TimedSample> {
-    let mut random = Rng::new(seed);
+    let mut random = Random(seed);
     let (mut at_ns, mut node) = (random.within(0, 1 << 30), 0);
     (0..samples)
         .map(|_| {
@@ -42,7 +65,7 @@ fn samples_come_back_with_times_and_weights_to_a_microsecond() {
     for seed in 0..50 {
         let samples = run(seed, 500);
         let mut timeline = Timeline::new(1000, HZ, DEFAULT_MEMORY_BYTES);
-        let thread = timeline.add_thread(7, 1000);
+        let thread = timeline.add_thread(7, 7, 1000, true);
         for sample in &samples {
             timeline.add_sample(thread, sample.at_ns + 1000, sample.node, sample.weight_ns);
         }
@@ -63,7 +86,7 @@ fn samples_come_back_with_times_and_weights_to_a_microsecond() {
 fn a_sample_takes_less_than_eight_bytes() {
     for (seed, samples) in [(1, 100_000), (2, 10_000)] {
         let mut timeline = Timeline::new(0, HZ, DEFAULT_MEMORY_BYTES);
-        let thread = timeline.add_thread(7, 0);
+        let thread = timeline.add_thread(7, 7, 0, true);
         for sample in run(seed, samples) {
             timeline.add_sample(thread, sample.at_ns, sample.node, sample.weight_ns);
         }
@@ -75,7 +98,7 @@ fn a_sample_takes_less_than_eight_bytes() {
 #[test]
 fn samples_that_come_late_are_put_in_order() {
     let mut timeline = Timeline::new(0, HZ, DEFAULT_MEMORY_BYTES);
-    let thread = timeline.add_thread(7, 0);
+    let thread = timeline.add_thread(7, 7, 0, true);
     for at_ns in [5_000_000, 9_000_000, 2_000_000, 7_000_000] {
         timeline.add_sample(thread, at_ns, NodeId(3), 1_000_000);
     }
@@ -90,7 +113,7 @@ fn the_bound_is_kept_and_every_stack_keeps_its_weight() {
         let bound = 50_000;
         let mut timeline = Timeline::new(0, HZ, bound);
         let mut sent = Vec::new();
-        let threads: Vec<_> = (0..3).map(|id| timeline.add_thread(id, 0)).collect();
+        let threads: Vec<_> = (0..3).map(|id| timeline.add_thread(id, 7, 0, true)).collect();
         for (thread, samples) in
             threads.iter().zip([run(seed, 20_000), run(seed + 100, 20_000), run(seed + 200, 9)])
         {
@@ -121,7 +144,7 @@ fn the_bound_is_kept_and_every_stack_keeps_its_weight() {
 fn where_stacks_find_no_room_times_are_kept() {
     let bound = 1500;
     let mut timeline = Timeline::new(0, HZ, bound);
-    let thread = timeline.add_thread(7, 0);
+    let thread = timeline.add_thread(7, 7, 0, true);
     let samples = run(5, 50_000);
     for sample in &samples {
         timeline.add_sample(thread, sample.at_ns, sample.node, sample.weight_ns);
@@ -136,7 +159,7 @@ fn where_stacks_find_no_room_times_are_kept() {
 #[test]
 fn a_pause_is_not_joined_over() {
     let mut timeline = Timeline::new(0, HZ, 4000);
-    let thread = timeline.add_thread(7, 0);
+    let thread = timeline.add_thread(7, 7, 0, true);
     // 20 samples of one stack, a pause of 80 ms, 20 more.
     for count in 1..=40 {
         let pause_ns = if count > 20 { 80_000_000 } else { 0 };
@@ -154,15 +177,46 @@ fn a_pause_is_not_joined_over() {
 #[test]
 fn losses_keep_their_reason_and_time() {
     let mut timeline = Timeline::new(500, HZ, DEFAULT_MEMORY_BYTES);
-    timeline.add_loss("ring full", 10_000_500, 3_000_000);
-    timeline.add_loss("other", 20_000_500, 1_000_000);
-    timeline.add_loss("ring full", 30_000_500, 2_000_000);
-    let losses: Vec<_> = timeline
-        .losses()
-        .into_iter()
-        .map(|(why, at_ns, ns)| (why, at_ns / 1_000_000, ns / 100_000))
-        .collect();
-    assert_eq!(losses, [("ring full", 9, 29), ("other", 19, 10), ("ring full", 29, 19)]);
+    timeline.add_loss("ring full", 7_000_500, 10_000_500, 3_000_000);
+    timeline.add_loss("rest", 0, 30_000_500, 2_000_000);
+    timeline.add_loss("other", 19_000_500, 20_000_500, 1_000_000);
+    let losses = [
+        Loss { reason: "ring full", since_ns: 7_000_000, at_ns: 10_000_000, lost_ns: 3_000_000 },
+        Loss { reason: "other", since_ns: 19_000_000, at_ns: 20_000_000, lost_ns: 1_000_000 },
+        Loss { reason: "rest", since_ns: 0, at_ns: 30_000_000, lost_ns: 2_000_000 },
+    ];
+    assert_eq!(timeline.losses(), losses);
+}
+
+#[test]
+fn losses_and_events_keep_the_bound_too() {
+    let bound = 20_000;
+    let mut timeline = Timeline::new(0, HZ, bound);
+    for number in 1..100_000u64 {
+        let at_ns = number * 1_000_000;
+        timeline.add_loss(["a", "b"][(number % 2) as usize], at_ns - 1_000, at_ns, 1_000);
+        timeline.add_event(EventKind::Exec, 7, at_ns, "program");
+        assert!(timeline.memory_bytes() <= bound + 64, "{number}");
+    }
+    let mut lost = BTreeMap::new();
+    timeline.losses().iter().for_each(|loss| *lost.entry(loss.reason).or_insert(0) += loss.lost_ns);
+    assert_eq!(lost, BTreeMap::from([("a", 49_999_000), ("b", 50_000_000)]));
+    assert_eq!(timeline.events().len() as u64 + timeline.events_dropped(), 99_999);
+    assert!(timeline.events().len() > 20);
+}
+
+#[test]
+fn what_was_seen_before_the_beginning_was_there_at_it() {
+    let mut timeline = Timeline::new(1_000, HZ, DEFAULT_MEMORY_BYTES);
+    timeline.add_thread(7, 7, 2_000, true);
+    timeline.begin(5_000);
+    let thread = timeline.add_thread(8, 7, 6_000, false);
+    timeline.end_thread(thread, 9_000);
+    let of = |thread: &ThreadTimeline| (thread.begun_ns, thread.ended_ns, thread.found);
+    assert_eq!(
+        timeline.threads().iter().map(of).collect::<Vec<_>>(),
+        [(0, None, true), (1_000, Some(4_000), false)]
+    );
 }
 
 #[test]
@@ -170,11 +224,42 @@ fn threads_beyond_the_bound_are_counted_as_dropped() {
     let mut timeline = Timeline::new(0, HZ, 10_000);
     let mut refused = 0;
     for id in 0..200 {
-        let thread = timeline.add_thread(id, 0);
+        let thread = timeline.add_thread(id, 7, 0, true);
         refused += u64::from(thread.is_none());
         timeline.add_sample(thread, 1_000_000, NodeId(1), 1000);
     }
     assert!(refused > 0);
     assert_eq!(timeline.dropped_ns(), refused * 1000);
     assert_eq!(timeline.threads().len() as u64, 200 - refused);
+}
+
+#[test]
+fn ten_minutes_of_two_hundred_threads_keep_the_bound_and_their_weights() {
+    const THREADS: u64 = 200;
+    const SECONDS: u64 = 600;
+    let bound = 1 << 20;
+    let mut timeline = Timeline::new(0, HZ, bound);
+    let threads: Vec<_> = (0..THREADS).map(|id| timeline.add_thread(id, 7, 0, false)).collect();
+    let mut random = Random(1);
+    let mut sent: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut steps = Vec::new();
+    for at in 1..=SECONDS * u64::from(HZ) {
+        // Two CPUs, which change their threads every few milliseconds.
+        for cpu in 0..2 {
+            let thread = (at / 5 * 7 + cpu * 3) % THREADS;
+            let node = NodeId(1 + random.below(50) as u32);
+            timeline.add_sample(threads[thread as usize], at * PERIOD_NS, node, PERIOD_NS);
+            *sent.entry(thread).or_default() += PERIOD_NS;
+        }
+        assert!(timeline.memory_bytes() <= bound + 64, "{} at {at}", timeline.memory_bytes());
+        if steps.last() != timeline.detail().step_ns().as_ref() {
+            steps.extend(timeline.detail().step_ns());
+        }
+    }
+    // The resolution is halved, and never comes back.
+    assert!(steps.len() >= 3 && steps.windows(2).all(|two| two[1] == 2 * two[0]), "{steps:?}");
+    for thread in timeline.threads() {
+        let back: u64 = thread.samples().iter().map(|sample| sample.weight_ns).sum();
+        assert!(sent[&thread.id] - back < 2 * UNIT_NS, "{}", thread.id);
+    }
 }

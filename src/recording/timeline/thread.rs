@@ -150,14 +150,18 @@ pub enum Detail {
 }
 
 impl Detail {
-    fn step_ns(self) -> Option<u64> {
+    /// Steps that times are kept in, nanoseconds.
+    #[must_use]
+    pub fn step_ns(self) -> Option<u64> {
         match self {
             Detail::Samples | Detail::Runs => None,
             Detail::Steps(step_ns) | Detail::TimesOnly(step_ns) => Some(step_ns),
         }
     }
 
-    fn is_times_only(self) -> bool {
+    /// Whether stacks are left out.
+    #[must_use]
+    pub fn is_times_only(self) -> bool {
         matches!(self, Detail::TimesOnly(_))
     }
 }

@@ -16,6 +16,7 @@ mod random;
 mod shares;
 mod stacks;
 mod stopped;
+mod times;
 mod tree;
 mod waits;
 mod whole;

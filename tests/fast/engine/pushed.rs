@@ -19,8 +19,8 @@ use stackprof::sources::{Capture, Event, Fault, Observed, Outcome, Process, Targ
 use stackprof::symbol;
 use stackprof::trie::FrameId;
 
-use super::recording::{options, replay_sim};
-use super::seeded;
+use super::recording::{check_times, options, replay_sim};
+use super::{seeded, times};
 use crate::seeds::rounds::{as_usual, seeds};
 use stackprof::sampler;
 
@@ -259,12 +259,15 @@ impl PushedSource for Pushed {
     }
 }
 
-fn folded_text(profile: &Profile) -> String {
+fn saved(profile: &Profile) -> Saved {
     let frames = profile.trie.frames().enumerate().map(|(index, frame)| (FrameId(index as u32), frame));
     let names = symbol::symbolicate(frames, &profile.images, &symbol::Options::default());
-    let saved = Saved::from_recording(profile, &names, Circumstances::default()).unwrap();
+    Saved::from_recording(profile, &names, Circumstances::default()).unwrap()
+}
+
+fn folded_text(profile: &Profile) -> String {
     let mut text = Vec::new();
-    folded::write(&ByName::of(&saved, false).unwrap(), &mut text).unwrap();
+    folded::write(&ByName::of(&saved(profile), false).unwrap(), &mut text).unwrap();
     String::from_utf8(text).unwrap()
 }
 
@@ -290,6 +293,10 @@ fn both(config: &SimConfig, seed: u64) -> (String, String) {
     let pushed = pushed::record(&mut pushed, &FakeClock::default(), &options, &Live::default()).unwrap();
     let (told, lost) = (|p: &Profile| p.stats.samples, |p: &Profile| p.stats.samples_lost.clone());
     assert_eq!((told(&stopped), lost(&stopped)), (told(&pushed), lost(&pushed)), "seed {seed}");
+    check_times(&stopped);
+    check_times(&pushed);
+    times::check_saved(&saved(&stopped));
+    times::check_saved(&saved(&pushed));
     (folded_text(&stopped), folded_text(&pushed))
 }
 

@@ -67,6 +67,10 @@ pub(in crate::profile) struct Thread<'a> {
     pid: Number<'a>,
     #[serde(default)]
     tid: Number<'a>,
+    #[serde(default)]
+    register_time: Option<f64>,
+    #[serde(default)]
+    unregister_time: Option<f64>,
     #[serde(borrow)]
     samples: Samples<'a>,
     #[serde(default)]
@@ -140,11 +144,11 @@ impl Samples<'_> {
     /// When each sample was taken, nanoseconds since the start; `None` for a file without times.
     fn times_ns(&self) -> Option<Vec<u64>> {
         let times: Vec<u64> = match (&self.time, &self.time_deltas) {
-            (Some(times), _) => times.iter().map(|ms| (ms * 1e6) as u64).collect(),
+            (Some(times), _) => times.iter().map(|ms| (ms * 1e6).round() as u64).collect(),
             (None, Some(deltas)) => {
                 let sums = deltas.iter().scan(0.0, |at_ms, delta| {
                     *at_ms += delta;
-                    Some((*at_ms * 1e6) as u64)
+                    Some((*at_ms * 1e6).round() as u64)
                 });
                 sums.collect()
             }
@@ -209,6 +213,7 @@ pub(in crate::profile) fn read(
         period_ns: meta.interval * 1e6,
         cpu_unit_ns: meta.cpu_unit_ns(),
     };
+    let timed_threads = extra.and_then(Extra::timed_threads);
     let has_merged_threads = extra.is_some_and(Extra::has_merged_threads);
     // Of threads without tables of their own.
     let mut of_file: Option<Places> = None;
@@ -224,9 +229,14 @@ pub(in crate::profile) fn read(
                 Some(places) => places,
                 None => places.insert(Places::new(Stacks::new(&mut builder, own.or(shared), libraries)?)),
             };
+            let are_real = times.are_real && timed_threads.is_none_or(|threads| number <= threads);
+            let times = Times { are_real, ..times };
             read_thread(&mut builder, (number, thread), has_merged_threads, times, unit.factor, places, tally)
         };
         read().map_err(|why| why.at(format_args!("thread {number}")))?;
+    }
+    if let Some(extra) = extra.filter(|_| builder.so_far().timeline().is_some()) {
+        extra.put_times(&mut builder)?;
     }
     Ok(builder.finish())
 }
@@ -298,16 +308,12 @@ fn read_thread(
     if !samples.is_empty() {
         let (name, id) = (builder.text(&thread.name)?, thread.tid.get().unwrap_or(0));
         let pid = thread.pid.get().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
-        let begun_ns = samples.first().map_or(0, |sample| sample.at_ns.saturating_sub(sample.weight_ns));
-        builder.add_thread_timeline(ThreadTimeline {
-            process,
-            pid,
-            name,
-            id,
-            begun_ns,
-            ended_ns: None,
-            samples,
-        });
+        let ns =
+            |ms: f64| Some((ms * 1e6).round()).filter(|ns| (0.0..9.2e18).contains(ns)).map(|ns| ns as u64);
+        let first_ns = samples.first().map_or(0, TimedSample::since_ns);
+        let begun_ns = thread.register_time.and_then(ns).unwrap_or(first_ns).min(first_ns);
+        let ended_ns = thread.unregister_time.and_then(ns);
+        builder.times().threads.push(ThreadTimeline { process, pid, name, id, begun_ns, ended_ns, samples });
     }
     Ok(())
 }

@@ -10,8 +10,7 @@ use fxprof_processed_profile::{
 };
 
 use super::Labels;
-use crate::profile::StackFrame;
-use crate::profile::saved::{Saved, StackRoot};
+use crate::profile::saved::Saved;
 use crate::profile::texts::TextId;
 use crate::profile::timeline::{ThreadTimeline, Timeline};
 use crate::profile::views::by_name::INCOMPLETE;
@@ -20,14 +19,15 @@ use crate::trie::NodeId;
 /// Pauses shorter than this are none: samples of a thread that runs are not exactly a period apart.
 const PAUSE_PERIODS: f64 = 0.5;
 
-/// Writes the threads of a timeline.
+/// Writes the threads of a timeline. Gives the thread of each.
 pub(super) fn write(
     profile: &mut Profile,
     saved: &Saved,
     timeline: &Timeline,
     labels: &mut Labels<'_>,
     weights: &WeightType,
-) {
+) -> Vec<ThreadHandle> {
+    let mut handles = Vec::with_capacity(timeline.threads.len());
     let pause_ns = (saved.about.period_ns().unwrap_or(0.0) * PAUSE_PERIODS) as u64;
     let mut processes: HashMap<(TextId, Option<u32>), ProcessHandle> = HashMap::new();
     for thread in &timeline.threads {
@@ -45,7 +45,9 @@ pub(super) fn write(
         profile.set_thread_samples_weight_type(handle, weights.clone());
         let mut samples = Samples { saved, handle, stacks: HashMap::new() };
         samples.write(profile, labels, thread, pause_ns);
+        handles.push(handle);
     }
+    handles
 }
 
 /// The samples of one thread.
@@ -100,7 +102,8 @@ impl Samples<'_> {
         if let Some(known) = self.stacks.get(&node) {
             return *known;
         }
-        let (root, stack) = self.path(node);
+        let mut stack = Vec::new();
+        let root = self.saved.path_of(node, &mut stack);
         let is_incomplete = root.is_some_and(|root| !root.complete);
         let mark = is_incomplete.then(|| labels.mark(profile, INCOMPLETE));
         let frames: Vec<FrameInfo> = mark.into_iter().chain(labels.of(profile, &stack)).collect();
@@ -108,22 +111,5 @@ impl Samples<'_> {
         let found = (handle, root.is_some_and(|root| root.waiting));
         self.stacks.insert(node, found);
         found
-    }
-
-    /// The root of a node, and its frames, outermost first.
-    fn path(&self, node: NodeId) -> (Option<StackRoot>, Vec<u32>) {
-        let trie = self.saved.trie();
-        let (mut root, mut frames) = (None, Vec::new());
-        let mut at = Some(node);
-        while let Some(here) = at {
-            match trie.key(here) {
-                Some(StackFrame::Root(index)) => root = self.saved.roots().get(index as usize).copied(),
-                Some(StackFrame::Frame(frame)) => frames.push(frame),
-                None => {}
-            }
-            at = trie.parent(here);
-        }
-        frames.reverse();
-        (root, frames)
     }
 }

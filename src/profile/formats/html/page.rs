@@ -10,7 +10,7 @@ use super::base64;
 use super::sha256::sha256;
 
 /// The modules, each after those that it imports.
-const MODULES: [(&str, &str); 28] = [
+const MODULES: [(&str, &str); 29] = [
     ("bytes.js", include_str!("../../../html/bytes.js")),
     ("data.js", include_str!("../../../html/data.js")),
     ("numbers.js", include_str!("../../../html/numbers.js")),
@@ -32,6 +32,7 @@ const MODULES: [(&str, &str); 28] = [
     ("panel.js", include_str!("../../../html/panel.js")),
     ("tip.js", include_str!("../../../html/tip.js")),
     ("truth.js", include_str!("../../../html/truth.js")),
+    ("events.js", include_str!("../../../html/events.js")),
     ("lanes.js", include_str!("../../../html/lanes.js")),
     ("heat.js", include_str!("../../../html/heat.js")),
     ("timeline.js", include_str!("../../../html/timeline.js")),

@@ -12,7 +12,7 @@ use super::{Matching, matched};
 use crate::escape::file_name;
 use crate::profile::saved::{Full, Mapping, Saved, StackRoot, UNKNOWN};
 use crate::profile::texts::{TextId, Texts};
-use crate::profile::timeline::Timeline;
+use crate::profile::timeline::{Event, EventKind, ThreadIndex, Timeline};
 use crate::profile::views::by_name::{FIBER, INCOMPLETE};
 use crate::profile::{StackFrame, shown};
 use crate::trie::{FrameWords, Key, NodeId, Trie};
@@ -70,6 +70,26 @@ struct TimedCount {
     value: u64,
 }
 
+/// What happened besides.
+struct PageEvent {
+    at_ns: u64,
+    duration_ns: u64,
+    kind: u64,
+    /// Index of the thread, plus one; 0 for none.
+    thread: u64,
+    text: TextId,
+}
+
+/// A loss of most of the time; src/html/data.js has these numbers, too.
+const EVENT_GAP: u64 = 0;
+/// A loss that is spread over a time of which most is known.
+const EVENT_LOSS: u64 = 1;
+/// The first kind of the profile's own events.
+const EVENT_OWN: u64 = 2;
+
+/// Samples of a page; beyond, each stands for several counts.
+const SAMPLES_MAX: u64 = 1 << 21;
+
 struct Count {
     root: u32,
     node: u32,
@@ -104,8 +124,7 @@ pub(super) struct Tables {
     nodes: Trie<PageFrame>,
     counts: Vec<Count>,
     samples: Vec<TimedCount>,
-    /// When, for how long, and the text.
-    losses: Vec<(u64, u64, TextId)>,
+    events: Vec<PageEvent>,
     sides: usize,
     pub(super) code: Code,
 }
@@ -207,7 +226,9 @@ impl Tables {
         timeline: &Timeline,
         places: &[Option<(u32, NodeId)>],
     ) -> Result<(), Full> {
-        let period_ns = saved.about.period_ns().unwrap_or(0.0);
+        let all = timeline.threads.iter().flat_map(|thread| &thread.samples);
+        let all = all.fold(0u64, |sum, sample| sum.saturating_add(sample.count));
+        let each = all.div_ceil(SAMPLES_MAX);
         for thread in &timeline.threads {
             let process = self.texts.intern(&shown(saved.text(thread.process)))?;
             let name = self.texts.intern(saved.text(thread.name))?;
@@ -217,19 +238,39 @@ impl Tables {
                 let flags = self.roots.get(root as usize).map_or(0, |(_, flags)| *flags);
                 let root = self.root_of_thread((process, name, thread.id.wrapping_add(1)), flags);
                 self.counts.push(Count { root, node: node.0, side: 0, value: sample.count });
-                // What was joined lies a period apart.
-                for before in (0..sample.count).rev() {
-                    let at_ns = sample.at_ns.saturating_sub((before as f64 * period_ns) as u64);
-                    self.samples.push(TimedCount { at_ns, root, node: node.0, value: 1 });
+                for (at_ns, value) in sample.parts(each) {
+                    self.samples.push(TimedCount { at_ns, root, node: node.0, value });
                 }
             }
         }
         self.samples.sort_by_key(|sample| sample.at_ns);
+        self.add_events(saved, timeline)
+    }
+
+    /// Adds losses, with how many samples each is, and events.
+    fn add_events(&mut self, saved: &Saved, timeline: &Timeline) -> Result<(), Full> {
+        let period_ns = saved.about.period_ns().unwrap_or(f64::INFINITY);
         for loss in &timeline.losses {
-            let text = self.texts.intern(&format!("lost: {}", saved.text(loss.reason)))?;
-            self.losses.push((loss.at_ns.saturating_sub(loss.lost_ns), loss.lost_ns, text));
+            let text = format!("lost: about {}: {}", loss.words(period_ns), saved.text(loss.reason));
+            let kind = if loss.is_gap() { EVENT_GAP } else { EVENT_LOSS };
+            let (at_ns, duration_ns) = (loss.since_ns, loss.at_ns.saturating_sub(loss.since_ns));
+            let text = self.texts.intern(&text)?;
+            self.events.push(PageEvent { at_ns, duration_ns, kind, thread: 0, text });
         }
-        self.losses.sort_by_key(|(at_ns, ..)| *at_ns);
+        let threads = ThreadIndex::new(timeline);
+        for event in &timeline.events {
+            let mut thread = 0;
+            if let Some(own) = threads.own(event).and_then(|index| timeline.threads.get(index)) {
+                let process = self.texts.intern(&shown(saved.text(own.process)))?;
+                let name = self.texts.intern(saved.text(own.name))?;
+                let lane = self.thread_of.get(&(process, name, own.id.wrapping_add(1)));
+                thread = lane.map_or(0, |lane| u64::from(*lane) + 1);
+            }
+            let text = self.texts.intern(&event_text(saved, event))?;
+            let kind = EVENT_OWN + event.kind as u64;
+            self.events.push(PageEvent { at_ns: event.at_ns, duration_ns: 0, kind, thread, text });
+        }
+        self.events.sort_by_key(|event| event.at_ns);
         Ok(())
     }
 
@@ -420,13 +461,13 @@ impl Tables {
             out.add("instruction.address", Delta, instructions().map(|(_, address, _)| *address));
             out.add("instruction.text", Delta, instructions().map(|(.., text)| (*text).into()));
         }
-        if !self.losses.is_empty() {
-            let losses = || self.losses.iter();
-            out.add("event.time", Delta, losses().map(|(at_ns, ..)| *at_ns));
-            out.add("event.duration", Plain, losses().map(|(_, lost_ns, _)| *lost_ns));
-            out.add("event.kind", Plain, losses().map(|_| 0));
-            out.add("event.thread", Plain, losses().map(|_| 0));
-            out.add("event.text", Plain, losses().map(|(.., text)| text.0.into()));
+        if !self.events.is_empty() {
+            let events = || self.events.iter();
+            out.add("event.time", Delta, events().map(|event| event.at_ns));
+            out.add("event.duration", Plain, events().map(|event| event.duration_ns));
+            out.add("event.kind", Plain, events().map(|event| event.kind));
+            out.add("event.thread", Plain, events().map(|event| event.thread));
+            out.add("event.text", Plain, events().map(|event| event.text.0.into()));
         }
         out
     }
@@ -446,6 +487,20 @@ impl Tables {
             }
         }
         rows
+    }
+}
+
+/// What an event says to people.
+fn event_text(saved: &Saved, event: &Event) -> String {
+    let text = saved.text(event.text);
+    // A process without samples has the name of its first thread.
+    let process = Some(saved.text(event.process)).filter(|name| !name.is_empty()).unwrap_or(text);
+    let words = event.kind.words();
+    match event.kind {
+        EventKind::ThreadStart | EventKind::ThreadEnd => format!("{words}: {text} ({})", event.thread),
+        EventKind::Exec => format!("{words}: {text} ({})", event.pid),
+        EventKind::ImageLoad => format!("{words}: {text}"),
+        EventKind::ProcessStart | EventKind::ProcessEnd => format!("{words}: {process} ({})", event.pid),
     }
 }
 

@@ -3,8 +3,9 @@
 use std::io::Read;
 
 use super::*;
-use crate::profile::About;
 use crate::profile::formats::folded_read;
+use crate::profile::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
+use crate::profile::{About, SavedBuilder, StackRoot, TextId};
 
 /// Names that would do something in a page that put them into its markup.
 const HOSTILE: [&str; 8] = [
@@ -64,12 +65,17 @@ fn value_of_digit(digit: u8) -> u8 {
 
 /// The numbers of a plain column.
 fn plain(page: &str, wanted: &str) -> Vec<u64> {
+    numbers(page, wanted, "plain")
+}
+
+/// The numbers of a column of this form, as they are written.
+fn numbers(page: &str, wanted: &str, form: &str) -> Vec<u64> {
     let (header, columns) = data(page);
     let mut at = 0;
     for column in header["columns"].as_array().expect("a list") {
         let size = column[3].as_u64().expect("a size") as usize;
         if column[0] == wanted {
-            assert_eq!(column[1], "plain");
+            assert_eq!(column[1], form);
             let mut numbers = vec![0u64];
             let mut shift = 0;
             for byte in &columns[at..at + size] {
@@ -297,4 +303,71 @@ fn source_and_instructions_are_data_of_the_page() {
     bare.write(&mut out).expect("writes");
     let (header, _) = data(&String::from_utf8(out).expect("text"));
     assert_eq!(header.get("sources"), None);
+}
+
+#[test]
+fn samples_and_events_are_in_the_page_at_their_times() {
+    let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
+    let process = builder.text("p").expect("fits");
+    let root = StackRoot { process, thread: None, complete: true, waiting: false };
+    let root = builder.root(root).expect("fits");
+    let [run, wait] = ["run", "wait"].map(|name| builder.named_frame(name).expect("fits"));
+    let run = builder.add(root, &[run], 3).expect("fits");
+    builder.add(root, &[wait], 9).expect("fits");
+    let sample = |at_ns, weight_ns, node| TimedSample { at_ns, weight_ns, node: Some(node), count: 0 };
+    let (ns, name) = (1_000_000, builder.text("io").expect("fits"));
+    let samples = vec![sample(5 * ns, ns, run), sample(9 * ns, 2 * ns, run)];
+    let (pid, begun_ns) = (Some(7), 4 * ns);
+    let thread = ThreadTimeline { process, pid, name, id: 8, begun_ns, ended_ns: None, samples };
+    let reason = builder.text("ring full").expect("fits");
+    let loss = |since_ns, at_ns, lost_ns| Loss { since_ns, at_ns, lost_ns, reason };
+    let losses = vec![loss(0, 2 * ns, 2 * ns), loss(0, 90 * ns, ns)];
+    let event = Event { at_ns: 4 * ns, kind: EventKind::ThreadStart, process, pid: 7, thread: 8, text: name };
+    let timeline = Timeline { step_ns: None, threads: vec![thread], losses, events: vec![event] };
+    builder.set_timeline(timeline);
+    let page = html(&builder.finish(), "t");
+    // Each count is a sample; those that were joined end at equal distances. Counts without a time are there, too.
+    let mut at_ns = 0;
+    let deltas = numbers(&page, "sample.time", "delta");
+    let times: Vec<i64> = deltas
+        .iter()
+        .map(|delta| {
+            at_ns += delta / 2;
+            at_ns as i64
+        })
+        .collect();
+    assert_eq!(times, [5, 8, 9].map(|ms| ms * ns as i64));
+    assert_eq!(plain(&page, "sample.value"), [1, 1, 1]);
+    assert_eq!(plain(&page, "count.value").iter().sum::<u64>(), 12);
+    // A gap, a loss that is spread, and the start of the thread, which has the second lane.
+    assert_eq!(plain(&page, "event.kind"), [0, 1, 3]);
+    assert_eq!(plain(&page, "event.duration"), [2 * ns, 90 * ns, 0]);
+    assert_eq!(plain(&page, "event.thread"), [0, 0, 2]);
+    let strings = data(&page).0["strings"].clone();
+    let texts: Vec<&str> = plain(&page, "event.text")
+        .iter()
+        .map(|text| strings[*text as usize].as_str().expect("text"))
+        .collect();
+    assert_eq!(
+        texts,
+        ["lost: about 2 samples: ring full", "lost: about 1 sample: ring full", "thread start: io (8)"]
+    );
+}
+
+#[test]
+fn a_count_that_no_recording_has_is_no_sample_each() {
+    let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
+    let process = builder.text("p").expect("fits");
+    let root = StackRoot { process, thread: None, complete: true, waiting: false };
+    let root = builder.root(root).expect("fits");
+    let frame = builder.named_frame("f").expect("fits");
+    let count = 1 << 50;
+    let node = builder.add(root, &[frame], count).expect("fits");
+    let sample = TimedSample { at_ns: 5_000_000, weight_ns: 5_000_000, node: Some(node), count: 0 };
+    let (pid, name, samples) = (None, TextId::EMPTY, vec![sample]);
+    let thread = ThreadTimeline { process, pid, name, id: 8, begun_ns: 0, ended_ns: None, samples };
+    builder.set_timeline(Timeline { threads: vec![thread], ..Timeline::default() });
+    let values = plain(&html(&builder.finish(), "t"), "sample.value");
+    assert!(values.len() <= 1 << 21, "{}", values.len());
+    assert_eq!(values.iter().sum::<u64>(), count);
 }

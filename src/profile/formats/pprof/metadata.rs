@@ -27,6 +27,7 @@ pub(in crate::profile::formats) fn to_comments(about: &About) -> Vec<String> {
     tell("command", about.command.clone());
     tell("launched", about.launched.map(|yes| yes.to_string()));
     tell("idle", about.idle.map(|yes| yes.to_string()));
+    tell("cut", about.cut.then(|| true.to_string()));
     tell("ticks", about.ticks.map(|ticks| ticks.to_string()));
     tell("unit", Some(about.unit.clone()).filter(|unit| unit != SAMPLES));
     for (reason, count) in &about.lost {
@@ -63,6 +64,13 @@ fn take(about: &mut About, key: &str, value: &str) -> bool {
         "command" => put(&mut about.command, value),
         "launched" => put(&mut about.launched, value),
         "idle" => put(&mut about.idle, value),
+        "cut" => match value.parse() {
+            Ok(cut) => {
+                about.cut = cut;
+                true
+            }
+            Err(_) => false,
+        },
         "ticks" => put(&mut about.ticks, value),
         "unit" => {
             value.clone_into(&mut about.unit);
@@ -95,6 +103,7 @@ mod tests {
             command: Some("./work: --all".into()),
             launched: Some(true),
             idle: Some(false),
+            cut: true,
             unit: "bytes".into(),
             ticks: Some(12),
             lost: BTreeMap::from([("thread ended".into(), 3)]),

@@ -1,0 +1,40 @@
+//! A part of the time of a profile that was read: cut out, or why that cannot be.
+
+use std::ops::Range;
+
+use super::text::duration;
+use crate::error::{Error, ErrorKind, Result};
+use crate::profile::Saved;
+
+/// Formats that keep the times of samples and can be read again.
+const FORMATS_WITH_TIMES: &str = ".otlp.gz";
+
+/// The samples of a range of times, nanoseconds since the recording began; `option` says where it begins, `name` is what
+/// messages call the profile.
+///
+/// # Errors
+/// One line: a profile without times, a range beyond the recording or without samples.
+pub(super) fn cut(saved: &Saved, range: &Range<u64>, option: &str, name: &str) -> Result<Saved> {
+    let Some(all_ns) = saved.time_ns() else {
+        let why = format!(
+            "{name} has no times of samples; record with -o NAME{FORMATS_WITH_TIMES}, which keeps them, and cut that"
+        );
+        return Err(Error::new(ErrorKind::Input, why));
+    };
+    let long = duration(all_ns);
+    if range.start >= all_ns {
+        let why =
+            format!("{option}: {name} is {long} long, and the part begins at {}", duration(range.start));
+        return Err(Error::new(ErrorKind::Input, why));
+    }
+    let part =
+        saved.within(range).map_err(|full| Error::new(ErrorKind::Input, full.to_string()).caused_by(full))?;
+    part.filter(|part| part.total() > 0).ok_or_else(|| {
+        let to = duration(range.end.min(all_ns));
+        let why = format!(
+            "{option}: {name} has no samples from {} to {to} of its {long}; take a longer part",
+            duration(range.start)
+        );
+        Error::new(ErrorKind::NoData, why)
+    })
+}

@@ -1,0 +1,78 @@
+//! Which threads of a recording are one: a thread that goes on through an exec is recorded as another one from then on.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::recording::Timeline;
+use crate::recording::timeline::EventKind;
+
+/// Threads and what they go on as, by their indexes in the timeline.
+pub(super) struct Lives {
+    continued: HashSet<usize>,
+    continuing: HashSet<usize>,
+    ended: HashSet<u32>,
+}
+
+impl Lives {
+    pub(super) fn of(timeline: &Timeline) -> Lives {
+        let mut marks: HashMap<u32, Vec<(u64, EventKind)>> = HashMap::new();
+        let mut ended = HashSet::new();
+        for event in timeline.events().iter().filter(|event| event.kind != EventKind::ImageLoad) {
+            marks.entry(event.pid).or_default().push((event.at_ns, event.kind));
+            if event.kind == EventKind::ProcessEnd {
+                ended.insert(event.pid);
+            }
+        }
+        let (mut continued, mut continuing) = (HashSet::new(), HashSet::new());
+        let mut last: HashMap<u64, usize> = HashMap::new();
+        for (index, thread) in timeline.threads().iter().enumerate() {
+            let Some(before) = last.insert(thread.id, index) else { continue };
+            let since_ns = timeline.threads().get(before).map_or(0, |before| before.begun_ns);
+            let marks = marks.get(&thread.pid).map_or(&[][..], Vec::as_slice);
+            let between = marks.iter().filter(|(at_ns, _)| (since_ns..=thread.begun_ns).contains(at_ns));
+            if between.last().is_some_and(|(_, kind)| *kind == EventKind::Exec) {
+                continued.insert(before);
+                continuing.insert(index);
+            }
+        }
+        Lives { continued, continuing, ended }
+    }
+
+    /// Whether a thread is one that was there before, with another program.
+    pub(super) fn continues_one(&self, index: usize) -> bool {
+        self.continuing.contains(&index)
+    }
+
+    /// Whether a thread goes on as another one.
+    pub(super) fn is_continued(&self, index: usize) -> bool {
+        self.continued.contains(&index)
+    }
+
+    /// Whether the end of a process was seen.
+    pub(super) fn has_ended(&self, pid: u32) -> bool {
+        self.ended.contains(&pid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_goes_on_through_an_exec_and_not_through_an_end() {
+        let mut timeline = Timeline::new(0, 1000, 1 << 20);
+        let life = |timeline: &mut Timeline, from_ns: u64, until_ns: u64| {
+            let thread = timeline.add_thread(7, 7, from_ns, false);
+            timeline.end_thread(thread, until_ns);
+        };
+        life(&mut timeline, 10, 20);
+        timeline.add_event(EventKind::Exec, 7, 21, "b");
+        life(&mut timeline, 25, 30);
+        timeline.add_event(EventKind::ProcessEnd, 7, 31, "");
+        // Its number is another process's.
+        life(&mut timeline, 40, 50);
+        let lives = Lives::of(&timeline);
+        assert_eq!([0, 1, 2].map(|index| lives.continues_one(index)), [false, true, false]);
+        assert_eq!([0, 1, 2].map(|index| lives.is_continued(index)), [true, false, false]);
+        assert!(lives.has_ended(7) && !lives.has_ended(8));
+    }
+}

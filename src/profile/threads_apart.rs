@@ -1,0 +1,78 @@
+//! A profile whose threads were merged, with its threads apart again, as far as the times of samples tell them.
+//!
+//! Input: a [`Saved`] with times. Output: the same counts, each stack under the thread that it was sampled of. What has no time
+//! stays under its process.
+
+use std::collections::HashMap;
+
+use super::StackFrame;
+use super::builder::SavedBuilder;
+use super::remap::Remap;
+use super::saved::{Full, Saved, StackRoot};
+use crate::trie::NodeId;
+
+impl Saved {
+    /// Whether its stacks are those of merged threads, and times tell which thread each sample is of.
+    #[must_use]
+    pub fn can_part_threads(&self) -> bool {
+        self.timeline.is_some() && self.roots.iter().all(|root| root.thread.is_none())
+    }
+
+    /// The profile with its threads apart; as it is where [`can_part_threads`](Saved::can_part_threads) says no.
+    ///
+    /// # Errors
+    /// [`Full`] if it does not fit.
+    pub fn with_threads_apart(&self) -> Result<Saved, Full> {
+        let Some(timeline) = self.timeline.as_ref().filter(|_| self.can_part_threads()) else {
+            return Ok(self.clone());
+        };
+        let mut builder = SavedBuilder::new(self.about.clone());
+        let tables = Remap::new(self).all(&mut builder)?;
+        let timed = timeline.counts();
+        let rest =
+            |node: NodeId| self.trie.count(node).saturating_sub(timed.get(&node).copied().unwrap_or(0));
+        builder.add_remapped(self, &tables, rest)?;
+        let mut parted = timeline.clone();
+        let mut stack = Vec::new();
+        for thread in &mut parted.threads {
+            let name = builder.text(self.text(thread.name))?;
+            let mut nodes: HashMap<NodeId, NodeId> = HashMap::new();
+            for sample in &mut thread.samples {
+                let Some(merged) = sample.node else { continue };
+                let node = match nodes.get(&merged) {
+                    Some(known) => *known,
+                    None => {
+                        stack.clear();
+                        let Some(root) = self.path_of(merged, &mut stack) else { continue };
+                        let process = builder.text(self.text(root.process))?;
+                        let root = StackRoot { process, thread: Some((name, thread.id)), ..root };
+                        let root = builder.root(root)?;
+                        let here =
+                            |frame: u32| tables.frames.get(frame as usize).copied().unwrap_or(u32::MAX);
+                        stack.iter_mut().for_each(|frame| *frame = here(*frame));
+                        *nodes.entry(merged).or_insert(builder.add(root, &stack, 0)?)
+                    }
+                };
+                builder.count(node, sample.count)?;
+                sample.node = Some(node);
+            }
+        }
+        builder.add_times(self, parted)?;
+        Ok(builder.finish())
+    }
+
+    /// The root of a node; its frames, outermost first, are put into `frames`.
+    pub(in crate::profile) fn path_of(&self, node: NodeId, frames: &mut Vec<u32>) -> Option<StackRoot> {
+        let (mut root, mut at) = (None, Some(node));
+        while let Some(here) = at {
+            match self.trie.key(here) {
+                Some(StackFrame::Root(index)) => root = self.roots.get(index as usize).copied(),
+                Some(StackFrame::Frame(frame)) => frames.push(frame),
+                None => {}
+            }
+            at = self.trie.parent(here);
+        }
+        frames.reverse();
+        root
+    }
+}
