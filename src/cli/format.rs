@@ -68,12 +68,12 @@ impl Format {
         }
     }
 
-    /// Whether it keeps when samples were taken.
+    /// Whether it keeps when samples were taken; of pprof that is optional.
     #[must_use]
     pub fn keeps_times(self) -> bool {
         match self {
-            Format::Html | Format::Firefox => true,
-            Format::Svg | Format::Folded | Format::Pprof | Format::Speedscope => false,
+            Format::Html | Format::Firefox | Format::Otlp | Format::Speedscope => true,
+            Format::Svg | Format::Folded | Format::Pprof => false,
         }
     }
 

@@ -41,7 +41,7 @@ impl Recorder<'_> {
             return;
         }
         let Some(recorded) = self.processes.get_mut(of.0 as usize) else { return };
-        for path in recorded.images.take_new_paths() {
+        for path in recorded.refresh.take_new_paths() {
             self.timeline.add_event(EventKind::ImageLoad, recorded.pid, at_ns, &path);
         }
     }

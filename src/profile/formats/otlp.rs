@@ -38,14 +38,10 @@ pub(super) mod key {
     /// Whether a thread waits or runs, where waiting threads were recorded.
     pub(super) const STATE: &str = "stackprof.state";
     pub(super) const INCOMPLETE: &str = "stackprof.incomplete";
-    /// Threads have samples of their own, and one root by process.
-    pub(super) const MERGED_THREADS: &str = "stackprof.merged_threads";
     /// Nanoseconds that each observation of a sample stands for, as packed numbers.
     pub(super) const WEIGHTS: &str = "stackprof.weights_ns";
-    /// Steps that times are kept in, nanoseconds.
-    pub(super) const STEP: &str = "stackprof.time_step_ns";
-    /// Losses by time: lines of the time, what was lost, nanoseconds, and the reason.
-    pub(super) const LOSSES: &str = "stackprof.losses";
+    /// JSON of what a profile with times has beside samples.
+    pub(super) const TIMES: &str = "stackprof.times";
 }
 
 /// Name of the instrumentation scope of profiles that stackprof writes.

@@ -38,7 +38,7 @@ pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Res
     write!(out, "{{\"$schema\":{},\"name\":{}", json(SCHEMA)?, json(&title)?)?;
     write!(out, ",\"exporter\":{}", json(concat!("stackprof ", env!("CARGO_PKG_VERSION")))?)?;
     let extra = match timeline {
-        Some(_) => Extra::of(about).with_times(saved, timeline),
+        Some(timeline) => Extra::of(about).with_times(saved, timeline),
         None => Extra::of(about),
     };
     write!(out, ",\"stackprof\":{},\"shared\":{{\"frames\":[", json(&extra)?)?;

@@ -15,11 +15,11 @@ use super::key;
 use super::tables::Tables;
 use crate::profile::about::{About, MAX_COMMENTS, SAMPLES};
 use crate::profile::formats::Malformed;
+use crate::profile::formats::extra::Extra;
 use crate::profile::formats::pprof::metadata;
 use crate::profile::formats::protobuf::limit;
 use crate::profile::formats::tally::Tally;
 use crate::profile::saved::Saved;
-use crate::profile::timeline::Loss;
 use profiles::{Chosen, Profile, profiles};
 use samples::Reader;
 
@@ -50,19 +50,17 @@ pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally)
         tally.remark(&format!("left out: {others} of {} profiles, which do not count {}", all.len(), kind.0));
     }
     let chosen = Chosen::of(&read);
-    let told = Told::of(&read, &tables, &chosen)?;
+    let mut told = Told::of(&read, &tables, &chosen)?;
     let begin_ns = begin_ns(&read, &told);
-    let mut reader = Reader::new(&tables, told.about, begin_ns, told.has_merged_threads, chosen.divisor);
+    let extra: Option<Extra<'_>> = serde_json::from_str(&told.times).ok();
+    let has_merged_threads = extra.as_ref().is_some_and(Extra::has_merged_threads);
+    let mut reader = Reader::new(&tables, std::mem::take(&mut told.about), begin_ns, has_merged_threads, chosen.divisor);
     for profile in &read {
         reader.profile(profile, tally)?;
     }
     let mut builder = reader.finish();
-    if builder.so_far().timeline().is_some() {
-        for (at_ns, lost_ns, reason) in told.losses {
-            let reason = builder.text(&reason)?;
-            builder.timeline().losses.push(Loss { at_ns, lost_ns, reason });
-        }
-        builder.timeline().step_ns = told.step_ns;
+    if let Some(extra) = extra.filter(|_| builder.so_far().timeline().is_some()) {
+        extra.put_times(&mut builder)?;
     }
     Ok(builder.finish())
 }
@@ -86,10 +84,8 @@ fn begin_ns(profiles: &[&Profile<'_, '_>], told: &Told) -> u64 {
 struct Told {
     about: About,
     is_ours: bool,
-    has_merged_threads: bool,
-    step_ns: Option<u64>,
-    /// When, how much, why.
-    losses: Vec<(u64, u64, String)>,
+    /// JSON of what a timeline has beside samples.
+    times: String,
 }
 
 impl Told {
@@ -140,18 +136,7 @@ impl Told {
                     Ok(())
                 })?;
             }
-            (key::MERGED_THREADS, Any::Bool(merged)) => self.has_merged_threads = merged,
-            (key::STEP, Any::Int(step_ns)) => self.step_ns = Some(step_ns).filter(|ns| *ns > 0),
-            (key::LOSSES, _) => value.for_each_text(|line| {
-                limit(self.losses.len(), MAX_COMMENTS, "losses")?;
-                let mut words = line.splitn(3, ' ');
-                let mut number = || words.next()?.parse().ok();
-                if let (Some(at_ns), Some(lost_ns)) = (number(), number()) {
-                    let reason = words.next().unwrap_or_default().to_owned();
-                    self.losses.push((at_ns, lost_ns, reason));
-                }
-                Ok(())
-            })?,
+            (key::TIMES, Any::Text(times)) => self.times = String::from_utf8_lossy(times).into_owned(),
             _ => {}
         }
         Ok(())

@@ -15,6 +15,7 @@ use super::dictionary::Dictionary;
 use super::proto::{self, Any, AnyValue, field};
 use super::{MAX_OBSERVATIONS, SCOPE, key};
 use crate::profile::StackFrame;
+use crate::profile::formats::extra::Extra;
 use crate::profile::formats::pprof::{label, metadata};
 use crate::profile::formats::thread_times::weight_ns;
 use crate::profile::saved::{Saved, StackRoot};
@@ -129,20 +130,8 @@ impl Writer<'_> {
             attributes.push(self.dictionary.attribute(key::COMMENTS, comments)?);
         }
         if let Some(timeline) = saved.timeline() {
-            if saved.roots().iter().all(|root| root.thread.is_none()) {
-                attributes.push(self.dictionary.attribute(key::MERGED_THREADS, Any::Bool(true))?);
-            }
-            if let Some(step_ns) = timeline.step_ns {
-                attributes.push(self.dictionary.attribute(key::STEP, Any::Int(step_ns.cast_signed()))?);
-            }
-            if !timeline.losses.is_empty() {
-                let losses = timeline.losses.iter();
-                let line = |loss: &crate::profile::Loss| {
-                    format!("{} {} {}", loss.at_ns, loss.lost_ns, saved.text(loss.reason))
-                };
-                let losses = Any::texts(losses.map(line).collect());
-                attributes.push(self.dictionary.attribute(key::LOSSES, losses)?);
-            }
+            let times = serde_json::to_string(&Extra::of(about).with_times(saved, timeline))?;
+            attributes.push(self.dictionary.attribute(key::TIMES, Any::Text(times))?);
         }
         let mut packed = Vec::new();
         attributes.iter().for_each(|index| encode_varint(u64::from(index.unsigned_abs()), &mut packed));

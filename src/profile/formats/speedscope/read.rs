@@ -125,6 +125,9 @@ pub(in crate::profile::formats) fn read(
     }
     let Reader { mut builder, fractions, .. } = reader;
     fractions.finish(&mut builder)?;
+    if let Some(extra) = extra.filter(|_| builder.so_far().timeline().is_some()) {
+        extra.put_times(&mut builder)?;
+    }
     Ok(builder.finish())
 }
 
