@@ -10,6 +10,7 @@ mod metadata;
 mod proto;
 mod prune;
 pub mod read;
+mod tables;
 mod values;
 pub mod write;
 

@@ -6,19 +6,23 @@
 //! schema allows. Reading is in `speedscope/read.rs`, of evented profiles `speedscope/evented.rs`.
 
 mod evented;
+mod frame;
 mod read;
+mod reader;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::extra::Extra;
 use crate::escape::{escape_json, escape_line};
+use crate::profile::root_names::INCOMPLETE;
 use crate::profile::saved::{Saved, UNKNOWN};
-use crate::profile::views::by_name::INCOMPLETE;
 use crate::profile::views::threads::{ByThread, OneThread};
+pub(super) use frame::FileFrame;
+use frame::{ExtraThread, WAITING};
 pub(super) use read::{OneProfile, read};
 
 const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
@@ -120,9 +124,6 @@ struct Frames<'s> {
     waiting: u32,
 }
 
-/// What waiting threads' stacks begin with; speedscope has no place for it beside the stack.
-const WAITING: &str = "[waiting]";
-
 impl<'s> Frames<'s> {
     fn of(saved: &'s Saved) -> Frames<'s> {
         let mut known: HashMap<FileFrame<'s>, u32> = HashMap::new();
@@ -170,24 +171,4 @@ impl<'s> Frames<'s> {
         let span = self.spans.get(frame as usize).cloned();
         span.and_then(|span| self.lists.get(span)).unwrap_or_default()
     }
-}
-
-/// A frame as the file has it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) struct FileFrame<'a> {
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    file: Option<Cow<'a, str>>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::line_number")]
-    line: Option<u32>,
-}
-
-/// What the format has no place for, of a thread.
-#[derive(Serialize, Deserialize)]
-struct ExtraThread<'a> {
-    #[serde(borrow)]
-    process: Cow<'a, str>,
-    #[serde(borrow)]
-    thread: Option<(Cow<'a, str>, u64)>,
 }
