@@ -9,8 +9,8 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
+use super::frame::{Compared, Frame};
 use super::layout::{FrameBox, Picture};
-use super::{Compared, Frame};
 use crate::escape::escape_line;
 
 /// Inferno's width of the picture without the margins it is drawn with, and of a character.

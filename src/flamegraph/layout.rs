@@ -4,7 +4,7 @@
 //! before any drawing, so that the cost of a graph is that of its picture; its weight stays
 //! with the frames below it, whose figures do not change. No colours, no text.
 
-use super::{Compared, Frame};
+use super::frame::{Compared, Frame};
 
 /// Most frames that are drawn. With inferno's script a browser takes about a second to open
 /// so many and seven to open 50,000; a graph that has more is drawn from a larger width on,

@@ -7,6 +7,7 @@
 //! Not for empty profiles: the caller reports those as "nothing was sampled".
 
 mod caption;
+mod frame;
 mod labels;
 mod layout;
 mod levels;
@@ -20,6 +21,7 @@ use inferno::flamegraph::{self, Direction, Options};
 use crate::escape::escape_line;
 
 pub use caption::Caption;
+pub use frame::{Compared, Frame};
 use labels::{Labels, NOTHING};
 pub use layout::{FRAMES_DRAWN_MAX, LEVELS_DRAWN_MAX};
 use layout::{FrameBox, Picture};
@@ -42,30 +44,6 @@ pub struct Graph {
     pub dark: bool,
     /// What stacks begin with stands at the top (an icicle graph), not at the bottom.
     pub inverted: bool,
-}
-
-/// A frame at its place in the tree. A list of them in pre-order is a tree: each is
-/// followed by what it calls, one deeper than itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame<'a> {
-    /// Frames below it; 0 for the outermost one.
-    pub depth: u32,
-    /// What is shown.
-    pub name: &'a str,
-    /// Samples in the profile that is compared with, those of all that it calls included; 0
-    /// where nothing is compared.
-    pub base: u64,
-    /// Samples, those of all that it calls included.
-    pub new: u64,
-}
-
-/// What a comparison takes for equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compared {
-    /// Equal numbers of samples: two runs of the same work.
-    Counts,
-    /// Equal shares of the whole: two recordings of different length.
-    Shares,
 }
 
 /// Writes the flame graph of `nodes`, in pre-order. `total` is the samples of the whole

@@ -3,8 +3,11 @@
 use std::error::Error;
 use std::fmt;
 
-use super::measurements::SAMPLES_MIN;
 use crate::profile::SAMPLES;
+
+/// The fewest samples of a run that is worth a comparison. A run below has not sampled the
+/// program but its start; it is refused rather than passed.
+pub const SAMPLES_MIN: u64 = 20;
 
 /// Which runs cannot be compared, and why. Runs are named by the files that they were read from.
 #[derive(Clone, Debug, PartialEq)]

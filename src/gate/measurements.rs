@@ -3,16 +3,12 @@
 //! Input: [`Stacks`] of the base runs followed by the new ones. Output: [`Measurements`], or why
 //! these runs must not be compared. Nothing is tested here.
 
-use super::incomparable::Incomparable;
+use super::incomparable::{Incomparable, SAMPLES_MIN};
 use super::unit::Unit;
 use crate::diff::functions::functions;
 use crate::diff::lost::{LOST_MAX, LossTotals};
 use crate::diff::stacks::{Run, Stacks};
 use crate::profile::SAMPLES;
-
-/// The fewest samples of a run that is worth a comparison. A run below has not sampled the
-/// program but its start; it is refused rather than passed.
-pub const SAMPLES_MIN: u64 = 20;
 
 /// A run with less than this part of its side's median was cut short.
 pub const TRUNCATED_BELOW: f64 = 0.25;

@@ -12,8 +12,8 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::StackFrame;
 use super::about::{About, Different};
-use super::remap::{Remap, Tables};
-use super::saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot};
+use super::full::Full;
+use super::saved::{Frame, Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
 use super::timeline::Timeline;
 use crate::trie::{MAX_FRAMES, NodeId};
@@ -30,7 +30,7 @@ pub const MAX_ROOTS: usize = 1 << 20;
 /// Makes a [`Saved`].
 #[derive(Default)]
 pub struct SavedBuilder {
-    saved: Saved,
+    pub(super) saved: Saved,
     hasher: DefaultHashBuilder,
     frames: HashTable<u32>,
     functions: HashMap<Function, u32>,
@@ -233,59 +233,6 @@ impl SavedBuilder {
         sum.map(drop).ok_or(Full { what: "counts of all stacks together", limit: usize::MAX })
     }
 
-    /// Adds another profile: its stacks, and what it tells of its recording.
-    ///
-    /// # Errors
-    /// [`MergeError`] if the counts must not be added, or a table is full.
-    pub fn merge(&mut self, other: &Saved) -> Result<(), MergeError> {
-        self.saved.about.merge(&other.about).map_err(MergeError::Different)?;
-        Ok(self.add_stacks(other)?)
-    }
-
-    /// Adds the stacks of another profile.
-    ///
-    /// # Errors
-    /// [`Full`] if they do not all fit.
-    pub fn add_stacks(&mut self, other: &Saved) -> Result<(), Full> {
-        let tables = Remap::new(other).all(self)?;
-        self.add_remapped(other, &tables, |node| other.trie.count(node)).map(drop)
-    }
-
-    /// Adds the stacks of another profile, with frames and roots that are known already and the counts that
-    /// `count` says. Gives the nodes that theirs are here.
-    pub(super) fn add_remapped(
-        &mut self,
-        other: &Saved,
-        tables: &Tables,
-        count: impl Fn(NodeId) -> u64,
-    ) -> Result<Vec<NodeId>, Full> {
-        other.trie.try_map_nodes(NodeId(0), |there, frame, caller| {
-            let here = |table: &[u32], index: u32| table.get(index as usize).copied().unwrap_or(u32::MAX);
-            let node = match frame {
-                StackFrame::Root(root) => self.root_node(here(&tables.roots, root))?,
-                StackFrame::Frame(frame) => self.child_node(*caller, here(&tables.frames, frame))?,
-            };
-            self.count(node, count(there))?;
-            Ok::<NodeId, Full>(node)
-        })
-    }
-
-    /// Takes the times of samples over from another profile, whose nodes are `nodes` here.
-    pub(super) fn add_timeline(
-        &mut self,
-        other: &Saved,
-        timeline: &Timeline,
-        nodes: &[NodeId],
-    ) -> Result<(), Full> {
-        self.add_times(other, timeline.with_nodes(|node| nodes.get(node.0 as usize).copied()))
-    }
-
-    /// Takes times of samples over whose nodes are of this profile and texts of another one.
-    pub(super) fn add_times(&mut self, other: &Saved, timeline: Timeline) -> Result<(), Full> {
-        self.saved.timeline = Some(timeline.with_texts(|text| self.saved.texts.intern(other.text(text)))?);
-        Ok(())
-    }
-
     /// The times of samples, for readers of files that have them.
     pub fn times(&mut self) -> &mut Timeline {
         self.saved.timeline.get_or_insert_default()
@@ -296,37 +243,6 @@ impl SavedBuilder {
         let trie = &self.saved.trie;
         timeline.count_samples(trie.node_count(), |node| trie.count(node));
         self.saved.timeline = Some(timeline);
-    }
-}
-
-impl Saved {
-    /// The profile without addresses: stacks of one function at one line become one.
-    /// For formats that keep names only, whose files would repeat them.
-    ///
-    /// # Errors
-    /// [`Full`] if they do not all fit.
-    pub fn without_addresses(&self) -> Result<Saved, Full> {
-        let mut builder = SavedBuilder::new(self.about.clone());
-        let mut tables = Remap::new(self).all(&mut builder)?;
-        for (index, frame) in self.frames.iter().enumerate() {
-            let lines = builder.so_far().frames.get(tables.frames.get(index).copied().unwrap_or(0) as usize);
-            let lines = lines.map(|frame| builder.so_far().lines_of(frame).to_vec()).unwrap_or_default();
-            let bare = if frame.lines.is_empty() {
-                let mut place = String::new();
-                self.names_of(index as u32, false, &mut |name| name.clone_into(&mut place));
-                builder.named_frame(&place)?
-            } else {
-                builder.frame(0, None, &lines)?
-            };
-            if let Some(slot) = tables.frames.get_mut(index) {
-                *slot = bare;
-            }
-        }
-        let nodes = builder.add_remapped(self, &tables, |node| self.trie.count(node))?;
-        if let Some(timeline) = &self.timeline {
-            builder.add_timeline(self, timeline, &nodes)?;
-        }
-        Ok(builder.finish())
     }
 }
 

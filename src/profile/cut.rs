@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use super::builder::SavedBuilder;
 use super::remap::Remap;
-use super::saved::{Full, Saved};
+use super::full::Full;
+use super::saved::Saved;
 use super::timeline::{Timeline, share};
 use crate::trie::NodeId;
 

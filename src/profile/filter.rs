@@ -5,32 +5,18 @@
 //! much each condition left. Names are as folded text shows them; each is looked at once,
 //! however many stacks have it (`filter/judge.rs`). Not for: the language of the conditions.
 
+mod condition;
 mod judge;
 
 use std::collections::BTreeMap;
 
 use super::builder::SavedBuilder;
+use super::full::Full;
 use super::remap::Remap;
-use super::saved::{Full, Saved, StackRoot};
+use super::saved::{Saved, StackRoot};
 use crate::trie::NodeId;
+pub use condition::{Condition, Filter};
 use judge::Judge;
-
-/// Whether a name is meant.
-pub type Condition<'f> = &'f dyn Fn(&str) -> bool;
-
-/// What is kept. They are looked at in this order.
-#[derive(Clone, Copy, Default)]
-pub struct Filter<'f> {
-    /// Threads by `name` or `name (id)`; stacks of merged threads are not kept.
-    pub thread: Option<Condition<'f>>,
-    /// Stacks with such a frame, the process, the thread and `[incomplete]` among them.
-    pub include: Option<Condition<'f>>,
-    /// Stacks without such a frame.
-    pub exclude: Option<Condition<'f>>,
-    /// Stacks with such a function, without what is outside of the outermost one. The
-    /// process and the thread stay. Its stacks are whole from there.
-    pub root: Option<Condition<'f>>,
-}
 
 /// Counts that were left after each of the conditions of a [`Filter`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

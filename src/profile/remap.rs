@@ -5,7 +5,8 @@
 //! so a part of a profile does not go on naming what it has lost.
 
 use super::builder::SavedBuilder;
-use super::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
+use super::full::Full;
+use super::saved::{Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
 
 /// The numbers that parts of a profile have in the one that takes them over.

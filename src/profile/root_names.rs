@@ -6,9 +6,14 @@
 
 use std::collections::HashMap;
 
-use super::saved::{Full, Saved, StackRoot};
+use std::borrow::Cow;
+
+use super::full::Full;
+use super::saved::{Saved, StackRoot, UNKNOWN};
 use super::texts::{TextId, Texts};
-use super::{INCOMPLETE, shown};
+
+/// A stack that could not be walked to its thread's root starts with this frame.
+pub const INCOMPLETE: &str = "[incomplete]";
 
 /// What processes are called in a table.
 #[derive(Default)]
@@ -44,4 +49,15 @@ impl RootNames {
 /// A thread as one frame of a line; `(18)` without a name.
 pub(super) fn thread_name(name: &str, id: u64) -> String {
     shown(&format!("{name} ({id})")).into_owned()
+}
+
+/// A name of a profile as one frame of a line: the separator `;` becomes `:`, and a blank name is
+/// `[unknown]`. What cannot be seen, line ends above all, is escaped where names are interned.
+#[must_use]
+pub fn shown(name: &str) -> Cow<'_, str> {
+    let name = name.trim();
+    if name.is_empty() {
+        return Cow::Borrowed(UNKNOWN);
+    }
+    if name.contains(';') { Cow::Owned(name.replace(';', ":")) } else { Cow::Borrowed(name) }
 }

@@ -15,36 +15,10 @@ use super::texts::{TextId, Texts};
 use super::timeline::Timeline;
 use crate::escape::file_name;
 use crate::module_offset::ModuleOffset;
-use crate::trie::{self, FrameId, NodeId, Trie};
+use crate::trie::{FrameId, NodeId, Trie};
 
 /// A frame of which nothing is known.
 pub const UNKNOWN: &str = "[unknown]";
-
-/// A table of a saved profile has reached its limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full {
-    /// What there are too many of.
-    pub what: &'static str,
-    /// How many fit.
-    pub limit: usize,
-}
-
-impl From<trie::Full> for Full {
-    fn from(full: trie::Full) -> Full {
-        match full {
-            trie::Full::Nodes => Full { what: "nodes of distinct stacks", limit: trie::MAX_NODES },
-            trie::Full::Frames => Full { what: "distinct frames", limit: trie::MAX_FRAMES },
-        }
-    }
-}
-
-impl fmt::Display for Full {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the profile is too large: more than {} {}", self.limit, self.what)
-    }
-}
-
-impl std::error::Error for Full {}
 
 /// A part of a file that was mapped as code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

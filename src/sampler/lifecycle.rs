@@ -5,14 +5,15 @@
 //! a tick most have none.
 
 use super::deferred::{DueSamples, Rewalk};
-use super::process::{FIRST, ProcessIndex, UNSAMPLED};
-use super::process_cpu::{BY_NO_KNOWN_THREAD, CpuBalance};
+use super::process_cpu::BY_NO_KNOWN_THREAD;
+use super::process_entry::{FIRST, UNSAMPLED};
 use super::stops::{Stop, StopDriver};
+use super::target_process::{CpuBalance, TargetProcess, observed};
 use super::thread::unknown_status;
 use crate::addr::Avma;
 use crate::recording::Profile;
 use crate::recording::timeline::EventKind;
-use crate::sources::{Observed, Target, ThreadId, ThreadStatus};
+use crate::sources::{ThreadId, ThreadStatus};
 
 /// The last looks at threads and their names take this long at most, nanoseconds.
 const LAST_POLLS_NS: u64 = 20_000_000;
@@ -28,35 +29,6 @@ const PROGRAMS_MAX: usize = 4096;
 
 /// Why time is lost of threads that came and went.
 const ENDED: &str = "thread ended before its next sample";
-
-/// Why samples of processes are lost that the recorder has no room for.
-pub(super) const TOO_MANY: &str = "too many processes";
-
-/// A process of the target.
-#[derive(Debug)]
-pub(super) struct TargetProcess {
-    /// Its index in the recorder, once it was sampled.
-    of: ProcessIndex,
-    /// The name that its stacks are kept under.
-    name: String,
-    /// What it used beside its threads.
-    pub(super) cpu: CpuBalance,
-}
-
-impl TargetProcess {
-    /// The one that the recorder is made for.
-    pub(super) fn first(name: &str) -> TargetProcess {
-        TargetProcess { of: FIRST, name: name.to_owned(), cpu: CpuBalance::default() }
-    }
-}
-
-/// What can be asked of a process of the target.
-pub(super) fn observed(target: &mut dyn Target, pid: u32) -> Option<&mut dyn Observed> {
-    if pid == target.process().pid {
-        return Some(target);
-    }
-    target.other(pid)
-}
 
 impl StopDriver<'_> {
     // ---- threads

@@ -9,22 +9,28 @@
 
 mod budget;
 mod decide;
+mod deferral;
 mod deferred;
 mod image_loads;
 mod image_refresh;
 mod jit_budget;
 mod lifecycle;
+mod options;
 mod prefetch;
+mod prefetch_list;
 mod process;
 mod process_cpu;
+mod process_entry;
 pub mod pushed;
 mod recorder;
 mod red_zone;
+mod sample;
 mod sleeping;
 mod snapshot;
 mod stack_size;
 mod stops;
 mod suspension;
+mod target_process;
 mod thread;
 mod ticks;
 mod times;
@@ -37,40 +43,13 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::live::Live;
 use crate::recording::Profile;
 use crate::sources::{Fault, Target};
-use crate::walk::UnwindMethod;
 use stops::StopDriver;
 
-pub use process::{FIRST, ProcessIndex};
-pub use recorder::{Recorder, Sample};
+pub use options::Options;
+pub use process_entry::{FIRST, ProcessIndex};
+pub use recorder::Recorder;
+pub use sample::Sample;
 pub use snapshot::{Snapshot, ThreadStack, snapshot};
-
-/// How to record.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// After the wish to stop, how long the end of the process is waited for, nanoseconds.
-    pub linger_ns: u64,
-    /// Ticks per second.
-    pub hz: u32,
-    /// End after this long; `None`: when the process ends or the wish to stop comes.
-    pub duration_ns: Option<u64>,
-    /// Also record waiting threads: weights are wall-clock time.
-    pub idle: bool,
-    /// Record waiting threads alone, where the source tells of waits.
-    pub off_cpu: bool,
-    /// Keep the stacks of each thread apart. Otherwise all threads share one root: memory
-    /// then does not grow with the number of threads that come and go.
-    pub threads: bool,
-    /// Memory for the times of samples, bytes; 0 to keep none.
-    pub timeline_bytes: usize,
-    /// Frames kept per stack.
-    pub max_depth: usize,
-    /// How stacks are walked.
-    pub unwind: UnwindMethod,
-    /// Seed of the ticks' jitter.
-    pub seed: u64,
-    /// Share of its time that the target may stand still: 0.02 is 2 %, 1 or more no limit.
-    pub max_stop: f64,
-}
 
 /// Records a target until it ends, the time is over or `live` says stop.
 ///

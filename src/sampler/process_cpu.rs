@@ -6,40 +6,10 @@
 use hashbrown::HashMap;
 
 use super::stops::StopDriver;
+use super::target_process::CpuBalance;
 
 /// Why time of a process is lost that no thread used that is known.
 pub(super) const BY_NO_KNOWN_THREAD: &str = "used by threads that could not be sampled";
-
-/// What a process used by its clock, and what of that is accounted for.
-#[derive(Debug, Default)]
-pub(super) struct CpuBalance {
-    /// Its clock when its recording began; `None` where the source has no such clock.
-    first_ns: Option<u64>,
-    /// What threads used that have ended, and what was lost here.
-    accounted_ns: u64,
-}
-
-impl CpuBalance {
-    /// Of a process whose clock was at this when its recording began.
-    pub(super) fn new(first_ns: Option<u64>) -> CpuBalance {
-        CpuBalance { first_ns, accounted_ns: 0 }
-    }
-
-    /// A thread of it has ended that used so much.
-    pub(super) fn thread_ended(&mut self, used_ns: u64) {
-        self.accounted_ns += used_ns;
-    }
-
-    /// What was used beside its threads up to this moment of its clock, and was not told before; `alive_ns`: what those
-    /// threads used that have not ended.
-    fn take_rest_ns(&mut self, clock_ns: Option<u64>, alive_ns: u64) -> u64 {
-        let used_ns =
-            clock_ns.zip(self.first_ns).map_or(0, |(now_ns, first_ns)| now_ns.saturating_sub(first_ns));
-        let rest_ns = used_ns.saturating_sub(self.accounted_ns + alive_ns);
-        self.accounted_ns += rest_ns;
-        rest_ns
-    }
-}
 
 impl StopDriver<'_> {
     /// Begins the balance of all processes that were found. After their threads were looked at: what is used between

@@ -10,17 +10,18 @@ use std::sync::atomic::Ordering;
 use hashbrown::HashMap;
 
 use super::deferred::{DueSamples, Rewalk};
-use super::process::{FIRST, ProcessIndex};
-use super::recorder::{Recorder, Sample, SampleOutcome};
+use super::options::Options;
+use super::process_entry::{FIRST, ProcessIndex};
+use super::recorder::{Recorder, SampleOutcome};
+use super::sample::Sample;
 use super::thread::unknown_status;
 use super::waits::OpenWaits;
-use super::{Options, Result};
 use crate::clock::Clock;
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, Result};
 use crate::live::Live;
 use crate::recording::Profile;
 use crate::recording::timeline::EventKind;
-use crate::sources::pushed::{PushedSource, SourceEvent, TimedEvent};
+use crate::sources::pushed::{PushedSource, SourceEvent, StackUse, TimedEvent};
 use crate::sources::{Capture, Fault, Observed, ThreadId};
 use crate::walk::Frames;
 
@@ -215,20 +216,9 @@ impl PushedDriver<'_> {
                 if self.recorder.stats.samples_pushed == 0 && at_ns < self.recorder.stats.begun_ns {
                     self.recorder.begin_times(at_ns);
                 }
-                self.recorder.stats.samples_pushed += 1;
-                let status = boxed.status;
-                let Some(weight_ns) = self.recorder.weigh(thread, status) else { return };
-                // The box goes back to the source with its buffers.
-                let capture = std::mem::replace(&mut *boxed, Capture::with_capacity(0));
-                let sample = Sample { thread, capture, at_ns, waiting: false };
                 self.recorder.may_prefetch = prefetches;
-                let taken = self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames);
-                if let Some(sample) = taken.sample {
-                    *boxed = sample.capture;
-                }
-                self.recorder.may_prefetch = false;
-                self.walk_deferred(of, process, DueSamples::ImagesRead);
-                source.walked(boxed, taken.needed);
+                let Some(needed) = self.take_sample(of, process, thread, at_ns, &mut boxed) else { return };
+                source.walked(boxed, needed);
                 if let Some(pieces) = self.recorder.new_pieces(thread) {
                     source.prefetch(thread, pieces);
                 }
@@ -299,6 +289,32 @@ impl PushedDriver<'_> {
         if !self.recorder.accounts.contains_key(&thread) {
             self.recorder.add_thread(of, process, thread, None, unknown_status(), false);
         }
+    }
+
+    /// Walks and counts a sample; how much of the copied stack that needed. `None` for a thread that is not known.
+    fn take_sample(
+        &mut self,
+        of: ProcessIndex,
+        process: &mut dyn Observed,
+        thread: ThreadId,
+        at_ns: u64,
+        boxed: &mut Capture,
+    ) -> Option<StackUse> {
+        self.recorder.stats.samples_pushed += 1;
+        let weight_ns = self.recorder.weigh(thread, boxed.status);
+        // The box goes back to the source with its buffers.
+        let taken = weight_ns.map(|weight_ns| {
+            let capture = std::mem::replace(boxed, Capture::with_capacity(0));
+            let sample = Sample { thread, capture, at_ns, waiting: false };
+            self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
+        });
+        self.recorder.may_prefetch = false;
+        let taken = taken?;
+        if let Some(sample) = taken.sample {
+            *boxed = sample.capture;
+        }
+        self.walk_deferred(of, process, DueSamples::ImagesRead);
+        Some(taken.needed)
     }
 
     /// Walks and counts where a thread waits.

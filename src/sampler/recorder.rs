@@ -7,13 +7,14 @@
 
 use hashbrown::HashMap;
 
-use super::Options;
 use super::deferred::DeferredSample;
 use super::image_refresh::ImageRefresh;
 use super::jit_budget::JitBudget;
-use super::prefetch::Prefetched;
-use super::process::{ProcessEntry, ProcessIndex};
+use super::options::Options;
+use super::prefetch_list::Prefetched;
+use super::process_entry::{ProcessEntry, ProcessIndex};
 use super::red_zone::{lacks_red_zone, with_red_zone};
+use super::sample::Sample;
 use super::thread::{Account, unknown_status};
 use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::Avma;
@@ -24,19 +25,6 @@ use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
 use crate::trie::{NodeId, Trie};
 use crate::walk::{self, Frames, Method, StackBytes, StackEnd, UnwindMethod};
-
-/// What a thread showed at one moment.
-#[derive(Debug)]
-pub struct Sample {
-    /// Which thread.
-    pub thread: ThreadId,
-    /// Its registers and stack bytes.
-    pub capture: Capture,
-    /// When it was taken in, nanoseconds of the engine's clock.
-    pub at_ns: u64,
-    /// The thread waited when it was asked for this.
-    pub waiting: bool,
-}
 
 /// What became of a sample.
 #[derive(Debug)]

@@ -1,9 +1,9 @@
 //! Threads that wait, in a recording of wall-clock time: captured without a stop where that gives the whole
 //! stack.
 
-use super::lifecycle::observed;
-use super::recorder::Sample;
+use super::sample::Sample;
 use super::stops::StopDriver;
+use super::target_process::observed;
 use crate::sources::{Capture, Fault, SleepingThread, ThreadId};
 use crate::walk::StackEnd;
 

@@ -1,9 +1,9 @@
 //! One stack of every thread, once: what `dump stacks` shows. The stops and walks of
 //! a recording, without ticks and weights.
 
-use super::Options;
-use super::process::FIRST;
-use super::recorder::Sample;
+use super::options::Options;
+use super::process_entry::FIRST;
+use super::sample::Sample;
 use super::sleeping::leads_as_far_as_a_stop;
 use super::stack_size::FIRST_STACK_BYTES;
 use super::stops::{EVENTS_AT_ONCE, StopDriver};

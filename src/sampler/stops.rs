@@ -3,12 +3,13 @@
 
 use hashbrown::HashMap;
 
-use super::Options;
 use super::budget::Budget;
 use super::deferred::DueSamples;
-use super::lifecycle::{TOO_MANY, TargetProcess, observed};
-use super::process::FIRST;
-use super::recorder::{Recorder, Sample};
+use super::options::Options;
+use super::process_entry::FIRST;
+use super::recorder::Recorder;
+use super::sample::Sample;
+use super::target_process::{TOO_MANY, TargetProcess, observed};
 use super::ticks::Ticks;
 use crate::addr::Avma;
 use crate::clock::Clock;

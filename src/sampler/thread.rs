@@ -1,7 +1,7 @@
 //! One thread as the recorder sees it: what was accounted, how much stack it needs.
 
-use super::prefetch::Prefetch;
-use super::process::ProcessIndex;
+use super::prefetch_list::Prefetch;
+use super::process_entry::ProcessIndex;
 use super::stack_size::StackSize;
 use super::wait_sampling::WaitSampling;
 use crate::addr::Avma;
@@ -207,7 +207,7 @@ pub(super) fn unknown_status() -> ThreadStatus {
 
 #[cfg(test)]
 mod tests {
-    use super::super::process::FIRST;
+    use super::super::process_entry::FIRST;
     use super::*;
 
     fn status(cpu_ns: u64) -> ThreadStatus {

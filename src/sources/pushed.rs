@@ -12,20 +12,20 @@ pub const IN_KERNEL: &str = "in the kernel, which may not be sampled";
 /// Why time is lost that was used after the last sample.
 pub const NOT_SAMPLED_AGAIN: &str = "not sampled again before the end";
 
-/// Something that happened, and when.
+/// An event of a thread or process, and its time.
 #[derive(Debug)]
 pub struct TimedEvent {
-    /// When, nanoseconds of the engine's clock.
+    /// Nanoseconds of the engine's clock.
     pub at_ns: u64,
-    /// To which process.
+    /// Its process.
     pub process: u32,
-    /// To which of its threads.
+    /// Its thread.
     pub thread: ThreadId,
-    /// What.
+    /// The event.
     pub event: SourceEvent,
 }
 
-/// What a [`TimedEvent`] tells.
+/// What a source reports, in order.
 #[derive(Debug)]
 pub enum SourceEvent {
     /// A thread was seen first.
@@ -45,7 +45,7 @@ pub enum SourceEvent {
     Wait {
         /// Nanoseconds.
         ns: u64,
-        /// Where; `None`: where it last [`SourceEvent::WaitStarted`].
+        /// Where; `None`: where its last [`SourceEvent::WaitStarted`] was.
         stack: Option<Box<Capture>>,
     },
     /// A thread waited for so long, and where is not known, or for how much of it.
@@ -105,18 +105,18 @@ pub struct StackUse {
 /// Processes whose samples are pushed. What it is itself, as [`Observed`], is the first of them, or
 /// what stands for all.
 pub trait PushedSource: Observed {
-    /// What can be asked of a process that records were of; `None` for one that was never told of.
+    /// What can be asked of a process that events were of; `None` for one that was never told of.
     fn observed(&mut self, process: u32) -> Option<&mut dyn Observed>;
 
-    /// Appends the records that are there, waiting for some until `until_ns` of the engine's
-    /// clock at the latest. Records of one thread are in their order. Gives the time up to which
+    /// Appends the events that are there, waiting for some until `until_ns` of the engine's
+    /// clock at the latest. Events of one thread are in their order. Gives the time up to which
     /// nothing more will come, or `None` at the end.
     ///
     /// # Errors
     /// [`Fault::Gone`] when the process has ended, others when the source fails.
     fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault>;
 
-    /// Called before each record of a batch is worked on, which may take long: makes room for those to come.
+    /// Called before each event of a batch is worked on, which may take long: makes room for those to come.
     fn keep_up(&mut self) {}
 
     /// Images and names are asked as they were at this time, from now on.

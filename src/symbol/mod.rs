@@ -15,6 +15,7 @@ pub mod jitdump;
 pub mod kernel;
 pub mod locate;
 mod nlist;
+mod options;
 pub mod plt;
 mod relocate;
 pub mod runtime;
@@ -22,65 +23,27 @@ pub mod sections;
 pub mod short;
 pub mod stubs;
 pub mod table;
+mod why;
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt;
 use std::io::Read;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 
 use crate::addr::{Avma, Svma};
-use crate::binary::{Files, FormatError, ImageBytes, Mapping, MappingKind, NoFiles};
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind};
 use crate::images::{Image, Images};
 use crate::module_offset::ModuleOffset;
 use crate::recording::Frame;
 use crate::trie::FrameId;
 pub use batch::ImageNames;
-use demangle::Demangler;
 pub use dwarf::LineInfo;
 use dwarf::TextsShared;
 pub use error::{DebugFileError, SectionError};
+pub use options::Options;
 use runtime::JitRuntimes;
-
-/// Most memory for the text of distinct names, in bytes. Real programs stay far below;
-/// a file can be made whose names overlap, each 64 KiB long.
-pub const MAX_TEXT_BYTES: usize = 128 * 1024 * 1024;
-
-/// Why an address has no name. Not finding a symbol is a result, not an error.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Why {
-    /// The address is in no image: JIT code, or memory that is not code.
-    NoImage,
-    /// The image's file could not be read; the text says why.
-    NoFile(String),
-    /// The image's file is not understood; the text says why.
-    BadFile(String),
-    /// The file has no function symbols: it was stripped.
-    NoSymbols,
-    /// The address lies between the symbols of its file.
-    NotCovered,
-    /// [`MAX_TEXT_BYTES`] was reached.
-    TooMuchText,
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Why::NoImage => f.write_str("in no image"),
-            Why::NoFile(reason) | Why::BadFile(reason) => f.write_str(reason),
-            Why::NoSymbols => f.write_str("the file has no function symbols"),
-            Why::NotCovered => f.write_str("between symbols"),
-            Why::TooMuchText => f.write_str("the names take too much memory"),
-        }
-    }
-}
-
-impl From<FormatError> for Why {
-    fn from(error: FormatError) -> Why {
-        Why::BadFile(error.to_string())
-    }
-}
+pub use why::{MAX_TEXT_BYTES, Style, Why};
 
 /// Addresses of one image that have no name for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,55 +132,6 @@ impl Owner {
     }
 }
 
-/// How names are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Style {
-    /// As people know them.
-    #[default]
-    Readable,
-    /// As people know them, without the arguments of templates and generics.
-    Short,
-    /// As files have them.
-    Mangled,
-}
-
-/// What names are made of.
-#[derive(Clone, Copy)]
-pub struct Options<'f> {
-    /// A frame for each function that is inlined at an address.
-    pub inlines: bool,
-    /// `function (file:line)`.
-    pub lines: bool,
-    /// How names are written.
-    pub style: Style,
-    /// Makes Swift's names readable.
-    pub swift: Demangler,
-    /// Where debug files are.
-    pub files: &'f dyn Files,
-    /// Files of single processes, by their numbers in the images: what JIT compilers say of their
-    /// code there. Of others, `files` say it.
-    pub files_by_process: &'f [(u32, Arc<dyn Files>)],
-    /// How many threads.
-    pub threads: usize,
-}
-
-impl Default for Options<'_> {
-    fn default() -> Self {
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        let (style, swift): (_, Demangler) = (Style::Readable, |_| None);
-        let files = &NoFiles;
-        Options { inlines: true, lines: false, style, swift, files, files_by_process: &[], threads }
-    }
-}
-
-impl Options<'_> {
-    /// The files of a process, by its number in the images.
-    fn files_of(&self, process: u32) -> &dyn Files {
-        let of_process = self.files_by_process.iter().find(|(number, _)| *number == process);
-        of_process.map_or(self.files, |(_, files)| &**files)
-    }
-}
-
 /// Most bytes of image files whose names are made at a time, if they are more than one:
 /// what is read of a file stays in memory as long as it is open.
 const MAX_BATCH_BYTES: u64 = 512 << 20;
@@ -232,32 +146,7 @@ pub fn symbolicate(
     images: &Images,
     options: &Options<'_>,
 ) -> Names {
-    let mut addresses: Vec<Address> = frames
-        .filter_map(|(frame, what)| match what {
-            Frame::Root(_) => None,
-            Frame::Code { space, address } => {
-                if address.at().is_kernel() {
-                    let (svma, relative) = (address.0, 0);
-                    return Some(Address { owner: Owner::Kernel, process: 0, svma, frame, relative, space });
-                }
-                let made = images.jit_memory(space, address.at()).is_some();
-                let at = images.locate(space, address.at()).filter(|_| !made);
-                Some(match at {
-                    Some(at) => {
-                        let (svma, relative) = (at.svma.0, at.relative);
-                        Address { owner: Owner::Image(at.index), process: 0, svma, frame, relative, space }
-                    }
-                    None => {
-                        let earlier = images.is_of_earlier_program(space);
-                        let owner = if earlier { Owner::EarlierProgram } else { Owner::NoImage };
-                        let process = images.process_of(space);
-                        Address { owner, process, svma: address.0, frame, relative: 0, space }
-                    }
-                })
-            }
-        })
-        .collect();
-    addresses.sort_unstable();
+    let addresses = sorted_addresses(frames, images);
 
     let mut names = Names::default();
     let spans = addresses.iter().map(|address| address.frame.0 as usize + 1).max().unwrap_or(0);
@@ -320,6 +209,37 @@ pub fn symbolicate(
         }
     });
     names
+}
+
+/// Where the addresses of frames are in files, in the order in which they are named.
+fn sorted_addresses(frames: impl Iterator<Item = (FrameId, Frame)>, images: &Images) -> Vec<Address> {
+    let mut addresses: Vec<Address> = frames
+        .filter_map(|(frame, what)| match what {
+            Frame::Root(_) => None,
+            Frame::Code { space, address } => {
+                if address.at().is_kernel() {
+                    let (svma, relative) = (address.0, 0);
+                    return Some(Address { owner: Owner::Kernel, process: 0, svma, frame, relative, space });
+                }
+                let made = images.jit_memory(space, address.at()).is_some();
+                let at = images.locate(space, address.at()).filter(|_| !made);
+                Some(match at {
+                    Some(at) => {
+                        let (svma, relative) = (at.svma.0, at.relative);
+                        Address { owner: Owner::Image(at.index), process: 0, svma, frame, relative, space }
+                    }
+                    None => {
+                        let earlier = images.is_of_earlier_program(space);
+                        let owner = if earlier { Owner::EarlierProgram } else { Owner::NoImage };
+                        let process = images.process_of(space);
+                        Address { owner, process, svma: address.0, frame, relative: 0, space }
+                    }
+                })
+            }
+        })
+        .collect();
+    addresses.sort_unstable();
+    addresses
 }
 
 /// Names stated addresses of one file, in any order, each with its functions outermost first.

@@ -3,7 +3,7 @@
 //! Fixed seeds: the same stack has the same print in every run. Not cryptographic: a
 //! target that is built to collide can merge its own stacks with each other, no more.
 
-use super::FrameWords;
+use super::limits::FrameWords;
 
 /// Digits of pi, as good as any numbers nobody chose.
 const PI: [u64; 11] = [

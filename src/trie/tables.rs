@@ -7,7 +7,7 @@
 use hashbrown::HashTable;
 
 use super::fingerprint::{Fingerprint, of_frame, of_place};
-use super::{FrameWords, Full};
+use super::limits::{FrameWords, Full};
 
 /// Frames, each once, in order of first use.
 #[derive(Clone)]

@@ -4,7 +4,7 @@
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
 use stackprof::binary::{Mapping, MappingKind, OpenError};
-use stackprof::images::{CodeMemory, ImageView, Images, JitCode, KEPT_NS, TargetCode};
+use stackprof::images::{CodeMemory, Images, JitCode, KEPT_NS, TargetCode};
 use stackprof::walk::{self, Frames, StackBytes, StackEnd, UnwindMethod, Unwinder, Walked};
 
 const START: u64 = 0x7000_0000_0000;

@@ -8,7 +8,8 @@
 //! Microsoft). Registers are pushed by a prologue in the order in which they are popped, backwards: what pops others is none.
 
 use super::Pe;
-use super::unwind::{Entry, Functions};
+use super::entry::Entry;
+use super::unwind::Functions;
 use super::unwind_info::{DWARF_NUMBERS, Step, UnwindInfo};
 use crate::addr::Svma;
 use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};

@@ -9,6 +9,7 @@
 use std::ops::Range;
 
 use super::Pe;
+use super::entry::Entry;
 use super::unwind_info::{self, UnwindInfo};
 use crate::addr::Svma;
 use crate::binary::frame_rule::{CALLED_FROM_ELSEWHERE, Cfa, Column, RETURN_ADDRESS, Row};
@@ -31,26 +32,6 @@ const CALLBACK: &str = "KiUserCallbackDispatcher";
 /// put a return address where the interrupted code had its stack pointer.
 const INTERRUPTS: [&str; 2] = ["KiUserExceptionDispatcher", "KiUserApcDispatcher"];
 const RBP: u8 = 6;
-
-/// A `RUNTIME_FUNCTION`: addresses from the image's base on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// First address.
-    pub begin: u32,
-    /// First address after it.
-    pub end: u32,
-    /// Where its unwind information is.
-    pub info: u32,
-}
-
-impl Entry {
-    /// Reads one; `None` for damaged ones.
-    #[must_use]
-    pub fn read(bytes: &[u8]) -> Option<Entry> {
-        let word = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
-        Some(Entry { begin: word(0)?, end: word(4)?, info: word(8)? }).filter(|entry| entry.begin < entry.end)
-    }
-}
 
 /// The table of an image.
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@
 //! Format: "x64 exception handling" (Microsoft), "struct UNWIND_INFO"; version 2, whose codes of epilogues are
 //! skipped here: `EPILOG` of LLVM, include/llvm/Support/Win64EH.h.
 
-use super::unwind::Entry;
+use super::entry::Entry;
 use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 
 /// Flag of an entry that goes on in another one.

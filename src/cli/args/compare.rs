@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::output::{Destination, check_distinct};
-use super::{number, percent, usage};
+use super::values::{number, percent, usage};
 use crate::diff::stacks::Matching;
 use crate::error::Result;
 

@@ -8,11 +8,12 @@ use std::ffi::OsString;
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 
+use super::Command;
 use super::diff::DiffFlags;
 use super::gate::GateFlags;
 use super::open::OpenFlags;
 use super::render::RenderFlags;
-use super::{Command, Split, split, usage};
+use super::values::{Split, split, usage};
 use crate::cli::flags::{CommonFlags, DemoFlags, DumpFlags, RecordFlags, TEMPLATE};
 use crate::error::Result;
 

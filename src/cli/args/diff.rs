@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
+use super::Command;
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
 use super::time_range::part;
-use super::{Command, Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
+use super::values::{Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::diff::compare::Wish;
 use crate::diff::stacks::Matching;

@@ -4,9 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use super::record::depth;
-use super::{
-    Command, FindProcess, Naming, Source, Split, Verbosity, source, split, unwind, usage, verbosity,
-};
+use super::source::{FindProcess, Source, source, unwind};
+use super::values::{Naming, Split, Verbosity, split, usage, verbosity};
 use crate::cli::flags::DumpFlags;
 use crate::error::Result;
 use crate::walk::UnwindMethod;
@@ -57,15 +56,23 @@ pub struct Dump {
     pub verbosity: Verbosity,
 }
 
+/// What is dumped.
+pub(super) enum DumpCommand {
+    /// A process.
+    Process(Dump),
+    /// Names of addresses of a file.
+    Addresses(Addresses),
+}
+
 /// Understands the words after `dump`; `launch` are those after `--`.
 pub(super) fn parse(
     words: &[OsString],
     launch: Option<Vec<OsString>>,
     find: FindProcess<'_>,
-) -> Result<Command> {
+) -> Result<Split<DumpCommand>> {
     let flags: DumpFlags = match split("stackprof dump", words)? {
         Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Command::Print(text)),
+        Split::Print(text) => return Ok(Split::Print(text)),
     };
     const FORM: &str = "stackprof dump {threads|images|symbols|stacks} --pid N";
     let what = match flags.what.first().map(|word| word.to_string_lossy()).as_deref() {
@@ -77,12 +84,12 @@ pub(super) fn parse(
         None => return Err(usage(format!("say what to dump: {FORM}"))),
     };
     if let (Listing::Symbols, Some(list), [_, file]) = (what, &flags.addresses, flags.what.as_slice()) {
-        return Ok(Command::Addresses(Addresses {
+        return Ok(Split::Flags(DumpCommand::Addresses(Addresses {
             file: file.into(),
             list: list.clone(),
             naming: Naming::from(&flags.naming),
             verbosity: verbosity(&flags.common)?,
-        }));
+        })));
     }
     if let Some(word) = flags.what.get(1).or_else(|| launch.as_ref()?.first()) {
         return Err(usage(format!("dump shows a running process; `{}` is too much: {FORM}", word.display())));
@@ -98,12 +105,12 @@ pub(super) fn parse(
         return Err(usage("dump shows one process; give one --pid"));
     }
     let source = source(&flags.source, None, find)?;
-    Ok(Command::Dump(Dump {
+    Ok(Split::Flags(DumpCommand::Process(Dump {
         what,
         max_depth: depth(flags.max_depth.as_deref(), DUMP_DEPTH_MAX)?,
         unwind: unwind(flags.unwind.as_deref(), &source)?,
         source,
         naming: Naming::from(&flags.naming),
         verbosity: verbosity(&flags.common)?,
-    }))
+    })))
 }

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
+use super::Command;
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, percentage, report_outputs, top};
 use super::output::{Destination, check_distinct};
-use super::{Command, Split, Verbosity, number, split, usage, verbosity};
+use super::values::{Split, Verbosity, number, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, TEMPLATE};
 use crate::diff::stacks::Matching;
 use crate::error::Result;

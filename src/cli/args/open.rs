@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser};
 
-use super::{Command, Split, Verbosity, bad, number, split, usage, verbosity};
+use super::Command;
+use super::values::{Split, Verbosity, bad, number, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, TEMPLATE};
 use crate::error::Result;
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::usage;
+use super::values::usage;
 use crate::cli::format::Format;
 use crate::error::Result;
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::open::Opening;
 use super::output::{Destination, Output, check_distinct, outputs};
-use super::{Naming, Source, Verbosity, bad, colors, min_width_percent, number, percent, unwind, verbosity};
+use super::source::{Source, unwind};
+use super::values::{Naming, Verbosity, bad, colors, min_width_percent, number, percent, verbosity};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};

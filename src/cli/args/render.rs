@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
+use super::Command;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::time_range::time_range;
-use super::{Command, Split, Verbosity, bad, colors, min_width_percent, split, usage, verbosity};
+use super::values::{Split, Verbosity, bad, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::format::Format;
 use crate::error::Result;
@@ -202,7 +203,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     const FORM: &str = "stackprof render PROFILE... -o FILE";
     const TOP_DEFAULT: usize = 20;
     const TOP_EXPECTED: &str = "a whole number, 1 or more";
-    let is_number = |text: Option<&OsStr>| text.and_then(OsStr::to_str).is_some_and(super::is_number);
+    let is_number = |text: Option<&OsStr>| text.and_then(OsStr::to_str).is_some_and(super::source::is_number);
     let mut flags: RenderFlags = match split("stackprof render", words)? {
         Split::Flags(flags) => flags,
         Split::Print(text) => return Ok(Command::Print(text)),

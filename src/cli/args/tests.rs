@@ -2,7 +2,12 @@ use std::time::Duration;
 
 use super::*;
 use crate::cli::format::Format;
+use crate::error::ErrorKind;
+use crate::flamegraph::Colors;
 use crate::sources::SamplingMethod;
+use crate::sources::gdb::StubAddress;
+use crate::symbol::Style;
+use crate::walk::UnwindMethod;
 
 /// A system with one process, whose name is `server`.
 fn find(name: &str) -> Result<u32> {

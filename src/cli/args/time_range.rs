@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::ops::Range;
 
-use super::{bad, usage};
+use super::values::{bad, usage};
 use crate::error::Result;
 
 /// Nanoseconds since the recording began; `None` if neither end is given.

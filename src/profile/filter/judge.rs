@@ -6,9 +6,10 @@
 
 use std::collections::HashMap;
 
-use super::Filter;
+use super::condition::Filter;
+use crate::profile::full::Full;
 use crate::profile::root_names::thread_name;
-use crate::profile::saved::{Full, Line, Saved};
+use crate::profile::saved::{Line, Saved};
 use crate::profile::texts::{MAX_TEXT_BYTES, TextId};
 use crate::profile::{INCOMPLETE, shown};
 

@@ -14,10 +14,11 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::extra::Extra;
+use super::failure::{broken, refused};
 use super::gzip::{self, Members};
 use super::tally::Tally;
 use super::{encoding, firefox, folded_read, foreign, otlp, perf_script, pprof, speedscope};
-use crate::error::{Error, ErrorKind, Result, cannot_read, io_text};
+use crate::error::{Error, ErrorKind, Result, cannot_read};
 use crate::profile::saved::Saved;
 
 /// Most bytes of a pprof or OTLP file, unpacked: these are read as a whole.
@@ -344,18 +345,4 @@ impl<R: BufRead> Read for Bounded<R> {
         }
         Ok(read)
     }
-}
-
-/// The error of a file that could not be read on.
-pub(super) fn broken(name: &str, error: io::Error) -> Error {
-    let what = match error.kind() {
-        io::ErrorKind::UnexpectedEof => "the packed data ends early; was it cut off?".to_owned(),
-        io::ErrorKind::InvalidInput => format!("the packed data is damaged: {error}"),
-        _ => io_text(&error),
-    };
-    refused(name, &what).caused_by(error)
-}
-
-fn refused(name: &str, what: &str) -> Error {
-    Error::new(ErrorKind::Input, format!("{name}: {what}"))
 }

@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::profile::about::About;
 use crate::profile::builder::SavedBuilder;
-use crate::profile::saved::{Full, Saved};
+use crate::profile::full::Full;
+use crate::profile::saved::Saved;
 use crate::profile::texts::TextId;
 use crate::profile::timeline::{Event, EventKind, Loss, Timeline};
 

@@ -13,6 +13,7 @@
 
 pub mod libraries;
 mod markers;
+mod product;
 mod read;
 pub(super) mod slabs;
 mod tables;
@@ -32,20 +33,16 @@ use serde::Serialize;
 
 use super::extra::Extra;
 use crate::profile::about::SAMPLES;
+use crate::profile::root_names::INCOMPLETE;
 use crate::profile::saved::Saved;
 use crate::profile::texts::TextId;
-use crate::profile::views::by_name::INCOMPLETE;
 use crate::profile::views::threads::ByThread;
 use libraries::{Libraries, Placed};
+use product::{PRODUCT_COUNTS, PRODUCT_NO_RATE};
 pub(super) use read::{Meta, Thread, read};
 pub(super) use tables::{FrameTable, FuncTable, Library, ResourceTable, StackTable, Tables};
 
 const PRODUCT: &str = "stackprof";
-/// The product of profiles that do not tell their rate; their interval means nothing.
-const PRODUCT_NO_RATE: &str = "stackprof (no rate)";
-/// The product of profiles that count something else, which ends with it and a bracket: the
-/// format has types of weights for samples and bytes only.
-const PRODUCT_COUNTS: &str = "stackprof (counts ";
 /// Interval of those without a rate.
 const INTERVAL_NS: f64 = 1e6;
 /// Largest weight of a sample in the format; larger ones become several samples.

@@ -9,10 +9,10 @@ use std::io::{ErrorKind as IoErrorKind, Read};
 
 use memchr::{memchr, memrchr};
 
-use super::detect::broken;
 use super::encoding;
+use super::failure::broken;
 use super::fractions::Fractions;
-use super::tally::Tally;
+use super::tally::{NO_STACK, Tally};
 use crate::error::{Error, ErrorKind, Result};
 use crate::profile::{About, INCOMPLETE, MAX_DEPTH, Saved, SavedBuilder, StackRoot, UNKNOWN};
 use crate::trie::NodeId;
@@ -27,8 +27,6 @@ const BLOCK_BYTES: usize = 1 << 20;
 /// Most names of a line that are not code: process, thread, `[incomplete]`.
 const ROOT_NAMES_MAX: usize = 3;
 
-/// Why a line is skipped.
-pub(super) const NO_STACK: &str = "expected \"stack count\"";
 const NO_TEXT: &str = "not text; this is not a profile";
 
 /// Reads folded stacks; `file` is the name that errors carry. Blank lines and remarks are allowed.

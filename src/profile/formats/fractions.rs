@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use crate::profile::builder::SavedBuilder;
-use crate::profile::saved::Full;
+use crate::profile::full::Full;
 use crate::trie::NodeId;
 
 /// What a sum of decimal fractions may be off a whole number.

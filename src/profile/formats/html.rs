@@ -8,40 +8,29 @@ mod base64;
 mod code;
 mod columns;
 mod header;
+mod matching;
 mod page;
 mod sha256;
 mod tables;
 #[cfg(test)]
 mod tests;
 
-use std::borrow::Cow;
 use std::io::{self, Write};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::super::saved::{Full, Saved};
+use super::super::full::Full;
+use super::super::saved::Saved;
 use crate::escape::escape_line;
 pub use code::{CodeReader, SOURCES_BYTES_MAX};
 pub use header::{Compare, Measure};
 use header::{Header, Side};
+pub use matching::Matching;
 use tables::Tables;
 
 /// What a version of the page and its data have in common; a page refuses any other.
 const FORM: u32 = 1;
-
-/// How two profiles that are compared become one.
-#[derive(Clone, Copy)]
-pub struct Matching<'m> {
-    /// The name under which a function of either profile is found.
-    pub name: &'m dyn Fn(&str) -> String,
-    /// What all processes of this profile are called.
-    pub process: Option<&'m str>,
-    /// Inlined functions are functions; else their counts are those of the function that they are part of.
-    pub inlines: bool,
-    /// Stacks of waiting threads are compared, too.
-    pub waiting: bool,
-}
 
 /// A page in the making.
 pub struct Page {
@@ -132,13 +121,5 @@ impl Page {
         gzip.write_all(&header)?;
         gzip.write_all(columns.bytes())?;
         gzip.finish()
-    }
-}
-
-/// A name as the page shows it.
-fn matched<'n>(name: &'n str, matching: Option<&Matching<'_>>) -> Cow<'n, str> {
-    match matching {
-        Some(matching) => Cow::Owned((matching.name)(name)),
-        None => Cow::Borrowed(name),
     }
 }

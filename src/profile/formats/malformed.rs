@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fmt;
 
-use crate::profile::saved::Full;
+use crate::profile::full::Full;
 
 /// What is wrong with a file and where, as a line for people without the name of the file.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 pub mod detect;
 mod encoding;
 mod extra;
+mod failure;
 pub mod firefox;
 pub mod folded;
 pub mod folded_read;

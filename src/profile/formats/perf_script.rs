@@ -13,14 +13,15 @@ mod tests;
 
 use std::io::{self, BufRead};
 
-use super::detect::broken;
 use super::encoding;
+use super::failure::broken;
 use super::malformed::Malformed;
 use super::tally::Tally;
 use crate::error::{Error, ErrorKind, Result};
 use crate::profile::MAX_DEPTH;
 use crate::profile::builder::SavedBuilder;
-use crate::profile::saved::{Full, Function, Line, Mapping, Saved, StackRoot};
+use crate::profile::full::Full;
+use crate::profile::saved::{Function, Line, Mapping, Saved, StackRoot};
 use crate::profile::texts::TextId;
 use crate::trie::NodeId;
 use line::{

@@ -10,6 +10,7 @@ pub(super) mod metadata;
 mod proto;
 mod prune;
 pub mod read;
+pub(super) mod tables;
 mod timed;
 pub(super) mod values;
 pub mod write;

@@ -9,7 +9,7 @@ use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use super::malformed::Malformed;
-use crate::profile::saved::Full;
+use crate::profile::full::Full;
 
 /// The value of a field.
 #[derive(Clone, Copy)]

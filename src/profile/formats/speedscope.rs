@@ -7,20 +7,24 @@
 //! schema allows. Reading is in `speedscope/read.rs`, of evented profiles `speedscope/evented.rs`.
 
 mod evented;
+mod frame;
 mod read;
+mod reader;
 mod timed;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::extra::Extra;
 use crate::escape::{escape_json, escape_line};
+use crate::profile::root_names::INCOMPLETE;
 use crate::profile::saved::{Saved, StackRoot, UNKNOWN};
-use crate::profile::views::by_name::INCOMPLETE;
 use crate::profile::views::threads::{ByThread, OneThread};
+pub(super) use frame::FileFrame;
+use frame::{ExtraThread, WAITING};
 pub(super) use read::{OneProfile, read};
 
 const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
@@ -134,9 +138,6 @@ struct Frames<'s> {
     waiting: u32,
 }
 
-/// What waiting threads' stacks begin with; speedscope has no place for it beside the stack.
-const WAITING: &str = "[waiting]";
-
 impl<'s> Frames<'s> {
     fn of(saved: &'s Saved) -> Frames<'s> {
         let mut known: HashMap<FileFrame<'s>, u32> = HashMap::new();
@@ -195,50 +196,5 @@ impl<'s> Frames<'s> {
     fn of_frame(&self, frame: u32) -> &[u32] {
         let span = self.spans.get(frame as usize).cloned();
         span.and_then(|span| self.lists.get(span)).unwrap_or_default()
-    }
-}
-
-/// A frame as the file has it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) struct FileFrame<'a> {
-    #[serde(borrow)]
-    name: Cow<'a, str>,
-    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
-    file: Option<Cow<'a, str>>,
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "read::line_number")]
-    line: Option<u32>,
-}
-
-/// What the format has no place for, of a thread.
-#[derive(Serialize, Deserialize)]
-struct ExtraThread<'a> {
-    #[serde(borrow)]
-    process: Cow<'a, str>,
-    #[serde(borrow)]
-    thread: Option<(Cow<'a, str>, u64)>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pid: Option<u32>,
-    /// By sample: when it was taken, what it stands for, its counts. Empty where times are not known.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    at_ns: Vec<u64>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    weight_ns: Vec<u64>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    counts: Vec<u64>,
-}
-
-impl<'a> ExtraThread<'a> {
-    fn of(process: &'a str, thread: Option<(&'a str, u64)>) -> ExtraThread<'a> {
-        let thread = thread.map(|(name, id)| (Cow::Borrowed(name), id));
-        let process = Cow::Borrowed(process);
-        ExtraThread { process, thread, pid: None, at_ns: vec![], weight_ns: vec![], counts: vec![] }
-    }
-
-    /// Sample `index` of so many: when it was taken, what it stands for, its counts.
-    fn timed(&self, index: usize, samples: usize) -> Option<(u64, u64, u64)> {
-        let columns = [&self.at_ns, &self.weight_ns, &self.counts];
-        let are_whole = columns.iter().all(|column| column.len() == samples);
-        let [at_ns, weight_ns, count] = columns.map(|column| column.get(index).copied());
-        Some((at_ns?, weight_ns?, count?)).filter(|_| are_whole)
     }
 }

@@ -4,8 +4,10 @@
 //! the user, or a refusal: in strict reading at the first that was skipped, always where more
 //! than half were. Readers decide nothing; limits and broken containers are errors of their own.
 
-use super::folded_read::NO_STACK;
 use crate::error::{Error, ErrorKind, Result};
+
+/// Why a line is skipped.
+pub(super) const NO_STACK: &str = "expected \"stack count\"";
 
 /// What a file is expected to be that is nothing known.
 const EXPECTED: &str =

@@ -4,17 +4,15 @@
 //! Its order is that of the bytes of the folded lines (`LC_ALL=C sort`), so that text is
 //! written from it line by line, with no stack ever being a string of its own.
 
-use std::borrow::Cow;
 use std::cmp::Ordering;
 
 use crate::profile::StackFrame;
-use crate::profile::root_names::RootNames;
-use crate::profile::saved::{Full, Saved, StackRoot, UNKNOWN};
+use crate::profile::full::Full;
+use crate::profile::root_names::{RootNames, shown};
+use crate::profile::saved::{Saved, StackRoot};
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::{NodeId, Trie};
 
-/// A stack that could not be walked to its thread's root starts with this frame.
-pub const INCOMPLETE: &str = "[incomplete]";
 /// The complete stack of a fiber starts with this frame.
 pub const FIBER: &str = "[fiber]";
 
@@ -189,17 +187,6 @@ impl ByName {
 struct Event {
     node: u32,
     line: bool,
-}
-
-/// A name of a profile as one frame of a line: the separator `;` becomes `:`, and a blank name is
-/// `[unknown]`. What cannot be seen, line ends above all, is escaped where names are interned.
-#[must_use]
-pub fn shown(name: &str) -> Cow<'_, str> {
-    let name = name.trim();
-    if name.is_empty() {
-        return Cow::Borrowed(UNKNOWN);
-    }
-    if name.contains(';') { Cow::Owned(name.replace(';', ":")) } else { Cow::Borrowed(name) }
 }
 
 /// The order of two siblings by the bytes of their folded lines. All lines below a node begin with

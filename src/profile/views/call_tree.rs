@@ -6,10 +6,11 @@
 //! frames of the trie with the same names are gathered level by level, and a group that is
 //! too light is not followed. What is left out stays counted in what it was called by.
 
-use super::by_name::shown;
 use crate::profile::StackFrame;
+use crate::profile::full::Full;
 use crate::profile::root_names::RootNames;
-use crate::profile::saved::{Full, Saved};
+use crate::profile::root_names::shown;
+use crate::profile::saved::Saved;
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::NodeId;
 

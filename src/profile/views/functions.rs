@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 
-use super::by_name::shown;
 use crate::escape::file_name;
 use crate::profile::StackFrame;
-use crate::profile::saved::{Full, Saved};
+use crate::profile::full::Full;
+use crate::profile::root_names::shown;
+use crate::profile::saved::Saved;
 use crate::profile::texts::{TextId, Texts};
 use crate::trie::NodeId;
 

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::super::process::FIRST;
+use super::super::prefetch_list::{Prefetch, SEARCHES_KEPT};
+use super::super::process_entry::FIRST;
 use super::super::thread::unknown_status;
 use super::super::{Options, Recorder};
 use super::*;
@@ -11,7 +12,7 @@ use crate::arch::Arch;
 use crate::clock::FakeClock;
 use crate::rng::Rng;
 use crate::sources::sim::{FunctionId, SimActivity, SimConfig, SimImage, SimPhase, SimTarget, SimThread};
-use crate::sources::{Event, Outcome, Target};
+use crate::sources::{Event, Outcome, PIECES_MAX, StackPieces, Target};
 use crate::walk::Frames;
 
 #[cfg(target_os = "linux")]

@@ -2,11 +2,8 @@
 
 use super::connection_error::ConnectionError;
 use super::hex;
-use super::session::Stub;
+use super::session::{PAGE_BYTES, Stub};
 
-/// Where reads that failed are tried again in pieces, memory of a process ends at a multiple of this: no
-/// system has smaller pages.
-pub(super) const PAGE_BYTES: u64 = 4096;
 /// Where reads that failed are retried in pieces, RAM of a board ends at a multiple of this: there are microcontrollers with half a KiB of RAM, or 2.5.
 pub(super) const BOARD_RAM_BYTES: u64 = 256;
 

@@ -23,7 +23,9 @@ mod memory;
 pub mod packet;
 mod remote_files;
 mod run;
+mod run_state;
 mod session;
+mod stop_queue;
 pub mod stop_reply;
 mod stops;
 #[cfg(unix)]
@@ -38,7 +40,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use connection_error::ConnectionError;
-pub use target::GdbTarget;
+pub use target::{GdbTarget, InitialState};
 pub use transport::StubAddress;
 
 use crate::addr::Avma;
@@ -70,15 +72,6 @@ impl From<String> for ConnectionError {
     fn from(what: String) -> ConnectionError {
         ConnectionError::Nonsense(what)
     }
-}
-
-/// How a target is left by [`attach`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InitialState {
-    /// It runs.
-    Running,
-    /// It stands where the stub had it, until the first capture was made: for a single look.
-    Stopped,
 }
 
 /// Connects to a stub and finds out what its target is. `exec` is the program's file, where the

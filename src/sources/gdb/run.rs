@@ -5,12 +5,10 @@
 //! and files and memory can be read at any time. A signal of the target's own that a stub stops for
 //! is passed on.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use hashbrown::HashSet;
-
 use super::connection_error::ConnectionError;
+use super::run_state::{MAX_THREADS, TargetChange, sorted, too_many, unexpected};
 use super::session::{ANSWER, Stub};
 use super::stop_reply::{StopReply, Tid};
 use crate::sources::ExitStatus;
@@ -35,40 +33,6 @@ const SIGTRAP: u8 = 5;
 /// SIGSTOP by gdb's and macOS's numbers, and by Linux's, which lldb-server tells.
 const SIGSTOP: u8 = 0x11;
 const SIGSTOP_LINUX: u8 = 0x13;
-
-/// Something that happened to the target.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum TargetChange {
-    /// It has begun another program; the path where it is told.
-    Exec(String, Option<Tid>),
-    /// It has ended.
-    Ended(ExitStatus),
-}
-
-/// What is known of the run of a target.
-#[derive(Debug, Default)]
-pub(super) struct Run {
-    /// The stub knows of no threads: packets need not say which.
-    pub(super) has_one_thread: bool,
-    /// Each thread reports its own stop, and files and memory can be read while others run.
-    pub(super) non_stop: bool,
-    /// While the target stands: this process is neither suspended nor ended before it runs.
-    pub(super) hold: Option<Hold>,
-    /// The target runs, as far as is known.
-    pub(super) running: bool,
-    /// The process, where the stub tells.
-    pub(super) pid: Option<u64>,
-    /// Its threads, by number.
-    pub(super) threads: Vec<Tid>,
-    /// Those that are known to stand, in non-stop mode.
-    stopped: HashSet<u64>,
-    /// Interrupts that were sent and have not stopped the target: a later stop is by them.
-    owed_interrupts: u32,
-    /// Signals to pass on when it runs again.
-    deliver: Vec<(Tid, u8)>,
-    pub(super) news: VecDeque<TargetChange>,
-    pub(super) ended: bool,
-}
 
 impl Stub {
     /// Finds out in which state the target is; it stands then.
@@ -103,8 +67,8 @@ impl Stub {
             }
             // Each of the threads, until all were told.
             reply = self.call(b"vStopped")?;
-            if self.run.stopped.len() > super::threads::MAX_THREADS {
-                return Err(super::threads::too_many());
+            if self.run.stopped.len() > MAX_THREADS {
+                return Err(too_many());
             }
         }
         let current = self.call(b"qC")?;
@@ -284,8 +248,8 @@ impl Stub {
             Some(StopReply::Stopped { signal, thread, exec, .. }) => {
                 let Some(thread) = thread else { return Err(unexpected("vStopped", reply)) };
                 self.run.stopped.insert(thread.tid);
-                if self.run.stopped.len() > super::threads::MAX_THREADS {
-                    return Err(super::threads::too_many());
+                if self.run.stopped.len() > MAX_THREADS {
+                    return Err(too_many());
                 }
                 if let Some(path) = exec {
                     self.run.news.push_back(TargetChange::Exec(path, Some(thread)));
@@ -420,18 +384,4 @@ impl Stub {
             _ => "D".to_owned(),
         }
     }
-}
-
-/// By number, none twice.
-pub(super) fn sorted(mut threads: Vec<Tid>) -> Vec<Tid> {
-    threads.sort_unstable_by_key(|thread| thread.tid);
-    threads.dedup_by_key(|thread| thread.tid);
-    threads
-}
-
-/// An answer that cannot be one.
-pub(super) fn unexpected(question: &str, answer: &[u8]) -> ConnectionError {
-    let mut text = String::from_utf8_lossy(&answer[..answer.len().min(40)]).into_owned();
-    text.retain(|c| !c.is_control());
-    ConnectionError::Nonsense(format!("`{text}` in answer to `{question}`"))
 }

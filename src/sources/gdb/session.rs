@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::connection_error::ConnectionError;
 use super::link::Link;
-use super::memory::PAGE_BYTES;
 use super::stop_reply::{StopReply, Tid};
 
+/// Where reads that failed are tried again in pieces, memory of a process ends at a multiple of this: no
+/// system has smaller pages.
+pub(super) const PAGE_BYTES: u64 = 4096;
 /// How long the first answer may take: a stub that was just started is not ready at once.
 const FIRST: Duration = Duration::from_secs(10);
 /// How long any other answer may take.
@@ -86,13 +88,13 @@ pub(super) struct Stub {
     limit: Option<(Instant, Duration, &'static str)>,
     /// Where memory can end: at a multiple of this, bytes.
     pub(super) memory_ends_at: u64,
-    pub(super) run: super::run::Run,
+    pub(super) run: super::run_state::Run,
 }
 
 impl Stub {
     /// One of which nothing is known.
     pub(super) fn new(link: Link) -> Stub {
-        let (offers, run) = (Features::default(), super::run::Run::default());
+        let (offers, run) = (Features::default(), super::run_state::Run::default());
         Stub { link, offers, pipelines: false, limit: None, memory_ends_at: PAGE_BYTES, run }
     }
 

@@ -2,14 +2,11 @@
 //! copy, in as few round trips as can be: the stop itself, all registers, all stacks. Whoever waits is
 //! told by where it stands (`waits.rs`), which no stub tells before a stop.
 
-use std::collections::VecDeque;
-
-use hashbrown::HashMap;
-
 use super::connection_error::ConnectionError;
 use super::layout::ThreadRegisters;
 use super::memory::Range;
 use super::run::STOP;
+use super::stop_queue::{StopRequest, StopResult};
 use super::stop_reply::Tid;
 use super::target::GdbTarget;
 use super::waits::{self, AROUND_BYTES, ThreadState};
@@ -18,10 +15,6 @@ use crate::arch::Registers;
 use crate::clock::Clock;
 use crate::sources::{Activity, Capture, Event, OtherStack, Outcome, ThreadId, ThreadStatus};
 
-/// Most threads that are copied in one stop.
-const AT_ONCE: usize = 1024;
-/// A stop is not to be longer, nanoseconds: where copies take long, fewer are made in one.
-const STAND_NS: u64 = 50_000_000;
 /// Places in code of which it is known whether threads wait there.
 const MAX_PLACES: usize = 4096;
 /// A stack that ends further above the stack pointer is another one.
@@ -29,67 +22,6 @@ const MAX_STACK_BYTES: u64 = 64 << 20;
 /// What is mapped is looked at again this long after the last time at the earliest, where only a stop
 /// shows it, nanoseconds.
 const MAPS_NS: u64 = 250_000_000;
-
-/// A stop that is asked for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct StopRequest {
-    pub(super) thread: ThreadId,
-    pub(super) stack_bytes: usize,
-    pub(super) keep_waiting: bool,
-}
-
-/// What came of it.
-pub(super) struct StopResult {
-    pub(super) thread: ThreadId,
-    pub(super) outcome: Outcome,
-    pub(super) capture: Capture,
-}
-
-/// The stops of a target, asked for and made.
-#[derive(Default)]
-pub(super) struct Stops {
-    pub(super) asked: VecDeque<StopRequest>,
-    pub(super) made: VecDeque<StopResult>,
-    pub(super) spare: Vec<Capture>,
-    /// So far: what tells a thread's looks apart.
-    count: u64,
-    /// What one thread in a stop takes, by the last one, nanoseconds.
-    copy_ns: u64,
-    /// Whether threads wait at a place in code.
-    places: HashMap<u64, bool>,
-    /// When the target was last let go; 0 before.
-    pub(super) ran_since_ns: u64,
-    /// What was stood for other things than stops, and is not told yet, nanoseconds.
-    pub(super) stood_ns: u64,
-    /// When what is mapped was last asked for, and that it is wanted.
-    maps_ns: u64,
-    pub(super) maps_wanted: bool,
-}
-
-impl Stops {
-    /// Threads to copy in one stop.
-    pub(super) fn at_once(&self) -> usize {
-        let fit = STAND_NS.checked_div(self.copy_ns).unwrap_or(u64::MAX);
-        usize::try_from(fit).unwrap_or(AT_ONCE).clamp(1, AT_ONCE)
-    }
-
-    /// Other code is there: what was learned of places does not hold.
-    pub(super) fn forget_places(&mut self) {
-        self.places.clear();
-    }
-
-    fn buffer(&mut self) -> Capture {
-        let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
-        capture.reset();
-        capture
-    }
-
-    /// A stop that came to nothing.
-    pub(super) fn failed(&mut self, thread: ThreadId, why: &'static str) {
-        let capture = self.buffer();
-        self.made.push_back(StopResult { thread, outcome: Outcome::Unreadable(why), capture });
-    }
-}
 
 /// A thread in a stop.
 struct Copy {

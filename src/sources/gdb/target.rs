@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
-use super::InitialState;
 use super::connection_error::ConnectionError;
 use super::images::Images;
 use super::layout::Layout;
 use super::memory::Range;
-use super::run::{STOP, TargetChange};
+use super::run::STOP;
+use super::run_state::TargetChange;
 use super::session::Stub;
+use super::stop_queue::{StopRequest, Stops};
 use super::stop_reply::Tid;
-use super::stops::{StopRequest, Stops};
 use super::tasks::Tasks;
 use super::waits::System;
 use crate::addr::Avma;
@@ -24,6 +24,15 @@ use crate::clock::{Clock, RealClock};
 use crate::sources::{
     Activity, Capture, Event, Fault, LocalFiles, Observed, Process, Target, ThreadId, ThreadStatus,
 };
+
+/// How a target is left by [`attach`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InitialState {
+    /// It runs.
+    Running,
+    /// It stands where the stub had it, until the first capture was made: for a single look.
+    Stopped,
+}
 
 /// Where a stub lists threads only while the target stands: how often they are asked for,
 /// nanoseconds.

@@ -8,23 +8,16 @@ use super::connection_error::ConnectionError;
 use super::description::attribute;
 use super::hex;
 use super::layout::{Layout, ThreadRegisters};
-use super::run::{sorted, unexpected};
+use super::run_state::{MAX_THREADS, sorted, too_many, unexpected};
 use super::session::Stub;
 use super::stop_reply::Tid;
 
-/// Most threads of a target.
-pub(super) const MAX_THREADS: usize = 16_384;
 /// Longest list of threads with their names.
 const MAX_LIST_BYTES: usize = 4 << 20;
 /// Longest name.
 const MAX_NAME_BYTES: usize = 256;
 /// Most threads that are asked for their names one by one.
 const MAX_NAMES_ONE_BY_ONE: usize = 256;
-
-/// There are more than can be handled.
-pub(super) fn too_many() -> ConnectionError {
-    ConnectionError::Nonsense(format!("more than {MAX_THREADS} threads"))
-}
 
 impl Stub {
     /// Asks which threads there are.

@@ -11,8 +11,8 @@ use libc::pid_t;
 use super::process_entry::ProcessEntry;
 use super::stopped_thread::StoppedThread;
 use super::sys::{self, WaitStatus};
+use super::target::{LinuxTarget, thread_id};
 use super::threads::{self, Thread};
-use super::trace::{LinuxTarget, thread_id};
 use crate::addr::Avma;
 use crate::sources::{Event, ExitStatus, Observed};
 

@@ -12,7 +12,7 @@ use std::io::Read;
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use super::moved_text::Verdicts;
+use super::verdict::Verdicts;
 use super::{proc, sys};
 use crate::addr::{self, Avma};
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};

@@ -3,7 +3,7 @@
 //! PTRACE_SEIZE once, then for each sample PTRACE_INTERRUPT, wait, PTRACE_GETREGSET,
 //! process_vm_readv, PTRACE_CONT. Whether a thread ran is read from /proc, so a thread
 //! that waits is never touched; whether it was on a CPU when it was asked to stop tells
-//! `on_cpu.rs`. `trace.rs` is the loop over stops and signals, `stopped_thread.rs` one stop, `follow.rs` keeps up with threads and
+//! `on_cpu.rs`. `trace.rs` is the loop over stops and signals, `stop.rs` one stop, `follow.rs` keeps up with threads and
 //! processes that come and go, `process_entry.rs` is one of the processes, `attach.rs`
 //! and `launch.rs` are the two beginnings, `refusal.rs` says why attaching failed, `resume.rs` traces again
 //! after the profiler was suspended.
@@ -16,6 +16,7 @@
 mod account;
 mod attach;
 mod cgroup;
+mod describe;
 mod file_pages;
 mod files;
 mod follow;
@@ -39,12 +40,16 @@ mod resume;
 mod seccomp;
 mod sleeping_thread;
 mod standstill;
+mod stop;
 mod stopped_thread;
 mod sys;
+mod target;
 mod threads;
+mod timed_wait;
 mod trace;
 mod tracer;
 mod tracer_cpu;
+mod verdict;
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -65,7 +70,7 @@ pub use privileges::{restrict, restrict_to_naming, set_caller};
 pub use process_list::processes;
 pub use refusal::gains_rights;
 pub use standstill::{why_it_is_frozen, why_it_stands, why_it_stands_again};
-pub use trace::LinuxTarget;
+pub use target::LinuxTarget;
 
 /// Which process.
 #[derive(Clone, Debug, PartialEq, Eq)]

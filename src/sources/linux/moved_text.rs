@@ -9,12 +9,12 @@ use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
 
-use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::images::Maps;
 use super::proc::{self, MapsLine};
 use super::sys;
+use super::verdict::Verdict;
 use crate::addr::Avma;
 use crate::binary::elf::Elf;
 use crate::binary::{Mapping, MappingKind};
@@ -30,18 +30,6 @@ pub(super) const PAGES_COMPARED: u64 = 64;
 pub(super) const PAGE_BYTES: u64 = 4096;
 /// Largest pages of the supported processors.
 const PAGE_BYTES_MAX: u64 = 64 << 10;
-
-/// What was found out of anonymous mappings, by their bounds.
-pub(super) type Verdicts = HashMap<(u64, u64), Verdict>;
-
-/// What an anonymous mapping is.
-#[derive(Debug)]
-pub(super) enum Verdict {
-    /// The parts of a file.
-    Moved(Vec<Mapping>),
-    /// Nothing that is known, after so many tries.
-    Unknown(u32),
-}
 
 impl Maps {
     /// Puts the parts of a file in the place of each anonymous mapping that code of it was moved to.

@@ -13,8 +13,9 @@ use libc::pid_t;
 
 use super::files::TargetFiles;
 use super::images::{self, Maps};
+use super::perf::{process_cpu_ns, update_thread_clocks};
 use super::program_path::StartPath;
-use super::{attach, perf, sys, threads};
+use super::{describe, sys, threads};
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 use crate::sources::{Fault, Observed, Process, ThreadId};
@@ -98,14 +99,14 @@ impl ProcessEntry {
         self.known = Rc::default();
         self.start_stack = threads::start_stack(self.pid);
         self.start_path = StartPath::default();
-        self.process.arch = attach::arch(self.start_stack);
+        self.process.arch = describe::arch(self.start_stack);
     }
 
     /// Learns again what it is, now that its threads are traced: a program that began before they
     /// were, but after that was learned first, is reported by no event.
     pub(super) fn learn_again(&mut self) {
         let why = std::mem::take(&mut self.process.backend_why);
-        self.process = Process { backend_why: why, ..attach::describe(self.pid) };
+        self.process = Process { backend_why: why, ..describe::describe(self.pid) };
         self.start_stack = threads::start_stack(self.pid);
         self.start_path = StartPath::default();
         self.memory_of = threads::living(self.pid).unwrap_or(self.pid);
@@ -136,8 +137,8 @@ impl ProcessEntry {
     /// CPU time of all of its threads so far, those included that ended or are not traced, nanoseconds.
     pub(super) fn cpu_ns(&self) -> Option<u64> {
         self.used_ns.or_else(|| {
-            perf::update_thread_clocks(self.threads.iter().copied());
-            perf::process_cpu_ns(self.pid)
+            update_thread_clocks(self.threads.iter().copied());
+            process_cpu_ns(self.pid)
         })
     }
 
@@ -152,7 +153,7 @@ impl ProcessEntry {
 
     /// It has ended, and is about to be reaped: its clock is there until then.
     pub(super) fn keep_cpu_time(&mut self) {
-        self.used_ns = perf::process_cpu_ns(self.pid);
+        self.used_ns = process_cpu_ns(self.pid);
     }
 
     /// The stack pointer that its program began with.
@@ -245,7 +246,7 @@ mod tests {
             }
         };
         wait_for("sh");
-        let mut traced = ProcessEntry::new(pid, attach::describe(pid));
+        let mut traced = ProcessEntry::new(pid, describe::describe(pid));
         let mut mappings = Vec::new();
         // Of the end of its input it is told as of a line.
         drop(child.stdin.take());

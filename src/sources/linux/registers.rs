@@ -11,12 +11,14 @@ mod again;
 mod arm;
 #[cfg(target_arch = "x86_64")]
 mod i386;
+mod restart;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
-use super::repeated_wait::TimedWait;
 use super::sys::{self, RawRegisters};
+use super::timed_wait::TimedWait;
 use crate::arch::Registers;
+use restart::{EINTR, ERESTART_RESTARTBLOCK, RESTART_CODES};
 
 #[cfg(target_arch = "aarch64")]
 pub(super) use again::Calls;
@@ -173,42 +175,11 @@ impl Block {
     }
 }
 
-const EINTR: i64 = -4;
-const ERESTARTNOHAND: i64 = -514;
-/// ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h).
-const RESTART_CODES: [i64; 4] = [-512, -513, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
-const ERESTART_RESTARTBLOCK: i64 = -516;
-
-/// Whether a call of 64-bit code, by its number, returns EINTR only before it did anything: repeating it is safe.
-/// Sockets are here for those with SO_RCVTIMEO or SO_SNDTIMEO.
-fn is_restartable(number: i64) -> bool {
-    RESTARTABLE.contains(&number) || native::RESTARTABLE_HERE.contains(&number)
-}
-
-/// Of these, those that all processors have under the same names.
-const RESTARTABLE: [i64; 16] = [
-    libc::SYS_epoll_pwait,
-    libc::SYS_epoll_pwait2,
-    libc::SYS_semop,
-    libc::SYS_semtimedop,
-    libc::SYS_rt_sigtimedwait,
-    libc::SYS_io_getevents,
-    libc::SYS_io_uring_enter,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    libc::SYS_connect,
-    libc::SYS_recvfrom,
-    libc::SYS_recvmsg,
-    libc::SYS_recvmmsg,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
-    libc::SYS_sendmmsg,
-];
-
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
+    use super::restart::ERESTARTNOHAND;
     use super::*;
-    use crate::sources::linux::repeated_wait::Timeout;
+    use crate::sources::linux::timed_wait::Timeout;
 
     fn in_call(number: i64, result: i64) -> Block {
         let (orig_rax, rax) = (number.cast_unsigned(), result.cast_unsigned());

@@ -4,7 +4,7 @@
 use hashbrown::HashSet;
 use libc::pid_t;
 
-use super::trace::{LinuxTarget, thread_id};
+use super::target::{LinuxTarget, thread_id};
 use super::{attach, refusal, seccomp, sys, threads};
 use crate::error::Error;
 use crate::sources::{Event, ExitStatus, Fault};

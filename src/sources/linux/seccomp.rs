@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use libc::pid_t;
 
 use super::stopped_thread::StoppedThread;
-use super::trace::LinuxTarget;
+use super::target::LinuxTarget;
 use super::{proc, sys, threads};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};

@@ -10,8 +10,9 @@ use std::fs;
 
 use libc::pid_t;
 
-use super::trace::{LinuxTarget, tid_of};
-use super::{images, perf, proc, sys};
+use super::perf::registers_of_waiting;
+use super::target::{LinuxTarget, tid_of};
+use super::{images, proc, sys};
 use crate::sources::{Capture, SleepingThread, ThreadId};
 
 /// Captures up to `stack_bytes` of a thread's stack.
@@ -37,7 +38,7 @@ pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut 
     // What is above 4 GiB is of 64 bits; below there may be either.
     let stat = u32::try_from(sp.0.max(pc.0)).ok().and_then(|_| fs::read(path("stat")).ok());
     let start_stack = stat.and_then(|stat| proc::stat_start_stack(&stat));
-    capture.registers = perf::registers_of_waiting(sp, pc, start_stack.is_some_and(images::is_of_32_bits));
+    capture.registers = registers_of_waiting(sp, pc, start_stack.is_some_and(images::is_of_32_bits));
     capture.stack_base = sp;
     SleepingThread::Captured
 }

@@ -1,32 +1,10 @@
-//! One stop: what is read of a thread that stands, and how it goes on, with the signal that was on its
-//! way to it.
-//!
-//! While a thread stands: read registers, copy stack bytes. Everything else happens
-//! before it is asked to stop or after it runs again.
+//! A thread in a ptrace stop, and how it goes on.
 
 use std::fs;
 
 use libc::{c_int, pid_t};
 
-use super::on_cpu::{StopTimes, was_on_cpu};
-use super::pieces;
-use super::proc;
-use super::process_entry::ProcessEntry;
-use super::registers::Code;
-use super::sys;
-use super::threads::Pending;
-use super::trace::{LinuxTarget, thread_id};
-use crate::addr::Avma;
-use crate::arch::Arch;
-use crate::clock::Clock;
-use crate::sources::{Activity, Capture, Event, Outcome, ThreadStatus};
-
-/// Never more of a stack is copied: the default stack limit.
-const MAX_STACK_BYTES: usize = 8 << 20;
-
-/// Start code may pop its arguments before it calls: then the first return address lies above
-/// the stack pointer that the thread was born with (musl src/thread/x86_64/clone.s).
-const ABOVE_TOP_BYTES: usize = 64;
+use super::{proc, sys};
 
 /// A thread that stands in a ptrace stop; it runs again when this is dropped, with the
 /// signal that was on its way to it, or 0.
@@ -73,163 +51,6 @@ impl Drop for StoppedThread {
     }
 }
 
-impl LinuxTarget {
-    /// Captures a thread that was asked to stop, whatever made it stop: any stop clears
-    /// the one that was asked for (kernel/signal.c, ptrace_stop). Lets any other go on.
-    pub(super) fn collect_if_pending(
-        &mut self,
-        stopped: StoppedThread,
-        capture: &mut Capture,
-    ) -> Option<Event> {
-        let thread = thread_id(stopped.tid);
-        let Some(pending) = self.no_longer_pending(stopped.tid) else {
-            self.pass_on(stopped);
-            return None;
-        };
-        let outcome = self.collect(stopped, pending, capture);
-        Some(Event::Stopped { thread, outcome })
-    }
-
-    /// A thread on its way out. When the first one of a process is, the process mostly ends: its
-    /// memory is there as long as this thread stands, which is until the engine asks for more.
-    pub(super) fn leaves(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<Event> {
-        let tid = stopped.tid;
-        if !self.processes.contains_key(&tid) {
-            return self.collect_if_pending(stopped, capture);
-        }
-        self.queue.push_back(Event::Leaving { process: tid.unsigned_abs() });
-        let pending = self.no_longer_pending(tid);
-        let event = pending.map(|pending| {
-            let outcome = self.read_at(tid, pending, capture);
-            Event::Stopped { thread: thread_id(tid), outcome }
-        });
-        self.leaving = Some(stopped);
-        event.or_else(|| self.queue.pop_front())
-    }
-
-    /// Lets a signal through, or the end of a stop by job control. The kernel wakes a traced thread even
-    /// for a signal that its process ignores, SIGCONT among them, so a call that fails with EINTR then is
-    /// repaired as after our own stops.
-    fn pass_on(&mut self, mut stopped: StoppedThread) {
-        let tid = stopped.tid;
-        // That call was interrupted by job control, as it would be without a tracer.
-        let of_job_control = stopped.signal == 0
-            && self.threads.get_mut(&tid).is_some_and(|thread| std::mem::take(&mut thread.job_stopped));
-        if !of_job_control && self.raw.read(tid).is_ok() {
-            self.repair(&mut stopped, false);
-        }
-        self.let_go(stopped);
-    }
-
-    /// Lets a thread run.
-    pub(super) fn let_go(&mut self, stopped: StoppedThread) {
-        if stopped.resume == Resume::Detach
-            && let Some(thread) = self.threads.get_mut(&stopped.tid)
-        {
-            thread.detached = true;
-        }
-    }
-
-    /// Registers and stack bytes of a thread that stands; it runs again on return.
-    fn collect(&mut self, mut stopped: StoppedThread, pending: Pending, capture: &mut Capture) -> Outcome {
-        let tid = stopped.tid;
-        let seen_ns = self.clock.now_ns();
-        let outcome = self.read_capture(tid, pending, seen_ns, capture);
-        if !matches!(outcome, Outcome::Unreadable(_)) {
-            let asked = stopped.signal == 0;
-            self.repair(&mut stopped, asked);
-        }
-        self.let_go(stopped);
-        self.stood(tid, pending, seen_ns, outcome, capture);
-        outcome
-    }
-
-    /// Registers and stack bytes of a stopped thread that stays stopped.
-    fn read_at(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
-        let seen_ns = self.clock.now_ns();
-        let outcome = self.read_capture(tid, pending, seen_ns, capture);
-        self.stood(tid, pending, seen_ns, outcome, capture);
-        outcome
-    }
-
-    /// Takes note of a stop of a thread that was seen to stand, and is over.
-    fn stood(&mut self, tid: pid_t, pending: Pending, seen_ns: u64, outcome: Outcome, capture: &mut Capture) {
-        let end_ns = self.clock.now_ns();
-        // A thread that stopped while we slept had waited for a CPU: it stands since the
-        // end of that sleep or a little longer.
-        capture.pause_ns = end_ns - self.slept_until_ns.max(pending.asked_ns);
-        capture.stood_ns = end_ns - seen_ns;
-        if outcome == Outcome::BeganToWait
-            && let Some(thread) = self.threads.get_mut(&tid)
-        {
-            thread.doubt();
-        }
-    }
-
-    /// Registers and stack bytes of a thread that job control has stopped. Nothing is changed in it: this profiler did not
-    /// interrupt its call.
-    pub(super) fn read_stopped(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
-        capture.reset();
-        if !pending.keep_waiting {
-            return Outcome::Unreadable("stopped by job control");
-        }
-        let seen_ns = self.clock.now_ns();
-        self.read_capture(tid, pending, seen_ns, capture)
-    }
-
-    fn read_capture(&mut self, tid: pid_t, pending: Pending, seen_ns: u64, capture: &mut Capture) -> Outcome {
-        if self.raw.read(tid).is_err() {
-            return Outcome::Unreadable("killed while stopped");
-        }
-        let in_call = self.raw.interrupted_call();
-        let Some(thread) = self.threads.get_mut(&tid) else {
-            return Outcome::Unreadable("killed while stopped");
-        };
-        // A program may change to code of the other size (emulators do), whose stack and libraries are
-        // none that this one was loaded with.
-        let of_32_bits = self.processes.get(&thread.pid).is_some_and(ProcessEntry::is_of_32_bits);
-        match (self.raw.code(), of_32_bits) {
-            (Code::Native, false) | (Code::Compat, true) => {}
-            (Code::Native, true) => return Outcome::Unreadable("64-bit code of a 32-bit program"),
-            (Code::Compat | Code::Other, _) => return Outcome::Unreadable("32-bit code"),
-        }
-        // Reading the registers has waited until the thread was off its CPU: exact.
-        let stopped = thread.sched();
-        capture.status = stopped.map(|sched| ThreadStatus {
-            cpu_ns: sched.cpu_ns,
-            switches: sched.switches,
-            activity: Activity::Runnable,
-        });
-        let stopped = stopped.unwrap_or(pending.before);
-        thread.stands(stopped);
-        let times = StopTimes { polled_ns: pending.polled_ns, asked_ns: pending.asked_ns, seen_ns };
-        let kept_cpu = stopped.switches == pending.before.switches;
-        let outcome = match () {
-            () if pending.keep_waiting => Outcome::Captured,
-            // In a call that was about to wait, it did not yet.
-            () if in_call && !kept_cpu => Outcome::BeganToWait,
-            () if was_on_cpu(pending.before, stopped, times, self.own.stint) => Outcome::Captured,
-            () => Outcome::NotOnCpu,
-        };
-        if outcome == Outcome::Captured {
-            capture.registers = self.raw.convert().unwrap_or_default();
-            let sp = capture.registers.sp();
-            let below_top = thread
-                .stack_top
-                .map(|top| top.0.wrapping_sub(sp.0) as usize)
-                .filter(|len| *len <= MAX_STACK_BYTES)
-                .map(|len| len + ABOVE_TOP_BYTES);
-            let len = pending.stack_bytes.min(MAX_STACK_BYTES).min(below_top.unwrap_or(MAX_STACK_BYTES));
-            copy_stack(tid, sp, len, capture);
-            pieces::read(tid, &thread.prefetch, &mut capture.pieces);
-            if !thread.prefetch.is_empty() {
-                capture.pieces.blocked_signals = sys::blocked_signals(tid).ok();
-            }
-        }
-        outcome
-    }
-}
-
 /// Whether the process of a thread ignores a signal.
 pub(super) fn ignores(tid: pid_t, signal: c_int) -> bool {
     let status = fs::read(format!("/proc/{tid}/status")).unwrap_or_default();
@@ -240,23 +61,4 @@ pub(super) fn ignores(tid: pid_t, signal: c_int) -> bool {
     };
     let ignored_by_default = matches!(signal, libc::SIGCHLD | libc::SIGURG | libc::SIGWINCH | libc::SIGCONT);
     bit("SigIgn") || ignored_by_default && !bit("SigCgt")
-}
-
-/// Copies `len` bytes from the stack pointer up, and what code may keep below it.
-fn copy_stack(tid: pid_t, sp: Avma, len: usize, capture: &mut Capture) {
-    let below = match capture.registers.arch() {
-        // The procedure call standard of Linux has none.
-        Arch::Aarch64 => 0,
-        arch => arch.red_zone_bytes().min(sp.0),
-    };
-    // Below there may be no memory, and on top of a stack nothing above.
-    for below in [below, 0] {
-        capture.stack_base = Avma(sp.0 - below);
-        // By the thread's own number: the first thread may have left, and its memory with it.
-        let read = sys::read_memory_into(tid, capture.stack_base.0, len + below as usize, &mut capture.stack);
-        if read.is_ok_and(|read| read as u64 > below) {
-            return;
-        }
-    }
-    capture.stack.clear();
 }

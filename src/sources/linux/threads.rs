@@ -12,7 +12,7 @@ use libc::pid_t;
 use super::on_cpu::{self, Sched};
 use super::proc;
 use super::registers::Calls;
-use super::repeated_wait::RepeatedWait;
+use super::timed_wait::RepeatedWait;
 use crate::addr::Avma;
 use crate::sources::{Activity, Fault, ThreadStatus};
 

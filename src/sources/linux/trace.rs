@@ -1,4 +1,4 @@
-//! The tracing loop: who has stopped and why, what has ended, and when to sleep. `stopped_thread.rs` is one
+//! The tracing loop: who has stopped and why, what has ended, and when to sleep. `stop.rs` is one
 //! stop, `follow.rs` keeps up with threads and processes that come and go.
 
 use std::collections::VecDeque;
@@ -16,7 +16,8 @@ use super::repeated_wait::AT_CALL;
 use super::sleeping_thread;
 use super::stopped_thread::StoppedThread;
 use super::sys::{self, WaitStatus};
-use super::threads::{Pending, Thread, Wchan};
+use super::target::{LinuxTarget, thread_id, tid_of};
+use super::threads::{Pending, Wchan};
 use super::tracer::Tracer;
 use super::tracer_cpu::TracerCpu;
 use super::{proc, registers};
@@ -39,65 +40,6 @@ const POLL_NS: u64 = 30_000;
 const RELEASE_NS: u64 = 2_000_000;
 /// Resident pages of files are looked at this often.
 const FILE_PAGES_NS: u64 = 5_000_000;
-
-/// Processes traced through ptrace. Belongs to the thread that made it.
-#[derive(Debug)]
-pub struct LinuxTarget {
-    /// The process that the recording is of; 0 for what stands for several.
-    pub(super) main: pid_t,
-    pub(super) processes: HashMap<pid_t, ProcessEntry>,
-    /// Threads of all processes.
-    pub(super) threads: HashMap<pid_t, Thread>,
-    /// Processes that the threads start are traced, too.
-    pub(super) children: bool,
-    /// The recording ends when these have ended.
-    pub(super) ends_with: Vec<pid_t>,
-    /// Threads and processes that were started and were not seen themselves yet: by which process.
-    pub(super) announced: HashMap<pid_t, pid_t>,
-    /// Processes that have ended, of which the engine may still ask until it wants the next event.
-    pub(super) gone: Vec<pid_t>,
-    /// A thread that stands on its way out, until the engine wants the next event.
-    pub(super) leaving: Option<StoppedThread>,
-    pub(super) clock: RealClock,
-    pub(super) queue: VecDeque<Event>,
-    pub(super) raw: registers::Block,
-    /// Threads asked to stop and not collected.
-    pub(super) outstanding: usize,
-    /// Until when to poll for them.
-    poll_until_ns: u64,
-    /// When the last sleep ended.
-    pub(super) slept_until_ns: u64,
-    pub(super) own: TracerCpu,
-    wchan: Wchan,
-    /// Why some of the processes are not traced.
-    not_all: Option<String>,
-    launched: bool,
-    /// `Command::spawn` has not returned: where its `exec` fails it waits for the process.
-    pub(super) spawning: bool,
-    ended: bool,
-    /// When repeated waits end, and of which threads.
-    pub(super) deadlines: Vec<(u64, pid_t)>,
-    /// Threads that stop are no longer traced after that.
-    pub(super) releasing: bool,
-    /// Why the tracing has to end, until that was told.
-    pub(super) must_end: Option<String>,
-    /// When threads are next asked for seccomp filters, and who was asked last.
-    pub(super) filters_due_ns: u64,
-    pub(super) filters_asked: pid_t,
-    file_pages: FilePages,
-    /// When they are looked at next.
-    file_pages_due_ns: u64,
-    tracer: Option<Arc<Tracer>>,
-    not_send: PhantomData<*const ()>,
-}
-
-pub(super) fn thread_id(tid: pid_t) -> ThreadId {
-    ThreadId(tid.unsigned_abs().into())
-}
-
-pub(super) fn tid_of(thread: ThreadId) -> pid_t {
-    pid_t::try_from(thread.0).unwrap_or(0)
-}
 
 impl LinuxTarget {
     /// Of a process, or of what stands for several under the number 0; without threads. With

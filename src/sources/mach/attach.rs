@@ -4,7 +4,8 @@
 use std::ffi::OsString;
 
 use super::clock::MachClock;
-use super::kernel::{KernReturn, MachKernel, TaskPort};
+use super::kernel::{KernReturn, MachKernel};
+use super::owned_task::{acquire_once, command_of};
 use super::refusal::{self, Facts};
 use super::task::{self, MachTarget};
 use crate::arch::Arch;
@@ -15,8 +16,6 @@ use crate::sources::{ExitStatus, Process, signals};
 /// Tries to take a port while the process may be between two programs, and time between.
 const TRIES: u32 = 4;
 const BETWEEN_TRIES_NS: u64 = 2_000_000;
-/// An upcall to taskgated that was interrupted is asked again this often.
-const INTERRUPTED_TRIES: u32 = 16;
 /// How long a command that exits is waited for.
 const EXIT_NS: u64 = 1_000_000_000;
 
@@ -26,32 +25,6 @@ const SIGCONT: i32 = 19;
 
 /// Bits of an address in user space: 64 − 17 on 16 KiB kernels (`machdep.virtual_address_size`).
 const ADDRESS_BITS: i32 = 47;
-
-/// A task that we hold a right to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OwnedTask {
-    pub(super) task: TaskPort,
-    pub(super) pid: i32,
-    pub(super) start_us: u64,
-}
-
-/// Takes the task port of a process. A port that is 0 is a process without task.
-pub(super) fn acquire_once(kernel: &dyn MachKernel, pid: i32) -> std::result::Result<OwnedTask, KernReturn> {
-    let mut taken = kernel.task_for_pid(pid);
-    for _ in 0..INTERRUPTED_TRIES {
-        if taken == Err(KernReturn::Aborted) {
-            taken = kernel.task_for_pid(pid);
-        }
-    }
-    let task = taken.and_then(|task| if task.0 == 0 { Err(KernReturn::Failure) } else { Ok(task) })?;
-    if kernel.pid_for_task(task).is_ok_and(|of| of != pid) {
-        // The process has ended, and its number is another one's.
-        let _ = kernel.port_deallocate(task.0);
-        return Err(KernReturn::Failure);
-    }
-    let start_us = kernel.proc_bsdinfo(pid).map_or(0, |info| info.start_us);
-    Ok(OwnedTask { task, pid, start_us })
-}
 
 /// Attaches to a running process.
 ///
@@ -219,49 +192,5 @@ fn describe(kernel: &dyn MachKernel, facts: &Facts) -> Process {
         cfi: true,
         stops_waits_unseen: true,
         stops_hold_all: true,
-    }
-}
-
-/// Brings the name and the command up to date.
-pub(super) fn rename(kernel: &dyn MachKernel, pid: i32, process: &mut Process) {
-    process.name = Facts::of(kernel, pid, false).name();
-    process.command = command_of(kernel, pid);
-}
-
-fn command_of(kernel: &dyn MachKernel, pid: i32) -> String {
-    kernel.proc_args(pid).map(|bytes| command_line(&bytes)).unwrap_or_default()
-}
-
-/// The arguments of KERN_PROCARGS2, joined: argc, the path of the program, NULs, argv.
-fn command_line(bytes: &[u8]) -> String {
-    let Some((argc, rest)) = bytes.split_first_chunk::<4>() else { return String::new() };
-    let argc = usize::try_from(i32::from_le_bytes(*argc)).unwrap_or(0);
-    let path_end = rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len());
-    let rest = &rest[path_end..];
-    let first = rest.iter().position(|byte| *byte != 0).unwrap_or(rest.len());
-    let words = rest[first..].split(|byte| *byte == 0).take(argc).map(String::from_utf8_lossy);
-    words.collect::<Vec<_>>().join(" ").trim_end().to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_what_follows_the_path() {
-        let mut bytes = 3i32.to_le_bytes().to_vec();
-        bytes.extend(b"/usr/local/bin/work\0\0\0\0work\0-n\0two words\0HOME=/\0");
-        assert_eq!(command_line(&bytes), "work -n two words");
-    }
-
-    #[test]
-    fn a_damaged_command_line_is_cut() {
-        let mut bytes = (-1i32).to_le_bytes().to_vec();
-        assert_eq!(command_line(&bytes), "");
-        bytes.extend(b"/path");
-        assert_eq!((command_line(&bytes), command_line(&bytes[..3])), (String::new(), String::new()));
-        bytes[..4].copy_from_slice(&i32::MAX.to_le_bytes());
-        bytes.extend(b"\0\0a\0b");
-        assert_eq!(command_line(&bytes), "a b");
     }
 }

@@ -18,11 +18,13 @@ mod jit;
 pub mod kernel;
 pub mod layout;
 mod memory;
+mod owned_task;
 mod polls;
 mod queues;
 mod refusal;
 mod stack;
 mod state;
+mod stop_queue;
 mod stops;
 #[cfg(target_vendor = "apple")]
 pub(super) mod swift;

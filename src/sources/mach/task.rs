@@ -8,7 +8,6 @@ use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::attach::{self, OwnedTask};
 use super::clock::MachClock;
 use super::dyld::Dyld;
 use super::files::MacFiles;
@@ -16,10 +15,11 @@ use super::images::{self, CopiedBytes};
 use super::jit::Jit;
 use super::kernel::{KernReturn, MachKernel, TaskPort};
 use super::memory::Memory;
+use super::owned_task::{self, OwnedTask};
 use super::polls::Polls;
 use super::queues::{self, LabelOffset};
 use super::refusal;
-use super::stops::{StopRequest, Stops};
+use super::stop_queue::{StopRequest, Stops};
 use super::threads::{Threads, is_gone};
 use crate::addr::Avma;
 use crate::binary::macho::{MachO, export};
@@ -176,7 +176,7 @@ impl<'k> MachTarget<'k> {
     fn task_lost(&mut self) {
         let now_ns = self.clock.now_ns();
         let since_ns = *self.taskless_ns.get_or_insert(now_ns);
-        match attach::acquire_once(self.kernel, self.pid) {
+        match owned_task::acquire_once(self.kernel, self.pid) {
             Ok(acquired) if acquired.task == self.task => {
                 // Still the same one, on its way out, or it was a mistake.
                 let _ = self.kernel.port_deallocate(acquired.task.0);
@@ -250,7 +250,7 @@ impl<'k> MachTarget<'k> {
         self.stops.answer_asked("the program was replaced before it was stopped");
         if self.launched && !self.dyld.is_settled() {
             // What was started is the command only now.
-            attach::rename(self.kernel, self.pid, &mut self.process);
+            owned_task::rename(self.kernel, self.pid, &mut self.process);
         }
         self.release();
         self.task = acquired.task;

@@ -130,7 +130,7 @@ mod system {
 
     use std::io;
 
-    use super::Caller;
+    use crate::sources::output::caller::Caller;
 
     /// No user: tells the current one and changes nothing.
     const NONE: u32 = u32::MAX;
@@ -216,7 +216,7 @@ mod system {
 
     use std::io;
 
-    use super::Caller;
+    use crate::sources::output::caller::Caller;
 
     // SAFETY: the declaration of unistd.h.
     unsafe extern "C" {
@@ -257,7 +257,7 @@ mod system {
 
     use std::io;
 
-    use super::Caller;
+    use crate::sources::output::caller::Caller;
 
     pub(super) fn file_uid() -> u32 {
         // SAFETY: the call takes nothing and cannot fail.

@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, fchown};
 use std::sync::Arc;
 
-use super::{Status, Step, Unfinished, caller, calls, reached};
+use super::step::{Step, reached};
+use super::{Status, Unfinished, caller, calls};
 
 /// What open(2) says of a link that it does not follow.
 const IS_LINK: i32 = libc::ELOOP;

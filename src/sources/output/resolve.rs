@@ -19,7 +19,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::place::Place;
-use super::{Status, Step, caller, calls, reached};
+use super::step::{Step, reached};
+use super::{Status, caller, calls};
 
 /// Most links of a path, as in Linux (MAXSYMLINKS).
 const LINKS_MAX: u32 = 40;

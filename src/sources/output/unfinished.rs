@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::{Step, calls, reached};
+use super::calls;
+use super::step::{Step, reached};
 
 /// How often a free temporary name is looked for.
 const NAMES_MAX: u32 = 100;
@@ -152,7 +153,7 @@ fn link(_: &File, _: std::os::fd::BorrowedFd<'_>, _: &CStr) -> io::Result<()> {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn nameless(directory: &OwnedFd, mode: u32) -> io::Result<OwnedFd> {
     #[cfg(test)]
-    if super::hook::is_named_only() {
+    if super::step::hook::is_named_only() {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     }
     calls::open_nameless(directory.as_fd(), mode)
@@ -188,7 +189,7 @@ fn with_free_name<T>(mut make: impl FnMut(&CStr) -> io::Result<T>) -> io::Result
 
 #[cfg(test)]
 mod tests {
-    use super::super::hook;
+    use super::super::step::hook;
     use super::*;
 
     fn names(directory: &std::path::Path) -> usize {

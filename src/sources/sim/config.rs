@@ -9,6 +9,9 @@ use crate::sources::ExitStatus;
 
 use super::faults::SimFault;
 
+/// Memory reserved for each stack; below the stack pointer it reads as zeros.
+pub(super) const STACK_BYTES: u64 = 8 << 20;
+
 /// A function of a simulated image: index of the image, index in the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionId {
@@ -255,15 +258,6 @@ impl SimConfig {
         self
     }
 
-    /// A random but sensible process: 1 to 8 threads on 1 to 4 CPUs, 2 to 5 images
-    /// (further ones by an exchanged plugin or an exec), stacks up to 60 deep, threads
-    /// that come and go, a few faults (never a refusal or a panic), for 2 to 4 virtual
-    /// seconds.
-    #[must_use]
-    pub fn from_seed(seed: u64) -> SimConfig {
-        super::seeded::config(seed)
-    }
-
     /// Checks what the simulation relies on; the text names the first thing that is wrong.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.cpus == 0 || self.slice_ns == 0 || self.accounting_tick_ns == 0 {
@@ -296,7 +290,7 @@ impl SimConfig {
             for phase in script {
                 let bytes: u64 =
                     phase.stack.iter().map(|f| f.local_bytes.saturating_add(32)).fold(0, u64::saturating_add);
-                if bytes > super::stack::STACK_BYTES / 2 {
+                if bytes > STACK_BYTES / 2 {
                     return Err(format!("a simulated stack of {bytes} bytes does not fit"));
                 }
             }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use crate::sources::ThreadId;
 
 use super::ledger::SimLedger;
-use super::rng::Rng;
+use crate::rng::Rng;
 
 /// What goes wrong. The occasion is in brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use super::config::{
     FunctionId, SimActivity, SimConfig, SimExec, SimFrame, SimFunction, SimImage, SimPhase, SimThread,
 };
 use super::faults::{FaultKind, SimFault};
-use super::rng::{self, Rng};
+use crate::rng::{self, Rng};
 
 const NAMES: [&str; 20] = [
     "parse", "read", "hash", "visit", "merge", "sort", "encode", "decode", "lookup", "insert", "split",
@@ -19,8 +19,19 @@ const NAMES: [&str; 20] = [
 ];
 const LIBRARIES: [&str; 5] = ["alpha", "beta", "gamma", "delta", "epsilon"];
 
+impl SimConfig {
+    /// A random but sensible process: 1 to 8 threads on 1 to 4 CPUs, 2 to 5 images
+    /// (further ones by an exchanged plugin or an exec), stacks up to 60 deep, threads
+    /// that come and go, a few faults (never a refusal or a panic), for 2 to 4 virtual
+    /// seconds.
+    #[must_use]
+    pub fn from_seed(seed: u64) -> SimConfig {
+        config(seed)
+    }
+}
+
 /// The process of a seed.
-pub(super) fn config(seed: u64) -> SimConfig {
+fn config(seed: u64) -> SimConfig {
     let mut rng = Rng::new(seed);
     let arch = if rng.chance(1, 2) { Arch::X86_64 } else { Arch::Aarch64 };
     let exit_ns = rng.within(2_000_000_000, 4_000_000_000);

@@ -21,12 +21,10 @@ use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::arch::{Aarch64, RED_ZONE_BYTES, Registers, X86_64};
 
-use super::config::{FunctionId, SimPhase};
+use super::config::{FunctionId, STACK_BYTES, SimPhase};
 use super::images::Code;
-use super::rng;
+use crate::rng;
 
-/// Memory reserved for each stack; below the stack pointer it reads as zeros.
-pub(super) const STACK_BYTES: u64 = 8 << 20;
 /// Bits of a code pointer that are not part of the signature.
 pub(super) const CODE_MASK: u64 = (1 << 48) - 1;
 const PAGE_BYTES: u64 = 4096;

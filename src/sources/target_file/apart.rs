@@ -16,8 +16,9 @@ use libc::{c_int, pid_t};
 
 use crate::binary::OpenError;
 
+use super::file::{About, LEASED, MAX_COPIED_BYTES, PIECE_BYTES, TargetFile};
 use super::file_system;
-use super::{About, Copying, LEASED, MAX_COPIED_BYTES, PIECE_BYTES, TargetFile};
+use super::wait::Copying;
 
 /// Tags of the child's answer, which also has a number and the file's status.
 const FILE: u32 = 0;

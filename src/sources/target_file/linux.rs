@@ -13,9 +13,11 @@ use libc::pid_t;
 use crate::binary::OpenError;
 use crate::binary::files;
 
+use super::apart;
+use super::file::{About, TargetFile, cannot_open};
 use super::file_system::{self, Storage};
 use super::resolve::{self, Links};
-use super::{About, Copying, TargetFile, apart, cannot_open};
+use super::wait::Copying;
 
 /// Where a target's paths begin.
 #[derive(Clone, Debug)]
@@ -154,12 +156,6 @@ pub(super) fn own_user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// The number of the calling thread.
-pub(super) fn own_tid() -> i32 {
-    // SAFETY: gettid(2) takes nothing and cannot fail.
-    unsafe { libc::gettid() }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -169,7 +165,7 @@ mod tests {
     use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
     use super::*;
-    use crate::sources::target_file::LEASED;
+    use crate::sources::target_file::file::LEASED;
 
     fn below(dir: &Path) -> Root {
         Root {

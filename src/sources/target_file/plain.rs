@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::binary::OpenError;
 
-use super::{About, TargetFile, cannot_open};
+use super::file::{About, TargetFile, cannot_open};
 
 /// Opens a regular file. Between the look and the opening a pipe may take its place, and is not waited for.
 pub(super) fn open(path: &Path, follow: bool) -> Result<TargetFile, OpenError> {
@@ -44,9 +44,4 @@ fn is_local(file: &std::fs::File) -> bool {
 #[cfg(not(target_vendor = "apple"))]
 fn is_local(_: &std::fs::File) -> bool {
     true
-}
-
-/// No number by which the system tells what a thread does.
-pub(super) fn own_tid() -> i32 {
-    -1
 }

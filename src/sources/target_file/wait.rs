@@ -202,7 +202,7 @@ fn start() -> Option<Worker> {
     let own = Arc::clone(&tid);
     let thread = std::thread::Builder::new().name("files".to_owned()).stack_size(STACK_BYTES);
     let started = thread.spawn(move || {
-        own.store(super::own_tid(), Relaxed);
+        own.store(super::own_tid::own_tid(), Relaxed);
         while let Ok(work) = todo.recv() {
             work();
         }

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use gimli::{AttributeValue, DebugLineOffset, Reader as _, Section as _};
 use hashbrown::HashMap;
 
-use super::Texts;
 use super::budget::{Budget, Dwarf, Result, Slice, TEXT_BYTES_PER_STEP};
-use super::names::text;
+use super::names::{Texts, text};
 use super::unit::{OpenUnit, Unit};
 
 type Program<'a> = gimli::IncompleteLineProgram<Slice<'a>>;

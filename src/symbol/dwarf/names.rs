@@ -15,8 +15,9 @@ use hashbrown::{HashMap, HashSet};
 use super::budget::{Budget, Dwarf, Result, Slice, TEXT_BYTES_PER_STEP};
 use super::unit::{self, Abbrevs, Unit};
 use crate::symbol::demangle::{Demangler, demangle_with};
+use crate::symbol::short;
 use crate::symbol::table::MAX_NAME_BYTES;
-use crate::symbol::{MAX_TEXT_BYTES, Style, short};
+use crate::symbol::why::{MAX_TEXT_BYTES, Style};
 
 /// Most entries between a function and its name: an inlined one refers to its definition,
 /// that to a declaration, and each may be in another unit.

@@ -9,12 +9,14 @@ use std::sync::Mutex;
 
 use gimli::{DebugInfoOffset, DwarfPackage, EndianSlice, LittleEndian};
 
-use super::budget::{Dwarf, DwarfError};
+use super::budget::{Dwarf, DwarfError, MAX_INLINED};
+use super::debug::{Ask, Chain, Debug, LineInfo, Sections};
+use super::index::Job;
 use super::lines::{Lines, NO_FILE, NO_ROW, Row};
+use super::names::Texts;
 use super::names::{NameReader, text};
 use super::unit::{self, Abbrevs, OpenUnit};
 use super::walk::{NONE, walk};
-use super::{Ask, Chain, Debug, Job, LineInfo, MAX_INLINED, Sections, Texts};
 use crate::binary::Files;
 use crate::symbol::error::DebugFileError;
 
@@ -43,8 +45,27 @@ impl SplitFiles<'_> {
     }
 }
 
+impl Debug {
+    /// Does one job: the chains of its addresses, in their order. What is damaged is left
+    /// out: those addresses have the name of their symbol.
+    pub fn run(
+        &self,
+        job: &Job,
+        wanted: &[u64],
+        ask: Ask,
+        splits: &SplitFiles<'_>,
+        texts: &mut Texts<'_>,
+    ) -> Vec<Chain> {
+        let mut dwarf = self.main.dwarf();
+        if let Some(shared) = &self.shared {
+            dwarf.set_sup(shared.dwarf());
+        }
+        run(self, &dwarf, job, wanted, ask, splits, texts).unwrap_or_default()
+    }
+}
+
 /// Does a job.
-pub(super) fn run<'a>(
+fn run<'a>(
     debug: &'a Debug,
     dwarf: &Dwarf<'a>,
     job: &Job,

@@ -6,8 +6,7 @@
 
 use gimli::{AttributeSpecification, AttributeValue, UnitOffset, constants as c};
 
-use super::MAX_INLINED;
-use super::budget::{Budget, Dwarf, Result};
+use super::budget::{Budget, Dwarf, MAX_INLINED, Result, Slice};
 use super::lines::NO_FILE;
 use super::unit::{PcAttributes, Unit};
 
@@ -206,7 +205,7 @@ impl<'a> Walk<'_, 'a, '_> {
 }
 
 fn read<'a>(
-    entries: &mut gimli::EntriesRaw<'_, super::Slice<'a>>,
+    entries: &mut gimli::EntriesRaw<'_, Slice<'a>>,
     specs: &[AttributeSpecification],
 ) -> Result<FunctionEntry<'a>> {
     let mut found = FunctionEntry { call_file: NO_FILE, ..FunctionEntry::default() };

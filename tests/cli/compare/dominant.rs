@@ -1,9 +1,9 @@
 //! Programs of which one or few functions are all: there is no rest to compare with.
 
-use stackprof::gate::measured::FunctionSamples;
+use stackprof::gate::measurements::FunctionSamples;
 use stackprof::gate::unit::Unit;
 use stackprof::gate::verdict::{MovedWhy, State};
-use stackprof::gate::{Measured, Options, Report, Verdict, judge};
+use stackprof::gate::{Measurements, Options, Report, Verdict, judge};
 use stackprof::rng::Rng;
 
 /// Name, samples before, samples after.
@@ -27,7 +27,7 @@ fn report(rng: &mut Rng, runs: usize, noise: f64, functions: &[Function]) -> Rep
     let totals: Vec<f64> = (0..2 * runs).map(total).collect();
     let per_sample = vec![1.0; totals.len()];
     judge(
-        &Measured { base_runs: runs, totals, per_sample, unit: Unit::Samples, functions },
+        &Measurements { base_runs: runs, totals, per_sample, unit: Unit::Samples, functions },
         &Options::default(),
     )
 }

@@ -2,10 +2,10 @@
 //! factor, functions that differ beyond it, and counting noise. The rates of real runs are
 //! those of `cargo bench --bench gate`; the noise here is set after them.
 
-use stackprof::gate::measured::FunctionSamples;
+use stackprof::gate::measurements::FunctionSamples;
 use stackprof::gate::unit::Unit;
 use stackprof::gate::verdict::{MovedWhy, State};
-use stackprof::gate::{Measured, Options, Report, Verdict, judge};
+use stackprof::gate::{Measurements, Options, Report, Verdict, judge};
 use stackprof::rng::Rng;
 
 const FUNCTIONS: usize = 40;
@@ -48,7 +48,7 @@ fn share(function: usize) -> f64 {
     weight(function) / (0..FUNCTIONS).map(weight).sum::<f64>()
 }
 
-fn runs(rng: &mut Rng, runs_per_side: usize, more: Change) -> Measured {
+fn runs(rng: &mut Rng, runs_per_side: usize, more: Change) -> Measurements {
     let mut functions: Vec<FunctionSamples> = (0..FUNCTIONS)
         .map(|function| FunctionSamples { name: format!("f{function:02}"), own: vec![], total: vec![] })
         .collect();
@@ -68,7 +68,7 @@ fn runs(rng: &mut Rng, runs_per_side: usize, more: Change) -> Measured {
     for function in &mut functions {
         function.total = function.own.clone();
     }
-    Measured {
+    Measurements {
         base_runs: runs_per_side,
         per_sample: vec![1.0 / 997.0; totals.len()],
         totals,
@@ -110,7 +110,7 @@ fn unchanged_code_fails_in_at_most_one_gate_of_twenty() {
 }
 
 /// Runs of a program that spends the same in each of many functions, counted at random.
-fn flat(rng: &mut Rng, runs_per_side: usize, functions: usize, samples: f64) -> Measured {
+fn flat(rng: &mut Rng, runs_per_side: usize, functions: usize, samples: f64) -> Measurements {
     let mut totals = vec![0.0; 2 * runs_per_side];
     let functions = (0..functions).map(|index| {
         let own: Vec<f64> = totals.iter().map(|_| poisson(rng, samples / functions as f64)).collect();
@@ -118,7 +118,7 @@ fn flat(rng: &mut Rng, runs_per_side: usize, functions: usize, samples: f64) -> 
         FunctionSamples { name: format!("f{index:03}"), total: own.clone(), own }
     });
     let functions = functions.collect();
-    Measured {
+    Measurements {
         base_runs: runs_per_side,
         per_sample: vec![1.0; totals.len()],
         totals,
@@ -146,7 +146,7 @@ fn every_function_of_the_smallest_share_on_one_side_is_tested() {
         let own = [&base[..], &new[..]].concat();
         FunctionSamples { name: name.into(), total: own.clone(), own }
     };
-    let measured = Measured {
+    let measured = Measurements {
         base_runs: 4,
         totals: vec![1000.0; 11],
         per_sample: vec![1.0; 11],

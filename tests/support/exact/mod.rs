@@ -30,7 +30,7 @@ use stackprof::arch::{Arch, Registers, X86, X86_64};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::clock::FakeClock;
 use stackprof::images::Images;
-use stackprof::images::{CodeMemory, ImageView, JitCode, TargetCode};
+use stackprof::images::{CodeMemory, JitCode, TargetCode};
 use stackprof::walk::{self, Frames, Input, OuterStack, StackBytes, StackEnd, UnwindMethod, Unwinder};
 
 use pieces::{Pieces, Walked};

@@ -14,12 +14,13 @@ use super::super::extra::Extra;
 use super::super::lists::Index;
 use super::super::malformed::Malformed;
 use super::super::tally::Tally;
+use super::product::{PRODUCT_COUNTS, PRODUCT_NO_RATE};
 use super::tables::{FrameTable, FuncTable, Library, ResourceTable, Stack, StackTable, Stacks, Tables};
-use super::{PRODUCT_COUNTS, PRODUCT_NO_RATE};
 use crate::profile::MAX_DEPTH;
 use crate::profile::about::{About, SAMPLES};
 use crate::profile::builder::SavedBuilder;
-use crate::profile::saved::{Full, Saved, StackRoot};
+use crate::profile::full::Full;
+use crate::profile::saved::{Saved, StackRoot};
 use crate::profile::timeline::{ThreadTimeline, TimedSample};
 use crate::trie::NodeId;
 

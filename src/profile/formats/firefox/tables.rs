@@ -14,7 +14,8 @@ use super::super::lists::Index;
 use super::super::malformed::Malformed;
 use crate::profile::INCOMPLETE;
 use crate::profile::builder::SavedBuilder;
-use crate::profile::saved::{Full, Mapping};
+use crate::profile::full::Full;
+use crate::profile::saved::Mapping;
 
 /// Bit of a frame's flags: its library is told.
 const HAS_LIBRARY: u32 = 2;

@@ -10,10 +10,10 @@ use fxprof_processed_profile::{
 };
 
 use super::Labels;
+use crate::profile::root_names::INCOMPLETE;
 use crate::profile::saved::Saved;
 use crate::profile::texts::TextId;
 use crate::profile::timeline::{ThreadTimeline, Timeline};
-use crate::profile::views::by_name::INCOMPLETE;
 use crate::trie::NodeId;
 
 /// Pauses shorter than this are none: samples of a thread that runs are not exactly a period apart.

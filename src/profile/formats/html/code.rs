@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::tables::Tables;
-use crate::profile::saved::Full;
+use crate::profile::full::Full;
 use crate::trie::NodeId;
 
 /// Most functions whose instructions are in a page.

@@ -8,12 +8,14 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::columns::{Columns, Form, NUMBER_MAX};
 use super::header::Library;
-use super::{Matching, matched};
+use super::matching::{Matching, matched};
 use crate::escape::file_name;
-use crate::profile::saved::{Full, Mapping, Saved, StackRoot, UNKNOWN};
+use crate::profile::full::Full;
+use crate::profile::root_names::INCOMPLETE;
+use crate::profile::saved::{Mapping, Saved, StackRoot, UNKNOWN};
 use crate::profile::texts::{TextId, Texts};
 use crate::profile::timeline::{Event, EventKind, ThreadIndex, Timeline};
-use crate::profile::views::by_name::{FIBER, INCOMPLETE};
+use crate::profile::views::by_name::FIBER;
 use crate::profile::{StackFrame, shown};
 use crate::trie::{FrameWords, Key, NodeId, Trie};
 

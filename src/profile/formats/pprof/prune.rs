@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use regex_lite::{Regex, RegexBuilder};
 
-use super::read::Tables;
+use super::tables::Tables;
 use crate::profile::formats::Malformed;
 use crate::profile::formats::tally::Tally;
 use crate::profile::texts::TextId;

@@ -7,7 +7,7 @@ use prost::Message;
 
 use super::metadata;
 use super::proto::{self, field};
-use super::read::{MAX_PERIOD_NS, MAX_SAMPLE_BYTES, Tables, for_each_field};
+use super::tables::{MAX_PERIOD_NS, MAX_SAMPLE_BYTES, Tables, for_each_field};
 use crate::profile::about::SAMPLES;
 use crate::profile::formats::Malformed;
 use crate::profile::formats::protobuf::Value;

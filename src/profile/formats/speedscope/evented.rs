@@ -11,9 +11,10 @@ use serde::Deserialize;
 use super::super::lists::Index;
 use super::super::malformed::Malformed;
 use super::super::tally::Tally;
-use super::read::Reader;
+use super::reader::Reader;
 use crate::profile::MAX_DEPTH;
-use crate::profile::saved::{Full, StackRoot};
+use crate::profile::full::Full;
+use crate::profile::saved::StackRoot;
 use crate::trie::NodeId;
 
 /// A frame opens (`O`) or closes (`C`).

@@ -5,28 +5,23 @@
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 
 use super::super::extra::Extra;
 use super::super::fractions::Fractions;
-use super::super::lists::{Index, Lists, NO_INDEX};
+use super::super::lists::{Lists, NO_INDEX};
 use super::super::malformed::Malformed;
 use super::super::tally::Tally;
 use super::evented::{self, Event};
-use super::{ExtraThread, FileFrame, WAITING};
+use super::frame::{ExtraThread, FileFrame, WAITING};
+use super::reader::{Reader, Scale, TIME, Unit};
 use crate::profile::MAX_DEPTH;
-use crate::profile::about::{About, SAMPLES};
+use crate::profile::about::About;
 use crate::profile::builder::SavedBuilder;
-use crate::profile::saved::{Full, Function, Line, Saved, StackRoot};
+use crate::profile::full::Full;
+use crate::profile::root_names::INCOMPLETE;
+use crate::profile::saved::{Saved, StackRoot};
 use crate::profile::timeline::{ThreadTimeline, TimedSample};
-use crate::profile::views::by_name::INCOMPLETE;
-use crate::trie::NodeId;
-
-/// A line of a file: the schema has numbers, of which -1, 0 and `null` are no line.
-pub(super) fn line_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    let line = Option::<Index>::deserialize(from)?.map(|Index(line)| line);
-    Ok(line.filter(|line| !matches!(*line, 0 | NO_INDEX)))
-}
 
 /// One of `profiles` of a file.
 #[derive(Deserialize)]
@@ -131,34 +126,7 @@ pub(in crate::profile::formats) fn read(
     Ok(builder.finish())
 }
 
-/// The profile so far, and what the file's numbers mean in it.
-pub(super) struct Reader {
-    pub(super) builder: SavedBuilder,
-    /// By frame of the file.
-    pub(super) frames: Vec<u32>,
-    scale: Scale,
-    fractions: Fractions,
-}
-
 impl Reader {
-    fn frame(&mut self, frame: &FileFrame<'_>) -> Result<u32, Full> {
-        let builder = &mut self.builder;
-        let function = Function {
-            name: builder.text(&frame.name)?,
-            file: builder.text(frame.file.as_deref().unwrap_or_default())?,
-            ..Function::default()
-        };
-        let line = Line { function: builder.function(function)?, line: frame.line.unwrap_or(0) };
-        builder.frame(0, None, &[line])
-    }
-
-    /// Counts a weight of the file on a node; false if it cannot be counted.
-    pub(super) fn count(&mut self, node: NodeId, weight: f64) -> Result<bool, Full> {
-        let value = weight * self.scale.factor;
-        let value = if self.scale.is_time { value.round() } else { value };
-        self.fractions.add_number(&mut self.builder, node, value)
-    }
-
     fn samples(
         &mut self,
         shared: &[FileFrame<'_>],
@@ -221,45 +189,6 @@ impl Reader {
         timed.sort_by_key(|sample| sample.at_ns);
         Ok(timed)
     }
-}
-
-/// What a weight of the file is in counts.
-#[derive(Default)]
-struct Scale {
-    factor: f64,
-    /// Times are whole nanoseconds or periods; of other units fractions count.
-    is_time: bool,
-}
-
-impl Scale {
-    /// Begins a profile with weights of a unit.
-    fn next(&mut self, about: &mut About, unit: Unit) {
-        self.is_time = unit.kind == TIME;
-        self.factor = match about.period_ns() {
-            Some(period_ns) if self.is_time => unit.factor / period_ns,
-            // A rate is not told, so the time itself is counted.
-            None if self.is_time => {
-                about.unit = TIME.to_owned();
-                unit.factor
-            }
-            _ => {
-                if unit.kind == "bytes" && about.unit == SAMPLES {
-                    about.unit = unit.kind.to_owned();
-                }
-                unit.factor
-            }
-        };
-    }
-}
-
-/// What times are counted in.
-const TIME: &str = "nanoseconds";
-
-/// A unit of speedscope: what it counts, and how much of that.
-#[derive(Clone, Copy)]
-struct Unit {
-    kind: &'static str,
-    factor: f64,
 }
 
 /// The unit of a profile.

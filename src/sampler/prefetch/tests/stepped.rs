@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::super::super::process::FIRST;
+use super::super::super::process_entry::FIRST;
 use super::super::super::thread::unknown_status;
 use super::super::super::{Recorder, Sample};
 use super::options;

@@ -38,7 +38,7 @@ use libc::pid_t;
 
 use super::files::TargetFiles;
 use super::launch::{Launch, Spawner};
-use super::{attach, launch, refusal, threads};
+use super::{describe, launch, refusal, threads};
 use crate::clock::RealClock;
 use crate::error::Error;
 use crate::sources::{Process, ProcessSelection, Sampling};
@@ -87,7 +87,7 @@ type Attempt = std::result::Result<PerfSource, OpenFailure>;
 pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: RealClock) -> Attempt {
     let mut listed = Vec::new();
     for pid in &chosen.pids {
-        let pid = attach::process_id(*pid)?;
+        let pid = describe::process_id(*pid)?;
         refusal::check_process(pid)?;
         if let Err(error) = std::fs::read(format!("/proc/{pid}/maps")) {
             if error.kind() == std::io::ErrorKind::NotFound {
@@ -131,7 +131,7 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) when it cannot be run.
 pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, spawner: &Spawner) -> Attempt {
     let Sampling { children, kernel: kernel_frames, .. } = *sampling;
-    let held = launch::hold(spawner, command).map_err(|error| attach::cannot_run(command, &error))?;
+    let held = launch::hold(spawner, command).map_err(|error| describe::cannot_run(command, &error))?;
     let pid = held.pid;
     let filter = if children { SampleFilter::unless_excluded() } else { SampleFilter::of_process(pid) };
     // If refused, `held` is dropped, and the new process ends without running the command.
@@ -150,8 +150,8 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     if let Err(error) = source.enable() {
         return Err(OpenFailure::Refused(refused(&error)));
     }
-    let started = held.go().map_err(|error| attach::cannot_run(command, &error))?;
-    started.join().map_err(|error| attach::cannot_run(command, &error))?;
+    let started = held.go().map_err(|error| describe::cannot_run(command, &error))?;
+    started.join().map_err(|error| describe::cannot_run(command, &error))?;
     source.set_spawned(describe(pid, options));
     Ok(source)
 }
@@ -191,7 +191,7 @@ fn describe(pid: pid_t, options: EventOptions) -> Process {
         backend: "perf_event",
         backend_why: format!("{kernel}, {over}{waits}"),
         stops_waits_unseen: true,
-        ..attach::describe(pid)
+        ..describe::describe(pid)
     }
 }
 

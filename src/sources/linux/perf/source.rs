@@ -35,6 +35,7 @@ use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, si
 
 mod catch_up;
 mod ends;
+mod read;
 mod reopen;
 
 use catch_up::CatchUp;

@@ -1,10 +1,10 @@
 //! Registers and system calls of a thread that runs code of aarch64.
 
 use super::again::{CallSite, Calls};
-use super::{EINTR, is_restartable};
+use super::restart::{EINTR, is_restartable};
 use crate::arch::{Aarch64, Registers};
-use crate::sources::linux::repeated_wait::TimedWait;
 use crate::sources::linux::sys::RawRegisters;
+use crate::sources::linux::timed_wait::TimedWait;
 
 /// Length of `svc #0`.
 const SVC_BYTES: u64 = 4;
@@ -26,7 +26,7 @@ pub(super) fn repair(
 ) -> bool {
     let number = raw.regs[8].cast_signed();
     let at = CallSite { pc: raw.pc, sp: raw.sp, first: raw.regs[0], number, svc_bytes: SVC_BYTES };
-    let fails = call_result(raw).is_some() && is_restartable(number);
+    let fails = call_result(raw).is_some() && is_restartable(number, &RESTARTABLE_HERE);
     let Some((pc, first)) = calls.make_again(&at, fails, is_handled) else { return false };
     (raw.pc, raw.regs[0]) = (pc, first.unwrap_or(EINTR.cast_unsigned()));
     true
@@ -48,4 +48,4 @@ pub(super) fn convert(raw: &RawRegisters) -> Registers {
 }
 
 /// A call beside [`super::RESTARTABLE`]: `libc` does not name it.
-pub(super) const RESTARTABLE_HERE: [i64; 1] = [292 /* io_pgetevents */];
+const RESTARTABLE_HERE: [i64; 1] = [292 /* io_pgetevents */];

@@ -1,9 +1,9 @@
 //! Registers and system calls of a thread that runs 32-bit code of Arm, on aarch64.
 
-use super::EINTR;
 use super::again::{CallSite, Calls};
+use super::restart::EINTR;
 use crate::arch::{Arm, Registers};
-use crate::sources::linux::repeated_wait::TimedWait;
+use crate::sources::linux::timed_wait::TimedWait;
 
 /// r0 to r15, CPSR, and r0 as it was before the system call (`COMPAT_ELF_NGREG` and `compat_gpr_get` of
 /// arch/arm64/kernel/ptrace.c).

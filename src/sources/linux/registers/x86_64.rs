@@ -1,9 +1,9 @@
 //! Registers and system calls of a thread that runs code of x86_64.
 
-use super::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND, is_restartable};
+use super::restart::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND, is_restartable};
 use crate::arch::{Registers, X86_64};
-use crate::sources::linux::repeated_wait::{TimedWait, WaitCall};
 use crate::sources::linux::sys::RawRegisters;
+use crate::sources::linux::timed_wait::{TimedWait, WaitCall};
 
 /// The call that a thread makes again.
 #[derive(Debug, Default)]
@@ -84,7 +84,7 @@ pub(super) fn repair(
         RestartState::Elsewhere => {}
     }
     let repairable = match call_result(raw) {
-        Some(EINTR) => is_restartable(raw.orig_rax.cast_signed()) && !is_handled(),
+        Some(EINTR) => is_restartable(raw.orig_rax.cast_signed(), &RESTARTABLE_HERE) && !is_handled(),
         Some(ERESTART_RESTARTBLOCK) => !is_handled() && is_filtered(),
         _ => false,
     };
@@ -116,7 +116,7 @@ pub(super) fn timed_wait(raw: &RawRegisters) -> Option<TimedWait> {
 }
 
 /// Calls beside [`super::RESTARTABLE`]: one that other processors lack, and one that `libc` does not name.
-pub(super) const RESTARTABLE_HERE: [i64; 2] = [libc::SYS_epoll_wait, 333 /* io_pgetevents */];
+const RESTARTABLE_HERE: [i64; 2] = [libc::SYS_epoll_wait, 333 /* io_pgetevents */];
 
 /// The engine's registers.
 pub(super) fn convert(raw: &RawRegisters) -> Registers {

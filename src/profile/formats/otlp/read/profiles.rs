@@ -8,7 +8,7 @@ use super::super::proto::{self, field};
 use super::super::tables::Tables;
 use crate::profile::about::SAMPLES;
 use crate::profile::formats::Malformed;
-use crate::profile::formats::pprof::read::MAX_PERIOD_NS;
+use crate::profile::formats::pprof::tables::MAX_PERIOD_NS;
 use crate::profile::formats::pprof::values::MIN_PERIOD_NS;
 use crate::profile::formats::protobuf::{Value, for_each_field, for_each_number, limit, message};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::sources::linux::attach;
+use crate::sources::linux::describe;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::perf::process::entry::ProcessEntry;
 use crate::sources::linux::perf::process::filter::ProcessFilter;
@@ -45,12 +45,12 @@ fn pipeline_of(process: Process, records_waits: bool) -> Pipeline {
 }
 
 fn pipeline() -> Pipeline {
-    pipeline_of(attach::describe(pid()), false)
+    pipeline_of(describe::describe(pid()), false)
 }
 
 /// With the waits of its threads.
 fn pipeline_with_waits() -> Pipeline {
-    pipeline_of(attach::describe(pid()), true)
+    pipeline_of(describe::describe(pid()), true)
 }
 
 /// What was reported, in the order in which the sampler takes it.
@@ -118,7 +118,7 @@ fn a_wait_before_an_exec_starts_no_thread_of_the_new_program() {
 /// /proc shows the exec, whose record was lost, and the thread has waited since before.
 #[test]
 fn a_thread_that_waits_through_an_exec_starts_with_the_new_program() {
-    let process = Process { name: "sh".to_owned(), ..attach::describe(pid()) };
+    let process = Process { name: "sh".to_owned(), ..describe::describe(pid()) };
     let (mut pipeline, mut records) = (pipeline_of(process, true), Vec::new());
     pipeline.take(id(pid(), 10, 0), PerfRecord::SwitchOut { preempted: false });
     pipeline.take(id(TID, 700, 1), PerfRecord::Sample(Sample::EMPTY));
@@ -158,7 +158,7 @@ fn a_thread_without_a_number_is_no_thread() {
 /// That it became another program is in no record: where records were lost /proc shows it.
 #[test]
 fn after_records_were_lost_processes_are_read_again() {
-    let process = Process { name: "sh".to_owned(), ..attach::describe(pid()) };
+    let process = Process { name: "sh".to_owned(), ..describe::describe(pid()) };
     let (mut pipeline, mut records) = (pipeline_of(process, false), Vec::new());
     pipeline.flush(LAST, u64::MAX, &mut records);
     pipeline.flush(LAST, u64::MAX, &mut records);
@@ -171,7 +171,7 @@ fn after_records_were_lost_processes_are_read_again() {
             SourceEvent::Exec { name } => name,
             _ => None,
         });
-        let own = attach::describe(pid()).name;
+        let own = describe::describe(pid()).name;
         assert_eq!(named, (round == 0).then_some(own), "once, and not again at once");
     }
 }

@@ -20,7 +20,7 @@ use super::kernel::{Faults, Kernel, Setup};
 use super::system::Machine;
 use crate::rng::Rng;
 use crate::rng::rounds::{as_usual, one_seed, seeds};
-use crate::sources::linux::attach;
+use crate::sources::linux::describe;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::pushed::{SourceEvent, TimedEvent};
 use crate::sources::{Process, ProcessSelection, ThreadId};
@@ -183,7 +183,7 @@ impl Run {
         let pids = if all { vec![] } else { vec![main.unsigned_abs()] };
         let filter =
             ProcessFilter::new(ProcessSelection { pids, children, all, ..ProcessSelection::default() });
-        let own = attach::describe(std::process::id().cast_signed());
+        let own = describe::describe(std::process::id().cast_signed());
         let number = if all { 0 } else { main.unsigned_abs() };
         let process = Process { pid: number, name: "main".to_owned(), ..own };
         let entry = ProcessEntry::new(process, Arc::new(TargetFiles::of(main)));

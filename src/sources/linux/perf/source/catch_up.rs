@@ -4,9 +4,6 @@
 //! Input: time; output: records in the queue of the next batch (`stack/read_ahead.rs`: how many), and resident pages
 //! of files within their bound.
 
-use super::super::clocks::monotonic_ns;
-use super::{PerfSource, read_rings};
-
 /// While a batch is walked rings are polled this often, nanoseconds.
 const POLL_NS: u64 = 2_000_000;
 
@@ -18,27 +15,12 @@ pub(super) struct CatchUp {
 
 impl CatchUp {
     /// Whether it is time to poll rings.
-    fn is_due(&mut self, now_ns: u64) -> bool {
+    pub(super) fn is_due(&mut self, now_ns: u64) -> bool {
         let is_due = now_ns.saturating_sub(self.polled_ns) >= POLL_NS;
         if is_due {
             self.polled_ns = now_ns;
         }
         is_due
-    }
-}
-
-impl PerfSource {
-    /// Reads rings that fill up while a batch is walked.
-    pub(super) fn catch_up(&mut self) {
-        if self.disabled || self.over || !self.catch_up.is_due(monotonic_ns()) {
-            return;
-        }
-        self.memory.file_pages.bound();
-        if self.pipeline.stacks.reads_ahead(self.events.fill_per_mille()) {
-            read_rings(&mut self.events, &mut self.scratch, &mut self.pipeline);
-            self.memory.freed_bytes += self.pipeline.stacks.read();
-            self.relieve();
-        }
     }
 }
 

@@ -1,0 +1,21 @@
+//! An entry of the table of functions (`.pdata`).
+
+/// A `RUNTIME_FUNCTION`: addresses from the image's base on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// First address.
+    pub begin: u32,
+    /// First address after it.
+    pub end: u32,
+    /// Where its unwind information is.
+    pub info: u32,
+}
+
+impl Entry {
+    /// Reads one; `None` for damaged ones.
+    #[must_use]
+    pub fn read(bytes: &[u8]) -> Option<Entry> {
+        let word = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));
+        Some(Entry { begin: word(0)?, end: word(4)?, info: word(8)? }).filter(|entry| entry.begin < entry.end)
+    }
+}

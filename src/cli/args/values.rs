@@ -1,0 +1,126 @@
+//! Values of options that several commands have, and what is wrong with them.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::Parser;
+
+use crate::cli::clap_text::usage_error;
+use crate::cli::flags::{CommonFlags, NamingFlags};
+use crate::error::{Error, ErrorKind, Result};
+use crate::flamegraph::Colors;
+use crate::symbol::Style;
+
+/// `--min-width` unless given, percent.
+const MIN_WIDTH_DEFAULT_PERCENT: f64 = 0.01;
+
+/// How much is told on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verbosity {
+    /// Errors only.
+    Quiet,
+    /// Progress and summary.
+    Normal,
+    /// Also why each thing was lost.
+    Verbose,
+}
+
+/// How code is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Naming {
+    /// A frame for each inlined function.
+    pub inlines: bool,
+    /// `function (file:line)`.
+    pub lines: bool,
+    /// How names are written.
+    pub style: Style,
+}
+
+impl From<&NamingFlags> for Naming {
+    fn from(flags: &NamingFlags) -> Naming {
+        let style = match (flags.mangled, flags.short_names) {
+            (true, _) => Style::Mangled,
+            (false, true) => Style::Short,
+            (false, false) => Style::Readable,
+        };
+        Naming { inlines: !flags.no_inline, lines: flags.lines, style }
+    }
+}
+
+pub(super) enum Split<F> {
+    Flags(F),
+    Print(String),
+}
+
+pub(super) fn split<F: Parser>(command: &str, words: &[OsString]) -> Result<Split<F>> {
+    match F::try_parse_from(std::iter::once(OsStr::new(command)).chain(words.iter().map(AsRef::as_ref))) {
+        Ok(flags) => Ok(Split::Flags(flags)),
+        Err(error) => match error.kind() {
+            clap::error::ErrorKind::DisplayHelp | clap::error::ErrorKind::DisplayVersion => {
+                Ok(Split::Print(error.render().to_string()))
+            }
+            _ => Err(usage_error(&error, command)),
+        },
+    }
+}
+
+pub(super) fn usage(text: impl Into<String>) -> Error {
+    Error::new(ErrorKind::Usage, text)
+}
+
+pub(super) fn bad(option: &str, value: &OsStr, expected: &str) -> Error {
+    usage(format!("{option} `{}`: expected {expected}", value.display()))
+}
+
+/// The value of an option as a number that `allowed` accepts. (No range is written with
+/// NaN in it, so comparing refuses that too.)
+pub(super) fn number<N: std::str::FromStr + Copy>(
+    option: &str,
+    text: &OsStr,
+    expected: &str,
+    allowed: impl Fn(N) -> bool,
+) -> Result<N> {
+    text.to_str()
+        // Rust takes `+5`; nobody who types that means 5 and nothing else.
+        .filter(|text| !text.starts_with('+'))
+        .and_then(|text| text.parse().ok())
+        .filter(|number| allowed(*number))
+        .ok_or_else(|| bad(option, text, expected))
+}
+
+/// A percentage, `5` or `5%`, as 5.
+pub(super) fn percent(
+    option: &str,
+    text: &OsStr,
+    expected: &str,
+    allowed: impl Fn(f64) -> bool,
+) -> Result<f64> {
+    let number =
+        text.to_str().and_then(|text| text.strip_suffix('%').unwrap_or(text).trim().parse::<f64>().ok());
+    number
+        .filter(|percent| percent.is_finite() && allowed(*percent))
+        .ok_or_else(|| bad(option, text, expected))
+}
+
+/// Frames of a flame graph narrower than this percentage are left out.
+pub(super) fn min_width_percent(flag: Option<&OsStr>) -> Result<f64> {
+    flag.map_or(Ok(MIN_WIDTH_DEFAULT_PERCENT), |width| {
+        percent("--min-width", width, "a percentage from 0 to below 100", |width| {
+            (0.0..100.0).contains(&width)
+        })
+    })
+}
+
+pub(super) fn colors(text: &OsStr) -> Result<Colors> {
+    text.to_str()
+        .and_then(Colors::from_name)
+        .ok_or_else(|| bad("--colors", text, &format!("one of {}", Colors::NAMES.join(", "))))
+}
+
+pub(super) fn verbosity(flags: &CommonFlags) -> Result<Verbosity> {
+    match (flags.quiet, flags.verbose) {
+        (true, true) => Err(usage("--quiet and --verbose exclude each other; leave one out")),
+        (true, false) => Ok(Verbosity::Quiet),
+        (false, true) => Ok(Verbosity::Verbose),
+        (false, false) => Ok(Verbosity::Normal),
+    }
+}

@@ -1,0 +1,31 @@
+//! A table of a profile that has reached its limit.
+
+use std::fmt;
+
+use crate::trie;
+
+/// A table of a saved profile has reached its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full {
+    /// What there are too many of.
+    pub what: &'static str,
+    /// How many fit.
+    pub limit: usize,
+}
+
+impl From<trie::Full> for Full {
+    fn from(full: trie::Full) -> Full {
+        match full {
+            trie::Full::Nodes => Full { what: "nodes of distinct stacks", limit: trie::MAX_NODES },
+            trie::Full::Frames => Full { what: "distinct frames", limit: trie::MAX_FRAMES },
+        }
+    }
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the profile is too large: more than {} {}", self.limit, self.what)
+    }
+}
+
+impl std::error::Error for Full {}

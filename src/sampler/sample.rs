@@ -1,0 +1,16 @@
+//! What a thread showed at one moment.
+
+use crate::sources::{Capture, ThreadId};
+
+/// What a thread showed at one moment.
+#[derive(Debug)]
+pub struct Sample {
+    /// Which thread.
+    pub thread: ThreadId,
+    /// Its registers and stack bytes.
+    pub capture: Capture,
+    /// When it was taken in, nanoseconds of the engine's clock.
+    pub at_ns: u64,
+    /// The thread waited when it was asked for this.
+    pub waiting: bool,
+}

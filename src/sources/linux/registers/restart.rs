@@ -1,0 +1,36 @@
+//! By which numbers the kernel restarts calls, and which calls may be.
+
+pub(super) const EINTR: i64 = -4;
+
+pub(super) const ERESTARTNOHAND: i64 = -514;
+
+/// ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h).
+pub(super) const RESTART_CODES: [i64; 4] = [-512, -513, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
+
+pub(super) const ERESTART_RESTARTBLOCK: i64 = -516;
+
+/// Whether a call of 64-bit code, by its number, returns EINTR only before it did anything: repeating it is safe.
+/// Sockets are here for those with SO_RCVTIMEO or SO_SNDTIMEO.
+pub(super) fn is_restartable(number: i64, here: &[i64]) -> bool {
+    RESTARTABLE.contains(&number) || here.contains(&number)
+}
+
+/// Of these, those that all processors have under the same names.
+const RESTARTABLE: [i64; 16] = [
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_io_getevents,
+    libc::SYS_io_uring_enter,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_sendto,
+    libc::SYS_sendmsg,
+    libc::SYS_sendmmsg,
+];

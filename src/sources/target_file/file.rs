@@ -1,0 +1,152 @@
+//! A regular file of a target that is open, and what the system says of it.
+
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::wait::Copying;
+use crate::binary::map::Map;
+use crate::binary::{ImageBytes, OpenError};
+
+/// Longest file that is mapped: longer ones are holes, made to be read for hours.
+const MAX_MAPPED_BYTES: u64 = 32 << 30;
+/// Longest file that is copied, and all copies of a run together.
+pub(super) const MAX_COPIED_BYTES: u64 = 256 << 20;
+const MAX_COPIES_BYTES: u64 = 1 << 30;
+/// Bytes that are read at once.
+pub(super) const PIECE_BYTES: usize = 1 << 20;
+
+/// Why a file is not opened that its owner has a lease on (fcntl(2), `F_SETLEASE`).
+pub(super) const LEASED: OpenError = OpenError::Because("a lease is held on it; opening it would wait");
+
+/// How long all copies of this run are.
+static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// What the system says of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in super::super) struct About {
+    /// Device and inode.
+    pub(in super::super) identity: (u64, u64),
+    /// Of the last change of the content, in seconds since 1970.
+    pub(in super::super) modified_s: i64,
+    /// Of the last change of the inode, seconds and nanoseconds.
+    pub(in super::super) changed: (i64, i64),
+    pub(super) length: u64,
+    pub(super) owner: u32,
+    pub(super) mode: u32,
+    pub(super) links: u64,
+}
+
+impl From<&Metadata> for About {
+    fn from(meta: &Metadata) -> About {
+        About {
+            identity: (meta.dev(), meta.ino()),
+            modified_s: meta.mtime(),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+            length: meta.len(),
+            owner: meta.uid(),
+            mode: meta.mode(),
+            links: meta.nlink(),
+        }
+    }
+}
+
+/// A regular file of a target, open for reading.
+#[derive(Debug)]
+pub(in super::super) struct TargetFile {
+    pub(super) file: File,
+    pub(super) about: About,
+    /// A page of it may never come: it is copied.
+    pub(super) may_hang: bool,
+    /// It is a copy in memory of the file that `about` is of.
+    #[cfg(target_os = "linux")]
+    pub(super) is_copy: bool,
+}
+
+impl TargetFile {
+    /// What the system said of it when it was opened.
+    pub(in super::super) fn about(&self) -> &About {
+        &self.about
+    }
+
+    /// What the system says of it by now; of a copy, what it said afterwards.
+    #[cfg(target_os = "linux")]
+    pub(in super::super) fn about_now(&self) -> io::Result<About> {
+        if self.is_copy { Ok(self.about) } else { Ok(About::from(&self.file.metadata()?)) }
+    }
+
+    /// Its bytes, for long.
+    pub(in super::super) fn bytes(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
+        self.check_length()?;
+        match self.may_hang {
+            true => self.copy(copying),
+            false => Ok(ImageBytes::mapped(Map::new(self.file.try_clone()?)?)),
+        }
+    }
+
+    /// Its bytes, without keeping it open.
+    pub(in super::super) fn bytes_briefly(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
+        self.check_length()?;
+        match self.may_hang {
+            true => self.copy(copying),
+            false => Ok(ImageBytes::mapped(Map::briefly(&self.file)?)),
+        }
+    }
+
+    fn check_length(&self) -> Result<(), OpenError> {
+        match self.about.length > MAX_MAPPED_BYTES {
+            true => Err(OpenError::TooLong { bytes_max: MAX_MAPPED_BYTES }),
+            false => Ok(()),
+        }
+    }
+
+    fn copy(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
+        let left = MAX_COPIES_BYTES.saturating_sub(COPIED_BYTES.load(Relaxed));
+        let bytes = self.read(MAX_COPIED_BYTES.min(left), copying)?;
+        COPIED_BYTES.fetch_add(bytes.len() as u64, Relaxed);
+        Ok(ImageBytes::new(bytes))
+    }
+
+    /// What is in it now, at most so much: it may be written to meanwhile.
+    pub(in super::super) fn read(&self, bytes_max: u64, copying: &Copying) -> Result<Vec<u8>, OpenError> {
+        if self.about.length > bytes_max {
+            return Err(OpenError::TooLong { bytes_max });
+        }
+        copying.begin();
+        let mut bytes = Vec::new();
+        let mut limited = (&self.file).take(bytes_max + 1);
+        while limited.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut bytes)? > 0 {}
+        if bytes.len() as u64 > bytes_max { Err(OpenError::TooLong { bytes_max }) } else { Ok(bytes) }
+    }
+
+    /// Its first bytes.
+    #[cfg(target_os = "linux")]
+    pub(in super::super) fn head<const BYTES: usize>(&self) -> Result<[u8; BYTES], OpenError> {
+        let mut head = [0; BYTES];
+        (&self.file).read_exact(&mut head)?;
+        Ok(head)
+    }
+
+    /// Whether names may be taken from it for code of a process of this user (`None`: any): only
+    /// that user and root may have written it.
+    pub(in super::super) fn check_trusted(&self, user: Option<u32>) -> Result<(), OpenError> {
+        let owner = self.about.owner;
+        if user.is_some_and(|user| ![0, user].contains(&owner)) {
+            // Anybody can write to /tmp: perf looks at the owner, too.
+            return Err(OpenError::Foreign { owner });
+        }
+        if self.about.links != 1 {
+            return Err(OpenError::Because("it has several names (hard links); not trusted"));
+        }
+        if self.about.mode & 0o002 != 0 {
+            return Err(OpenError::Because("anybody may write to it; not trusted"));
+        }
+        Ok(())
+    }
+}
+
+/// What failed when a file was opened without waiting.
+pub(super) fn cannot_open(error: io::Error) -> OpenError {
+    if error.kind() == io::ErrorKind::WouldBlock { LEASED } else { error.into() }
+}

@@ -1,0 +1,207 @@
+//! The sections of a file, and what its debug information says of an address.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use gimli::{EndianSlice, LittleEndian, SectionId};
+
+use super::budget::{Budget, Dwarf, Slice};
+use super::index::{Index, Job};
+use crate::binary::{ImageBytes, OpenError};
+use crate::symbol::error::DebugFileError;
+use crate::symbol::{relocate, sections};
+
+/// Steps of work for each byte of a file: entries and their ranges, bytes and rows of line
+/// programs, bytes of abbreviations and texts. Real files need a few at most; files can be
+/// made whose parts all refer to one long list.
+const STEPS_PER_BYTE: u64 = 64;
+/// Least bytes that say of one range of addresses which unit's they are: in `.debug_rnglists`,
+/// of which no two units share a list.
+const CLAIM_BYTES_MIN: u64 = 3;
+/// Steps for any file.
+const STEPS_LEAST: u64 = 10_000_000;
+
+/// One function at an address, with its place in the source.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LineInfo {
+    /// The readable name; `None` where DWARF has none.
+    pub name: Option<Arc<str>>,
+    /// Path of the source file; `None` if lines were not asked for or are not known.
+    pub file: Option<Arc<str>>,
+    /// Line in it: of the call, or of the address itself in the innermost function.
+    pub line: u32,
+}
+
+/// The functions at one address, outermost first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Index of the address in the list that was asked for.
+    pub wanted: u32,
+    /// The functions; empty where only the line is known.
+    pub functions: Vec<LineInfo>,
+}
+
+/// What of DWARF is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// The functions that are inlined.
+    pub inlines: bool,
+    /// Source files and lines.
+    pub lines: bool,
+}
+
+/// The DWARF sections of one file.
+#[derive(Debug)]
+pub struct Sections {
+    bytes: ImageBytes,
+    parts: Vec<(SectionId, Part)>,
+    /// Where the code begins: entries of functions that the linker left out have addresses
+    /// below it.
+    pub code_start: u64,
+}
+
+#[derive(Debug)]
+enum Part {
+    InFile(Range<usize>),
+    Unpacked(Vec<u8>),
+}
+
+/// The sections that names need, and those that lines need too.
+const FOR_NAMES: [SectionId; 12] = [
+    SectionId::DebugAbbrev,
+    SectionId::DebugAddr,
+    SectionId::DebugAranges,
+    SectionId::DebugInfo,
+    SectionId::DebugRanges,
+    SectionId::DebugRngLists,
+    SectionId::DebugStr,
+    SectionId::DebugStrOffsets,
+    SectionId::DebugLineStr,
+    SectionId::DebugCuIndex,
+    SectionId::DebugTuIndex,
+    SectionId::DebugTypes,
+];
+const FOR_LINES: [SectionId; 1] = [SectionId::DebugLine];
+/// What a package's index may name besides: its ranges must exist even if nobody reads them.
+const FOR_PACKAGES: [SectionId; 5] = [
+    SectionId::DebugLine,
+    SectionId::DebugLoc,
+    SectionId::DebugLocLists,
+    SectionId::DebugMacinfo,
+    SectionId::DebugMacro,
+];
+
+impl Sections {
+    /// Finds the sections of a file, unpacking those that are packed. `split` takes those
+    /// of a split file (`.debug_info.dwo`).
+    ///
+    /// # Errors
+    /// Its headers or a packed section are damaged. `Ok(None)`: the file has no DWARF.
+    pub fn read(bytes: &ImageBytes, split: bool, ask: Ask) -> Result<Option<Sections>, DebugFileError> {
+        let data = bytes.bytes();
+        let found = sections::all(data)?;
+        let code_start = found.iter().filter(|section| section.is_code).map(|section| section.svma).min();
+        let mut left = (data.len() as u64).saturating_mul(crate::binary::unpack::MAX_RATIO);
+        let mut parts = Vec::new();
+        let lines = FOR_LINES.iter().filter(|_| ask.lines && !split);
+        for &id in FOR_NAMES.iter().chain(lines).chain(FOR_PACKAGES.iter().filter(|_| split)) {
+            let Some(name) = (if split { id.dwo_name() } else { Some(id.name()) }) else { continue };
+            // Mach-O has room for 16 letters, of which `__` stands for the dot.
+            let cut = name.get(..15).unwrap_or(name);
+            let is_it = |section: &&sections::Section<'_>| {
+                (section.name == name || (section.name.starts_with(".debug") && section.name == cut))
+                    && !section.bytes.is_empty()
+            };
+            let Some(section) = found.iter().find(is_it) else { continue };
+            let content = relocate::apply(data, section.relocations, section.content(&mut left)?);
+            let part = match content {
+                std::borrow::Cow::Owned(unpacked) => Part::Unpacked(unpacked),
+                std::borrow::Cow::Borrowed(content) => {
+                    let start = content.as_ptr().addr() - data.as_ptr().addr();
+                    Part::InFile(start..start + content.len())
+                }
+            };
+            parts.push((id, part));
+        }
+        let has_info = parts.iter().any(|(id, _)| *id == SectionId::DebugInfo);
+        Ok(has_info.then(|| Sections { bytes: bytes.clone(), parts, code_start: code_start.unwrap_or(0) }))
+    }
+
+    /// The sections as gimli takes them; made for each thread, costs nothing.
+    pub(in crate::symbol) fn dwarf(&self) -> Dwarf<'_> {
+        let load = |id| Ok::<_, std::convert::Infallible>(self.get(id));
+        match Dwarf::load(load) {
+            Ok(dwarf) => dwarf,
+            Err(never) => match never {},
+        }
+    }
+
+    pub(in crate::symbol) fn get(&self, id: SectionId) -> Slice<'_> {
+        let part = self.parts.iter().find(|(known, _)| *known == id);
+        let bytes = match part {
+            None => &[],
+            Some((_, Part::Unpacked(bytes))) => bytes.as_slice(),
+            Some((_, Part::InFile(range))) => self.bytes.bytes().get(range.clone()).unwrap_or_default(),
+        };
+        EndianSlice::new(bytes, LittleEndian)
+    }
+
+    /// As [`ImageBytes::unchanged`], of the file that they are in.
+    pub(in crate::symbol) fn unchanged(&self) -> Result<(), OpenError> {
+        self.bytes.unchanged()
+    }
+
+    /// Bytes of all sections.
+    fn len(&self) -> u64 {
+        let of = |part: &Part| match part {
+            Part::Unpacked(bytes) => bytes.len(),
+            Part::InFile(range) => range.len(),
+        };
+        self.parts.iter().map(|(_, part)| of(part) as u64).sum()
+    }
+}
+
+/// The DWARF of an image: its sections, those of the file that it shares with others
+/// (`.gnu_debugaltlink`), and which unit has which address.
+#[derive(Debug)]
+pub struct Debug {
+    pub(super) main: Sections,
+    pub(super) shared: Option<Sections>,
+    pub(super) index: Index,
+    steps: AtomicU64,
+}
+
+impl Debug {
+    /// Finds the unit of each address. `wanted` is sorted and without duplicates.
+    #[must_use]
+    pub fn new(main: Sections, shared: Option<Sections>, wanted: &[u64]) -> Debug {
+        let bytes = main.len() + shared.as_ref().map_or(0, Sections::len);
+        let mut debug = Debug {
+            main,
+            shared,
+            index: Index::default(),
+            steps: AtomicU64::new(bytes.saturating_mul(STEPS_PER_BYTE).saturating_add(STEPS_LEAST)),
+        };
+        let claims_max = usize::try_from(bytes / CLAIM_BYTES_MIN).unwrap_or(usize::MAX);
+        let code_start = debug.main.code_start;
+        debug.index = Index::build(&debug.main.dwarf(), wanted, code_start, claims_max, &debug.budget());
+        debug
+    }
+
+    /// The units with addresses; each is a piece of work of its own.
+    #[must_use]
+    pub fn jobs(&self) -> &[Job] {
+        &self.index.jobs
+    }
+
+    /// As [`ImageBytes::unchanged`], of its files.
+    pub(in crate::symbol) fn unchanged(&self) -> Result<(), OpenError> {
+        self.main.unchanged()?;
+        self.shared.as_ref().map_or(Ok(()), Sections::unchanged)
+    }
+
+    pub(super) fn budget(&self) -> Budget<'_> {
+        Budget(&self.steps)
+    }
+}
