@@ -257,7 +257,7 @@ fn ten_minutes_of_two_hundred_threads_keep_the_bound_and_their_weights() {
         }
     }
     // The resolution is halved, and never comes back.
-    assert!(steps.len() >= 3 && steps.windows(2).all(|two| two[1] == 2 * two[0]), "{steps:?}");
+    assert!(steps.len() >= 2 && steps.windows(2).all(|two| two[1] == 2 * two[0]), "{steps:?}");
     for thread in timeline.threads() {
         let back: u64 = thread.samples().iter().map(|sample| sample.weight_ns).sum();
         assert!(sent[&thread.id] - back < 2 * UNIT_NS, "{}", thread.id);
