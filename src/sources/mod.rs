@@ -13,16 +13,13 @@ use crate::addr::{Avma, LookupAvma};
 use crate::arch::{Arch, Registers};
 use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError, ProgramPath};
 
-pub mod browser;
 #[cfg(unix)]
 pub mod child;
 pub mod gdb;
 #[cfg(target_os = "linux")]
 pub mod linux;
-pub mod loopback;
 pub mod mach;
 pub mod output;
-pub mod private_file;
 pub mod process_name;
 pub mod pushed;
 pub mod signals;
@@ -31,6 +28,7 @@ mod stack_pieces;
 #[cfg(unix)]
 mod startup;
 mod target_file;
+pub mod viewer;
 
 pub use stack_pieces::{PIECE_BYTES, PIECES_MAX, StackPieces};
 pub use target_file::LocalFiles;
