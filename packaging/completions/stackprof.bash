@@ -77,7 +77,7 @@ _stackprof() {
 
     case "${cmd}" in
         stackprof)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process record demo dump render open diff gate completions help"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process record demo dump render open diff gate completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -199,6 +199,20 @@ _stackprof() {
                     COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
+                --viewer)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --stats)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
@@ -247,7 +261,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__demo)
-            opts="-F -q -v -h -V -o -d --hz --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --format --open --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --output --duration"
+            opts="-F -q -v -h -V -o -d --hz --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --output --duration"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -298,6 +312,20 @@ _stackprof() {
                     ;;
                 --format)
                     COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
+                    return 0
+                    ;;
+                --viewer)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 --stats)
@@ -698,7 +726,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__record)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -818,6 +846,20 @@ _stackprof() {
                     ;;
                 --format)
                     COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
+                    return 0
+                    ;;
+                --viewer)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 --stats)

@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= timeline-memory= no-timeline source= kernel no-kernel max-stop= o/output= format= open stats= no-source source-dir= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
+    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= timeline-memory= no-timeline source= kernel no-kernel max-stop= o/output= format= open viewer= no-browser timeout= stats= no-source source-dir= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
 end
 
 function __fish_stackprof_needs_command
@@ -54,6 +54,8 @@ folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
+complete -c stackprof -n "__fish_stackprof_needs_command" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
+complete -c stackprof -n "__fish_stackprof_needs_command" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
@@ -68,6 +70,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l no-timeline -d 'Kee
 complete -c stackprof -n "__fish_stackprof_needs_command" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-inline -d 'No frames for inlined functions'
@@ -121,6 +124,8 @@ folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
@@ -135,6 +140,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-timeli
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-inline -d 'No frames for inlined functions'
@@ -170,6 +176,8 @@ folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
@@ -184,6 +192,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-timeline
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-inline -d 'No frames for inlined functions'
