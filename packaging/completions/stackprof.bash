@@ -896,7 +896,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__render)
-            opts="-o -q -h -V --output --format --top --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --from --to --thread --include --exclude --root --strict --quiet --help --version"
+            opts="-o -q -h -V --output --format --top --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --from --to --thread --source-dir --include --exclude --root --strict --quiet --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -958,6 +958,10 @@ _stackprof() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
                     fi
+                    return 0
+                    ;;
+                --source-dir)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --include)
