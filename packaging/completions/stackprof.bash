@@ -34,6 +34,9 @@ _stackprof() {
             stackprof,help)
                 cmd="stackprof__subcmd__help"
                 ;;
+            stackprof,open)
+                cmd="stackprof__subcmd__open"
+                ;;
             stackprof,record)
                 cmd="stackprof__subcmd__record"
                 ;;
@@ -58,6 +61,9 @@ _stackprof() {
             stackprof__subcmd__help,help)
                 cmd="stackprof__subcmd__help__subcmd__help"
                 ;;
+            stackprof__subcmd__help,open)
+                cmd="stackprof__subcmd__help__subcmd__open"
+                ;;
             stackprof__subcmd__help,record)
                 cmd="stackprof__subcmd__help__subcmd__record"
                 ;;
@@ -71,7 +77,7 @@ _stackprof() {
 
     case "${cmd}" in
         stackprof)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process record demo dump render diff gate completions help"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process record demo dump render open diff gate completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -193,7 +199,25 @@ _stackprof() {
                     COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
+                --viewer)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --stats)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --source-dir)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -237,7 +261,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__demo)
-            opts="-F -q -v -h -V -o -d --hz --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --output --duration"
+            opts="-F -q -v -h -V -o -d --hz --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --output --duration"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -290,7 +314,25 @@ _stackprof() {
                     COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
+                --viewer)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --stats)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --source-dir)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -530,7 +572,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__help)
-            opts="record demo dump render diff gate completions help"
+            opts="record demo dump render open diff gate completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -627,6 +669,20 @@ _stackprof() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        stackprof__subcmd__help__subcmd__open)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         stackprof__subcmd__help__subcmd__record)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
@@ -655,8 +711,36 @@ _stackprof() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        stackprof__subcmd__open)
+            opts="-q -h -V -v --viewer --no-browser --timeout --strict --quiet --help --version --verbose"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --viewer)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         stackprof__subcmd__record)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -778,7 +862,25 @@ _stackprof() {
                     COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
                     return 0
                     ;;
+                --viewer)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --stats)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --source-dir)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
@@ -808,7 +910,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__render)
-            opts="-o -q -h -V --output --format --top --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --from --to --thread --include --exclude --root --strict --quiet --help --version"
+            opts="-o -q -h -V --output --format --top --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --from --to --thread --source-dir --include --exclude --root --strict --quiet --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -870,6 +972,10 @@ _stackprof() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace
                     fi
+                    return 0
+                    ;;
+                --source-dir)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 --include)

@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= timeline-memory= no-timeline source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
+    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= timeline-memory= no-timeline source= kernel no-kernel max-stop= o/output= format= open viewer= no-browser timeout= stats= no-source source-dir= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
 end
 
 function __fish_stackprof_needs_command
@@ -54,7 +54,10 @@ folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
+complete -c stackprof -n "__fish_stackprof_needs_command" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
+complete -c stackprof -n "__fish_stackprof_needs_command" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
+complete -c stackprof -n "__fish_stackprof_needs_command" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
@@ -66,6 +69,9 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l threads -d 'One sub
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l no-browser -d 'Start no browser: print the address'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l lines -d 'Frames with their source line: function (file:line)'
@@ -85,6 +91,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "record" -d 'Rec
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "demo" -d 'Record a small built-in program, to see a profile without one of your own.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "dump" -d 'Show the threads, images, symbols or stacks of a process, without recording.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "render" -d 'Turn saved profiles into a flame graph or any other format; several are merged.'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "open" -d 'Look at a saved profile in the Firefox Profiler, speedscope, or a page of its own.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "diff" -d 'Show what changed between two profiles: self and total of every function.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
@@ -117,7 +124,10 @@ folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
@@ -129,6 +139,9 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l threads -
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-browser -d 'Start no browser: print the address'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l lines -d 'Frames with their source line: function (file:line)'
@@ -163,7 +176,10 @@ folded\t''
 pprof\t''
 speedscope\t''
 firefox\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
@@ -175,6 +191,9 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-browser -d 'Start no browser: print the address'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l lines -d 'Frames with their source line: function (file:line)'
@@ -215,7 +234,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l colors -d
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l from -d 'Only samples since this time of the recording, such as 2.5s or 300ms' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l to -d 'Only samples before this time of the recording' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l thread -d 'Only threads whose name, or `name (id)`, matches; for profiles recorded with --threads, or with times of samples' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l thread -d 'Only threads whose name, or `name (id)`, matches; for profiles recorded with --threads' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l source-dir -d 'Source and instructions in .html outputs: source files below this directory that the profile names; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l include -d 'Only stacks with a matching frame; given twice, one match is enough' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l exclude -d 'No stacks with a matching frame' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l root -d 'Only stacks with a matching function, seen from the outermost one on' -r -f
@@ -228,8 +248,14 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l strict -d
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s q -l quiet -d 'Print errors only: no progress line, summary or report'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l base -d 'The part of the time that is the base, of one profile with times, such as 0s..500ms; either end may be left out' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l new -d 'The part of the time that is compared with it' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand open" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand open" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand open" -l no-browser -d 'Start no browser: print the address'
+complete -c stackprof -n "__fish_stackprof_using_subcommand open" -l strict -d 'Refuse a file with lines or samples that are not understood. Without this they are left out and counted, up to half of them'
+complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s q -l quiet -d 'Print errors only: no progress line, summary or report'
+complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s h -l help -d 'Print this text'
+complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s V -l version -d 'Print the version'
+complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s v -l verbose -d 'Also print which images and files cannot be shown, and why'
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s o -l output -d 'Write the comparison here; may be given more than once. The extension tells the form: .svg differential flame graph, .html page with both profiles, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l top -d 'Functions shown [default: 20]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l title -d 'Heading of the flame graph' -r -f
@@ -269,14 +295,15 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s h -l help -
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand completions" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand completions" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "record" -d 'Record a profile (the default).'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "demo" -d 'Record a small built-in program, to see a profile without one of your own.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "dump" -d 'Show the threads, images, symbols or stacks of a process, without recording.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "render" -d 'Turn saved profiles into a flame graph or any other format; several are merged.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "diff" -d 'Show what changed between two profiles: self and total of every function.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render diff gate completions help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "record" -d 'Record a profile (the default).'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "demo" -d 'Record a small built-in program, to see a profile without one of your own.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "dump" -d 'Show the threads, images, symbols or stacks of a process, without recording.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "render" -d 'Turn saved profiles into a flame graph or any other format; several are merged.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "open" -d 'Look at a saved profile in the Firefox Profiler, speedscope, or a page of its own.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "diff" -d 'Show what changed between two profiles: self and total of every function.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 
 # Processes for --pid: the names that one process has, and all numbers.
 function __fish_stackprof_processes

@@ -297,6 +297,8 @@ pub(super) struct RecordingFlags {
     /// Then look at the profile in a viewer, as `stackprof open` does
     #[arg(long, help_heading = OUTPUT)]
     pub(super) open: bool,
+    #[command(flatten)]
+    pub(super) viewer: ViewerFlags,
     /// Write the numbers of the closing summary as JSON
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub(super) stats: Option<PathBuf>,
@@ -328,6 +330,23 @@ pub(super) struct RecordingFlags {
 
     #[command(flatten)]
     pub(super) common: CommonFlags,
+}
+
+/// Which viewer.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Viewer")]
+pub(super) struct ViewerFlags {
+    /// firefox, speedscope, html (a page in a file), or the address of a Firefox
+    /// Profiler that you host [default: firefox; html without a network]
+    #[arg(long, value_name = "NAME|URL")]
+    pub(super) viewer: Option<OsString>,
+    /// Start no browser: print the address
+    #[arg(long)]
+    pub(super) no_browser: bool,
+    /// End when nothing was asked for this many seconds, counted from the first
+    /// request; 0 is never [default: 60]
+    #[arg(long, value_name = "SECS", allow_hyphen_values = true)]
+    pub(super) timeout: Option<OsString>,
 }
 
 /// How a flame graph looks.

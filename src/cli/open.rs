@@ -5,17 +5,19 @@ use std::sync::Arc;
 
 use super::args::Verbosity;
 use super::args::open::{Open, Opening, Viewer, origin};
+use super::code_texts::CodeTexts;
 use super::file::OutputFiles;
 use super::{messages, saved_files, system};
 use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result, io_text};
-use crate::profile::Saved;
 use crate::profile::formats::html;
+use crate::profile::{Full, Saved};
 use crate::server::http::{Request, Response};
 use crate::server::symbols::Symbols;
 use crate::server::{FIREFOX_PATH, SPEEDSCOPE_PATH, Site};
-use crate::sources::loopback::{self, Activity, Connection, Listener};
-use crate::sources::{LocalFiles, browser, private_file};
+use crate::sources::LocalFiles;
+use crate::sources::viewer::loopback::{self, Activity, Connection, Listener};
+use crate::sources::viewer::{browser, private_file};
 
 /// Where the Firefox Profiler is.
 const FIREFOX: &str = "https://profiler.firefox.com";
@@ -33,10 +35,11 @@ pub fn run(open: &Open) -> Result<()> {
         let why = format!("{name}: the profile has no samples; record for longer, or with --idle");
         return Err(Error::new(ErrorKind::NoData, why));
     }
-    show(saved, &name, None, &open.opening, open.verbosity)
+    show(saved, &name, None, None, &open.opening, open.verbosity)
 }
 
-/// Shows a profile until nobody looks at it any more. `source` says how its stacks were sampled.
+/// Shows a profile until nobody looks at it any more. `source` says how its stacks were sampled, `code` puts source and
+/// instructions into a page.
 ///
 /// # Errors
 /// One line: no server can be started, a page cannot be written.
@@ -44,6 +47,7 @@ pub(super) fn show(
     saved: Saved,
     title: &str,
     source: Option<&str>,
+    code: Option<&CodeTexts>,
     opening: &Opening,
     verbosity: Verbosity,
 ) -> Result<()> {
@@ -57,7 +61,7 @@ pub(super) fn show(
         Viewer::Html
     });
     match viewer {
-        Viewer::Html => page(&saved, title, source, opening, verbosity),
+        Viewer::Html => page(&saved, title, source, code, opening, verbosity),
         Viewer::Firefox => serve(saved, FIREFOX, opening, verbosity),
         Viewer::Speedscope => serve(saved, SPEEDSCOPE, opening, verbosity),
         Viewer::Hosted(address) => serve(saved, &address, opening, verbosity),
@@ -69,11 +73,15 @@ fn page(
     saved: &Saved,
     title: &str,
     source: Option<&str>,
+    code: Option<&CodeTexts>,
     opening: &Opening,
     verbosity: Verbosity,
 ) -> Result<()> {
-    let page = html::Page::of(saved, title, source)
-        .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
+    let too_large = |full: Full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full);
+    let mut page = html::Page::of(saved, title, source).map_err(too_large)?;
+    if let Some(code) = code {
+        page.embed(&mut code.reader()).map_err(too_large)?;
+    }
     let mut text = Vec::new();
     let failed = |error: std::io::Error| {
         let why = format!("the page cannot be written: {}; write it with -o FILE.html", io_text(&error));

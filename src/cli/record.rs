@@ -127,8 +127,8 @@ pub fn run(asked: &Recording) -> Result<()> {
     tell::summary(asked.verbosity, &profile, &names, &figures, asked.unwind);
     if let (Some(opening), Some(saved)) = (&asked.open, saved) {
         signals::enter(Phase::Server);
-        let Presentation { graph, source, .. } = shown;
-        open::show(saved, &graph.title, source.as_deref(), opening, asked.verbosity)?;
+        let Presentation { graph, source, code, .. } = shown;
+        open::show(saved, &graph.title, source.as_deref(), code.as_ref(), opening, asked.verbosity)?;
     }
     tell::cut_short(&profile).map_or(Ok(()), Err)
 }

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::args::Verbosity;
 use super::args::render::{Patterns, Render};
+use super::code_texts::CodeTexts;
 use super::file::OutputFiles;
 use super::outputs::{self, Presentation};
 use super::text::plural;
@@ -15,7 +17,7 @@ use crate::profile::filter::{self, Filter, RemainingCounts};
 use crate::profile::formats::detect::Strictness;
 use crate::profile::{Full, FunctionTable, MergeError, Saved, SavedBuilder};
 use crate::recording::RATE_COUNT_MIN;
-use crate::sources::Role;
+use crate::sources::{LocalFiles, Role};
 
 /// Reads, merges, filters and writes.
 ///
@@ -41,7 +43,8 @@ pub fn run(render: &Render) -> Result<()> {
         },
         title: render.title.clone(),
         source: None,
-        code: None,
+        code: (!render.source_directories.is_empty())
+            .then(|| CodeTexts::new(Some(&render.source_directories), Arc::new(LocalFiles))),
         lines: render.lines,
         pprof_timestamps: render.pprof_timestamps,
         reverse: render.reverse,

@@ -13,17 +13,14 @@ use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError, ProgramPath};
 
-pub mod browser;
 mod capture;
 #[cfg(unix)]
 pub mod child;
 pub mod gdb;
 #[cfg(target_os = "linux")]
 pub mod linux;
-pub mod loopback;
 pub mod mach;
 pub mod output;
-pub mod private_file;
 pub mod process_name;
 pub mod pushed;
 pub mod signals;
@@ -33,6 +30,7 @@ mod stack_pieces;
 mod startup;
 mod target_file;
 mod thread_status;
+pub mod viewer;
 
 pub use capture::{Capture, OtherStack};
 pub use stack_pieces::{PIECE_BYTES, PIECES_MAX, StackPieces};

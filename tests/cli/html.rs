@@ -121,6 +121,17 @@ fn source_in_a_page_is_from_the_directories_that_were_named() {
     assert_eq!(sources("--no-source").0, [""; 0]);
     let (names, ..) = sources("--source-dir ../other");
     assert_eq!(names, [path("other/far.c"), path("work/linked.c")]);
+    // A saved profile may come from elsewhere: its page has source of named directories only.
+    let of_saved = |options: &str| {
+        let script = format!("cd work && \"$STACKPROF\" render -q ../a.pb.gz {options} -o ../b.html");
+        place.shell(&script).succeeds();
+        let header = header(&place.read("b.html"));
+        let names = header["sources"].as_object().map(|sources| sources.keys().cloned().collect::<Vec<_>>());
+        names.unwrap_or_default()
+    };
+    place.shell("\"$STACKPROF\" -q --no-kernel -o a.pb.gz -- ./spin").succeeds();
+    assert_eq!(of_saved(""), [""; 0]);
+    assert_eq!(of_saved("--source-dir ."), [path("work/spin.c")]);
     // A large file is left out, and named.
     place.shell("truncate -s 100M work/spin.c").succeeds();
     let (names, _, said) = sources("");

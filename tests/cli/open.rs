@@ -105,6 +105,19 @@ fn nothing_that_others_can_read_has_the_token() {
     assert_eq!(place.files().keys().collect::<Vec<_>>(), ["a.pb.gz"]);
 }
 
+/// What a user gets who has the right address.
+#[cfg(target_os = "linux")]
+fn answer_to_user(server: &Server, user: u32) -> String {
+    let (port, token) = (server.port, &server.token);
+    let script = format!(
+        "trap '' PIPE; exec 3<>/dev/tcp/127.0.0.1/{port} && {{ printf 'GET /{token}/profile.json \
+         HTTP/1.1\\r\\nHost: 127.0.0.1:{port}\\r\\n\\r\\n' >&3; cat <&3; echo end; }} 2>/dev/null"
+    );
+    let mut command = Command::new("setpriv");
+    command.args([&format!("--reuid={user}"), "--clear-groups", "bash", "-c", &script]);
+    run(command).stdout
+}
+
 /// Another user who has read the whole address, from the arguments of a browser say, gets nothing.
 #[cfg(target_os = "linux")]
 #[test]
@@ -114,24 +127,9 @@ fn another_user_is_refused_with_the_right_address() {
     }
     let place = recorded();
     let server = start(&place, "a.pb.gz", &[]);
-    let (port, token) = (server.port, &server.token);
-    let script = format!(
-        "exec 3<>/dev/tcp/127.0.0.1/{port} && printf 'GET /{token}/profile.json HTTP/1.1\\r\\nHost: \
-         127.0.0.1:{port}\\r\\n\\r\\n' >&3 && cat <&3; echo end"
-    );
-    let as_user = |user: Option<&str>| {
-        let mut command = Command::new("setpriv");
-        command.args(user.map(|user| format!("--reuid={user}"))).args([
-            "--clear-groups",
-            "bash",
-            "-c",
-            &script,
-        ]);
-        run(command).stdout
-    };
-    let own = as_user(None);
+    let own = answer_to_user(&server, 0);
     assert!(own.starts_with("HTTP/1.1 200 OK"), "{own:.200}");
-    assert_eq!(as_user(Some("65534")), "end\n");
+    assert_eq!(answer_to_user(&server, 65534), "end\n");
     // The server goes on.
     assert_eq!(server.get("profile.json").status, 200);
 }
@@ -180,6 +178,27 @@ fn it_ends_by_itself_when_nobody_asks_and_on_ctrl_c() {
     run(command).succeeds();
     assert_eq!(server.wait().signal(), Some(2));
     let _ = open.read(&mut [0]);
+}
+
+/// A recording is served as its file would be.
+#[test]
+fn a_recording_can_be_opened_at_once() {
+    let place = Place::new();
+    let mut command = place.command();
+    let words =
+        ["--target", "sim:3", "--open", "--no-browser", "--viewer", "speedscope", "-q", "-o", "a.pb.gz"];
+    command.args(words);
+    let server = Server::start(command);
+    assert!(server.address.starts_with("https://www.speedscope.app/#profileURL="), "{}", server.address);
+    let origin = "Origin: https://www.speedscope.app\r\n";
+    let served = server.ask("GET", "profile.speedscope.json", origin, "");
+    let saved = start(&place, "a.pb.gz", &[]);
+    let names = |profile: Value| profile["shared"]["frames"].clone();
+    assert_eq!(names(served.json()), names(saved.get("profile.speedscope.json").json()));
+    let mut command = Command::new("kill");
+    command.args(["-TERM", &server.pid().to_string()]);
+    run(command).succeeds();
+    assert_eq!(server.wait().signal(), Some(15));
 }
 
 #[test]
@@ -255,10 +274,8 @@ fn under_sudo_browser_and_server_are_the_callers() {
         std::thread::yield_now();
     }
     assert_eq!(place.read("shared/opened"), format!("65534\n65534\n{}\n", server.address));
-    let text =
-        format!("GET /{}/profile.json HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n", server.token, server.port);
-    // Not even root is that user.
-    assert!(server.send(text.as_bytes()).is_none());
+    assert!(answer_to_user(&server, 65534).starts_with("HTTP/1.1 200 OK"));
+    assert_eq!(answer_to_user(&server, 65533), "end\n");
 }
 
 /// Names, source and instructions of a program that was recorded are those that `render` and its compiler know.

@@ -4,11 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser};
+use clap::Parser;
 
 use super::Command;
 use super::values::{Split, Verbosity, bad, number, split, usage, verbosity};
-use crate::cli::flags::{CommonFlags, TEMPLATE};
+use crate::cli::flags::{CommonFlags, TEMPLATE, ViewerFlags};
 use crate::error::Result;
 
 /// How long the server waits after the last request.
@@ -21,11 +21,11 @@ const TIMEOUT_MAX_S: f64 = 366.0 * 86_400.0;
 #[command(
     name = "stackprof open",
     version,
-    about = "Look at a saved profile in a viewer: the Firefox Profiler, speedscope, or a page of its own.",
+    about = "Look at a saved profile in the Firefox Profiler, speedscope, or a page of its own.",
     override_usage = "stackprof open PROFILE [OPTIONS]",
-    before_help = "The viewer is a web page. It loads the profile, and asks for source and assembly,
-from a server in this process, which only your browser reaches: at 127.0.0.1,
-by a secret in the address. Nothing is uploaded. Ctrl-C ends it.
+    before_help = "The viewer is a web page. It asks a server in this process for the profile, for
+source and assembly. Only your browser reaches it: at 127.0.0.1, by a secret in
+the address. Nothing is uploaded. Ctrl-C ends it.
 
 Examples:
   stackprof open a.pb.gz                       in the Firefox Profiler
@@ -56,23 +56,6 @@ pub(in crate::cli) struct OpenFlags {
         value_parser = clap::builder::OsStringValueParser::new()
     )]
     profile: Vec<OsString>,
-}
-
-/// Which viewer.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Viewer")]
-pub(in crate::cli) struct ViewerFlags {
-    /// firefox, speedscope, html (a page in a file), or the address of a Firefox
-    /// Profiler that you host [default: firefox; html without a network]
-    #[arg(long, value_name = "NAME|URL")]
-    viewer: Option<OsString>,
-    /// Start no browser: print the address
-    #[arg(long)]
-    no_browser: bool,
-    /// End when nothing was asked for this many seconds, counted from the first
-    /// request; 0 is never [default: 60]
-    #[arg(long, value_name = "SECS", allow_hyphen_values = true)]
-    timeout: Option<OsString>,
 }
 
 /// What shows a profile.
@@ -150,7 +133,8 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     }))
 }
 
-fn opening(flags: &ViewerFlags) -> Result<Opening> {
+/// Checks how a profile is shown.
+pub(super) fn opening(flags: &ViewerFlags) -> Result<Opening> {
     let viewer = flags.viewer.as_deref().map(viewer).transpose()?;
     let expected = "seconds, 0 or more (60 or 0.5)";
     let timeout = match &flags.timeout {
@@ -210,6 +194,20 @@ mod tests {
         let viewer = Some(Viewer::Hosted("http://LOCALHOST:4242".to_owned()));
         assert_eq!(open.opening, Opening { viewer, browser: false, timeout: None });
         assert!(open.strict && open.verbosity == Verbosity::Quiet && open.profile == PathBuf::from("-x"));
+    }
+
+    #[test]
+    fn a_recording_is_opened_as_a_file_is() {
+        let Ok(Command::Record(record)) = parsed("--open --viewer speedscope --no-browser --pid 1") else {
+            panic!("no recording")
+        };
+        let expected = Opening { viewer: Some(Viewer::Speedscope), browser: false, ..Opening::default() };
+        assert_eq!(record.open, Some(expected));
+        for option in ["--viewer html", "--no-browser", "--timeout 5"] {
+            let name = option.split(' ').next().unwrap_or_default();
+            let refused = parsed(&format!("{option} --pid 1")).expect_err("refused").to_string();
+            assert_eq!(refused, format!("{name} is for a profile that is opened; add --open"));
+        }
     }
 
     #[test]

@@ -5,11 +5,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::open::Opening;
+use super::open::{Opening, opening};
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::source::{Source, unwind};
 use super::values::{Naming, Verbosity, bad, colors, min_width_percent, number, percent, verbosity};
-use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags};
+use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, ViewerFlags};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::Colors;
@@ -203,7 +203,7 @@ pub(super) fn recording(
         dark: flags.look.dark,
         inverted: flags.look.root_at_the_top(),
         source_directories: (!flags.no_source).then_some(flags.source_dir),
-        open: flags.open.then(Opening::default),
+        open: opened(flags.open, &flags.viewer)?,
         stats,
         verbosity: verbosity(&flags.common)?,
         seed: flags
@@ -212,6 +212,22 @@ pub(super) fn recording(
             .map(|seed| number("--seed", seed, "a whole number", |_: u64| true))
             .transpose()?,
     })
+}
+
+/// How the profile is shown when it is recorded.
+fn opened(open: bool, flags: &ViewerFlags) -> Result<Option<Opening>> {
+    let given = [
+        ("--viewer", flags.viewer.is_some()),
+        ("--no-browser", flags.no_browser),
+        ("--timeout", flags.timeout.is_some()),
+    ];
+    match given.iter().find(|(_, given)| *given && !open) {
+        Some((option, _)) => {
+            let why = format!("{option} is for a profile that is opened; add --open");
+            Err(Error::new(ErrorKind::Usage, why))
+        }
+        None => open.then(|| opening(flags)).transpose(),
+    }
 }
 
 /// Whether the processes that it starts are recorded, and whether they must be.

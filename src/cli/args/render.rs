@@ -82,6 +82,10 @@ pub(super) struct RenderFlags {
     /// with --threads, or with times of samples
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
     thread: Vec<OsString>,
+    /// Source and instructions in .html outputs: source files below this directory
+    /// that the profile names; may be given more than once
+    #[arg(long, value_name = "DIR", action = ArgAction::Append, help_heading = OUTPUT)]
+    source_dir: Vec<PathBuf>,
     /// Only stacks with a matching frame; given twice, one match is enough
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
     include: Vec<OsString>,
@@ -147,6 +151,8 @@ pub struct Render {
     pub inverted: bool,
     /// Whether a file must be understood whole.
     pub strict: bool,
+    /// Where source files of pages may be; empty is nowhere, and no instructions.
+    pub source_directories: Vec<PathBuf>,
     /// How much is told.
     pub verbosity: Verbosity,
 }
@@ -264,6 +270,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         colors: flags.look.colors.as_deref().map_or(Ok(Colors::default()), colors)?,
         dark: flags.look.dark,
         inverted: flags.look.root_at_the_top(),
+        source_directories: flags.source_dir,
         verbosity: verbosity(&flags.common)?,
     }))
 }
@@ -280,7 +287,7 @@ mod tests {
     #[test]
     fn every_option_is_understood() {
         let line = "render a b.pb.gz -o x.svg -o - --from 1s --to 2s --thread io --include a --include b --exclude c --root ^m$ \
-                    --title T --reverse --lines --min-width 2 --colors blue-orange --dark --no-inverted --strict -q -- -d";
+                    --title T --reverse --lines --min-width 2 --colors blue-orange --dark --no-inverted --source-dir s --strict -q -- -d";
         let Ok(Command::Render(render)) = parsed(line) else { panic!("no render: {line}") };
         assert_eq!(render.profiles, ["a", "b.pb.gz", "-d"].map(PathBuf::from));
         assert_eq!(
@@ -293,6 +300,7 @@ mod tests {
         assert!(render.root.matches("m") && !render.root.matches("main"));
         assert!(render.reverse && render.lines && render.dark && render.strict && !render.inverted);
         assert_eq!((render.title.as_deref(), render.min_width_percent), (Some("T"), 2.0));
+        assert_eq!(render.source_directories, [PathBuf::from("s")]);
         assert_eq!((render.colors, render.verbosity), (Colors::BlueOrange, Verbosity::Quiet));
     }
 

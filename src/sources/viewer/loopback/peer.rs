@@ -14,7 +14,8 @@ pub(super) fn check() -> io::Result<()> {
     fs::File::open(SOCKETS).map(drop)
 }
 
-/// Whether the other end belongs to the user of this thread, or the one who called sudo.
+/// Whether the other end belongs to the user of this thread, the one who called sudo, or root: programs that pass
+/// connections on to a browser elsewhere (WSL, kubectl) run as root, which may read everything anyway.
 pub(super) fn is_own(stream: &TcpStream) -> bool {
     let (Ok(SocketAddr::V4(here)), Ok(SocketAddr::V4(there))) = (stream.local_addr(), stream.peer_addr())
     else {
@@ -25,7 +26,7 @@ pub(super) fn is_own(stream: &TcpStream) -> bool {
     };
     // SAFETY: the call takes nothing and cannot fail.
     let own = unsafe { libc::geteuid() };
-    uid == own || Caller::of_this_process().is_some_and(|caller| caller.uid() == uid)
+    uid == 0 || uid == own || Caller::of_this_process().is_some_and(|caller| caller.uid() == uid)
 }
 
 /// The user of the socket from one address to another; `None` if the table has none.

@@ -2,12 +2,13 @@
 //!
 //! Under sudo the browser runs as the user who called it, and never as root. It has a process group of its own, so
 //! that Ctrl-C ends the profiler alone.
+#![allow(unsafe_code)]
 
 use std::ffi::OsStr;
 use std::io;
 use std::process::{Command, Stdio};
 
-use super::output::Caller;
+use crate::sources::output::Caller;
 
 /// What opens things.
 const OPENER: &str = if cfg!(target_vendor = "apple") { "open" } else { "xdg-open" };
@@ -55,7 +56,7 @@ pub fn open(what: &OsStr) -> Result<(), NotOpened> {
     if let Some(uid) = behind_sudo() {
         take_environment(&mut command, uid);
     }
-    let mut child = super::spawn_as_we_began(&mut command).map_err(NotOpened::Failed)?;
+    let mut child = crate::sources::spawn_as_we_began(&mut command).map_err(NotOpened::Failed)?;
     // It ends when it has handed the address on, or with the browser.
     let _ = std::thread::Builder::new().name("browser".to_owned()).spawn(move || child.wait());
     Ok(())
@@ -100,7 +101,6 @@ fn is_root() -> bool {
 }
 
 #[cfg(unix)]
-#[allow(unsafe_code)]
 fn effective_uid() -> u32 {
     // SAFETY: the call takes nothing and cannot fail.
     unsafe { libc::geteuid() }
