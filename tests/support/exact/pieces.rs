@@ -67,6 +67,7 @@ pub(super) fn options() -> Vec<Options> {
         off_cpu: false,
         linger_ns: 0,
         threads: false,
+        timeline_bytes: 0,
         max_depth: 4096,
         unwind,
         seed: 1,
