@@ -50,6 +50,14 @@ impl Rng {
         if len == 0 { 0 } else { usize::try_from(self.next() % len as u64).unwrap_or(0) }
     }
 
+    /// One of these, of which there is one at least.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
     /// True `times` out of `out_of`.
     pub fn chance(&mut self, times: u64, out_of: u64) -> bool {
         self.next() % out_of < times

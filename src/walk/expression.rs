@@ -223,17 +223,8 @@ impl Operands<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::walk::{Code, StackBytes};
-
-    struct NoCode;
-    impl Code for NoCode {
-        fn is_code(&self, _: Avma) -> bool {
-            false
-        }
-        fn code(&self, _: Avma) -> Option<&[u8]> {
-            None
-        }
-    }
+    use crate::walk::StackBytes;
+    use crate::walk::text::Text;
 
     fn evaluate(code: &[u8], initial: Option<u64>, lowest: u64) -> Result<u64, Failure> {
         let mut registers = [0; 17];
@@ -246,10 +237,11 @@ mod tests {
             0x2222,    // 0x1008
         ];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let no_code = Text::default();
         let input = Input {
             stack_top: Some(Avma(0x9000)),
             max_depth: 9,
-            ..Input::new(StackBytes { base: Avma(0xff8), bytes: &bytes }, &NoCode)
+            ..Input::new(StackBytes { base: Avma(0xff8), bytes: &bytes }, &no_code)
         };
         let (word, lowest) = (PhantomData::<u64>, Avma(lowest));
         Machine { word, registers: &registers, lowest, input: &input }.evaluate(code, initial)

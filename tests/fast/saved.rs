@@ -1,7 +1,7 @@
 //! Saved profiles: what is written in one form and read back, and nothing lost that the form
 //! can hold.
 //!
-//! Random profiles are made from a seed that failures print; `STACKPROF_SEED` runs one.
+//! Rng profiles are made from a seed that failures print; `STACKPROF_SEED` runs one.
 
 use std::collections::BTreeMap;
 
@@ -9,22 +9,7 @@ use crate::seeds::rounds::seeds;
 use stackprof::profile::formats::detect;
 use stackprof::profile::formats::{firefox, folded, otlp, pprof, speedscope};
 use stackprof::profile::{About, ByName, Function, Line, Mapping, Saved, SavedBuilder, StackRoot};
-
-/// xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound.max(1)
-    }
-
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len() as u64) as usize]
-    }
-}
+use stackprof::rng::Rng;
 
 /// Names with everything that the forms use for themselves.
 const NAMES: [&str; 14] = [
@@ -44,7 +29,7 @@ const NAMES: [&str; 14] = [
     "{",
 ];
 
-fn for_each_seed(rounds: u64, mut check: impl FnMut(&mut Random)) {
+fn for_each_seed(rounds: u64, mut check: impl FnMut(&mut Rng)) {
     for seed in seeds(1..rounds + 1) {
         struct Replay(u64);
         impl Drop for Replay {
@@ -55,12 +40,12 @@ fn for_each_seed(rounds: u64, mut check: impl FnMut(&mut Random)) {
             }
         }
         let replay = Replay(seed);
-        check(&mut Random(replay.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1));
+        check(&mut Rng::new(replay.0));
     }
 }
 
 /// Folded lines; a name that stands for a thread or a mark is one only where it can be.
-fn random_folded(random: &mut Random) -> String {
+fn random_folded(random: &mut Rng) -> String {
     let mut lines = BTreeMap::new();
     for _ in 0..1 + random.below(60) {
         let mut stack = vec![random.pick(&["work", "a b", "p (1)"]).to_string()];
@@ -73,10 +58,10 @@ fn random_folded(random: &mut Random) -> String {
         // What begins with its own mark would be read as one.
         let usual = |name: &str| !name.starts_with("[w") && name != "[incomplete]";
         stack.extend(
-            (0..random.below(12)).map(|_| *random.pick(&NAMES)).filter(|n| usual(n)).map(str::to_owned),
+            (0..random.below(12)).map(|_| random.pick(&NAMES)).filter(|n| usual(n)).map(str::to_owned),
         );
         let bits = random.below(52);
-        let count = 1 + random.below(1 << bits);
+        let count = 1 + random.within(0, (1u64 << bits) - 1);
         *lines.entry(stack.join(";")).or_insert(0u64) += count;
     }
     let mut lines: Vec<String> = lines.into_iter().map(|(stack, count)| format!("{stack} {count}")).collect();

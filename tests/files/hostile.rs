@@ -25,7 +25,8 @@ use stackprof::symbol::{Options, symbolicate};
 use stackprof::trie::FrameId;
 
 use crate::seeds::cpu_time::CpuTime;
-use crate::seeds::{Random, TIME_MAX, for_each_seed};
+use crate::seeds::{TIME_MAX, for_each_seed};
+use stackprof::rng::Rng;
 
 /// A small shared library, made by the C compiler.
 fn library() -> Vec<u8> {
@@ -88,7 +89,7 @@ fn steering(bytes: &[u8]) -> Vec<Range<usize>> {
 }
 
 /// One to eight changes of the kinds that break parsers.
-fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
+fn mutate(bytes: &mut Vec<u8>, random: &mut Rng) {
     let parts = steering(bytes);
     for _ in 0..1 + random.below(8) {
         let length = bytes.len();
@@ -116,7 +117,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 }
 
 /// Everything that reads a file, with addresses inside, at the edges of and beyond it.
-fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Random) {
+fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Rng) {
     let length = bytes.len();
     let bytes = ImageBytes::new(bytes);
     let mut svmas: Vec<u64> = vec![0, 1, u64::MAX, u64::MAX - 1, 1 << 63, length as u64];
@@ -218,7 +219,7 @@ const BASE: u64 = 0x7f00_0000_0000;
 
 /// The executable segments at [`BASE`] as far as they can be mapped, and mappings that no
 /// kernel gives.
-fn mappings(bytes: &ImageBytes, random: &mut Random) -> Vec<Mapping> {
+fn mappings(bytes: &ImageBytes, random: &mut Rng) -> Vec<Mapping> {
     let mapping = |start: u64, end: u64, file_offset, kind| Mapping {
         avma: Avma(start)..Avma(end),
         file_offset,
@@ -248,7 +249,7 @@ fn mappings(bytes: &ImageBytes, random: &mut Random) -> Vec<Mapping> {
 }
 
 fn mutations(test: &'static str, rounds: u64, original: &[u8]) {
-    exercise(original.to_vec(), &original[..4096], &mut Random::of_seed(1));
+    exercise(original.to_vec(), &original[..4096], &mut Rng::new(1));
     for_each_seed(test, rounds, |random| {
         let mut bytes = original.to_vec();
         mutate(&mut bytes, random);
@@ -279,7 +280,7 @@ fn every_truncation_of_the_headers() {
     let library = library();
     let sections = word(&library, 40);
     for length in (1..1024).chain(sections - 8..library.len()) {
-        exercise(library[..length].to_vec(), &library[..4096], &mut Random::of_seed(length as u64));
+        exercise(library[..length].to_vec(), &library[..4096], &mut Rng::new(length as u64));
     }
 }
 
@@ -342,7 +343,7 @@ fn a_damaged_pe_library() {
 fn every_truncation_of_a_pe_library() {
     let library = pe_library().build();
     for length in (1..1024).chain(0x3ff0..library.len()) {
-        exercise(library[..length].to_vec(), &library[..4096], &mut Random::of_seed(length as u64));
+        exercise(library[..length].to_vec(), &library[..4096], &mut Rng::new(length as u64));
     }
 }
 
@@ -359,7 +360,7 @@ fn a_damaged_fat_file() {
 fn every_truncation_of_a_mach_o_program() {
     let program = program().build();
     for length in (1..1024).chain(0x3ff8..program.len()) {
-        exercise(program[..length].to_vec(), &program[..4096], &mut Random::of_seed(length as u64));
+        exercise(program[..length].to_vec(), &program[..4096], &mut Rng::new(length as u64));
     }
 }
 
@@ -430,13 +431,13 @@ fn names_that_never_end() {
     let one_address = overlapping_names(20_000, 0);
     let table = SymbolTable::parse(&ImageBytes::new(one_address)).unwrap();
     assert_eq!(table.lookup(Svma(0x1000)).unwrap().name.len(), MAX_NAME_BYTES);
-    exercise(overlapping_names(5_000, 16), b"", &mut Random::of_seed(1));
+    exercise(overlapping_names(5_000, 16), b"", &mut Rng::new(1));
     for apart in [0, 4] {
         let file = build::File { trie: endless_prefix(apart), text_size: 0x10_0000, ..Default::default() };
         let table = SymbolTable::parse(&ImageBytes::new(file.build())).unwrap();
         assert_eq!(table.len() as u64, 1 + 1023 * apart / 4);
         assert!(table.symbols().all(|symbol| symbol.name.len() == MAX_NAME_BYTES));
-        exercise(file.build(), b"", &mut Random::of_seed(1));
+        exercise(file.build(), b"", &mut Rng::new(1));
     }
     assert!(started.used() < TIME_MAX, "took {:?}", started.used());
 }

@@ -15,7 +15,8 @@ use stackprof::images::ImageView;
 use stackprof::images::Images;
 use stackprof::walk::{self, Code, Frames, Input, StackBytes, StackEnd, UnwindMethod, Unwinder};
 
-use crate::seeds::{self, Random};
+use crate::seeds;
+use stackprof::rng::Rng;
 
 const STACK: u64 = 0x7fff_0000_1000;
 /// The first address that the images are mapped at, a multiple of the page size.
@@ -100,7 +101,7 @@ fn original(bytes: Vec<u8>) -> Original {
 }
 
 /// Changes a few places or most of them, as damage and malice do.
-fn mutate(bytes: &mut [u8], places: &[Range<usize>], random: &mut Random) {
+fn mutate(bytes: &mut [u8], places: &[Range<usize>], random: &mut Rng) {
     for _ in 0..random.pick(&[4, 64, 1000, 8000]) {
         let place = places[random.below(places.len())].clone();
         let at = place.start + random.below(place.len());
@@ -122,7 +123,7 @@ fn mutate(bytes: &mut [u8], places: &[Range<usize>], random: &mut Random) {
 }
 
 /// A word as stacks have it: a return address, an address on the stack, or anything.
-fn word(original: &Original, random: &mut Random) -> u64 {
+fn word(original: &Original, random: &mut Rng) -> u64 {
     match random.below(8) {
         0..=3 => random.pick(&original.returns),
         4 | 5 => STACK + 8 * random.below(600) as u64,
@@ -132,7 +133,7 @@ fn word(original: &Original, random: &mut Random) -> u64 {
 }
 
 /// Walks on random stacks; how many frames were found in all, and the most questions of a walk.
-fn walks(images: &Images, original: &Original, random: &mut Random) -> (u64, u64) {
+fn walks(images: &Images, original: &Original, random: &mut Rng) -> (u64, u64) {
     let mut unwinder = Unwinder::default();
     let (mut found, mut most) = (0, 0);
     for walk in 0..WALKS {

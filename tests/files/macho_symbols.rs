@@ -23,6 +23,7 @@ use std::time::Instant;
 use stackprof::addr::Svma;
 use stackprof::binary::ImageBytes;
 use stackprof::binary::macho::{CPU_ARM64, CPU_X86_64, MachO, fat};
+use stackprof::rng::Rng;
 use stackprof::symbol::Why;
 use stackprof::symbol::demangle::demangle;
 use stackprof::symbol::table::SymbolTable;
@@ -240,14 +241,8 @@ fn seed() -> u64 {
 fn random_addresses(code: &[Range<Svma>], shown: &str) -> Vec<u64> {
     let sizes: Vec<u64> = code.iter().map(|section| section.end - section.start).collect();
     let all: u64 = sizes.iter().sum();
-    let mut state = shown.bytes().fold(seed(), |state, byte| state.wrapping_mul(31) + u64::from(byte)) | 1;
-    let mut random = || {
-        // xorshift64*: <https://vigna.di.unimi.it/ftp/papers/xorshift.pdf>.
-        state ^= state >> 12;
-        state ^= state << 25;
-        state ^= state >> 27;
-        state.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    };
+    let seed = shown.bytes().fold(seed(), |seed, byte| seed.wrapping_mul(31) + u64::from(byte));
+    let mut random = Rng::new(seed);
     let address = |mut into: u64| {
         for (section, size) in code.iter().zip(&sizes) {
             if into < *size {
@@ -257,7 +252,7 @@ fn random_addresses(code: &[Range<Svma>], shown: &str) -> Vec<u64> {
         }
         unreachable!("below the sum of sizes")
     };
-    if all == 0 { Vec::new() } else { (0..ADDRESSES).map(|_| address(random() % all)).collect() }
+    if all == 0 { Vec::new() } else { (0..ADDRESSES).map(|_| address(random.next() % all)).collect() }
 }
 
 fn output(command: &mut Command) -> String {

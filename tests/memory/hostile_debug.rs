@@ -14,7 +14,8 @@ use stackprof::symbol::sections::{self, Section};
 use stackprof::symbol::{Options, Style, jit, jitdump, name_addresses};
 
 use crate::memory;
-use crate::seeds::{self, Random};
+use crate::seeds;
+use stackprof::rng::Rng;
 
 /// Memory for each byte of a file and of what it unpacks to, and for any file.
 const MEMORY_FACTOR: usize = 32;
@@ -22,7 +23,7 @@ const MEMORY_LEAST: usize = 8 << 20;
 
 /// Runs `check` for each seed; fails if one takes too long, or more memory than `allowed` and
 /// what is usual.
-fn for_each_seed(test: &'static str, rounds: u64, allowed: usize, mut check: impl FnMut(&mut Random)) {
+fn for_each_seed(test: &'static str, rounds: u64, allowed: usize, mut check: impl FnMut(&mut Rng)) {
     seeds::for_each_seed(test, rounds, |random| {
         let used = memory::peak_of(|| check(random));
         assert!(used <= allowed + MEMORY_LEAST, "took {used} bytes, {allowed} are allowed");
@@ -85,7 +86,7 @@ fn text_addresses(bytes: &[u8]) -> Vec<u64> {
 }
 
 /// Damages bytes, mostly in sections whose name has `part` in it.
-fn damage(bytes: &mut [u8], places: &[std::ops::Range<usize>], random: &mut Random) {
+fn damage(bytes: &mut [u8], places: &[std::ops::Range<usize>], random: &mut Rng) {
     for _ in 0..1 + random.below(12) {
         let place = match places {
             [] => 0..bytes.len(),

@@ -14,7 +14,8 @@ use stackprof::images::Images;
 use stackprof::walk::{self, Frames, Input, StackBytes, UnwindMethod, Unwinder};
 
 use crate::memory;
-use crate::seeds::{self, Random};
+use crate::seeds;
+use stackprof::rng::Rng;
 
 /// Memory for each byte of a file, and for any file: rules of the addresses that were met.
 const MEMORY_FACTOR: usize = 8;
@@ -45,7 +46,7 @@ fn steering(bytes: &[u8]) -> Vec<Range<usize>> {
     [commands, tables.clone(), tables, unwind_info, eh_frame].into_iter().chain(code).collect()
 }
 
-fn mutate(bytes: &mut [u8], parts: &[Range<usize>], random: &mut Random) {
+fn mutate(bytes: &mut [u8], parts: &[Range<usize>], random: &mut Rng) {
     for _ in 0..1 + random.below(40) {
         let part = &parts[random.below(parts.len())];
         let at = part.start + random.below(part.len());
@@ -54,7 +55,7 @@ fn mutate(bytes: &mut [u8], parts: &[Range<usize>], random: &mut Random) {
     }
 }
 
-fn registers(is_arm64: bool, pc: u64, random: &mut Random) -> Registers {
+fn registers(is_arm64: bool, pc: u64, random: &mut Rng) -> Registers {
     let mut word = || match random.below(3) {
         0 => LOADED + random.below(0x4000) as u64,
         1 => STACK + random.below(0x200) as u64 * 8,
@@ -69,7 +70,7 @@ fn registers(is_arm64: bool, pc: u64, random: &mut Random) -> Registers {
     }
 }
 
-fn walk_everywhere(bytes: &[u8], is_arm64: bool, random: &mut Random) {
+fn walk_everywhere(bytes: &[u8], is_arm64: bool, random: &mut Rng) {
     let mapping = Mapping {
         avma: Avma(LOADED)..Avma(LOADED + 0x4000),
         file_offset: 0,

@@ -31,24 +31,15 @@ pub(in crate::walk) fn is_call(word: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Text(&'static [u32], Vec<u8>);
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.1.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
+    use crate::walk::text::Text;
 
     #[test]
     fn aarch64_calls_are_one_word() {
         // bl, blr x8, blraa x8,x9, blraaz x8; br x8, b, ret
         let words =
             &[0x9400_0010, 0xd63f_0100, 0xd73f_0909, 0xd63f_091f, 0xd61f_0100, 0x1400_0010, 0xd65f_03c0];
-        let text = Text(words, words.iter().flat_map(|word: &u32| word.to_le_bytes()).collect());
-        for (index, _) in text.0.iter().enumerate() {
+        let text = Text::of_words(0x1000, words);
+        for index in 0..words.len() {
             let after = Avma(0x1000 + 4 * (index as u64 + 1));
             assert_eq!(returns(after, &text), index < 4, "{index}");
             assert!(!returns(after + 2, &text));

@@ -55,7 +55,7 @@ mod tests {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = Aarch64 { pc: TEXT + 4, ..Aarch64::default() };
         registers.x[0] = result;
-        goes_on_at(&registers, &Text(TEXT, bytes)).map(|at| at.0 - TEXT - 4)
+        goes_on_at(&registers, &Text::new(TEXT, bytes)).map(|at| at.0 - TEXT - 4)
     }
 
     #[test]

@@ -120,7 +120,7 @@ mod tests {
     ];
 
     fn check(words: &[u32], address: CodeAddress) -> bool {
-        let text = Text(TEXT, words.iter().flat_map(|word| word.to_le_bytes()).collect());
+        let text = Text::of_words(TEXT, &words);
         is_start(Avma(TEXT + 4), address, &text)
     }
 

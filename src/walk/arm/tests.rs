@@ -6,6 +6,7 @@ use super::*;
 use crate::addr::Avma;
 use crate::arch::Arm;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
+use crate::walk::text::Text;
 use crate::walk::{Code, Input, OtherStack, StackBytes, StackEnd, Walked};
 
 const TEXT: u64 = 0x8000;
@@ -15,42 +16,17 @@ const CALLER: u64 = TEXT + 4;
 
 /// Code that begins with `bl TEXT + 8` in either instruction set; what is called is one function, if no
 /// other begins behind it.
-struct Text {
-    bytes: Vec<u8>,
-    functions: Vec<Range<u64>>,
-    /// What a symbol tells.
-    is_t32: Option<bool>,
-}
-
-impl Code for Text {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.bytes.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|bytes| !bytes.is_empty())
-    }
-    fn is_t32(&self, _pc: Avma) -> Option<bool> {
-        self.is_t32
-    }
-    fn function(&self, at: Avma) -> Option<Range<Avma>> {
-        let function = self.functions.iter().find(|function| function.contains(&at.0))?;
-        Some(Avma(function.start)..Avma(function.end))
-    }
-}
-
 fn t32(halves: &[u16]) -> Text {
     // bl +4; udf; udf
     let all = [&[0xf000, 0xf802, 0xde00, 0xde00], halves].concat();
     let bytes: Vec<u8> = all.iter().flat_map(|half| half.to_le_bytes()).collect();
-    let end = TEXT + bytes.len() as u64;
-    Text { bytes, functions: std::iter::once(TEXT + 8..end).collect(), is_t32: None }
+    Text::new(TEXT, bytes).with_functions(&[8])
 }
 
 fn a32(words: &[u32]) -> Text {
     let all = [&[0xeb00_0000, 0xe7f0_00f0], words].concat();
     let bytes: Vec<u8> = all.iter().flat_map(|word: &u32| word.to_le_bytes()).collect();
-    let end = TEXT + bytes.len() as u64;
-    Text { bytes, functions: std::iter::once(TEXT + 8..end).collect(), is_t32: None }
+    Text::new(TEXT, bytes).with_functions(&[8])
 }
 
 /// The first two frames, where the function is `offset` bytes in, with that stack and link register.

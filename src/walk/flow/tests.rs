@@ -1,34 +1,13 @@
 //! Tests quote the disassembly; each instruction has the distance from the stack pointer to
 //! the CFA, and where the return address is.
 
-use std::ops::Range;
-
 use super::*;
 use crate::arch::{Aarch64, X86_64};
 use crate::binary::frame_rule::{Cfa, Column, Columns, RETURN_ADDRESS, Row, RowAarch64};
+use crate::rng::Rng;
+use crate::walk::text::Text;
 
 const TEXT: u64 = 0x1_0000_4000;
-
-struct Text {
-    bytes: Vec<u8>,
-    functions: &'static [u64],
-}
-
-impl Code for Text {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.bytes.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn function(&self, pc: Avma) -> Option<Range<Avma>> {
-        let offset = pc.0.checked_sub(TEXT)?;
-        let after = self.functions.partition_point(|start| *start <= offset);
-        let start = *self.functions.get(after.checked_sub(1)?)?;
-        let end = self.functions.get(after).copied().unwrap_or(self.bytes.len() as u64);
-        (offset < end).then_some(Avma(TEXT + start)..Avma(TEXT + end))
-    }
-}
 
 /// A row in words: CFA from sp (or from fp: marked), return address and frame pointer from
 /// the CFA, if they are on the stack.
@@ -45,7 +24,7 @@ fn short<C: Columns>(row: &Row<C>, link: usize, frame_pointer: usize) -> Short {
 }
 
 fn arm64(words: &[u32], functions: &'static [u64]) -> Text {
-    Text { bytes: words.iter().flat_map(|word| word.to_le_bytes()).collect(), functions }
+    Text::of_words(TEXT, words).with_functions(functions)
 }
 
 /// By both questions, where each leads anywhere; they must not differ in what they find.
@@ -163,7 +142,7 @@ fn x86_64_frames_of_every_kind_are_followed() {
         (&[0xc3], 8),                                    // +1b ret
     ];
     let bytes: Vec<u8> = CODE.iter().flat_map(|(bytes, _)| bytes.iter().copied()).collect();
-    let text = Text { bytes, functions: &[0] };
+    let text = Text::new(TEXT, bytes).with_functions(&[0]);
     let mut at = 0;
     for (bytes, cfa) in CODE {
         let pc = Avma(TEXT + at);
@@ -183,7 +162,7 @@ fn x86_64_frames_of_every_kind_are_followed() {
 #[test]
 fn x86_64_jumps_through_tables_are_no_way_out_of_a_frame() {
     // push %rbx; jmp *%rax; pop %rbx; jmp *%rcx
-    let text = Text { bytes: vec![0x53, 0xff, 0xe0, 0x5b, 0xff, 0xe1], functions: &[0] };
+    let text = Text::new(TEXT, [0x53, 0xff, 0xe0, 0x5b, 0xff, 0xe1]).with_functions(&[0]);
     let row = |at| before_return::<X86_64>(Avma(TEXT + at), false, &text).map(|row| row.cfa);
     assert_eq!(row(1), None);
     assert_eq!(row(3), Some(Cfa::Register(7, 16)));
@@ -200,7 +179,7 @@ fn a_number_that_32_bit_arithmetic_changed_is_not_known() {
                 0x48, 0x29, 0xc4, // +07 sub %rax,%rsp
                 0xc3, // +0a ret
             ];
-            let text = Text { bytes, functions: &[0] };
+            let text = Text::new(TEXT, bytes).with_functions(&[0]);
             let row = |at| since_entry::<X86_64>(Avma(TEXT), Avma(TEXT + at), false, &text);
             assert!(row(7).is_some());
             assert_eq!(row(0x0a), None, "opcode {opcode:#x}");
@@ -214,7 +193,7 @@ fn frames_larger_than_any_number_are_none() {
     let [a, b, c, d, e, f, g, h] = LOWEST.to_le_bytes();
     // +00 movabs $LOWEST,%rax; +0a sub %rax,%rsp; +0d ret
     let bytes = vec![0x48, 0xb8, a, b, c, d, e, f, g, h, 0x48, 0x29, 0xc4, 0xc3];
-    let text = Text { bytes, functions: &[0] };
+    let text = Text::new(TEXT, bytes).with_functions(&[0]);
     let row = |at| since_entry::<X86_64>(Avma(TEXT), Avma(TEXT + at), false, &text);
     assert!(row(0x0a).is_some());
     assert_eq!(row(0x0d), None);
@@ -226,7 +205,7 @@ fn frames_larger_than_any_number_are_none() {
         0x48, 0x89, 0x29, // +10 mov %rbp,(%rcx)
         0xc3, // +13 ret
     ];
-    let text = Text { bytes, functions: &[0] };
+    let text = Text::new(TEXT, bytes).with_functions(&[0]);
     let row = |at| since_entry::<X86_64>(Avma(TEXT), Avma(TEXT + at), false, &text);
     assert_eq!(
         row(0x13).map(|row| row.columns[6].clone()),
@@ -249,20 +228,18 @@ fn frames_larger_than_any_number_are_none() {
 
 #[test]
 fn any_bytes_are_followed_within_the_bound() {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = Rng::new(1);
     for round in 0..2000 {
-        let bytes = (0..4096 / 8)
+        let bytes: Vec<u8> = (0..4096 / 8)
             .flat_map(|_| {
-                // xorshift64: <https://www.jstatsoft.org/article/view/v008i14>.
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
                 // Every other round is of short jumps and calls.
-                if round % 2 == 0 { state } else { state & 0x00ff_00ff_00ff_00ff | 0x0f70_0fe8_5474_1400 }
+                let word = random.next();
+                if round % 2 == 0 { word } else { word & 0x00ff_00ff_00ff_00ff | 0x0f70_0fe8_5474_1400 }
                     .to_le_bytes()
             })
             .collect();
-        let text = Text { bytes, functions: if round % 3 == 0 { &[] } else { &[0, 0x400, 0x800] } };
+        let functions: &[u64] = if round % 3 == 0 { &[] } else { &[0, 0x400, 0x800] };
+        let text = Text::new(TEXT, bytes).with_functions(functions);
         for at in [0, 0x100, 0x404, 0xff0] {
             let (at, entry) = (Avma(TEXT + at), Avma(TEXT));
             let _ = before_return::<X86_64>(at, false, &text);
@@ -289,7 +266,7 @@ fn functions_of_many_branches_are_followed_to_a_bound() {
         }
         let at = bytes.len() as u64;
         bytes.extend(behind);
-        on_all_paths(&Text { bytes, functions: &[] }, at, false)
+        on_all_paths(&Text::new(TEXT, bytes), at, false)
     };
     let (loops, inlined) = (&[0xeb, 0xfe][..], Some((6, 16, Some(-8), Some(-16))));
     for branches in [1, 200, 300, 2000] {
@@ -309,12 +286,12 @@ fn a_function_that_does_not_return_is_followed_from_its_entry() {
         0xe8, 0, 0, 0, 0, //       +9 call leaf
         0xeb, 0xf7, //             +e jmp +7
     ];
-    let text = Text { bytes, functions: &[0] };
+    let text = Text::new(TEXT, bytes).with_functions(&[0]);
     assert_eq!(on_all_paths(&text, 0xe, true), Some((7, 32, Some(-8), None)));
     assert_eq!(on_all_paths(&text, 1, false), Some((7, 16, Some(-8), None)));
     assert_eq!(before_return::<X86_64>(Avma(TEXT + 0xe), true, &text), None);
     // Where the call was the last instruction.
-    let text = Text { bytes: text.bytes[..0xe].to_vec(), functions: &[0, 0xe] };
+    let text = Text::new(TEXT, &text.bytes()[..0xe]).with_functions(&[0, 0xe]);
     assert_eq!(on_all_paths(&text, 0xe, true), Some((7, 32, Some(-8), None)));
 }
 
@@ -328,7 +305,7 @@ fn what_follows_a_call_that_does_not_return_is_told_by_no_way_or_by_the_right_on
         0x31, 0xc0, //             +0d xor %eax,%eax
         0xc3, //                   +0f ret
     ];
-    let text = Text { bytes, functions: &[0] };
+    let text = Text::new(TEXT, bytes).with_functions(&[0]);
     // Only the call leads to its return address.
     assert_eq!(on_all_paths(&text, 0xd, true), Some((7, 16, Some(-8), None)));
     // As an instruction it is reached by the jump, and by a path that is never taken.
@@ -340,7 +317,7 @@ fn what_follows_a_call_that_does_not_return_is_told_by_no_way_or_by_the_right_on
 #[test]
 fn code_that_pushes_a_zero_under_its_record_ends_the_chain() {
     let ends = |bytes: &[u8], at: u64| {
-        let text = Text { bytes: bytes.to_vec(), functions: &[0] };
+        let text = Text::new(TEXT, bytes).with_functions(&[0]);
         ends_chain::<X86_64>(Avma(TEXT), Avma(TEXT + at), true, &text)
     };
     // thread_start: push $0; push %rbp; mov %rsp,%rbp; sub $16,%rsp; call; +15

@@ -324,9 +324,9 @@ mod tests {
 
     #[test]
     fn any_bytes_decode_or_not_but_never_beyond_their_end() {
-        let mut state = 1u64;
+        let mut random = crate::rng::Rng::new(1);
         for _ in 0..200_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let state = random.next();
             let bytes = (u128::from(state) << 64 | u128::from(state.rotate_left(29))).to_le_bytes();
             let length = (state >> 60) as usize;
             if let Some(instruction) = decode::<true>(&bytes[..length]) {

@@ -51,7 +51,7 @@ mod tests {
 
     /// Where it goes on, in bytes from the program counter.
     fn long(code: &[u8], result: u64) -> Option<u64> {
-        let at = goes_on_at::<X86_64>(Avma(TEXT + 2), result, &Text(TEXT, code.to_vec()));
+        let at = goes_on_at::<X86_64>(Avma(TEXT + 2), result, &Text::new(TEXT, code.to_vec()));
         at.map(|at| at.0 - TEXT - 2)
     }
 
@@ -73,7 +73,7 @@ mod tests {
         // glibc 2.36 for i386, clone3: int $0x80; test %eax,%eax; je thread_start; pop %esi
         let mut clone3 = vec![0xcd, 0x80, 0x85, 0xc0, 0x74, 0x09, 0x5e, 0x5b];
         clone3.resize(32, 0x90);
-        let narrow = Text(TEXT, clone3);
+        let narrow = Text::new(TEXT, clone3);
         let at = goes_on_at::<X86>(Avma(TEXT + 2), 0, &narrow);
         assert_eq!(at, Some(Avma(TEXT + 2 + 13)));
     }

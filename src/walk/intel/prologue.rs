@@ -132,7 +132,7 @@ mod tests {
             0xeb, 0xf6, //                   +10 jmp +08
             0x55, 0x48, 0x89, 0xe5, 0xf4, // +12 another
         ]);
-        Text(TEXT, code)
+        Text::new(TEXT, code)
     }
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
 
     /// As Mono makes them: the first ends in a call that throws, and nothing says where the second begins.
     fn two_functions() -> Text {
-        Text(
+        Text::new(
             TEXT,
             vec![
                 0x55, 0x48, 0x89, 0xe5, //       +00 push %rbp; mov %rsp,%rbp
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn addresses_at_the_ends_of_memory_have_none() {
         for at in [0, 1, TEXT - 1, TEXT, u64::MAX] {
-            assert_eq!(row(Avma(at), false, &Text(TEXT, vec![0x55])), None, "{at:#x}");
+            assert_eq!(row(Avma(at), false, &Text::new(TEXT, vec![0x55])), None, "{at:#x}");
         }
     }
 }

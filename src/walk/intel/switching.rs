@@ -228,23 +228,15 @@ mod tests {
     use super::*;
     use crate::arch::{X86, X86_64};
     use crate::binary::frame_rule::{AnyRow, RETURN_ADDRESS, Row, RowX86, X86_RETURN_ADDRESS};
+    use crate::walk::text::Text;
 
     const RSP: usize = X86_64::RSP;
 
     const TEXT: u64 = 0x40_1000;
 
     /// Code with one row for all of it.
-    struct Text<'a>(&'a [u8], Option<Row>);
-    impl Code for Text<'_> {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-        fn row(&self, _: Avma) -> Option<AnyRow> {
-            self.1.clone().map(AnyRow::from)
-        }
+    fn text(code: &[u8], row: Option<Row>) -> Text {
+        Text::new(TEXT, code).with_row(row.map(AnyRow::from))
     }
 
     fn row(register: usize, columns: &[(usize, Column)]) -> Row {
@@ -262,7 +254,7 @@ mod tests {
         let bytes = code.concat();
         // Without unwind information the row is what the code tells.
         let used = row.clone().unwrap_or_else(|| self::row(RSP, &[]));
-        let text = Text(&bytes, row);
+        let text = text(&bytes, row);
         let mut found = Vec::new();
         let mut offset = 0;
         for instruction in code {
@@ -333,7 +325,7 @@ mod tests {
         // _dl_runtime_resolve: mov %rbx,%rsp, whose row counts from rbx.
         let leave: [&[u8]; 2] = [&[0x48, 0x89, 0xdc], &[0x48, 0x8b, 0x1c, 0x24]];
         let bytes = leave.concat();
-        let text = Text(&bytes, Some(row(3, &[])));
+        let text = text(&bytes, Some(row(3, &[])));
         let address = CodeAddress::Pc(Avma(TEXT + 3));
         assert_eq!(super::at::<X86_64>(address, &row(RSP, &[]), &text), Switch::No);
         // mov -0x48(%rbp),%rsp; mov %rbp,%rsp without a row.
@@ -351,7 +343,7 @@ mod tests {
         let switch = |code: &[&[u8]]| {
             let bytes = code.concat();
             let at = TEXT + bytes.len() as u64 - 1;
-            super::at::<X86>(CodeAddress::Return(Avma(at)), &row, &Text(&bytes, None))
+            super::at::<X86>(CodeAddress::Return(Avma(at)), &row, &text(&bytes, None))
         };
         let nops: [u8; 48] = [0x90; 48];
         // call by a distance whose first bytes would be mov %esi,%esp; then the byte behind it
@@ -370,7 +362,7 @@ mod tests {
         let code = [0x8b, 0x6d, 0, 0x89, 0xcc, 0x59, 0xff, 0xe1, 0x90];
         let switches = |offset: u64| {
             let address = CodeAddress::Pc(Avma(TEXT + offset));
-            super::at::<X86>(address, &row, &Text(&code, None)) == Switch::Yes
+            super::at::<X86>(address, &row, &text(&code, None)) == Switch::Yes
         };
         assert_eq!([0, 3, 5, 6, 8].map(switches), [false, true, true, true, false]);
     }
@@ -380,7 +372,7 @@ mod tests {
         let saves_data = row(6, &[(0, Column::At(-64)), (1, Column::At(-56))]);
         assert!(switching(&[&[0xeb, 0xfe]], Some(saves_data)).is_empty(), "a loop");
         for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {
-            let text = Text(&[0x48, 0x8b], None);
+            let text = text(&[0x48, 0x8b], None);
             assert_eq!(super::at::<X86_64>(CodeAddress::Return(Avma(at)), &row(RSP, &[]), &text), Switch::No);
         }
     }

@@ -55,24 +55,10 @@ mod tests {
 
     const TEXT: u64 = 0x7000_0000_1000;
 
-    /// Code that is known to be JIT code, or not.
-    struct JitText(Text, bool);
-
-    impl Code for JitText {
-        fn is_code(&self, at: Avma) -> bool {
-            self.0.is_code(at)
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.code(at)
-        }
-        fn traits(&self, _: Avma) -> CodeTraits {
-            CodeTraits { is_jit: self.1, ..CodeTraits::default() }
-        }
-    }
-
     /// Whether the row behind the call in `code`, which ends `before` bytes into it, is proved.
     fn is_proved(code: &[u8], before: u64, made: bool) -> bool {
-        let text = JitText(Text(TEXT, code.to_vec()), made);
+        let traits = CodeTraits { is_jit: made, ..CodeTraits::default() };
+        let text = Text::new(TEXT, code).with_traits(traits);
         let at = Avma(TEXT + before);
         let leads = forward::follow::<X86_64>(at, true, &text, &mut Callees::default());
         let Some(Leads::Back(row, Proof::Wanted)) = leads else { panic!("{leads:?}") };

@@ -192,29 +192,18 @@ pub(in crate::walk) fn interpreter_row(code: &[u8]) -> Option<Row> {
 mod tests {
     use super::*;
     use crate::addr::CodeAddress;
+    use crate::rng::Rng;
     use crate::walk::CodeTraits;
     use crate::walk::frames::Method;
+    use crate::walk::text::Text;
     use crate::walk::x86_64::{Cache, RuleKind};
 
     const HEAP: u64 = 0x7f00_0000_0000;
 
     /// A part of the code cache.
-    struct Heap {
-        bytes: Vec<u8>,
-        by_hotspot: bool,
-    }
-
-    impl Code for Heap {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.bytes.get(usize::try_from(at.0.checked_sub(HEAP)?).ok()?..).filter(|code| !code.is_empty())
-        }
-        fn traits(&self, _: Avma) -> CodeTraits {
-            let has_hotspot_headers = self.by_hotspot;
-            CodeTraits { is_jit: true, has_hotspot_headers, ..CodeTraits::default() }
-        }
+    fn heap_with(bytes: Vec<u8>, has_hotspot_headers: bool) -> Text {
+        let traits = CodeTraits { is_jit: true, has_hotspot_headers, ..CodeTraits::default() };
+        Text::new(HEAP, bytes).with_traits(traits)
     }
 
     /// As C2 makes it, in front of a body of this many bytes that calls (-1 .. +12) at its end and then goes on.
@@ -244,7 +233,7 @@ mod tests {
     const RELEASES: [u32; 3] = [17, 21, 25];
 
     /// The heap of a release with this code in it, and where that begins.
-    fn heap_of(release: u32, code: &[u8], frame_words: i32, frame_complete: i32) -> (Heap, u64) {
+    fn heap_of(release: u32, code: &[u8], frame_words: i32, frame_complete: i32) -> (Text, u64) {
         let header = if release == 25 { SEGMENT + 8 } else { SEGMENT + 0x10 };
         let begin = header + 352 + 48;
         let end = begin + code.len();
@@ -261,7 +250,7 @@ mod tests {
             put(header + 0x08, &[0x1234, 0x7f00]);
             let complete = 352 | frame_complete << 16;
             put(header + 0x18, &[size, 24, 400, 400, end_offset, frame_words, 0, complete]);
-            return (Heap { bytes, by_hotspot: true }, HEAP + begin as u64);
+            return (heap_with(bytes, true), HEAP + begin as u64);
         }
         let (numbers, pointers) = if release == 17 { (0x0c, 0x20) } else { (0x48, 0x08) };
         put(header + numbers, &[size, 352, frame_complete, end_offset, frame_words]);
@@ -270,15 +259,15 @@ mod tests {
         {
             put(header + pointers + 8 * index, &[at as i32, (HEAP >> 32) as i32]);
         }
-        (Heap { bytes, by_hotspot: true }, HEAP + begin as u64)
+        (heap_with(bytes, true), HEAP + begin as u64)
     }
 
-    fn heap(code: &[u8], frame_words: i32, frame_complete: i32) -> (Heap, u64) {
+    fn heap(code: &[u8], frame_words: i32, frame_complete: i32) -> (Text, u64) {
         heap_of(17, code, frame_words, frame_complete)
     }
 
     /// The CFA from the stack pointer by the rule of an address, and whether that is relied on.
-    fn cfa(address: CodeAddress, heap: &Heap) -> Option<i64> {
+    fn cfa(address: CodeAddress, heap: &Text) -> Option<i64> {
         let row = match compiled_at(address.lookup().at(), heap) {
             Some(compiled) if address.is_return() => compiled.row(),
             _ => return None,
@@ -332,7 +321,7 @@ mod tests {
     #[test]
     fn headers_that_do_not_agree_with_themselves_are_none() {
         let code = method(20);
-        let at = |heap: &Heap, begin: u64| compiled_at(Avma(begin + 20), heap);
+        let at = |heap: &Text, begin: u64| compiled_at(Avma(begin + 20), heap);
         let (stub, begin) = heap(&code, 6, -1);
         assert!(at(&stub, begin).is_some_and(|compiled| !compiled.has_frame(Avma(begin + 20))));
         for frame_words in [0, 1, -1, 1 << 16] {
@@ -341,7 +330,7 @@ mod tests {
         }
         let (good, begin) = heap(&code, 6, 12);
         assert!(at(&good, begin).is_some());
-        let other = Heap { by_hotspot: false, bytes: good.bytes.clone() };
+        let other = heap_with(good.bytes().to_vec(), false);
         assert_eq!(at(&other, begin), None);
         // Each number and pointer, by what it is in the segment.
         let fields: [&[usize]; 3] = [
@@ -353,10 +342,10 @@ mod tests {
             let (good, begin) = heap_of(release, &code, 6, 12);
             assert!(at(&good, begin).is_some(), "release {release}");
             for field in fields {
-                let mut bytes = good.bytes.clone();
+                let mut bytes = good.bytes().to_vec();
                 bytes[SEGMENT + field + 1] ^= 0x80;
                 bytes[SEGMENT + field] ^= 0x02;
-                let found = at(&Heap { bytes, by_hotspot: true }, begin);
+                let found = at(&heap_with(bytes, true), begin);
                 assert_eq!(found, None, "release {release}, field at {field:#x}");
             }
         }
@@ -365,20 +354,16 @@ mod tests {
     #[test]
     fn any_bytes_are_looked_through() {
         for seed in 1..=200_u64 {
-            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let mut below = |limit: usize| {
-                // xorshift64: <https://www.jstatsoft.org/article/view/v008i14>.
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state % limit as u64) as usize
-            };
+            let mut random = Rng::new(seed);
+            let mut below = |limit: usize| random.below(limit);
             let release = RELEASES[below(RELEASES.len())];
-            let (mut heap, begin) = heap_of(release, &method(20), 6, 12);
-            let len = heap.bytes.len();
+            let (heap, begin) = heap_of(release, &method(20), 6, 12);
+            let mut bytes = heap.bytes().to_vec();
+            let len = bytes.len();
             for _ in 0..1 + below(400) {
-                heap.bytes[below(len)] = below(256) as u8;
+                bytes[below(len)] = below(256) as u8;
             }
+            let heap = heap_with(bytes, true);
             for _ in 0..50 {
                 let at = below(len + 64) as u64;
                 if let Some(found) = compiled_at(Avma(HEAP + at), &heap) {

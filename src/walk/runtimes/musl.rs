@@ -46,7 +46,8 @@ pub(in crate::walk) fn only_return_address(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::walk::{Code, StackBytes};
+    use crate::walk::StackBytes;
+    use crate::walk::text::Text;
 
     const TEXT: u64 = 0x40_1000;
     const STACK: u64 = 0x7fff_0000_1000;
@@ -54,34 +55,26 @@ mod tests {
     const INTO_CLONE: u64 = TEXT + 3;
     const INTO_OTHER: u64 = TEXT + 17;
 
-    struct Text;
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            // __clone of musl 1.1 and 1.2 (src/thread/x86_64/clone.s): call *%r9; mov %eax,%edi;
-            // xor %eax,%eax; mov $60,%al; syscall; hlt; then elsewhere call *%r9; ret
-            const CODE: [u8; 18] = [
-                0x41, 0xff, 0xd1, 0x89, 0xc7, 0x31, 0xc0, 0xb0, 0x3c, 0x0f, 0x05, 0xf4, 0x90, 0x90, 0x41,
-                0xff, 0xd1, 0xc3,
-            ];
-            CODE.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
+    /// __clone of musl 1.1 and 1.2 (src/thread/x86_64/clone.s): call *%r9; mov %eax,%edi; xor %eax,%eax; mov $60,%al;
+    /// syscall; hlt; then elsewhere call *%r9; ret
+    const CODE: [u8; 18] = [
+        0x41, 0xff, 0xd1, 0x89, 0xc7, 0x31, 0xc0, 0xb0, 0x3c, 0x0f, 0x05, 0xf4, 0x90, 0x90, 0x41, 0xff, 0xd1,
+        0xc3,
+    ];
 
     /// The stack pointer of the caller that these words above the stack pointer lead to.
     fn found(words: &[u64], stack_top: Option<u64>) -> Option<u64> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = X86_64 { rip: 0x50_0000, ..X86_64::default() };
         registers.gpr[X86_64::RSP] = STACK;
+        let text = Text::new(TEXT, CODE);
         let input = Input {
             stack_top: stack_top.map(Avma),
             max_depth: 9,
-            ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &Text)
+            ..Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &text)
         };
         let stuck = Frame::<X86_64>::new(&registers, u64::MAX);
-        let next = only_return_address(&stuck, &input, |at| X86_64::returns(at, &Text))?;
+        let next = only_return_address(&stuck, &input, |at| X86_64::returns(at, &text))?;
         assert_eq!(next.address, CodeAddress::Return(Avma(INTO_CLONE)));
         Some(next.registers[X86_64::RSP])
     }

@@ -13,22 +13,3 @@ mod records;
 mod start;
 
 use processor::{EAX, EBP, ESP, POINTER};
-
-/// Code of tests.
-#[cfg(test)]
-mod text {
-    use crate::addr::Avma;
-    use crate::walk::Code;
-
-    /// Code from 0x1000 on.
-    pub(super) struct Text(pub(super) &'static [u8]);
-
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
-}

@@ -39,13 +39,13 @@ pub(super) fn unframed_return_slot(pc: Avma, sp: Avma, code: &dyn Code) -> Optio
 
 #[cfg(test)]
 mod tests {
-    use super::super::text::Text;
     use super::*;
+    use crate::walk::text::Text;
 
     #[test]
     fn prologues_and_returns_have_no_record_of_their_own() {
         // endbr32; push %ebp; mov %esp,%ebp; nop; pop %ebp; ret
-        let text = Text(&[0xf3, 0x0f, 0x1e, 0xfb, 0x55, 0x89, 0xe5, 0x90, 0x5d, 0xc3]);
+        let text = Text::new(0x1000, [0xf3, 0x0f, 0x1e, 0xfb, 0x55, 0x89, 0xe5, 0x90, 0x5d, 0xc3]);
         let slot = |at: u64| unframed_return_slot(Avma(0x1000 + at), Avma(0x100), &text).map(|slot| slot.0);
         assert_eq!([0, 4, 5].map(slot), [Some(0x100), Some(0x100), Some(0x104)]);
         assert_eq!([7, 8, 9].map(slot), [None, None, Some(0x100)]);

@@ -92,19 +92,22 @@ pub(super) fn is_pc_thunk(at: Avma, code: &dyn Code) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::text::Text;
     use super::*;
+    use crate::walk::text::Text;
 
     #[test]
     fn what_makecontext_returns_to_is_known_at_each_of_its_instructions() {
-        let text = Text(&[
-            0xc3, // +00 ret
-            0x8d, 0x24, 0x9c, // +01 lea (%esp,%ebx,4),%esp
-            0x83, 0x3c, 0x24, 0, // +04 cmpl $0,(%esp)
-            0x74, 0x07, // +08 je
-            0xe8, 0, 0, 0, 0, // +0a call setcontext
-            0xeb, 0x02, // +0f jmp
-        ]);
+        let text = Text::new(
+            0x1000,
+            [
+                0xc3, // +00 ret
+                0x8d, 0x24, 0x9c, // +01 lea (%esp,%ebx,4),%esp
+                0x83, 0x3c, 0x24, 0, // +04 cmpl $0,(%esp)
+                0x74, 0x07, // +08 je
+                0xe8, 0, 0, 0, 0, // +0a call setcontext
+                0xeb, 0x02, // +0f jmp
+            ],
+        );
         let into = |at: u64| into_context(Avma(0x1000 + at), &text);
         assert_eq!([0, 1, 4, 8, 0xf].map(into), [None, Some(0), Some(3), Some(7), Some(14)]);
         assert_eq!(into(0x40), None);
@@ -113,7 +116,8 @@ mod tests {
     #[test]
     fn a_thunk_is_one_at_both_of_its_instructions() {
         // mov (%esp),%ebx; ret; mov (%esp),%eax; ret; mov 4(%esp),%eax; ret
-        let text = Text(&[0x8b, 0x1c, 0x24, 0xc3, 0x8b, 0x04, 0x24, 0xc3, 0x8b, 0x44, 0x24, 4, 0xc3]);
+        let text =
+            Text::new(0x1000, [0x8b, 0x1c, 0x24, 0xc3, 0x8b, 0x04, 0x24, 0xc3, 0x8b, 0x44, 0x24, 4, 0xc3]);
         let found: Vec<u64> = (0..16).filter(|at| is_pc_thunk(Avma(0x1000 + at), &text)).collect();
         assert_eq!(found, [0, 3, 4, 7]);
     }

@@ -159,6 +159,7 @@ mod tests {
     use super::*;
     use crate::binary::frame_rule::{AnyRow, Cfa, Column, RETURN_ADDRESS, Row};
     use crate::walk::StackBytes;
+    use crate::walk::text::Text;
 
     const TEXT: u64 = 0x40_1000;
     const STACK: u64 = 0x7fff_0000_1000;
@@ -173,14 +174,8 @@ mod tests {
         0xc3, //                   +0b ret
     ];
 
-    struct Text;
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            FUNCTION.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
+    fn text() -> Text {
+        Text::new(TEXT, FUNCTION)
     }
 
     /// The caller's record is at STACK+0x40; `words` are the words from the stack pointer up.
@@ -194,7 +189,8 @@ mod tests {
         registers.gpr[X86_64::RSP] = STACK;
         registers.gpr[X86_64::RBP] = rbp;
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let input = Input { max_depth: 64, ..Input::new(stack, &Text) };
+        let text = text();
+        let input = Input { max_depth: 64, ..Input::new(stack, &text) };
         let mut out = Vec::new();
         assert_eq!(
             walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out).ended,
@@ -232,20 +228,6 @@ mod tests {
         row.into()
     }
 
-    /// Text with one unwind rule for all of it.
-    struct SingleRule(FrameRule);
-    impl Code for SingleRule {
-        fn is_code(&self, at: Avma) -> bool {
-            Text.is_code(at)
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            Text.code(at)
-        }
-        fn row(&self, _: Avma) -> Option<AnyRow> {
-            Some(row(&self.0))
-        }
-    }
-
     #[track_caller]
     fn check_ruled(rule: FrameRule, rbp: u64, words: &[u64], expected: &[u64], ended: StackEnd) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -253,7 +235,7 @@ mod tests {
         registers.gpr[X86_64::RSP] = STACK;
         registers.gpr[X86_64::RBP] = rbp;
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
-        let code = SingleRule(rule);
+        let code = text().with_row(Some(row(&rule)));
         let input = Input { max_depth: 64, ..Input::new(stack, &code) };
         let mut out = Vec::new();
         let walked = walk(&registers, &input, &mut Facts::default(), &mut Leaves::default(), &mut out);

@@ -143,36 +143,16 @@ fn is_tail_call(next: Avma, distance: i64, function: &Range<Avma>, code: &dyn Co
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::walk::text::Text;
 
     const TEXT: u64 = 0x1_0000_4000;
     const SP: u64 = 0x7ff7_b000_1000;
-
-    struct Text<'a> {
-        bytes: &'a [u8],
-        functions: &'a [u64],
-    }
-
-    impl Code for Text<'_> {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.bytes.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-        fn function(&self, pc: Avma) -> Option<Range<Avma>> {
-            let offset = pc.0.checked_sub(TEXT)?;
-            let after = self.functions.partition_point(|start| *start <= offset);
-            let start = *self.functions.get(after.checked_sub(1)?)?;
-            let end = self.functions.get(after).copied().unwrap_or(self.bytes.len() as u64);
-            (offset < end).then_some(Avma(TEXT + start)..Avma(TEXT + end))
-        }
-    }
 
     /// Instructions with the distance of the return address from rsp, if it is not in a record.
     #[track_caller]
     fn check(functions: &[u64], code: &[(&[u8], Option<u64>)]) {
         let bytes: Vec<u8> = code.iter().flat_map(|(bytes, _)| bytes.iter().copied()).collect();
-        let text = Text { bytes: &bytes, functions };
+        let text = Text::new(TEXT, bytes).with_functions(functions);
         let mut at = 0;
         for (bytes, expected) in code {
             let slot = unframed_return_slot(Avma(TEXT + at), Avma(SP), &text).map(|slot| slot - Avma(SP));
@@ -288,7 +268,7 @@ mod tests {
     fn hostile_code_and_bounds_are_survived() {
         for code in [&[][..], &[0xe9], &[0xeb], &[0xff], &[0x40, 0xff], &[0xe9, 0xff, 0xff, 0xff, 0x7f]] {
             for functions in [&[][..], &[0]] {
-                let text = Text { bytes: code, functions };
+                let text = Text::new(TEXT, code).with_functions(functions);
                 for at in [TEXT, TEXT + 1, 0, u64::MAX] {
                     let slot = unframed_return_slot(Avma(at), Avma(u64::MAX), &text);
                     assert!(slot.is_none_or(|slot| slot == Avma(u64::MAX)), "{code:x?} at {at:#x}");

@@ -117,7 +117,7 @@ mod tests {
             0xf4, //                   +10 hlt
             0x90,
         ];
-        let text = Text(TEXT, make.to_vec());
+        let text = Text::new(TEXT, make.to_vec());
         let at = |offset: u64| Avma(TEXT + offset);
         let first = |not_called| Some(StackBase { not_called, fiber: true });
         assert_eq!(super::at(CodeAddress::Return(at(8)), &text), first(true));
@@ -132,21 +132,7 @@ mod tests {
         // Another function that leaves by a register.
         let mut other = make.to_vec();
         other[0x10] = 0x90;
-        assert_eq!(super::at(CodeAddress::Return(at(8)), &Text(TEXT, other)), None);
-    }
-
-    /// Code of an image in which threads begin, or not.
-    struct Image(Text, bool);
-    impl Code for Image {
-        fn is_code(&self, at: Avma) -> bool {
-            self.0.is_code(at)
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.code(at)
-        }
-        fn begins_threads(&self, _: Avma) -> Option<bool> {
-            Some(self.1)
-        }
+        assert_eq!(super::at(CodeAddress::Return(at(8)), &Text::new(TEXT, other)), None);
     }
 
     #[test]
@@ -160,7 +146,7 @@ mod tests {
             0x90,
         ];
         let at = |address, begins: bool, bytes: &[u8]| {
-            super::at(address, &Image(Text(TEXT - 5, bytes.to_vec()), begins))
+            super::at(address, &Text::new(TEXT - 5, bytes).with_threads(begins))
         };
         let (pc, returned) =
             (|at| CodeAddress::Pc(Avma(TEXT + at)), |at| CodeAddress::Return(Avma(TEXT + at)));
@@ -181,7 +167,7 @@ mod tests {
     #[test]
     fn hostile_addresses_are_no_first_functions() {
         for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {
-            let text = Text(TEXT, vec![0x64, 0x48, 0x89]);
+            let text = Text::new(TEXT, vec![0x64, 0x48, 0x89]);
             for address in [CodeAddress::Pc(Avma(at)), CodeAddress::Return(Avma(at))] {
                 assert_eq!(super::at(address, &text), None);
             }

@@ -27,30 +27,15 @@ pub(super) fn is_in_front(address: CodeAddress, code: &dyn Code) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
-
     use super::*;
     use crate::addr::Avma;
-
-    /// A function at 0x1000.
-    struct Function(Vec<u8>);
-
-    impl Code for Function {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..)
-        }
-        fn described_function(&self, lookup: Avma) -> Option<Range<Avma>> {
-            self.is_code(lookup).then(|| Avma(0x1000)..Avma(0x1000 + self.0.len() as u64))
-        }
-    }
+    use crate::walk::text::Text;
 
     #[test]
     fn a_function_that_goes_to_another_stack_is_seen_behind_the_instruction() {
         let check = |load: &[u8]| {
-            let code = Function([&[0x48, 0x83, 0xec, 0x38][..], load, &[0xe8, 0, 0, 0, 0, 0x90]].concat());
+            let code = [&[0x48, 0x83, 0xec, 0x38][..], load, &[0xe8, 0, 0, 0, 0, 0x90]].concat();
+            let code = Text::new(0x1000, code).described();
             let at = |into: u64| is_in_front(CodeAddress::Return(Avma(0x1000 + into)), &code);
             assert!(!at(4), "in front of it");
             at(4 + load.len() as u64 + 5)
@@ -61,6 +46,6 @@ mod tests {
         // mov %rbp,%rsp; mov %rsp,%rbp; mov %rax,8(%rsp); mov %rax,%r12
         assert!(!check(&[0x48, 0x89, 0xec]) && !check(&[0x48, 0x89, 0xe5]));
         assert!(!check(&[0x48, 0x89, 0x44, 0x24, 8]) && !check(&[0x49, 0x89, 0xc4]));
-        assert!(!is_in_front(CodeAddress::Pc(Avma(0x9000)), &Function(vec![0x90])));
+        assert!(!is_in_front(CodeAddress::Pc(Avma(0x9000)), &Text::new(0x1000, [0x90]).described()));
     }
 }

@@ -53,9 +53,8 @@ pub(super) fn shown(leaf: CodeAddress, registers: &X86_64) -> CodeAddress {
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
-
     use super::*;
+    use crate::walk::text::Text;
 
     const TEXT: u64 = 0x40_1000;
 
@@ -66,26 +65,14 @@ mod tests {
         0x55, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // +07
         0xb8, 0x27, 0, 0, 0, 0x0f, 0x05, 0xc3, // +0f
     ];
-    const FUNCTIONS: [Range<u64>; 3] = [0..7, 7..15, 15..23];
-
-    struct Text;
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            CODE.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-        fn function(&self, at: Avma) -> Option<Range<Avma>> {
-            let found = FUNCTIONS.iter().find(|function| function.contains(&at.0.wrapping_sub(TEXT)))?;
-            Some(Avma(TEXT + found.start)..Avma(TEXT + found.end))
-        }
+    fn text() -> Text {
+        Text::new(TEXT, CODE).with_functions(&[0, 7, 15])
     }
 
     fn found(pc: u64, rcx: u64) -> (u64, u64) {
         let mut registers = X86_64 { rip: TEXT + pc, ..X86_64::default() };
         registers.gpr[RCX] = rcx;
-        let leaf = leaf(&registers, &Text);
+        let leaf = leaf(&registers, &text());
         (leaf.at().0 - TEXT, shown(leaf, &registers).lookup().0 - TEXT)
     }
 
@@ -108,7 +95,7 @@ mod tests {
         for at in [0, 1, TEXT, u64::MAX] {
             let mut registers = X86_64 { rip: at, ..X86_64::default() };
             registers.gpr[RCX] = at;
-            assert_eq!(leaf(&registers, &Text), CodeAddress::Pc(Avma(at)));
+            assert_eq!(leaf(&registers, &text()), CodeAddress::Pc(Avma(at)));
         }
     }
 }

@@ -303,7 +303,7 @@ fn both(config: &SimConfig, seed: u64) -> (String, String) {
 #[test]
 fn the_same_samples_pushed_late_and_out_of_order_give_the_same_profile() {
     let mut stacks = 0;
-    for seed in seeds(0..300) {
+    for seed in seeds(0..150) {
         let _replay = replay_sim(seed);
         let mut config = seeded(seed);
         // A program that is replaced is told by the order of its threads' ends, not by one record.
@@ -312,5 +312,5 @@ fn the_same_samples_pushed_late_and_out_of_order_give_the_same_profile() {
         assert_eq!(stopped, pushed, "seed {seed}");
         stacks += stopped.lines().count();
     }
-    assert!(stacks > 2_000 || !as_usual(), "{stacks} stacks in all");
+    assert!(stacks > 1_000 || !as_usual(), "{stacks} stacks in all");
 }

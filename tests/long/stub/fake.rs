@@ -451,11 +451,11 @@ impl Server {
                 return Ok(());
             }
             Wrong::Garbage(at, seed) if is(at) => {
-                let mut random = super::Random::of_seed(seed);
+                let mut random = super::Rng::new(seed);
                 wire = (0..1 + random.below(400)).map(|_| random.next() as u8).collect();
             }
             Wrong::Nonsense(at, seed) if is(at) => {
-                let mut random = super::Random::of_seed(seed);
+                let mut random = super::Rng::new(seed);
                 let length = random.below(60);
                 let text: String = (0..length).map(|_| (b'%' + random.below(90) as u8) as char).collect();
                 wire = packet('$', &text.replace(['}', '*'], "m"));

@@ -13,7 +13,7 @@ use stackprof::sources::gdb::{self, GdbTarget, InitialState, StubAddress};
 use stackprof::walk::UnwindMethod;
 
 use super::fake::{ARM_WITHOUT_REGISTERS, CORTEX_M, Fake, Fate, Kind, Manner, Wrong, X86_64};
-use super::{Random, rounds};
+use super::{Rng, rounds};
 
 /// Well above the times that one failure may take (five seconds for an answer, two for detaching,
 /// thirty for all answers together), and what a busy machine adds.
@@ -110,7 +110,7 @@ fn at_each(wrongs: impl Fn(usize) -> Vec<Wrong>) -> Outcomes {
 fn nonsense() -> Outcomes {
     let mut outcomes = Vec::new();
     for round in 0..rounds(1) {
-        let mut random = Random::of_seed(round);
+        let mut random = Rng::new(round);
         let seeds: Vec<u64> = (0..200).map(|_| random.next()).collect();
         let seed = |at: usize| seeds[at % seeds.len()];
         outcomes.extend(at_each(|at| vec![Wrong::Nonsense(at, seed(at)), Wrong::Garbage(at, seed(at))]));

@@ -9,5 +9,5 @@ mod fake;
 mod faults;
 mod two_stacks;
 
-use support::Random;
+use stackprof::rng::Rng;
 use support::rounds::rounds;

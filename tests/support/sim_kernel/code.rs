@@ -11,8 +11,8 @@ use std::ops::Range;
 
 use stackprof::arch::Arch;
 
-use super::rng::hash;
 use super::spec::SimImage;
+use stackprof::rng::hash;
 
 /// Where the first function lies in `__TEXT`: behind the header and the commands.
 pub const FIRST: u64 = 0x1000;

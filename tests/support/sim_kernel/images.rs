@@ -9,8 +9,8 @@ use stackprof::arch::Arch;
 use super::code::{Code, Kind};
 use super::macho::{self, Offsets, Segment, Stated};
 use super::memory::{READ, READ_EXECUTE, READ_WRITE};
-use super::rng::hash;
 use super::spec::{Role, SimImage};
+use stackprof::rng::hash;
 
 /// A function: index of its image, index in it.
 pub type FunctionRef = (usize, usize);

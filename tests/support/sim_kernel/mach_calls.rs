@@ -11,10 +11,10 @@ use stackprof::sources::mach::kernel::{
 use super::cost;
 use super::faults::{Answer, INVALID_DEST};
 use super::ports::Right;
-use super::rng::hash;
 use super::spec::{CpuTimes, Doing, GET_TASK_ALLOW, HARDENED, MS, PLATFORM};
 use super::stack;
 use super::state::{OwnCache, State, Violation};
+use stackprof::rng::hash;
 
 type Code<T> = Result<T, i32>;
 

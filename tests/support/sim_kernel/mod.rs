@@ -32,7 +32,6 @@ mod macho;
 mod memory;
 mod ports;
 mod report;
-mod rng;
 mod spec;
 mod stack;
 mod state;
@@ -59,9 +58,9 @@ pub use faults::{
 };
 pub use ports::UREFS_PEGGED;
 pub use report::{Report, Truth};
-pub use rng::{Rng, hash};
 pub use spec::*;
 pub use stack::ADDRESS_BITS;
+pub use stackprof::rng::{Rng, hash};
 pub use state::{OwnCache, Violation, ZOMBIE_PARENT, timebase};
 pub use task::{QUEUE_LABEL, system_images};
 pub use world::{World, busy, canned, seeded};

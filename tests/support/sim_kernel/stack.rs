@@ -13,8 +13,8 @@
 use stackprof::arch::Arch;
 
 use super::images::{FunctionRef, Images};
-use super::rng::hash;
 use super::spec::Birth;
+use stackprof::rng::hash;
 
 /// Below the stack pointer, bytes with leftovers of earlier calls.
 const BELOW: u64 = 512;

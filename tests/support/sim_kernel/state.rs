@@ -11,9 +11,9 @@ use super::cost::Costs;
 use super::faults::{FaultPlan, Happening, Method};
 use super::images::Plan;
 use super::ports::{Names, Right};
-use super::rng::{Rng, hash};
 use super::spec::{SimProcess, SimProgram};
 use super::task::Task;
+use stackprof::rng::{Rng, hash};
 
 /// A process.
 #[derive(Clone, Debug)]

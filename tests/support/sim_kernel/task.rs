@@ -3,10 +3,10 @@
 use super::dyld::{Dyld, Op};
 use super::images::{Images, Plan};
 use super::memory::{At, Memory, READ_EXECUTE, READ_WRITE};
-use super::rng::hash;
 use super::spec::{Birth, CpuTimes, Doing, FROM_START, Role, SimImage, SimProcess, SimProgram, Startup};
 use super::stack::{self, Made, Wanted};
 use super::thread::{StackPlace, Stretch, Thread};
+use stackprof::rng::hash;
 
 const STACK_TAG: u32 = 30;
 const STACK_BYTES: u64 = 512 << 10;

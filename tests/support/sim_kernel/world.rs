@@ -10,9 +10,9 @@ use super::cost::Costs;
 use super::faults::{Answer, FaultPlan, Happening, Which};
 use super::images::Plan;
 use super::ports::Names;
-use super::rng::Rng;
 use super::spec::{MS, SimImage, SimProcess, SimThread, US};
 use super::state::{OwnCache, State};
+use stackprof::rng::Rng;
 
 /// The user that owns the profiler and, unless said otherwise, its targets.
 pub const USER: u32 = 501;

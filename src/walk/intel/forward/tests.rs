@@ -2,25 +2,20 @@ use super::*;
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{CfaBase, FrameRule};
 use crate::walk::CodeTraits;
+use crate::walk::text::Text;
 
 fn follow(pc: Avma, returned: bool, code: &dyn Code) -> Option<Leads<X86_64>> {
     super::follow::<X86_64>(pc, returned, code, &mut Callees::default())
 }
 
-struct Text(&'static [u8]);
-impl Code for Text {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.0.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
-    }
+fn text(code: &[u8]) -> Text {
+    Text::new(0x1000, code)
 }
 
 #[track_caller]
 fn check(code: &'static [u8], expected: &[(u64, CfaBase, i64, Option<i64>)]) {
     for &(at, base, cfa_offset, frame_pointer_at) in expected {
-        let Some(Leads::Back(row, _)) = follow(Avma(0x1000 + at), false, &Text(code)) else {
+        let Some(Leads::Back(row, _)) = follow(Avma(0x1000 + at), false, &text(code)) else {
             panic!("+{at:#x}")
         };
         let rule = FrameRule { base, cfa_offset, frame_pointer_at, return_at: Some(-8) };
@@ -91,7 +86,7 @@ fn the_childs_side_of_clone_is_the_end_of_the_stack() {
         0x48, 0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // exit(rax)
     ];
     for at in [0, 2, 3, 4, 6] {
-        assert_eq!(follow(Avma(0x1000 + at), false, &Text(CLONE)), Some(Leads::ToExit));
+        assert_eq!(follow(Avma(0x1000 + at), false, &text(CLONE)), Some(Leads::ToExit));
     }
 }
 
@@ -114,7 +109,7 @@ fn start_code_ends_where_another_function_may_begin() {
         0xc3,
     ];
     let is_start = |code: &'static [u8], address: fn(Avma) -> CodeAddress, at: u64| {
-        super::is_start::<X86_64>(Avma(0x1000), address(Avma(0x1000 + at)), &Text(code))
+        super::is_start::<X86_64>(Avma(0x1000), address(Avma(0x1000 + at)), &text(code))
     };
     for at in [0, 3, 8, 0xb, 0x10, 0x13] {
         assert!(is_start(LINKER, CodeAddress::Pc, at), "{at:#x}");
@@ -128,17 +123,8 @@ fn start_code_ends_where_another_function_may_begin() {
 }
 
 /// A program whose first function begins at 0x1005, without symbols.
-struct Stripped(&'static [u8]);
-impl Code for Stripped {
-    fn is_code(&self, at: Avma) -> bool {
-        self.code(at).is_some()
-    }
-    fn code(&self, at: Avma) -> Option<&[u8]> {
-        self.0.get(usize::try_from(at.0.checked_sub(0x1000)?).ok()?..).filter(|code| !code.is_empty())
-    }
-    fn entry(&self, _: Avma) -> Option<Avma> {
-        Some(Avma(0x1005))
-    }
+fn stripped(code: &[u8]) -> Text {
+    text(code).with_entry(0x1005)
 }
 
 #[test]
@@ -148,12 +134,12 @@ fn a_function_that_follows_one_without_return_is_not_where_its_thread_ends() {
         0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // +05 mov %eax,%edi; mov $60,%eax; syscall
     ];
     let leads = |at: u64, returned: bool, code: &dyn Code| follow(Avma(0x1000 + at), returned, code);
-    assert_eq!(leads(5, true, &Text(CODE)), Some(Leads::ToExit));
-    assert_eq!(leads(0, false, &Text(CODE)), Some(Leads::ToExit));
+    assert_eq!(leads(5, true, &text(CODE)), Some(Leads::ToExit));
+    assert_eq!(leads(0, false, &text(CODE)), Some(Leads::ToExit));
     // The first function of a stripped program.
-    assert_eq!(leads(5, true, &Stripped(CODE)), None);
-    assert_eq!(leads(0, false, &Stripped(CODE)), None);
-    assert_eq!(leads(5, false, &Stripped(CODE)), Some(Leads::ToExit));
+    assert_eq!(leads(5, true, &stripped(CODE)), None);
+    assert_eq!(leads(0, false, &stripped(CODE)), None);
+    assert_eq!(leads(5, false, &stripped(CODE)), Some(Leads::ToExit));
     // Any function that calls and then ends its thread.
     const START: &[u8] = &[
         0xe8, 0x20, 0, 0, 0, //                         +00 call what does not return
@@ -162,10 +148,10 @@ fn a_function_that_follows_one_without_return_is_not_where_its_thread_ends() {
         0xff, 0xd0, //                                  +08 call *%rax
         0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // +0a mov %eax,%edi; mov $60,%eax; syscall
     ];
-    assert_eq!(leads(5, true, &Text(START)), None);
-    assert_eq!(leads(0, false, &Text(START)), None);
-    assert_eq!(leads(5, false, &Text(START)), Some(Leads::ToExit));
-    assert_eq!(leads(0xa, true, &Text(START)), Some(Leads::ToExit));
+    assert_eq!(leads(5, true, &text(START)), None);
+    assert_eq!(leads(0, false, &text(START)), None);
+    assert_eq!(leads(5, false, &text(START)), Some(Leads::ToExit));
+    assert_eq!(leads(0xa, true, &text(START)), Some(Leads::ToExit));
 }
 
 #[test]
@@ -186,7 +172,7 @@ fn the_words_of_a_procedure_linkage_table_are_not_the_return_address() {
 fn bytes_of_other_registers_are_no_frame_pointer() {
     // and $0xf7,%ch; leave; ret. With REX it is the lowest byte of rbp.
     check(&[0x80, 0xe5, 0xf7, 0xc9, 0xc3], &[(0, FramePointer, 16, Some(-16))]);
-    assert_eq!(follow(Avma(0x1000), false, &Text(&[0x40, 0x80, 0xe5, 0xf7, 0xc9, 0xc3])), None);
+    assert_eq!(follow(Avma(0x1000), false, &text(&[0x40, 0x80, 0xe5, 0xf7, 0xc9, 0xc3])), None);
     // seta %ah; pop %rbp; ret
     check(&[0x0f, 0x97, 0xc4, 0x5d, 0xc3], &[(0, StackPointer, 16, Some(-16))]);
 }
@@ -202,14 +188,14 @@ fn what_is_not_understood_has_no_row() {
         &[0x90, 0x90],
     ] {
         let code: &'static [u8] = code;
-        assert_eq!(follow(Avma(0x1000), false, &Text(code)), None, "{code:x?}");
+        assert_eq!(follow(Avma(0x1000), false, &text(code)), None, "{code:x?}");
     }
 }
 
 /// What is known at `at`, where a call has just come back or not.
 #[track_caller]
 fn proof(code: &'static [u8], at: u64, returned: bool, expected: Proof) {
-    let found = follow(Avma(0x1000 + at), returned, &Text(code));
+    let found = follow(Avma(0x1000 + at), returned, &text(code));
     let Some(Leads::Back(_, proof)) = found else { panic!("+{at:#x}: {found:?}") };
     assert_eq!(proof, expected, "+{at:#x}");
 }
@@ -280,7 +266,7 @@ fn what_takes_its_frame_off_by_the_frame_pointer_keeps_a_record() {
         &[0x48, 0x8b, 0x2f, 0xc9, 0xf4],
         &[0x55, 0x48, 0x89, 0xe5, 0xc9, 0xf4],
     ] {
-        assert_eq!(follow(Avma(0x1000), false, &Text(Box::leak(code.into()))), None, "{code:x?}");
+        assert_eq!(follow(Avma(0x1000), false, &text(&code)), None, "{code:x?}");
     }
 }
 
@@ -344,7 +330,7 @@ fn parts_of_functions_may_use_the_frame_pointer_as_any_register() {
     // _x86_64_AES_encrypt_compact of OpenSSL: movzbl %dh,%ebp; ret
     check(&[0x0f, 0xb6, 0xee, 0xc3], &[(0, StackPointer, 8, None), (3, StackPointer, 8, None)]);
     // One that comes from elsewhere is that of another frame: mov 0x78(%rdx),%rbp; ret
-    assert_eq!(follow(Avma(0x1000), false, &Text(&[0x48, 0x8b, 0x6a, 0x78, 0xc3])), None);
+    assert_eq!(follow(Avma(0x1000), false, &text(&[0x48, 0x8b, 0x6a, 0x78, 0xc3])), None);
 }
 
 /// A function with a call of the part at `part`, and the row behind the call.
@@ -359,9 +345,9 @@ fn behind_a_call_of(part: &[u8]) -> Proof {
         0x90, //                         +0f nop
     ];
     let code: &'static [u8] = [&BODY, part].concat().leak();
-    let Some(Leads::Back(row, behind)) = follow(Avma(0x1009), true, &Text(code)) else { panic!() };
+    let Some(Leads::Back(row, behind)) = follow(Avma(0x1009), true, &text(code)) else { panic!() };
     assert_eq!(row.ordinary().map(|rule| rule.cfa_offset), Some(0x20));
-    let Some(Leads::Back(_, before)) = follow(Avma(0x1004), false, &Text(code)) else { panic!() };
+    let Some(Leads::Back(_, before)) = follow(Avma(0x1004), false, &text(code)) else { panic!() };
     assert_eq!(before, behind, "in front of the call and behind it");
     behind
 }
@@ -423,7 +409,7 @@ fn what_is_known_of_callees_is_kept_while_their_code_stays_as_it_is() {
         0x85, 0xc0, 0x74, 0xfc, 0xc3, //          +18 test; jump back; ret
     ];
     for (made, is_kept) in [(false, true), (true, false)] {
-        let code = Counted { text: Text(CODE), made, asked: std::cell::Cell::default() };
+        let code = Counted { text: text(CODE), made, asked: std::cell::Cell::default() };
         let mut callees = Callees::default();
         let mut asked = |at| {
             let before = code.asked.get();
@@ -455,11 +441,11 @@ fn what_stands_behind_a_call_that_does_not_return_refutes_nothing() {
         0x48, 0x89, 0xc1, //               +0f mov %rax,%rcx
         0xff, 0xe1, //                     +12 jmp *%rcx
     ];
-    let Some(Leads::Back(row, proof)) = follow(Avma(0x1000), false, &Text(METHOD)) else { panic!() };
+    let Some(Leads::Back(row, proof)) = follow(Avma(0x1000), false, &text(METHOD)) else { panic!() };
     assert_eq!(row.ordinary().map(|rule| rule.cfa_offset), Some(0x20));
     assert_eq!(proof, Proof::Certain);
     // Where the path to the return passes one, nothing is certain.
-    let Some(Leads::Back(_, proof)) = follow(Avma(0x1002), true, &Text(METHOD)) else { panic!() };
+    let Some(Leads::Back(_, proof)) = follow(Avma(0x1002), true, &text(METHOD)) else { panic!() };
     assert_eq!(proof, Proof::Wanted);
 }
 
@@ -474,7 +460,7 @@ fn what_little_code_does_not_decide_stays_unknown() {
     let mut callees = Callees::default();
     let mut leads = |at: u64, little: bool| {
         callees.follow_little(little);
-        super::follow::<X86_64>(Avma(0x1000 + at), false, &Text(LONG), &mut callees).is_some()
+        super::follow::<X86_64>(Avma(0x1000 + at), false, &text(LONG), &mut callees).is_some()
     };
     assert_eq!((leads(0, false), leads(0, true), leads(150, true)), (true, false, true));
     // je to the end; ret. The path that was not followed to its end might tell another row.
@@ -486,7 +472,7 @@ fn what_little_code_does_not_decide_stays_unknown() {
     };
     let mut leads = |little: bool| {
         callees.follow_little(little);
-        super::follow::<X86_64>(Avma(0x1000), false, &Text(BRANCH), &mut callees)
+        super::follow::<X86_64>(Avma(0x1000), false, &text(BRANCH), &mut callees)
     };
     assert!(matches!(leads(false), Some(Leads::Back(_, Proof::Certain))));
     assert_eq!(leads(true), None);

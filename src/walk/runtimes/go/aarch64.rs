@@ -89,7 +89,7 @@ mod tests {
     /// The instructions, by number, before which a thread is on another goroutine's stack, and those that a call
     /// returns to it.
     fn on_other(words: &[u32]) -> (Vec<usize>, Vec<usize>) {
-        let text = Text(TEXT, words.iter().flat_map(|word| word.to_le_bytes()).collect());
+        let text = Text::of_words(TEXT, &words);
         let at = |number: usize| Avma(TEXT + 4 * number as u64);
         let is = |address| on_other_goroutine(address, &text);
         let stopped = (0..words.len()).filter(|number| is(CodeAddress::Pc(at(*number))));
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn hostile_addresses_are_neither() {
-        let text = Text(TEXT, vec![0x7f, 0, 0]);
+        let text = Text::new(TEXT, vec![0x7f, 0, 0]);
         for at in [0, 1, 4, TEXT, TEXT + 4, u64::MAX] {
             assert!(!is_in_goexit(Avma(at), &text));
             for address in [CodeAddress::Pc(Avma(at)), CodeAddress::Return(Avma(at))] {

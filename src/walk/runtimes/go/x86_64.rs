@@ -126,7 +126,7 @@ mod tests {
     /// The instructions of `code`, by number, before which a thread is on another goroutine's
     /// stack, and those that a call in front of them returns to it.
     fn on_other(code: &[&[u8]]) -> (Vec<usize>, Vec<usize>) {
-        let text = Text(TEXT, code.concat());
+        let text = Text::new(TEXT, code.concat());
         let mut at = Avma(TEXT);
         let (mut stopped, mut returned) = (Vec::new(), Vec::new());
         for (number, instruction) in code.iter().enumerate() {
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn hostile_addresses_are_of_no_goroutine() {
         for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {
-            let text = Text(TEXT, vec![0x64, 0x48, 0x89]);
+            let text = Text::new(TEXT, vec![0x64, 0x48, 0x89]);
             for address in [CodeAddress::Pc(Avma(at)), CodeAddress::Return(Avma(at))] {
                 assert!(!on_other_goroutine(address, &text));
             }

@@ -94,27 +94,13 @@ fn stack_of_callee(address: CodeAddress, code: &dyn Code) -> Option<Callee> {
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
-
     use super::*;
+    use crate::walk::text::Text;
 
     const TEXT: u64 = 0x40_1000;
 
-    struct Text(Vec<u8>);
-    impl Code for Text {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            self.0.get(usize::try_from(at.0.checked_sub(TEXT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-        fn described_function(&self, at: Avma) -> Option<Range<Avma>> {
-            self.code(at).map(|_| Avma(TEXT)..Avma(TEXT + self.0.len() as u64))
-        }
-    }
-
     fn callee(code: &[&[u8]], instructions: usize) -> Option<Callee> {
-        let text = Text(code.concat());
+        let text = Text::new(TEXT, code.concat()).described();
         let bytes: usize = code[..instructions].iter().map(|code| code.len()).sum();
         stack_of_callee(CodeAddress::Return(Avma(TEXT + bytes as u64)), &text)
     }

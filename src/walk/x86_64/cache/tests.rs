@@ -3,6 +3,7 @@
 mod shared;
 
 use super::*;
+use crate::walk::text::Text;
 
 const AT: u64 = 0x1000;
 
@@ -84,18 +85,8 @@ fn an_emulated_entry_point_returns_to_where_it_was_called() {
 #[test]
 fn a_system_call_that_ends_a_trampoline_of_signals_has_its_frame() {
     // mov $15,%eax; syscall, of musl, without unwind information
-    struct Bare;
-    impl Code for Bare {
-        fn is_code(&self, at: Avma) -> bool {
-            self.code(at).is_some()
-        }
-        fn code(&self, at: Avma) -> Option<&[u8]> {
-            const CODE: &[u8] = &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05];
-            CODE.get(usize::try_from(at.0.checked_sub(AT)?).ok()?..).filter(|code| !code.is_empty())
-        }
-    }
     let mut cache = Cache::default();
-    let rule = cache.rule(CodeAddress::Pc(Avma(AT + 5)), &Bare);
+    let rule = cache.rule(CodeAddress::Pc(Avma(AT + 5)), &Text::new(AT, [0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]));
     assert!(cache.unusual(rule).is_some_and(|row| row.signal));
 }
 

@@ -120,6 +120,7 @@ fn a_wait_before_an_exec_starts_no_thread_of_the_new_program() {
 fn a_thread_that_waits_through_an_exec_starts_with_the_new_program() {
     let process = Process { name: "sh".to_owned(), ..describe::describe(pid()) };
     let (mut pipeline, mut records) = (pipeline_of(process, true), Vec::new());
+    pipeline.take(id(pid(), 5, 0), PerfRecord::Sample(Sample::EMPTY));
     pipeline.take(id(pid(), 10, 0), PerfRecord::SwitchOut { preempted: false });
     pipeline.take(id(TID, 700, 1), PerfRecord::Sample(Sample::EMPTY));
     pipeline.take(id(TID, 710, 1), PerfRecord::Lost(1));

@@ -2,7 +2,8 @@
 //!
 //! Input: records, those of one CPU in their order; output: the events of a batch, sorted once. All events of a batch are
 //! released at once, those younger than the watermark, too: /proc is asked about a new process as long as it is there.
-//! What is certain only when all rings were read to a time (context switches) waits in a [`Queue`] of its own.
+//! What they say of processes then waits in a [`Queue`] of the pipeline until the watermark has passed it, as context
+//! switches do in one of their own: the next batch may hold older records.
 
 use hashbrown::HashSet;
 use libc::pid_t;
