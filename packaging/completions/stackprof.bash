@@ -71,7 +71,7 @@ _stackprof() {
 
     case "${cmd}" in
         stackprof)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process record demo dump render diff gate completions help"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --stats --title --pprof-timestamps --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process record demo dump render diff gate completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -163,6 +163,13 @@ _stackprof() {
                     fi
                     return 0
                     ;;
+                --timeline-memory)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --source)
                     COMPREPLY=($(compgen -W "auto perf ptrace" -- "${cur}"))
                     return 0
@@ -183,7 +190,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox otlp" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -230,7 +237,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__demo)
-            opts="-F -q -v -h -V -o -d --hz --idle --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --output --duration"
+            opts="-F -q -v -h -V -o -d --hz --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --format --stats --title --pprof-timestamps --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --output --duration"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -261,6 +268,13 @@ _stackprof() {
                     fi
                     return 0
                     ;;
+                --timeline-memory)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --source)
                     COMPREPLY=($(compgen -W "auto perf ptrace" -- "${cur}"))
                     return 0
@@ -273,7 +287,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox otlp" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -628,7 +642,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__record)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --source --kernel --no-kernel --max-stop --output --format --stats --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --stats --title --pprof-timestamps --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -720,6 +734,13 @@ _stackprof() {
                     fi
                     return 0
                     ;;
+                --timeline-memory)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
                 --source)
                     COMPREPLY=($(compgen -W "auto perf ptrace" -- "${cur}"))
                     return 0
@@ -740,7 +761,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox otlp" -- "${cur}"))
                     return 0
                     ;;
                 --stats)
@@ -773,7 +794,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__render)
-            opts="-o -q -h -V --output --format --top --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --thread --include --exclude --root --strict --quiet --help --version"
+            opts="-o -q -h -V --output --format --top --title --pprof-timestamps --reverse --lines --min-width --colors --dark --inverted --no-inverted --from --to --thread --include --exclude --root --strict --quiet --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -788,7 +809,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox otlp" -- "${cur}"))
                     return 0
                     ;;
                 --top)
@@ -814,6 +835,20 @@ _stackprof() {
                     ;;
                 --colors)
                     COMPREPLY=($(compgen -W "hot blue-orange" -- "${cur}"))
+                    return 0
+                    ;;
+                --from)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --to)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 --thread)

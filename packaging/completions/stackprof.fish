@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= source= kernel no-kernel max-stop= o/output= format= stats= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
+    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= timeline-memory= no-timeline source= kernel no-kernel max-stop= o/output= format= stats= title= pprof-timestamps reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
 end
 
 function __fish_stackprof_needs_command
@@ -42,17 +42,19 @@ exidx\t''
 code\t''
 scan\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
+complete -c stackprof -n "__fish_stackprof_needs_command" -l timeline-memory -d 'Memory for the times of samples, such as 64M or 500K; when it is full, times become coarser [default: 64M]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
-complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_needs_command" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_needs_command" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)' -r -f -a "svg\t''
 html\t''
 folded\t''
 pprof\t''
 speedscope\t''
-firefox\t''"
+firefox\t''
+otlp\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
 complete -c stackprof -n "__fish_stackprof_needs_command" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
@@ -62,8 +64,10 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -s a -l all -d 'The wh
 complete -c stackprof -n "__fish_stackprof_needs_command" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns); files are larger'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l lines -d 'Frames with their source line: function (file:line)'
@@ -103,17 +107,19 @@ exidx\t''
 code\t''
 scan\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l timeline-memory -d 'Memory for the times of samples, such as 64M or 500K; when it is full, times become coarser [default: 64M]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)' -r -f -a "svg\t''
 html\t''
 folded\t''
 pprof\t''
 speedscope\t''
-firefox\t''"
+firefox\t''
+otlp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
@@ -123,8 +129,10 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -s a -l all 
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns); files are larger'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l lines -d 'Frames with their source line: function (file:line)'
@@ -148,27 +156,31 @@ exidx\t''
 code\t''
 scan\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l timeline-memory -d 'Memory for the times of samples, such as 64M or 500K; when it is full, times become coarser [default: 64M]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l source -d 'Linux: source of the samples: perf (the kernel, which stops nothing), ptrace (stops threads) or auto, the first that is permitted [default: auto]' -r -f -a "auto\t''
 perf\t''
 ptrace\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l max-stop -d 'Share of its time that the target may be stopped: beyond it less of large stacks is copied, then ticks are skipped [default: 2; 5 behind a stub]' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)' -r -f -a "svg\t''
 html\t''
 folded\t''
 pprof\t''
 speedscope\t''
-firefox\t''"
+firefox\t''
+otlp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
-complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output [default: stackprof-demo.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-demo.svg]' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: 3]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l idle -d 'Also record waiting threads: a profile of wall-clock time'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-timeline -d 'Keep no times of samples'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l kernel -d 'Include frames of the kernel, marked _[k], where the source has them [default]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-kernel -d 'No frames of the kernel: its time counts for the function that called it'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns); files are larger'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l lines -d 'Frames with their source line: function (file:line)'
@@ -195,22 +207,26 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l lines -d 'F
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand dump" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json), - is folded stacks on standard output' -r -F
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope or firefox' -r -f -a "svg\t''
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)' -r -f -a "svg\t''
 html\t''
 folded\t''
 pprof\t''
 speedscope\t''
-firefox\t''"
+firefox\t''
+otlp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l top -d 'Print the N functions with the most self samples as a table [default: 20]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l title -d 'Heading of the flame graph [default: the name of the process]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l from -d 'Only samples since this time of the recording, such as 2.5s or 300ms' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l to -d 'Only samples before this time of the recording' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l thread -d 'Only threads whose name, or `name (id)`, matches; for profiles recorded with --threads' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l include -d 'Only stacks with a matching frame; given twice, one match is enough' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l exclude -d 'No stacks with a matching frame' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l root -d 'Only stacks with a matching function, seen from the outermost one on' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns), where the profile knows that'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l lines -d 'Frames with their source line: function (file:line), where the profile has them'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l dark -d 'Flame graph on a dark page'

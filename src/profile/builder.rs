@@ -16,7 +16,7 @@ use super::about::{About, Different};
 use super::remap::{Remap, Tables};
 use super::saved::{Frame, Full, Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
-use super::timeline::{ThreadTimeline, Timeline};
+use super::timeline::Timeline;
 use crate::trie::{MAX_FRAMES, NodeId};
 
 /// Most mappings.
@@ -278,13 +278,8 @@ impl SavedBuilder {
         Ok(())
     }
 
-    /// Adds a thread whose samples have their counts.
-    pub fn add_thread_timeline(&mut self, thread: ThreadTimeline) {
-        self.timeline().threads.push(thread);
-    }
-
-    /// When samples were taken, to be added to.
-    pub fn timeline(&mut self) -> &mut Timeline {
+    /// The times of samples, for readers of files that have them.
+    pub fn times(&mut self) -> &mut Timeline {
         self.saved.timeline.get_or_insert_default()
     }
 
@@ -349,20 +344,23 @@ impl Saved {
         Ok(Some(cut))
     }
 
-    /// The counts that a timeline does not have: of threads that found no room in it. All tables are those of the profile,
-    /// in their order; `None` if there are no such counts.
+    /// The counts that have no time: of threads that found no room in the timeline. All tables are those of the profile,
+    /// in their order; `None` if there are no such counts, or no timeline.
     ///
     /// # Errors
     /// [`Full`] if it does not fit.
-    pub(super) fn without_times(&self, timeline: &Timeline) -> Result<Option<Saved>, Full> {
-        let counts = timeline.counts();
-        let left =
-            |node: NodeId| self.trie.count(node).saturating_sub(counts.get(&node).copied().unwrap_or(0));
+    pub fn without_times(&self) -> Result<Option<Saved>, Full> {
+        let Some(timeline) = &self.timeline else { return Ok(None) };
+        let timed = timeline.counts();
+        if timed.values().sum::<u64>() >= self.total() {
+            return Ok(None);
+        }
         let mut builder = SavedBuilder::new(self.about.clone());
         let tables = Remap::new(self).all(&mut builder)?;
-        builder.add_remapped(self, &tables, left)?;
-        let rest = builder.finish();
-        Ok(Some(rest).filter(|rest| rest.total() > 0))
+        let count =
+            |node: NodeId| self.trie.count(node).saturating_sub(timed.get(&node).copied().unwrap_or(0));
+        builder.add_remapped(self, &tables, count)?;
+        Ok(Some(builder.finish()))
     }
 
     /// Counts of stacks that were not walked to their thread's root.

@@ -269,7 +269,7 @@ fn files_that_are_no_profiles_are_named_with_the_next_step() {
 #[test]
 fn cpu_time_of_a_firefox_file_is_that_of_the_recording() {
     let place = Place::new();
-    place.run("--target sim:3 --threads --idle -q -o a.folded -o a.firefox.json").succeeds();
+    place.run("--target sim:3 --threads --idle --no-timeline -q -o a.folded -o a.firefox.json").succeeds();
     let json: serde_json::Value = serde_json::from_str(&place.read("a.firefox.json")).unwrap();
     let period_us = json["meta"]["interval"].as_f64().unwrap() * 1e3;
     let numbers = |column: &serde_json::Value| -> Vec<f64> {

@@ -24,6 +24,7 @@ use crate::escape::escape_line;
 pub use header::{Compare, Measure};
 use header::{Header, Side};
 use tables::Tables;
+pub(super) use tables::{Kind, kind_of};
 
 /// What a version of the page and its data have in common; a page refuses any other.
 const FORM: u32 = 1;

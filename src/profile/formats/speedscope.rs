@@ -49,7 +49,7 @@ pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Res
     let rest = match timeline {
         Some(timeline) => {
             timed::write(saved, timeline, &frames, out)?;
-            saved.without_times(timeline).map_err(io::Error::other)?
+            saved.without_times().map_err(io::Error::other)?
         }
         None => None,
     };

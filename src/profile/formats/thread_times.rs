@@ -57,7 +57,7 @@ impl ThreadTimes {
             thread.samples.sort_by_key(|sample| sample.at_ns);
             let begun_ns = |sample: &TimedSample| sample.at_ns.saturating_sub(sample.weight_ns);
             thread.begun_ns = thread.samples.first().map_or(0, begun_ns);
-            builder.add_thread_timeline(thread);
+            builder.times().threads.push(thread);
         }
     }
 }

@@ -140,11 +140,11 @@ impl Samples<'_> {
     /// When each sample was taken, nanoseconds since the start; `None` for a file without times.
     fn times_ns(&self) -> Option<Vec<u64>> {
         let times: Vec<u64> = match (&self.time, &self.time_deltas) {
-            (Some(times), _) => times.iter().map(|ms| (ms * 1e6) as u64).collect(),
+            (Some(times), _) => times.iter().map(|ms| (ms * 1e6).round() as u64).collect(),
             (None, Some(deltas)) => {
                 let sums = deltas.iter().scan(0.0, |at_ms, delta| {
                     *at_ms += delta;
-                    Some((*at_ms * 1e6) as u64)
+                    Some((*at_ms * 1e6).round() as u64)
                 });
                 sums.collect()
             }
@@ -209,7 +209,8 @@ pub(in crate::profile) fn read(
         period_ns: meta.interval * 1e6,
         cpu_unit_ns: meta.cpu_unit_ns(),
     };
-    let has_merged_threads = extra.is_some_and(Extra::has_merged_threads);
+    // Files with times have a lane for each thread.
+    let lanes = (extra.is_some_and(Extra::has_times), extra.is_some_and(Extra::has_merged_threads));
     // Of threads without tables of their own.
     let mut of_file: Option<Places> = None;
     for (number, (thread, own_unit)) in (1..).zip(threads.iter().zip(&units)) {
@@ -224,7 +225,7 @@ pub(in crate::profile) fn read(
                 Some(places) => places,
                 None => places.insert(Places::new(Stacks::new(&mut builder, own.or(shared), libraries)?)),
             };
-            read_thread(&mut builder, (number, thread), has_merged_threads, times, unit.factor, places, tally)
+            read_thread(&mut builder, (number, thread), lanes, times, unit.factor, places, tally)
         };
         read().map_err(|why| why.at(format_args!("thread {number}")))?;
     }
@@ -278,7 +279,7 @@ fn count(weight: f64, factor: f64) -> Option<u64> {
 fn read_thread(
     builder: &mut SavedBuilder,
     (number, thread): (usize, &Thread<'_>),
-    has_merged_threads: bool,
+    (has_own_lanes, has_merged_threads): (bool, bool),
     times: Times,
     factor: f64,
     places: &mut Places,
@@ -287,8 +288,8 @@ fn read_thread(
     let process = if thread.process_name.is_empty() { &thread.name } else { &thread.process_name };
     let process = builder.text(process)?;
     let named = match (thread.is_main_thread, thread.tid.get()) {
-        // The crate calls main threads as their process; they are all threads merged.
-        (true, _) if thread.name == thread.process_name => None,
+        // Main threads that are called as their process are all threads merged.
+        (true, _) if thread.name == thread.process_name && !has_own_lanes => None,
         _ if has_merged_threads => None,
         (_, Some(tid)) => Some((builder.text(&thread.name)?, tid)),
         (_, None) => None,
@@ -299,7 +300,7 @@ fn read_thread(
         let (name, id) = (builder.text(&thread.name)?, thread.tid.get().unwrap_or(0));
         let pid = thread.pid.get().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
         let begun_ns = samples.first().map_or(0, |sample| sample.at_ns.saturating_sub(sample.weight_ns));
-        builder.add_thread_timeline(ThreadTimeline {
+        builder.times().threads.push(ThreadTimeline {
             process,
             pid,
             name,

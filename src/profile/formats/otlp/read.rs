@@ -60,9 +60,9 @@ pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally)
     if builder.so_far().timeline().is_some() {
         for (at_ns, lost_ns, reason) in told.losses {
             let reason = builder.text(&reason)?;
-            builder.timeline().losses.push(Loss { at_ns, lost_ns, reason });
+            builder.times().losses.push(Loss { at_ns, lost_ns, reason });
         }
-        builder.timeline().step_ns = told.step_ns;
+        builder.times().step_ns = told.step_ns;
     }
     Ok(builder.finish())
 }

@@ -153,7 +153,7 @@ impl Writer<'_, '_> {
         let rest = match self.timeline {
             Some(timeline) => {
                 self.timed_samples(timeline, &keys, &mut used, period_ns)?;
-                saved.without_times(timeline).map_err(io::Error::other)?
+                saved.without_times().map_err(io::Error::other)?
             }
             None => None,
         };

@@ -102,7 +102,7 @@ pub(in crate::profile::formats) fn read(
                     let pid = profile.stackprof.as_ref().and_then(|extra| extra.pid);
                     let begun_ns =
                         samples.first().map_or(0, |sample| sample.at_ns.saturating_sub(sample.weight_ns));
-                    reader.builder.add_thread_timeline(ThreadTimeline {
+                    reader.builder.times().threads.push(ThreadTimeline {
                         process: root.process,
                         pid,
                         name,

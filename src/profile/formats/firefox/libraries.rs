@@ -1,0 +1,109 @@
+//! Libraries of a profile, and where in them its frames are.
+//!
+//! Input: the mappings of a [`Saved`]. Output: each library once, with the ids that the Firefox Profiler calls it by,
+//! and for each frame its library and an address there.
+
+use std::collections::HashMap;
+
+use crate::escape::file_name;
+use crate::profile::saved::Saved;
+use crate::profile::texts::TextId;
+
+/// An executable or library.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Library {
+    /// File name.
+    pub name: String,
+    /// Path, as the profile has it.
+    pub path: String,
+    /// Build id in hexadecimal digits; empty if it is not known.
+    pub build_id: String,
+}
+
+impl Library {
+    /// The id that viewers call it by: 33 digits made of the build id (Breakpad's form: the first 16 bytes as a GUID,
+    /// and an age of 0), or of the path where there is none.
+    #[must_use]
+    pub fn debug_id(&self) -> String {
+        let digit = |at: usize| self.build_id.get(at..at + 2);
+        let bytes: Vec<u8> = (0..16)
+            .map_while(|index| digit(index * 2).and_then(|text| u8::from_str_radix(text, 16).ok()))
+            .collect();
+        let mut guid = [0; 16];
+        if bytes.is_empty() {
+            guid = hash(&self.path).to_be_bytes();
+        } else {
+            guid.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
+            // The fields of a GUID are numbers of four, two and two bytes.
+            guid[..4].reverse();
+            guid[4..6].reverse();
+            guid[6..8].reverse();
+        }
+        let digits: String = guid.iter().map(|byte| format!("{byte:02X}")).collect();
+        format!("{digits}0")
+    }
+}
+
+/// FNV-1a of 128 bits: which path it was, not a secret.
+fn hash(text: &str) -> u128 {
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    text.bytes().fold(BASIS, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
+}
+
+/// The libraries of a profile, and where its frames are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Libraries {
+    /// Each once.
+    pub list: Vec<Library>,
+    /// By frame of the profile: index in `list`, and bytes from the lowest address of the library; `None` for a frame
+    /// that is a name only.
+    pub frames: Vec<Option<(u32, u32)>>,
+}
+
+impl Libraries {
+    /// Of a profile, whose files are not at hand: an address is the offset in the file, which is that from the lowest
+    /// address in most executables and libraries of ELF.
+    #[must_use]
+    pub fn of(saved: &Saved) -> Libraries {
+        let mut libraries = Libraries::default();
+        let mut known: HashMap<(TextId, TextId), u32> = HashMap::new();
+        for frame in saved.frames() {
+            let mapping = frame.mapping.and_then(|mapping| saved.mappings().get(mapping as usize));
+            let place = mapping.filter(|mapping| mapping.path != TextId::EMPTY).and_then(|mapping| {
+                let offset = frame.address.checked_sub(mapping.start)?.checked_add(mapping.file_offset)?;
+                let offset = u32::try_from(offset).ok()?;
+                let list = &mut libraries.list;
+                let library = *known.entry((mapping.path, mapping.build_id)).or_insert_with(|| {
+                    let path = saved.text(mapping.path);
+                    list.push(Library {
+                        name: file_name(path).to_owned(),
+                        path: path.to_owned(),
+                        build_id: saved.text(mapping.build_id).to_owned(),
+                    });
+                    list.len() as u32 - 1
+                });
+                Some((library, offset))
+            });
+            libraries.frames.push(place);
+        }
+        libraries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_ids_are_those_of_breakpad() {
+        let of = |build_id: &str| {
+            Library { name: "a".into(), path: "/b/a".into(), build_id: build_id.into() }.debug_id()
+        };
+        assert_eq!(of("0123456789abcdef00112233445566778899aabb"), "67452301AB89EFCD00112233445566770");
+        assert_eq!(of("01"), "000000010000000000000000000000000");
+        // Without one the path tells libraries apart.
+        assert_eq!(of("").len(), 33);
+        assert_eq!(of(""), of("x"));
+    }
+}

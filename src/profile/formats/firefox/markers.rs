@@ -1,0 +1,74 @@
+//! Losses as markers of the Firefox Profiler: in its marker chart and table, at their times.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::columns::MarkerColumns;
+use super::thread::{LOST, milliseconds};
+use crate::profile::saved::Saved;
+use crate::profile::timeline::Timeline;
+
+/// Name of the type of all markers.
+const TYPE: &str = "stackprof";
+
+/// A marker: what happened, and to what.
+#[derive(Clone, Debug)]
+pub(super) struct Marker {
+    pub(super) name: &'static str,
+    pub(super) text: String,
+    pub(super) category: u8,
+    pub(super) at_ns: u64,
+    /// `None` for a moment.
+    pub(super) end_ns: Option<u64>,
+}
+
+/// What a marker says beside its name.
+#[derive(Serialize)]
+pub(super) struct Data {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    text: String,
+}
+
+/// How viewers show markers.
+pub(super) fn schema() -> Value {
+    json!({
+        "name": TYPE,
+        "display": ["marker-chart", "marker-table", "timeline-overview"],
+        "chartLabel": "{marker.data.text}",
+        "tableLabel": "{marker.name}: {marker.data.text}",
+        "fields": [{ "key": "text", "label": "Details", "format": "string", "searchable": true }],
+    })
+}
+
+/// The markers of each thread of a timeline. What belongs to no thread is shown with the first one.
+pub(super) fn by_thread(saved: &Saved, timeline: &Timeline) -> Vec<Vec<Marker>> {
+    let mut markers = vec![Vec::new(); timeline.threads.len()];
+    let period_ns = saved.about.period_ns().unwrap_or(f64::INFINITY);
+    if let Some(first) = markers.first_mut() {
+        first.extend(timeline.losses.iter().map(|loss| Marker {
+            name: "lost samples",
+            text: format!("about {:.1}: {}", loss.lost_ns as f64 / period_ns, saved.text(loss.reason)),
+            category: LOST,
+            at_ns: loss.at_ns,
+            end_ns: None,
+        }));
+    }
+    markers
+}
+
+/// Markers as a thread's table has them; `string` gives the number of a text.
+pub(super) fn columns(markers: Vec<Marker>, mut string: impl FnMut(&'static str) -> u32) -> MarkerColumns {
+    let mut columns = MarkerColumns::default();
+    for marker in markers {
+        columns.length += 1;
+        columns.category.push(marker.category);
+        columns.data.push(Data { kind: TYPE, text: marker.text });
+        columns.name.push(string(marker.name));
+        columns.start_time.push(milliseconds(marker.at_ns));
+        columns.end_time.push(marker.end_ns.map(milliseconds));
+        // 0 is a moment, 1 an interval.
+        columns.phase.push(u8::from(marker.end_ns.is_some()));
+    }
+    columns
+}
