@@ -86,6 +86,7 @@ fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
 fn what_one_process_learned_of_a_file_is_learned_for_all() {
     let clock = FakeClock::default();
     let options = Options {
+        timeline_bytes: 0,
         hz: 997,
         duration_ns: None,
         idle: false,
