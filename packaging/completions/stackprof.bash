@@ -196,7 +196,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox otlp" -- "${cur}"))
                     return 0
                     ;;
                 --viewer)
@@ -311,7 +311,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox otlp" -- "${cur}"))
                     return 0
                     ;;
                 --viewer)
@@ -859,7 +859,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox otlp" -- "${cur}"))
                     return 0
                     ;;
                 --viewer)
@@ -925,7 +925,7 @@ _stackprof() {
                     return 0
                     ;;
                 --format)
-                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox otlp" -- "${cur}"))
                     return 0
                     ;;
                 --top)

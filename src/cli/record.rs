@@ -175,7 +175,7 @@ fn sampling_options(asked: &Recording, launched: bool) -> sampler::Options {
 
 /// Whether a form has a place for lines, which others need not pay for.
 fn keeps_lines(output: &Output) -> bool {
-    matches!(output.format, Format::Pprof | Format::Speedscope | Format::Html | Format::Otlp)
+    !matches!(output.format, Format::Svg | Format::Folded)
 }
 
 /// What the outputs show.

@@ -187,6 +187,8 @@ fn every_truncation_is_read_or_refused() {
             let may_end = name.contains("folded")
                 || name.contains("perf")
                 || matches!(name, "raw pprof" | "UTF-16")
+                // The first byte is an empty line.
+                || name.starts_with("OTLP") && len == 1
                 || len == 0;
             assert!(may_end || result.is_err(), "{name} cut to {len} of {} was read", bytes.len());
         }

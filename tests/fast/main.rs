@@ -11,8 +11,10 @@ mod seeds;
 mod sim_kernel;
 
 mod engine;
+mod firefox;
 mod golden;
 mod hostile_profiles;
 mod mach_kernel;
 mod made_code;
 mod saved;
+mod times;

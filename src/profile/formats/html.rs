@@ -28,6 +28,7 @@ pub use header::{Compare, Measure};
 use header::{Header, Side};
 pub use matching::Matching;
 use tables::Tables;
+pub(super) use tables::{FunctionKind, kind_of};
 
 /// What a version of the page and its data have in common; a page refuses any other.
 const FORM: u32 = 1;

@@ -71,3 +71,28 @@ pub(super) fn is_otlp(bytes: &[u8]) -> bool {
     });
     answer == Some(true)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pprof_and_otlp_are_told_apart_whatever_comes_first() {
+        let resource = [0x0a, 0x02, 0x12, 0x00];
+        // Tables with their empty items; the strings come last.
+        let dictionary = [0x12, 0x06, 0x0a, 0x00, 0x12, 0x00, 0x2a, 0x00];
+        assert!(is_otlp(&[&resource[..], &dictionary].concat()));
+        assert!(is_otlp(&[&dictionary[..], &resource].concat()));
+        assert!(is_otlp(&dictionary));
+        assert!(is_otlp(&[&[0x0a, 0x00][..], &dictionary].concat()), "a resource of nothing");
+        // A sample type, a sample with all its fields, strings.
+        let sample_type = [0x0a, 0x04, 0x08, 0x01, 0x10, 0x02];
+        let sample = [0x12, 0x08, 0x0a, 0x01, 0x01, 0x12, 0x01, 0x05, 0x1a, 0x00];
+        let strings = [0x32, 0x00, 0x32, 0x01, b'a'];
+        assert!(!is_otlp(&[&sample_type[..], &sample, &strings].concat()));
+        assert!(!is_otlp(&[&sample[..], &strings, &sample_type].concat()));
+        assert!(!is_otlp(&[&strings[..], &sample, &sample_type].concat()));
+        assert!(!is_otlp(&[0x0a, 0x00]));
+        assert!(!is_otlp(&[]));
+    }
+}

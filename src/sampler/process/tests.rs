@@ -87,13 +87,13 @@ fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
 fn what_one_process_learned_of_a_file_is_learned_for_all() {
     let clock = FakeClock::default();
     let options = Options {
+        timeline_bytes: 0,
         hz: 997,
         duration_ns: None,
         idle: false,
         off_cpu: false,
         linger_ns: 0,
         threads: true,
-        timeline_bytes: 0,
         max_depth: 64,
         unwind: UnwindMethod::Auto,
         seed: 1,

@@ -6,7 +6,7 @@ use crate::addr::Avma;
 use crate::arch::Arm;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::text::Text;
-use crate::walk::{Code, Input, OtherStack, StackBytes, StackEnd, Walked};
+use crate::walk::{Input, OtherStack, StackBytes, StackEnd, Walked};
 
 const TEXT: u64 = 0x8000;
 const STACK: u64 = 0x2000_0000;

@@ -1,8 +1,13 @@
-//! Libraries of a profile, and where in them its frames are: for viewers that ask a symbol server for names, source
-//! and instructions.
+//! Libraries of a profile, and where in them its frames are.
+//!
+//! Input: the mappings of a [`Saved`]. Output: each library once, with the ids that the Firefox Profiler calls it by,
+//! and for each frame its library and an address there.
 
-use fxprof_processed_profile::debugid::DebugId;
-use fxprof_processed_profile::{Frame, LibraryHandle, LibraryInfo, Profile};
+use std::collections::HashMap;
+
+use crate::escape::file_name;
+use crate::profile::saved::Saved;
+use crate::profile::texts::TextId;
 
 /// An executable or library.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,14 +27,13 @@ impl Library {
     pub fn debug_id(&self) -> String {
         let digit = |at: usize| self.build_id.get(at..at + 2);
         let bytes: Vec<u8> = (0..16)
-            .map(|index| digit(index * 2).and_then(|text| u8::from_str_radix(text, 16).ok()))
-            .map_while(|byte| byte)
+            .map_while(|index| digit(index * 2).and_then(|text| u8::from_str_radix(text, 16).ok()))
             .collect();
         let mut guid = [0; 16];
         if bytes.is_empty() {
             guid = hash(&self.path).to_be_bytes();
         } else {
-            guid[..bytes.len()].copy_from_slice(&bytes);
+            guid.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
             // The fields of a GUID are numbers of four, two and two bytes.
             guid[..4].reverse();
             guid[4..6].reverse();
@@ -37,19 +41,6 @@ impl Library {
         }
         let digits: String = guid.iter().map(|byte| format!("{byte:02X}")).collect();
         format!("{digits}0")
-    }
-
-    fn info(&self) -> LibraryInfo {
-        LibraryInfo {
-            name: self.name.clone(),
-            debug_name: self.name.clone(),
-            path: self.path.clone(),
-            debug_path: self.path.clone(),
-            debug_id: DebugId::from_breakpad(&self.debug_id()).unwrap_or_default(),
-            code_id: Some(self.build_id.clone()).filter(|id| !id.is_empty()),
-            arch: None,
-            symbol_table: None,
-        }
     }
 }
 
@@ -70,24 +61,33 @@ pub struct Libraries {
     pub frames: Vec<Option<(u32, u32)>>,
 }
 
-/// Libraries in a file that is being written.
-pub(super) struct Placed<'l> {
-    libraries: &'l Libraries,
-    handles: Vec<LibraryHandle>,
-}
-
-impl<'l> Placed<'l> {
-    pub(super) fn new(profile: &mut Profile, libraries: &'l Libraries) -> Placed<'l> {
-        let handles = libraries.list.iter().map(|library| profile.add_lib(library.info())).collect();
-        Placed { libraries, handles }
-    }
-
-    /// The address of a frame.
-    pub(super) fn of(&self, frame: u32) -> Option<Frame> {
-        let (library, offset) = self.libraries.frames.get(frame as usize).copied().flatten()?;
-        let handle = self.handles.get(library as usize).copied()?;
-        // Look-up addresses are inside the instruction that calls.
-        Some(Frame::RelativeAddressFromAdjustedReturnAddress(handle, offset))
+impl Libraries {
+    /// Of a profile, whose files are not at hand: an address is the offset in the file, which is that from the lowest
+    /// address in most executables and libraries of ELF.
+    #[must_use]
+    pub fn of(saved: &Saved) -> Libraries {
+        let mut libraries = Libraries::default();
+        let mut known: HashMap<(TextId, TextId), u32> = HashMap::new();
+        for frame in saved.frames() {
+            let mapping = frame.mapping.and_then(|mapping| saved.mappings().get(mapping as usize));
+            let place = mapping.filter(|mapping| mapping.path != TextId::EMPTY).and_then(|mapping| {
+                let offset = frame.address.checked_sub(mapping.start)?.checked_add(mapping.file_offset)?;
+                let offset = u32::try_from(offset).ok()?;
+                let list = &mut libraries.list;
+                let library = *known.entry((mapping.path, mapping.build_id)).or_insert_with(|| {
+                    let path = saved.text(mapping.path);
+                    list.push(Library {
+                        name: file_name(path).to_owned(),
+                        path: path.to_owned(),
+                        build_id: saved.text(mapping.build_id).to_owned(),
+                    });
+                    list.len() as u32 - 1
+                });
+                Some((library, offset))
+            });
+            libraries.frames.push(place);
+        }
+        libraries
     }
 }
 
@@ -105,6 +105,5 @@ mod tests {
         // Without one the path tells libraries apart.
         assert_eq!(of("").len(), 33);
         assert_eq!(of(""), of("x"));
-        assert!(DebugId::from_breakpad(&of("")).is_ok());
     }
 }

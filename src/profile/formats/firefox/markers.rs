@@ -1,75 +1,72 @@
 //! Events and losses as markers of the Firefox Profiler: in its marker chart and table, at their times.
 
-use fxprof_processed_profile::{
-    CategoryColor, CategoryHandle, MarkerFieldFlags, MarkerFieldFormat, MarkerTiming, Profile,
-    StaticSchemaMarker, StaticSchemaMarkerField, StringHandle, ThreadHandle, Timestamp,
-};
+use serde::Serialize;
+use serde_json::{Value, json};
 
+use super::columns::MarkerColumns;
+use super::thread::{EVENT, LOST, milliseconds};
 use crate::profile::saved::Saved;
 use crate::profile::timeline::{Event, EventKind, ThreadIndex, Timeline};
 
+/// Name of the type of all markers.
+const TYPE: &str = "stackprof";
+
 /// A marker: what happened, and to what.
-struct Note {
-    name: StringHandle,
-    text: StringHandle,
-    category: CategoryHandle,
+#[derive(Clone, Debug)]
+pub(super) struct Marker {
+    pub(super) name: &'static str,
+    pub(super) text: String,
+    pub(super) category: u8,
+    pub(super) at_ns: u64,
+    /// `None` for a moment.
+    pub(super) end_ns: Option<u64>,
 }
 
-impl StaticSchemaMarker for Note {
-    const UNIQUE_MARKER_TYPE_NAME: &'static str = "stackprof";
-    const CHART_LABEL: Option<&'static str> = Some("{marker.data.text}");
-    const TABLE_LABEL: Option<&'static str> = Some("{marker.name}: {marker.data.text}");
-    const FIELDS: &'static [StaticSchemaMarkerField] = &[StaticSchemaMarkerField {
-        key: "text",
-        label: "Details",
-        format: MarkerFieldFormat::String,
-        flags: MarkerFieldFlags::SEARCHABLE,
-    }];
-
-    fn name(&self, _profile: &mut Profile) -> StringHandle {
-        self.name
-    }
-
-    fn category(&self, _profile: &mut Profile) -> CategoryHandle {
-        self.category
-    }
-
-    fn string_field_value(&self, _field: u32) -> StringHandle {
-        self.text
-    }
-
-    fn number_field_value(&self, _field: u32) -> f64 {
-        0.0
-    }
+/// What a marker says beside its name.
+#[derive(Serialize)]
+pub(super) struct Data {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    text: String,
 }
 
-/// Writes the events and losses of a timeline, whose threads are `handles`. What belongs to no thread that has samples is
-/// shown with the first one.
-pub(super) fn write(profile: &mut Profile, saved: &Saved, timeline: &Timeline, handles: &[ThreadHandle]) {
-    let Some(first) = handles.first().copied() else { return };
-    if timeline.events.is_empty() && timeline.losses.is_empty() {
-        return;
+/// How viewers show markers.
+pub(super) fn schema() -> Value {
+    json!({
+        "name": TYPE,
+        "display": ["marker-chart", "marker-table", "timeline-overview"],
+        "chartLabel": "{marker.data.text}",
+        "tableLabel": "{marker.name}: {marker.data.text}",
+        "fields": [{ "key": "text", "label": "Details", "format": "string", "searchable": true }],
+    })
+}
+
+/// The markers of each thread of a timeline. What belongs to no thread that has samples is shown with the first one.
+pub(super) fn by_thread(saved: &Saved, timeline: &Timeline) -> Vec<Vec<Marker>> {
+    let mut markers = vec![Vec::new(); timeline.threads.len()];
+    if markers.is_empty() {
+        return markers;
     }
-    let at = Timestamp::from_nanos_since_reference;
-    let (events, lost) = (
-        profile.add_category("Event", CategoryColor::Green),
-        profile.add_category("Lost", CategoryColor::Red),
-    );
     let threads = ThreadIndex::new(timeline);
     for event in &timeline.events {
-        let (name, text) = (profile.intern_string(event.kind.words()), words(saved, event));
-        let note = Note { name, text: profile.intern_string(&text), category: events.into() };
-        let handle = threads.of_process(event).and_then(|index| handles.get(index)).copied();
-        profile.add_marker(handle.unwrap_or(first), MarkerTiming::Instant(at(event.at_ns)), note);
+        let index = threads.of_process(event).filter(|index| *index < markers.len()).unwrap_or(0);
+        markers[index].push(Marker {
+            name: event.kind.words(),
+            text: words(saved, event),
+            category: EVENT,
+            at_ns: event.at_ns,
+            end_ns: None,
+        });
     }
     let period_ns = saved.about.period_ns().unwrap_or(f64::INFINITY);
-    for loss in &timeline.losses {
-        let name = profile.intern_string("lost samples");
-        let text = format!("about {}: {}", loss.words(period_ns), saved.text(loss.reason));
-        let text = profile.intern_string(&text);
-        let timing = MarkerTiming::Interval(at(loss.since_ns), at(loss.at_ns));
-        profile.add_marker(first, timing, Note { name, text, category: lost.into() });
-    }
+    markers[0].extend(timeline.losses.iter().map(|loss| Marker {
+        name: "lost samples",
+        text: format!("about {}: {}", loss.words(period_ns), saved.text(loss.reason)),
+        category: LOST,
+        at_ns: loss.since_ns,
+        end_ns: Some(loss.at_ns),
+    }));
+    markers
 }
 
 /// What an event is of.
@@ -83,4 +80,20 @@ fn words(saved: &Saved, event: &Event) -> String {
         EventKind::ImageLoad => text.to_owned(),
         EventKind::ProcessStart | EventKind::ProcessEnd => format!("{process} ({})", event.pid),
     }
+}
+
+/// Markers as a thread's table has them; `string` gives the number of a text.
+pub(super) fn columns(markers: Vec<Marker>, mut string: impl FnMut(&'static str) -> u32) -> MarkerColumns {
+    let mut columns = MarkerColumns::default();
+    for marker in markers {
+        columns.length += 1;
+        columns.category.push(marker.category);
+        columns.data.push(Data { kind: TYPE, text: marker.text });
+        columns.name.push(string(marker.name));
+        columns.start_time.push(milliseconds(marker.at_ns));
+        columns.end_time.push(marker.end_ns.map(milliseconds));
+        // 0 is a moment, 1 an interval.
+        columns.phase.push(u8::from(marker.end_ns.is_some()));
+    }
+    columns
 }

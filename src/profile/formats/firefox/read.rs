@@ -215,7 +215,8 @@ pub(in crate::profile) fn read(
         cpu_unit_ns: meta.cpu_unit_ns(),
     };
     let timed_threads = extra.and_then(Extra::timed_threads);
-    let has_merged_threads = extra.is_some_and(Extra::has_merged_threads);
+    // Files with times have a lane for each thread.
+    let lanes = (extra.is_some_and(Extra::has_times), extra.is_some_and(Extra::has_merged_threads));
     // Of threads without tables of their own.
     let mut of_file: Option<Places> = None;
     for (number, (thread, own_unit)) in (1..).zip(threads.iter().zip(&units)) {
@@ -232,7 +233,7 @@ pub(in crate::profile) fn read(
             };
             let are_real = times.are_real && timed_threads.is_none_or(|threads| number <= threads);
             let times = Times { are_real, ..times };
-            read_thread(&mut builder, (number, thread), has_merged_threads, times, unit.factor, places, tally)
+            read_thread(&mut builder, (number, thread), lanes, times, unit.factor, places, tally)
         };
         read().map_err(|why| why.at(format_args!("thread {number}")))?;
     }
@@ -289,7 +290,7 @@ fn count(weight: f64, factor: f64) -> Option<u64> {
 fn read_thread(
     builder: &mut SavedBuilder,
     (number, thread): (usize, &Thread<'_>),
-    has_merged_threads: bool,
+    (has_own_lanes, has_merged_threads): (bool, bool),
     times: Times,
     factor: f64,
     places: &mut Places,
@@ -298,8 +299,8 @@ fn read_thread(
     let process = if thread.process_name.is_empty() { &thread.name } else { &thread.process_name };
     let process = builder.text(process)?;
     let named = match (thread.is_main_thread, thread.tid.get()) {
-        // The crate calls main threads as their process; they are all threads merged.
-        (true, _) if thread.name == thread.process_name => None,
+        // Main threads that are called as their process are all threads merged.
+        (true, _) if thread.name == thread.process_name && !has_own_lanes => None,
         _ if has_merged_threads => None,
         (_, Some(tid)) => Some((builder.text(&thread.name)?, tid)),
         (_, None) => None,

@@ -10,12 +10,12 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::super::lists::Index;
+use super::super::lists::{Index, NO_INDEX};
 use super::super::malformed::Malformed;
 use crate::profile::INCOMPLETE;
 use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
-use crate::profile::saved::Mapping;
+use crate::profile::saved::{Function, Line, Mapping};
 
 /// Bit of a frame's flags: its library is told.
 const HAS_LIBRARY: u32 = 2;
@@ -47,14 +47,22 @@ pub(in crate::profile) struct FrameTable {
     lib: Option<Vec<Index>>,
     #[serde(default)]
     flags: Option<Vec<Index>>,
+    #[serde(default)]
+    line: Vec<Option<Index>>,
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(in crate::profile) struct FuncTable {
     name: Vec<Index>,
     /// -1 for none.
     #[serde(default)]
     resource: Vec<Index>,
+    /// Source files, in versions that have no table of these.
+    #[serde(default)]
+    file_name: Vec<Option<Index>>,
+    #[serde(default)]
+    line_number: Vec<Option<Index>>,
 }
 
 /// Where functions come from; by resource: the library.
@@ -217,12 +225,35 @@ impl Frames<'_> {
         let library = address.and_then(|_| self.library(frame, function));
         let path = library.map(|library| if library.path.is_empty() { &library.name } else { &library.path });
         let (Some(address), Some(path)) = (address, path.filter(|path| !path.is_empty())) else {
-            return builder.named_frame(name);
+            return self.with_line(builder, frame, function, name);
         };
         // Addresses of the format are relative to their library.
         let (path, build_id) = (builder.text(path)?, builder.text("")?);
         let mapping = builder.mapping(Mapping { start: 0, limit: 0, file_offset: 0, path, build_id })?;
         builder.frame(address, Some(mapping), &[])
+    }
+
+    /// The frame of a name with its file and line, as far as they are known.
+    fn with_line(
+        &self,
+        builder: &mut SavedBuilder,
+        frame: u32,
+        function: u32,
+        name: &str,
+    ) -> Result<u32, Full> {
+        let optional = |column: &[Option<Index>], index: u32| {
+            let Index(found) = column.get(index as usize).copied().flatten()?;
+            Some(found).filter(|found| *found != NO_INDEX)
+        };
+        let file =
+            optional(&self.functions.file_name, function).and_then(|file| self.names.get(file as usize));
+        let line = optional(&self.table.line, frame).unwrap_or(0);
+        let start_line = optional(&self.functions.line_number, function).unwrap_or(0);
+        let Some(file) = file.filter(|file| !file.is_empty()) else { return builder.named_frame(name) };
+        let (name, file) = (builder.text(name)?, builder.text(file)?);
+        let function = Function { name, file, start_line, ..Function::default() };
+        let line = Line { function: builder.function(function)?, line };
+        builder.frame(0, None, &[line])
     }
 
     fn library(&self, frame: u32, function: u32) -> Option<&Library<'_>> {

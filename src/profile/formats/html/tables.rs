@@ -25,7 +25,7 @@ const ROOT_WAITING: u64 = 2;
 
 /// What code a function is; the numbers are those of src/html/data.js.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum FunctionKind {
+pub(in crate::profile::formats) enum FunctionKind {
     #[default]
     Code = 0,
     Kernel = 1,
@@ -507,7 +507,7 @@ fn event_text(saved: &Saved, event: &Event) -> String {
 }
 
 /// What code a function is, by its name and the path of its module. A profile without modules tells nothing of JIT code.
-fn kind_of(name: &str, path: &str, has_modules: bool) -> FunctionKind {
+pub(in crate::profile::formats) fn kind_of(name: &str, path: &str, has_modules: bool) -> FunctionKind {
     let is_jit_path = path.is_empty()
         || ["[jit]", "[anon", "//anon", "/memfd:", "[heap]"].iter().any(|p| path.starts_with(p));
     if name.ends_with("_[k]") {

@@ -32,8 +32,8 @@ impl Writer<'_, '_> {
         for thread in &timeline.threads {
             let lost = StackRoot { process: thread.process, thread: None, complete: true, waiting: false };
             for timed in &thread.samples {
-                let stack = match timed.node {
-                    Some(node) => Some(&*stacks.entry(node).or_insert_with(|| {
+                let stack = timed.node.map(|node| {
+                    &*stacks.entry(node).or_insert_with(|| {
                         let stack = Stack::of(saved, node);
                         for id in &stack.frames {
                             if let Some(used) = used.get_mut(*id as usize - 1) {
@@ -41,9 +41,8 @@ impl Writer<'_, '_> {
                             }
                         }
                         stack
-                    })),
-                    None => None,
-                };
+                    })
+                });
                 let root = stack.and_then(|stack| stack.root).unwrap_or(&lost);
                 sample.location_id.clear();
                 sample.location_id.extend(stack.iter().flat_map(|stack| &stack.frames));

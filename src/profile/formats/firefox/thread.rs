@@ -1,0 +1,415 @@
+//! A thread of a file that is written: its samples, and the tables that these need.
+//!
+//! Input: frames of a [`Saved`], samples in the order of time. Output: the thread as JSON. A frame of the profile is one
+//! frame for each of its functions, the outermost first; inlined ones share its address.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::io::{self, Write};
+
+use super::columns::{
+    FileThread, FrameColumns, FuncColumns, MarkerColumns, NativeSymbolColumns, ResourceColumns, Same,
+    SampleColumns, StackColumns,
+};
+use super::libraries::Libraries;
+use super::markers::{self, Marker};
+use crate::profile::formats::html::{FunctionKind, kind_of};
+use crate::profile::saved::{Saved, UNKNOWN};
+use crate::profile::texts::TextId;
+use crate::profile::root_names::INCOMPLETE;
+
+/// Categories of code; the numbers are their places in `meta.categories`.
+pub(super) const CATEGORIES: [(&str, &str); 7] = [
+    ("Other", "grey"),
+    ("User", "yellow"),
+    ("Kernel", "orange"),
+    ("JIT", "magenta"),
+    ("Library", "lightblue"),
+    ("Event", "green"),
+    ("Lost", "red"),
+];
+const OTHER: u8 = 0;
+const USER: u8 = 1;
+const KERNEL: u8 = 2;
+const JIT: u8 = 3;
+const LIBRARY: u8 = 4;
+pub(super) const EVENT: u8 = 5;
+pub(super) const LOST: u8 = 6;
+
+/// A resource that is a library.
+const RESOURCE_TYPE_LIBRARY: u8 = 1;
+
+/// What is known of code, for all threads.
+pub(super) struct Code<'s> {
+    pub(super) saved: &'s Saved,
+    pub(super) libraries: &'s Libraries,
+    /// By library and name of the function: its lowest address in the profile.
+    starts: HashMap<(u32, TextId), u32>,
+    has_modules: bool,
+}
+
+impl<'s> Code<'s> {
+    /// Of a profile.
+    pub(super) fn of(saved: &'s Saved, libraries: &'s Libraries) -> Code<'s> {
+        let mut starts: HashMap<(u32, TextId), u32> = HashMap::new();
+        for (frame, place) in saved.frames().iter().zip(&libraries.frames) {
+            if let (Some((library, address)), Some(line)) = (place, saved.lines_of(frame).first()) {
+                let name = saved.function(line.function).shown_name();
+                let start = starts.entry((*library, name)).or_insert(*address);
+                *start = (*start).min(*address);
+            }
+        }
+        Code { saved, libraries, starts, has_modules: !saved.mappings().is_empty() }
+    }
+}
+
+/// Whose thread it is.
+#[derive(Clone)]
+pub(super) struct Identity<'s> {
+    pub(super) process: &'s str,
+    pub(super) pid: String,
+    pub(super) name: &'s str,
+    pub(super) tid: u64,
+    pub(super) is_main: bool,
+    pub(super) begun_ns: u64,
+    pub(super) ended_ns: Option<u64>,
+}
+
+/// A row of the table of frames.
+struct FrameRow {
+    func: u32,
+    address: i64,
+    inline_depth: u32,
+    category: u8,
+    native_symbol: Option<u32>,
+    line: Option<u32>,
+}
+
+/// A row of the table of functions: name, library, file, line.
+type FuncKey = (u32, Option<u32>, Option<u32>, u32);
+
+/// The tables of a thread, as far as they are filled.
+pub(super) struct Thread<'c, 's> {
+    code: &'c Code<'s>,
+    identity: Identity<'s>,
+    strings: Vec<Cow<'s, str>>,
+    string_of: HashMap<Cow<'s, str>, u32>,
+    frames: Vec<FrameRow>,
+    /// By frame of the profile: its frames here.
+    frame_of: HashMap<u32, Vec<u32>>,
+    mark: Option<u32>,
+    funcs: Vec<FuncKey>,
+    func_of: HashMap<FuncKey, u32>,
+    /// Library and name.
+    resources: Vec<(u32, u32)>,
+    resource_of: HashMap<u32, u32>,
+    /// Address, library and name.
+    symbols: Vec<(u32, u32, u32)>,
+    symbol_of: HashMap<(u32, u32), u32>,
+    prefixes: Vec<Option<u32>>,
+    stack_frames: Vec<u32>,
+    stack_of: HashMap<(Option<u32>, u32), u32>,
+    stacks: Vec<Option<u32>>,
+    at_ns: Vec<u64>,
+    weights: Vec<u64>,
+    cpu_us: Vec<u64>,
+    /// CPU time of all samples so far, and what of it the file has.
+    used_ns: u64,
+    told_us: u64,
+    markers: MarkerColumns,
+}
+
+impl<'c, 's> Thread<'c, 's> {
+    /// Without samples.
+    pub(super) fn new(code: &'c Code<'s>, identity: Identity<'s>) -> Thread<'c, 's> {
+        Thread {
+            code,
+            identity,
+            strings: Vec::new(),
+            string_of: HashMap::new(),
+            frames: Vec::new(),
+            frame_of: HashMap::new(),
+            mark: None,
+            funcs: Vec::new(),
+            func_of: HashMap::new(),
+            resources: Vec::new(),
+            resource_of: HashMap::new(),
+            symbols: Vec::new(),
+            symbol_of: HashMap::new(),
+            prefixes: Vec::new(),
+            stack_frames: Vec::new(),
+            stack_of: HashMap::new(),
+            stacks: Vec::new(),
+            at_ns: Vec::new(),
+            weights: Vec::new(),
+            cpu_us: Vec::new(),
+            used_ns: 0,
+            told_us: 0,
+            markers: MarkerColumns::default(),
+        }
+    }
+
+    /// Adds a sample, not before the one before it.
+    pub(super) fn add_sample(&mut self, at_ns: u64, stack: Option<u32>, cpu_ns: u64, weight: u64) {
+        let at_ns = at_ns.max(self.at_ns.last().copied().unwrap_or(0));
+        self.stacks.push(stack);
+        self.at_ns.push(at_ns);
+        self.weights.push(weight);
+        // The format has whole microseconds, so the difference of two sums is told: it does not drift. None of a sample
+        // would mean that the thread waited.
+        self.used_ns = self.used_ns.saturating_add(cpu_ns);
+        let cpu_us = if cpu_ns == 0 { 0 } else { (self.used_ns / 1000).saturating_sub(self.told_us).max(1) };
+        self.told_us = self.told_us.saturating_add(cpu_us);
+        self.cpu_us.push(cpu_us);
+    }
+
+    /// Adds markers.
+    pub(super) fn add_markers(&mut self, markers: Vec<Marker>) {
+        self.markers = markers::columns(markers, |text| self.string(text));
+    }
+
+    /// The stack of frames of the profile, outermost first.
+    pub(super) fn stack(&mut self, complete: bool, frames: impl Iterator<Item = u32>) -> Option<u32> {
+        let mut stack = None;
+        if !complete {
+            let mark = self.mark();
+            stack = Some(self.descend(stack, mark));
+        }
+        for frame in frames {
+            let rows = match self.frame_of.get(&frame) {
+                Some(rows) => rows.clone(),
+                None => {
+                    let rows = self.rows(frame);
+                    self.frame_of.insert(frame, rows.clone());
+                    rows
+                }
+            };
+            for row in rows {
+                stack = Some(self.descend(stack, row));
+            }
+        }
+        stack
+    }
+
+    fn descend(&mut self, prefix: Option<u32>, frame: u32) -> u32 {
+        let (prefixes, frames) = (&mut self.prefixes, &mut self.stack_frames);
+        *self.stack_of.entry((prefix, frame)).or_insert_with(|| {
+            prefixes.push(prefix);
+            frames.push(frame);
+            frames.len() as u32 - 1
+        })
+    }
+
+    /// The frame that stands for what is missing of a stack.
+    fn mark(&mut self) -> u32 {
+        if let Some(mark) = self.mark {
+            return mark;
+        }
+        let name = self.string(INCOMPLETE);
+        let func = self.func((name, None, None, 0));
+        self.frames.push(FrameRow {
+            func,
+            address: -1,
+            inline_depth: 0,
+            category: OTHER,
+            native_symbol: None,
+            line: None,
+        });
+        *self.mark.insert(self.frames.len() as u32 - 1)
+    }
+
+    /// Makes the frames of a frame of the profile, outermost first.
+    fn rows(&mut self, index: u32) -> Vec<u32> {
+        let code = self.code;
+        let saved = code.saved;
+        let place = code.libraries.frames.get(index as usize).copied().flatten();
+        let frame = saved.frames().get(index as usize);
+        let lines = frame.map(|frame| saved.lines_of(frame)).unwrap_or_default();
+        let resource = place.map(|(library, _)| self.resource(library));
+        let path = place.and_then(|(library, _)| code.libraries.list.get(library as usize));
+        let path = path.map_or("", |library| library.path.as_str());
+        let mut rows = Vec::with_capacity(lines.len().max(1));
+        if lines.is_empty() {
+            let mut name = String::new();
+            saved.names_of(index, false, &mut |text| text.clone_into(&mut name));
+            let category = self.category(&name, path);
+            let name = self.string(name);
+            let func = self.func((name, resource, None, 0));
+            rows.push(self.row(func, place, 0, category, None, 0));
+            return rows;
+        }
+        let mut symbol = None;
+        for (depth, line) in (0u32..).zip(lines) {
+            let function = saved.function(line.function);
+            let shown = function.shown_name();
+            let text = if shown == TextId::EMPTY { UNKNOWN } else { saved.text(shown) };
+            let category = self.category(text, path);
+            let name = self.string(text);
+            let file = Some(saved.text(function.file)).filter(|file| !file.is_empty());
+            let file = file.map(|file| self.string(file));
+            let func = self.func((name, resource, file, function.start_line));
+            if depth == 0 {
+                symbol = place.map(|(library, address)| self.symbol(library, (shown, name), address));
+            }
+            rows.push(self.row(func, place, depth, category, symbol, line.line));
+        }
+        rows
+    }
+
+    fn row(
+        &mut self,
+        func: u32,
+        place: Option<(u32, u32)>,
+        inline_depth: u32,
+        category: u8,
+        native_symbol: Option<u32>,
+        line: u32,
+    ) -> u32 {
+        let address = place.map_or(-1, |(_, address)| i64::from(address));
+        let line = Some(line).filter(|line| *line > 0);
+        self.frames.push(FrameRow { func, address, inline_depth, category, native_symbol, line });
+        self.frames.len() as u32 - 1
+    }
+
+    fn category(&self, name: &str, path: &str) -> u8 {
+        // The kernel cuts names of processes; processes of one name have their number behind it.
+        let process = self.identity.process.split(" (").next().unwrap_or_default();
+        let is_program = !process.is_empty() && crate::escape::file_name(path).starts_with(process);
+        match kind_of(name, path, self.code.has_modules) {
+            FunctionKind::Kernel => KERNEL,
+            FunctionKind::Jit => JIT,
+            FunctionKind::Mark => OTHER,
+            FunctionKind::Code | FunctionKind::NoSymbol if !path.is_empty() && !is_program => LIBRARY,
+            FunctionKind::Code | FunctionKind::NoSymbol => USER,
+        }
+    }
+
+    fn string(&mut self, text: impl Into<Cow<'s, str>>) -> u32 {
+        let text = text.into();
+        if let Some(known) = self.string_of.get(&text) {
+            return *known;
+        }
+        let index = self.strings.len() as u32;
+        self.strings.push(text.clone());
+        self.string_of.insert(text, index);
+        index
+    }
+
+    fn func(&mut self, key: FuncKey) -> u32 {
+        let funcs = &mut self.funcs;
+        *self.func_of.entry(key).or_insert_with(|| {
+            funcs.push(key);
+            funcs.len() as u32 - 1
+        })
+    }
+
+    fn resource(&mut self, library: u32) -> u32 {
+        if let Some(known) = self.resource_of.get(&library) {
+            return *known;
+        }
+        let libraries = self.code.libraries;
+        let name =
+            self.string(libraries.list.get(library as usize).map_or("", |library| library.name.as_str()));
+        let index = self.resources.len() as u32;
+        self.resources.push((library, name));
+        self.resource_of.insert(library, index);
+        index
+    }
+
+    fn symbol(&mut self, library: u32, (function, name): (TextId, u32), address: u32) -> u32 {
+        let start = self.code.starts.get(&(library, function)).copied().unwrap_or(address);
+        let symbols = &mut self.symbols;
+        *self.symbol_of.entry((library, name)).or_insert_with(|| {
+            symbols.push((start, library, name));
+            symbols.len() as u32 - 1
+        })
+    }
+
+    /// Writes the thread.
+    pub(super) fn write(self, weight_type: &'static str, out: &mut dyn Write) -> io::Result<()> {
+        let (frames, funcs) = (self.frames.len(), self.funcs.len());
+        let of_frames = || self.frames.iter();
+        let of_funcs = || self.funcs.iter();
+        let thread = FileThread {
+            name: self.identity.name,
+            is_main_thread: self.identity.is_main,
+            process_type: "default",
+            process_name: self.identity.process,
+            process_startup_time: 0.0,
+            process_shutdown_time: None,
+            register_time: milliseconds(self.identity.begun_ns),
+            unregister_time: self.identity.ended_ns.map(milliseconds),
+            paused_ranges: [],
+            show_markers_in_timeline: self.markers.length > 0,
+            pid: &self.identity.pid,
+            tid: self.identity.tid,
+            samples: SampleColumns {
+                length: self.stacks.len(),
+                weight_type,
+                stack: &self.stacks,
+                time_deltas: time_deltas(&self.at_ns),
+                weight: &self.weights,
+                thread_cpu_delta: &self.cpu_us,
+            },
+            markers: self.markers,
+            stack_table: StackColumns {
+                length: self.stack_frames.len(),
+                prefix: &self.prefixes,
+                frame: &self.stack_frames,
+            },
+            frame_table: FrameColumns {
+                length: frames,
+                address: of_frames().map(|row| row.address).collect(),
+                inline_depth: of_frames().map(|row| row.inline_depth).collect(),
+                category: of_frames().map(|row| row.category).collect(),
+                subcategory: Same(0, frames),
+                func: of_frames().map(|row| row.func).collect(),
+                native_symbol: of_frames().map(|row| row.native_symbol).collect(),
+                inner_window_id: Same(0, frames),
+                line: of_frames().map(|row| row.line).collect(),
+                column: Same((), frames),
+            },
+            func_table: FuncColumns {
+                length: funcs,
+                name: of_funcs().map(|func| func.0).collect(),
+                is_js: Same(false, funcs),
+                relevant_for_js: Same(false, funcs),
+                resource: of_funcs().map(|func| func.1.map_or(-1, i64::from)).collect(),
+                file_name: of_funcs().map(|func| func.2).collect(),
+                line_number: of_funcs().map(|func| Some(func.3).filter(|line| *line > 0)).collect(),
+                column_number: Same((), funcs),
+            },
+            resource_table: ResourceColumns {
+                length: self.resources.len(),
+                lib: self.resources.iter().map(|resource| resource.0).collect(),
+                name: self.resources.iter().map(|resource| resource.1).collect(),
+                host: Same((), self.resources.len()),
+                kind: Same(RESOURCE_TYPE_LIBRARY, self.resources.len()),
+            },
+            native_symbols: NativeSymbolColumns {
+                length: self.symbols.len(),
+                address: self.symbols.iter().map(|symbol| symbol.0).collect(),
+                function_size: Same((), self.symbols.len()),
+                lib_index: self.symbols.iter().map(|symbol| symbol.1).collect(),
+                name: self.symbols.iter().map(|symbol| symbol.2).collect(),
+            },
+            string_array: &self.strings,
+        };
+        serde_json::to_writer(out, &thread).map_err(io::Error::from)
+    }
+}
+
+/// Times as the format has them.
+fn time_deltas(at_ns: &[u64]) -> Vec<f64> {
+    let before = std::iter::once(&0).chain(at_ns);
+    at_ns
+        .iter()
+        .zip(before)
+        .map(|(at_ns, before_ns)| milliseconds(at_ns.saturating_sub(*before_ns)))
+        .collect()
+}
+
+/// A time as the format has it.
+pub(super) fn milliseconds(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
