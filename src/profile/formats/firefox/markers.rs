@@ -58,7 +58,7 @@ pub(super) fn write(profile: &mut Profile, saved: &Saved, timeline: &Timeline, h
     let threads = ThreadIndex::new(timeline);
     for event in &timeline.events {
         let (name, text) = (profile.intern_string(event.kind.words()), words(saved, event));
-        let note = Note { name, text: profile.intern_string(&text), category: events.into() };
+        let note = Note { name, text: profile.intern_string(&text), category: events };
         let handle = threads.of_process(event).and_then(|index| handles.get(index)).copied();
         profile.add_marker(handle.unwrap_or(first), MarkerTiming::Instant(at(event.at_ns)), note);
     }
@@ -68,7 +68,7 @@ pub(super) fn write(profile: &mut Profile, saved: &Saved, timeline: &Timeline, h
         let text = format!("about {}: {}", loss.words(period_ns), saved.text(loss.reason));
         let text = profile.intern_string(&text);
         let timing = MarkerTiming::Interval(at(loss.since_ns), at(loss.at_ns));
-        profile.add_marker(first, timing, Note { name, text, category: lost.into() });
+        profile.add_marker(first, timing, Note { name, text, category: lost });
     }
 }
 
