@@ -28,8 +28,8 @@ impl Lives {
             let Some(before) = last.insert(thread.id, index) else { continue };
             let since_ns = timeline.threads().get(before).map_or(0, |before| before.begun_ns);
             let marks = marks.get(&thread.pid).map_or(&[][..], Vec::as_slice);
-            let between = marks.iter().filter(|(at_ns, _)| (since_ns..=thread.begun_ns).contains(at_ns));
-            if between.last().is_some_and(|(_, kind)| *kind == EventKind::Exec) {
+            let mut between = marks.iter().filter(|(at_ns, _)| (since_ns..=thread.begun_ns).contains(at_ns));
+            if between.next_back().is_some_and(|(_, kind)| *kind == EventKind::Exec) {
                 continued.insert(before);
                 continuing.insert(index);
             }
