@@ -28,8 +28,9 @@ pub(crate) fn shows_under(recorded: &Recorded, root: &str, function: &str) -> bo
 pub(crate) fn burned_elsewhere(recorded: &Recorded) {
     for (root, function) in PROGRAMS {
         recorded.check_none(format!("{function} under another name"), |stack| {
-            let name = stack.frames[0].split(" (").next();
-            stack.has(function) && name != Some(root)
+            let name = stack.frames[0].split(" (").next().unwrap_or_default();
+            // Programs of `exec.c` have the functions, too: with `-a` those of tests beside this one are recorded.
+            stack.has(function) && name != root && !name.starts_with("exec_")
         });
     }
 }
