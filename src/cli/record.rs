@@ -90,9 +90,9 @@ pub fn run(asked: &Recording) -> Result<()> {
     system::restrict(Role::Writing);
     let circumstances = Circumstances {
         without_times: asked.open.is_none()
-            && !outputs
-                .iter()
-                .any(|output| output.format.keeps_times() || (asked.pprof_timestamps && output.format == Format::Pprof)),
+            && !outputs.iter().any(|output| {
+                output.format.keeps_times() || (asked.pprof_timestamps && output.format == Format::Pprof)
+            }),
         ..circumstances(asked, launched, &profile)
     };
     let saved = Saved::from_recording(&profile, &names, circumstances)

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::builder::SavedBuilder;
-use super::remap::Remap;
 use super::full::Full;
+use super::remap::Remap;
 use super::saved::Saved;
 use super::timeline::{Timeline, share};
 use crate::trie::NodeId;

@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use super::StackFrame;
 use super::builder::SavedBuilder;
-use super::remap::Remap;
 use super::full::Full;
+use super::remap::Remap;
 use super::saved::{Saved, StackRoot};
 use crate::trie::NodeId;
 

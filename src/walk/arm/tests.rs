@@ -1,6 +1,5 @@
 //! Walks through small pieces of code of both instruction sets, at every instruction.
 
-
 use super::*;
 use crate::addr::Avma;
 use crate::arch::Arm;

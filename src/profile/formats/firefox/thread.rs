@@ -14,9 +14,9 @@ use super::columns::{
 use super::libraries::Libraries;
 use super::markers::{self, Marker};
 use crate::profile::formats::html::{FunctionKind, kind_of};
+use crate::profile::root_names::INCOMPLETE;
 use crate::profile::saved::{Saved, UNKNOWN};
 use crate::profile::texts::TextId;
-use crate::profile::root_names::INCOMPLETE;
 
 /// Categories of code; the numbers are their places in `meta.categories`.
 pub(super) const CATEGORIES: [(&str, &str); 7] = [

@@ -54,7 +54,8 @@ pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally)
     let begin_ns = begin_ns(&read, &told);
     let extra: Option<Extra<'_>> = serde_json::from_str(&told.times).ok();
     let has_merged_threads = extra.as_ref().is_some_and(Extra::has_merged_threads);
-    let mut reader = Reader::new(&tables, std::mem::take(&mut told.about), begin_ns, has_merged_threads, chosen.divisor);
+    let mut reader =
+        Reader::new(&tables, std::mem::take(&mut told.about), begin_ns, has_merged_threads, chosen.divisor);
     for profile in &read {
         reader.profile(profile, tally)?;
     }

@@ -91,9 +91,10 @@ fn are_of_running_threads(records: Vec<TimedEvent>) -> bool {
             running.remove(&thread);
             true
         }
-        SourceEvent::Sample(_) | SourceEvent::Missed(..) | SourceEvent::Wait { .. } | SourceEvent::WaitLost { .. } => {
-            running.contains(&thread)
-        }
+        SourceEvent::Sample(_)
+        | SourceEvent::Missed(..)
+        | SourceEvent::Wait { .. }
+        | SourceEvent::WaitLost { .. } => running.contains(&thread),
         _ => true,
     })
 }
