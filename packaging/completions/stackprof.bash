@@ -77,7 +77,7 @@ _stackprof() {
 
     case "${cmd}" in
         stackprof)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process record demo dump render open diff gate completions help"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --pprof-timestamps --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process record demo dump render open diff gate completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -261,7 +261,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__demo)
-            opts="-F -q -v -h -V -o -d --hz --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --output --duration"
+            opts="-F -q -v -h -V -o -d --hz --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --pprof-timestamps --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --output --duration"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -740,7 +740,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__record)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --pprof-timestamps --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -910,7 +910,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__render)
-            opts="-o -q -h -V --output --format --top --title --reverse --lines --min-width --colors --dark --inverted --no-inverted --from --to --thread --source-dir --include --exclude --root --strict --quiet --help --version"
+            opts="-o -q -h -V --output --format --top --title --pprof-timestamps --reverse --lines --min-width --colors --dark --inverted --no-inverted --from --to --thread --source-dir --include --exclude --root --strict --quiet --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -1,6 +1,6 @@
 # Print an optspec for argparse to handle cmd's options that are independent of any subcommand.
 function __fish_stackprof_global_optspecs
-    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= timeline-memory= no-timeline source= kernel no-kernel max-stop= o/output= format= open viewer= no-browser timeout= stats= no-source source-dir= title= reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
+    string join \n p/pid= gdb= exec= a/all cgroup= container= user= as= kill-after F/hz= d/duration= idle threads unwind= max-depth= timeline-memory= no-timeline source= kernel no-kernel max-stop= o/output= format= open viewer= no-browser timeout= stats= no-source source-dir= title= pprof-timestamps reverse no-inline lines short-names min-width= colors= dark inverted no-inverted q/quiet v/verbose h/help V/version off-cpu children no-children per-process
 end
 
 function __fish_stackprof_needs_command
@@ -53,7 +53,8 @@ html\t''
 folded\t''
 pprof\t''
 speedscope\t''
-firefox\t''"
+firefox\t''
+otlp\t''"
 complete -c stackprof -n "__fish_stackprof_needs_command" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_needs_command" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
@@ -72,6 +73,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l no-kernel -d 'No fr
 complete -c stackprof -n "__fish_stackprof_needs_command" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
+complete -c stackprof -n "__fish_stackprof_needs_command" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns); files are larger'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l lines -d 'Frames with their source line: function (file:line)'
@@ -123,7 +125,8 @@ html\t''
 folded\t''
 pprof\t''
 speedscope\t''
-firefox\t''"
+firefox\t''
+otlp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
@@ -142,6 +145,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-kernel
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns); files are larger'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l lines -d 'Frames with their source line: function (file:line)'
@@ -175,7 +179,8 @@ html\t''
 folded\t''
 pprof\t''
 speedscope\t''
-firefox\t''"
+firefox\t''
+otlp\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
@@ -194,6 +199,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-kernel -
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-browser -d 'Start no browser: print the address'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns); files are larger'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l no-inline -d 'No frames for inlined functions'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l lines -d 'Frames with their source line: function (file:line)'
@@ -235,7 +241,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l colors -d
 blue-orange\t''"
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l from -d 'Only samples since this time of the recording, such as 2.5s or 300ms' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l to -d 'Only samples before this time of the recording' -r -f
-complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l thread -d 'Only threads whose name, or `name (id)`, matches; for profiles recorded with --threads' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l thread -d 'Only threads whose name, or `name (id)`, matches; for profiles recorded with --threads, or with times of samples' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l source-dir -d 'Source and instructions in .html outputs: source files below this directory that the profile names; may be given more than once' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l include -d 'Only stacks with a matching frame; given twice, one match is enough' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l exclude -d 'No stacks with a matching frame' -r -f
@@ -258,6 +264,8 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s q -l quiet 
 complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand open" -s v -l verbose -d 'Also print which images and files cannot be shown, and why'
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l base -d 'The part of the time that is the base, of one profile with times, such as 0s..500ms; either end may be left out' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l new -d 'The part of the time that is compared with it' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s o -l output -d 'Write the comparison here; may be given more than once. The extension tells the form: .svg differential flame graph, .html page with both profiles, .folded `stack BASE NEW`, .md and .json tables; - is folded on standard output' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l top -d 'Functions shown [default: 20]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l title -d 'Heading of the flame graph' -r -f
