@@ -15,6 +15,7 @@ pub mod render;
 mod source;
 mod time_range;
 mod values;
+pub mod viewer;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -25,6 +26,7 @@ use super::flags::{DemoFlags, RecordFlags, ScopeFlags};
 use super::format::Format;
 use crate::error::{Error, Result};
 
+use completions::Completions;
 use dump::DumpCommand;
 pub use dump::{Addresses, DUMP_DEPTH_MAX, Dump, Listing};
 pub use output::{Destination, Output};
@@ -90,17 +92,23 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
         }
         "demo" => return demo(&words[1..], launch),
         "dump" => {
-            return Ok(match dump::parse(&words[1..], launch, find)? {
-                Split::Flags(DumpCommand::Process(dump)) => Command::Dump(dump),
-                Split::Flags(DumpCommand::Addresses(addresses)) => Command::Addresses(addresses),
-                Split::Print(text) => Command::Print(text),
-            });
+            let dump = dump::parse(&words[1..], launch, find)?;
+            return Ok(dump.into_command(|dump| match dump {
+                DumpCommand::Process(dump) => Command::Dump(dump),
+                DumpCommand::Addresses(addresses) => Command::Addresses(addresses),
+            }));
         }
-        "render" => return render::parse(&words[1..], launch.as_deref()),
-        "open" => return open::parse(&words[1..], launch.as_deref()),
-        "diff" => return diff::parse(&words[1..], launch.as_deref()),
-        "gate" => return gate::parse(&words[1..], launch.as_deref()),
-        "completions" => return completions::parse(&words[1..], launch.as_deref()),
+        "render" => return Ok(render::parse(&words[1..], launch.as_deref())?.into_command(Command::Render)),
+        "open" => return Ok(open::parse(&words[1..], launch.as_deref())?.into_command(Command::Open)),
+        "diff" => return Ok(diff::parse(&words[1..], launch.as_deref())?.into_command(Command::Diff)),
+        "gate" => return Ok(gate::parse(&words[1..], launch.as_deref())?.into_command(Command::Gate)),
+        "completions" => {
+            let completions = completions::parse(&words[1..], launch.as_deref())?;
+            return Ok(completions.into_command(|completions| match completions {
+                Completions::Script(shell) => Command::Completions(shell),
+                Completions::Processes => Command::Processes,
+            }));
+        }
         later if LATER.contains(&later) => return Err(not_yet(later)),
         _ => {}
     }
@@ -114,6 +122,15 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
     let source = several(&flags.source, flags.several, launch, find)?;
     let launch = record::launch_options(&source, flags.launch)?;
     Ok(Command::Record(record::recording(source, launch, &flags.scope, flags.recording)?))
+}
+
+impl<F> Split<F> {
+    fn into_command(self, of: impl FnOnce(F) -> Command) -> Command {
+        match self {
+            Split::Flags(flags) => of(flags),
+            Split::Print(text) => Command::Print(text),
+        }
+    }
 }
 
 fn help(topic: &[OsString], find: FindProcess<'_>) -> Result<Command> {

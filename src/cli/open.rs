@@ -4,7 +4,8 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use super::args::Verbosity;
-use super::args::open::{Open, Opening, Viewer, origin};
+use super::args::open::Open;
+use super::args::viewer::{Opening, Viewer, origin};
 use super::code_texts::CodeTexts;
 use super::file::OutputFiles;
 use super::{messages, saved_files, system};

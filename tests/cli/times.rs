@@ -84,6 +84,26 @@ fn a_part_of_one_thread_is_cut_by_both() {
 }
 
 #[test]
+fn every_form_that_keeps_times_is_cut_alike() {
+    let forms = ["r.otlp", "r.otlp.gz", "r.speedscope.json", "r.firefox.json", "r.pb.gz"];
+    for options in ["", "--threads", "--idle"] {
+        let place = Place::new();
+        let outputs = forms.map(|form| format!("-o {form}")).join(" ");
+        place.run(&format!("--target sim:5 -q {options} --pprof-timestamps {outputs}")).succeeds();
+        let cut = |form: &str| {
+            let line = format!("render -q {form} --from 300ms --to 1.1s -o -");
+            counts(&place.run(&line).succeeds().stdout)
+        };
+        let parts = forms.map(cut);
+        let total: u64 = parts[0].values().sum();
+        assert!(total > 100, "{options}: {total}");
+        for (form, part) in forms.iter().zip(&parts) {
+            assert_eq!(part, &parts[0], "{options} {form}");
+        }
+    }
+}
+
+#[test]
 fn times_tell_the_threads_of_a_profile_that_merged_them() {
     let (merged, apart) = (recorded(""), recorded("--threads"));
     let text = |place: &Place, line: &str| {
@@ -114,7 +134,7 @@ fn what_cannot_be_cut_is_said_with_the_next_step() {
         assert_eq!(
             refused(&format!("{file} --from 1s")),
             format!(
-                "stackprof: {file} has no times of samples; record with -o NAME.firefox.json, which keeps them, and cut \
+                "stackprof: {file} has no times of samples; record with -o NAME.otlp.gz, which keeps them, and cut \
                  that\n"
             )
         );

@@ -8,7 +8,6 @@ use std::ffi::OsString;
 use clap::{CommandFactory, Parser};
 use clap_complete::Shell;
 
-use super::Command;
 use super::diff::DiffFlags;
 use super::gate::GateFlags;
 use super::open::OpenFlags;
@@ -50,18 +49,24 @@ pub(super) struct CompletionsFlags {
     shell: Vec<OsString>,
 }
 
+/// What is printed for shells.
+pub(super) enum Completions {
+    Script(Shell),
+    Processes,
+}
+
 /// Understands the words after `completions`.
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) that names the shells.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Split<Completions>> {
     const FORM: &str = "stackprof completions {bash|elvish|fish|powershell|zsh}";
     let flags: CompletionsFlags = match split("stackprof completions", words)? {
         Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Command::Print(text)),
+        Split::Print(text) => return Ok(Split::Print(text)),
     };
     if flags.processes {
-        return Ok(Command::Processes);
+        return Ok(Split::Flags(Completions::Processes));
     }
     let words: Vec<&OsString> = flags.shell.iter().chain(launch.unwrap_or_default()).collect();
     match words.as_slice() {
@@ -69,7 +74,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         [name] => {
             let shell = name.to_str().and_then(|name| name.parse().ok());
             shell
-                .map(Command::Completions)
+                .map(|shell| Split::Flags(Completions::Script(shell)))
                 .ok_or_else(|| usage(format!("there are no completions for `{}`: {FORM}", name.display())))
         }
         [_, second, ..] => {
@@ -108,6 +113,7 @@ pub fn without_command() -> clap::Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::args::Command;
     use crate::cli::args::tests::parsed;
 
     #[test]

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
-use super::Command;
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
 use super::time_range::part;
 use super::values::{Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
@@ -137,11 +136,11 @@ pub struct Diff {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Split<Diff>> {
     const FORM: &str = "stackprof diff BASE NEW [-o FILE]";
     let mut flags: DiffFlags = match split("stackprof diff", words)? {
         Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Command::Print(text)),
+        Split::Print(text) => return Ok(Split::Print(text)),
     };
     // After `--` every word is a file.
     flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
@@ -188,7 +187,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
     ];
     let outputs = report_outputs(&flags.output, &forms, ReportFormat::Folded)?;
     let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
-    Ok(Command::Diff(Diff {
+    Ok(Split::Flags(Diff {
         base: base.into(),
         new: new.into(),
         parts,
@@ -209,6 +208,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::args::Command;
     use crate::cli::args::tests::parsed;
 
     #[test]

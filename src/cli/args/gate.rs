@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
-use super::Command;
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, percentage, report_outputs, top};
 use super::output::{Destination, check_distinct};
 use super::values::{Split, Verbosity, number, split, usage, verbosity};
@@ -145,11 +144,11 @@ pub struct Gate {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Split<Gate>> {
     const FORM: &str = "stackprof gate --base FILE... --new FILE...";
     let flags: GateFlags = match split("stackprof gate", words)? {
         Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Command::Print(text)),
+        Split::Print(text) => return Ok(Split::Print(text)),
     };
     if let Some(word) = flags.stray.first().or_else(|| launch?.first()) {
         return Err(usage(format!("say whether `{}` is of --base or of --new: {FORM}", word.display())));
@@ -206,7 +205,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
             .as_deref()
             .map_or(Ok(default.seed), |seed| number("--seed", seed, "a whole number", |_: u64| true))?,
     };
-    Ok(Command::Gate(Gate {
+    Ok(Split::Flags(Gate {
         base: flags.base,
         new: flags.new,
         update_baseline: flags.update_baseline,
@@ -223,6 +222,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::args::Command;
     use crate::cli::args::tests::parsed;
 
     #[test]

@@ -5,10 +5,10 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::open::{Opening, opening};
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::source::{Source, unwind};
 use super::values::{Naming, Verbosity, bad, colors, min_width_percent, number, percent, verbosity};
+use super::viewer::{Opening, opening};
 use crate::cli::flags::{LaunchFlags, RecordingFlags, ScopeFlags, ViewerFlags};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
-use super::Command;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::time_range::time_range;
 use super::values::{Split, Verbosity, bad, colors, min_width_percent, split, usage, verbosity};
@@ -205,14 +204,14 @@ fn first_line(error: &regex_lite::Error) -> String {
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Command> {
+pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<Split<Render>> {
     const FORM: &str = "stackprof render PROFILE... -o FILE";
     const TOP_DEFAULT: usize = 20;
     const TOP_EXPECTED: &str = "a whole number, 1 or more";
     let is_number = |text: Option<&OsStr>| text.and_then(OsStr::to_str).is_some_and(super::source::is_number);
     let mut flags: RenderFlags = match split("stackprof render", words)? {
         Split::Flags(flags) => flags,
-        Split::Print(text) => return Ok(Command::Print(text)),
+        Split::Print(text) => return Ok(Split::Print(text)),
     };
     let mut top = None;
     if let Some(rows) = &flags.top {
@@ -252,7 +251,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
         return Err(usage("--top and -o - both print on standard output; give one of them"));
     }
     let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
-    Ok(Command::Render(Render {
+    Ok(Split::Flags(Render {
         profiles: flags.profiles.into_iter().map(PathBuf::from).collect(),
         strict: flags.strict,
         outputs,
@@ -278,6 +277,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<C
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::args::Command;
     use crate::cli::args::tests::parsed;
 
     fn refused(line: &str) -> String {

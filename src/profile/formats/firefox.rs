@@ -10,6 +10,7 @@
 //! Reading goes as far as these files need: stacks, names, threads, weights (`firefox/read.rs`), also
 //! where columns are binary (`firefox/slabs.rs`).
 
+mod categories;
 mod columns;
 pub mod libraries;
 mod markers;
@@ -30,11 +31,12 @@ use crate::profile::about::SAMPLES;
 use crate::profile::saved::Saved;
 use crate::profile::texts::TextId;
 use crate::profile::views::threads::{ByThread, OneThread};
+use categories::CATEGORIES;
 use libraries::Libraries;
 use product::{PRODUCT_COUNTS, PRODUCT_NO_RATE};
 pub(super) use read::{Meta, Thread, read};
 pub(super) use tables::{FrameTable, FuncTable, Library, ResourceTable, StackTable, Tables};
-use thread::{CATEGORIES, Code, Identity};
+use thread::{Code, Identity};
 
 /// Version of the format.
 const VERSION: u32 = 55;

@@ -5,8 +5,6 @@ use std::borrow::Cow;
 use serde::Serialize;
 use serde::ser::{SerializeSeq, Serializer};
 
-use super::markers::Data;
-
 /// A column of one value.
 pub(super) struct Same<T>(pub(super) T, pub(super) usize);
 
@@ -131,9 +129,22 @@ pub(super) struct NativeSymbolColumns {
 pub(super) struct MarkerColumns {
     pub(super) length: usize,
     pub(super) category: Vec<u8>,
-    pub(super) data: Vec<Data>,
+    pub(super) data: Vec<MarkerData>,
     pub(super) start_time: Vec<f64>,
     pub(super) end_time: Vec<Option<f64>>,
     pub(super) name: Vec<u32>,
     pub(super) phase: Vec<u8>,
+}
+
+/// What a marker says beside its name.
+#[derive(Serialize)]
+pub(super) struct MarkerData {
+    #[serde(rename = "type")]
+    pub(super) kind: &'static str,
+    pub(super) text: String,
+}
+
+/// A time as the format has it.
+pub(super) fn milliseconds(ns: u64) -> f64 {
+    ns as f64 / 1e6
 }

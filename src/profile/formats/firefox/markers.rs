@@ -1,10 +1,10 @@
 //! Events and losses as markers of the Firefox Profiler: in its marker chart and table, at their times.
 
-use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::columns::MarkerColumns;
-use super::thread::{EVENT, LOST, milliseconds};
+use super::categories::{EVENT, LOST};
+use super::columns::{MarkerColumns, MarkerData, milliseconds};
+
 use crate::profile::saved::Saved;
 use crate::profile::timeline::{Event, EventKind, ThreadIndex, Timeline};
 
@@ -20,14 +20,6 @@ pub(super) struct Marker {
     pub(super) at_ns: u64,
     /// `None` for a moment.
     pub(super) end_ns: Option<u64>,
-}
-
-/// What a marker says beside its name.
-#[derive(Serialize)]
-pub(super) struct Data {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    text: String,
 }
 
 /// How viewers show markers.
@@ -88,7 +80,7 @@ pub(super) fn columns(markers: Vec<Marker>, mut string: impl FnMut(&'static str)
     for marker in markers {
         columns.length += 1;
         columns.category.push(marker.category);
-        columns.data.push(Data { kind: TYPE, text: marker.text });
+        columns.data.push(MarkerData { kind: TYPE, text: marker.text });
         columns.name.push(string(marker.name));
         columns.start_time.push(milliseconds(marker.at_ns));
         columns.end_time.push(marker.end_ns.map(milliseconds));

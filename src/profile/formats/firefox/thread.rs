@@ -7,9 +7,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
+use super::categories::{JIT, KERNEL, LIBRARY, OTHER, USER};
 use super::columns::{
     FileThread, FrameColumns, FuncColumns, MarkerColumns, NativeSymbolColumns, ResourceColumns, Same,
-    SampleColumns, StackColumns,
+    SampleColumns, StackColumns, milliseconds,
 };
 use super::libraries::Libraries;
 use super::markers::{self, Marker};
@@ -17,24 +18,6 @@ use crate::profile::formats::html::{FunctionKind, kind_of};
 use crate::profile::root_names::INCOMPLETE;
 use crate::profile::saved::{Saved, UNKNOWN};
 use crate::profile::texts::TextId;
-
-/// Categories of code; the numbers are their places in `meta.categories`.
-pub(super) const CATEGORIES: [(&str, &str); 7] = [
-    ("Other", "grey"),
-    ("User", "yellow"),
-    ("Kernel", "orange"),
-    ("JIT", "magenta"),
-    ("Library", "lightblue"),
-    ("Event", "green"),
-    ("Lost", "red"),
-];
-const OTHER: u8 = 0;
-const USER: u8 = 1;
-const KERNEL: u8 = 2;
-const JIT: u8 = 3;
-const LIBRARY: u8 = 4;
-pub(super) const EVENT: u8 = 5;
-pub(super) const LOST: u8 = 6;
 
 /// A resource that is a library.
 const RESOURCE_TYPE_LIBRARY: u8 = 1;
@@ -407,9 +390,4 @@ fn time_deltas(at_ns: &[u64]) -> Vec<f64> {
         .zip(before)
         .map(|(at_ns, before_ns)| milliseconds(at_ns.saturating_sub(*before_ns)))
         .collect()
-}
-
-/// A time as the format has it.
-pub(super) fn milliseconds(ns: u64) -> f64 {
-    ns as f64 / 1e6
 }
