@@ -100,7 +100,7 @@ mod tests {
 
     /// fp points to a record at STACK that returns to +10; lr is given.
     fn walk_at(offset: u64, link: u64, words: &[u64]) -> Vec<u64> {
-        let text = Text::of_words(TEXT, &CODE);
+        let text = Text::of_words(TEXT, CODE);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = Aarch64 { pc: TEXT + offset, sp: STACK, ..Aarch64::default() };
         registers.x[Aarch64::FP] = STACK;
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(walk_at(0x08, TEXT + 0x10, &[0, TEXT + 8]), [0x08, 0x07]);
         // That function in its prologue; and thread_start itself, before its call.
         for (offset, link, expected) in [(0x00, TEXT + 8, vec![0x00, 0x07]), (0x0c, 0, vec![0x0c])] {
-            let text = Text::of_words(TEXT, &CODE);
+            let text = Text::of_words(TEXT, CODE);
             let mut registers = Aarch64 { pc: TEXT + offset, sp: STACK, ..Aarch64::default() };
             registers.x[Aarch64::LR] = link;
             let stack = StackBytes { base: Avma(STACK), bytes: &[0; 16] };

@@ -120,7 +120,7 @@ mod tests {
     ];
 
     fn check(words: &[u32], address: CodeAddress) -> bool {
-        let text = Text::of_words(TEXT, &words);
+        let text = Text::of_words(TEXT, words);
         is_start(Avma(TEXT + 4), address, &text)
     }
 

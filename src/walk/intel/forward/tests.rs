@@ -266,7 +266,7 @@ fn what_takes_its_frame_off_by_the_frame_pointer_keeps_a_record() {
         &[0x48, 0x8b, 0x2f, 0xc9, 0xf4],
         &[0x55, 0x48, 0x89, 0xe5, 0xc9, 0xf4],
     ] {
-        assert_eq!(follow(Avma(0x1000), false, &text(&code)), None, "{code:x?}");
+        assert_eq!(follow(Avma(0x1000), false, &text(code)), None, "{code:x?}");
     }
 }
 

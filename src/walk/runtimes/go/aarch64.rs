@@ -89,7 +89,7 @@ mod tests {
     /// The instructions, by number, before which a thread is on another goroutine's stack, and those that a call
     /// returns to it.
     fn on_other(words: &[u32]) -> (Vec<usize>, Vec<usize>) {
-        let text = Text::of_words(TEXT, &words);
+        let text = Text::of_words(TEXT, words);
         let at = |number: usize| Avma(TEXT + 4 * number as u64);
         let is = |address| on_other_goroutine(address, &text);
         let stopped = (0..words.len()).filter(|number| is(CodeAddress::Pc(at(*number))));

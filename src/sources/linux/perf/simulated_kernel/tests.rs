@@ -54,6 +54,7 @@ struct Sums {
 impl Sums {
     /// Takes in the records of a batch, in the order in which the sampler does: those of before the watermark, with
     /// younger ones of the batches before. A number that is `reused` may be that of a process whose records were lost.
+    #[allow(clippy::print_stdout)]
     fn take(&mut self, records: &mut Vec<TimedEvent>, watermark_ns: u64, reused: &BTreeSet<pid_t>) {
         self.waiting.append(records);
         self.waiting.sort_by_key(|record| (record.at_ns, record.process, record.thread));
