@@ -7,7 +7,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::{Place, can_trace, is_root, run, skip};
+#[cfg(target_os = "linux")]
+use crate::support::skip;
+use crate::support::{Place, can_trace, is_root, run};
 use crate::viewer::Server;
 
 /// A Firefox Profiler of somebody's own: with a viewer that is named the network does not matter.
