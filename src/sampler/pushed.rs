@@ -309,6 +309,9 @@ impl PushedDriver<'_> {
             self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
         });
         self.recorder.may_prefetch = false;
+        if taken.is_none() {
+            self.recorder.lose_samples("its thread is not known", 1);
+        }
         let taken = taken?;
         if let Some(sample) = taken.sample {
             *boxed = sample.capture;

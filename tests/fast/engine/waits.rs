@@ -159,6 +159,14 @@ fn short_waits_add_up_and_few_of_them_are_walked() {
 }
 
 #[test]
+fn a_sample_of_a_thread_that_was_not_announced_is_lost() {
+    let (profile, _) =
+        recorded(&options(HZ, 1), |capture| vec![(SECOND, SourceEvent::Sample(Box::new(capture.clone())))]);
+    assert_eq!((counts(&profile), profile.stats.samples_pushed), ((0, 0), 1));
+    assert_eq!(profile.stats.samples_lost.into_iter().collect::<Vec<_>>(), [("its thread is not known", 1)]);
+}
+
+#[test]
 fn cpu_time_beside_waits_stays_what_it_is() {
     let status = |cpu_ns| ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running };
     let (profile, _) = recorded(&idle(), |capture| {

@@ -20,7 +20,7 @@ use crate::profile::formats::pprof::metadata;
 use crate::profile::formats::protobuf::limit;
 use crate::profile::formats::tally::Tally;
 use crate::profile::saved::Saved;
-use profiles::{Chosen, Profile, profiles};
+use profiles::{CountUnit, Profile, profiles};
 use samples::Reader;
 
 /// Reads an unpacked profile.
@@ -49,13 +49,18 @@ pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally)
     if others > 0 {
         tally.remark(&format!("left out: {others} of {} profiles, which do not count {}", all.len(), kind.0));
     }
-    let chosen = Chosen::of(&read);
-    let mut told = Told::of(&read, &tables, &chosen)?;
-    let begin_ns = begin_ns(&read, &told);
-    let extra: Option<Extra<'_>> = serde_json::from_str(&told.times).ok();
+    let count_unit = CountUnit::of(&read);
+    let mut header = Header::of(&read, &tables, &count_unit)?;
+    let begin_ns = begin_ns(&read, &header);
+    let extra: Option<Extra<'_>> = serde_json::from_str(&header.times).ok();
     let has_merged_threads = extra.as_ref().is_some_and(Extra::has_merged_threads);
-    let mut reader =
-        Reader::new(&tables, std::mem::take(&mut told.about), begin_ns, has_merged_threads, chosen.divisor);
+    let mut reader = Reader::new(
+        &tables,
+        std::mem::take(&mut header.about),
+        begin_ns,
+        has_merged_threads,
+        count_unit.divisor,
+    );
     for profile in &read {
         reader.profile(profile, tally)?;
     }
@@ -67,9 +72,9 @@ pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally)
 }
 
 /// When the clock of the profile begins, nanoseconds since 1970.
-fn begin_ns(profiles: &[&Profile<'_, '_>], told: &Told) -> u64 {
-    let begin_ns = told.about.time_unix_ns.unwrap_or(0);
-    if told.is_ours {
+fn begin_ns(profiles: &[&Profile<'_, '_>], header: &Header) -> u64 {
+    let begin_ns = header.about.time_unix_ns.unwrap_or(0);
+    if header.is_ours {
         return begin_ns;
     }
     let first_ns = profiles.iter().filter_map(|profile| profile.first_ns()).min();
@@ -82,45 +87,49 @@ fn begin_ns(profiles: &[&Profile<'_, '_>], told: &Told) -> u64 {
 
 /// What profiles tell beside their samples.
 #[derive(Default)]
-struct Told {
+struct Header {
     about: About,
     is_ours: bool,
     /// JSON of what a timeline has beside samples.
     times: String,
 }
 
-impl Told {
-    fn of(profiles: &[&Profile<'_, '_>], tables: &Tables<'_>, chosen: &Chosen) -> Result<Told, Malformed> {
-        let mut told = Told {
-            about: About { unit: chosen.unit.clone(), hz: chosen.hz, ..About::default() },
-            ..Told::default()
+impl Header {
+    fn of(
+        profiles: &[&Profile<'_, '_>],
+        tables: &Tables<'_>,
+        count_unit: &CountUnit,
+    ) -> Result<Header, Malformed> {
+        let mut header = Header {
+            about: About { unit: count_unit.unit.clone(), hz: count_unit.hz, ..About::default() },
+            ..Header::default()
         };
         let known = |value: u64| Some(value).filter(|value| *value > 0 && i64::try_from(*value).is_ok());
         let begins = || profiles.iter().filter_map(|profile| known(profile.time_unix_ns));
-        told.about.time_unix_ns = begins().min();
+        header.about.time_unix_ns = begins().min();
         let end_ns = |profile: &&Profile<'_, '_>| {
-            let begin_ns = known(profile.time_unix_ns).or(told.about.time_unix_ns).unwrap_or(0);
+            let begin_ns = known(profile.time_unix_ns).or(header.about.time_unix_ns).unwrap_or(0);
             known(profile.duration_ns).map(|ns| begin_ns.saturating_add(ns))
         };
-        let begin_ns = told.about.time_unix_ns.unwrap_or(0);
+        let begin_ns = header.about.time_unix_ns.unwrap_or(0);
         let duration_ns =
             profiles.iter().filter_map(end_ns).max().map(|end_ns| end_ns.saturating_sub(begin_ns));
-        told.about.duration_ns = duration_ns;
+        header.about.duration_ns = duration_ns;
         let pids: HashSet<Option<u32>> = profiles.iter().map(|profile| profile.resource.pid).collect();
         if let [Some(pid)] = pids.iter().collect::<Vec<_>>().as_slice() {
-            told.about.pid = Some(*pid);
+            header.about.pid = Some(*pid);
         }
         // One attribute can be named any number of times.
         let mut known = HashSet::new();
         let mut comments = 0;
         for index in profiles.iter().flat_map(|profile| &profile.attributes) {
             if known.insert(*index) {
-                told.attribute(*index, tables, &mut comments)?;
+                header.attribute(*index, tables, &mut comments)?;
             }
         }
         // The rate is one of samples.
-        told.about.hz = told.about.hz.filter(|_| told.about.unit == SAMPLES);
-        Ok(told)
+        header.about.hz = header.about.hz.filter(|_| header.about.unit == SAMPLES);
+        Ok(header)
     }
 
     fn attribute(&mut self, index: u64, tables: &Tables<'_>, comments: &mut usize) -> Result<(), Malformed> {

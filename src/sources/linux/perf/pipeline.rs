@@ -59,7 +59,7 @@ pub(super) struct Pipeline {
     system: System,
     events: EventQueue,
     /// What happened at the watermark or later, with whom that is of: other rings may hold older records.
-    young: Queue<ProcessEvent>,
+    later: Queue<ProcessEvent>,
     pub(super) processes: ProcessTable,
     pub(super) cpu_time: CpuTime,
     pub(super) stacks: Stacks,
@@ -83,7 +83,7 @@ impl Pipeline {
         Pipeline {
             system,
             events: EventQueue::default(),
-            young: Queue::default(),
+            later: Queue::default(),
             processes,
             cpu_time,
             stacks,
@@ -233,9 +233,9 @@ impl Pipeline {
                 ProcessEvent::Removed => self.stacks.forget_process(id.pid),
                 _ => {}
             }
-            self.young.push(id, event);
+            self.later.push(id, event);
         }
-        self.young.release_before(watermark_ns)
+        self.later.release_before(watermark_ns)
     }
 
     fn flush_waits(&mut self, watermark_ns: u64, events: &[(Id, ProcessEvent)], into: &mut Vec<TimedEvent>) {

@@ -178,18 +178,18 @@ pub(super) fn for_each_time(value: Value<'_>, mut visit: impl FnMut(u64)) {
 }
 
 /// What a count is of the profiles that are read.
-pub(super) struct Chosen {
+pub(super) struct CountUnit {
     pub(super) unit: String,
     pub(super) hz: Option<u32>,
     /// What one count is of a value.
     pub(super) divisor: u64,
 }
 
-impl Chosen {
+impl CountUnit {
     /// Of profiles that count the same, of which there is one at least.
-    pub(super) fn of(profiles: &[&Profile<'_, '_>]) -> Chosen {
+    pub(super) fn of(profiles: &[&Profile<'_, '_>]) -> CountUnit {
         let Some(first) = profiles.first() else {
-            return Chosen { unit: SAMPLES.to_owned(), hz: None, divisor: 1 };
+            return CountUnit { unit: SAMPLES.to_owned(), hz: None, divisor: 1 };
         };
         let (kind, unit) = first.kind;
         let has_period =
@@ -204,13 +204,13 @@ impl Chosen {
                 && profiles.iter().all(|profile| profile.are_multiples(ns.unsigned_abs()))
         });
         if let Some(period) = whole {
-            return Chosen { unit: SAMPLES.to_owned(), hz, divisor: period.unsigned_abs() };
+            return CountUnit { unit: SAMPLES.to_owned(), hz, divisor: period.unsigned_abs() };
         }
         let unit = match unit {
             "count" | "" if kind.is_empty() => SAMPLES,
             "count" | "" => kind,
             unit => unit,
         };
-        Chosen { unit: unit.to_owned(), hz, divisor: 1 }
+        CountUnit { unit: unit.to_owned(), hz, divisor: 1 }
     }
 }
