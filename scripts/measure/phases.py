@@ -3,7 +3,8 @@
 
 Usage: scripts/measure/phases.py [--source ptrace|perf] [--hz N] [ROUNDS]
 
-Prints for the data of .html, for .firefox.json and for cuts (render --from --to) the median and the largest distance of a
+Prints for the data of .html, .firefox.json, .speedscope.json, .otlp (if Python has opentelemetry-proto) and for cuts
+(render --from --to) the median and the largest distance of a
 boundary. Gates nothing: on a busy machine a thread gets no CPU for parts of its phases, unless this runs under `chrt -r 5`.
 STACKPROF is the program to use (target/release/stackprof)."""
 
@@ -105,6 +106,45 @@ def firefox_samples(path):
     return samples, file["stackprof"]["time_unix_ns"]
 
 
+def speedscope_samples(path):
+    """The same of a file for speedscope, whose weights follow each other from 0 on."""
+    file = json.loads(path.read_text())
+    names, samples = [frame["name"] for frame in file["shared"]["frames"]], []
+    unit_ns = {"nanoseconds": 1, "microseconds": 1e3, "milliseconds": 1e6, "seconds": 1e9}
+    for profile in file["profiles"]:
+        at, factor = profile["startValue"], unit_ns[profile["unit"]]
+        for stack, weight in zip(profile["samples"], profile["weights"]):
+            at += weight
+            name = next((names[frame] for frame in stack if names[frame] in PHASES), None)
+            if name:
+                samples.append(Sample((at - weight) * factor, at * factor, name))
+    return samples, file["stackprof"]["time_unix_ns"]
+
+
+def otlp_samples(path):
+    """The same of an OTLP file, read by OpenTelemetry's own package (pip install opentelemetry-proto)."""
+    from opentelemetry.proto.profiles.v1development import profiles_pb2
+
+    data = profiles_pb2.ProfilesData.FromString(path.read_bytes())
+    tables, samples = data.dictionary, []
+    profile = data.resource_profiles[0].scope_profiles[0].profiles[0]
+
+    def phase(sample):
+        for location in tables.stack_table[sample.stack_index].location_indices:
+            for line in tables.location_table[location].lines:
+                name = tables.string_table[tables.function_table[line.function_index].name_strindex]
+                if name in PHASES:
+                    return name
+        return None
+
+    begin_ns = profile.time_unix_nano
+    for sample in profile.samples:
+        name = phase(sample)
+        for at_ns in sample.timestamps_unix_nano if name else ():
+            samples.append(Sample(at_ns - begin_ns - profile.period, at_ns - begin_ns, name))
+    return samples, begin_ns
+
+
 def distances(samples, truth, period_ns):
     """How far the first and the last sample of each phase lie from its boundaries, in periods."""
     found = []
@@ -143,7 +183,7 @@ def main():
         place = pathlib.Path(directory)
         program = place / "phases"
         subprocess.run(["cc", *FLAGS, "-o", program, FIXTURES / "phases.c"], check=True)
-        files = [place / "out.html", place / "out.firefox.json"]
+        files = [place / f"out.{form}" for form in ("html", "firefox.json", "speedscope.json", "otlp")]
         outputs = [word for file in files for word in ("-o", file)]
         command = [STACKPROF, "-q", "--source", options.source, "--hz", str(options.hz), *outputs, "--"]
         said = subprocess.run([*command, program, str(options.rounds)], stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -152,8 +192,13 @@ def main():
         phases = [(line[0], int(line[1]), int(line[2])) for line in lines if line[0] in PHASES]
         period_ns = 1e9 / options.hz
         print(f"{len(phases)} phases, {options.source}, {options.hz} Hz: distance of boundaries in periods")
-        for name, read, file in (("html", html_samples, files[0]), ("firefox", firefox_samples, files[1])):
-            samples, began_unix_ns = read(file)
+        readers = {"html": html_samples, "firefox": firefox_samples, "speedscope": speedscope_samples, "otlp": otlp_samples}
+        for (name, read), file in zip(readers.items(), files):
+            try:
+                samples, began_unix_ns = read(file)
+            except ImportError as missing:
+                print(f"  {name:10} not read: {missing}")
+                continue
             zero_ns = began_unix_ns - offset_ns
             truth = [(phase, begun_ns - zero_ns, ended_ns - zero_ns) for phase, begun_ns, ended_ns in phases]
             show(name, distances(samples, truth, period_ns))
@@ -162,7 +207,7 @@ def main():
 
 
 def show(name, found):
-    print(f"  {name:8} median {statistics.median(found):5.2f}  largest {max(found):5.2f}  of {len(found)}")
+    print(f"  {name:10} median {statistics.median(found):5.2f}  largest {max(found):5.2f}  of {len(found)}")
 
 
 if __name__ == "__main__":
