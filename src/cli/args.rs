@@ -75,7 +75,7 @@ fn not_yet(command: &str) -> Error {
 /// Understands the arguments (without the program's own name); `find` finds processes by name.
 ///
 /// # Errors
-/// [`ErrorKind::Usage`] with one line that names the option and the next step, or what `find` says.
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line that names the option and the next step, or what `find` says.
 pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) -> Result<Command> {
     let mut words: Vec<OsString> = args.into_iter().collect();
     // What stands after `--` belongs to the launched command, whatever it looks like.

@@ -73,7 +73,7 @@ pub enum Incomparable {
     DurationUntold(String),
     /// A run is a part that was cut out of a recording.
     Cut(String),
-    /// A run has less than [`TRUNCATED_BELOW`](super::measured::TRUNCATED_BELOW) of what is usual.
+    /// A run has less than [`TRUNCATED_BELOW`](super::measurements::TRUNCATED_BELOW) of what is usual.
     CutShort {
         /// The run.
         run: String,

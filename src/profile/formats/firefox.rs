@@ -65,7 +65,7 @@ pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
 /// Writes `saved` with the addresses that `libraries` has for its frames.
 ///
 /// # Errors
-/// Those of [`write`].
+/// Those of [`write()`].
 pub fn write_addresses(saved: &Saved, libraries: &Libraries, out: &mut dyn Write) -> io::Result<()> {
     let about = &saved.about;
     let counts_samples = about.unit == SAMPLES;

@@ -25,7 +25,7 @@ use crate::sources::{
     Activity, Capture, Event, Fault, LocalFiles, Observed, Process, Target, ThreadId, ThreadStatus,
 };
 
-/// How a target is left by [`attach`].
+/// How a target is left by [`attach`](super::attach).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitialState {
     /// It runs.
