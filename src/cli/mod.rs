@@ -32,7 +32,7 @@ pub mod stats;
 pub mod summary;
 mod system;
 pub mod text;
-mod time_part;
+mod time_range;
 pub mod times;
 
 use std::ffi::OsString;

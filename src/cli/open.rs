@@ -15,7 +15,7 @@ use crate::profile::formats::html;
 use crate::profile::{Full, Saved};
 use crate::server::http::{Request, Response};
 use crate::server::symbols::Symbols;
-use crate::server::{FIREFOX_PATH, SPEEDSCOPE_PATH, Site};
+use crate::server::{FIREFOX_PATH, ProfileServer, SPEEDSCOPE_PATH};
 use crate::sources::LocalFiles;
 use crate::sources::viewer::loopback::{self, Activity, Connection, Listener};
 use crate::sources::viewer::{browser, private_file};
@@ -128,7 +128,7 @@ fn serve(saved: Saved, viewer: &str, opening: &Opening, verbosity: Verbosity) ->
     let base = format!("http://127.0.0.1:{}/{token}", listener.port());
     let address = address(viewer, &base);
     let origin = origin(viewer).unwrap_or_default();
-    let site = Site::new(token, listener.port(), origin, symbols);
+    let server = ProfileServer::new(token, listener.port(), origin, symbols);
     tell(&address, opening, verbosity);
     if opening.browser {
         start_browser(OsStr::new(&address), true);
@@ -136,12 +136,13 @@ fn serve(saved: Saved, viewer: &str, opening: &Opening, verbosity: Verbosity) ->
     if verbosity != Verbosity::Quiet {
         messages::note("serving the profile to your browser; Ctrl-C ends");
     }
-    let answer = move |connection: &mut Connection, activity: &Activity| answer(&site, connection, activity);
+    let answer =
+        move |connection: &mut Connection, activity: &Activity| answer(&server, connection, activity);
     listener.serve(opening.timeout, Arc::new(answer)).map_err(failed)
 }
 
 /// Answers one connection.
-fn answer(site: &Site, connection: &mut Connection, activity: &Activity) {
+fn answer(server: &ProfileServer, connection: &mut Connection, activity: &Activity) {
     let request = match Request::read(connection) {
         Ok(request) => request,
         Err(refusal) => {
@@ -152,8 +153,8 @@ fn answer(site: &Site, connection: &mut Connection, activity: &Activity) {
         }
     };
     // Requests of others do not keep the server.
-    let active = site.is_granted(&request).then(|| activity.begin_request());
-    let _ = site.answer(&request).write(connection);
+    let active = server.is_authorized(&request).then(|| activity.begin_request());
+    let _ = server.answer(&request).write(connection);
     drop(active);
 }
 

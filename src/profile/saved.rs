@@ -75,7 +75,7 @@ pub struct Frame {
     pub lines: Range<u32>,
 }
 
-/// The family that a stack belongs to.
+/// The root of a stack: its process and thread, and how it was sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StackRoot {
     /// Name of the process.

@@ -101,7 +101,6 @@ pub(super) fn cut_short(profile: &Profile) -> Option<Error> {
     Some(Error::new(ErrorKind::System, format!("the recording ended after {seconds:.1} s: {why}")))
 }
 
-/// Why a recording has no samples; `idle`: waiting threads were to be recorded, too, or `off_cpu`, alone.
 /// What was asked for where a recording has no samples.
 pub(super) struct Nothing<'a> {
     /// Waiting threads were to be recorded, too.

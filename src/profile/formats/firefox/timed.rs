@@ -1,8 +1,7 @@
 //! Samples at their times, for the Firefox Profiler: a thread for each thread of the recording.
 //!
 //! Viewers take the CPU time of a sample since the one before it. So in front of a sample that follows a pause stands
-//! one without a stack and without CPU time: a pause is a gap, not a low line. What was lost is a sample of the same kind,
-//! and a marker that says why.
+//! one without a stack and without CPU time: a pause is a gap, not a low line. Lost time shows as such a gap; a marker names the cause.
 
 use std::collections::HashMap;
 use std::io;
@@ -41,10 +40,10 @@ pub(super) fn write(code: &Code<'_>, timeline: &Timeline, threads: &mut Threads<
             begun_ns: thread.begun_ns,
             ended_ns: thread.ended_ns,
         };
-        let mut file_thread = Thread::new(code, identity);
-        samples(code, thread, pause_ns, &mut file_thread);
-        file_thread.add_markers(markers);
-        threads.add(file_thread)?;
+        let mut written = Thread::new(code, identity);
+        samples(code, thread, pause_ns, &mut written);
+        written.add_markers(markers);
+        threads.add(written)?;
     }
     Ok(())
 }

@@ -287,7 +287,7 @@ impl Reader<'_, '_> {
         })
     }
 
-    /// The family of a sample, and its time.
+    /// The root of a sample, and its time.
     fn labelled(
         &mut self,
         sample: &proto::Sample,
