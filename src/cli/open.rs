@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::args::Verbosity;
 use super::args::open::Open;
 use super::args::viewer::{Opening, Viewer, origin};
-use super::code_texts::CodeTexts;
+use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::{messages, saved_files, system};
 use crate::binary::Files;
@@ -48,11 +48,11 @@ pub(super) fn show(
     saved: Saved,
     title: &str,
     source: Option<&str>,
-    code: Option<&CodeTexts>,
+    code: Option<&EmbeddedCode>,
     opening: &Opening,
     verbosity: Verbosity,
 ) -> Result<()> {
-    // Nothing is written any more but for the user.
+    // From here on only messages and the page are written.
     system::restrict_to_naming(&OutputFiles::new());
     let viewer = opening.viewer.clone().unwrap_or_else(|| {
         if loopback::has_route() {
@@ -74,7 +74,7 @@ fn page(
     saved: &Saved,
     title: &str,
     source: Option<&str>,
-    code: Option<&CodeTexts>,
+    code: Option<&EmbeddedCode>,
     opening: &Opening,
     verbosity: Verbosity,
 ) -> Result<()> {
@@ -90,15 +90,15 @@ fn page(
     };
     page.write(&mut text).map_err(failed)?;
     let path = private_file::write("profile.html", &text).map_err(failed)?;
-    tell(&path.display().to_string(), opening, verbosity);
+    print_address(&path.display().to_string(), opening, verbosity);
     if opening.browser {
         start_browser(path.as_os_str(), false);
     }
     Ok(())
 }
 
-/// Prints what is to be opened: the one thing that has to be known.
-fn tell(address: &str, opening: &Opening, verbosity: Verbosity) {
+/// Prints the address of what is opened, also with `--quiet` where no browser is started.
+fn print_address(address: &str, opening: &Opening, verbosity: Verbosity) {
     if verbosity != Verbosity::Quiet || !opening.browser {
         messages::result(&format!("{address}\n"));
     }
@@ -129,7 +129,7 @@ fn serve(saved: Saved, viewer: &str, opening: &Opening, verbosity: Verbosity) ->
     let address = address(viewer, &base);
     let origin = origin(viewer).unwrap_or_default();
     let server = ProfileServer::new(token, listener.port(), origin, symbols);
-    tell(&address, opening, verbosity);
+    print_address(&address, opening, verbosity);
     if opening.browser {
         start_browser(OsStr::new(&address), true);
     }

@@ -1,4 +1,4 @@
-//! `stackprof render`: saved profiles in, merged and filtered, any other form out.
+//! `stackprof render`: saved profiles in, merged and filtered, any other format out.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::args::Verbosity;
 use super::args::render::{Patterns, Render};
-use super::code_texts::CodeTexts;
+use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::outputs::{self, Presentation};
 use super::text::plural;
@@ -44,7 +44,7 @@ pub fn run(render: &Render) -> Result<()> {
         title: render.title.clone(),
         source: None,
         code: (!render.source_directories.is_empty())
-            .then(|| CodeTexts::new(Some(&render.source_directories), Arc::new(LocalFiles))),
+            .then(|| EmbeddedCode::new(Some(&render.source_directories), Arc::new(LocalFiles))),
         lines: render.lines,
         pprof_timestamps: render.pprof_timestamps,
         reverse: render.reverse,

@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 
-use super::StackFrame;
 use super::builder::SavedBuilder;
 use super::full::Full;
 use super::remap::Remap;
@@ -60,20 +59,5 @@ impl Saved {
         }
         builder.add_times(self, split)?;
         Ok(builder.finish())
-    }
-
-    /// The root of a node; its frames, outermost first, are put into `frames`.
-    pub(in crate::profile) fn path_of(&self, node: NodeId, frames: &mut Vec<u32>) -> Option<StackRoot> {
-        let (mut root, mut at) = (None, Some(node));
-        while let Some(here) = at {
-            match self.trie.key(here) {
-                Some(StackFrame::Root(index)) => root = self.roots.get(index as usize).copied(),
-                Some(StackFrame::Frame(frame)) => frames.push(frame),
-                None => {}
-            }
-            at = self.trie.parent(here);
-        }
-        frames.reverse();
-        root
     }
 }

@@ -8,8 +8,6 @@ use std::io;
 
 use super::thread::{Code, Identity, Thread};
 use super::{Threads, markers, unique_pid};
-use crate::profile::StackFrame;
-use crate::profile::saved::StackRoot;
 use crate::profile::texts::TextId;
 use crate::profile::timeline::{ThreadTimeline, Timeline};
 use crate::trie::NodeId;
@@ -52,13 +50,15 @@ pub(super) fn write(code: &Code<'_>, timeline: &Timeline, threads: &mut Threads<
 fn samples(code: &Code<'_>, thread: &ThreadTimeline, pause_ns: u64, into: &mut Thread<'_, '_>) {
     // By node: its stack, and whether the thread waits there.
     let mut stacks: HashMap<NodeId, (Option<u32>, bool)> = HashMap::new();
+    let mut frames = Vec::new();
     let mut before_ns = thread.begun_ns;
     into.add_sample(before_ns, None, 0, 0);
     for sample in &thread.samples {
         let (stack, waiting) = match sample.node {
             Some(node) => *stacks.entry(node).or_insert_with(|| {
-                let (root, frames) = path(code, node);
-                let stack = into.stack(root.is_none_or(|root| root.complete), frames.into_iter());
+                frames.clear();
+                let root = code.saved.path_of(node, &mut frames);
+                let stack = into.stack(root.is_none_or(|root| root.complete), frames.iter().copied());
                 (stack, root.is_some_and(|root| root.waiting))
             }),
             None => (None, false),
@@ -71,21 +71,4 @@ fn samples(code: &Code<'_>, thread: &ThreadTimeline, pause_ns: u64, into: &mut T
         into.add_sample(sample.at_ns, stack, if waiting { 0 } else { sample.weight_ns }, sample.count);
         before_ns = sample.at_ns;
     }
-}
-
-/// The root of a node, and its frames, outermost first.
-fn path<'s>(code: &Code<'s>, node: NodeId) -> (Option<&'s StackRoot>, Vec<u32>) {
-    let trie = code.saved.trie();
-    let (mut root, mut frames) = (None, Vec::new());
-    let mut at = Some(node);
-    while let Some(here) = at {
-        match trie.key(here) {
-            Some(StackFrame::Root(index)) => root = code.saved.roots().get(index as usize),
-            Some(StackFrame::Frame(frame)) => frames.push(frame),
-            None => {}
-        }
-        at = trie.parent(here);
-    }
-    frames.reverse();
-    (root, frames)
 }
