@@ -21,46 +21,46 @@ use crate::symbol;
 ///
 /// # Errors
 /// One line: a file that cannot be read, a line that is no address.
-pub fn run(asked: &Addresses) -> Result<()> {
+pub fn run(request: &Addresses) -> Result<()> {
     system::restrict_to_naming(&OutputFiles::new());
     let input = |path: &Path, why: &str| Error::new(ErrorKind::Input, format!("{}: {why}", path.display()));
     let mut listed = String::new();
     let unreadable = |path: &Path, error: std::io::Error| input(path, &io_text(&error)).caused_by(error);
-    if asked.list == Path::new("-") {
-        std::io::stdin().read_to_string(&mut listed).map_err(|error| unreadable(&asked.list, error))?;
+    if request.list == Path::new("-") {
+        std::io::stdin().read_to_string(&mut listed).map_err(|error| unreadable(&request.list, error))?;
     } else {
-        listed = std::fs::read_to_string(&asked.list).map_err(|error| unreadable(&asked.list, error))?;
+        listed = std::fs::read_to_string(&request.list).map_err(|error| unreadable(&request.list, error))?;
     }
     let address = |line: &str| u64::from_str_radix(line.trim().trim_start_matches("0x"), 16);
     let listed: Vec<u64> = listed
         .lines()
         .map(|line| {
-            address(line).map_err(|_| input(&asked.list, &format!("`{line}`: expected an address in hex")))
+            address(line).map_err(|_| input(&request.list, &format!("`{line}`: expected an address in hex")))
         })
         .collect::<Result<_>>()?;
-    let path = std::fs::canonicalize(&asked.file).map_err(|error| unreadable(&asked.file, error))?;
+    let path = std::fs::canonicalize(&request.file).map_err(|error| unreadable(&request.file, error))?;
     let path = path.to_string_lossy().into_owned();
     let bytes = files::map_regular(Path::new(&path))
-        .map_err(|why| input(&asked.file, &why.to_string()).caused_by(why))?;
-    let named = symbol::name_addresses(&path, bytes, &listed, &naming::options(asked.naming, &LocalFiles));
+        .map_err(|why| input(&request.file, &why.to_string()).caused_by(why))?;
+    let named = symbol::name_addresses(&path, bytes, &listed, &naming::options(request.naming, &LocalFiles));
     let mut out = String::with_capacity(listed.len() * 64);
     for functions in &named.names {
         match functions {
             Ok(functions) => {
                 for function in functions.iter().rev() {
                     let _ = writeln!(out, "{}", escape_line(function.name.as_deref().unwrap_or("??")));
-                    if asked.naming.lines {
+                    if request.naming.lines {
                         let file = function.file.as_deref().unwrap_or("??");
                         let _ = writeln!(out, "{}:{}", escape_line(file), function.line);
                     }
                 }
             }
-            Err(_) => out.push_str(if asked.naming.lines { "??\n??:0\n" } else { "??\n" }),
+            Err(_) => out.push_str(if request.naming.lines { "??\n??:0\n" } else { "??\n" }),
         }
         out.push('\n');
     }
     messages::result(&out);
-    if asked.verbosity == Verbosity::Verbose {
+    if request.verbosity == Verbosity::Verbose {
         for problem in &named.problems {
             messages::note(problem);
         }

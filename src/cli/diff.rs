@@ -8,7 +8,7 @@ use super::args::diff::Diff;
 use super::args::{Destination, Verbosity};
 use super::file::OutputFiles;
 use super::outputs::write_to;
-use super::{messages, saved_files, system, time_part};
+use super::{messages, saved_files, system, time_range};
 use crate::diff::compare::{Comparison, Measure};
 use crate::diff::report::{folded, headline, json, markdown, measure_words, text};
 use crate::diff::stacks::Stacks;
@@ -33,7 +33,7 @@ pub fn run(diff: &Diff) -> Result<()> {
     let mut stacks = Stacks::new(diff.matching);
     let strictness = saved_files::strictness(diff.strict);
     let [base, new] = match &diff.parts {
-        Some(parts) => read_parts(&diff.base, parts, strictness)?,
+        Some(parts) => read_ranges(&diff.base, parts, strictness)?,
         None => read_both(&diff.base, &diff.new, strictness)?,
     };
     // Programs of different names are compared as one: only the paths below matter.
@@ -80,17 +80,17 @@ fn read_both(base: &Path, new: &Path, strictness: Strictness) -> Result<[(String
     })
 }
 
-/// Reads one profile, and cuts two parts of its time out of it.
-fn read_parts(
+/// Reads one profile and selects two time ranges of it.
+fn read_ranges(
     path: &Path,
     [base, new]: &[(Range<u64>, String); 2],
     strictness: Strictness,
 ) -> Result<[(String, Saved); 2]> {
     let (name, saved) = saved_files::read(path, strictness)?;
-    let part = |option: &str, (range, text): &(Range<u64>, String)| {
-        Ok::<_, Error>((format!("{name} {text}"), time_part::cut(&saved, range, option, &name)?))
+    let select = |option: &str, (range, text): &(Range<u64>, String)| {
+        Ok::<_, Error>((format!("{name} {text}"), time_range::extract(&saved, range, option, &name)?))
     };
-    Ok([part("--base", base)?, part("--new", new)?])
+    Ok([select("--base", base)?, select("--new", new)?])
 }
 
 /// Adds a profile and returns the name under which the other side's process is to appear: the

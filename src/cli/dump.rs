@@ -155,10 +155,10 @@ fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
         let Ok(status) = target.poll(id) else { continue };
         rows.push((id, status, escape_line(&target.thread_name(id).unwrap_or_default()).into_owned()));
     }
-    let is_untold = |status: &ThreadStatus| status.activity == Activity::Untold;
-    let asked: Vec<ThreadId> = rows.iter().filter(|row| is_untold(&row.1)).map(|row| row.0).collect();
-    for (id, told) in poll_by_stop(target, clock, &asked) {
-        rows.iter_mut().filter(|row| row.0 == id).for_each(|row| row.1 = told);
+    let is_unknown = |status: &ThreadStatus| status.activity == Activity::Untold;
+    let unknown: Vec<ThreadId> = rows.iter().filter(|row| is_unknown(&row.1)).map(|row| row.0).collect();
+    for (id, status) in poll_by_stop(target, clock, &unknown) {
+        rows.iter_mut().filter(|row| row.0 == id).for_each(|row| row.1 = status);
     }
     let mut out = String::from("thread      state    cpu seconds  name\n");
     for (id, status, name) in rows {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// A form in which a profile can be written.
+/// A format in which a profile can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Interactive flame graph, one file for any browser.

@@ -33,68 +33,68 @@ const SUFFIX: &str = ".pb.gz";
 /// # Errors
 /// One line: a file that is no profile, runs that cannot be compared, an output that cannot
 /// be written.
-pub fn run(asked: &Gate) -> Result<Verdict> {
+pub fn run(request: &Gate) -> Result<Verdict> {
     let outputs = OutputFiles::new();
-    let base = files("--base", &asked.base)?;
-    let new = files("--new", &asked.new)?;
+    let base = files("--base", &request.base)?;
+    let new = files("--new", &request.new)?;
     check_distinct(&base, &new)?;
     saved_files::check_outputs(
         &outputs,
         base.iter().chain(&new),
-        asked.outputs.iter().map(|output| &output.to),
+        request.outputs.iter().map(|output| &output.to),
     )?;
-    let summary = step_summary(&outputs, asked, base.iter().chain(&new))?;
-    if let Some(directory) = &asked.update_baseline {
+    let summary = step_summary(&outputs, request, base.iter().chain(&new))?;
+    if let Some(directory) = &request.update_baseline {
         check_baseline(directory)?;
         outputs.check_directory(directory)?;
     }
-    match &asked.update_baseline {
+    match &request.update_baseline {
         None => system::restrict_to_naming(&outputs),
         // Its files are not known yet.
         Some(_) => system::restrict(Role::Naming),
     }
-    let mut stacks = Stacks::new(asked.matching);
+    let mut stacks = Stacks::new(request.matching);
     let mut kept = Vec::new();
     // Where names may differ they are compared as one program.
     let mut process = None;
     for (index, path) in base.iter().chain(&new).enumerate() {
         let (name, saved) = saved_files::read(path, Strictness::Lenient)?;
         let first = process.get_or_insert_with(|| saved.processes().first().map(|name| (*name).to_owned()));
-        let same = first.as_deref().filter(|_| asked.allow_different_names && saved.processes().len() == 1);
+        let same = first.as_deref().filter(|_| request.allow_different_names && saved.processes().len() == 1);
         stacks
             .add(&name, &saved, same)
             .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")).caused_by(full))?;
-        if index >= base.len() && asked.update_baseline.is_some() {
+        if index >= base.len() && request.update_baseline.is_some() {
             kept.push(saved);
         }
     }
     system::restrict(Role::Writing);
     if base.is_empty() {
-        gate::check_side(stacks.runs(), asked.allow_different_names)
+        gate::check_side(stacks.runs(), request.allow_different_names)
             .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
-        update(&outputs, asked, &kept)?;
+        update(&outputs, request, &kept)?;
         return Ok(Verdict::Pass);
     }
-    let report = gate::check(&stacks, base.len(), asked.allow_different_names, &asked.options)
+    let report = gate::check(&stacks, base.len(), request.allow_different_names, &request.options)
         .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
-    for output in &asked.outputs {
+    for output in &request.outputs {
         let text = match output.format {
             ReportFormat::Json => json::json(&report),
-            ReportFormat::Junit => junit::junit(&report, asked.top),
-            _ => markdown::markdown(&report, asked.top),
+            ReportFormat::Junit => junit::junit(&report, request.top),
+            _ => markdown::markdown(&report, request.top),
         };
         write_to(&outputs, &output.to, &mut |out| out.write_all(text.as_bytes()))?;
     }
-    let on_stdout = asked.outputs.iter().any(|output| output.to == Destination::Stdout);
-    if asked.verbosity != Verbosity::Quiet && !on_stdout {
-        let text = text::text(&report, asked.top);
-        messages::result(&if asked.github { github::without_commands(&text) } else { text });
+    let on_stdout = request.outputs.iter().any(|output| output.to == Destination::Stdout);
+    if request.verbosity != Verbosity::Quiet && !on_stdout {
+        let text = text::text(&report, request.top);
+        messages::result(&if request.github { github::without_commands(&text) } else { text });
     }
-    if asked.github {
+    if request.github {
         messages::result(&github::annotations(&report));
     }
     if let Some(summary) = &summary {
-        let text = markdown::markdown(&report, asked.top);
+        let text = markdown::markdown(&report, request.top);
         outputs.write(&summary.path, |out| {
             // What an earlier step wrote may lack its line end.
             out.write_all(if summary.is_empty { b"" } else { b"\n" })?;
@@ -102,10 +102,10 @@ pub fn run(asked: &Gate) -> Result<Verdict> {
         })?;
     }
     match report.verdict {
-        Verdict::Pass => update(&outputs, asked, &kept)?,
+        Verdict::Pass => update(&outputs, request, &kept)?,
         Verdict::Regression => {
-            if let Some(directory) = &asked.update_baseline
-                && asked.verbosity != Verbosity::Quiet
+            if let Some(directory) = &request.update_baseline
+                && request.verbosity != Verbosity::Quiet
             {
                 messages::note(&format!(
                     "{} stays as it is; to accept the change: stackprof gate --new FILE... --update-baseline {}",
@@ -128,15 +128,15 @@ struct StepSummary {
 /// said.
 fn step_summary<'a>(
     outputs: &OutputFiles,
-    asked: &Gate,
+    request: &Gate,
     mut inputs: impl Iterator<Item = &'a PathBuf>,
 ) -> Result<Option<StepSummary>> {
     const VARIABLE: &str = "GITHUB_STEP_SUMMARY";
-    if !asked.github {
+    if !request.github {
         return Ok(None);
     }
     let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from) else {
-        if asked.verbosity != Verbosity::Quiet {
+        if request.verbosity != Verbosity::Quiet {
             messages::note(&format!(
                 "--github: {VARIABLE} is not set, as outside of GitHub Actions: no step summary"
             ));
@@ -233,8 +233,8 @@ fn check_baseline(directory: &Path) -> Result<()> {
 }
 
 /// Keeps `runs` as the baseline, in place of those kept before.
-fn update(outputs: &OutputFiles, asked: &Gate, runs: &[Saved]) -> Result<()> {
-    let Some(directory) = &asked.update_baseline else { return Ok(()) };
+fn update(outputs: &OutputFiles, request: &Gate, runs: &[Saved]) -> Result<()> {
+    let Some(directory) = &request.update_baseline else { return Ok(()) };
     outputs.make_directories(directory)?;
     for (number, run) in (1..).zip(runs) {
         outputs.write(&directory.join(name_of(number)), |out| pprof::write::write(run, out))?;
@@ -246,7 +246,7 @@ fn update(outputs: &OutputFiles, asked: &Gate, runs: &[Saved]) -> Result<()> {
             outputs.remove(&path)?;
         }
     }
-    if asked.verbosity != Verbosity::Quiet {
+    if request.verbosity != Verbosity::Quiet {
         let kept = plural(runs.len() as u64, "recording");
         messages::note(&format!("{}: {kept} kept as base", directory.display()));
     }

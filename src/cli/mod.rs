@@ -9,11 +9,11 @@
 pub mod addresses;
 pub mod args;
 pub mod clap_text;
-mod code_texts;
 pub mod completions;
 pub mod demo;
 pub mod diff;
 pub mod dump;
+mod embedded_code;
 pub mod file;
 pub mod flags;
 pub mod format;
@@ -32,8 +32,8 @@ pub mod stats;
 pub mod summary;
 mod system;
 pub mod text;
-mod time_part;
-pub mod times;
+mod time_range;
+pub mod timeline_detail;
 
 use std::ffi::OsString;
 
@@ -82,12 +82,12 @@ fn execute(command: args::Command) -> Result<u8> {
     match command {
         args::Command::Record(recording) => record::run(&recording)?,
         args::Command::Dump(what) => dump::run(&what)?,
-        args::Command::Addresses(asked) => addresses::run(&asked)?,
+        args::Command::Addresses(request) => addresses::run(&request)?,
         args::Command::Render(what) => render::run(&what)?,
         args::Command::Open(what) => open::run(&what)?,
-        args::Command::Diff(asked) => diff::run(&asked)?,
-        args::Command::Gate(asked) => {
-            if gate::run(&asked)? == Verdict::Regression {
+        args::Command::Diff(request) => diff::run(&request)?,
+        args::Command::Gate(request) => {
+            if gate::run(&request)? == Verdict::Regression {
                 return Ok(REGRESSION);
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::args::Verbosity;
 use super::args::open::Open;
 use super::args::viewer::{Opening, Viewer, origin};
-use super::code_texts::CodeTexts;
+use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::{messages, saved_files, system};
 use crate::binary::Files;
@@ -15,7 +15,7 @@ use crate::profile::formats::html;
 use crate::profile::{Full, Saved};
 use crate::server::http::{Request, Response};
 use crate::server::symbols::Symbols;
-use crate::server::{FIREFOX_PATH, SPEEDSCOPE_PATH, Site};
+use crate::server::{FIREFOX_PATH, ProfileServer, SPEEDSCOPE_PATH};
 use crate::sources::LocalFiles;
 use crate::sources::viewer::loopback::{self, Activity, Connection, Listener};
 use crate::sources::viewer::{browser, private_file};
@@ -48,11 +48,11 @@ pub(super) fn show(
     saved: Saved,
     title: &str,
     source: Option<&str>,
-    code: Option<&CodeTexts>,
+    code: Option<&EmbeddedCode>,
     opening: &Opening,
     verbosity: Verbosity,
 ) -> Result<()> {
-    // Nothing is written any more but for the user.
+    // From here on only messages and the page are written.
     system::restrict_to_naming(&OutputFiles::new());
     let viewer = opening.viewer.clone().unwrap_or_else(|| {
         if loopback::has_route() {
@@ -74,7 +74,7 @@ fn page(
     saved: &Saved,
     title: &str,
     source: Option<&str>,
-    code: Option<&CodeTexts>,
+    code: Option<&EmbeddedCode>,
     opening: &Opening,
     verbosity: Verbosity,
 ) -> Result<()> {
@@ -90,15 +90,15 @@ fn page(
     };
     page.write(&mut text).map_err(failed)?;
     let path = private_file::write("profile.html", &text).map_err(failed)?;
-    tell(&path.display().to_string(), opening, verbosity);
+    print_address(&path.display().to_string(), opening, verbosity);
     if opening.browser {
         start_browser(path.as_os_str(), false);
     }
     Ok(())
 }
 
-/// Prints what is to be opened: the one thing that has to be known.
-fn tell(address: &str, opening: &Opening, verbosity: Verbosity) {
+/// Prints the address of what is opened, also with `--quiet` where no browser is started.
+fn print_address(address: &str, opening: &Opening, verbosity: Verbosity) {
     if verbosity != Verbosity::Quiet || !opening.browser {
         messages::result(&format!("{address}\n"));
     }
@@ -128,20 +128,21 @@ fn serve(saved: Saved, viewer: &str, opening: &Opening, verbosity: Verbosity) ->
     let base = format!("http://127.0.0.1:{}/{token}", listener.port());
     let address = address(viewer, &base);
     let origin = origin(viewer).unwrap_or_default();
-    let site = Site::new(token, listener.port(), origin, symbols);
-    tell(&address, opening, verbosity);
+    let server = ProfileServer::new(token, listener.port(), origin, symbols);
+    print_address(&address, opening, verbosity);
     if opening.browser {
         start_browser(OsStr::new(&address), true);
     }
     if verbosity != Verbosity::Quiet {
         messages::note("serving the profile to your browser; Ctrl-C ends");
     }
-    let answer = move |connection: &mut Connection, activity: &Activity| answer(&site, connection, activity);
+    let answer =
+        move |connection: &mut Connection, activity: &Activity| answer(&server, connection, activity);
     listener.serve(opening.timeout, Arc::new(answer)).map_err(failed)
 }
 
 /// Answers one connection.
-fn answer(site: &Site, connection: &mut Connection, activity: &Activity) {
+fn answer(server: &ProfileServer, connection: &mut Connection, activity: &Activity) {
     let request = match Request::read(connection) {
         Ok(request) => request,
         Err(refusal) => {
@@ -152,8 +153,8 @@ fn answer(site: &Site, connection: &mut Connection, activity: &Activity) {
         }
     };
     // Requests of others do not keep the server.
-    let active = site.is_granted(&request).then(|| activity.begin_request());
-    let _ = site.answer(&request).write(connection);
+    let active = server.is_authorized(&request).then(|| activity.begin_request());
+    let _ = server.answer(&request).write(connection);
     drop(active);
 }
 

@@ -1,4 +1,4 @@
-//! Writes a saved profile to wherever and in whatever form the user asked for.
+//! Writes a saved profile to wherever and in whatever format the user asked for.
 //!
 //! Input: the profile, the outputs, and what a picture is to look like. Output: files, whole
 //! or not at all. Recording and rendering both end here.
@@ -6,7 +6,7 @@
 use std::io;
 
 use super::args::{Destination, Output};
-use super::code_texts::CodeTexts;
+use super::embedded_code::EmbeddedCode;
 use crate::cli::file::{self, OutputFiles};
 use crate::cli::format::Format;
 use crate::error::{Error, ErrorKind, Result};
@@ -15,7 +15,7 @@ use crate::flamegraph::Graph;
 use crate::profile::formats::{firefox, folded, html, otlp, pprof, speedscope};
 use crate::profile::{ByName, CallTree, Direction, Full, Saved};
 
-/// How the profile is to be shown where a form leaves a choice.
+/// How the profile is to be shown where a format leaves a choice.
 #[derive(Clone, Debug)]
 pub(super) struct Presentation {
     /// The picture, its heading included.
@@ -25,7 +25,7 @@ pub(super) struct Presentation {
     /// How the stacks were sampled, for forms that have a place for it.
     pub(super) source: Option<String>,
     /// What puts source and instructions into pages.
-    pub(super) code: Option<CodeTexts>,
+    pub(super) code: Option<EmbeddedCode>,
     /// `function (file:line)`.
     pub(super) lines: bool,
     /// pprof with a sample for each time.

@@ -1,21 +1,22 @@
-//! `stackprof record`: check, record, name, write, tell.
+//! `stackprof record`: check, record, name, write, report.
 //!
 //! [`run`] is that order. Only this file knows all that was asked for; each step, in a file of
 //! its own, gets what it uses: `destinations.rs` where the profile goes, `sampling.rs` attaches
-//! or launches and samples, `tell.rs` says how it went.
+//! or launches and samples, `report.rs` reports how it went.
 
 mod destinations;
+mod report;
 mod sampling;
-mod tell;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::args::{self, Naming, Output, Recording, Source, Verbosity};
-use super::code_texts::CodeTexts;
+use super::args::{self, Destination, Naming, Output, Recording, Source, Verbosity};
+use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::format::Format;
 use super::outputs::{self, Presentation};
+use super::stats::RunFigures;
 use super::{functions, messages, naming, open, summary, system, text};
 use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result};
@@ -33,104 +34,136 @@ use destinations::Destinations;
 /// waited for this long so that the summary can tell how it ended.
 const LINGER_NS: u64 = 500_000_000;
 
-/// What is recorded can be read again from every form.
+/// What is recorded can be read again from every format.
 const _: () = assert!(args::DEPTH_MAX <= crate::profile::MAX_DEPTH);
 
 /// Records and writes what was asked for.
 ///
 /// # Errors
 /// One line: attaching refused, an output that cannot be written, nothing sampled.
-pub fn run(asked: &Recording) -> Result<()> {
-    let launched = matches!(asked.source, Source::Launch(_) | Source::Demo);
+pub fn run(request: &Recording) -> Result<()> {
+    let launched = matches!(request.source, Source::Launch(_) | Source::Demo);
     let files = OutputFiles::new();
     let destinations = Destinations {
         files: &files,
-        asked: &asked.outputs,
-        default_format: asked.default_format,
-        demo: asked.source == Source::Demo,
+        requested: &request.outputs,
+        default_format: request.default_format,
+        demo: request.source == Source::Demo,
     };
 
     // Check: a command must not run only to hear that its profile cannot be kept.
-    destinations.check((asked.reverse, asked.pprof_timestamps), asked.stats.as_ref())?;
+    destinations.check((request.reverse, request.pprof_timestamps), request.stats.as_ref())?;
 
     // Record.
     let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
-    let options = sampling_options(asked, launched);
-    let is_own = matches!(asked.source, Source::Launch(_)) && asked.launch.run_as.is_none();
+    let options = sampling_options(request, launched);
+    let is_own = matches!(request.source, Source::Launch(_)) && request.launch.run_as.is_none();
     // Before this thread becomes that user.
     let user_behind_root = is_own.then(system::user_behind_root).flatten();
-    let &Recording { way, kernel, children, children_needed, .. } = asked;
-    let how = sampling::SamplingChoice { way, kernel, children, children_needed };
+    let &Recording { method, kernel, children, children_needed, .. } = request;
+    let mode = sampling::SamplingMode { method, kernel, children, children_needed };
     let ((profile, target_files), command) =
-        sampling::run(&asked.source, &asked.launch, how, &options, asked.verbosity, &check_name)?;
+        sampling::run(&request.source, &request.launch, mode, &options, request.verbosity, &check_name)?;
     let memory = system::own_memory();
     signals::enter(Phase::Output);
     if profile.stats.samples == 0 {
-        let program = match &asked.source {
+        let program = match &request.source {
             Source::Launch(command) => command.first().map(|program| &**program),
             _ => None,
         };
-        let nothing = tell::Nothing { idle: asked.idle, off_cpu: asked.off_cpu, program, command };
-        return Err(tell::nothing_sampled(&profile, &nothing));
+        let nothing = report::Nothing { idle: request.idle, off_cpu: request.off_cpu, program, command };
+        return Err(report::nothing_sampled(&profile, &nothing));
     }
 
     // Name.
     let begun = Instant::now();
     let outputs = destinations.outputs(&profile.process.name, profile.process.pid);
     system::restrict_to_naming(&files);
-    let lines = asked.naming.lines || asked.open.is_some() || outputs.iter().any(keeps_lines);
-    let options = naming::options(Naming { lines, ..asked.naming }, &*target_files);
-    let options = symbol::Options { files_by_process: &profile.files, ..options };
-    let frames = profile.trie.frames().enumerate();
-    let frames = frames.map(|(index, frame)| (FrameId(index as u32), frame));
-    let names = symbol::symbolicate(frames, &profile.images, &options);
+    let names = name(request, &profile, &*target_files, &outputs);
     let named = Instant::now();
 
     // Write.
     system::restrict(Role::Writing);
-    let circumstances = Circumstances {
-        without_times: asked.open.is_none()
-            && !outputs.iter().any(|output| {
-                output.format.keeps_times() || (asked.pprof_timestamps && output.format == Format::Pprof)
-            }),
-        ..circumstances(asked, launched, &profile)
-    };
+    let circumstances = circumstances(request, launched, &profile, &outputs);
     let saved = Saved::from_recording(&profile, &names, circumstances)
         .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
-    // First what waits for nobody: a signal that ends the wait for a reader then loses none of it.
-    let shown = shown(asked, &profile, target_files);
-    let may_wait = |output: &Output| destinations::may_wait(&output.to);
-    let (waiting, immediate): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
-    outputs::write(&files, &saved, &immediate, &shown)?;
-    let mut figures = tell::figures(&profile, &names, launched, &outputs);
-    figures.command = command;
-    figures.memory = memory;
-    figures.user_behind_root = user_behind_root;
-    figures.symbolicate_s = (named - begun).as_secs_f64();
-    figures.write_s = named.elapsed().as_secs_f64();
-    let (stats_waits, stats_file): (Vec<_>, Vec<_>) =
-        asked.stats.iter().partition(|to| destinations::may_wait(to));
-    for to in stats_file {
-        tell::stats(&files, to, &profile, &figures)?;
-    }
-    outputs::write(&files, &saved, &waiting, &shown)?;
-    if asked.verbosity != Verbosity::Quiet {
-        figures.hottest = hottest(&saved)?;
-    }
-    let saved = asked.open.is_some().then_some(saved);
-    figures.write_s = named.elapsed().as_secs_f64();
+    let shown = shown(request, &profile, target_files);
+    let figures = || RunFigures {
+        command,
+        memory,
+        user_behind_root,
+        symbolicate_s: (named - begun).as_secs_f64(),
+        ..report::figures(&profile, &names, launched, &outputs)
+    };
+    let result = Finished {
+        request,
+        files: &files,
+        outputs: &outputs,
+        profile: &profile,
+        saved: &saved,
+        shown: &shown,
+    };
+    let (figures, waiting_stats) = write(&result, named, figures)?;
+    let saved = request.open.is_some().then_some(saved);
 
-    // Tell.
-    for to in stats_waits {
-        tell::stats(&files, to, &profile, &figures)?;
+    // Report.
+    for to in waiting_stats {
+        report::stats(&files, to, &profile, &figures)?;
     }
-    tell::summary(asked.verbosity, &profile, &names, &figures, asked.unwind);
-    if let (Some(opening), Some(saved)) = (&asked.open, saved) {
+    report::summary(request.verbosity, &profile, &names, &figures, request.unwind);
+    if let (Some(opening), Some(saved)) = (&request.open, saved) {
         signals::enter(Phase::Server);
         let Presentation { graph, source, code, .. } = shown;
-        open::show(saved, &graph.title, source.as_deref(), code.as_ref(), opening, asked.verbosity)?;
+        open::show(saved, &graph.title, source.as_deref(), code.as_ref(), opening, request.verbosity)?;
     }
-    tell::cut_short(&profile).map_or(Ok(()), Err)
+    report::cut_short(&profile).map_or(Ok(()), Err)
+}
+
+/// Names the frames of a recording.
+fn name(request: &Recording, profile: &Profile, files: &dyn Files, outputs: &[Output]) -> symbol::Names {
+    let lines = request.naming.lines || request.open.is_some() || outputs.iter().any(keeps_lines);
+    let options = naming::options(Naming { lines, ..request.naming }, files);
+    let options = symbol::Options { files_by_process: &profile.files, ..options };
+    let frames = profile.trie.frames().enumerate();
+    let frames = frames.map(|(index, frame)| (FrameId(index as u32), frame));
+    symbol::symbolicate(frames, &profile.images, &options)
+}
+
+/// A recording with its profile, and where it goes.
+#[derive(Clone, Copy)]
+struct Finished<'r, 'a> {
+    request: &'r Recording,
+    files: &'a OutputFiles,
+    outputs: &'a [Output],
+    profile: &'a Profile,
+    saved: &'a Saved,
+    shown: &'a Presentation,
+}
+
+/// Writes the outputs, and the statistics if they go to a file. Returns the figures, and where statistics may wait for a
+/// reader. Files are written first: a signal that ends the wait for a reader then loses none of them.
+fn write<'r>(
+    finished: &Finished<'r, '_>,
+    named: Instant,
+    figures: impl FnOnce() -> RunFigures,
+) -> Result<(RunFigures, Vec<&'r Destination>)> {
+    let &Finished { request, files, outputs, profile, saved, shown } = finished;
+    let may_wait = |output: &Output| destinations::may_wait(&output.to);
+    let (waiting, immediate): (Vec<Output>, Vec<Output>) = outputs.iter().cloned().partition(may_wait);
+    outputs::write(files, saved, &immediate, shown)?;
+    let mut figures = figures();
+    figures.write_s = named.elapsed().as_secs_f64();
+    let (waiting_stats, stats_files): (Vec<_>, Vec<_>) =
+        request.stats.iter().partition(|to| destinations::may_wait(to));
+    for to in stats_files {
+        report::stats(files, to, profile, &figures)?;
+    }
+    outputs::write(files, saved, &waiting, shown)?;
+    if request.verbosity != Verbosity::Quiet {
+        figures.hottest = hottest(saved)?;
+    }
+    figures.write_s = named.elapsed().as_secs_f64();
+    Ok((figures, waiting_stats))
 }
 
 /// The line of the summary that names the functions with the most self counts.
@@ -142,44 +175,52 @@ fn hottest(saved: &Saved) -> Result<Option<String>> {
 }
 
 /// What is known of the recording beside its profile.
-fn circumstances(asked: &Recording, launched: bool, profile: &Profile) -> Circumstances {
+fn circumstances(
+    request: &Recording,
+    launched: bool,
+    profile: &Profile,
+    outputs: &[Output],
+) -> Circumstances {
+    let keeps_times = |output: &Output| {
+        output.format.keeps_times() || (request.pprof_timestamps && output.format == Format::Pprof)
+    };
     Circumstances {
         time_unix_ns: profile.stats.begun_unix_ns,
         launched,
-        idle: asked.idle || asked.off_cpu,
-        per_process: asked.per_process,
-        without_times: false,
+        idle: request.idle || request.off_cpu,
+        per_process: request.per_process,
+        without_times: request.open.is_none() && !outputs.iter().any(keeps_times),
     }
 }
 
 /// How the sampler is to work.
-fn sampling_options(asked: &Recording, launched: bool) -> sampler::Options {
+fn sampling_options(request: &Recording, launched: bool) -> sampler::Options {
     sampler::Options {
-        hz: asked.hz,
-        duration_ns: asked.duration.map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
-        idle: asked.idle,
-        off_cpu: asked.off_cpu,
-        threads: asked.threads,
-        timeline_bytes: asked.timeline_bytes,
-        max_depth: asked.max_depth,
-        unwind: asked.unwind,
-        seed: asked.seed.unwrap_or(match asked.source {
+        hz: request.hz,
+        duration_ns: request.duration.map(|duration| duration.as_nanos().try_into().unwrap_or(u64::MAX)),
+        idle: request.idle,
+        off_cpu: request.off_cpu,
+        threads: request.threads,
+        timeline_bytes: request.timeline_bytes,
+        max_depth: request.max_depth,
+        unwind: request.unwind,
+        seed: request.seed.unwrap_or(match request.source {
             // A simulated run replays from its one number.
             Source::Sim { seed } => seed,
             _ => u64::from(std::process::id()),
         }),
-        max_stop: asked.max_stop_percent / 100.0,
+        max_stop: request.max_stop_percent / 100.0,
         linger_ns: if launched { LINGER_NS } else { 0 },
     }
 }
 
-/// Whether a form has a place for lines, which others need not pay for.
+/// Whether a format has a place for lines, which others need not pay for.
 fn keeps_lines(output: &Output) -> bool {
     !matches!(output.format, Format::Svg | Format::Folded)
 }
 
 /// What the outputs show.
-fn shown(asked: &Recording, profile: &Profile, files: Arc<dyn Files>) -> Presentation {
+fn shown(request: &Recording, profile: &Profile, files: Arc<dyn Files>) -> Presentation {
     let stats = &profile.stats;
     let caption = Caption {
         process: &profile.process.name,
@@ -191,23 +232,23 @@ fn shown(asked: &Recording, profile: &Profile, files: Arc<dyn Files>) -> Present
         lost: stats.samples_lost.values().sum(),
         incomplete: stats.stacks_incomplete.values().sum(),
     };
-    let (title, subtitle) = caption.headings(asked.title.as_deref());
+    let (title, subtitle) = caption.headings(request.title.as_deref());
     let graph = Graph {
         title,
         subtitle,
         unit: String::new(),
-        min_width_percent: asked.min_width_percent,
-        colors: asked.colors,
-        dark: asked.dark,
-        inverted: asked.inverted,
+        min_width_percent: request.min_width_percent,
+        colors: request.colors,
+        dark: request.dark,
+        inverted: request.inverted,
     };
     Presentation {
         graph,
-        title: asked.title.clone(),
+        title: request.title.clone(),
         source: summary::source(&profile.process),
-        code: Some(CodeTexts::new(asked.source_directories.as_deref(), files)),
-        lines: asked.naming.lines,
-        pprof_timestamps: asked.pprof_timestamps,
-        reverse: asked.reverse,
+        code: Some(EmbeddedCode::new(request.source_directories.as_deref(), files)),
+        lines: request.naming.lines,
+        pprof_timestamps: request.pprof_timestamps,
+        reverse: request.reverse,
     }
 }

@@ -1,4 +1,4 @@
-//! `stackprof render`: saved profiles in, merged and filtered, any other form out.
+//! `stackprof render`: saved profiles in, merged and filtered, any other format out.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::args::Verbosity;
 use super::args::render::{Patterns, Render};
-use super::code_texts::CodeTexts;
+use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::outputs::{self, Presentation};
 use super::text::plural;
-use super::{functions, messages, saved_files, system, time_part};
+use super::{functions, messages, saved_files, system, time_range};
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::filter::{self, Filter, RemainingCounts};
@@ -28,7 +28,7 @@ pub fn run(render: &Render) -> Result<()> {
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
     outputs::check_options(render.reverse, render.pprof_timestamps, &render.outputs)?;
     system::restrict_to_naming(&files);
-    let saved = within(render, merged(&render.profiles, saved_files::strictness(render.strict))?)?;
+    let saved = in_time_range(render, merged(&render.profiles, saved_files::strictness(render.strict))?)?;
     let saved = filtered(render, saved)?;
     let (title, subtitle) = headings(&saved, render.title.as_deref());
     let shown = Presentation {
@@ -44,7 +44,7 @@ pub fn run(render: &Render) -> Result<()> {
         title: render.title.clone(),
         source: None,
         code: (!render.source_directories.is_empty())
-            .then(|| CodeTexts::new(Some(&render.source_directories), Arc::new(LocalFiles))),
+            .then(|| EmbeddedCode::new(Some(&render.source_directories), Arc::new(LocalFiles))),
         lines: render.lines,
         pprof_timestamps: render.pprof_timestamps,
         reverse: render.reverse,
@@ -115,15 +115,15 @@ fn read_one(path: &Path, strictness: Strictness) -> Result<Saved> {
     Ok(saved)
 }
 
-/// The part of the time that is wanted.
-fn within(render: &Render, saved: Saved) -> Result<Saved> {
+/// The time range of `--from` and `--to`.
+fn in_time_range(render: &Render, saved: Saved) -> Result<Saved> {
     let Some(range) = &render.time else { return Ok(saved) };
     if render.profiles.len() > 1 {
         let why = "--from and --to: several profiles have no common time; render each by itself";
         return Err(Error::new(ErrorKind::Input, why));
     }
     let name = render.profiles.first().map_or(String::new(), |path| saved_files::name(path));
-    time_part::cut(&saved, range, "--from", &name)
+    time_range::extract(&saved, range, "--from", &name)
 }
 
 fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
@@ -137,10 +137,10 @@ fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
         return Ok(saved);
     }
     // Times tell the threads of a profile that merged them.
-    let saved = match render.thread.is_empty() || !saved.can_part_threads() {
+    let saved = match render.thread.is_empty() || !saved.has_merged_threads() {
         true => saved,
         false => saved
-            .with_threads_apart()
+            .split_by_thread()
             .map_err(|full| Error::new(ErrorKind::Input, full.to_string()).caused_by(full))?,
     };
     let matches = options.map(|(_, patterns)| move |name: &str| patterns.matches(name));

@@ -169,7 +169,7 @@ fn pause(process: &Process, stats: &Stats) -> Option<String> {
         let of_whole = |ns: u64| 100.0 * ns as f64 / whole_ns as f64;
         let (share, held_up) = (of_whole(stats.stood_ns), of_whole(stats.held_up_ns));
         line += &match share {
-            0.0..0.005 => format!("; the target stood below 0.01% of {of_what}"),
+            0.0..0.005 => format!("; stopped for under 0.01% of {of_what}"),
             _ => format!("; the target stood {share:.2}% of {of_what}"),
         };
         if held_up >= 0.1 {
@@ -486,9 +486,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (at 997 Hz, 1 missed)
         stats.stood_ns = 900;
         assert_eq!(
             pause(&process(), &stats).as_deref(),
-            Some(
-                "median 900 ns, p99 900 ns, max 900 ns per stop; the target stood below 0.01% of its CPU time"
-            )
+            Some("median 900 ns, p99 900 ns, max 900 ns per stop; stopped for under 0.01% of its CPU time")
         );
         (stats.target_cpu_ns, stats.held_up_ns) = (10_000, 500);
         assert_eq!(

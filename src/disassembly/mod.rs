@@ -51,7 +51,7 @@ impl InstructionSet {
 
     /// The lowest bits of an address that are 0 where an instruction begins.
     #[must_use]
-    pub fn unaligned_bits(self) -> u32 {
+    pub fn alignment_mask(self) -> u32 {
         match self {
             InstructionSet::X86_64 | InstructionSet::X86 => 0,
             InstructionSet::A64 | InstructionSet::A32 => 3,
@@ -89,12 +89,12 @@ pub struct Listing {
     /// By address, without a gap.
     pub instructions: Vec<Instruction>,
     /// The range was longer than [`MAX_BYTES`], or than its segment: the rest is left out.
-    pub is_cut: bool,
+    pub is_truncated: bool,
 }
 
 /// Why there is no listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NoListing {
+pub enum DisassemblyError {
     /// The file is not understood.
     Format(FormatError),
     /// No decoder for this processor.
@@ -105,22 +105,22 @@ pub enum NoListing {
     Replaced,
 }
 
-impl fmt::Display for NoListing {
+impl fmt::Display for DisassemblyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NoListing::Format(why) => why.fmt(f),
-            NoListing::Processor => f.write_str("no disassembler for this processor"),
-            NoListing::Outside(svma) => write!(f, "no code at {:#x} in the file", svma.0),
-            NoListing::Replaced => f.write_str("the file was overwritten meanwhile"),
+            DisassemblyError::Format(why) => why.fmt(f),
+            DisassemblyError::Processor => f.write_str("no disassembler for this processor"),
+            DisassemblyError::Outside(svma) => write!(f, "no code at {:#x} in the file", svma.0),
+            DisassemblyError::Replaced => f.write_str("the file was overwritten meanwhile"),
         }
     }
 }
 
-impl std::error::Error for NoListing {
+impl std::error::Error for DisassemblyError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            NoListing::Format(why) => Some(why),
-            NoListing::Processor | NoListing::Outside(_) | NoListing::Replaced => None,
+            DisassemblyError::Format(why) => Some(why),
+            DisassemblyError::Processor | DisassemblyError::Outside(_) | DisassemblyError::Replaced => None,
         }
     }
 }
@@ -159,13 +159,13 @@ fn set_at(object: &Object, bytes: &[u8], svma: Svma) -> Option<InstructionSet> {
 ///
 /// # Errors
 /// Why there are none.
-pub fn list(image: &ImageBytes, range: Range<Svma>) -> Result<Listing, NoListing> {
-    let object = Object::parse(image.bytes()).map_err(NoListing::Format)?;
-    let set = set_at(&object, image.bytes(), range.start).ok_or(NoListing::Processor)?;
-    let start = Svma(range.start.0 & !u64::from(set.unaligned_bits()));
+pub fn list(image: &ImageBytes, range: Range<Svma>) -> Result<Listing, DisassemblyError> {
+    let object = Object::parse(image.bytes()).map_err(DisassemblyError::Format)?;
+    let set = set_at(&object, image.bytes(), range.start).ok_or(DisassemblyError::Processor)?;
+    let start = Svma(range.start.0 & !u64::from(set.alignment_mask()));
     let asked = range.end.0.saturating_sub(start.0);
     let length = asked.min(MAX_BYTES);
-    let outside = || NoListing::Outside(range.start);
+    let outside = || DisassemblyError::Outside(range.start);
     let offset = object.file_offset_of(start).ok_or_else(outside)?;
     let last = length.checked_sub(1).and_then(|last| start.checked_add(last)).ok_or_else(outside)?;
     // A range that leaves its segment ends there.
@@ -178,14 +178,15 @@ pub fn list(image: &ImageBytes, range: Range<Svma>) -> Result<Listing, NoListing
         return Err(outside());
     }
     let mut instructions = Vec::new();
-    let rest = &code[..code.len().min(inside + LONGEST_BYTES)];
+    let rest = &code[..code.len().min(inside + LOOKAHEAD_BYTES)];
     decode(set, rest, start, inside, &mut |instruction| instructions.push(instruction));
-    image.unchanged().map_err(|_| NoListing::Replaced)?;
-    Ok(Listing { set, instructions, is_cut: (inside as u64) < asked })
+    image.unchanged().map_err(|_| DisassemblyError::Replaced)?;
+    Ok(Listing { set, instructions, is_truncated: (inside as u64) < asked })
 }
 
-/// Bytes of a longest instruction (Intel 64 manual, 2.3.11), less the one that is in the range.
-const LONGEST_BYTES: usize = 14;
+/// Bytes behind the range that its last instruction may have: the longest x86 instruction (15; Intel 64 manual,
+/// 2.3.11), minus one.
+const LOOKAHEAD_BYTES: usize = 14;
 
 /// How many bytes from an address on are in its segment, at most `length`, which are too many.
 fn bytes_in_segment(object: &Object, start: Svma, length: u64) -> u64 {

@@ -172,15 +172,15 @@ fn ranges_that_are_not_in_the_file_are_refused() {
     let image = ImageBytes::new(own);
     let found = list(&image, entry..Svma(entry.0 + 8)).expect("code");
     assert_eq!(found.instructions[0].svma, entry);
-    assert!(!found.is_cut);
+    assert!(!found.is_truncated);
     let far = Svma(u64::MAX - 16);
-    assert_eq!(list(&image, far..Svma(u64::MAX)), Err(NoListing::Outside(far)));
-    assert_eq!(list(&image, entry..entry), Err(NoListing::Outside(entry)));
-    assert_eq!(list(&image, entry..Svma(0)), Err(NoListing::Outside(entry)));
+    assert_eq!(list(&image, far..Svma(u64::MAX)), Err(DisassemblyError::Outside(far)));
+    assert_eq!(list(&image, entry..entry), Err(DisassemblyError::Outside(entry)));
+    assert_eq!(list(&image, entry..Svma(0)), Err(DisassemblyError::Outside(entry)));
     let all = list(&image, entry..Svma(u64::MAX)).expect("code");
-    assert!(all.is_cut);
+    assert!(all.is_truncated);
     let bytes: usize = all.instructions.iter().map(|instruction| instruction.bytes.len()).sum();
     assert!(bytes as u64 <= MAX_BYTES + 15, "{bytes}");
     let none = ImageBytes::new(b"no image".to_vec());
-    assert!(matches!(list(&none, entry..far), Err(NoListing::Format(_))));
+    assert!(matches!(list(&none, entry..far), Err(DisassemblyError::Format(_))));
 }

@@ -114,7 +114,7 @@ fn check_run(run: &Run) -> Result<(), Incomparable> {
     if run.about.unit != SAMPLES {
         return Err(Incomparable::OtherUnit { run: source(), unit: run.about.unit.clone() });
     }
-    if run.about.cut {
+    if run.about.is_time_range {
         return Err(Incomparable::Cut(source()));
     }
     match run.total {

@@ -60,8 +60,8 @@ pub struct About {
     pub launched: Option<bool>,
     /// Whether waiting threads were recorded too (`--idle`), so that counts are wall-clock time.
     pub idle: Option<bool>,
-    /// Whether this is a part of the time of a recording, cut out of it.
-    pub cut: bool,
+    /// Whether this is a time range of a recording, not all of it.
+    pub is_time_range: bool,
     /// What the counts count: [`SAMPLES`]; another word in profiles of other programs (`bytes`).
     pub unit: String,
     /// Counts that are not in the profile, by reason.
@@ -87,7 +87,7 @@ impl Default for About {
             command: None,
             launched: None,
             idle: None,
-            cut: false,
+            is_time_range: false,
             unit: SAMPLES.to_owned(),
             lost: BTreeMap::new(),
             incomplete: BTreeMap::new(),
@@ -128,8 +128,8 @@ impl About {
     }
 
     /// Describes a part of the time of the recording, nanoseconds since it began, in which this was lost.
-    pub(super) fn cut_to(&mut self, range: &Range<u64>, lost: BTreeMap<String, u64>) {
-        self.cut = true;
+    pub(super) fn limit_to(&mut self, range: &Range<u64>, lost: BTreeMap<String, u64>) {
+        self.is_time_range = true;
         self.duration_ns = Some(range.end.saturating_sub(range.start));
         self.time_unix_ns = self.time_unix_ns.map(|began_ns| began_ns.saturating_add(range.start));
         // Not the whole of a command.
@@ -166,7 +166,7 @@ impl About {
         keep_equal(&mut self.launched, &other.launched);
         keep_equal(&mut self.idle, &other.idle);
         keep_equal(&mut self.version, &other.version);
-        self.cut |= other.cut;
+        self.is_time_range |= other.is_time_range;
         self.time_unix_ns = both(self.time_unix_ns, other.time_unix_ns, u64::min);
         self.duration_ns = both(self.duration_ns, other.duration_ns, u64::saturating_add);
         self.ticks = both(self.ticks, other.ticks, u64::saturating_add);

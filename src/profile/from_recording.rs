@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use super::FIBER;
 use super::about::About;
 use super::builder::SavedBuilder;
+use super::exec_chains::ExecChains;
 use super::full::Full;
-use super::lives::Lives;
 use super::saved::{Function, Line, Mapping, Saved, StackRoot};
 use super::texts::TextId;
 use super::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
@@ -215,18 +215,18 @@ impl Conversion<'_> {
                 text,
             });
         }
-        let lives = Lives::of(recorded);
+        let chains = ExecChains::of(recorded);
         for (index, thread) in recorded.threads().iter().enumerate() {
             let is_first = thread.id == u64::from(thread.pid);
             let (pid, id) = (thread.pid, thread.id);
             let text = self.builder.text(&thread.name)?;
             let event = |at_ns, kind| Event { at_ns, kind, process: process(pid), pid, thread: id, text };
-            if !thread.found && !lives.continues_one(index) {
+            if !thread.found && !chains.continues_one(index) {
                 let kind = if is_first { EventKind::ProcessStart } else { EventKind::ThreadStart };
                 events.push(event(thread.begun_ns, kind));
             }
-            let ended_ns = thread.ended_ns.filter(|at_ns| *at_ns < until_ns && !lives.is_continued(index));
-            if let Some(ended_ns) = ended_ns.filter(|_| !is_first || !lives.has_ended(pid)) {
+            let ended_ns = thread.ended_ns.filter(|at_ns| *at_ns < until_ns && !chains.is_continued(index));
+            if let Some(ended_ns) = ended_ns.filter(|_| !is_first || !chains.has_ended(pid)) {
                 let kind = if is_first { EventKind::ProcessEnd } else { EventKind::ThreadEnd };
                 events.push(event(ended_ns, kind));
             }

@@ -5,19 +5,19 @@
 
 pub mod about;
 pub mod builder;
-mod cut;
+mod exec_chains;
 pub mod filter;
 pub mod formats;
 pub mod from_recording;
 mod full;
-mod lives;
 mod merge;
 mod remap;
 mod root_names;
 pub mod saved;
+mod split_by_thread;
 mod stack_frame;
 pub mod texts;
-mod threads_apart;
+mod time_range;
 pub mod timeline;
 pub mod views;
 

@@ -35,6 +35,14 @@ pub struct Mapping {
     pub build_id: TextId,
 }
 
+impl Mapping {
+    /// The offset in the file of an address; addresses behind the mapping are not refused.
+    #[must_use]
+    pub fn file_offset_of(&self, address: u64) -> Option<u64> {
+        address.checked_sub(self.start)?.checked_add(self.file_offset)
+    }
+}
+
 /// A function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Function {
@@ -75,7 +83,7 @@ pub struct Frame {
     pub lines: Range<u32>,
 }
 
-/// The family that a stack belongs to.
+/// The root of a stack: its process and thread, and how it was sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StackRoot {
     /// Name of the process.
@@ -227,6 +235,21 @@ impl Saved {
                 visit(node, root, &frames, count);
             }
         });
+    }
+
+    /// The root of a node; its frames, outermost first, are put into `frames`.
+    pub(in crate::profile) fn path_of(&self, node: NodeId, frames: &mut Vec<u32>) -> Option<StackRoot> {
+        let (mut root, mut at) = (None, Some(node));
+        while let Some(here) = at {
+            match self.trie.key(here) {
+                Some(StackFrame::Root(index)) => root = self.roots.get(index as usize).copied(),
+                Some(StackFrame::Frame(frame)) => frames.push(frame),
+                None => {}
+            }
+            at = self.trie.parent(here);
+        }
+        frames.reverse();
+        root
     }
 
     /// The root of a path of the trie; its other frames are put into `frames`.

@@ -62,7 +62,7 @@ impl TimedSample {
     }
 
     /// The part of it that lies in a range; `None` for none. Parts of ranges that make a whole make a whole.
-    fn within(&self, range: &Range<u64>) -> Option<TimedSample> {
+    fn in_time_range(&self, range: &Range<u64>) -> Option<TimedSample> {
         if self.count == 0 {
             // Of a time without a stack each moment is like another.
             let (since_ns, at_ns) = (self.since_ns().max(range.start), self.at_ns.min(range.end));
@@ -128,7 +128,7 @@ impl Loss {
     }
 
     /// The part of it that lies in a range, whose beginning its times count from.
-    fn within(&self, range: &Range<u64>) -> Option<Loss> {
+    fn in_time_range(&self, range: &Range<u64>) -> Option<Loss> {
         let lost_ns = self.before_ns(range.end) - self.before_ns(range.start);
         let since_ns = self.since_ns.max(range.start) - range.start;
         let at_ns = self.at_ns.min(range.end).saturating_sub(range.start);
@@ -342,23 +342,23 @@ impl Timeline {
         samples.chain(losses).max().unwrap_or(0)
     }
 
-    /// What is in a part of the time, nanoseconds since the recording began. Its times count from the beginning of
-    /// the part.
+    /// What is in a time range, nanoseconds since the recording began. Its times count from the beginning of the
+    /// range.
     #[must_use]
-    pub(super) fn within(&self, range: &Range<u64>) -> Timeline {
+    pub(super) fn in_time_range(&self, range: &Range<u64>) -> Timeline {
         let from = |at_ns: u64| at_ns.saturating_sub(range.start);
-        let mut part = self.clone();
-        for thread in &mut part.threads {
-            let kept = thread.samples.iter().filter_map(|sample| sample.within(range));
+        let mut selected = self.clone();
+        for thread in &mut selected.threads {
+            let kept = thread.samples.iter().filter_map(|sample| sample.in_time_range(range));
             thread.samples = kept.map(|sample| TimedSample { at_ns: from(sample.at_ns), ..sample }).collect();
             thread.begun_ns = from(thread.begun_ns);
             thread.ended_ns = thread.ended_ns.filter(|ended_ns| *ended_ns < range.end).map(from);
         }
-        part.threads.retain(|thread| !thread.samples.is_empty());
-        part.losses = self.losses.iter().filter_map(|loss| loss.within(range)).collect();
-        part.events.retain(|event| range.contains(&event.at_ns));
-        part.events.iter_mut().for_each(|event| event.at_ns = from(event.at_ns));
-        part
+        selected.threads.retain(|thread| !thread.samples.is_empty());
+        selected.losses = self.losses.iter().filter_map(|loss| loss.in_time_range(range)).collect();
+        selected.events.retain(|event| range.contains(&event.at_ns));
+        selected.events.iter_mut().for_each(|event| event.at_ns = from(event.at_ns));
+        selected
     }
 
     /// By reason: how much of what was lost lies before a time, and how much there is in all, nanoseconds.

@@ -176,7 +176,7 @@ impl Stats {
     pub fn achieved_hz(&self) -> Option<f64> {
         // The ticks of samples that the system takes are computed from these.
         let counted = if self.samples_pushed > 0 { self.samples_pushed } else { self.ticks };
-        let is_told = counted >= RATE_COUNT_MIN && self.duration_ns > 0;
-        is_told.then(|| self.ticks as f64 * 1e9 / self.duration_ns as f64)
+        let is_reliable = counted >= RATE_COUNT_MIN && self.duration_ns > 0;
+        is_reliable.then(|| self.ticks as f64 * 1e9 / self.duration_ns as f64)
     }
 }

@@ -38,7 +38,7 @@ fn hex<'d, D: Deserializer<'d>>(from: D) -> Result<u32, D::Error> {
     number.ok_or_else(|| serde::de::Error::custom("expected 0x and up to 8 hexadecimal digits"))
 }
 
-/// What several questions in one, or one, ask.
+/// One job, or several under `jobs`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Jobs {
@@ -171,7 +171,7 @@ fn frame_of(frame: usize, module: &str, offset: u64, place: Option<Place>) -> Fr
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct SourceQuestion {
+struct SourceRequest {
     debug_name: String,
     debug_id: String,
     #[serde(deserialize_with = "hex")]
@@ -180,20 +180,20 @@ struct SourceQuestion {
 }
 
 fn source(symbols: &Symbols, body: &[u8]) -> Result<Value, String> {
-    let asked: SourceQuestion = parse(body)?;
-    let library = library(symbols, &asked.debug_name, &asked.debug_id)?;
-    let source = symbols.source(library, asked.module_offset, &asked.file)?;
+    let request: SourceRequest = parse(body)?;
+    let library = library(symbols, &request.debug_name, &request.debug_id)?;
+    let source = symbols.source(library, request.module_offset, &request.file)?;
     Ok(json!({
         "symbolsLastModified": null,
         "sourceLastModified": null,
-        "file": asked.file,
+        "file": request.file,
         "source": source,
     }))
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct InstructionsQuestion {
+struct AsmRequest {
     debug_name: Option<String>,
     debug_id: Option<String>,
     name: Option<String>,
@@ -207,8 +207,8 @@ struct InstructionsQuestion {
 }
 
 fn instructions(symbols: &Symbols, body: &[u8]) -> Result<Value, String> {
-    let asked: InstructionsQuestion = parse(body)?;
-    let library = match (&asked.debug_name, &asked.debug_id, &asked.name, &asked.code_id) {
+    let request: AsmRequest = parse(body)?;
+    let library = match (&request.debug_name, &request.debug_id, &request.name, &request.code_id) {
         (Some(name), Some(id), ..) => library(symbols, name, id)?,
         (_, _, Some(name), Some(code_id)) => {
             let is_it = |library: &&Library| {
@@ -220,14 +220,14 @@ fn instructions(symbols: &Symbols, body: &[u8]) -> Result<Value, String> {
         }
         _ => return Err("say which library: debugName and debugId, or name and codeId".to_owned()),
     };
-    let whole = asked.continue_until_function_end;
-    let listing = symbols.instructions(library, asked.start_address, asked.size, whole)?;
+    let whole = request.continue_until_function_end;
+    let listing = symbols.instructions(library, request.start_address, request.size, whole)?;
     let first = listing.instructions.first().map_or(0, |instruction| instruction.svma.0);
     let size: usize = listing.instructions.iter().map(|one| one.bytes.len()).sum();
     let instructions: Vec<Value> =
         listing.instructions.iter().map(|one| json!([one.svma.0.wrapping_sub(first), one.text])).collect();
     // Instructions of Arm begin at even addresses, or at words.
-    let aligned = asked.start_address & !listing.set.unaligned_bits();
+    let aligned = request.start_address & !listing.set.alignment_mask();
     Ok(json!({
         "startAddress": format!("{aligned:#x}"),
         "size": format!("{size:#x}"),

@@ -1,8 +1,8 @@
 //! Serves a profile to a viewer in a browser: which requests are answered, and how.
 //!
-//! Input: an HTTP request. Output: the answer, or a refusal. Answered are requests whose
-//! path begins with the token, whose `Host` is this server (a page of another site that has its name point here sends
-//! its own) and whose `Origin`, if they have one, is the viewer's. Not for: sockets, which `sources` has.
+//! Input: an HTTP request. Output: the answer, or a refusal. Requests are answered if their path begins with the token,
+//! `Host` is this server (a page of another site that has its name point here sends its own) and `Origin`, if sent, is
+//! the viewer's. Not for: sockets, which `sources` has.
 
 mod api;
 pub mod http;
@@ -27,7 +27,7 @@ pub const FIREFOX_PATH: &str = "profile.json";
 pub const SPEEDSCOPE_PATH: &str = "profile.speedscope.json";
 
 /// A profile, and to whom it is served.
-pub struct Site {
+pub struct ProfileServer {
     /// What paths begin with: only who started this server knows it.
     token: String,
     /// The port that it listens at, which `Host` must name.
@@ -40,23 +40,23 @@ pub struct Site {
     speedscope: OnceLock<Result<Vec<u8>, String>>,
 }
 
-impl Site {
+impl ProfileServer {
     /// Serves `symbols` at a port to pages of `origin`.
     #[must_use]
-    pub fn new(token: String, port: u16, origin: String, symbols: Symbols) -> Site {
-        Site { token, port, origin, symbols, firefox: OnceLock::new(), speedscope: OnceLock::new() }
+    pub fn new(token: String, port: u16, origin: String, symbols: Symbols) -> ProfileServer {
+        ProfileServer { token, port, origin, symbols, firefox: OnceLock::new(), speedscope: OnceLock::new() }
     }
 
     /// Whether a request has the token, the host and the origin.
     #[must_use]
-    pub fn is_granted(&self, request: &Request) -> bool {
-        self.grant(request).is_ok()
+    pub fn is_authorized(&self, request: &Request) -> bool {
+        self.authorize(request).is_ok()
     }
 
     /// Answers a request.
     #[must_use]
     pub fn answer(&self, request: &Request) -> Response {
-        let mut response = match self.grant(request) {
+        let mut response = match self.authorize(request) {
             Err(refusal) => return refusal,
             Ok(path) => self.serve(request, path),
         };
@@ -69,13 +69,10 @@ impl Site {
     }
 
     /// The path below the token of a request that is answered.
-    fn grant<'r>(&self, request: &'r Request) -> Result<&'r str, Response> {
+    fn authorize<'r>(&self, request: &'r Request) -> Result<&'r str, Response> {
         let forbidden = |text| Response::text(Status::FORBIDDEN, text);
-        let header = |name| {
-            request
-                .header(name)
-                .map_err(|_| Response::text(Status::BAD_REQUEST, "a header stands there twice"))
-        };
+        let header =
+            |name| request.header(name).map_err(|_| Response::text(Status::BAD_REQUEST, "duplicate header"));
         let host = header("host")?.unwrap_or_default();
         let is_this = |name: &str| host.eq_ignore_ascii_case(&format!("{name}:{}", self.port));
         if !is_this("127.0.0.1") && !is_this("localhost") {

@@ -97,8 +97,7 @@ impl Symbols {
                 let named = libraries.list.get(library as usize).filter(|library| !library.name.is_empty());
                 named?;
                 let inside = (mapping.start..mapping.limit).contains(&frame.address);
-                let offset = (frame.address.checked_sub(mapping.start)).filter(|_| inside)?;
-                let offset = offset.checked_add(mapping.file_offset)?;
+                let offset = mapping.file_offset_of(frame.address).filter(|_| inside)?;
                 let relative = match images.get(library as usize)? {
                     Ok(opened) => {
                         let svma = opened.image.object()?.svma_of(offset)?;

@@ -40,8 +40,8 @@ fn profile() -> Saved {
     builder.finish()
 }
 
-fn site() -> Site {
-    Site::new(TOKEN.into(), 8080, ORIGIN.into(), Symbols::new(profile(), Arc::new(NoFiles)))
+fn server() -> ProfileServer {
+    ProfileServer::new(TOKEN.into(), 8080, ORIGIN.into(), Symbols::new(profile(), Arc::new(NoFiles)))
 }
 
 fn request(method: &str, path: &str, headers: &str, body: &str) -> Request {
@@ -50,28 +50,32 @@ fn request(method: &str, path: &str, headers: &str, body: &str) -> Request {
     Request::read(&mut text.as_bytes()).expect("a request")
 }
 
-fn status(site: &Site, method: &str, path: &str, headers: &str) -> u16 {
+fn status(server: &ProfileServer, method: &str, path: &str, headers: &str) -> u16 {
     let request = request(method, path, headers, "");
-    let status = site.answer(&request).status.0;
-    assert_eq!(site.is_granted(&request), !matches!(status, 400 | 403) && path.contains(TOKEN), "{path}");
+    let status = server.answer(&request).status.0;
+    assert_eq!(
+        server.is_authorized(&request),
+        !matches!(status, 400 | 403) && path.contains(TOKEN),
+        "{path}"
+    );
     status
 }
 
 #[test]
 fn only_requests_with_token_host_and_origin_are_answered() {
-    let site = site();
+    let server = server();
     let profile = format!("/{TOKEN}/profile.json");
     for host in ["127.0.0.1:8080", "localhost:8080", "LocalHost:8080"] {
-        assert_eq!(status(&site, "GET", &profile, &format!("Host: {host}\r\n")), 200, "{host}");
+        assert_eq!(status(&server, "GET", &profile, &format!("Host: {host}\r\n")), 200, "{host}");
     }
     // A name that an attacker has point to this system (DNS rebinding) is in `Host`.
     for host in
         ["evil.example:8080", "evil.example", "127.0.0.1", "127.0.0.1:8081", "127.0.0.1:8080.evil", ""]
     {
-        assert_eq!(status(&site, "GET", &profile, &format!("Host: {host}\r\n")), 403, "{host}");
+        assert_eq!(status(&server, "GET", &profile, &format!("Host: {host}\r\n")), 403, "{host}");
     }
-    assert_eq!(status(&site, "GET", &profile, ""), 403);
-    assert_eq!(status(&site, "GET", &profile, "Host: localhost:8080\r\nHost: localhost:8080\r\n"), 400);
+    assert_eq!(status(&server, "GET", &profile, ""), 403);
+    assert_eq!(status(&server, "GET", &profile, "Host: localhost:8080\r\nHost: localhost:8080\r\n"), 400);
     let host = "Host: localhost:8080\r\n";
     for path in [
         "/",
@@ -80,36 +84,36 @@ fn only_requests_with_token_host_and_origin_are_answered() {
         "/0123/profile.json",
         &format!("/{}/profile.json", &TOKEN[1..]),
     ] {
-        assert_eq!(status(&site, "GET", path, host), 404, "{path}");
+        assert_eq!(status(&server, "GET", path, host), 404, "{path}");
     }
     let longer = format!("/x{TOKEN}/profile.json");
-    assert_eq!(site.answer(&request("GET", &longer, host, "")).status.0, 404);
-    assert!(!site.is_granted(&request("GET", &longer, host, "")));
+    assert_eq!(server.answer(&request("GET", &longer, host, "")).status.0, 404);
+    assert!(!server.is_authorized(&request("GET", &longer, host, "")));
     for origin in ["null", "https://evil.example", "https://viewer.example.evil", "http://viewer.example"] {
         let headers = format!("{host}Origin: {origin}\r\n");
-        assert_eq!(status(&site, "GET", &profile, &headers), 403, "{origin}");
-        assert_eq!(status(&site, "OPTIONS", &profile, &headers), 403, "{origin}");
+        assert_eq!(status(&server, "GET", &profile, &headers), 403, "{origin}");
+        assert_eq!(status(&server, "OPTIONS", &profile, &headers), 403, "{origin}");
     }
-    assert_eq!(status(&site, "GET", &format!("/{TOKEN}/other"), host), 404);
-    assert_eq!(status(&site, "GET", &format!("/{TOKEN}/../{TOKEN}/profile.json"), host), 404);
+    assert_eq!(status(&server, "GET", &format!("/{TOKEN}/other"), host), 404);
+    assert_eq!(status(&server, "GET", &format!("/{TOKEN}/../{TOKEN}/profile.json"), host), 404);
 }
 
 #[test]
 fn the_viewers_pages_may_read_answers() {
-    let site = site();
+    let server = server();
     let headers = format!(
         "Host: localhost:8080\r\nOrigin: {ORIGIN}\r\nAccess-Control-Request-Private-Network: true\r\n\
          Accept-Encoding: br;q=1, gzip\r\n"
     );
     let path = format!("/{TOKEN}/profile.json?x=1");
-    let answer = site.answer(&request("OPTIONS", &path, &headers, ""));
+    let answer = server.answer(&request("OPTIONS", &path, &headers, ""));
     let value = |response: &Response, name: &str| {
         response.headers.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone())
     };
     assert_eq!(answer.status.0, 204);
     assert_eq!(value(&answer, "Access-Control-Allow-Origin").as_deref(), Some(ORIGIN));
     assert_eq!(value(&answer, "Access-Control-Allow-Private-Network").as_deref(), Some("true"));
-    let answer = site.answer(&request("GET", &path, &headers, ""));
+    let answer = server.answer(&request("GET", &path, &headers, ""));
     assert_eq!(value(&answer, "Access-Control-Allow-Origin").as_deref(), Some(ORIGIN));
     assert_eq!(value(&answer, "Content-Encoding").as_deref(), Some("gzip"));
     let mut plain = String::new();
@@ -117,32 +121,32 @@ fn the_viewers_pages_may_read_answers() {
     let packed: Value = serde_json::from_str(&plain).expect("JSON");
     // The same without compression, and nothing but the headers for HEAD.
     let bare = "Host: localhost:8080\r\nAccept-Encoding: gzip;q=0\r\n";
-    let answer = site.answer(&request("GET", &path, bare, ""));
+    let answer = server.answer(&request("GET", &path, bare, ""));
     assert_eq!(serde_json::from_slice::<Value>(&answer.body).expect("JSON"), packed);
     assert!(answer.headers.iter().all(|(name, _)| !name.starts_with("Access-Control")));
     let mut head = Vec::new();
-    site.answer(&request("HEAD", &path, bare, "")).write(&mut head).expect("written");
+    server.answer(&request("HEAD", &path, bare, "")).write(&mut head).expect("written");
     assert!(head.ends_with(b"\r\n\r\n"));
 }
 
-fn ask(site: &Site, path: &str, body: &Value) -> Value {
+fn ask(server: &ProfileServer, path: &str, body: &Value) -> Value {
     let path = format!("/{TOKEN}/{path}");
-    let answer = site.answer(&request("POST", &path, "Host: 127.0.0.1:8080\r\n", &body.to_string()));
+    let answer = server.answer(&request("POST", &path, "Host: 127.0.0.1:8080\r\n", &body.to_string()));
     assert_eq!(answer.status.0, 200);
     serde_json::from_slice(&answer.body).expect("JSON")
 }
 
 #[test]
 fn names_are_those_of_the_profile() {
-    let site = site();
-    let list = &site.symbols.libraries().list;
+    let server = server();
+    let list = &server.symbols.libraries().list;
     assert_eq!(list.len(), 1);
     let id = list[0].debug_id();
     let body = json!({ "jobs": [{
         "memoryMap": [["libx.so", id], ["libx.so", "0"]],
         "stacks": [[[0, 0x1123], [0, 0x1130], [0, 0x1500], [0, 0x1501], [1, 0x1123], [-1, 5], [7, 5]]],
     }]});
-    let answer = ask(&site, "symbolicate/v5", &body);
+    let answer = ask(&server, "symbolicate/v5", &body);
     let frames = &answer["results"][0]["stacks"][0];
     assert_eq!(
         frames[0],
@@ -162,26 +166,26 @@ fn names_are_those_of_the_profile() {
         json!({ format!("libx.so/{id}"): true, "libx.so/0": false })
     );
     // One job without a list.
-    assert_eq!(ask(&site, "symbolicate/v5", &body["jobs"][0]), answer);
+    assert_eq!(ask(&server, "symbolicate/v5", &body["jobs"][0]), answer);
 }
 
 #[test]
 fn without_the_image_there_is_no_source_and_no_code() {
-    let site = site();
-    let id = site.symbols.libraries().list[0].debug_id();
+    let server = server();
+    let id = server.symbols.libraries().list[0].debug_id();
     let source =
         json!({ "debugName": "libx.so", "debugId": id, "moduleOffset": "0x1123", "file": "/src/a.c" });
-    let answer = ask(&site, "source/v1", &source);
+    let answer = ask(&server, "source/v1", &source);
     assert_eq!(answer["error"], "/lib/libx.so: a simulated process has no files");
     let mut other = source.clone();
     other["file"] = json!("/etc/passwd");
-    let answer = ask(&site, "source/v1", &other);
+    let answer = ask(&server, "source/v1", &other);
     assert_eq!(answer["error"], "the profile names no file `/etc/passwd` at this address");
     let code = json!({ "name": "libx.so", "codeId": "00112233445566778899AABB", "startAddress": "0x1100", "size": "0x10" });
-    assert_eq!(ask(&site, "asm/v1", &code)["error"], "/lib/libx.so: a simulated process has no files");
+    assert_eq!(ask(&server, "asm/v1", &code)["error"], "/lib/libx.so: a simulated process has no files");
     let unknown = json!({ "debugName": "liby.so", "debugId": id, "startAddress": "0x0", "size": "0x1" });
     assert!(
-        ask(&site, "asm/v1", &unknown)["error"]
+        ask(&server, "asm/v1", &unknown)["error"]
             .as_str()
             .expect("a text")
             .starts_with("the profile has no library")
@@ -191,8 +195,8 @@ fn without_the_image_there_is_no_source_and_no_code() {
 /// Changed questions get an answer or an error, and never end the server.
 #[test]
 fn changed_questions_are_answered_or_refused() {
-    let site = site();
-    let id = site.symbols.libraries().list[0].debug_id();
+    let server = server();
+    let id = server.symbols.libraries().list[0].debug_id();
     let texts = [
         (
             "symbolicate/v5",
@@ -219,10 +223,10 @@ fn changed_questions_are_answered_or_refused() {
                 _ => bytes.insert(at, b"9[{\""[rng.below(4)]),
             }
         }
-        let answer = api::answer(&site.symbols, path, &bytes).expect("a question that is known");
+        let answer = api::answer(&server.symbols, path, &bytes).expect("a question that is known");
         assert!(serde_json::from_slice::<Value>(&answer).expect("JSON").is_object(), "{seed}");
     }
     let deep = "[".repeat(1 << 20);
-    let answer = api::answer(&site.symbols, "symbolicate/v5", deep.as_bytes()).expect("known");
+    let answer = api::answer(&server.symbols, "symbolicate/v5", deep.as_bytes()).expect("known");
     assert!(String::from_utf8(answer).expect("text").contains("error"));
 }

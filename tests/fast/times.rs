@@ -18,7 +18,7 @@ fn threads() -> [Vec<Taken>; 2] {
 }
 
 /// A profile with times; threads are kept apart or not.
-fn saved(threads_apart: bool) -> Saved {
+fn saved(split_by_thread: bool) -> Saved {
     let mut builder = SavedBuilder::new(About {
         hz: Some(1000),
         time_unix_ns: Some(1_700_000_000_123_456_789),
@@ -36,7 +36,7 @@ fn saved(threads_apart: bool) -> Saved {
         let mut sums = std::collections::BTreeMap::new();
         for (at_ns, weight_ns, function) in taken {
             let node = function.map(|function| {
-                let thread = threads_apart.then_some((name, id));
+                let thread = split_by_thread.then_some((name, id));
                 let (waiting, complete) = (function == 2, function != 1);
                 let root = builder.root(StackRoot { process, thread, complete, waiting }).unwrap();
                 builder.add(root, &[frames[function]], 0).unwrap()
@@ -63,7 +63,7 @@ fn saved(threads_apart: bool) -> Saved {
     builder.set_timeline(timeline);
     // A stack of which there are no times.
     let root = builder.root(StackRoot { process, thread: None, complete: true, waiting: false }).unwrap();
-    if !threads_apart {
+    if !split_by_thread {
         builder.add(root, &[frames[2], frames[0]], 5).unwrap();
     }
     builder.finish()
@@ -132,8 +132,8 @@ const WRITERS: [(&str, Writer); 3] = [
 
 #[test]
 fn times_weights_and_counts_come_back() {
-    for threads_apart in [true, false] {
-        let saved = saved(threads_apart);
+    for split_by_thread in [true, false] {
+        let saved = saved(split_by_thread);
         let expected = told(&saved);
         assert_eq!(expected.len(), 62);
         for (form, write) in WRITERS {
@@ -147,8 +147,8 @@ fn times_weights_and_counts_come_back() {
 
 #[test]
 fn firefox_files_have_every_count_at_its_time() {
-    for threads_apart in [true, false] {
-        let saved = saved(threads_apart);
+    for split_by_thread in [true, false] {
+        let saved = saved(split_by_thread);
         let mut out = Vec::new();
         firefox::write(&saved, &mut out).unwrap();
         let back = back(&out);

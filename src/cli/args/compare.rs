@@ -33,7 +33,7 @@ impl MatchingFlags {
     }
 }
 
-/// A form of a report.
+/// A format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReportFormat {
     /// Differential flame graph.
@@ -65,11 +65,11 @@ const EXTENSIONS: [(&str, ReportFormat); 6] = [
 pub struct ReportOutput {
     /// Where it goes.
     pub to: Destination,
-    /// In which form.
+    /// In which format.
     pub format: ReportFormat,
 }
 
-/// The outputs of `-o`; the extension tells the form, `-` is `stdout`.
+/// The outputs of `-o`; the extension tells the format, `-` is `stdout`.
 pub(super) fn report_outputs(
     paths: &[PathBuf],
     allowed: &[ReportFormat],
@@ -91,8 +91,8 @@ pub(super) fn report_outputs(
 fn format_of(path: &Path, allowed: &[ReportFormat]) -> Result<ReportFormat> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let known = EXTENSIONS.iter().filter(|(_, format)| allowed.contains(format));
-    let told = known.clone().find(|(extension, _)| name.ends_with(extension)).map(|(_, format)| *format);
-    told.ok_or_else(|| {
+    let format = known.clone().find(|(extension, _)| name.ends_with(extension)).map(|(_, format)| *format);
+    format.ok_or_else(|| {
         let extensions: Vec<&str> = known.map(|(extension, _)| *extension).collect();
         usage(format!(
             "--output `{}`: expected a name that ends with {}",

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
-use super::time_range::part;
+use super::time_range::range;
 use super::values::{Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::diff::compare::Wish;
@@ -105,8 +105,8 @@ pub struct Diff {
     pub base: PathBuf,
     /// The profile after.
     pub new: PathBuf,
-    /// Which parts of the time of one profile, the base, are compared, nanoseconds since it began, and how the options
-    /// say them; then `new` is `base`.
+    /// Time ranges of one profile, the base, that are compared, nanoseconds since it began, and their text in the options;
+    /// then `new` is `base`.
     pub parts: Option<[(Range<u64>, String); 2]>,
     /// By what they are compared.
     pub wish: Wish,
@@ -148,10 +148,10 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
     let parts = match (&flags.base, &flags.new) {
         (None, None) => None,
         (Some(base), Some(new)) => {
-            let part = |option: &str, text: &OsString| {
-                Ok::<_, crate::error::Error>((part(option, text)?, text.to_string_lossy().into_owned()))
+            let range = |option: &str, text: &OsString| {
+                Ok::<_, crate::error::Error>((range(option, text)?, text.to_string_lossy().into_owned()))
             };
-            Some([part("--base", base)?, part("--new", new)?])
+            Some([range("--base", base)?, range("--new", new)?])
         }
         _ => return Err(usage(format!("--base and --new go together: {PARTS}"))),
     };

@@ -1,4 +1,4 @@
-//! Where outputs go and in which form: `--output` and `--format` as [`Output`]s.
+//! Where outputs go and in which format: `--output` and `--format` as [`Output`]s.
 
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ impl From<PathBuf> for Destination {
 pub struct Output {
     /// Where it goes.
     pub to: Destination,
-    /// In which form.
+    /// In which format.
     pub format: Format,
 }
 
@@ -46,10 +46,10 @@ pub(super) fn outputs(paths: &[PathBuf], format: Option<Format>) -> Result<Vec<O
     let mut format_used = paths.is_empty();
     let mut outputs = Vec::with_capacity(paths.len());
     for path in paths {
-        let told = Format::from_path(path)?;
+        let by_extension = Format::from_path(path)?;
         let to = Destination::from(path.clone());
-        format_used |= told.is_none();
-        let format = match (told.or(format), &to) {
+        format_used |= by_extension.is_none();
+        let format = match (by_extension.or(format), &to) {
             (Some(format), _) => format,
             (None, Destination::Stdout) => Format::Folded,
             (None, Destination::File(_)) => {

@@ -62,7 +62,7 @@ pub struct Recording {
     /// Record threads that wait, and nothing else.
     pub off_cpu: bool,
     /// Who takes the samples.
-    pub way: SamplingMethod,
+    pub method: SamplingMethod,
     /// Frames in the kernel are kept, where the source tells them.
     pub kernel: bool,
     /// Processes that it starts are recorded, too.
@@ -152,7 +152,7 @@ pub(super) fn recording(
     };
     let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
     let (children, children_needed) = children(&source, scope.children, scope.no_children);
-    let way = way(flags.source.as_deref())?;
+    let method = method(flags.source.as_deref())?;
     if matches!(source, Source::Gdb(_)) {
         let given = [
             ("--source", flags.source.is_some()),
@@ -164,8 +164,9 @@ pub(super) fn recording(
             return Err(Error::new(ErrorKind::Usage, why));
         }
     }
-    check_off_cpu(&source, way, flags.idle, scope.off_cpu)?;
-    if way == SamplingMethod::Ptrace && matches!(&source, Source::Several(several) if several.pids.is_empty())
+    check_off_cpu(&source, method, flags.idle, scope.off_cpu)?;
+    if method == SamplingMethod::Ptrace
+        && matches!(&source, Source::Several(several) if several.pids.is_empty())
     {
         // What is a part of the machine only the kernel sees.
         let why = "--source ptrace records a command, or processes by --pid; leave it out for others";
@@ -181,7 +182,7 @@ pub(super) fn recording(
         default_format: format.unwrap_or(Format::Svg),
         idle: flags.idle,
         off_cpu: scope.off_cpu,
-        way,
+        method,
         kernel: flags.kernel || !flags.no_kernel,
         children,
         children_needed,
@@ -240,7 +241,7 @@ fn children(source: &Source, wanted: bool, unwanted: bool) -> (bool, bool) {
 }
 
 /// Who takes the samples.
-fn way(text: Option<&OsStr>) -> Result<SamplingMethod> {
+fn method(text: Option<&OsStr>) -> Result<SamplingMethod> {
     Ok(match text.map(|text| (text, text.to_str())) {
         None | Some((_, Some("auto"))) => SamplingMethod::Auto,
         Some((_, Some("perf"))) => SamplingMethod::Perf,
@@ -250,11 +251,11 @@ fn way(text: Option<&OsStr>) -> Result<SamplingMethod> {
 }
 
 /// Whether waits alone can be recorded of this, by this source.
-fn check_off_cpu(source: &Source, way: SamplingMethod, idle: bool, off_cpu: bool) -> Result<()> {
+fn check_off_cpu(source: &Source, method: SamplingMethod, idle: bool, off_cpu: bool) -> Result<()> {
     let why = match () {
         () if !off_cpu => return Ok(()),
         () if idle => "--off-cpu records waits alone, --idle beside CPU time; give one of them",
-        () if way == SamplingMethod::Ptrace => {
+        () if method == SamplingMethod::Ptrace => {
             "--off-cpu needs the kernel's samples: leave out --source ptrace, which has --idle"
         }
         () if matches!(source, Source::Sim { .. }) => "--off-cpu: a simulated process tells of no waits",

@@ -122,7 +122,7 @@ pub struct Render {
     pub outputs: Vec<Output>,
     /// Rows of the table of functions that is printed.
     pub top: Option<usize>,
-    /// Which part of the time is kept, nanoseconds since the recording began.
+    /// The time range that is kept, nanoseconds since the recording began.
     pub time: Option<Range<u64>>,
     /// Which threads are kept.
     pub thread: Patterns,

@@ -1,4 +1,4 @@
-//! A part of the time of a recording, as options say it: `--from 2.5s --to 4s`, `--base 0s..5s`.
+//! A time range of a recording, as options give it: `--from 2.5s --to 4s`, `--base 0s..5s`.
 
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub(super) fn time_range(from: Option<&OsStr>, to: Option<&OsStr>) -> Result<Opt
 ///
 /// # Errors
 /// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
-pub(super) fn part(option: &str, text: &OsStr) -> Result<Range<u64>> {
+pub(super) fn range(option: &str, text: &OsStr) -> Result<Range<u64>> {
     let refused = || bad(option, text, "two times since the recording began, such as 2.5s..4s");
     let (from, to) = text.to_str().and_then(|text| text.split_once("..")).ok_or_else(refused)?;
     let end = |text: &str, open| match text {

@@ -1,5 +1,5 @@
 //! Where a recording goes: the outputs asked for, or one that is named after the process; and
-//! whether they can be written, which is asked before anything is recorded.
+//! whether they can be written, which is checked before anything is recorded.
 
 use std::fmt::Display;
 
@@ -25,8 +25,8 @@ pub(super) struct Destinations<'a> {
     /// Keeps the directories of outputs open until they are written.
     pub(super) files: &'a OutputFiles,
     /// Outputs asked for; none means the default one, `stackprof-NAME-PID.svg`.
-    pub(super) asked: &'a [Output],
-    /// Form of the default one.
+    pub(super) requested: &'a [Output],
+    /// Format of the default one.
     pub(super) default_format: Format,
     /// The process is the built-in workload, whose default output has a name of its own.
     pub(super) demo: bool,
@@ -35,8 +35,8 @@ pub(super) struct Destinations<'a> {
 impl Destinations<'_> {
     /// The outputs of a recording of this process.
     pub(super) fn outputs(&self, process: &str, pid: impl Display) -> Vec<Output> {
-        if !self.asked.is_empty() {
-            return self.asked.to_vec();
+        if !self.requested.is_empty() {
+            return self.requested.to_vec();
         }
         let (extension, pid) = (self.default_format.extension(), pid.to_string());
         let path = if self.demo {
@@ -52,16 +52,16 @@ impl Destinations<'_> {
     /// Checks all that is known before the process is; `stats` is where the statistics go.
     ///
     /// # Errors
-    /// One line: an option for a form that is not written, a file that cannot be written.
+    /// One line: an option for a format that is not written, a file that cannot be written.
     pub(super) fn check(
         &self,
         (reverse, pprof_timestamps): (bool, bool),
         stats: Option<&Destination>,
     ) -> Result<()> {
-        // The name of the default output is not known yet, its directory and its form are.
+        // The name of the default output is not known yet, its directory and its format are.
         let (process, pid) = ("NAME", "PID");
         check_options(reverse, pprof_timestamps, &self.outputs(process, pid))?;
-        for to in self.asked.iter().map(|output| &output.to).chain(stats) {
+        for to in self.requested.iter().map(|output| &output.to).chain(stats) {
             match to {
                 Destination::File(path) => self.files.check(path)?,
                 Destination::Stdout => check_stdout()?,
@@ -75,7 +75,7 @@ impl Destinations<'_> {
     /// # Errors
     /// One line: why not, and the next step.
     pub(super) fn check_default(&self, process: &str, pid: impl Display) -> Result<()> {
-        if !self.asked.is_empty() {
+        if !self.requested.is_empty() {
             return Ok(());
         }
         self.outputs(process, pid)
@@ -105,9 +105,14 @@ fn file_name(process: &str) -> String {
 mod tests {
     use super::*;
 
-    fn outputs(asked: &[Output], default_format: Format, demo: bool, name: &str) -> Vec<(String, Format)> {
+    fn outputs(
+        requested: &[Output],
+        default_format: Format,
+        demo: bool,
+        name: &str,
+    ) -> Vec<(String, Format)> {
         let files = &OutputFiles::default();
-        let outputs = Destinations { files, asked, default_format, demo }.outputs(name, 42);
+        let outputs = Destinations { files, requested, default_format, demo }.outputs(name, 42);
         outputs.iter().map(|output| (output.to.as_path().display().to_string(), output.format)).collect()
     }
 
@@ -127,7 +132,7 @@ mod tests {
 
     #[test]
     fn outputs_asked_for_replace_the_default() {
-        let asked = [Output { to: Destination::File("a.svg".into()), format: Format::Svg }];
-        assert_eq!(outputs(&asked, Format::Folded, false, "w"), [("a.svg".to_owned(), Format::Svg)]);
+        let requested = [Output { to: Destination::File("a.svg".into()), format: Format::Svg }];
+        assert_eq!(outputs(&requested, Format::Folded, false, "w"), [("a.svg".to_owned(), Format::Svg)]);
     }
 }

@@ -27,9 +27,9 @@ const NO_PID: u32 = 0;
 
 /// How a process is sampled, as far as systems differ.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SamplingChoice {
+pub(super) struct SamplingMode {
     /// Who takes the samples.
-    pub(super) way: SamplingMethod,
+    pub(super) method: SamplingMethod,
     /// With frames in the kernel.
     pub(super) kernel: bool,
     /// With the processes that it starts; and whether they must be there.
@@ -45,7 +45,7 @@ pub(super) struct SamplingChoice {
 pub(super) fn run(
     source: &Source,
     launch: &LaunchOptions,
-    how: SamplingChoice,
+    mode: SamplingMode,
     options: &Options,
     verbosity: Verbosity,
     check_name: &(dyn Fn(&str, u32) -> Result<()> + Sync),
@@ -53,49 +53,18 @@ pub(super) fn run(
     let live = Arc::new(Live::default());
     let pid = AtomicU32::new(NO_PID);
     signals::watch(&live, matches!(source, Source::Launch(_) | Source::Demo));
-    let record = |mut sampled: SampleSource<'_>, clock: &dyn Clock| -> Result<Sampled> {
-        let observed = sampled.observed();
-        // Now: when the profile is there, the target may be gone.
-        let files = observed.files();
-        let process = observed.process();
-        pid.store(process.pid, Ordering::Relaxed);
-        let title = text::process(&process.name, process.pid);
-        check_name(&process.name, process.pid)?;
-        // The command was forked before, with all privileges.
-        system::restrict(match (&sampled, source) {
-            (_, Source::Sim { .. } | Source::Gdb(_)) => Role::SamplingByStub,
-            // The tracer thread makes the ptrace calls.
-            (SampleSource::Stopped(target), _) if target.call_thread().is_some() => Role::Tracing,
-            (SampleSource::Stopped(_), _) => Role::SamplingByPtrace,
-            (SampleSource::Pushed(_), _) => Role::SamplingByKernel,
-        });
-        let limit = options.duration_ns.map(Duration::from_nanos);
-        let progress = Progress::start(Arc::clone(&live), title, limit, verbosity == Verbosity::Quiet);
-        signals::enter(Phase::Recording);
-        let profile = match sampled {
-            SampleSource::Stopped(target) => sampler::record(target, clock, options, &live),
-            SampleSource::Pushed(source) => sampler::pushed::record(source, clock, options, &live),
-        };
-        progress.finish();
-        let mut profile = profile?;
-        // A simulated run has no time of its own.
-        if !matches!(source, Source::Sim { .. }) {
-            let passed_ns = clock.now_ns().saturating_sub(profile.stats.begun_ns);
-            profile.stats.begun_unix_ns = unix_ns().map(|now_ns| now_ns.saturating_sub(passed_ns));
-        }
-        Ok((profile, files))
-    };
+    let recorder = Recorder { source, options, verbosity, live: &live, pid: &pid, check_name };
     let process = match source {
         Source::Sim { seed } => {
             let clock = FakeClock::default();
             let mut target = SimTarget::new(SimConfig::from_seed(*seed), clock.clone());
-            return record(SampleSource::Stopped(&mut target), &clock).map(not_launched);
+            return recorder.record(SampleSource::Stopped(&mut target), &clock).map(not_launched);
         }
         Source::Gdb(stub) => {
             let clock = RealClock::new();
             let mut target =
                 gdb::attach(&stub.place, stub.exec.as_deref(), gdb::InitialState::Running, clock.clone())?;
-            return record(SampleSource::Stopped(&mut target), &clock).map(not_launched);
+            return recorder.record(SampleSource::Stopped(&mut target), &clock).map(not_launched);
         }
         Source::Pid(pid) => {
             if verbosity != Verbosity::Quiet
@@ -116,14 +85,62 @@ pub(super) fn run(
             system::Process::New { words, user: None }
         }
     };
-    let SamplingChoice { way, kernel, children, children_needed } = how;
+    let SamplingMode { method, kernel, children, children_needed } = mode;
     let &Options { hz, idle, off_cpu, .. } = options;
-    let sampling = Sampling { way, hz, idle, off_cpu, kernel, children, children_needed };
-    let sampled = system::with_source(&process, sampling, record).and_then(|sampled| sampled);
+    let sampling = Sampling { way: method, hz, idle, off_cpu, kernel, children, children_needed };
+    let sampled = system::with_source(&process, sampling, |sampled, clock| recorder.record(sampled, clock));
+    let sampled = sampled.and_then(|sampled| sampled);
     if !matches!(process, system::Process::New { .. }) {
         return sampled.map(not_launched);
     }
     end_command(pid.into_inner(), launch.kill_after, sampled)
+}
+
+/// Records from a source, once that is attached or launched.
+struct Recorder<'a> {
+    source: &'a Source,
+    options: &'a Options,
+    verbosity: Verbosity,
+    live: &'a Arc<Live>,
+    /// Set when the process is known.
+    pid: &'a AtomicU32,
+    check_name: &'a (dyn Fn(&str, u32) -> Result<()> + Sync),
+}
+
+impl Recorder<'_> {
+    fn record(&self, mut sampled: SampleSource<'_>, clock: &dyn Clock) -> Result<Sampled> {
+        let observed = sampled.observed();
+        // Now: when the profile is there, the target may be gone.
+        let files = observed.files();
+        let process = observed.process();
+        self.pid.store(process.pid, Ordering::Relaxed);
+        let title = text::process(&process.name, process.pid);
+        (self.check_name)(&process.name, process.pid)?;
+        // The command was forked before, with all privileges.
+        system::restrict(match (&sampled, self.source) {
+            (_, Source::Sim { .. } | Source::Gdb(_)) => Role::SamplingByStub,
+            // The tracer thread makes the ptrace calls.
+            (SampleSource::Stopped(target), _) if target.call_thread().is_some() => Role::Tracing,
+            (SampleSource::Stopped(_), _) => Role::SamplingByPtrace,
+            (SampleSource::Pushed(_), _) => Role::SamplingByKernel,
+        });
+        let limit = self.options.duration_ns.map(Duration::from_nanos);
+        let progress =
+            Progress::start(Arc::clone(self.live), title, limit, self.verbosity == Verbosity::Quiet);
+        signals::enter(Phase::Recording);
+        let profile = match sampled {
+            SampleSource::Stopped(target) => sampler::record(target, clock, self.options, self.live),
+            SampleSource::Pushed(source) => sampler::pushed::record(source, clock, self.options, self.live),
+        };
+        progress.finish();
+        let mut profile = profile?;
+        // A simulated run has no time of its own.
+        if !matches!(self.source, Source::Sim { .. }) {
+            let passed_ns = clock.now_ns().saturating_sub(profile.stats.begun_ns);
+            profile.stats.begun_unix_ns = unix_ns().map(|now_ns| now_ns.saturating_sub(passed_ns));
+        }
+        Ok((profile, files))
+    }
 }
 
 /// Nanoseconds since 1970 (UTC) now.

@@ -33,7 +33,7 @@ pub(super) struct Extra<'a> {
     /// It is a part of the time of a recording.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     cut: bool,
-    /// Threads have lanes of their own, and one root by process.
+    /// Threads have tracks of their own, and one root by process.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     merged_threads: bool,
     /// Times of samples are those at which they were taken.
@@ -76,7 +76,7 @@ impl<'a> Extra<'a> {
             command: about.command.as_deref().map(Cow::Borrowed),
             launched: about.launched,
             idle: about.idle,
-            cut: about.cut,
+            cut: about.is_time_range,
             merged_threads: false,
             times: false,
             lost: about.lost.clone(),
@@ -154,7 +154,7 @@ impl<'a> Extra<'a> {
             command: owned(&self.command),
             launched: self.launched,
             idle: self.idle,
-            cut: self.cut,
+            is_time_range: self.cut,
             lost: self.lost.clone(),
             ..About::default()
         }

@@ -87,16 +87,16 @@ pub fn write_addresses(saved: &Saved, libraries: &Libraries, out: &mut dyn Write
     write!(out, ",\"pages\":[],\"profilerOverhead\":[],\"counters\":[],\"threads\":[")?;
     let weight_type = if about.unit == "bytes" { "bytes" } else { "samples" };
     let mut threads = Threads { out, weight_type, written: 0 };
-    let pace = Pace { period_ns, weight_max, has_time };
+    let spacing = SampleSpacing { period_ns, weight_max, has_time };
     match timeline {
         Some(timeline) => {
             timed::write(&code, timeline, &mut threads)?;
             // Its frames have the numbers of those of the profile.
             if let Some(rest) = saved.without_times().map_err(io::Error::other)? {
-                write_counts(&rest, &code, pace, &mut threads)?;
+                write_counts(&rest, &code, spacing, &mut threads)?;
             }
         }
-        None => write_counts(saved, &code, pace, &mut threads)?,
+        None => write_counts(saved, &code, spacing, &mut threads)?,
     }
     threads.out.write_all(b"]}")
 }
@@ -165,7 +165,7 @@ fn file_libraries(libraries: &Libraries) -> Value {
 
 /// How counts without times are laid out.
 #[derive(Clone, Copy)]
-struct Pace {
+struct SampleSpacing {
     period_ns: f64,
     /// Most counts of a sample.
     weight_max: u64,
@@ -177,7 +177,7 @@ struct Pace {
 fn write_counts(
     saved: &Saved,
     code: &Code<'_>,
-    Pace { period_ns, weight_max, has_time }: Pace,
+    SampleSpacing { period_ns, weight_max, has_time }: SampleSpacing,
     threads: &mut Threads<'_>,
 ) -> io::Result<()> {
     let by_thread = ByThread::of(saved);

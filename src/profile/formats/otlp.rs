@@ -2,8 +2,8 @@
 //!
 //! Format: `opentelemetry/proto/profiles/v1development/profiles.proto` of
 //! <https://github.com/open-telemetry/opentelemetry-proto>, version 1.11. A file is one `ProfilesData` message, which
-//! has the same fields as the request of a collector. Samples have timestamps where the profile has a timeline, else a
-//! value. Threads, processes and build ids are attributes, named by the semantic conventions; what those have no name
+//! has the same fields as the request of a collector. Samples have values, and timestamps where the profile has a
+//! timeline. Threads, processes and build ids are attributes, named by the semantic conventions; what those have no name
 //! for has one of ours (`stackprof.…`), which other readers skip.
 
 mod attributes;

@@ -1,7 +1,7 @@
 //! pprof: gzipped protocol buffers, read and written without loss.
 //!
 //! Format: <https://github.com/google/pprof/blob/main/proto/profile.proto>. What it has no
-//! field for stands where other tools show it: the family of a stack in labels (`process`,
+//! field for stands where other tools show it: the root of a stack in labels (`process`,
 //! `thread` and `tid`, `state`, `incomplete`), what is known of the recording in comments
 //! (`stackprof.command: ./work`). Profiles of other programs are read too, also if they are
 //! not compressed; see [`read`] for which of several values is taken.

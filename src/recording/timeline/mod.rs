@@ -21,7 +21,7 @@ use thread::{ThreadSamples, UNIT_NS};
 
 use crate::trie::NodeId;
 
-/// Memory that the samples of a recording take at most, unless something else is asked for.
+/// Default bound of the memory that threads, samples, losses and events take.
 pub const DEFAULT_MEMORY_BYTES: usize = 64 << 20;
 
 /// What a thread takes beside its samples, bytes: most of many short ones have one sample.
@@ -69,7 +69,7 @@ pub struct Timeline {
     lost: Losses,
     events: Events,
     detail: Detail,
-    /// Samples that found no room, and what they weigh, nanoseconds.
+    /// Weight of samples of threads beyond the bound, nanoseconds.
     dropped_ns: u64,
 }
 

@@ -46,7 +46,7 @@ pub(super) fn check_saved(saved: &Saved) {
     let mut sum: BTreeMap<String, u64> = BTreeMap::new();
     let mut lost: BTreeMap<String, u64> = BTreeMap::new();
     for range in [0..first, first..second, second..u64::MAX] {
-        let part = saved.within(&range).expect("fits").expect("it has times");
+        let part = saved.in_time_range(&range).expect("fits").expect("it has times");
         counts(&part).into_iter().for_each(|(name, count)| *sum.entry(name).or_default() += count);
         part.about.lost.iter().for_each(|(why, count)| *lost.entry(why.clone()).or_default() += count);
     }
@@ -153,7 +153,7 @@ fn known_phases_are_where_they_were_to_a_period() {
         let start = round * 230 * MS;
         for (phase, length, leaf) in [(0, 100, "f1"), (100, 50, "f2"), (150, 80, "f3")] {
             let range = start + phase * MS..start + (phase + length) * MS;
-            let part = whole.within(&range).expect("fits").expect("it has times");
+            let part = whole.in_time_range(&range).expect("fits").expect("it has times");
             let counts = counts(&part);
             let of_leaf: u64 =
                 counts.iter().filter(|(name, _)| name.ends_with(leaf)).map(|(_, count)| count).sum();
@@ -204,7 +204,7 @@ fn a_planted_loss_is_a_gap_where_it_was() {
         assert_eq!(timeline.threads[0].samples.iter().find(in_gap), None);
         // A cut has the losses of its time, and only these.
         let lost = |range| {
-            let part = saved.within(&range).expect("fits").expect("it has times");
+            let part = saved.in_time_range(&range).expect("fits").expect("it has times");
             part.about.lost.values().sum::<u64>()
         };
         assert_eq!(lost(0..SECOND - 2 * MS), 0);

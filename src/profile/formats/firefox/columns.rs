@@ -6,9 +6,9 @@ use serde::Serialize;
 use serde::ser::{SerializeSeq, Serializer};
 
 /// A column of one value.
-pub(super) struct Same<T>(pub(super) T, pub(super) usize);
+pub(super) struct ConstantColumn<T>(pub(super) T, pub(super) usize);
 
-impl<T: Serialize> Serialize for Same<T> {
+impl<T: Serialize> Serialize for ConstantColumn<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut column = serializer.serialize_seq(Some(self.1))?;
         for _ in 0..self.1 {
@@ -75,13 +75,13 @@ pub(super) struct FrameColumns {
     pub(super) address: Vec<i64>,
     pub(super) inline_depth: Vec<u32>,
     pub(super) category: Vec<u8>,
-    pub(super) subcategory: Same<u8>,
+    pub(super) subcategory: ConstantColumn<u8>,
     pub(super) func: Vec<u32>,
     pub(super) native_symbol: Vec<Option<u32>>,
     #[serde(rename = "innerWindowID")]
-    pub(super) inner_window_id: Same<u8>,
+    pub(super) inner_window_id: ConstantColumn<u8>,
     pub(super) line: Vec<Option<u32>>,
-    pub(super) column: Same<()>,
+    pub(super) column: ConstantColumn<()>,
 }
 
 /// Functions.
@@ -91,14 +91,14 @@ pub(super) struct FuncColumns {
     pub(super) length: usize,
     pub(super) name: Vec<u32>,
     #[serde(rename = "isJS")]
-    pub(super) is_js: Same<bool>,
+    pub(super) is_js: ConstantColumn<bool>,
     #[serde(rename = "relevantForJS")]
-    pub(super) relevant_for_js: Same<bool>,
+    pub(super) relevant_for_js: ConstantColumn<bool>,
     /// -1 for none.
     pub(super) resource: Vec<i64>,
     pub(super) file_name: Vec<Option<u32>>,
     pub(super) line_number: Vec<Option<u32>>,
-    pub(super) column_number: Same<()>,
+    pub(super) column_number: ConstantColumn<()>,
 }
 
 /// Where functions come from: libraries.
@@ -107,9 +107,9 @@ pub(super) struct ResourceColumns {
     pub(super) length: usize,
     pub(super) lib: Vec<u32>,
     pub(super) name: Vec<u32>,
-    pub(super) host: Same<()>,
+    pub(super) host: ConstantColumn<()>,
     #[serde(rename = "type")]
-    pub(super) kind: Same<u8>,
+    pub(super) kind: ConstantColumn<u8>,
 }
 
 /// Functions as the linker knows them: those that others are inlined into.
@@ -118,12 +118,12 @@ pub(super) struct ResourceColumns {
 pub(super) struct NativeSymbolColumns {
     pub(super) length: usize,
     pub(super) address: Vec<u32>,
-    pub(super) function_size: Same<()>,
+    pub(super) function_size: ConstantColumn<()>,
     pub(super) lib_index: Vec<u32>,
     pub(super) name: Vec<u32>,
 }
 
-/// Events.
+/// Markers: events and losses.
 #[derive(Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct MarkerColumns {

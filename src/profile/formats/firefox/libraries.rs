@@ -71,8 +71,7 @@ impl Libraries {
         for frame in saved.frames() {
             let mapping = frame.mapping.and_then(|mapping| saved.mappings().get(mapping as usize));
             let place = mapping.filter(|mapping| mapping.path != TextId::EMPTY).and_then(|mapping| {
-                let offset = frame.address.checked_sub(mapping.start)?.checked_add(mapping.file_offset)?;
-                let offset = u32::try_from(offset).ok()?;
+                let offset = u32::try_from(mapping.file_offset_of(frame.address)?).ok()?;
                 let list = &mut libraries.list;
                 let library = *known.entry((mapping.path, mapping.build_id)).or_insert_with(|| {
                     let path = saved.text(mapping.path);

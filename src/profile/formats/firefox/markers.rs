@@ -44,7 +44,7 @@ pub(super) fn by_thread(saved: &Saved, timeline: &Timeline) -> Vec<Vec<Marker>> 
         let index = threads.of_process(event).filter(|index| *index < markers.len()).unwrap_or(0);
         markers[index].push(Marker {
             name: event.kind.words(),
-            text: words(saved, event),
+            text: details(saved, event),
             category: EVENT,
             at_ns: event.at_ns,
             end_ns: None,
@@ -62,7 +62,7 @@ pub(super) fn by_thread(saved: &Saved, timeline: &Timeline) -> Vec<Vec<Marker>> 
 }
 
 /// What an event is of.
-fn words(saved: &Saved, event: &Event) -> String {
+fn details(saved: &Saved, event: &Event) -> String {
     let text = saved.text(event.text);
     // A process without samples has the name of its first thread.
     let process = Some(saved.text(event.process)).filter(|name| !name.is_empty()).unwrap_or(text);

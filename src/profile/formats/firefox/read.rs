@@ -191,9 +191,9 @@ pub(in crate::profile) fn read(
     }
     let ours = meta.product.strip_prefix(PRODUCT_COUNTS).and_then(|name| name.strip_suffix(')'));
     let unit = ours.filter(|_| counted.name == SAMPLES).map_or(counted, |name| Unit { name, factor: 1.0 });
-    let told = extra.map_or_else(About::default, Extra::about);
+    let metadata = extra.map_or_else(About::default, Extra::about);
     // What the format has a place for is what its other readers go by.
-    let mut about = About { unit: unit.name.to_owned(), hz: None, ..told };
+    let mut about = About { unit: unit.name.to_owned(), hz: None, ..metadata };
     let rate = 1000.0 / meta.interval;
     if meta.product != PRODUCT_NO_RATE && unit.name == SAMPLES && (1.0..=1e9).contains(&rate) {
         about.hz = Some(rate.round() as u32);
@@ -215,10 +215,10 @@ pub(in crate::profile) fn read(
         cpu_unit_ns: meta.cpu_unit_ns(),
     };
     let timed_threads = extra.and_then(Extra::timed_threads);
-    // Files with times have a lane for each thread.
-    let lanes = (extra.is_some_and(Extra::has_times), extra.is_some_and(Extra::has_merged_threads));
+    // Files with times have a track for each thread.
+    let tracks = (extra.is_some_and(Extra::has_times), extra.is_some_and(Extra::has_merged_threads));
     // Of threads without tables of their own.
-    let mut of_file: Option<Places> = None;
+    let mut of_file: Option<NodeCache> = None;
     for (number, (thread, own_unit)) in (1..).zip(threads.iter().zip(&units)) {
         if *own_unit != counted {
             continue;
@@ -226,14 +226,14 @@ pub(in crate::profile) fn read(
         let own = thread.tables();
         let mut read = || {
             let mut of_thread = None;
-            let places = if own.is_empty() { &mut of_file } else { &mut of_thread };
-            let places = match places {
-                Some(places) => places,
-                None => places.insert(Places::new(Stacks::new(&mut builder, own.or(shared), libraries)?)),
+            let cache = if own.is_empty() { &mut of_file } else { &mut of_thread };
+            let cache = match cache {
+                Some(cache) => cache,
+                None => cache.insert(NodeCache::new(Stacks::new(&mut builder, own.or(shared), libraries)?)),
             };
             let are_real = times.are_real && timed_threads.is_none_or(|threads| number <= threads);
             let times = Times { are_real, ..times };
-            read_thread(&mut builder, (number, thread), lanes, times, unit.factor, places, tally)
+            read_thread(&mut builder, (number, thread), tracks, times, unit.factor, cache, tally)
         };
         read().map_err(|why| why.at(format_args!("thread {number}")))?;
     }
@@ -290,23 +290,23 @@ fn count(weight: f64, factor: f64) -> Option<u64> {
 fn read_thread(
     builder: &mut SavedBuilder,
     (number, thread): (usize, &Thread<'_>),
-    (has_own_lanes, has_merged_threads): (bool, bool),
+    (has_thread_tracks, has_merged_threads): (bool, bool),
     times: Times,
     factor: f64,
-    places: &mut Places,
+    cache: &mut NodeCache,
     tally: &mut Tally,
 ) -> Result<(), Malformed> {
     let process = if thread.process_name.is_empty() { &thread.name } else { &thread.process_name };
     let process = builder.text(process)?;
     let named = match (thread.is_main_thread, thread.tid.get()) {
         // Main threads that are called as their process are all threads merged.
-        (true, _) if thread.name == thread.process_name && !has_own_lanes => None,
+        (true, _) if thread.name == thread.process_name && !has_thread_tracks => None,
         _ if has_merged_threads => None,
         (_, Some(tid)) => Some((builder.text(&thread.name)?, tid)),
         (_, None) => None,
     };
     let root = StackRoot { process, thread: named, complete: true, waiting: false };
-    let samples = read_samples(builder, (number, thread), times, factor, (root, places), tally)?;
+    let samples = read_samples(builder, (number, thread), times, factor, (root, cache), tally)?;
     if !samples.is_empty() {
         let (name, id) = (builder.text(&thread.name)?, thread.tid.get().unwrap_or(0));
         let pid = thread.pid.get().and_then(|pid| u32::try_from(pid).ok()).filter(|pid| *pid > 0);
@@ -325,7 +325,7 @@ fn read_samples(
     (number, thread): (usize, &Thread<'_>),
     times: Times,
     factor: f64,
-    (root, places): (StackRoot, &mut Places),
+    (root, cache): (StackRoot, &mut NodeCache),
     tally: &mut Tally,
 ) -> Result<Vec<TimedSample>, Malformed> {
     let samples = &thread.samples;
@@ -345,7 +345,7 @@ fn read_samples(
         let root = StackRoot { waiting: cpu == Some(0.0) && count > 0, ..root };
         let node = match stack {
             Some(Index(stack)) => {
-                let Some(found) = places.stacks.get(*stack) else {
+                let Some(found) = cache.stacks.get(*stack) else {
                     tally.skip_sample(|| {
                         format!("thread {number}: sample {index} has stack {stack}, which is not there")
                     });
@@ -356,7 +356,7 @@ fn read_samples(
                         format!("sample {index} has more than {MAX_DEPTH} functions (MAX_DEPTH)").into()
                     );
                 }
-                places.node(builder, root, *stack)
+                cache.node(builder, root, *stack)
             }
             None => root_node(builder, root),
         };
@@ -388,17 +388,17 @@ fn root_node(builder: &mut SavedBuilder, root: StackRoot) -> Result<NodeId, Full
 }
 
 /// Where stacks are in the profile. Stacks go on from one another, so each is looked for once
-/// in each family: walked anew for every sample or thread, a small file would cost its square.
-struct Places {
+/// under each root: walked anew for every sample or thread, a small file would cost its square.
+struct NodeCache {
     stacks: Stacks,
-    /// By family and stack.
+    /// By root and stack.
     nodes: HashMap<StackRoot, HashMap<u32, NodeId>>,
     path: Vec<(u32, Stack)>,
 }
 
-impl Places {
-    fn new(stacks: Stacks) -> Places {
-        Places { stacks, nodes: HashMap::new(), path: Vec::new() }
+impl NodeCache {
+    fn new(stacks: Stacks) -> NodeCache {
+        NodeCache { stacks, nodes: HashMap::new(), path: Vec::new() }
     }
 
     fn node(&mut self, builder: &mut SavedBuilder, root: StackRoot, stack: u32) -> Result<NodeId, Full> {

@@ -9,8 +9,8 @@ use std::io::{self, Write};
 
 use super::categories::{JIT, KERNEL, LIBRARY, OTHER, USER};
 use super::columns::{
-    FileThread, FrameColumns, FuncColumns, MarkerColumns, NativeSymbolColumns, ResourceColumns, Same,
-    SampleColumns, StackColumns, milliseconds,
+    ConstantColumn, FileThread, FrameColumns, FuncColumns, MarkerColumns, NativeSymbolColumns,
+    ResourceColumns, SampleColumns, StackColumns, milliseconds,
 };
 use super::libraries::Libraries;
 use super::markers::{self, Marker};
@@ -80,7 +80,7 @@ pub(super) struct Thread<'c, 's> {
     frames: Vec<FrameRow>,
     /// By frame of the profile: its frames here.
     frame_of: HashMap<u32, Vec<u32>>,
-    mark: Option<u32>,
+    incomplete_frame: Option<u32>,
     funcs: Vec<FuncKey>,
     func_of: HashMap<FuncKey, u32>,
     /// Library and name.
@@ -98,7 +98,7 @@ pub(super) struct Thread<'c, 's> {
     cpu_us: Vec<u64>,
     /// CPU time of all samples so far, and what of it the file has.
     used_ns: u64,
-    told_us: u64,
+    written_us: u64,
     markers: MarkerColumns,
 }
 
@@ -112,7 +112,7 @@ impl<'c, 's> Thread<'c, 's> {
             string_of: HashMap::new(),
             frames: Vec::new(),
             frame_of: HashMap::new(),
-            mark: None,
+            incomplete_frame: None,
             funcs: Vec::new(),
             func_of: HashMap::new(),
             resources: Vec::new(),
@@ -127,7 +127,7 @@ impl<'c, 's> Thread<'c, 's> {
             weights: Vec::new(),
             cpu_us: Vec::new(),
             used_ns: 0,
-            told_us: 0,
+            written_us: 0,
             markers: MarkerColumns::default(),
         }
     }
@@ -138,11 +138,12 @@ impl<'c, 's> Thread<'c, 's> {
         self.stacks.push(stack);
         self.at_ns.push(at_ns);
         self.weights.push(weight);
-        // The format has whole microseconds, so the difference of two sums is told: it does not drift. None of a sample
+        // The format has whole microseconds, so the difference of two sums is written: it does not drift. None of a sample
         // would mean that the thread waited.
         self.used_ns = self.used_ns.saturating_add(cpu_ns);
-        let cpu_us = if cpu_ns == 0 { 0 } else { (self.used_ns / 1000).saturating_sub(self.told_us).max(1) };
-        self.told_us = self.told_us.saturating_add(cpu_us);
+        let cpu_us =
+            if cpu_ns == 0 { 0 } else { (self.used_ns / 1000).saturating_sub(self.written_us).max(1) };
+        self.written_us = self.written_us.saturating_add(cpu_us);
         self.cpu_us.push(cpu_us);
     }
 
@@ -155,8 +156,8 @@ impl<'c, 's> Thread<'c, 's> {
     pub(super) fn stack(&mut self, complete: bool, frames: impl Iterator<Item = u32>) -> Option<u32> {
         let mut stack = None;
         if !complete {
-            let mark = self.mark();
-            stack = Some(self.descend(stack, mark));
+            let incomplete_frame = self.incomplete_frame();
+            stack = Some(self.descend(stack, incomplete_frame));
         }
         for frame in frames {
             let rows = match self.frame_of.get(&frame) {
@@ -184,9 +185,9 @@ impl<'c, 's> Thread<'c, 's> {
     }
 
     /// The frame that stands for what is missing of a stack.
-    fn mark(&mut self) -> u32 {
-        if let Some(mark) = self.mark {
-            return mark;
+    fn incomplete_frame(&mut self) -> u32 {
+        if let Some(incomplete_frame) = self.incomplete_frame {
+            return incomplete_frame;
         }
         let name = self.string(INCOMPLETE);
         let func = self.func((name, None, None, 0));
@@ -198,7 +199,7 @@ impl<'c, 's> Thread<'c, 's> {
             native_symbol: None,
             line: None,
         });
-        *self.mark.insert(self.frames.len() as u32 - 1)
+        *self.incomplete_frame.insert(self.frames.len() as u32 - 1)
     }
 
     /// Makes the frames of a frame of the profile, outermost first.
@@ -345,34 +346,34 @@ impl<'c, 's> Thread<'c, 's> {
                 address: of_frames().map(|row| row.address).collect(),
                 inline_depth: of_frames().map(|row| row.inline_depth).collect(),
                 category: of_frames().map(|row| row.category).collect(),
-                subcategory: Same(0, frames),
+                subcategory: ConstantColumn(0, frames),
                 func: of_frames().map(|row| row.func).collect(),
                 native_symbol: of_frames().map(|row| row.native_symbol).collect(),
-                inner_window_id: Same(0, frames),
+                inner_window_id: ConstantColumn(0, frames),
                 line: of_frames().map(|row| row.line).collect(),
-                column: Same((), frames),
+                column: ConstantColumn((), frames),
             },
             func_table: FuncColumns {
                 length: funcs,
                 name: of_funcs().map(|func| func.0).collect(),
-                is_js: Same(false, funcs),
-                relevant_for_js: Same(false, funcs),
+                is_js: ConstantColumn(false, funcs),
+                relevant_for_js: ConstantColumn(false, funcs),
                 resource: of_funcs().map(|func| func.1.map_or(-1, i64::from)).collect(),
                 file_name: of_funcs().map(|func| func.2).collect(),
                 line_number: of_funcs().map(|func| Some(func.3).filter(|line| *line > 0)).collect(),
-                column_number: Same((), funcs),
+                column_number: ConstantColumn((), funcs),
             },
             resource_table: ResourceColumns {
                 length: self.resources.len(),
                 lib: self.resources.iter().map(|resource| resource.0).collect(),
                 name: self.resources.iter().map(|resource| resource.1).collect(),
-                host: Same((), self.resources.len()),
-                kind: Same(RESOURCE_TYPE_LIBRARY, self.resources.len()),
+                host: ConstantColumn((), self.resources.len()),
+                kind: ConstantColumn(RESOURCE_TYPE_LIBRARY, self.resources.len()),
             },
             native_symbols: NativeSymbolColumns {
                 length: self.symbols.len(),
                 address: self.symbols.iter().map(|symbol| symbol.0).collect(),
-                function_size: Same((), self.symbols.len()),
+                function_size: ConstantColumn((), self.symbols.len()),
                 lib_index: self.symbols.iter().map(|symbol| symbol.1).collect(),
                 name: self.symbols.iter().map(|symbol| symbol.2).collect(),
             },

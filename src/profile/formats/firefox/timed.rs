@@ -1,16 +1,13 @@
 //! Samples at their times, for the Firefox Profiler: a thread for each thread of the recording.
 //!
 //! Viewers take the CPU time of a sample since the one before it. So in front of a sample that follows a pause stands
-//! one without a stack and without CPU time: a pause is a gap, not a low line. What was lost is a sample of the same kind,
-//! and a marker that says why.
+//! one without a stack and without CPU time: a pause is a gap, not a low line. Lost time shows as such a gap; a marker names the cause.
 
 use std::collections::HashMap;
 use std::io;
 
 use super::thread::{Code, Identity, Thread};
 use super::{Threads, markers, unique_pid};
-use crate::profile::StackFrame;
-use crate::profile::saved::StackRoot;
 use crate::profile::texts::TextId;
 use crate::profile::timeline::{ThreadTimeline, Timeline};
 use crate::trie::NodeId;
@@ -41,10 +38,10 @@ pub(super) fn write(code: &Code<'_>, timeline: &Timeline, threads: &mut Threads<
             begun_ns: thread.begun_ns,
             ended_ns: thread.ended_ns,
         };
-        let mut file_thread = Thread::new(code, identity);
-        samples(code, thread, pause_ns, &mut file_thread);
-        file_thread.add_markers(markers);
-        threads.add(file_thread)?;
+        let mut written = Thread::new(code, identity);
+        samples(code, thread, pause_ns, &mut written);
+        written.add_markers(markers);
+        threads.add(written)?;
     }
     Ok(())
 }
@@ -53,13 +50,15 @@ pub(super) fn write(code: &Code<'_>, timeline: &Timeline, threads: &mut Threads<
 fn samples(code: &Code<'_>, thread: &ThreadTimeline, pause_ns: u64, into: &mut Thread<'_, '_>) {
     // By node: its stack, and whether the thread waits there.
     let mut stacks: HashMap<NodeId, (Option<u32>, bool)> = HashMap::new();
+    let mut frames = Vec::new();
     let mut before_ns = thread.begun_ns;
     into.add_sample(before_ns, None, 0, 0);
     for sample in &thread.samples {
         let (stack, waiting) = match sample.node {
             Some(node) => *stacks.entry(node).or_insert_with(|| {
-                let (root, frames) = path(code, node);
-                let stack = into.stack(root.is_none_or(|root| root.complete), frames.into_iter());
+                frames.clear();
+                let root = code.saved.path_of(node, &mut frames);
+                let stack = into.stack(root.is_none_or(|root| root.complete), frames.iter().copied());
                 (stack, root.is_some_and(|root| root.waiting))
             }),
             None => (None, false),
@@ -72,21 +71,4 @@ fn samples(code: &Code<'_>, thread: &ThreadTimeline, pause_ns: u64, into: &mut T
         into.add_sample(sample.at_ns, stack, if waiting { 0 } else { sample.weight_ns }, sample.count);
         before_ns = sample.at_ns;
     }
-}
-
-/// The root of a node, and its frames, outermost first.
-fn path<'s>(code: &Code<'s>, node: NodeId) -> (Option<&'s StackRoot>, Vec<u32>) {
-    let trie = code.saved.trie();
-    let (mut root, mut frames) = (None, Vec::new());
-    let mut at = Some(node);
-    while let Some(here) = at {
-        match trie.key(here) {
-            Some(StackFrame::Root(index)) => root = code.saved.roots().get(index as usize),
-            Some(StackFrame::Frame(frame)) => frames.push(frame),
-            None => {}
-        }
-        at = trie.parent(here);
-    }
-    frames.reverse();
-    (root, frames)
 }

@@ -18,7 +18,7 @@ pub(super) enum Any<'a> {
     Other,
     Text(&'a [u8]),
     /// Index of a text.
-    TextAt(u64),
+    StringIndex(u64),
     Bool(bool),
     Int(u64),
     /// The encoded list.
@@ -28,20 +28,20 @@ pub(super) enum Any<'a> {
 
 impl<'a> Any<'a> {
     fn read(bytes: &'a [u8]) -> Result<Any<'a>, Malformed> {
-        let mut any = Any::Other;
+        let mut parsed = Any::Other;
         for_each_field(bytes, &"an attribute", |number, value| {
             match (number, value) {
-                (field::TEXT, Value::Bytes(text)) => any = Any::Text(text),
-                (field::TEXT_INDEX, Value::Number(index)) => any = Any::TextAt(index),
-                (field::BOOL, Value::Number(number)) => any = Any::Bool(number > 0),
-                (field::INT, Value::Number(number)) => any = Any::Int(number),
-                (field::ARRAY, Value::Bytes(array)) => any = Any::Array(array),
-                (field::BYTES, Value::Bytes(bytes)) => any = Any::Bytes(bytes),
+                (field::TEXT, Value::Bytes(text)) => parsed = Any::Text(text),
+                (field::TEXT_INDEX, Value::Number(index)) => parsed = Any::StringIndex(index),
+                (field::BOOL, Value::Number(number)) => parsed = Any::Bool(number > 0),
+                (field::INT, Value::Number(number)) => parsed = Any::Int(number),
+                (field::ARRAY, Value::Bytes(array)) => parsed = Any::Array(array),
+                (field::BYTES, Value::Bytes(bytes)) => parsed = Any::Bytes(bytes),
                 _ => {}
             }
             Ok(())
         })?;
-        Ok(any)
+        Ok(parsed)
     }
 
     /// Calls `visit` with each text that stands in a list. Those of the dictionary are left out: a small list can name a
@@ -66,16 +66,16 @@ pub(super) fn of_dictionary<'t, 'a>(
     bytes: &'a [u8],
     tables: &'t Tables<'a>,
 ) -> Result<(&'t str, Any<'a>), Malformed> {
-    let (mut key, mut any) = ("", Any::Other);
+    let (mut key, mut parsed) = ("", Any::Other);
     for_each_field(bytes, &"an attribute", |number, value| {
         match (number, value) {
             (field::KEY, Value::Number(index)) => key = tables.string(index.cast_signed(), "an attribute")?,
-            (field::VALUE, Value::Bytes(value)) => any = Any::read(value)?,
+            (field::VALUE, Value::Bytes(value)) => parsed = Any::read(value)?,
             _ => {}
         }
         Ok(())
     })?;
-    Ok((key, any))
+    Ok((key, parsed))
 }
 
 /// Key and value of an attribute of a resource.
@@ -83,19 +83,19 @@ fn of_resource<'k, 'a: 'k>(
     bytes: &'a [u8],
     tables: &'k Tables<'a>,
 ) -> Result<(Cow<'k, str>, Any<'a>), Malformed> {
-    let (mut key, mut any) = (Cow::Borrowed(""), Any::Other);
+    let (mut key, mut parsed) = (Cow::Borrowed(""), Any::Other);
     for_each_field(bytes, &"an attribute", |number, value| {
         match (number, value) {
             (field::KEY, Value::Bytes(text)) => key = encoding::text(text),
             (field::KEY_INDEX, Value::Number(index)) => {
                 key = Cow::Borrowed(tables.string(index.cast_signed(), "an attribute")?);
             }
-            (field::VALUE, Value::Bytes(value)) => any = Any::read(value)?,
+            (field::VALUE, Value::Bytes(value)) => parsed = Any::read(value)?,
             _ => {}
         }
         Ok(())
     })?;
-    Ok((key, any))
+    Ok((key, parsed))
 }
 
 /// What is known of the process of a resource.

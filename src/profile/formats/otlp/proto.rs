@@ -133,7 +133,7 @@ pub(super) struct Function {
     pub start_line: i64,
 }
 
-/// What samples have to do with traces: nothing.
+/// Trace link; only the empty item 0 is written.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Link {
     #[prost(bytes = "vec", tag = "1")]

@@ -1,7 +1,8 @@
 //! A saved profile as OTLP.
 //!
 //! One profile of samples. With a timeline: for each thread and stack its times and the counts at them, and beside
-//! these what each stands for where that is not whole periods; without: for each stack its count.
+//! these what each stands for where that is not whole periods; counts that have no time follow as samples without timestamps.
+//! Without a timeline: for each stack its count.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

@@ -27,7 +27,7 @@ pub(in crate::profile::formats) fn to_comments(about: &About) -> Vec<String> {
     tell("command", about.command.clone());
     tell("launched", about.launched.map(|yes| yes.to_string()));
     tell("idle", about.idle.map(|yes| yes.to_string()));
-    tell("cut", about.cut.then(|| true.to_string()));
+    tell("cut", about.is_time_range.then(|| true.to_string()));
     tell("ticks", about.ticks.map(|ticks| ticks.to_string()));
     tell("unit", Some(about.unit.clone()).filter(|unit| unit != SAMPLES));
     for (reason, count) in &about.lost {
@@ -66,7 +66,7 @@ fn take(about: &mut About, key: &str, value: &str) -> bool {
         "idle" => put(&mut about.idle, value),
         "cut" => match value.parse() {
             Ok(cut) => {
-                about.cut = cut;
+                about.is_time_range = cut;
                 true
             }
             Err(_) => false,
@@ -103,7 +103,7 @@ mod tests {
             command: Some("./work: --all".into()),
             launched: Some(true),
             idle: Some(false),
-            cut: true,
+            is_time_range: true,
             unit: "bytes".into(),
             ticks: Some(12),
             lost: BTreeMap::from([("thread ended".into(), 3)]),

@@ -69,10 +69,10 @@ pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally)
 }
 
 fn about(tables: &Tables<'_>, unit: String) -> Result<About, Malformed> {
-    let told = |value: u64| Some(value).filter(|value| *value > 0 && i64::try_from(*value).is_ok());
+    let known = |value: u64| Some(value).filter(|value| *value > 0 && i64::try_from(*value).is_ok());
     let mut about = About {
-        time_unix_ns: told(tables.time_ns),
-        duration_ns: told(tables.duration_ns),
+        time_unix_ns: known(tables.time_ns),
+        duration_ns: known(tables.duration_ns),
         unit,
         ..About::default()
     };
@@ -287,7 +287,7 @@ impl Reader<'_, '_> {
         })
     }
 
-    /// The family of a sample, and its time.
+    /// The root of a sample, and its time.
     fn labelled(
         &mut self,
         sample: &proto::Sample,

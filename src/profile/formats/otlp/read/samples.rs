@@ -229,7 +229,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         match value {
             // Names can be any bytes.
             Any::Text(bytes) => Ok(Some(self.builder.text(&encoding::text(bytes))?)),
-            Any::TextAt(index) => {
+            Any::StringIndex(index) => {
                 let index = i32::try_from(index).map_err(|_| format!("an attribute names string {index}"))?;
                 self.text(index, "an attribute").map(Some)
             }

@@ -1,11 +1,10 @@
-//! A profile whose threads were merged, with its threads apart again, as far as the times of samples tell them.
+//! Splits a profile of merged threads by thread again, as far as the times of samples allow.
 //!
 //! Input: a [`Saved`] with times. Output: the same counts, each stack under the thread that it was sampled of. What has no time
 //! stays under its process.
 
 use std::collections::HashMap;
 
-use super::StackFrame;
 use super::builder::SavedBuilder;
 use super::full::Full;
 use super::remap::Remap;
@@ -13,18 +12,18 @@ use super::saved::{Saved, StackRoot};
 use crate::trie::NodeId;
 
 impl Saved {
-    /// Whether its stacks are those of merged threads, and times tell which thread each sample is of.
+    /// Whether its stacks are those of merged threads, and samples with times name their threads.
     #[must_use]
-    pub fn can_part_threads(&self) -> bool {
+    pub fn has_merged_threads(&self) -> bool {
         self.timeline.is_some() && self.roots.iter().all(|root| root.thread.is_none())
     }
 
-    /// The profile with its threads apart; as it is where [`can_part_threads`](Saved::can_part_threads) says no.
+    /// The profile split by thread; unchanged unless it [has merged threads](Saved::has_merged_threads).
     ///
     /// # Errors
     /// [`Full`] if it does not fit.
-    pub fn with_threads_apart(&self) -> Result<Saved, Full> {
-        let Some(timeline) = self.timeline.as_ref().filter(|_| self.can_part_threads()) else {
+    pub fn split_by_thread(&self) -> Result<Saved, Full> {
+        let Some(timeline) = self.timeline.as_ref().filter(|_| self.has_merged_threads()) else {
             return Ok(self.clone());
         };
         let mut builder = SavedBuilder::new(self.about.clone());
@@ -33,9 +32,9 @@ impl Saved {
         let rest =
             |node: NodeId| self.trie.count(node).saturating_sub(timed.get(&node).copied().unwrap_or(0));
         builder.add_remapped(self, &tables, rest)?;
-        let mut parted = timeline.clone();
+        let mut split = timeline.clone();
         let mut stack = Vec::new();
-        for thread in &mut parted.threads {
+        for thread in &mut split.threads {
             let name = builder.text(self.text(thread.name))?;
             let mut nodes: HashMap<NodeId, NodeId> = HashMap::new();
             for sample in &mut thread.samples {
@@ -58,22 +57,7 @@ impl Saved {
                 sample.node = Some(node);
             }
         }
-        builder.add_times(self, parted)?;
+        builder.add_times(self, split)?;
         Ok(builder.finish())
-    }
-
-    /// The root of a node; its frames, outermost first, are put into `frames`.
-    pub(in crate::profile) fn path_of(&self, node: NodeId, frames: &mut Vec<u32>) -> Option<StackRoot> {
-        let (mut root, mut at) = (None, Some(node));
-        while let Some(here) = at {
-            match self.trie.key(here) {
-                Some(StackFrame::Root(index)) => root = self.roots.get(index as usize).copied(),
-                Some(StackFrame::Frame(frame)) => frames.push(frame),
-                None => {}
-            }
-            at = self.trie.parent(here);
-        }
-        frames.reverse();
-        root
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use crate::cli::args::{Destination, Output, Verbosity};
 use crate::cli::file::OutputFiles;
 use crate::cli::stats::{self, CommandState, RunFigures};
-use crate::cli::{hints, messages, outputs, summary, system, text, times};
+use crate::cli::{hints, messages, outputs, summary, system, text, timeline_detail};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::escape_line;
 use crate::recording::{Profile, Stats};
@@ -21,7 +21,10 @@ pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs:
         command: CommandState::default(),
         user_behind_root: None,
         hottest: None,
-        times: profile.timeline.as_ref().and_then(|timeline| times::line(timeline, profile.hz)),
+        times: profile
+            .timeline
+            .as_ref()
+            .and_then(|timeline| timeline_detail::summary_line(timeline, profile.hz)),
         distinct_stacks: profile.trie.distinct_stacks() as u64,
         trie_nodes: profile.trie.node_count() as u64,
         trie_bytes: profile.trie.memory_bytes() as u64,
@@ -101,7 +104,6 @@ pub(super) fn cut_short(profile: &Profile) -> Option<Error> {
     Some(Error::new(ErrorKind::System, format!("the recording ended after {seconds:.1} s: {why}")))
 }
 
-/// Why a recording has no samples; `idle`: waiting threads were to be recorded, too, or `off_cpu`, alone.
 /// What was asked for where a recording has no samples.
 pub(super) struct Nothing<'a> {
     /// Waiting threads were to be recorded, too.
@@ -118,8 +120,8 @@ pub(super) struct Nothing<'a> {
 const USED_NS_MIN: u64 = 50_000_000;
 
 /// Why a recording has no samples.
-pub(super) fn nothing_sampled(profile: &Profile, asked: &Nothing<'_>) -> Error {
-    let &Nothing { idle, off_cpu, program, command } = asked;
+pub(super) fn nothing_sampled(profile: &Profile, request: &Nothing<'_>) -> Error {
+    let &Nothing { idle, off_cpu, program, command } = request;
     let process = text::process(&profile.process.name, profile.process.pid);
     let seconds = profile.stats.duration_ns as f64 / 1e9;
     if let Some(why) = &profile.stats.cut_short {

@@ -126,7 +126,7 @@ fn parts_that_make_a_whole_have_the_counts_of_the_whole() {
         ends.dedup();
         let parts: Vec<Saved> = ends
             .windows(2)
-            .map(|ends| whole.within(&(ends[0]..ends[1])).expect("fits").expect("it has times"))
+            .map(|ends| whole.in_time_range(&(ends[0]..ends[1])).expect("fits").expect("it has times"))
             .collect();
         let (mut stacks, mut lost) = counts(&whole);
         // What has no time is lost to each part.
@@ -137,7 +137,7 @@ fn parts_that_make_a_whole_have_the_counts_of_the_whole() {
             parts.iter().map(|part| part.timeline().map_or(0, |times| times.events.len())).sum();
         assert_eq!(events, 3);
         for part in &parts {
-            assert!(part.about.cut);
+            assert!(part.about.is_time_range);
             let timeline = part.timeline().expect("it has times");
             let incomplete: u64 = part.about.incomplete.values().sum();
             assert_eq!(incomplete, counts(part).0.get("false c").copied().unwrap_or(0));
@@ -166,13 +166,13 @@ fn what_was_joined_is_cut_where_the_range_ends() {
     };
     builder.set_timeline(Timeline { threads: vec![thread], ..Timeline::default() });
     let whole = builder.finish();
-    let part = whole.within(&(2_250_000_000..2_500_000_000)).expect("fits").expect("it has times");
+    let part = whole.in_time_range(&(2_250_000_000..2_500_000_000)).expect("fits").expect("it has times");
     assert!(part.total().abs_diff(250) <= 1, "{}", part.total());
     let samples = &part.timeline().expect("it has times").threads[0].samples;
     assert_eq!(samples.len(), 1);
     assert!(samples[0].at_ns.abs_diff(250_000_000) <= PERIOD_NS, "times count from the cut on");
     assert!(samples[0].weight_ns.abs_diff(250_000_000) <= PERIOD_NS);
-    assert_eq!(whole.within(&(0..2_000_000_000)).expect("fits").expect("it has times").total(), 0);
+    assert_eq!(whole.in_time_range(&(0..2_000_000_000)).expect("fits").expect("it has times").total(), 0);
 }
 
 #[test]
@@ -183,9 +183,10 @@ fn conditions_keep_the_times_of_what_they_keep() {
     let (kept, _) = filter::apply(&whole, &filter, false).expect("fits");
     let timed: u64 = kept.timeline().expect("it has times").counts().values().sum();
     assert_eq!(timed + 123, kept.total());
-    let cut_first = whole.within(&(1_000_000_000..4_000_000_000)).expect("fits").expect("it has times");
+    let cut_first =
+        whole.in_time_range(&(1_000_000_000..4_000_000_000)).expect("fits").expect("it has times");
     let (cut_first, _) = filter::apply(&cut_first, &filter, false).expect("fits");
-    let cut_last = kept.within(&(1_000_000_000..4_000_000_000)).expect("fits").expect("it has times");
+    let cut_last = kept.in_time_range(&(1_000_000_000..4_000_000_000)).expect("fits").expect("it has times");
     assert_eq!(counts(&cut_first).0, counts(&cut_last).0);
     assert!(cut_last.total() > 0);
 }
@@ -195,6 +196,6 @@ fn a_profile_without_times_has_no_parts() {
     let mut builder = SavedBuilder::new(About::default());
     stack(&mut builder, "a", true, 5);
     let saved = builder.finish();
-    assert!(saved.within(&(0..5)).expect("fits").is_none());
+    assert!(saved.in_time_range(&(0..5)).expect("fits").is_none());
     assert_eq!(saved.time_ns(), None);
 }

@@ -6,7 +6,7 @@ use crate::recording::timeline::Detail;
 
 /// The line, by cause; `None` if all is kept.
 #[must_use]
-pub fn line(timeline: &Timeline, hz: u32) -> Option<String> {
+pub fn summary_line(timeline: &Timeline, hz: u32) -> Option<String> {
     let mut causes = Vec::new();
     match timeline.detail() {
         Detail::Samples => {}
@@ -56,9 +56,9 @@ mod tests {
 
     #[test]
     fn each_cause_is_named_with_the_limit() {
-        assert_eq!(line(&timeline(64 << 10, 100), 1000), None);
+        assert_eq!(summary_line(&timeline(64 << 10, 100), 1000), None);
         assert_eq!(
-            line(&timeline(64 << 10, 100_000), 1000).as_deref(),
+            summary_line(&timeline(64 << 10, 100_000), 1000).as_deref(),
             Some("in steps of 128 ms: --timeline-memory 64K is full; a larger one keeps more")
         );
         let mut many = timeline(64 << 10, 1);
@@ -67,7 +67,7 @@ mod tests {
             many.add_sample(thread, 5_000_000, NodeId(1), 1_000_000);
         }
         (0..1000).for_each(|at| many.add_event(EventKind::Exec, 1, at, "sh"));
-        let said = line(&many, 1000).expect("something is left out");
+        let said = summary_line(&many, 1000).expect("something is left out");
         assert!(said.contains(" samples of threads beyond the limit, none for "), "{said}");
         assert!(said.contains(" events: --timeline-memory 64K is full"), "{said}");
     }

@@ -1,7 +1,7 @@
-//! A part of the time of a profile.
+//! A time range of a profile.
 //!
 //! Input: a [`Saved`] with times, and a range of them. Output: a [`Saved`] of what was sampled then, whose times count from
-//! the beginning of the part. Parts that make a whole have the counts of the whole, stack by stack and loss by loss.
+//! the beginning of the range. Adjacent ranges that cover a profile have its counts, stack by stack and loss by loss.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,11 +13,11 @@ use super::saved::Saved;
 use super::timeline::{Timeline, share};
 use crate::trie::NodeId;
 
-/// Why counts of a part are lost whose times the recording did not keep.
+/// Why counts of a range are lost whose times the recording did not keep.
 const WITHOUT_TIME: &str = "without a time: more --timeline-memory keeps it";
 
-/// How many incomplete stacks a part has, of whose reasons no times are known.
-const IN_PART: &str = "in this part of the time";
+/// Reason of the incomplete stacks of a range: no times of their reasons are known.
+const IN_RANGE: &str = "in this part of the time";
 
 impl Saved {
     /// How long the recording was by its times, nanoseconds; `None` for a profile without times.
@@ -27,29 +27,29 @@ impl Saved {
         Some(self.about.duration_ns.unwrap_or(0).max(timeline.end_ns().saturating_add(1)))
     }
 
-    /// The part of the profile that was sampled in a range of time, nanoseconds since the recording began; `None`
+    /// What was sampled in a range of time, nanoseconds since the recording began; `None`
     /// for a profile without times.
     ///
     /// # Errors
     /// [`Full`] if it does not fit.
-    pub fn within(&self, range: &Range<u64>) -> Result<Option<Saved>, Full> {
+    pub fn in_time_range(&self, range: &Range<u64>) -> Result<Option<Saved>, Full> {
         let (Some(timeline), Some(all_ns)) = (&self.timeline, self.time_ns()) else { return Ok(None) };
         let range = range.start..range.end.min(all_ns);
-        let part = timeline.within(&range);
-        let counts = part.counts();
+        let selected = timeline.in_time_range(&range);
+        let counts = selected.counts();
         let mut about = self.about.clone();
-        about.cut_to(&range, self.lost_within(timeline, &range, all_ns));
+        about.limit_to(&range, self.lost_within(timeline, &range, all_ns));
         let mut builder = SavedBuilder::new(about);
         let tables = Remap::new(self).all(&mut builder)?;
         let count = |node: NodeId| counts.get(&node).copied().unwrap_or(0);
         let nodes = builder.add_remapped(self, &tables, count)?;
-        builder.add_timeline(self, &part, &nodes)?;
-        let mut cut = builder.finish();
-        let incomplete = cut.incomplete_count();
+        builder.add_timeline(self, &selected, &nodes)?;
+        let mut saved = builder.finish();
+        let incomplete = saved.incomplete_count();
         if incomplete > 0 {
-            cut.about.incomplete.insert(IN_PART.to_owned(), incomplete);
+            saved.about.incomplete.insert(IN_RANGE.to_owned(), incomplete);
         }
-        Ok(Some(cut))
+        Ok(Some(saved))
     }
 
     /// The part of the profile whose samples have no times; `None` if all have.
@@ -76,8 +76,8 @@ impl Saved {
             let by_reason = timeline.lost_before_ns(time_ns);
             let of_reason = |reason: &str, count: u64| {
                 let known = self.texts.find(reason).and_then(|reason| by_reason.get(&reason)).copied();
-                let (part, whole) = known.unwrap_or((time_ns, all_ns));
-                share(count, part, whole)
+                let (elapsed, whole) = known.unwrap_or((time_ns, all_ns));
+                share(count, elapsed, whole)
             };
             let mut lost: BTreeMap<String, u64> = self
                 .about

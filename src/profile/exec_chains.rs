@@ -1,19 +1,19 @@
-//! Which threads of a recording are one: a thread that goes on through an exec is recorded as another one from then on.
+//! Which threads of a recording are one: from an exec on, a thread is recorded as another one.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::recording::Timeline;
 use crate::recording::timeline::EventKind;
 
-/// Threads and what they go on as, by their indexes in the timeline.
-pub(super) struct Lives {
+/// Threads that an exec continues, by their indexes in the timeline.
+pub(super) struct ExecChains {
     continued: HashSet<usize>,
     continuing: HashSet<usize>,
     ended: HashSet<u32>,
 }
 
-impl Lives {
-    pub(super) fn of(timeline: &Timeline) -> Lives {
+impl ExecChains {
+    pub(super) fn of(timeline: &Timeline) -> ExecChains {
         let mut marks: HashMap<u32, Vec<(u64, EventKind)>> = HashMap::new();
         let mut ended = HashSet::new();
         for event in timeline.events().iter().filter(|event| event.kind != EventKind::ImageLoad) {
@@ -34,7 +34,7 @@ impl Lives {
                 continuing.insert(index);
             }
         }
-        Lives { continued, continuing, ended }
+        ExecChains { continued, continuing, ended }
     }
 
     /// Whether a thread is one that was there before, with another program.
@@ -70,9 +70,9 @@ mod tests {
         timeline.add_event(EventKind::ProcessEnd, 7, 31, "");
         // Its number is another process's.
         life(&mut timeline, 40, 50);
-        let lives = Lives::of(&timeline);
-        assert_eq!([0, 1, 2].map(|index| lives.continues_one(index)), [false, true, false]);
-        assert_eq!([0, 1, 2].map(|index| lives.is_continued(index)), [true, false, false]);
-        assert!(lives.has_ended(7) && !lives.has_ended(8));
+        let chains = ExecChains::of(&timeline);
+        assert_eq!([0, 1, 2].map(|index| chains.continues_one(index)), [false, true, false]);
+        assert_eq!([0, 1, 2].map(|index| chains.is_continued(index)), [true, false, false]);
+        assert!(chains.has_ended(7) && !chains.has_ended(8));
     }
 }

@@ -1,4 +1,4 @@
-//! What puts source and instructions into pages: which files may be shown, and reading them.
+//! Source and instructions that are embedded in pages: which files may be shown, and reading them.
 //!
 //! Source files are those below the working directory, or the directories of `--source-dir`, after links were followed:
 //! a program that is recorded chooses the paths in its debug information, and a page is sent to others.
@@ -22,22 +22,22 @@ const NAMED_MAX: usize = 5;
 
 /// Where code may be read.
 #[derive(Clone)]
-pub(super) struct CodeTexts {
+pub(super) struct EmbeddedCode {
     /// Source is read below these, links followed.
     directories: Vec<PathBuf>,
     /// Images are read through these.
     files: Arc<dyn Files>,
 }
 
-impl std::fmt::Debug for CodeTexts {
+impl std::fmt::Debug for EmbeddedCode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CodeTexts({:?})", self.directories)
+        write!(f, "EmbeddedCode({:?})", self.directories)
     }
 }
 
-impl CodeTexts {
+impl EmbeddedCode {
     /// Source from below these directories, or from nowhere; none is the working directory.
-    pub(super) fn new(directories: Option<&[PathBuf]>, files: Arc<dyn Files>) -> CodeTexts {
+    pub(super) fn new(directories: Option<&[PathBuf]>, files: Arc<dyn Files>) -> EmbeddedCode {
         let working = [PathBuf::from(".")];
         let named = match directories {
             Some([]) => &working[..],
@@ -52,18 +52,18 @@ impl CodeTexts {
                 None
             }
         };
-        CodeTexts { directories: named.iter().filter_map(whole).collect(), files }
+        EmbeddedCode { directories: named.iter().filter_map(whole).collect(), files }
     }
 
     /// Reads for one page.
     pub(super) fn reader(&self) -> Reader<'_> {
-        Reader { texts: self, images: HashMap::new(), left_out: Vec::new(), more: 0 }
+        Reader { code: self, images: HashMap::new(), left_out: Vec::new(), more: 0 }
     }
 }
 
 /// Reads for one page; what was left out is printed in the end.
 pub(super) struct Reader<'t> {
-    texts: &'t CodeTexts,
+    code: &'t EmbeddedCode,
     images: HashMap<(String, String), Option<OpenedImage>>,
     left_out: Vec<String>,
     more: usize,
@@ -83,7 +83,7 @@ impl CodeReader for Reader<'_> {
     fn source(&mut self, file: &str) -> Option<String> {
         // Most are of libraries, and not here.
         let path = fs::canonicalize(Path::new(file)).ok().filter(|_| file.starts_with('/'))?;
-        if !self.texts.directories.iter().any(|directory| path.starts_with(directory)) {
+        if !self.code.directories.iter().any(|directory| path.starts_with(directory)) {
             return None;
         }
         let about = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
@@ -99,7 +99,7 @@ impl CodeReader for Reader<'_> {
         let image = self.images.entry((path.to_owned(), build_id.to_owned())).or_insert_with(|| {
             let name = path.rsplit('/').next().unwrap_or_default().to_owned();
             let library = Library { name, path: path.to_owned(), build_id: build_id.to_owned() };
-            open(&library, &*self.texts.files).ok()
+            open(&library, &*self.code.files).ok()
         });
         image.as_ref().map_or_else(Vec::new, |image| image.function_at(offset))
     }

@@ -1,4 +1,4 @@
-//! A part of the time of a profile that was read: cut out, or why that cannot be.
+//! A time range of a profile that was read, or why there is none.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ const FORMATS_WITH_TIMES: &str = ".otlp.gz";
 ///
 /// # Errors
 /// One line: a profile without times, a range beyond the recording or without samples.
-pub(super) fn cut(saved: &Saved, range: &Range<u64>, option: &str, name: &str) -> Result<Saved> {
+pub(super) fn extract(saved: &Saved, range: &Range<u64>, option: &str, name: &str) -> Result<Saved> {
     let Some(all_ns) = saved.time_ns() else {
         let why = format!(
             "{name} has no times of samples; record with -o NAME{FORMATS_WITH_TIMES}, which keeps them, and cut that"
@@ -27,9 +27,10 @@ pub(super) fn cut(saved: &Saved, range: &Range<u64>, option: &str, name: &str) -
             format!("{option}: {name} is {long} long, and the part begins at {}", duration(range.start));
         return Err(Error::new(ErrorKind::Input, why));
     }
-    let part =
-        saved.within(range).map_err(|full| Error::new(ErrorKind::Input, full.to_string()).caused_by(full))?;
-    part.filter(|part| part.total() > 0).ok_or_else(|| {
+    let selected = saved
+        .in_time_range(range)
+        .map_err(|full| Error::new(ErrorKind::Input, full.to_string()).caused_by(full))?;
+    selected.filter(|selected| selected.total() > 0).ok_or_else(|| {
         let to = duration(range.end.min(all_ns));
         let why = format!(
             "{option}: {name} has no samples from {} to {to} of its {long}; take a longer part",
