@@ -43,6 +43,15 @@ pub trait Files: Send + Sync {
         self.open(path)
     }
 
+    /// The bytes of a source file that debug information names, to be shown: no link of another user but root leads
+    /// to it, who could choose a file that only this user may read.
+    ///
+    /// # Errors
+    /// Why it cannot be opened or mapped, without the path.
+    fn open_source(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        self.open(path)
+    }
+
     /// When a file was changed last, in seconds since 1970; `None` if that cannot be told.
     fn modified_s(&self, _path: &str) -> Option<u64> {
         None

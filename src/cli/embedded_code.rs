@@ -91,7 +91,8 @@ impl CodeReader for Reader<'_> {
             self.note(file, &format!("longer than {} MiB", SOURCE_BYTES_MAX >> 20));
             return None;
         }
-        let text = read_source(&LocalFiles, path.to_str()?);
+        // By its own name: whose links lead there is looked at.
+        let text = read_source(&LocalFiles, file);
         text.map_err(|why| self.note(file, &why)).ok().filter(|text| text.len() as u64 <= SOURCE_BYTES_MAX)
     }
 

@@ -258,7 +258,7 @@ pub fn read_source(files: &dyn Files, file: &str) -> Result<String, String> {
     if !file.starts_with('/') {
         return Err(format!("{file}: not an absolute path; compile with one, or see -fdebug-prefix-map"));
     }
-    let bytes = files.open(file).map_err(|why| format!("{file}: {why}"))?;
+    let bytes = files.open_source(file).map_err(|why| format!("{file}: {why}"))?;
     if bytes.bytes().len() > SOURCE_BYTES_MAX {
         let most = SOURCE_BYTES_MAX >> 20;
         return Err(format!("{file}: longer than {most} MiB"));

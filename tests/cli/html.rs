@@ -121,6 +121,13 @@ fn source_in_a_page_is_from_the_directories_that_were_named() {
     assert_eq!(sources("--no-source").0, [""; 0]);
     let (names, ..) = sources("--source-dir ../other");
     assert_eq!(names, [path("other/far.c"), path("work/linked.c")]);
+    if crate::support::is_root() {
+        // The link of another user, who could choose what is shown.
+        place.shell("chown -h 65534 work/linked.c").succeeds();
+        let (names, _, said) = sources("--source-dir ../other");
+        assert_eq!(names, [path("other/far.c")]);
+        assert!(said.contains("user 65534"), "{said}");
+    }
     // A saved profile may come from elsewhere: its page has source of named directories only.
     let of_saved = |options: &str| {
         let script = format!("cd work && \"$STACKPROF\" render -q ../a.pb.gz {options} -o ../b.html");

@@ -24,6 +24,10 @@ impl Files for LocalFiles {
         with_local(path, true, |file, copying| file.bytes(copying))
     }
 
+    fn open_source(&self, path: &str) -> Result<ImageBytes, OpenError> {
+        with_local(path, false, |file, copying| file.bytes(copying))
+    }
+
     fn modified_s(&self, path: &str) -> Option<u64> {
         with_local(path, true, |file, _| Ok(u64::try_from(file.about().modified_s).ok())).ok()?
     }
