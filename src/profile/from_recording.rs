@@ -221,7 +221,7 @@ impl Conversion<'_> {
             let (pid, id) = (thread.pid, thread.id);
             let text = self.builder.text(&thread.name)?;
             let event = |at_ns, kind| Event { at_ns, kind, process: process(pid), pid, thread: id, text };
-            if !thread.found && !lives.continues_one(index) {
+            if !thread.preexisting && !lives.continues_one(index) {
                 let kind = if is_first { EventKind::ProcessStart } else { EventKind::ThreadStart };
                 events.push(event(thread.begun_ns, kind));
             }

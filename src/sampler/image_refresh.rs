@@ -14,7 +14,7 @@ const RETRY_NS: u64 = 2_000_000;
 const RETRY_MAX_NS: u64 = 50_000_000;
 /// As seldom as this if the target tells of each new mapping: then the list says something new only
 /// where that word was lost.
-const RETRY_TOLD_MAX_NS: u64 = REFRESH_NS;
+const RETRY_REPORTED_MAX_NS: u64 = REFRESH_NS;
 /// Tries to list the mappings at one time.
 const LIST_TRIES: u32 = 3;
 /// Reading mappings may take this share of the time, at most: 1/20. What it takes to open a file is not part of it: each
@@ -36,7 +36,7 @@ pub(super) struct ImageRefresh {
     /// What reading them cost makes the next time wait at least.
     cost_ns: u64,
     /// How often in a row reading them showed nothing new.
-    fruitless: u32,
+    unchanged_reads: u32,
     /// The target says that they changed, and they were not read yet.
     changed: bool,
 }
@@ -48,8 +48,8 @@ impl ImageRefresh {
     }
 
     /// How often in a row reading them showed nothing new.
-    pub(super) fn fruitless(&self) -> u32 {
-        self.fruitless
+    pub(super) fn unchanged_reads(&self) -> u32 {
+        self.unchanged_reads
     }
 
     /// Paths of the files that were mapped since the program was first looked at, each once.
@@ -117,14 +117,14 @@ impl ImageRefresh {
             }
             jit.update(number, &self.mappings, images);
         }
-        self.fruitless = if changed { 0 } else { self.fruitless.saturating_add(1) };
+        self.unchanged_reads = if changed { 0 } else { self.unchanged_reads.saturating_add(1) };
         self.changed = false;
         self.covers_ns = before_ns;
         self.read_ns = now_ns();
         let each_time_ns = (self.read_ns - before_ns).saturating_sub(opening_ns);
         self.cost_ns = each_time_ns.saturating_mul(COST_SHARE);
         // Torn stacks ask again and again: less often the longer nothing changes.
-        let most_ns = if process.tells_of_mappings() { RETRY_TOLD_MAX_NS } else { RETRY_MAX_NS };
+        let most_ns = if process.reports_mmaps() { RETRY_REPORTED_MAX_NS } else { RETRY_MAX_NS };
         let backed_off_ns = if changed { 0 } else { (self.wait_ns * 2).min(most_ns) };
         self.wait_ns = backed_off_ns.max(self.cost_ns).max(RETRY_NS);
         changed
@@ -145,8 +145,8 @@ impl ImageRefresh {
             return changed;
         }
         let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
-        let is_told_more = self.registered.update(number, images, &mut read);
-        changed | (is_told_more && self.update(process, now_ns, opening_ns, images, number))
+        let found_jit_files = self.registered.update(number, images, &mut read);
+        changed | (found_jit_files && self.update(process, now_ns, opening_ns, images, number))
     }
 
     fn update(
@@ -170,7 +170,7 @@ impl ImageRefresh {
             opened
         };
         let changed = images.update(number, placed.as_ref().unwrap_or(&self.mappings), &mut open);
-        self.registered.settle();
+        self.registered.drop_file_bytes();
         changed
     }
 }
@@ -210,7 +210,7 @@ mod tests {
             }));
             Ok(())
         }
-        fn tells_of_mappings(&self) -> bool {
+        fn reports_mmaps(&self) -> bool {
             true
         }
         fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
@@ -252,7 +252,7 @@ mod tests {
             out.clear();
             Ok(())
         }
-        fn tells_of_mappings(&self) -> bool {
+        fn reports_mmaps(&self) -> bool {
             self.tells
         }
         fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {

@@ -29,9 +29,9 @@ impl StopDriver<'_> {
     /// Loses for this reason what processes used by these clocks beside their threads.
     pub(super) fn lose_rests(&mut self, clocks: &HashMap<u32, u64>, reason: &'static str) {
         let mut alive_ns: HashMap<u32, u64> = HashMap::new();
-        for (id, stop) in &self.stops {
-            let used_ns = self.recorder.accounts.get(id).map_or(0, |account| account.used_cpu_ns());
-            *alive_ns.entry(stop.process).or_default() += used_ns;
+        for (id, state) in &self.threads {
+            let used_ns = self.recorder.threads.get(id).map_or(0, |account| account.used_cpu_ns());
+            *alive_ns.entry(state.process).or_default() += used_ns;
         }
         let mut rest_ns = 0;
         for (pid, known) in &mut self.known {

@@ -1,6 +1,6 @@
 //! A process of a driven target: what its driver keeps of it.
 
-use super::process_entry::{FIRST, ProcessIndex};
+use super::recorded_process::{FIRST, ProcessIndex};
 use crate::sources::{Observed, Target};
 
 /// Why samples of processes are lost that the recorder has no room for.
