@@ -7,7 +7,7 @@ use super::sample::Sample;
 use crate::sources::{Capture, Observed};
 use crate::walk::StackEnd;
 
-/// Most samples that wait; a tick of all threads, or a hundred ticks of one.
+/// Most deferred samples; a tick of all threads, or a hundred ticks of one.
 const DEFERRED_MAX: usize = 128;
 
 /// Most bytes of their stacks together.
@@ -36,12 +36,12 @@ impl Recorder<'_> {
         None
     }
 
-    /// Whether samples of a process wait.
+    /// Whether a process has deferred samples.
     pub(super) fn has_deferred(&self, of: ProcessIndex) -> bool {
         self.deferred.iter().any(|deferred| deferred.process == of)
     }
 
-    /// The processes, by the system's numbers, of which samples wait.
+    /// The processes, by the system's numbers, that have deferred samples.
     pub(super) fn with_deferred(&self) -> Vec<u32> {
         let indexes = self.deferred.iter().map(|deferred| deferred.process.0 as usize);
         let pids = indexes.filter_map(|index| Some(self.processes.get(index)?.pid));

@@ -12,8 +12,8 @@ const REFRESH_NS: u64 = 1_000_000_000;
 /// leads out of the known code, and less and less often while that changes nothing.
 const RETRY_NS: u64 = 2_000_000;
 const RETRY_MAX_NS: u64 = 50_000_000;
-/// As seldom as this if the target tells of each new mapping: then the list says something new only
-/// where that word was lost.
+/// As seldom as this if the target reports each new mapping: then the list says something new only
+/// where a report was lost.
 const RETRY_REPORTED_MAX_NS: u64 = REFRESH_NS;
 /// Tries to list the mappings at one time.
 const LIST_TRIES: u32 = 3;
@@ -52,7 +52,7 @@ impl ImageRefresh {
         self.unchanged_reads
     }
 
-    /// Paths of the files that were mapped since the program was first looked at, each once.
+    /// Paths of the files that were mapped since the program was first read, each once.
     pub(super) fn take_new_paths(&mut self) -> Vec<String> {
         std::mem::take(&mut self.loads.new)
     }
@@ -238,7 +238,7 @@ mod tests {
 
     /// Has no mappings, ever.
     struct Empty {
-        tells: bool,
+        reports: bool,
     }
 
     impl Observed for Empty {
@@ -253,7 +253,7 @@ mod tests {
             Ok(())
         }
         fn reports_mmaps(&self) -> bool {
-            self.tells
+            self.reports
         }
         fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
             unreachable!("there is no image")
@@ -264,18 +264,18 @@ mod tests {
     }
 
     /// How often mappings are listed in 10 s in which stacks lead out of the known code all the time.
-    fn listed_in_ten_seconds(tells: bool, word_every_ms: u64) -> u64 {
+    fn listed_in_ten_seconds(reports: bool, report_every_ms: u64) -> u64 {
         let (mut images, mut jit, mut refresh) =
             (Images::default(), JitCode::default(), ImageRefresh::default());
         let now_ns = Cell::new(0);
         let mut listed = 0;
         for ms in 1..=10_000 {
             now_ns.set(ms * 1_000_000);
-            if ms % word_every_ms == 0 {
+            if ms % report_every_ms == 0 {
                 refresh.note_change();
             }
             if refresh.may_retry(now_ns.get()) || refresh.is_due(now_ns.get(), true) {
-                refresh.read(&mut Empty { tells }, &|| now_ns.get(), &mut images, 0, &mut jit);
+                refresh.read(&mut Empty { reports }, &|| now_ns.get(), &mut images, 0, &mut jit);
                 listed += 1;
             }
         }
@@ -283,12 +283,12 @@ mod tests {
     }
 
     #[test]
-    fn code_that_stays_unknown_is_asked_for_seldom_where_new_mappings_are_told() {
+    fn code_that_stays_unknown_is_read_seldom_where_new_mappings_are_reported() {
         let (silent, telling) = (listed_in_ten_seconds(false, 20_000), listed_in_ten_seconds(true, 20_000));
         assert!((190..=210).contains(&silent), "{silent} times");
         assert!((10..=20).contains(&telling), "{telling} times");
-        // A word is heard at once all the same.
-        let told = listed_in_ten_seconds(true, 100);
-        assert!(told >= 100, "{told} times");
+        // A report counts at once.
+        let reported = listed_in_ten_seconds(true, 100);
+        assert!(reported >= 100, "{reported} times");
     }
 }

@@ -10,11 +10,11 @@ use super::image_refresh::ImageRefresh;
 use super::recorded_process::{ProcessIndex, RecordedProcess, UNSAMPLED};
 use super::recorder::Recorder;
 use crate::binary::Files;
-use crate::recording::{Branch, Program, Thread};
+use crate::recording::{Program, Thread, Track};
 use crate::sources::{Observed, ThreadId};
 
 /// Threads and programs that are kept apart; later ones share an entry.
-const MAX_BRANCHES: usize = 65_536;
+const MAX_TRACKS: usize = 65_536;
 /// Processes of which what walks learned is kept; some tens of kilobytes each.
 const MAX_UNWIND_CACHES: usize = 256;
 
@@ -29,11 +29,11 @@ impl Recorder<'_> {
     }
 
     pub(super) fn add_program(&mut self, pid: u32, name: &str) -> u32 {
-        if self.programs.len() >= MAX_BRANCHES {
-            return (MAX_BRANCHES - 1) as u32;
+        if self.programs.len() >= MAX_TRACKS {
+            return (MAX_TRACKS - 1) as u32;
         }
-        let name = if self.programs.len() == MAX_BRANCHES - 1 {
-            format!("programs after the first {MAX_BRANCHES}")
+        let name = if self.programs.len() == MAX_TRACKS - 1 {
+            format!("programs after the first {MAX_TRACKS}")
         } else {
             name.to_owned()
         };
@@ -68,9 +68,9 @@ impl Recorder<'_> {
     /// A thread that was taken in as one of an [`UNSAMPLED`] process is of this one.
     pub(super) fn place_thread(&mut self, of: ProcessIndex, process: &mut dyn Observed, id: ThreadId) {
         if self.threads.get(&id).is_some_and(|account| account.process == UNSAMPLED) {
-            let branch = self.branch(of, process, id);
+            let track = self.track(of, process, id);
             if let Some(account) = self.threads.get_mut(&id) {
-                (account.process, account.branch) = (of, branch);
+                (account.process, account.track) = (of, track);
             }
         }
     }
@@ -90,31 +90,31 @@ impl Recorder<'_> {
     }
 
     /// The entry that a thread's stacks are kept under.
-    pub(super) fn branch(&mut self, of: ProcessIndex, process: &mut dyn Observed, id: ThreadId) -> u32 {
+    pub(super) fn track(&mut self, of: ProcessIndex, process: &mut dyn Observed, id: ThreadId) -> u32 {
         let Some(recorded) = self.processes.get_mut(of.0 as usize) else { return 0 };
         let program = recorded.program;
         if !self.options.threads {
-            let branches = &mut self.branches;
+            let tracks = &mut self.tracks;
             return *recorded.merged.get_or_insert_with(|| {
-                if branches.len() <= MAX_BRANCHES {
-                    branches.push(Branch { program, thread: None });
+                if tracks.len() <= MAX_TRACKS {
+                    tracks.push(Track { program, thread: None });
                 }
-                (branches.len() - 1) as u32
+                (tracks.len() - 1) as u32
             });
         }
-        if self.branches.len() < MAX_BRANCHES {
+        if self.tracks.len() < MAX_TRACKS {
             let name = process.thread_name(id).unwrap_or_default();
-            self.branches.push(Branch { program, thread: Some(Thread { id: id.0, name }) });
-        } else if self.branches.len() == MAX_BRANCHES {
-            let name = format!("threads after the first {MAX_BRANCHES}");
-            self.branches.push(Branch { program, thread: Some(Thread { id: 0, name }) });
+            self.tracks.push(Track { program, thread: Some(Thread { id: id.0, name }) });
+        } else if self.tracks.len() == MAX_TRACKS {
+            let name = format!("threads after the first {MAX_TRACKS}");
+            self.tracks.push(Track { program, thread: Some(Thread { id: 0, name }) });
         }
-        u32::try_from(self.branches.len() - 1).unwrap_or(u32::MAX)
+        u32::try_from(self.tracks.len() - 1).unwrap_or(u32::MAX)
     }
 
     /// The entry of a thread at an index, if that is its own.
-    pub(super) fn own_branch(&mut self, branch: u32, id: ThreadId) -> Option<&mut Thread> {
-        let thread = self.branches.get_mut(branch as usize)?.thread.as_mut();
+    pub(super) fn own_track(&mut self, track: u32, id: ThreadId) -> Option<&mut Thread> {
+        let thread = self.tracks.get_mut(track as usize)?.thread.as_mut();
         thread.filter(|thread| thread.id == id.0)
     }
 

@@ -416,7 +416,7 @@ impl PushedDriver<'_> {
         live.target_cpu_ns.store(target_cpu_ns, Ordering::Relaxed);
     }
 
-    /// Walks samples that waited for images.
+    /// Walks deferred samples.
     fn walk_deferred(&mut self, of: ProcessIndex, process: &mut dyn Observed, due: DueSamples) {
         let (frames, spare) = (&mut self.frames, &mut self.spare);
         let mut rewalk = Rewalk { stack_max_bytes: STACK_MAX_BYTES, frames, spare };

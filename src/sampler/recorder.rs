@@ -20,7 +20,7 @@ use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::images::{CodeMemory, ImageView, Images, TargetCode};
-use crate::recording::{Branch, Frame, Profile, Program, Root, Stats, Timeline};
+use crate::recording::{Frame, Profile, Program, Root, Stats, Timeline, Track};
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
 use crate::trie::{NodeId, Trie};
@@ -51,7 +51,7 @@ pub struct Recorder<'a> {
     /// Those whose unwinders have cached something.
     pub(super) with_unwind_cache: Vec<ProcessIndex>,
     pub(super) programs: Vec<Program>,
-    pub(super) branches: Vec<Branch>,
+    pub(super) tracks: Vec<Track>,
     pub(super) threads: HashMap<ThreadId, ThreadAccount>,
     /// What happened, and what was lost.
     pub stats: Stats,
@@ -80,7 +80,7 @@ impl<'a> Recorder<'a> {
             processes: Vec::new(),
             with_unwind_cache: Vec::new(),
             programs: Vec::new(),
-            branches: Vec::new(),
+            tracks: Vec::new(),
             threads: HashMap::new(),
             stats: Stats { processes_seen: 1, ..Stats::default() },
             weights: Weights::default(),
@@ -108,9 +108,9 @@ impl<'a> Recorder<'a> {
         preexisting: bool,
     ) {
         self.stats.threads_seen += 1;
-        let branch = self.branch(of, process, id);
+        let track = self.track(of, process, id);
         let now_ns = self.clock.now_ns();
-        let mut account = ThreadAccount::new(of, branch, id.0, stack_top, status, now_ns, preexisting);
+        let mut account = ThreadAccount::new(of, track, id.0, stack_top, status, now_ns, preexisting);
         account.timeline_thread = self.timeline.add_thread(id.0, process.process().pid, now_ns, preexisting);
         self.threads.insert(id, account);
     }
@@ -158,8 +158,8 @@ impl<'a> Recorder<'a> {
             return;
         };
         account.name_tries_left -= 1;
-        let (branch, timeline_thread) = (account.branch, account.timeline_thread);
-        let lacks_name = self.own_branch(branch, id).is_some_and(|thread| thread.name.is_empty());
+        let (track, timeline_thread) = (account.track, account.timeline_thread);
+        let lacks_name = self.own_track(track, id).is_some_and(|thread| thread.name.is_empty());
         if (lacks_name || self.timeline.lacks_name(timeline_thread))
             && let Some(name) = process.thread_name(id)
         {
@@ -171,8 +171,8 @@ impl<'a> Recorder<'a> {
     pub(super) fn set_name(&mut self, id: ThreadId, name: String) {
         let Some(account) = self.threads.get(&id) else { return };
         self.timeline.set_name(account.timeline_thread, &name);
-        let branch = account.branch;
-        if let Some(thread) = self.own_branch(branch, id) {
+        let track = account.track;
+        if let Some(thread) = self.own_track(track, id) {
             thread.name = name;
         }
     }
@@ -266,7 +266,7 @@ impl<'a> Recorder<'a> {
         let (complete, fiber) = (ended.is_complete(), ended == StackEnd::Fiber);
         let account = self.threads.get(&sample.thread)?;
         let timeline_thread = account.timeline_thread;
-        let root = Root { branch: account.branch, complete, fiber, waiting };
+        let root = Root { track: account.track, complete, fiber, waiting };
         let space = self.images.of(self.processes.get(account.process.0 as usize)?.image_space_id).space();
         frames.addresses.splice(0..0, sample.capture.kernel.iter().copied());
         match self.trie.insert((root, space), &frames.addresses, weight_ns) {
@@ -470,8 +470,8 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Reads images that are known to have changed, whatever that costs: samples wait for them
-    /// that cannot wait longer.
+    /// Reads images that are known to have changed, whatever that costs: deferred samples
+    /// cannot wait longer.
     pub(super) fn read_wanted_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         if self.has_deferred(of) && self.refresh(of).is_some_and(ImageRefresh::has_changed) {
             self.read_images(of, process);
@@ -527,12 +527,12 @@ impl<'a> Recorder<'a> {
         for id in left {
             self.remove_thread(id, None, "not sampled again before the end");
         }
-        let (programs, branches) = (&self.programs, &self.branches);
+        let (programs, tracks) = (&self.programs, &self.tracks);
         // Not in the order in which they were seen, which is a matter of chance.
         let place = |root: Root| {
-            let branch = branches.get(root.branch as usize);
-            let program = branch.and_then(|branch| programs.get(branch.program as usize));
-            let thread = branch.and_then(|branch| branch.thread.as_ref()).map(|thread| thread.id);
+            let track = tracks.get(root.track as usize);
+            let program = track.and_then(|track| programs.get(track.program as usize));
+            let thread = track.and_then(|track| track.thread.as_ref()).map(|thread| thread.id);
             let Root { complete, fiber, waiting, .. } = root;
             (program.map(|program| (&*program.name, program.pid)), thread, fiber, waiting, !complete)
         };
@@ -544,7 +544,7 @@ impl<'a> Recorder<'a> {
             trie: self.trie,
             images: self.images,
             programs: self.programs,
-            branches: self.branches,
+            tracks: self.tracks,
             timeline: (!self.timeline.is_off()).then_some(self.timeline),
             stats: self.stats,
         }

@@ -116,8 +116,8 @@ impl StopDriver<'_> {
         let (mut stacks, mut frames) = (Vec::<ThreadStack>::new(), Frames::default());
         for (id, account) in &self.recorder.threads {
             let Ok(status) = self.target.poll(*id) else { continue };
-            let branch = self.recorder.branches.get(account.branch as usize);
-            let name = branch.and_then(|branch| Some(branch.thread.as_ref()?.name.clone()));
+            let track = self.recorder.tracks.get(account.track as usize);
+            let name = track.and_then(|track| Some(track.thread.as_ref()?.name.clone()));
             let activity = status.activity;
             stacks.push(ThreadStack {
                 thread: *id,

@@ -18,8 +18,8 @@ const LAG_NS: u64 = 10_000_000;
 #[derive(Debug)]
 pub(super) struct ThreadAccount {
     pub(super) process: ProcessIndex,
-    /// Index into the profile's branches.
-    pub(super) branch: u32,
+    /// Index into the profile's tracks.
+    pub(super) track: u32,
     /// Its place in the timeline, if that has room for it.
     pub(super) timeline_thread: Option<ThreadIndex>,
     pub(super) stack_top: Option<Avma>,
@@ -56,7 +56,7 @@ impl ThreadAccount {
     /// `seed`, different for each thread, draws some of its short waits.
     pub(super) fn new(
         process: ProcessIndex,
-        branch: u32,
+        track: u32,
         seed: u64,
         stack_top: Option<Avma>,
         status: ThreadStatus,
@@ -65,7 +65,7 @@ impl ThreadAccount {
     ) -> ThreadAccount {
         ThreadAccount {
             process,
-            branch,
+            track,
             timeline_thread: None,
             stack_top,
             name_tries_left: 8,

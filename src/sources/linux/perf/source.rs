@@ -35,10 +35,11 @@ use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, si
 
 mod process_exits;
 mod read_ahead;
+mod read_ahead_timer;
 mod reopen;
 
 use process_exits::ProcessExits;
-use read_ahead::ReadAheadTimer;
+use read_ahead_timer::ReadAheadTimer;
 
 /// Interval between batches while processes start, end or map, nanoseconds: what records name is read from /proc while it
 /// is still there.

@@ -33,8 +33,9 @@ pub(in super::super) struct WakeupCharge {
     /// threads ran.
     since_used_ns: u64,
     since_withheld_ns: u64,
-    /// What the samples of earlier batches were given too much, or too little, as a later interval showed.
+    /// What the samples of earlier batches were given too much, as a later interval showed; less than 0: too little.
     overcharged_ns: i64,
+    /// What the stacks are still to stand for.
     pending_charge_ns: u64,
     stacks: VecDeque<WaitStack>,
     next: usize,

@@ -10,7 +10,7 @@ use libc::pid_t;
 
 use super::super::ring::record::Id;
 
-/// What is in the place of the number of a thread that has none any more.
+/// In the place of the number of a thread that has exited.
 pub(in super::super) const EXITED_TID: pid_t = -1;
 
 /// By CPU: the thread that exited there last, and its process.

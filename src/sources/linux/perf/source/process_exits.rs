@@ -1,6 +1,6 @@
 //! The exits of the processes that a recording ends with.
 //!
-//! Input: their numbers; output: whether all of them have ended.
+//! Input: their pids; output: whether all of them have ended.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 

@@ -7,26 +7,6 @@
 use super::super::clocks::monotonic_ns;
 use super::{PerfSource, read_rings};
 
-/// While a batch is walked rings are polled this often, nanoseconds.
-const POLL_NS: u64 = 2_000_000;
-
-/// When rings were polled.
-#[derive(Debug, Default)]
-pub(super) struct ReadAheadTimer {
-    polled_ns: u64,
-}
-
-impl ReadAheadTimer {
-    /// Whether it is time to poll rings.
-    pub(super) fn is_due(&mut self, now_ns: u64) -> bool {
-        let is_due = now_ns.saturating_sub(self.polled_ns) >= POLL_NS;
-        if is_due {
-            self.polled_ns = now_ns;
-        }
-        is_due
-    }
-}
-
 impl PerfSource {
     /// Reads rings that fill up while a batch is walked, if it is time.
     pub(super) fn read_ahead(&mut self) {
@@ -39,17 +19,5 @@ impl PerfSource {
             self.memory.freed_bytes += self.pipeline.stacks.read();
             self.reduce_load();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rings_are_polled_at_intervals() {
-        let mut timer = ReadAheadTimer::default();
-        let polls = (1..=1_000).filter(|at| timer.is_due(POLL_NS + at * POLL_NS / 10)).count();
-        assert_eq!(polls, 100);
     }
 }

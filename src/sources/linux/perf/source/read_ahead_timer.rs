@@ -1,0 +1,35 @@
+//! When rings are read ahead: between the events of a batch they are polled at intervals.
+//!
+//! Input: time; output: whether rings are to be polled.
+
+/// While a batch is walked rings are polled this often, nanoseconds.
+const POLL_NS: u64 = 2_000_000;
+
+/// When rings were polled.
+#[derive(Debug, Default)]
+pub(super) struct ReadAheadTimer {
+    polled_ns: u64,
+}
+
+impl ReadAheadTimer {
+    /// Whether it is time to poll rings.
+    pub(super) fn is_due(&mut self, now_ns: u64) -> bool {
+        let is_due = now_ns.saturating_sub(self.polled_ns) >= POLL_NS;
+        if is_due {
+            self.polled_ns = now_ns;
+        }
+        is_due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_are_polled_at_intervals() {
+        let mut timer = ReadAheadTimer::default();
+        let polls = (1..=1_000).filter(|at| timer.is_due(POLL_NS + at * POLL_NS / 10)).count();
+        assert_eq!(polls, 100);
+    }
+}
