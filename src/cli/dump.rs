@@ -120,7 +120,7 @@ fn activity_name(activity: Activity) -> &'static str {
         Activity::Running | Activity::Runnable | Activity::Ready => "running",
         Activity::Waiting => "waiting",
         Activity::Stopped => "stopped",
-        Activity::Untold => "-",
+        Activity::Unknown => "-",
     }
 }
 
@@ -155,7 +155,7 @@ fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
         let Ok(status) = target.poll(id) else { continue };
         rows.push((id, status, escape_line(&target.thread_name(id).unwrap_or_default()).into_owned()));
     }
-    let is_unknown = |status: &ThreadStatus| status.activity == Activity::Untold;
+    let is_unknown = |status: &ThreadStatus| status.activity == Activity::Unknown;
     let unknown: Vec<ThreadId> = rows.iter().filter(|row| is_unknown(&row.1)).map(|row| row.0).collect();
     for (id, status) in poll_by_stop(target, clock, &unknown) {
         rows.iter_mut().filter(|row| row.0 == id).for_each(|row| row.1 = status);

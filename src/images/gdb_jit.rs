@@ -195,7 +195,7 @@ impl GdbJit {
     }
 
     /// Images have taken what they need.
-    pub fn settle(&mut self) {
+    pub fn drop_file_bytes(&mut self) {
         self.files.iter_mut().for_each(|file| file.bytes = None);
     }
 }

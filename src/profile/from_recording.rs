@@ -97,12 +97,12 @@ impl Conversion<'_> {
         let profile = self.profile;
         let Some((root, code)) = path.split_first() else { return Ok(None) };
         let Some(Frame::Root(begin)) = profile.trie.frame(*root) else { return Ok(None) };
-        let Some(branch) = profile.branches.get(begin.branch as usize) else { return Ok(None) };
-        let thread = match &branch.thread {
+        let Some(track) = profile.tracks.get(begin.track as usize) else { return Ok(None) };
+        let thread = match &track.thread {
             Some(thread) => Some((self.builder.text(&thread.name)?, thread.id)),
             None => None,
         };
-        let process = self.builder.text(&self.circumstances.name(profile, branch.program))?;
+        let process = self.builder.text(&self.circumstances.name(profile, track.program))?;
         let (complete, waiting) = (begin.complete, begin.waiting);
         let root = self.builder.root(StackRoot { process, thread, complete, waiting })?;
         self.stack.clear();
@@ -221,7 +221,7 @@ impl Conversion<'_> {
             let (pid, id) = (thread.pid, thread.id);
             let text = self.builder.text(&thread.name)?;
             let event = |at_ns, kind| Event { at_ns, kind, process: process(pid), pid, thread: id, text };
-            if !thread.found && !chains.continues_one(index) {
+            if !thread.preexisting && !chains.continues_one(index) {
                 let kind = if is_first { EventKind::ProcessStart } else { EventKind::ThreadStart };
                 events.push(event(thread.begun_ns, kind));
             }
@@ -246,9 +246,7 @@ impl Conversion<'_> {
         }
         path.reverse();
         let program = match path.first().and_then(|root| profile.trie.frame(*root)) {
-            Some(Frame::Root(root)) => {
-                profile.branches.get(root.branch as usize).map(|branch| branch.program)
-            }
+            Some(Frame::Root(root)) => profile.tracks.get(root.track as usize).map(|track| track.program),
             _ => None,
         };
         let node = if profile.trie.count(node) > 0 { self.add(&path, 0)? } else { None };

@@ -9,8 +9,8 @@ use crate::trie::{FrameWords, Key, Stacked};
 /// whether the thread waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Root {
-    /// Index into [`Profile::branches`](super::Profile::branches).
-    pub branch: u32,
+    /// Index into [`Profile::tracks`](super::Profile::tracks).
+    pub track: u32,
     /// False for stacks that are shown under `[incomplete]`.
     pub complete: bool,
     /// True for stacks of fibers, which are shown under `[fiber]`.
@@ -23,14 +23,14 @@ impl Root {
     /// The root with such a [`Root::number`].
     fn of(number: u64) -> Root {
         let is_set = |bit: u64| number >> bit & 1 == 1;
-        let branch = (number >> 3) as u32;
-        Root { branch, fiber: is_set(2), waiting: is_set(1), complete: !is_set(0) }
+        let track = (number >> 3) as u32;
+        Root { track, fiber: is_set(2), waiting: is_set(1), complete: !is_set(0) }
     }
 
     /// All of it in one number, by which roots are in order: complete before torn ones,
-    /// waiting ones and fibers behind, branch after branch.
+    /// waiting ones and fibers behind, track after track.
     fn number(self) -> u32 {
-        self.branch << 3
+        self.track << 3
             | u32::from(self.fiber) << 2
             | u32::from(self.waiting) << 1
             | u32::from(!self.complete)
@@ -111,13 +111,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roots_that_differ_have_other_bits_and_stand_in_the_order_of_branches() {
+    fn roots_that_differ_have_other_bits_and_stand_in_the_order_of_tracks() {
         let mut roots = Vec::new();
-        for branch in [0, 1, 77] {
+        for track in [0, 1, 77] {
             for fiber in [false, true] {
                 for waiting in [false, true] {
                     for complete in [true, false] {
-                        roots.push(Root { branch, complete, fiber, waiting });
+                        roots.push(Root { track, complete, fiber, waiting });
                     }
                 }
             }

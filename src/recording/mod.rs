@@ -29,7 +29,7 @@ pub struct Program {
 
 /// Where stacks are kept together: under a program, or a thread of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Branch {
+pub struct Track {
     /// Index into [`Profile::programs`].
     pub program: u32,
     /// `None` for the stacks of all its threads.
@@ -57,9 +57,9 @@ pub struct Profile {
     pub images: Images,
     /// Programs, in the order in which they were first seen.
     pub programs: Vec<Program>,
-    /// Programs or their threads, in the order in which they were first seen; [`Root::branch`]
+    /// Programs or their threads, in the order in which they were first seen; [`Root::track`]
     /// points here.
-    pub branches: Vec<Branch>,
+    pub tracks: Vec<Track>,
     /// The files of the processes that made code at run time, with the number that
     /// [`Images::process_of`] gives.
     pub files: Vec<(u32, Arc<dyn Files>)>,
@@ -75,7 +75,7 @@ impl std::fmt::Debug for Profile {
             .field("process", &self.process)
             .field("hz", &self.hz)
             .field("programs", &self.programs)
-            .field("branches", &self.branches)
+            .field("tracks", &self.tracks)
             .field("stats", &self.stats)
             .finish_non_exhaustive()
     }
@@ -85,12 +85,12 @@ impl Profile {
     /// The thread that stacks with this root are of, if those of threads are kept apart.
     #[must_use]
     pub fn thread(&self, root: Root) -> Option<&Thread> {
-        self.branches.get(root.branch as usize)?.thread.as_ref()
+        self.tracks.get(root.track as usize)?.thread.as_ref()
     }
 
     /// The threads whose stacks are kept apart, in the order in which they were first seen.
     pub fn threads(&self) -> impl Iterator<Item = &Thread> {
-        self.branches.iter().filter_map(|branch| branch.thread.as_ref())
+        self.tracks.iter().filter_map(|track| track.thread.as_ref())
     }
 }
 
@@ -108,8 +108,8 @@ pub struct Stats {
     /// Ticks that happened; of samples that the system takes by itself, as many as there would
     /// have been of a thread that runs all the time.
     pub ticks: u64,
-    /// Ticks that were late. They are dropped; samples that the system takes by itself then have what
-    /// CPU time those on time leave.
+    /// Late ticks. A stopping source drops them; a pushing source keeps those that carry CPU time: they share what
+    /// those on time leave of it.
     pub ticks_late: u64,
     /// Of these, those for which the system woke the sampler too late; the others passed while it
     /// worked. `None` where the source does not know.

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_what_fits_into_the_time_of_a_stop() {
+    fn stack_sizes_are_what_fits_into_the_time_of_a_stop() {
         let mut budget = Budget::new(0.02);
         assert_eq!(budget.stack_max_bytes(), 1_000_000 & !0xfff);
         for _ in 0..64 {

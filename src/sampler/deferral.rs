@@ -1,32 +1,32 @@
 //! Which samples are deferred, and when they are walked again.
 
 use super::deferred::{DeferredSample, DueSamples, Rewalk};
-use super::process_entry::ProcessIndex;
+use super::recorded_process::ProcessIndex;
 use super::recorder::Recorder;
 use super::sample::Sample;
 use crate::sources::{Capture, Observed};
 use crate::walk::StackEnd;
 
-/// Most samples that wait; a tick of all threads, or a hundred ticks of one.
+/// Most deferred samples; a tick of all threads, or a hundred ticks of one.
 const DEFERRED_MAX: usize = 128;
 
 /// Most bytes of their stacks together.
 const DEFERRED_BYTES_MAX: usize = 4 << 20;
 
 /// After this many readings in a row that showed nothing new, torn stacks are taken as torn.
-const FRUITLESS_MAX: u32 = 3;
+const UNCHANGED_READS_MAX: u32 = 3;
 
 impl Recorder<'_> {
     /// Keeps a sample whose walk ended so because the images were not read since, perhaps; gives back
     /// any other, and that of a thread that waits on, whose stack is to be counted again.
     pub(super) fn defer(&mut self, sample: Sample, ended: StackEnd, weight_ns: u64) -> Option<Sample> {
-        let Some(of) = self.accounts.get(&sample.thread).map(|account| account.process) else {
+        let Some(of) = self.threads.get(&sample.thread).map(|account| account.process) else {
             return Some(sample);
         };
-        let (read_ns, fruitless) = self.images_read(of);
+        let (read_ns, unchanged_reads) = self.images_read(of);
         let may_be_new_code = matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed | StackEnd::Scanned)
             && read_ns < sample.at_ns
-            && fruitless < FRUITLESS_MAX;
+            && unchanged_reads < UNCHANGED_READS_MAX;
         let waits_on = sample.waiting && (self.by_wall || weight_ns == 0);
         if !may_be_new_code || waits_on || !self.has_room_for(&sample.capture) {
             return Some(sample);
@@ -36,12 +36,12 @@ impl Recorder<'_> {
         None
     }
 
-    /// Whether samples of a process wait.
+    /// Whether a process has deferred samples.
     pub(super) fn has_deferred(&self, of: ProcessIndex) -> bool {
         self.deferred.iter().any(|deferred| deferred.process == of)
     }
 
-    /// The processes, by the system's numbers, of which samples wait.
+    /// The processes, by the system's numbers, that have deferred samples.
     pub(super) fn with_deferred(&self) -> Vec<u32> {
         let indexes = self.deferred.iter().map(|deferred| deferred.process.0 as usize);
         let pids = indexes.filter_map(|index| Some(self.processes.get(index)?.pid));

@@ -1,9 +1,9 @@
-//! Samples that wait for the images to be read again: a stack that leads to code in none is
+//! Deferred samples, walked after the images are read again: a stack that leads to code in none is
 //! torn only because a library was loaded since they were, and what reading them costs is
 //! limited. When a program starts that is the rule: it loads its libraries in the first
 //! milliseconds, and the first reading costs most.
 
-use super::process_entry::ProcessIndex;
+use super::recorded_process::ProcessIndex;
 use super::sample::Sample;
 use crate::sources::{Capture, ThreadId};
 use crate::walk::Frames;

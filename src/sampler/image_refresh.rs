@@ -12,9 +12,9 @@ const REFRESH_NS: u64 = 1_000_000_000;
 /// leads out of the known code, and less and less often while that changes nothing.
 const RETRY_NS: u64 = 2_000_000;
 const RETRY_MAX_NS: u64 = 50_000_000;
-/// As seldom as this if the target tells of each new mapping: then the list says something new only
-/// where that word was lost.
-const RETRY_TOLD_MAX_NS: u64 = REFRESH_NS;
+/// As seldom as this if the target reports each new mapping: then the list says something new only
+/// where a report was lost.
+const RETRY_REPORTED_MAX_NS: u64 = REFRESH_NS;
 /// Tries to list the mappings at one time.
 const LIST_TRIES: u32 = 3;
 /// Reading mappings may take this share of the time, at most: 1/20. What it takes to open a file is not part of it: each
@@ -36,7 +36,7 @@ pub(super) struct ImageRefresh {
     /// What reading them cost makes the next time wait at least.
     cost_ns: u64,
     /// How often in a row reading them showed nothing new.
-    fruitless: u32,
+    unchanged_reads: u32,
     /// The target says that they changed, and they were not read yet.
     changed: bool,
 }
@@ -48,11 +48,11 @@ impl ImageRefresh {
     }
 
     /// How often in a row reading them showed nothing new.
-    pub(super) fn fruitless(&self) -> u32 {
-        self.fruitless
+    pub(super) fn unchanged_reads(&self) -> u32 {
+        self.unchanged_reads
     }
 
-    /// Paths of the files that were mapped since the program was first looked at, each once.
+    /// Paths of the files that were mapped since the program was first read, each once.
     pub(super) fn take_new_paths(&mut self) -> Vec<String> {
         std::mem::take(&mut self.loads.new)
     }
@@ -117,14 +117,14 @@ impl ImageRefresh {
             }
             jit.update(number, &self.mappings, images);
         }
-        self.fruitless = if changed { 0 } else { self.fruitless.saturating_add(1) };
+        self.unchanged_reads = if changed { 0 } else { self.unchanged_reads.saturating_add(1) };
         self.changed = false;
         self.covers_ns = before_ns;
         self.read_ns = now_ns();
         let each_time_ns = (self.read_ns - before_ns).saturating_sub(opening_ns);
         self.cost_ns = each_time_ns.saturating_mul(COST_SHARE);
         // Torn stacks ask again and again: less often the longer nothing changes.
-        let most_ns = if process.tells_of_mappings() { RETRY_TOLD_MAX_NS } else { RETRY_MAX_NS };
+        let most_ns = if process.reports_mmaps() { RETRY_REPORTED_MAX_NS } else { RETRY_MAX_NS };
         let backed_off_ns = if changed { 0 } else { (self.wait_ns * 2).min(most_ns) };
         self.wait_ns = backed_off_ns.max(self.cost_ns).max(RETRY_NS);
         changed
@@ -145,8 +145,8 @@ impl ImageRefresh {
             return changed;
         }
         let mut read = |at, into: &mut [u8]| process.read_memory(at, into).unwrap_or(0);
-        let is_told_more = self.registered.update(number, images, &mut read);
-        changed | (is_told_more && self.update(process, now_ns, opening_ns, images, number))
+        let found_jit_files = self.registered.update(number, images, &mut read);
+        changed | (found_jit_files && self.update(process, now_ns, opening_ns, images, number))
     }
 
     fn update(
@@ -170,7 +170,7 @@ impl ImageRefresh {
             opened
         };
         let changed = images.update(number, placed.as_ref().unwrap_or(&self.mappings), &mut open);
-        self.registered.settle();
+        self.registered.drop_file_bytes();
         changed
     }
 }
@@ -210,7 +210,7 @@ mod tests {
             }));
             Ok(())
         }
-        fn tells_of_mappings(&self) -> bool {
+        fn reports_mmaps(&self) -> bool {
             true
         }
         fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
@@ -238,7 +238,7 @@ mod tests {
 
     /// Has no mappings, ever.
     struct Empty {
-        tells: bool,
+        reports: bool,
     }
 
     impl Observed for Empty {
@@ -252,8 +252,8 @@ mod tests {
             out.clear();
             Ok(())
         }
-        fn tells_of_mappings(&self) -> bool {
-            self.tells
+        fn reports_mmaps(&self) -> bool {
+            self.reports
         }
         fn image_bytes(&mut self, _: &Mapping) -> Result<ImageBytes, OpenError> {
             unreachable!("there is no image")
@@ -264,18 +264,18 @@ mod tests {
     }
 
     /// How often mappings are listed in 10 s in which stacks lead out of the known code all the time.
-    fn listed_in_ten_seconds(tells: bool, word_every_ms: u64) -> u64 {
+    fn listed_in_ten_seconds(reports: bool, report_every_ms: u64) -> u64 {
         let (mut images, mut jit, mut refresh) =
             (Images::default(), JitCode::default(), ImageRefresh::default());
         let now_ns = Cell::new(0);
         let mut listed = 0;
         for ms in 1..=10_000 {
             now_ns.set(ms * 1_000_000);
-            if ms % word_every_ms == 0 {
+            if ms % report_every_ms == 0 {
                 refresh.note_change();
             }
             if refresh.may_retry(now_ns.get()) || refresh.is_due(now_ns.get(), true) {
-                refresh.read(&mut Empty { tells }, &|| now_ns.get(), &mut images, 0, &mut jit);
+                refresh.read(&mut Empty { reports }, &|| now_ns.get(), &mut images, 0, &mut jit);
                 listed += 1;
             }
         }
@@ -283,12 +283,12 @@ mod tests {
     }
 
     #[test]
-    fn code_that_stays_unknown_is_asked_for_seldom_where_new_mappings_are_told() {
+    fn code_that_stays_unknown_is_read_seldom_where_new_mappings_are_reported() {
         let (silent, telling) = (listed_in_ten_seconds(false, 20_000), listed_in_ten_seconds(true, 20_000));
         assert!((190..=210).contains(&silent), "{silent} times");
         assert!((10..=20).contains(&telling), "{telling} times");
-        // A word is heard at once all the same.
-        let told = listed_in_ten_seconds(true, 100);
-        assert!(told >= 100, "{told} times");
+        // A report counts at once.
+        let reported = listed_in_ten_seconds(true, 100);
+        assert!(reported >= 100, "{reported} times");
     }
 }

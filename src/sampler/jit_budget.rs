@@ -55,7 +55,7 @@ impl JitBudget {
 
 #[cfg(test)]
 mod tests {
-    use super::super::process_entry::FIRST;
+    use super::super::recorded_process::FIRST;
     use super::super::thread::unknown_status;
     use super::super::{Options, Recorder};
     use super::*;

@@ -6,8 +6,8 @@
 
 use super::deferred::{DueSamples, Rewalk};
 use super::process_cpu::BY_NO_KNOWN_THREAD;
-use super::process_entry::{FIRST, UNSAMPLED};
-use super::stops::{Stop, StopDriver};
+use super::recorded_process::{FIRST, UNSAMPLED};
+use super::stops::{StopDriver, StopState};
 use super::target_process::{CpuBalance, TargetProcess, observed};
 use super::thread::unknown_status;
 use crate::addr::Avma;
@@ -15,7 +15,7 @@ use crate::recording::Profile;
 use crate::recording::timeline::EventKind;
 use crate::sources::{ThreadId, ThreadStatus};
 
-/// The last looks at threads and their names take this long at most, nanoseconds.
+/// The last polls of threads and their names take this long at most, nanoseconds.
 const LAST_POLLS_NS: u64 = 20_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -53,7 +53,7 @@ impl StopDriver<'_> {
         id: ThreadId,
         stack_top: Option<Avma>,
         status: ThreadStatus,
-        found: bool,
+        preexisting: bool,
     ) {
         let pid = self.target.process_of(id);
         let Some(process) = observed(self.target, pid) else { return };
@@ -67,16 +67,16 @@ impl StopDriver<'_> {
                 cpu: CpuBalance::new(Some(0)),
             }
         });
-        self.stops.insert(id, Stop::new(pid));
-        self.recorder.add_thread(known.of, process, id, stack_top, status, found);
+        self.threads.insert(id, StopState::new(pid));
+        self.recorder.add_thread(known.of, process, id, stack_top, status, preexisting);
     }
 
     pub(super) fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
         self.walk_captured();
-        let Some(stop) = self.stops.remove(&id) else { return };
-        self.walk_deferred(stop.process, DueSamples::ThreadEnded(id));
+        let Some(state) = self.threads.remove(&id) else { return };
+        self.walk_deferred(state.process, DueSamples::ThreadEnded(id));
         let before_ns = self.recorder.stats.target_cpu_ns;
-        let program = self.stands_for(stop.process, id).map(str::to_owned);
+        let program = self.stands_for(state.process, id).map(str::to_owned);
         let has_room = |program: &String| {
             self.unsampled_ns.len() < PROGRAMS_MAX || self.unsampled_ns.contains_key(program)
         };
@@ -86,7 +86,7 @@ impl StopDriver<'_> {
         } else {
             self.recorder.remove_thread(id, cpu_ns, ENDED);
         }
-        self.note_ended(stop.process, before_ns);
+        self.note_ended(state.process, before_ns);
     }
 
     /// A thread of a process has left the account, which stood at this before.
@@ -99,7 +99,7 @@ impl StopDriver<'_> {
 
     /// Asks for the last name of a thread: many are named after they were sampled first.
     pub(super) fn rename(&mut self, id: ThreadId) {
-        if let Some(pid) = self.stops.get(&id).map(|stop| stop.process)
+        if let Some(pid) = self.threads.get(&id).map(|state| state.process)
             && let Some(process) = observed(self.target, pid)
         {
             self.recorder.rename(process, id);
@@ -123,7 +123,7 @@ impl StopDriver<'_> {
         if self.options.idle || threads.len() > 1 {
             self.remove_thread(id, Some(status.cpu_ns));
         } else {
-            self.stops.remove(&id);
+            self.threads.remove(&id);
             let before_ns = self.recorder.stats.target_cpu_ns;
             unsampled_ns = self.recorder.leave_thread(id, Some(status.cpu_ns));
             self.note_ended(pid, before_ns);
@@ -131,8 +131,8 @@ impl StopDriver<'_> {
         self.programs_begun += 1;
         self.begin_program(pid);
         self.add_thread(id, stack_top, status, false);
-        if let Some(account) = self.recorder.accounts.get_mut(&id) {
-            account.inherit(unsampled_ns);
+        if let Some(account) = self.recorder.threads.get_mut(&id) {
+            account.add_unsampled(unsampled_ns);
         }
         self.read_program(pid);
     }
@@ -150,33 +150,33 @@ impl StopDriver<'_> {
     /// part of what others used: what it lacks to the time between two ticks, so that a sample of a
     /// beginning weighs what one of any other moment does. On average that is what ends leave. Where
     /// threads are sampled less often, more is left, and given out, too.
-    pub(super) fn inherit(&mut self, id: ThreadId, status: Option<ThreadStatus>) {
+    pub(super) fn add_unsampled(&mut self, id: ThreadId, status: Option<ThreadStatus>) {
         if self.unsampled_ns.is_empty() {
             return;
         }
-        let account = self.recorder.accounts.get(&id);
+        let account = self.recorder.threads.get(&id);
         let Some(used_ns) =
             account.zip(status).and_then(|(account, status)| account.used_unsampled_ns(status))
         else {
             return;
         };
-        let Some(process) = self.stops.get(&id).map(|stop| stop.process) else { return };
+        let Some(process) = self.threads.get(&id).map(|state| state.process) else { return };
         let Some(program) = self.stands_for(process, id).map(str::to_owned) else { return };
         if let Some(unsampled_ns) = self.unsampled_ns.get_mut(&program)
-            && let Some(account) = self.recorder.accounts.get_mut(&id)
+            && let Some(account) = self.recorder.threads.get_mut(&id)
         {
             let period_ns = SECOND_NS / u64::from(self.options.hz.max(1));
             let lacks_ns = self.interval_ns.saturating_sub(used_ns).min(*unsampled_ns);
             let surplus_ns = (*unsampled_ns - lacks_ns).saturating_sub(KEPT_PERIODS * period_ns);
             let given_ns = lacks_ns + surplus_ns / 2;
             *unsampled_ns -= given_ns;
-            account.inherit(given_ns);
+            account.add_unsampled(given_ns);
         }
     }
 
     /// The threads of a process.
     pub(super) fn threads_of(&self, pid: u32) -> Vec<ThreadId> {
-        let of_it = self.stops.iter().filter(|(_, stop)| stop.process == pid);
+        let of_it = self.threads.iter().filter(|(_, state)| state.process == pid);
         of_it.map(|(id, _)| *id).collect()
     }
 
@@ -223,8 +223,8 @@ impl StopDriver<'_> {
     }
 
     /// Walks what is there of a process that is about to end: its images can still be read.
-    pub(super) fn settle(&mut self, pid: u32) {
-        let is_of_it = |id: &ThreadId| self.stops.get(id).is_some_and(|stop| stop.process == pid);
+    pub(super) fn walk_all_deferred_of(&mut self, pid: u32) {
+        let is_of_it = |id: &ThreadId| self.threads.get(id).is_some_and(|state| state.process == pid);
         if self.captured.iter().any(|sample| is_of_it(&sample.thread)) {
             self.walk_captured();
         }
@@ -249,7 +249,7 @@ impl StopDriver<'_> {
 
     // ---- images
 
-    /// Reads images of the first process, and of those of which samples wait, where it is time.
+    /// Reads images of the first process, and of those that have deferred samples, where it is time.
     pub(super) fn refresh_images(&mut self) {
         self.recorder.refresh_images(FIRST, self.target);
         for pid in self.recorder.with_deferred() {
@@ -262,7 +262,7 @@ impl StopDriver<'_> {
         }
     }
 
-    /// Walks samples of a process that waited for images.
+    /// Walks deferred samples of a process.
     pub(super) fn walk_deferred(&mut self, pid: u32, due: DueSamples) {
         let Some(known) = self.known.get(&pid) else { return };
         let Some(process) = observed(self.target, pid) else { return };
@@ -274,7 +274,7 @@ impl StopDriver<'_> {
         self.recorder.walk_deferred(known.of, process, due, &mut rewalk);
     }
 
-    /// Walks samples of all processes that waited for images.
+    /// Walks deferred samples of all processes.
     pub(super) fn walk_all_deferred(&mut self, due: DueSamples) {
         for pid in self.recorder.with_deferred() {
             self.walk_deferred(pid, due);
@@ -290,18 +290,18 @@ impl StopDriver<'_> {
         if self.recorder.stats.duration_ns == 0 {
             self.recorder.stats.duration_ns = self.clock.now_ns() - self.start_ns;
         }
-        let mut ids: Vec<ThreadId> = self.stops.keys().copied().collect();
+        let mut ids: Vec<ThreadId> = self.threads.keys().copied().collect();
         ids.sort_unstable();
-        // Before the looks, which take time in which more is used.
+        // Before the polls, which take time in which more is used.
         let clocks = self.process_clocks();
         let until_ns = self.clock.now_ns().saturating_add(LAST_POLLS_NS);
         let unsampled = if self.options.idle {
             "not sampled again before the end"
         } else {
-            "used between looks and not caught running"
+            "used between polls, never seen running"
         };
         for id in ids {
-            // Where calls are slow the last look of each thread has to do.
+            // Where calls are slow the last poll of each thread has to do.
             let has_time = self.clock.now_ns() < until_ns;
             let status = if has_time { self.target.poll(id).ok() } else { None };
             if has_time {
@@ -309,8 +309,8 @@ impl StopDriver<'_> {
             }
             let before_ns = self.recorder.stats.target_cpu_ns;
             self.recorder.remove_thread(id, status.map(|status| status.cpu_ns), unsampled);
-            if let Some(stop) = self.stops.remove(&id) {
-                self.note_ended(stop.process, before_ns);
+            if let Some(state) = self.threads.remove(&id) {
+                self.note_ended(state.process, before_ns);
             }
         }
         self.lose_rests(&clocks, BY_NO_KNOWN_THREAD);

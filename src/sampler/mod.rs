@@ -2,7 +2,7 @@
 //! trie; of everything lost, a count by cause.
 //!
 //! Knows a target only through its traits and time only through the clock it is given, so a
-//! simulated run is the same code. A *driver* has the captures: `stops.rs` looks, stops and
+//! simulated run is the same code. A *driver* has the captures: `stops.rs` polls, stops and
 //! copies at each tick; `pushed.rs` is given what somebody else sampled. One [`Recorder`] weighs,
 //! walks, inserts and accounts for what is lost, whoever drives it. Stacks are walked after their
 //! threads run again.
@@ -20,8 +20,8 @@ mod prefetch;
 mod prefetch_list;
 mod process;
 mod process_cpu;
-mod process_entry;
 pub mod pushed;
+mod recorded_process;
 mod recorder;
 mod red_zone;
 mod sample;
@@ -46,7 +46,7 @@ use crate::sources::{Fault, Target};
 use stops::StopDriver;
 
 pub use options::Options;
-pub use process_entry::{FIRST, ProcessIndex};
+pub use recorded_process::{FIRST, ProcessIndex};
 pub use recorder::Recorder;
 pub use sample::Sample;
 pub use snapshot::{Snapshot, ThreadStack, snapshot};

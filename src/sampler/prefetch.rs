@@ -11,19 +11,19 @@
 //! A walk that goes on on another stack (the one that a handler on an alternate stack interrupted) needs words like any
 //! other.
 //!
-//! Input: walks that left the copied bytes; output: the pieces of memory to prefetch of each thread.
+//! Input: walks that left the copied bytes; output: the ranges of memory to prefetch of each thread.
 
 use std::cell::RefCell;
 
 use hashbrown::HashMap;
 
-use super::process_entry::ProcessEntry;
+use super::recorded_process::RecordedProcess;
 use super::recorder::Recorder;
 use super::sample::Sample;
 use crate::addr::Avma;
 use crate::images::{CodeMemory, TargetCode};
 use crate::sources::pushed::StackUse;
-use crate::sources::{Capture, Observed, PIECE_BYTES, ThreadId};
+use crate::sources::{Capture, Observed, PREFETCH_RANGE_BYTES, ThreadId};
 use crate::walk::{self, Frames, OuterStack, StackBytes, StackEnd, UnwindMethod};
 
 /// Memory is read in pages of so many bytes, at most so many of a stack: more is no stack.
@@ -80,33 +80,33 @@ impl OuterStack for LaterStack<'_> {
     }
 }
 
-/// The fewest pieces that hold all these words, where no piece shall touch a page without need: one that is not
-/// there would take the whole piece with it.
+/// The fewest ranges that hold all these words, where no range shall touch a page without need: one that is not
+/// there would take the whole range with it.
 fn cover(mut words: Vec<(u64, usize)>) -> Vec<u64> {
     words.sort_unstable();
-    let mut pieces = Vec::new();
+    let mut ranges = Vec::new();
     let mut words = words.into_iter().peekable();
     while let Some((first, bytes)) = words.next() {
         let mut end = first.saturating_add(bytes as u64);
         while let Some((at, bytes)) = words.peek() {
             let further = at.saturating_add(*bytes as u64);
-            if further.saturating_sub(first) > PIECE_BYTES as u64 {
+            if further.saturating_sub(first) > PREFETCH_RANGE_BYTES as u64 {
                 break;
             }
             end = end.max(further);
             words.next();
         }
         let page = |at: u64| at & !(PAGE_BYTES - 1);
-        let leads_on = page(first.saturating_add(PIECE_BYTES as u64 - 1)) != page(end - 1);
-        pieces.push(if leads_on { end.saturating_sub(PIECE_BYTES as u64) } else { first });
+        let leads_on = page(first.saturating_add(PREFETCH_RANGE_BYTES as u64 - 1)) != page(end - 1);
+        ranges.push(if leads_on { end.saturating_sub(PREFETCH_RANGE_BYTES as u64) } else { first });
     }
-    pieces.sort_unstable();
-    pieces.dedup();
-    pieces
+    ranges.sort_unstable();
+    ranges.dedup();
+    ranges
 }
 
 impl Recorder<'_> {
-    /// Takes a sample of a source that prefetches. Why its walk ended, if it is there, and the pieces that are to be
+    /// Takes a sample of a source that prefetches. Why its walk ended, if it is there, and the ranges that are to be
     /// prefetched of the thread from now on, if they have changed; `frames` is replaced by what the walk found.
     pub fn take_prefetched(
         &mut self,
@@ -118,12 +118,12 @@ impl Recorder<'_> {
         let id = sample.thread;
         self.may_prefetch = true;
         let taken = self.take(process, sample, 1, stack_max_bytes, frames);
-        (taken.stack.map(|(_, ended)| ended), self.new_pieces(id))
+        (taken.stack.map(|(_, ended)| ended), self.new_ranges(id))
     }
 
-    /// The pieces that are to be prefetched of a thread, if they have changed.
-    pub(super) fn new_pieces(&mut self, id: ThreadId) -> Option<&[u64]> {
-        let prefetch = &mut self.accounts.get_mut(&id)?.prefetch;
+    /// The ranges that are to be prefetched of a thread, if they have changed.
+    pub(super) fn new_ranges(&mut self, id: ThreadId) -> Option<&[u64]> {
+        let prefetch = &mut self.threads.get_mut(&id)?.prefetch;
         std::mem::take(&mut prefetch.is_new).then_some(&*prefetch.list)
     }
 
@@ -137,43 +137,43 @@ impl Recorder<'_> {
         needed: StackUse,
         leaves: bool,
     ) -> StackUse {
-        let Some(account) = self.accounts.get_mut(&id) else { return needed };
-        let has_pieces = !capture.pieces.is_empty();
+        let Some(account) = self.threads.get_mut(&id) else { return needed };
+        let has_prefetched = !capture.prefetched.is_empty();
         if !leaves {
-            if has_pieces {
+            if has_prefetched {
                 account.prefetch.was_enough();
             }
             // The words above that part are on the list, and are not to be copied beside it.
-            let most = if has_pieces { capture.stack.len() / UNCOPIED_PARTS } else { usize::MAX };
+            let most = if has_prefetched { capture.stack.len() / UNCOPIED_PARTS } else { usize::MAX };
             return StackUse { bytes: needed.bytes.min(most), ..needed };
         }
         let mut bytes = needed.bytes;
-        if account.prefetch.shall_search(has_pieces) {
+        if account.prefetch.shall_search(has_prefetched) {
             let above = self.words_above(process, id, capture);
-            let pieces = above.map(|words| {
-                // As many copied bytes would have been enough beside the pieces that there were.
-                let lacked = |(at, bytes): &&(u64, usize)| capture.pieces.word(*at, *bytes).is_none();
+            let ranges = above.map(|words| {
+                // As many copied bytes would have been enough beside the ranges that there were.
+                let lacked = |(at, bytes): &&(u64, usize)| capture.prefetched.word(*at, *bytes).is_none();
                 let end =
                     words.iter().filter(lacked).map(|(at, bytes)| at.saturating_add(*bytes as u64)).max();
                 let from_sp = end.unwrap_or(0).saturating_sub(capture.registers.sp().0);
                 bytes = bytes.max(usize::try_from(from_sp).unwrap_or(usize::MAX));
                 cover(words)
             });
-            if let Some(account) = self.accounts.get_mut(&id) {
-                account.prefetch.found(pieces);
+            if let Some(account) = self.threads.get_mut(&id) {
+                account.prefetch.found(ranges);
             }
         }
-        let Some(prefetch) = self.accounts.get(&id).map(|account| &account.prefetch) else { return needed };
+        let Some(prefetch) = self.threads.get(&id).map(|account| &account.prefetch) else { return needed };
         // Of another stack no number of bytes holds anything.
-        if !needed.ran_out {
+        if !needed.truncated {
             return needed;
         }
-        if prefetch.hopeless {
-            return StackUse { ran_out: false, hopeless: true, ..needed };
+        if prefetch.unbounded {
+            return StackUse { truncated: false, unbounded: true, ..needed };
         }
-        match prefetch.may_complete(&capture.pieces) {
-            // Until all pieces are there nothing shows how much is to be copied: half of it, as a beginning.
-            true => StackUse { ran_out: false, bytes: needed.bytes.max(capture.stack.len() / 8), ..needed },
+        match prefetch.may_complete(&capture.prefetched) {
+            // Until all ranges are there nothing shows how much is to be copied: half of it, as a beginning.
+            true => StackUse { truncated: false, bytes: needed.bytes.max(capture.stack.len() / 8), ..needed },
             false => StackUse { bytes, ..needed },
         }
     }
@@ -186,10 +186,10 @@ impl Recorder<'_> {
         id: ThreadId,
         capture: &Capture,
     ) -> Option<Vec<(u64, usize)>> {
-        let account = self.accounts.get_mut(&id)?;
+        let account = self.threads.get_mut(&id)?;
         let recorded = self.processes.get_mut(account.process.0 as usize)?;
-        let images = self.images.of(recorded.number);
-        let ProcessEntry { jit, unwinder, .. } = recorded;
+        let images = self.images.of(recorded.image_space_id);
+        let RecordedProcess { jit, unwinder, .. } = recorded;
         let described = process.process();
         let (fp_always, code_mask) = (described.fp_always, described.code_mask);
         let how = if described.cfi { self.options.unwind } else { UnwindMethod::FramePointer };
@@ -219,7 +219,7 @@ impl Recorder<'_> {
                 code: &code,
                 outer: Some(&later),
                 // What the search finds counts for nothing: without knowing, a handler counts as not returned.
-                blocked_signals: capture.pieces.blocked_signals.or(Some(u64::MAX)),
+                blocked_signals: capture.prefetched.blocked_signals.or(Some(u64::MAX)),
             };
             let found = walk::unwind(how, &capture.registers, &input, unwinder, frames);
             let mut memory = later.memory.borrow_mut();
@@ -237,18 +237,15 @@ impl Recorder<'_> {
             let (instructions, _) = jit.end_round();
             self.jit_budget.spend(instructions - spent);
             spent = instructions;
-            // A thread that already ran when we came: where was it born?
-            if !walked.ended.is_complete() && account.stack_top.is_none() && account.birth_searches_left > 0 {
-                account.birth_searches_left -= 1;
+            let searched = account.search_stack_top(&walked, |reached| {
                 let mut above = vec![0; walk::SEARCH_BYTES as usize];
-                let bytes = read(walked.reached, &mut above);
+                let bytes = read(reached, &mut above);
                 above.truncate(bytes);
-                let above = StackBytes { base: walked.reached, bytes: &above };
-                let arch = capture.registers.arch();
-                account.stack_top = walk::find_stack_top(arch, above, walked.reached, &images);
-                if account.stack_top.is_some() {
-                    continue;
-                }
+                let above = StackBytes { base: reached, bytes: &above };
+                walk::find_stack_top(capture.registers.arch(), above, reached, &images)
+            });
+            if searched && account.stack_top.is_some() {
+                continue;
             }
             return Some(std::mem::take(&mut memory.read));
         }

@@ -1,13 +1,13 @@
 //! What is prefetched of a thread's stack, and how long it is kept.
 
 use crate::addr::Avma;
-use crate::sources::{PIECES_MAX, StackPieces};
+use crate::sources::{PREFETCH_RANGES_MAX, PrefetchedWords};
 use crate::walk::OuterStack;
 
-/// Searches in which a piece that is not used stays on the list.
+/// Searches in which a range that is not used stays on the list.
 pub(super) const SEARCHES_KEPT: u32 = 8;
 
-/// Samples that come without any piece after a list was given out: they were taken before. Then it is given out
+/// Samples that come without any range after a list was given out: they were taken before. Then it is given out
 /// again; doubled each time.
 const FIRST_UNSERVED: u32 = 128;
 
@@ -17,49 +17,49 @@ const PATIENCE_MAX: u32 = 1 << 7;
 /// What is prefetched of a thread's stack.
 #[derive(Debug, Default)]
 pub(super) struct Prefetch {
-    /// The address of the first byte of each piece, and the search that used it last.
-    pub(super) pieces: Vec<(u64, u32)>,
+    /// The address of the first byte of each range, and the search that used it last.
+    pub(super) ranges: Vec<(u64, u32)>,
     /// The addresses, ascending.
     pub(super) list: Vec<u64>,
-    /// A piece that the list before this one did not have.
+    /// A range that the list before this one did not have.
     pub(super) newest: Option<u64>,
     pub(super) searches: u32,
     /// The list is to be given out.
     pub(super) is_new: bool,
-    /// Samples without pieces since then, and how many are no wonder.
+    /// Samples without ranges since then, and how many are no wonder.
     pub(super) unserved: u32,
     pub(super) unserved_max: u32,
     /// Stacks that may run out before the next search.
     pub(super) patience: u32,
     pub(super) next_patience: u32,
     /// The last search led out of all memory.
-    pub(super) hopeless: bool,
-    /// It needed more pieces than a list holds.
+    pub(super) unbounded: bool,
+    /// It needed more ranges than a list holds.
     pub(super) too_many: bool,
-    /// A walk went through pieces since the last search.
+    /// A walk went through ranges since the last search.
     pub(super) served: bool,
 }
 
 impl Prefetch {
-    /// Whether a stack that ran out with these pieces is one that pieces are to complete: the stack size stays.
-    pub(super) fn may_complete(&self, pieces: &StackPieces) -> bool {
-        !self.hopeless && !self.too_many && !self.is_current(pieces)
+    /// Whether a stack that ran out with these ranges is one that ranges are to complete: the stack size stays.
+    pub(super) fn may_complete(&self, ranges: &PrefetchedWords) -> bool {
+        !self.unbounded && !self.too_many && !self.is_current(ranges)
     }
 
-    /// Whether pieces were read by the list as it is, and not by one from before.
-    pub(super) fn is_current(&self, pieces: &StackPieces) -> bool {
-        !pieces.is_empty() && self.newest.is_none_or(|start| pieces.word(start, size_of::<u64>()).is_some())
+    /// Whether ranges were read by the list as it is, and not by one from before.
+    pub(super) fn is_current(&self, ranges: &PrefetchedWords) -> bool {
+        !ranges.is_empty() && self.newest.is_none_or(|start| ranges.word(start, size_of::<u64>()).is_some())
     }
 
-    /// A walk with pieces did not run out.
+    /// A walk with ranges did not run out.
     pub(super) fn was_enough(&mut self) {
         self.served = true;
         (self.patience, self.next_patience, self.unserved) = (0, 0, 0);
     }
 
     /// Whether a stack that ran out is one to search by.
-    pub(super) fn shall_search(&mut self, has_pieces: bool) -> bool {
-        if !has_pieces && !self.list.is_empty() {
+    pub(super) fn shall_search(&mut self, has_prefetched: bool) -> bool {
+        if !has_prefetched && !self.list.is_empty() {
             // Taken before there was a list; or the source has forgotten it.
             self.unserved += 1;
             if self.unserved > self.unserved_max {
@@ -76,25 +76,25 @@ impl Prefetch {
         true
     }
 
-    /// Takes in what a search found: the pieces of a stack, or `None` if it led out of all memory.
-    pub(super) fn found(&mut self, pieces: Option<Vec<u64>>) {
+    /// Takes in what a search found: the ranges of a stack, or `None` if it led out of all memory.
+    pub(super) fn found(&mut self, ranges: Option<Vec<u64>>) {
         self.searches += 1;
         if !std::mem::take(&mut self.served) {
             self.patience = self.next_patience;
             self.next_patience = (self.next_patience * 2 + 1).min(PATIENCE_MAX);
         }
-        self.hopeless = pieces.is_none();
-        self.too_many = pieces.as_ref().is_some_and(|pieces| pieces.len() > PIECES_MAX);
-        let Some(pieces) = pieces.filter(|pieces| pieces.len() <= PIECES_MAX) else { return };
+        self.unbounded = ranges.is_none();
+        self.too_many = ranges.as_ref().is_some_and(|ranges| ranges.len() > PREFETCH_RANGES_MAX);
+        let Some(ranges) = ranges.filter(|ranges| ranges.len() <= PREFETCH_RANGES_MAX) else { return };
         let now = self.searches;
-        self.newest = pieces.iter().find(|start| self.list.binary_search(start).is_err()).copied();
-        self.pieces
-            .retain(|(start, used)| now - used <= SEARCHES_KEPT && pieces.binary_search(start).is_err());
-        self.pieces.sort_by_key(|(_, used)| std::cmp::Reverse(*used));
-        self.pieces.truncate(PIECES_MAX - pieces.len());
-        self.pieces.extend(pieces.into_iter().map(|start| (start, now)));
+        self.newest = ranges.iter().find(|start| self.list.binary_search(start).is_err()).copied();
+        self.ranges
+            .retain(|(start, used)| now - used <= SEARCHES_KEPT && ranges.binary_search(start).is_err());
+        self.ranges.sort_by_key(|(_, used)| std::cmp::Reverse(*used));
+        self.ranges.truncate(PREFETCH_RANGES_MAX - ranges.len());
+        self.ranges.extend(ranges.into_iter().map(|start| (start, now)));
         self.list.clear();
-        self.list.extend(self.pieces.iter().map(|(start, _)| *start));
+        self.list.extend(self.ranges.iter().map(|(start, _)| *start));
         self.list.sort_unstable();
         (self.is_new, self.unserved) = (true, 0);
         self.unserved_max = self.unserved_max.max(FIRST_UNSERVED);
@@ -103,7 +103,7 @@ impl Prefetch {
 
 /// What was prefetched, for a walk.
 #[derive(Debug)]
-pub(super) struct Prefetched<'a>(pub(super) &'a StackPieces);
+pub(super) struct Prefetched<'a>(pub(super) &'a PrefetchedWords);
 
 impl OuterStack for Prefetched<'_> {
     fn word(&self, at: Avma, word_bytes: usize) -> Option<u64> {

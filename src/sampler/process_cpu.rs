@@ -12,7 +12,7 @@ use super::target_process::CpuBalance;
 pub(super) const BY_NO_KNOWN_THREAD: &str = "used by threads that could not be sampled";
 
 impl StopDriver<'_> {
-    /// Begins the balance of all processes that were found. After their threads were looked at: what is used between
+    /// Begins the balance of all processes that were found. After their threads were polled: what is used between
     /// would be taken for that of others.
     pub(super) fn begin_balances(&mut self) {
         for (pid, known) in &mut self.known {
@@ -29,9 +29,9 @@ impl StopDriver<'_> {
     /// Loses for this reason what processes used by these clocks beside their threads.
     pub(super) fn lose_rests(&mut self, clocks: &HashMap<u32, u64>, reason: &'static str) {
         let mut alive_ns: HashMap<u32, u64> = HashMap::new();
-        for (id, stop) in &self.stops {
-            let used_ns = self.recorder.accounts.get(id).map_or(0, |account| account.used_cpu_ns());
-            *alive_ns.entry(stop.process).or_default() += used_ns;
+        for (id, state) in &self.threads {
+            let used_ns = self.recorder.threads.get(id).map_or(0, |account| account.used_cpu_ns());
+            *alive_ns.entry(state.process).or_default() += used_ns;
         }
         let mut rest_ns = 0;
         for (pid, known) in &mut self.known {
@@ -62,11 +62,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_thread_used_is_told_once() {
+    fn what_no_thread_used_is_reported_once() {
         let mut balance = CpuBalance::new(Some(1_000));
         balance.thread_ended(300);
         assert_eq!(balance.take_rest_ns(Some(2_000), 500), 200);
-        assert_eq!(balance.take_rest_ns(Some(2_000), 500), 0, "told before");
+        assert_eq!(balance.take_rest_ns(Some(2_000), 500), 0, "reported before");
         assert_eq!(balance.take_rest_ns(Some(2_900), 1_100), 300);
         // The clock of a thread may be ahead of that of its process.
         assert_eq!(balance.take_rest_ns(Some(2_950), 1_400), 0);

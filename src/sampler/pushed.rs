@@ -1,8 +1,8 @@
 //! The driver for samples that somebody else takes: a kernel that writes them into buffers, one
-//! for each CPU, and tells of them in batches.
+//! for each CPU, and hands them on in batches.
 //!
-//! Input: records that come late, and between threads in any order; output: what the recorder
-//! makes of them in the order of their times. Time is that of the records: no clock runs here.
+//! Input: events that come late, and between threads in any order; output: what the recorder
+//! makes of them in the order of their times. Time is that of the events: no clock runs here.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 
 use super::deferred::{DueSamples, Rewalk};
 use super::options::Options;
-use super::process_entry::{FIRST, ProcessIndex};
+use super::recorded_process::{FIRST, ProcessIndex};
 use super::recorder::{Recorder, SampleOutcome};
 use super::sample::Sample;
 use super::thread::unknown_status;
@@ -28,21 +28,21 @@ use crate::walk::Frames;
 /// Stack bytes that the source may be asked to copy at most: it decides itself.
 const STACK_MAX_BYTES: usize = 64 << 10;
 
-/// The time of the record that is being taken in, and what has passed since that began.
-struct RecordTime<'a> {
+/// The time of the event that is being taken in, and what has passed since that began.
+struct EventTime<'a> {
     clock: &'a dyn Clock,
     at_ns: Cell<u64>,
     begun_ns: Cell<u64>,
 }
 
-impl RecordTime<'_> {
+impl EventTime<'_> {
     fn go_to(&self, at_ns: u64) {
         self.at_ns.set(at_ns);
         self.begun_ns.set(self.clock.now_ns());
     }
 }
 
-impl Clock for RecordTime<'_> {
+impl Clock for EventTime<'_> {
     fn now_ns(&self) -> u64 {
         self.at_ns.get() + self.clock.now_ns().saturating_sub(self.begun_ns.get())
     }
@@ -60,18 +60,18 @@ pub fn record(
     live: &Live,
 ) -> Result<Profile> {
     let start_ns = clock.now_ns();
-    let time = RecordTime { clock, at_ns: Cell::new(start_ns), begun_ns: Cell::new(start_ns) };
+    let time = EventTime { clock, at_ns: Cell::new(start_ns), begun_ns: Cell::new(start_ns) };
     let mut driver = PushedDriver {
         time: &time,
         live,
         recorder: Recorder::new(&time, options, source.process()),
-        known: HashMap::from([(source.process().pid, FIRST)]),
-        seen: Vec::new(),
-        open: OpenWaits::default(),
+        index_by_pid: HashMap::from([(source.process().pid, FIRST)]),
+        pids_in_batch: Vec::new(),
+        open_waits: OpenWaits::default(),
         frames: Frames::default(),
         spare: Vec::new(),
     };
-    // Waits are told of, each with its own time.
+    // Waits are events of their own, each with its time.
     driver.recorder.by_wall = false;
     driver.recorder.begin_times(start_ns);
     let mut start_ns = start_ns;
@@ -91,23 +91,23 @@ pub fn record(
             ends = true;
             driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
         }
-        let told_until_ns = match source.next_batch(end_ns, &mut waiting) {
-            Ok(told_until_ns) => told_until_ns,
+        let complete_until_ns = match source.next_batch(end_ns, &mut waiting) {
+            Ok(complete_until_ns) => complete_until_ns,
             Err(Fault::Gone) => None,
             Err(fault) => {
                 return Err(Error::new(ErrorKind::System, format!("the recording failed: {fault}")));
             }
         };
-        // What one thread tells stays in its order, since this sort is stable.
-        waiting.sort_by_key(|record| (record.at_ns, record.process, record.thread));
-        let due = told_until_ns.map_or(waiting.len(), |told_until_ns| {
-            waiting.partition_point(|record| record.at_ns < told_until_ns)
+        // Events of one thread stay in their order, since this sort is stable.
+        waiting.sort_by_key(|event| (event.at_ns, event.process, event.thread));
+        let due = complete_until_ns.map_or(waiting.len(), |complete_until_ns| {
+            waiting.partition_point(|event| event.at_ns < complete_until_ns)
         });
-        for record in waiting.drain(..due) {
-            source.keep_up();
-            driver.take(source, record);
+        for event in waiting.drain(..due) {
+            source.drain_rings();
+            driver.take(source, event);
         }
-        if told_until_ns.is_none() {
+        if complete_until_ns.is_none() {
             break;
         }
         driver.refresh_images(source);
@@ -116,27 +116,7 @@ pub fn record(
     if !ends {
         driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
     }
-    live.answer();
-    driver.settle_all(source);
-    if live.shall_stop() && driver.recorder.stats.exit_status.is_none() {
-        let until_ns = clock.now_ns().saturating_add(options.linger_ns);
-        driver.recorder.stats.exit_status = source.exit_before(until_ns);
-    }
-    let mut profile = driver.recorder.finish(source);
-    let stats = &mut profile.stats;
-    if let Some(cpu_ns) = source.target_cpu_ns() {
-        stats.target_cpu_ns = cpu_ns;
-    }
-    stats.machine_idle = source.machine_idle();
-    (stats.rings_bytes, stats.stacks_bytes) = source.memory_bytes();
-    stats.ticks = if stats.samples_pushed == 0 && stats.waits > 0 {
-        // Of waits each period is known.
-        let ticks = u128::from(stats.duration_ns) * u128::from(options.hz) / 1_000_000_000;
-        ticks.try_into().unwrap_or(u64::MAX)
-    } else {
-        ticks(stats.samples_pushed, stats.duration_ns, stats.target_cpu_ns)
-    };
-    Ok(profile)
+    Ok(driver.finish(source, clock, options))
 }
 
 /// Waits as long as the recording is suspended; for how long that was, nanoseconds.
@@ -153,15 +133,15 @@ fn ticks(samples: u64, passed_ns: u64, target_cpu_ns: u64) -> u64 {
 }
 
 struct PushedDriver<'a> {
-    time: &'a RecordTime<'a>,
+    time: &'a EventTime<'a>,
     live: &'a Live,
     recorder: Recorder<'a>,
     /// Processes by their ids.
-    known: HashMap<u32, ProcessIndex>,
-    /// Those that the batch told of.
-    seen: Vec<u32>,
+    index_by_pid: HashMap<u32, ProcessIndex>,
+    /// Those that the batch has events of.
+    pids_in_batch: Vec<u32>,
     /// Threads that wait.
-    open: OpenWaits,
+    open_waits: OpenWaits,
     frames: Frames,
     spare: Vec<Capture>,
 }
@@ -169,17 +149,17 @@ struct PushedDriver<'a> {
 impl PushedDriver<'_> {
     /// The index of a process, which is taken in if it is new, under this name.
     fn index(&mut self, pid: u32, name: &str) -> Option<ProcessIndex> {
-        let known = self.known.get(&pid).copied();
+        let known = self.index_by_pid.get(&pid).copied();
         known.or_else(|| {
             let index = self.recorder.add_process(pid, name)?;
-            self.known.insert(pid, index);
+            self.index_by_pid.insert(pid, index);
             self.recorder.stats.processes_seen += 1;
             Some(index)
         })
     }
 
-    fn take(&mut self, source: &mut dyn PushedSource, record: TimedEvent) {
-        let TimedEvent { at_ns, process: pid, thread, event } = record;
+    fn take(&mut self, source: &mut dyn PushedSource, event: TimedEvent) {
+        let TimedEvent { at_ns, process: pid, thread, event } = event;
         self.time.go_to(at_ns);
         source.go_to(at_ns);
         match event {
@@ -198,17 +178,17 @@ impl PushedDriver<'_> {
             let samples = u64::from(matches!(event, SourceEvent::Sample(_)));
             return self.recorder.lose_samples("too many processes", samples);
         };
-        if self.seen.last() != Some(&pid) {
-            self.seen.push(pid);
+        if self.pids_in_batch.last() != Some(&pid) {
+            self.pids_in_batch.push(pid);
         }
         match event {
-            SourceEvent::ThreadStarted { stack_top, status, found } => {
-                match self.recorder.accounts.get_mut(&thread) {
-                    // A wait of it was told before: of an earlier moment.
+            SourceEvent::ThreadStarted { stack_top, status, preexisting } => {
+                match self.recorder.threads.get_mut(&thread) {
+                    // A wait of it was reported before: of an earlier moment.
                     Some(account) if account.process == of => {
                         account.stack_top = account.stack_top.or(stack_top);
                     }
-                    _ => self.recorder.add_thread(of, process, thread, stack_top, status, found),
+                    _ => self.recorder.add_thread(of, process, thread, stack_top, status, preexisting),
                 }
             }
             SourceEvent::Sample(mut boxed) => {
@@ -219,37 +199,15 @@ impl PushedDriver<'_> {
                 self.recorder.may_prefetch = prefetches;
                 let Some(needed) = self.take_sample(of, process, thread, at_ns, &mut boxed) else { return };
                 source.walked(boxed, needed);
-                if let Some(pieces) = self.recorder.new_pieces(thread) {
-                    source.prefetch(thread, pieces);
+                if let Some(ranges) = self.recorder.new_ranges(thread) {
+                    source.prefetch(thread, ranges);
                 }
             }
-            SourceEvent::WaitStarted(mut capture) => {
+            SourceEvent::WaitStarted(_) | SourceEvent::Wait { .. } | SourceEvent::WaitLost { .. } => {
                 self.know_thread(of, process, thread);
-                self.recorder.read_changed_images(of, process);
-                let taken = self.take_wait(process, thread, at_ns, &mut capture, 0);
-                self.open.began(thread, taken.stack);
-                source.wait_walked(capture, Some(taken.needed));
-            }
-            SourceEvent::Wait { ns, stack } => {
-                self.recorder.stats.waits += 1;
-                self.know_thread(of, process, thread);
-                let weight_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
-                match stack {
-                    None => self.open.over(&mut self.recorder, thread, at_ns, weight_ns),
-                    // Most of many short waits: others stand for them.
-                    Some(capture) if weight_ns == 0 => source.wait_walked(capture, None),
-                    Some(mut capture) => {
-                        let taken = self.take_wait(process, thread, at_ns, &mut capture, weight_ns);
-                        self.walk_deferred(of, process, DueSamples::ImagesRead);
-                        source.wait_walked(capture, Some(taken.needed));
-                    }
+                if let Some((capture, needed)) = self.take_wait_event(of, process, thread, at_ns, event) {
+                    source.wait_walked(capture, needed);
                 }
-            }
-            SourceEvent::WaitLost { ns, reason } => {
-                self.recorder.stats.waits += 1;
-                self.know_thread(of, process, thread);
-                let lost_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
-                self.recorder.lose(reason, lost_ns);
             }
             SourceEvent::Missed(status, reason) => {
                 let missed_ns = self.recorder.weigh(thread, Some(status));
@@ -259,10 +217,65 @@ impl PushedDriver<'_> {
                 self.recorder.read_wanted_images(of, process);
                 self.walk_deferred(of, process, DueSamples::ThreadEnded(thread));
                 self.recorder.remove_thread(thread, cpu_ns, reason);
-                self.open.forget(thread);
+                self.open_waits.forget(thread);
             }
-            SourceEvent::ProcessStarted { .. } => {}
             SourceEvent::ThreadNamed { name } => self.recorder.set_name(thread, name),
+            _ => self.take_process_event(of, pid, process, event),
+        }
+        self.spare.clear();
+    }
+
+    /// Takes what a thread reports of its waits. The stack of it is given back, and how much of it was needed, if it was
+    /// walked.
+    fn take_wait_event(
+        &mut self,
+        of: ProcessIndex,
+        process: &mut dyn Observed,
+        thread: ThreadId,
+        at_ns: u64,
+        event: SourceEvent,
+    ) -> Option<(Box<Capture>, Option<StackUse>)> {
+        match event {
+            SourceEvent::WaitStarted(mut capture) => {
+                self.recorder.read_changed_images(of, process);
+                let taken = self.take_wait(process, thread, at_ns, &mut capture, 0);
+                self.open_waits.began(thread, taken.stack);
+                Some((capture, Some(taken.needed)))
+            }
+            SourceEvent::Wait { ns, stack } => {
+                self.recorder.stats.waits += 1;
+                let weight_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
+                let Some(mut capture) = stack else {
+                    self.open_waits.over(&mut self.recorder, thread, at_ns, weight_ns);
+                    return None;
+                };
+                // Most of many short waits: others stand for them.
+                if weight_ns == 0 {
+                    return Some((capture, None));
+                }
+                let taken = self.take_wait(process, thread, at_ns, &mut capture, weight_ns);
+                self.walk_deferred(of, process, DueSamples::ImagesRead);
+                Some((capture, Some(taken.needed)))
+            }
+            SourceEvent::WaitLost { ns, reason } => {
+                self.recorder.stats.waits += 1;
+                let lost_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
+                self.recorder.lose(reason, lost_ns);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes an event of a whole process.
+    fn take_process_event(
+        &mut self,
+        of: ProcessIndex,
+        pid: u32,
+        process: &mut dyn Observed,
+        event: SourceEvent,
+    ) {
+        match event {
             SourceEvent::Exec { name } => {
                 self.walk_deferred(of, process, DueSamples::All);
                 let program = name.as_deref().unwrap_or(&process.process().name);
@@ -270,23 +283,22 @@ impl PushedDriver<'_> {
                 self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));
             }
             SourceEvent::ProcessEnded => {
-                self.settle(of, process);
+                self.walk_all_deferred_of(of, process);
                 self.recorder.note_event(EventKind::ProcessEnd, pid, "");
                 self.recorder.end_process(of);
-                self.known.remove(&pid);
+                self.index_by_pid.remove(&pid);
             }
             SourceEvent::ImagesChanged => {
                 self.recorder.read_images(of, process);
             }
             SourceEvent::ImagesMayHaveChanged => self.recorder.images_changed(of, process),
-            SourceEvent::Dropped(..) | SourceEvent::Late(_) | SourceEvent::Exited(_) => {}
+            _ => {}
         }
-        self.spare.clear();
     }
 
-    /// Takes a thread in that only its waits tell of.
+    /// Takes in a thread that only its waits report.
     fn know_thread(&mut self, of: ProcessIndex, process: &mut dyn Observed, thread: ThreadId) {
-        if !self.recorder.accounts.contains_key(&thread) {
+        if !self.recorder.threads.contains_key(&thread) {
             self.recorder.add_thread(of, process, thread, None, unknown_status(), false);
         }
     }
@@ -339,27 +351,53 @@ impl PushedDriver<'_> {
         taken
     }
 
-    /// Walks what waits for images of a process: none will come.
-    fn settle(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
+    /// Walks all deferred samples of a process: no images will come.
+    fn walk_all_deferred_of(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         self.recorder.read_wanted_images(of, process);
         self.walk_deferred(of, process, DueSamples::All);
     }
 
-    fn settle_all(&mut self, source: &mut dyn PushedSource) {
-        let known: Vec<(u32, ProcessIndex)> = self.known.iter().map(|(pid, of)| (*pid, *of)).collect();
+    fn walk_all_deferred(&mut self, source: &mut dyn PushedSource) {
+        let known: Vec<(u32, ProcessIndex)> = self.index_by_pid.iter().map(|(pid, of)| (*pid, *of)).collect();
         for (pid, of) in known {
             if let Some(process) = source.observed(pid) {
-                self.settle(of, process);
+                self.walk_all_deferred_of(of, process);
             }
         }
     }
 
-    /// Reads images of processes that the batch told of, where it is time.
+    /// Walks what is deferred, waits for the command to exit where the recording was stopped, and completes the
+    /// statistics.
+    fn finish(mut self, source: &mut dyn PushedSource, clock: &dyn Clock, options: &Options) -> Profile {
+        self.live.answer();
+        self.walk_all_deferred(source);
+        if self.live.shall_stop() && self.recorder.stats.exit_status.is_none() {
+            let until_ns = clock.now_ns().saturating_add(options.linger_ns);
+            self.recorder.stats.exit_status = source.exit_before(until_ns);
+        }
+        let mut profile = self.recorder.finish(source);
+        let stats = &mut profile.stats;
+        if let Some(cpu_ns) = source.target_cpu_ns() {
+            stats.target_cpu_ns = cpu_ns;
+        }
+        stats.machine_idle = source.machine_idle();
+        (stats.rings_bytes, stats.stacks_bytes) = source.memory_bytes();
+        stats.ticks = if stats.samples_pushed == 0 && stats.waits > 0 {
+            // Of waits each period is known.
+            let ticks = u128::from(stats.duration_ns) * u128::from(options.hz) / 1_000_000_000;
+            ticks.try_into().unwrap_or(u64::MAX)
+        } else {
+            ticks(stats.samples_pushed, stats.duration_ns, stats.target_cpu_ns)
+        };
+        profile
+    }
+
+    /// Reads images of processes that the batch had events of, where it is time.
     fn refresh_images(&mut self, source: &mut dyn PushedSource) {
-        self.seen.sort_unstable();
-        self.seen.dedup();
-        for pid in self.seen.drain(..) {
-            if let Some(of) = self.known.get(&pid)
+        self.pids_in_batch.sort_unstable();
+        self.pids_in_batch.dedup();
+        for pid in self.pids_in_batch.drain(..) {
+            if let Some(of) = self.index_by_pid.get(&pid)
                 && let Some(process) = source.observed(pid)
             {
                 self.recorder.refresh_images(*of, process);
@@ -374,11 +412,11 @@ impl PushedDriver<'_> {
         live.ticks
             .store(ticks(self.recorder.stats.samples_pushed, passed_ns, target_cpu_ns), Ordering::Relaxed);
         live.samples.store(self.recorder.samples(), Ordering::Relaxed);
-        live.threads.store(self.recorder.accounts.len() as u64, Ordering::Relaxed);
+        live.threads.store(self.recorder.threads.len() as u64, Ordering::Relaxed);
         live.target_cpu_ns.store(target_cpu_ns, Ordering::Relaxed);
     }
 
-    /// Walks samples that waited for images.
+    /// Walks deferred samples.
     fn walk_deferred(&mut self, of: ProcessIndex, process: &mut dyn Observed, due: DueSamples) {
         let (frames, spare) = (&mut self.frames, &mut self.spare);
         let mut rewalk = Rewalk { stack_max_bytes: STACK_MAX_BYTES, frames, spare };

@@ -1,7 +1,7 @@
 //! The recorder: captures become weighed stacks, whoever took them.
 //!
 //! Input: threads that come and go, and of each capture what the thread had used by then.
-//! Output: a [`Profile`]. It weighs, walks, inserts, lets stacks wait for images that are to be
+//! Output: a [`Profile`]. It weighs, walks, inserts, defers stacks until images are
 //! read, and counts what is lost by cause. It asks the process for images, names and memory only;
 //! when and how threads are sampled is its driver's business.
 
@@ -12,15 +12,15 @@ use super::image_refresh::ImageRefresh;
 use super::jit_budget::JitBudget;
 use super::options::Options;
 use super::prefetch_list::Prefetched;
-use super::process_entry::{ProcessEntry, ProcessIndex};
+use super::recorded_process::{ProcessIndex, RecordedProcess};
 use super::red_zone::{lacks_red_zone, with_red_zone};
 use super::sample::Sample;
-use super::thread::{Account, unknown_status};
+use super::thread::{ThreadAccount, unknown_status};
 use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::images::{CodeMemory, ImageView, Images, TargetCode};
-use crate::recording::{Branch, Frame, Profile, Program, Root, Stats, Timeline};
+use crate::recording::{Frame, Profile, Program, Root, Stats, Timeline, Track};
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
 use crate::trie::{NodeId, Trie};
@@ -33,7 +33,7 @@ pub(super) struct SampleOutcome {
     pub(super) stack: Option<(NodeId, StackEnd)>,
     /// How much of the copied stack its walk needed.
     pub(super) needed: StackUse,
-    /// The sample, given back; `None` if it waits for the images.
+    /// The sample, given back; `None` if it is deferred.
     pub(super) sample: Option<Sample>,
 }
 
@@ -41,24 +41,24 @@ pub(super) struct SampleOutcome {
 pub struct Recorder<'a> {
     pub(super) clock: &'a dyn Clock,
     pub(super) options: &'a Options,
-    /// A sample weighs all of the time since the one before, waiting or not: where its driver looks at
-    /// threads that wait, and is not told of each wait.
+    /// A sample weighs all of the time since the one before, waiting or not: where its driver
+    /// polls waiting threads; a pushing source reports each wait instead.
     pub(super) by_wall: bool,
     trie: Trie<Frame>,
     pub(super) timeline: Timeline,
     pub(super) images: Images,
-    pub(super) processes: Vec<ProcessEntry>,
-    /// Those whose unwinders know something.
-    pub(super) learned: Vec<ProcessIndex>,
+    pub(super) processes: Vec<RecordedProcess>,
+    /// Those whose unwinders have cached something.
+    pub(super) with_unwind_cache: Vec<ProcessIndex>,
     pub(super) programs: Vec<Program>,
-    pub(super) branches: Vec<Branch>,
-    pub(super) accounts: HashMap<ThreadId, Account>,
+    pub(super) tracks: Vec<Track>,
+    pub(super) threads: HashMap<ThreadId, ThreadAccount>,
     /// What happened, and what was lost.
     pub stats: Stats,
     pub(super) weights: Weights,
     /// Captured before the images were read again, and waiting for that.
     pub(super) deferred: Vec<DeferredSample>,
-    /// Captures can have pieces of stacks beside the bytes that are copied.
+    /// Captures can have ranges of stacks beside the bytes that are copied.
     pub(super) may_prefetch: bool,
     /// Frames of walks that only show where stacks lead.
     pub(super) outer_frames: Frames,
@@ -78,10 +78,10 @@ impl<'a> Recorder<'a> {
             timeline: Timeline::new(clock.now_ns(), options.hz, options.timeline_bytes),
             images: Images::default(),
             processes: Vec::new(),
-            learned: Vec::new(),
+            with_unwind_cache: Vec::new(),
             programs: Vec::new(),
-            branches: Vec::new(),
-            accounts: HashMap::new(),
+            tracks: Vec::new(),
+            threads: HashMap::new(),
             stats: Stats { processes_seen: 1, ..Stats::default() },
             weights: Weights::default(),
             deferred: Vec::new(),
@@ -91,13 +91,13 @@ impl<'a> Recorder<'a> {
             facts: walk::FileFacts::default(),
         };
         let program = recorder.add_program(process.pid, &process.name);
-        recorder.processes.push(ProcessEntry::new(0, process.pid, program, &recorder.facts));
+        recorder.processes.push(RecordedProcess::new(0, process.pid, program, &recorder.facts));
         recorder
     }
 
     // ---- threads
 
-    /// Takes a thread in: one that is `found` running, or one seen from its first instruction on.
+    /// Takes a thread in: one that was running before the recording, or one seen from its first instruction on.
     pub fn add_thread(
         &mut self,
         of: ProcessIndex,
@@ -105,23 +105,23 @@ impl<'a> Recorder<'a> {
         id: ThreadId,
         stack_top: Option<Avma>,
         status: ThreadStatus,
-        found: bool,
+        preexisting: bool,
     ) {
         self.stats.threads_seen += 1;
-        let branch = self.branch(of, process, id);
+        let track = self.track(of, process, id);
         let now_ns = self.clock.now_ns();
-        let mut account = Account::new(of, branch, id.0, stack_top, status, now_ns, found);
-        account.over_time = self.timeline.add_thread(id.0, process.process().pid, now_ns, found);
-        self.accounts.insert(id, account);
+        let mut account = ThreadAccount::new(of, track, id.0, stack_top, status, now_ns, preexisting);
+        account.timeline_thread = self.timeline.add_thread(id.0, process.process().pid, now_ns, preexisting);
+        self.threads.insert(id, account);
     }
 
     /// Closes a thread's account: what it used since its last sample is lost for this reason.
-    /// `cpu_ns` is all that it used, where that is known. Its driver settles samples of it that
-    /// wait for images before.
+    /// `cpu_ns` is all that it used, where that is known. Its driver walks its deferred
+    /// samples before.
     pub fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>, reason: &'static str) {
-        if let Some(mut account) = self.accounts.remove(&id) {
+        if let Some(mut account) = self.threads.remove(&id) {
             let now_ns = self.clock.now_ns();
-            self.timeline.end_thread(account.over_time, now_ns);
+            self.timeline.end_thread(account.timeline_thread, now_ns);
             let since_ns = account.sampled_at_ns();
             let unsampled_ns = account.unsampled(cpu_ns, now_ns, self.by_wall);
             self.stats.target_cpu_ns += account.used_cpu_ns();
@@ -133,7 +133,7 @@ impl<'a> Recorder<'a> {
     /// this reason. `cpu_ns` is all that it used.
     pub(super) fn skip(&mut self, id: ThreadId, cpu_ns: u64, reason: &'static str) {
         let now_ns = self.clock.now_ns();
-        if let Some(account) = self.accounts.get_mut(&id) {
+        if let Some(account) = self.threads.get_mut(&id) {
             let since_ns = account.sampled_at_ns();
             let lost_ns = account.skip(cpu_ns, now_ns, self.by_wall);
             self.lose_since(reason, since_ns, lost_ns);
@@ -143,9 +143,9 @@ impl<'a> Recorder<'a> {
     /// Closes a thread's account as [`Recorder::remove_thread`] does, but what it used since its last
     /// sample is not lost: it is given back, nanoseconds.
     pub(super) fn leave_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) -> u64 {
-        let Some(mut account) = self.accounts.remove(&id) else { return 0 };
+        let Some(mut account) = self.threads.remove(&id) else { return 0 };
         let now_ns = self.clock.now_ns();
-        self.timeline.end_thread(account.over_time, now_ns);
+        self.timeline.end_thread(account.timeline_thread, now_ns);
         let unsampled_ns = account.unsampled(cpu_ns, now_ns, self.by_wall);
         self.stats.target_cpu_ns += account.used_cpu_ns();
         unsampled_ns
@@ -154,13 +154,13 @@ impl<'a> Recorder<'a> {
     /// Asks for the name of a thread that had none when it was first seen: threads name
     /// themselves after they start, and may have ended before the recording does.
     fn ask_name(&mut self, process: &mut dyn Observed, id: ThreadId) {
-        let Some(account) = self.accounts.get_mut(&id).filter(|account| account.name_tries_left > 0) else {
+        let Some(account) = self.threads.get_mut(&id).filter(|account| account.name_tries_left > 0) else {
             return;
         };
         account.name_tries_left -= 1;
-        let (branch, over_time) = (account.branch, account.over_time);
-        let lacks_name = self.own_branch(branch, id).is_some_and(|thread| thread.name.is_empty());
-        if (lacks_name || self.timeline.lacks_name(over_time))
+        let (track, timeline_thread) = (account.track, account.timeline_thread);
+        let lacks_name = self.own_track(track, id).is_some_and(|thread| thread.name.is_empty());
+        if (lacks_name || self.timeline.lacks_name(timeline_thread))
             && let Some(name) = process.thread_name(id)
         {
             self.set_name(id, name);
@@ -169,10 +169,10 @@ impl<'a> Recorder<'a> {
 
     /// A thread has this name from now on. The last one is shown: most have one.
     pub(super) fn set_name(&mut self, id: ThreadId, name: String) {
-        let Some(account) = self.accounts.get(&id) else { return };
-        self.timeline.set_name(account.over_time, &name);
-        let branch = account.branch;
-        if let Some(thread) = self.own_branch(branch, id) {
+        let Some(account) = self.threads.get(&id) else { return };
+        self.timeline.set_name(account.timeline_thread, &name);
+        let track = account.track;
+        if let Some(thread) = self.own_track(track, id) {
             thread.name = name;
         }
     }
@@ -195,7 +195,7 @@ impl<'a> Recorder<'a> {
     /// accounted for already. `status` is what it had used by then.
     pub fn weigh(&mut self, id: ThreadId, status: Option<ThreadStatus>) -> Option<u64> {
         let now_ns = self.clock.now_ns();
-        let account = self.accounts.get_mut(&id)?;
+        let account = self.threads.get_mut(&id)?;
         Some(if self.by_wall {
             account.weigh_wall(status.unwrap_or_else(unknown_status), now_ns)
         } else {
@@ -207,7 +207,7 @@ impl<'a> Recorder<'a> {
     /// them. `None` for a thread that is not known.
     pub(super) fn weigh_wait(&mut self, id: ThreadId, wait_ns: u64) -> Option<u64> {
         let period_ns = periods_ns(1, self.options.hz);
-        self.accounts.get_mut(&id).map(|account| account.weigh_wait(wait_ns, period_ns))
+        self.threads.get_mut(&id).map(|account| account.weigh_wait(wait_ns, period_ns))
     }
 
     /// Walks a sample and counts its stack. `stack_max_bytes` is as much of a stack as the
@@ -249,8 +249,8 @@ impl<'a> Recorder<'a> {
         weight_ns: u64,
     ) {
         self.trie.add(node, weight_ns);
-        let over_time = self.accounts.get(&id).and_then(|account| account.over_time);
-        self.timeline.add_sample(over_time, at_ns, node, weight_ns);
+        let timeline_thread = self.threads.get(&id).and_then(|account| account.timeline_thread);
+        self.timeline.add_sample(timeline_thread, at_ns, node, weight_ns);
         self.weighed(ended, weight_ns);
     }
 
@@ -264,14 +264,14 @@ impl<'a> Recorder<'a> {
         waiting: bool,
     ) -> Option<NodeId> {
         let (complete, fiber) = (ended.is_complete(), ended == StackEnd::Fiber);
-        let account = self.accounts.get(&sample.thread)?;
-        let over_time = account.over_time;
-        let root = Root { branch: account.branch, complete, fiber, waiting };
-        let space = self.images.of(self.processes.get(account.process.0 as usize)?.number).space();
+        let account = self.threads.get(&sample.thread)?;
+        let timeline_thread = account.timeline_thread;
+        let root = Root { track: account.track, complete, fiber, waiting };
+        let space = self.images.of(self.processes.get(account.process.0 as usize)?.image_space_id).space();
         frames.addresses.splice(0..0, sample.capture.kernel.iter().copied());
         match self.trie.insert((root, space), &frames.addresses, weight_ns) {
             Ok(node) => {
-                self.timeline.add_sample(over_time, sample.at_ns, node, weight_ns);
+                self.timeline.add_sample(timeline_thread, sample.at_ns, node, weight_ns);
                 self.weighed(ended, weight_ns);
                 for method in &frames.methods {
                     self.stats.frames_by_method[*method as usize] += 1;
@@ -295,7 +295,7 @@ impl<'a> Recorder<'a> {
     // ---- walks
 
     /// Walks a capture into `frames`, with the images it needs. Why it ended, and how many bytes
-    /// above the stack pointer it needed. Where it left what was copied, the pieces of the stack that it lacked
+    /// above the stack pointer it needed. Where it left what was copied, the ranges of the stack that it lacked
     /// are looked for.
     pub(super) fn walk(
         &mut self,
@@ -306,7 +306,7 @@ impl<'a> Recorder<'a> {
         frames: &mut Frames,
     ) -> (StackEnd, StackUse) {
         let (ended, needed) = self.walk_capture(process, id, capture, stack_max_bytes, frames);
-        let leaves = needed.ran_out || ended == StackEnd::OtherStack;
+        let leaves = needed.truncated || ended == StackEnd::OtherStack;
         let needed =
             if self.may_prefetch { self.search_above(process, id, capture, needed, leaves) } else { needed };
         (ended, needed)
@@ -325,16 +325,16 @@ impl<'a> Recorder<'a> {
             frames.clear();
             return (StackEnd::Root, StackUse::default());
         }
-        let Some(of) = self.accounts.get(&id).map(|account| account.process) else {
+        let Some(of) = self.threads.get(&id).map(|account| account.process) else {
             return (StackEnd::BadFrame, StackUse::default());
         };
-        self.touch(of);
+        self.note_walked(of);
         if !self.images_of(of).contains(capture.registers.pc()) {
             self.retry_images(of, process);
         }
-        let needed = |(ended, bytes), below| {
-            let ran_out = ended == StackEnd::DeeperThanCopied;
-            (ended, StackUse { bytes, ran_out, below, hopeless: false })
+        let needed = |(ended, bytes), needs_red_zone| {
+            let truncated = ended == StackEnd::DeeperThanCopied;
+            (ended, StackUse { bytes, truncated, needs_red_zone, unbounded: false })
         };
         let (ended, bytes) = self.walk_with_known_images(process, id, capture, stack_max_bytes, frames);
         if ended == StackEnd::BadFrame
@@ -347,15 +347,15 @@ impl<'a> Recorder<'a> {
             return needed(walked, true);
         }
         // A row that could not read there is bridged, too.
-        let below = frames.methods.get(1) == Some(&Method::Scan) && lacks_red_zone(capture);
+        let needs_red_zone = frames.methods.get(1) == Some(&Method::Scan) && lacks_red_zone(capture);
         // A torn chain, or a library that was loaded since?
         if matches!(ended, StackEnd::BadFrame | StackEnd::Undescribed | StackEnd::Scanned)
             && self.retry_images(of, process)
         {
             let walked = self.walk_with_known_images(process, id, capture, stack_max_bytes, frames);
-            return needed(walked, below);
+            return needed(walked, needs_red_zone);
         }
-        needed((ended, bytes), below)
+        needed((ended, bytes), needs_red_zone)
     }
 
     pub(super) fn walk_with_known_images(
@@ -366,19 +366,18 @@ impl<'a> Recorder<'a> {
         stack_max_bytes: usize,
         frames: &mut Frames,
     ) -> (StackEnd, usize) {
-        let sp = capture.registers.sp();
         let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
         let other = capture.other_stack.as_deref().map(|other| walk::OtherStack {
             stack: StackBytes { base: other.base, bytes: &other.bytes },
             limit: other.limit,
         });
-        let Some(account) = self.accounts.get_mut(&id) else { return (StackEnd::BadFrame, 0) };
+        let Some(account) = self.threads.get_mut(&id) else { return (StackEnd::BadFrame, 0) };
         let Some(recorded) = self.processes.get_mut(account.process.0 as usize) else {
             return (StackEnd::BadFrame, 0);
         };
-        let images = self.images.of(recorded.number);
-        let ProcessEntry { jit, unwinder, .. } = recorded;
-        let outer = Prefetched(&capture.pieces);
+        let images = self.images.of(recorded.image_space_id);
+        let RecordedProcess { jit, unwinder, .. } = recorded;
+        let outer = Prefetched(&capture.prefetched);
         let described = process.process();
         let how = if described.cfi { self.options.unwind } else { UnwindMethod::FramePointer };
         let (fp_always, code_mask) = (described.fp_always, described.code_mask);
@@ -387,7 +386,7 @@ impl<'a> Recorder<'a> {
         jit.check(now_ns, &mut read, |is_gone| unwinder.forget(is_gone));
         jit.begin_walk(self.jit_budget.left(now_ns));
         let mut spent = 0;
-        // Each round leads further up, until there is enough of them (`made` counts).
+        // Repeats until the walk lacks no JIT bytes and the stack top was found or given up.
         loop {
             let memory = CodeMemory::new(&mut read);
             let code = TargetCode { images, jit, memory: Some(&memory) };
@@ -399,8 +398,8 @@ impl<'a> Recorder<'a> {
                 max_depth: self.options.max_depth,
                 code_mask,
                 code: &code,
-                outer: (!capture.pieces.is_empty()).then_some(&outer),
-                blocked_signals: capture.pieces.blocked_signals,
+                outer: (!capture.prefetched.is_empty()).then_some(&outer),
+                blocked_signals: capture.prefetched.blocked_signals,
             };
             let found = walk::unwind_on_two(how, &capture.registers, &input, other, unwinder, frames);
             let mut walked = match found {
@@ -416,25 +415,12 @@ impl<'a> Recorder<'a> {
             if over_budget {
                 walked.ended = StackEnd::JitBudget;
             }
-            let needed = walked.reached.0.saturating_sub(sp.0) as usize;
-            // As much was asked for of either: the one that was to be had in full counts.
-            let of_other = other.map_or(0, |other| other.stack.bytes.len());
-            let copied = (stack.end().0.saturating_sub(sp.0) as usize).max(of_other);
-            // What pieces hold is not to be copied beside them.
-            let needed = if capture.pieces.is_empty() { needed } else { needed.min(copied) };
-            let is_left_to_pieces = walked.ended == StackEnd::DeeperThanCopied
-                && self.may_prefetch
-                && account.prefetch.may_complete(&capture.pieces);
-            if !is_left_to_pieces {
-                account.stack_size.fit(&walked, needed, copied, stack_max_bytes);
-            }
-            // A thread that already ran when we came: where was it born?
-            if walked.ended.is_complete() || account.stack_top.is_some() || account.birth_searches_left == 0 {
+            let needed = account.fit_stack_size(capture, &walked, stack_max_bytes, self.may_prefetch);
+            if !account.search_stack_top(&walked, |reached| {
+                walk::find_stack_top(capture.registers.arch(), stack, reached, &images)
+            }) {
                 return (walked.ended, needed);
             }
-            account.birth_searches_left -= 1;
-            account.stack_top =
-                walk::find_stack_top(capture.registers.arch(), stack, walked.reached, &images);
             if account.stack_top.is_none() {
                 account.stack_size.reach(needed.saturating_add(walk::SEARCH_BYTES as usize), stack_max_bytes);
                 return (walked.ended, needed);
@@ -446,7 +432,7 @@ impl<'a> Recorder<'a> {
 
     /// The images that a process has now.
     fn images_of(&self, of: ProcessIndex) -> ImageView<'_> {
-        self.images.of(self.processes.get(of.0 as usize).map_or(0, |recorded| recorded.number))
+        self.images.of(self.processes.get(of.0 as usize).map_or(0, |recorded| recorded.image_space_id))
     }
 
     /// See [`walk::Unwinder::set_red_zone_read_later`].
@@ -484,8 +470,8 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Reads images that are known to have changed, whatever that costs: samples wait for them
-    /// that cannot wait longer.
+    /// Reads images that are known to have changed, whatever that costs: deferred samples
+    /// cannot wait longer.
     pub(super) fn read_wanted_images(&mut self, of: ProcessIndex, process: &mut dyn Observed) {
         if self.has_deferred(of) && self.refresh(of).is_some_and(ImageRefresh::has_changed) {
             self.read_images(of, process);
@@ -514,14 +500,14 @@ impl<'a> Recorder<'a> {
 
     /// Up to when the images are known, and how often in a row reading them showed nothing new.
     pub(super) fn images_read(&self, of: ProcessIndex) -> (u64, u32) {
-        self.refresh(of).map_or((0, 0), |refresh| (refresh.covers_ns(), refresh.fruitless()))
+        self.refresh(of).map_or((0, 0), |refresh| (refresh.covers_ns(), refresh.unchanged_reads()))
     }
 
     // ---- the end
 
     /// CPU time of all threads that were not removed, nanoseconds.
     pub(super) fn alive_cpu_ns(&self) -> u64 {
-        self.accounts.values().map(Account::used_cpu_ns).sum()
+        self.threads.values().map(ThreadAccount::used_cpu_ns).sum()
     }
 
     /// Number of the address space that a process has now.
@@ -537,16 +523,16 @@ impl<'a> Recorder<'a> {
     /// The profile. What threads that were not removed are known to have used since their last
     /// samples is lost, and counted so.
     pub fn finish(mut self, process: &dyn Observed) -> Profile {
-        let left: Vec<ThreadId> = self.accounts.keys().copied().collect();
+        let left: Vec<ThreadId> = self.threads.keys().copied().collect();
         for id in left {
             self.remove_thread(id, None, "not sampled again before the end");
         }
-        let (programs, branches) = (&self.programs, &self.branches);
+        let (programs, tracks) = (&self.programs, &self.tracks);
         // Not in the order in which they were seen, which is a matter of chance.
         let place = |root: Root| {
-            let branch = branches.get(root.branch as usize);
-            let program = branch.and_then(|branch| programs.get(branch.program as usize));
-            let thread = branch.and_then(|branch| branch.thread.as_ref()).map(|thread| thread.id);
+            let track = tracks.get(root.track as usize);
+            let program = track.and_then(|track| programs.get(track.program as usize));
+            let thread = track.and_then(|track| track.thread.as_ref()).map(|thread| thread.id);
             let Root { complete, fiber, waiting, .. } = root;
             (program.map(|program| (&*program.name, program.pid)), thread, fiber, waiting, !complete)
         };
@@ -558,7 +544,7 @@ impl<'a> Recorder<'a> {
             trie: self.trie,
             images: self.images,
             programs: self.programs,
-            branches: self.branches,
+            tracks: self.tracks,
             timeline: (!self.timeline.is_off()).then_some(self.timeline),
             stats: self.stats,
         }

@@ -43,8 +43,8 @@ impl StopDriver<'_> {
         let mut sleeping = std::mem::take(&mut self.sleeping);
         for (id, capture) in sleeping.drain(..) {
             if self.is_shown_whole(id, &capture) || self.target.is_harmed_by_stops(id) {
-                if let Some(stop) = self.stops.get_mut(&id) {
-                    stop.asked_waiting = true;
+                if let Some(state) = self.threads.get_mut(&id) {
+                    state.was_waiting = true;
                 }
                 let at_ns = self.clock.now_ns();
                 self.captured.push(Sample { thread: id, capture, at_ns, waiting: true });
@@ -60,7 +60,7 @@ impl StopDriver<'_> {
     }
 
     fn is_shown_whole(&mut self, id: ThreadId, capture: &Capture) -> bool {
-        let Some(pid) = self.stops.get(&id).map(|stop| stop.process) else { return false };
+        let Some(pid) = self.threads.get(&id).map(|state| state.process) else { return false };
         if !self.place_thread(pid, id) {
             return false;
         }

@@ -2,7 +2,7 @@
 //! a recording, without ticks and weights.
 
 use super::options::Options;
-use super::process_entry::FIRST;
+use super::recorded_process::FIRST;
 use super::sample::Sample;
 use super::sleeping::leads_as_far_as_a_stop;
 use super::stack_size::FIRST_STACK_BYTES;
@@ -106,7 +106,7 @@ pub fn snapshot(
         stacks = driver.stacks_of_all().map_err(gone)?;
     }
     // Those that ended before their turn have no stack, and nothing is wrong.
-    stacks.retain(|stack| !stack.addresses.is_empty() || driver.stops.contains_key(&stack.thread));
+    stacks.retain(|stack| !stack.addresses.is_empty() || driver.threads.contains_key(&stack.thread));
     Ok(Snapshot { stacks, images: driver.recorder.into_images() })
 }
 
@@ -114,10 +114,10 @@ impl StopDriver<'_> {
     /// One stack of every thread that there is.
     fn stacks_of_all(&mut self) -> std::result::Result<Vec<ThreadStack>, Fault> {
         let (mut stacks, mut frames) = (Vec::<ThreadStack>::new(), Frames::default());
-        for (id, account) in &self.recorder.accounts {
+        for (id, account) in &self.recorder.threads {
             let Ok(status) = self.target.poll(*id) else { continue };
-            let branch = self.recorder.branches.get(account.branch as usize);
-            let name = branch.and_then(|branch| Some(branch.thread.as_ref()?.name.clone()));
+            let track = self.recorder.tracks.get(account.track as usize);
+            let name = track.and_then(|track| Some(track.thread.as_ref()?.name.clone()));
             let activity = status.activity;
             stacks.push(ThreadStack {
                 thread: *id,
@@ -136,7 +136,7 @@ impl StopDriver<'_> {
                 matches!(stack.ended, Ok(StackEnd::DeeperThanCopied | StackEnd::OtherStack))
             };
             for stack in stacks.iter_mut().filter(deeper) {
-                if let Some(account) = self.recorder.accounts.get_mut(&stack.thread) {
+                if let Some(account) = self.recorder.threads.get_mut(&stack.thread) {
                     if stack.ended == Ok(StackEnd::DeeperThanCopied) {
                         account.stack_size.reach(stack_bytes, MAX_STACK_BYTES as usize);
                     }
@@ -149,7 +149,7 @@ impl StopDriver<'_> {
             let most = self.budget.stack_max_bytes();
             for Sample { thread: id, capture, .. } in samples {
                 if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id)
-                    && let (Activity::Untold, Some(status)) = (stack.activity, capture.status)
+                    && let (Activity::Unknown, Some(status)) = (stack.activity, capture.status)
                 {
                     stack.activity = status.activity;
                 }
@@ -157,8 +157,8 @@ impl StopDriver<'_> {
                 // It goes on where nothing was copied: the next stop reads what it needs there.
                 if ended == StackEnd::OtherStack && self.target.prefetches() {
                     self.recorder.search_above(self.target, id, &capture, needed, true);
-                    if let Some(pieces) = self.recorder.new_pieces(id) {
-                        self.target.prefetch(id, pieces);
+                    if let Some(ranges) = self.recorder.new_ranges(id) {
+                        self.target.prefetch(id, ranges);
                     }
                 }
                 if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
@@ -168,17 +168,17 @@ impl StopDriver<'_> {
                 }
             }
             for stack in &mut stacks {
-                if let Some(stop) = self.stops.get(&stack.thread)
+                if let Some(state) = self.threads.get(&stack.thread)
                     && stack.addresses.is_empty()
                     && stack.ended != Err(UNSHOWN)
                     && let Ok(status) = self.target.poll(stack.thread)
                 {
                     let why = match status.activity {
-                        _ if !stop.asked => ENDED,
+                        _ if !state.stop_pending => ENDED,
                         Activity::Runnable => NO_CPU,
                         _ => UNINTERRUPTIBLE,
                     };
-                    stack.ended = Err(stop.unreadable.unwrap_or(why));
+                    stack.ended = Err(state.unreadable.unwrap_or(why));
                 }
             }
             stack_bytes *= STACK_GROWTH;
@@ -225,13 +225,13 @@ impl StopDriver<'_> {
         let begun_ns = self.clock.now_ns();
         let mut samples = Vec::new();
         loop {
-            while self.stops.values().any(|stop| stop.asked)
+            while self.threads.values().any(|state| state.stop_pending)
                 && self.one_event(self.clock.now_ns() + POLL_NS)?
             {
                 samples.append(&mut self.captured);
             }
             let asked: Vec<ThreadId> =
-                self.stops.iter().filter(|(_, stop)| stop.asked).map(|(id, _)| *id).collect();
+                self.threads.iter().filter(|(_, state)| state.stop_pending).map(|(id, _)| *id).collect();
             let mut ready = false;
             for id in &asked {
                 ready |= self.target.poll(*id).is_ok_and(|status| status.activity == Activity::Runnable);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_grows_at_once_and_shrinks_slowly() {
+    fn a_stack_size_grows_at_once_and_shrinks_slowly() {
         let mut stack_size = StackSize::new();
         ran_out(&mut stack_size);
         assert_eq!(stack_size.bytes(), 4 * FIRST_STACK_BYTES);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_leaves_every_window_makes_no_stop_long() {
+    fn a_stack_that_leaves_every_stack_size_makes_no_stop_long() {
         let mut stack_size = StackSize::new();
         let (mut copied, mut largest) = (0, 0);
         for _ in 0..100_000 {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_smaller_limit_shrinks_the_window_at_once() {
+    fn a_smaller_limit_shrinks_the_stack_size_at_once() {
         let mut stack_size = StackSize::new();
         ran_out(&mut stack_size);
         stack_size.fit(&walked(StackEnd::Root), 100_000, stack_size.bytes(), 64 << 10);

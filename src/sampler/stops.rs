@@ -1,4 +1,4 @@
-//! The driver that stops threads: at each tick it looks at all, asks those that run to stop, and
+//! The driver that stops threads: at each tick it polls all, asks those that run to stop, and
 //! hands what they show to the recorder when none stands any more.
 
 use hashbrown::HashMap;
@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use super::budget::Budget;
 use super::deferred::DueSamples;
 use super::options::Options;
-use super::process_entry::FIRST;
+use super::recorded_process::FIRST;
 use super::recorder::Recorder;
 use super::sample::Sample;
 use super::target_process::{TOO_MANY, TargetProcess, observed};
@@ -18,14 +18,14 @@ use crate::sources::{Activity, Capture, Event, Fault, Outcome, Target, ThreadId,
 use crate::trie::NodeId;
 use crate::walk::{Frames, StackEnd};
 
-/// Events handled in a row before the engine looks at the time again.
+/// Events handled in a row before the engine reads the clock again.
 pub(super) const EVENTS_AT_ONCE: u32 = 256;
 /// How long the stops of the last tick are waited for, nanoseconds.
 const LAST_STOPS_NS: u64 = 30_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
-/// The stop wish is looked at this often even at 1 Hz, nanoseconds.
+/// The request to stop is polled this often even at 1 Hz, nanoseconds.
 const ATTENTION_NS: u64 = 50_000_000;
-/// A tick's looks at threads take this long at most, or a period of the rate if that is longer,
+/// A tick polls threads for this long at most, or a period of the rate if that is longer,
 /// nanoseconds; the next tick goes on with the other threads.
 const POLLS_NS: u64 = 20_000_000;
 
@@ -43,27 +43,33 @@ pub(super) enum Waits {
     Unknown,
     /// Captured, and on its way back to where it waited: stack pointer and program counter.
     Returning { stack: KnownStack, at: (Avma, Avma) },
-    /// Waiting with this stack while its look stays the same.
+    /// Waiting with this stack while its status is unchanged.
     With { stack: KnownStack, status: ThreadStatus },
 }
 
-/// What the driver knows of a thread beside its account.
+/// What the driver knows of a thread, stopped or not, beside its account.
 #[derive(Debug)]
-pub(super) struct Stop {
+pub(super) struct StopState {
     /// The number of its process.
     pub(super) process: u32,
-    /// Whether a stop was asked for and has not come.
-    pub(super) asked: bool,
+    /// Whether a stop was requested and has not come.
+    pub(super) stop_pending: bool,
     /// Whether it waited when it was asked to stop.
-    pub(super) asked_waiting: bool,
+    pub(super) was_waiting: bool,
     /// Why its last stop showed nothing.
     pub(super) unreadable: Option<&'static str>,
     pub(super) waits: Waits,
 }
 
-impl Stop {
-    pub(super) fn new(process: u32) -> Stop {
-        Stop { process, asked: false, asked_waiting: false, unreadable: None, waits: Waits::Unknown }
+impl StopState {
+    pub(super) fn new(process: u32) -> StopState {
+        StopState {
+            process,
+            stop_pending: false,
+            was_waiting: false,
+            unreadable: None,
+            waits: Waits::Unknown,
+        }
     }
 }
 
@@ -87,7 +93,7 @@ pub(super) struct StopDriver<'a> {
     pub(super) end_ns: u64,
     pub(super) ticks: Ticks,
     pub(super) recorder: Recorder<'a>,
-    pub(super) stops: HashMap<ThreadId, Stop>,
+    pub(super) threads: HashMap<ThreadId, StopState>,
     /// Processes that have not ended, by their numbers.
     pub(super) known: HashMap<u32, TargetProcess>,
     /// How often one of them turned into another program.
@@ -101,12 +107,12 @@ pub(super) struct StopDriver<'a> {
     /// Threads that wait, captured in this tick without a stop.
     pub(super) sleeping: Vec<(ThreadId, Capture)>,
     order: Vec<ThreadId>,
-    /// The source tells of some threads that they certainly are on a CPU, or are not.
-    tells_running: bool,
+    /// The source knows of some threads that they are on a CPU, or are not.
+    knows_on_cpu: bool,
     /// The thread that the last tick had no time for; the next one begins with it.
     next_poll: Option<ThreadId>,
-    /// Threads of which a tick does not know whether they are on a CPU.
-    pub(super) doubtful: Vec<ThreadId>,
+    /// Threads that may be on a CPU.
+    pub(super) maybe_running: Vec<ThreadId>,
     pub(super) budget: Budget,
     /// The tick may stop threads: the target has not stood for too long.
     pub(super) may_stop: bool,
@@ -139,7 +145,7 @@ impl<'a> StopDriver<'a> {
             end_ns: u64::MAX,
             ticks: Ticks::new(clock.now_ns(), options.hz, options.seed),
             recorder,
-            stops: HashMap::new(),
+            threads: HashMap::new(),
             known,
             unsampled_ns: HashMap::new(),
             captured: Vec::new(),
@@ -147,9 +153,9 @@ impl<'a> StopDriver<'a> {
             frames: Frames::default(),
             sleeping: Vec::new(),
             order: Vec::new(),
-            tells_running: false,
+            knows_on_cpu: false,
             next_poll: None,
-            doubtful: Vec::new(),
+            maybe_running: Vec::new(),
             budget: Budget::new(options.max_stop),
             may_stop: true,
             programs_begun: 0,
@@ -225,7 +231,7 @@ impl<'a> StopDriver<'a> {
     /// Waits a moment for the stops that were asked for, and walks what they show.
     fn await_stops(&mut self) -> std::result::Result<(), Fault> {
         let until_ns = self.clock.now_ns() + LAST_STOPS_NS;
-        while self.stops.values().any(|stop| stop.asked) && self.clock.now_ns() < until_ns {
+        while self.threads.values().any(|state| state.stop_pending) && self.clock.now_ns() < until_ns {
             self.one_event(until_ns)?;
         }
         self.walk_captured();
@@ -259,7 +265,7 @@ impl<'a> StopDriver<'a> {
         Ok(())
     }
 
-    /// One tick: look at every thread, ask those that ran to stop, collect and weigh.
+    /// One tick: polls every thread, asks those that ran to stop, collects and weighs.
     fn tick(&mut self) -> std::result::Result<(), Fault> {
         self.refresh_images();
         let now_ns = self.clock.now_ns();
@@ -275,16 +281,16 @@ impl<'a> StopDriver<'a> {
         // The last tick is one more stop, and what was used since is of no use without.
         self.may_stop = self.closing || self.budget.allows_stops();
         self.order.clear();
-        self.order.extend(self.stops.keys());
+        self.order.extend(self.threads.keys());
         self.order.sort_unstable();
         let order = std::mem::take(&mut self.order);
-        let (mut runnable, mut on_the_way) = (0, 0);
+        let (mut runnable, mut pending_stops) = (0, 0);
         // No more threads can be on a CPU than there are CPUs, and asking one that is not costs
         // it the CPU that it waits for. So where they outnumber CPUs, those of which it is not
         // certain are asked last, as far as CPUs are left for them.
         let cpus = self.target.process().cpus;
-        let scarce = self.tells_running && !self.options.idle && self.runnable > cpus;
-        self.doubtful.clear();
+        let scarce = self.knows_on_cpu && !self.options.idle && self.runnable > cpus;
+        self.maybe_running.clear();
         let until_ns = now_ns.saturating_add(POLLS_NS.max(SECOND_NS / u64::from(self.options.hz.max(1))));
         let start = self.next_poll.map_or(0, |last| order.partition_point(|id| *id < last));
         self.next_poll = None;
@@ -295,28 +301,28 @@ impl<'a> StopDriver<'a> {
                 break;
             }
             // A stop already asked for will tell; until it comes the thread had no CPU.
-            if self.stops.get(id).is_some_and(|stop| stop.asked) {
+            if self.threads.get(id).is_some_and(|state| state.stop_pending) {
                 runnable += 1;
                 continue;
             }
             let Ok(status) = self.target.poll(*id) else { continue };
             runnable += usize::from(status.activity.wants_cpu());
-            self.tells_running |= matches!(status.activity, Activity::Running | Activity::Ready);
+            self.knows_on_cpu |= matches!(status.activity, Activity::Running | Activity::Ready);
             if scarce && status.activity == Activity::Runnable {
-                self.doubtful.push(*id);
+                self.maybe_running.push(*id);
                 self.note(*id, status);
                 continue;
             }
             if self.decide(*id, status) {
-                on_the_way += 1;
-                if on_the_way % self.target.stops_at_once() == 0 {
+                pending_stops += 1;
+                if pending_stops % self.target.stops_at_once() == 0 {
                     self.collect()?;
                 }
             }
         }
         self.runnable = runnable;
         self.order = order;
-        self.ask_doubtful(cpus.saturating_sub(on_the_way))?;
+        self.ask_maybe_running(cpus.saturating_sub(pending_stops))?;
         self.collect()?;
         self.walk_captured();
         self.walk_sleeping_threads()
@@ -361,7 +367,7 @@ impl<'a> StopDriver<'a> {
                 self.remove_thread(thread, cpu_ns);
             }
             Event::Exec { thread, stack_top } => self.exec_thread(thread, stack_top),
-            Event::Leaving { process } => self.settle(process),
+            Event::Leaving { process } => self.walk_all_deferred_of(process),
             Event::ProcessEnded { process } => self.end_process(process),
             Event::Exited(status) => {
                 self.recorder.stats.exit_status = Some(status);
@@ -383,15 +389,15 @@ impl<'a> StopDriver<'a> {
         self.recorder.stats.pause.add(capture.pause_ns);
         self.recorder.stats.stood_ns += capture.stood_ns;
         let mut waited = false;
-        if let Some(stop) = self.stops.get_mut(&id) {
-            stop.asked = false;
-            stop.unreadable = if let Outcome::Unreadable(why) = outcome { Some(why) } else { None };
-            waited = stop.asked_waiting;
+        if let Some(state) = self.threads.get_mut(&id) {
+            state.stop_pending = false;
+            state.unreadable = if let Outcome::Unreadable(why) = outcome { Some(why) } else { None };
+            waited = state.was_waiting;
         }
         // A thread that waits loses no time.
         if !waited || self.target.process().stops_hold_all {
             let copied = match outcome {
-                Outcome::Captured => capture.stack.len() + capture.pieces.bytes(),
+                Outcome::Captured => capture.stack.len() + capture.prefetched.bytes(),
                 _ => 0,
             };
             self.recorder.stats.held_up_ns += self.budget.spend(capture.stood_ns, copied);
@@ -430,7 +436,7 @@ impl<'a> StopDriver<'a> {
     pub(super) fn weigh(&mut self, id: ThreadId, stopped: Option<ThreadStatus>) -> Option<u64> {
         // The stop took the thread off its CPU, so the figure is exact up to there.
         let status = stopped.or_else(|| self.target.poll(id).ok());
-        self.inherit(id, status);
+        self.add_unsampled(id, status);
         let weight_ns = self.recorder.weigh(id, status)?;
         self.earn(id);
         Some(weight_ns)
@@ -440,7 +446,7 @@ impl<'a> StopDriver<'a> {
     fn take(&mut self, sample: Sample) -> Option<Sample> {
         let id = sample.thread;
         let Some(weight_ns) = self.weigh(id, sample.capture.status) else { return Some(sample) };
-        let Some(pid) = self.stops.get(&id).map(|stop| stop.process) else { return Some(sample) };
+        let Some(pid) = self.threads.get(&id).map(|state| state.process) else { return Some(sample) };
         if !self.place_thread(pid, id) {
             self.recorder.lose(TOO_MANY, weight_ns);
             return Some(sample);
@@ -452,20 +458,20 @@ impl<'a> StopDriver<'a> {
         self.recorder.may_prefetch = self.target.prefetches();
         let Some(process) = observed(self.target, pid) else { return Some(sample) };
         let taken = self.recorder.take(process, sample, weight_ns, most, &mut self.frames);
-        let new_pieces = self.recorder.new_pieces(id);
-        let has_new_pieces = new_pieces.is_some();
-        if let Some(pieces) = new_pieces {
-            self.target.prefetch(id, pieces);
+        let new_ranges = self.recorder.new_ranges(id);
+        let has_new_ranges = new_ranges.is_some();
+        if let Some(ranges) = new_ranges {
+            self.target.prefetch(id, ranges);
         }
         if weight_ns == 0 && !self.options.idle {
             return taken.sample;
         }
-        // With a larger stack size or other pieces the same stack may be complete: not one to keep.
-        let grew = has_new_pieces || self.stack_bytes(id) > stack_bytes;
-        let stop = self.stops.get_mut(&id)?;
-        stop.waits = match taken.stack {
+        // With a larger stack size or other ranges the same stack may be complete: not one to keep.
+        let grew = has_new_ranges || self.stack_bytes(id) > stack_bytes;
+        let state = self.threads.get_mut(&id)?;
+        state.waits = match taken.stack {
             Some((node, ended))
-                if stop.asked_waiting
+                if state.was_waiting
                     && !(grew && matches!(ended, StackEnd::DeeperThanCopied | StackEnd::OtherStack)) =>
             {
                 Waits::Returning { stack: KnownStack { node, ended }, at }
@@ -477,14 +483,14 @@ impl<'a> StopDriver<'a> {
 
     /// Stack bytes that the next capture of a thread shall hold.
     pub(super) fn stack_bytes(&self, id: ThreadId) -> usize {
-        self.recorder.accounts.get(&id).map_or(0, |account| account.stack_size.bytes())
+        self.recorder.threads.get(&id).map_or(0, |account| account.stack_size.bytes())
     }
 
     fn publish(&self) {
         use std::sync::atomic::Ordering::Relaxed;
         self.live.ticks.store(self.recorder.stats.ticks, Relaxed);
         self.live.samples.store(self.recorder.samples(), Relaxed);
-        self.live.threads.store(self.stops.len() as u64, Relaxed);
+        self.live.threads.store(self.threads.len() as u64, Relaxed);
         self.live.pause_ns.store(self.recorder.stats.stood_ns, Relaxed);
         let alive_ns = self.recorder.alive_cpu_ns();
         self.live.target_cpu_ns.store(self.recorder.stats.target_cpu_ns + alive_ns, Relaxed);

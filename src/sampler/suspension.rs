@@ -2,7 +2,7 @@
 
 use super::process_cpu::BY_NO_KNOWN_THREAD;
 use super::pushed::away_ns;
-use super::stops::{RunEnd, Stop, StopDriver};
+use super::stops::{RunEnd, StopDriver, StopState};
 use crate::sources::{CallThread, Fault};
 
 /// The cause under which CPU time used during a suspension is lost.
@@ -16,7 +16,7 @@ impl StopDriver<'_> {
     pub(super) fn record(&mut self) -> Result<(), Fault> {
         let thread = self.target.call_thread();
         let thread = thread.as_deref();
-        let ended = self.record_stretches(thread);
+        let ended = self.record_segments(thread);
         if let (Err(Fault::Lost(_)), Some(thread)) = (&ended, thread) {
             // At once: nothing more is done for what is traced.
             thread.call(&mut || self.target.release());
@@ -26,13 +26,13 @@ impl StopDriver<'_> {
         ended
     }
 
-    fn record_stretches(&mut self, thread: Option<&dyn CallThread>) -> Result<(), Fault> {
-        let mut stretch = Ok(RunEnd::Over);
+    fn record_segments(&mut self, thread: Option<&dyn CallThread>) -> Result<(), Fault> {
+        let mut segment = Ok(RunEnd::Over);
         call(thread, &mut || {
             self.begin();
-            stretch = self.run();
+            segment = self.run();
         });
-        while stretch? == RunEnd::Suspended {
+        while segment? == RunEnd::Suspended {
             if let Some(thread) = thread {
                 thread.call(&mut || {
                     let clocks = self.process_clocks();
@@ -45,8 +45,8 @@ impl StopDriver<'_> {
             if let Some(thread) = thread {
                 thread.begin_anew()?;
             }
-            stretch = Ok(RunEnd::Over);
-            call(thread, &mut || stretch = self.go_on(suspended_ns));
+            segment = Ok(RunEnd::Over);
+            call(thread, &mut || segment = self.go_on(suspended_ns));
         }
         Ok(())
     }
@@ -60,12 +60,12 @@ impl StopDriver<'_> {
         self.earned_until_ns = self.clock.now_ns();
         self.recorder.stats.suspended_ns += suspended_ns;
         // Nobody will tell of stops that were asked for before.
-        for stop in self.stops.values_mut() {
-            *stop = Stop::new(stop.process);
+        for state in self.threads.values_mut() {
+            *state = StopState::new(state.process);
         }
         // Before the events: what a thread used before it began another program is not the next sample's.
         self.skip_all();
-        for _ in 0..EVENTS_MIN.max(2 * self.stops.len()) {
+        for _ in 0..EVENTS_MIN.max(2 * self.threads.len()) {
             if !self.one_event(0)? {
                 break;
             }
@@ -77,7 +77,7 @@ impl StopDriver<'_> {
     }
 
     fn skip_all(&mut self) {
-        let ids: Vec<_> = self.stops.keys().copied().collect();
+        let ids: Vec<_> = self.threads.keys().copied().collect();
         for id in ids {
             if let Ok(status) = self.target.poll(id) {
                 self.recorder.skip(id, status.cpu_ns, SUSPENDED);

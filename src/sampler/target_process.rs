@@ -1,6 +1,6 @@
 //! A process of a driven target: what its driver keeps of it.
 
-use super::process_entry::{FIRST, ProcessIndex};
+use super::recorded_process::{FIRST, ProcessIndex};
 use crate::sources::{Observed, Target};
 
 /// Why samples of processes are lost that the recorder has no room for.
@@ -52,7 +52,7 @@ impl CpuBalance {
         self.accounted_ns += used_ns;
     }
 
-    /// What was used beside its threads up to this moment of its clock, and was not told before; `alive_ns`: what those
+    /// What was used beside its threads up to this moment of its clock, and was not reported before; `alive_ns`: what those
     /// threads used that have not ended.
     pub(super) fn take_rest_ns(&mut self, clock_ns: Option<u64>, alive_ns: u64) -> u64 {
         let used_ns =

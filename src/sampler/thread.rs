@@ -1,12 +1,13 @@
 //! One thread as the recorder sees it: what was accounted, how much stack it needs.
 
 use super::prefetch_list::Prefetch;
-use super::process_entry::ProcessIndex;
+use super::recorded_process::ProcessIndex;
 use super::stack_size::StackSize;
 use super::wait_sampling::WaitSampling;
 use crate::addr::Avma;
 use crate::recording::timeline::ThreadIndex;
-use crate::sources::{Activity, ThreadStatus};
+use crate::sources::{Activity, Capture, ThreadStatus};
+use crate::walk::{StackBytes, StackEnd, Walked};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -15,60 +16,60 @@ const LAG_NS: u64 = 10_000_000;
 
 /// One thread's account.
 #[derive(Debug)]
-pub(super) struct Account {
+pub(super) struct ThreadAccount {
     pub(super) process: ProcessIndex,
-    /// Index into the profile's branches.
-    pub(super) branch: u32,
+    /// Index into the profile's tracks.
+    pub(super) track: u32,
     /// Its place in the timeline, if that has room for it.
-    pub(super) over_time: Option<ThreadIndex>,
+    pub(super) timeline_thread: Option<ThreadIndex>,
     pub(super) stack_top: Option<Avma>,
     /// Times that the name of a thread without one may still be asked for.
     pub(super) name_tries_left: u8,
-    /// Searches for where the thread was born that may still be made.
-    pub(super) birth_searches_left: u8,
+    /// Searches for the top of its stack that may still be made.
+    pub(super) stack_top_searches_left: u8,
     pub(super) stack_size: StackSize,
     pub(super) prefetch: Prefetch,
-    /// CPU time at the thread's first look; what it used before is not ours.
+    /// CPU time at the thread's first poll; what it used before is not ours.
     first_cpu_ns: u64,
     /// CPU time and switches at the last sample.
     sampled: ThreadStatus,
     sampled_at_ns: u64,
-    /// The latest look's CPU time, and switches.
+    /// The latest poll's CPU time, and switches.
     cpu_ns: u64,
     switches: u64,
-    /// CPU time that [`Account::newly_used_ns`] has told.
-    told_cpu_ns: u64,
-    /// Tick of the latest look that showed that the thread had used a CPU.
+    /// CPU time that [`ThreadAccount::newly_used_ns`] has reported.
+    reported_cpu_ns: u64,
+    /// Tick of the latest poll that showed that the thread had used a CPU.
     pub(super) used_at_tick: u64,
     /// No sample yet.
     fresh: bool,
     /// It already ran when we came: what the system said then may have lagged.
-    found: bool,
+    preexisting: bool,
     /// What others used that its next sample stands for, too, nanoseconds.
-    inherited_ns: u64,
+    unsampled_of_others_ns: u64,
     /// Which of its short waits are walked.
     waits: WaitSampling,
 }
 
-impl Account {
-    /// A thread that is `found` running, or else one seen from its first instruction on.
+impl ThreadAccount {
+    /// A thread that was running before the recording, or else one seen from its first instruction on.
     /// `seed`, different for each thread, draws some of its short waits.
     pub(super) fn new(
         process: ProcessIndex,
-        branch: u32,
+        track: u32,
         seed: u64,
         stack_top: Option<Avma>,
         status: ThreadStatus,
         now_ns: u64,
-        found: bool,
-    ) -> Account {
-        Account {
+        preexisting: bool,
+    ) -> ThreadAccount {
+        ThreadAccount {
             process,
-            branch,
-            over_time: None,
+            track,
+            timeline_thread: None,
             stack_top,
             name_tries_left: 8,
-            birth_searches_left: 8,
+            stack_top_searches_left: 8,
             stack_size: StackSize::new(),
             prefetch: Prefetch::default(),
             first_cpu_ns: status.cpu_ns,
@@ -76,17 +77,17 @@ impl Account {
             sampled_at_ns: now_ns,
             cpu_ns: status.cpu_ns,
             switches: status.switches,
-            told_cpu_ns: status.cpu_ns,
+            reported_cpu_ns: status.cpu_ns,
             used_at_tick: 0,
             fresh: true,
-            found,
-            inherited_ns: 0,
+            preexisting,
+            unsampled_of_others_ns: 0,
             waits: WaitSampling::new(seed),
         }
     }
 
-    /// Takes note of a look.
-    pub(super) fn see(&mut self, status: ThreadStatus, tick: u64) {
+    /// Takes in a poll.
+    pub(super) fn update(&mut self, status: ThreadStatus, tick: u64) {
         if status.cpu_ns > self.cpu_ns || status.switches != self.switches {
             self.used_at_tick = tick;
             self.switches = status.switches;
@@ -96,45 +97,86 @@ impl Account {
 
     /// CPU time that became known since this was asked last, nanoseconds.
     pub(super) fn newly_used_ns(&mut self) -> u64 {
-        let before_ns = std::mem::replace(&mut self.told_cpu_ns, self.cpu_ns);
+        let before_ns = std::mem::replace(&mut self.reported_cpu_ns, self.cpu_ns);
         self.cpu_ns - before_ns
     }
 
-    /// Whether the thread was on a CPU since its last sample, as far as a look tells: one that
+    /// Whether the thread was on a CPU since its last sample, as far as a poll shows: one that
     /// runs on without being switched may not show.
-    pub(super) fn moved(&self, status: ThreadStatus) -> bool {
+    pub(super) fn ran_since_sample(&self, status: ThreadStatus) -> bool {
         self.fresh || (status.cpu_ns, status.switches) != (self.sampled.cpu_ns, self.sampled.switches)
     }
 
     /// Whether it has used this many periods of 1/hz since its last sample.
-    pub(super) fn carries(&self, periods: u64, hz: u32) -> bool {
+    pub(super) fn used_at_least(&self, periods: u64, hz: u32) -> bool {
         let used_ns = self.cpu_ns.saturating_sub(self.sampled.cpu_ns);
         used_ns.saturating_mul(hz.into()) >= periods.saturating_mul(SECOND_NS)
     }
 
-    /// The weight of a sample, nanoseconds: CPU time used since the last one. Without a look (the
+    /// Fits the stack size to a walk; how many bytes above the stack pointer are to be copied for it.
+    /// `stack_max_bytes` is as much as the next capture may copy.
+    pub(super) fn fit_stack_size(
+        &mut self,
+        capture: &Capture,
+        walked: &Walked,
+        stack_max_bytes: usize,
+        may_prefetch: bool,
+    ) -> usize {
+        let sp = capture.registers.sp().0;
+        let needed = walked.reached.0.saturating_sub(sp) as usize;
+        // As much was requested of either stack: the one that was copied in full counts.
+        let of_other = capture.other_stack.as_ref().map_or(0, |other| other.bytes.len());
+        let stack = StackBytes { base: capture.stack_base, bytes: &capture.stack };
+        let copied = (stack.end().0.saturating_sub(sp) as usize).max(of_other);
+        // What is prefetched is not to be copied beside that.
+        let needed = if capture.prefetched.is_empty() { needed } else { needed.min(copied) };
+        let is_left_to_prefetch = walked.ended == StackEnd::DeeperThanCopied
+            && may_prefetch
+            && self.prefetch.may_complete(&capture.prefetched);
+        if !is_left_to_prefetch {
+            self.stack_size.fit(walked, needed, copied, stack_max_bytes);
+        }
+        needed
+    }
+
+    /// Searches for the stack top of a thread that existed before the recording, where a walk is incomplete without:
+    /// whether it did. `find` searches from an address on.
+    pub(super) fn search_stack_top(
+        &mut self,
+        walked: &Walked,
+        find: impl FnOnce(Avma) -> Option<Avma>,
+    ) -> bool {
+        if walked.ended.is_complete() || self.stack_top.is_some() || self.stack_top_searches_left == 0 {
+            return false;
+        }
+        self.stack_top_searches_left -= 1;
+        self.stack_top = find(walked.reached);
+        true
+    }
+
+    /// The weight of a sample, nanoseconds: CPU time used since the last one. Without a poll (the
     /// thread has ended) up to the last one.
     pub(super) fn weigh_cpu(&mut self, status: Option<ThreadStatus>, now_ns: u64) -> u64 {
         // The first figure may have lagged behind what was used before we came.
         let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);
-        let most_ns = if self.fresh && self.found { passed_ns } else { u64::MAX };
+        let most_ns = if self.fresh && self.preexisting { passed_ns } else { u64::MAX };
         let at_ns = if status.is_some() { now_ns } else { self.sampled_at_ns };
         let status = status.unwrap_or(ThreadStatus { cpu_ns: 0, ..self.sampled });
         let used_ns = self.used_since_sample(status, most_ns);
         self.sampled_now(status, at_ns);
-        used_ns.saturating_add(std::mem::take(&mut self.inherited_ns))
+        used_ns.saturating_add(std::mem::take(&mut self.unsampled_of_others_ns))
     }
 
-    /// What it has used by this look, and inherited, if it began while recorded and was not sampled
+    /// What it has used by this poll, with the unsampled time of others, if it began while recorded and was not sampled
     /// yet, nanoseconds.
     pub(super) fn used_unsampled_ns(&self, status: ThreadStatus) -> Option<u64> {
         let used_ns = status.cpu_ns.saturating_sub(self.first_cpu_ns);
-        (self.fresh && !self.found).then(|| used_ns.saturating_add(self.inherited_ns))
+        (self.fresh && !self.preexisting).then(|| used_ns.saturating_add(self.unsampled_of_others_ns))
     }
 
     /// Its next sample stands for this time of others, too, nanoseconds.
-    pub(super) fn inherit(&mut self, ns: u64) {
-        self.inherited_ns = self.inherited_ns.saturating_add(ns);
+    pub(super) fn add_unsampled(&mut self, ns: u64) {
+        self.unsampled_of_others_ns = self.unsampled_of_others_ns.saturating_add(ns);
     }
 
     /// The weight of a sample by wall-clock time, nanoseconds.
@@ -155,20 +197,21 @@ impl Account {
     pub(super) fn unsampled(&mut self, cpu_ns: Option<u64>, now_ns: u64, wall: bool) -> u64 {
         let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);
         // After an exec the figure may be another thread's.
-        let most_ns = if self.fresh && self.found { passed_ns } else { passed_ns.saturating_add(LAG_NS) };
+        let most_ns =
+            if self.fresh && self.preexisting { passed_ns } else { passed_ns.saturating_add(LAG_NS) };
         let status = ThreadStatus { cpu_ns: cpu_ns.unwrap_or(0), ..self.sampled };
         let used_ns = self.used_since_sample(status, most_ns);
         self.sampled_now(status, now_ns);
-        let inherited_ns = std::mem::take(&mut self.inherited_ns);
-        if wall { passed_ns } else { used_ns.saturating_add(inherited_ns) }
+        let unsampled_of_others_ns = std::mem::take(&mut self.unsampled_of_others_ns);
+        if wall { passed_ns } else { used_ns.saturating_add(unsampled_of_others_ns) }
     }
 
     /// Leaves out the time up to now, in which the thread was not recorded: the CPU time that it used in that,
     /// nanoseconds, where this is `wall`-clock time none. Its next sample stands for what comes after.
     pub(super) fn skip(&mut self, cpu_ns: u64, now_ns: u64, wall: bool) -> u64 {
-        let inherited_ns = std::mem::take(&mut self.inherited_ns);
+        let unsampled_of_others_ns = std::mem::take(&mut self.unsampled_of_others_ns);
         let used_ns = self.unsampled(Some(cpu_ns), now_ns, false);
-        self.inherited_ns = inherited_ns;
+        self.unsampled_of_others_ns = unsampled_of_others_ns;
         if wall { 0 } else { used_ns }
     }
 
@@ -183,7 +226,7 @@ impl Account {
     }
 
     fn sampled_now(&mut self, status: ThreadStatus, now_ns: u64) {
-        // A look at a thread that has ended knows less: what was counted stays counted.
+        // A poll of a thread that has ended knows less: what was counted stays counted.
         self.sampled = ThreadStatus { cpu_ns: self.cpu_ns, ..status };
         self.sampled_at_ns = now_ns;
         self.fresh = false;
@@ -200,14 +243,14 @@ impl Account {
     }
 }
 
-/// A look at a thread of which nothing is known yet.
+/// A poll of a thread of which nothing is known yet.
 pub(super) fn unknown_status() -> ThreadStatus {
     ThreadStatus { cpu_ns: 0, switches: 0, activity: Activity::Runnable }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::process_entry::FIRST;
+    use super::super::recorded_process::FIRST;
     use super::*;
 
     fn status(cpu_ns: u64) -> ThreadStatus {
@@ -216,7 +259,7 @@ mod tests {
 
     #[test]
     fn weights_add_up_to_the_cpu_time() {
-        let mut account = Account::new(FIRST, 0, 0, None, status(7_000), 0, true);
+        let mut account = ThreadAccount::new(FIRST, 0, 0, None, status(7_000), 0, true);
         let (mut cpu_ns, mut weighed_ns) = (7_000, 0);
         for step in 0..10_000u64 {
             cpu_ns += 1 + step * 7919 % 2_000_000;
@@ -227,10 +270,10 @@ mod tests {
 
     #[test]
     fn what_is_left_out_and_what_is_weighed_add_up_to_the_cpu_time() {
-        let mut account = Account::new(FIRST, 0, 0, None, status(5_000), 0, true);
-        account.inherit(700);
+        let mut account = ThreadAccount::new(FIRST, 0, 0, None, status(5_000), 0, true);
+        account.add_unsampled(700);
         let before_ns = account.weigh_cpu(Some(status(1_005_000)), 2_000_000);
-        account.inherit(300);
+        account.add_unsampled(300);
         let skipped_ns = account.skip(9_005_000, 12_000_000, false);
         let after_ns = account.weigh_cpu(Some(status(9_505_000)), 13_000_000);
         assert_eq!((before_ns, skipped_ns, after_ns), (1_000_700, 8_000_000, 500_300));
@@ -242,7 +285,7 @@ mod tests {
 
     #[test]
     fn the_first_sample_weighs_at_most_the_time_that_passed() {
-        let mut account = Account::new(FIRST, 0, 0, None, status(0), 1_000_000, true);
+        let mut account = ThreadAccount::new(FIRST, 0, 0, None, status(0), 1_000_000, true);
         // 4 ms of CPU time show up 1 ms after we came.
         assert_eq!(account.weigh_cpu(Some(status(4_000_000)), 2_000_000), 1_000_000);
         assert_eq!(account.used_cpu_ns(), 1_000_000);
@@ -250,10 +293,10 @@ mod tests {
 
     #[test]
     fn a_thread_that_was_not_put_on_a_cpu_has_not_run() {
-        let mut account = Account::new(FIRST, 0, 0, None, status(0), 0, true);
-        assert!(account.moved(status(0)), "nothing is known before the first sample");
+        let mut account = ThreadAccount::new(FIRST, 0, 0, None, status(0), 0, true);
+        assert!(account.ran_since_sample(status(0)), "nothing is known before the first sample");
         account.weigh_cpu(Some(status(5)), 10);
-        assert!(!account.moved(status(5)));
-        assert!(account.moved(ThreadStatus { switches: 2, ..status(5) }));
+        assert!(!account.ran_since_sample(status(5)));
+        assert!(account.ran_since_sample(ThreadStatus { switches: 2, ..status(5) }));
     }
 }

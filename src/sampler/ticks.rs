@@ -13,7 +13,7 @@ use crate::rng::mix;
 /// and that must not be where neighbouring phases happen to begin.
 const STEP_SHARE: f64 = 0.5;
 
-/// The shift turns back at this many periods, so that ticks stay near the grid for ever.
+/// The shift turns back at this many periods, so that ticks stay near their schedule for ever.
 const SHIFT_PERIODS: f64 = 8.0;
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -25,7 +25,7 @@ pub(super) struct Ticks {
     hz: u32,
     seed: u64,
     next: u64,
-    /// Of the next tick from its place in the grid, in periods.
+    /// Of the next tick from its scheduled time, in periods.
     shift: f64,
     late: u64,
 }
@@ -42,7 +42,7 @@ impl Ticks {
     /// When the next tick is due.
     #[must_use]
     pub(super) fn deadline_ns(&self) -> u64 {
-        self.grid_ns(self.next).saturating_add_signed(self.shift_ns())
+        self.scheduled_ns(self.next).saturating_add_signed(self.shift_ns())
     }
 
     /// The tick that was due has happened, and it is now `now_ns`: those whose whole
@@ -82,7 +82,7 @@ impl Ticks {
         (self.shift * SECOND_NS as f64 / f64::from(self.hz)) as i64
     }
 
-    fn grid_ns(&self, index: u64) -> u64 {
+    fn scheduled_ns(&self, index: u64) -> u64 {
         let offset = u128::from(index) * u128::from(SECOND_NS) / u128::from(self.hz);
         self.start_ns.saturating_add(u64::try_from(offset).unwrap_or(u64::MAX))
     }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_stay_on_the_grid_for_hours() {
+    fn ticks_stay_on_schedule_for_hours() {
         let mut ticks = Ticks::new(5_000, 997, 1);
         for second in 1..=7200u64 {
             for _ in 0..997 {
@@ -101,7 +101,7 @@ mod tests {
                 ticks.done(due + 10_000);
             }
             let drift = ticks.deadline_ns().abs_diff(5_000 + second * SECOND_NS + SECOND_NS / 997);
-            assert!(drift < 8_100_000, "{drift} ns off the grid after {second} s");
+            assert!(drift < 8_100_000, "{drift} ns off schedule after {second} s");
         }
         assert_eq!(ticks.late(), 0);
     }

@@ -1,6 +1,6 @@
 //! What a recorder puts on the axis of time beside samples: losses, events of processes, loads of images.
 
-use super::process_entry::ProcessIndex;
+use super::recorded_process::ProcessIndex;
 use super::recorder::Recorder;
 use super::weights::periods_ns;
 use crate::recording::timeline::EventKind;

@@ -1,4 +1,4 @@
-//! Threads that wait on: where they do was walked when they began to, and how long they do is told later.
+//! Threads that wait on: where they do was walked when they began to, and how long they do is reported later.
 
 use hashbrown::HashMap;
 

@@ -1,6 +1,6 @@
 //! Registers and stack bytes of a thread at one moment, as sources hand them on.
 
-use super::stack_pieces::StackPieces;
+use super::prefetched_words::PrefetchedWords;
 use super::thread_status::ThreadStatus;
 use crate::addr::{Avma, LookupAvma};
 use crate::arch::Registers;
@@ -15,7 +15,7 @@ pub struct Capture {
     /// Bytes copied from there upward; the buffer keeps its allocation.
     pub stack: Vec<u8>,
     /// What was prefetched of the stack above them, of the same moment.
-    pub pieces: StackPieces,
+    pub prefetched: PrefetchedWords,
     /// Time from asking for the stop to the thread being let go, in nanoseconds. For a
     /// thread that had to wait for a CPU before it could stop, from the moment that its
     /// stop was noticed. What the kernel then takes to put it back on a CPU is not in it.
@@ -58,7 +58,7 @@ impl Capture {
             registers: Registers::default(),
             stack_base: Avma(0),
             stack: Vec::with_capacity(stack_bytes),
-            pieces: StackPieces::default(),
+            prefetched: PrefetchedWords::default(),
             pause_ns: 0,
             stood_ns: 0,
             kernel: Vec::new(),
@@ -73,7 +73,7 @@ impl Capture {
     /// Empties it, for the next sample; buffers keep their allocations. Registers and address stay until they are replaced.
     pub fn reset(&mut self) {
         self.stack.clear();
-        self.pieces.clear();
+        self.prefetched.clear();
         self.kernel.clear();
         self.only_kernel = false;
         (self.pause_ns, self.stood_ns, self.size_number) = (0, 0, 0);
@@ -84,7 +84,7 @@ impl Capture {
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.stack.capacity()
-            + self.pieces.held_bytes()
+            + self.prefetched.held_bytes()
             + self.other_stack.as_ref().map_or(0, |other| other.bytes.capacity())
     }
 }

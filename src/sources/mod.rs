@@ -21,11 +21,11 @@ pub mod gdb;
 pub mod linux;
 pub mod mach;
 pub mod output;
+mod prefetched_words;
 pub mod process_name;
 pub mod pushed;
 pub mod signals;
 pub mod sim;
-mod stack_pieces;
 #[cfg(unix)]
 mod startup;
 mod target_file;
@@ -33,7 +33,7 @@ mod thread_status;
 pub mod viewer;
 
 pub use capture::{Capture, OtherStack};
-pub use stack_pieces::{PIECE_BYTES, PIECES_MAX, StackPieces};
+pub use prefetched_words::{PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX, PrefetchedWords};
 pub use target_file::LocalFiles;
 pub use thread_status::{Activity, ThreadStatus};
 
@@ -334,7 +334,7 @@ pub trait Observed {
     }
 
     /// Whether each new executable mapping is reported, so that code in none is no reason to ask for them again.
-    fn tells_of_mappings(&self) -> bool {
+    fn reports_mmaps(&self) -> bool {
         false
     }
 
@@ -425,14 +425,14 @@ pub trait Target: Observed {
     /// [`Fault::ThreadGone`] when it has ended.
     fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault>;
 
-    /// Whether captures can have [`Capture::pieces`].
+    /// Whether captures can have [`Capture::prefetched`].
     fn prefetches(&self) -> bool {
         false
     }
 
-    /// Has each capture of a thread from now on hold these pieces of its memory, too: the address of the first
+    /// Has each capture of a thread from now on hold these ranges of its memory, too: the address of the first
     /// byte of each, ascending.
-    fn prefetch(&mut self, _thread: ThreadId, _pieces: &[u64]) {}
+    fn prefetch(&mut self, _thread: ThreadId, _ranges: &[u64]) {}
 
     /// The next thing that happened, at the latest [`Event::Timeout`] at `until_ns`
     /// of the engine's clock. Passes the target's own signals on and keeps up with

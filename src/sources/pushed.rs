@@ -35,7 +35,7 @@ pub enum SourceEvent {
         /// What it had used by then.
         status: ThreadStatus,
         /// It ran already when the recording began.
-        found: bool,
+        preexisting: bool,
     },
     /// Its registers and stack bytes; `status` in it is what it had used by then.
     Sample(Box<Capture>),
@@ -83,23 +83,23 @@ pub enum SourceEvent {
     ImagesMayHaveChanged,
     /// So many samples were dropped before anybody saw them, for this reason.
     Dropped(u64, &'static str),
-    /// So many ticks came late, because the machine ran something else, and are no samples.
+    /// Late ticks. A stopping source drops them; a pushing source keeps those that carry CPU time.
     Late(u64),
     /// The process that the recording is of has ended, and the recording does.
     Exited(ExitStatus),
 }
 
-/// What became of a sample's walk: by it the source decides how much of a stack it copies.
+/// How much of the copied stack a walk used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StackUse {
     /// Bytes above the stack pointer that the walk read.
     pub bytes: usize,
     /// It led beyond what was copied.
-    pub ran_out: bool,
+    pub truncated: bool,
     /// It led below the stack pointer, of which nothing was copied.
-    pub below: bool,
+    pub needs_red_zone: bool,
     /// It led beyond what was copied, and out of the memory of the stack: no size is enough.
-    pub hopeless: bool,
+    pub unbounded: bool,
 }
 
 /// Processes whose samples are pushed. What it is itself, as [`Observed`], is the first of them, or
@@ -117,7 +117,7 @@ pub trait PushedSource: Observed {
     fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault>;
 
     /// Called before each event of a batch is worked on, which may take long: makes room for those to come.
-    fn keep_up(&mut self) {}
+    fn drain_rings(&mut self) {}
 
     /// Images and names are asked as they were at this time, from now on.
     fn go_to(&mut self, at_ns: u64);
@@ -135,14 +135,14 @@ pub trait PushedSource: Observed {
     /// A sample was walked; its buffers are given back.
     fn walked(&mut self, _capture: Box<Capture>, _needed: StackUse) {}
 
-    /// Whether samples can have [`Capture::pieces`].
+    /// Whether samples can have [`Capture::prefetched`].
     fn prefetches(&self) -> bool {
         false
     }
 
-    /// Has each sample of a thread from now on hold these pieces of its memory, too: the address of the first byte
+    /// Has each sample of a thread from now on hold these ranges of its memory, too: the address of the first byte
     /// of each, ascending.
-    fn prefetch(&mut self, _thread: ThreadId, _pieces: &[u64]) {}
+    fn prefetch(&mut self, _thread: ThreadId, _ranges: &[u64]) {}
 
     /// The stack of a wait was walked, or was not needed; its buffers are given back.
     fn wait_walked(&mut self, _capture: Box<Capture>, _needed: Option<StackUse>) {}

@@ -14,7 +14,7 @@ pub enum Activity {
     /// Stopped by job control or another tool; must be left alone.
     Stopped,
     /// Only a stop tells: the [`ThreadStatus`] in the capture says what it did.
-    Untold,
+    Unknown,
 }
 
 impl Activity {

@@ -64,7 +64,7 @@ pub(super) fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
         && input.stack_top.is_none_or(|top| base > top || at < top)
 }
 
-/// Whether a frame with this stack pointer is known to be on the stack that its thread was born
+/// Whether a frame with this stack pointer is known to be on the stack that its thread began
 /// with.
 pub(super) fn is_on_own_stack(sp: Avma, input: &Input<'_>) -> bool {
     input.stack_top.is_some_and(|top| sp <= top && top - sp <= MAX_STACK_BYTES)

@@ -165,7 +165,7 @@ pub fn unwind_on_two(
     }
 }
 
-/// Finds the stack pointer that a running thread was born with, at most [`SEARCH_BYTES`] above
+/// Finds the stack pointer that a running thread began with, at most [`SEARCH_BYTES`] above
 /// `from`, by the return address into the code that ends the thread.
 #[must_use]
 pub fn find_stack_top(arch: Arch, stack: StackBytes<'_>, from: Avma, code: &dyn Code) -> Option<Avma> {

@@ -4,7 +4,7 @@
 //! The C library's start code is built without frame pointers on common systems, so the
 //! outermost record of a program holds an arbitrary word as the caller's frame pointer
 //! (1 with glibc 2.36). That a chain is whole is therefore proved by *where* it ended,
-//! within [`START_CODE_BYTES`] of the stack pointer that the thread was born with, and by
+//! within [`START_CODE_BYTES`] of the stack pointer that the thread began with, and by
 //! what its last return address returns to: the code that ends a program or a thread.
 
 use super::bounds::MAX_STACK_BYTES;
@@ -88,7 +88,7 @@ pub(super) fn ends_program<P: Processor>(returned_to: Avma, code: &dyn Code) -> 
         && code.code(returned_to).is_some_and(P::is_start_code)
 }
 
-/// Finds the stack pointer that a running thread was born with, by the return address
+/// Finds the stack pointer that a running thread began with, by the return address
 /// into the code that ends the thread: the words from `from` up are searched for one
 /// that points to `exit(2)` being called with a function's result.
 ///
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_born_above_the_return_into_exit() {
+    fn a_thread_begins_above_the_return_into_exit() {
         let words = [7u64, 0, 0x5000, 0x4321, 9];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let stack = StackBytes { base: Avma(0x1000), bytes: &bytes };

@@ -94,7 +94,8 @@ impl PushedSource for Steady {
             let at_ns = self.clock.now_ns() + PERIOD_NS;
             self.clock.advance_to(at_ns);
             if self.samples < self.captures.len() {
-                let event = SourceEvent::ThreadStarted { stack_top: None, status: status(0), found: true };
+                let event =
+                    SourceEvent::ThreadStarted { stack_top: None, status: status(0), preexisting: true };
                 into.push(TimedEvent { at_ns, process: self.process().pid, thread: *thread, event });
             }
             let mut capture = self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));

@@ -39,7 +39,7 @@ pub struct ThreadTimeline {
     /// The system's number of its process.
     pub pid: u32,
     /// It already ran when the recording began.
-    pub found: bool,
+    pub preexisting: bool,
     /// Its name; empty if it had none.
     pub name: Box<str>,
     /// When it was first seen, nanoseconds since the recording began.
@@ -117,7 +117,7 @@ impl Timeline {
 
     /// Takes a thread of a process in that was first seen at `at_ns` of the engine's clock, already running or
     /// from its start; `None` where the bound leaves no room for more threads.
-    pub fn add_thread(&mut self, id: u64, pid: u32, at_ns: u64, found: bool) -> Option<ThreadIndex> {
+    pub fn add_thread(&mut self, id: u64, pid: u32, at_ns: u64, preexisting: bool) -> Option<ThreadIndex> {
         // Half is for their samples.
         if self.is_off() || (self.threads.len() + 1) * THREAD_BYTES > self.memory_max_bytes / 2 {
             return None;
@@ -126,7 +126,7 @@ impl Timeline {
         self.threads.push(ThreadTimeline {
             id,
             pid,
-            found,
+            preexisting,
             name: Box::default(),
             begun_ns: at_ns.saturating_sub(self.origin_ns),
             ended_ns: None,

@@ -212,7 +212,7 @@ fn what_was_seen_before_the_beginning_was_there_at_it() {
     timeline.begin(5_000);
     let thread = timeline.add_thread(8, 7, 6_000, false);
     timeline.end_thread(thread, 9_000);
-    let of = |thread: &ThreadTimeline| (thread.begun_ns, thread.ended_ns, thread.found);
+    let of = |thread: &ThreadTimeline| (thread.begun_ns, thread.ended_ns, thread.preexisting);
     assert_eq!(
         timeline.threads().iter().map(of).collect::<Vec<_>>(),
         [(0, None, true), (1_000, Some(4_000), false)]

@@ -40,7 +40,7 @@ struct Position {
 }
 
 impl ThreadSamples {
-    /// Appends a sample. Samples that waited for images come after later ones.
+    /// Appends a sample. Deferred samples come after later ones.
     pub(super) fn push(&mut self, sample: TimedSample) {
         let weight_ns = sample.weight_ns.saturating_add(self.carried_ns);
         self.carried_ns = weight_ns % UNIT_NS;

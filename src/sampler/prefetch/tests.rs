@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::super::prefetch_list::{Prefetch, SEARCHES_KEPT};
-use super::super::process_entry::FIRST;
+use super::super::recorded_process::FIRST;
 use super::super::thread::unknown_status;
 use super::super::{Options, Recorder};
 use super::*;
@@ -12,7 +12,7 @@ use crate::arch::Arch;
 use crate::clock::FakeClock;
 use crate::rng::Rng;
 use crate::sources::sim::{FunctionId, SimActivity, SimConfig, SimImage, SimPhase, SimTarget, SimThread};
-use crate::sources::{Event, Outcome, PIECES_MAX, StackPieces, Target};
+use crate::sources::{Event, Outcome, PREFETCH_RANGES_MAX, PrefetchedWords, Target};
 use crate::walk::Frames;
 
 #[cfg(target_os = "linux")]
@@ -138,7 +138,7 @@ fn sample(config: SimConfig, samples: u32, late: usize, random: &mut Rng) -> u32
             let truth = truth.iter().enumerate().map(|(depth, at)| is_pc(depth, *at).lookup());
             assert_eq!(frames.addresses, truth.collect::<Vec<_>>(), "seed {seed}, sample {number}");
         }
-        lists.push_back(recorder.new_pieces(THREAD).map(<[u64]>::to_vec));
+        lists.push_back(recorder.new_ranges(THREAD).map(<[u64]>::to_vec));
         while lists.len() > late {
             if let Some(list) = lists.pop_front().flatten() {
                 target.prefetch(THREAD, &list);
@@ -183,20 +183,20 @@ fn a_list_that_is_out_of_date_leaves_stacks_incomplete() {
 }
 
 #[test]
-fn pieces_hold_all_words_and_touch_no_page_without_need() {
+fn ranges_hold_all_words_and_touch_no_page_without_need() {
     let mut random = Rng::new(5);
     for _ in 0..300 {
         let base = 0x7000_0000 + 8 * random.below(1 << 14) as u64;
         let words: Vec<(u64, usize)> = (0..1 + random.below(80))
             .map(|_| (base + 4 * random.below(4_000) as u64, [4, 8][random.below(2)]))
             .collect();
-        let pieces = cover(words.clone());
+        let ranges = cover(words.clone());
         let page = |at: u64| at / PAGE_BYTES;
         for (at, bytes) in &words {
-            let held = pieces.iter().any(|start| (*start..=*start + 64 - *bytes as u64).contains(at));
+            let held = ranges.iter().any(|start| (*start..=*start + 64 - *bytes as u64).contains(at));
             assert!(held, "{at:#x} of {bytes}");
         }
-        for start in &pieces {
+        for start in &ranges {
             let used = |page_at: u64| {
                 let of = |(at, bytes): &(u64, usize)| {
                     page(*at) <= page_at && page(*at + *bytes as u64 - 1) >= page_at
@@ -205,7 +205,7 @@ fn pieces_hold_all_words_and_touch_no_page_without_need() {
             };
             assert!(used(page(*start)) && used(page(*start + 63)), "{start:#x}");
         }
-        assert!(pieces.is_sorted());
+        assert!(ranges.is_sorted());
     }
 }
 
@@ -224,8 +224,8 @@ fn lists_keep_what_was_used_of_late_and_searches_in_vain_become_rare() {
         prefetch.found(Some(vec![0x1800]));
     }
     assert_eq!(prefetch.list, [0x1800]);
-    prefetch.found(Some((0..PIECES_MAX as u64 + 1).map(|number| number * 64).collect()));
-    assert!(prefetch.list == [0x1800] && !prefetch.may_complete(&StackPieces::default()));
+    prefetch.found(Some((0..PREFETCH_RANGES_MAX as u64 + 1).map(|number| number * 64).collect()));
+    assert!(prefetch.list == [0x1800] && !prefetch.may_complete(&PrefetchedWords::default()));
     let mut prefetch = Prefetch::default();
     let mut searches = 0;
     for _ in 0..10_000 {
@@ -234,5 +234,5 @@ fn lists_keep_what_was_used_of_late_and_searches_in_vain_become_rare() {
             prefetch.found(None);
         }
     }
-    assert!(searches < 100 && prefetch.hopeless, "{searches}");
+    assert!(searches < 100 && prefetch.unbounded, "{searches}");
 }

@@ -1,6 +1,6 @@
 //! The processes of a recorder share what their walks learn of files.
 
-use super::super::process_entry::FIRST;
+use super::super::recorded_process::FIRST;
 use super::*;
 use crate::addr::Avma;
 use crate::arch::{Arch, Registers, X86_64};

@@ -333,7 +333,7 @@ impl Target for GdbTarget {
 
     fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault> {
         let known = self.threads.get(&thread).ok_or(Fault::ThreadGone)?;
-        Ok(ThreadStatus { cpu_ns: known.ran_ns, switches: 0, activity: Activity::Untold })
+        Ok(ThreadStatus { cpu_ns: known.ran_ns, switches: 0, activity: Activity::Unknown })
     }
 
     fn stops_at_once(&self) -> usize {

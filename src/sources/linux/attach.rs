@@ -7,8 +7,8 @@ use libc::pid_t;
 use super::describe::{cannot_run, describe, of_several, process_id, program};
 use super::launch::{Launch, Spawner};
 use super::perf::{all_processes, parent_of};
-use super::process_entry::ProcessEntry;
 use super::target::LinuxTarget;
+use super::traced_process::TracedProcess;
 use super::{launch, refusal, seccomp, sys, threads};
 use crate::clock::{Clock, RealClock};
 use crate::error::{Error, ErrorKind, Result};
@@ -47,7 +47,7 @@ pub(super) fn attach(pids: &[u32], children: bool, clock: RealClock) -> Result<L
 /// Seizes the threads of a process, and learns after that what it is.
 fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
     if !target.knows_process(pid) {
-        target.add_process(ProcessEntry::new(pid, describe(pid)));
+        target.add_process(TracedProcess::new(pid, describe(pid)));
     }
     seccomp::check(pid)?;
     for _ in 0..MAX_PASSES {

@@ -8,11 +8,11 @@ use std::io;
 
 use libc::pid_t;
 
-use super::process_entry::ProcessEntry;
 use super::stopped_thread::StoppedThread;
 use super::sys::{self, WaitStatus};
 use super::target::{LinuxTarget, thread_id};
 use super::threads::{self, Thread};
+use super::traced_process::TracedProcess;
 use crate::addr::Avma;
 use crate::sources::{Event, ExitStatus, Observed};
 
@@ -26,7 +26,7 @@ impl LinuxTarget {
     }
 
     /// Takes a process in that runs, without its threads.
-    pub(super) fn add_process(&mut self, process: ProcessEntry) {
+    pub(super) fn add_process(&mut self, process: TracedProcess) {
         let pid = process.process().pid.cast_signed();
         self.processes.insert(pid, process);
     }
@@ -69,7 +69,7 @@ impl LinuxTarget {
     /// Its files cannot be opened for want of descriptors. One that has ended meanwhile is no error.
     pub(super) fn adopt_found(&mut self, pid: pid_t, tid: pid_t) -> io::Result<()> {
         let first = self.processes.get(&pid).filter(|_| tid == pid);
-        let stack_top = first.and_then(ProcessEntry::start_stack);
+        let stack_top = first.and_then(TracedProcess::start_stack);
         self.adopt(pid, tid, stack_top).or_else(|error| match error.raw_os_error() {
             Some(libc::EMFILE | libc::ENFILE) => Err(error),
             _ => Ok(()),

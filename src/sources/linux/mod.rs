@@ -4,7 +4,7 @@
 //! process_vm_readv, PTRACE_CONT. Whether a thread ran is read from /proc, so a thread
 //! that waits is never touched; whether it was on a CPU when it was asked to stop tells
 //! `on_cpu.rs`. `trace.rs` is the loop over stops and signals, `stop.rs` one stop, `follow.rs` keeps up with threads and
-//! processes that come and go, `process_entry.rs` is one of the processes, `attach.rs`
+//! processes that come and go, `traced_process.rs` is one of the processes, `attach.rs`
 //! and `launch.rs` are the two beginnings, `refusal.rs` says why attaching failed, `resume.rs` traces again
 //! after the profiler was suspended.
 //!
@@ -26,10 +26,9 @@ mod moved_text;
 mod on_cpu;
 mod pe_text;
 mod perf;
-mod pieces;
+mod prefetch;
 mod privileges;
 mod proc;
-mod process_entry;
 mod process_list;
 mod program_path;
 mod refusal;
@@ -47,6 +46,7 @@ mod target;
 mod threads;
 mod timed_wait;
 mod trace;
+mod traced_process;
 mod tracer;
 mod tracer_cpu;
 mod verdict;

@@ -7,12 +7,12 @@
 use libc::pid_t;
 
 use super::on_cpu::{StopTimes, was_on_cpu};
-use super::process_entry::ProcessEntry;
 use super::registers::Code;
 use super::stopped_thread::{Resume, StoppedThread};
 use super::target::{LinuxTarget, thread_id};
 use super::threads::Pending;
-use super::{pieces, sys};
+use super::traced_process::TracedProcess;
+use super::{prefetch, sys};
 use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::clock::Clock;
@@ -139,7 +139,7 @@ impl LinuxTarget {
         };
         // A program may change to code of the other size (emulators do), whose stack and libraries are
         // none that this one was loaded with.
-        let of_32_bits = self.processes.get(&thread.pid).is_some_and(ProcessEntry::is_of_32_bits);
+        let of_32_bits = self.processes.get(&thread.pid).is_some_and(TracedProcess::is_of_32_bits);
         match (self.raw.code(), of_32_bits) {
             (Code::Native, false) | (Code::Compat, true) => {}
             (Code::Native, true) => return Outcome::Unreadable("64-bit code of a 32-bit program"),
@@ -173,9 +173,9 @@ impl LinuxTarget {
                 .map(|len| len + ABOVE_TOP_BYTES);
             let len = pending.stack_bytes.min(MAX_STACK_BYTES).min(below_top.unwrap_or(MAX_STACK_BYTES));
             copy_stack(tid, sp, len, capture);
-            pieces::read(tid, &thread.prefetch, &mut capture.pieces);
+            prefetch::read(tid, &thread.prefetch, &mut capture.prefetched);
             if !thread.prefetch.is_empty() {
-                capture.pieces.blocked_signals = sys::blocked_signals(tid).ok();
+                capture.prefetched.blocked_signals = sys::blocked_signals(tid).ok();
             }
         }
         outcome

@@ -8,10 +8,10 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::file_pages::FilePages;
-use super::process_entry::ProcessEntry;
 use super::registers;
 use super::stopped_thread::StoppedThread;
 use super::threads::{Thread, Wchan};
+use super::traced_process::TracedProcess;
 use super::tracer::Tracer;
 use super::tracer_cpu::TracerCpu;
 use crate::clock::RealClock;
@@ -22,7 +22,7 @@ use crate::sources::{Event, ThreadId};
 pub struct LinuxTarget {
     /// The process that the recording is of; 0 for what stands for several.
     pub(super) main: pid_t,
-    pub(super) processes: HashMap<pid_t, ProcessEntry>,
+    pub(super) processes: HashMap<pid_t, TracedProcess>,
     /// Threads of all processes.
     pub(super) threads: HashMap<pid_t, Thread>,
     /// Processes that the threads start are traced, too.

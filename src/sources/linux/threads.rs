@@ -58,7 +58,7 @@ pub(super) struct Thread {
     doubted: bool,
     pub(super) pending: Option<Pending>,
     pub(super) stack_top: Option<Avma>,
-    /// What is read of its stack above the copied bytes: the first address of each piece, ascending.
+    /// What is read of its stack above the copied bytes: the first address of each range, ascending.
     pub(super) prefetch: Vec<u64>,
     pub(super) calls: Calls,
     /// When a look first showed that nothing had moved since the one before it.

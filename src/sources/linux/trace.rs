@@ -11,13 +11,13 @@ use hashbrown::HashMap;
 use libc::{c_int, pid_t};
 
 use super::file_pages::FilePages;
-use super::process_entry::ProcessEntry;
 use super::repeated_wait::AT_CALL;
 use super::sleeping_thread;
 use super::stopped_thread::StoppedThread;
 use super::sys::{self, WaitStatus};
 use super::target::{LinuxTarget, thread_id, tid_of};
 use super::threads::{Pending, Wchan};
+use super::traced_process::TracedProcess;
 use super::tracer::Tracer;
 use super::tracer_cpu::TracerCpu;
 use super::{proc, registers};
@@ -47,7 +47,7 @@ impl LinuxTarget {
     pub(super) fn new(pid: pid_t, process: Process, children: bool, clock: RealClock) -> LinuxTarget {
         LinuxTarget {
             main: pid,
-            processes: HashMap::from([(pid, ProcessEntry::new(pid, process))]),
+            processes: HashMap::from([(pid, TracedProcess::new(pid, process))]),
             threads: HashMap::new(),
             children,
             ends_with: Vec::new(),
@@ -92,12 +92,12 @@ impl LinuxTarget {
         });
     }
 
-    fn main(&self) -> &ProcessEntry {
+    fn main(&self) -> &TracedProcess {
         // It is there from the beginning to the end.
         self.processes.get(&self.main).unwrap_or_else(|| unreachable!("the main process is kept"))
     }
 
-    fn main_mut(&mut self) -> &mut ProcessEntry {
+    fn main_mut(&mut self) -> &mut TracedProcess {
         let main = self.processes.get_mut(&self.main);
         main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
@@ -352,10 +352,10 @@ impl Target for LinuxTarget {
         true
     }
 
-    fn prefetch(&mut self, thread: ThreadId, pieces: &[u64]) {
+    fn prefetch(&mut self, thread: ThreadId, ranges: &[u64]) {
         if let Some(entry) = self.threads.get_mut(&tid_of(thread)) {
             entry.prefetch.clear();
-            entry.prefetch.extend_from_slice(pieces);
+            entry.prefetch.extend_from_slice(ranges);
         }
     }
 

@@ -200,7 +200,7 @@ pub struct SimConfig {
     pub terminate_ns: Option<u64>,
     /// What goes wrong.
     pub faults: Vec<SimFault>,
-    /// Captures have the pieces of stacks that were asked for.
+    /// Captures have the ranges of stacks that were asked for.
     pub prefetches: bool,
 }
 

@@ -29,7 +29,9 @@ use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::{Clock, FakeClock};
 use crate::rng;
 
-use super::{Capture, Event, Fault, Observed, Outcome, PIECE_BYTES, Process, Target, ThreadId, ThreadStatus};
+use super::{
+    Capture, Event, Fault, Observed, Outcome, PREFETCH_RANGE_BYTES, Process, Target, ThreadId, ThreadStatus,
+};
 
 pub use config::{
     FunctionId, SimActivity, SimConfig, SimExec, SimFrame, SimFunction, SimImage, SimPhase, SimThread,
@@ -55,8 +57,8 @@ pub struct SimTarget {
     faults: Faults,
     /// [`Event::Exited`] was returned.
     exit_told: bool,
-    /// Pieces that captures of each thread hold.
-    pieces: BTreeMap<ThreadId, Vec<u64>>,
+    /// Ranges that captures of each thread hold.
+    ranges: BTreeMap<ThreadId, Vec<u64>>,
 }
 
 /// Where a thread is: a waiting one stays at one instruction, a running one is anywhere.
@@ -140,7 +142,7 @@ impl SimTarget {
             ledger: Rc::clone(&ledger),
         });
         let faults = Faults::new(config.faults.clone(), config.seed, ledger);
-        SimTarget { process, clock, config, code, machine, faults, exit_told: false, pieces: BTreeMap::new() }
+        SimTarget { process, clock, config, code, machine, faults, exit_told: false, ranges: BTreeMap::new() }
     }
 
     /// What really happens, readable also after this target was dropped.
@@ -223,11 +225,11 @@ impl SimTarget {
             let stack_bytes = pending.stack_bytes.min(short.unwrap_or(usize::MAX));
             capture.stack_base = phase.stack.base();
             phase.stack.copy_stack(stack_bytes, &mut capture.stack);
-            for start in self.pieces.get(&thread).into_iter().flatten() {
-                let mut bytes = [0; PIECE_BYTES];
+            for start in self.ranges.get(&thread).into_iter().flatten() {
+                let mut bytes = [0; PREFETCH_RANGE_BYTES];
                 let read = phase.stack.read(Avma(*start), &mut bytes).unwrap_or(0);
-                if read == PIECE_BYTES {
-                    capture.pieces.push(*start, &bytes);
+                if read == PREFETCH_RANGE_BYTES {
+                    capture.prefetched.push(*start, &bytes);
                 }
             }
             stopped.machine.ledger.captured(phase.slot, pc);
@@ -333,8 +335,8 @@ impl Target for SimTarget {
         self.config.prefetches
     }
 
-    fn prefetch(&mut self, thread: ThreadId, pieces: &[u64]) {
-        self.pieces.insert(thread, pieces.to_vec());
+    fn prefetch(&mut self, thread: ThreadId, ranges: &[u64]) {
+        self.ranges.insert(thread, ranges.to_vec());
     }
 
     fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault> {

@@ -14,7 +14,7 @@ use crate::walk::processor::Processor;
 
 /// Largest frame of such a function, which has a few registers to save.
 const BYTES_MAX: u64 = 512;
-/// How far from where the thread was born its first return address may be.
+/// How far from where the thread began its first return address may be.
 const FROM_TOP_BYTES: u64 = 16;
 
 /// The frame that ends the thread, if the stack of `stuck` has no other return address below.
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(found(&[7, INTO_CLONE, 9], Some(STACK + 8)), Some(STACK + 16));
         // Another one may be that of a frame between.
         assert_eq!(found(&[7, INTO_OTHER, INTO_CLONE, 9], None), None);
-        // A stale one, far from where the thread was born.
+        // A stale one, far from where the thread began.
         assert_eq!(found(&[7, INTO_CLONE, 9], Some(STACK + 64)), None);
         assert_eq!(found(&[7, 8, 9], None), None);
         assert_eq!(found(&[0; 80], None), None);

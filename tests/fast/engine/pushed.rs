@@ -102,7 +102,7 @@ impl Target for Logged {
             self.statuses.insert(thread, *status);
         }
         if let (Some(stack_top), Ok(status)) = (self.found.remove(&thread), status.clone()) {
-            self.note(thread, SourceEvent::ThreadStarted { stack_top, status, found: true });
+            self.note(thread, SourceEvent::ThreadStarted { stack_top, status, preexisting: true });
         }
         status
     }
@@ -146,7 +146,7 @@ impl Target for Logged {
                 };
                 self.note(
                     *thread,
-                    SourceEvent::ThreadStarted { stack_top: *stack_top, status, found: false },
+                    SourceEvent::ThreadStarted { stack_top: *stack_top, status, preexisting: false },
                 );
             }
             Ok(Event::ThreadExited { thread, cpu_ns }) => {
@@ -243,12 +243,12 @@ impl PushedSource for Pushed {
     }
 
     fn next_batch(&mut self, _until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault> {
-        let (told_until_ns, records) = self.batches.next().ok_or(Fault::Gone)?;
+        let (complete_until_ns, records) = self.batches.next().ok_or(Fault::Gone)?;
         into.extend(records);
-        Ok(told_until_ns)
+        Ok(complete_until_ns)
     }
 
-    fn keep_up(&mut self) {
+    fn drain_rings(&mut self) {
         self.kept_up += 1;
     }
 

@@ -171,7 +171,7 @@ fn cpu_time_beside_waits_stays_what_it_is() {
     let status = |cpu_ns| ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running };
     let (profile, _) = recorded(&idle(), |capture| {
         let mut records =
-            vec![(0, SourceEvent::ThreadStarted { stack_top: None, status: status(0), found: false })];
+            vec![(0, SourceEvent::ThreadStarted { stack_top: None, status: status(0), preexisting: false })];
         for turn in 1..=1_000 {
             let at_ns = turn * 2_000_000;
             let sample = Capture { status: Some(status(turn * 500_000)), ..capture.clone() };

@@ -12,7 +12,9 @@ use stackprof::arch::{Arch, Registers};
 use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::clock::FakeClock;
 use stackprof::sampler::{FIRST, Options, Recorder, Sample};
-use stackprof::sources::{Activity, Capture, Fault, Observed, PIECE_BYTES, Process, ThreadId, ThreadStatus};
+use stackprof::sources::{
+    Activity, Capture, Fault, Observed, PREFETCH_RANGE_BYTES, Process, ThreadId, ThreadStatus,
+};
 use stackprof::walk::{Frames, StackEnd};
 
 use super::{WAYS, ptrace};
@@ -130,20 +132,20 @@ impl<'a> Pieces<'a> {
             capture.stack.extend_from_slice(&stack[..stack.len().min(below + COPIED_BYTES)]);
             for start in self.lists[way].get(&tid).into_iter().flatten() {
                 let copied = start.checked_sub(base).and_then(|from| stack.get(from as usize..));
-                let mut bytes = [0; PIECE_BYTES];
+                let mut bytes = [0; PREFETCH_RANGE_BYTES];
                 let is_read = match copied.and_then(|rest| rest.first_chunk()) {
                     Some(piece) => {
                         bytes = *piece;
                         true
                     }
-                    None => ptrace::read(tid, *start, &mut bytes) == PIECE_BYTES,
+                    None => ptrace::read(tid, *start, &mut bytes) == PREFETCH_RANGE_BYTES,
                 };
                 if is_read {
-                    capture.pieces.push(*start, &bytes);
+                    capture.prefetched.push(*start, &bytes);
                 }
             }
-            if !capture.pieces.is_empty() {
-                capture.pieces.blocked_signals = blocked_signals;
+            if !capture.prefetched.is_empty() {
+                capture.prefetched.blocked_signals = blocked_signals;
             }
             capture
         });

@@ -2,14 +2,14 @@
 //! samples, and between a sample and its walk, no stack is said to be complete that is not the true one.
 //!
 //! The program (`sources/sim/stepped`) executes real code by real unwind information. The kernel (`SimKernel`) runs
-//! the BPF program that reads the pieces; records get lost, come without a sample, or are late. Samples are walked in
+//! the BPF program that reads the ranges; records get lost, come without a sample, or are late. Samples are walked in
 //! batches, when memory has changed long since, and lists reach the kernel later still. `STACKPROF_ROUNDS=60` makes a
 //! million samples of it.
 use std::collections::VecDeque;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::super::super::process_entry::FIRST;
+use super::super::super::recorded_process::FIRST;
 use super::super::super::thread::unknown_status;
 use super::super::super::{Recorder, Sample};
 use super::options;
@@ -18,15 +18,15 @@ use crate::clock::FakeClock;
 use crate::rng::Rng;
 use crate::sources::linux::SimKernel;
 use crate::sources::sim::stepped::{Change, Stepped};
-use crate::sources::{Capture, Observed, PIECE_BYTES, ThreadId};
+use crate::sources::{Capture, Observed, PREFETCH_RANGE_BYTES, ThreadId};
 use crate::walk::Frames;
 
 /// Samples of each seed.
 const SAMPLES: u64 = 2_000;
 /// Interrupts of one thread are further apart than this, nanoseconds: twice what a copy may be from its sample.
 const APART_NS_MIN: u64 = 81_000;
-/// A piece in a record: its address and its bytes.
-const ENTRY_BYTES: usize = 8 + PIECE_BYTES;
+/// A range in a record: its address and its bytes.
+const ENTRY_BYTES: usize = 8 + PREFETCH_RANGE_BYTES;
 
 /// What a kernel, or what reads its records, may do wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +37,8 @@ enum Fault {
     EarlierWords,
     /// The words of a thread that has ended are taken for those of the next one with its number.
     WordsOfPredecessor,
-    /// Pieces are put in another place than they were read from.
-    MovedPieces,
+    /// Ranges are put in another place than they were read from.
+    MovedRanges,
     /// Code that is unloaded, and other code in its place, is not told.
     UntoldImages,
     /// Another program in the same process is not told.
@@ -51,7 +51,7 @@ struct Outcome {
     samples: u64,
     complete: u64,
     /// Of these, those whose outermost return address was not copied.
-    in_pieces: u64,
+    by_prefetch: u64,
     wrong: u64,
 }
 
@@ -100,16 +100,16 @@ impl Kernel {
             }
             return;
         }
-        // Now and then the ring has no room, or for a part of the pieces only.
+        // Now and then the ring has no room, or for a part of the ranges only.
         let room = if random.chance(1, 8) { random.below(3) } else { usize::MAX >> 1 };
         let before = self.kernel.records().len();
         self.kernel.interrupt(tid, time_ns, &mut program.memory, room);
         let records = &mut self.kernel.records()[before..];
-        if self.fault == Some(Fault::MovedPieces) {
+        if self.fault == Some(Fault::MovedRanges) {
             let copied_until = capture.stack_base.0 + capture.stack.len() as u64;
             let by = 16 * (1 + random.below(4)) as u64;
             for record in records.iter_mut() {
-                for entry in record[SimKernel::FIRST_PIECE..].chunks_exact_mut(ENTRY_BYTES) {
+                for entry in record[SimKernel::FIRST_RANGE..].chunks_exact_mut(ENTRY_BYTES) {
                     let start = entry.first_chunk().map_or(0, |start| u64::from_le_bytes(*start));
                     if start >= copied_until && random.chance(1, 8) {
                         entry[..8].copy_from_slice(&(start + by).to_le_bytes());
@@ -171,7 +171,7 @@ fn run(seed: u64, fault: Option<Fault>) -> Outcome {
         // The program runs in the same interrupt, a little before the sample is written; rarely the machine is held up.
         let apart_ns = if random.chance(1, 40) { random.below(80_000) } else { random.below(3_000) };
         kernel.interrupt((tid, &capture), time_ns, &mut program, &mut random);
-        // What the ring of samples has no room for is lost, and its pieces are not.
+        // What the ring of samples has no room for is lost, and its ranges are not.
         if !random.chance(1, 8) {
             let time_ns = time_ns + apart_ns as u64;
             events.push(Event::Sampled { tid, time_ns, capture: Box::new(capture), truth, depth_bytes });
@@ -190,13 +190,13 @@ fn run(seed: u64, fault: Option<Fault>) -> Outcome {
                     let is_beyond = depth_bytes >= capture.stack.len() as u64;
                     let thread = ThreadId(tid.into());
                     let sample = Sample { thread, capture: *capture, at_ns: 0, waiting: false };
-                    let (ended, pieces) =
+                    let (ended, ranges) =
                         recorder.take_prefetched(&mut program, sample, 64 << 10, &mut frames);
-                    new.extend(pieces.map(|pieces| (tid, pieces.to_vec())));
+                    new.extend(ranges.map(|ranges| (tid, ranges.to_vec())));
                     outcome.samples += 1;
                     if ended.is_some_and(|ended| ended.is_complete()) {
                         outcome.complete += 1;
-                        outcome.in_pieces += u64::from(is_beyond);
+                        outcome.by_prefetch += u64::from(is_beyond);
                         let is_true = frames.addresses == truth;
                         outcome.wrong += u64::from(!is_true);
                         if !is_true && fault.is_some() {
@@ -266,15 +266,15 @@ fn apply(change: &Change, recorder: &mut Recorder<'_>, program: &mut Stepped, fa
 fn no_complete_stack_is_wrong_whatever_a_program_does_to_its_outer_frames() {
     let mut all = Outcome::default();
     for seed in crate::rng::rounds::seeds(0..10) {
-        let Outcome { samples, complete, in_pieces, wrong } = run(seed, None);
+        let Outcome { samples, complete, by_prefetch, wrong } = run(seed, None);
         all.samples += samples;
         all.complete += complete;
-        all.in_pieces += in_pieces;
+        all.by_prefetch += by_prefetch;
         all.wrong += wrong;
     }
     println!("{all:?}");
     if crate::rng::rounds::as_usual() {
-        assert!(all.complete * 3 > all.samples && all.in_pieces * 8 > all.samples, "too few: {all:?}");
+        assert!(all.complete * 3 > all.samples && all.by_prefetch * 8 > all.samples, "too few: {all:?}");
     }
 }
 
@@ -284,7 +284,7 @@ fn faults_of_whoever_takes_the_samples_are_found() {
         Fault::LaterWords,
         Fault::EarlierWords,
         Fault::WordsOfPredecessor,
-        Fault::MovedPieces,
+        Fault::MovedRanges,
         Fault::UntoldImages,
         Fault::UntoldExec,
     ];

@@ -104,7 +104,7 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
         [pid] if selected.is_one() => SampleFilter::of_process(pid),
         _ => SampleFilter::unless_excluded(),
     };
-    let size = if selected.is_one() { StackSize::new() } else { StackSize::of_many() };
+    let size = if selected.is_one() { StackSize::new() } else { StackSize::for_many_processes() };
     let events = match open(&listed, !selected.is_one(), &filter, &size, sampling) {
         Ok(events) => events,
         Err(refused) => return Err(OpenFailure::Refused(refused)),

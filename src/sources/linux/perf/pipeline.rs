@@ -1,5 +1,7 @@
-//! The stages, one after the other: reorder → process → stack → cpu_time → waits. What each does is in its folder; here
-//! is what one hands to the next.
+//! The stages: each folder holds one.
+//!
+//! [`Pipeline::take`]: stack bytes are copied; losses, switches and waits are read from each record. [`Pipeline::flush`]:
+//! reorder → process → complete stacks → waits → weigh → report.
 //!
 //! Input: records of rings, ring after ring; output: [`TimedEvent`]s for the sampler. Samples are completed before they are
 //! weighed: a late tick, which may weigh nothing, shows as well as any other which pages of a stack are missing. Nothing
@@ -16,7 +18,7 @@ use super::process::procfs::{Procfs, SystemProcfs};
 use super::process::table::{Announcement, End, NewThread, ProcessTable};
 use super::reorder::event::{Event, Selection};
 use super::reorder::event_queue::EventQueue;
-use super::reorder::exited_threads::NOBODY;
+use super::reorder::exited_threads::EXITED_TID;
 use super::reorder::queue::Queue;
 use super::ring::record::{Id, PerfRecord, Sample};
 use super::stack::memory::{SystemMemory, TargetMemory};
@@ -114,7 +116,7 @@ impl Pipeline {
     }
 
     fn take_sample(&mut self, id: Id, sample: &Sample<'_>) {
-        let (id, event) = if id.tid == NOBODY {
+        let (id, event) = if id.tid == EXITED_TID {
             (Id { tid: id.pid, ..id }, Event::Missed(EXITED))
         } else if self.is_unreadable(id, sample) {
             (id, Event::Missed(COMPAT))
@@ -126,7 +128,7 @@ impl Pipeline {
 
     /// Takes in where a thread is about to leave its CPU.
     fn take_switch_sample(&mut self, id: Id, sample: &Sample<'_>) {
-        if id.pid <= 0 || self.waits.is_some() && id.tid == NOBODY {
+        if id.pid <= 0 || self.waits.is_some() && id.tid == EXITED_TID {
             return;
         }
         let stack = if self.is_unreadable(id, sample) {
@@ -180,9 +182,9 @@ impl Pipeline {
     }
 
     /// Takes in what the last interval of context switches measured, if all of it was read.
-    pub(super) fn settle_latency(&mut self) {
+    pub(super) fn apply_latency(&mut self) {
         let Pipeline { stacks, processes, system, .. } = self;
-        self.cpu_time.settle_latency(&mut self.spare, |pid, tid, capture| {
+        self.cpu_time.apply_latency(&mut self.spare, |pid, tid, capture| {
             stacks.complete_at_switch((pid, tid), processes.program(pid), capture, &*system.memory);
         });
     }
@@ -202,10 +204,10 @@ impl Pipeline {
         self.report_ends(batch.last_ns, watermark_ns, into);
         let nobody = Id { pid: self.processes.main(), time_ns: batch.last_ns, ..Id::default() };
         if batch.lost > 0 {
-            into.push(self.record(nobody, SourceEvent::Dropped(batch.lost, "the kernel dropped them")));
+            into.push(self.timed_event(nobody, SourceEvent::Dropped(batch.lost, "the kernel dropped them")));
         }
         if batch.late > 0 {
-            into.push(self.record(nobody, SourceEvent::Late(batch.late)));
+            into.push(self.timed_event(nobody, SourceEvent::Late(batch.late)));
         }
         let System { clocks, procfs, .. } = &self.system;
         let found = |id, event| self.events.push(id, event);
@@ -272,7 +274,7 @@ impl Pipeline {
                     let used_ns = threads_ns.get(&tid).copied().unwrap_or(0);
                     let event =
                         SourceEvent::ThreadEnded(Some(used_ns), "replaced by exec before its next sample");
-                    into.push(self.record(Id { tid, ..id }, event));
+                    into.push(self.timed_event(Id { tid, ..id }, event));
                 }
                 SourceEvent::Exec { name: Some(name) }
             }
@@ -282,19 +284,20 @@ impl Pipeline {
             WeighedEvent::Other(ProcessEvent::ThreadExit) => return self.processes.exit_thread(id),
             WeighedEvent::Other(_) => return,
         };
-        into.push(self.record(id, event));
+        into.push(self.timed_event(id, event));
     }
 
     /// Reports a thread, and its process, that are new to the sampler.
     fn announce(&mut self, id: Id, into: &mut Vec<TimedEvent>) {
         let Announcement { process, thread } = self.processes.announce(id, &*self.system.procfs);
         if let Some(name) = process {
-            into.push(self.record(id, SourceEvent::ProcessStarted { name }));
+            into.push(self.timed_event(id, SourceEvent::ProcessStarted { name }));
         }
         if let Some(NewThread { stack_top }) = thread {
-            into.push(
-                self.record(id, SourceEvent::ThreadStarted { stack_top, status: running(0), found: false }),
-            );
+            into.push(self.timed_event(
+                id,
+                SourceEvent::ThreadStarted { stack_top, status: running(0), preexisting: false },
+            ));
         }
     }
 
@@ -314,7 +317,7 @@ impl Pipeline {
                     SourceEvent::ProcessEnded
                 }
             };
-            into.push(self.record(id, event));
+            into.push(self.timed_event(id, event));
         }
         self.update_processes();
     }
@@ -338,7 +341,7 @@ impl Pipeline {
             WaitOutcome::Ended(stack) => (until_ns, SourceEvent::Wait { ns, stack }),
             WaitOutcome::Lost(reason) => (until_ns, SourceEvent::WaitLost { ns, reason }),
         };
-        into.push(self.record(Id { time_ns, ..id }, event));
+        into.push(self.timed_event(Id { time_ns, ..id }, event));
     }
 
     /// Reports the waits that continue at the end of the recording, at this time.
@@ -365,7 +368,7 @@ impl Pipeline {
         }
     }
 
-    fn record(&self, id: Id, event: SourceEvent) -> TimedEvent {
+    fn timed_event(&self, id: Id, event: SourceEvent) -> TimedEvent {
         let thread = ThreadId(id.tid.unsigned_abs().into());
         let (at_ns, process) = (id.time_ns.saturating_sub(self.origin_ns), id.pid.unsigned_abs());
         TimedEvent { at_ns, process, thread, event }

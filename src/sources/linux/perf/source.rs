@@ -11,7 +11,7 @@ use super::bpf::sample_filter::SampleFilter;
 use super::buffers::Usage;
 use super::clocks::{SystemClocks, monotonic_ns};
 use super::cpu_time::accounting::{BatchOptions, CpuTime};
-use super::cpu_time::wakeup_latency::Turn;
+use super::cpu_time::wakeup_latency::IntervalAction;
 use super::events::cpus;
 use super::events::options::EventOptions;
 use super::events::set::Events;
@@ -33,15 +33,15 @@ use crate::sources::linux::{proc, reservation, sys as linux_sys, threads};
 use crate::sources::pushed::{IN_KERNEL, NOT_SAMPLED_AGAIN, PushedSource, SourceEvent, StackUse, TimedEvent};
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, signals};
 
-mod catch_up;
-mod ends;
-mod read;
+mod process_exits;
+mod read_ahead;
+mod read_ahead_timer;
 mod reopen;
 
-use catch_up::CatchUp;
-use ends::Ends;
+use process_exits::ProcessExits;
+use read_ahead_timer::ReadAheadTimer;
 
-/// Records are read at least this often, nanoseconds: what they name is read from /proc while it
+/// Interval between batches while processes start, end or map, nanoseconds: what records name is read from /proc while it
 /// is still there.
 const BATCH_NS: u64 = 50_000_000;
 /// Where nothing was started, ended or mapped for some time there is less to read: whoever is woken takes a CPU
@@ -53,8 +53,8 @@ const FIRST_BATCHES_NS: u64 = 5_000_000;
 const BEGINNING_NS: u64 = 300_000_000;
 /// Where large stacks are copied, so that their ring does not fill.
 const LARGE_BATCHES_NS: u64 = 15_000_000;
-/// Where pieces of stacks are read.
-const PIECES_BATCHES_NS: u64 = 40_000_000;
+/// Where ranges of stacks are read.
+const PREFETCH_BATCHES_NS: u64 = 40_000_000;
 /// Buffers of so many bytes freed are worth giving their pages back to the system.
 const TRIM_BYTES: usize = 4 << 20;
 /// Clocks that are compared are read in this time, or again, so often at most.
@@ -62,7 +62,7 @@ const CLOCK_READS_NS: u64 = 3_000_000;
 const CLOCK_READS_MAX: u32 = 8;
 /// Pages of files that were read are given back each time after so many batches: a second or two.
 const RELEASE_BATCHES: u32 = 16;
-/// The rings are read so often until the clocks of processes are those of their end.
+/// Rings are read up to this often, until they hold what the clocks already count.
 const READS_MAX: u32 = 4;
 /// Between a record's time and when it can be read, nanoseconds.
 const READABLE_AFTER_NS: u64 = 1_000_000;
@@ -114,18 +114,18 @@ pub(crate) struct PerfSource {
     /// The reader runs before others.
     preferred: bool,
     /// Of the processes that the recording ends with.
-    ends: Ends,
+    exits: ProcessExits,
     launched: bool,
     times: Times,
     /// Of a whole machine: its ticks at the beginning, all and idle, and at the end.
     machine: Option<[(u64, u64); 2]>,
     disabled: bool,
-    over: bool,
+    finished: bool,
     /// Of the CPUs.
     rates: TickRates,
     scratch: Vec<u8>,
     memory: Memory,
-    catch_up: CatchUp,
+    read_ahead: ReadAheadTimer,
 }
 
 impl PerfSource {
@@ -161,16 +161,16 @@ impl PerfSource {
             filter,
             pipeline,
             preferred: false,
-            ends: Ends::of(listed),
+            exits: ProcessExits::of(listed),
             launched,
             times: Times { began_ns, ended_ns: None, origin_ns },
             machine: None,
             disabled: false,
-            over: false,
+            finished: false,
             rates: TickRates::new(u64::from(pid.unsigned_abs())),
             scratch: Vec::new(),
             memory: Memory::default(),
-            catch_up: CatchUp::default(),
+            read_ahead: ReadAheadTimer::default(),
         }
     }
 
@@ -181,9 +181,9 @@ impl PerfSource {
         self.exclude_from_samples();
         if self.is_machine() {
             // All images are to be read first, while the rings fill.
-            self.prefer();
+            self.raise_priority();
         }
-        self.at_one_time(|source| {
+        self.read_clocks_together(|source| {
             source.pipeline.cpu_time.begin(&SystemClocks);
             if source.is_machine() {
                 source.machine = machine_ticks().map(|ticks| [ticks, ticks]);
@@ -202,7 +202,7 @@ impl PerfSource {
     }
 
     /// Reads clocks that are compared with each other; again where the reader was held up in between.
-    fn at_one_time(&mut self, read: impl Fn(&mut PerfSource)) {
+    fn read_clocks_together(&mut self, read: impl Fn(&mut PerfSource)) {
         for _ in 0..CLOCK_READS_MAX {
             let before_ns = monotonic_ns();
             read(self);
@@ -237,7 +237,7 @@ impl PerfSource {
         self.pipeline.poll_threads();
     }
 
-    /// The launched command runs, as `process`. What was used before is not its own.
+    /// Sets the process once the command runs.
     pub(super) fn set_spawned(&mut self, process: Process) {
         if let Some(main) = self.pipeline.processes.get_mut(self.main) {
             main.set_spawned(process);
@@ -263,26 +263,26 @@ impl PerfSource {
         let batch_ns = match now_ns - self.times.began_ns {
             ..BEGINNING_NS => FIRST_BATCHES_NS,
             _ if stacks.copies_tails() => LARGE_BATCHES_NS,
-            _ if stacks.prefetches() => PIECES_BATCHES_NS,
+            _ if stacks.prefetches() => PREFETCH_BATCHES_NS,
             _ if monotonic_ns < self.pipeline.changed_ns().saturating_add(STEADY_AFTER_NS) => BATCH_NS,
             _ => STEADY_BATCHES_NS,
         };
-        let ends_ns = cpu_time.interval_ends_ns().filter(|_| !self.disabled && !self.over);
+        let ends_ns = cpu_time.interval_ends_ns().filter(|_| !self.disabled && !self.finished);
         let batch_ns = ends_ns.map_or(batch_ns, |ends_ns| batch_ns.min(ends_ns.saturating_sub(monotonic_ns)));
         let at_most_ms = batch_ns.min(until_ns.saturating_sub(now_ns)).div_ceil(1_000_000);
-        self.ends.wait(self.events.descriptors(), at_most_ms);
+        self.exits.wait(self.events.descriptors(), at_most_ms);
     }
 
     /// Reads the rings; the time up to which everything was reported.
     fn read(&mut self, into: &mut Vec<TimedEvent>) -> u64 {
-        if !self.over {
+        if !self.finished {
             self.pipeline.poll_threads();
         }
         self.memory.freed_bytes += self.pipeline.end_buffers();
         let begun_ns = self.clock.now_ns();
         let origin_ns = self.times.origin_ns;
         let watermark_ns =
-            if self.over { u64::MAX } else { (begun_ns + origin_ns).saturating_sub(READABLE_AFTER_NS) };
+            if self.finished { u64::MAX } else { (begun_ns + origin_ns).saturating_sub(READABLE_AFTER_NS) };
         let options = self.events.options();
         for _ in 0..READS_MAX {
             let before_ns = monotonic_ns();
@@ -293,16 +293,16 @@ impl PerfSource {
             }
         }
         self.memory.freed_bytes += self.pipeline.stacks.read();
-        self.pipeline.settle_latency();
+        self.pipeline.apply_latency();
         // Samples in user mode only say nothing of the time in the kernel.
-        let batch = BatchOptions { by_clock: options.kernel, last: self.over };
+        let batch = BatchOptions { by_clock: options.kernel, last: self.finished };
         self.pipeline.flush(batch, watermark_ns, into);
         self.exclude_from_samples();
         self.release_memory(into);
-        self.relieve();
-        self.turn_latency();
+        self.reduce_load();
+        self.apply_interval_action();
         self.set_periods();
-        if self.over {
+        if self.finished {
             self.finish(into);
         }
         begun_ns.saturating_sub(READABLE_AFTER_NS)
@@ -337,7 +337,8 @@ impl PerfSource {
             let periods_ns = self.events.vary(&mut self.rates);
             self.pipeline.cpu_time.set_periods(since_ns, &periods_ns);
         }
-        let misses = self.pipeline.processes.take_added().into_iter().any(|pid| self.filter.misses(pid));
+        let misses =
+            self.pipeline.processes.take_added().into_iter().any(|pid| self.filter.is_outside_namespace(pid));
         let lets_more_through = misses && self.filter.let_unknown_through().is_ok();
         if !self.disabled && (lets_more_through || self.events.lack_a_cpu(since_ns)) {
             self.reopen(self.events.options());
@@ -359,7 +360,7 @@ impl PerfSource {
     }
 
     /// Lets the reader run before others.
-    fn prefer(&mut self) {
+    fn raise_priority(&mut self) {
         self.preferred = true;
         linux_sys::prefer_this_thread();
         // Where none is to be had, rings are read when there is time, and less is copied.
@@ -367,14 +368,14 @@ impl PerfSource {
     }
 
     /// Acts on rings that fill up.
-    fn relieve(&mut self) {
+    fn reduce_load(&mut self) {
         let pressure = self.pipeline.stacks.pressure(self.events.take_pressure());
         if self.disabled {
             return;
         }
         if !self.preferred && Backlog::is_late(pressure) {
             // The next reads show whether that is enough.
-            self.prefer();
+            self.raise_priority();
             return;
         }
         if let Some(options) = self.pipeline.stacks.relieve(pressure, self.events.options()) {
@@ -383,26 +384,26 @@ impl PerfSource {
     }
 
     /// Opens or ends an interval in which context switches are recorded, where it is time.
-    fn turn_latency(&mut self) {
-        let turn = self.pipeline.cpu_time.latency_turn(monotonic_ns());
-        match turn {
-            _ if self.disabled || self.over => {}
-            Turn::Nothing => {}
-            Turn::Open if self.events.record_switches(true) => {
-                self.pipeline.cpu_time.turn_latency(turn, &SystemClocks);
+    fn apply_interval_action(&mut self) {
+        let action = self.pipeline.cpu_time.interval_action(monotonic_ns());
+        match action {
+            _ if self.disabled || self.finished => {}
+            IntervalAction::None => {}
+            IntervalAction::Open if self.events.record_switches(true) => {
+                self.pipeline.cpu_time.apply_interval_action(action, &SystemClocks);
             }
-            Turn::Open => {
+            IntervalAction::Open => {
                 self.events.record_switches(false);
                 self.pipeline.cpu_time.turn_latency_off();
             }
-            Turn::Close => {
-                self.pipeline.cpu_time.turn_latency(turn, &SystemClocks);
+            IntervalAction::Close => {
+                self.pipeline.cpu_time.apply_interval_action(action, &SystemClocks);
                 self.events.record_switches(false);
             }
         }
     }
 
-    fn of_nobody(&self, event: SourceEvent) -> TimedEvent {
+    fn process_event(&self, event: SourceEvent) -> TimedEvent {
         let process = self.main.unsigned_abs();
         TimedEvent { at_ns: self.clock.now_ns(), process, thread: ThreadId(0), event }
     }
@@ -473,11 +474,11 @@ impl PushedSource for PerfSource {
     }
 
     fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault> {
-        if self.over {
+        if self.finished {
             return Ok(None);
         }
         if self.disabled {
-            self.over = true;
+            self.finished = true;
             self.read(into);
             return Ok(None);
         }
@@ -488,17 +489,17 @@ impl PushedSource for PerfSource {
             // The command decides what it does; the recording ends when it ends.
             let _ = linux_sys::kill(self.main, signal);
         }
-        self.over = self.ends.have_come();
+        self.finished = self.exits.all_exited();
         let reported_ns = self.read(into);
-        if self.over {
-            into.push(self.of_nobody(SourceEvent::Exited(self.exit_status())));
+        if self.finished {
+            into.push(self.process_event(SourceEvent::Exited(self.exit_status())));
             return Ok(None);
         }
         Ok(Some(reported_ns))
     }
 
-    fn keep_up(&mut self) {
-        self.catch_up();
+    fn drain_rings(&mut self) {
+        self.read_ahead();
     }
 
     fn go_to(&mut self, at_ns: u64) {
@@ -510,7 +511,7 @@ impl PushedSource for PerfSource {
             self.events.disable();
             self.disabled = true;
             self.times.ended_ns = Some(monotonic_ns());
-            self.at_one_time(|source| {
+            self.read_clocks_together(|source| {
                 if let (Some([_, end]), Some(now)) = (&mut source.machine, machine_ticks()) {
                     *end = now;
                 }
@@ -521,8 +522,8 @@ impl PushedSource for PerfSource {
 
     fn exit_before(&mut self, until_ns: u64) -> Option<ExitStatus> {
         loop {
-            self.ends.wait_alone(until_ns.saturating_sub(self.clock.now_ns()).div_ceil(1_000_000));
-            if self.ends.have_come() {
+            self.exits.wait_alone(until_ns.saturating_sub(self.clock.now_ns()).div_ceil(1_000_000));
+            if self.exits.all_exited() {
                 return Some(self.exit_status());
             }
             if self.clock.now_ns() >= until_ns {
@@ -547,13 +548,13 @@ impl PushedSource for PerfSource {
         self.may_copy() && self.pipeline.stacks.may_prefetch()
     }
 
-    fn prefetch(&mut self, thread: ThreadId, pieces: &[u64]) {
+    fn prefetch(&mut self, thread: ThreadId, ranges: &[u64]) {
         let Ok(tid) = pid_t::try_from(thread.0) else { return };
         if !self.disabled && !self.pipeline.stacks.prefetches() && self.prefetches() {
             self.reopen(EventOptions { prefetch: true, ..self.events.options() });
             self.pipeline.stacks.note_prefetch();
         }
-        self.pipeline.stacks.prefetch(tid, pieces);
+        self.pipeline.stacks.prefetch(tid, ranges);
     }
 
     fn wait_walked(&mut self, capture: Box<Capture>, needed: Option<StackUse>) {

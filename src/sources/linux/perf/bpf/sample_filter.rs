@@ -24,8 +24,8 @@ pub(in super::super) struct SampleFilter {
     verdict: Option<(Verdict, (u64, u64))>,
     program: Option<OwnedFd>,
     excluded: Option<OwnedFd>,
-    /// One that does something with what comes through, too.
-    copying: Option<OwnedFd>,
+    /// The program, and what passed samples also run.
+    copy_program: Option<OwnedFd>,
 }
 
 impl SampleFilter {
@@ -47,7 +47,12 @@ impl SampleFilter {
             let excluded = bpf_sys::create_map(EXCLUDED_MAX).ok()?;
             let verdict = (Verdict::UnlessIn(excluded.as_raw_fd()), namespace);
             let program = Some(loaded(verdict)?);
-            Some(SampleFilter { verdict: Some(verdict), program, excluded: Some(excluded), copying: None })
+            Some(SampleFilter {
+                verdict: Some(verdict),
+                program,
+                excluded: Some(excluded),
+                copy_program: None,
+            })
         });
         made.unwrap_or_default()
     }
@@ -60,14 +65,13 @@ impl SampleFilter {
     }
 
     /// Whether a process that has a number here has none for the program, since it is in a namespace below ours.
-    pub(in super::super) fn misses(&self, pid: pid_t) -> bool {
+    pub(in super::super) fn is_outside_namespace(&self, pid: pid_t) -> bool {
         let Some((Verdict::UnlessIn(_), ours)) = self.verdict else { return false };
         !filter_program::numbers_all(ours) && pid_namespace(&pid.to_string()).is_some_and(|its| its != ours)
     }
 
-    /// Lets samples of other namespaces through from now on, in events that it is put before: those of processes
-    /// below ours have a number in their records. With them come all that runs beside ours, which costs their
-    /// CPUs some microseconds each, so that it is not so from the beginning.
+    /// Also passes samples of other PID namespaces, in events that it is attached to from now on. Costs neighbours a few
+    /// us each, so it is off at first.
     ///
     /// # Errors
     /// What bpf(2) says; nothing is changed then.
@@ -88,23 +92,22 @@ impl SampleFilter {
         }
     }
 
-    /// Lets what comes through do this as well, in events that it is put before from now on; nothing more: with
-    /// an empty list.
+    /// Sets what passed samples also run, in events that it is attached to from now on; an empty list removes it.
     ///
     /// # Errors
     /// What bpf(2) says, or that no program is known; nothing more is done then.
-    pub(in super::super) fn copy(&mut self, yes: &[u64]) -> io::Result<()> {
-        self.copying = None;
-        if !yes.is_empty() {
+    pub(in super::super) fn copy(&mut self, copy_code: &[u64]) -> io::Result<()> {
+        self.copy_program = None;
+        if !copy_code.is_empty() {
             let (verdict, namespace) = self.verdict.ok_or(io::ErrorKind::Unsupported)?;
-            let program = filter_program::program(verdict, namespace, yes);
-            self.copying = Some(bpf_sys::load_program(ProgramKind::Event, &program)?);
+            let program = filter_program::program(verdict, namespace, copy_code);
+            self.copy_program = Some(bpf_sys::load_program(ProgramKind::Event, &program)?);
         }
         Ok(())
     }
 
     /// Lets an event take only what comes through.
-    pub(in super::super) fn put_before(&self, event: &OwnedFd) {
+    pub(in super::super) fn attach(&self, event: &OwnedFd) {
         if let Some(program) = &self.program {
             // Refused for one, it is refused for all.
             let _ = sys::set_filter(event, program);
@@ -112,21 +115,21 @@ impl SampleFilter {
     }
 
     /// Lets an event take only what comes through, and do what [`SampleFilter::copy`] said.
-    pub(in super::super) fn put_before_copying(&self, event: &OwnedFd) {
-        match &self.copying {
+    pub(in super::super) fn attach_with_copy(&self, event: &OwnedFd) {
+        match &self.copy_program {
             Some(program) if sys::set_filter(event, program).is_ok() => {}
-            _ => self.put_before(event),
+            _ => self.attach(event),
         }
     }
 
     /// Whether the kernel takes programs from us.
-    pub(in super::super) fn is_taken(&self) -> bool {
+    pub(in super::super) fn is_loaded(&self) -> bool {
         self.program.is_some()
     }
 
     /// Lets an event do what [`SampleFilter::copy`] said; its samples come through without that as well.
-    pub(in super::super) fn put_copying_before(&self, event: &OwnedFd) {
-        if let Some(program) = &self.copying {
+    pub(in super::super) fn attach_copy(&self, event: &OwnedFd) {
+        if let Some(program) = &self.copy_program {
             // Without it stacks are as deep as the event copies them.
             let _ = sys::set_filter(event, program);
         }

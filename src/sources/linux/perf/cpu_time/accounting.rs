@@ -25,7 +25,7 @@ use super::process_clock::ProcessClock;
 use super::share::{CpuTimeShare, Division};
 use super::tick_schedule::TickSchedule;
 use super::wakeup_charge::WakeupCharge;
-use super::wakeup_latency::{ClockReading, ClockReadings, Turn, WakeupLatency};
+use super::wakeup_latency::{ClockReading, ClockReadings, IntervalAction, WakeupLatency};
 use crate::sources::Capture;
 
 /// Most processes whose clocks are read at the ends of an interval.
@@ -218,7 +218,7 @@ impl CpuTime {
                 }
                 self.processes.insert(pid, ProcessTime { clock, ..ProcessTime::default() });
             }
-            ProcessEvent::NumberReleased => {
+            ProcessEvent::PidReleased => {
                 self.baseline.take(pid);
             }
             ProcessEvent::Removed => {
@@ -296,7 +296,7 @@ impl CpuTime {
             let of_it = if is_only { dropped.samples } else { division.next(process.samples) };
             // Read where it is not used, too: then it is known up to here.
             let used_ns = process.clock.share_ns(*pid, dropped.samples > 0, clocks).filter(|_| by_clock);
-            let used_ns = used_ns.map(|used_ns| process.charge.without(used_ns));
+            let used_ns = used_ns.map(|used_ns| process.charge.withhold(used_ns));
             // What was dropped may be other processes': no more than were to be taken.
             let lacking = used_ns.map(|used_ns| (used_ns / self.period_ns).saturating_sub(process.samples));
             let of_it = of_it.min(lacking.unwrap_or(of_it));
@@ -419,10 +419,10 @@ impl CpuTime {
         let period_ns = self.period_ns;
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if last {
-            process.charge.settle();
+            process.charge.finalize();
         }
         let mut due = Vec::new();
-        while let Some((tid, capture, weight_ns)) = process.charge.next(period_ns, last) {
+        while let Some((tid, capture, weight_ns)) = process.charge.next_charge(period_ns, last) {
             // The copy comes back as one of the pool.
             drop(spare.take());
             due.push((Id { pid, tid, time_ns: at_ns, cpu: 0 }, weight_ns, Box::new(capture.clone())));
@@ -470,8 +470,8 @@ impl CpuTime {
 /// Wakeup latency: intervals in which context switches are recorded.
 impl CpuTime {
     /// Whether an interval is to begin or to end.
-    pub(in super::super) fn latency_turn(&self, now_ns: u64) -> Turn {
-        self.latency.turn(now_ns)
+    pub(in super::super) fn interval_action(&self, now_ns: u64) -> IntervalAction {
+        self.latency.action(now_ns)
     }
 
     /// When the interval ends that is open, if one is (monotonic clock).
@@ -480,7 +480,7 @@ impl CpuTime {
     }
 
     /// Begins an interval, whose events record switches by now, or ends one, whose events still do.
-    pub(in super::super) fn turn_latency(&mut self, turn: Turn, clocks: &dyn Clocks) {
+    pub(in super::super) fn apply_interval_action(&mut self, action: IntervalAction, clocks: &dyn Clocks) {
         let (mut readings, mut threads_left) = (ClockReadings::new(), THREADS_MAX);
         let known = self.processes.iter().filter(|(_, process)| process.is_known && !process.has_ended);
         for (pid, process) in known.take(CLOCKS_MAX) {
@@ -491,10 +491,10 @@ impl CpuTime {
             let at_ns = clocks.monotonic_ns();
             readings.extend(cpu_ns.map(|cpu_ns| (*pid, ClockReading { at_ns, cpu_ns })));
         }
-        match turn {
-            Turn::Open => self.latency.begin(clocks.monotonic_ns(), readings),
-            Turn::Close => self.latency.end(clocks.monotonic_ns(), readings),
-            Turn::Nothing => {}
+        match action {
+            IntervalAction::Open => self.latency.begin(clocks.monotonic_ns(), readings),
+            IntervalAction::Close => self.latency.end(clocks.monotonic_ns(), readings),
+            IntervalAction::None => {}
         }
     }
 
@@ -509,7 +509,7 @@ impl CpuTime {
     }
 
     /// Takes in what the last interval measured, if all of it was read. `finish` completes a stack.
-    pub(in super::super) fn settle_latency(
+    pub(in super::super) fn apply_latency(
         &mut self,
         spare: &mut Pool<Box<Capture>>,
         mut finish: impl FnMut(pid_t, pid_t, &mut Capture),

@@ -6,7 +6,7 @@
 use hashbrown::HashMap;
 
 use super::super::ring::record::{Id, PerfRecord};
-use super::share::up_to_ns;
+use super::share::prefix_share_ns;
 
 /// Dropped samples, and the time that they stand for together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(super) struct DroppedSamples {
 impl DroppedSamples {
     /// The time that so many of them stand for.
     pub(super) fn part_ns(self, samples: u64) -> u64 {
-        up_to_ns(self.ns, self.samples, samples)
+        prefix_share_ns(self.ns, self.samples, samples)
     }
 }
 

@@ -11,11 +11,11 @@
 pub(in super::super) struct CpuTimeShare {
     /// CPU time that they and those that were dropped share; `None`: a period each.
     pub(in super::super) used_ns: Option<u64>,
-    /// What all of these stand for at the distances of their ticks, which each CPU has its own of.
+    /// Sum of the nominal periods of all these samples.
     pub(in super::super) due_ns: u64,
-    /// What those of these stand for that were dropped.
+    /// Of that, periods of dropped samples.
     pub(in super::super) dropped_ns: u64,
-    /// Up to where of what they stand for samples have been weighed.
+    /// Periods weighed so far.
     pub(in super::super) weighed_ns: u64,
     /// Of samples whose ticks were late: what they share, how many they are and how many have been weighed.
     pub(in super::super) late_ns: u64,
@@ -23,8 +23,8 @@ pub(in super::super) struct CpuTimeShare {
     pub(in super::super) late_weighed: u64,
 }
 
-/// Up to the part of this number, whole nanoseconds that add up to all of it.
-pub(in super::super) fn up_to_ns(all_ns: u64, parts: u64, number: u64) -> u64 {
+/// First `number` of `parts` equal parts of `all_ns`, rounded down.
+pub(in super::super) fn prefix_share_ns(all_ns: u64, parts: u64, number: u64) -> u64 {
     (u128::from(all_ns) * u128::from(number) / u128::from(parts.max(1))) as u64
 }
 
@@ -44,15 +44,15 @@ impl Division {
 
     /// The part of the next one, which has so many.
     pub(in super::super) fn next(&mut self, has: u64) -> u64 {
-        let before = up_to_ns(self.whole, self.all, self.passed);
+        let before = prefix_share_ns(self.whole, self.all, self.passed);
         self.passed += has;
-        up_to_ns(self.whole, self.all, self.passed) - before
+        prefix_share_ns(self.whole, self.all, self.passed) - before
     }
 }
 
 impl CpuTimeShare {
     fn weight_until_ns(&self, used_ns: u64, weighed_ns: u64) -> u64 {
-        up_to_ns(used_ns, self.due_ns, weighed_ns)
+        prefix_share_ns(used_ns, self.due_ns, weighed_ns)
     }
 
     /// The weight of the next sample, which was taken at this distance from the one before.
@@ -76,13 +76,13 @@ impl CpuTimeShare {
     /// The weight of the next of these.
     pub(in super::super) fn next_late_ns(&mut self) -> u64 {
         self.late_weighed += 1;
-        let until_ns = |number| up_to_ns(self.late_ns, self.late, number);
+        let until_ns = |number| prefix_share_ns(self.late_ns, self.late, number);
         until_ns(self.late_weighed) - until_ns(self.late_weighed - 1)
     }
 
     /// What the samples that were weighed were not given.
     pub(in super::super) fn rest_ns(&self) -> u64 {
-        let late_ns = self.late_ns - up_to_ns(self.late_ns, self.late, self.late_weighed);
+        let late_ns = self.late_ns - prefix_share_ns(self.late_ns, self.late, self.late_weighed);
         let not_weighed_ns = |used_ns| used_ns - self.weight_until_ns(used_ns, self.weighed_ns);
         late_ns + self.used_ns.map_or(self.dropped_ns, not_weighed_ns)
     }

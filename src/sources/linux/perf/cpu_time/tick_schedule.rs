@@ -34,7 +34,7 @@ impl RateInterval {
 #[derive(Debug, Default)]
 pub(in super::super) struct TickSchedule {
     /// The last two of each CPU: samples may have been taken just before a change.
-    stretches: HashMap<u32, [Option<RateInterval>; 2]>,
+    intervals: HashMap<u32, [Option<RateInterval>; 2]>,
     /// When the distances were changed last, and how long they last. The same time for each: otherwise one
     /// rate would count for more than another, and together they would not be what was requested.
     changed_ns: u64,
@@ -45,27 +45,27 @@ impl TickSchedule {
     /// The events of these CPUs tick at these distances, from this time on, around a mean.
     pub(in super::super) fn changed(&mut self, since_ns: u64, mean_ns: u64, periods_ns: &[(u32, u64)]) {
         for (cpu, period_ns) in periods_ns {
-            let [last, before] = self.stretches.entry(*cpu).or_default();
+            let [last, before] = self.intervals.entry(*cpu).or_default();
             *before = last.replace(RateInterval { since_ns, period_ns: *period_ns, least_ns: None });
         }
         self.changed_ns = since_ns;
         self.lasts_ns = PERIODS_BETWEEN_CHANGES * mean_ns;
     }
 
-    fn stretch(&mut self, cpu: u32, time_ns: u64) -> Option<&mut RateInterval> {
-        self.stretches.get_mut(&cpu)?.iter_mut().flatten().find(|stretch| stretch.since_ns <= time_ns)
+    fn interval_mut(&mut self, cpu: u32, time_ns: u64) -> Option<&mut RateInterval> {
+        self.intervals.get_mut(&cpu)?.iter_mut().flatten().find(|interval| interval.since_ns <= time_ns)
     }
 
-    fn known(&self, cpu: u32, time_ns: u64) -> Option<RateInterval> {
-        self.stretches.get(&cpu)?.iter().flatten().find(|stretch| stretch.since_ns <= time_ns).copied()
+    fn interval(&self, cpu: u32, time_ns: u64) -> Option<RateInterval> {
+        self.intervals.get(&cpu)?.iter().flatten().find(|interval| interval.since_ns <= time_ns).copied()
     }
 
     /// How much of a CPU's time a sample of this time stands for: the distance of ticks, and what
     /// changing it costs.
     pub(in super::super) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
-        let stretch = self.known(cpu, time_ns)?;
-        let periods = (self.lasts_ns / stretch.period_ns.max(1)).max(1);
-        Some(stretch.period_ns + stretch.period_ns / (2 * periods))
+        let interval = self.interval(cpu, time_ns)?;
+        let periods = (self.lasts_ns / interval.period_ns.max(1)).max(1);
+        Some(interval.period_ns + interval.period_ns / (2 * periods))
     }
 
     /// Whether it is time to change the distances.
@@ -75,17 +75,17 @@ impl TickSchedule {
 
     /// Takes note of a sample.
     pub(in super::super) fn see(&mut self, cpu: u32, time_ns: u64) {
-        if let Some(stretch) = self.stretch(cpu, time_ns) {
-            let behind_ns = stretch.behind_ns(time_ns);
-            stretch.least_ns = Some(stretch.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)));
+        if let Some(interval) = self.interval_mut(cpu, time_ns) {
+            let behind_ns = interval.behind_ns(time_ns);
+            interval.least_ns = Some(interval.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)));
         }
     }
 
     /// Whether a sample, which was seen, is late.
     pub(in super::super) fn is_late(&self, cpu: u32, time_ns: u64) -> bool {
-        let Some(stretch) = self.known(cpu, time_ns) else { return false };
-        let behind_ns = stretch.behind_ns(time_ns);
-        behind_ns - stretch.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)) > LATE_NS
+        let Some(interval) = self.interval(cpu, time_ns) else { return false };
+        let behind_ns = interval.behind_ns(time_ns);
+        behind_ns - interval.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)) > LATE_NS
     }
 }
 

@@ -29,13 +29,14 @@ struct WaitStack {
 pub(in super::super) struct WakeupCharge {
     /// By the last interval, and by the one before.
     intervals: [Interval; 2],
-    /// What was used in batches since the last interval was measured, and what of it was kept back as from before
+    /// What was used in batches since the last interval was measured, and what of it was withheld as from before
     /// threads ran.
     since_used_ns: u64,
-    since_kept_ns: u64,
-    /// What the samples of earlier batches were given too much, or too little, as a later interval showed.
-    overpaid_ns: i64,
-    owed_ns: u64,
+    since_withheld_ns: u64,
+    /// What the samples of earlier batches were given too much, as a later interval showed; less than 0: too little.
+    overcharged_ns: i64,
+    /// What the stacks are still to stand for.
+    pending_charge_ns: u64,
     stacks: VecDeque<WaitStack>,
     next: usize,
     /// The intervals so far.
@@ -68,9 +69,9 @@ impl WakeupCharge {
         let used_ns = std::mem::take(&mut self.since_used_ns);
         if !self.stacks.is_empty() {
             let before_ns = part_ns(used_ns, &self.intervals);
-            let kept_ns = std::mem::take(&mut self.since_kept_ns);
-            self.owed_ns += before_ns;
-            self.overpaid_ns += before_ns.cast_signed() - kept_ns.cast_signed();
+            let withheld_ns = std::mem::take(&mut self.since_withheld_ns);
+            self.pending_charge_ns += before_ns;
+            self.overcharged_ns += before_ns.cast_signed() - withheld_ns.cast_signed();
         }
     }
 
@@ -93,25 +94,25 @@ impl WakeupCharge {
 
     /// Takes from what was used in a batch the part from before threads ran, as the last interval shows it, and some
     /// of what earlier batches were given too much; what is left.
-    pub(in super::super) fn without(&mut self, used_ns: u64) -> u64 {
+    pub(in super::super) fn withhold(&mut self, used_ns: u64) -> u64 {
         self.since_used_ns += used_ns;
         if self.stacks.is_empty() {
             return used_ns;
         }
-        let kept_ns = part_ns(used_ns, &self.intervals[..1]);
-        self.since_kept_ns += kept_ns;
+        let withheld_ns = part_ns(used_ns, &self.intervals[..1]);
+        self.since_withheld_ns += withheld_ns;
         // The samples of one batch do not pay for all.
-        let left_ns = (used_ns - kept_ns).cast_signed();
-        let paid_ns = self.overpaid_ns.clamp(-left_ns / 4, left_ns / 4);
-        self.overpaid_ns -= paid_ns;
+        let left_ns = (used_ns - withheld_ns).cast_signed();
+        let paid_ns = self.overcharged_ns.clamp(-left_ns / 4, left_ns / 4);
+        self.overcharged_ns -= paid_ns;
         (left_ns - paid_ns).cast_unsigned()
     }
 
-    /// No interval comes any more, and no batch: what was kept back is as the last interval showed.
-    pub(in super::super) fn settle(&mut self) {
-        let kept_ns = std::mem::take(&mut self.since_kept_ns) + self.owed_ns;
-        let owed_ns = kept_ns.cast_signed() - std::mem::take(&mut self.overpaid_ns);
-        self.owed_ns = u64::try_from(owed_ns).unwrap_or(0);
+    /// No interval comes any more, and no batch: what was withheld is as the last interval showed.
+    pub(in super::super) fn finalize(&mut self) {
+        let withheld_ns = std::mem::take(&mut self.since_withheld_ns) + self.pending_charge_ns;
+        let pending_charge_ns = withheld_ns.cast_signed() - std::mem::take(&mut self.overcharged_ns);
+        self.pending_charge_ns = u64::try_from(pending_charge_ns).unwrap_or(0);
     }
 
     /// A thread ends: where it waited it waits no more. If no other one waited, its stacks stand for what is left
@@ -127,12 +128,12 @@ impl WakeupCharge {
     /// No thread waits any more where one did: it ran its last, or it runs another program.
     pub(in super::super) fn end(&mut self) {
         if !self.stacks.is_empty() {
-            self.settle();
+            self.finalize();
             self.is_over = true;
         }
     }
 
-    /// All that [`WakeupCharge::next`] gave was counted.
+    /// All that [`WakeupCharge::next_charge`] gave was counted.
     pub(in super::super) fn finish(&mut self) {
         if std::mem::take(&mut self.is_over) {
             self.stacks.clear();
@@ -141,15 +142,19 @@ impl WakeupCharge {
 
     /// The next sample and its weight, of those that stand for a period each; with the last one for
     /// what is left.
-    pub(in super::super) fn next(&mut self, period_ns: u64, last: bool) -> Option<(pid_t, &Capture, u64)> {
+    pub(in super::super) fn next_charge(
+        &mut self,
+        period_ns: u64,
+        last: bool,
+    ) -> Option<(pid_t, &Capture, u64)> {
         // What samples are still to pay for does not count yet: it would count twice if none came.
-        let due_ns = self.owed_ns.saturating_sub(u64::try_from(self.overpaid_ns).unwrap_or(0));
+        let due_ns = self.pending_charge_ns.saturating_sub(u64::try_from(self.overcharged_ns).unwrap_or(0));
         let weight_ns = due_ns.min(period_ns);
         let last = last || self.is_over;
         if self.stacks.is_empty() || weight_ns == 0 || weight_ns < period_ns && !last {
             return None;
         }
-        self.owed_ns -= weight_ns;
+        self.pending_charge_ns -= weight_ns;
         // In turn: each was copied at as many switches as any other.
         self.next = (self.next + 1) % self.stacks.len();
         self.stacks.get(self.next).map(|one| (one.tid, &*one.capture, weight_ns))
@@ -194,7 +199,7 @@ mod tests {
         for seed in 0..50 {
             let mut rng = Rng::new(seed);
             let mut of = WakeupCharge::default();
-            assert_eq!(of.without(70), 70, "nothing is known");
+            assert_eq!(of.withhold(70), 70, "nothing is known");
             of.have_waited(0..3);
             let (mut used_ns, mut left_ns, mut told_ns, mut seen) = (0, 0, 0, [0; 3]);
             for batch in 0..100 {
@@ -203,11 +208,11 @@ mod tests {
                 if batch % 4 == 0 {
                     of.measure(rng.within(0, 1_000_000), rng.within(0, 1_000_000).cast_signed() - 50_000);
                 }
-                left_ns += of.without(used);
+                left_ns += of.withhold(used);
                 if batch == 99 {
-                    of.settle();
+                    of.finalize();
                 }
-                while let Some((tid, _, weight_ns)) = of.next(PERIOD_NS, batch == 99) {
+                while let Some((tid, _, weight_ns)) = of.next_charge(PERIOD_NS, batch == 99) {
                     assert!(weight_ns == PERIOD_NS || batch == 99);
                     told_ns += weight_ns;
                     seen[tid as usize] += weight_ns;
@@ -219,7 +224,7 @@ mod tests {
             of.forget_thread(1);
             of.forget_thread(2);
             of.finish();
-            assert_eq!(of.without(70), 70, "nobody waits any more");
+            assert_eq!(of.withhold(70), 70, "nobody waits any more");
         }
     }
 
@@ -228,18 +233,18 @@ mod tests {
         let mut of = WakeupCharge::default();
         of.have_waited([1, 2]);
         of.measure(1_000_000, 250_000);
-        let left_ns = of.without(10_000_000);
+        let left_ns = of.withhold(10_000_000);
         of.forget_thread(2);
-        assert!(of.next(PERIOD_NS, false).is_none(), "another interval may come");
+        assert!(of.next_charge(PERIOD_NS, false).is_none(), "another interval may come");
         of.forget_thread(1);
         let mut told_ns = 0;
-        while let Some((tid, _, weight_ns)) = of.next(PERIOD_NS, false) {
+        while let Some((tid, _, weight_ns)) = of.next_charge(PERIOD_NS, false) {
             assert_eq!(tid, 1);
             told_ns += weight_ns;
         }
         of.finish();
         assert_eq!((left_ns, told_ns), (7_500_000, 2_500_000));
-        assert!(of.stacks.is_empty() && of.without(70) == 70);
+        assert!(of.stacks.is_empty() && of.withhold(70) == 70);
     }
 
     /// Half of the time is from before threads run until a moment, none later, or the other way about: batches of
@@ -258,13 +263,13 @@ mod tests {
                     if batch % 4 == 1 {
                         of.measure(used_ns / 2, before_ns.cast_signed() / 2);
                     }
-                    left_ns += of.without(used_ns);
+                    left_ns += of.withhold(used_ns);
                 }
-                of.settle();
-                assert_eq!(left_ns + of.owed_ns, 60 * used_ns);
+                of.finalize();
+                assert_eq!(left_ns + of.pending_charge_ns, 60 * used_ns);
                 // By the last interval alone it was up to twice as much.
-                let off_ns = of.owed_ns.abs_diff(truth_ns);
-                assert!(off_ns <= used_ns, "{changes}: {} instead of {truth_ns}", of.owed_ns);
+                let off_ns = of.pending_charge_ns.abs_diff(truth_ns);
+                assert!(off_ns <= used_ns, "{changes}: {} instead of {truth_ns}", of.pending_charge_ns);
             }
         }
     }

@@ -50,7 +50,7 @@ enum State {
         clocks: ClockReadings,
     },
     /// Its records were not all read yet.
-    Over {
+    AwaitingRecords {
         began: ClockReadings,
         ended: ClockReadings,
     },
@@ -58,10 +58,10 @@ enum State {
 
 /// What is to be done with the events that record context switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Turn {
+pub(in super::super) enum IntervalAction {
     Open,
     Close,
-    Nothing,
+    None,
 }
 
 /// What is known of the switches of a CPU in the interval.
@@ -88,8 +88,8 @@ pub(in super::super) struct WakeupLatency {
     interval_ns: u64,
     cpus: HashMap<u32, OnCpu>,
     /// Who had a CPU from when to when.
-    had: Vec<(pid_t, u64, u64)>,
-    had_usage: Usage,
+    on_cpu_spans: Vec<(pid_t, u64, u64)>,
+    on_cpu_spans_usage: Usage,
     /// Where threads began to wait: process, thread, stack.
     #[allow(clippy::vec_box)]
     waits: Vec<(pid_t, pid_t, Box<Capture>)>,
@@ -105,8 +105,8 @@ impl Default for WakeupLatency {
             switches: 0,
             interval_ns: INTERVAL_MIN_NS,
             cpus: HashMap::new(),
-            had: Vec::new(),
-            had_usage: Usage::default(),
+            on_cpu_spans: Vec::new(),
+            on_cpu_spans_usage: Usage::default(),
             waits: Vec::new(),
             dropped: false,
         }
@@ -146,7 +146,7 @@ impl WakeupLatency {
     pub(in super::super) fn ends_ns(&self) -> Option<u64> {
         match self.state {
             State::Open { since_ns, .. } => Some(since_ns + self.interval_ns),
-            State::Off | State::Closed | State::Over { .. } => None,
+            State::Off | State::Closed | State::AwaitingRecords { .. } => None,
         }
     }
 
@@ -156,11 +156,13 @@ impl WakeupLatency {
     }
 
     /// Whether an interval is to begin or to end.
-    pub(in super::super) fn turn(&self, now_ns: u64) -> Turn {
+    pub(in super::super) fn action(&self, now_ns: u64) -> IntervalAction {
         match self.state {
-            State::Closed if self.last_ns.is_none_or(|last_ns| now_ns >= last_ns + DISTANCE_NS) => Turn::Open,
-            _ if self.ends_ns().is_some_and(|ends_ns| now_ns >= ends_ns) => Turn::Close,
-            _ => Turn::Nothing,
+            State::Closed if self.last_ns.is_none_or(|last_ns| now_ns >= last_ns + DISTANCE_NS) => {
+                IntervalAction::Open
+            }
+            _ if self.ends_ns().is_some_and(|ends_ns| now_ns >= ends_ns) => IntervalAction::Close,
+            _ => IntervalAction::None,
         }
     }
 
@@ -200,7 +202,7 @@ impl WakeupLatency {
             _ => None,
         };
         let until_ns = *on.leaving_ns.get_or_insert(id.time_ns);
-        self.had.extend(since_ns.map(|since_ns| (id.pid, since_ns, until_ns)));
+        self.on_cpu_spans.extend(since_ns.map(|since_ns| (id.pid, since_ns, until_ns)));
         let (tid, capture) = on.copied.take()?;
         if tid != id.tid || preempted {
             return Some(capture);
@@ -222,14 +224,14 @@ impl WakeupLatency {
     pub(super) fn begin(&mut self, now_ns: u64, clocks: ClockReadings) {
         self.last_ns = Some(now_ns);
         self.cpus.clear();
-        self.had.clear();
+        self.on_cpu_spans.clear();
         (self.switches, self.dropped) = (0, false);
         self.state = State::Open { since_ns: now_ns, clocks };
     }
 
     pub(super) fn end(&mut self, now_ns: u64, ended: ClockReadings) {
         if let State::Open { since_ns, clocks: began } = std::mem::take(&mut self.state) {
-            self.state = State::Over { began, ended };
+            self.state = State::AwaitingRecords { began, ended };
             let passed_ns = now_ns.saturating_sub(since_ns);
             let wanted_ns =
                 u128::from(passed_ns) * u128::from(SWITCHES_WANTED) / u128::from(self.switches.max(1));
@@ -249,26 +251,28 @@ impl WakeupLatency {
     /// before its threads ran, nanoseconds; that may be less than nothing by what times are inexact. All records of
     /// the interval were read.
     pub(super) fn measured(&mut self) -> Vec<(pid_t, u64, i64)> {
-        if !matches!(self.state, State::Over { .. }) {
+        if !matches!(self.state, State::AwaitingRecords { .. }) {
             return Vec::new();
         }
-        let State::Over { began, ended } = std::mem::take(&mut self.state) else { return Vec::new() };
+        let State::AwaitingRecords { began, ended } = std::mem::take(&mut self.state) else {
+            return Vec::new();
+        };
         for on in self.cpus.values() {
             // A CPU without a switch was had by one process throughout.
-            self.had.extend(on.has.map(|(pid, since_ns)| (pid, since_ns, u64::MAX)));
+            self.on_cpu_spans.extend(on.has.map(|(pid, since_ns)| (pid, since_ns, u64::MAX)));
         }
         if self.dropped {
             return Vec::new();
         }
         let mut ran_ns: HashMap<pid_t, u64> = HashMap::new();
-        let used = self.had.len();
-        for (pid, from_ns, to_ns) in self.had.drain(..) {
+        let used = self.on_cpu_spans.len();
+        for (pid, from_ns, to_ns) in self.on_cpu_spans.drain(..) {
             if let (Some(began), Some(ended)) = (began.get(&pid), ended.get(&pid)) {
                 let ran = to_ns.min(ended.at_ns).saturating_sub(from_ns.max(began.at_ns));
                 *ran_ns.entry(pid).or_default() += ran;
             }
         }
-        self.had_usage.shrink(&mut self.had, used);
+        self.on_cpu_spans_usage.shrink(&mut self.on_cpu_spans, used);
         let measured = began.iter().filter_map(|(pid, began)| {
             let used_ns = ended.get(pid)?.cpu_ns.saturating_sub(began.cpu_ns);
             let ran_ns = ran_ns.get(pid).copied().unwrap_or(0);

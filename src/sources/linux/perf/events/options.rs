@@ -31,7 +31,7 @@ pub(in super::super) struct EventOptions {
     pub(in super::super) stack_bytes: u32,
     /// The red zone is copied, too.
     pub(in super::super) red_zone: bool,
-    /// Pieces of deep stacks are read, too.
+    /// Ranges of deep stacks are read, too.
     pub(in super::super) prefetch: bool,
     /// How threads are sampled that leave their CPUs, if they are.
     pub(in super::super) switches: Option<SwitchOptions>,

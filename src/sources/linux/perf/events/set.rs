@@ -101,14 +101,14 @@ impl Events {
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
                 Err(error) => return Err(error),
             };
-            filter.put_before_copying(&event);
+            filter.attach_with_copy(&event);
             let ring = map_ring(&event, ring_bytes)?;
             let programs = sys::open(&programs_attributes(options, ring_bytes), -1, cpu)?;
             sys::write_into(&programs, &event)?;
             events.others.push(programs);
             if let Some(switches) = options.switches {
                 let beside = sys::open(&switch_attributes(options, switches, ring_bytes), -1, cpu)?;
-                filter.put_before(&beside);
+                filter.attach(&beside);
                 sys::write_into(&beside, &event)?;
                 events.others.push(beside);
             } else if options.kernel {
@@ -121,7 +121,7 @@ impl Events {
                 if let Ok(beside) = beside
                     && sys::write_into(&beside, &event).is_ok()
                 {
-                    filter.put_before(&beside);
+                    filter.attach(&beside);
                     events.switches.push(beside);
                 }
             }
@@ -339,10 +339,10 @@ mod tests {
             // The kernel refuses who may load no program.
             Err(error) => {
                 assert!(matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)), "{error}");
-                return assert!(!filter.is_taken());
+                return assert!(!filter.is_loaded());
             }
         };
-        assert!(filter.is_taken());
+        assert!(filter.is_loaded());
         let options = EventOptions {
             scope: Scope::Threads,
             kernel: true,

@@ -90,7 +90,7 @@ impl ThreadEvents {
         for (at, cpu) in cpus.iter().enumerate() {
             let event = sys::open(&clock, tid, *cpu)?;
             // Events that are inherited from it have the program, too (kernel/events/core.c, `perf_event_alloc`).
-            filter.put_copying_before(&event);
+            filter.attach_copy(&event);
             self.duplicates.opened(sys::number(&event)?, tid);
             if first {
                 rings.push((map_ring(&event, bytes)?, event));

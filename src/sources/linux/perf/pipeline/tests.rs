@@ -138,11 +138,11 @@ fn a_thread_that_waits_through_an_exec_starts_with_the_new_program() {
 fn a_thread_without_a_number_is_no_thread() {
     let (mut pipeline, mut records) = (pipeline_with_waits(), Vec::new());
     // It ended on another CPU, or the record of its end was dropped.
-    pipeline.take(id(NOBODY, 20, 0), PerfRecord::Sample(Sample::EMPTY));
-    pipeline.take(id(NOBODY, 30, 0), PerfRecord::SwitchOut { preempted: true });
-    pipeline.take(id(NOBODY, 40, 0), PerfRecord::SwitchIn { direct: false });
-    pipeline.take(id(NOBODY, 50, 0), PerfRecord::SwitchOut { preempted: false });
-    pipeline.take(id(NOBODY, 60, 1), PerfRecord::SwitchOut { preempted: false });
+    pipeline.take(id(EXITED_TID, 20, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.take(id(EXITED_TID, 30, 0), PerfRecord::SwitchOut { preempted: true });
+    pipeline.take(id(EXITED_TID, 40, 0), PerfRecord::SwitchIn { direct: false });
+    pipeline.take(id(EXITED_TID, 50, 0), PerfRecord::SwitchOut { preempted: false });
+    pipeline.take(id(EXITED_TID, 60, 1), PerfRecord::SwitchOut { preempted: false });
     pipeline.flush(BY_CLOCK, 1000, &mut records);
     pipeline.end_waits(2000, &mut records);
     let others: Vec<&TimedEvent> = records

@@ -47,7 +47,7 @@ pub(in super::super) struct ProcessEntry {
 #[derive(Debug, Default)]
 struct Program {
     /// Another one after each exec, and of each process.
-    number: u64,
+    generation: u64,
     /// It was named and has not run yet; what code it has.
     is_starting: bool,
     new_code: Vec<Range<Avma>>,
@@ -111,17 +111,17 @@ impl ProcessEntry {
         self.images.open_own_files();
     }
 
-    /// It runs another program, of this name and number.
-    pub(super) fn exec(&mut self, name: &str, number: u64) {
+    /// It runs another program, of this name and generation.
+    pub(super) fn exec(&mut self, name: &str, generation: u64) {
         name.clone_into(&mut self.process.name);
         self.main_stack_top = OnceCell::new();
         self.images.forget_start_path();
-        self.program = Program { number, is_starting: true, new_code: Vec::new() };
+        self.program = Program { generation, is_starting: true, new_code: Vec::new() };
     }
 
     /// Records may be missing: the mappings are read from /proc, and if that shows another program than records did, its
     /// name. A name that is not that of its file is one that the process gave itself (prctl(2), `PR_SET_NAME`).
-    pub(super) fn rescan(&mut self, number: u64, procfs: &dyn Procfs) -> Option<String> {
+    pub(super) fn rescan(&mut self, generation: u64, procfs: &dyn Procfs) -> Option<String> {
         self.images.distrust_records();
         let name = procfs.name(self.pid);
         let of_file = procfs.program(self.pid)?.starts_with(name.as_bytes());
@@ -132,18 +132,18 @@ impl ProcessEntry {
         self.names.insert(self.pid, name.clone());
         self.main_stack_top = OnceCell::new();
         self.images.forget_start_path();
-        self.program = Program { number, ..Program::default() };
+        self.program = Program { generation, ..Program::default() };
         Some(name)
     }
 
-    /// The number of its program.
+    /// The generation of its program.
     pub(super) fn program(&self) -> u64 {
-        self.program.number
+        self.program.generation
     }
 
     /// Gives its program a number, which no other has.
-    pub(super) fn set_program(&mut self, number: u64) {
-        self.program.number = number;
+    pub(super) fn set_program(&mut self, generation: u64) {
+        self.program.generation = generation;
     }
 
     /// It has mapped code; its memory for the sampler changes with the sampler's time.
@@ -231,7 +231,7 @@ impl Observed for ProcessEntry {
     }
 
     /// By MMAP2 records, mprotect(2) included (mm/mprotect.c, `mprotect_fixup`).
-    fn tells_of_mappings(&self) -> bool {
+    fn reports_mmaps(&self) -> bool {
         true
     }
 

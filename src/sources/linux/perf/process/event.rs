@@ -11,7 +11,7 @@ pub(in super::super) enum ProcessEvent {
         started: bool,
     },
     /// The number is no longer that of the process that had it.
-    NumberReleased,
+    PidReleased,
     /// The process, which ended some batches ago, is in the table no longer.
     Removed,
     /// The first event of a process that the sampler is to know of, under this name.
@@ -43,6 +43,6 @@ impl ProcessEvent {
 
     /// Which processes there are changes; it is no event of a thread.
     pub(in super::super) fn is_change_of_table(&self) -> bool {
-        matches!(self, ProcessEvent::Added { .. } | ProcessEvent::NumberReleased | ProcessEvent::Removed)
+        matches!(self, ProcessEvent::Added { .. } | ProcessEvent::PidReleased | ProcessEvent::Removed)
     }
 }

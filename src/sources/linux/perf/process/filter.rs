@@ -73,14 +73,14 @@ impl ProcessFilter {
     }
 
     /// The number is that of a process that was started just now: the one that was requested by it has ended.
-    pub(super) fn reuse_number(&mut self, pid: pid_t) {
+    pub(super) fn pid_reused(&mut self, pid: pid_t) {
         if !self.is_one {
             self.chosen.pids.retain(|chosen| *chosen != pid.unsigned_abs());
         }
     }
 
     /// The number is no longer that of the process that was excluded.
-    pub(super) fn release_number(&mut self, pid: pid_t) {
+    pub(super) fn pid_released(&mut self, pid: pid_t) {
         if self.excluded.remove(&pid) {
             self.changes.push((pid, false));
         }
@@ -138,7 +138,7 @@ mod tests {
     fn a_number_that_was_requested_is_selected_until_it_is_another_processs() {
         let mut filter =
             ProcessFilter::new(ProcessSelection { pids: vec![7, 8], ..ProcessSelection::default() });
-        filter.reuse_number(7);
+        filter.pid_reused(7);
         assert!(!decide(&mut filter, 7, false) && decide(&mut filter, 8, false) && !filter.is_one());
     }
 
@@ -151,8 +151,8 @@ mod tests {
         });
         assert!(!decide(&mut filter, 9, false) && filter.is_excluded(9));
         assert_eq!(filter.take_changes(), [(9, true)]);
-        filter.release_number(9);
-        filter.release_number(9);
+        filter.pid_released(9);
+        filter.pid_released(9);
         assert_eq!(filter.take_changes(), [(9, false)]);
     }
 }

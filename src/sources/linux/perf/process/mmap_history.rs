@@ -6,7 +6,9 @@
 
 use crate::binary::Mapping;
 
-/// Most mappings that are kept.
+/// Most mappings that are kept. Where one more does not fit no time is lost: samples in its code keep their weight, and their
+/// frames count as unnamed, or their stacks as incomplete, until /proc/PID/maps is read again. Processes have fewer at a
+/// time (`vm.max_map_count`): so many are mostly of a past that records of munmap(2) would end.
 const MAX_MAPPINGS: usize = 65_536;
 
 /// The mappings of one process.

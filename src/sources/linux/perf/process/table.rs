@@ -230,12 +230,12 @@ impl ProcessTable {
                 return None;
             }
             Event::Comm { exec: true, .. } if self.filter.may_select_at_exec() => {
-                self.release_number(pid);
+                self.forget_pid(pid);
                 self.select(pid, procfs);
             }
             Event::ThreadExit if !self.entries.contains_key(&pid) => {
                 if pid == id.tid {
-                    self.release_number(pid);
+                    self.forget_pid(pid);
                 }
                 return None;
             }
@@ -289,8 +289,8 @@ impl ProcessTable {
 
     fn fork(&mut self, id: Id, parent: pid_t, creator: pid_t, procfs: &dyn Procfs) {
         let pid = id.pid;
-        self.release_number(pid);
-        self.filter.reuse_number(pid);
+        self.forget_pid(pid);
+        self.filter.pid_reused(pid);
         if !self.judge(pid, Some(parent), 0, procfs) {
             return;
         }
@@ -450,15 +450,15 @@ impl ProcessTable {
         }
         self.ended.retain(|pid| !removed.contains(pid));
         for pid in removed {
-            self.release_number(pid);
+            self.forget_pid(pid);
         }
     }
 
-    /// The number is another process's from now on.
-    fn release_number(&mut self, pid: pid_t) {
+    /// Forgets what was decided about a pid: it may be reused, or is to be judged again.
+    fn forget_pid(&mut self, pid: pid_t) {
         let id = Id { pid, tid: pid, ..Id::default() };
-        self.events.push((id, ProcessEvent::NumberReleased));
-        self.filter.release_number(pid);
+        self.events.push((id, ProcessEvent::PidReleased));
+        self.filter.pid_released(pid);
         if self.entries.get(&pid).is_some_and(ProcessEntry::has_ended) {
             self.entries.remove(&pid);
             self.events.push((id, ProcessEvent::Removed));

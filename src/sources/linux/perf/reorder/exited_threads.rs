@@ -10,8 +10,8 @@ use libc::pid_t;
 
 use super::super::ring::record::Id;
 
-/// What is in the place of the number of a thread that has none any more.
-pub(in super::super) const NOBODY: pid_t = -1;
+/// In the place of the number of a thread that has exited.
+pub(in super::super) const EXITED_TID: pid_t = -1;
 
 /// By CPU: the thread that exited there last, and its process.
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ impl ExitedThreads {
             self.0.insert(id.cpu, (id.pid, id.tid));
         }
         match self.0.get(&id.cpu) {
-            Some((pid, tid)) if id.tid == NOBODY && *pid == id.pid => Id { tid: *tid, ..id },
+            Some((pid, tid)) if id.tid == EXITED_TID && *pid == id.pid => Id { tid: *tid, ..id },
             _ => id,
         }
     }
@@ -47,16 +47,16 @@ mod tests {
     #[test]
     fn what_a_thread_without_a_number_does_is_of_the_one_that_ended_there() {
         let mut exited = ExitedThreads::default();
-        assert_eq!(exited.named(id(7, NOBODY, 0), false).tid, NOBODY, "nobody has ended");
+        assert_eq!(exited.named(id(7, EXITED_TID, 0), false).tid, EXITED_TID, "nobody has ended");
         exited.named(id(7, 70, 0), true);
         exited.named(id(7, 71, 1), true);
-        assert_eq!(exited.named(id(7, NOBODY, 0), false).tid, 70);
-        assert_eq!(exited.named(id(7, NOBODY, 1), false).tid, 71);
-        assert_eq!(exited.named(id(8, NOBODY, 1), false).tid, NOBODY, "of another process");
+        assert_eq!(exited.named(id(7, EXITED_TID, 0), false).tid, 70);
+        assert_eq!(exited.named(id(7, EXITED_TID, 1), false).tid, 71);
+        assert_eq!(exited.named(id(8, EXITED_TID, 1), false).tid, EXITED_TID, "of another process");
         assert_eq!(exited.named(id(7, 72, 0), false).tid, 72, "others keep theirs");
         exited.named(id(7, 73, 0), true);
-        assert_eq!(exited.named(id(7, NOBODY, 0), false).tid, 73, "the last one");
+        assert_eq!(exited.named(id(7, EXITED_TID, 0), false).tid, 73, "the last one");
         exited.forget(7, 73);
-        assert_eq!(exited.named(id(7, NOBODY, 0), false).tid, NOBODY, "it is gone for good");
+        assert_eq!(exited.named(id(7, EXITED_TID, 0), false).tid, EXITED_TID, "it is gone for good");
     }
 }

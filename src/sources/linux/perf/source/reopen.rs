@@ -15,7 +15,7 @@ impl PerfSource {
         if !self.follows_by_inheritance() || self.launched {
             return Ok(());
         }
-        let mut listed = self.ends.pids();
+        let mut listed = self.exits.pids();
         for _ in 0..MAX_PASSES {
             let running = self.pipeline.processes.running();
             let started: Vec<pid_t> = running.into_iter().filter(|pid| !listed.contains(pid)).collect();
@@ -38,7 +38,7 @@ impl PerfSource {
     /// Whether events may have a program that copies more of stacks than they do. Those of CPUs find out by trying;
     /// to open those of threads anew costs more, so that these have to know.
     pub(super) fn may_copy(&self) -> bool {
-        self.events.options().scope == Scope::Cpus || self.filter.is_taken()
+        self.events.options().scope == Scope::Cpus || self.filter.is_loaded()
     }
 
     /// Opens the events anew, with other options or for other CPUs.

@@ -1,7 +1,7 @@
-//! Pieces of deep stacks: a program in the kernel that runs in the interrupt of a sample reads the words that walks of
+//! Ranges of deep stacks: a program in the kernel that runs in the interrupt of a sample reads the words that walks of
 //! the thread need above what the event copies, into a ring of its own.
 //!
-//! Input: for each thread the addresses of the pieces; output: its samples with these pieces. A piece has its address
+//! Input: for each thread the addresses of the ranges; output: its samples with these ranges. A range has its address
 //! beside its bytes, so it is true whatever list was in the kernel at that moment.
 
 use std::io;
@@ -19,28 +19,28 @@ use super::super::bpf::instructions::{
 use super::super::bpf::memory_copies::{Copies, CopyProgram, HEADER_BYTES, LEN, address};
 use super::super::events::cpus::cpu_count;
 use super::super::ring::record::Id;
-use crate::sources::{Capture, PIECE_BYTES, PIECES_MAX};
+use crate::sources::{Capture, PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX};
 
-/// A piece in a record: its address and its bytes.
-const ENTRY_BYTES: usize = 8 + PIECE_BYTES;
-/// Pieces of one record: few waste room, many take more records.
-const RECORD_PIECES: usize = 32;
-const RECORD_BYTES: usize = HEADER_BYTES + RECORD_PIECES * ENTRY_BYTES;
-const RECORDS_MAX: usize = PIECES_MAX / RECORD_PIECES;
+/// A range in a record: its address and its bytes.
+const ENTRY_BYTES: usize = 8 + PREFETCH_RANGE_BYTES;
+/// Ranges of one record: few waste room, many take more records.
+const RECORD_RANGES: usize = 32;
+const RECORD_BYTES: usize = HEADER_BYTES + RECORD_RANGES * ENTRY_BYTES;
+const RECORDS_MAX: usize = PREFETCH_RANGES_MAX / RECORD_RANGES;
 /// A list in the kernel: addresses, then zeroes.
-const LIST_BYTES: usize = PIECES_MAX * 8;
+const LIST_BYTES: usize = PREFETCH_RANGES_MAX * 8;
 /// Threads that have a list at the same time; beyond that all are forgotten.
 const THREADS_MAX: u32 = 256;
 /// For each CPU some 25 of the largest samples; what does not fit is not prefetched.
 const RING_BYTES_OF_CPU: usize = 1 << 20;
 const RING_BYTES_MAX: usize = 16 << 20;
 
-/// Instead of a piece's address: the signals that the thread blocks.
+/// Instead of a range's address: the signals that the thread blocks.
 const BLOCKED_SIGNALS: u64 = 1;
 
-/// Reads the pieces on the list that the map `lists` may have for the running thread. `ring` is the descriptor of a
+/// Reads the ranges on the list that the map `lists` may have for the running thread. `ring` is the descriptor of a
 /// [`ProgramRing`]. A record's address is its place among those of its sample. `blocked_at`: where the kernel's
-/// structure of a thread has the signals that it blocks; they take the place of the first piece, and the last one
+/// structure of a thread has the signals that it blocks; they take the place of the first range, and the last one
 /// of a full list is not read.
 fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
     let shift = usize::from(blocked_at.is_some());
@@ -48,11 +48,11 @@ fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
     let mut program = CopyProgram::of_threads_in(lists, op(MOVE_REGISTER, 7, 0, 0, 0));
     for record in 0..RECORDS_MAX {
         let first = if record == 0 { shift } else { 0 };
-        let in_list = |piece: usize| ((record * RECORD_PIECES + piece - shift) * 8) as i16;
+        let in_list = |range: usize| ((record * RECORD_RANGES + range - shift) * 8) as i16;
         program.extend([op(LOAD_DOUBLE, 6, 7, in_list(first), 0)]);
         program.end_by(op(JUMP_IF_EQUAL, 6, 0, 0, 0));
-        let place = address((record * RECORD_PIECES * ENTRY_BYTES) as i32);
-        program.reserve(ring, RECORD_PIECES * ENTRY_BYTES, place);
+        let place = address((record * RECORD_RANGES * ENTRY_BYTES) as i32);
+        program.reserve(ring, RECORD_RANGES * ENTRY_BYTES, place);
         let mut to_submit = Vec::new();
         if let Some(blocked_at) = blocked_at.filter(|_| record == 0) {
             program.extend([
@@ -70,17 +70,17 @@ fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
                 op(STORE_VALUE_DOUBLE, 8, 0, LEN, ENTRY_BYTES as i32),
             ]);
         }
-        for piece in first..RECORD_PIECES {
-            let entry = HEADER_BYTES + piece * ENTRY_BYTES;
-            program.extend([op(LOAD_DOUBLE, 6, 7, in_list(piece), 0)]);
+        for range in first..RECORD_RANGES {
+            let entry = HEADER_BYTES + range * ENTRY_BYTES;
+            program.extend([op(LOAD_DOUBLE, 6, 7, in_list(range), 0)]);
             to_submit.push(program.jump(op(JUMP_IF_EQUAL, 6, 0, 0, 0)));
-            program.read(entry + 8, PIECE_BYTES, 6);
+            program.read(entry + 8, PREFETCH_RANGE_BYTES, 6);
             program.extend([
-                // What cannot be read is no piece.
+                // What cannot be read is no range.
                 op(JUMP_IF_EQUAL, 0, 0, 1, 0),
                 op(MOVE, 6, 0, 0, 0),
                 op(STORE_DOUBLE, 8, 6, entry as i16, 0),
-                op(STORE_VALUE_DOUBLE, 8, 0, LEN, ((piece + 1) * ENTRY_BYTES) as i32),
+                op(STORE_VALUE_DOUBLE, 8, 0, LEN, ((range + 1) * ENTRY_BYTES) as i32),
             ]);
         }
         program.land(to_submit);
@@ -90,16 +90,16 @@ fn read_program(lists: i32, ring: i32, blocked_at: Option<i32>) -> Vec<u64> {
 }
 
 /// A list as the kernel has it.
-fn list_bytes(pieces: &[u64]) -> [u8; LIST_BYTES] {
+fn list_bytes(ranges: &[u64]) -> [u8; LIST_BYTES] {
     let mut list = [0; LIST_BYTES];
-    for (entry, start) in list.as_chunks_mut().0.iter_mut().zip(pieces) {
+    for (entry, start) in list.as_chunks_mut().0.iter_mut().zip(ranges) {
         *entry = start.to_le_bytes();
     }
     list
 }
 
-/// Gives a sample the pieces that were read at the same moment.
-fn add_pieces(copies: &mut Copies, id: Id, capture: &mut Capture) {
+/// Gives a sample the ranges that were read at the same moment.
+fn add_prefetched(copies: &mut Copies, id: Id, capture: &mut Capture) {
     let Some(copy) = copies.of_sample(id) else { return };
     for entry in copy.bytes.chunks_exact(ENTRY_BYTES) {
         let Some((start, bytes)) = entry.split_first_chunk() else { continue };
@@ -107,22 +107,22 @@ fn add_pieces(copies: &mut Copies, id: Id, capture: &mut Capture) {
             0 => {}
             BLOCKED_SIGNALS => {
                 let signals = bytes.first_chunk().map(|signals| u64::from_le_bytes(*signals));
-                capture.pieces.blocked_signals = signals;
+                capture.prefetched.blocked_signals = signals;
             }
-            start => capture.pieces.push(start, bytes),
+            start => capture.prefetched.push(start, bytes),
         }
     }
     // Of another moment after all.
-    if capture.pieces.contradict(capture.stack_base.0, &capture.stack) {
-        capture.pieces.clear();
+    if capture.prefetched.contradict(capture.stack_base.0, &capture.stack) {
+        capture.prefetched.clear();
     }
     copies.give_back(copy);
 }
 
-/// Prefetches pieces of the stacks of threads with each of their samples.
+/// Prefetches ranges of the stacks of threads with each of their samples.
 #[derive(Debug)]
 pub(in super::super) struct Prefetch {
-    /// In the kernel: the pieces of each thread.
+    /// In the kernel: the ranges of each thread.
     lists: OwnedFd,
     ring: ProgramRing,
     threads: HashSet<pid_t>,
@@ -152,14 +152,14 @@ impl Prefetch {
         read_program(self.lists.as_raw_fd(), self.ring.descriptor(), self.blocked_at)
     }
 
-    /// Has the samples of a thread hold these pieces from now on.
-    pub(in super::super) fn set(&mut self, tid: pid_t, pieces: &[u64]) {
+    /// Has the samples of a thread hold these ranges from now on.
+    pub(in super::super) fn set(&mut self, tid: pid_t, ranges: &[u64]) {
         if self.threads.len() >= THREADS_MAX as usize && !self.threads.contains(&tid) {
             let lists = &self.lists;
             self.threads.drain().for_each(|tid| bpf_sys::remove_from_map(lists, tid.cast_unsigned()));
         }
         self.threads.insert(tid);
-        bpf_sys::put_in_map(&self.lists, tid.cast_unsigned(), &list_bytes(pieces));
+        bpf_sys::put_in_map(&self.lists, tid.cast_unsigned(), &list_bytes(ranges));
     }
 
     /// Reads what was prefetched so far: after the rings of samples, so that all of theirs is there. The bytes that
@@ -171,9 +171,9 @@ impl Prefetch {
         freed
     }
 
-    /// Gives a sample its pieces.
+    /// Gives a sample its ranges.
     pub(in super::super) fn complete(&mut self, id: Id, capture: &mut Capture) {
-        add_pieces(&mut self.copies, id, capture);
+        add_prefetched(&mut self.copies, id, capture);
     }
 }
 
@@ -195,14 +195,14 @@ mod tests {
     const FIRST: (u64, u64) = (4, 0xefff_fffc);
     const AT: u64 = 0x7000_0000;
 
-    /// A thread 77 with a stack from `AT` on, and a list of pieces of it.
-    fn machine(pieces: &[u64]) -> Machine {
+    /// A thread 77 with a stack from `AT` on, and a list of ranges of it.
+    fn machine(ranges: &[u64]) -> Machine {
         let mut machine = Machine::new(77, 70, FIRST);
-        let mut list: Vec<u8> = pieces.iter().flat_map(|start| start.to_le_bytes()).collect();
+        let mut list: Vec<u8> = ranges.iter().flat_map(|start| start.to_le_bytes()).collect();
         list.resize(LIST_BYTES, 0);
         machine.lists.push((LISTS, 77, list));
         machine.ring = RING;
-        let mut random = Rng::new(pieces.len() as u64);
+        let mut random = Rng::new(ranges.len() as u64);
         machine.memory = (AT, (0..0x20000).map(|_| random.below(256) as u8).collect());
         machine
     }
@@ -211,14 +211,14 @@ mod tests {
         filter_program::program(Verdict::OfProcess(70), FIRST, &read_program(LISTS, RING, None))
     }
 
-    /// A sample of the machine with its pieces.
+    /// A sample of the machine with its ranges.
     fn completed(machine: &Machine, time_ns: u64, stack_bytes: usize) -> Capture {
         let mut copies = Copies::default();
         machine.records.iter().for_each(|record| copies.take(record));
         let mut capture = Capture::with_capacity(0);
         capture.stack_base = Avma(AT);
         capture.stack.extend_from_slice(&machine.memory.1[..stack_bytes]);
-        add_pieces(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        add_prefetched(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
         capture
     }
 
@@ -228,24 +228,24 @@ mod tests {
     }
 
     #[test]
-    fn all_pieces_on_the_list_are_read_at_once() {
+    fn all_ranges_on_the_list_are_read_at_once() {
         for count in [1, 2, 31, 32, 33, 64, 65, 511, 512] {
-            let starts: Vec<u64> = (0..count).map(|piece| AT + 0x1000 + piece * 200).collect();
+            let starts: Vec<u64> = (0..count).map(|range| AT + 0x1000 + range * 200).collect();
             let mut machine = machine(&starts);
             assert_eq!(machine.run(&program()), 1);
-            assert_eq!(machine.records.len(), (count as usize).div_ceil(RECORD_PIECES));
+            assert_eq!(machine.records.len(), (count as usize).div_ceil(RECORD_RANGES));
             let capture = completed(&machine, machine.time_ns + 900, 0x800);
-            assert_eq!(capture.pieces.bytes(), count as usize * PIECE_BYTES);
+            assert_eq!(capture.prefetched.bytes(), count as usize * PREFETCH_RANGE_BYTES);
             for start in starts {
-                assert_eq!(capture.pieces.word(start, 8), Some(word(&machine, start)));
-                assert_eq!(capture.pieces.word(start + 56, 8), Some(word(&machine, start + 56)));
-                assert_eq!(capture.pieces.word(start + 64, 8), None);
+                assert_eq!(capture.prefetched.word(start, 8), Some(word(&machine, start)));
+                assert_eq!(capture.prefetched.word(start + 56, 8), Some(word(&machine, start + 56)));
+                assert_eq!(capture.prefetched.word(start + 64, 8), None);
             }
         }
     }
 
     #[test]
-    fn the_blocked_signals_of_the_thread_are_read_with_its_pieces() {
+    fn the_blocked_signals_of_the_thread_are_read_with_its_ranges() {
         for (count, at, blocked) in [
             (1, 64, Some(0x55)),
             (31, 64, Some(0x55)),
@@ -253,29 +253,29 @@ mod tests {
             (511, 64, Some(0x55)),
             (40, 72, None),
         ] {
-            let starts: Vec<u64> = (0..count).map(|piece| AT + 0x1000 + piece * 200).collect();
+            let starts: Vec<u64> = (0..count).map(|range| AT + 0x1000 + range * 200).collect();
             let mut machine = machine(&starts);
             machine.task = [vec![0; 64], 0x55u64.to_le_bytes().to_vec()].concat();
             let program =
                 filter_program::program(Verdict::OfProcess(70), FIRST, &read_program(LISTS, RING, Some(at)));
             assert_eq!(machine.run(&program), 1);
             let capture = completed(&machine, machine.time_ns + 900, 0x800);
-            assert_eq!(capture.pieces.blocked_signals, blocked);
-            assert_eq!(capture.pieces.bytes(), count as usize * PIECE_BYTES);
+            assert_eq!(capture.prefetched.blocked_signals, blocked);
+            assert_eq!(capture.prefetched.bytes(), count as usize * PREFETCH_RANGE_BYTES);
             for start in starts {
-                assert_eq!(capture.pieces.word(start + 56, 8), Some(word(&machine, start + 56)));
+                assert_eq!(capture.prefetched.word(start + 56, 8), Some(word(&machine, start + 56)));
             }
         }
     }
 
     #[test]
-    fn what_cannot_be_read_is_no_piece_and_leaves_the_others() {
+    fn what_cannot_be_read_is_no_range_and_leaves_the_others() {
         let mut machine = machine(&[AT - 0x40, AT + 0x100, AT + 0x1_fff0, AT + 0x200]);
         assert_eq!(machine.run(&program()), 1);
-        let pieces = completed(&machine, machine.time_ns, 0x10).pieces;
-        assert_eq!(pieces.bytes(), 2 * PIECE_BYTES);
+        let ranges = completed(&machine, machine.time_ns, 0x10).prefetched;
+        assert_eq!(ranges.bytes(), 2 * PREFETCH_RANGE_BYTES);
         for at in [0x100, 0x200] {
-            assert_eq!(pieces.word(AT + at, 8), Some(word(&machine, AT + at)));
+            assert_eq!(ranges.word(AT + at, 8), Some(word(&machine, AT + at)));
         }
     }
 
@@ -288,22 +288,25 @@ mod tests {
         full.room = 0;
         assert_eq!(full.run(&program()), 1);
         assert!(other.records.is_empty() && full.records.is_empty());
-        let mut half = machine(&(0..64).map(|piece| AT + piece * 64).collect::<Vec<_>>());
+        let mut half = machine(&(0..64).map(|range| AT + range * 64).collect::<Vec<_>>());
         half.room = 1;
         assert_eq!(half.run(&program()), 1);
-        assert_eq!(completed(&half, half.time_ns, 0).pieces.bytes(), RECORD_PIECES * PIECE_BYTES);
+        assert_eq!(
+            completed(&half, half.time_ns, 0).prefetched.bytes(),
+            RECORD_RANGES * PREFETCH_RANGE_BYTES
+        );
     }
 
     #[test]
-    fn pieces_of_another_moment_are_none() {
+    fn ranges_of_another_moment_are_none() {
         let mut machine = machine(&[AT + 0x100, AT + 0x4000]);
         assert_eq!(machine.run(&program()), 1);
         let at_ns = machine.time_ns;
-        assert!(!completed(&machine, at_ns + APART_NS_MAX, 0x800).pieces.is_empty());
-        assert!(completed(&machine, at_ns + APART_NS_MAX + 1, 0x800).pieces.is_empty());
+        assert!(!completed(&machine, at_ns + APART_NS_MAX, 0x800).prefetched.is_empty());
+        assert!(completed(&machine, at_ns + APART_NS_MAX + 1, 0x800).prefetched.is_empty());
         // What both hold is not the same.
         machine.memory.1[0x120] ^= 1;
-        assert!(completed(&machine, at_ns, 0x800).pieces.is_empty());
+        assert!(completed(&machine, at_ns, 0x800).prefetched.is_empty());
     }
 
     #[test]

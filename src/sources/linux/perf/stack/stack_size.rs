@@ -32,7 +32,7 @@ const PLAIN_STACKS: u32 = 24;
 /// A size shrinks when all of so many rounds fit into the smaller one with room to spare.
 const ROUNDS_TO_SHRINK: u32 = 16;
 /// Rounds without a try after one in vain, doubled each time.
-const FIRST_PATIENCE: u32 = 16;
+const FIRST_BACKOFF: u32 = 16;
 
 /// The size of copies of stacks, and what stacks needed.
 #[derive(Debug)]
@@ -43,26 +43,26 @@ pub(in super::super) struct StackSize {
     size: usize,
     usual: usize,
     /// No round has ended yet.
-    fresh: bool,
+    in_first_round: bool,
     stacks: u32,
-    ran_out: u32,
+    truncated: u32,
     /// Stacks that no size is enough for.
-    hopeless: u32,
+    unbounded: u32,
     /// The most that a stack of this round needed.
-    most: usize,
+    max_needed: usize,
     /// Rounds in a row that would have fitted into less.
-    roomy: u32,
+    rounds_fitting_smaller: u32,
     /// How many ran out before it grew, and which size it had.
-    ran_out_before: Option<u32>,
+    truncated_before: Option<u32>,
     grown_from: usize,
-    patience: u32,
-    next_patience: u32,
+    backoff: u32,
+    next_backoff: u32,
 }
 
 impl StackSize {
     /// The largest of a record, until the first round has shown what is needed.
     pub(in super::super) fn new() -> StackSize {
-        StackSize { size: STACK_BYTES.len() - 1, ..StackSize::of_many() }
+        StackSize { size: STACK_BYTES.len() - 1, ..StackSize::for_many_processes() }
     }
 
     /// Of the usual size.
@@ -72,27 +72,27 @@ impl StackSize {
             sizes,
             size: usual,
             usual,
-            fresh: true,
+            in_first_round: true,
             stacks: 0,
-            ran_out: 0,
-            hopeless: 0,
-            most: 0,
-            roomy: 0,
-            ran_out_before: None,
+            truncated: 0,
+            unbounded: 0,
+            max_needed: 0,
+            rounds_fitting_smaller: 0,
+            truncated_before: None,
             grown_from: 0,
-            patience: 0,
-            next_patience: FIRST_PATIENCE,
+            backoff: 0,
+            next_backoff: FIRST_BACKOFF,
         }
     }
 
     /// The usual size: of many processes the first samples, with all that is to be read of their
     /// images, would fill the rings.
-    pub(in super::super) fn of_many() -> StackSize {
+    pub(in super::super) fn for_many_processes() -> StackSize {
         StackSize::with(&SIZES_BYTES, USUAL_BYTES)
     }
 
     /// Nothing can be had beyond the largest of a record.
-    pub(in super::super) fn ends_with_records(&mut self) {
+    pub(in super::super) fn limit_to_record(&mut self) {
         self.sizes = &STACK_BYTES;
         self.size = self.size.min(self.sizes.len() - 1);
     }
@@ -102,10 +102,10 @@ impl StackSize {
         StackSize::with(&SWITCH_STACK_BYTES, USUAL_AT_SWITCH_BYTES)
     }
 
-    /// It cannot be changed: it is unchanged.
-    pub(in super::super) fn stays(&mut self, bytes: u32) {
+    /// Pins the size: the events could not be reopened.
+    pub(in super::super) fn pin(&mut self, bytes: u32) {
         self.size = self.sizes.iter().position(|size| *size == bytes).unwrap_or(self.size);
-        (self.patience, self.roomy) = (u32::MAX, 0);
+        (self.backoff, self.rounds_fitting_smaller) = (u32::MAX, 0);
     }
 
     /// The size, bytes.
@@ -116,97 +116,99 @@ impl StackSize {
     /// Takes note of a walk; the new size, if it changes now.
     pub(in super::super) fn walked(&mut self, needed: StackUse) -> Option<u32> {
         self.stacks += 1;
-        if needed.hopeless {
-            self.hopeless += 1;
+        if needed.unbounded {
+            self.unbounded += 1;
         } else {
             // What lies above any size is prefetched or not at all.
             let is_above_all = needed.bytes > self.sizes.last().map_or(0, |most| *most as usize);
-            self.ran_out += u32::from(needed.ran_out && !is_above_all);
-            self.most = self.most.max(if is_above_all { self.bytes() as usize } else { needed.bytes });
+            self.truncated += u32::from(needed.truncated && !is_above_all);
+            self.max_needed =
+                self.max_needed.max(if is_above_all { self.bytes() as usize } else { needed.bytes });
         }
         // The next samples are not to wait where it is plain: in the first round that most ran out, later
         // that so many did as let it grow at the end of a round.
-        let plain = if self.fresh {
-            self.ran_out >= PLAIN_STACKS && self.ran_out * 2 > self.stacks - self.hopeless
+        let plain = if self.in_first_round {
+            self.truncated >= PLAIN_STACKS && self.truncated * 2 > self.stacks - self.unbounded
         } else {
-            self.may_grow() && self.ran_out_before.is_none() && StackSize::are_many(self.ran_out)
+            self.may_grow() && self.truncated_before.is_none() && StackSize::are_many(self.truncated)
         };
-        let round = if self.fresh { FIRST_STACKS } else { STACKS };
+        let round = if self.in_first_round { FIRST_STACKS } else { STACKS };
         if self.stacks < round && !plain {
             return None;
         }
         let before = self.size;
-        if self.hopeless == self.stacks {
+        if self.unbounded == self.stacks {
             self.size = self.size.min(self.usual);
         } else {
-            self.stacks -= self.hopeless;
+            self.stacks -= self.unbounded;
             self.decide();
         }
-        (self.stacks, self.ran_out, self.hopeless, self.most) = (0, 0, 0, 0);
+        (self.stacks, self.truncated, self.unbounded, self.max_needed) = (0, 0, 0, 0);
         (self.size != before).then(|| self.bytes())
     }
 
     fn decide(&mut self) {
-        if std::mem::take(&mut self.fresh) {
-            let fits = |bytes: &u32| self.most * FIRST_TIMES < *bytes as usize;
+        if std::mem::take(&mut self.in_first_round) {
+            let fits = |bytes: &u32| self.max_needed * FIRST_TIMES < *bytes as usize;
             match self.sizes.iter().position(fits) {
                 // None needed more than a record holds.
-                Some(size) if self.ran_out == 0 => self.size = size.min(STACK_BYTES.len() - 1),
-                _ if self.ran_out * 50 > self.stacks && self.size + 1 < self.sizes.len() => {
+                Some(size) if self.truncated == 0 => self.size = size.min(STACK_BYTES.len() - 1),
+                _ if self.truncated * 50 > self.stacks && self.size + 1 < self.sizes.len() => {
                     self.grow(self.usual)
                 }
                 // Most lead out of any size.
-                _ if self.ran_out * 2 > self.stacks => self.size = self.usual,
+                _ if self.truncated * 2 > self.stacks => self.size = self.usual,
                 _ => {}
             }
             return;
         }
-        if let Some(ran_out_before) = self.ran_out_before.take()
-            && self.ran_out * 2 > ran_out_before
+        if let Some(truncated_before) = self.truncated_before.take()
+            && self.truncated * 2 > truncated_before
         {
             // More was of no use to most of them.
             self.size = self.grown_from;
-            self.patience = self.next_patience;
-            self.next_patience = self.next_patience.saturating_mul(2);
+            self.backoff = self.next_backoff;
+            self.next_backoff = self.next_backoff.saturating_mul(2);
             return;
         }
-        if StackSize::are_many(self.ran_out) {
-            self.roomy = 0;
+        if StackSize::are_many(self.truncated) {
+            self.rounds_fitting_smaller = 0;
             if self.may_grow() {
                 self.grow(self.size);
             } else {
-                self.patience = self.patience.saturating_sub(1);
+                self.backoff = self.backoff.saturating_sub(1);
             }
             return;
         }
         let fits_less = self.size > 0
-            && self.ran_out == 0
-            && self.most + self.most / 4 < self.sizes[self.size - 1] as usize;
-        self.roomy = if fits_less { self.roomy + 1 } else { 0 };
-        if self.roomy >= ROUNDS_TO_SHRINK {
-            self.roomy = 0;
+            && self.truncated == 0
+            && self.max_needed + self.max_needed / 4 < self.sizes[self.size - 1] as usize;
+        self.rounds_fitting_smaller = if fits_less { self.rounds_fitting_smaller + 1 } else { 0 };
+        if self.rounds_fitting_smaller >= ROUNDS_TO_SHRINK {
+            self.rounds_fitting_smaller = 0;
             self.size -= 1;
         }
     }
 
     /// Whether there is a larger size, and trying it was not in vain of late.
     fn may_grow(&self) -> bool {
-        self.patience == 0 && self.size + 1 < self.sizes.len()
+        self.backoff == 0 && self.size + 1 < self.sizes.len()
     }
 
     /// Whether so many of a round that ran out are too many.
-    fn are_many(ran_out: u32) -> bool {
-        ran_out * 50 > STACKS
+    fn are_many(truncated: u32) -> bool {
+        truncated * 50 > STACKS
     }
 
     /// Takes the size that is enough for all, if that is known, or else the largest; if that is in vain, the size
     /// `from`.
     fn grow(&mut self, from: usize) {
         self.grown_from = from;
-        let is_known = self.most > self.bytes() as usize;
-        let enough = self.sizes.iter().position(|size| self.most + self.most / 4 <= *size as usize);
+        let is_known = self.max_needed > self.bytes() as usize;
+        let enough =
+            self.sizes.iter().position(|size| self.max_needed + self.max_needed / 4 <= *size as usize);
         self.size = enough.filter(|_| is_known).unwrap_or(self.sizes.len() - 1);
-        self.ran_out_before = Some(self.ran_out * STACKS / self.stacks.max(1));
+        self.truncated_before = Some(self.truncated * STACKS / self.stacks.max(1));
     }
 }
 
@@ -220,9 +222,9 @@ mod tests {
             let copied = stack_size.bytes() as usize;
             stack_size.walked(StackUse {
                 bytes: bytes.min(copied),
-                ran_out: bytes > copied,
-                below: false,
-                hopeless: false,
+                truncated: bytes > copied,
+                needs_red_zone: false,
+                unbounded: false,
             });
         }
     }
@@ -246,7 +248,12 @@ mod tests {
             let mut stack_size = StackSize::new();
             for stack in 0..FIRST_STACKS {
                 assert_eq!(stack_size.bytes(), 60 << 10, "stack {stack}");
-                stack_size.walked(StackUse { bytes: needed, ran_out: false, below: false, hopeless: false });
+                stack_size.walked(StackUse {
+                    bytes: needed,
+                    truncated: false,
+                    needs_red_zone: false,
+                    unbounded: false,
+                });
             }
             assert_eq!(stack_size.bytes(), copied, "for stacks of {needed}");
         }
@@ -254,7 +261,7 @@ mod tests {
 
     #[test]
     fn stacks_beyond_the_largest_record_are_copied_by_a_program_where_that_helps() {
-        for mut stack_size in [StackSize::new(), StackSize::of_many()] {
+        for mut stack_size in [StackSize::new(), StackSize::for_many_processes()] {
             for _ in 0..4 {
                 round(&mut stack_size, 200_000);
             }
@@ -271,7 +278,7 @@ mod tests {
             );
         }
         let mut stack_size = StackSize::new();
-        stack_size.ends_with_records();
+        stack_size.limit_to_record();
         for _ in 0..4 {
             round(&mut stack_size, 200_000);
         }
@@ -288,7 +295,12 @@ mod tests {
         round(&mut stack_size, 1_000);
         assert_eq!(stack_size.bytes(), 4 << 10);
         for _ in 0..=STACKS / 50 {
-            stack_size.walked(StackUse { bytes: 20_000, ran_out: true, below: false, hopeless: false });
+            stack_size.walked(StackUse {
+                bytes: 20_000,
+                truncated: true,
+                needs_red_zone: false,
+                unbounded: false,
+            });
         }
         assert_eq!(stack_size.bytes(), 32 << 10);
     }
@@ -297,13 +309,18 @@ mod tests {
     fn stacks_that_no_size_is_enough_for_leave_the_others_theirs() {
         let mut stack_size = StackSize::new();
         for stack in 0..40 * STACKS {
-            let hopeless = stack % 3 > 0;
-            let bytes = if hopeless { stack_size.bytes() as usize } else { 50_000 };
-            stack_size.walked(StackUse { bytes, ran_out: false, below: false, hopeless });
+            let unbounded = stack % 3 > 0;
+            let bytes = if unbounded { stack_size.bytes() as usize } else { 50_000 };
+            stack_size.walked(StackUse { bytes, truncated: false, needs_red_zone: false, unbounded });
         }
         assert_eq!(stack_size.bytes(), 60 << 10);
         for _ in 0..2 * STACKS {
-            stack_size.walked(StackUse { bytes: 60 << 10, ran_out: false, below: false, hopeless: true });
+            stack_size.walked(StackUse {
+                bytes: 60 << 10,
+                truncated: false,
+                needs_red_zone: false,
+                unbounded: true,
+            });
         }
         assert_eq!(stack_size.bytes(), 16 << 10, "no others are left");
     }
@@ -316,7 +333,12 @@ mod tests {
         }
         assert_eq!(stack_size.bytes(), 4 << 10);
         for _ in 0..=STACKS / 50 {
-            stack_size.walked(StackUse { bytes: 4 << 10, ran_out: true, below: false, hopeless: false });
+            stack_size.walked(StackUse {
+                bytes: 4 << 10,
+                truncated: true,
+                needs_red_zone: false,
+                unbounded: false,
+            });
         }
         assert!(stack_size.bytes() > 60 << 10);
     }

@@ -1,7 +1,7 @@
 //! The stack stage: how many bytes of each stack the kernel copies, and what completes a copy.
 //!
 //! Input: samples as their records hold them, and what walks of them needed; output: samples with the red zone, the stack
-//! tail and the pieces that programs copied at the same moment, and the options by which events are to sample next. A
+//! tail and the ranges that programs copied at the same moment, and the options by which events are to sample next. A
 //! page that a copy lacked is brought in for the copies that follow.
 
 use std::io;
@@ -30,7 +30,7 @@ struct ProgramCopies {
     tail: Option<StackTail>,
     prefetch: Option<Prefetch>,
     red_zone: Option<RedZone>,
-    /// The kernel takes no program that reads pieces of stacks.
+    /// The kernel takes no program that reads ranges of stacks.
     prefetch_refused: bool,
 }
 
@@ -224,7 +224,7 @@ impl Stacks {
         }
         options.prefetch = copies.prefetch.is_some();
         if is_large && copies.tail.is_none() {
-            self.sizes.stack.ends_with_records();
+            self.sizes.stack.limit_to_record();
             options.stack_bytes = options.record_stack_bytes();
         }
         options
@@ -245,10 +245,10 @@ impl Stacks {
 
     /// Events could not be opened anew: they sample by these options still.
     pub(in super::super) fn keep(&mut self, options: EventOptions) {
-        self.sizes.stack.stays(options.stack_bytes);
+        self.sizes.stack.pin(options.stack_bytes);
         self.sizes.backlog.stays();
         if let Some(SwitchOptions { stack_bytes, .. }) = options.switches {
-            self.sizes.at_switch.stays(stack_bytes);
+            self.sizes.at_switch.pin(stack_bytes);
         }
     }
 
@@ -279,7 +279,7 @@ impl Stacks {
         let stack_bytes = is_current.then(|| self.sizes.stack.walked(needed)).flatten();
         let stack_bytes = stack_bytes.map(|bytes| self.sizes.backlog.limit(bytes));
         let stack_bytes = stack_bytes.unwrap_or(options.stack_bytes);
-        let red_zone = options.red_zone || needed.below && red_zone::HERE && may_copy;
+        let red_zone = options.red_zone || needed.needs_red_zone && red_zone::HERE && may_copy;
         let next = EventOptions { stack_bytes, red_zone, ..options };
         (next != options).then_some(next)
     }
@@ -296,25 +296,25 @@ impl Stacks {
         Some(EventOptions { switches: Some(SwitchOptions { stack_bytes, ..switches }), ..options })
     }
 
-    /// Whether pieces of stacks can be read.
+    /// Whether ranges of stacks can be read.
     pub(in super::super) fn may_prefetch(&self) -> bool {
         !self.copies.prefetch_refused
     }
 
-    /// Whether pieces of stacks are read.
+    /// Whether ranges of stacks are read.
     pub(in super::super) fn prefetches(&self) -> bool {
         self.copies.prefetch.is_some()
     }
 
-    /// Events were opened that should read pieces of stacks: whether they do.
+    /// Events were opened that should read ranges of stacks: whether they do.
     pub(in super::super) fn note_prefetch(&mut self) {
         self.copies.prefetch_refused = self.copies.prefetch.is_none();
     }
 
-    /// Has the samples of a thread hold these pieces from now on.
-    pub(in super::super) fn prefetch(&mut self, tid: pid_t, pieces: &[u64]) {
+    /// Has the samples of a thread hold these ranges from now on.
+    pub(in super::super) fn prefetch(&mut self, tid: pid_t, ranges: &[u64]) {
         if let Some(prefetch) = &mut self.copies.prefetch {
-            prefetch.set(tid, pieces);
+            prefetch.set(tid, ranges);
         }
     }
 

@@ -9,7 +9,7 @@ use libc::pid_t;
 
 use super::super::buffers::Pool;
 use super::super::clocks::Clocks;
-use super::super::reorder::exited_threads::NOBODY;
+use super::super::reorder::exited_threads::EXITED_TID;
 use super::super::ring::record::{Id, PerfRecord};
 use super::context_switches::ContextSwitches;
 use super::sleeping_thread::{self, SleepingThreads};
@@ -59,7 +59,7 @@ impl WaitRecorder {
         match record {
             PerfRecord::Lost(_) => self.switches.dropped(id),
             // That nothing runs is no thread, and one that exited waits for nothing.
-            _ if !selected || id.pid <= 0 || id.tid == NOBODY => {}
+            _ if !selected || id.pid <= 0 || id.tid == EXITED_TID => {}
             PerfRecord::SwitchIn { .. } => self.switches.note(id, Switch::In),
             PerfRecord::SwitchOut { preempted } => self.switches.left(id, *preempted),
             PerfRecord::Exit => self.switches.note(id, Switch::Exited),

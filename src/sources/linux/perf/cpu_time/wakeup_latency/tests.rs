@@ -113,16 +113,16 @@ fn a_stack_is_where_a_thread_waits_only_if_it_left_by_itself() {
 #[test]
 fn an_interval_opens_now_and_then_and_ends_when_it_was_long_enough() {
     let mut latency = WakeupLatency::default();
-    assert_eq!((latency.turn(5), latency.ends_ns()), (Turn::Open, None));
+    assert_eq!((latency.action(5), latency.ends_ns()), (IntervalAction::Open, None));
     latency.begin(5, ClockReadings::new());
     assert_eq!(latency.ends_ns(), Some(5 + INTERVAL_MIN_NS));
-    assert_eq!(latency.turn(5 + INTERVAL_MIN_NS - 1), Turn::Nothing);
-    assert_eq!(latency.turn(5 + INTERVAL_MIN_NS), Turn::Close);
+    assert_eq!(latency.action(5 + INTERVAL_MIN_NS - 1), IntervalAction::None);
+    assert_eq!(latency.action(5 + INTERVAL_MIN_NS), IntervalAction::Close);
     latency.end(5 + INTERVAL_MIN_NS, ClockReadings::new());
-    assert_eq!(latency.turn(5 + DISTANCE_NS), Turn::Nothing, "what it wrote is still to be read");
+    assert_eq!(latency.action(5 + DISTANCE_NS), IntervalAction::None, "what it wrote is still to be read");
     latency.measured();
-    assert_eq!(latency.turn(5 + DISTANCE_NS - 1), Turn::Nothing);
-    assert_eq!(latency.turn(5 + DISTANCE_NS), Turn::Open);
+    assert_eq!(latency.action(5 + DISTANCE_NS - 1), IntervalAction::None);
+    assert_eq!(latency.action(5 + DISTANCE_NS), IntervalAction::Open);
 }
 
 #[test]

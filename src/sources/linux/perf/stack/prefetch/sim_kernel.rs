@@ -1,12 +1,12 @@
 //! The kernel's part of prefetching, simulated: the program that it runs in the interrupt of a sample, its map of
 //! lists and its ring, and what the source makes of the records. Input: lists, and threads that are interrupted;
-//! output: the pieces of their samples.
+//! output: the ranges of their samples.
 
 use super::super::super::bpf::filter_program::{self, Verdict};
 use super::super::super::bpf::instructions::machine::Machine;
 use super::super::super::bpf::memory_copies::Copies;
 use super::super::super::ring::record::Id;
-use super::{HEADER_BYTES, add_pieces, list_bytes, read_program};
+use super::{HEADER_BYTES, add_prefetched, list_bytes, read_program};
 use crate::sources::Capture;
 
 const LISTS: i32 = 5;
@@ -32,9 +32,9 @@ impl SimKernel {
         SimKernel { machine, program, copies: Copies::default() }
     }
 
-    /// Has the samples of a thread hold these pieces from now on.
-    pub(crate) fn set(&mut self, tid: u32, pieces: &[u64]) {
-        let list = list_bytes(pieces).to_vec();
+    /// Has the samples of a thread hold these ranges from now on.
+    pub(crate) fn set(&mut self, tid: u32, ranges: &[u64]) {
+        let list = list_bytes(ranges).to_vec();
         match self.machine.lists.iter_mut().find(|(_, of, _)| *of == tid) {
             Some((.., known)) => *known = list,
             None => self.machine.lists.push((LISTS, tid, list)),
@@ -56,8 +56,8 @@ impl SimKernel {
         &mut self.machine.records
     }
 
-    /// Where the address of the first piece of a record is.
-    pub(crate) const FIRST_PIECE: usize = HEADER_BYTES;
+    /// Where the address of the first range of a record is.
+    pub(crate) const FIRST_RANGE: usize = HEADER_BYTES;
 
     /// Reads the ring, as the source does once for each batch of samples.
     pub(crate) fn read(&mut self) {
@@ -65,9 +65,9 @@ impl SimKernel {
         self.machine.records.drain(..).for_each(|record| self.copies.take(&record));
     }
 
-    /// Gives a sample its pieces.
+    /// Gives a sample its ranges.
     pub(crate) fn complete(&mut self, tid: u32, time_ns: u64, capture: &mut Capture) {
         let (pid, tid) = (self.machine.tgid.cast_signed(), tid.cast_signed());
-        add_pieces(&mut self.copies, Id { pid, tid, time_ns, cpu: 0 }, capture);
+        add_prefetched(&mut self.copies, Id { pid, tid, time_ns, cpu: 0 }, capture);
     }
 }

@@ -19,9 +19,9 @@ pub const FIRST: ProcessIndex = ProcessIndex(0);
 pub(super) const UNSAMPLED: ProcessIndex = ProcessIndex(u32::MAX);
 
 /// A process of the recording: its images, its unwinder, and where its stacks are kept.
-pub(super) struct ProcessEntry {
-    /// Its number in the images.
-    pub(super) number: u32,
+pub(super) struct RecordedProcess {
+    /// Its address space in the images.
+    pub(super) image_space_id: u32,
     /// Its number for the system.
     pub(super) pid: u32,
     /// Index of the program that it runs.
@@ -35,13 +35,13 @@ pub(super) struct ProcessEntry {
     /// Its files, once it has code without an image.
     pub(super) files: Option<Arc<dyn Files>>,
     /// Its unwinder was used since unwinders were cleared.
-    pub(super) learned: bool,
+    pub(super) has_unwind_cache: bool,
 }
 
-impl ProcessEntry {
-    pub(super) fn new(number: u32, pid: u32, program: u32, facts: &FileFacts) -> ProcessEntry {
-        ProcessEntry {
-            number,
+impl RecordedProcess {
+    pub(super) fn new(image_space_id: u32, pid: u32, program: u32, facts: &FileFacts) -> RecordedProcess {
+        RecordedProcess {
+            image_space_id,
             pid,
             program,
             merged: None,
@@ -49,7 +49,7 @@ impl ProcessEntry {
             refresh: ImageRefresh::default(),
             unwinder: Unwinder::new(facts),
             files: None,
-            learned: false,
+            has_unwind_cache: false,
         }
     }
 
@@ -60,7 +60,7 @@ impl ProcessEntry {
         now_ns: &dyn Fn() -> u64,
         images: &mut Images,
     ) -> bool {
-        let changed = self.refresh.read(process, now_ns, images, self.number, &mut self.jit);
+        let changed = self.refresh.read(process, now_ns, images, self.image_space_id, &mut self.jit);
         if changed {
             self.unwinder.images_changed();
             if self.files.is_none() && self.jit.is_any() {

@@ -1,6 +1,6 @@
-//! The ends of the processes that a recording ends with.
+//! The exits of the processes that a recording ends with.
 //!
-//! Input: their numbers; output: whether all of them have ended.
+//! Input: their pids; output: whether all of them have ended.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -13,21 +13,21 @@ use crate::sources::linux::sys as linux_sys;
 const POLL_MS: u64 = 10;
 
 /// Processes that have not ended yet.
-pub(super) struct Ends {
+pub(super) struct ProcessExits {
     /// Of each a descriptor that is readable when it has ended, where the kernel has such.
     processes: Vec<(pid_t, Option<OwnedFd>)>,
     /// Which descriptors were readable when they were waited for last.
     readable: Vec<bool>,
     /// There were none from the beginning: the recording is of a whole machine.
-    of_machine: bool,
+    is_system_wide: bool,
 }
 
-impl Ends {
+impl ProcessExits {
     /// Of these processes; none for a whole machine.
-    pub(super) fn of(pids: Vec<pid_t>) -> Ends {
-        let of_machine = pids.is_empty();
+    pub(super) fn of(pids: Vec<pid_t>) -> ProcessExits {
+        let is_system_wide = pids.is_empty();
         let processes = pids.into_iter().map(|pid| (pid, sys::watch_end(pid).ok())).collect();
-        Ends { processes, readable: Vec::new(), of_machine }
+        ProcessExits { processes, readable: Vec::new(), is_system_wide }
     }
 
     /// Their numbers.
@@ -53,13 +53,13 @@ impl Ends {
     }
 
     /// Whether all processes have ended, as the last wait showed.
-    pub(super) fn have_come(&mut self) -> bool {
+    pub(super) fn all_exited(&mut self) -> bool {
         let mut watched = self.readable.iter();
         self.processes.retain(|(pid, end)| match end {
             Some(_) => watched.next() != Some(&true),
             None => linux_sys::kill(*pid, 0).is_ok() && linux_sys::child_end(*pid).is_none(),
         });
         self.readable.clear();
-        !self.of_machine && self.processes.is_empty()
+        !self.is_system_wide && self.processes.is_empty()
     }
 }

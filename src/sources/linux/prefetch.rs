@@ -1,17 +1,17 @@
-//! Pieces of a stack, read of a thread that stands. Input: the addresses of pieces; output: their bytes, as far as
+//! Prefetched ranges of a stack, read of a stopped thread. Input: the addresses of ranges; output: their bytes, as far as
 //! they can be read.
 
 use libc::pid_t;
 
 use super::sys;
-use crate::sources::{PIECE_BYTES, StackPieces};
+use crate::sources::{PREFETCH_RANGE_BYTES, PrefetchedWords};
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Reads pieces of the memory of a thread into what was read of another stack.
-pub(super) fn read(tid: pid_t, pieces: &[u64], into: &mut StackPieces) {
+/// Reads ranges of the memory of a thread into the buffers of an earlier read.
+pub(super) fn read(tid: pid_t, starts: &[u64], into: &mut PrefetchedWords) {
     into.clear();
-    let ranges = ranges(pieces);
+    let ranges = ranges(starts);
     let mut left = &ranges[..];
     let mut bytes = Vec::new();
     while !left.is_empty() {
@@ -32,16 +32,16 @@ pub(super) fn read(tid: pid_t, pieces: &[u64], into: &mut StackPieces) {
     }
 }
 
-/// The ranges of memory that pieces are in: those that lie in one page are read at once, with what is between them.
-fn ranges(pieces: &[u64]) -> Vec<(u64, usize)> {
+/// Merges ranges: those that lie in one page are read at once, with what is between them.
+fn ranges(starts: &[u64]) -> Vec<(u64, usize)> {
     let mut ranges: Vec<(u64, usize)> = Vec::new();
-    for start in pieces {
-        let end = start.saturating_add(PIECE_BYTES as u64);
+    for start in starts {
+        let end = start.saturating_add(PREFETCH_RANGE_BYTES as u64);
         match ranges.last_mut() {
             Some((first, len)) if (end - 1) / PAGE_BYTES == *first / PAGE_BYTES => {
                 *len = (*len).max((end - *first) as usize);
             }
-            _ => ranges.push((*start, PIECE_BYTES)),
+            _ => ranges.push((*start, PREFETCH_RANGE_BYTES)),
         }
     }
     ranges
@@ -53,25 +53,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_of_one_page_are_one_range() {
-        let pieces = [0x1000, 0x1020, 0x1f00, 0x1fc8, 0x3000, 0x4100];
+    fn starts_in_one_page_are_one_range() {
+        let starts = [0x1000, 0x1020, 0x1f00, 0x1fc8, 0x3000, 0x4100];
         let expected = [(0x1000, 0xf40), (0x1fc8, 64), (0x3000, 64), (0x4100, 64)];
-        assert_eq!(ranges(&pieces), expected);
+        assert_eq!(ranges(&starts), expected);
     }
 
     #[test]
     fn what_cannot_be_read_leaves_the_others() {
         let bytes: Vec<u8> = (0..=255).cycle().take(8 * 4096).collect();
         let start = bytes.as_ptr() as u64;
-        let mut pieces = StackPieces::default();
+        let mut prefetched = PrefetchedWords::default();
         // Nothing is mapped at the first page, and the last address is none.
         let wanted = [0x40, start, start + 0x3001, start + 0x7f00, 0xffff_ffff_ffff_ffc0];
-        read(std::process::id().cast_signed(), &wanted, &mut pieces);
+        read(std::process::id().cast_signed(), &wanted, &mut prefetched);
         for at in &wanted[1..4] {
             let offset = (at - start) as usize;
             let word = u64::from_le_bytes(bytes[offset..offset + 8].try_into().unwrap());
-            assert_eq!(pieces.word(*at, 8), Some(word), "{offset:#x}");
+            assert_eq!(prefetched.word(*at, 8), Some(word), "{offset:#x}");
         }
-        assert_eq!((pieces.word(0x40, 8), pieces.word(start + 0x2000, 8)), (None, None));
+        assert_eq!((prefetched.word(0x40, 8), prefetched.word(start + 0x2000, 8)), (None, None));
     }
 }

@@ -27,7 +27,7 @@ const FIRST_STACK_BYTES: u64 = 128 << 20;
 
 /// A process that is traced.
 #[derive(Debug)]
-pub(super) struct ProcessEntry {
+pub(super) struct TracedProcess {
     pid: pid_t,
     /// The thread through which /proc shows the memory: the first, until it has left.
     memory_of: pid_t,
@@ -49,10 +49,10 @@ pub(super) struct ProcessEntry {
     used_ns: Option<u64>,
 }
 
-impl ProcessEntry {
+impl TracedProcess {
     /// A process that runs; with a number of 0 what stands for several.
-    pub(super) fn new(pid: pid_t, process: Process) -> ProcessEntry {
-        ProcessEntry {
+    pub(super) fn new(pid: pid_t, process: Process) -> TracedProcess {
+        TracedProcess {
             pid,
             memory_of: threads::living(pid).unwrap_or(pid),
             process,
@@ -69,10 +69,10 @@ impl ProcessEntry {
     }
 
     /// A process that this one has just started.
-    pub(super) fn forked(&self, pid: pid_t) -> ProcessEntry {
+    pub(super) fn forked(&self, pid: pid_t) -> TracedProcess {
         let number = pid.unsigned_abs();
         let process = Process { pid: number, command: String::new(), ..self.process.clone() };
-        ProcessEntry {
+        TracedProcess {
             pid,
             memory_of: pid,
             process,
@@ -167,7 +167,7 @@ impl ProcessEntry {
     }
 }
 
-impl Observed for ProcessEntry {
+impl Observed for TracedProcess {
     fn process(&self) -> &Process {
         &self.process
     }
@@ -246,7 +246,7 @@ mod tests {
             }
         };
         wait_for("sh");
-        let mut traced = ProcessEntry::new(pid, describe::describe(pid));
+        let mut traced = TracedProcess::new(pid, describe::describe(pid));
         let mut mappings = Vec::new();
         // Of the end of its input it is told as of a line.
         drop(child.stdin.take());

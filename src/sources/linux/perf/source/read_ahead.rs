@@ -1,0 +1,23 @@
+//! Rings are read between the events of a batch, too: to walk one may take long, with images of programs that nobody has
+//! read yet, and longest on a machine that is loaded.
+//!
+//! Input: time; output: records in the queue of the next batch (`stack/read_ahead.rs`: how many), and resident pages
+//! of files within their bound.
+
+use super::super::clocks::monotonic_ns;
+use super::{PerfSource, read_rings};
+
+impl PerfSource {
+    /// Reads rings that fill up while a batch is walked, if it is time.
+    pub(super) fn read_ahead(&mut self) {
+        if self.disabled || self.finished || !self.read_ahead.is_due(monotonic_ns()) {
+            return;
+        }
+        self.memory.file_pages.bound();
+        if self.pipeline.stacks.reads_ahead(self.events.fill_per_mille()) {
+            read_rings(&mut self.events, &mut self.scratch, &mut self.pipeline);
+            self.memory.freed_bytes += self.pipeline.stacks.read();
+            self.reduce_load();
+        }
+    }
+}
