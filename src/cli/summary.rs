@@ -170,7 +170,7 @@ fn pause(process: &Process, stats: &Stats) -> Option<String> {
         let (share, held_up) = (of_whole(stats.stood_ns), of_whole(stats.held_up_ns));
         line += &match share {
             0.0..0.005 => format!("; stopped for under 0.01% of {of_what}"),
-            _ => format!("; the target stood {share:.2}% of {of_what}"),
+            _ => format!("; stopped for {share:.2}% of {of_what}"),
         };
         if held_up >= 0.1 {
             line += &format!(", {held_up:.2}% in stops that the machine delayed");
@@ -331,7 +331,7 @@ mod tests {
 stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz, 3 missed)
   stacks    99.8% complete; incomplete: 14 deeper than copied, 5 broken frame chain
   names     99.4% of 312 addresses
-  pause     median 8 us, p99 27 us, max 27 us per stop; the target stood 0.42% of its CPU time
+  pause     median 8 us, p99 27 us, max 27 us per stop; stopped for 0.42% of its CPU time
   wrote     flame.svg, flame.folded
 ",
         );
@@ -364,7 +364,7 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz
   stacks    99.8% complete; incomplete: 14 deeper than copied, 5 broken frame chain
   lost      12 samples: 10 stack unreadable, 2 thread ended
   names     99.4% of 312 addresses, 400 looked up
-  pause     median 8 us, p99 27 us, max 27 us per stop; the target stood 0.42% of its CPU time
+  pause     median 8 us, p99 27 us, max 27 us per stop; stopped for 0.42% of its CPU time
   exit      the command was ended by signal 9 (SIGKILL)
   wrote     flame.svg, flame.folded
   hint      most stacks of libfoo.so are incomplete: it has no frame pointers
@@ -403,7 +403,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (at 997 Hz, 1 missed)
   stacks    100% complete
   lost      1 sample: 1 thread ended
   names     100% of 1 address
-  pause     median 3.0 ms, p99 3.0 ms, max 3.0 ms per stop; the target stood 0.30% of its CPU time
+  pause     median 3.0 ms, p99 3.0 ms, max 3.0 ms per stop; stopped for 0.30% of its CPU time
   wrote     standard output
 ",
         );
@@ -492,7 +492,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (at 997 Hz, 1 missed)
         assert_eq!(
             pause(&process(), &stats).as_deref(),
             Some(
-                "median 900 ns, p99 900 ns, max 900 ns per stop; the target stood 9.00% of its CPU time, \
+                "median 900 ns, p99 900 ns, max 900 ns per stop; stopped for 9.00% of its CPU time, \
                  5.00% in stops that the machine delayed"
             )
         );
