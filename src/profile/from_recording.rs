@@ -125,9 +125,6 @@ impl Conversion<'_> {
 
     /// The times of samples. A thread that ran several programs is one for each.
     fn timeline(&mut self, recorded: &recording::Timeline) -> Result<Timeline, Full> {
-        let stats = &self.profile.stats;
-        // Accounts of threads that run on are closed at the end.
-        let until_ns = stats.duration_ns.saturating_add(stats.suspended_ns);
         let mut nodes: Vec<Option<Stack>> = vec![None; self.profile.trie.node_count()];
         let mut threads = Vec::new();
         for thread in recorded.threads() {
@@ -158,7 +155,7 @@ impl Conversion<'_> {
             let (last, mut begun_ns) = (parts.len().saturating_sub(1), thread.begun_ns);
             for (number, (program, samples)) in parts.into_iter().enumerate() {
                 let ended_ns = match number == last {
-                    true => thread.ended_ns.filter(|ended_ns| *ended_ns < until_ns),
+                    true => thread.ended_ns,
                     false => samples.last().map(|sample| sample.at_ns),
                 };
                 let process = self.builder.text(&self.circumstances.name(self.profile, program))?;
@@ -181,13 +178,13 @@ impl Conversion<'_> {
             losses.push(Loss { since_ns, at_ns, lost_ns, reason: self.builder.text(reason)? });
         }
         let step_ns = recorded.detail().step_ns();
-        let events = self.events(recorded, until_ns)?;
+        let events = self.events(recorded)?;
         Ok(Timeline { step_ns, threads, losses, events })
     }
 
     /// Events of processes and threads, by time. Of threads that are there at the beginning there is no start, and of
     /// those that run on no end.
-    fn events(&mut self, recorded: &recording::Timeline, until_ns: u64) -> Result<Vec<Event>, Full> {
+    fn events(&mut self, recorded: &recording::Timeline) -> Result<Vec<Event>, Full> {
         let mut programs: HashMap<u32, u32> = HashMap::new();
         for (index, program) in (0..).zip(&self.profile.programs) {
             programs.insert(program.pid, index);
@@ -225,7 +222,7 @@ impl Conversion<'_> {
                 let kind = if is_first { EventKind::ProcessStart } else { EventKind::ThreadStart };
                 events.push(event(thread.begun_ns, kind));
             }
-            let ended_ns = thread.ended_ns.filter(|at_ns| *at_ns < until_ns && !chains.is_continued(index));
+            let ended_ns = thread.ended_ns.filter(|_| !chains.is_continued(index));
             if let Some(ended_ns) = ended_ns.filter(|_| !is_first || !chains.has_ended(pid)) {
                 let kind = if is_first { EventKind::ProcessEnd } else { EventKind::ThreadEnd };
                 events.push(event(ended_ns, kind));

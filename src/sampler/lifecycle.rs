@@ -290,6 +290,7 @@ impl StopDriver<'_> {
         if self.recorder.stats.duration_ns == 0 {
             self.recorder.stats.duration_ns = self.clock.now_ns() - self.start_ns;
         }
+        self.recorder.timeline.close();
         let mut ids: Vec<ThreadId> = self.threads.keys().copied().collect();
         ids.sort_unstable();
         // Before the polls, which take time in which more is used.

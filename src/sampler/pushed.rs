@@ -74,7 +74,7 @@ pub fn record(
     // Waits are events of their own, each with its time.
     driver.recorder.by_wall = false;
     driver.recorder.begin_times(start_ns);
-    let mut start_ns = start_ns;
+    let (first_ns, mut start_ns) = (start_ns, start_ns);
     let mut end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));
     let mut waiting: Vec<TimedEvent> = Vec::new();
     let mut ends = false;
@@ -116,6 +116,9 @@ pub fn record(
     if !ends {
         driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
     }
+    // A command may have run before the driver did.
+    let stats = &mut driver.recorder.stats;
+    stats.duration_ns += first_ns.saturating_sub(stats.begun_ns);
     Ok(driver.finish(source, clock, options))
 }
 
@@ -182,13 +185,16 @@ impl PushedDriver<'_> {
             self.pids_in_batch.push(pid);
         }
         match event {
-            SourceEvent::ThreadStarted { stack_top, status, preexisting } => {
+            SourceEvent::ThreadStarted { stack_top, status, preexisting, started_ns } => {
                 match self.recorder.threads.get_mut(&thread) {
                     // A wait of it was reported before: of an earlier moment.
                     Some(account) if account.process == of => {
                         account.stack_top = account.stack_top.or(stack_top);
                     }
-                    _ => self.recorder.add_thread(of, process, thread, stack_top, status, preexisting),
+                    _ => {
+                        self.recorder.add_thread(of, process, thread, stack_top, status, preexisting);
+                        self.recorder.set_start(thread, started_ns);
+                    }
                 }
             }
             SourceEvent::Sample(mut boxed) => {

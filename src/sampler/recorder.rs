@@ -523,6 +523,7 @@ impl<'a> Recorder<'a> {
     /// The profile. What threads that were not removed are known to have used since their last
     /// samples is lost, and counted so.
     pub fn finish(mut self, process: &dyn Observed) -> Profile {
+        self.timeline.close();
         let left: Vec<ThreadId> = self.threads.keys().copied().collect();
         for id in left {
             self.remove_thread(id, None, "not sampled again before the end");

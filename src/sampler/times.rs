@@ -4,6 +4,7 @@ use super::recorded_process::ProcessIndex;
 use super::recorder::Recorder;
 use super::weights::periods_ns;
 use crate::recording::timeline::EventKind;
+use crate::sources::ThreadId;
 
 impl Recorder<'_> {
     /// Time that is lost, nanoseconds, by its reason: the time up to now.
@@ -22,6 +23,13 @@ impl Recorder<'_> {
     /// An event of a process now.
     pub(super) fn note_event(&mut self, kind: EventKind, pid: u32, text: &str) {
         self.timeline.add_event(kind, pid, self.clock.now_ns(), text);
+    }
+
+    /// When a thread started, on the engine's clock; `None` for one whose start was not seen.
+    pub(super) fn set_start(&mut self, thread: ThreadId, started_ns: Option<u64>) {
+        if let Some(account) = self.threads.get(&thread) {
+            self.timeline.set_start(account.timeline_thread, started_ns);
+        }
     }
 
     /// Times count from `at_ns` of the engine's clock on.

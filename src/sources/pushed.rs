@@ -36,6 +36,8 @@ pub enum SourceEvent {
         status: ThreadStatus,
         /// It ran already when the recording began.
         preexisting: bool,
+        /// When it started, where the source saw that; nanoseconds of the source's clock.
+        started_ns: Option<u64>,
     },
     /// Its registers and stack bytes; `status` in it is what it had used by then.
     Sample(Box<Capture>),

@@ -94,8 +94,12 @@ impl PushedSource for Steady {
             let at_ns = self.clock.now_ns() + PERIOD_NS;
             self.clock.advance_to(at_ns);
             if self.samples < self.captures.len() {
-                let event =
-                    SourceEvent::ThreadStarted { stack_top: None, status: status(0), preexisting: true };
+                let event = SourceEvent::ThreadStarted {
+                    stack_top: None,
+                    status: status(0),
+                    preexisting: true,
+                    started_ns: None,
+                };
                 into.push(TimedEvent { at_ns, process: self.process().pid, thread: *thread, event });
             }
             let mut capture = self.spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));

@@ -71,6 +71,8 @@ pub struct Timeline {
     detail: Detail,
     /// Weight of samples of threads beyond the bound, nanoseconds.
     dropped_ns: u64,
+    /// Nothing ends any more.
+    is_closed: bool,
 }
 
 impl Timeline {
@@ -100,6 +102,7 @@ impl Timeline {
             events: Events::default(),
             detail: Detail::Samples,
             dropped_ns: 0,
+            is_closed: false,
         }
     }
 
@@ -136,6 +139,21 @@ impl Timeline {
         Some(index)
     }
 
+    /// When a thread started, on the engine's clock; `None` for one whose start was not seen.
+    pub fn set_start(&mut self, thread: Option<ThreadIndex>, started_ns: Option<u64>) {
+        if let Some(thread) = thread.and_then(|thread| self.threads.get_mut(thread.0 as usize)) {
+            thread.preexisting = started_ns.is_none();
+            if let Some(started_ns) = started_ns {
+                thread.begun_ns = thread.begun_ns.min(started_ns.saturating_sub(self.origin_ns));
+            }
+        }
+    }
+
+    /// The recording is over: threads that are still there ran on.
+    pub fn close(&mut self) {
+        self.is_closed = true;
+    }
+
     /// A thread has this name from now on.
     pub fn set_name(&mut self, thread: Option<ThreadIndex>, name: &str) {
         if let Some(thread) = thread.and_then(|thread| self.threads.get_mut(thread.0 as usize)) {
@@ -154,6 +172,9 @@ impl Timeline {
 
     /// A thread ended at `at_ns` of the engine's clock.
     pub fn end_thread(&mut self, thread: Option<ThreadIndex>, at_ns: u64) {
+        if self.is_closed {
+            return;
+        }
         if let Some(thread) = thread.and_then(|thread| self.threads.get_mut(thread.0 as usize)) {
             thread.ended_ns = Some(at_ns.saturating_sub(self.origin_ns));
         }

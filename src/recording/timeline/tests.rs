@@ -263,3 +263,17 @@ fn ten_minutes_of_two_hundred_threads_keep_the_bound_and_their_weights() {
         assert!(sent[&thread.id] - back < 2 * UNIT_NS, "{}", thread.id);
     }
 }
+
+#[test]
+fn starts_that_were_not_seen_are_none_and_what_runs_on_has_no_end() {
+    let mut timeline = Timeline::new(1_000, 1000, 1 << 20);
+    let [seen, unseen, running] = [1, 2, 3].map(|id| timeline.add_thread(id, 1, 9_000, false));
+    timeline.set_start(seen, Some(4_000));
+    timeline.set_start(unseen, None);
+    timeline.end_thread(seen, 11_000);
+    timeline.close();
+    timeline.end_thread(running, 12_000);
+    let of = |thread: &ThreadTimeline| (thread.begun_ns, thread.ended_ns, thread.preexisting);
+    let threads: Vec<_> = timeline.threads().iter().map(of).collect();
+    assert_eq!(threads, [(3_000, Some(10_000), false), (8_000, None, true), (8_000, None, false)]);
+}

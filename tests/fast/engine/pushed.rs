@@ -102,7 +102,10 @@ impl Target for Logged {
             self.statuses.insert(thread, *status);
         }
         if let (Some(stack_top), Ok(status)) = (self.found.remove(&thread), status.clone()) {
-            self.note(thread, SourceEvent::ThreadStarted { stack_top, status, preexisting: true });
+            self.note(
+                thread,
+                SourceEvent::ThreadStarted { stack_top, status, preexisting: true, started_ns: None },
+            );
         }
         status
     }
@@ -146,7 +149,12 @@ impl Target for Logged {
                 };
                 self.note(
                     *thread,
-                    SourceEvent::ThreadStarted { stack_top: *stack_top, status, preexisting: false },
+                    SourceEvent::ThreadStarted {
+                        stack_top: *stack_top,
+                        status,
+                        preexisting: false,
+                        started_ns: Some(self.clock.now_ns()),
+                    },
                 );
             }
             Ok(Event::ThreadExited { thread, cpu_ns }) => {

@@ -170,8 +170,15 @@ fn a_sample_of_a_thread_that_was_not_announced_is_lost() {
 fn cpu_time_beside_waits_stays_what_it_is() {
     let status = |cpu_ns| ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running };
     let (profile, _) = recorded(&idle(), |capture| {
-        let mut records =
-            vec![(0, SourceEvent::ThreadStarted { stack_top: None, status: status(0), preexisting: false })];
+        let mut records = vec![(
+            0,
+            SourceEvent::ThreadStarted {
+                stack_top: None,
+                status: status(0),
+                preexisting: false,
+                started_ns: None,
+            },
+        )];
         for turn in 1..=1_000 {
             let at_ns = turn * 2_000_000;
             let sample = Capture { status: Some(status(turn * 500_000)), ..capture.clone() };

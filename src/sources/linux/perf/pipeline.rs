@@ -293,11 +293,11 @@ impl Pipeline {
         if let Some(name) = process {
             into.push(self.timed_event(id, SourceEvent::ProcessStarted { name }));
         }
-        if let Some(NewThread { stack_top }) = thread {
-            into.push(self.timed_event(
-                id,
-                SourceEvent::ThreadStarted { stack_top, status: running(0), preexisting: false },
-            ));
+        if let Some(NewThread { stack_top, started_ns }) = thread {
+            let started_ns = started_ns.map(|time_ns| time_ns.saturating_sub(self.origin_ns));
+            let event =
+                SourceEvent::ThreadStarted { stack_top, status: running(0), preexisting: false, started_ns };
+            into.push(self.timed_event(id, event));
         }
     }
 

@@ -244,3 +244,22 @@ fn samples_that_did_not_fit_stand_for_the_distance_of_ticks_on_their_cpu() {
     pipeline.flush(BatchOptions { by_clock: false, last: true }, u64::MAX, &mut records);
     assert_eq!(dropped(records), (40 * 806_451 + 20 * 1_265_625) / 1_000_000);
 }
+
+/// Of threads that ran before the recording, or whose record was lost, no start is known.
+#[test]
+fn a_thread_has_the_start_that_a_record_reported() {
+    let mut pipeline = pipeline_of(describe::describe(pid()), false);
+    let mut records = Vec::new();
+    pipeline.take(id(TID, 100, 0), PerfRecord::Fork { parent: pid(), creator: pid() });
+    pipeline.take(id(TID, 400, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.take(id(pid(), 500, 1), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.flush(LAST, u64::MAX, &mut records);
+    let starts: Vec<(u64, Option<u64>)> = in_order(records)
+        .into_iter()
+        .filter_map(|record| match record.event {
+            SourceEvent::ThreadStarted { started_ns, .. } => Some((record.thread.0, started_ns)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(starts, [(TID as u64, Some(100)), (pid() as u64, None)]);
+}

@@ -31,6 +31,8 @@ pub(in super::super) struct ProcessEntry {
     names: HashMap<pid_t, String>,
     /// Threads that the sampler knows of.
     pub(super) threads: BTreeSet<pid_t>,
+    /// When the others started, of those whose start a record reported (monotonic clock).
+    pub(super) starts: HashMap<pid_t, u64>,
     /// The command that is to be run runs not yet.
     pub(super) awaits_exec: bool,
     program: Program,
@@ -82,6 +84,7 @@ impl ProcessEntry {
             main_stack_top: OnceCell::new(),
             names: HashMap::new(),
             threads: BTreeSet::new(),
+            starts: HashMap::new(),
             awaits_exec: false,
             program: Program::default(),
             program_since_ns: 0,

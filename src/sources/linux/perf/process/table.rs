@@ -58,6 +58,8 @@ pub(in super::super) struct Announcement {
 pub(in super::super) struct NewThread {
     /// The stack pointer that it began with, where that is known.
     pub(in super::super) stack_top: Option<Avma>,
+    /// When it started, if a record reported that (monotonic clock).
+    pub(in super::super) started_ns: Option<u64>,
 }
 
 /// The processes that are sampled.
@@ -280,9 +282,9 @@ impl ProcessTable {
     }
 
     fn start_thread(&mut self, id: Id, creator: pid_t, procfs: &dyn Procfs) {
-        if let Some(entry) = self.entries.get_mut(&id.pid)
-            && let Some(name) = entry.inherited_name(creator, procfs)
-        {
+        let Some(entry) = self.entries.get_mut(&id.pid) else { return };
+        entry.starts.insert(id.tid, id.time_ns);
+        if let Some(name) = entry.inherited_name(creator, procfs) {
             entry.name_thread(id.tid, name);
         }
     }
@@ -296,6 +298,7 @@ impl ProcessTable {
         }
         let name = self.entries.get_mut(&parent).and_then(|parent| parent.inherited_name(creator, procfs));
         let Some(entry) = self.entries.get_mut(&pid) else { return };
+        entry.starts.insert(pid, id.time_ns);
         if let Some(name) = name {
             entry.name_thread(pid, name);
         }
@@ -320,6 +323,10 @@ impl ProcessTable {
         entry.exec(&name, self.programs);
         self.changes.push_back((id.time_ns, id.pid, MemoryChange::Exec));
         let is_first = std::mem::take(&mut entry.awaits_exec);
+        if is_first {
+            // A command starts with its program, not with the process that waited to run it.
+            entry.starts.insert(id.tid, id.time_ns);
+        }
         (!is_first && entry.is_announced).then_some(ProcessEvent::Exec(name))
     }
 
@@ -356,10 +363,10 @@ impl ProcessTable {
         let is_announced = std::mem::replace(&mut entry.is_announced, true);
         let process = (!is_announced).then(|| entry.name().to_owned());
         let is_main = id.tid == id.pid;
-        let thread = entry
-            .threads
-            .insert(id.tid)
-            .then(|| NewThread { stack_top: if is_main { entry.main_stack_top(procfs) } else { None } });
+        let thread = entry.threads.insert(id.tid).then(|| NewThread {
+            stack_top: if is_main { entry.main_stack_top(procfs) } else { None },
+            started_ns: entry.starts.remove(&id.tid),
+        });
         Announcement { process, thread }
     }
 
@@ -403,6 +410,7 @@ impl ProcessTable {
             for id in now {
                 self.nameless.push((pid, id.tid));
                 over(pid, id.tid);
+                entry.starts.remove(&id.tid);
                 if entry.threads.remove(&id.tid) {
                     ends.push((Id { time_ns: last_ns.max(id.time_ns), ..id }, End::Thread));
                 }
