@@ -168,7 +168,14 @@ impl PushedDriver<'_> {
         match event {
             SourceEvent::Dropped(samples, reason) => return self.recorder.lose_samples(reason, samples),
             SourceEvent::Late(ticks) => return self.recorder.stats.ticks_late += ticks,
-            SourceEvent::Exited(status) => return self.recorder.stats.exit_status = Some(status),
+            SourceEvent::Exited(status) => {
+                self.recorder.stats.exit_status = Some(status);
+                // A recording of several has no process of its own.
+                if pid > 0 && self.index_by_pid.contains_key(&pid) {
+                    self.recorder.note_event(EventKind::ProcessEnd, pid, "");
+                }
+                return;
+            }
             _ => {}
         }
         let prefetches = source.prefetches();
