@@ -45,6 +45,7 @@ pub(crate) fn take_unsigned(bytes: &mut &[u8]) -> Option<u64> {
 }
 
 /// Appends an unsigned number.
+#[inline]
 pub(crate) fn put_unsigned(mut number: u64, into: &mut Vec<u8>) {
     while number >= 0x80 {
         into.push(number as u8 | 0x80);

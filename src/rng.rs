@@ -5,6 +5,7 @@
 
 /// The splitmix64 finaliser: spreads each input bit over all output bits.
 #[must_use]
+#[inline]
 pub fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -14,6 +15,7 @@ pub fn mix(value: u64) -> u64 {
 
 /// One number out of several, depending on their order.
 #[must_use]
+#[inline]
 pub fn hash(parts: &[u64]) -> u64 {
     parts.iter().fold(0x5354_4143_4b50_524f, |hash, part| mix(hash ^ mix(*part)))
 }
@@ -34,6 +36,7 @@ impl Rng {
     /// The next number, all 64 bits.
     // An endless sequence: there is no end that an `Iterator` could tell.
     #[allow(clippy::should_implement_trait)]
+    #[inline]
     pub fn next(&mut self) -> u64 {
         let number = mix(self.state);
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);

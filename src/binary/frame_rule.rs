@@ -67,7 +67,7 @@ macro_rules! columns {
             const COUNT: usize = $count;
 
             fn same() -> [Column; $count] {
-                std::array::from_fn(|_| Column::Same)
+                [const { Column::Same }; $count]
             }
 
             fn row(any: AnyRow) -> Option<Row<[Column; $count]>> {

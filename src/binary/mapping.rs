@@ -111,6 +111,7 @@ impl ImageBytes {
 
     /// The bytes from an offset in the file on; empty outside.
     #[must_use]
+    #[inline]
     pub fn from_offset(&self, file_offset: u64) -> &[u8] {
         let offset =
             file_offset.checked_sub(self.first_offset).and_then(|offset| usize::try_from(offset).ok());

@@ -60,6 +60,7 @@ impl Space {
     }
 
     /// The region that contains an address.
+    #[inline]
     pub(super) fn find(&self, address: u64) -> Option<&Region> {
         let after = self.regions.partition_point(|region| region.start <= address);
         let region = self.regions.get(after.checked_sub(1)?)?;

@@ -33,5 +33,5 @@ pub(super) enum DueSamples {
 pub(super) struct Rewalk<'a> {
     pub(super) stack_max_bytes: usize,
     pub(super) frames: &'a mut Frames,
-    pub(super) spare: &'a mut Vec<Capture>,
+    pub(super) spare: &'a mut Vec<Box<Capture>>,
 }

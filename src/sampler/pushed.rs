@@ -146,7 +146,7 @@ struct PushedDriver<'a> {
     /// Threads that wait.
     open_waits: OpenWaits,
     frames: Frames,
-    spare: Vec<Capture>,
+    spare: Vec<Box<Capture>>,
 }
 
 impl PushedDriver<'_> {
@@ -204,14 +204,15 @@ impl PushedDriver<'_> {
                     }
                 }
             }
-            SourceEvent::Sample(mut boxed) => {
+            SourceEvent::Sample(capture) => {
                 // Samples come by time: a command may have run before the driver did.
                 if self.recorder.stats.samples_pushed == 0 && at_ns < self.recorder.stats.begun_ns {
                     self.recorder.begin_times(at_ns);
                 }
                 self.recorder.may_prefetch = prefetches;
-                let Some(needed) = self.take_sample(of, process, thread, at_ns, &mut boxed) else { return };
-                source.walked(boxed, needed);
+                let taken = self.take_sample(of, process, thread, at_ns, capture);
+                let Some((capture, needed)) = taken else { return };
+                source.walked(capture, needed);
                 if let Some(ranges) = self.recorder.new_ranges(thread) {
                     source.prefetch(thread, ranges);
                 }
@@ -249,16 +250,16 @@ impl PushedDriver<'_> {
         event: SourceEvent,
     ) -> Option<(Box<Capture>, Option<StackUse>)> {
         match event {
-            SourceEvent::WaitStarted(mut capture) => {
+            SourceEvent::WaitStarted(capture) => {
                 self.recorder.read_changed_images(of, process);
-                let taken = self.take_wait(process, thread, at_ns, &mut capture, 0);
+                let taken = self.take_wait(process, thread, at_ns, capture, 0);
                 self.open_waits.began(thread, taken.stack);
-                Some((capture, Some(taken.needed)))
+                Some((buffer_of(taken.sample), Some(taken.needed)))
             }
             SourceEvent::Wait { ns, stack } => {
                 self.recorder.stats.waits += 1;
                 let weight_ns = self.recorder.weigh_wait(thread, ns).unwrap_or(0);
-                let Some(mut capture) = stack else {
+                let Some(capture) = stack else {
                     self.open_waits.over(&mut self.recorder, thread, at_ns, weight_ns);
                     return None;
                 };
@@ -266,9 +267,9 @@ impl PushedDriver<'_> {
                 if weight_ns == 0 {
                     return Some((capture, None));
                 }
-                let taken = self.take_wait(process, thread, at_ns, &mut capture, weight_ns);
+                let taken = self.take_wait(process, thread, at_ns, capture, weight_ns);
                 self.walk_deferred(of, process, DueSamples::ImagesRead);
-                Some((capture, Some(taken.needed)))
+                Some((buffer_of(taken.sample), Some(taken.needed)))
             }
             SourceEvent::WaitLost { ns, reason } => {
                 self.recorder.stats.waits += 1;
@@ -316,20 +317,19 @@ impl PushedDriver<'_> {
         }
     }
 
-    /// Walks and counts a sample; how much of the copied stack that needed. `None` for a thread that is not known.
+    /// Walks and counts a sample; its buffer, and how much of the copied stack that needed. `None` for a thread
+    /// that is not known.
     fn take_sample(
         &mut self,
         of: ProcessIndex,
         process: &mut dyn Observed,
         thread: ThreadId,
         at_ns: u64,
-        boxed: &mut Capture,
-    ) -> Option<StackUse> {
+        capture: Box<Capture>,
+    ) -> Option<(Box<Capture>, StackUse)> {
         self.recorder.stats.samples_pushed += 1;
-        let weight_ns = self.recorder.weigh(thread, boxed.status);
-        // The box goes back to the source with its buffers.
+        let weight_ns = self.recorder.weigh(thread, capture.status);
         let taken = weight_ns.map(|weight_ns| {
-            let capture = std::mem::replace(boxed, Capture::with_capacity(0));
             let sample = Sample { thread, capture, at_ns, waiting: false };
             self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
         });
@@ -338,11 +338,8 @@ impl PushedDriver<'_> {
             self.recorder.lose_samples("its thread is not known", 1);
         }
         let taken = taken?;
-        if let Some(sample) = taken.sample {
-            *boxed = sample.capture;
-        }
         self.walk_deferred(of, process, DueSamples::ImagesRead);
-        Some(taken.needed)
+        Some((buffer_of(taken.sample), taken.needed))
     }
 
     /// Walks and counts where a thread waits.
@@ -351,17 +348,11 @@ impl PushedDriver<'_> {
         process: &mut dyn Observed,
         thread: ThreadId,
         at_ns: u64,
-        boxed: &mut Capture,
+        capture: Box<Capture>,
         weight_ns: u64,
     ) -> SampleOutcome {
-        // The box goes back to the source with its buffers.
-        let capture = std::mem::replace(boxed, Capture::with_capacity(0));
         let sample = Sample { thread, capture, at_ns, waiting: true };
-        let mut taken = self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames);
-        if let Some(sample) = taken.sample.take() {
-            *boxed = sample.capture;
-        }
-        taken
+        self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
     }
 
     /// Walks all deferred samples of a process: no images will come.
@@ -435,4 +426,9 @@ impl PushedDriver<'_> {
         let mut rewalk = Rewalk { stack_max_bytes: STACK_MAX_BYTES, frames, spare };
         self.recorder.walk_deferred(of, process, due, &mut rewalk);
     }
+}
+
+/// The buffer that goes back to the source: that of the sample, or a new one while a deferred sample keeps its own.
+fn buffer_of(sample: Option<Sample>) -> Box<Capture> {
+    sample.map(|sample| sample.capture).unwrap_or_default()
 }

@@ -7,8 +7,8 @@ use crate::sources::{Capture, ThreadId};
 pub struct Sample {
     /// Which thread.
     pub thread: ThreadId,
-    /// Its registers and stack bytes.
-    pub capture: Capture,
+    /// Its registers and stack bytes: a box, since samples are moved from hand to hand.
+    pub capture: Box<Capture>,
     /// When it was taken in, nanoseconds of the engine's clock.
     pub at_ns: u64,
     /// The thread waited when it was asked for this.

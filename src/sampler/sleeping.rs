@@ -19,7 +19,7 @@ impl StopDriver<'_> {
     /// Captures a thread that waits without a stop, to be walked when no thread is stopped; where the source
     /// cannot, requests a stop. True if a stop was requested.
     pub(super) fn capture_waiting(&mut self, id: ThreadId) -> bool {
-        let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
+        let mut capture = self.spare.pop().unwrap_or_default();
         let seen = self.target.capture_sleeping(id, self.stack_bytes(id), &mut capture);
         if seen == SleepingThread::Captured {
             self.sleeping.push((id, capture));

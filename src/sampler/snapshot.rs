@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
 use crate::images::Images;
 use crate::live::Live;
-use crate::sources::{Activity, Capture, Fault, SleepingThread, Target, ThreadId};
+use crate::sources::{Activity, Fault, SleepingThread, Target, ThreadId};
 use crate::walk::MAX_STACK_BYTES;
 use crate::walk::{Frames, Method, StackEnd, UnwindMethod};
 
@@ -193,7 +193,7 @@ impl StopDriver<'_> {
         if stack.activity != Activity::Waiting {
             return false;
         }
-        let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
+        let mut capture = self.spare.pop().unwrap_or_default();
         let seen = self.target.capture_sleeping(id, self.stack_bytes(id), &mut capture);
         let shown = match seen {
             // A wait that has just begun bears a stop.

@@ -102,10 +102,10 @@ pub(super) struct StopDriver<'a> {
     pub(super) unsampled_ns: HashMap<String, u64>,
     /// Captured in this tick and not yet walked; buffers are kept in `spare`.
     pub(super) captured: Vec<Sample>,
-    pub(super) spare: Vec<Capture>,
+    pub(super) spare: Vec<Box<Capture>>,
     pub(super) frames: Frames,
     /// Threads that wait, captured in this tick without a stop.
-    pub(super) sleeping: Vec<(ThreadId, Capture)>,
+    pub(super) sleeping: Vec<(ThreadId, Box<Capture>)>,
     order: Vec<ThreadId>,
     /// The source knows of some threads that they are on a CPU, or are not.
     knows_on_cpu: bool,
@@ -335,7 +335,7 @@ impl<'a> StopDriver<'a> {
 
     /// Takes the next event; false if none came before `until_ns`.
     pub(super) fn one_event(&mut self, until_ns: u64) -> std::result::Result<bool, Fault> {
-        let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
+        let mut capture = self.spare.pop().unwrap_or_default();
         match self.target.next(until_ns, &mut capture) {
             Ok(Event::Stopped { thread, outcome }) => {
                 self.stopped(thread, outcome, capture);
@@ -384,7 +384,7 @@ impl<'a> StopDriver<'a> {
         }
     }
 
-    fn stopped(&mut self, id: ThreadId, outcome: Outcome, capture: Capture) {
+    fn stopped(&mut self, id: ThreadId, outcome: Outcome, capture: Box<Capture>) {
         self.recorder.stats.stops += 1;
         self.recorder.stats.pause.add(capture.pause_ns);
         self.recorder.stats.stood_ns += capture.stood_ns;

@@ -50,6 +50,12 @@ pub struct OtherStack {
     pub limit: Option<Avma>,
 }
 
+impl Default for Capture {
+    fn default() -> Capture {
+        Capture::with_capacity(0)
+    }
+}
+
 impl Capture {
     /// An empty capture whose stack buffer holds `stack_bytes` without growing.
     #[must_use]

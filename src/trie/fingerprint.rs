@@ -75,11 +75,11 @@ impl Fingerprint {
         let mut d = (PI[6], PI[7]);
         let (blocks, mut rest) = leaf_first.as_chunks::<8>();
         for block in blocks {
-            let [w0, w1, w2, w3, w4, w5, w6, w7] = block.map(W::into);
-            a = absorb(a, w0, w1);
-            b = absorb(b, w2, w3);
-            c = absorb(c, w4, w5);
-            d = absorb(d, w6, w7);
+            let [w0, w1, w2, w3, w4, w5, w6, w7] = *block;
+            a = absorb(a, w0.into(), w1.into());
+            b = absorb(b, w2.into(), w3.into());
+            c = absorb(c, w4.into(), w5.into());
+            d = absorb(d, w6.into(), w7.into());
         }
         if let [w0, w1, tail @ ..] = rest {
             a = absorb(a, (*w0).into(), (*w1).into());

@@ -20,6 +20,7 @@ impl<'c> Reader<'c> {
     }
 
     /// See [`Code::code`].
+    #[inline]
     pub(super) fn at(&mut self, at: Avma) -> Option<&'c [u8]> {
         if let Some((start, bytes)) = self.given
             && let Some(offset) = at.0.checked_sub(start.0)

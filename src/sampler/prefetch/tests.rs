@@ -116,7 +116,7 @@ fn sample(config: SimConfig, samples: u32, late: usize, random: &mut Rng) -> u32
     for number in 0..samples {
         clock.advance(MS + random.below(MS as usize) as u64);
         target.interrupt(THREAD, COPIED_BYTES, false).expect("it lives");
-        let mut capture = Capture::with_capacity(0);
+        let mut capture = Box::<Capture>::default();
         loop {
             match target.next(u64::MAX, &mut capture).expect("it lives") {
                 Event::Stopped { outcome: Outcome::Captured, .. } => break,

@@ -200,3 +200,25 @@ fn copy_stack(tid: pid_t, sp: Avma, len: usize, capture: &mut Capture) {
     }
     capture.stack.clear();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::{Aarch64, Registers, X86_64};
+
+    #[test]
+    fn all_that_code_may_keep_below_the_stack_pointer_is_copied() {
+        let own = std::process::id().cast_signed();
+        let memory: Vec<u8> = (0..512).map(|at| (at % 251) as u8).collect();
+        let sp = Avma(memory.as_ptr().addr() as u64 + 256);
+        let registers = Registers::X86_64(X86_64::default());
+        let mut capture = Capture { registers, ..Capture::default() };
+        // 128 bytes (System V ABI for x86_64, 3.2.2).
+        copy_stack(own, sp, 64, &mut capture);
+        assert_eq!((capture.stack_base, &*capture.stack), (Avma(sp.0 - 128), &memory[128..320]));
+        // The procedure call standard of Linux has none.
+        capture.registers = Registers::Aarch64(Aarch64::default());
+        copy_stack(own, sp, 64, &mut capture);
+        assert_eq!((capture.stack_base, &*capture.stack), (sp, &memory[256..320]));
+    }
+}

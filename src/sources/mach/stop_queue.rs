@@ -87,7 +87,10 @@ impl Stops {
 
     /// The next stop that was made.
     pub(super) fn take(&mut self, capture: &mut Capture) -> Option<(ThreadId, Outcome)> {
-        let stop = self.made.pop_front()?;
+        let mut stop = self.made.pop_front()?;
+        if stop.outcome != Outcome::Captured {
+            stop.capture.stack.clear();
+        }
         self.spare.push(std::mem::replace(capture, stop.capture));
         Some((stop.asked.thread, stop.outcome))
     }
@@ -103,10 +106,13 @@ impl Stops {
         self.copy_ns = call_ns.saturating_mul(COPY_CALLS);
     }
 
+    /// A capture that is empty but for its stack, which still has the bytes of an earlier stop: a copy replaces
+    /// all of them, and filling them with zeroes first costs as much as the copy.
     pub(super) fn buffer(&mut self) -> Capture {
         let mut capture = self.spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
+        let stack = std::mem::take(&mut capture.stack);
         capture.reset();
-        capture
+        Capture { stack, ..capture }
     }
 
     /// Whether a thread was on a CPU when its task was held: what was told of it before and
@@ -163,6 +169,18 @@ mod tests {
         let mut stops = Stops::default();
         let captured = (0..1_000).filter(|_| stops.was_on_cpu(before, before, 8_000)).count();
         assert!((400..1_000).contains(&captured), "times do not move: {captured}");
+    }
+
+    #[test]
+    fn a_stop_that_came_to_nothing_has_no_bytes_of_an_earlier_one() {
+        let mut stops = Stops::default();
+        stops.spare.push(Capture { stack: vec![7; 64], only_kernel: true, ..Capture::default() });
+        stops.ask(StopRequest { thread: ThreadId(1), stack_bytes: 64, keep_waiting: true });
+        stops.answer_asked("the program ended");
+        let mut capture = Capture::default();
+        let (_, outcome) = stops.take(&mut capture).expect("answered");
+        assert_eq!(outcome, Outcome::Unreadable("the program ended"));
+        assert_eq!((capture.stack.as_slice(), capture.only_kernel), (&[][..], false));
     }
 
     #[test]

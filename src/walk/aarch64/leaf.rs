@@ -25,7 +25,8 @@ pub(super) fn walk(
     let frame_pointer = registers.x[Aarch64::FP] & input.code_mask;
     let link = registers.x[Aarch64::LR] & input.code_mask;
     out.push(CodeAddress::Pc(pc).lookup());
-    let leaf_return = link_is_caller(pc, link, frame_pointer, input);
+    let own_record = facts.own_record(pc, input.code, || record::is_own(pc, input.code));
+    let leaf_return = is_caller(pc, link, frame_pointer, own_record, input);
     let leaf_return = (leaf_return && out.len() < input.max_depth).then_some(Avma(link));
     if let Some(address) = leaf_return {
         let lookup = facts.lookup::<Aarch64>(address, input.code);
@@ -38,8 +39,13 @@ pub(super) fn walk(
 
 /// Whether the caller of the leaf at `pc` is in its link register: the leaf has no record.
 pub(super) fn link_is_caller(pc: Avma, link: u64, frame_pointer: u64, input: &Input<'_>) -> bool {
+    is_caller(pc, link, frame_pointer, record::is_own(pc, input.code), input)
+}
+
+/// As [`link_is_caller`], where it is known what [`record::is_own`] says.
+fn is_caller(pc: Avma, link: u64, frame_pointer: u64, own_record: Option<bool>, input: &Input<'_>) -> bool {
     let in_record = input.read::<u64>(Avma(frame_pointer) + 8).map(|word| word & input.code_mask);
-    let no_record = match record::is_own(pc, input.code) {
+    let no_record = match own_record {
         // Also when it repeats the record's return address: a function that recurses
         // from one place is stopped in its prologue.
         Some(own) => !own,

@@ -1,5 +1,5 @@
 //! What walking by frame pointers asks of the code, remembered by address: whether there is
-//! code that a frame returns to. Input: addresses, `Code`; output: answers. Void when the images
+//! code that a frame returns to, and whether a leaf has a record. Input: addresses, `Code`; output: answers. Void when the images
 //! change.
 
 use crate::addr::{Avma, CodeAddress, LookupAvma};
@@ -7,10 +7,12 @@ use crate::walk::Code;
 use crate::walk::processor::Processor;
 use crate::walk::table::Table;
 
-/// What is known of return addresses.
+/// What is known of return addresses, and of program counters.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Facts {
     returns: Table<ReturnsTo>,
+    /// Where code is: whether the frame pointer points to the record of the function there.
+    own_records: Table<Option<bool>>,
 }
 
 /// What a return address leads to.
@@ -27,11 +29,31 @@ enum ReturnsTo {
 impl Facts {
     pub(in crate::walk) fn clear(&mut self) {
         self.returns.clear();
+        self.own_records.clear();
     }
 
     /// Forgets what was learned of the addresses that `is_gone` names.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.returns.retain(|lookup| !is_gone(Avma(lookup)));
+        self.own_records.retain(|pc| !is_gone(Avma(pc)));
+    }
+
+    /// What `find` says of the record of the function at a program counter; it reads much of a function. JIT code
+    /// is asked each time.
+    pub(in crate::walk) fn own_record(
+        &mut self,
+        pc: Avma,
+        code: &dyn Code,
+        find: impl FnOnce() -> Option<bool>,
+    ) -> Option<bool> {
+        if let Some(known) = self.own_records.get(pc.0) {
+            return known;
+        }
+        let found = find();
+        if !code.traits(pc).is_jit && code.may_keep(pc) {
+            self.own_records.insert(pc.0, found);
+        }
+        found
     }
 
     /// The look-up address of the frame that a return address is of; `None` where no code is.
@@ -74,6 +96,7 @@ mod tests {
 
     use super::*;
     use crate::arch::{Aarch64, X86_64};
+    use crate::walk::CodeTraits;
 
     /// A function, two trampolines of signals, and how often it was asked.
     struct CountingCode(Cell<u32>);
@@ -107,6 +130,47 @@ mod tests {
         assert_eq!(code.0.get(), 3);
         // The key that is no address.
         assert_eq!(facts.lookup::<X86_64>(Avma(0), &code), None);
+    }
+
+    /// Code of a file below 0x2000, JIT code above it.
+    struct PartlyJit;
+
+    impl Code for PartlyJit {
+        fn is_code(&self, _: Avma) -> bool {
+            true
+        }
+        fn code(&self, _: Avma) -> Option<&[u8]> {
+            None
+        }
+        fn traits(&self, at: Avma) -> CodeTraits {
+            CodeTraits { is_jit: at.0 >= 0x2000, ..CodeTraits::default() }
+        }
+    }
+
+    #[test]
+    fn records_are_searched_for_once_in_files_and_each_time_in_jit_code() {
+        let (count, mut facts) = (Cell::new(0), Facts::default());
+        let ask = |facts: &mut Facts, pc: u64, found: Option<bool>| {
+            let find = || {
+                count.set(count.get() + 1);
+                found
+            };
+            facts.own_record(Avma(pc), &PartlyJit, find)
+        };
+        for _ in 0..3 {
+            assert_eq!(ask(&mut facts, 0x1000, Some(true)), Some(true));
+            assert_eq!(ask(&mut facts, 0x1004, None), None);
+        }
+        assert_eq!(count.get(), 2);
+        for found in [Some(true), Some(false), None] {
+            assert_eq!(ask(&mut facts, 0x2000, found), found);
+        }
+        assert_eq!(count.replace(0), 5);
+        facts.forget(&|at| at == Avma(0x1000));
+        assert_eq!(ask(&mut facts, 0x1000, Some(false)), Some(false));
+        assert_eq!((ask(&mut facts, 0x1004, Some(true)), count.get()), (None, 1));
+        facts.clear();
+        assert_eq!((ask(&mut facts, 0x1004, Some(true)), count.get()), (Some(true), 2));
     }
 
     #[test]
