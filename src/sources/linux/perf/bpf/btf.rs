@@ -9,7 +9,7 @@ const STRUCT: u32 = 4;
 
 /// Bytes from the beginning of a structure of the running kernel to a member of it; `None` where the kernel does
 /// not tell.
-pub(in super::super) fn member_offset(structure: &str, member: &str) -> Option<i32> {
+pub(in crate::sources::linux::perf) fn member_offset(structure: &str, member: &str) -> Option<i32> {
     find(&fs::read(PATH).ok()?, structure, member)
 }
 

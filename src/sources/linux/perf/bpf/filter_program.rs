@@ -19,16 +19,16 @@ use super::instructions::{
 const FIRST_NAMESPACE: u64 = 0xefff_fffc;
 
 /// Whether threads of all namespaces have a number in this one.
-pub(in super::super) fn numbers_all(namespace: (u64, u64)) -> bool {
+pub(in crate::sources::linux::perf) fn numbers_all(namespace: (u64, u64)) -> bool {
     namespace.1 == FIRST_NAMESPACE
 }
 
 /// The register that has the program's argument until `yes` uses it for something else: the registers
 /// of the running thread (include/uapi/linux/bpf_perf_event.h, `bpf_perf_event_data`).
-pub(in super::super) const CONTEXT: u8 = 8;
+pub(in crate::sources::linux::perf) const CONTEXT: u8 = 8;
 
 /// Where the number of the running thread is, relative to r10; that of its process follows.
-pub(in super::super) const TID: i16 = -8;
+pub(in crate::sources::linux::perf) const TID: i16 = -8;
 const TGID: i16 = -4;
 
 /// Says no.
@@ -69,7 +69,7 @@ fn process(namespace: (u64, u64), unknown: bool) -> Vec<u64> {
 
 /// Which threads a program says yes to, of those that have a number in this namespace.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) enum Verdict {
+pub(in crate::sources::linux::perf) enum Verdict {
     /// Those of a process.
     OfProcess(i32),
     /// Those of processes that are not in the set: the descriptor of a map whose keys are their numbers.
@@ -82,7 +82,11 @@ pub(in super::super) enum Verdict {
 
 /// A program that says no, or does `yes` and says yes; `yes` finds the running thread at [`TID`] and the
 /// program's argument in [`CONTEXT`].
-pub(in super::super) fn program(verdict: Verdict, namespace: (u64, u64), yes: &[u64]) -> Vec<u64> {
+pub(in crate::sources::linux::perf) fn program(
+    verdict: Verdict,
+    namespace: (u64, u64),
+    yes: &[u64],
+) -> Vec<u64> {
     let mut program = vec![op(MOVE_REGISTER, CONTEXT, 1, 0, 0)];
     program.extend(process(namespace, matches!(verdict, Verdict::UnlessInOrUnknown(_))));
     let skip = NO.len() as i16;

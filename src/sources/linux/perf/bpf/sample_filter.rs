@@ -19,7 +19,7 @@ const EXCLUDED_MAX: u32 = 16_384;
 
 /// The program, and what goes with it. Where the kernel takes no program, all samples come through.
 #[derive(Debug, Default)]
-pub(in super::super) struct SampleFilter {
+pub(in crate::sources::linux::perf) struct SampleFilter {
     /// Which samples come through, and our namespace; `None`: nothing is known of namespaces.
     verdict: Option<(Verdict, (u64, u64))>,
     program: Option<OwnedFd>,
@@ -30,7 +30,7 @@ pub(in super::super) struct SampleFilter {
 
 impl SampleFilter {
     /// Lets the samples of one process through.
-    pub(in super::super) fn of_process(pid: pid_t) -> SampleFilter {
+    pub(in crate::sources::linux::perf) fn of_process(pid: pid_t) -> SampleFilter {
         let ours = pid_namespace("self");
         // One in a container, seen from another container, has no number for the program.
         let ours = ours.filter(|ours| {
@@ -42,7 +42,7 @@ impl SampleFilter {
     }
 
     /// Lets the samples of all processes of our namespace through that were not excluded.
-    pub(in super::super) fn unless_excluded() -> SampleFilter {
+    pub(in crate::sources::linux::perf) fn unless_excluded() -> SampleFilter {
         let made = pid_namespace("self").and_then(|namespace| {
             let excluded = bpf_sys::create_map(EXCLUDED_MAX).ok()?;
             let verdict = (Verdict::UnlessIn(excluded.as_raw_fd()), namespace);
@@ -58,14 +58,14 @@ impl SampleFilter {
     }
 
     /// Lets all samples through.
-    pub(in super::super) fn open() -> SampleFilter {
+    pub(in crate::sources::linux::perf) fn open() -> SampleFilter {
         // In other namespaces a program would refuse those that have no number here.
         let first = pid_namespace("self").filter(|namespace| filter_program::numbers_all(*namespace));
         SampleFilter { verdict: first.map(|first| (Verdict::All, first)), ..SampleFilter::default() }
     }
 
     /// Whether a process that has a number here has none for the program, since it is in a namespace below ours.
-    pub(in super::super) fn is_outside_namespace(&self, pid: pid_t) -> bool {
+    pub(in crate::sources::linux::perf) fn is_outside_namespace(&self, pid: pid_t) -> bool {
         let Some((Verdict::UnlessIn(_), ours)) = self.verdict else { return false };
         !filter_program::numbers_all(ours) && pid_namespace(&pid.to_string()).is_some_and(|its| its != ours)
     }
@@ -75,7 +75,7 @@ impl SampleFilter {
     ///
     /// # Errors
     /// What bpf(2) says; nothing is changed then.
-    pub(in super::super) fn let_unknown_through(&mut self) -> io::Result<()> {
+    pub(in crate::sources::linux::perf) fn let_unknown_through(&mut self) -> io::Result<()> {
         let Some((Verdict::UnlessIn(set), ours)) = self.verdict else { return Ok(()) };
         let verdict = (Verdict::UnlessInOrUnknown(set), ours);
         let program =
@@ -86,7 +86,7 @@ impl SampleFilter {
     }
 
     /// Excludes a process from now on, or no longer: its number may be another one's now.
-    pub(in super::super) fn exclude(&self, pid: pid_t, excluded: bool) {
+    pub(in crate::sources::linux::perf) fn exclude(&self, pid: pid_t, excluded: bool) {
         if let Some(set) = &self.excluded {
             bpf_sys::change_map(set, pid.cast_unsigned(), excluded.then_some(1));
         }
@@ -96,7 +96,7 @@ impl SampleFilter {
     ///
     /// # Errors
     /// What bpf(2) says, or that no program is known; nothing more is done then.
-    pub(in super::super) fn copy(&mut self, copy_code: &[u64]) -> io::Result<()> {
+    pub(in crate::sources::linux::perf) fn copy(&mut self, copy_code: &[u64]) -> io::Result<()> {
         self.copy_program = None;
         if !copy_code.is_empty() {
             let (verdict, namespace) = self.verdict.ok_or(io::ErrorKind::Unsupported)?;
@@ -107,7 +107,7 @@ impl SampleFilter {
     }
 
     /// Lets an event take only what comes through.
-    pub(in super::super) fn attach(&self, event: &OwnedFd) {
+    pub(in crate::sources::linux::perf) fn attach(&self, event: &OwnedFd) {
         if let Some(program) = &self.program {
             // Refused for one, it is refused for all.
             let _ = sys::set_filter(event, program);
@@ -115,7 +115,7 @@ impl SampleFilter {
     }
 
     /// Lets an event take only what comes through, and do what [`SampleFilter::copy`] said.
-    pub(in super::super) fn attach_with_copy(&self, event: &OwnedFd) {
+    pub(in crate::sources::linux::perf) fn attach_with_copy(&self, event: &OwnedFd) {
         match &self.copy_program {
             Some(program) if sys::set_filter(event, program).is_ok() => {}
             _ => self.attach(event),
@@ -123,12 +123,12 @@ impl SampleFilter {
     }
 
     /// Whether the kernel takes programs from us.
-    pub(in super::super) fn is_loaded(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn is_loaded(&self) -> bool {
         self.program.is_some()
     }
 
     /// Lets an event do what [`SampleFilter::copy`] said; its samples come through without that as well.
-    pub(in super::super) fn attach_copy(&self, event: &OwnedFd) {
+    pub(in crate::sources::linux::perf) fn attach_copy(&self, event: &OwnedFd) {
         if let Some(program) = &self.copy_program {
             // Without it stacks are as deep as the event copies them.
             let _ = sys::set_filter(event, program);

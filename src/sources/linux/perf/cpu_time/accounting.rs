@@ -51,7 +51,7 @@ struct ProcessTime {
 
 /// An event with the CPU time that its thread used.
 #[derive(Debug)]
-pub(in super::super) enum WeighedEvent {
+pub(in crate::sources::linux::perf) enum WeighedEvent {
     /// A sample, and what its thread used by then, nanoseconds: the weight is what that is more than at the one before.
     Sample(Box<Capture>, u64),
     /// A sample whose stack cannot be used, for this reason, and what its thread used by then.
@@ -64,29 +64,29 @@ pub(in super::super) enum WeighedEvent {
 
 /// The events of a batch, weighed.
 #[derive(Debug)]
-pub(in super::super) struct WeighedBatch {
+pub(in crate::sources::linux::perf) struct WeighedBatch {
     /// In the order of their times.
-    pub(in super::super) events: Vec<(Id, WeighedEvent)>,
+    pub(in crate::sources::linux::perf) events: Vec<(Id, WeighedEvent)>,
     /// The time of the last event so far.
-    pub(in super::super) last_ns: u64,
+    pub(in crate::sources::linux::perf) last_ns: u64,
     /// Samples that the kernel dropped.
-    pub(in super::super) lost: u64,
+    pub(in crate::sources::linux::perf) lost: u64,
     /// Samples that were taken late.
-    pub(in super::super) late: u64,
+    pub(in crate::sources::linux::perf) late: u64,
 }
 
 /// How a batch is weighed.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct BatchOptions {
+pub(in crate::sources::linux::perf) struct BatchOptions {
     /// Samples share what the clocks of their processes count, and else stand for a period each.
-    pub(in super::super) by_clock: bool,
+    pub(in crate::sources::linux::perf) by_clock: bool,
     /// No other batch comes.
-    pub(in super::super) last: bool,
+    pub(in crate::sources::linux::perf) last: bool,
 }
 
 /// The CPU time of all processes that are sampled, and what was lost of it.
 #[derive(Debug)]
-pub(in super::super) struct CpuTime {
+pub(in crate::sources::linux::perf) struct CpuTime {
     /// The process that the recording is of, or what stands for all.
     main: pid_t,
     /// Nanoseconds between two samples of a thread that runs all the time.
@@ -110,7 +110,11 @@ pub(in super::super) struct CpuTime {
 
 impl CpuTime {
     /// Of the process `main`, or what stands for all. `measures_latency`: events record context switches at intervals.
-    pub(in super::super) fn new(main: pid_t, period_ns: u64, measures_latency: bool) -> CpuTime {
+    pub(in crate::sources::linux::perf) fn new(
+        main: pid_t,
+        period_ns: u64,
+        measures_latency: bool,
+    ) -> CpuTime {
         CpuTime {
             main,
             period_ns,
@@ -128,19 +132,19 @@ impl CpuTime {
     }
 
     /// Begins to count for the processes so far: what they used before is not recorded.
-    pub(in super::super) fn begin(&mut self, clocks: &dyn Clocks) {
+    pub(in crate::sources::linux::perf) fn begin(&mut self, clocks: &dyn Clocks) {
         for (pid, process) in &mut self.processes {
             process.clock.begin(*pid, clocks);
         }
     }
 
     /// Of a whole machine: these processes may be sampled later, and count from now on.
-    pub(in super::super) fn begin_machine(&mut self, pids: &[pid_t], clocks: &dyn Clocks) {
+    pub(in crate::sources::linux::perf) fn begin_machine(&mut self, pids: &[pid_t], clocks: &dyn Clocks) {
         self.baseline = ClockBaseline::of(pids, |pid| clocks.process_cpu_ns(pid));
     }
 
     /// Sampling ended: what is used from now on is not recorded.
-    pub(in super::super) fn stop(&mut self, clocks: &dyn Clocks) {
+    pub(in crate::sources::linux::perf) fn stop(&mut self, clocks: &dyn Clocks) {
         for (pid, process) in &mut self.processes {
             process.clock.stop_at(clocks.process_cpu_ns(*pid));
         }
@@ -148,7 +152,7 @@ impl CpuTime {
     }
 
     /// Reads the clocks a last time.
-    pub(in super::super) fn end(&mut self, clocks: &dyn Clocks) {
+    pub(in crate::sources::linux::perf) fn end(&mut self, clocks: &dyn Clocks) {
         for (pid, process) in &mut self.processes {
             process.clock.end(*pid, clocks);
         }
@@ -156,19 +160,31 @@ impl CpuTime {
 
     /// Takes in a record of any kind, those of one CPU in their order. The buffer of a stack that is not needed is given
     /// back.
-    pub(in super::super) fn take(&mut self, id: Id, record: &PerfRecord<'_>) -> Option<Box<Capture>> {
+    pub(in crate::sources::linux::perf) fn take(
+        &mut self,
+        id: Id,
+        record: &PerfRecord<'_>,
+    ) -> Option<Box<Capture>> {
         self.losses.take(id, record);
         self.latency.take(id, record)
     }
 
     /// Takes in the stack of a thread that is about to leave its CPU. A buffer that is not needed is given back.
-    pub(in super::super) fn take_stack(&mut self, id: Id, capture: Box<Capture>) -> Option<Box<Capture>> {
+    pub(in crate::sources::linux::perf) fn take_stack(
+        &mut self,
+        id: Id,
+        capture: Box<Capture>,
+    ) -> Option<Box<Capture>> {
         self.latency.copied(id, capture)
     }
 
     /// Takes in how many samples did not fit into the rings of CPUs since this was called before; `None` where nobody
     /// counts them, and records say it of all records together.
-    pub(in super::super) fn take_lost(&mut self, samples: Option<Vec<(u32, u64)>>, now_ns: u64) {
+    pub(in crate::sources::linux::perf) fn take_lost(
+        &mut self,
+        samples: Option<Vec<(u32, u64)>>,
+        now_ns: u64,
+    ) {
         let Some(samples) = samples else { return };
         self.losses.ignore_lost_records();
         for (cpu, samples) in samples {
@@ -178,35 +194,35 @@ impl CpuTime {
     }
 
     /// The events of these CPUs tick at these distances, from this time on.
-    pub(in super::super) fn set_periods(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
+    pub(in crate::sources::linux::perf) fn set_periods(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
         self.schedule.changed(since_ns, self.period_ns, periods_ns);
     }
 
     /// Whether it is time to change the distances of ticks.
-    pub(in super::super) fn may_set_periods(&self, now_ns: u64) -> bool {
+    pub(in crate::sources::linux::perf) fn may_set_periods(&self, now_ns: u64) -> bool {
         self.schedule.may_change(now_ns)
     }
 
     /// Adds what events counted that are closed.
-    pub(in super::super) fn add_counted(&mut self, counted_ns: u64) {
+    pub(in crate::sources::linux::perf) fn add_counted(&mut self, counted_ns: u64) {
         self.counted_ns += counted_ns;
     }
 
     /// A process has ended, and is released some batches later.
-    pub(in super::super) fn end_process(&mut self, pid: pid_t) {
+    pub(in crate::sources::linux::perf) fn end_process(&mut self, pid: pid_t) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.has_ended = true;
         }
     }
 
     /// A thread exited, and no sample of it comes any more: what it used.
-    pub(in super::super) fn end_thread(&mut self, pid: pid_t, tid: pid_t) -> u64 {
+    pub(in crate::sources::linux::perf) fn end_thread(&mut self, pid: pid_t, tid: pid_t) -> u64 {
         let process = self.processes.get_mut(&pid);
         process.and_then(|process| process.threads.remove(&tid)).unwrap_or(0)
     }
 
     /// Takes in that a process is sampled from now on, or that its number is no longer its own.
-    pub(in super::super) fn take_change(&mut self, pid: pid_t, change: &ProcessEvent) {
+    pub(in crate::sources::linux::perf) fn take_change(&mut self, pid: pid_t, change: &ProcessEvent) {
         match change {
             ProcessEvent::Added { started } => {
                 let mut clock = ProcessClock::default();
@@ -232,7 +248,7 @@ impl CpuTime {
     }
 
     /// Weighs the events of a batch.
-    pub(in super::super) fn weigh(
+    pub(in crate::sources::linux::perf) fn weigh(
         &mut self,
         mut events: Vec<(Id, ProcessEvent)>,
         options: BatchOptions,
@@ -451,7 +467,7 @@ impl CpuTime {
 
     /// At the end of a recording: the samples that what was used and not weighed stands for, of processes that were
     /// sampled, and of those of a machine that were not.
-    pub(in super::super) fn count_rest(&mut self) -> (u64, u64) {
+    pub(in crate::sources::linux::perf) fn count_rest(&mut self) -> (u64, u64) {
         let unsampled = self.baseline.unsampled_ns() / self.period_ns;
         self.released_ns += unsampled * self.period_ns;
         self.weighed_ns += unsampled * self.period_ns;
@@ -461,7 +477,7 @@ impl CpuTime {
     }
 
     /// CPU time of all processes while they were sampled, nanoseconds.
-    pub(in super::super) fn used_ns(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn used_ns(&self) -> u64 {
         let by_clocks = self.processes.values().map(|process| process.clock.used_ns()).sum::<u64>();
         (self.released_ns + by_clocks).max(self.counted_ns)
     }
@@ -470,17 +486,21 @@ impl CpuTime {
 /// Wakeup latency: intervals in which context switches are recorded.
 impl CpuTime {
     /// Whether an interval is to begin or to end.
-    pub(in super::super) fn interval_action(&self, now_ns: u64) -> IntervalAction {
+    pub(in crate::sources::linux::perf) fn interval_action(&self, now_ns: u64) -> IntervalAction {
         self.latency.action(now_ns)
     }
 
     /// When the interval ends that is open, if one is (monotonic clock).
-    pub(in super::super) fn interval_ends_ns(&self) -> Option<u64> {
+    pub(in crate::sources::linux::perf) fn interval_ends_ns(&self) -> Option<u64> {
         self.latency.ends_ns()
     }
 
     /// Begins an interval, whose events record switches by now, or ends one, whose events still do.
-    pub(in super::super) fn apply_interval_action(&mut self, action: IntervalAction, clocks: &dyn Clocks) {
+    pub(in crate::sources::linux::perf) fn apply_interval_action(
+        &mut self,
+        action: IntervalAction,
+        clocks: &dyn Clocks,
+    ) {
         let (mut readings, mut threads_left) = (ClockReadings::new(), THREADS_MAX);
         let known = self.processes.iter().filter(|(_, process)| process.is_known && !process.has_ended);
         for (pid, process) in known.take(CLOCKS_MAX) {
@@ -499,17 +519,17 @@ impl CpuTime {
     }
 
     /// Nothing records context switches: no latency is measured from now on.
-    pub(in super::super) fn turn_latency_off(&mut self) {
+    pub(in crate::sources::linux::perf) fn turn_latency_off(&mut self) {
         self.latency.turn_off();
     }
 
     /// The events of an interval are closed before its end.
-    pub(in super::super) fn abandon_interval(&mut self) {
+    pub(in crate::sources::linux::perf) fn abandon_interval(&mut self) {
         self.latency.abandon();
     }
 
     /// Takes in what the last interval measured, if all of it was read. `finish` completes a stack.
-    pub(in super::super) fn apply_latency(
+    pub(in crate::sources::linux::perf) fn apply_latency(
         &mut self,
         spare: &mut Pool<Box<Capture>>,
         mut finish: impl FnMut(pid_t, pid_t, &mut Capture),
@@ -533,19 +553,19 @@ impl CpuTime {
 /// Of one process, what the simulated kernel compares.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Balance {
+pub(in crate::sources::linux::perf) struct Balance {
     /// What its clock was when samples were weighed last.
-    pub(in super::super) clock_ns: Option<u64>,
+    pub(in crate::sources::linux::perf) clock_ns: Option<u64>,
     /// What its samples weigh.
-    pub(in super::super) weighed_ns: u64,
+    pub(in crate::sources::linux::perf) weighed_ns: u64,
     /// What is lost of it.
-    pub(in super::super) lost_ns: u64,
+    pub(in crate::sources::linux::perf) lost_ns: u64,
 }
 
 #[cfg(test)]
 impl CpuTime {
     /// Of each process its clock, and what accounts for it.
-    pub(in super::super) fn balances(&self) -> BTreeMap<pid_t, Balance> {
+    pub(in crate::sources::linux::perf) fn balances(&self) -> BTreeMap<pid_t, Balance> {
         let balance = |process: &ProcessTime| {
             let (clock_ns, lost_ns) = process.clock.balance();
             Balance { clock_ns, weighed_ns: process.clock.weighed_ns(), lost_ns }

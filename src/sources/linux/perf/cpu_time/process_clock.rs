@@ -10,7 +10,7 @@ use super::share::LateTimeLeft;
 
 /// The CPU clock of one process.
 #[derive(Debug, Default)]
-pub(in super::super) struct ProcessClock {
+pub(in crate::sources::linux::perf) struct ProcessClock {
     /// When it was sampled first, if it was known then; and when it was read last.
     first_ns: Option<u64>,
     last_ns: Option<u64>,

@@ -32,7 +32,7 @@ impl RateInterval {
 
 /// When the events of each CPU tick.
 #[derive(Debug, Default)]
-pub(in super::super) struct TickSchedule {
+pub(in crate::sources::linux::perf) struct TickSchedule {
     /// The last two of each CPU: samples may have been taken just before a change.
     intervals: HashMap<u32, [Option<RateInterval>; 2]>,
     /// When the distances were changed last, and how long they last. The same time for each: otherwise one
@@ -43,7 +43,12 @@ pub(in super::super) struct TickSchedule {
 
 impl TickSchedule {
     /// The events of these CPUs tick at these distances, from this time on, around a mean.
-    pub(in super::super) fn changed(&mut self, since_ns: u64, mean_ns: u64, periods_ns: &[(u32, u64)]) {
+    pub(in crate::sources::linux::perf) fn changed(
+        &mut self,
+        since_ns: u64,
+        mean_ns: u64,
+        periods_ns: &[(u32, u64)],
+    ) {
         for (cpu, period_ns) in periods_ns {
             let [last, before] = self.intervals.entry(*cpu).or_default();
             *before = last.replace(RateInterval { since_ns, period_ns: *period_ns, least_ns: None });
@@ -62,19 +67,19 @@ impl TickSchedule {
 
     /// How much of a CPU's time a sample of this time stands for: the distance of ticks, and what
     /// changing it costs.
-    pub(in super::super) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
+    pub(in crate::sources::linux::perf) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
         let interval = self.interval(cpu, time_ns)?;
         let periods = (self.lasts_ns / interval.period_ns.max(1)).max(1);
         Some(interval.period_ns + interval.period_ns / (2 * periods))
     }
 
     /// Whether it is time to change the distances.
-    pub(in super::super) fn may_change(&self, now_ns: u64) -> bool {
+    pub(in crate::sources::linux::perf) fn may_change(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.changed_ns) >= self.lasts_ns
     }
 
     /// Takes note of a sample.
-    pub(in super::super) fn see(&mut self, cpu: u32, time_ns: u64) {
+    pub(in crate::sources::linux::perf) fn see(&mut self, cpu: u32, time_ns: u64) {
         if let Some(interval) = self.interval_mut(cpu, time_ns) {
             let behind_ns = interval.behind_ns(time_ns);
             interval.least_ns = Some(interval.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)));
@@ -82,7 +87,7 @@ impl TickSchedule {
     }
 
     /// Whether a sample, which was seen, is late.
-    pub(in super::super) fn is_late(&self, cpu: u32, time_ns: u64) -> bool {
+    pub(in crate::sources::linux::perf) fn is_late(&self, cpu: u32, time_ns: u64) -> bool {
         let Some(interval) = self.interval(cpu, time_ns) else { return false };
         let behind_ns = interval.behind_ns(time_ns);
         behind_ns - interval.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)) > LATE_NS

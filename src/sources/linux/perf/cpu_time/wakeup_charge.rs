@@ -26,7 +26,7 @@ struct WaitStack {
 
 /// What was measured of a process, and what its samples are still to stand for.
 #[derive(Debug, Default)]
-pub(in super::super) struct WakeupCharge {
+pub(in crate::sources::linux::perf) struct WakeupCharge {
     /// By the last interval, and by the one before.
     intervals: [Interval; 2],
     /// What was used in batches since the last interval was measured, and what of it was withheld as from before
@@ -62,7 +62,7 @@ fn part_ns(used_ns: u64, intervals: &[Interval]) -> u64 {
 
 impl WakeupCharge {
     /// Takes in an interval. What a program does changes: what was used since the interval before is judged by both.
-    pub(in super::super) fn measure(&mut self, used_ns: u64, before_ns: i64) {
+    pub(in crate::sources::linux::perf) fn measure(&mut self, used_ns: u64, before_ns: i64) {
         self.interval += 1;
         let [last, _] = self.intervals;
         self.intervals = [Interval { used_ns, before_ns }, last];
@@ -76,7 +76,7 @@ impl WakeupCharge {
     }
 
     /// Takes in the stack of a thread that waited in the last interval; what is not needed any more goes to `spare`.
-    pub(in super::super) fn add_stack(
+    pub(in crate::sources::linux::perf) fn add_stack(
         &mut self,
         tid: pid_t,
         capture: Box<Capture>,
@@ -94,7 +94,7 @@ impl WakeupCharge {
 
     /// Takes from what was used in a batch the part from before threads ran, as the last interval shows it, and some
     /// of what earlier batches were given too much; what is left.
-    pub(in super::super) fn withhold(&mut self, used_ns: u64) -> u64 {
+    pub(in crate::sources::linux::perf) fn withhold(&mut self, used_ns: u64) -> u64 {
         self.since_used_ns += used_ns;
         if self.stacks.is_empty() {
             return used_ns;
@@ -109,7 +109,7 @@ impl WakeupCharge {
     }
 
     /// No interval comes any more, and no batch: what was withheld is as the last interval showed.
-    pub(in super::super) fn finalize(&mut self) {
+    pub(in crate::sources::linux::perf) fn finalize(&mut self) {
         let withheld_ns = std::mem::take(&mut self.since_withheld_ns) + self.pending_charge_ns;
         let pending_charge_ns = withheld_ns.cast_signed() - std::mem::take(&mut self.overcharged_ns);
         self.pending_charge_ns = u64::try_from(pending_charge_ns).unwrap_or(0);
@@ -117,7 +117,7 @@ impl WakeupCharge {
 
     /// A thread ends: where it waited it waits no more. If no other one waited, its stacks stand for what is left
     /// until [`WakeupCharge::finish`].
-    pub(in super::super) fn forget_thread(&mut self, tid: pid_t) {
+    pub(in crate::sources::linux::perf) fn forget_thread(&mut self, tid: pid_t) {
         if self.stacks.iter().any(|one| one.tid != tid) {
             self.stacks.retain(|one| one.tid != tid);
         } else {
@@ -126,7 +126,7 @@ impl WakeupCharge {
     }
 
     /// No thread waits any more where one did: it ran its last, or it runs another program.
-    pub(in super::super) fn end(&mut self) {
+    pub(in crate::sources::linux::perf) fn end(&mut self) {
         if !self.stacks.is_empty() {
             self.finalize();
             self.is_over = true;
@@ -134,7 +134,7 @@ impl WakeupCharge {
     }
 
     /// All that [`WakeupCharge::next_charge`] gave was counted.
-    pub(in super::super) fn finish(&mut self) {
+    pub(in crate::sources::linux::perf) fn finish(&mut self) {
         if std::mem::take(&mut self.is_over) {
             self.stacks.clear();
         }
@@ -142,7 +142,7 @@ impl WakeupCharge {
 
     /// The next sample and its weight, of those that stand for a period each; with the last one for
     /// what is left.
-    pub(in super::super) fn next_charge(
+    pub(in crate::sources::linux::perf) fn next_charge(
         &mut self,
         period_ns: u64,
         last: bool,

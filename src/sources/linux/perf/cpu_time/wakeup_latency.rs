@@ -58,7 +58,7 @@ enum State {
 
 /// What is to be done with the events that record context switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum IntervalAction {
+pub(in crate::sources::linux::perf) enum IntervalAction {
     Open,
     Close,
     None,
@@ -79,7 +79,7 @@ struct OnCpu {
 
 /// Measures the CPU time that processes are charged before their threads run.
 #[derive(Debug)]
-pub(in super::super) struct WakeupLatency {
+pub(in crate::sources::linux::perf) struct WakeupLatency {
     state: State,
     last_ns: Option<u64>,
     /// How many switches the last interval held, or this one so far.
@@ -143,7 +143,7 @@ impl WakeupLatency {
     }
 
     /// When the interval ends that is open, if one is (monotonic clock).
-    pub(in super::super) fn ends_ns(&self) -> Option<u64> {
+    pub(in crate::sources::linux::perf) fn ends_ns(&self) -> Option<u64> {
         match self.state {
             State::Open { since_ns, .. } => Some(since_ns + self.interval_ns),
             State::Off | State::Closed | State::AwaitingRecords { .. } => None,
@@ -156,7 +156,7 @@ impl WakeupLatency {
     }
 
     /// Whether an interval is to begin or to end.
-    pub(in super::super) fn action(&self, now_ns: u64) -> IntervalAction {
+    pub(in crate::sources::linux::perf) fn action(&self, now_ns: u64) -> IntervalAction {
         match self.state {
             State::Closed if self.last_ns.is_none_or(|last_ns| now_ns >= last_ns + DISTANCE_NS) => {
                 IntervalAction::Open
@@ -241,7 +241,7 @@ impl WakeupLatency {
     }
 
     /// Discards the interval: its events are closed.
-    pub(in super::super) fn abandon(&mut self) {
+    pub(in crate::sources::linux::perf) fn abandon(&mut self) {
         if self.is_open() {
             self.state = State::Closed;
         }

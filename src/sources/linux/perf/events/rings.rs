@@ -36,7 +36,7 @@ pub(super) fn map_ring(event: &OwnedFd, bytes: usize) -> io::Result<Ring> {
 }
 
 /// Whether an error is one of the limits of this program, which have their own words.
-pub(in super::super) fn is_limit(error: &io::Error) -> bool {
+pub(in crate::sources::linux::perf) fn is_limit(error: &io::Error) -> bool {
     error.raw_os_error().is_none() && error.kind() == io::ErrorKind::QuotaExceeded
 }
 

@@ -24,7 +24,7 @@ const CPUS_POLL_NS: u64 = 500_000_000;
 
 /// Open events and their rings. They stop when this is dropped.
 #[derive(Debug)]
-pub(in super::super) struct Events {
+pub(in crate::sources::linux::perf) struct Events {
     /// Each ring and the event that it is mapped from.
     rings: Vec<(Ring, OwnedFd)>,
     /// The CPU of each ring.
@@ -52,7 +52,7 @@ impl Events {
     ///
     /// # Errors
     /// What the kernel refused the first event or ring with.
-    pub(in super::super) fn open(
+    pub(in crate::sources::linux::perf) fn open(
         pids: &[pid_t],
         filter: &SampleFilter,
         options: EventOptions,
@@ -141,7 +141,7 @@ impl Events {
     ///
     /// # Errors
     /// What the kernel refused one with.
-    pub(in super::super) fn add_processes(
+    pub(in crate::sources::linux::perf) fn add_processes(
         &mut self,
         pids: &[pid_t],
         filter: &SampleFilter,
@@ -151,14 +151,14 @@ impl Events {
     }
 
     /// How these sample.
-    pub(in super::super) fn options(&self) -> EventOptions {
+    pub(in crate::sources::linux::perf) fn options(&self) -> EventOptions {
         self.options
     }
 
     /// CPU time of all threads that events are of, and of all that they started, since the events were enabled,
     /// nanoseconds: each counts in the kernel, too, and keeps what those counted that inherited it
     /// (kernel/events/core.c, `sync_child_event`).
-    pub(in super::super) fn counted_ns(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn counted_ns(&self) -> u64 {
         let rings = self.rings.iter().map(|(_, event)| event);
         let clocks = rings.chain(self.threads.clocks());
         clocks.filter_map(|event| sys::count(event).ok()).map(|(count, _)| count).sum()
@@ -168,7 +168,7 @@ impl Events {
     ///
     /// # Errors
     /// What the kernel refused it with.
-    pub(in super::super) fn enable(&self) -> io::Result<()> {
+    pub(in crate::sources::linux::perf) fn enable(&self) -> io::Result<()> {
         self.all().try_for_each(sys::enable)
     }
 
@@ -179,7 +179,7 @@ impl Events {
     /// Each change begins a period anew, which costs half of one; the mean makes up for that
     /// (`cpu_time/tick_schedule.rs` says how often). The new distance on each CPU, nanoseconds; none for events of threads, whose
     /// rate stays.
-    pub(in super::super) fn vary(&self, rates: &mut TickRates) -> Vec<(u32, u64)> {
+    pub(in crate::sources::linux::perf) fn vary(&self, rates: &mut TickRates) -> Vec<(u32, u64)> {
         if self.options.scope != Scope::Cpus || !self.options.samples_running() {
             return Vec::new();
         }
@@ -200,7 +200,7 @@ impl Events {
     /// that it stands still. Events of threads are not polled: they go where their threads go.
     ///
     /// Polls at intervals; the first poll only sets the baseline.
-    pub(in super::super) fn lack_a_cpu(&mut self, now_ns: u64) -> bool {
+    pub(in crate::sources::linux::perf) fn lack_a_cpu(&mut self, now_ns: u64) -> bool {
         if self.options.scope != Scope::Cpus || now_ns.saturating_sub(self.polled_ns) < CPUS_POLL_NS {
             return false;
         }
@@ -213,14 +213,14 @@ impl Events {
     }
 
     /// Lets the events that record context switches at intervals record them, or no longer; whether there are any.
-    pub(in super::super) fn record_switches(&self, record: bool) -> bool {
+    pub(in crate::sources::linux::perf) fn record_switches(&self, record: bool) -> bool {
         let turn = if record { sys::enable } else { sys::disable };
         // One that fails leaves its CPU unrecorded, and the interval without figures.
         self.switches.iter().map(turn).filter(Result::is_ok).count() == self.cpus.len()
     }
 
     /// Samples no more; what was sampled can still be read.
-    pub(in super::super) fn disable(&self) {
+    pub(in crate::sources::linux::perf) fn disable(&self) {
         for event in self.switches.iter().chain(self.all().rev()) {
             // Fails only for an event that is over.
             let _ = sys::disable(event);
@@ -235,7 +235,7 @@ impl Events {
 
     /// Gives every record that is there to `take`: those of one CPU in their order, and of those that two events
     /// record alike one.
-    pub(in super::super) fn drain(
+    pub(in crate::sources::linux::perf) fn drain(
         &mut self,
         scratch: &mut Vec<u8>,
         mut take: impl FnMut(Id, PerfRecord<'_>),
@@ -264,34 +264,34 @@ impl Events {
 
     /// Samples that did not fit into rings since this was called before: of which CPU, and how many. `None` where
     /// nobody counts them apart from other records.
-    pub(in super::super) fn lost_samples(&mut self) -> Option<Vec<(u32, u64)>> {
+    pub(in crate::sources::linux::perf) fn lost_samples(&mut self) -> Option<Vec<(u32, u64)>> {
         let lost = self.lost.since_before();
         self.pressure.lost |= lost.as_ref().is_some_and(|lost| !lost.is_empty());
         lost
     }
 
     /// Bytes of all rings.
-    pub(in super::super) fn ring_bytes(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn ring_bytes(&self) -> u64 {
         self.rings.iter().map(|(ring, _)| ring.data_bytes() as u64).sum()
     }
 
     /// How full the fullest ring is now.
-    pub(in super::super) fn fill_per_mille(&self) -> u32 {
+    pub(in crate::sources::linux::perf) fn fill_per_mille(&self) -> u32 {
         self.rings.iter().map(|(ring, _)| ring.fill().per_mille).max().unwrap_or(0)
     }
 
     /// How full rings were since this was called before.
-    pub(in super::super) fn take_pressure(&mut self) -> Pressure {
+    pub(in crate::sources::linux::perf) fn take_pressure(&mut self) -> Pressure {
         std::mem::take(&mut self.pressure)
     }
 
     /// Others sample from this time on (monotonic clock).
-    pub(in super::super) fn sample_until(&mut self, until_ns: u64) {
+    pub(in crate::sources::linux::perf) fn sample_until(&mut self, until_ns: u64) {
         self.until_ns = until_ns;
     }
 
     /// Descriptors that are readable when a ring fills.
-    pub(in super::super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+    pub(in crate::sources::linux::perf) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         self.rings.iter().map(|(_, event)| event.as_raw_fd())
     }
 }

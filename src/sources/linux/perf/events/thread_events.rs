@@ -20,7 +20,7 @@ use super::rings::{RING_BYTES_OF_EVERYBODY, map_ring};
 use crate::sources::linux::threads;
 
 /// Passes over a list of threads or processes until one finds nothing new.
-pub(in super::super) const MAX_PASSES: u32 = 8;
+pub(in crate::sources::linux::perf) const MAX_PASSES: u32 = 8;
 /// Why there are not as many events as it takes.
 const TOO_MANY_EVENTS: &str = "perf_event takes an event for each thread and CPU, which are too many here: \
                                sudo, with which it takes one for each CPU";

@@ -7,27 +7,27 @@ use crate::rng::Rng;
 
 /// Periods, of the rate that was requested, between two changes of the rates. Each change begins a period anew, which
 /// costs half of one.
-pub(in super::super) const PERIODS_BETWEEN_CHANGES: u64 = 50;
+pub(in crate::sources::linux::perf) const PERIODS_BETWEEN_CHANGES: u64 = 50;
 
 /// How far a rate may be from the one that was requested, of a thousand parts.
 const SPREAD_PER_MILLE: u64 = 250;
 
 /// Draws the rates of CPUs.
 #[derive(Debug)]
-pub(in super::super) struct TickRates {
+pub(in crate::sources::linux::perf) struct TickRates {
     random: Rng,
     /// What makes up for the last draw of each CPU, unless that has been used.
     pending: HashMap<u32, u64>,
 }
 
 impl TickRates {
-    pub(in super::super) fn new(seed: u64) -> TickRates {
+    pub(in crate::sources::linux::perf) fn new(seed: u64) -> TickRates {
         TickRates { random: Rng::new(seed), pending: HashMap::new() }
     }
 
     /// The next rate of a CPU, thousandths of the one requested. Each second one is as far from it on the
     /// other side as the one before: two of them together tick as often as was requested.
-    pub(in super::super) fn next_per_mille(&mut self, cpu: u32) -> u64 {
+    pub(in crate::sources::linux::perf) fn next_per_mille(&mut self, cpu: u32) -> u64 {
         self.pending.remove(&cpu).unwrap_or_else(|| {
             let above = self.random.next() % (2 * SPREAD_PER_MILLE + 1);
             self.pending.insert(cpu, 1000 + SPREAD_PER_MILLE - above);

@@ -12,7 +12,7 @@ use crate::sources::Capture;
 
 /// Whether a process is recorded, as far as that is known when a record of it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Selection {
+pub(in crate::sources::linux::perf) enum Selection {
     /// It is, or nobody has decided yet.
     Selected,
     /// The filter excluded it.
@@ -23,7 +23,7 @@ pub(in super::super) enum Selection {
 
 /// What a record says.
 #[derive(Debug)]
-pub(in super::super) enum Event {
+pub(in crate::sources::linux::perf) enum Event {
     /// The process was started, by this thread of this process.
     Fork {
         /// The process that started it.
@@ -60,7 +60,7 @@ pub(in super::super) enum Event {
 impl Event {
     /// What a record that is no sample says, of a process that is `selection`. `may_select_at_exec`: a process that is
     /// excluded may be selected when it runs another program.
-    pub(in super::super) fn of(
+    pub(in crate::sources::linux::perf) fn of(
         id: Id,
         record: &PerfRecord<'_>,
         selection: Selection,
@@ -88,7 +88,7 @@ impl Event {
     }
 
     /// A sample by the clock, whether its stack can be used or not.
-    pub(in super::super) fn is_sample(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn is_sample(&self) -> bool {
         matches!(self, Event::Sample(_) | Event::Missed(_))
     }
 }

@@ -15,7 +15,7 @@ use super::exited_threads::ExitedThreads;
 use super::queue::Queue;
 
 /// What the reorder stage asks about processes.
-pub(in super::super) trait ProcessView {
+pub(in crate::sources::linux::perf) trait ProcessView {
     /// Whether the process is recorded, as far as that is known by now.
     fn selection(&self, pid: pid_t) -> Selection;
 
@@ -25,7 +25,7 @@ pub(in super::super) trait ProcessView {
 
 /// Events that were not released yet.
 #[derive(Debug, Default)]
-pub(in super::super) struct EventQueue {
+pub(in crate::sources::linux::perf) struct EventQueue {
     exited: ExitedThreads,
     /// Processes that were started in the batch: their numbers are no longer those of excluded ones.
     forked: HashSet<pid_t>,
@@ -37,12 +37,16 @@ pub(in super::super) struct EventQueue {
 
 impl EventQueue {
     /// The thread that a record is of: the kernel writes those of a thread that exits without its number.
-    pub(in super::super) fn thread_of(&mut self, id: Id, record: &PerfRecord<'_>) -> Id {
+    pub(in crate::sources::linux::perf) fn thread_of(&mut self, id: Id, record: &PerfRecord<'_>) -> Id {
         self.exited.named(id, matches!(record, PerfRecord::Exit))
     }
 
     /// Whether the process of a record is recorded.
-    pub(in super::super) fn selection(&self, pid: pid_t, processes: &impl ProcessView) -> Selection {
+    pub(in crate::sources::linux::perf) fn selection(
+        &self,
+        pid: pid_t,
+        processes: &impl ProcessView,
+    ) -> Selection {
         match processes.selection(pid) {
             Selection::Excluded if self.forked.contains(&pid) => Selection::Selected,
             selection => selection,
@@ -50,7 +54,7 @@ impl EventQueue {
     }
 
     /// Takes in a record that is no sample.
-    pub(in super::super) fn take(
+    pub(in crate::sources::linux::perf) fn take(
         &mut self,
         id: Id,
         record: &PerfRecord<'_>,
@@ -68,25 +72,25 @@ impl EventQueue {
     }
 
     /// Adds an event that is no record's: a sample, or what /proc shows.
-    pub(in super::super) fn push(&mut self, id: Id, event: Event) {
+    pub(in crate::sources::linux::perf) fn push(&mut self, id: Id, event: Event) {
         self.queue.push(id, event);
     }
 
     /// Releases the events of the batch, in the order of their times.
-    pub(in super::super) fn release(&mut self) -> Vec<(Id, Event)> {
+    pub(in crate::sources::linux::perf) fn release(&mut self) -> Vec<(Id, Event)> {
         self.forked.clear();
         self.queue.release_all()
     }
 
     /// Takes back the buffer of a batch, which held so many events.
-    pub(in super::super) fn reuse(&mut self, mut buffer: Vec<(Id, Event)>, held: usize) {
+    pub(in crate::sources::linux::perf) fn reuse(&mut self, mut buffer: Vec<(Id, Event)>, held: usize) {
         buffer.clear();
         self.usage.shrink(&mut buffer, held);
         self.queue.reuse(buffer);
     }
 
     /// Processes that were started by `listed`, and by those, as the records of the batch say.
-    pub(in super::super) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
+    pub(in crate::sources::linux::perf) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
         let mut started: Vec<pid_t> = Vec::new();
         // Records are not in the order of their times yet.
         loop {
@@ -105,12 +109,12 @@ impl EventQueue {
     }
 
     /// A thread that exited has no records any more.
-    pub(in super::super) fn forget_thread(&mut self, pid: pid_t, tid: pid_t) {
+    pub(in crate::sources::linux::perf) fn forget_thread(&mut self, pid: pid_t, tid: pid_t) {
         self.exited.forget(pid, tid);
     }
 
     /// When a selected process started, ended, was named or mapped code last (monotonic clock).
-    pub(in super::super) fn changed_ns(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn changed_ns(&self) -> u64 {
         self.changed_ns
     }
 }

@@ -7,7 +7,7 @@ use super::super::ring::record::Id;
 
 /// Values that were not released yet.
 #[derive(Debug)]
-pub(in super::super) struct Queue<T> {
+pub(in crate::sources::linux::perf) struct Queue<T> {
     values: Vec<(Id, T)>,
 }
 
@@ -19,23 +19,23 @@ impl<T> Default for Queue<T> {
 
 impl<T> Queue<T> {
     /// Adds a value.
-    pub(in super::super) fn push(&mut self, id: Id, value: T) {
+    pub(in crate::sources::linux::perf) fn push(&mut self, id: Id, value: T) {
         self.values.push((id, value));
     }
 
     /// All values, as they came.
-    pub(in super::super) fn iter(&self) -> impl Iterator<Item = &(Id, T)> {
+    pub(in crate::sources::linux::perf) fn iter(&self) -> impl Iterator<Item = &(Id, T)> {
         self.values.iter()
     }
 
     /// Releases all values, in the order of their times. A later batch may hold earlier ones.
-    pub(in super::super) fn release_all(&mut self) -> Vec<(Id, T)> {
+    pub(in crate::sources::linux::perf) fn release_all(&mut self) -> Vec<(Id, T)> {
         self.release_before(u64::MAX)
     }
 
     /// Releases the values of before this time (the watermark: all rings were read to there), in the order of their
     /// times.
-    pub(in super::super) fn release_before(&mut self, watermark_ns: u64) -> Vec<(Id, T)> {
+    pub(in crate::sources::linux::perf) fn release_before(&mut self, watermark_ns: u64) -> Vec<(Id, T)> {
         self.values.sort_by_key(|(id, _)| id.time_ns);
         if watermark_ns == u64::MAX {
             return std::mem::take(&mut self.values);
@@ -46,7 +46,7 @@ impl<T> Queue<T> {
     }
 
     /// Takes the buffer of a batch back, which is empty, where the queue has none.
-    pub(in super::super) fn reuse(&mut self, buffer: Vec<(Id, T)>) {
+    pub(in crate::sources::linux::perf) fn reuse(&mut self, buffer: Vec<(Id, T)>) {
         if self.values.capacity() == 0 {
             self.values = buffer;
         }

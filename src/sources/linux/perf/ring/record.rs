@@ -18,28 +18,28 @@ use crate::arch::Registers;
 const CONTEXT_MAX: u64 = (-4095i64) as u64;
 /// The period of a clock is at least so many nanoseconds. Samples at switches have the length of their chain in its
 /// place, which is less: so they are kept apart in a ring that both write to.
-pub(in super::super) const CLOCK_PERIOD_MIN: u64 = 10_000;
+pub(in crate::sources::linux::perf) const CLOCK_PERIOD_MIN: u64 = 10_000;
 /// What stands behind every record that is no sample: process, thread, time, event, CPU (`sample_id_all`).
 const SAMPLE_ID_BYTES: usize = 32;
 
 /// Who and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in super::super) struct Id {
+pub(in crate::sources::linux::perf) struct Id {
     /// Process.
-    pub(in super::super) pid: pid_t,
+    pub(in crate::sources::linux::perf) pid: pid_t,
     /// Thread.
-    pub(in super::super) tid: pid_t,
+    pub(in crate::sources::linux::perf) tid: pid_t,
     /// Monotonic clock, nanoseconds.
-    pub(in super::super) time_ns: u64,
+    pub(in crate::sources::linux::perf) time_ns: u64,
     /// On which CPU.
-    pub(in super::super) cpu: u32,
+    pub(in crate::sources::linux::perf) cpu: u32,
 }
 
 /// A record, borrowed from the ring.
 // Nearly all are samples, so boxing these would be an allocation for each.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug, PartialEq)]
-pub(in super::super) enum PerfRecord<'a> {
+pub(in crate::sources::linux::perf) enum PerfRecord<'a> {
     /// PERF_RECORD_SAMPLE.
     Sample(Sample<'a>),
     /// PERF_RECORD_MMAP2 of executable memory.
@@ -65,53 +65,53 @@ pub(in super::super) enum PerfRecord<'a> {
 
 impl PerfRecord<'_> {
     /// A sample by the clock.
-    pub(in super::super) fn is_by_clock(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn is_by_clock(&self) -> bool {
         matches!(self, PerfRecord::Sample(Sample { at_switch: false, .. }))
     }
 }
 
 /// A sample.
 #[derive(Debug, PartialEq)]
-pub(in super::super) struct Sample<'a> {
+pub(in crate::sources::linux::perf) struct Sample<'a> {
     /// Taken where the thread left its CPU, and not by the clock.
-    pub(in super::super) at_switch: bool,
+    pub(in crate::sources::linux::perf) at_switch: bool,
     /// Addresses in the kernel, the innermost first; 8 bytes each.
     kernel: &'a [u8],
     /// Registers in user mode; `None` for a thread that has no user memory (any more).
-    pub(in super::super) registers: Option<Registers>,
+    pub(in crate::sources::linux::perf) registers: Option<Registers>,
     /// It runs 32-bit code.
-    pub(in super::super) compat: bool,
+    pub(in crate::sources::linux::perf) compat: bool,
     /// Stack bytes from the stack pointer up.
-    pub(in super::super) stack: &'a [u8],
+    pub(in crate::sources::linux::perf) stack: &'a [u8],
 }
 
 impl Sample<'_> {
     /// One by the clock that shows nothing.
     #[cfg(test)]
-    pub(in super::super) const EMPTY: Sample<'static> =
+    pub(in crate::sources::linux::perf) const EMPTY: Sample<'static> =
         Sample { at_switch: false, kernel: &[], registers: None, compat: false, stack: &[] };
 
     /// Addresses in the kernel, the innermost first.
-    pub(in super::super) fn kernel(&self) -> impl Iterator<Item = u64> {
+    pub(in crate::sources::linux::perf) fn kernel(&self) -> impl Iterator<Item = u64> {
         self.kernel.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
     }
 }
 
 /// Executable memory that was mapped.
 #[derive(Debug, PartialEq, Eq)]
-pub(in super::super) struct Mmap<'a> {
+pub(in crate::sources::linux::perf) struct Mmap<'a> {
     /// First address.
-    pub(in super::super) start: u64,
+    pub(in crate::sources::linux::perf) start: u64,
     /// How many bytes.
-    pub(in super::super) len: u64,
+    pub(in crate::sources::linux::perf) len: u64,
     /// Offset of the first one in the file.
-    pub(in super::super) file_offset: u64,
+    pub(in crate::sources::linux::perf) file_offset: u64,
     /// The file's device, major and minor number.
-    pub(in super::super) device: (u32, u32),
+    pub(in crate::sources::linux::perf) device: (u32, u32),
     /// The file's inode.
-    pub(in super::super) inode: u64,
+    pub(in crate::sources::linux::perf) inode: u64,
     /// Its path, or the kernel's name in brackets, or `//anon`.
-    pub(in super::super) path: &'a [u8],
+    pub(in crate::sources::linux::perf) path: &'a [u8],
 }
 
 /// Takes fields off the front of a record.
@@ -144,7 +144,7 @@ impl<'a> Fields<'a> {
 /// One record of a ring, and the event that it is of: of one that was inherited, the number of the one that it
 /// was inherited from (kernel/events/core.c, `primary_event_id`). `None` for kinds that nothing is done with, and
 /// for what is no record.
-pub(in super::super) fn read(record: &[u8]) -> Option<(Id, u64, PerfRecord<'_>)> {
+pub(in crate::sources::linux::perf) fn read(record: &[u8]) -> Option<(Id, u64, PerfRecord<'_>)> {
     let mut fields = Fields(record);
     let kind = fields.u32()?;
     let misc = u32::from(u16::from_ne_bytes(fields.take(2)?.try_into().ok()?));

@@ -20,7 +20,7 @@ const PATIENCE_MAX: u32 = 4096;
 
 /// What rings had room for of late.
 #[derive(Debug)]
-pub(in super::super) struct Backlog {
+pub(in crate::sources::linux::perf) struct Backlog {
     /// The most bytes of a stack that are copied; `u32::MAX`: all that is requested.
     limit_bytes: u32,
     roomy: u32,
@@ -35,17 +35,17 @@ impl Default for Backlog {
 
 impl Backlog {
     /// Of as many bytes as are requested of each stack, those that there is room for.
-    pub(in super::super) fn limit(&self, wanted_bytes: u32) -> u32 {
+    pub(in crate::sources::linux::perf) fn limit(&self, wanted_bytes: u32) -> u32 {
         wanted_bytes.min(self.limit_bytes)
     }
 
     /// Whether the reader has to run before others.
-    pub(in super::super) fn is_late(pressure: Pressure) -> bool {
+    pub(in crate::sources::linux::perf) fn is_late(pressure: Pressure) -> bool {
         pressure.lost || pressure.fill_per_mille >= LATE_PER_MILLE
     }
 
     /// Takes in how full the rings were, to which `copied_bytes` of each stack are copied; whether the limit changed.
-    pub(in super::super) fn read(&mut self, pressure: Pressure, copied_bytes: u32) -> bool {
+    pub(in crate::sources::linux::perf) fn read(&mut self, pressure: Pressure, copied_bytes: u32) -> bool {
         if pressure.lost || pressure.fill_per_mille >= FULL_PER_MILLE {
             self.roomy = 0;
             let smaller = STACK_BYTES.into_iter().rev().filter(|bytes| *bytes < copied_bytes);
@@ -74,7 +74,7 @@ impl Backlog {
     }
 
     /// The events could not be opened anew: rings are judged by what is copied still.
-    pub(in super::super) fn stays(&mut self) {
+    pub(in crate::sources::linux::perf) fn stays(&mut self) {
         self.roomy = 0;
     }
 }

@@ -18,7 +18,7 @@ const ENDS_MAX: usize = 4096;
 
 /// Where the stacks of one program end.
 #[derive(Debug, Default)]
-pub(in super::super) struct MissingPages {
+pub(in crate::sources::linux::perf) struct MissingPages {
     /// Where nothing is mapped: stacks end there, and copies with them.
     ends: HashSet<u64>,
     scratch: Vec<u8>,
@@ -26,7 +26,7 @@ pub(in super::super) struct MissingPages {
 
 impl MissingPages {
     /// Brings in what a copy of the stack of thread `tid` lacked, up to `most_bytes` of it.
-    pub(in super::super) fn bring_in(
+    pub(in crate::sources::linux::perf) fn bring_in(
         &mut self,
         tid: pid_t,
         capture: &Capture,

@@ -121,7 +121,7 @@ fn add_prefetched(copies: &mut Copies, id: Id, capture: &mut Capture) {
 
 /// Prefetches ranges of the stacks of threads with each of their samples.
 #[derive(Debug)]
-pub(in super::super) struct Prefetch {
+pub(in crate::sources::linux::perf) struct Prefetch {
     /// In the kernel: the ranges of each thread.
     lists: OwnedFd,
     ring: ProgramRing,
@@ -136,7 +136,7 @@ impl Prefetch {
     ///
     /// # Errors
     /// What bpf(2) says.
-    pub(in super::super) fn new() -> io::Result<Prefetch> {
+    pub(in crate::sources::linux::perf) fn new() -> io::Result<Prefetch> {
         let ring_bytes = (RING_BYTES_OF_CPU * cpu_count().next_power_of_two()).min(RING_BYTES_MAX);
         Ok(Prefetch {
             lists: bpf_sys::create_map_of(LIST_BYTES, THREADS_MAX)?,
@@ -148,12 +148,12 @@ impl Prefetch {
     }
 
     /// What a program does with samples that come through.
-    pub(in super::super) fn program(&self) -> Vec<u64> {
+    pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
         read_program(self.lists.as_raw_fd(), self.ring.descriptor(), self.blocked_at)
     }
 
     /// Has the samples of a thread hold these ranges from now on.
-    pub(in super::super) fn set(&mut self, tid: pid_t, ranges: &[u64]) {
+    pub(in crate::sources::linux::perf) fn set(&mut self, tid: pid_t, ranges: &[u64]) {
         if self.threads.len() >= THREADS_MAX as usize && !self.threads.contains(&tid) {
             let lists = &self.lists;
             self.threads.drain().for_each(|tid| bpf_sys::remove_from_map(lists, tid.cast_unsigned()));
@@ -164,7 +164,7 @@ impl Prefetch {
 
     /// Reads what was prefetched so far: after the rings of samples, so that all of theirs is there. The bytes that
     /// are freed of buffers for it.
-    pub(in super::super) fn read(&mut self) -> usize {
+    pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
         let Prefetch { ring, copies, .. } = self;
         ring.drain(|record| copies.take(record));
@@ -172,7 +172,7 @@ impl Prefetch {
     }
 
     /// Gives a sample its ranges.
-    pub(in super::super) fn complete(&mut self, id: Id, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: Id, capture: &mut Capture) {
         add_prefetched(&mut self.copies, id, capture);
     }
 }

@@ -28,7 +28,7 @@ const SP: i16 = 19 * 8;
 const LEVEL: i32 = 3;
 
 /// Whether this processor has a red zone that code uses.
-pub(in super::super) const HERE: bool = cfg!(target_arch = "x86_64");
+pub(in crate::sources::linux::perf) const HERE: bool = cfg!(target_arch = "x86_64");
 
 /// Copies the red zone. `ring` is the descriptor of a [`ProgramRing`].
 fn copy_program(ring: i32) -> Vec<u64> {
@@ -50,7 +50,7 @@ fn copy_program(ring: i32) -> Vec<u64> {
 
 /// Copies of red zones.
 #[derive(Debug)]
-pub(in super::super) struct RedZone {
+pub(in crate::sources::linux::perf) struct RedZone {
     ring: ProgramRing,
     copies: Copies,
 }
@@ -60,7 +60,7 @@ impl RedZone {
     ///
     /// # Errors
     /// What bpf(2) says, or that there is nothing of the kind here.
-    pub(in super::super) fn new() -> io::Result<RedZone> {
+    pub(in crate::sources::linux::perf) fn new() -> io::Result<RedZone> {
         if !HERE {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -71,13 +71,13 @@ impl RedZone {
     }
 
     /// What a program does with samples that come through.
-    pub(in super::super) fn program(&self) -> Vec<u64> {
+    pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
         copy_program(self.ring.descriptor())
     }
 
     /// Reads what was copied so far: after the rings of samples, so that all of theirs is there. The bytes that
     /// are freed of buffers for it.
-    pub(in super::super) fn read(&mut self) -> usize {
+    pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
         let RedZone { ring, copies } = self;
         ring.drain(|record| copies.take(record));
@@ -85,7 +85,7 @@ impl RedZone {
     }
 
     /// Puts what was copied at the moment of a sample below its stack.
-    pub(in super::super) fn complete(&mut self, id: Id, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: Id, capture: &mut Capture) {
         prepend(&mut self.copies, id, capture);
     }
 }

@@ -36,7 +36,7 @@ const FIRST_BACKOFF: u32 = 16;
 
 /// The size of copies of stacks, and what stacks needed.
 #[derive(Debug)]
-pub(in super::super) struct StackSize {
+pub(in crate::sources::linux::perf) struct StackSize {
     /// The sizes that there are, the smallest first.
     sizes: &'static [u32],
     /// Index of the one that it has, and of the usual one.
@@ -61,7 +61,7 @@ pub(in super::super) struct StackSize {
 
 impl StackSize {
     /// The largest of a record, until the first round has shown what is needed.
-    pub(in super::super) fn new() -> StackSize {
+    pub(in crate::sources::linux::perf) fn new() -> StackSize {
         StackSize { size: STACK_BYTES.len() - 1, ..StackSize::for_many_processes() }
     }
 
@@ -87,34 +87,34 @@ impl StackSize {
 
     /// The usual size: of many processes the first samples, with all that is to be read of their
     /// images, would fill the rings.
-    pub(in super::super) fn for_many_processes() -> StackSize {
+    pub(in crate::sources::linux::perf) fn for_many_processes() -> StackSize {
         StackSize::with(&SIZES_BYTES, USUAL_BYTES)
     }
 
     /// Nothing can be had beyond the largest of a record.
-    pub(in super::super) fn limit_to_record(&mut self) {
+    pub(in crate::sources::linux::perf) fn limit_to_record(&mut self) {
         self.sizes = &STACK_BYTES;
         self.size = self.size.min(self.sizes.len() - 1);
     }
 
     /// Of stacks at which threads leave their CPUs, which some do a hundred thousand times a second.
-    pub(in super::super) fn of_switches() -> StackSize {
+    pub(in crate::sources::linux::perf) fn of_switches() -> StackSize {
         StackSize::with(&SWITCH_STACK_BYTES, USUAL_AT_SWITCH_BYTES)
     }
 
     /// Pins the size: the events could not be reopened.
-    pub(in super::super) fn pin(&mut self, bytes: u32) {
+    pub(in crate::sources::linux::perf) fn pin(&mut self, bytes: u32) {
         self.size = self.sizes.iter().position(|size| *size == bytes).unwrap_or(self.size);
         (self.backoff, self.rounds_fitting_smaller) = (u32::MAX, 0);
     }
 
     /// The size, bytes.
-    pub(in super::super) fn bytes(&self) -> u32 {
+    pub(in crate::sources::linux::perf) fn bytes(&self) -> u32 {
         self.sizes[self.size]
     }
 
     /// Takes note of a walk; the new size, if it changes now.
-    pub(in super::super) fn walked(&mut self, needed: StackUse) -> Option<u32> {
+    pub(in crate::sources::linux::perf) fn walked(&mut self, needed: StackUse) -> Option<u32> {
         self.stacks += 1;
         if needed.unbounded {
             self.unbounded += 1;

@@ -28,7 +28,7 @@ const PIECE_BYTES: usize = PAGE_BYTES * PIECE_PAGES;
 /// Most pieces of one copy: it takes some 25 us.
 const PIECES_MAX: usize = 16;
 /// Most bytes of a copy.
-pub(in super::super) const TAIL_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
+pub(in crate::sources::linux::perf) const TAIL_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
 /// For each CPU some 30 ms of the largest copies at 997 Hz, two batches. What does not fit is not copied, and where
 /// that is most of them, none are (`stack_size.rs`); all of the ring is resident as soon as it is there.
 const RING_BYTES_OF_CPU: usize = 8 << 20;
@@ -99,7 +99,7 @@ fn join(capture: &mut Capture, from: u64, bytes: &[u8]) {
 
 /// Copies of the upper parts of large stacks.
 #[derive(Debug)]
-pub(in super::super) struct StackTail {
+pub(in crate::sources::linux::perf) struct StackTail {
     /// In the kernel: where the copy of each thread begins.
     wanted: OwnedFd,
     ring: ProgramRing,
@@ -109,7 +109,7 @@ pub(in super::super) struct StackTail {
 
 impl StackTail {
     /// Bytes of the ring.
-    pub(in super::super) fn ring_bytes(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn ring_bytes(&self) -> u64 {
         ring_bytes(cpu_count()) as u64
     }
 
@@ -117,7 +117,7 @@ impl StackTail {
     ///
     /// # Errors
     /// What bpf(2) says.
-    pub(in super::super) fn new() -> io::Result<StackTail> {
+    pub(in crate::sources::linux::perf) fn new() -> io::Result<StackTail> {
         let ring_bytes = ring_bytes(cpu_count());
         Ok(StackTail {
             wanted: bpf_sys::create_map(THREADS_MAX)?,
@@ -128,13 +128,13 @@ impl StackTail {
     }
 
     /// What a program does with samples that come through.
-    pub(in super::super) fn program(&self) -> Vec<u64> {
+    pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
         copy_program(self.wanted.as_raw_fd(), self.ring.descriptor())
     }
 
     /// Reads what was copied so far: after the rings of samples, so that all of theirs is there. The bytes that
     /// are freed of buffers for it.
-    pub(in super::super) fn read(&mut self) -> usize {
+    pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
         let StackTail { ring, copies, .. } = self;
         ring.drain(|record| copies.take(record));
@@ -143,7 +143,7 @@ impl StackTail {
 
     /// Completes the stack of a sample whose record was full, and sees to it that the next one of
     /// its thread can be.
-    pub(in super::super) fn complete(&mut self, id: Id, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: Id, capture: &mut Capture) {
         if capture.stack.len() < STACK_BYTES_MAX as usize {
             return;
         }

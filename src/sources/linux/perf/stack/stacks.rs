@@ -49,7 +49,7 @@ struct Sizes {
 
 /// The state of the stage.
 #[derive(Debug)]
-pub(in super::super) struct Stacks {
+pub(in crate::sources::linux::perf) struct Stacks {
     /// Frames in the kernel are recorded.
     kernel_frames: bool,
     copies: ProgramCopies,
@@ -62,7 +62,7 @@ pub(in super::super) struct Stacks {
 
 impl Stacks {
     /// With stacks of this size at first.
-    pub(in super::super) fn new(kernel_frames: bool, size: StackSize) -> Stacks {
+    pub(in crate::sources::linux::perf) fn new(kernel_frames: bool, size: StackSize) -> Stacks {
         Stacks {
             kernel_frames,
             copies: ProgramCopies::default(),
@@ -79,7 +79,12 @@ impl Stacks {
     }
 
     /// Fills a buffer with a sample.
-    pub(in super::super) fn copy(&mut self, id: Id, sample: &Sample<'_>, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn copy(
+        &mut self,
+        id: Id,
+        sample: &Sample<'_>,
+        capture: &mut Capture,
+    ) {
         capture.reset();
         // Rings still hold what was copied by the size before.
         capture.size_number = self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
@@ -102,7 +107,7 @@ impl Stacks {
 
     /// Reads what programs copied so far: after the rings of samples, so that all of theirs is there. The bytes that are
     /// freed of buffers for it.
-    pub(in super::super) fn read(&mut self) -> usize {
+    pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let ProgramCopies { tail, prefetch, red_zone, .. } = &mut self.copies;
         tail.as_mut().map_or(0, StackTail::read)
             + prefetch.as_mut().map_or(0, Prefetch::read)
@@ -110,22 +115,22 @@ impl Stacks {
     }
 
     /// Whether rings that are so full are read while a batch is walked.
-    pub(in super::super) fn reads_ahead(&self, fill_per_mille: u32) -> bool {
+    pub(in crate::sources::linux::perf) fn reads_ahead(&self, fill_per_mille: u32) -> bool {
         self.ahead.reads(fill_per_mille)
     }
 
     /// How full rings were, or what was read of them.
-    pub(in super::super) fn pressure(&self, rings: Pressure) -> Pressure {
+    pub(in crate::sources::linux::perf) fn pressure(&self, rings: Pressure) -> Pressure {
         rings.with(self.ahead.stacks_per_mille())
     }
 
     /// All that was read is handed over.
-    pub(in super::super) fn begin_batch(&mut self) {
+    pub(in crate::sources::linux::perf) fn begin_batch(&mut self) {
         self.ahead.clear();
     }
 
     /// Completes a sample, of a process that runs this program.
-    pub(in super::super) fn complete(
+    pub(in crate::sources::linux::perf) fn complete(
         &mut self,
         id: Id,
         program: u64,
@@ -150,7 +155,7 @@ impl Stacks {
     }
 
     /// Completes a stack at which a thread left its CPU.
-    pub(in super::super) fn complete_at_switch(
+    pub(in crate::sources::linux::perf) fn complete_at_switch(
         &mut self,
         (pid, tid): (pid_t, pid_t),
         program: Option<u64>,
@@ -187,13 +192,13 @@ impl Stacks {
     }
 
     /// A process is no longer sampled.
-    pub(in super::super) fn forget_process(&mut self, pid: pid_t) {
+    pub(in crate::sources::linux::perf) fn forget_process(&mut self, pid: pid_t) {
         self.missing_pages.remove(&pid);
     }
 
     /// Prepares the programs that `options` need, as many as can be had: the options without the others. `may_copy`:
     /// events may have a program that copies. `load` has the kernel take one.
-    pub(in super::super) fn prepare(
+    pub(in crate::sources::linux::perf) fn prepare(
         &mut self,
         mut options: EventOptions,
         may_copy: bool,
@@ -231,20 +236,20 @@ impl Stacks {
     }
 
     /// Events sample by other options since this time (monotonic clock).
-    pub(in super::super) fn reopened(&mut self, since_ns: u64) {
+    pub(in crate::sources::linux::perf) fn reopened(&mut self, since_ns: u64) {
         self.sizes.number = self.sizes.number.wrapping_add(1);
         self.sizes.since_ns = since_ns;
     }
 
     /// What the events before these wrote was read.
-    pub(in super::super) fn drained(&mut self, options: EventOptions) {
+    pub(in crate::sources::linux::perf) fn drained(&mut self, options: EventOptions) {
         if !options.needs_stack_tail() {
             self.copies.tail = None;
         }
     }
 
     /// Events could not be opened anew: they sample by these options still.
-    pub(in super::super) fn keep(&mut self, options: EventOptions) {
+    pub(in crate::sources::linux::perf) fn keep(&mut self, options: EventOptions) {
         self.sizes.stack.pin(options.stack_bytes);
         self.sizes.backlog.stays();
         if let Some(SwitchOptions { stack_bytes, .. }) = options.switches {
@@ -253,7 +258,7 @@ impl Stacks {
     }
 
     /// Takes in how full the rings were; the options that there is room for, if these are others.
-    pub(in super::super) fn relieve(
+    pub(in crate::sources::linux::perf) fn relieve(
         &mut self,
         pressure: Pressure,
         options: EventOptions,
@@ -267,7 +272,7 @@ impl Stacks {
 
     /// Takes in what the walk of a stack needed that was copied by the size of this number; the options by which events
     /// are to sample, if these are others.
-    pub(in super::super) fn walked(
+    pub(in crate::sources::linux::perf) fn walked(
         &mut self,
         size_number: u32,
         needed: StackUse,
@@ -285,7 +290,7 @@ impl Stacks {
     }
 
     /// Takes in what the walk of a stack needed at which a thread left its CPU, as [`Stacks::walked`].
-    pub(in super::super) fn wait_walked(
+    pub(in crate::sources::linux::perf) fn wait_walked(
         &mut self,
         size_number: u32,
         needed: StackUse,
@@ -297,34 +302,34 @@ impl Stacks {
     }
 
     /// Whether ranges of stacks can be read.
-    pub(in super::super) fn may_prefetch(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn may_prefetch(&self) -> bool {
         !self.copies.prefetch_refused
     }
 
     /// Whether ranges of stacks are read.
-    pub(in super::super) fn prefetches(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn prefetches(&self) -> bool {
         self.copies.prefetch.is_some()
     }
 
     /// Events were opened that should read ranges of stacks: whether they do.
-    pub(in super::super) fn note_prefetch(&mut self) {
+    pub(in crate::sources::linux::perf) fn note_prefetch(&mut self) {
         self.copies.prefetch_refused = self.copies.prefetch.is_none();
     }
 
     /// Has the samples of a thread hold these ranges from now on.
-    pub(in super::super) fn prefetch(&mut self, tid: pid_t, ranges: &[u64]) {
+    pub(in crate::sources::linux::perf) fn prefetch(&mut self, tid: pid_t, ranges: &[u64]) {
         if let Some(prefetch) = &mut self.copies.prefetch {
             prefetch.set(tid, ranges);
         }
     }
 
     /// Whether a program copies the upper parts of large stacks.
-    pub(in super::super) fn copies_tails(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn copies_tails(&self) -> bool {
         self.copies.tail.is_some()
     }
 
     /// Bytes of the ring that such a program writes to.
-    pub(in super::super) fn ring_bytes(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn ring_bytes(&self) -> u64 {
         self.copies.tail.as_ref().map_or(0, StackTail::ring_bytes)
     }
 }

@@ -22,7 +22,7 @@ const POLLS_PER_BATCH: usize = 128;
 const POLLS_MAX: usize = 65_536;
 
 /// The state of the stage.
-pub(in super::super) struct WaitRecorder {
+pub(in crate::sources::linux::perf) struct WaitRecorder {
     switches: ContextSwitches,
     waits: Waits,
     /// Threads to be polled.
@@ -33,7 +33,7 @@ pub(in super::super) struct WaitRecorder {
 
 impl WaitRecorder {
     /// `alone`: nothing but waits is recorded. `held` is a process that is to run a command.
-    pub(in super::super) fn new(alone: bool, held: Option<pid_t>) -> WaitRecorder {
+    pub(in crate::sources::linux::perf) fn new(alone: bool, held: Option<pid_t>) -> WaitRecorder {
         WaitRecorder {
             switches: ContextSwitches::default(),
             // Time in which a thread is ready is time on the wall, but says nothing of what the
@@ -45,17 +45,17 @@ impl WaitRecorder {
     }
 
     /// Takes switches until this time from the rings that are read next, and from then on of others.
-    pub(in super::super) fn take_until(&mut self, until_ns: u64) {
+    pub(in crate::sources::linux::perf) fn take_until(&mut self, until_ns: u64) {
         self.switches.take_until(until_ns);
     }
 
     /// Takes switches from this time on, as [`WaitRecorder::take_until`] says.
-    pub(in super::super) fn take_from(&mut self, from_ns: u64) {
+    pub(in crate::sources::linux::perf) fn take_from(&mut self, from_ns: u64) {
         self.switches.take_from(from_ns);
     }
 
     /// Takes in a record of any kind, those of one CPU in their order. `selected`: its process is recorded.
-    pub(in super::super) fn take(&mut self, id: Id, record: &PerfRecord<'_>, selected: bool) {
+    pub(in crate::sources::linux::perf) fn take(&mut self, id: Id, record: &PerfRecord<'_>, selected: bool) {
         match record {
             PerfRecord::Lost(_) => self.switches.dropped(id),
             // That nothing runs is no thread, and one that exited waits for nothing.
@@ -71,7 +71,11 @@ impl WaitRecorder {
     }
 
     /// Takes in the stack at which a thread is about to leave its CPU. A buffer that is not needed is given back.
-    pub(in super::super) fn take_stack(&mut self, id: Id, stack: Stack) -> Option<Box<Capture>> {
+    pub(in crate::sources::linux::perf) fn take_stack(
+        &mut self,
+        id: Id,
+        stack: Stack,
+    ) -> Option<Box<Capture>> {
         match self.switches.copied(id, stack) {
             Some(Stack::Copied(capture)) => Some(capture),
             _ => None,
@@ -79,7 +83,7 @@ impl WaitRecorder {
     }
 
     /// A thread was there when the recording began, at this time.
-    pub(in super::super) fn list(&mut self, pid: pid_t, tid: pid_t, time_ns: u64) {
+    pub(in crate::sources::linux::perf) fn list(&mut self, pid: pid_t, tid: pid_t, time_ns: u64) {
         self.switches.note(Id { pid, tid, time_ns, cpu: 0 }, Switch::Listed);
         self.request_poll(pid, tid);
     }
@@ -91,7 +95,7 @@ impl WaitRecorder {
     }
 
     /// Polls threads whose stacks are not known, some at a time.
-    pub(in super::super) fn poll(
+    pub(in crate::sources::linux::perf) fn poll(
         &mut self,
         threads: &dyn SleepingThreads,
         clocks: &dyn Clocks,
@@ -110,7 +114,7 @@ impl WaitRecorder {
 
     /// The waits by what happened before the watermark (monotonic clock). `select` says whether a process is recorded, of
     /// which there is a stack or not.
-    pub(in super::super) fn flush(
+    pub(in crate::sources::linux::perf) fn flush(
         &mut self,
         watermark_ns: u64,
         mut select: impl FnMut(pid_t, bool) -> bool,
@@ -142,7 +146,7 @@ impl WaitRecorder {
     }
 
     /// The waits that continue at the end of the recording, at this time.
-    pub(in super::super) fn end(
+    pub(in crate::sources::linux::perf) fn end(
         &mut self,
         until_ns: u64,
         threads: &dyn SleepingThreads,

@@ -13,11 +13,11 @@ use super::super::ring::record::Id;
 use crate::sources::Capture;
 
 /// Why the time of a wait has no stack.
-pub(in super::super) const STACK_DROPPED: &str = "the kernel dropped where a wait began";
+pub(in crate::sources::linux::perf) const STACK_DROPPED: &str = "the kernel dropped where a wait began";
 /// Why it is not known how long a thread waited.
-pub(in super::super) const END_DROPPED: &str = "the kernel dropped where a wait ended";
+pub(in crate::sources::linux::perf) const END_DROPPED: &str = "the kernel dropped where a wait ended";
 /// Why the time of a wait that began before the recording has no stack.
-pub(in super::super) const BEGAN_BEFORE: &str = "waited since before the recording";
+pub(in crate::sources::linux::perf) const BEGAN_BEFORE: &str = "waited since before the recording";
 /// Why the wait of a thread that is gone is lost.
 const ENDED_UNSEEN: &str = "the kernel dropped that a thread ended";
 
@@ -27,7 +27,7 @@ const GONE_MAX: usize = 32_768;
 
 /// The stack at which a thread left its CPU.
 #[derive(Debug)]
-pub(in super::super) enum Stack {
+pub(in crate::sources::linux::perf) enum Stack {
     /// What the kernel copied, or what was read while the thread waited on.
     Copied(Box<Capture>),
     /// The sampler has it.
@@ -40,7 +40,7 @@ pub(in super::super) enum Stack {
 
 /// What became of a thread.
 #[derive(Debug)]
-pub(in super::super) enum Switch {
+pub(in crate::sources::linux::perf) enum Switch {
     /// It left its CPU: it waits, or it was `preempted` and is ready for one.
     Out { stack: Stack, preempted: bool },
     /// It has a CPU.
@@ -61,19 +61,19 @@ pub(in super::super) enum Switch {
 
 /// A wait of a thread.
 #[derive(Debug)]
-pub(in super::super) struct Wait {
+pub(in crate::sources::linux::perf) struct Wait {
     /// Whose.
-    pub(in super::super) pid: pid_t,
-    pub(in super::super) tid: pid_t,
+    pub(in crate::sources::linux::perf) pid: pid_t,
+    pub(in crate::sources::linux::perf) tid: pid_t,
     /// From when to when (monotonic clock), nanoseconds.
-    pub(in super::super) since_ns: u64,
-    pub(in super::super) until_ns: u64,
-    pub(in super::super) outcome: WaitOutcome,
+    pub(in crate::sources::linux::perf) since_ns: u64,
+    pub(in crate::sources::linux::perf) until_ns: u64,
+    pub(in crate::sources::linux::perf) outcome: WaitOutcome,
 }
 
 /// What became of a [`Wait`].
 #[derive(Debug)]
-pub(in super::super) enum WaitOutcome {
+pub(in crate::sources::linux::perf) enum WaitOutcome {
     /// The thread continues to wait here; `until_ns` is not known yet.
     Continues(Box<Capture>),
     /// The wait ended, with its stack unless that was reported as [`WaitOutcome::Continues`].
@@ -103,7 +103,7 @@ enum State {
 
 /// Threads, on a CPU or off it.
 #[derive(Debug, Default)]
-pub(in super::super) struct Waits {
+pub(in crate::sources::linux::perf) struct Waits {
     threads: HashMap<pid_t, State>,
     /// The time in which threads are ready is recorded, too.
     ready_too: bool,
@@ -121,7 +121,7 @@ pub(in super::super) struct Waits {
 
 impl Waits {
     /// `ready_too`: the time of threads that are ready for a CPU is recorded as well.
-    pub(in super::super) fn new(ready_too: bool) -> Waits {
+    pub(in crate::sources::linux::perf) fn new(ready_too: bool) -> Waits {
         Waits { ready_too, ..Waits::default() }
     }
 
@@ -131,12 +131,12 @@ impl Waits {
     }
 
     /// Buffers that are free again.
-    pub(in super::super) fn unused(&mut self) -> impl Iterator<Item = Box<Capture>> {
+    pub(in crate::sources::linux::perf) fn unused(&mut self) -> impl Iterator<Item = Box<Capture>> {
         self.unused.drain(..)
     }
 
     /// Takes in what became of a thread. Times of one thread rise.
-    pub(in super::super) fn take(&mut self, id: Id, switch: Switch) {
+    pub(in crate::sources::linux::perf) fn take(&mut self, id: Id, switch: Switch) {
         match switch {
             Switch::Out { stack, preempted } => self.left_cpu(id, stack, preempted),
             Switch::In => self.got_cpu(id),
@@ -290,7 +290,7 @@ impl Waits {
 
     /// Reports those that wait on, at the end of a batch: what was copied of their stacks need not be
     /// kept. Threads whose stacks are missing are added to `lacking`.
-    pub(in super::super) fn go_on(&mut self, lacking: &mut impl Extend<(pid_t, pid_t)>) {
+    pub(in crate::sources::linux::perf) fn go_on(&mut self, lacking: &mut impl Extend<(pid_t, pid_t)>) {
         for (pid, tid) in self.left.drain(..) {
             let Some(State::Away(away)) = self.threads.get_mut(&tid) else { continue };
             match std::mem::replace(&mut away.stack, Stack::Reported) {
@@ -310,7 +310,11 @@ impl Waits {
     }
 
     /// The recording ends: waits that continue are counted up to here, of threads that are there.
-    pub(in super::super) fn end(&mut self, until_ns: u64, is_there: impl Fn(pid_t, pid_t) -> bool) {
+    pub(in crate::sources::linux::perf) fn end(
+        &mut self,
+        until_ns: u64,
+        is_there: impl Fn(pid_t, pid_t) -> bool,
+    ) {
         for (tid, state) in std::mem::take(&mut self.threads) {
             let State::Away(away) = state else { continue };
             // One that was never seen to switch, nor polled while it waited, may have run.
