@@ -366,7 +366,7 @@ pub trait CallThread {
     /// Ends the thread: nothing of the target is held any more, and nothing of it was stopped for that.
     fn let_go(&self);
 
-    /// Starts it anew, for [`Target::take_up`].
+    /// Starts it anew, for [`Target::reattach`].
     ///
     /// # Errors
     /// [`Fault::Lost`] when the system starts none.
@@ -472,7 +472,7 @@ pub trait Target: Observed {
         None
     }
 
-    /// The thread that [`Target::interrupt`], [`Target::next`], [`Target::release`] and [`Target::take_up`] have to be called
+    /// The thread that [`Target::interrupt`], [`Target::next`], [`Target::release`] and [`Target::reattach`] have to be called
     /// in; `None` where any will do.
     fn call_thread(&self) -> Option<Arc<dyn CallThread>> {
         None
@@ -486,7 +486,7 @@ pub trait Target: Observed {
     ///
     /// # Errors
     /// [`Fault::Lost`]: it may not be held any more.
-    fn take_up(&mut self) -> Result<(), Fault> {
+    fn reattach(&mut self) -> Result<(), Fault> {
         Ok(())
     }
 }

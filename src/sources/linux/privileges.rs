@@ -127,10 +127,10 @@ pub fn set_caller() {
 }
 
 /// Gives the calling thread the ids of this user; its permitted capabilities stay.
-fn take_ids(caller: &Caller) -> io::Result<()> {
+fn set_ids(caller: &Caller) -> io::Result<()> {
     let held = calls::permitted()?;
     calls::set(held, held)?;
-    calls::take_ids(caller.uid(), caller.gid(), caller.groups())
+    calls::set_ids(caller.uid(), caller.gid(), caller.groups())
 }
 
 fn caller() -> Option<&'static Caller> {
@@ -151,7 +151,7 @@ pub fn restrict(role: Role) -> io::Result<()> {
     if role == Role::Watching
         && let Some(caller) = caller
     {
-        ids = take_ids(caller);
+        ids = set_ids(caller);
     }
     let thread = Thread { held, is_first: calls::is_first_thread(), takes_ids: caller.is_some() };
     apply(rights(role, thread))?;
@@ -173,7 +173,7 @@ fn apply(rights: Rights) -> io::Result<()> {
 /// What the system refused it with.
 pub fn restrict_to_naming(writes_as_caller: bool) -> io::Result<()> {
     if writes_as_caller && let Some(caller) = caller().filter(|_| calls::is_root()) {
-        take_ids(caller)?;
+        set_ids(caller)?;
         let held = calls::permitted()?;
         return apply(Rights { effective: READ.within(held), permitted: READ.within(held) });
     }

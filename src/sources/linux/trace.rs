@@ -409,7 +409,7 @@ impl Target for LinuxTarget {
         self.release_woken();
     }
 
-    fn take_up(&mut self) -> Result<(), Fault> {
+    fn reattach(&mut self) -> Result<(), Fault> {
         self.trace_again()
     }
 }

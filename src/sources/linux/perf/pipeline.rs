@@ -1,6 +1,6 @@
 //! The stages: each folder holds one.
 //!
-//! [`Pipeline::take`]: stack bytes are copied; losses, switches and waits are read from each record. [`Pipeline::flush`]:
+//! [`Pipeline::push_record`]: stack bytes are copied; losses, switches and waits are read from each record. [`Pipeline::flush`]:
 //! reorder → process → complete stacks → waits → weigh → report.
 //!
 //! Input: records of rings, ring after ring; output: [`TimedEvent`]s for the sampler. Samples are completed before they are
@@ -20,7 +20,7 @@ use super::reorder::event::{Event, Selection};
 use super::reorder::event_queue::EventQueue;
 use super::reorder::exited_threads::EXITED_TID;
 use super::reorder::queue::Queue;
-use super::ring::record::{Id, PerfRecord, Sample};
+use super::ring::record::{PerfRecord, Sample, SampleId};
 use super::stack::memory::{SystemMemory, TargetMemory};
 use super::stack::stacks::Stacks;
 use super::waits::recorder::WaitRecorder;
@@ -96,28 +96,28 @@ impl Pipeline {
     }
 
     /// Takes in a record, those of one CPU in their order.
-    pub(super) fn take(&mut self, id: Id, record: PerfRecord<'_>) {
+    pub(super) fn push_record(&mut self, id: SampleId, record: PerfRecord<'_>) {
         let id = self.events.thread_of(id, &record);
         let selection = self.events.selection(id.pid, &self.processes);
         if let Some(waits) = &mut self.waits {
-            waits.take(id, &record, selection == Selection::Selected);
+            waits.push_record(id, &record, selection == Selection::Selected);
         }
-        let unused = self.cpu_time.take(id, &record);
+        let unused = self.cpu_time.push_record(id, &record);
         if let Some(unused) = unused {
             self.spare.give_back(unused);
         }
         match record {
             PerfRecord::Lost(_) => self.processes.note_lost(),
             PerfRecord::Sample(_) if selection != Selection::Selected => {}
-            PerfRecord::Sample(sample) if sample.at_switch => self.take_switch_sample(id, &sample),
-            PerfRecord::Sample(sample) => self.take_sample(id, &sample),
-            other => self.events.take(id, &other, selection, &self.processes),
+            PerfRecord::Sample(sample) if sample.at_switch => self.push_switch_sample(id, &sample),
+            PerfRecord::Sample(sample) => self.push_sample(id, &sample),
+            other => self.events.push_record(id, &other, selection, &self.processes),
         }
     }
 
-    fn take_sample(&mut self, id: Id, sample: &Sample<'_>) {
+    fn push_sample(&mut self, id: SampleId, sample: &Sample<'_>) {
         let (id, event) = if id.tid == EXITED_TID {
-            (Id { tid: id.pid, ..id }, Event::Missed(EXITED))
+            (SampleId { tid: id.pid, ..id }, Event::Missed(EXITED))
         } else if self.is_unreadable(id, sample) {
             (id, Event::Missed(COMPAT))
         } else {
@@ -127,7 +127,7 @@ impl Pipeline {
     }
 
     /// Takes in where a thread is about to leave its CPU.
-    fn take_switch_sample(&mut self, id: Id, sample: &Sample<'_>) {
+    fn push_switch_sample(&mut self, id: SampleId, sample: &Sample<'_>) {
         if id.pid <= 0 || self.waits.is_some() && id.tid == EXITED_TID {
             return;
         }
@@ -140,8 +140,8 @@ impl Pipeline {
             Stack::Copied(self.copy(id, sample))
         };
         let unused = match (&mut self.waits, stack) {
-            (Some(waits), stack) => waits.take_stack(id, stack),
-            (None, Stack::Copied(capture)) => self.cpu_time.take_stack(id, capture),
+            (Some(waits), stack) => waits.push_stack(id, stack),
+            (None, Stack::Copied(capture)) => self.cpu_time.push_stack(id, capture),
             (None, _) => None,
         };
         if let Some(unused) = unused {
@@ -151,7 +151,7 @@ impl Pipeline {
 
     /// Whether a thread runs code of another size than its program's (emulators do): its stack and
     /// libraries are none that it was loaded with. One that is gone is believed to run its own.
-    fn is_unreadable(&mut self, id: Id, sample: &Sample<'_>) -> bool {
+    fn is_unreadable(&mut self, id: SampleId, sample: &Sample<'_>) -> bool {
         if !sample.compat {
             return false;
         }
@@ -159,7 +159,7 @@ impl Pipeline {
         sample.registers.is_none() || of_32_bits == Some(false)
     }
 
-    fn copy(&mut self, id: Id, sample: &Sample<'_>) -> Box<Capture> {
+    fn copy(&mut self, id: SampleId, sample: &Sample<'_>) -> Box<Capture> {
         let mut capture = self.spare.capture();
         self.stacks.copy(id, sample, &mut capture);
         capture
@@ -175,10 +175,10 @@ impl Pipeline {
         self.spare.end_batch()
     }
 
-    /// Takes in how many samples did not fit into the rings of CPUs, as [`CpuTime::take_lost`].
-    pub(super) fn take_lost(&mut self, samples: Option<Vec<(u32, u64)>>) {
+    /// Takes in how many samples did not fit into the rings of CPUs, as [`CpuTime::add_lost`].
+    pub(super) fn add_lost(&mut self, samples: Option<Vec<(u32, u64)>>) {
         let now_ns = self.system.clocks.monotonic_ns();
-        self.cpu_time.take_lost(samples, now_ns);
+        self.cpu_time.add_lost(samples, now_ns);
     }
 
     /// Takes in what the last interval of context switches measured, if all of it was read.
@@ -202,7 +202,7 @@ impl Pipeline {
             self.report(id, event, into);
         }
         self.report_ends(batch.last_ns, watermark_ns, into);
-        let nobody = Id { pid: self.processes.main(), time_ns: batch.last_ns, ..Id::default() };
+        let nobody = SampleId { pid: self.processes.main(), time_ns: batch.last_ns, ..SampleId::default() };
         if batch.lost > 0 {
             into.push(self.timed_event(nobody, SourceEvent::Dropped(batch.lost, "the kernel dropped them")));
         }
@@ -216,12 +216,12 @@ impl Pipeline {
 
     /// The events of selected processes, in the order of their times, with complete stacks. Of all that was read /proc
     /// is asked and memory is read at once: processes may be gone when the next batch is flushed.
-    fn process_events(&mut self, watermark_ns: u64) -> Vec<(Id, ProcessEvent)> {
+    fn process_events(&mut self, watermark_ns: u64) -> Vec<(SampleId, ProcessEvent)> {
         self.stacks.begin_batch();
         let mut released = self.events.release();
         let held = released.len();
         for (id, event) in released.drain(..) {
-            if let Some(unused) = self.processes.take(id, event, &*self.system.procfs) {
+            if let Some(unused) = self.processes.push_event(id, event, &*self.system.procfs) {
                 self.spare.give_back(unused);
             }
         }
@@ -240,7 +240,12 @@ impl Pipeline {
         self.later.release_before(watermark_ns)
     }
 
-    fn flush_waits(&mut self, watermark_ns: u64, events: &[(Id, ProcessEvent)], into: &mut Vec<TimedEvent>) {
+    fn flush_waits(
+        &mut self,
+        watermark_ns: u64,
+        events: &[(SampleId, ProcessEvent)],
+        into: &mut Vec<TimedEvent>,
+    ) {
         let Some(waits) = &mut self.waits else { return };
         let (processes, procfs) = (&mut self.processes, &*self.system.procfs);
         let select =
@@ -258,7 +263,7 @@ impl Pipeline {
         }
     }
 
-    fn report(&mut self, id: Id, event: WeighedEvent, into: &mut Vec<TimedEvent>) {
+    fn report(&mut self, id: SampleId, event: WeighedEvent, into: &mut Vec<TimedEvent>) {
         let event = match event {
             WeighedEvent::Sample(mut capture, used_ns) => {
                 self.announce(id, into);
@@ -274,7 +279,7 @@ impl Pipeline {
                     let used_ns = threads_ns.get(&tid).copied().unwrap_or(0);
                     let event =
                         SourceEvent::ThreadEnded(Some(used_ns), "replaced by exec before its next sample");
-                    into.push(self.timed_event(Id { tid, ..id }, event));
+                    into.push(self.timed_event(SampleId { tid, ..id }, event));
                 }
                 SourceEvent::Exec { name: Some(name) }
             }
@@ -288,7 +293,7 @@ impl Pipeline {
     }
 
     /// Reports a thread, and its process, that are new to the sampler.
-    fn announce(&mut self, id: Id, into: &mut Vec<TimedEvent>) {
+    fn announce(&mut self, id: SampleId, into: &mut Vec<TimedEvent>) {
         let Announcement { process, thread } = self.processes.announce(id, &*self.system.procfs);
         if let Some(name) = process {
             into.push(self.timed_event(id, SourceEvent::ProcessStarted { name }));
@@ -330,10 +335,10 @@ impl Pipeline {
             let program = self.processes.program(pid);
             self.stacks.complete_at_switch((pid, tid), program, capture, &*self.system.memory);
         }
-        let id = Id { pid, tid, time_ns: since_ns, cpu: 0 };
+        let id = SampleId { pid, tid, time_ns: since_ns, cpu: 0 };
         let program_since_ns = self.processes.program_since_ns(pid);
         if until_ns >= program_since_ns {
-            self.announce(Id { time_ns: started_ns.max(program_since_ns), ..id }, into);
+            self.announce(SampleId { time_ns: started_ns.max(program_since_ns), ..id }, into);
         }
         let ns = until_ns.saturating_sub(since_ns);
         let (time_ns, event) = match outcome {
@@ -341,7 +346,7 @@ impl Pipeline {
             WaitOutcome::Ended(stack) => (until_ns, SourceEvent::Wait { ns, stack }),
             WaitOutcome::Lost(reason) => (until_ns, SourceEvent::WaitLost { ns, reason }),
         };
-        into.push(self.timed_event(Id { time_ns, ..id }, event));
+        into.push(self.timed_event(SampleId { time_ns, ..id }, event));
     }
 
     /// Reports the waits that continue at the end of the recording, at this time.
@@ -368,7 +373,7 @@ impl Pipeline {
         }
     }
 
-    fn timed_event(&self, id: Id, event: SourceEvent) -> TimedEvent {
+    fn timed_event(&self, id: SampleId, event: SourceEvent) -> TimedEvent {
         let thread = ThreadId(id.tid.unsigned_abs().into());
         let (at_ns, process) = (id.time_ns.saturating_sub(self.origin_ns), id.pid.unsigned_abs());
         TimedEvent { at_ns, process, thread, event }
@@ -380,7 +385,7 @@ impl Pipeline {
     /// Takes in which processes were added and removed.
     pub(super) fn update_processes(&mut self) {
         for (id, event) in self.processes.take_events() {
-            self.cpu_time.take_change(id.pid, &event);
+            self.cpu_time.push_change(id.pid, &event);
             if matches!(event, ProcessEvent::Removed) {
                 self.stacks.forget_process(id.pid);
             }
@@ -421,16 +426,16 @@ impl Pipeline {
     }
 
     /// Takes context switches until this time from the rings that are read next.
-    pub(super) fn take_switches_until(&mut self, until_ns: u64) {
+    pub(super) fn accept_switches_until(&mut self, until_ns: u64) {
         if let Some(waits) = &mut self.waits {
-            waits.take_until(until_ns);
+            waits.accept_until(until_ns);
         }
     }
 
     /// Takes context switches from this time on.
-    pub(super) fn take_switches_from(&mut self, from_ns: u64) {
+    pub(super) fn accept_switches_from(&mut self, from_ns: u64) {
         if let Some(waits) = &mut self.waits {
-            waits.take_from(from_ns);
+            waits.accept_from(from_ns);
         }
     }
 

@@ -420,8 +420,8 @@ fn machine_ticks() -> Option<(u64, u64)> {
 
 /// Takes in all that rings hold, and how many samples they could not.
 fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, pipeline: &mut Pipeline) {
-    events.drain(scratch, |id, record| pipeline.take(id, record));
-    pipeline.take_lost(events.lost_samples());
+    events.drain(scratch, |id, record| pipeline.push_record(id, record));
+    pipeline.add_lost(events.lost_samples());
 }
 
 impl PerfSource {

@@ -53,7 +53,7 @@ pub(super) fn set(effective: Capabilities, permitted: Capabilities) -> io::Resul
 }
 
 /// Gives the calling thread the ids of a user, all of them and for good. Its permitted capabilities stay.
-pub(super) fn take_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+pub(super) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     set_option(libc::PR_SET_KEEPCAPS, 1)?;
     // SAFETY: setresgid(2) and setresuid(2) take numbers; setgroups(2) reads as many numbers from live memory
     // as it is told.

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::buffers::Pool;
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use super::filter_program::TID;
 use super::instructions::{
     ADD, CALL, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER, PROBE_READ_USER,
@@ -186,7 +186,7 @@ impl Copies {
     }
 
     /// What was copied at the moment of a sample.
-    pub(in crate::sources::linux::perf) fn of_sample(&mut self, id: Id) -> Option<Copy> {
+    pub(in crate::sources::linux::perf) fn of_sample(&mut self, id: SampleId) -> Option<Copy> {
         let copies = self.of.get_mut(&id.tid)?;
         let apart_ns = |copy: &Copy| copy.time_ns.abs_diff(id.time_ns);
         let nearest = copies.iter().enumerate().min_by_key(|(_, copy)| apart_ns(copy));

@@ -18,7 +18,7 @@ use libc::pid_t;
 use super::super::buffers::Pool;
 use super::super::clocks::Clocks;
 use super::super::process::event::ProcessEvent;
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 use super::clock_baseline::ClockBaseline;
 use super::losses::{DroppedSamples, Losses};
 use super::process_clock::ProcessClock;
@@ -66,7 +66,7 @@ pub(in crate::sources::linux::perf) enum WeighedEvent {
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct WeighedBatch {
     /// In the order of their times.
-    pub(in crate::sources::linux::perf) events: Vec<(Id, WeighedEvent)>,
+    pub(in crate::sources::linux::perf) events: Vec<(SampleId, WeighedEvent)>,
     /// The time of the last event so far.
     pub(in crate::sources::linux::perf) last_ns: u64,
     /// Samples that the kernel dropped.
@@ -160,19 +160,19 @@ impl CpuTime {
 
     /// Takes in a record of any kind, those of one CPU in their order. The buffer of a stack that is not needed is given
     /// back.
-    pub(in crate::sources::linux::perf) fn take(
+    pub(in crate::sources::linux::perf) fn push_record(
         &mut self,
-        id: Id,
+        id: SampleId,
         record: &PerfRecord<'_>,
     ) -> Option<Box<Capture>> {
-        self.losses.take(id, record);
-        self.latency.take(id, record)
+        self.losses.push_record(id, record);
+        self.latency.push_record(id, record)
     }
 
     /// Takes in the stack of a thread that is about to leave its CPU. A buffer that is not needed is given back.
-    pub(in crate::sources::linux::perf) fn take_stack(
+    pub(in crate::sources::linux::perf) fn push_stack(
         &mut self,
-        id: Id,
+        id: SampleId,
         capture: Box<Capture>,
     ) -> Option<Box<Capture>> {
         self.latency.copied(id, capture)
@@ -180,7 +180,7 @@ impl CpuTime {
 
     /// Takes in how many samples did not fit into the rings of CPUs since this was called before; `None` where nobody
     /// counts them, and records say it of all records together.
-    pub(in crate::sources::linux::perf) fn take_lost(
+    pub(in crate::sources::linux::perf) fn add_lost(
         &mut self,
         samples: Option<Vec<(u32, u64)>>,
         now_ns: u64,
@@ -222,7 +222,7 @@ impl CpuTime {
     }
 
     /// Takes in that a process is sampled from now on, or that its number is no longer its own.
-    pub(in crate::sources::linux::perf) fn take_change(&mut self, pid: pid_t, change: &ProcessEvent) {
+    pub(in crate::sources::linux::perf) fn push_change(&mut self, pid: pid_t, change: &ProcessEvent) {
         match change {
             ProcessEvent::Added { started } => {
                 let mut clock = ProcessClock::default();
@@ -250,7 +250,7 @@ impl CpuTime {
     /// Weighs the events of a batch.
     pub(in crate::sources::linux::perf) fn weigh(
         &mut self,
-        mut events: Vec<(Id, ProcessEvent)>,
+        mut events: Vec<(SampleId, ProcessEvent)>,
         options: BatchOptions,
         clocks: &dyn Clocks,
         spare: &mut Pool<Box<Capture>>,
@@ -276,11 +276,11 @@ impl CpuTime {
 
     /// Counts the samples of each process in a batch, and takes in which processes come and go; how many samples there
     /// are.
-    fn count(&mut self, events: &[(Id, ProcessEvent)]) -> u64 {
+    fn count(&mut self, events: &[(SampleId, ProcessEvent)]) -> u64 {
         let mut samples = 0;
         for (id, event) in events {
             if !event.is_sample() {
-                self.take_change(id.pid, event);
+                self.push_change(id.pid, event);
                 continue;
             }
             samples += 1;
@@ -327,7 +327,7 @@ impl CpuTime {
     /// time of their process, and takes those out for which that is nothing; how many were late.
     fn share_late(
         &mut self,
-        events: &mut Vec<(Id, ProcessEvent)>,
+        events: &mut Vec<(SampleId, ProcessEvent)>,
         shares: &mut HashMap<pid_t, CpuTimeShare>,
     ) -> u64 {
         let schedule = &self.schedule;
@@ -372,11 +372,11 @@ impl CpuTime {
 
     fn weigh_one(
         &mut self,
-        id: Id,
+        id: SampleId,
         event: ProcessEvent,
         shares: &mut HashMap<pid_t, CpuTimeShare>,
         spare: &mut Pool<Box<Capture>>,
-        into: &mut Vec<(Id, WeighedEvent)>,
+        into: &mut Vec<(SampleId, WeighedEvent)>,
     ) {
         let weighed = match event {
             ProcessEvent::Sample { capture, .. } => {
@@ -404,7 +404,7 @@ impl CpuTime {
     }
 
     /// What the thread of a sample used by then, with what the sample weighs.
-    fn weigh_sample(&mut self, id: Id, shares: &mut HashMap<pid_t, CpuTimeShare>) -> u64 {
+    fn weigh_sample(&mut self, id: SampleId, shares: &mut HashMap<pid_t, CpuTimeShare>) -> u64 {
         let period_ns = self.schedule.period_ns(id.cpu, id.time_ns).unwrap_or(self.period_ns);
         let is_late = self.schedule.is_late(id.cpu, id.time_ns);
         let weight_ns = shares.get_mut(&id.pid).map_or(period_ns, |share| match share.late {
@@ -415,7 +415,7 @@ impl CpuTime {
     }
 
     /// What a thread used by then, with this weight of a sample.
-    fn add_weight(&mut self, id: Id, weight_ns: u64) -> u64 {
+    fn add_weight(&mut self, id: SampleId, weight_ns: u64) -> u64 {
         let Some(process) = self.processes.get_mut(&id.pid) else { return weight_ns };
         process.clock.add_weight(weight_ns);
         let used_ns = process.threads.entry(id.tid).or_default();
@@ -430,7 +430,7 @@ impl CpuTime {
         at_ns: u64,
         last: bool,
         spare: &mut Pool<Box<Capture>>,
-        into: &mut Vec<(Id, WeighedEvent)>,
+        into: &mut Vec<(SampleId, WeighedEvent)>,
     ) {
         let period_ns = self.period_ns;
         let Some(process) = self.processes.get_mut(&pid) else { return };
@@ -441,7 +441,7 @@ impl CpuTime {
         while let Some((tid, capture, weight_ns)) = process.charge.next_charge(period_ns, last) {
             // The copy comes back as one of the pool.
             drop(spare.take());
-            due.push((Id { pid, tid, time_ns: at_ns, cpu: 0 }, weight_ns, Box::new(capture.clone())));
+            due.push((SampleId { pid, tid, time_ns: at_ns, cpu: 0 }, weight_ns, Box::new(capture.clone())));
         }
         process.charge.finish();
         for (id, weight_ns, capture) in due {

@@ -5,7 +5,7 @@
 
 use hashbrown::HashMap;
 
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 use super::share::prefix_share_ns;
 
 /// Dropped samples, and the time that they stand for together.
@@ -48,7 +48,7 @@ impl Losses {
     }
 
     /// Takes in a record of any kind.
-    pub(super) fn take(&mut self, id: Id, record: &PerfRecord<'_>) {
+    pub(super) fn push_record(&mut self, id: SampleId, record: &PerfRecord<'_>) {
         self.records += 1;
         match record {
             PerfRecord::Lost(records) => self.lost_records += records,
@@ -91,18 +91,18 @@ impl Losses {
 mod tests {
     use super::*;
 
-    fn take(losses: &mut Losses, time_ns: u64, cpu: u32, record: &PerfRecord<'_>) {
-        losses.take(Id { time_ns, cpu, ..Id::default() }, record);
+    fn push_record(losses: &mut Losses, time_ns: u64, cpu: u32, record: &PerfRecord<'_>) {
+        losses.push_record(SampleId { time_ns, cpu, ..SampleId::default() }, record);
     }
 
     #[test]
     fn each_cpu_is_throttled_on_its_own() {
         let mut losses = Losses::new(1_000_000);
-        take(&mut losses, 1_000_000, 0, &PerfRecord::Throttle);
-        take(&mut losses, 5_000_000, 1, &PerfRecord::Throttle);
-        take(&mut losses, 4_000_000, 0, &PerfRecord::Unthrottle);
-        take(&mut losses, 7_000_000, 1, &PerfRecord::Unthrottle);
-        take(&mut losses, 9_000_000, 1, &PerfRecord::Unthrottle);
+        push_record(&mut losses, 1_000_000, 0, &PerfRecord::Throttle);
+        push_record(&mut losses, 5_000_000, 1, &PerfRecord::Throttle);
+        push_record(&mut losses, 4_000_000, 0, &PerfRecord::Unthrottle);
+        push_record(&mut losses, 7_000_000, 1, &PerfRecord::Unthrottle);
+        push_record(&mut losses, 9_000_000, 1, &PerfRecord::Unthrottle);
         assert_eq!(losses.end_batch(1, false), DroppedSamples { samples: 3 + 2, ns: 5_000_000 });
     }
 
@@ -120,11 +120,11 @@ mod tests {
     fn where_nobody_counts_samples_there_are_as_many_among_lost_records_as_among_others() {
         let mut losses = Losses::new(1_000_000);
         for time_ns in 0..99 {
-            take(&mut losses, time_ns, 0, &PerfRecord::SwitchIn { direct: false });
+            push_record(&mut losses, time_ns, 0, &PerfRecord::SwitchIn { direct: false });
         }
-        take(&mut losses, 99, 0, &PerfRecord::Lost(1_000));
+        push_record(&mut losses, 99, 0, &PerfRecord::Lost(1_000));
         assert_eq!(losses.end_batch(10, false).samples, 100);
-        take(&mut losses, 100, 0, &PerfRecord::Lost(1_000));
+        push_record(&mut losses, 100, 0, &PerfRecord::Lost(1_000));
         losses.ignore_lost_records();
         assert_eq!(losses.end_batch(10, false).samples, 0);
     }

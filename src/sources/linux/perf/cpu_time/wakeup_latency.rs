@@ -17,7 +17,7 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::buffers::Usage;
-use super::super::ring::record::{Id, PerfRecord, Sample};
+use super::super::ring::record::{PerfRecord, Sample, SampleId};
 use crate::sources::Capture;
 
 /// From the beginning of one interval to that of the next, nanoseconds.
@@ -126,7 +126,7 @@ impl WakeupLatency {
 
     /// Takes in a record of any kind, those of one CPU in their order. The buffer of a stack that is not needed is given
     /// back.
-    pub(super) fn take(&mut self, id: Id, record: &PerfRecord<'_>) -> Option<Box<Capture>> {
+    pub(super) fn push_record(&mut self, id: SampleId, record: &PerfRecord<'_>) -> Option<Box<Capture>> {
         match record {
             PerfRecord::SwitchIn { direct } => self.switched_in(id, *direct),
             PerfRecord::SwitchOut { preempted } => return self.switched_out(id, *preempted),
@@ -167,7 +167,7 @@ impl WakeupLatency {
     }
 
     /// A sample of the clock was read: what it shows has the CPU.
-    fn sampled(&mut self, id: Id) {
+    fn sampled(&mut self, id: SampleId) {
         // One from before the interval may have left since.
         if self.is_open() && self.last_ns.is_some_and(|began_ns| id.time_ns >= began_ns) {
             let on = self.cpus.entry(id.cpu).or_default();
@@ -179,7 +179,7 @@ impl WakeupLatency {
 
     /// `direct`: from another thread. The time of the switch counts for the new one (kernel/sched/core.c,
     /// `__schedule`), and so do ticks in it: they come as soon as it runs.
-    fn switched_in(&mut self, id: Id, direct: bool) {
+    fn switched_in(&mut self, id: SampleId, direct: bool) {
         if self.is_open() {
             self.switches += 1;
             let on = self.cpus.entry(id.cpu).or_default();
@@ -189,7 +189,7 @@ impl WakeupLatency {
     }
 
     /// A thread leaves its CPU; the sample of that stands right before. What is left of a stack is given back.
-    fn switched_out(&mut self, id: Id, preempted: bool) -> Option<Box<Capture>> {
+    fn switched_out(&mut self, id: SampleId, preempted: bool) -> Option<Box<Capture>> {
         if !self.is_open() {
             return None;
         }
@@ -212,7 +212,7 @@ impl WakeupLatency {
     }
 
     /// A thread is about to leave its CPU, with this stack. What is left of another is given back.
-    pub(super) fn copied(&mut self, id: Id, capture: Box<Capture>) -> Option<Box<Capture>> {
+    pub(super) fn copied(&mut self, id: SampleId, capture: Box<Capture>) -> Option<Box<Capture>> {
         if !self.is_open() {
             return Some(capture);
         }

@@ -8,7 +8,7 @@
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 
 /// Events of threads, and who is sampled by which.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl DuplicateEvents {
     }
 
     /// Whether a record is to be taken: of two that record alike the second is not.
-    pub(super) fn takes(&mut self, id: Id, event: u64, record: &PerfRecord<'_>) -> bool {
+    pub(super) fn is_accepted(&mut self, id: SampleId, event: u64, record: &PerfRecord<'_>) -> bool {
         match record {
             PerfRecord::Sample(_) | PerfRecord::SwitchIn { .. } | PerfRecord::SwitchOut { .. } => {}
             // The number may be another thread's soon.
@@ -72,7 +72,11 @@ mod tests {
     use super::*;
 
     fn sample(duplicates: &mut DuplicateEvents, tid: pid_t, event: u64) -> bool {
-        duplicates.takes(Id { tid, pid: 7, ..Id::default() }, event, &PerfRecord::Sample(Sample::EMPTY))
+        duplicates.is_accepted(
+            SampleId { tid, pid: 7, ..SampleId::default() },
+            event,
+            &PerfRecord::Sample(Sample::EMPTY),
+        )
     }
 
     /// Thread 7 has events 1 and 2, of two CPUs; 8 has inherited these, and 3 and 4 were opened for it.
@@ -111,9 +115,13 @@ mod tests {
     fn a_number_that_is_another_threads_begins_anew() {
         let mut duplicates = two_sets();
         assert!(sample(&mut duplicates, 9, 1) && !sample(&mut duplicates, 9, 3));
-        assert!(duplicates.takes(Id { tid: 9, ..Id::default() }, 1, &PerfRecord::Exit));
+        assert!(duplicates.is_accepted(SampleId { tid: 9, ..SampleId::default() }, 1, &PerfRecord::Exit));
         assert!(sample(&mut duplicates, 9, 3));
         assert!(sample(&mut duplicates, 9, 77), "of an event that was not opened for a thread");
-        assert!(duplicates.takes(Id { tid: -1, ..Id::default() }, 1, &PerfRecord::Sample(Sample::EMPTY)));
+        assert!(duplicates.is_accepted(
+            SampleId { tid: -1, ..SampleId::default() },
+            1,
+            &PerfRecord::Sample(Sample::EMPTY)
+        ));
     }
 }

@@ -9,7 +9,7 @@ use libc::{c_int, pid_t};
 
 use super::super::bpf::sample_filter::SampleFilter;
 use super::super::ring::pressure::Pressure;
-use super::super::ring::record::{self, CLOCK_PERIOD_MIN, Id, PerfRecord};
+use super::super::ring::record::{self, CLOCK_PERIOD_MIN, PerfRecord, SampleId};
 use super::super::ring::sys::{self, Ring};
 use super::attributes::{attributes, programs_attributes, switch_attributes};
 use super::cpus::{cpu_count, online_cpus};
@@ -238,7 +238,7 @@ impl Events {
     pub(in crate::sources::linux::perf) fn drain(
         &mut self,
         scratch: &mut Vec<u8>,
-        mut take: impl FnMut(Id, PerfRecord<'_>),
+        mut take: impl FnMut(SampleId, PerfRecord<'_>),
     ) {
         let (rings, threads, until_ns) = (&mut self.rings, &mut self.threads, self.until_ns);
         let pressure = &mut self.pressure;
@@ -246,7 +246,7 @@ impl Events {
             let mut lost = false;
             let fill = ring.drain(scratch, |bytes| {
                 if let Some((id, event, record)) = record::read(bytes)
-                    && threads.takes(id, event, &record)
+                    && threads.is_accepted(id, event, &record)
                     && (id.time_ns < until_ns || !record.is_by_clock())
                 {
                     lost |= matches!(record, PerfRecord::Lost(_));

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use libc::{c_int, pid_t};
 
 use super::super::bpf::sample_filter::SampleFilter;
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 use super::super::ring::sys::{self, Ring};
 use super::attributes::{attributes, record_programs, switch_attributes};
 use super::cpus::EVENTS_MAX;
@@ -116,8 +116,8 @@ impl ThreadEvents {
     }
 
     /// Whether a record is to be taken: of two that record alike the second is not.
-    pub(super) fn takes(&mut self, id: Id, event: u64, record: &PerfRecord<'_>) -> bool {
-        self.duplicates.takes(id, event, record)
+    pub(super) fn is_accepted(&mut self, id: SampleId, event: u64, record: &PerfRecord<'_>) -> bool {
+        self.duplicates.is_accepted(id, event, record)
     }
 
     /// Closes the events of threads that have two sets, with all that were inherited from them.

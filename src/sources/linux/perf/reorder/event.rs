@@ -5,7 +5,7 @@
 
 use libc::pid_t;
 
-use super::super::ring::record::{Id, Mmap, PerfRecord};
+use super::super::ring::record::{Mmap, PerfRecord, SampleId};
 use crate::addr::Avma;
 use crate::binary::{Mapping, MappingKind};
 use crate::sources::Capture;
@@ -61,7 +61,7 @@ impl Event {
     /// What a record that is no sample says, of a process that is `selection`. `may_select_at_exec`: a process that is
     /// excluded may be selected when it runs another program.
     pub(in crate::sources::linux::perf) fn of(
-        id: Id,
+        id: SampleId,
         record: &PerfRecord<'_>,
         selection: Selection,
         may_select_at_exec: bool,

@@ -9,7 +9,7 @@ use hashbrown::HashSet;
 use libc::pid_t;
 
 use super::super::buffers::Usage;
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 use super::event::{Event, Selection};
 use super::exited_threads::ExitedThreads;
 use super::queue::Queue;
@@ -37,7 +37,11 @@ pub(in crate::sources::linux::perf) struct EventQueue {
 
 impl EventQueue {
     /// The thread that a record is of: the kernel writes those of a thread that exits without its number.
-    pub(in crate::sources::linux::perf) fn thread_of(&mut self, id: Id, record: &PerfRecord<'_>) -> Id {
+    pub(in crate::sources::linux::perf) fn thread_of(
+        &mut self,
+        id: SampleId,
+        record: &PerfRecord<'_>,
+    ) -> SampleId {
         self.exited.named(id, matches!(record, PerfRecord::Exit))
     }
 
@@ -54,9 +58,9 @@ impl EventQueue {
     }
 
     /// Takes in a record that is no sample.
-    pub(in crate::sources::linux::perf) fn take(
+    pub(in crate::sources::linux::perf) fn push_record(
         &mut self,
-        id: Id,
+        id: SampleId,
         record: &PerfRecord<'_>,
         selection: Selection,
         processes: &impl ProcessView,
@@ -72,18 +76,18 @@ impl EventQueue {
     }
 
     /// Adds an event that is no record's: a sample, or what /proc shows.
-    pub(in crate::sources::linux::perf) fn push(&mut self, id: Id, event: Event) {
+    pub(in crate::sources::linux::perf) fn push(&mut self, id: SampleId, event: Event) {
         self.queue.push(id, event);
     }
 
     /// Releases the events of the batch, in the order of their times.
-    pub(in crate::sources::linux::perf) fn release(&mut self) -> Vec<(Id, Event)> {
+    pub(in crate::sources::linux::perf) fn release(&mut self) -> Vec<(SampleId, Event)> {
         self.forked.clear();
         self.queue.release_all()
     }
 
     /// Takes back the buffer of a batch, which held so many events.
-    pub(in crate::sources::linux::perf) fn reuse(&mut self, mut buffer: Vec<(Id, Event)>, held: usize) {
+    pub(in crate::sources::linux::perf) fn reuse(&mut self, mut buffer: Vec<(SampleId, Event)>, held: usize) {
         buffer.clear();
         self.usage.shrink(&mut buffer, held);
         self.queue.reuse(buffer);
@@ -135,9 +139,9 @@ mod tests {
         }
     }
 
-    fn take(events: &mut EventQueue, pid: pid_t, time_ns: u64, record: &PerfRecord<'_>) {
+    fn push_record(events: &mut EventQueue, pid: pid_t, time_ns: u64, record: &PerfRecord<'_>) {
         let selection = events.selection(pid, &All);
-        events.take(Id { pid, tid: pid, time_ns, cpu: 0 }, record, selection, &All);
+        events.push_record(SampleId { pid, tid: pid, time_ns, cpu: 0 }, record, selection, &All);
     }
 
     fn fork(parent: pid_t) -> PerfRecord<'static> {
@@ -149,7 +153,7 @@ mod tests {
     fn processes_that_were_started_are_known_before_their_records_are_in_order() {
         let mut events = EventQueue::default();
         for (child, parent) in [(8, 7), (7, 6), (6, 5), (20, 19)] {
-            take(&mut events, child, 0, &fork(parent));
+            push_record(&mut events, child, 0, &fork(parent));
         }
         let mut started = events.started_by(&[5]);
         started.sort_unstable();
@@ -161,10 +165,10 @@ mod tests {
     fn events_of_excluded_processes_are_left_out_until_the_number_is_another_processs() {
         let comm = PerfRecord::Comm { name: b"nine", exec: false };
         let mut events = EventQueue::default();
-        take(&mut events, 9, 5, &comm);
+        push_record(&mut events, 9, 5, &comm);
         assert_eq!((events.release().len(), events.changed_ns()), (0, 0));
-        take(&mut events, 9, 20, &fork(5));
-        take(&mut events, 9, 30, &comm);
+        push_record(&mut events, 9, 20, &fork(5));
+        push_record(&mut events, 9, 30, &comm);
         let released: Vec<u64> = events.release().into_iter().map(|(id, _)| id.time_ns).collect();
         assert_eq!((released, events.changed_ns()), (vec![20, 30], 30));
     }

@@ -24,7 +24,7 @@ const SAMPLE_ID_BYTES: usize = 32;
 
 /// Who and when.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::sources::linux::perf) struct Id {
+pub(in crate::sources::linux::perf) struct SampleId {
     /// Process.
     pub(in crate::sources::linux::perf) pid: pid_t,
     /// Thread.
@@ -133,18 +133,18 @@ impl<'a> Fields<'a> {
     }
 
     /// With the event.
-    fn id(&mut self) -> Option<(Id, u64)> {
+    fn id(&mut self) -> Option<(SampleId, u64)> {
         let (pid, tid) = (self.u32()?, self.u32()?);
         let (time_ns, event, cpu) = (self.u64()?, self.u64()?, self.u32()?);
         self.take(4)?;
-        Some((Id { pid: pid.cast_signed(), tid: tid.cast_signed(), time_ns, cpu }, event))
+        Some((SampleId { pid: pid.cast_signed(), tid: tid.cast_signed(), time_ns, cpu }, event))
     }
 }
 
 /// One record of a ring, and the event that it is of: of one that was inherited, the number of the one that it
 /// was inherited from (kernel/events/core.c, `primary_event_id`). `None` for kinds that nothing is done with, and
 /// for what is no record.
-pub(in crate::sources::linux::perf) fn read(record: &[u8]) -> Option<(Id, u64, PerfRecord<'_>)> {
+pub(in crate::sources::linux::perf) fn read(record: &[u8]) -> Option<(SampleId, u64, PerfRecord<'_>)> {
     let mut fields = Fields(record);
     let kind = fields.u32()?;
     let misc = u32::from(u16::from_ne_bytes(fields.take(2)?.try_into().ok()?));
@@ -163,14 +163,14 @@ pub(in crate::sources::linux::perf) fn read(record: &[u8]) -> Option<(Id, u64, P
             PERF_RECORD_COMM => {
                 // The record itself holds whose name it is: a thread may name another one of its process.
                 let (pid, tid) = (fields.u32()?.cast_signed(), fields.u32()?.cast_signed());
-                let id = Id { pid, tid, ..id };
+                let id = SampleId { pid, tid, ..id };
                 let exec = misc & PERF_RECORD_MISC_COMM_EXEC != 0;
                 return Some((id, event, PerfRecord::Comm { name: until_nul(fields.0), exec }));
             }
             // The record itself holds whose start or exit it is: the parent may write it.
             PERF_RECORD_EXIT | PERF_RECORD_FORK => {
                 let (pid, parent, tid) = (fields.u32()?, fields.u32()?.cast_signed(), fields.u32()?);
-                let id = Id { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };
+                let id = SampleId { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };
                 let creator = fields.u32()?.cast_signed();
                 let told = match kind {
                     PERF_RECORD_EXIT => PerfRecord::Exit,
@@ -210,7 +210,7 @@ fn mmap(mut fields: Fields<'_>) -> Option<Mmap<'_>> {
     Some(Mmap { start, len, file_offset, device, inode, path: until_nul(fields.0) })
 }
 
-fn sample(mut fields: Fields<'_>) -> Option<(Id, u64, PerfRecord<'_>)> {
+fn sample(mut fields: Fields<'_>) -> Option<(SampleId, u64, PerfRecord<'_>)> {
     let (id, event) = fields.id()?;
     let period = fields.u64()?;
     let at_switch = period < CLOCK_PERIOD_MIN;
@@ -281,7 +281,7 @@ mod tests {
     fn a_sample_has_its_kernel_frames_registers_and_the_bytes_that_were_copied() {
         let bytes = a_sample(Some(1_003_009));
         let (id, event, read) = read(&bytes).unwrap();
-        assert_eq!((id, event), (Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
+        assert_eq!((id, event), (SampleId { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
         let PerfRecord::Sample(sample) = read else { panic!("{read:?}") };
         assert_eq!(sample.kernel().collect::<Vec<_>>(), [0xffff_ffff_8000_1000, 0xffff_ffff_8000_2000]);
         assert_eq!(sample.stack, words(&[11]));
@@ -308,7 +308,7 @@ mod tests {
             };
             for (bytes, from_thread) in [(of_thread, false), (of_cpu(9), true), (of_cpu(0), false)] {
                 let (id, event, told) = read(&bytes).unwrap();
-                assert_eq!((id, event), (Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
+                assert_eq!((id, event), (SampleId { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
                 match told {
                     PerfRecord::SwitchIn { direct } => assert!(misc == 0 && direct == from_thread),
                     told => assert_eq!(told, expected),
@@ -336,7 +336,7 @@ mod tests {
         body.extend(words(&[7 << 32 | 5, 1000, 77, 3]));
         let bytes = record(PERF_RECORD_COMM, 0, &body);
         let (id, _, read) = read(&bytes).unwrap();
-        assert_eq!(id, Id { pid: 5, tid: 9, time_ns: 1000, cpu: 3 });
+        assert_eq!(id, SampleId { pid: 5, tid: 9, time_ns: 1000, cpu: 3 });
         assert_eq!(read, PerfRecord::Comm { name: b"reader", exec: false });
     }
 

@@ -248,13 +248,13 @@ impl Run {
         for cpu in 0..self.cpus {
             for bytes in self.machine.0.borrow_mut().drain(cpu) {
                 let (id, _, record) = record::read(&bytes).unwrap();
-                self.pipeline.take(id, record);
+                self.pipeline.push_record(id, record);
             }
             let skew_ns = self.random.within(0, self.skew_max_ns);
             self.machine.0.borrow_mut().advance(skew_ns);
         }
         let lost = self.machine.0.borrow_mut().take_lost_samples();
-        self.pipeline.take_lost(self.counts_lost.then_some(lost));
+        self.pipeline.add_lost(self.counts_lost.then_some(lost));
     }
 
     fn batch(&mut self, last: bool) {

@@ -63,12 +63,12 @@ impl PerfSource {
         self.pipeline.stacks.reopened(since_ns);
         self.pipeline.cpu_time.set_periods(since_ns, &new.vary(&mut self.rates));
         // Both record each context switch for a moment.
-        self.pipeline.take_switches_until(since_ns);
+        self.pipeline.accept_switches_until(since_ns);
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);
         read_rings(&mut old, &mut self.scratch, &mut self.pipeline);
         self.pipeline.stacks.drained(options);
-        self.pipeline.take_switches_from(since_ns);
+        self.pipeline.accept_switches_from(since_ns);
     }
 
     /// New events, which are enabled, with those of processes that were started while they were opened and so

@@ -18,7 +18,7 @@ use super::super::bpf::instructions::{
 };
 use super::super::bpf::memory_copies::{Copies, CopyProgram, HEADER_BYTES, LEN, address};
 use super::super::events::cpus::cpu_count;
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use crate::sources::{Capture, PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX};
 
 /// A range in a record: its address and its bytes.
@@ -99,7 +99,7 @@ fn list_bytes(ranges: &[u64]) -> [u8; LIST_BYTES] {
 }
 
 /// Gives a sample the ranges that were read at the same moment.
-fn add_prefetched(copies: &mut Copies, id: Id, capture: &mut Capture) {
+fn add_prefetched(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
     let Some(copy) = copies.of_sample(id) else { return };
     for entry in copy.bytes.chunks_exact(ENTRY_BYTES) {
         let Some((start, bytes)) = entry.split_first_chunk() else { continue };
@@ -172,7 +172,7 @@ impl Prefetch {
     }
 
     /// Gives a sample its ranges.
-    pub(in crate::sources::linux::perf) fn complete(&mut self, id: Id, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         add_prefetched(&mut self.copies, id, capture);
     }
 }
@@ -218,7 +218,7 @@ mod tests {
         let mut capture = Capture::with_capacity(0);
         capture.stack_base = Avma(AT);
         capture.stack.extend_from_slice(&machine.memory.1[..stack_bytes]);
-        add_prefetched(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        add_prefetched(&mut copies, SampleId { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
         capture
     }
 

@@ -14,7 +14,7 @@ use super::super::bpf::bpf_sys::ProgramRing;
 use super::super::bpf::filter_program::CONTEXT;
 use super::super::bpf::instructions::{ADD, AND, JUMP_UNLESS_EQUAL, LOAD_DOUBLE, STORE_VALUE_DOUBLE, op};
 use super::super::bpf::memory_copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 
 /// Bytes that are copied.
@@ -85,12 +85,12 @@ impl RedZone {
     }
 
     /// Puts what was copied at the moment of a sample below its stack.
-    pub(in crate::sources::linux::perf) fn complete(&mut self, id: Id, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         prepend(&mut self.copies, id, capture);
     }
 }
 
-fn prepend(copies: &mut Copies, id: Id, capture: &mut Capture) {
+fn prepend(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
     let Some(copy) = copies.of_sample(id) else { return };
     if copy.from.checked_add(copy.bytes.len() as u64) == Some(capture.stack_base.0)
         && !capture.stack.is_empty()
@@ -137,7 +137,7 @@ mod tests {
         let mut capture = Capture::with_capacity(0);
         capture.stack_base = Avma(SP_NOW);
         capture.stack.extend_from_slice(&machine.memory.1[0x100..0x140]);
-        prepend(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        prepend(&mut copies, SampleId { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
         capture
     }
 
@@ -168,7 +168,11 @@ mod tests {
             let mut capture = Capture::with_capacity(0);
             capture.stack_base = Avma(SP_NOW);
             capture.stack.push(7);
-            prepend(&mut copies, Id { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 }, &mut capture);
+            prepend(
+                &mut copies,
+                SampleId { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 },
+                &mut capture,
+            );
             assert_eq!(
                 (capture.stack_base, capture.stack),
                 (Avma(SP_NOW), vec![7]),

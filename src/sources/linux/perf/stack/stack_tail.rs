@@ -18,7 +18,7 @@ use super::super::bpf::instructions::{ADD, JUMP, JUMP_UNLESS_EQUAL, LOAD_DOUBLE,
 use super::super::bpf::memory_copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
 use super::super::events::cpus::cpu_count;
 use super::super::events::options::STACK_BYTES_MAX;
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 
 /// What is read at once, so that a copy ends where memory does.
@@ -72,7 +72,7 @@ fn ring_bytes(cpus: usize) -> usize {
 }
 
 /// Appends to the stack of a sample what was copied at the same moment.
-fn append(copies: &mut Copies, id: Id, capture: &mut Capture) {
+fn append(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
     if let Some(copy) = copies.of_sample(id) {
         join(capture, copy.from, &copy.bytes);
         copies.give_back(copy);
@@ -143,7 +143,7 @@ impl StackTail {
 
     /// Completes the stack of a sample whose record was full, and sees to it that the next one of
     /// its thread can be.
-    pub(in crate::sources::linux::perf) fn complete(&mut self, id: Id, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         if capture.stack.len() < STACK_BYTES_MAX as usize {
             return;
         }
@@ -201,7 +201,7 @@ mod tests {
         let at = (sp - machine.memory.0) as usize;
         capture.stack_base = Avma(sp);
         capture.stack.extend_from_slice(&machine.memory.1[at..at + stack_bytes]);
-        append(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        append(&mut copies, SampleId { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
         capture.stack
     }
 
@@ -273,7 +273,11 @@ mod tests {
             let mut capture = Capture::with_capacity(0);
             capture.stack_base = Avma(AT);
             capture.stack.extend_from_slice(&machine.memory.1[..0x8000]);
-            append(&mut copies, Id { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 }, &mut capture);
+            append(
+                &mut copies,
+                SampleId { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 },
+                &mut capture,
+            );
             let known = capture.stack.len();
             assert_eq!(capture.stack[..known.min(0x8000)], machine.memory.1[..known.min(0x8000)]);
         }

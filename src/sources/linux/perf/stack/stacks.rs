@@ -11,7 +11,7 @@ use libc::pid_t;
 
 use super::super::events::options::{EventOptions, STACK_BYTES_MAX, SwitchOptions};
 use super::super::ring::pressure::Pressure;
-use super::super::ring::record::{Id, Sample};
+use super::super::ring::record::{Sample, SampleId};
 use super::backlog::Backlog;
 use super::memory::TargetMemory;
 use super::missing_pages::MissingPages;
@@ -81,7 +81,7 @@ impl Stacks {
     /// Fills a buffer with a sample.
     pub(in crate::sources::linux::perf) fn copy(
         &mut self,
-        id: Id,
+        id: SampleId,
         sample: &Sample<'_>,
         capture: &mut Capture,
     ) {
@@ -132,7 +132,7 @@ impl Stacks {
     /// Completes a sample, of a process that runs this program.
     pub(in crate::sources::linux::perf) fn complete(
         &mut self,
-        id: Id,
+        id: SampleId,
         program: u64,
         capture: &mut Capture,
         memory: &dyn TargetMemory,
@@ -347,7 +347,7 @@ mod tests {
         }
         let numbers = [50, 99, 100, 150].map(|time_ns| {
             let mut capture = Capture::with_capacity(0);
-            stacks.copy(Id { time_ns, ..Id::default() }, &Sample::EMPTY, &mut capture);
+            stacks.copy(SampleId { time_ns, ..SampleId::default() }, &Sample::EMPTY, &mut capture);
             capture.size_number
         });
         assert_eq!(numbers, [2, 2, 3, 3]);

@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::reorder::queue::Queue;
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use super::wait::{STACK_DROPPED, Stack, Switch};
 
 /// Switches that are not in order yet.
@@ -38,26 +38,26 @@ impl Default for ContextSwitches {
 
 impl ContextSwitches {
     /// Takes switches until this time from the rings that are read next, and from then on of others.
-    pub(super) fn take_until(&mut self, until_ns: u64) {
+    pub(super) fn accept_until(&mut self, until_ns: u64) {
         self.until_ns = until_ns;
     }
 
-    /// Takes switches from this time on, as [`ContextSwitches::take_until`] says.
-    pub(super) fn take_from(&mut self, from_ns: u64) {
+    /// Takes switches from this time on, as [`ContextSwitches::accept_until`] says.
+    pub(super) fn accept_from(&mut self, from_ns: u64) {
         (self.from_ns, self.until_ns) = (from_ns, u64::MAX);
     }
 
-    fn takes(&self, time_ns: u64) -> bool {
+    fn is_accepted(&self, time_ns: u64) -> bool {
         (self.from_ns..self.until_ns).contains(&time_ns)
     }
 
     /// Notes that a record was read.
-    pub(super) fn note_record(&mut self, id: Id) {
+    pub(super) fn note_record(&mut self, id: SampleId) {
         self.last_ns.insert(id.cpu, id.time_ns);
     }
 
     /// Records did not fit into the ring of a CPU.
-    pub(super) fn dropped(&mut self, id: Id) {
+    pub(super) fn dropped(&mut self, id: SampleId) {
         // That its thread left may be among them, and is not said by the next one that leaves.
         self.copied.remove(&id.cpu);
         let since_ns = self.last_ns.get(&id.cpu).copied().unwrap_or(0);
@@ -65,16 +65,16 @@ impl ContextSwitches {
     }
 
     /// A thread is about to leave its CPU, with this stack. What is left of another is given back.
-    pub(super) fn copied(&mut self, id: Id, stack: Stack) -> Option<Stack> {
-        if !self.takes(id.time_ns) {
+    pub(super) fn copied(&mut self, id: SampleId, stack: Stack) -> Option<Stack> {
+        if !self.is_accepted(id.time_ns) {
             return Some(stack);
         }
         self.copied.insert(id.cpu, (id.tid, stack)).map(|(_, stack)| stack)
     }
 
     /// It leaves its CPU; the sample of that stands right before.
-    pub(super) fn left(&mut self, id: Id, preempted: bool) {
-        if !self.takes(id.time_ns) {
+    pub(super) fn left(&mut self, id: SampleId, preempted: bool) {
+        if !self.is_accepted(id.time_ns) {
             return;
         }
         let stack = match self.copied.remove(&id.cpu) {
@@ -85,14 +85,14 @@ impl ContextSwitches {
     }
 
     /// Something else that happened to a thread.
-    pub(super) fn note(&mut self, id: Id, switch: Switch) {
-        if !matches!(switch, Switch::In) || self.takes(id.time_ns) {
+    pub(super) fn note(&mut self, id: SampleId, switch: Switch) {
+        if !matches!(switch, Switch::In) || self.is_accepted(id.time_ns) {
             self.queue.push(id, switch);
         }
     }
 
     /// What happened before this time, in the order of times.
-    pub(super) fn release(&mut self, watermark_ns: u64) -> Vec<(Id, Switch)> {
+    pub(super) fn release(&mut self, watermark_ns: u64) -> Vec<(SampleId, Switch)> {
         self.queue.release_before(watermark_ns)
     }
 }
@@ -101,8 +101,8 @@ impl ContextSwitches {
 mod tests {
     use super::*;
 
-    fn id(tid: pid_t, time_ns: u64, cpu: u32) -> Id {
-        Id { pid: 1, tid, time_ns, cpu }
+    fn id(tid: pid_t, time_ns: u64, cpu: u32) -> SampleId {
+        SampleId { pid: 1, tid, time_ns, cpu }
     }
 
     fn released(switches: &mut ContextSwitches, until_ns: u64) -> Vec<(pid_t, u64, &'static str)> {
@@ -153,11 +153,11 @@ mod tests {
     #[test]
     fn switches_that_two_sets_of_events_record_count_once() {
         let mut switches = ContextSwitches::default();
-        switches.take_until(100);
+        switches.accept_until(100);
         for time_ns in [90, 110] {
             switches.note(id(5, time_ns, 0), Switch::In);
         }
-        switches.take_from(100);
+        switches.accept_from(100);
         for time_ns in [91, 111] {
             switches.note(id(5, time_ns, 0), Switch::In);
         }

@@ -10,7 +10,7 @@ use libc::pid_t;
 use super::super::buffers::Pool;
 use super::super::clocks::Clocks;
 use super::super::reorder::exited_threads::EXITED_TID;
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 use super::context_switches::ContextSwitches;
 use super::sleeping_thread::{self, SleepingThreads};
 use super::wait::{Stack, Switch, Wait, Waits};
@@ -45,17 +45,22 @@ impl WaitRecorder {
     }
 
     /// Takes switches until this time from the rings that are read next, and from then on of others.
-    pub(in crate::sources::linux::perf) fn take_until(&mut self, until_ns: u64) {
-        self.switches.take_until(until_ns);
+    pub(in crate::sources::linux::perf) fn accept_until(&mut self, until_ns: u64) {
+        self.switches.accept_until(until_ns);
     }
 
-    /// Takes switches from this time on, as [`WaitRecorder::take_until`] says.
-    pub(in crate::sources::linux::perf) fn take_from(&mut self, from_ns: u64) {
-        self.switches.take_from(from_ns);
+    /// Takes switches from this time on, as [`WaitRecorder::accept_until`] says.
+    pub(in crate::sources::linux::perf) fn accept_from(&mut self, from_ns: u64) {
+        self.switches.accept_from(from_ns);
     }
 
     /// Takes in a record of any kind, those of one CPU in their order. `selected`: its process is recorded.
-    pub(in crate::sources::linux::perf) fn take(&mut self, id: Id, record: &PerfRecord<'_>, selected: bool) {
+    pub(in crate::sources::linux::perf) fn push_record(
+        &mut self,
+        id: SampleId,
+        record: &PerfRecord<'_>,
+        selected: bool,
+    ) {
         match record {
             PerfRecord::Lost(_) => self.switches.dropped(id),
             // That nothing runs is no thread, and one that exited waits for nothing.
@@ -71,9 +76,9 @@ impl WaitRecorder {
     }
 
     /// Takes in the stack at which a thread is about to leave its CPU. A buffer that is not needed is given back.
-    pub(in crate::sources::linux::perf) fn take_stack(
+    pub(in crate::sources::linux::perf) fn push_stack(
         &mut self,
-        id: Id,
+        id: SampleId,
         stack: Stack,
     ) -> Option<Box<Capture>> {
         match self.switches.copied(id, stack) {
@@ -84,7 +89,7 @@ impl WaitRecorder {
 
     /// A thread was there when the recording began, at this time.
     pub(in crate::sources::linux::perf) fn list(&mut self, pid: pid_t, tid: pid_t, time_ns: u64) {
-        self.switches.note(Id { pid, tid, time_ns, cpu: 0 }, Switch::Listed);
+        self.switches.note(SampleId { pid, tid, time_ns, cpu: 0 }, Switch::Listed);
         self.request_poll(pid, tid);
     }
 
@@ -107,7 +112,7 @@ impl WaitRecorder {
             if let Some(unused) = unused {
                 spare.give_back(unused);
             }
-            let id = Id { pid, tid, time_ns: clocks.monotonic_ns(), cpu: 0 };
+            let id = SampleId { pid, tid, time_ns: clocks.monotonic_ns(), cpu: 0 };
             self.switches.note(id, Switch::Polled(stack));
         }
     }
@@ -135,7 +140,7 @@ impl WaitRecorder {
                 give_back(switch, spare);
                 continue;
             }
-            self.waits.take(id, switch);
+            self.waits.push_switch(id, switch);
         }
         let mut lacking = Vec::new();
         self.waits.go_on(&mut lacking);

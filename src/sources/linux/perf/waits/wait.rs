@@ -9,7 +9,7 @@
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 
 /// Why the time of a wait has no stack.
@@ -136,7 +136,7 @@ impl Waits {
     }
 
     /// Takes in what became of a thread. Times of one thread rise.
-    pub(in crate::sources::linux::perf) fn take(&mut self, id: Id, switch: Switch) {
+    pub(in crate::sources::linux::perf) fn push_switch(&mut self, id: SampleId, switch: Switch) {
         match switch {
             Switch::Out { stack, preempted } => self.left_cpu(id, stack, preempted),
             Switch::In => self.got_cpu(id),
@@ -193,7 +193,7 @@ impl Waits {
         }
     }
 
-    fn left_cpu(&mut self, id: Id, stack: Stack, preempted: bool) {
+    fn left_cpu(&mut self, id: SampleId, stack: Stack, preempted: bool) {
         if self.is_gone(id.tid) {
             return self.discard(stack);
         }
@@ -225,7 +225,7 @@ impl Waits {
         }
     }
 
-    fn got_cpu(&mut self, id: Id) {
+    fn got_cpu(&mut self, id: SampleId) {
         if self.is_gone(id.tid) {
             return;
         }
@@ -249,7 +249,7 @@ impl Waits {
         }
     }
 
-    fn polled(&mut self, id: Id, seen: Option<Stack>) {
+    fn polled(&mut self, id: SampleId, seen: Option<Stack>) {
         let state = self.threads.get_mut(&id.tid);
         let lacking = state.and_then(|state| match state {
             State::Away(away) if matches!(away.stack, Stack::Missing(_)) => Some(away),
@@ -338,8 +338,8 @@ mod tests {
 
     const PID: pid_t = 7;
 
-    fn id(tid: pid_t, time_ns: u64, cpu: u32) -> Id {
-        Id { pid: PID, tid, time_ns, cpu }
+    fn id(tid: pid_t, time_ns: u64, cpu: u32) -> SampleId {
+        SampleId { pid: PID, tid, time_ns, cpu }
     }
 
     fn stack() -> Stack {
@@ -370,7 +370,7 @@ mod tests {
     fn run(ready_too: bool, events: Vec<(pid_t, u64, u32, Switch)>) -> Vec<(pid_t, u64, &'static str)> {
         let mut all = Waits::new(ready_too);
         for (tid, time_ns, cpu, switch) in events {
-            all.take(id(tid, time_ns, cpu), switch);
+            all.push_switch(id(tid, time_ns, cpu), switch);
         }
         all.end(1_000, |_, _| true);
         reported(&mut all)
@@ -392,15 +392,15 @@ mod tests {
     #[test]
     fn what_goes_on_is_reported_once_and_counted_to_the_end() {
         let mut all = Waits::new(false);
-        all.take(id(1, 100, 0), waits());
-        all.take(id(2, 200, 0), waits());
-        all.take(id(2, 250, 0), Switch::In);
+        all.push_switch(id(1, 100, 0), waits());
+        all.push_switch(id(2, 200, 0), waits());
+        all.push_switch(id(2, 250, 0), Switch::In);
         let mut lacking = Vec::new();
         all.go_on(&mut lacking);
         assert_eq!(reported(&mut all), [(2, 50, "ended"), (1, 0, "continues")]);
         all.go_on(&mut lacking);
         assert_eq!((reported(&mut all), lacking), (vec![], vec![]));
-        all.take(id(2, 300, 0), waits());
+        all.push_switch(id(2, 300, 0), waits());
         all.end(1_000, |_, _| true);
         let mut last = reported(&mut all);
         last.sort_unstable();
@@ -412,13 +412,13 @@ mod tests {
         let out = || Switch::Out { stack: Stack::Missing(STACK_DROPPED), preempted: false };
         assert_eq!(run(false, vec![(1, 100, 0, out()), (1, 350, 0, Switch::In)]), [(1, 250, STACK_DROPPED)]);
         let mut all = Waits::new(false);
-        all.take(id(1, 100, 0), out());
+        all.push_switch(id(1, 100, 0), out());
         let mut lacking = Vec::new();
         all.go_on(&mut lacking);
         assert_eq!(lacking, [(PID, 1)]);
-        all.take(id(1, 200, 0), Switch::Polled(Some(stack())));
+        all.push_switch(id(1, 200, 0), Switch::Polled(Some(stack())));
         all.go_on(&mut lacking);
-        all.take(id(1, 350, 0), Switch::In);
+        all.push_switch(id(1, 350, 0), Switch::In);
         assert_eq!(reported(&mut all), [(1, 0, "continues"), (1, 250, "reported")]);
     }
 
@@ -426,10 +426,10 @@ mod tests {
     fn a_poll_of_a_later_wait_says_nothing_of_the_one_before() {
         let out = Switch::Out { stack: Stack::Missing(STACK_DROPPED), preempted: false };
         let mut all = Waits::new(false);
-        all.take(id(1, 100, 0), out);
+        all.push_switch(id(1, 100, 0), out);
         // Read at 400, taken in before what the thread did at 300.
-        all.take(id(1, 400, 0), Switch::Polled(Some(stack())));
-        all.take(id(1, 300, 0), Switch::In);
+        all.push_switch(id(1, 400, 0), Switch::Polled(Some(stack())));
+        all.push_switch(id(1, 300, 0), Switch::In);
         assert_eq!(reported(&mut all), [(1, 200, STACK_DROPPED)]);
     }
 
@@ -503,7 +503,7 @@ mod tests {
     #[test]
     fn what_went_unseen_is_not_counted_as_waiting() {
         let mut all = Waits::new(false);
-        all.take(id(1, 100, 0), waits());
+        all.push_switch(id(1, 100, 0), waits());
         all.end(1_000, |_, _| false);
         assert_eq!(reported(&mut all), [(1, 900, ENDED_UNSEEN)]);
     }

@@ -2,8 +2,8 @@
 use super::*;
 use crate::rng::Rng;
 
-fn id(pid: pid_t, tid: pid_t, cpu: u32, time_ns: u64) -> Id {
-    Id { pid, tid, time_ns, cpu }
+fn id(pid: pid_t, tid: pid_t, cpu: u32, time_ns: u64) -> SampleId {
+    SampleId { pid, tid, time_ns, cpu }
 }
 
 fn clocks(at_ns: u64, cpu_ns: u64) -> ClockReadings {

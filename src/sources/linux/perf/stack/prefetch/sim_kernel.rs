@@ -5,7 +5,7 @@
 use super::super::super::bpf::filter_program::{self, Verdict};
 use super::super::super::bpf::instructions::machine::Machine;
 use super::super::super::bpf::memory_copies::Copies;
-use super::super::super::ring::record::Id;
+use super::super::super::ring::record::SampleId;
 use super::{HEADER_BYTES, add_prefetched, list_bytes, read_program};
 use crate::sources::Capture;
 
@@ -68,6 +68,6 @@ impl SimKernel {
     /// Gives a sample its ranges.
     pub(crate) fn complete(&mut self, tid: u32, time_ns: u64, capture: &mut Capture) {
         let (pid, tid) = (self.machine.tgid.cast_signed(), tid.cast_signed());
-        add_prefetched(&mut self.copies, Id { pid, tid, time_ns, cpu: 0 }, capture);
+        add_prefetched(&mut self.copies, SampleId { pid, tid, time_ns, cpu: 0 }, capture);
     }
 }
