@@ -261,7 +261,7 @@ fn mistakes_are_told_with_the_next_step() {
             "--pid 1 --off-cpu --source ptrace",
             "--off-cpu needs the kernel's samples: leave out --source ptrace, which has --idle",
         ),
-        ("--target sim:7 --off-cpu", "--off-cpu: a simulated process tells of no waits"),
+        ("--target sim:7 --off-cpu", "--off-cpu: a simulated process has no waits"),
         ("./prog -x 1 --pid 3", "to run a command, put it after --: stackprof -- ./prog -x 1 --pid 3"),
         ("--hz 99 prog", "to run a command, put it after --: stackprof -- prog"),
         ("4242", "to attach to process 4242: stackprof --pid 4242"),

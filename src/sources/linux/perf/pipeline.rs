@@ -1,11 +1,11 @@
-//! The stages: each folder holds one.
+//! Connects the stages of the perf_event source: each folder holds one.
 //!
-//! [`Pipeline::push_record`]: stack bytes are copied; losses, switches and waits are read from each record. [`Pipeline::flush`]:
-//! reorder → process → complete stacks → waits → weigh → report.
+//! [`Pipeline::push_record`] copies stack bytes and reads losses, switches and waits. [`Pipeline::flush`]: reorder →
+//! process → complete stacks → waits → weigh → report.
 //!
-//! Input: records of rings, ring after ring; output: [`TimedEvent`]s for the sampler. Samples are completed before they are
-//! weighed: a late tick, which may weigh nothing, shows as well as any other which pages of a stack are missing. Nothing
-//! here asks a system but through [`System`].
+//! Input: records, ring after ring. Output: [`TimedEvent`]s for the sampler. Stacks are completed before samples are
+//! weighed: a late sample, which may weigh nothing, shows missing pages of a stack like any other. All system access
+//! is through [`System`].
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -26,17 +26,19 @@ use super::stack::stacks::Stacks;
 use super::waits::recorder::WaitRecorder;
 use super::waits::sleeping_thread::{SleepingThreads, SystemThreads};
 use super::waits::wait::{Stack, Wait, WaitOutcome};
-use crate::sources::pushed::{SourceEvent, TimedEvent};
+use crate::sources::pushed::{SourceEvent, THROTTLED, TimedEvent};
 use crate::sources::{Activity, Capture, ThreadId, ThreadStatus};
 
+/// Why samples are lost: rings were full.
+const KERNEL_DROPPED: &str = "the kernel dropped them";
 /// Why a sample is missed.
 const COMPAT: &str = "32-bit code";
-/// Why another one is: what it was of is not known any more.
+/// Why a sample is missed: its thread is no longer known.
 const EXITED: &str = "of a thread that had ended";
-/// Why the time of processes is lost of which no sample came.
+/// Why the CPU time of processes without a sample is lost.
 const TOO_SHORT: &str = "of processes that ran too shortly to be sampled";
 
-/// What the stages ask the system.
+/// System access of the stages.
 pub(super) struct System {
     pub(super) clocks: Box<dyn Clocks>,
     pub(super) procfs: Box<dyn Procfs>,
@@ -60,14 +62,14 @@ impl System {
 pub(super) struct Pipeline {
     system: System,
     events: EventQueue,
-    /// What happened at the watermark or later, with whom that is of: other rings may hold older records.
-    later: Queue<ProcessEvent>,
+    /// Process events at or after the watermark: other rings may still hold older records.
+    after_watermark: Queue<ProcessEvent>,
     pub(super) processes: ProcessTable,
     pub(super) cpu_time: CpuTime,
     pub(super) stacks: Stacks,
-    /// Where waits are recorded.
+    /// `None` unless waits are recorded.
     waits: Option<WaitRecorder>,
-    /// Boxes, since the records that they go out in are small with them.
+    /// Boxed, which keeps events small.
     spare: Pool<Box<Capture>>,
     /// The monotonic clock at the sampler's 0.
     origin_ns: u64,
@@ -85,7 +87,7 @@ impl Pipeline {
         Pipeline {
             system,
             events: EventQueue::default(),
-            later: Queue::default(),
+            after_watermark: Queue::default(),
             processes,
             cpu_time,
             stacks,
@@ -95,7 +97,7 @@ impl Pipeline {
         }
     }
 
-    /// Takes in a record, those of one CPU in their order.
+    /// Reads a record; those of one CPU come in order.
     pub(super) fn push_record(&mut self, id: SampleId, record: PerfRecord<'_>) {
         let id = self.events.thread_of(id, &record);
         let selection = self.events.selection(id.pid, &self.processes);
@@ -126,7 +128,7 @@ impl Pipeline {
         self.events.push(id, event);
     }
 
-    /// Takes in where a thread is about to leave its CPU.
+    /// Keeps the stack of a thread that is about to leave its CPU.
     fn push_switch_sample(&mut self, id: SampleId, sample: &Sample<'_>) {
         if id.pid <= 0 || self.waits.is_some() && id.tid == EXITED_TID {
             return;
@@ -135,7 +137,7 @@ impl Pipeline {
             Stack::Missing(COMPAT)
         } else if sample.registers.is_none() {
             // A thread of the kernel, or one that is exiting.
-            Stack::Unwanted
+            Stack::NotRecorded
         } else {
             Stack::Copied(self.copy(id, sample))
         };
@@ -149,8 +151,8 @@ impl Pipeline {
         }
     }
 
-    /// Whether a thread runs code of another size than its program's (emulators do): its stack and
-    /// libraries are none that it was loaded with. One that is gone is believed to run its own.
+    /// Whether a thread runs code of another word size than its program (emulators do), whose stack and libraries are
+    /// unknown. A thread that no longer exists is taken to run its own.
     fn is_unreadable(&mut self, id: SampleId, sample: &Sample<'_>) -> bool {
         if !sample.compat {
             return false;
@@ -165,23 +167,23 @@ impl Pipeline {
         capture
     }
 
-    /// Takes the buffers of a sample back.
+    /// Takes back the buffers of a sample.
     pub(super) fn give_back(&mut self, capture: Box<Capture>) {
         self.spare.give_back(capture);
     }
 
-    /// Ends a batch of buffers; the bytes that are freed.
+    /// Ends a batch of buffers. Returns the bytes that were freed.
     pub(super) fn end_buffers(&mut self) -> usize {
         self.spare.end_batch()
     }
 
-    /// Takes in how many samples did not fit into the rings of CPUs, as [`CpuTime::add_lost`].
+    /// Adds samples that did not fit into the rings of CPUs ([`CpuTime::add_lost`]).
     pub(super) fn add_lost(&mut self, samples: Option<Vec<(u32, u64)>>) {
         let now_ns = self.system.clocks.monotonic_ns();
         self.cpu_time.add_lost(samples, now_ns);
     }
 
-    /// Takes in what the last interval of context switches measured, if all of it was read.
+    /// Applies the last interval of context switches, if all of it was read.
     pub(super) fn apply_latency(&mut self) {
         let Pipeline { stacks, processes, system, .. } = self;
         self.cpu_time.apply_latency(&mut self.spare, |pid, tid, capture| {
@@ -189,12 +191,12 @@ impl Pipeline {
         });
     }
 
-    /// Hands the batch over: what happened before the watermark (monotonic clock), since all rings were read to there.
-    /// The next batch holds the rest.
+    /// Reports the events of the batch before the watermark (monotonic clock); all rings were read up to there. The
+    /// next batch has the rest.
     pub(super) fn flush(&mut self, options: BatchOptions, watermark_ns: u64, into: &mut Vec<TimedEvent>) {
         self.processes.begin_batch();
         let mut events = self.process_events(watermark_ns);
-        // Before samples, which may be of threads that are first announced by their waits.
+        // Before samples: their threads may be reported first by their waits.
         self.flush_waits(watermark_ns, &events, into);
         events.append(&mut self.processes.take_events());
         let batch = self.cpu_time.weigh(events, options, &*self.system.clocks, &mut self.spare);
@@ -202,20 +204,22 @@ impl Pipeline {
             self.report(id, event, into);
         }
         self.report_ends(batch.last_ns, watermark_ns, into);
-        let nobody = SampleId { pid: self.processes.main(), time_ns: batch.last_ns, ..SampleId::default() };
-        if batch.lost > 0 {
-            into.push(self.timed_event(nobody, SourceEvent::Dropped(batch.lost, "the kernel dropped them")));
+        let unknown = SampleId { pid: self.processes.main(), time_ns: batch.last_ns, ..SampleId::default() };
+        for (samples, reason) in [(batch.lost, KERNEL_DROPPED), (batch.throttled, THROTTLED)] {
+            if samples > 0 {
+                into.push(self.timed_event(unknown, SourceEvent::Dropped(samples, reason)));
+            }
         }
         if batch.late > 0 {
-            into.push(self.timed_event(nobody, SourceEvent::Late(batch.late)));
+            into.push(self.timed_event(unknown, SourceEvent::Late(batch.late)));
         }
         let System { clocks, procfs, .. } = &self.system;
         let found = |id, event| self.events.push(id, event);
         self.processes.rescan(batch.last_ns, &**clocks, &**procfs, found);
     }
 
-    /// The events of selected processes, in the order of their times, with complete stacks. Of all that was read /proc
-    /// is asked and memory is read at once: processes may be gone when the next batch is flushed.
+    /// The events of selected processes, in order of time, with complete stacks. /proc and memory are read at once
+    /// for all records: processes may have exited before the next batch.
     fn process_events(&mut self, watermark_ns: u64) -> Vec<(SampleId, ProcessEvent)> {
         self.stacks.begin_batch();
         let mut released = self.events.release();
@@ -235,9 +239,9 @@ impl Pipeline {
                 ProcessEvent::Removed => self.stacks.forget_process(id.pid),
                 _ => {}
             }
-            self.later.push(id, event);
+            self.after_watermark.push(id, event);
         }
-        self.later.release_before(watermark_ns)
+        self.after_watermark.release_before(watermark_ns)
     }
 
     fn flush_waits(
@@ -327,8 +331,8 @@ impl Pipeline {
         self.update_processes();
     }
 
-    /// Reports a wait, and if that is new its thread, which started at this time. All threads of a program end with it,
-    /// and begin anew with the next one: a wait that ended before that is of a thread that has been reported.
+    /// Reports a wait, and its thread if that is new, which started at this time. An exec ends all threads but one,
+    /// so a wait that ended before it belongs to a thread that has been reported.
     fn report_wait(&mut self, wait: Wait, started_ns: u64, into: &mut Vec<TimedEvent>) {
         let Wait { pid, tid, since_ns, until_ns, mut outcome } = wait;
         if let WaitOutcome::Continues(capture) | WaitOutcome::Ended(Some(capture)) = &mut outcome {
@@ -359,7 +363,7 @@ impl Pipeline {
         }
     }
 
-    /// At the end of a recording: what was used and nothing stands for that was reported is lost for this reason.
+    /// At the end of a recording, reports CPU time without a weight as lost for this reason.
     pub(super) fn report_rest(&mut self, at_ns: u64, reason: &'static str, into: &mut Vec<TimedEvent>) {
         let (samples, unsampled) = self.cpu_time.count_rest();
         let process = self.processes.main().unsigned_abs();
@@ -382,7 +386,7 @@ impl Pipeline {
 
 /// Outside of batches.
 impl Pipeline {
-    /// Takes in which processes were added and removed.
+    /// Passes added and removed processes on.
     pub(super) fn update_processes(&mut self) {
         for (id, event) in self.processes.take_events() {
             self.cpu_time.push_change(id.pid, &event);
@@ -400,7 +404,7 @@ impl Pipeline {
         self.update_processes();
     }
 
-    /// Judges the processes that run now, before any is sampled.
+    /// Selects among the running processes, before any is sampled.
     pub(super) fn select_all(&mut self) {
         self.processes.select_all(&*self.system.procfs);
         self.update_processes();
@@ -411,35 +415,35 @@ impl Pipeline {
         self.waits.is_some()
     }
 
-    /// A thread was there when the recording began, at this time.
+    /// A thread existed when the recording began, at this time.
     pub(super) fn list_thread(&mut self, pid: pid_t, tid: pid_t, now_ns: u64) {
         if let Some(waits) = &mut self.waits {
             waits.list(pid, tid, now_ns);
         }
     }
 
-    /// Polls threads whose stacks are not known, some at a time.
+    /// Polls some of the threads whose stacks are unknown.
     pub(super) fn poll_threads(&mut self) {
         if let Some(waits) = &mut self.waits {
             waits.poll(&*self.system.threads, &*self.system.clocks, &mut self.spare);
         }
     }
 
-    /// Takes context switches until this time from the rings that are read next.
+    /// Accepts context switches until this time from the rings that are read next.
     pub(super) fn accept_switches_until(&mut self, until_ns: u64) {
         if let Some(waits) = &mut self.waits {
             waits.accept_until(until_ns);
         }
     }
 
-    /// Takes context switches from this time on.
+    /// Accepts context switches from this time on.
     pub(super) fn accept_switches_from(&mut self, from_ns: u64) {
         if let Some(waits) = &mut self.waits {
             waits.accept_from(from_ns);
         }
     }
 
-    /// Processes that were started by `listed`, and by those, as the records say that were not flushed yet.
+    /// Processes that were started by `listed` and their descendants, by records that were not flushed yet.
     pub(super) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
         self.events.started_by(listed)
     }
@@ -450,7 +454,7 @@ impl Pipeline {
     }
 }
 
-/// A thread that runs and has used so much.
+/// A running thread with this CPU time.
 fn running(cpu_ns: u64) -> ThreadStatus {
     ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running }
 }

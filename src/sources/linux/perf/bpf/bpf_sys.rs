@@ -1,5 +1,5 @@
-//! The system calls for programs in the kernel: loading them, maps that they look into, the ring that
-//! they write to. Input: plain values; output: descriptors that close themselves, bytes of a ring.
+//! The system calls for BPF programs: loading, maps, rings. Input: plain values. Output: descriptors that close
+//! themselves, bytes of a ring.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -52,7 +52,7 @@ pub(in crate::sources::linux::perf) enum ProgramKind {
 /// Loads a program.
 ///
 /// # Errors
-/// What bpf(2) says: EPERM without CAP_BPF, ENOSYS where the kernel has none.
+/// Errors of bpf(2): EPERM without CAP_BPF, ENOSYS if the kernel has none.
 pub(in crate::sources::linux::perf) fn load_program(
     kind: ProgramKind,
     instructions: &[u64],
@@ -76,7 +76,7 @@ pub(in crate::sources::linux::perf) fn load_program(
     };
     // SAFETY: what `load` points to (instructions, a literal) is live during the call, which keeps neither.
     let fd = unsafe { bpf(BPF_PROG_LOAD, &mut load) };
-    // SAFETY: the call above made it just now, and nobody else has it.
+    // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { sys::made(fd) }
 }
 
@@ -97,7 +97,7 @@ struct RunProgram {
 /// Runs a program that was loaded for that, once.
 ///
 /// # Errors
-/// What bpf(2) says.
+/// Errors of bpf(2).
 pub(in crate::sources::linux::perf) fn run_program(program: &OwnedFd) -> io::Result<()> {
     const BPF_PROG_TEST_RUN: c_int = 10;
     let mut run = RunProgram { program: program.as_raw_fd().cast_unsigned(), ..RunProgram::default() };
@@ -125,20 +125,18 @@ struct ChangeMap {
     flags: u64,
 }
 
-/// A map in the kernel that programs can look into, from numbers to numbers (BPF_MAP_TYPE_HASH), with
-/// room for so many.
+/// A map in the kernel, from numbers to numbers (BPF_MAP_TYPE_HASH), with room for this many.
 ///
 /// # Errors
-/// What bpf(2) says.
+/// Errors of bpf(2).
 pub(in crate::sources::linux::perf) fn create_map(max_entries: u32) -> io::Result<OwnedFd> {
     create_map_of(8, max_entries)
 }
 
-/// A map in the kernel that programs can look into, from numbers to values of so many bytes (BPF_MAP_TYPE_HASH), with
-/// room for so many.
+/// A map in the kernel, from numbers to values of this many bytes (BPF_MAP_TYPE_HASH), with room for this many.
 ///
 /// # Errors
-/// What bpf(2) says.
+/// Errors of bpf(2).
 pub(in crate::sources::linux::perf) fn create_map_of(
     value_bytes: usize,
     max_entries: u32,
@@ -152,7 +150,7 @@ fn create(mut create: CreateMap) -> io::Result<OwnedFd> {
     const BPF_MAP_CREATE: c_int = 0;
     // SAFETY: `create` points to nothing.
     let fd = unsafe { bpf(BPF_MAP_CREATE, &mut create) };
-    // SAFETY: the call above made it just now, and nobody else has it.
+    // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { sys::made(fd) }
 }
 
@@ -201,7 +199,7 @@ impl Array {
     /// `constant`: programs only read it, and rely on it once it was frozen.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// Errors of bpf(2).
     pub(in crate::sources::linux::perf) fn create(value_bytes: usize, constant: bool) -> io::Result<Array> {
         const BPF_MAP_TYPE_ARRAY: u32 = 2;
         const BPF_F_RDONLY_PROG: u32 = 1 << 7;
@@ -219,7 +217,7 @@ impl Array {
     /// Sets the value, which has as many bytes as it was made for.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// Errors of bpf(2).
     pub(in crate::sources::linux::perf) fn put(&self, value: &[u8]) -> io::Result<()> {
         const BPF_MAP_UPDATE_ELEM: c_int = 2;
         self.exchange(BPF_MAP_UPDATE_ELEM, value.as_ptr() as u64, value.len())
@@ -228,7 +226,7 @@ impl Array {
     /// Reads the value, which has as many bytes as it was made for.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// Errors of bpf(2).
     pub(in crate::sources::linux::perf) fn get(&self, value: &mut [u8]) -> io::Result<()> {
         const BPF_MAP_LOOKUP_ELEM: c_int = 1;
         self.exchange(BPF_MAP_LOOKUP_ELEM, value.as_mut_ptr() as u64, value.len())
@@ -248,10 +246,10 @@ impl Array {
         done(unsafe { bpf(command, &mut change) })
     }
 
-    /// Nobody changes the value any more.
+    /// Freezes the value.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// Errors of bpf(2).
     pub(in crate::sources::linux::perf) fn freeze(&self) -> io::Result<()> {
         const BPF_MAP_FREEZE: c_int = 22;
         let mut map = self.map.as_raw_fd().cast_unsigned();
@@ -285,7 +283,7 @@ impl ProgramRing {
     /// One of `data_bytes`, a power of two of at least a page, for records of at most `record_bytes`.
     ///
     /// # Errors
-    /// What bpf(2) says: EINVAL before Linux 5.8.
+    /// Errors of bpf(2): EINVAL before Linux 5.8.
     pub(in crate::sources::linux::perf) fn create(
         data_bytes: usize,
         record_bytes: usize,
@@ -320,8 +318,8 @@ impl ProgramRing {
 
     /// Gives each record that is there to `take`, and makes room.
     pub(in crate::sources::linux::perf) fn drain(&mut self, mut take: impl FnMut(&[u8])) {
-        // SAFETY: both pages are mapped, readable and aligned as long as `self` lives, and begin with the
-        // u64 that tells how far; the reader's, which only this process changes, is writable.
+        // SAFETY: both pages are mapped, readable and aligned as long as `self` lives, and begin with the u64
+        // position; the reader's page, which only this process changes, is writable.
         let (read, written) = unsafe {
             (
                 AtomicU64::from_ptr(self.read.as_ptr().cast()),
@@ -331,10 +329,10 @@ impl ProgramRing {
         let end = written.load(Ordering::Acquire);
         let mut at = read.load(Ordering::Relaxed);
         let mapped_bytes = self.data_bytes + self.again_bytes;
-        // SAFETY: so much of the data is mapped behind the writer's page as long as `self` lives. What
-        // lies between the two places the kernel leaves alone, but for the length of a record that is
-        // being written, which is read atomically and before anything behind it; the reader's place is
-        // raised below, after the last use of `data`.
+        // SAFETY: this much of the data is mapped behind the writer's page as long as `self` lives. The kernel does
+        // not write between the two positions, except for the length of a record in progress, which is read
+        // atomically and before anything behind it; the reader's position is raised below, after the last use of
+        // `data`.
         let data =
             unsafe { std::slice::from_raw_parts(self.written.as_ptr().add(self.page_bytes), mapped_bytes) };
         while at < end {

@@ -1,6 +1,5 @@
-//! Instructions of eBPF, as far as they are used, and of helpers in the kernel
-//! (Documentation/bpf/standardization/instruction-set.rst, include/uapi/linux/bpf.h). The tests run
-//! programs on a machine of their own.
+//! The eBPF instructions and helpers that the programs use (Documentation/bpf/standardization/instruction-set.rst,
+//! include/uapi/linux/bpf.h). The tests run programs on a machine of their own.
 
 /// An instruction: operation, destination and source register, offset, value.
 pub(in crate::sources::linux::perf) const fn op(code: u8, dst: u8, src: u8, offset: i16, value: i32) -> u64 {

@@ -1,7 +1,7 @@
-//! What a program in the kernel copies of the memory of the thread that it interrupts, in the moment of a sample:
-//! the instructions that write it into a ring, and the copies in order, for the samples to come.
+//! Memory of the interrupted thread that BPF programs copy at a sample: the instructions that write it into a ring,
+//! and the copies in order of time.
 //!
-//! A record has time, address, thread and the number of bytes that could be read, 8 bytes each, then the bytes.
+//! A record has time, address, thread and the number of bytes that were read, 8 bytes each, then the bytes.
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -20,10 +20,10 @@ pub(in crate::sources::linux::perf) const HEADER_BYTES: usize = 32;
 const ADDRESS: i16 = 8;
 /// Where in it the number of bytes is.
 pub(in crate::sources::linux::perf) const LEN: i16 = 24;
-/// Most nanoseconds between the time of a copy and that of its sample, of the same interrupt: half of the
-/// shortest period and less. It takes about one thousand, longer on a machine that is held up.
+/// Most nanoseconds between a copy and its sample, which come from one interrupt: less than half of the shortest
+/// period. It usually takes about one thousand.
 pub(in crate::sources::linux::perf) const APART_NS_MAX: u64 = 40_000;
-/// Copies of samples that never come are kept for so long.
+/// Copies without a sample are kept this long.
 const KEPT_NS: u64 = 1_000_000_000;
 
 /// As the address of a record: what is in r7.
@@ -34,7 +34,7 @@ pub(in crate::sources::linux::perf) const fn address(value: i32) -> u64 {
     op(STORE_VALUE_DOUBLE, 8, 0, ADDRESS, value)
 }
 
-/// Hands the record in r8 over, without waking anybody (BPF_RB_NO_WAKEUP).
+/// Submits the record in r8, without a wakeup (BPF_RB_NO_WAKEUP).
 const SUBMIT: [u64; 3] =
     [op(MOVE_REGISTER, 1, 8, 0, 0), op(MOVE, 2, 0, 0, 1), op(CALL, 0, 0, 0, RINGBUF_SUBMIT)];
 
@@ -95,8 +95,8 @@ impl CopyProgram {
         self.extend([op(CALL, 0, 0, 0, KTIME_GET_NS), op(MOVE_REGISTER, 9, 0, 0, 0)]);
     }
 
-    /// Makes a record in r8 of the ring with this descriptor, for so many bytes, of which none is read yet, and ends
-    /// where there is no room. `address`: the instruction that stores its address.
+    /// Reserves a record in r8 of the ring with this descriptor, for this many bytes, none of which is read yet; ends
+    /// if there is no room. `address`: the instruction that stores its address.
     pub(in crate::sources::linux::perf) fn reserve(&mut self, ring: i32, bytes: usize, address: u64) {
         self.extend(load_map(1, ring));
         self.extend([
@@ -115,8 +115,8 @@ impl CopyProgram {
         ]);
     }
 
-    /// Reads so many bytes of the thread's memory, from the address in a register on, to `to` in the record; r0 is 0
-    /// if they could be read.
+    /// Reads this many bytes of the thread's memory, from the address in a register, to `to` in the record; r0 is 0
+    /// on success.
     pub(in crate::sources::linux::perf) fn read(&mut self, to: usize, bytes: usize, from: u8) {
         self.extend([
             op(MOVE_REGISTER, 1, 8, 0, 0),
@@ -191,7 +191,7 @@ impl Copies {
         let apart_ns = |copy: &Copy| copy.time_ns.abs_diff(id.time_ns);
         let nearest = copies.iter().enumerate().min_by_key(|(_, copy)| apart_ns(copy));
         let at = nearest.filter(|(_, copy)| apart_ns(copy) <= APART_NS_MAX).map(|(at, _)| at)?;
-        // Those before it are of samples that were dropped.
+        // Earlier copies belong to samples that were dropped.
         let mut of_it = None;
         for copy in copies.drain(..=at) {
             if let Some(before) = of_it.replace(copy) {

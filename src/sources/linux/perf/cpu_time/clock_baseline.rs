@@ -1,7 +1,7 @@
-//! The CPU clocks of a machine's processes when its recording began and ended: what each used is known when a sample of
-//! it comes, and at the end what those used of which none came.
+//! With `-a`: the CPU clocks of all processes when the recording began and ended. They give the CPU time of a process
+//! from its first sample on, and at the end that of processes without a sample.
 //!
-//! Input: numbers of processes and a clock; output: nanoseconds.
+//! Input: pids and a clock. Output: nanoseconds.
 
 use hashbrown::HashMap;
 use libc::pid_t;

@@ -1,10 +1,9 @@
-//! How the samples of a process in a batch share what its CPU clock says was used.
+//! How the samples of a process in a batch share the CPU time that its clock counted.
 //!
-//! Ticks that come on time stand for a period each, and are fair to every moment in which ticks can
-//! come on time. What they leave of the CPU time was used where none can: the clock of a thread that
-//! is woken begins when a CPU is notified, which is some microseconds before it runs there (kernel/sched/core.c,
-//! `wakeup_preempt`), and the host of a virtual machine may keep a CPU from both. Late ticks
-//! are found where that time ends, so they get what is left, and no more.
+//! Samples on time weigh one period each, and are fair to every moment in which ticks can come on time. The rest of
+//! the CPU time was used where none can: the clock of a woken thread starts when its CPU is notified, some
+//! microseconds before it runs there (kernel/sched/core.c, `wakeup_preempt`), and the host of a virtual machine may
+//! take the CPU. Late samples are taken where that time ends, so they get the rest, and no more.
 
 /// What the samples of a process in a batch weigh, and share.
 #[derive(Clone, Copy, Debug, Default)]
@@ -28,7 +27,7 @@ pub(in crate::sources::linux::perf) fn prefix_share_ns(all_ns: u64, parts: u64, 
     (u128::from(all_ns) * u128::from(number) / u128::from(parts.max(1))) as u64
 }
 
-/// A whole number, divided among so many in proportion to what each has: all of it, and nothing twice.
+/// Divides a whole number in proportion, without a remainder.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::sources::linux::perf) struct Division {
     whole: u64,
@@ -42,7 +41,7 @@ impl Division {
         Division { whole, all, passed: 0 }
     }
 
-    /// The part of the next one, which has so many.
+    /// The part of the next one, which has this many.
     pub(in crate::sources::linux::perf) fn next(&mut self, has: u64) -> u64 {
         let before = prefix_share_ns(self.whole, self.all, self.passed);
         self.passed += has;
@@ -55,7 +54,7 @@ impl CpuTimeShare {
         prefix_share_ns(used_ns, self.due_ns, weighed_ns)
     }
 
-    /// The weight of the next sample, which was taken at this distance from the one before.
+    /// The weight of the next sample, which has this period.
     pub(in crate::sources::linux::perf) fn next_ns(&mut self, period_ns: u64) -> u64 {
         let before_ns = self.weighed_ns;
         self.weighed_ns = (before_ns + period_ns).min(self.due_ns);
@@ -65,8 +64,7 @@ impl CpuTimeShare {
         self.used_ns.map_or(period_ns, share)
     }
 
-    /// Gives a part of what they share to samples whose ticks were late, which stand for `due_ns` and share
-    /// it alone.
+    /// Gives a part of the shared time to late samples only, whose periods add up to `due_ns`.
     pub(in crate::sources::linux::perf) fn give_late(&mut self, late: u64, due_ns: u64, late_ns: u64) {
         self.due_ns -= due_ns;
         self.used_ns = self.used_ns.map(|used_ns| used_ns - late_ns);
@@ -80,7 +78,7 @@ impl CpuTimeShare {
         until_ns(self.late_weighed) - until_ns(self.late_weighed - 1)
     }
 
-    /// What the samples that were weighed were not given.
+    /// CPU time that no weighed sample was given.
     pub(in crate::sources::linux::perf) fn rest_ns(&self) -> u64 {
         let late_ns = self.late_ns - prefix_share_ns(self.late_ns, self.late, self.late_weighed);
         let not_weighed_ns = |used_ns| used_ns - self.weight_until_ns(used_ns, self.weighed_ns);
@@ -97,8 +95,8 @@ pub(in crate::sources::linux::perf) struct LateTimeLeft {
 }
 
 impl LateTimeLeft {
-    /// Of what was used in a batch, how much its late samples stand for. Samples on time and late
-    /// ones stand for these times at the distance of their ticks.
+    /// CPU time for the late samples of a batch. `on_time_ns` and `late_ns`: nominal periods of samples on time and
+    /// of late ones.
     pub(in crate::sources::linux::perf) fn of_batch(
         &mut self,
         used_ns: u64,

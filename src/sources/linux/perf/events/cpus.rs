@@ -1,4 +1,4 @@
-//! The CPUs that are online, and whether events of these or of threads fit.
+//! The CPUs that are online, and whether to open events for CPUs or for threads. Output: CPU numbers, [`Scope`].
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! How to sample: whom, how often, with how much of each stack.
+//! Options of events: which processes, which rate, how many bytes of each stack.
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -11,7 +11,7 @@ pub(in crate::sources::linux::perf) const STACK_BYTES_MAX: u32 = 60 << 10;
 pub(in crate::sources::linux::perf) const SWITCH_STACK_BYTES: [u32; 6] =
     [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, STACK_BYTES_MAX];
 
-/// Whom the events are of.
+/// What events are opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources::linux::perf) enum Scope {
     /// All that runs on each CPU, sifted by the kernel.
@@ -47,7 +47,7 @@ pub(in crate::sources::linux::perf) struct SwitchOptions {
     pub(in crate::sources::linux::perf) alone: bool,
     /// With the frames in the kernel, which it takes some time to find.
     pub(in crate::sources::linux::perf) kernel_frames: bool,
-    /// Of many processes, of which files are to be read while they switch.
+    /// Of many processes, whose files have to be read while they switch.
     pub(in crate::sources::linux::perf) many: bool,
 }
 

@@ -1,8 +1,8 @@
-//! Events of the threads of processes, one for each thread and CPU, which what they start inherits.
+//! Events of the threads of processes, one for each thread and CPU, inherited by new threads and processes.
 //!
-//! Input: processes; output: events that write into one ring for each CPU. Threads and processes that are started
-//! meanwhile: each list is read again until it has nothing new, so that whoever is not listed was started by one
-//! that has events. One that is listed may have inherited some and then has two sets: see `events/duplicate_events.rs`.
+//! Input: processes. Output: events that write into one ring per CPU. Each list of threads is read again until it has
+//! nothing new, so that every unlisted thread was started by one with events. A listed thread may have inherited
+//! events and then has two sets: see `events/duplicate_events.rs`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ use crate::sources::linux::threads;
 
 /// Passes over a list of threads or processes until one finds nothing new.
 pub(in crate::sources::linux::perf) const MAX_PASSES: u32 = 8;
-/// Why there are not as many events as it takes.
+/// Why there are too few events.
 const TOO_MANY_EVENTS: &str = "perf_event takes an event for each thread and CPU, which are too many here: \
                                sudo, with which it takes one for each CPU";
 
@@ -115,7 +115,7 @@ impl ThreadEvents {
         Ok(())
     }
 
-    /// Whether a record is to be taken: of two that record alike the second is not.
+    /// Whether a record counts: the second of two equal ones does not.
     pub(super) fn is_accepted(&mut self, id: SampleId, event: u64, record: &PerfRecord<'_>) -> bool {
         self.duplicates.is_accepted(id, event, record)
     }

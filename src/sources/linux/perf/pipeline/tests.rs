@@ -7,7 +7,7 @@ use crate::sources::linux::describe;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::perf::process::entry::ProcessEntry;
 use crate::sources::linux::perf::process::filter::ProcessFilter;
-use crate::sources::linux::perf::stack::stack_size::StackSize;
+use crate::sources::linux::perf::stack::stack_size::EventStackSize;
 use crate::sources::{Observed, Process, ProcessSelection};
 
 const PERIOD_NS: u64 = 1_000_000;
@@ -38,7 +38,7 @@ fn pipeline_of(process: Process, records_waits: bool) -> Pipeline {
         System::machine(),
         processes,
         CpuTime::new(pid(), PERIOD_NS, false),
-        Stacks::new(true, StackSize::new()),
+        Stacks::new(true, EventStackSize::new()),
         records_waits.then(|| WaitRecorder::new(false, None)),
         0,
     )

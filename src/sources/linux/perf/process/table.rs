@@ -74,8 +74,8 @@ pub(in super::super) struct ProcessTable {
     added: Vec<pid_t>,
     /// What is to change with the time of the sampler: time, process, change.
     changes: VecDeque<(u64, pid_t, MemoryChange)>,
-    /// Threads that exited, whose names nobody asks for after this batch: process, thread.
-    nameless: Vec<(pid_t, pid_t)>,
+    /// Threads that exited: their names are forgotten after this batch. Process, thread.
+    names_to_forget: Vec<(pid_t, pid_t)>,
     /// Processes that threads left in this batch, and in the batch before.
     exiting: Vec<pid_t>,
     exiting_before: Vec<pid_t>,
@@ -103,7 +103,7 @@ impl ProcessTable {
             events: Vec::new(),
             added: Vec::new(),
             changes: VecDeque::new(),
-            nameless: Vec::new(),
+            names_to_forget: Vec::new(),
             exiting: Vec::new(),
             exiting_before: Vec::new(),
             ended: Vec::new(),
@@ -172,11 +172,17 @@ impl ProcessTable {
 
     /// Whether a process is selected; one that is new is judged.
     pub(in super::super) fn select(&mut self, pid: pid_t, procfs: &dyn Procfs) -> bool {
-        self.judge(pid, None, 0, procfs)
+        self.select_with_ancestors(pid, None, 0, procfs)
     }
 
     /// Selects a process, whose `parent` is known where it was just started; `depth` of its ancestors were looked up.
-    fn judge(&mut self, pid: pid_t, parent: Option<pid_t>, depth: u32, procfs: &dyn Procfs) -> bool {
+    fn select_with_ancestors(
+        &mut self,
+        pid: pid_t,
+        parent: Option<pid_t>,
+        depth: u32,
+        procfs: &dyn Procfs,
+    ) -> bool {
         if pid <= 0 || self.filter.is_excluded(pid) {
             return false;
         }
@@ -185,7 +191,7 @@ impl ProcessTable {
         }
         let parent_selected = if self.filter.follows_children() && depth < ANCESTORS_MAX {
             let parent = parent.or_else(|| procfs.parent(pid)).unwrap_or(0);
-            self.judge(parent, None, depth + 1, procfs)
+            self.select_with_ancestors(parent, None, depth + 1, procfs)
         } else {
             parent.is_some_and(|parent| self.entries.contains_key(&parent))
         };
@@ -205,9 +211,9 @@ impl ProcessTable {
         true
     }
 
-    /// Begins a batch: nobody asks for the names of threads any more that exited before.
+    /// Begins a batch: forgets the names of threads that exited before it.
     pub(in super::super) fn begin_batch(&mut self) {
-        for (pid, tid) in self.nameless.drain(..) {
+        for (pid, tid) in self.names_to_forget.drain(..) {
             if let Some(entry) = self.entries.get_mut(&pid) {
                 entry.forget_thread_name(tid);
             }
@@ -293,7 +299,7 @@ impl ProcessTable {
         let pid = id.pid;
         self.forget_pid(pid);
         self.filter.pid_reused(pid);
-        if !self.judge(pid, Some(parent), 0, procfs) {
+        if !self.select_with_ancestors(pid, Some(parent), 0, procfs) {
             return;
         }
         let name = self.entries.get_mut(&parent).and_then(|parent| parent.inherited_name(creator, procfs));
@@ -314,7 +320,7 @@ impl ProcessTable {
         let entry = self.entries.get_mut(&id.pid)?;
         entry.name_thread(id.tid, name.clone());
         // After an exec a thread has the number of the first one, which has ended.
-        self.nameless.retain(|thread| *thread != (id.pid, id.tid));
+        self.names_to_forget.retain(|thread| *thread != (id.pid, id.tid));
         if !exec {
             // Later records of the thread find this name.
             return entry.is_announced.then_some(ProcessEvent::ThreadNamed(name));
@@ -337,7 +343,7 @@ impl ProcessTable {
     }
 
     /// The memory of processes is as it was at this time from now on.
-    pub(in super::super) fn go_to(&mut self, time_ns: u64) {
+    pub(in super::super) fn set_time(&mut self, time_ns: u64) {
         while self.changes.front().is_some_and(|(at_ns, ..)| *at_ns <= time_ns) {
             let Some((at_ns, pid, change)) = self.changes.pop_front() else { return };
             let copied = match &change {
@@ -408,7 +414,7 @@ impl ProcessTable {
                 all.into_iter().partition(|id| self.records_waits && id.time_ns >= watermark_ns);
             entry.exits.before = later;
             for id in now {
-                self.nameless.push((pid, id.tid));
+                self.names_to_forget.push((pid, id.tid));
                 over(pid, id.tid);
                 entry.starts.remove(&id.tid);
                 if entry.threads.remove(&id.tid) {

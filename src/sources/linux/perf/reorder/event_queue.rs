@@ -1,9 +1,9 @@
 //! The reorder stage: events of all CPUs, in the order of their times.
 //!
-//! Input: records, those of one CPU in their order; output: the events of a batch, sorted once. All events of a batch are
-//! released at once, those younger than the watermark, too: /proc is asked about a new process as long as it is there.
-//! What they say of processes then waits in a [`Queue`] of the pipeline until the watermark has passed it, as context
-//! switches do in one of their own: the next batch may hold older records.
+//! Input: records; those of one CPU come in order. Output: the events of a batch, sorted once. All events of a batch
+//! are released, those younger than the watermark, too, so that /proc is read while new processes still exist. The
+//! pipeline keeps the process events that result in a [`Queue`] until the watermark has passed them, as it does
+//! context switches: the next batch may hold older records.
 
 use hashbrown::HashSet;
 use libc::pid_t;
@@ -16,7 +16,7 @@ use super::queue::Queue;
 
 /// What the reorder stage asks about processes.
 pub(in crate::sources::linux::perf) trait ProcessView {
-    /// Whether the process is recorded, as far as that is known by now.
+    /// Whether the process is recorded, as far as it is known.
     fn selection(&self, pid: pid_t) -> Selection;
 
     /// Whether a process that is excluded may be selected when it runs another program.
@@ -27,7 +27,7 @@ pub(in crate::sources::linux::perf) trait ProcessView {
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct EventQueue {
     exited: ExitedThreads,
-    /// Processes that were started in the batch: their numbers are no longer those of excluded ones.
+    /// Processes that were started in the batch: their numbers no longer belong to excluded ones.
     forked: HashSet<pid_t>,
     queue: Queue<Event>,
     usage: Usage,
@@ -36,7 +36,7 @@ pub(in crate::sources::linux::perf) struct EventQueue {
 }
 
 impl EventQueue {
-    /// The thread that a record is of: the kernel writes those of a thread that exits without its number.
+    /// The id of a record with its thread: the kernel writes records of an exiting thread without its number.
     pub(in crate::sources::linux::perf) fn thread_of(
         &mut self,
         id: SampleId,
@@ -57,7 +57,7 @@ impl EventQueue {
         }
     }
 
-    /// Takes in a record that is no sample.
+    /// Reads a record that is not a sample.
     pub(in crate::sources::linux::perf) fn push_record(
         &mut self,
         id: SampleId,
@@ -75,7 +75,7 @@ impl EventQueue {
         self.queue.push(id, event);
     }
 
-    /// Adds an event that is no record's: a sample, or what /proc shows.
+    /// Adds an event without a record: a sample, or a finding in /proc.
     pub(in crate::sources::linux::perf) fn push(&mut self, id: SampleId, event: Event) {
         self.queue.push(id, event);
     }
@@ -86,14 +86,14 @@ impl EventQueue {
         self.queue.release_all()
     }
 
-    /// Takes back the buffer of a batch, which held so many events.
+    /// Takes back the buffer of a batch, which held this many events.
     pub(in crate::sources::linux::perf) fn reuse(&mut self, mut buffer: Vec<(SampleId, Event)>, held: usize) {
         buffer.clear();
         self.usage.shrink(&mut buffer, held);
         self.queue.reuse(buffer);
     }
 
-    /// Processes that were started by `listed`, and by those, as the records of the batch say.
+    /// Processes that were started by `listed` and their descendants, by the records of the batch.
     pub(in crate::sources::linux::perf) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
         let mut started: Vec<pid_t> = Vec::new();
         // Records are not in the order of their times yet.
@@ -112,7 +112,7 @@ impl EventQueue {
         }
     }
 
-    /// A thread that exited has no records any more.
+    /// Forgets a thread that exited.
     pub(in crate::sources::linux::perf) fn forget_thread(&mut self, pid: pid_t, tid: pid_t) {
         self.exited.forget(pid, tid);
     }

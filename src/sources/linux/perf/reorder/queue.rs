@@ -1,6 +1,6 @@
-//! What rings hold, in the order of its times: each ring is in order, and the rings are read one after the other.
+//! Values of all rings in order of time: each ring is in order, and rings are read one after the other.
 //!
-//! Input: values with their times; output: the values of a batch, sorted once. Those of one time keep the order in
+//! Input: values with their times. Output: the values of a batch, sorted once. Values of one time keep the order in
 //! which they came.
 
 use super::super::ring::record::SampleId;

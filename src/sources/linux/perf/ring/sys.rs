@@ -1,5 +1,5 @@
-//! The system calls of the perf_event source: events and their rings; programs are in `bpf/bpf_sys.rs`.
-//! Input: plain values; output: descriptors that close themselves, bytes of a ring.
+//! The system calls for events and their rings; those for programs are in `bpf/bpf_sys.rs`. Input: plain values.
+//! Output: descriptors that close themselves, bytes of a ring.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,11 +11,11 @@ use libc::{c_int, pid_t};
 use perf_event_open_sys::bindings::{self, perf_event_attr, perf_event_mmap_page};
 use perf_event_open_sys::{ioctls, perf_event_open};
 
-/// Opens an event of a thread on a CPU; -1 stands for every thread, or every CPU. Where the kernel does not count
-/// what an event lost (before Linux 6.0), it is opened without.
+/// Opens an event of a thread on a CPU; -1 means every thread, or every CPU. Before Linux 6.0 it is opened without a
+/// count of lost samples.
 ///
 /// # Errors
-/// What perf_event_open(2) says.
+/// Errors of perf_event_open(2).
 pub(in crate::sources::linux::perf) fn open(
     attributes: &perf_event_attr,
     tid: pid_t,
@@ -35,14 +35,14 @@ fn open_as(mut attributes: perf_event_attr, tid: pid_t, cpu: c_int) -> io::Resul
     // only. No group, and a flag that asks for no more than closing at exec.
     let fd =
         unsafe { perf_event_open(&raw mut attributes, tid, cpu, -1, bindings::PERF_FLAG_FD_CLOEXEC.into()) };
-    // SAFETY: the call above made it just now, and nobody else has it.
+    // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { made(fd.into()) }
 }
 
 /// The descriptor that a system call gave, or the error that it set.
 ///
 /// # Safety
-/// `fd` is negative, with `errno` set, or a new descriptor that nobody else has.
+/// `fd` is negative, with `errno` set, or a new descriptor without an owner.
 pub(in crate::sources::linux::perf) unsafe fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
@@ -103,7 +103,7 @@ pub(in crate::sources::linux::perf) fn write_into(event: &OwnedFd, ring_of: &Own
     done(unsafe { ioctls::SET_OUTPUT(event.as_raw_fd(), ring_of.as_raw_fd()) })
 }
 
-/// Lets an event take only the samples that a program says yes to.
+/// Attaches a program to an event, which selects its samples.
 pub(in crate::sources::linux::perf) fn set_filter(event: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor whose argument is the number of a program.
     done(unsafe { ioctls::SET_BPF(event.as_raw_fd(), program.as_raw_fd() as u32) })
@@ -243,7 +243,7 @@ impl Drop for Ring {
 pub(in crate::sources::linux::perf) fn watch_end(pid: pid_t) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open(2) takes two numbers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    // SAFETY: the call above made it just now, and nobody else has it.
+    // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { made(fd) }
 }
 

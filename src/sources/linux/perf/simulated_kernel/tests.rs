@@ -13,7 +13,7 @@ use super::super::process::entry::ProcessEntry;
 use super::super::process::filter::ProcessFilter;
 use super::super::process::table::ProcessTable;
 use super::super::ring::record;
-use super::super::stack::stack_size::StackSize;
+use super::super::stack::stack_size::EventStackSize;
 use super::super::stack::stacks::Stacks;
 use super::super::waits::recorder::WaitRecorder;
 use super::kernel::{Faults, Kernel, Setup};
@@ -196,7 +196,7 @@ impl Run {
             machine.system(),
             processes,
             CpuTime::new(number, PERIOD_NS, false),
-            Stacks::new(true, StackSize::new()),
+            Stacks::new(true, EventStackSize::new()),
             setup.switches.then(|| WaitRecorder::new(false, None)),
             0,
         );

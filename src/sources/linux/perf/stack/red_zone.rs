@@ -1,12 +1,11 @@
-//! The red zone: an event copies a stack from the stack pointer up. Code of x86_64 that calls nothing may
-//! keep words in the 128 bytes below (System V ABI for x86_64, 3.2.2), and the rows of unwind
-//! information of some of it say that the caller's stack pointer is there (OpenSSL's SHA-512 by AVX). A
-//! program in the kernel that runs in the same interrupt copies them into a ring of its own.
+//! The red zone: an event copies a stack from the stack pointer up. Leaf functions of x86_64 may keep words in the
+//! 128 bytes below (System V ABI for x86_64, 3.2.2), and unwind rows of some say that the caller's stack pointer is
+//! there (OpenSSL's SHA-512 by AVX). A BPF program copies these bytes in the same interrupt, into a ring of its own.
 //!
-//! It has the registers of the code that the interrupt found, so that only samples of user mode have such a
-//! copy: below the stack pointer of a thread in a call nothing is to be had for rows.
+//! The program has the registers of the interrupted code, so only samples in user mode have a red zone: rows need
+//! nothing below the stack pointer of a thread in a system call.
 //!
-//! Input: samples; output: these samples with what lies below.
+//! Input: samples. Output: these samples with the bytes below their stack pointer.
 
 use std::io;
 
@@ -59,7 +58,7 @@ impl RedZone {
     /// With a ring in the kernel.
     ///
     /// # Errors
-    /// What bpf(2) says, or that there is nothing of the kind here.
+    /// Errors of bpf(2), or that this processor has no red zone.
     pub(in crate::sources::linux::perf) fn new() -> io::Result<RedZone> {
         if !HERE {
             return Err(io::ErrorKind::Unsupported.into());
@@ -104,7 +103,7 @@ fn prepend(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::super::bpf::filter_program::{self, Verdict};
+    use super::super::super::bpf::filter_program::{self, FilterRule};
     use super::super::super::bpf::instructions::machine::Machine;
     use super::*;
     use crate::addr::Avma;
@@ -142,7 +141,7 @@ mod tests {
     }
 
     fn program() -> Vec<u64> {
-        filter_program::program(Verdict::OfProcess(70), FIRST, &copy_program(RING))
+        filter_program::program(FilterRule::OfProcess(70), FIRST, &copy_program(RING))
     }
 
     #[test]

@@ -1,11 +1,9 @@
 //! The stack tail, above the bytes that a record holds: an event copies less than 64 KiB of a stack, since the length
-//! of a record has 16 bits (include/uapi/linux/perf_event.h, `perf_event_header`). A program in the
-//! kernel that runs in the same interrupt copies on, for threads whose stacks are known to be larger,
-//! into a ring of its own.
+//! of a record has 16 bits (include/uapi/linux/perf_event.h, `perf_event_header`). A BPF program copies the bytes
+//! that follow in the same interrupt, for threads with larger stacks, into a ring of its own.
 //!
-//! Input: which samples had as many bytes as a record holds; output: the same samples with what follows. The
-//! copies are of one moment: they have the same thread and time, and overlap by bytes that must be the
-//! same in both.
+//! Input: samples with as many bytes as a record holds. Output: the same samples with the bytes that follow. Both
+//! copies are of one moment: they have the same thread and time, and overlap by bytes that must be equal.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -66,7 +64,7 @@ fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
     program.end()
 }
 
-/// Bytes of the ring for so many CPUs.
+/// Bytes of the ring for this many CPUs.
 fn ring_bytes(cpus: usize) -> usize {
     (RING_BYTES_OF_CPU * cpus.next_power_of_two()).min(RING_BYTES_MAX)
 }
@@ -116,7 +114,7 @@ impl StackTail {
     /// With a map and a ring in the kernel.
     ///
     /// # Errors
-    /// What bpf(2) says.
+    /// Errors of bpf(2).
     pub(in crate::sources::linux::perf) fn new() -> io::Result<StackTail> {
         let ring_bytes = ring_bytes(cpu_count());
         Ok(StackTail {
@@ -167,7 +165,7 @@ impl StackTail {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::super::bpf::filter_program::{self, Verdict};
+    use super::super::super::bpf::filter_program::{self, FilterRule};
     use super::super::super::bpf::instructions::machine::Machine;
     use super::super::super::bpf::memory_copies::APART_NS_MAX;
     use super::*;
@@ -190,7 +188,7 @@ mod tests {
     }
 
     fn program() -> Vec<u64> {
-        filter_program::program(Verdict::OfProcess(70), FIRST, &copy_program(WANTED, RING))
+        filter_program::program(FilterRule::OfProcess(70), FIRST, &copy_program(WANTED, RING))
     }
 
     /// What a sample at `time_ns` of the thread of the machine has, with so many stack bytes in its record from `sp` on.

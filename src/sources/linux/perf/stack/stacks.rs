@@ -1,8 +1,8 @@
 //! The stack stage: how many bytes of each stack the kernel copies, and what completes a copy.
 //!
-//! Input: samples as their records hold them, and what walks of them needed; output: samples with the red zone, the stack
-//! tail and the ranges that programs copied at the same moment, and the options by which events are to sample next. A
-//! page that a copy lacked is brought in for the copies that follow.
+//! Input: samples as their records hold them, and what their walks needed. Output: samples with the red zone, the
+//! stack tail and the prefetched ranges of the same moment, and the options for the next samples. Missing pages are
+//! brought in for later copies.
 
 use std::io;
 
@@ -15,10 +15,10 @@ use super::super::ring::record::{Sample, SampleId};
 use super::backlog::Backlog;
 use super::memory::TargetMemory;
 use super::missing_pages::MissingPages;
-use super::prefetch::Prefetch;
+use super::prefetch::BpfPrefetch;
 use super::read_ahead::ReadAhead;
 use super::red_zone::{self, RedZone};
-use super::stack_size::StackSize;
+use super::stack_size::EventStackSize;
 use super::stack_tail::{StackTail, TAIL_BYTES};
 use crate::addr::{Avma, CodeAddress};
 use crate::sources::Capture;
@@ -28,7 +28,7 @@ use crate::sources::pushed::StackUse;
 #[derive(Debug, Default)]
 struct ProgramCopies {
     tail: Option<StackTail>,
-    prefetch: Option<Prefetch>,
+    prefetch: Option<BpfPrefetch>,
     red_zone: Option<RedZone>,
     /// The kernel takes no program that reads ranges of stacks.
     prefetch_refused: bool,
@@ -37,9 +37,9 @@ struct ProgramCopies {
 /// The size by which stacks are copied.
 #[derive(Debug)]
 struct Sizes {
-    stack: StackSize,
+    stack: EventStackSize,
     /// Of the stacks at which threads leave their CPUs.
-    at_switch: StackSize,
+    at_switch: EventStackSize,
     /// What rings have room for.
     backlog: Backlog,
     /// The number of sizes so far, and since when stacks are copied by this one (monotonic clock).
@@ -62,13 +62,13 @@ pub(in crate::sources::linux::perf) struct Stacks {
 
 impl Stacks {
     /// With stacks of this size at first.
-    pub(in crate::sources::linux::perf) fn new(kernel_frames: bool, size: StackSize) -> Stacks {
+    pub(in crate::sources::linux::perf) fn new(kernel_frames: bool, size: EventStackSize) -> Stacks {
         Stacks {
             kernel_frames,
             copies: ProgramCopies::default(),
             sizes: Sizes {
                 stack: size,
-                at_switch: StackSize::of_switches(),
+                at_switch: EventStackSize::for_switches(),
                 backlog: Backlog::default(),
                 number: 0,
                 since_ns: 0,
@@ -91,8 +91,8 @@ impl Stacks {
         capture.stack.extend_from_slice(sample.stack);
         let has_tail = self.copies.tail.is_some() && sample.stack.len() >= STACK_BYTES_MAX as usize;
         self.ahead.add(sample.stack.len(), if has_tail { TAIL_BYTES as usize } else { 0 });
-        // All but the innermost are return addresses: looked up where the call is.
-        // Where a program called an emulated entry point, the kernel counts that among its own.
+        // All but the innermost are return addresses, looked up at the call. If a program called an emulated entry
+        // point, the kernel counts that among its own.
         let frames = sample.kernel().map(Avma).filter(|at| at.is_kernel());
         let frames = frames.enumerate().map(|(depth, at)| match depth {
             0 => CodeAddress::Pc(at),
@@ -110,7 +110,7 @@ impl Stacks {
     pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let ProgramCopies { tail, prefetch, red_zone, .. } = &mut self.copies;
         tail.as_mut().map_or(0, StackTail::read)
-            + prefetch.as_mut().map_or(0, Prefetch::read)
+            + prefetch.as_mut().map_or(0, BpfPrefetch::read)
             + red_zone.as_mut().map_or(0, RedZone::read)
     }
 
@@ -213,12 +213,12 @@ impl Stacks {
             copies.red_zone = RedZone::new().ok();
         }
         if options.prefetch && may_copy && copies.prefetch.is_none() {
-            copies.prefetch = Prefetch::new().ok();
+            copies.prefetch = BpfPrefetch::new().ok();
         }
         // First what uses the program's argument; last what takes longest, since copies are found by their times.
         let red_zone: Vec<u64> =
             copies.red_zone.iter().filter(|_| options.red_zone).flat_map(RedZone::program).collect();
-        let prefetch: Vec<u64> = copies.prefetch.iter().flat_map(Prefetch::program).collect();
+        let prefetch: Vec<u64> = copies.prefetch.iter().flat_map(BpfPrefetch::program).collect();
         let tail: Vec<u64> = copies.tail.iter().filter(|_| is_large).flat_map(StackTail::program).collect();
         if load(&[&red_zone[..], &prefetch, &tail].concat()).is_err() {
             // An older kernel may take the rest.
@@ -248,7 +248,7 @@ impl Stacks {
         }
     }
 
-    /// Events could not be opened anew: they sample by these options still.
+    /// Events could not be reopened: they keep these options.
     pub(in crate::sources::linux::perf) fn keep(&mut self, options: EventOptions) {
         self.sizes.stack.pin(options.stack_bytes);
         self.sizes.backlog.stays();
@@ -257,7 +257,7 @@ impl Stacks {
         }
     }
 
-    /// Takes in how full the rings were; the options that there is room for, if these are others.
+    /// Reads how full the rings were. Returns the options that there is room for, if they changed.
     pub(in crate::sources::linux::perf) fn relieve(
         &mut self,
         pressure: Pressure,
@@ -270,8 +270,8 @@ impl Stacks {
         (stack_bytes != options.stack_bytes).then_some(EventOptions { stack_bytes, ..options })
     }
 
-    /// Takes in what the walk of a stack needed that was copied by the size of this number; the options by which events
-    /// are to sample, if these are others.
+    /// Reads what a walk needed of a stack, which was copied with the size of this number. Returns the options for
+    /// the next samples, if they changed.
     pub(in crate::sources::linux::perf) fn walked(
         &mut self,
         size_number: u32,
@@ -289,7 +289,7 @@ impl Stacks {
         (next != options).then_some(next)
     }
 
-    /// Takes in what the walk of a stack needed at which a thread left its CPU, as [`Stacks::walked`].
+    /// Reads what a walk needed of a stack at a context switch, like [`Stacks::walked`].
     pub(in crate::sources::linux::perf) fn wait_walked(
         &mut self,
         size_number: u32,
@@ -341,7 +341,7 @@ mod tests {
     /// What rings still hold from before says nothing of a new size.
     #[test]
     fn each_stack_says_by_which_size_it_was_copied() {
-        let mut stacks = Stacks::new(true, StackSize::new());
+        let mut stacks = Stacks::new(true, EventStackSize::new());
         for since_ns in [10, 50, 100] {
             stacks.reopened(since_ns);
         }

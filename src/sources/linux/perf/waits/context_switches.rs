@@ -1,8 +1,8 @@
-//! Context switches as records say them, ring after ring, with the stacks that were copied at them.
+//! Context switches of all CPUs, with the stacks that were copied at them.
 //!
-//! Input: records of switches, samples taken at them, and what was dropped, those of one CPU in their order; output:
-//! switches in the order of their times. A thread leaves one CPU and gets another: what is not certain to be whole over
-//! all rings yet waits for the next batch.
+//! Input: records of switches, samples at them, and losses; those of one CPU come in order. Output: switches in order
+//! of time. A thread leaves one CPU and gets another, so switches wait for the next batch until all rings were read
+//! past them.
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -17,7 +17,7 @@ pub(super) struct ContextSwitches {
     queue: Queue<Switch>,
     /// By CPU: the stack that was copied of the thread that leaves it next.
     copied: HashMap<u32, (pid_t, Stack)>,
-    /// Switches are taken from this time on, and until this one: two sets of events may record the same.
+    /// Switches are accepted from this time on, and until this one: two sets of events may record the same.
     from_ns: u64,
     until_ns: u64,
     /// By CPU: the time of the last record.
@@ -42,7 +42,7 @@ impl ContextSwitches {
         self.until_ns = until_ns;
     }
 
-    /// Takes switches from this time on, as [`ContextSwitches::accept_until`] says.
+    /// Accepts switches from this time on, as [`ContextSwitches::accept_until`] describes.
     pub(super) fn accept_from(&mut self, from_ns: u64) {
         (self.from_ns, self.until_ns) = (from_ns, u64::MAX);
     }
@@ -56,9 +56,9 @@ impl ContextSwitches {
         self.last_ns.insert(id.cpu, id.time_ns);
     }
 
-    /// Records did not fit into the ring of a CPU.
+    /// Records of a CPU were lost.
     pub(super) fn dropped(&mut self, id: SampleId) {
-        // That its thread left may be among them, and is not said by the next one that leaves.
+        // The record of its thread leaving may be among them, and the next one that leaves does not replace it.
         self.copied.remove(&id.cpu);
         let since_ns = self.last_ns.get(&id.cpu).copied().unwrap_or(0);
         self.queue.push(id, Switch::Dropped { since_ns });
@@ -72,7 +72,7 @@ impl ContextSwitches {
         self.copied.insert(id.cpu, (id.tid, stack)).map(|(_, stack)| stack)
     }
 
-    /// It leaves its CPU; the sample of that stands right before.
+    /// It leaves its CPU; its switch sample comes right before.
     pub(super) fn left(&mut self, id: SampleId, preempted: bool) {
         if !self.is_accepted(id.time_ns) {
             return;
@@ -84,7 +84,7 @@ impl ContextSwitches {
         self.queue.push(id, Switch::Out { stack, preempted });
     }
 
-    /// Something else that happened to a thread.
+    /// Another change of a thread.
     pub(super) fn note(&mut self, id: SampleId, switch: Switch) {
         if !matches!(switch, Switch::In) || self.is_accepted(id.time_ns) {
             self.queue.push(id, switch);
@@ -107,7 +107,7 @@ mod tests {
 
     fn released(switches: &mut ContextSwitches, until_ns: u64) -> Vec<(pid_t, u64, &'static str)> {
         let words = |switch| match switch {
-            Switch::Out { stack: Stack::Unwanted, .. } => "out",
+            Switch::Out { stack: Stack::NotRecorded, .. } => "out",
             Switch::Out { stack: Stack::Missing(why), .. } => why,
             Switch::In => "in",
             other => panic!("{other:?}"),
@@ -125,7 +125,7 @@ mod tests {
         // Ring 0 is read before thread 5 leaves CPU 0, ring 1 after it has CPU 1.
         switches.note(id(5, 900, 1), Switch::In);
         assert_eq!(released(&mut switches, 800), []);
-        assert!(switches.copied(id(5, 850, 0), Stack::Unwanted).is_none());
+        assert!(switches.copied(id(5, 850, 0), Stack::NotRecorded).is_none());
         switches.left(id(5, 851, 0), false);
         assert_eq!(released(&mut switches, 1_000), [(5, 851, "out"), (5, 900, "in")]);
     }
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_stack_belongs_to_the_thread_that_leaves_next() {
         let mut switches = ContextSwitches::default();
-        assert!(switches.copied(id(5, 10, 0), Stack::Unwanted).is_none());
+        assert!(switches.copied(id(5, 10, 0), Stack::NotRecorded).is_none());
         switches.left(id(6, 20, 0), false);
         switches.left(id(5, 30, 0), false);
         assert_eq!(released(&mut switches, 100), [(6, 20, STACK_DROPPED), (5, 30, STACK_DROPPED)]);
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_stack_is_not_that_of_a_later_wait_if_what_followed_was_dropped() {
         let mut switches = ContextSwitches::default();
-        assert!(switches.copied(id(5, 10, 0), Stack::Unwanted).is_none());
+        assert!(switches.copied(id(5, 10, 0), Stack::NotRecorded).is_none());
         switches.dropped(id(5, 20, 0));
         switches.left(id(5, 30, 0), false);
         let left = switches.release(100).pop();

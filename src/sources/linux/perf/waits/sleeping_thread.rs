@@ -1,5 +1,5 @@
-//! The stack of a thread that waits, read through /proc: of one that went to sleep before the recording, or whose stack
-//! the kernel had no room to write down.
+//! The stack of a waiting thread, read through /proc: it went to sleep before the recording, or the kernel had no
+//! room for its stack. Input: a thread. Output: its stack, or none if it ran meanwhile.
 
 use std::path::Path;
 

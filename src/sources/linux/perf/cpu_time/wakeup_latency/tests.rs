@@ -119,10 +119,14 @@ fn an_interval_opens_now_and_then_and_ends_when_it_was_long_enough() {
     assert_eq!(latency.action(5 + INTERVAL_MIN_NS - 1), IntervalAction::None);
     assert_eq!(latency.action(5 + INTERVAL_MIN_NS), IntervalAction::Close);
     latency.end(5 + INTERVAL_MIN_NS, ClockReadings::new());
-    assert_eq!(latency.action(5 + DISTANCE_NS), IntervalAction::None, "what it wrote is still to be read");
+    assert_eq!(
+        latency.action(5 + INTERVAL_EVERY_NS),
+        IntervalAction::None,
+        "what it wrote is still to be read"
+    );
     latency.measured();
-    assert_eq!(latency.action(5 + DISTANCE_NS - 1), IntervalAction::None);
-    assert_eq!(latency.action(5 + DISTANCE_NS), IntervalAction::Open);
+    assert_eq!(latency.action(5 + INTERVAL_EVERY_NS - 1), IntervalAction::None);
+    assert_eq!(latency.action(5 + INTERVAL_EVERY_NS), IntervalAction::Open);
 }
 
 #[test]

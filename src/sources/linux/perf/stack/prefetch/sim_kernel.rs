@@ -1,8 +1,8 @@
-//! The kernel's part of prefetching, simulated: the program that it runs in the interrupt of a sample, its map of
-//! lists and its ring, and what the source makes of the records. Input: lists, and threads that are interrupted;
-//! output: the ranges of their samples.
+//! The kernel's part of prefetching, simulated: the program in the interrupt of a sample, its map of lists and its
+//! ring, and the source's handling of the records. Input: lists, and interrupted threads. Output: the ranges of their
+//! samples.
 
-use super::super::super::bpf::filter_program::{self, Verdict};
+use super::super::super::bpf::filter_program::{self, FilterRule};
 use super::super::super::bpf::instructions::machine::Machine;
 use super::super::super::bpf::memory_copies::Copies;
 use super::super::super::ring::record::SampleId;
@@ -27,7 +27,7 @@ impl SimKernel {
         machine.ring = RING;
         // The machine knows a map by what is in it.
         machine.lists.push((LISTS, u32::MAX, list_bytes(&[]).to_vec()));
-        let verdict = Verdict::OfProcess(pid.cast_signed());
+        let verdict = FilterRule::OfProcess(pid.cast_signed());
         let program = filter_program::program(verdict, NAMESPACE, &read_program(LISTS, RING, None));
         SimKernel { machine, program, copies: Copies::default() }
     }
