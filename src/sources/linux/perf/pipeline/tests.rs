@@ -194,6 +194,21 @@ fn samples_that_were_dropped_wait_for_those_that_show_whose_they_were() {
     assert_eq!(dropped(records), 5);
 }
 
+#[test]
+fn throttled_samples_are_lost_by_their_own_cause() {
+    let (mut pipeline, mut records) = (pipeline(), Vec::new());
+    pipeline.push_record(id(TID, 1_000_000, 0), PerfRecord::Throttle);
+    pipeline.push_record(id(TID, 4_000_000, 0), PerfRecord::Unthrottle);
+    pipeline.add_lost(Some(vec![(0, 2)]));
+    pipeline.push_record(id(TID, 5_000_000, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.flush(BatchOptions { by_clock: false, last: true }, u64::MAX, &mut records);
+    let lost = records.into_iter().filter_map(|record| match record.event {
+        SourceEvent::Dropped(samples, reason) => Some((samples, reason)),
+        _ => None,
+    });
+    assert_eq!(lost.collect::<Vec<_>>(), [(2, KERNEL_DROPPED), (3, THROTTLED)]);
+}
+
 /// The record comes in the name of the thread that is named, whoever wrote it.
 #[test]
 fn a_name_that_comes_after_the_first_sample_is_reported() {
