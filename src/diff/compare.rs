@@ -318,7 +318,7 @@ mod tests {
         let absolute = compare(unrated(), unrated(), Wish::Absolute).expect("both have samples");
         assert_eq!(absolute.measure, Measure::Samples);
         let why = compare(unrated(), recording(9, true, 3), Wish::Absolute).expect_err("one rate");
-        assert!(why.to_string().starts_with("base does not tell its rate"), "{why}");
+        assert!(why.to_string().starts_with("base has no sampling rate"), "{why}");
         let bytes = About { unit: "bytes".into(), ..About::default() };
         assert!(compare(bytes, unrated(), Wish::Auto).is_err());
     }

@@ -291,7 +291,7 @@ fn mistakes_are_told_with_the_next_step() {
         ),
         (
             "--pid 1 -o flame.png",
-            "--output `flame.png`: the extension tells no format; use .svg, .folded or .pb.gz, or add --format",
+            "--output `flame.png`: unknown extension; use .svg, .folded or .pb.gz, or add --format",
         ),
         (
             "--pid 1 -o a.svg --format folded",

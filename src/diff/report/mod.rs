@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn what_the_sides_lost_is_told_where_it_differs() {
-        let note = "lost: 20.0% (in the kernel, which may not be sampled) of base, none told of new; \
+        let note = "lost: 20.0% (in the kernel, which may not be sampled) of base, unknown of new; \
                     what was lost is in no sum and no function, so record both in the same way, as the same user";
         let unlike = lossy(25, 0);
         assert_eq!(notes(&unlike), [note]);
