@@ -295,7 +295,7 @@ fn mistakes_are_told_with_the_next_step() {
         ),
         (
             "--pid 1 -o a.svg --format folded",
-            "--format folded would do nothing: the extension of each output tells its format",
+            "--format folded would do nothing: each output has an extension that sets its format",
         ),
         ("--pid 1 -o a.svg -o a.svg", "`a.svg` is given twice; each output needs its own file"),
         ("--pid 1 -o a.txt --stats a.txt", "`a.txt` is given twice; each output needs its own file"),
