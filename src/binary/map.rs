@@ -190,9 +190,7 @@ static BEFORE: std::sync::OnceLock<Option<libc::sigaction>> = std::sync::OnceLoc
 #[cfg(unix)]
 fn watch() {
     BEFORE.get_or_init(|| {
-        // SAFETY: all bytes zero are a `sigaction` with an empty mask; the handler has the signature of SA_SIGINFO
-        // and calls only async-signal-safe functions. On the signal stack, like Rust's own, which it calls and which
-        // reports stack overflows.
+        // SAFETY: all bytes zero are a `sigaction`; the call only writes to it.
         let (asked, before) = unsafe {
             let mut before: libc::sigaction = std::mem::zeroed();
             (libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) == 0, before)
@@ -204,9 +202,9 @@ fn watch() {
     SET.call_once(|| {
         if BEFORE.get().is_some_and(Option::is_some) {
             let handler: extern "C" fn(_, _, _) = on_bus_error;
-            // SAFETY: all bytes zero are a `sigaction` with an empty mask; the handler has the
-            // signature of SA_SIGINFO and calls only what a handler may. On the stack for signals, as
-            // Rust's own is, which it calls and which tells of a stack that has overflown.
+            // SAFETY: all bytes zero are a `sigaction` with an empty mask; the handler has the signature of SA_SIGINFO
+            // and calls only async-signal-safe functions. It runs on the signal stack, like Rust's own handler, which
+            // it calls and which reports stack overflows.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = handler as libc::sighandler_t;

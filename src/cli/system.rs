@@ -99,7 +99,7 @@ fn linux_chosen(several: &ProcessArguments) -> Result<crate::sources::ProcessSel
 /// Attaches or launches and runs `body` with what samples the process, and the clock of its times.
 ///
 /// # Errors
-/// One line: why it was refused, and the next step; another method than the requested one.
+/// One line: why it was refused, and the next step.
 #[cfg(target_os = "linux")]
 pub(super) fn with_source<R: Send>(
     process: &Process,
@@ -115,7 +115,7 @@ pub(super) fn with_source<R: Send>(
 /// This system has one way to sample.
 ///
 /// # Errors
-/// One line: why it was refused, and the next step; another way than that was asked for.
+/// One line: why it was refused, and the next step; or a method was requested that this system lacks.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn with_source<R: Send>(
     process: &Process,

@@ -78,8 +78,7 @@ pub struct Layout {
     slots: Vec<Option<Slot>>,
     /// Whether an Arm core has the M profile; `None` if only the status register shows it.
     m_profile: Option<bool>,
-    /// The number of the process stack pointer, if these registers belong to an exception handler: it runs on the
-    /// main stack, whatever it interrupted. `None` if the stub has none.
+    /// The number of the process stack pointer of an M-profile core.
     process_sp: Option<u32>,
 }
 
@@ -235,8 +234,8 @@ impl Layout {
         self.m_profile == Some(true)
     }
 
-    /// The number of the process stack pointer, where these registers are of a handler of an exception: it
-    /// runs on the main stack, whatever it interrupted. `None` where the stub has none.
+    /// The number of the process stack pointer, if these registers belong to an exception handler: it runs on the
+    /// main stack, whatever it interrupted. `None` if the stub has none.
     #[must_use]
     pub fn other_sp(&self, registers: &Registers) -> Option<u32> {
         match registers {

@@ -90,8 +90,8 @@ pub fn prepare() {
     sys::block_signals(&trace::SIGNALS);
 }
 
-/// Attaches or launches, and runs `body` with a source at this rate: with kernel samples, in a thread of its own; or
-/// with a target whose threads are stopped, by the thread that the target requires ([`Target::call_thread`]).
+/// Attaches or launches and runs `body` with the target, in a thread of its own. When
+/// this returns, every thread of the target runs and is no longer traced.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`] when it was refused, with the reason and the next step;
@@ -110,12 +110,11 @@ pub fn with_target<R: Send>(
     })
 }
 
-/// Attaches or launches and runs `body` with what samples the process at this rate: with what the kernel
-/// samples, in a thread of its own, or with a target whose threads are stopped, by a thread that
-/// the target tells ([`Target::call_thread`]).
+/// Attaches or launches, and runs `body` with a source at this rate: with kernel samples, in a thread of its own; or
+/// with a target whose threads are stopped, by the thread that the target requires ([`Target::call_thread`]).
 ///
 /// # Errors
-/// As [`with_target`]; and where `way` asks for what the kernel refuses.
+/// Those of [`with_target`]; and if the kernel refuses the method that `way` requests.
 pub fn with_source<R: Send>(
     source: &Source,
     sampling: Sampling,

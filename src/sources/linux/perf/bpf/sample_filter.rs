@@ -106,7 +106,7 @@ impl SampleFilter {
         Ok(())
     }
 
-    /// Attaches the filter to an event, with the copies of [`SampleFilter::copy`].
+    /// Attaches the filter to an event.
     pub(in crate::sources::linux::perf) fn attach(&self, event: &OwnedFd) {
         if let Some(program) = &self.program {
             // Refused for one, it is refused for all.
@@ -114,7 +114,7 @@ impl SampleFilter {
         }
     }
 
-    /// Lets an event take only what comes through, and do what [`SampleFilter::copy`] said.
+    /// Attaches the filter to an event, with the copies of [`SampleFilter::copy`].
     pub(in crate::sources::linux::perf) fn attach_with_copy(&self, event: &OwnedFd) {
         match &self.copy_program {
             Some(program) if sys::set_filter(event, program).is_ok() => {}
