@@ -3,16 +3,15 @@
 //! CIE. gimli does not know them and refuses the entries. Input: an `.eh_frame` section;
 //! output: a copy that it reads, if there are any.
 //!
-//! Nothing here depends on them: signatures are stripped, and tags are of addresses of data.
-//! Format: AADWARF64, 4.3. In `.debug_frame` nobody writes them (gas `output_cie`, LLVM
-//! `EmitCIE`).
+//! Nothing here depends on them: signatures are stripped, and tags belong to data addresses. Format: AADWARF64, 4.3.
+//! Compilers do not write them to `.debug_frame` (gas `output_cie`, LLVM `EmitCIE`).
 
 use std::sync::OnceLock;
 
-/// Longest augmentation that is looked at, in bytes; compilers write up to 5.
+/// Longest augmentation that is searched, in bytes; compilers write up to 5.
 const AUGMENTATION_MAX: usize = 16;
 
-/// A section as gimli reads it; looked through when it is first needed.
+/// A section as gimli reads it; searched on first use.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Readable(OnceLock<Option<Rewritten>>);
 
@@ -36,7 +35,7 @@ impl Readable {
 #[derive(Clone, Debug)]
 struct Rewritten {
     bytes: Vec<u8>,
-    /// Offsets of the CIEs that are of no signal trampoline; rising.
+    /// Offsets of the CIEs without a signal trampoline; rising.
     not_signal: Vec<usize>,
 }
 
@@ -45,7 +44,7 @@ fn rewrite(section: &[u8]) -> Option<Rewritten> {
     let mut rewritten: Option<Rewritten> = None;
     let word = |at: usize| section.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word));
     let mut at = 0usize;
-    // An entry with a length of 64 bits, which nobody writes, ends this as it does gimli's use.
+    // An entry with a length of 64 bits, which compilers do not write, ends this as it does gimli's use.
     while let Some(length) = word(at).filter(|length| (4..0xffff_fff0).contains(length)) {
         let augmentation = at + 9;
         if word(at + 4) == Some(0) {

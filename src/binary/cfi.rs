@@ -36,8 +36,8 @@ use crate::binary::unpack;
 /// Longest DWARF expression that is kept, in bytes. Compilers and C libraries write up to 20.
 const EXPRESSION_BYTES_MAX: usize = 256;
 
-/// Most bytes that `.debug_frame` may unpack to: kept while a recording goes on. Those of Go
-/// programs of 100 MB have 5 MB.
+/// Most bytes of an unpacked `.debug_frame`, which is kept during a recording. Those of Go programs of 100 MB have 5
+/// MB.
 const UNPACKED_MAX: u64 = 64 << 20;
 
 /// Where the unwind information of a file is.
@@ -46,8 +46,7 @@ pub struct Cfi {
     /// `.eh_frame`, then `.debug_frame`.
     tables: Vec<Table>,
     bases: BaseAddresses,
-    /// Of a Go program, which says the same of its code in a way of its own: where it was stripped of
-    /// `.debug_frame`.
+    /// For a Go program stripped of `.debug_frame`: its own table.
     go: Option<GoFunctions>,
     /// Registers that a row of the file's processor has.
     columns: usize,
@@ -371,8 +370,7 @@ fn header_segment<H: FileHeader<Endian = object::LittleEndian>>(bytes: &[u8]) ->
     Some((segment.p_vaddr(endian).into(), checked(bytes, offset, size)?))
 }
 
-/// `.eh_frame` of such a file: from where the header says to the end of the segment; it
-/// ends itself with a zero length.
+/// `.eh_frame` of such a file: from the address in the header to the end of the segment; it ends with a zero length.
 fn frames_after_header<H: FileHeader<Endian = object::LittleEndian>>(
     bytes: &[u8],
     header: &(u64, Range<usize>),

@@ -29,11 +29,11 @@ pub const MAX_SEGMENTS: usize = 256;
 /// Longest build id that is kept, in bytes. Linkers write 8 to 32.
 pub const MAX_BUILD_ID_BYTES: usize = 64;
 
-/// Most notes that are looked at for a build id, over all note segments of a file.
+/// Most notes that are searched for a build id, over all note segments of a file.
 const MAX_NOTES: usize = 1024;
 
-/// How much of a section's name is read, in bytes. The names that are asked for are far
-/// shorter; those of `-ffunction-sections` are longer, and cut.
+/// Most bytes read of a section's name. The names that are searched are far shorter; those of `-ffunction-sections`
+/// are longer, and cut.
 pub(crate) const MAX_SECTION_NAME_BYTES: usize = 64;
 
 /// The largest page size of the supported architectures (aarch64 with 64 KiB pages):
@@ -78,7 +78,7 @@ impl Segment {
 pub struct Elf {
     /// `e_machine`: a number of [`machine`].
     pub machine: u16,
-    /// Whether the file is of class `ELFCLASS64`.
+    /// Whether the file has class `ELFCLASS64`.
     pub is_64: bool,
     /// `e_entry`: where a process begins to run; 0 in most libraries.
     pub entry: Svma,
@@ -177,7 +177,7 @@ pub(crate) enum Class {
     Elf64,
 }
 
-/// The class of an ELF file, after a look at `e_ident` (gABI, "ELF Identification").
+/// The class of an ELF file by `e_ident` (gABI, "ELF Identification").
 pub(crate) fn class(bytes: &[u8]) -> Result<Class, FormatError> {
     match bytes {
         [0x7f, b'E', b'L', b'F', 1, 1, ..] => Ok(Class::Elf32),

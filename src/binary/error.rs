@@ -1,4 +1,4 @@
-//! Why bytes cannot be had, or are not what they should be.
+//! Why bytes cannot be read, or are invalid.
 //!
 //! [`OpenError`] is about a file or a target's memory, [`FormatError`] about the headers of an
 //! image, [`UnpackError`] about packed sections. Each is one line for people, without the path,
@@ -46,7 +46,7 @@ pub enum OpenError {
     Deleted,
     /// Another file has its name now.
     Replaced,
-    /// The mapping has gone.
+    /// The mapping no longer exists.
     Unloaded,
     /// A file in /tmp that belongs to neither the process's user nor root.
     Foreign {
@@ -64,7 +64,7 @@ pub enum OpenError {
     Older,
     /// The file of an image was found and is no use.
     Unfit(FormatError),
-    /// A file of another machine was looked for on this one.
+    /// A file of another machine was searched on this one.
     NotHere(Arc<OpenError>),
     /// What only one source of samples can say, as one line.
     Because(&'static str),
@@ -150,7 +150,7 @@ pub enum FormatError {
     PeVariant,
     /// A fat file, where one image was expected.
     Fat,
-    /// Without `__TEXT` nothing tells where the image lies.
+    /// Without `__TEXT` the address of the image is unknown.
     NoText,
     /// Headers or load commands that contradict the file.
     Damaged(object::read::Error),

@@ -1,9 +1,9 @@
-//! Unwind tables of 32-bit Arm: what a function's caller is found by in its body. Input: file bytes
-//! and a stated address, all hostile; output: the bounds of the entry there and a [`TableSays`].
+//! Unwind tables of 32-bit Arm: the rule for a caller in the body of a function. Input: file bytes and a stated
+//! address, all hostile. Output: the bounds of the entry there and a [`TableSays`].
 //!
-//! Found by program header, by section, or by the symbols that linker scripts put around the table.
-//! What an entry's instructions say is in `opcodes.rs`. Not for: prologues and epilogues, which these
-//! tables do not describe, and exceptions' landing pads.
+//! Found by program header, by section, or by the symbols that linker scripts put around the table. `opcodes.rs`
+//! interprets the instructions of an entry. Not for: prologues and epilogues, which these tables do not describe, and
+//! landing pads of exceptions.
 //!
 //! Source: "Exception Handling ABI for the Arm Architecture" (IHI 0038), 5 to 7 and 10.
 
@@ -25,7 +25,7 @@ use crate::binary::frame_rule::TableSays;
 /// Program header and section of the table (ELF for the Arm Architecture, 5.3.3 and 6.1).
 const PT_ARM_EXIDX: u32 = 0x7000_0001;
 const SHT_ARM_EXIDX: u32 = 0x7000_0001;
-/// Bytes of an entry: where the function is, and what it says or where that is.
+/// Bytes of an entry: the address of the function, and its content or the address of that.
 const ENTRY_BYTES: usize = 8;
 /// "No caller can be found": word of an entry (IHI 0038, 5).
 const CANTUNWIND: u32 = 1;
@@ -47,7 +47,7 @@ pub struct Entry {
     /// From its first instruction to that of the next entry. Linkers leave out entries that say the
     /// same as the one before, so these may be several functions.
     pub function: Range<Svma>,
-    /// What it says.
+    /// Its content.
     pub said: TableSays,
 }
 
@@ -114,7 +114,7 @@ impl Exidx {
 
     /// The last entry whose function begins at an address or before.
     fn last(&self, table: &[[u8; ENTRY_BYTES]], at: u32) -> Option<usize> {
-        // Sorted by the linker; of a damaged table any entry is found, which its bounds tell.
+        // Sorted by the linker. In a damaged table any entry is found, which its bounds show.
         let (mut low, mut high) = (0, table.len());
         while low < high {
             let middle = low + (high - low) / 2;
@@ -123,7 +123,7 @@ impl Exidx {
         low.checked_sub(1)
     }
 
-    /// Where the function of an entry begins, without the bit that tells T32.
+    /// The address of the function of an entry, without the T32 bit.
     fn start_of(&self, table: &[[u8; ENTRY_BYTES]], index: usize) -> Option<u32> {
         let [a, b, c, d, ..] = *table.get(index)?;
         let place = self.place_of(index)?;

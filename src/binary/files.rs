@@ -1,7 +1,7 @@
-//! Files that a target's debug information is in, by the paths that the target sees.
+//! Files with a target's debug information, by the paths that the target sees.
 //!
-//! [`Files`] is what symbols ask; each backend has its own: Linux looks into the target's
-//! mount namespace. All of them open through `sources::target_file`.
+//! [`Files`] is the trait that `symbol` uses; each backend implements it: Linux opens files in the target's mount
+//! namespace. All open through `sources::target_file`.
 
 use std::fs::OpenOptions;
 use std::io::Read;
@@ -16,7 +16,7 @@ pub(crate) const MAX_JIT_MAP_BYTES: u64 = 256 << 20;
 /// Most names of a directory that are read.
 pub(crate) const MAX_LISTED: usize = 65_536;
 
-/// Opens files as a target sees them. Outlives the target: names are made when it has gone.
+/// Opens files as a target sees them. Outlives the target: names are found after its exit.
 pub trait Files: Send + Sync {
     /// The bytes of a regular file by its absolute path.
     ///
@@ -52,7 +52,7 @@ pub trait Files: Send + Sync {
         self.open(path)
     }
 
-    /// When a file was changed last, in seconds since 1970; `None` if that cannot be told.
+    /// When a file was changed last, in seconds since 1970; `None` if that is unknown.
     fn modified_s(&self, _path: &str) -> Option<u64> {
         None
     }
@@ -67,8 +67,7 @@ pub trait Files: Send + Sync {
         None
     }
 
-    /// What a JIT compiler in the target says of its code (`/tmp/perf-PID.map`), with its
-    /// path; `None` if there is none.
+    /// The perf map of a JIT compiler in the target (`/tmp/perf-PID.map`), with its path; `None` if there is none.
     fn jit_map(&self) -> Option<(String, Result<Vec<u8>, OpenError>)> {
         None
     }

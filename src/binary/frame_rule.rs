@@ -1,5 +1,5 @@
-//! How a frame finds its caller at one instruction: a leaf that image and walk share.
-//! [`Row`] is all that unwind information says there, [`FrameRule`] its ordinary form.
+//! The rule for a frame's caller at one instruction: a leaf that images and walk share. [`Row`] has all of the unwind
+//! information, [`FrameRule`] its packed common form.
 
 use std::fmt::Debug;
 use std::ops::IndexMut;
@@ -91,7 +91,7 @@ columns!(AARCH64_COLUMNS, Aarch64);
 columns!(X86_COLUMNS, X86);
 columns!(ARM_COLUMNS, Arm);
 
-/// A row of unwind information in full; of x86_64 unless it says otherwise.
+/// A full row of unwind information; of x86_64 unless it has another processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row<C: Columns = [Column; COLUMNS]> {
     /// Where the canonical frame address (CFA) is: the stack pointer before the call.
@@ -132,8 +132,8 @@ pub enum Column {
     IsExpression(Box<[u8]>),
 }
 
-/// What stands for the return address of a function that was entered from another stack, without a call: no address of
-/// code.
+/// Placeholder for the return address of a function that was entered from another stack, without a call: no address
+/// of code.
 pub const CALLED_FROM_ELSEWHERE: Column = Column::Is(0);
 
 /// A row of aarch64.
@@ -145,7 +145,7 @@ pub type RowX86 = Row<[Column; X86_COLUMNS]>;
 /// A row of 32-bit Arm.
 pub type RowArm = Row<[Column; ARM_COLUMNS]>;
 
-/// What an entry of the tables of 32-bit Arm's exception handling ABI says of the body of its functions.
+/// An entry of the tables of 32-bit Arm's exception handling ABI, for the body of its functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableSays {
     /// How the caller is found.
@@ -164,13 +164,13 @@ impl<C: Columns> Row<C> {
     }
 }
 
-/// What unwind information says of the body of a function. In its prologue and epilogue,
-/// which Mach-O's does not describe, only the instructions tell.
+/// Unwind information for the body of a function. Its prologue and epilogue, which Mach-O does not describe, are read
+/// from the instructions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
     /// The row in the body.
     pub row: AnyRow,
-    /// Compact unwind information says so, otherwise DWARF.
+    /// By compact unwind information, otherwise DWARF.
     pub compact: bool,
 }
 

@@ -1,11 +1,10 @@
-//! The table of functions that each Go program carries for its own tracebacks, stripped or not
-//! (`.gopclntab`): where functions begin, what they are called, and how far the stack pointer is from their
-//! return address at each instruction.
+//! The table of functions that each Go program carries for its own tracebacks, stripped or not (`.gopclntab`):
+//! addresses and names of functions, and the distance of the stack pointer from the return address at each
+//! instruction.
 //!
-//! Input: the bytes of an ELF file, hostile, and a stated address. Output: functions, and a [`Row`].
-//! Nothing is kept but where the parts are. Not for: lines and inlined functions, which the table has too, but
-//! the latter only by way of data of the runtime whose place it does not tell; or Mach-O files, whose symbols
-//! stay and whose code keeps frame pointers.
+//! Input: the bytes of an ELF file, hostile, and a stated address. Output: functions, and a [`Row`]. Only the offsets
+//! of its parts are kept. Not for: lines and inlined functions, which the table has too (the latter only through data
+//! of the runtime whose address it lacks); or Mach-O files, whose symbols stay and whose code keeps frame pointers.
 //!
 //! Format: Go, src/runtime/symtab.go (`pcHeader`, `_func`, `pcvalue`), src/debug/gosym/pclntab.go;
 //! versions 1.2, 1.16, 1.18 and 1.20, which is the newest.
@@ -150,8 +149,8 @@ impl GoFunctions {
         Some(found)
     }
 
-    /// What addresses are counted from, by functions whose place something else tells; `None` if none is
-    /// known, or if they disagree.
+    /// The base of addresses, by functions whose address is known otherwise; `None` if none is known, or if they
+    /// disagree.
     fn text_by_landmarks(&self, bytes: &[u8], file: &object::File<'_>) -> Option<u64> {
         let landmarks = landmarks(file);
         let of_symbols = self.text_where(bytes, |name| landmarks.get(name).copied());
@@ -301,8 +300,7 @@ fn head(content: &[u8]) -> Option<(&'static Version, u8, u8)> {
     }
 }
 
-/// What addresses are counted from in a file that is loaded anywhere, as the relocation at `slot` of its table
-/// tells.
+/// The base of addresses in a position-independent file, by the relocation at `slot` of its table.
 fn relocated(file: &object::File<'_>, slot: u64) -> Option<u64> {
     let (_, relocation) = file.dynamic_relocations()?.find(|(at, _)| *at == slot)?;
     let is_relative = relocation.target() == RelocationTarget::Absolute;
@@ -320,7 +318,7 @@ fn landmarks<'a>(file: &object::File<'a>) -> HashMap<&'a [u8], u64> {
         .collect()
 }
 
-/// Whether a name is of where Go programs begin to run: `_rt0_amd64_linux`, but not `_rt0_amd64` or
+/// Whether a name is the entry point of Go programs: `_rt0_amd64_linux`, but not `_rt0_amd64` or
 /// `_rt0_amd64_linux_lib` (Go, src/runtime/rt0_linux_amd64.s).
 fn is_first(name: &[u8]) -> bool {
     name.strip_prefix(b"_rt0_").is_some_and(|rest| rest.iter().filter(|byte| **byte == b'_').count() == 1)

@@ -1,10 +1,9 @@
-//! Mach-O: the bytes of a file (or the head of a loaded image) → segments, UUID, entry
-//! point, and where the symbols are.
+//! Mach-O: the bytes of a file (or the head of a loaded image) → segments, UUID, entry point, and the location of
+//! symbols.
 //!
-//! Input: little-endian Mach-O, of 64 bits or of i386; every byte is hostile. Only the header and the
-//! load commands are read, so the first `32 + sizeofcmds` bytes of an image in a target's
-//! memory do as well as its file. Output: a small owned summary. Not for: symbols (see
-//! `symbol::table`), unwind tables (see [`unwind`]), fixups, fat files (see [`fat`]).
+//! Input: little-endian Mach-O, 64-bit or i386; every byte is hostile. Only the header and the load commands are
+//! read, so the first `32 + sizeofcmds` bytes of an image in a target's memory are enough. Output: a small owned
+//! summary. Not for: symbols (see `symbol::table`), unwind tables (see [`unwind`]), fixups, fat files (see [`fat`]).
 //!
 //! Format: `<mach-o/loader.h>` and `<mach/machine.h>` of xnu.
 

@@ -1,10 +1,10 @@
-//! Files of images, mapped into memory: read only where something is looked up, and safe to read
-//! whatever others do to the file meanwhile.
+//! Files of images, mapped into memory: pages are read on first use, and reading is safe whatever other programs do
+//! to the file meanwhile.
 //!
-//! A mapped file can be rewritten in place: by `cp` onto a program that has just ended, by a target
-//! that truncates a library of its own. Where it has become shorter, reading is a SIGBUS, which
-//! `on_bus_error` outlives; where it has not, what is read is another file's, which
-//! [`Map::unchanged`] tells. Why so, and at what cost: docs/decisions/rewritten-files.md.
+//! A mapped file can be rewritten in place: by `cp` onto a program that has just ended, or by a target that truncates
+//! its own library. If it has become shorter, reading is a SIGBUS, which `on_bus_error` handles; if not, the bytes
+//! read belong to another file, which [`Map::unchanged`] detects. Why so, and at what cost:
+//! docs/decisions/rewritten-files.md.
 #![allow(unsafe_code)]
 
 #[cfg(unix)]
@@ -68,11 +68,10 @@ impl Map {
     /// Whether what was read so far is what the file was when it was mapped.
     ///
     /// # Errors
-    /// [`OpenError::Replaced`]: it was written to, as far as its times and its length tell. Or a part
-    /// of it could not be read.
+    /// [`OpenError::Replaced`]: it was written to, by its times and length. Or a part of it could not be read.
     #[cfg(unix)]
     pub(crate) fn unchanged(&self) -> Result<(), OpenError> {
-        // Pages are lost after the file has changed, so a lost one is known before the file is asked.
+        // Pages are lost after the file has changed, so a lost one is known before the file is checked.
         let lost = self.known.is_lost();
         match &self.held {
             Some(held) if held.was_written_to()? => Err(OpenError::Replaced),
@@ -95,7 +94,7 @@ impl AsRef<[u8]> for Map {
     }
 }
 
-/// An open file, and what it was before it was mapped.
+/// An open file, and its state before it was mapped.
 #[cfg(unix)]
 #[derive(Debug)]
 struct OpenFile {
@@ -106,9 +105,9 @@ struct OpenFile {
 
 #[cfg(unix)]
 impl OpenFile {
-    /// Whether its content is another. `cp -p` and `rsync` set the time of the content back, which
-    /// changes that of the inode. But so do removing a name and renaming, by which most programs are
-    /// updated while they run: their content stays, and the number of links or the path tells.
+    /// Whether its content changed. `cp -p` and `rsync` set the time of the content back, which changes that of the
+    /// inode. But so do removing a name and renaming, by which most programs are updated while they run: their
+    /// content stays, which the number of links or the path shows.
     fn was_written_to(&self) -> io::Result<bool> {
         let (before, now) = (&self.stamp, Stamp::of(&self.file)?);
         let same = (before.length, before.modified) == (now.length, now.modified);
@@ -135,8 +134,8 @@ fn descriptors_suffice(file: &File) -> bool {
     u64::from(file.as_raw_fd().unsigned_abs()) < KEPT_BELOW.load(Relaxed)
 }
 
-/// Gives the pages of all maps back that were read so far: they are read again, mostly from the system's cache, where
-/// something is looked up. What a profiler of many programs has looked at once would stay with it otherwise.
+/// Gives back the pages of all maps that were read so far: they are read again on use, mostly from the page cache.
+/// Otherwise a profiler of many programs would keep all that it once read.
 pub(crate) fn release_pages() {
     #[cfg(unix)]
     ranges::visit(|range| {
@@ -147,7 +146,7 @@ pub(crate) fn release_pages() {
     });
 }
 
-/// Where an open file is by now; `None` where the system does not tell in /proc.
+/// The current path of an open file; `None` if the system does not show it in /proc.
 #[cfg(unix)]
 fn path_of(file: &File) -> Option<PathBuf> {
     use std::os::fd::AsRawFd;
@@ -155,14 +154,14 @@ fn path_of(file: &File) -> Option<PathBuf> {
     open.is_dir().then(|| std::fs::read_link(open.join(file.as_raw_fd().to_string())).ok())?
 }
 
-/// What tells that a file was written to.
+/// Properties that change when a file is written to.
 #[cfg(unix)]
 #[derive(Debug)]
 struct Stamp {
     length: u64,
     /// Of the last change of the content, seconds and nanoseconds.
     modified: (i64, i64),
-    /// Of the last change of the inode, which nobody can set back.
+    /// Of the last change of the inode, which no program can set back.
     changed: (i64, i64),
     links: u64,
 }
@@ -203,9 +202,9 @@ fn watch() {
     SET.call_once(|| {
         if BEFORE.get().is_some_and(Option::is_some) {
             let handler: extern "C" fn(_, _, _) = on_bus_error;
-            // SAFETY: all bytes zero are a `sigaction` with an empty mask; the handler has the
-            // signature of SA_SIGINFO and calls only what a handler may. On the stack for signals, as
-            // Rust's own is, which it calls and which tells of a stack that has overflown.
+            // SAFETY: all bytes zero are a `sigaction` with an empty mask; the handler has the signature of SA_SIGINFO
+            // and calls only async-signal-safe functions. It runs on the signal stack, like Rust's own handler, which
+            // it calls and which reports stack overflows.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = handler as libc::sighandler_t;
@@ -225,8 +224,8 @@ fn watch() {
 extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the system passes a live `siginfo_t` to a handler of SA_SIGINFO.
     let (code, at) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    // What stands in the place of the address where a process sent it (Linux: its number and user) is hardly one of ours,
-    // and then one map is lost for nothing.
+    // If a process sent the signal, its number and user are in place of the address (Linux), which is hardly one of
+    // ours; then one map is lost for nothing.
     if ranges::lose(at, put_zeros) {
         return;
     }

@@ -1,5 +1,5 @@
-//! What a process has mapped as code, and the bytes behind it: plain types that the
-//! backends make and that images and symbols are read from.
+//! Executable mappings of a process, and the bytes behind them: plain types that backends create and that images and
+//! symbols read.
 
 use std::fmt;
 use std::ops::Range;
@@ -18,7 +18,7 @@ pub enum MappingKind {
     Vdso,
     /// Executable memory without a file: JIT code, trampolines.
     Anonymous,
-    /// The same, of which the compiler that made it told debuggers what it is (`images::GdbJit`).
+    /// JIT code that its compiler registered with debuggers (`images::GdbJit`).
     Registered,
 }
 

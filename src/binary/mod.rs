@@ -1,8 +1,8 @@
-//! Bytes of files: images (ELF, Mach-O, PE), their unwind information, what is packed in them, and
-//! how such bytes are got.
+//! Files of images (ELF, Mach-O, PE): their headers, unwind information, packed sections, and how files are opened
+//! and mapped.
 //!
-//! Input: hostile bytes, of files and of a target's memory. Output: what they say, in plain types.
-//! No address of a process is known here, but where a mapping of it lies ([`Mapping`]).
+//! Input: hostile bytes, of files and of a target's memory. Output: plain types. No address of a process is known
+//! here, except where a mapping lies ([`Mapping`]).
 
 mod b_key;
 pub mod cfi;

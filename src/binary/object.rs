@@ -1,4 +1,4 @@
-//! The file of an image, whatever its format: what placing addresses asks of it.
+//! The file of an image in any format, for placing addresses.
 //!
 //! Input: the bytes of a file, hostile. Output: offset → stated address, the lowest
 //! address, the build id, the entry point. Not for: symbols (see `symbol::table`).
@@ -108,7 +108,7 @@ impl Object {
         }
     }
 
-    /// What tells two builds apart: GNU build id, UUID, or the GUID and age of a PDB.
+    /// The identity of a build: GNU build id, UUID, or the GUID and age of a PDB.
     #[must_use]
     pub fn build_id(&self) -> Option<&[u8]> {
         match self {
@@ -118,8 +118,8 @@ impl Object {
         }
     }
 
-    /// Where a process begins to run (ELF `e_entry`, Mach-O `LC_MAIN`), if the file says so. The entry of a PE file is a
-    /// function that is called.
+    /// The entry point (ELF `e_entry`, Mach-O `LC_MAIN`), if the file has one. The entry of a PE file is a function
+    /// that is called.
     #[must_use]
     pub fn entry(&self) -> Option<Svma> {
         match self {
@@ -156,8 +156,8 @@ pub(crate) fn part(bytes: &ImageBytes, range: &Range<u64>) -> ImageBytes {
     ImageBytes::new(Part { bytes: bytes.clone(), range: clip(range.start).min(end)..end }).part_of(bytes)
 }
 
-/// The NUL-terminated name at an offset, cut at `max` bytes; empty if there is none. To look
-/// for the NUL further on is work without bounds: many names may begin in one long one.
+/// The NUL-terminated name at an offset, cut at `max` bytes; empty if there is none. Searching further for the NUL
+/// would be unbounded work: many names may begin in one long one.
 pub(crate) fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
     let rest = strings.get(offset as usize..).unwrap_or_default();
     let rest = &rest[..rest.len().min(max)];

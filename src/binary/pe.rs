@@ -1,8 +1,8 @@
 //! PE: the bytes of a Windows program or library, as Wine runs them → sections, image base, build id.
 //!
-//! Input: PE32 or PE32+, from disk; every byte is hostile. Output: a small owned summary. Stated addresses count
-//! from the image base that the file asks for, as `objdump` and DWARF have them. Not for: symbols (see
-//! `symbol::table`), unwind tables (see [`unwind`]), imports, relocations.
+//! Input: PE32 or PE32+, from disk; every byte is hostile. Output: a small owned summary. Stated addresses are
+//! relative to the preferred image base, as in `objdump` and DWARF. Not for: symbols (see `symbol::table`), unwind
+//! tables (see [`unwind`]), imports, relocations.
 //!
 //! Format: "PE Format" (Microsoft, <https://learn.microsoft.com/windows/win32/debug/pe-format>).
 

@@ -1,7 +1,7 @@
 //! Packed bytes → bytes: zlib and zstd of sections, xz of `.gnu_debugdata`.
 //!
-//! Input: hostile. Output: at most what is asked for, or the reason. Every allocation is
-//! bounded by the packed size times [`MAX_RATIO`] and by [`MAX_BYTES`].
+//! Input: hostile bytes. Output: at most the requested length, or the reason. Every allocation is bounded by the
+//! packed size times [`MAX_RATIO`] and by [`MAX_BYTES`].
 
 use std::io::Read;
 

@@ -1,8 +1,8 @@
 //! `stackprof dump symbols FILE --addresses LIST`: names for stated addresses of a file, for
 //! comparing with other tools. Not in the help: a profile needs none of it.
 //!
-//! Output as `llvm-symbolizer` has it: the functions of an address, innermost first, each with
-//! its `file:line` below it if lines are asked for, and an empty line.
+//! Output as of `llvm-symbolizer`: the functions of an address, innermost first, each with its `file:line` below it
+//! if lines are requested, and an empty line.
 
 use std::fmt::Write as _;
 use std::io::Read as _;

@@ -1,6 +1,5 @@
-//! clap's errors as one line of ours: lower case, the option named, the next step told.
-//! Input: a `clap::Error`; output: an [`Error`] of usage. Help and version are no errors
-//! and are handled by `args.rs`.
+//! Turns clap's errors into one line: lower case, the option named, with the next step. Input: a `clap::Error`.
+//! Output: an [`Error`] of usage. Help and version are not errors and are handled by `args.rs`.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind as Clap};
 

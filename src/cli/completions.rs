@@ -1,8 +1,8 @@
-//! `stackprof completions`: the script for a shell. Input: the commands as clap knows them.
-//! Output: text for standard output. Reads and writes nothing.
+//! `stackprof completions`: the script for a shell. Input: the commands as clap knows them. Output: text for standard
+//! output. Reads and writes nothing.
 //!
-//! clap_complete generates the script; `completions/` holds what it does not know, for bash, zsh and fish:
-//! processes, and the words of a launched command.
+//! clap_complete generates the script; `completions/` adds, for bash, zsh and fish: processes, and the words of a
+//! launched command.
 
 use std::fmt::Write;
 
@@ -74,7 +74,7 @@ fn with_additions(shell: Shell, script: &str) -> String {
     }
 }
 
-/// The processes that `--pid` takes: on each line a word without blanks, a blank, and what it stands for.
+/// The processes for `--pid`: on each line a word without blanks, a blank, and its meaning.
 #[must_use]
 pub fn processes(processes: &[RunningProcess]) -> String {
     let mut text = String::new();
@@ -84,9 +84,8 @@ pub fn processes(processes: &[RunningProcess]) -> String {
     text
 }
 
-/// A command with what is to be offered of it. It is put together anew, because scripts of bash
-/// offer what is hidden, too, those of zsh take hidden words for the first ones, and clap can take
-/// nothing away.
+/// A command with the completions to offer. It is built again, since scripts of bash offer hidden arguments, too,
+/// those of zsh take hidden words for the first ones, and clap cannot remove any.
 fn offered(name: &'static str, command: &Command) -> Command {
     let about = command.get_about().cloned().unwrap_or_default();
     let args = command.get_arguments().map(|arg| with_words(name, arg.clone()));

@@ -1,6 +1,5 @@
-//! The workload of `stackprof demo`: something to profile on a machine with nothing at
-//! hand. Two threads, each dividing its CPU time 50, 30, 15 and 5 % among four functions
-//! at the bottom of a recursion, for about three seconds.
+//! The workload of `stackprof demo`: something to profile on any machine. Two threads spend 50, 30, 15 and 5 % of
+//! their CPU time in four functions at the bottom of a recursion, for about three seconds.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

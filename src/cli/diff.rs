@@ -1,4 +1,4 @@
-//! `stackprof diff`: two profiles in, what changed out.
+//! `stackprof diff`: reads two profiles and writes the changes.
 
 use std::ops::Range;
 use std::path::Path;
@@ -66,8 +66,8 @@ pub fn run(diff: &Diff) -> Result<()> {
     Ok(())
 }
 
-/// Reads the two profiles, at the same time where neither may be typed by somebody, who would
-/// be waited for although the other cannot be read.
+/// Reads the two profiles, concurrently unless one may be typed on a terminal: the user would wait although the other
+/// cannot be read.
 fn read_both(base: &Path, new: &Path, strictness: Strictness) -> Result<[(String, Saved); 2]> {
     if [base, new].contains(&Path::new("-")) {
         return Ok([saved_files::read(base, strictness)?, saved_files::read(new, strictness)?]);
@@ -93,8 +93,8 @@ fn read_ranges(
     Ok([select("--base", base)?, select("--new", new)?])
 }
 
-/// Adds a profile and returns the name under which the other side's process is to appear: the
-/// only one there is, or none if there are several to be told apart.
+/// Adds a profile and returns the name under which the other side's process appears: the only one, or none if there
+/// are several.
 fn add(
     stacks: &mut Stacks,
     (name, saved): &(String, Saved),

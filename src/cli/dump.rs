@@ -1,4 +1,4 @@
-//! `stackprof dump`: what the profiler sees of a process, on standard output.
+//! `stackprof dump`: the profiler's view of a process, on standard output: threads, stacks, mappings, images.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ use crate::walk::StackEnd;
 /// mappings may be in motion, nanoseconds.
 const POLL_NS: u64 = 1_000_000_000;
 
-/// How many lists in motion are read at least: whoever is held up in between sees few in that time, and each may
-/// come just as another program begins.
+/// How many changing lists are read at least: a delayed reader sees few in that time, and each may come just as
+/// another program begins.
 const LISTS_MIN: u32 = 20;
 
 /// How long to wait for what happens before a list that was in motion is read again, nanoseconds.
@@ -36,8 +36,7 @@ const AGAIN_NS: u64 = 5_000_000;
 /// Prints what `dump` asks for.
 ///
 /// # Errors
-/// One line: attaching refused, the process went away, or some of what was asked for could not
-/// be read; the rest was printed then.
+/// One line: attaching refused, the process exited, or a part could not be read; the rest was printed then.
 pub fn run(dump: &Dump) -> Result<()> {
     let role = match dump.source {
         Source::Pid(_) => Role::SamplingByPtrace,
@@ -79,7 +78,7 @@ pub fn run(dump: &Dump) -> Result<()> {
         }
         Source::Launch(_) | Source::Demo | Source::Several(_) => DumpText::whole(String::new()),
     };
-    // Names take longer than a signal to the target can wait: it is let go before.
+    // Finding names takes longer than a signal to the target can wait: it is released before.
     if let Some(stacks) = shown.stacks.take() {
         let options = naming::options(dump.naming, &*stacks.files);
         shown.text = stacks.text(dump.max_depth, &options);
@@ -168,8 +167,8 @@ fn threads(target: &mut dyn Target, clock: &dyn Clock) -> Result<String> {
     Ok(out)
 }
 
-/// The mappings and the images that they are of. A process that has just begun a program has none
-/// for a moment, and the source may have to take up that it has begun one: this waits for both.
+/// The mappings and their images. A process that has just begun a program has none for a moment, and the source may
+/// have to notice the exec: waits for both.
 fn read_images(target: &mut dyn Target, clock: &dyn Clock) -> Result<(Vec<Mapping>, Images)> {
     let until_ns = clock.now_ns().saturating_add(POLL_NS);
     let (mut mappings, mut lists) = (Vec::new(), 0);
@@ -301,7 +300,7 @@ impl Stacks {
                     false => String::new(),
                 };
                 let method = method.name();
-                // Inlined functions, if any, stand outermost first; the leaf is shown first here.
+                // Inlined functions, if any, are stored outermost first; the leaf is shown first here.
                 for name in name_of(address).iter().rev() {
                     let name = escape_line(name);
                     let module = if name.starts_with('[') { "" } else { &module };

@@ -1,7 +1,7 @@
 //! Source and instructions that are embedded in pages: which files may be shown, and reading them.
 //!
-//! Source files are those below the working directory, or the directories of `--source-dir`, after links were followed:
-//! a program that is recorded chooses the paths in its debug information, and a page is sent to others.
+//! Only source files below the working directory, or the directories of `--source-dir`, after links were followed:
+//! the recorded program controls the paths in its debug information, and pages are sent to other people.
 
 use std::collections::HashMap;
 use std::fs;
@@ -81,7 +81,7 @@ impl Reader<'_> {
 
 impl CodeReader for Reader<'_> {
     fn source(&mut self, file: &str) -> Option<String> {
-        // Most are of libraries, and not here.
+        // Most belong to libraries, and are not here.
         let path = fs::canonicalize(Path::new(file)).ok().filter(|_| file.starts_with('/'))?;
         if !self.code.directories.iter().any(|directory| path.starts_with(directory)) {
             return None;
@@ -91,7 +91,7 @@ impl CodeReader for Reader<'_> {
             self.note(file, &format!("longer than {} MiB", SOURCE_BYTES_MAX >> 20));
             return None;
         }
-        // By its own name: whose links lead there is looked at.
+        // By its own name: links that lead there are checked.
         let text = read_source(&LocalFiles, file);
         text.map_err(|why| self.note(file, &why)).ok().filter(|text| text.len() as u64 <= SOURCE_BYTES_MAX)
     }

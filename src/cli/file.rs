@@ -1,10 +1,9 @@
-//! Output files: written whole or not at all.
+//! Writes output files: whole or not at all.
 //!
-//! The content goes to a new file in the same directory, which then takes the name: whatever was
-//! there before survives every failure. Devices and pipes (`/dev/stdout`, a FIFO) are written
-//! directly. The directory is opened when the output is checked, and everything later is relative
-//! to it. Under sudo outputs are made with the rights of the user who called it; root's are used
-//! only in directories that nobody else can change. Nothing here prints.
+//! The content goes to a new file in the same directory, which then takes the name: a file that existed before
+//! survives every failure. Devices and pipes (`/dev/stdout`, a FIFO) are written directly. The directory is opened
+//! when the output is checked, and everything later is relative to it. Under sudo outputs are created with the rights
+//! of the calling user; root's are used only in directories that no other user can change. Nothing here prints.
 
 mod refusal;
 #[cfg(test)]

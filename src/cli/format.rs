@@ -1,4 +1,4 @@
-//! The forms that a recording can be written in, by name and by the extension of a path.
+//! The output formats, by name and by the extension of a path.
 
 use std::path::Path;
 
@@ -23,8 +23,7 @@ pub enum Format {
     Otlp,
 }
 
-/// Extensions and the format each one stands for. The longest match counts, so that
-/// `.speedscope.json` is not `.json`.
+/// Extensions and their formats. The longest match counts, so that `.speedscope.json` is not `.json`.
 const EXTENSIONS: [(&str, &str); 11] = [
     (".speedscope.json", "speedscope"),
     (".firefox.json", "firefox"),
@@ -43,7 +42,7 @@ const EXTENSIONS: [(&str, &str); 11] = [
 const RESERVED: &str = "json";
 
 impl Format {
-    /// Every format, in the order in which people are told of them.
+    /// Every format, in the order in which messages list them.
     pub const ALL: [Format; 7] = [
         Format::Svg,
         Format::Html,
@@ -109,10 +108,10 @@ impl Format {
         ))
     }
 
-    /// The format that a path's extension stands for; `None` when it tells nothing.
+    /// The format of a path's extension; `None` if it has no known one.
     ///
     /// # Errors
-    /// [`ErrorKind::Usage`] when it stands for a format that is not in this version.
+    /// [`ErrorKind::Usage`] for a format that is not in this version.
     pub fn from_path(path: &Path) -> Result<Option<Format>> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let known = EXTENSIONS.iter().find(|(extension, _)| name.ends_with(extension));

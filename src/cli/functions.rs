@@ -34,14 +34,14 @@ pub fn hottest(table: &FunctionTable, processes: &[&str], width: usize) -> Optio
     (!line.is_empty()).then_some(line)
 }
 
-/// The module of a function, unless it is the program's own or the name says it.
+/// The module of a function, unless it is the program's own or part of the name.
 fn foreign_module<'t>(table: &'t FunctionTable, row: &FunctionRow, processes: &[&str]) -> Option<&'t str> {
     let name = table.text(row.name);
     let says_it = name.starts_with('[') || name.ends_with("_[k]");
     Some(table.text(row.module)).filter(|module| !says_it && is_foreign(module, processes))
 }
 
-/// Whether a module is a file other than the executables of these processes, as far as names tell: `python3` runs
+/// Whether a module is a file other than the executables of these processes, by their names: `python3` runs
 /// `python3.11`, and a process's name has at most 15 characters on Linux (TASK_COMM_LEN).
 #[must_use]
 pub fn is_foreign(module: &str, processes: &[impl AsRef<str>]) -> bool {

@@ -1,4 +1,4 @@
-//! `stackprof gate`: recordings of both sides in, a verdict out.
+//! `stackprof gate`: reads recordings of both sides and writes a verdict.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ pub const RUNS_MAX: usize = 1000;
 const KEPT: &str = "base-";
 const SUFFIX: &str = ".pb.gz";
 
-/// Reads, judges, tells.
+/// Reads the runs, judges them, writes the reports.
 ///
 /// # Errors
 /// One line: a file that is no profile, runs that cannot be compared, an output that cannot
@@ -124,8 +124,7 @@ struct StepSummary {
     is_empty: bool,
 }
 
-/// Opens the file that GITHUB_STEP_SUMMARY names. Elsewhere than on GitHub there is none, which is
-/// said.
+/// Opens the file that GITHUB_STEP_SUMMARY names. Reports if there is none, as outside of GitHub.
 fn step_summary<'a>(
     outputs: &OutputFiles,
     request: &Gate,
@@ -153,7 +152,7 @@ fn step_summary<'a>(
     Ok(Some(StepSummary { path, is_empty }))
 }
 
-/// The files that the user named; a directory stands for what is in it, by name.
+/// The files that the user named; a directory means the files in it, by name.
 fn files(option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
@@ -189,8 +188,7 @@ fn files(option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// No recording may stand for two runs, on one side or on both: it would pass for a run without
-/// noise.
+/// Refuses one recording as two runs, on one side or on both: it would pass for a run without noise.
 fn check_distinct(base: &[PathBuf], new: &[PathBuf]) -> Result<()> {
     let mut seen = BTreeSet::new();
     match base.iter().chain(new).find(|path| !seen.insert(saved_files::identity(path))) {

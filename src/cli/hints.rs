@@ -1,8 +1,7 @@
-//! What the user can do better, in the closing summary: a line for each thing.
+//! Hints in the closing summary: what the user can do better, one line each.
 //!
-//! Input: a recording and its names. Output: lines for people. What helps depends on what made
-//! the code at which stacks end, so that is found out first: by the images, never by the name of
-//! the process. Pure.
+//! Input: a recording and its names. Output: lines for people. Advice depends on the runtime of the code at which
+//! stacks end, so that is determined first: by the images, never by the name of the process. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use super::text::percent;
 use crate::binary::MappingKind;
 use crate::images::Image;
 use crate::recording::{Frame, Profile};
-use crate::sources::pushed::IN_KERNEL;
+use crate::sources::pushed::{IN_KERNEL, THROTTLED};
 use crate::symbol::runtime::JitRuntimes;
 use crate::symbol::{Names, Why, kernel, sections};
 use crate::trie::FrameId;
@@ -54,7 +53,7 @@ const ADVICE: [Advice; 8] = [
     Advice { runtime: "qemu", stacks: None, names: Some("start qemu (8.0 and later) with -perfmap") },
 ];
 
-/// What is read of code that LLVM made is what it tells debuggers.
+/// JIT code of LLVM is read only if it is registered with debuggers.
 const LLVM: &str = "let it register that code with debuggers (PostgreSQL: jit_debugging_support = on)";
 
 /// A hint is worth its line from this part of the samples on.
@@ -99,6 +98,15 @@ pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<Str
             percent(in_kernel, stats.samples + in_kernel)
         ));
     }
+    let throttled = stats.samples_lost.get(THROTTLED).copied().unwrap_or(0);
+    if throttled * 100 > stats.samples + throttled {
+        hints.push(format!(
+            "the kernel throttled sampling for {} of the CPU time: raise kernel.perf_event_max_sample_rate, or use a lower \
+             --hz than {}",
+            percent(throttled, stats.samples + throttled),
+            profile.hz
+        ));
+    }
     hints.extend(hidden_names(&seen, stats.samples));
     let problems = names.unnamed_by_image.iter().filter_map(|unnamed| {
         let image = profile.images.images().get(unnamed.image as usize)?;
@@ -113,8 +121,8 @@ pub(super) fn of(profile: &Profile, names: &Names, how: UnwindMethod) -> Vec<Str
     hints
 }
 
-/// The hint about functions of the kernel whose names the system hides. Where it shows any, it hides none:
-/// code that was loaded later has no name for anybody.
+/// The hint about kernel functions whose names the system hides. If it shows any, it hides none: code that was loaded
+/// later has no name for any user.
 fn hidden_names(seen: &StackCounts, samples: u64) -> Option<String> {
     (!seen.kernel_named && is_worth(seen.kernel_nameless, samples)).then(|| {
         "functions of the kernel have no names: kernel.kptr_restrict hides them; sudo, or sysctl kernel.kptr_restrict=0"
@@ -294,8 +302,7 @@ fn deep(profile: &Profile) -> Option<String> {
     Some(format!("{part} of the stacks are deeper than what was copied of them: {advice}"))
 }
 
-/// What helps where stacks end in an image; `described` says whether they end in functions that
-/// it has unwind information of.
+/// Advice for stacks that end in an image; `described`: they end in functions with unwind information.
 fn in_image(
     profile: &Profile,
     names: &Names,

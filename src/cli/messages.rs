@@ -1,8 +1,8 @@
 //! The one place that writes to the terminal: results on standard output, all else on
 //! standard error after one prefix.
 //!
-//! Whatever a text quotes, no character of it steers the terminal: only line ends are written as
-//! they are. A terminal that has gone is no reason to fail, so nothing here returns an error.
+//! No character of a quoted text can control the terminal: only line ends are written as they are. A closed terminal
+//! is no reason to fail, so nothing here returns an error.
 
 use std::io::Write;
 

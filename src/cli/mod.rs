@@ -1,10 +1,10 @@
 //! The command line: the only module that prints, and the one that knows exit codes.
 //!
-//! `args.rs` turns the arguments into validated values, `messages.rs` is the one place
-//! that writes to the terminal, `summary.rs`, `hints.rs` and `stats.rs` tell how a recording went,
-//! `progress.rs` tells it while it goes, `outputs.rs` writes profiles, `naming.rs` is how they read
-//! symbols. `record.rs`, `dump.rs`, `addresses.rs`, `render.rs`, `open.rs`, `diff.rs`, `gate.rs`,
-//! `completions.rs` and `demo.rs` are the commands; `saved_files.rs` reads profiles.
+//! `args.rs` turns the arguments into validated values, `messages.rs` is the one place that writes to the terminal,
+//! `summary.rs`, `hints.rs` and `stats.rs` report on a finished recording, `progress.rs` on a running one,
+//! `outputs.rs` writes profiles, `naming.rs` has the options for symbols. `record.rs`, `dump.rs`, `addresses.rs`,
+//! `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the commands; `saved_files.rs`
+//! reads profiles.
 
 pub mod addresses;
 pub mod args;
@@ -62,7 +62,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
 /// What is done before a signal ends the process, by the thread that takes signals: nothing that could wait
 /// for another thread for long.
 const BEFORE_END: &[fn()] = &[
-    // The target of a stub would stand.
+    // The target of a stub would stay stopped.
     signals::await_stopped_targets,
     output::remove_unfinished,
 ];

@@ -1,4 +1,4 @@
-//! How the commands that name code read symbols.
+//! Options by which commands read symbols.
 
 use super::args::Naming;
 use crate::binary::Files;

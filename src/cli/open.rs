@@ -39,8 +39,8 @@ pub fn run(open: &Open) -> Result<()> {
     show(saved, &name, None, None, &open.opening, open.verbosity)
 }
 
-/// Shows a profile until nobody looks at it any more. `source` says how its stacks were sampled, `code` puts source and
-/// instructions into a page.
+/// Shows a profile until no viewer requests it any longer. `source`: how its stacks were sampled; `code`: puts source
+/// and instructions into a page.
 ///
 /// # Errors
 /// One line: no server can be started, a page cannot be written.

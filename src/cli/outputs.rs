@@ -1,7 +1,7 @@
-//! Writes a saved profile to wherever and in whatever format the user asked for.
+//! Writes a saved profile to each output, in its format.
 //!
-//! Input: the profile, the outputs, and what a picture is to look like. Output: files, whole
-//! or not at all. Recording and rendering both end here.
+//! Input: the profile, the outputs, and options of pictures. Output: files, whole or not at all. Recording and
+//! rendering both end here.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::flamegraph::Graph;
 use crate::profile::formats::{firefox, folded, html, otlp, pprof, speedscope};
 use crate::profile::{ByName, CallTree, Direction, Full, Saved};
 
-/// How the profile is to be shown where a format leaves a choice.
+/// Options of formats that leave a choice.
 #[derive(Clone, Debug)]
 pub(super) struct Presentation {
     /// The picture, its heading included.
@@ -30,7 +30,7 @@ pub(super) struct Presentation {
     pub(super) lines: bool,
     /// pprof with a sample for each time.
     pub(super) pprof_timestamps: bool,
-    /// Pictures begin with the functions that work: what stands on them are their callers.
+    /// Pictures begin with the functions that work: their callers are drawn on top of them.
     pub(super) reverse: bool,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Presentation {
 /// times in pprof.
 ///
 /// # Errors
-/// One line that says so.
+/// One line with the reason.
 pub(super) fn check_options(reverse: bool, pprof_timestamps: bool, outputs: &[Output]) -> Result<()> {
     if pprof_timestamps && !outputs.iter().any(|output| output.format == Format::Pprof) {
         let text = "--pprof-timestamps adds times to pprof, and no output is one; add -o FILE.pb.gz";
@@ -54,7 +54,7 @@ pub(super) fn check_options(reverse: bool, pprof_timestamps: bool, outputs: &[Ou
 /// Writes every output.
 ///
 /// # Errors
-/// One line that names the output and what stands in the way.
+/// One line with the output and the obstacle.
 pub(super) fn write(
     files: &OutputFiles,
     saved: &Saved,

@@ -1,6 +1,6 @@
-//! The live line on standard error while a recording runs. Input: the counters of
-//! [`Live`]; output: one line that is redrawn in place, on a terminal only, and gone at
-//! the end. A thread of its own draws, so that the sampler never waits for a terminal.
+//! The live line on standard error during a recording. Input: the counters of [`Live`]. Output: one line that is
+//! redrawn in place, on a terminal only, and removed at the end. A thread of its own draws, so that the sampler never
+//! waits for a terminal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use crate::escape::escape_line;
 use crate::live::Live;
 use crate::sources::Role;
 
-/// Between two drawings: often enough to look alive, rare enough to cost nothing.
+/// Interval of drawing: short enough to appear live, long enough to cost nothing.
 const REDRAW: Duration = Duration::from_millis(200);
 
 /// The line while it is shown; dropping it ends and clears it.
@@ -52,7 +52,7 @@ impl Progress {
         };
         match std::thread::Builder::new().name("progress".into()).spawn(draw) {
             Ok(thread) => Progress { drawing: Some((end, thread)) },
-            // Where no thread can be started, the recording goes on without its progress line.
+            // If no thread can be started, the recording continues without its progress line.
             Err(_) => Progress::default(),
         }
     }

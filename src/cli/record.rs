@@ -1,8 +1,7 @@
 //! `stackprof record`: check, record, name, write, report.
 //!
-//! [`run`] is that order. Only this file knows all that was asked for; each step, in a file of
-//! its own, gets what it uses: `destinations.rs` where the profile goes, `sampling.rs` attaches
-//! or launches and samples, `report.rs` reports how it went.
+//! [`run`] is that order. Only this file knows the whole request; each step has a file and gets what it uses:
+//! `destinations.rs` has the outputs, `sampling.rs` attaches or launches and samples, `report.rs` reports the result.
 
 mod destinations;
 mod report;
@@ -30,14 +29,14 @@ use crate::symbol;
 use crate::trie::FrameId;
 use destinations::Destinations;
 
-/// After Ctrl-C a launched command gets the signal from the terminal, too; its end is
-/// waited for this long so that the summary can tell how it ended.
+/// After Ctrl-C a launched command gets the signal from the terminal, too; its end is awaited this long, so that the
+/// summary can report it.
 const LINGER_NS: u64 = 500_000_000;
 
 /// What is recorded can be read again from every format.
 const _: () = assert!(args::DEPTH_MAX <= crate::profile::MAX_DEPTH);
 
-/// Records and writes what was asked for.
+/// Records and writes the outputs.
 ///
 /// # Errors
 /// One line: attaching refused, an output that cannot be written, nothing sampled.

@@ -1,4 +1,4 @@
-//! `stackprof render`: saved profiles in, merged and filtered, any other format out.
+//! `stackprof render`: reads saved profiles, merges and filters them, and writes any other format.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -136,7 +136,7 @@ fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
     if options.iter().all(|(_, patterns)| patterns.is_empty()) {
         return Ok(saved);
     }
-    // Times tell the threads of a profile that merged them.
+    // Times distinguish the threads of a profile that merged them.
     let saved = match render.thread.is_empty() || !saved.has_merged_threads() {
         true => saved,
         false => saved
@@ -160,7 +160,7 @@ fn filtered(render: &Render, saved: Saved) -> Result<Saved> {
     Err(nothing_left(&saved, &options, left))
 }
 
-/// Says which option left nothing.
+/// Reports the option that left nothing.
 fn nothing_left(saved: &Saved, options: &[(&str, &Patterns); 4], left: RemainingCounts) -> Error {
     let mut before = saved.total();
     let mut what = String::new();

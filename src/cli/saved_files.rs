@@ -1,5 +1,5 @@
-//! Saved profiles on the command line: reading one from a path or standard input, with the name
-//! that messages call it, and keeping outputs from being written over what is read.
+//! Saved profiles on the command line: reads them from a path or standard input, with the name for messages, and
+//! refuses outputs that would overwrite inputs.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::profile::Saved;
 use crate::profile::formats::detect::{self, Strictness};
 
-/// The profile and its name for people; `-` is standard input. What was not understood of it is
-/// printed, also where little is to be: the profile is not the whole file.
+/// The profile and its name for people; `-` is standard input. Prints what was not understood of it, even when little
+/// is printed otherwise: the profile is not the whole file.
 ///
 /// # Errors
 /// One line that names the file and the place.
@@ -39,7 +39,7 @@ pub(super) fn strictness(strict: bool) -> Strictness {
     if strict { Strictness::Strict } else { Strictness::Lenient }
 }
 
-/// What tells that two paths are the same file; one that does not exist is what it is called.
+/// The identity of a file behind a path; for one that does not exist, its path.
 pub(super) fn identity(path: &Path) -> PathBuf {
     fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -36,7 +36,7 @@ impl CommandState {
 /// Numbers of a run that are not in the profile's own counters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunFigures {
-    /// The command was started by us: its exit status is ours to tell.
+    /// The command was started by us, so its exit status is reported.
     pub launched: bool,
     /// What became of that command.
     pub command: CommandState,
@@ -54,7 +54,7 @@ pub struct RunFigures {
     pub trie_bytes: u64,
     /// Distinct code addresses in the trie.
     pub addresses_unique: u64,
-    /// Symbol look-ups made.
+    /// Symbol look-ups.
     pub addresses_looked_up: u64,
     /// Addresses that got a name.
     pub addresses_named: u64,
@@ -77,9 +77,9 @@ pub struct RunFigures {
 pub struct Memory {
     /// The most that was resident until then, bytes.
     pub peak_bytes: u64,
-    /// What is resident and its own, bytes, where the system tells.
+    /// Resident private memory, bytes, if the system reports it.
     pub private_bytes: Option<u64>,
-    /// What is resident and of files that are mapped, bytes, where the system tells: the system's cache has them, too.
+    /// Resident mapped files, bytes, if the system reports it: the page cache holds them, too.
     pub file_bytes: Option<u64>,
 }
 
@@ -112,11 +112,11 @@ pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> 
         ticks: stats.ticks,
         ticks_late: stats.ticks_late,
         ticks_late_wakeup: stats.ticks_late_wakeup,
-        ticks_spared: stats.ticks_spared,
+        ticks_spared: stats.ticks_skipped,
         samples_pushed: stats.samples_pushed,
         waits: stats.waits,
         stops: stats.stops,
-        stops_let_go: stats.stops_let_go,
+        stops_let_go: stats.stops_released_waiting,
         stops_not_on_cpu: stats.stops_not_on_cpu,
         samples: stats.samples,
         samples_idle_reused: stats.samples_idle_reused,
@@ -140,7 +140,7 @@ pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> 
             max: stats.pause.max_ns(),
             total: stats.pause.total_ns(),
         },
-        stood_ns: stats.stood_ns,
+        stood_ns: stats.stopped_ns,
         held_up_ns: stats.held_up_ns,
         target_cpu_s: seconds(stats.target_cpu_ns),
         machine_idle_share: stats.machine_idle.map(rounded),
@@ -252,7 +252,7 @@ pub(super) mod tests {
     use super::*;
     use crate::arch::Arch;
 
-    /// A process as Linux tells of it.
+    /// A process on Linux.
     pub(in crate::cli) fn process() -> Process {
         Process {
             pid: 4242,
@@ -275,11 +275,11 @@ pub(super) mod tests {
             duration_ns: 10_000_000_000,
             ticks: 9968,
             ticks_late: 3,
-            ticks_spared: 2,
+            ticks_skipped: 2,
             stops: 9970,
-            stops_let_go: 12,
+            stops_released_waiting: 12,
             stops_not_on_cpu: 5,
-            stood_ns: 11,
+            stopped_ns: 11,
             held_up_ns: 6,
             samples: 9970,
             samples_idle_reused: 1,

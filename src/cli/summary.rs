@@ -11,8 +11,7 @@ use crate::sources::{ExitStatus, Process};
 /// Characters before the text of a line: two blanks, the label, a blank.
 pub const LABEL_CHARS: usize = 12;
 
-/// The summary, line ends included. `hints` tell where the user can do better, one
-/// line each.
+/// The summary, line ends included. `hints`: what the user can do better, one line each.
 #[must_use]
 pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hints: &[String]) -> String {
     let mut text = format!("stackprof: {}\n", headline(process, hz, stats));
@@ -58,8 +57,8 @@ fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
             rate += &format!(": {}", self::causes(causes));
         }
     }
-    if stats.ticks_spared > 0 {
-        rate += &format!(", {} skipped by --max-stop", stats.ticks_spared);
+    if stats.ticks_skipped > 0 {
+        rate += &format!(", {} skipped by --max-stop", stats.ticks_skipped);
     }
     format!(
         "{}: {} of {}{} in {} ({rate})",
@@ -144,7 +143,7 @@ fn names(figures: &RunFigures) -> Option<String> {
         return None;
     }
     let addresses = if unique == 1 { "1 address".to_string() } else { format!("{unique} addresses") };
-    // Each address is looked up once; should that ever not hold, the real number is shown.
+    // Each address is looked up once; if that ever fails, the real number is shown.
     let again = if looked_up == unique { String::new() } else { format!(", {looked_up} looked up") };
     Some(format!("{} of {addresses}{again}", percent(figures.addresses_named, unique)))
 }
@@ -167,7 +166,7 @@ fn pause(process: &Process, stats: &Stats) -> Option<String> {
     };
     if whole_ns > 0 {
         let of_whole = |ns: u64| 100.0 * ns as f64 / whole_ns as f64;
-        let (share, held_up) = (of_whole(stats.stood_ns), of_whole(stats.held_up_ns));
+        let (share, held_up) = (of_whole(stats.stopped_ns), of_whole(stats.held_up_ns));
         line += &match share {
             0.0..0.005 => format!("; stopped for under 0.01% of {of_what}"),
             _ => format!("; stopped for {share:.2}% of {of_what}"),
@@ -176,8 +175,8 @@ fn pause(process: &Process, stats: &Stats) -> Option<String> {
             line += &format!(", {held_up:.2}% in stops that the machine delayed");
         }
     }
-    if stats.stops_let_go > 0 {
-        line += &format!("; {} released that had begun to wait", stats.stops_let_go);
+    if stats.stops_released_waiting > 0 {
+        line += &format!("; {} released that had begun to wait", stats.stops_released_waiting);
     }
     if stats.stops_not_on_cpu > 0 {
         line += &format!("; {} released that had no CPU", stats.stops_not_on_cpu);
@@ -263,7 +262,7 @@ mod tests {
         };
         for ns in [&[8_000; 7][..], &[27_000], &[1_000]].concat() {
             stats.pause.add(ns);
-            stats.stood_ns += ns;
+            stats.stopped_ns += ns;
         }
         stats
     }
@@ -386,7 +385,7 @@ stackprof: work (pid 4242): 9970 samples of 4 threads in 10.0 s (996.8 of 997 Hz
             ..Stats::default()
         };
         stats.pause.add(3_000_000);
-        stats.stood_ns = 3_000_000;
+        stats.stopped_ns = 3_000_000;
         let figures = RunFigures {
             addresses_unique: 1,
             addresses_looked_up: 1,
@@ -483,7 +482,7 @@ stackprof: work (pid 4242): 1 sample of 1 thread in 50 ms (at 997 Hz, 1 missed)
     fn a_tiny_pause_is_not_told_as_none() {
         let mut stats = Stats { target_cpu_ns: 1_000_000_000_000, ..Stats::default() };
         stats.pause.add(900);
-        stats.stood_ns = 900;
+        stats.stopped_ns = 900;
         assert_eq!(
             pause(&process(), &stats).as_deref(),
             Some("median 900 ns, p99 900 ns, max 900 ns per stop; stopped for under 0.01% of its CPU time")

@@ -1,4 +1,4 @@
-//! Which backend samples processes on this system.
+//! Chooses the backend that samples processes on this system.
 
 use std::ffi::OsString;
 
@@ -30,7 +30,7 @@ pub(super) fn prepare() {
     crate::sources::linux::prepare();
 }
 
-/// Says who called sudo, before the first thread starts.
+/// Reports the user that called sudo, before the first thread starts.
 pub(super) fn set_caller() {
     #[cfg(target_os = "linux")]
     crate::sources::linux::set_caller();
@@ -115,7 +115,7 @@ pub(super) fn with_source<R: Send>(
 /// This system has one way to sample.
 ///
 /// # Errors
-/// One line: why it was refused, and the next step; another way than that was asked for.
+/// One line: why it was refused, and the next step; or a method was requested that this system lacks.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn with_source<R: Send>(
     process: &Process,
@@ -171,7 +171,7 @@ pub(super) fn with_target<R: Send>(
     process: &Process,
     body: impl FnOnce(&mut dyn Target, &dyn Clock) -> R + Send,
 ) -> Result<R> {
-    // Nobody parks here, as a recording does.
+    // No thread is parked here, unlike in a recording.
     let _hold = crate::sources::signals::Hold::new();
     attach_and_run(process, body)
 }
@@ -245,7 +245,7 @@ pub(super) fn command_end(_pid: u32, _kill: bool) -> Option<ExitStatus> {
 pub(super) fn user_behind_root() -> Option<String> {
     #[cfg(target_os = "linux")]
     if crate::sources::linux::is_root() {
-        // The number stands for a name that is not given.
+        // The number replaces a missing name.
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let by_sudo = variable("SUDO_UID").filter(|uid| uid != "0");
         let by_sudo = by_sudo.map(|uid| variable("SUDO_USER").unwrap_or(uid));
@@ -254,7 +254,7 @@ pub(super) fn user_behind_root() -> Option<String> {
     None
 }
 
-/// Who keeps a process from running, and the next step; `None` if nobody is known to.
+/// What keeps a process from running, and the next step; `None` if nothing is known to.
 pub(super) fn why_it_stands(pid: u32) -> Option<String> {
     #[cfg(target_os = "linux")]
     return crate::sources::linux::why_it_stands(pid);

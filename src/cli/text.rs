@@ -3,7 +3,7 @@
 
 use crate::escape::escape_line;
 
-/// `work (pid 4242)`; what stands for several processes has no number.
+/// `work (pid 4242)`; the placeholder for several processes has no number.
 #[must_use]
 pub fn process(name: &str, pid: u32) -> String {
     let name = escape_line(name);

@@ -9,8 +9,8 @@ use crate::profile::Saved;
 /// Formats that keep the times of samples and can be read again.
 const FORMATS_WITH_TIMES: &str = ".otlp.gz";
 
-/// The samples of a range of times, nanoseconds since the recording began; `option` says where it begins, `name` is what
-/// messages call the profile.
+/// The samples of a range of times, nanoseconds since the recording began. `option`: the one with its beginning;
+/// `name`: of the profile in messages.
 ///
 /// # Errors
 /// One line: a profile without times, a range beyond the recording or without samples.

@@ -1,4 +1,4 @@
-//! What is left of the times of samples, for the summary: nothing is said where each has its own.
+//! What the timeline kept of the times of samples, for the summary; nothing if each has its own.
 
 use super::text::{duration, plural};
 use crate::recording::Timeline;

@@ -1,9 +1,9 @@
-//! Functions without a name (`[libruby.so:fn+0x9dd20]`) are told by where they begin, which is the
-//! same place in one build only. This knows of which builds the profiles that are compared are.
+//! Functions without a name (`[libruby.so:fn+0x9dd20]`) are identified by where they begin, which is the same place
+//! in one build only. This module knows the builds of the compared profiles.
 //!
-//! Input: modules and their build ids. Output: whether functions of a module can be matched; they
-//! can be if all profiles have it from one build. Where a profile does not tell the build (folded
-//! text, speedscope, Firefox), the module is all that is certain.
+//! Input: modules and their build ids. Output: whether functions of a module can be matched; they can if all profiles
+//! have it from one build. If a profile has no build ids (folded text, speedscope, Firefox), only the module is
+//! certain.
 
 use std::collections::BTreeMap;
 

@@ -1,15 +1,14 @@
 //! Two profiles, function by function.
 //!
-//! Input: [`Stacks`] of a base and a new profile, and by what to compare them. Output: a
-//! [`Comparison`]: rows sorted by the size of the change. What two recordings are compared by
-//! changes the answer, so it is part of it, with the reason:
+//! Input: [`Stacks`] of a base and a new profile, and a [`Wish`]. Output: a [`Comparison`]: rows sorted by the size
+//! of the change. The measure changes the result, so it is part of it, with the reason:
 //!
 //! - CPU *seconds* where both are recordings of a whole command, or took equally long: then a
 //!   second more is a second more of work. Not where one lost much that the other did not
 //!   ([`LossTotals`]): then a second more is one that was not lost.
-//! - *Shares* of the profile else: of two looks at a server, the longer one has more of
+//! - *Shares* of the profile else: of two recordings of a server, the longer one has more of
 //!   everything.
-//! - *Samples* if asked for and the files do not tell the rate (folded text).
+//! - *Samples* if requested and the files have no sampling rate (folded text).
 
 use super::functions::functions;
 use super::incomparable::Incomparable;
@@ -33,10 +32,10 @@ pub enum Measure {
     Samples,
 }
 
-/// What the user asked for.
+/// What the user requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wish {
-    /// Decide by what the profiles tell.
+    /// Decide by the profiles.
     #[default]
     Auto,
     /// Seconds or samples.
@@ -80,9 +79,9 @@ pub struct Side {
     pub waiting_left_out: u64,
     /// What is in none of the samples.
     pub lost: LossTotals,
-    /// Length of one sample; `None` where the file does not tell the rate.
+    /// Length of one sample; `None` if the file has no sampling rate.
     pub period_s: Option<f64>,
-    /// Length of the recording; `None` where the file does not tell it.
+    /// Length of the recording; `None` if the file has none.
     pub duration_s: Option<f64>,
 }
 
@@ -193,8 +192,8 @@ impl Comparison {
         new - base
     }
 
-    /// Whether counting alone explains the change: it is below [`COUNTING_ERRORS`] standard
-    /// errors of two counts. How runs differ beyond that, two profiles cannot tell.
+    /// Whether counting alone explains the change: it is below [`COUNTING_ERRORS`] standard errors of two counts. Two
+    /// profiles do not show how runs differ beyond that.
     #[must_use]
     pub fn is_counting_noise(&self, pair: Pair) -> bool {
         let (base, new) = (pair.base as f64, pair.new as f64);
@@ -248,17 +247,17 @@ fn measure(
 ) -> Result<(Measure, &'static str), Incomparable> {
     let rates = (base.period_s, new.period_s);
     match (wish, rates) {
-        (Wish::Share, _) => return Ok((Measure::Share, "as asked")),
-        (Wish::Absolute, (Some(_), Some(_))) => return Ok((Measure::Seconds, "as asked")),
+        (Wish::Share, _) => return Ok((Measure::Share, "as requested")),
+        (Wish::Absolute, (Some(_), Some(_))) => return Ok((Measure::Seconds, "as requested")),
         (Wish::Absolute, (None, None)) => {
-            return Ok((Measure::Samples, "as asked; the files do not tell their rates, taken for equal"));
+            return Ok((Measure::Samples, "as requested; the files have no sampling rates, taken for equal"));
         }
         (Wish::Absolute, _) => {
-            let untold = if base.period_s.is_none() { base } else { new };
-            return Err(Incomparable::RateUntold(untold.source.clone()));
+            let without = if base.period_s.is_none() { base } else { new };
+            return Err(Incomparable::RateUnknown(without.source.clone()));
         }
         (Wish::Auto, (Some(_), Some(_))) => {}
-        (Wish::Auto, _) => return Ok((Measure::Share, "the files do not tell how long they recorded")),
+        (Wish::Auto, _) => return Ok((Measure::Share, "the files have no duration")),
     }
     if base.lost.apart(&new.lost) > LOST_MAX {
         return Ok((Measure::Share, "the recordings lost different parts of their time"));
@@ -271,7 +270,7 @@ fn measure(
             Ok((Measure::Seconds, "both recordings took equally long"))
         }
         (Some(_), Some(_)) => Ok((Measure::Share, "the recordings took differently long")),
-        _ => Ok((Measure::Share, "the files do not tell how long they recorded")),
+        _ => Ok((Measure::Share, "the files have no duration")),
     }
 }
 
@@ -306,22 +305,22 @@ mod tests {
 
     #[test]
     fn the_recordings_decide_what_is_compared() {
-        let untold = About::default;
+        let unrated = About::default;
         for (base, new, measure) in [
-            (untold(), untold(), Measure::Share),
+            (unrated(), unrated(), Measure::Share),
             (recording(100, true, 3), recording(100, true, 9), Measure::Seconds),
             (recording(100, false, 3), recording(100, false, 3), Measure::Seconds),
             (recording(100, false, 3), recording(100, false, 9), Measure::Share),
-            (recording(100, true, 3), untold(), Measure::Share),
+            (recording(100, true, 3), unrated(), Measure::Share),
         ] {
             assert_eq!(compare(base, new, Wish::Auto).expect("both have samples").measure, measure);
         }
-        let absolute = compare(untold(), untold(), Wish::Absolute).expect("both have samples");
+        let absolute = compare(unrated(), unrated(), Wish::Absolute).expect("both have samples");
         assert_eq!(absolute.measure, Measure::Samples);
-        let why = compare(untold(), recording(9, true, 3), Wish::Absolute).expect_err("one rate");
-        assert!(why.to_string().starts_with("base does not tell its rate"), "{why}");
+        let why = compare(unrated(), recording(9, true, 3), Wish::Absolute).expect_err("one rate");
+        assert!(why.to_string().starts_with("base has no sampling rate"), "{why}");
         let bytes = About { unit: "bytes".into(), ..About::default() };
-        assert!(compare(bytes, untold(), Wish::Auto).is_err());
+        assert!(compare(bytes, unrated(), Wish::Auto).is_err());
     }
 
     #[test]
@@ -357,7 +356,7 @@ mod tests {
             assert_eq!(measure == Measure::Share, compared.why.contains("lost"), "{}", compared.why);
         }
         let asked = compare(lost(67), lost(0), Wish::Absolute).expect("both have samples");
-        assert_eq!((asked.measure, asked.why), (Measure::Seconds, "as asked"));
+        assert_eq!((asked.measure, asked.why), (Measure::Seconds, "as requested"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Self and total counts of each function, in each of the profiles that are compared.
 //!
-//! Input: [`Stacks`]. Output: one row a function, by name. A function that calls itself, at
-//! whatever distance, counts once for a stack in its total, so that no total exceeds the run's.
+//! Input: [`Stacks`]. Output: one row per function, by name. A recursive function counts once per stack in its total,
+//! so that no total exceeds the run's.
 
 use super::stacks::Stacks;
 use crate::profile::TextId;

@@ -7,13 +7,13 @@ use std::fmt;
 /// from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incomparable {
-    /// So many were given.
+    /// Not two profiles, but this many.
     NotTwo(usize),
     /// One is empty.
     NoSamples {
         /// The profile.
         source: String,
-        /// It holds threads that waited, which were left out.
+        /// It has only waiting threads, which were left out.
         waiting: bool,
     },
     /// They count different things: each with its unit.
@@ -23,8 +23,8 @@ pub enum Incomparable {
         /// The new one.
         new: (String, String),
     },
-    /// CPU time was asked for, and one does not tell what its counts stand for.
-    RateUntold(String),
+    /// CPU time was requested, and a profile has no sampling rate.
+    RateUnknown(String),
 }
 
 impl fmt::Display for Incomparable {
@@ -40,9 +40,9 @@ impl fmt::Display for Incomparable {
             Incomparable::Units { base: (base, base_unit), new: (new, new_unit) } => {
                 write!(f, "{base} counts {base_unit} and {new} counts {new_unit}")
             }
-            Incomparable::RateUntold(source) => write!(
+            Incomparable::RateUnknown(source) => write!(
                 f,
-                "{source} does not tell its rate, so CPU time cannot be compared; leave --absolute out, or record both as .pb.gz"
+                "{source} has no sampling rate, so CPU time cannot be compared; leave out --absolute, or record both as .pb.gz"
             ),
         }
     }

@@ -1,25 +1,24 @@
-//! What a recording lost: time of the program that no sample stands for.
+//! Lost time of a recording: time of the program without a sample.
 //!
-//! Input: a [`Run`]. Output: the part of its time, and why. Counts and what was lost add up to the
-//! time that the program used (`sampler/weights.rs`), so sums of samples, which is all that CPU
-//! seconds of a profile are, fall short by that part; and functions that it was spent in are
-//! missing. No count can make that good, for nobody knows whose the time was.
+//! Input: a [`Run`]. Output: the lost part, and why. Counts and losses add up to the CPU time of the program
+//! (`sampler/weights.rs`), so CPU seconds, which are sums of samples, are too small by that part, and the functions
+//! that used it are missing. Counts cannot be corrected, since these functions are unknown.
 
 use std::collections::BTreeMap;
 
 use super::stacks::Run;
 
-/// A recording that lost more than this part does not tell its CPU time. Nor do two compare by it
-/// that lost parts which differ by more.
+/// A recording that lost more than this part has no reliable CPU time. Nor have two that lost parts which differ by
+/// more.
 pub const LOST_MAX: f64 = 0.10;
 
-/// Parts that differ by more are told: functions of that size look new or gone.
+/// Report parts that differ by more: functions of that size appear as new or gone.
 pub const LOST_NOTED: f64 = 0.02;
 
 /// What a recording lost.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LossTotals {
-    /// Counts, by reason; empty where none was lost, and where the file tells nothing of it.
+    /// Counts, by reason; empty if none was lost, or the file does not have them.
     pub counts: BTreeMap<String, u64>,
     /// The part of the time that is in no stack, 0 to 1.
     pub part: f64,

@@ -5,7 +5,7 @@
 //! builds      functions without a name that are the same in all profiles
 //! stacks      saved profiles → one tree of names, counts by run
 //! functions   → self and total of each function, by run
-//! lost        what a run lost: time that no sample stands for
+//! lost        what a run lost: time without a sample
 //! compare     two runs → rows, by seconds or by shares; or why not (incomparable)
 //! tree        two runs → nodes in pre-order, for a flame graph
 //! report      rows → text, Markdown, JSON, folded stacks with two counts

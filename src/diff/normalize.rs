@@ -1,8 +1,7 @@
-//! Names that survive a rebuild: what a compiler numbers or hashes anew is taken out.
+//! Names that survive a rebuild: numbers and hashes of compilers are removed.
 //!
-//! Input: a function's name as a profile shows it. Output: the name under which it is matched
-//! between two profiles (and, inside one, counted). Not for display of single profiles:
-//! clones and closures of one function become one.
+//! Input: a function's name in a profile. Output: the name by which it is matched between two profiles, and counted
+//! in each. Not for display of single profiles: clones and closures of one function become one.
 //!
 //! | in the name | becomes | written by |
 //! |---|---|---|
@@ -122,7 +121,7 @@ fn without_numbers(name: &str) -> String {
     text
 }
 
-/// What stands for the beginning of `from`, and how many bytes of it that replaces.
+/// The replacement for the beginning of `from`, and how many bytes of it that replaces.
 fn replaced(from: &str, before: Option<char>) -> (&str, usize) {
     let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
     if let Some(number) = from.strip_prefix('#') {

@@ -1,10 +1,9 @@
 //! Stacks of several profiles in one tree of names, so that they can be compared.
 //!
-//! Input: saved profiles. Output: for each of them the counts at the tree's nodes, and what is
-//! known of the recording. A node is a path of names, as [`normalize`] leaves them, so it is
-//! the same place in each profile whatever the addresses were. Above the code stand the
-//! process, the thread by its name (its number differs from run to run) and `[incomplete]`;
-//! they are places of the tree, but no functions.
+//! Input: saved profiles. Output: for each of them the counts at the tree's nodes, and facts about the recording. A
+//! node is a path of names, as [`normalize`] leaves them, so it is the same place in each profile whatever the
+//! addresses were. Above the code are the process, the thread by its name (its number differs from run to run) and
+//! `[incomplete]`: places of the tree, but not functions.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +16,7 @@ use crate::trie::{Children, FrameWords, Key, NodeId, Trie};
 /// What two profiles are matched by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matching {
-    /// Names without what compilers number anew, see [`normalize`].
+    /// Names without compilers' numbers, see [`normalize`].
     pub normalize: bool,
     /// A place for each inlined function. Without, their time is that of the function whose
     /// code they became part of.
@@ -304,8 +303,8 @@ impl Stacks {
         Ok(position)
     }
 
-    /// The position that names lead to. Folded text has threads and `[incomplete]` as frames in
-    /// front of the code; they are told by their form.
+    /// The node of a path of names. Folded text has threads and `[incomplete]` as frames in front of the code, which
+    /// are recognised by their form.
     fn below(&mut self, mut position: Position, names: &[TextId]) -> Result<Position, Full> {
         for &name in names {
             let text = self.texts.get(name);
@@ -411,7 +410,7 @@ struct Position {
     node: NodeId,
     complete: bool,
     waiting: bool,
-    /// No code stands above.
+    /// No code is above.
     head: bool,
 }
 

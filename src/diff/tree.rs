@@ -15,8 +15,8 @@ pub struct Node<'a> {
     pub depth: u32,
     /// Name.
     pub name: &'a str,
-    /// Counts of base, those of all below included. Where counts are compared, and not shares,
-    /// both sides are scaled as [`Comparison::scales`] says.
+    /// Counts of base, those of all below included. If counts are compared, not shares, both sides are scaled by
+    /// [`Comparison::scales`].
     pub base: u64,
     /// Counts of new, those of all below included, scaled likewise where counts are compared.
     pub new: u64,

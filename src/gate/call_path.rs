@@ -1,7 +1,7 @@
 //! Where in the call tree cost appeared.
 //!
-//! Input: [`Stacks`] of the runs and a function that grew. Output: the path that gained most.
-//! Not a test: whether it grew is decided before.
+//! Input: [`Stacks`] of the runs and a function that grew. Output: the path that gained most. Not a test: whether it
+//! grew is decided before this.
 
 use std::collections::BTreeMap;
 

@@ -1,14 +1,12 @@
-//! The minimum detectable growth: what the runs at hand could have shown.
+//! The minimum detectable growth of these runs.
 //!
-//! Input: [`Measurements`] and the [`Report`] on it. Output:
-//! for the total and for each function the smallest growth that fails the gate with a power of
-//! [`POWER`].
+//! Input: [`Measurements`] and the [`Report`] on it. Output: for the total and for each function the smallest growth
+//! that fails the gate with a power of [`POWER`].
 //!
-//! The runs themselves are the model of noise. The observed change is taken out of them, they
-//! are told apart anew as base and new in up to [`TRIALS_MAX`] orders, a growth is added to the
-//! new side, and the conditions of `judge.rs` are applied: the limit, `min_share`,
-//! and the statistics beyond the critical values of the permutation tests. With too few runs for
-//! a test the rule of `weak.rs` is applied in place of them.
+//! The runs themselves are the model of noise. The observed change is removed from them, they are divided again into
+//! base and new in up to [`TRIALS_MAX`] orders, a growth is added to the new side, and the conditions of `judge.rs`
+//! are applied: the limit, `min_share`, and the statistics beyond the critical values of the permutation tests. With
+//! too few runs for a test the rule of `weak.rs` is applied in place of them.
 
 use std::collections::BTreeMap;
 
@@ -63,9 +61,9 @@ pub fn add(measured: &Measurements, report: &mut Report) {
     let orders = Orders::of(report.runs.0, report.runs.1, options.seed);
     let rule = if report.strength == Strength::Weak { Rule::Weak } else { Rule::Tested };
     let detectable = Detectable::of(measured, &functions, &orders, &options, rule);
-    report.total_visible = detectable.total;
-    for (row, visible) in report.functions.iter_mut().zip(detectable.functions) {
-        row.visible = visible;
+    report.total_min_detectable = detectable.total;
+    for (row, min_detectable) in report.functions.iter_mut().zip(detectable.functions) {
+        row.min_detectable = min_detectable;
     }
 }
 
@@ -102,7 +100,7 @@ impl Detectable {
             }
         });
         let of_function = |(samples, gain): &(&FunctionSamples, &Gain)| {
-            // What only one side has tells nothing of how it varies.
+            // Samples of only one side do not show how they vary.
             let (base, new) = measured.sides(&samples.own);
             if mean(base) <= 0.0 || mean(new) <= 0.0 {
                 return None;
@@ -191,7 +189,7 @@ fn level(measured: &Measurements, values: &[f64]) -> Vec<f64> {
     [side(base), side(new)].concat()
 }
 
-/// The runs told apart in one order.
+/// The runs, divided into base and new in one order.
 struct Trial {
     /// Numbers of the runs, base first.
     order: Vec<usize>,
@@ -392,7 +390,8 @@ mod tests {
             for _ in 0..60 {
                 let report = judged(&runs(&mut rng, count, noise, [0.0; 12]), &options);
                 let row = report.functions.iter().find(|row| row.name == "f7").expect("tested");
-                let (total, own) = (report.total_visible.expect("total"), row.visible.expect("f7"));
+                let (total, own) =
+                    (report.total_min_detectable.expect("total"), row.min_detectable.expect("f7"));
                 let report = judge(&runs(&mut rng, count, noise, [total; 12]), &options);
                 of_total += u32::from(report.total_grown);
                 let mut growth = [0.0; 12];
@@ -415,10 +414,13 @@ mod tests {
         let mut before = f64::INFINITY;
         for noise in [0.2, 0.05, 0.01, 0.0] {
             let report = judged(&runs(&mut Rng::new(3), 7, noise, [0.0; 12]), &options);
-            let total = report.total_visible.expect("total");
+            let total = report.total_min_detectable.expect("total");
             assert!(total <= before && total >= options.max_increase, "{noise}: {total} after {before}");
             assert!(
-                report.functions.iter().all(|row| row.visible.is_none_or(|own| own >= options.max_increase))
+                report
+                    .functions
+                    .iter()
+                    .all(|row| row.min_detectable.is_none_or(|own| own >= options.max_increase))
             );
             before = total;
         }
@@ -428,11 +430,16 @@ mod tests {
     #[test]
     fn a_program_that_got_faster_hides_no_more_than_before() {
         let options = Options::default();
-        let visible = |growth: f64| {
+        let min_detectable = |growth: f64| {
             let report = judged(&runs(&mut Rng::new(9), 7, 0.03, [growth; 12]), &options);
-            report.total_visible.expect("total")
+            report.total_min_detectable.expect("total")
         };
-        assert!((visible(-0.4) / visible(0.0) - 1.0).abs() < 0.1, "{} {}", visible(-0.4), visible(0.0));
+        assert!(
+            (min_detectable(-0.4) / min_detectable(0.0) - 1.0).abs() < 0.1,
+            "{} {}",
+            min_detectable(-0.4),
+            min_detectable(0.0)
+        );
     }
 
     #[test]
@@ -441,14 +448,14 @@ mod tests {
         measured.functions[3].own[..5].fill(0.0);
         let report = judged(&measured, &Options::default());
         let row = report.functions.iter().find(|row| row.name == "f3").expect("tested");
-        assert_eq!(row.visible, None);
+        assert_eq!(row.min_detectable, None);
     }
 
     #[test]
     fn too_few_runs_show_what_exceeds_limit_and_noise_floor() {
         for count in [1, 2] {
             let report = judged(&runs(&mut Rng::new(4), count, 0.01, [0.0; 12]), &Options::default());
-            let total = report.total_visible.expect("total");
+            let total = report.total_min_detectable.expect("total");
             assert!((0.2075..0.3).contains(&total), "{count}: {total}");
         }
     }

@@ -1,5 +1,4 @@
-//! Many functions tested at once: p-values from permuted runs, and what they are worth when
-//! the best of many is looked at.
+//! Tests many functions at once: p-values from permuted runs, corrected for choosing the best of many.
 //!
 //! Input: the values of each function and the orders of the runs. Output: for each function
 //! its statistic, p and q, and for all together the chance that any stands out so far.

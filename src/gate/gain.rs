@@ -1,12 +1,11 @@
 //! What samples gained, compared with the rest of the program.
 //!
-//! Input: [`Measurements`], and the samples by run of a function or of several together. Output:
-//! how much more of the program they are, and the values whose permutations tell whether that
-//! is chance.
+//! Input: [`Measurements`], and the samples by run of one or more functions. Output: how much their share of the
+//! program grew, and the values for its permutation test.
 //!
-//! The rest of the same run is the sensitive measure, for a slow moment of the machine slows
-//! both. Samples that are all of the program, or nearly, have no rest: their share stays
-//! what it is however slow they get. They are measured in CPU time.
+//! The rest of the same run is the sensitive measure, since a slow moment of the machine slows both. Samples that are
+//! nearly all of the program have no rest: their share stays constant however slow they get. They are measured in CPU
+//! time.
 
 use super::measurements::Measurements;
 use super::statistic::mean;
@@ -15,7 +14,7 @@ use super::statistic::mean;
 /// samples that its own noise exceeds that of the CPU time.
 pub const REST_MIN: f64 = 0.05;
 
-/// What some samples are of the program, before and after.
+/// The share of some samples in the program, before and after.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gain {
     /// Part of each run.

@@ -21,7 +21,7 @@ pub enum Incomparable {
         /// What it counts.
         unit: String,
     },
-    /// All stacks of a run are of threads that waited.
+    /// A run has only stacks of waiting threads.
     OnlyWaiting(String),
     /// A run holds no samples.
     Empty(String),
@@ -41,19 +41,19 @@ pub enum Incomparable {
         /// Why most of them were lost.
         why: String,
     },
-    /// Counts of two runs stand for different times.
+    /// Counts of two runs are of different periods.
     Rates {
         /// A run and its rate, Hz.
         one: (String, u32),
         /// Another one.
         other: (String, u32),
     },
-    /// One run tells its rate, the other does not.
-    RateUntold {
-        /// The run that does not.
-        untold: String,
-        /// One that does.
-        told: String,
+    /// One run has a sampling rate, the other has none.
+    RateUnknown {
+        /// The run without one.
+        without: String,
+        /// A run with one.
+        with: String,
     },
     /// Two runs are of different programs.
     Programs {
@@ -69,11 +69,11 @@ pub enum Incomparable {
         /// Another one.
         other: (String, bool),
     },
-    /// A run may be of a part of a process's life, and does not tell of how long.
-    DurationUntold(String),
+    /// A run may be a part of a process's life, of unknown duration.
+    DurationUnknown(String),
     /// A run is a part that was cut out of a recording.
     Cut(String),
-    /// A run has less than [`TRUNCATED_BELOW`](super::measurements::TRUNCATED_BELOW) of what is usual.
+    /// A run has less than [`TRUNCATED_BELOW`](super::measurements::TRUNCATED_BELOW) of the median.
     CutShort {
         /// The run.
         run: String,
@@ -109,9 +109,9 @@ impl fmt::Display for Incomparable {
             Incomparable::Rates { one: (a, ours), other: (b, theirs) } => {
                 write!(f, "{a} was recorded at {ours} Hz and {b} at {theirs} Hz; use one --hz for all")
             }
-            Incomparable::RateUntold { untold, told } => write!(
+            Incomparable::RateUnknown { without, with } => write!(
                 f,
-                "{untold} does not tell its rate and {told} does; record all in one format (.pb.gz tells it)"
+                "{without} has no sampling rate but {with} has; record all runs in one format (.pb.gz keeps it)"
             ),
             Incomparable::Programs { one: (a, of_a), other: (b, of_b) } => write!(
                 f,
@@ -128,9 +128,9 @@ impl fmt::Display for Incomparable {
                     of(b_whole)
                 )
             }
-            Incomparable::DurationUntold(run) => write!(
+            Incomparable::DurationUnknown(run) => write!(
                 f,
-                "{run} does not tell how long it recorded, so its CPU time cannot be compared; record all as .pb.gz"
+                "{run} has no duration, so its CPU time cannot be compared; record all runs as .pb.gz"
             ),
             Incomparable::Cut(run) => write!(
                 f,
@@ -138,7 +138,7 @@ impl fmt::Display for Incomparable {
             ),
             Incomparable::CutShort { run, samples, median } => write!(
                 f,
-                "{run} has {samples} samples where its side's median is {median}; it looks cut short, record it again"
+                "{run} has {samples} samples where its side's median is {median}; it may be cut short; record it again"
             ),
         }
     }

@@ -1,8 +1,7 @@
 //! Confidence intervals: how much larger new is than base.
 //!
-//! Input: one value a run on each side. Output: an interval of the relative change, 0.05 for
-//! +5 %. Samples of one run are no independent looks at the program, so that only the spread of
-//! runs counts.
+//! Input: one value per run on each side. Output: an interval of the relative change, 0.05 for +5 %. Samples of one
+//! run are not independent, so only the spread of runs counts.
 //!
 //! It is Welch's t interval of the logarithm of mean(new) / mean(base): the sides may vary
 //! differently, a ratio errs upwards more than downwards and its logarithm does not, and
@@ -16,7 +15,7 @@ use super::statistic::{mean, variance};
 /// Two-sided level of the intervals.
 pub const CONFIDENCE: f64 = 0.95;
 
-/// Fewest runs a side: two hardly tell how runs differ.
+/// Fewest runs per side: two hardly show how runs differ.
 pub const RUNS_MIN: usize = 3;
 
 /// From and to, as relative changes.

@@ -1,7 +1,7 @@
 //! From measured runs to a verdict.
 //!
-//! Input: [`Measurements`] and [`Options`]. Output: a [`Report`] without places and detectable growths. The definitions,
-//! which docs/gate.md tells users:
+//! Input: [`Measurements`] and [`Options`]. Output: a [`Report`] without call paths and detectable growths. The
+//! definitions, as in docs/gate.md:
 //!
 //! - The *total* got slower if its mean CPU time grew by more than `max_increase` and the
 //!   permutation test over runs gives p ≤ `alpha` / 2.
@@ -51,7 +51,7 @@ pub fn judge(measured: &Measurements, options: &Options) -> Report {
         options: *options,
         total: cpu_change(measured, &total_cpu),
         total_grown: false,
-        total_visible: None,
+        total_min_detectable: None,
         functions: Vec::new(),
         functions_too_small: too_small,
         moved_why: None,
@@ -88,7 +88,7 @@ pub fn judge(measured: &Measurements, options: &Options) -> Report {
     if report.total_grown || functions.iter().any(|function| fails(function.state)) {
         report.verdict = Verdict::Regression;
     }
-    report.functions = functions.into_iter().map(|function| function.tell(measured)).collect();
+    report.functions = functions.into_iter().map(|function| function.into_change(measured)).collect();
     report
 }
 
@@ -107,7 +107,7 @@ impl<'a> Candidate<'a> {
         Candidate { samples, gain, state: State::Steady, p: None, q: None }
     }
 
-    fn tell(self, measured: &Measurements) -> FunctionChange {
+    fn into_change(self, measured: &Measurements) -> FunctionChange {
         FunctionChange {
             name: self.samples.name.clone(),
             state: self.state,
@@ -117,7 +117,7 @@ impl<'a> Candidate<'a> {
             gained: self.gain.gained,
             p: self.p,
             q: self.q,
-            visible: None,
+            min_detectable: None,
             place: None,
         }
     }

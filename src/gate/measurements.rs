@@ -13,8 +13,8 @@ use crate::profile::SAMPLES;
 /// A run with less than this part of its side's median was cut short.
 pub const TRUNCATED_BELOW: f64 = 0.25;
 
-/// Whether runs can be a side of a gate: each holds enough, all are of one kind, none was cut
-/// short, and what their CPU time is can be told.
+/// Whether runs can be a side of a gate: each has enough samples, all are of one kind, none was cut short, and their
+/// CPU time is known.
 ///
 /// # Errors
 /// Which run cannot be compared, and why.
@@ -36,7 +36,7 @@ pub struct FunctionSamples {
     pub total: Vec<f64>,
 }
 
-/// Samples of several runs of each side, and what a sample stands for.
+/// Samples of several runs of each side, and the period of a sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurements {
     /// How many of the runs are base; they come first.
@@ -142,8 +142,8 @@ fn check_alike(runs: &[Run], different_names: bool) -> Result<(), Incomparable> 
                 return Err(Incomparable::Rates { one: (a(), ours), other: (b(), theirs) });
             }
             (Some(_), None) | (None, Some(_)) => {
-                let (told, untold) = if first.about.hz.is_some() { (a(), b()) } else { (b(), a()) };
-                return Err(Incomparable::RateUntold { untold, told });
+                let (with, without) = if first.about.hz.is_some() { (a(), b()) } else { (b(), a()) };
+                return Err(Incomparable::RateUnknown { without, with });
             }
             _ => {}
         }
@@ -152,7 +152,7 @@ fn check_alike(runs: &[Run], different_names: bool) -> Result<(), Incomparable> 
             return Err(Incomparable::Programs { one, other });
         }
     }
-    // The first run need not tell it for two others to differ.
+    // Two others may differ even if the first has none.
     let mut told = runs.iter().filter_map(|run| Some((run.source.clone(), run.about.launched?)));
     let Some(one) = told.next() else { return Ok(()) };
     match told.find(|other| other.1 != one.1) {
@@ -214,7 +214,7 @@ mod tests {
         assert_eq!((busy.unit, busy.in_unit(&busy.totals)), (Unit::SecondsPerSecond, vec![0.2, 0.2]));
     }
 
-    fn untold(millis: Option<u64>) -> About {
+    fn unknown_extent(millis: Option<u64>) -> About {
         About { duration_ns: millis.map(|millis| millis * 1_000_000), ..at(Some(100)) }
     }
 
@@ -224,31 +224,32 @@ mod tests {
             let runs: Vec<_> = runs.iter().map(|(about, count)| (about.clone(), "w", *count)).collect();
             measured(&runs, 1).map(|measured| (measured.unit, measured.in_unit(&measured.totals)))
         };
-        let longer = of(&[(untold(Some(10_000)), 200), (untold(Some(20_000)), 400)]);
-        assert_eq!(longer.expect("taken for whole"), (Unit::SecondsOfUntold, vec![2.0, 4.0]));
-        let alike = of(&[(untold(Some(10_000)), 200), (untold(Some(10_190)), 600)]);
+        let longer = of(&[(unknown_extent(Some(10_000)), 200), (unknown_extent(Some(20_000)), 400)]);
+        assert_eq!(longer.expect("taken for whole"), (Unit::SecondsOfUnknownExtent, vec![2.0, 4.0]));
+        let alike = of(&[(unknown_extent(Some(10_000)), 200), (unknown_extent(Some(10_190)), 600)]);
         assert_eq!(alike.expect("equally long"), (Unit::Seconds, vec![2.0, 6.0]));
-        let whole = About { launched: Some(true), ..untold(Some(10_000)) };
+        let whole = About { launched: Some(true), ..unknown_extent(Some(10_000)) };
         for (other, unit) in [
-            (untold(None), Unit::SecondsOfUntold),
-            (untold(Some(0)), Unit::SecondsOfUntold),
-            (untold(Some(30_000)), Unit::SecondsOfUntold),
-            (untold(Some(10_100)), Unit::Seconds),
+            (unknown_extent(None), Unit::SecondsOfUnknownExtent),
+            (unknown_extent(Some(0)), Unit::SecondsOfUnknownExtent),
+            (unknown_extent(Some(30_000)), Unit::SecondsOfUnknownExtent),
+            (unknown_extent(Some(10_100)), Unit::Seconds),
         ] {
             assert_eq!(of(&[(whole.clone(), 200), (other, 600)]).expect("taken for whole").0, unit);
         }
         // What one run tells to be a part, the others are, too.
-        let attached = About { launched: Some(false), ..untold(Some(10_000)) };
-        let mixed = of(&[(untold(Some(20_000)), 400), (attached.clone(), 200)]);
+        let attached = About { launched: Some(false), ..unknown_extent(Some(10_000)) };
+        let mixed = of(&[(unknown_extent(Some(20_000)), 400), (attached.clone(), 200)]);
         assert_eq!(mixed.expect("durations are known"), (Unit::SecondsPerSecond, vec![0.2, 0.2]));
-        let why = of(&[(attached, 200), (untold(None), 200)]).expect_err("it is refused").to_string();
-        let expected = "1.pb.gz does not tell how long it recorded, so its CPU time cannot be compared; record all as .pb.gz";
+        let why = of(&[(attached, 200), (unknown_extent(None), 200)]).expect_err("it is refused").to_string();
+        let expected =
+            "1.pb.gz has no duration, so its CPU time cannot be compared; record all runs as .pb.gz";
         assert_eq!(why, expected);
     }
 
     #[test]
-    fn a_part_and_a_whole_are_refused_whatever_the_first_tells() {
-        let of = |launched| About { launched, ..untold(Some(10_000)) };
+    fn a_part_and_a_whole_are_refused_whatever_the_first_says() {
+        let of = |launched| About { launched, ..unknown_extent(Some(10_000)) };
         let runs = [of(None), of(Some(true)), of(Some(false))].map(|about| (about, "w", 200));
         let why = measured(&runs, 1).expect_err("refused").to_string();
         assert!(why.starts_with("1.pb.gz is a recording of a whole command and 2.pb.gz of a part"), "{why}");
@@ -267,7 +268,7 @@ mod tests {
             (vec![(at(None), "w", 100), (at(None), "w", 0)], "1.pb.gz is empty"),
             (vec![(at(None), "w", 100), (at(None), "w", 19)], "1.pb.gz has only 19 samples"),
             (vec![(at(Some(99)), "w", 100), (at(Some(997)), "w", 100)], "at 99 Hz and 1.pb.gz at 997 Hz"),
-            (vec![(at(Some(99)), "w", 100), (at(None), "w", 100)], "1.pb.gz does not tell its rate"),
+            (vec![(at(Some(99)), "w", 100), (at(None), "w", 100)], "1.pb.gz has no sampling rate"),
             (vec![(at(None), "w", 100), (at(None), "v", 100)], "--allow-different-names"),
             (vec![(bytes, "w", 100), (at(None), "w", 100)], "counts bytes"),
             (vec![(launched(true), "w", 100), (launched(false), "w", 100)], "of a part of a process's life"),

@@ -1,14 +1,14 @@
 //! Did it get slower? Several recordings of a program before a change, several after it, one verdict.
 //!
 //! ```text
-//! measured     runs → CPU time of each run, whole and by function; or why not (incomparable)
+//! measurements runs → CPU time of each run, whole and by function; or why not (incomparable)
 //! unit         seconds of a whole run, or for each second of recording
-//! orders       every way to tell the runs apart as base and new
+//! orders       every way to divide the runs into base and new
 //! statistic    how far apart the sides are, for one order
 //! family       many functions at once: p, q, and whether any stands out
 //! interval     confidence intervals over runs
 //! gain         what samples gained, compared with the rest of the program
-//! noise        what is known of the noise of a gain
+//! noise        expected noise of a gain
 //! weak         the rule for too few runs
 //! detectable   the smallest growth that these runs could show
 //! judge        all of these → a report
@@ -16,9 +16,9 @@
 //! report       the report as text, Markdown, JSON, JUnit XML, commands of GitHub Actions
 //! ```
 //!
-//! All chances are those of *runs*: samples of one run say how sure its own figures are,
-//! not how much the next run will differ. Same input and seed, same bytes. Not for comparing
-//! single profiles ([`diff`](crate::diff)), and not for programs whose work differs from run to run.
+//! All probabilities are over *runs*: samples of one run show how certain its own figures are, not how much the next
+//! run will differ. Same input and seed, same bytes. Not for comparing single profiles ([`diff`](crate::diff)), nor
+//! for programs whose work differs from run to run.
 
 pub mod call_path;
 pub mod detectable;

@@ -1,13 +1,11 @@
 //! Which function without a name got slower, where base and new are different builds.
 //!
-//! Input: own CPU time of a module's functions (`[libruby.so:fn+0x9dd20]`) in both builds.
-//! Output: functions of the new build, those that gained most first. Not a test, and no proof: that
-//! the module got slower is decided before.
+//! Input: own CPU time of a module's functions (`[libruby.so:fn+0x9dd20]`) in both builds. Output: functions of the
+//! new build, those that gained most first. Not a test or proof: whether the module got slower is decided before.
 //!
-//! Where functions begin is not the same in two builds, but their order mostly is, since compilers
-//! and linkers keep that of the source, and what did not change takes as long as before. So the
-//! two lists are aligned, in their order, such that the sum of the differences is as small as
-//! possible (Needleman and Wunsch 1970, with time that differs as the cost).
+//! Functions begin elsewhere in two builds, but mostly in the same order, since compilers and linkers keep that of
+//! the source, and unchanged ones take as long as before. So the two lists are aligned, in their order, with the
+//! least sum of differences (Needleman and Wunsch 1970, with the difference in time as the cost).
 
 use super::verdict::Nameless;
 use crate::module_offset::ModuleOffset;

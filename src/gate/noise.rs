@@ -1,4 +1,4 @@
-//! What is known of the noise of a function's gain before a test looks at the sides.
+//! The expected noise of a function's gain, before a test compares the sides.
 //!
 //! Input: [`Measurements`] and the gains of all functions. Output: the variance that one value of a
 //! function is expected to have, and the values of a test with it.

@@ -1,10 +1,8 @@
-//! The orders of a permutation test: every way in which the runs could have been told apart
-//! as base and new.
+//! The orders of a permutation test: every division of the runs into base and new.
 //!
-//! Input: how many runs there are on each side. Output: for each order the runs that it calls
-//! new; the first is the one that was observed. All of them if they are few, else a seeded
-//! draw. If the code is the same, each order is as likely as the observed one, whatever the
-//! noise of a run looks like; that is all the test needs.
+//! Input: the number of runs per side. Output: for each order its new runs; the first is the observed one. All of
+//! them if they are few, else a seeded draw. If the code is the same, each order is as likely as the observed one,
+//! whatever the noise of a run is; the test needs no more.
 
 use crate::rng::Rng;
 

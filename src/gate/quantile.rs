@@ -1,7 +1,7 @@
 //! Quantiles of the normal and of Student's distribution.
 //!
-//! Pure functions, right to about 1e-3 of the value, which is more than an interval from a
-//! handful of runs can tell. Not for the far tails.
+//! Input: a probability. Output: the quantile, to about 1e-3 of the value, which is finer than an interval of a
+//! handful of runs. Not for the far tails.
 
 /// The value that a standard normal variable stays below with probability `p` (0 < p < 1).
 /// Acklam's rational approximation, relative error 1.2e-9.

@@ -1,10 +1,10 @@
-//! What the CPU time of runs is measured in, so that a longer recording is no slower program.
+//! The unit of the CPU time of runs, so that a longer recording is not a slower program.
 //!
-//! Input: runs that are alike. Output: [`Unit`], and what a sample of each run is in it; or which
-//! run does not tell enough. CPU time of a whole run stands for its work; that of a part of a
-//! process's life only for how long somebody looked. Files of other programs do not tell which they
-//! are, and are taken for whole ones, as tests make them (`go test -cpuprofile`): divided by how long it took, a
-//! program that got slower throughout would look as before, and pass. The report says so where that matters.
+//! Input: runs of one kind. Output: [`Unit`], and the value of a sample of each run in it; or the run that lacks the
+//! information. CPU time of a whole run measures its work; that of a part of a process's life measures only how long
+//! it was recorded. Files of other programs do not say which they are, and are taken for whole ones, as tests write
+//! them (`go test -cpuprofile`): divided by their duration, a program that got slower throughout would pass. The
+//! report says so where that matters.
 
 use super::incomparable::Incomparable;
 use crate::diff::compare::equally_long;
@@ -15,12 +15,12 @@ use crate::diff::stacks::Run;
 pub enum Unit {
     /// Seconds of CPU time of the whole run.
     Seconds,
-    /// Seconds of CPU time of runs that may be parts of a run: their files do not say, and their lengths differ.
-    SecondsOfUntold,
-    /// Seconds of CPU time for each second of recording: attached recordings end when they are
-    /// told to, and their whole tells how long that took.
+    /// Seconds of CPU time of runs that may be parts: their files do not say, and their lengths differ.
+    SecondsOfUnknownExtent,
+    /// Seconds of CPU time per second of recording: attached recordings end on request, and their sum measures how
+    /// long that took.
     SecondsPerSecond,
-    /// Samples, where the files do not tell the rate (folded text).
+    /// Samples, if the files have no sampling rate (folded text).
     Samples,
 }
 
@@ -29,7 +29,7 @@ impl Unit {
     #[must_use]
     pub fn symbol(self) -> &'static str {
         match self {
-            Unit::Seconds | Unit::SecondsOfUntold => "s",
+            Unit::Seconds | Unit::SecondsOfUnknownExtent => "s",
             Unit::SecondsPerSecond => "s/s",
             Unit::Samples => "samples",
         }
@@ -38,18 +38,21 @@ impl Unit {
     /// The unit of `runs`, and what one sample of each is in it.
     ///
     /// # Errors
-    /// Which run does not tell its extent.
+    /// The run without a known extent.
     pub fn of(runs: &[Run]) -> Result<(Unit, Vec<f64>), Incomparable> {
         let period = |run: &Run| run.about.period_ns().map(|ns| ns / 1e9);
         let Some(periods) = runs.iter().map(period).collect::<Option<Vec<f64>>>() else {
             return Ok((Unit::Samples, vec![1.0; runs.len()]));
         };
         if runs.iter().all(|run| run.about.launched != Some(false)) {
-            return Ok((if may_be_of_parts(runs) { Unit::SecondsOfUntold } else { Unit::Seconds }, periods));
+            return Ok((
+                if may_be_of_parts(runs) { Unit::SecondsOfUnknownExtent } else { Unit::Seconds },
+                periods,
+            ));
         }
         let durations = runs
             .iter()
-            .map(|run| duration_s(run).ok_or_else(|| Incomparable::DurationUntold(run.source.clone())));
+            .map(|run| duration_s(run).ok_or_else(|| Incomparable::DurationUnknown(run.source.clone())));
         let durations = durations.collect::<Result<Vec<f64>, _>>()?;
         let rates = periods.iter().zip(durations).map(|(period, duration)| period / duration);
         Ok((Unit::SecondsPerSecond, rates.collect()))

@@ -1,4 +1,4 @@
-//! The words of a verdict: what a gate is asked for and what it answers.
+//! Types of a verdict: the request to a gate and its answer.
 //!
 //! Plain types, made by [`judge`](super::judge::judge) and written out by the reports.
 
@@ -23,10 +23,10 @@ pub struct Options {
 }
 
 impl Options {
-    /// The mean share in all runs (base, new) from which a function is tested. Every function
-    /// that has `min_share` on one side has it. It must not be asked of each side: which
-    /// functions are tested would then depend on which runs are called new, and the largest of
-    /// many near the limit would stand out more often than the permuted runs say.
+    /// The mean share in all runs (base, new) from which a function is tested. Every function that has `min_share` on
+    /// one side has it. It must not be required of each side: then the runs called new would decide which functions
+    /// are tested, and the largest of many near the limit would exceed the level more often than the permuted runs
+    /// show.
     #[must_use]
     pub fn tested_from(&self, (base, new): (usize, usize)) -> f64 {
         // Rounding must not leave out what is exactly at the limit.
@@ -44,23 +44,23 @@ impl Default for Options {
 /// Pass or fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing got slower as far as these runs can tell.
+    /// Nothing got slower, as far as these runs show.
     Pass,
     /// Something did.
     Regression,
 }
 
-/// What stands behind a verdict.
+/// The strength of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strength {
-    /// A permutation test over so many orders of the runs.
+    /// A permutation test over this many orders of the runs.
     Tested {
         /// Orders tried.
         orders: usize,
         /// Whether they are all that there are.
         exact: bool,
     },
-    /// Too few runs for a test: only what exceeds the noise floor in every run is told.
+    /// Too few runs for a test: only what exceeds the noise floor in every run is reported.
     Weak,
 }
 
@@ -90,7 +90,7 @@ pub enum State {
     Moved,
     /// It got faster.
     Faster,
-    /// No change that the runs can tell from noise.
+    /// No change beyond noise.
     Steady,
 }
 
@@ -120,17 +120,17 @@ pub struct FunctionChange {
     pub share_base: f64,
     /// Mean part of its own in the run's CPU time, new.
     pub share_new: f64,
-    /// What it gained (or lost), as a part of the program's CPU time before. Compared with the
-    /// rest of the program in the same run, so that a machine that was slower for a while does
-    /// not show; a function that is nearly the whole program has only its CPU time.
+    /// What it gained (or lost), as a part of the program's CPU time before. Compared with the rest of the program in
+    /// the same run, so that a slow moment of the machine does not show; a function that is nearly the whole program
+    /// has only its CPU time.
     pub gained: f64,
     /// Chance of such a gain if nothing changed; `None` in a weak verdict.
     pub p: Option<f64>,
-    /// False discovery rate among the functions that stand out as much.
+    /// False discovery rate among the functions with this p-value or less.
     pub q: Option<f64>,
     /// The smallest growth of it that fails four gates of five with runs like these
     /// ([`detectable`](super::detectable)); `None` where no growth does, or one side has nothing of it.
-    pub visible: Option<f64>,
+    pub min_detectable: Option<f64>,
     /// Where in the call tree most of the growth is.
     pub place: Option<CallPath>,
 }
@@ -166,7 +166,7 @@ pub struct Nameless {
 /// Why a growth is taken for moved cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MovedWhy {
-    /// The functions that changed gained nothing together, as far as the runs can tell.
+    /// The functions that changed gained nothing together, as far as the runs show.
     Balanced,
     /// The functions that it calls lost at least half as much, as when they are inlined.
     FromCallees,
@@ -197,7 +197,7 @@ pub struct Report {
     pub runs: (usize, usize),
     /// The unit of all CPU times.
     pub unit: Unit,
-    /// What was asked for.
+    /// The options.
     pub options: Options,
     /// The program's CPU time.
     pub total: Change,
@@ -205,7 +205,7 @@ pub struct Report {
     pub total_grown: bool,
     /// The smallest growth of the total that fails four gates of five with runs like these
     /// ([`detectable`](super::detectable)); `None` where no growth does.
-    pub total_visible: Option<f64>,
+    pub total_min_detectable: Option<f64>,
     /// Functions that were tested: those that changed first, by what they gained or lost.
     pub functions: Vec<FunctionChange>,
     /// Functions too small to be tested, see [`Options::tested_from`].

@@ -1,8 +1,8 @@
-//! Verdicts of too few runs for a test: only what every run shows, beyond a fixed noise floor.
+//! Verdicts with too few runs for a test: only growth in every run, beyond a fixed noise floor.
 //!
-//! Input: [`Measurements`] and [`Options`]. Output: whether the total or a function got slower. The
-//! error rate of such a verdict is not known, and the report says so. The floors are what runs
-//! of one program differ by on a busy machine, see `benches/gate.rs`.
+//! Input: [`Measurements`] and [`Options`]. Output: whether the total or a function got slower. The error rate of
+//! such a verdict is unknown, and the report says so. The floors are the differences between runs of one program on a
+//! busy machine, see `benches/gate.rs`.
 
 use super::gain::Gain;
 use super::measurements::{FunctionSamples, Measurements};
@@ -33,8 +33,8 @@ pub fn too_few(runs: (usize, usize), alpha: f64) -> bool {
 /// The fewest runs that allow a test at this level, with as many on each side.
 #[must_use]
 pub fn enough(alpha: f64) -> usize {
-    // One more run on each side makes three to four times as many orders; the lowest level that
-    // can be asked for, 0.1 %, needs seven runs on each side.
+    // One more run on each side makes three to four times as many orders; the lowest possible level, 0.1 %, needs
+    // seven runs on each side.
     const TRIED_MAX: usize = 30;
     (RUNS_MIN..TRIED_MAX).find(|&runs| !too_few((runs, runs), alpha)).unwrap_or(TRIED_MAX)
 }

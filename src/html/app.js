@@ -205,7 +205,7 @@ export class App {
     this.speak(node);
   }
 
-  /** Zooms to where the state says, if the flame graph is not there. */
+  /** Zooms to the node of the state, unless the flame graph shows it already. */
   restoreZoom() {
     const { state, names } = this;
     const { layout, treeKey } = this.computed;

@@ -1,5 +1,5 @@
 // Colours of boxes: by library, by kind of code, by change. Hues are Paul Tol's "light" scheme, made for labels in black and
-// to be told apart with any sight; a change is orange or blue. Names give shades, so that neighbours of one hue differ.
+// to be distinguishable with any sight; a change is orange or blue. Names give shades, so that neighbours of one hue differ.
 
 import { sumOf } from "./functions.js";
 import { KERNEL_LIBRARY } from "./names.js";
@@ -83,7 +83,7 @@ export function coloursOf(names, tree, by, dark, whole, shown) {
 }
 
 /**
- * Self counts of code by library, or by whatever `keyOf` tells.
+ * Self counts of code by library, or by the key that `keyOf` returns.
  * @template K
  * @param {import("./names.js").Names} names
  * @param {Float64Array} self

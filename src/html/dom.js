@@ -2,7 +2,7 @@
 // the page, parses markup.
 
 /**
- * What stands in an element; lists in lists are allowed.
+ * The content of an element; lists in lists are allowed.
  * @typedef {Node | string | number | null | undefined | false | any[]} Child
  */
 

@@ -1,4 +1,4 @@
-// A flame graph on a canvas: paints the boxes that can be seen, zooms, pans, and tells which box is meant.
+// A flame graph on a canvas: paints the visible boxes, zooms, pans, and finds the box at a point.
 //
 // However many boxes there are, a level paints at most one for each pixel: those below a pixel are skipped by a search. The
 // canvas has the size of its frame; an empty element below it has the height of all levels, so the browser's own scroll bar
@@ -14,7 +14,7 @@ const FONT = '12px ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono",
 const ANIMATION_MS = 160;
 /** Narrower boxes are painted as one. */
 const LEAST_PX = 1;
-/** Boxes without room for so many characters have no name: it would tell nothing. */
+/** Boxes without room for this many characters have no name: it could not be read. */
 const LEAST_CHARACTERS = 4;
 
 /**

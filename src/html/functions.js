@@ -35,7 +35,7 @@ export function functionTotals(tree, names) {
 }
 
 /**
- * By node: 1 if its name does not stand above it. One walk through the tree, whatever its depth.
+ * By node: 1 if its name is not above it. One walk through the tree, whatever its depth.
  * @param {import("./tree.js").Tree} tree
  * @param {number} names
  */
@@ -106,7 +106,7 @@ export function placesOf(data, rows, fn, by) {
   }
   /** @type {Map<number, Place>} */
   const places = new Map();
-  // Whether the function stands above a node; of a recursion only the outermost call counts.
+  // Whether the function is above a node; of a recursion only the outermost call counts.
   const inside = new Uint8Array(nodes.count);
   for (let node = 1; node < nodes.count; node++) {
     const parent = nodes.parent[node];

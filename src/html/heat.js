@@ -55,7 +55,7 @@ export function paintHeat(context, heat, box, dark) {
 }
 
 /**
- * Darker is more on a light page, lighter is more on a dark one: told apart without hue.
+ * Darker is more on a light page, lighter is more on a dark one: distinguishable without hue.
  * @param {number} share
  * @param {boolean} dark
  */

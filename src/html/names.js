@@ -71,7 +71,7 @@ export class Names {
   }
 
   /**
-   * What libraries are told apart by: the index, `KERNEL_LIBRARY`, or -1 where it is not known.
+   * The identity of a library: the index, `KERNEL_LIBRARY`, or -1 where it is not known.
    * @param {number} id
    */
   libraryKey(id) {
@@ -149,7 +149,7 @@ export class Names {
 }
 
 /**
- * Libraries are told by their names; what is no library is the program.
+ * Libraries are recognised by their names; all else is the program.
  * @param {string} file
  */
 export function isProgram(file) {

@@ -24,7 +24,7 @@ function parseQuery(query) {
   return { matches: (text) => (ignoresCase ? text.toLowerCase() : text).includes(query), error: "" };
 }
 
-/** What `file:`, `lib:` and `kind:` in front of a query look at. @type {Record<string, (names: Names, id: number) => string>} */
+/** What `file:`, `lib:` and `kind:` in front of a query search. @type {Record<string, (names: Names, id: number) => string>} */
 const PLACES = {
   file: (names, id) => names.file(id),
   lib: (names, id) => names.libraryName(id),
@@ -48,7 +48,7 @@ export function matchNames(names, query) {
 }
 
 /**
- * Counts below the outermost nodes that match: what stands on another match is counted once.
+ * Counts below the outermost nodes that match: nested matches are counted once.
  * @param {import("./tree.js").Tree} tree
  * @param {Uint8Array} matched by name
  * @returns {{ value: number, base: number, nodes: number }}

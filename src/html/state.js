@@ -91,7 +91,7 @@ function asText(value) {
 }
 
 /**
- * The state of an address. What it says wrongly is left as it is initially.
+ * The state of an address. Invalid parts keep their initial values.
  * @param {string} address
  * @param {State} initial
  * @returns {State}

@@ -284,7 +284,7 @@ export class TimeView {
         Math.max(0, Math.min(1, ns / heat.columnNs - column)) * box.height;
       for (let column = 0; column < heat.columns; column++) {
         const [x, from, to] = [box.left + column * cell, part(range[0], column), part(range[1], column)];
-        // What is not in the range is dimmed: colour over colour says nothing.
+        // Everything outside of the range is dimmed: colour over colour could not be read.
         context.fillStyle = this.state.dark ? "rgba(22,24,27,0.72)" : "rgba(255,255,255,0.72)";
         if (rgb === RANGE) {
           context.fillRect(x, box.top, cell, from);

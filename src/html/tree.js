@@ -15,12 +15,12 @@ import { LIBRARY, PROCESS, THREAD } from "./names.js";
  * @property {Float64Array} total
  * @property {Float64Array | null} baseSelf
  * @property {Float64Array | null} baseTotal
- * @property {Uint8Array} inlined 1 if the function was inlined wherever the node stands for it
+ * @property {Uint8Array} inlined 1 if the function was inlined at every occurrence of the node
  */
 
 /**
  * @typedef {object} TreeOptions
- * @property {boolean} mergeRecursion a function that calls itself, also through others, stands in a path once
+ * @property {boolean} mergeRecursion a function that calls itself, also through others, occurs in a path once
  * @property {Set<number>} collapsed libraries whose frames become one
  * @property {number} focus a function: only stacks through it, from it on; -1 for all
  * @property {boolean} threads a level for each thread below its process
@@ -138,7 +138,7 @@ export function buildTree(data, names, rows, options) {
   const builder = new TreeBuilder(rows.base !== null);
   const step = stepper(data, names, builder, options);
   const order = groupByRoot(rows, data.roots.count);
-  // By node of the data: its node in the tree, for one root at a time; `stamp` tells for which.
+  // By node of the data: its node in the tree, for one root at a time; `stamp` has the root.
   const place = new Int32Array(data.nodes.count);
   const stamp = new Int32Array(data.nodes.count).fill(-1);
   /** @type {number[]} */
@@ -245,7 +245,7 @@ function groupByRoot(rows, roots) {
 }
 
 /**
- * What stands above the code of a root: the process, the thread, `[incomplete]`, as in folded stacks.
+ * The nodes above the code of a root: the process, the thread, `[incomplete]`, as in folded stacks.
  * @param {import("./data.js").Data} data
  * @param {import("./names.js").Names} names
  * @param {number} root
@@ -331,7 +331,7 @@ function ancestor(builder, node, name) {
 }
 
 /**
- * All that a function calls, wherever it stands: the trees below its outermost nodes as one.
+ * All callees of a function, wherever it occurs: the trees below its outermost nodes as one.
  * @param {Tree} tree
  * @param {number} name
  * @returns {Tree}

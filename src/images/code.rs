@@ -1,4 +1,5 @@
-//! The images as the walker sees them.
+//! The images of a process as the walker needs them: the trait `Code`. Input: code addresses. Output: bytes,
+//! functions, rows.
 
 use std::ops::Range;
 

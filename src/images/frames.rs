@@ -1,5 +1,5 @@
-//! What images know of the frames of code: unwind information, functions, first instructions.
-//! Input: a code address. What is read of an image for that is kept.
+//! Facts about frames from images: unwind information, functions, first instructions. Input: a code address. Output:
+//! a row or function, or none. What is read of an image for that is kept.
 
 use std::ops::Range;
 
@@ -14,15 +14,14 @@ use crate::binary::object::Object;
 use crate::binary::pe::epilogue;
 
 impl<'a> ImageView<'a> {
-    /// How the caller is found at a code address, if that is of the
-    /// ordinary form; `None` where it is not known.
+    /// The rule for the caller at a code address, in the packed form; `None` if it is not known or not of that form.
     #[must_use]
     pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
         let by_table = || self.row(pc).and_then(<[Column; COLUMNS]>::row);
         self.row_in_epilogue(pc).or_else(by_table)?.ordinary()
     }
 
-    /// What the unwind information of an ELF or a PE image says at a code address; `None` where there is none.
+    /// The row of the unwind information of an ELF or PE image at a code address; `None` if there is none.
     #[must_use]
     pub fn row(&self, pc: Avma) -> Option<AnyRow> {
         let (image, svma) = self.at(pc)?;
@@ -34,8 +33,8 @@ impl<'a> ImageView<'a> {
         cfi.as_ref()?.any_row(bytes, svma)
     }
 
-    /// The row at an instruction of an epilogue of a PE image, whose unwind information is of bodies and prologues;
-    /// `None` where that is right.
+    /// The row at an instruction of an epilogue of a PE image, whose unwind information describes bodies and
+    /// prologues; `None` if that is right.
     #[must_use]
     pub fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
         let (image, svma) = self.at(pc)?;
@@ -49,7 +48,7 @@ impl<'a> ImageView<'a> {
         self.at(at).is_some_and(|(image, _)| crate::binary::v8::is_in(&image.name))
     }
 
-    /// Whether code of 32-bit Arm at an address is T32, as far as a symbol tells.
+    /// Whether 32-bit Arm code at an address is T32, if a symbol shows it.
     #[must_use]
     pub fn is_t32(&self, pc: Avma) -> Option<bool> {
         let (image, svma) = self.at(pc)?;
@@ -85,8 +84,7 @@ impl<'a> ImageView<'a> {
             || image.exidx.get_or_init(|| Exidx::find(bytes)).is_some()
     }
 
-    /// What the unwind information of a Mach-O image says of the body of the function at a
-    /// code address.
+    /// The unwind information of a Mach-O image for the body of the function at a code address.
     #[must_use]
     pub fn body(&self, pc: Avma) -> Option<Body> {
         let (image, svma) = self.at(pc)?;
@@ -110,8 +108,7 @@ impl<'a> ImageView<'a> {
         Some((image, image.object()?.svma_of(offset)?))
     }
 
-    /// Where the program or library that a code address belongs to
-    /// begins to run (ELF `e_entry`); `None` if it says nothing.
+    /// The entry point (ELF `e_entry`) of the program or library at a code address; `None` if it has none.
     #[must_use]
     pub fn entry(&self, pc: Avma) -> Option<Avma> {
         let region = self.space.find(pc.0)?;

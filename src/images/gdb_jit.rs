@@ -1,8 +1,8 @@
-//! JIT code that its compiler registered with debuggers: LLVM (numba, PostgreSQL) and QEMU
-//! keep a list of object files in memory, which say what stands where, how frames are found, and names.
+//! JIT code that its compiler registered by GDB's JIT interface: LLVM (numba, PostgreSQL) and QEMU keep a list of
+//! object files in memory, with addresses, unwind information and names.
 //!
-//! Input: the images of a process and reads of its memory while it runs, hostile and in motion. Output: mappings of
-//! such code in the place of memory without a file, and the object file behind each. Not for: processes of 32 bits.
+//! Input: the images of a process and reads of its memory while it runs, hostile and changing. Output: mappings of
+//! such code in place of memory without a file, and the object file of each. Not for: 32-bit processes.
 //!
 //! Format: GDB manual, "JIT Compilation Interface": `__jit_debug_descriptor` has version, action, the entry that
 //! the last action was about, and the first entry; an entry has the next, the one before, and where its file is.
@@ -32,8 +32,8 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 /// What a process has registered. One for each process.
 #[derive(Debug, Default)]
 pub struct GdbJit {
-    /// The lists as they were when they were read: where each is, and what stood there. `None` where they are to be
-    /// read whatever stands there: they were in motion.
+    /// The lists when they were read: address and content of each. `None` if they have to be read again, since they
+    /// were changing.
     lists: Option<Vec<(Avma, [u8; DESCRIPTOR_BYTES])>>,
     files: Vec<File>,
 }
@@ -47,7 +47,7 @@ struct File {
     seen: Vec<u8>,
     /// Of its content. Files of the same content are one image, of whatever process.
     identity: (u64, u64),
-    /// The file, linked, until images were told of it.
+    /// The linked file, until images have it.
     bytes: Option<Vec<u8>>,
     code: Vec<Range<Avma>>,
 }
@@ -56,7 +56,7 @@ struct File {
 struct Reading<'r> {
     /// What was registered before, by where it is.
     known: HashMap<u64, File>,
-    /// Where the files are that were looked at.
+    /// Addresses of the files that were read.
     taken: HashSet<u64>,
     /// How many bytes may still be read of them.
     room: usize,
@@ -105,8 +105,8 @@ impl GdbJit {
         is_whole
     }
 
-    /// Takes a file of so many bytes in, as far as there is room; whether it was read as it should be. One that is
-    /// known is not read again.
+    /// Reads a file of this many bytes, if there is room. Returns whether it could be read. A known one is not read
+    /// again.
     fn take(&mut self, start: u64, size: u64, reading: &mut Reading<'_>) -> bool {
         let Some(end) = start.checked_add(size).filter(|_| (1..=FILE_BYTES_MAX).contains(&size)) else {
             return false;

@@ -1,8 +1,8 @@
 //! The images of processes over time: which image a code address belongs to, and where in it.
 //!
-//! Input: the executable mappings as they are from time to time, and a closure that opens a file. Output: address →
-//! image and stated address, in any address space the processes had. Files are shared by all; each process has its own
-//! spaces, and [`Images::of`] is what it has now.
+//! Input: the executable mappings at several times, and a closure that opens a file. Output: address → image and
+//! stated address, in any address space that the processes had. Files are shared by all; each process has its own
+//! spaces, and [`Images::of`] is the current one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,8 +14,8 @@ use super::view::ImageView;
 use crate::addr::{Avma, Svma};
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 
-/// Most address spaces over time. Beyond it the current one is changed in place, so
-/// that old addresses may get a wrong name; [`Images::spaces_full`] tells.
+/// Most address spaces over time. Beyond it the current one is changed in place, so old addresses may get a wrong
+/// name; see [`Images::spaces_full`].
 pub const MAX_SPACES: usize = 65_536;
 
 /// Most images over time: each may hold a mapped file. Code of further ones is
@@ -112,9 +112,9 @@ impl Images {
     /// not seen before (by identity and path) is opened with `open`, once, and again when its file
     /// was rewritten.
     ///
-    /// The current space goes on while every address in it keeps its meaning; a new one
-    /// begins when an image disappeared, even in part, or when another file or other
-    /// part of it is now at its addresses. Returns whether anything changed.
+    /// The current space is kept while every address in it keeps its meaning; a new one begins when a part of an
+    /// image disappeared, or when another file or another part of it is now at its addresses. Returns whether
+    /// anything changed.
     pub fn update(
         &mut self,
         process: u32,
@@ -145,8 +145,8 @@ impl Images {
         }
     }
 
-    /// Says by which path the program of a process was started, before its mappings are taken: its file is
-    /// an image of its own under that name.
+    /// Sets the path by which the program of a process was started, before its mappings are added: its file is an
+    /// image of its own under that name.
     pub fn set_program_path(&mut self, process: u32, path: Option<Arc<ProgramPath>>) {
         if let Some(process) = self.processes.get_mut(process as usize) {
             process.path = path;
@@ -162,13 +162,13 @@ impl Images {
         Some(number)
     }
 
-    /// The process that an address space is of.
+    /// The process of an address space.
     #[must_use]
     pub fn process_of(&self, space: u32) -> u32 {
         self.spaces.get(space as usize).map_or(0, |space| space.process)
     }
 
-    /// Whether a space is of a program that its process has replaced since (`exec`).
+    /// Whether a space belongs to a program that its process has replaced since (`exec`).
     #[must_use]
     pub fn is_of_earlier_program(&self, space: u32) -> bool {
         let process = self.processes.get(self.process_of(space) as usize);
@@ -296,7 +296,7 @@ impl Images {
         space.replace(regions, vanished);
     }
 
-    /// Begins a new space of a process, unless a limit says that its current one must do.
+    /// Begins a new space of a process, unless a limit requires keeping the current one.
     fn new_space(&mut self, process: u32, regions: usize) {
         let before = self.current(process) as usize;
         let Some(number) = self.push_space(process, regions) else { return };
@@ -306,7 +306,7 @@ impl Images {
         }
     }
 
-    /// Adds an empty space for so many regions; `None` where a limit is reached.
+    /// Adds an empty space for this many regions; `None` if a limit is reached.
     fn push_space(&mut self, process: u32, regions: usize) -> Option<u32> {
         let wanted = regions.max(MAX_REGIONS / 4);
         if self.spaces.len() >= MAX_SPACES || self.regions + wanted > MAX_REGIONS {

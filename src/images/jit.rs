@@ -1,12 +1,10 @@
-//! The bytes of code that belongs to no file: what a just-in-time compiler made, and files that
-//! are gone. Input: the executable mappings, and reads of the target's memory while it runs;
-//! output: code for the walker, which follows it as it follows other code without unwind
-//! information.
+//! The bytes of code that belongs to no file: code of JIT compilers, and deleted files. Input: the executable
+//! mappings, and reads of the target's memory while it runs. Output: code for the walker, which follows it like other
+//! code without unwind information.
 //!
-//! Such code is replaced without a word. So bytes are read when a walk first needs them and
-//! serve that walk only. What was learned of them is kept by the walker; every [`KEPT_NS`] the bytes
-//! that it rests on are read again (`dependencies.rs`), and where they are others it is forgotten. Nothing
-//! is read while a thread stands.
+//! Such code is replaced without notification. So bytes are read when a walk first needs them and serve that walk
+//! only. The walker keeps what it concluded from them; every [`KEPT_NS`] the bytes that a conclusion depends on are
+//! read again (`dependencies.rs`), and it is dropped if they changed. Nothing is read while a thread is stopped.
 
 mod dependencies;
 mod glances;
@@ -31,10 +29,10 @@ use crate::walk::{Code, CodeTraits, FilePlace, Glance, NeedsBytes};
 
 /// How long what was learned of such code is relied on before its bytes are read again, nanoseconds.
 pub const KEPT_NS: u64 = 1_000_000_000;
-/// What reading a block or a few bytes costs, in instructions looked at.
+/// Cost of reading a block or a few bytes, in instructions decoded.
 const BLOCK_COST: u64 = 100;
 const GLANCE_COST: u64 = 20;
-/// An instruction is at most so long: near the end of a block the next one is needed.
+/// Longest instruction: near the end of a block the next one is needed.
 const INSTRUCTION_BYTES_MAX: u64 = 15;
 
 /// Whether an image of this name is the virtual machine of OpenJDK.
@@ -129,23 +127,22 @@ impl JitCode {
         self.regions.get(after.checked_sub(1)?).filter(|region| region.contains(&at))
     }
 
-    /// Another walk begins: what was read before may have been replaced. `budget`: when so many instructions were looked
-    /// at, nothing more is followed.
+    /// Begins another walk: what was read before may have been replaced. `budget`: most instructions to decode.
     pub fn begin_walk(&mut self, budget: u64) {
         self.requests.begin(budget);
         self.pieces.clear();
         self.seen.get_mut().clear();
     }
 
-    /// Ends a round of this walk, which may go on where more is known of its stack. How many instructions were looked at
-    /// so far, with what reading them costs, and whether there was no budget for more.
+    /// Ends a round of this walk, which may continue when more of its stack is known. Returns the instructions
+    /// decoded so far, with the cost of reading them, and whether the budget ran out.
     pub fn end_round(&mut self) -> (u64, bool) {
         self.requests.go_on();
         (self.requests.spent(), self.requests.is_over_budget())
     }
 
-    /// Every [`KEPT_NS`]: reads again what was learned rests on, and calls `forget` with what tells of
-    /// a look-up address whether what was learned of it is not known to hold any more.
+    /// Every [`KEPT_NS`], reads the dependencies again, and calls `forget` with a predicate: whether the conclusions
+    /// on a look-up address no longer hold.
     pub fn check(&mut self, now_ns: u64, read: Read<'_>, forget: impl FnOnce(&dyn Fn(Avma) -> bool)) {
         if self.regions.is_empty() || now_ns.saturating_sub(self.checked_ns) < KEPT_NS {
             return;
@@ -164,7 +161,7 @@ impl JitCode {
             }
         }
         if !blocks.is_empty() && unreadable.len() == blocks.len() {
-            // The process has ended: its last samples are of the code as it was.
+            // The process has ended: its last samples are of the code before.
             return;
         }
         for (start, end) in unreadable {
@@ -179,8 +176,8 @@ impl JitCode {
         self.dependencies.get_mut().forget_changed();
     }
 
-    /// Reads the block that the bytes that a walk needs are in, and the one that they are nearest to, since a function
-    /// goes on there; and again the pieces that these touch: code is then in one piece, as it was at one time.
+    /// Reads the block with the bytes that a walk needs, and its nearest neighbour, since a function may continue
+    /// there; and again the pieces that they touch, so that the code is in one piece, of one time.
     pub fn read(&mut self, NeedsBytes(Avma(at)): NeedsBytes, read: Read<'_>) {
         self.requests.note_read(2);
         self.requests.spend(2 * BLOCK_COST);
@@ -228,7 +225,7 @@ impl JitCode {
         self.pieces.get(index)
     }
 
-    /// Requests bytes of code without a file; where they are of no such code there are none.
+    /// Requests bytes of code without a file; other addresses have none.
     fn request(&self, at: Avma) {
         if self.contains(at) {
             self.requests.request(at.0);

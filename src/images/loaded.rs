@@ -1,5 +1,5 @@
-//! One executable or library: its bytes, its headers, and what else is read of it when it is
-//! first needed.
+//! One executable or library: its bytes and headers, and tables that are read on first use. Input: a file. Output:
+//! functions, rows, why it cannot be used.
 
 use std::fmt;
 use std::ops::Range;
@@ -73,7 +73,7 @@ pub struct Image {
     /// Read when first requested: most images of a process are never on top of a stack.
     functions: OnceLock<Functions>,
     elf_functions: OnceLock<ElfFunctions>,
-    /// Looked for where a process makes code at run time.
+    /// Searched if a process has JIT code.
     jit_descriptor: OnceLock<Option<Svma>>,
     /// Where stacks of Windows begin.
     pe_stack_starts: OnceLock<StackStarts>,
@@ -128,10 +128,10 @@ impl Image {
         started_as.map_or(&self.name, |path| path.rsplit('/').next().unwrap_or_default())
     }
 
-    /// The bounds of the function at a stated address as the file's list of functions has them
-    /// (Mach-O), or else its unwind information; a part of a function that was split off has
-    /// its own. `None` where nothing tells. Tables of 32-bit Arm have one entry for neighbours of which they
-    /// say the same: several functions may be one here, but not all that the tables say nothing of.
+    /// The bounds of the function at a stated address by the file's list of functions (Mach-O), or else by its unwind
+    /// information; a split-off part of a function has its own. `None` if neither has it. Tables of 32-bit Arm have
+    /// one entry for neighbours with equal content: several functions may be one here, but not all that the tables
+    /// lack.
     #[must_use]
     pub fn described_function(&self, svma: Svma) -> Option<Range<Svma>> {
         if let Some(macho) = self.object()?.macho() {
@@ -194,7 +194,7 @@ impl Image {
         self.pe_stack_starts.get_or_init(|| find().unwrap_or_default())
     }
 
-    /// Whether code at a stated address of 32-bit Arm is T32, as far as a symbol tells.
+    /// Whether code at a stated address of 32-bit Arm is T32, if a symbol shows it.
     pub(super) fn is_t32(&self, svma: Svma) -> Option<bool> {
         let bytes = self.bytes.as_ref().ok()?;
         self.elf_functions.get_or_init(|| ElfFunctions::read(bytes.bytes())).is_t32(svma)
@@ -219,8 +219,8 @@ impl Image {
         self.object.as_ref().err()
     }
 
-    /// Why the bytes of this image are no longer what it was loaded from, if they are not. What was
-    /// read of them before may be wrong then, but for the headers. Costs a system call.
+    /// Why the bytes of this image differ from those that were loaded, if they do. Facts read before may be wrong
+    /// then, except the headers. Costs a system call.
     #[must_use]
     pub fn overwritten(&self) -> Option<OpenError> {
         self.bytes.as_ref().ok()?.unchanged().err()

@@ -1,12 +1,11 @@
 //! One address space of a process: which executable range holds which part of which image.
 //!
-//! Input: region lists as they follow one another. Output: look-ups by address, and
-//! the verdict whether a later list can be part of the same space, that is, whether
-//! no address changes its meaning. Not for: opening or reading files.
+//! Input: successive region lists. Output: look-ups by address, and whether a later list can be part of the same
+//! space, that is, whether no address changes its meaning. Not for: opening or reading files.
 
 use std::ops::Range;
 
-/// Stands for "no image": executable memory without a file, or beyond a limit.
+/// "No image": executable memory without a file, or beyond a limit.
 pub(super) const NO_IMAGE: u32 = u32::MAX;
 
 /// Most separate ranges of vanished anonymous code that a space remembers; one more
@@ -25,7 +24,7 @@ pub(super) struct Region {
     pub file_offset: u64,
     /// Index of the image, or [`NO_IMAGE`].
     pub image: u32,
-    /// It is code without a file of which its compiler told what it is: that may come later than the code.
+    /// JIT code that its compiler registered: that may happen later than the mapping.
     pub is_registered: bool,
 }
 
@@ -49,7 +48,7 @@ pub(super) struct Space {
     /// JIT engines do that all the time. It has no name anyway, so it begins a new space
     /// only if a file is mapped there later: otherwise old addresses would get its names.
     vanished: Vec<Range<u64>>,
-    /// The process that it is of.
+    /// Its process.
     pub process: u32,
 }
 
@@ -84,7 +83,7 @@ impl Space {
             while next < new.len() && new[next].end <= at {
                 next += 1;
             }
-            // A new region may span several old ones, so look ahead without consuming.
+            // A new region may span several old ones: peek without consuming.
             let mut look = next;
             while at < old.end {
                 let here = new.get(look).filter(|region| region.start < old.end);

@@ -1,6 +1,7 @@
-//! The images that one process has now: which code is there, and its bytes.
+//! The current images of one process: which code there is, and its bytes.
 //!
-//! A view of [`Images`](super::Images); `frames.rs` has what unwind information says, `code.rs` what the walker asks.
+//! A view of [`Images`](super::Images); `frames.rs` has the unwind information, `code.rs` implements the walker's
+//! trait.
 
 use super::loaded::Image;
 use super::space::{Region, Space};

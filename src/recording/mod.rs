@@ -63,9 +63,9 @@ pub struct Profile {
     /// The files of the processes that made code at run time, with the number that
     /// [`Images::process_of`] gives.
     pub files: Vec<(u32, Arc<dyn Files>)>,
-    /// When samples were taken, where that was to be kept.
+    /// When samples were taken, if that was recorded.
     pub timeline: Option<Timeline>,
-    /// What happened, and what was lost.
+    /// Counters, and losses.
     pub stats: Stats,
 }
 
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Profile {
 }
 
 impl Profile {
-    /// The thread that stacks with this root are of, if those of threads are kept apart.
+    /// The thread of stacks with this root, if threads are kept apart.
     #[must_use]
     pub fn thread(&self, root: Root) -> Option<&Thread> {
         self.tracks.get(root.track as usize)?.thread.as_ref()
@@ -103,41 +103,38 @@ pub struct Stats {
     pub begun_unix_ns: Option<u64>,
     /// From the first tick to the end, nanoseconds.
     pub duration_ns: u64,
-    /// Of no part of that: how long the profiler itself was suspended (Ctrl-Z), nanoseconds.
+    /// Time the profiler was suspended (Ctrl-Z), nanoseconds; not part of `duration_ns`.
     pub suspended_ns: u64,
-    /// Ticks that happened; of samples that the system takes by itself, as many as there would
-    /// have been of a thread that runs all the time.
+    /// Ticks that happened. For pushed samples: the ticks that a thread that runs all the time would have had.
     pub ticks: u64,
-    /// Late ticks. A stopping source drops them; a pushing source keeps those that carry CPU time: they share what
+    /// Late ticks. A stopping source drops them; a pushing source keeps those that get CPU time: they share what
     /// those on time leave of it.
     pub ticks_late: u64,
-    /// Of these, those for which the system woke the sampler too late; the others passed while it
-    /// worked. `None` where the source does not know.
+    /// Of these, late wakeups of the sampler; the others passed while it worked. `None` where the source does not
+    /// know.
     pub ticks_late_wakeup: Option<u64>,
-    /// Ticks at which no thread was stopped, so that the target stands for no more than it may.
-    pub ticks_spared: u64,
-    /// Samples that the system took by itself, without a stop.
+    /// Ticks at which no thread was stopped, to keep within `--max-stop`.
+    pub ticks_skipped: u64,
+    /// Samples that the system took, without a stop.
     pub samples_pushed: u64,
-    /// Waits that the system told of, with those that were lost.
+    /// Waits that the system reported, lost ones included.
     pub waits: u64,
     /// Times a thread was stopped.
     pub stops: u64,
-    /// Of these, threads let go at once because they had begun to wait: their time is in
-    /// their next sample.
-    pub stops_let_go: u64,
-    /// Of these, threads let go at once because they were ready, but on no CPU.
+    /// Of these, threads released at once because they had begun to wait: their time is in their next sample.
+    pub stops_released_waiting: u64,
+    /// Of these, threads released at once because they were ready, but on no CPU.
     pub stops_not_on_cpu: u64,
-    /// Time that threads stood, nanoseconds: each stop from when it was seen.
-    pub stood_ns: u64,
-    /// Of these, what rare stops took beyond what long ones usually do, nanoseconds: the machine
-    /// ran something else in between. `--max-stop` does not count it, up to as much again.
+    /// Time that threads were stopped, nanoseconds: each stop from when it was noticed.
+    pub stopped_ns: u64,
+    /// Of this, the excess of rare stops over long usual ones, nanoseconds: the machine ran something else in
+    /// between. `--max-stop` does not count it, up to as much again.
     pub held_up_ns: u64,
     /// Counts in the trie: periods of 1/hz.
     pub samples: u64,
     /// Of these, counts of waiting threads whose stack was taken once and used again.
     pub samples_idle_reused: u64,
-    /// How many samples that stand for the same time each would say as much (Kish's effective size of a
-    /// sample, rounded): few, where single samples stand for much more time than others.
+    /// Effective sample size (Kish), rounded: few, where single samples weigh much more than others.
     pub samples_effective: u64,
     /// Threads seen.
     pub threads_seen: u64,
@@ -155,7 +152,7 @@ pub struct Stats {
     pub pause: PauseHistogram,
     /// CPU time the target used while recorded, nanoseconds.
     pub target_cpu_ns: u64,
-    /// Of a whole machine: the share of the time of its CPUs in which they had nothing to do.
+    /// With `-a`: the idle share of the CPUs' time.
     pub machine_idle: Option<f64>,
     /// Bytes of the rings that the system writes samples into.
     pub rings_bytes: u64,
@@ -163,15 +160,15 @@ pub struct Stats {
     pub stacks_bytes: u64,
     /// How the process ended, if it did while recorded.
     pub exit_status: Option<ExitStatus>,
-    /// Why the recording ended before it should have, if the way to the target was lost.
+    /// Why the recording ended early, if the connection to the target was lost.
     pub cut_short: Option<String>,
 }
 
-/// Ticks or samples from which on a rate is more than chance: of fewer it is off by a tenth and more.
+/// Least ticks or samples for a rate: with fewer, chance alone changes it by a tenth and more.
 pub const RATE_COUNT_MIN: u64 = 100;
 
 impl Stats {
-    /// Ticks per second that were reached, where enough were counted to tell.
+    /// Ticks per second that were reached, if enough were counted.
     #[must_use]
     pub fn achieved_hz(&self) -> Option<f64> {
         // The ticks of samples that the system takes are computed from these.

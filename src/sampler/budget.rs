@@ -1,75 +1,73 @@
-//! What the target may stand still: a share of its time, and a length of a single stop.
-//! Input: how long threads stood and how much time the target had; output: how much of a stack
-//! may be copied, and whether a tick may stop threads at all.
+//! Stop budget: the share of its time that the target may be stopped, and the length of one stop. Input: how long
+//! threads were stopped and how much time the target had. Output: how much of a stack may be copied, and whether a
+//! tick may stop threads.
 //!
-//! First the stack sizes give way, then the rate. A tick that is left out loses nothing: each
-//! sample weighs the CPU time since the one before it. But all that passes between two stops
-//! weighs for one stack, so ticks are left out evenly: a single long stop is paid back over
-//! seconds, not by a tenth of a second in which nothing is seen. And what the machine does to a
-//! stop now and then (a virtual CPU that is not run for milliseconds) is not what stops cost:
-//! such a one is charged as a long one of the usual ones. The target stands all the same, so what
-//! is not charged may not become more than the share once again.
+//! Over budget, first stacks get smaller, then ticks are skipped. A skipped tick loses nothing: each sample weighs
+//! the CPU time since the one before it. But all time between two stops weighs for one stack, so ticks are skipped
+//! evenly: a single long stop is paid back over seconds, not by a tenth of a second without samples. What the machine
+//! adds to a stop now and then (a virtual CPU that is not run for milliseconds) is no cost of stopping: such a stop
+//! is charged like a long usual one. The target is stopped all the same, so at most the share again goes uncharged.
 
-/// A stop may take this much longer for the bytes that it copies, nanoseconds.
+/// Copying may take this much of a stop, nanoseconds.
 const COPY_NS: u64 = 100_000;
-/// Stack sizes are not made smaller than this, whatever copying costs.
-const STACK_LEAST_BYTES: usize = 64 << 10;
-/// Nor than this if it fits into the time of a stop, however little of the share is left: a stop
-/// itself costs as much, and stacks that are deeper than what is copied are worth less than fewer whole ones.
-const STACK_SHORT_BYTES: usize = 256 << 10;
-/// Nor larger: the default limit of a stack.
-const STACK_MOST_BYTES: usize = 8 << 20;
-/// Stops with stack sizes up to this measure what a stop costs without its bytes.
+/// Stack sizes do not get smaller than this, whatever copying costs.
+const STACK_MIN_BYTES: usize = 64 << 10;
+/// Nor smaller than this if it fits into the time of a stop, however little budget is left: the stop itself costs as
+/// much, and fewer whole stacks are worth more than truncated ones.
+const STACK_LOW_BYTES: usize = 256 << 10;
+/// Nor larger than the default limit of a stack.
+const STACK_MAX_BYTES: usize = 8 << 20;
+/// Stops with stack sizes up to this measure the cost of a stop without its bytes.
 const SMALL_STACK_BYTES: usize = super::stack_size::FIRST_STACK_BYTES;
-/// Cost of copying before any was measured, picoseconds for each byte: 10 GB/s.
+/// Cost of copying until it is measured, picoseconds per byte: 10 GB/s.
 const FIRST_PS_PER_BYTE: u64 = 100;
-/// What may be stood at the beginning, when everything is cold, nanoseconds.
+/// Credit at the beginning, when caches are cold, nanoseconds.
 const FIRST_CREDIT_NS: i64 = 5_000_000;
-/// Debt at which every tick is left out: the share of so much time, nanoseconds. From half as
-/// much credit on, more and more are, so that their part settles where it fits what stops cost.
-const EASES_NS: i128 = 250_000_000;
-/// A stop was held up that takes so many times what one in ten takes longer than, ...
-const HELD_UP_TIMES: u64 = 2;
-/// ... and so much more, which caches that are cold do; nanoseconds.
-const HELD_UP_NS: u64 = 50_000;
+/// Debt at which every tick is skipped: the share of this time, nanoseconds. Skipping starts at half as much credit
+/// and increases, so that the rate settles at what stops cost.
+const FULL_DEBT_NS: i128 = 250_000_000;
+/// A stop was delayed if it takes this many times the 90th percentile, ...
+const DELAYED_TIMES: u64 = 2;
+/// ... and this much more, which cold caches explain; nanoseconds.
+const DELAYED_NS: u64 = 50_000;
 /// All of something, in millionths.
 const WHOLE_PPM: i128 = 1_000_000;
-/// Time in which nothing was stood is saved up for this long at most, nanoseconds.
-const SAVED_UP_NS: i64 = 2_000_000_000;
+/// Unused time is credited up to this, nanoseconds.
+const CREDIT_MAX_NS: i64 = 2_000_000_000;
 
-/// The account of what the target stood.
+/// The credit for stops.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
-    /// Millionths of its time that the target may stand; `None` is without limit.
+    /// Share of its time that the target may be stopped, in millionths; `None`: no limit.
     share_ppm: Option<u64>,
-    /// What may still be stood, in millionths of nanoseconds.
+    /// Credit, in millionths of nanoseconds.
     credit: i128,
-    /// What stops that were held up may still take without being charged, in millionths of nanoseconds.
-    held_up_credit: i128,
-    /// What a stop with a small stack size takes, nanoseconds: a running median.
+    /// Uncharged excess that delayed stops may still take, in millionths of nanoseconds.
+    delay_credit: i128,
+    /// Time of a stop with a small stack size, nanoseconds: a running median.
     floor_ns: u64,
     ps_per_byte: u64,
-    /// The longest copy, nanoseconds.
+    /// Longest copy, nanoseconds.
     copy_ns: u64,
-    /// What one stop in ten takes longer than, nanoseconds: a running estimate.
+    /// 90th percentile of stops, nanoseconds: a running estimate.
     long_ns: u64,
-    /// What the ticks since the last one that might stop threads add up to, in millionths.
+    /// Sum over the ticks since the last one that was allowed to stop threads, in millionths.
     due_ppm: i128,
 }
 
 impl Budget {
-    /// Without limits, for a single look.
+    /// Without limits, for a single snapshot.
     pub(super) fn unlimited() -> Budget {
         Budget { copy_ns: u64::MAX / 1_000, ..Budget::new(1.0) }
     }
 
-    /// `share` of its time (0.02 is 2 %) is what the target may stand; 1 or more is no limit.
+    /// Allows `share` of the time (0.02 is 2 %); 1 or more is no limit.
     pub(super) fn new(share: f64) -> Budget {
         let share_ppm = (share < 1.0).then_some((share.max(0.0) * 1e6) as u64);
         Budget {
             share_ppm,
             credit: i128::from(FIRST_CREDIT_NS) * 1_000_000,
-            held_up_credit: i128::from(FIRST_CREDIT_NS) * 1_000_000,
+            delay_credit: i128::from(FIRST_CREDIT_NS) * 1_000_000,
             floor_ns: 0,
             ps_per_byte: FIRST_PS_PER_BYTE,
             copy_ns: COPY_NS,
@@ -78,46 +76,46 @@ impl Budget {
         }
     }
 
-    /// The target had so much time: CPU time, or wall-clock time where a stop holds all of it.
+    /// Adds time of the target: CPU time, or wall-clock time if a stop holds all of it.
     pub(super) fn earn(&mut self, time_ns: u64) {
         if let Some(ppm) = self.share_ppm {
-            let most = i128::from(SAVED_UP_NS) * i128::from(ppm).max(1);
+            let most = i128::from(CREDIT_MAX_NS) * i128::from(ppm).max(1);
             let most = most.max(i128::from(FIRST_CREDIT_NS) * 1_000_000);
-            for credit in [&mut self.credit, &mut self.held_up_credit] {
+            for credit in [&mut self.credit, &mut self.delay_credit] {
                 *credit = (*credit + i128::from(time_ns) * i128::from(ppm)).min(most);
             }
         }
     }
 
-    /// A thread stood for so long while so many bytes were copied. Gives how much of that is not
-    /// charged, because something else held the stop up, nanoseconds.
-    pub(super) fn spend(&mut self, stood_ns: u64, copied_bytes: usize) -> u64 {
+    /// Charges a stop that copied this many bytes. Returns the part that is not charged since the machine delayed the
+    /// stop, nanoseconds.
+    pub(super) fn spend(&mut self, stopped_ns: u64, copied_bytes: usize) -> u64 {
         let step_ns = self.long_ns / 256 + 16;
         self.long_ns = match self.long_ns {
-            0 => stood_ns,
-            long_ns if stood_ns > long_ns => long_ns + 9 * step_ns,
+            0 => stopped_ns,
+            long_ns if stopped_ns > long_ns => long_ns + 9 * step_ns,
             long_ns => long_ns.saturating_sub(step_ns),
         };
-        let mut held_up_ns = stood_ns.saturating_sub(HELD_UP_TIMES * self.long_ns + HELD_UP_NS);
+        let mut delayed_ns = stopped_ns.saturating_sub(DELAYED_TIMES * self.long_ns + DELAYED_NS);
         if self.share_ppm.is_some() {
-            held_up_ns = held_up_ns.min(u64::try_from(self.held_up_credit / 1_000_000).unwrap_or(0));
-            self.held_up_credit -= i128::from(held_up_ns) * 1_000_000;
+            delayed_ns = delayed_ns.min(u64::try_from(self.delay_credit / 1_000_000).unwrap_or(0));
+            self.delay_credit -= i128::from(delayed_ns) * 1_000_000;
         }
-        self.credit -= i128::from(stood_ns - held_up_ns) * 1_000_000;
+        self.credit -= i128::from(stopped_ns - delayed_ns) * 1_000_000;
         if copied_bytes <= SMALL_STACK_BYTES {
             let step_ns = self.floor_ns / 32 + 16;
             self.floor_ns = match self.floor_ns {
-                0 => stood_ns,
-                floor_ns if stood_ns > floor_ns => floor_ns + step_ns,
+                0 => stopped_ns,
+                floor_ns if stopped_ns > floor_ns => floor_ns + step_ns,
                 floor_ns => floor_ns.saturating_sub(step_ns),
             };
-            // Stack sizes that had to become small would never be measured again.
+            // Lets the estimate fall, since small copies do not measure it.
             if self.ps_per_byte > FIRST_PS_PER_BYTE {
                 self.ps_per_byte -= (self.ps_per_byte / 4096).max(1);
             }
         } else {
-            // A running median: one stop that was held up by something else says little.
-            let ps = stood_ns.saturating_sub(self.floor_ns).saturating_mul(1_000) / copied_bytes as u64;
+            // A running median: one delayed stop changes little.
+            let ps = stopped_ns.saturating_sub(self.floor_ns).saturating_mul(1_000) / copied_bytes as u64;
             let step = self.ps_per_byte / 8 + 1;
             self.ps_per_byte = if ps > self.ps_per_byte {
                 self.ps_per_byte + step
@@ -125,14 +123,14 @@ impl Budget {
                 self.ps_per_byte.saturating_sub(step)
             };
         }
-        held_up_ns
+        delayed_ns
     }
 
-    /// Whether this tick may stop threads. Ticks are jittered: those that are left at even
-    /// distances see work in step with them in every phase, too.
+    /// Whether this tick may stop threads. Ticks are jittered, so the remaining ones see work in step with them in
+    /// every phase, too.
     pub(super) fn allows_stops(&mut self) -> bool {
         let Some(ppm) = self.share_ppm else { return true };
-        let most_debt = EASES_NS * i128::from(ppm.max(1));
+        let most_debt = FULL_DEBT_NS * i128::from(ppm.max(1));
         let part_ppm = (self.credit + most_debt) * WHOLE_PPM / (most_debt + most_debt / 2);
         self.due_ppm += part_ppm.clamp(0, WHOLE_PPM);
         let allowed = self.due_ppm >= WHOLE_PPM;
@@ -142,16 +140,16 @@ impl Budget {
         allowed
     }
 
-    /// Bytes that a stop may copy: what fits into its time, and less while the share is used up.
+    /// Bytes that a stop may copy: what fits into its time, less while the budget is low.
     pub(super) fn stack_max_bytes(&self) -> usize {
         let fits = self.copy_ns * 1_000 / self.ps_per_byte.max(1);
         let fits = usize::try_from(fits).unwrap_or(usize::MAX);
-        let fits = if self.is_short() { (fits / 4).max(fits.min(STACK_SHORT_BYTES)) } else { fits };
-        (fits & !0xfff).clamp(STACK_LEAST_BYTES, STACK_MOST_BYTES)
+        let fits = if self.is_low() { (fits / 4).max(fits.min(STACK_LOW_BYTES)) } else { fits };
+        (fits & !0xfff).clamp(STACK_MIN_BYTES, STACK_MAX_BYTES)
     }
 
-    /// Less than a hundredth of a second's share is left.
-    fn is_short(&self) -> bool {
+    /// The credit is less than the share of 10 ms.
+    fn is_low(&self) -> bool {
         self.share_ppm.is_some_and(|ppm| self.credit < i128::from(ppm) * 10_000_000)
     }
 }
@@ -162,27 +160,27 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Ticks of 1 ms of a busy thread whose stops take `stop_ns`; the share that it stood.
-    fn share_stood(limit: f64, stop_ns: u64) -> (f64, u64) {
+    /// Ticks of 1 ms of a busy thread whose stops take `stop_ns`: the share that it was stopped, and the stops.
+    fn share_stopped(limit: f64, stop_ns: u64) -> (f64, u64) {
         let mut budget = Budget::new(limit);
-        let (mut stood_ns, mut stops) = (0, 0);
+        let (mut stopped_ns, mut stops) = (0, 0);
         for _ in 0..20_000 {
             budget.earn(MS);
             if budget.allows_stops() {
                 budget.spend(stop_ns, 1000);
-                stood_ns += stop_ns;
+                stopped_ns += stop_ns;
                 stops += 1;
             }
         }
-        (stood_ns as f64 / (20_000.0 * MS as f64), stops)
+        (stopped_ns as f64 / (20_000.0 * MS as f64), stops)
     }
 
     #[test]
     fn cheap_stops_happen_at_every_tick_and_dear_ones_as_often_as_the_share_allows() {
-        assert_eq!(share_stood(0.02, 15_000).1, 20_000);
-        let (share, stops) = share_stood(0.02, 80_000);
+        assert_eq!(share_stopped(0.02, 15_000).1, 20_000);
+        let (share, stops) = share_stopped(0.02, 80_000);
         assert!((0.0195..0.0205).contains(&share), "{share} in {stops} stops");
-        assert_eq!(share_stood(1.0, 900_000).1, 20_000, "no limit");
+        assert_eq!(share_stopped(1.0, 900_000).1, 20_000, "no limit");
     }
 
     #[test]
@@ -207,26 +205,26 @@ mod tests {
     fn what_many_stops_take_is_what_stops_cost_and_what_few_take_is_not() {
         let stops = |of_thousand: u64| {
             let mut budget = Budget::new(0.02);
-            let (mut stood_ns, mut stops) = (0, 0);
+            let (mut stopped_ns, mut stops) = (0, 0);
             for tick in 0..20_000 {
                 budget.earn(MS);
                 if budget.allows_stops() {
                     let stop_ns = if tick * 7919 % 1_000 < of_thousand { 3 * MS } else { 15_000 };
                     budget.spend(stop_ns, 1000);
-                    stood_ns += stop_ns;
+                    stopped_ns += stop_ns;
                     stops += 1;
                 }
             }
-            (stood_ns as f64 / (20_000.0 * MS as f64), stops)
+            (stopped_ns as f64 / (20_000.0 * MS as f64), stops)
         };
         let (share, many) = stops(200);
         assert!(share < 0.025, "{share} in {many} stops");
         let (_, few) = stops(6);
         assert!(few > 19_000, "{few} stops");
-        // Whoever held them up: not more than the share for stops, and once more for these.
+        // Delayed stops: at most the share, and once more.
         for of_thousand in [20, 40, 80] {
             let (share, stops) = stops(of_thousand);
-            assert!(share < 0.043, "{share} in {stops} stops with {of_thousand} of a thousand held up");
+            assert!(share < 0.043, "{share} in {stops} stops with {of_thousand} of a thousand delayed");
         }
     }
 
@@ -256,12 +254,12 @@ mod tests {
         for _ in 0..64 {
             budget.spend(100 * MS, 1 << 20);
         }
-        assert_eq!(budget.stack_max_bytes(), STACK_LEAST_BYTES);
+        assert_eq!(budget.stack_max_bytes(), STACK_MIN_BYTES);
         for _ in 0..100_000 {
             budget.earn(10 * MS);
             budget.spend(10_000, 16 << 10);
         }
         assert!(budget.stack_max_bytes() > 256 << 10, "{}", budget.stack_max_bytes());
-        assert_eq!(Budget::unlimited().stack_max_bytes(), STACK_MOST_BYTES);
+        assert_eq!(Budget::unlimited().stack_max_bytes(), STACK_MAX_BYTES);
     }
 }

@@ -36,7 +36,7 @@ struct EventTime<'a> {
 }
 
 impl EventTime<'_> {
-    fn go_to(&self, at_ns: u64) {
+    fn set_time(&self, at_ns: u64) {
         self.at_ns.set(at_ns);
         self.begun_ns.set(self.clock.now_ns());
     }
@@ -163,8 +163,8 @@ impl PushedDriver<'_> {
 
     fn take(&mut self, source: &mut dyn PushedSource, event: TimedEvent) {
         let TimedEvent { at_ns, process: pid, thread, event } = event;
-        self.time.go_to(at_ns);
-        source.go_to(at_ns);
+        self.time.set_time(at_ns);
+        source.set_time(at_ns);
         match event {
             SourceEvent::Dropped(samples, reason) => return self.recorder.lose_samples(reason, samples),
             SourceEvent::Late(ticks) => return self.recorder.stats.ticks_late += ticks,

@@ -198,7 +198,7 @@ impl<'a> StopDriver<'a> {
             *if self.may_stop {
                 &mut self.recorder.stats.ticks
             } else {
-                &mut self.recorder.stats.ticks_spared
+                &mut self.recorder.stats.ticks_skipped
             } += 1;
             let done_ns = self.clock.now_ns();
             let dropped = self.ticks.done(done_ns);
@@ -387,7 +387,7 @@ impl<'a> StopDriver<'a> {
     fn stopped(&mut self, id: ThreadId, outcome: Outcome, capture: Box<Capture>) {
         self.recorder.stats.stops += 1;
         self.recorder.stats.pause.add(capture.pause_ns);
-        self.recorder.stats.stood_ns += capture.stood_ns;
+        self.recorder.stats.stopped_ns += capture.stood_ns;
         let mut waited = false;
         if let Some(state) = self.threads.get_mut(&id) {
             state.stop_pending = false;
@@ -410,7 +410,7 @@ impl<'a> StopDriver<'a> {
                 return;
             }
             // Its time is not lost: the next sample carries it.
-            Outcome::BeganToWait => self.recorder.stats.stops_let_go += 1,
+            Outcome::BeganToWait => self.recorder.stats.stops_released_waiting += 1,
             Outcome::NotOnCpu => self.recorder.stats.stops_not_on_cpu += 1,
             Outcome::Unreadable(why) => {
                 let missed_ns = self.weigh(id, capture.status);
@@ -491,7 +491,7 @@ impl<'a> StopDriver<'a> {
         self.live.ticks.store(self.recorder.stats.ticks, Relaxed);
         self.live.samples.store(self.recorder.samples(), Relaxed);
         self.live.threads.store(self.threads.len() as u64, Relaxed);
-        self.live.pause_ns.store(self.recorder.stats.stood_ns, Relaxed);
+        self.live.pause_ns.store(self.recorder.stats.stopped_ns, Relaxed);
         let alive_ns = self.recorder.alive_cpu_ns();
         self.live.target_cpu_ns.store(self.recorder.stats.target_cpu_ns + alive_ns, Relaxed);
     }

@@ -53,7 +53,7 @@ impl StopDriver<'_> {
 
     /// Resumes the recording; `suspended_ns` is left out of its time.
     fn go_on(&mut self, suspended_ns: u64) -> Result<RunEnd, Fault> {
-        self.target.take_up()?;
+        self.target.reattach()?;
         self.start_ns += suspended_ns;
         self.end_ns = self.end_ns.saturating_add(suspended_ns);
         self.ticks.skip(suspended_ns);

@@ -1,10 +1,11 @@
 //! Sources of samples. The only place with OS calls and, besides `binary::map`, with `unsafe`.
 //!
 //! Sources that stop threads implement [`Target`]: `linux` (ptrace), `mach` (macOS), `gdb` (a stub of the gdb remote
-//! protocol), `sim` (seeded, with injected faults). A stop, the copy of registers and stack bytes, and the release are one
-//! operation: [`Target::next`] does not return while a captured thread is still stopped, so no caller can forget the
-//! release. Sources whose samples somebody else takes implement [`pushed::PushedSource`]: `linux::perf` (perf_event).
-//! All but `linux` and the calls of `mach` are compiled everywhere. No source walks, names or aggregates anything.
+//! protocol), `sim` (seeded, with injected faults). A stop, the copy of registers and stack bytes, and the release
+//! are one operation: [`Target::next`] does not return while a captured thread is still stopped, so no caller can
+//! forget the release. Sources whose samples the kernel takes implement [`pushed::PushedSource`]: `linux::perf`
+//! (perf_event). All but `linux` and the calls of `mach` are compiled everywhere. No source walks, names or
+//! aggregates anything.
 
 use std::fmt;
 use std::sync::Arc;
@@ -59,7 +60,7 @@ fn spawn_as_we_began(command: &mut std::process::Command) -> std::io::Result<std
     command.spawn()
 }
 
-/// Asks the system to run the calling thread before others when it wakes: a target stands meanwhile.
+/// Requests priority for the calling thread when it wakes: a target is stopped meanwhile.
 fn prefer_this_thread() {
     #[cfg(target_os = "linux")]
     linux::prefer_this_thread();
@@ -68,7 +69,7 @@ fn prefer_this_thread() {
 /// What a thread of the profiler does from now on, which decides what privileges it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The first thread, while another one samples by the kernel; it looks names up and writes afterwards.
+    /// The first thread, while another one samples by the kernel; it finds names and writes afterwards.
     Waiting,
     /// The first thread, while another one samples by ptrace; it starts a new one after a suspension.
     Tracing,
@@ -76,9 +77,9 @@ pub enum Role {
     SamplingByKernel,
     /// The sampler, which traces threads and stops them.
     SamplingByPtrace,
-    /// The first thread, which samples by a gdb stub or a simulation; it looks names up and writes afterwards.
+    /// The first thread, which samples by a gdb stub or a simulation; it finds names and writes afterwards.
     SamplingByStub,
-    /// The first thread and its helpers, which look names up or read profiles.
+    /// The first thread and its helpers, which find names or read profiles.
     Naming,
     /// The first thread, which writes outputs.
     Writing,
@@ -101,7 +102,7 @@ pub enum SamplingMethod {
 /// What decides how a process is sampled.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampling {
-    /// What was asked for.
+    /// The requested one.
     pub way: SamplingMethod,
     /// Samples per second.
     pub hz: u32,
@@ -109,7 +110,7 @@ pub struct Sampling {
     pub idle: bool,
     /// Nothing but threads that wait is wanted.
     pub off_cpu: bool,
-    /// Frames in the kernel are wanted, where they are to be had.
+    /// Frames in the kernel are requested; not every source has them.
     pub kernel: bool,
     /// Processes that it starts are wanted, too.
     pub children: bool,
@@ -144,12 +145,12 @@ impl ProcessSelection {
 pub enum SampleSource<'a> {
     /// The engine does: it stops threads.
     Stopped(&'a mut dyn Target),
-    /// The system does, and tells.
+    /// The system does, and reports it.
     Pushed(&'a mut dyn pushed::PushedSource),
 }
 
 impl SampleSource<'_> {
-    /// What can be asked of the process.
+    /// Facts about the process.
     pub fn observed(&mut self) -> &mut dyn Observed {
         match self {
             SampleSource::Stopped(target) => *target,
@@ -197,17 +198,17 @@ pub struct Process {
 /// A target fault, by consequence: the sampler acts on this, never on an errno.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The process has gone.
+    /// The process no longer exists.
     Gone,
-    /// This thread has gone; the process may go on.
+    /// This thread no longer exists; the process may continue.
     ThreadGone,
     /// The system refused; the text names what and why.
     Denied(String),
     /// Not this time (memory unmapped under the read, list in motion): skip and count it.
     Transient(&'static str),
-    /// The recording cannot go on; the text names what failed.
+    /// The recording cannot continue; the text names what failed.
     Fatal(String),
-    /// The way to the target is lost; what was recorded until then is whole. The text says why.
+    /// The connection to the target is lost; the recording until then is whole. The text has the reason.
     Lost(String),
 }
 
@@ -227,11 +228,11 @@ impl fmt::Display for Fault {
 pub enum Outcome {
     /// Registers and stack bytes are in the [`Capture`].
     Captured,
-    /// The thread had begun to wait between the look and the stop: it was let go at
-    /// once, its interrupted system call continues, and nothing was captured.
+    /// The thread had begun to wait between the poll and the stop: it was released at once, its interrupted system
+    /// call continues, and nothing was captured.
     BeganToWait,
-    /// The thread was ready, but on no CPU when it was asked to stop: where it stands says
-    /// nothing of where CPU time goes. It was let go at once, and nothing was captured.
+    /// The thread was ready, but on no CPU when the stop was requested: its place does not show where CPU time goes.
+    /// It was released at once, and nothing was captured.
     NotOnCpu,
     /// Stopped, but registers or stack could not be read; it runs again.
     Unreadable(&'static str),
@@ -264,7 +265,7 @@ pub enum ExitStatus {
 pub enum Event {
     /// The time given to `next` was reached.
     Timeout,
-    /// A thread asked to stop did so and runs again.
+    /// A thread with a stop request stopped and runs again.
     Stopped {
         /// Which thread.
         thread: ThreadId,
@@ -282,27 +283,26 @@ pub enum Event {
     ThreadExited {
         /// Its number.
         thread: ThreadId,
-        /// All the CPU time it used in nanoseconds, where the system still tells.
+        /// All of its CPU time, nanoseconds, if the system still reports it.
         cpu_ns: Option<u64>,
     },
     /// The process of this thread replaced its program: its images and stacks of before are void,
     /// and only this thread of it is left.
     Exec {
-        /// The thread that goes on.
+        /// The thread that continues.
         thread: ThreadId,
         /// Stack pointer at the first instruction of the new program.
         stack_top: Option<Avma>,
     },
-    /// Images were loaded or unloaded, where the system tells at once.
+    /// Images were loaded or unloaded, if the system reports that at once.
     ImagesChanged,
-    /// A process is about to end, in all likelihood: what can be asked of it can be asked until
-    /// the next call.
+    /// A process is probably about to exit: it can be read until the next call.
     Leaving {
         /// Its number.
         process: u32,
     },
-    /// A process has ended, after its threads; others go on. Until the next call what was kept of
-    /// it can be asked.
+    /// A process has exited, after its threads; others continue. Until the next call the facts kept of it can be
+    /// read.
     ProcessEnded {
         /// Its number.
         process: u32,
@@ -313,8 +313,7 @@ pub enum Event {
     Terminate,
 }
 
-/// What can be asked of a process while it runs, whoever samples it: what it is, which images it
-/// has, what its threads are called, what its memory holds.
+/// A process as it can be observed while it runs, by any source: its description, images, names of threads, memory.
 pub trait Observed {
     /// What was learned at attach.
     fn process(&self) -> &Process;
@@ -333,7 +332,7 @@ pub trait Observed {
         None
     }
 
-    /// Whether each new executable mapping is reported, so that code in none is no reason to ask for them again.
+    /// Whether each new executable mapping is reported, so that code outside of all is no reason to list them again.
     fn reports_mmaps(&self) -> bool {
         false
     }
@@ -366,35 +365,31 @@ pub trait CallThread {
     /// Ends the thread: nothing of the target is held any more, and nothing of it was stopped for that.
     fn let_go(&self);
 
-    /// Starts it anew, for [`Target::take_up`].
+    /// Starts it again, for [`Target::reattach`].
     ///
     /// # Errors
     /// [`Fault::Lost`] when the system starts none.
     fn begin_anew(&self) -> Result<(), Fault>;
 }
 
-/// A process that can be sampled, or several: what it is itself, as [`Observed`], is the first of
-/// them, or what stands for all.
+/// A process that can be sampled, or several: as [`Observed`] it is the main process, or a placeholder for several.
 ///
-/// Contract: between calls no thread of the target stands still because of this
-/// backend, except those asked to stop and not yet collected, and the one that
-/// [`Event::Leaving`] told of last. Dropping the target
-/// lets every thread run and releases the processes without stopping them.
+/// Contract: between calls no thread of the target is stopped by this backend, except those with a pending stop
+/// request, and the one of the last [`Event::Leaving`]. Dropping the target lets every thread run and releases the
+/// processes without stopping them.
 pub trait Target: Observed {
-    /// The process that a thread is of, by its number. What [`Target::next`] told of last is known.
+    /// The process of a thread, by its number. That of the last event of [`Target::next`] is known.
     fn process_of(&self, _thread: ThreadId) -> u32 {
         self.process().pid
     }
 
-    /// What can be asked of another process than the first, as long as it was not told to have
-    /// ended; `None` for one that is not known.
+    /// Another process than the main one, until its exit is reported; `None` for one that is not known.
     fn other(&mut self, _process: u32) -> Option<&mut dyn Observed> {
         None
     }
 
-    /// CPU time that all threads of a process have used so far, those included that have ended or cannot be
-    /// sampled, nanoseconds; of one that was told to have ended last, all that it used. `None` where the source
-    /// has no such clock.
+    /// CPU time of all threads of a process so far, including those that have exited or cannot be sampled,
+    /// nanoseconds; for the process whose exit was reported last, all of it. `None` if the source has no such clock.
     fn process_cpu_ns(&mut self, _process: u32) -> Option<u64> {
         None
     }
@@ -403,14 +398,14 @@ pub trait Target: Observed {
     /// their first instruction where known. Replaces the content of `out`.
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>);
 
-    /// Polls a thread from outside: it is not stopped and cannot tell.
+    /// Polls a thread from outside: it is not stopped and cannot notice.
     ///
     /// # Errors
     /// [`Fault::ThreadGone`] when it has ended.
     fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault>;
 
-    /// Stops that should be on their way at once, at least 1: enough to hide the way, few
-    /// enough that the first to stand is not kept by the last.
+    /// Stop requests that should be pending at once, at least 1: enough to hide the latency, few enough that the
+    /// first stopped thread does not wait for the last.
     fn stops_at_once(&self) -> usize {
         4
     }
@@ -440,7 +435,7 @@ pub trait Target: Observed {
     /// bytes are in `capture`, and the thread already runs again.
     ///
     /// # Errors
-    /// [`Fault::Gone`] after the process has ended, [`Fault::Fatal`] when the system fails.
+    /// [`Fault::Gone`] after the process has exited, [`Fault::Fatal`] when the system fails.
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault>;
 
     /// How long in all [`Target::next`] has returned late because the system woke this thread late;
@@ -466,27 +461,27 @@ pub trait Target: Observed {
         false
     }
 
-    /// Stack pointer and program counter of a waiting thread, read without stopping it;
-    /// `None` where the system does not tell or the thread does not wait.
+    /// Stack pointer and program counter of a waiting thread, read without stopping it; `None` if the system does not
+    /// report them or the thread does not wait.
     fn waits_at(&mut self, _thread: ThreadId) -> Option<(Avma, Avma)> {
         None
     }
 
-    /// The thread that [`Target::interrupt`], [`Target::next`], [`Target::release`] and [`Target::take_up`] have to be called
+    /// The thread that [`Target::interrupt`], [`Target::next`], [`Target::release`] and [`Target::reattach`] have to be called
     /// in; `None` where any will do.
     fn call_thread(&self) -> Option<Arc<dyn CallThread>> {
         None
     }
 
-    /// Lets go of what the end of the calling thread would harm; called before that thread ends.
+    /// Releases what the end of the calling thread would harm; called before that thread ends.
     fn release(&mut self) {}
 
-    /// Holds the target again after it was let go for a while. What came and went meanwhile is among the
-    /// next events.
+    /// Attaches to the target again after it was released for a while. What came and went meanwhile is among the next
+    /// events.
     ///
     /// # Errors
     /// [`Fault::Lost`]: it may not be held any more.
-    fn take_up(&mut self) -> Result<(), Fault> {
+    fn reattach(&mut self) -> Result<(), Fault> {
         Ok(())
     }
 }

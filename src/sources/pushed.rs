@@ -1,15 +1,18 @@
-//! Samples that somebody else takes: what a kernel tells of a process, in batches that come late.
+//! Samples that the kernel takes and delivers in batches, without a stop.
 //!
-//! The counterpart of [`Target`](super::Target) for sources that nobody has to stop: [`TimedEvent`]s
-//! with their times, and [`PushedSource`], which gives them out.
+//! The counterpart of [`Target`](super::Target): a [`PushedSource`] returns [`TimedEvent`]s, which carry their times
+//! since they arrive late. What is done with them is up to `sampler::pushed`.
 
 use super::{Capture, ExitStatus, Fault, Observed, ThreadId, ThreadStatus};
 use crate::addr::Avma;
 
-/// Why time is lost that was used in the kernel where only user mode may be sampled.
+/// Why CPU time is lost that was used in the kernel, if only user mode may be sampled.
 pub const IN_KERNEL: &str = "in the kernel, which may not be sampled";
 
-/// Why time is lost that was used after the last sample.
+/// Why samples are lost that the kernel did not take since it throttled their event.
+pub const THROTTLED: &str = "throttled by kernel.perf_event_max_sample_rate";
+
+/// Why CPU time after the last sample is lost.
 pub const NOT_SAMPLED_AGAIN: &str = "not sampled again before the end";
 
 /// An event of a thread or process, and its time.
@@ -28,11 +31,11 @@ pub struct TimedEvent {
 /// What a source reports, in order.
 #[derive(Debug)]
 pub enum SourceEvent {
-    /// A thread was seen first.
+    /// First event of this thread.
     ThreadStarted {
         /// Stack pointer at its first instruction, where that is known.
         stack_top: Option<Avma>,
-        /// What it had used by then.
+        /// Its CPU time so far.
         status: ThreadStatus,
         /// It ran already when the recording began.
         preexisting: bool,
@@ -41,16 +44,16 @@ pub enum SourceEvent {
     },
     /// Its registers and stack bytes; `status` in it is what it had used by then.
     Sample(Box<Capture>),
-    /// A thread has gone to wait here, and waits on: [`SourceEvent::Wait`] without a stack tells how long.
+    /// A thread waits here; [`SourceEvent::Wait`] without a stack follows at the end, with the length.
     WaitStarted(Box<Capture>),
-    /// A thread waited, or was ready without a CPU, for so long: at the end of that.
+    /// A thread waited, or was ready without a CPU, until now.
     Wait {
         /// Nanoseconds.
         ns: u64,
         /// Where; `None`: where its last [`SourceEvent::WaitStarted`] was.
         stack: Option<Box<Capture>>,
     },
-    /// A thread waited for so long, and where is not known, or for how much of it.
+    /// A thread waited; its stack, or how much of this time it waited, is unknown.
     WaitLost {
         /// Nanoseconds.
         ns: u64,
@@ -62,12 +65,12 @@ pub enum SourceEvent {
     /// It ended, or the recording did; all that it used, where that is known, and for what
     /// reason the rest of it is lost.
     ThreadEnded(Option<u64>, &'static str),
-    /// The process is told of for the first time.
+    /// First event of this process.
     ProcessStarted {
         /// The name that it has now, under which its stacks are shown.
         name: String,
     },
-    /// The thread, which was told of, has this name from now on.
+    /// The thread, which has been reported, has this name from now on.
     ThreadNamed {
         /// Its name.
         name: String,
@@ -77,13 +80,13 @@ pub enum SourceEvent {
         /// The name that its stacks are shown under from now on; `None`: as before.
         name: Option<String>,
     },
-    /// The process has ended; others may go on.
+    /// The process has ended; others may continue.
     ProcessEnded,
-    /// The images of the process are to be read now: it had others before.
+    /// The images of the process changed: they are read now.
     ImagesChanged,
     /// The images of the process may have changed: they are read again when that is cheap.
     ImagesMayHaveChanged,
-    /// So many samples were dropped before anybody saw them, for this reason.
+    /// The kernel dropped this many samples, for this reason.
     Dropped(u64, &'static str),
     /// Late ticks. A stopping source drops them; a pushing source keeps those that carry CPU time.
     Late(u64),
@@ -96,45 +99,43 @@ pub enum SourceEvent {
 pub struct StackUse {
     /// Bytes above the stack pointer that the walk read.
     pub bytes: usize,
-    /// It led beyond what was copied.
+    /// It needed bytes above the copy.
     pub truncated: bool,
-    /// It led below the stack pointer, of which nothing was copied.
+    /// It needed bytes below the stack pointer, which were not copied.
     pub needs_red_zone: bool,
-    /// It led beyond what was copied, and out of the memory of the stack: no size is enough.
+    /// It needed bytes above the copy and outside of the stack: no size is enough.
     pub unbounded: bool,
 }
 
-/// Processes whose samples are pushed. What it is itself, as [`Observed`], is the first of them, or
-/// what stands for all.
+/// Processes whose samples are pushed. As [`Observed`] it is the main process, or a placeholder for several.
 pub trait PushedSource: Observed {
-    /// What can be asked of a process that events were of; `None` for one that was never told of.
+    /// A process that had events; `None` if it had none.
     fn observed(&mut self, process: u32) -> Option<&mut dyn Observed>;
 
-    /// Appends the events that are there, waiting for some until `until_ns` of the engine's
-    /// clock at the latest. Events of one thread are in their order. Gives the time up to which
-    /// nothing more will come, or `None` at the end.
+    /// Appends the events that have arrived; waits for some, until `until_ns` of the engine's clock at the latest.
+    /// Events of one thread are in order. Returns the time before which all events have arrived, or `None` at the
+    /// end.
     ///
     /// # Errors
     /// [`Fault::Gone`] when the process has ended, others when the source fails.
     fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault>;
 
-    /// Called before each event of a batch is worked on, which may take long: makes room for those to come.
+    /// Makes room for new samples. Called before each event of a batch is processed, which may take long.
     fn drain_rings(&mut self) {}
 
-    /// Images and names are asked as they were at this time, from now on.
-    fn go_to(&mut self, at_ns: u64);
+    /// Later queries about images and names refer to this time.
+    fn set_time(&mut self, at_ns: u64);
 
-    /// Takes no more samples. What was taken is still told; then [`PushedSource::next_batch`]
-    /// gives `None`.
+    /// Stops sampling. [`PushedSource::next_batch`] returns the samples that were taken, then `None`.
     fn end(&mut self) {}
 
-    /// After [`PushedSource::end`]: how the process ended, if it does before `until_ns` of the
-    /// engine's clock. Waits for that.
+    /// After [`PushedSource::end`]: how the process ended, if it does before `until_ns` of the engine's clock. Waits
+    /// for that.
     fn exit_before(&mut self, _until_ns: u64) -> Option<ExitStatus> {
         None
     }
 
-    /// A sample was walked; its buffers are given back.
+    /// A sample was walked: takes its buffers back.
     fn walked(&mut self, _capture: Box<Capture>, _needed: StackUse) {}
 
     /// Whether samples can have [`Capture::prefetched`].
@@ -142,25 +143,25 @@ pub trait PushedSource: Observed {
         false
     }
 
-    /// Has each sample of a thread from now on hold these ranges of its memory, too: the address of the first byte
-    /// of each, ascending.
+    /// Adds these ranges of memory to each later sample of a thread: the address of the first byte of each,
+    /// ascending.
     fn prefetch(&mut self, _thread: ThreadId, _ranges: &[u64]) {}
 
-    /// The stack of a wait was walked, or was not needed; its buffers are given back.
+    /// The stack of a wait was walked, or was not needed: takes its buffers back.
     fn wait_walked(&mut self, _capture: Box<Capture>, _needed: Option<StackUse>) {}
 
-    /// Of a whole machine: the share of the time of its CPUs in which they had nothing to do.
+    /// With `-a`: the idle share of the CPUs' time.
     fn machine_idle(&self) -> Option<f64> {
         None
     }
 
-    /// Bytes of the rings that samples come through, and of the most stacks that one batch had.
+    /// Bytes of the rings, and the most bytes of stacks of one batch.
     fn memory_bytes(&self) -> (u64, u64) {
         (0, 0)
     }
 
-    /// CPU time that the processes used while recorded, nanoseconds, where the system tells it
-    /// beside the samples.
+    /// CPU time of the processes while they were recorded, nanoseconds, if the system reports it separately from the
+    /// samples.
     fn target_cpu_ns(&self) -> Option<u64> {
         None
     }

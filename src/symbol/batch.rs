@@ -3,10 +3,9 @@
 //! Input: images, each with its addresses, sorted. Output: for each address its functions
 //! or the reason why there are none, in the order of the input whatever thread did what.
 //!
-//! Work is cut where it is independent: the symbols of an image, finding its DWARF units,
-//! and each unit. So one large image keeps all processors busy, and so do many small ones.
-//! Plain threads and one counter do for that: the pieces are many and of milliseconds, so
-//! nothing would be gained by a scheduler that steals.
+//! Work is divided where it is independent: the symbols of an image, finding its DWARF units, and each unit. So one
+//! large image keeps all processors busy, and so do many small ones. Plain threads and one counter are enough: the
+//! pieces are many and take milliseconds, so a work-stealing scheduler would gain nothing.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -92,7 +91,7 @@ impl<'f> OpenDwarf<'f> {
         OpenDwarf { debug: Debug::new(main, shared, wanted), splits, translated: None }
     }
 
-    /// Does one of the jobs; the chains are of indices among the image's addresses.
+    /// Does one of the jobs; the chains have indices of the image's addresses.
     fn run(&self, job: &Job, wanted: &[u64], ask: Ask, texts: &mut Texts<'_>) -> Vec<Chain> {
         let Some((addresses, indices)) = &self.translated else {
             return self.debug.run(job, wanted, ask, &self.splits, texts);
@@ -183,11 +182,10 @@ pub(super) fn name(
     answers
 }
 
-/// Puts what DWARF says of an address to what the symbols say.
+/// Adds the functions that DWARF has at an address to its symbol.
 ///
-/// The outermost function keeps the name of its symbol: it is the same with and without
-/// DWARF, it is the mangled one where DWARF has no other than `f`, and it tells apart what
-/// compilers split off (`f [clone .cold]`).
+/// The outermost function keeps the name of its symbol: it is the same with and without DWARF, it is the mangled one
+/// where DWARF has only `f`, and it distinguishes parts that compilers split off (`f [clone .cold]`).
 fn merge(names: &mut [Result<Vec<LineInfo>, Why>], chain: Chain, inlines: bool) {
     let Some(known) = names.get_mut(chain.wanted as usize) else { return };
     let mut functions = chain.functions;
@@ -233,7 +231,7 @@ fn symbols(asked: &ImageTask<'_>, options: &Options<'_>, texts: &mut Texts<'_>) 
     found
 }
 
-/// Looks up in one file what has no name yet.
+/// Finds the addresses without a name in one file.
 fn look_up(bytes: &ImageBytes, asked: &ImageTask<'_>, found: &mut Symbols, texts: &mut Texts<'_>) {
     let table = SymbolTable::parse(bytes);
     // Neighbouring addresses are mostly in one function. Two of one start differ in their end.
@@ -265,8 +263,8 @@ fn look_up(bytes: &ImageBytes, asked: &ImageTask<'_>, found: &mut Symbols, texts
     }
 }
 
-/// The symbol of an address, unless it is one without an end and unwind information says that
-/// a function ends or another begins between the two.
+/// The symbol of an address, unless it has no end and a function ends or begins between the two by unwind
+/// information.
 fn within<'s>(symbol: Symbol<'s>, image: &Image, at: Svma) -> Result<Symbol<'s>, Why> {
     let last = if symbol.open_ended { image.last_described_function(at) } else { None };
     let is_other = |last: Range<Svma>| {

@@ -1,9 +1,8 @@
 //! The debug map of a linked Mach-O image: its addresses → the object files with their DWARF.
 //!
-//! Apple's linkers leave DWARF where it was, in the object files, and note in the symbol table
-//! which function came from which (stabs). Input: an image, hostile, and sorted addresses.
-//! Output: object files, each with those addresses as it states them itself. Not for: reading
-//! the DWARF (see `dwarf`), images with a dSYM, in which `dsymutil` has joined it all.
+//! Apple's linkers leave DWARF in the object files, and note in the symbol table which function came from which
+//! (stabs). Input: an image, hostile, and sorted addresses. Output: object files, each with those addresses in its
+//! own terms. Not for: reading the DWARF (see `dwarf`), images with a dSYM, in which `dsymutil` has joined it all.
 //!
 //! Format: `<mach-o/stab.h>` of xnu; the stabs of a function are `N_FUN` with its name and
 //! address, then `N_FUN` without name with its size.
@@ -36,7 +35,7 @@ pub(super) struct ObjectFile {
     pub bytes: ImageBytes,
     /// Addresses as the object file states them, rising and without duplicates.
     pub addresses: Vec<u64>,
-    /// For each of them its index among the addresses that were asked for.
+    /// The index of each among the requested addresses.
     pub indices: Vec<u32>,
 }
 
@@ -44,8 +43,8 @@ pub(super) struct ObjectFile {
 /// stated addresses of the image; and what could not be used, each a line for people. None
 /// for images without debug map.
 ///
-/// An object file has no UUID. What tells that it is the one that was linked is the time of
-/// its last change, which the map notes; without one in the map it is taken as it is.
+/// An object file has no UUID. It is recognised by the time of its last change, which the map notes; without one in
+/// the map it is taken as it is.
 #[must_use]
 pub(super) fn objects(
     image: &Image,
@@ -100,7 +99,7 @@ struct FunctionStab {
 /// The functions of a map that have addresses, by their start.
 struct Map(Vec<FunctionStab>);
 
-/// An address that an object file is asked for.
+/// A requested address in an object file.
 struct ObjectQuery<'f> {
     function: &'f FunctionStab,
     /// Bytes from the function's start.
@@ -156,7 +155,7 @@ impl Map {
             let path = if path.starts_with('/') { path.into_owned() } else { format!("{directory}/{path}") };
             files.entry((path, named.modified_s)).or_default().extend(asked);
         }
-        // A path can stand in the names more than once.
+        // A path can be in the names more than once.
         files.values_mut().for_each(|asked| asked.sort_unstable_by_key(|asked| asked.index));
         files
     }

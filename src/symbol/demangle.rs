@@ -1,5 +1,5 @@
-//! Mangled name → the name people know: Rust (legacy and v0), C++ (Itanium ABI), and Swift
-//! through a [`Demangler`] of the caller's.
+//! Mangled name → readable name: Rust (legacy and v0), C++ (Itanium ABI), and Swift through a [`Demangler`] of the
+//! caller.
 //!
 //! Input: a name from a file, hostile. Output: the readable name, or the name as it is
 //! if it is in no known mangling or beyond a limit. Not for: escaping what an output
@@ -12,8 +12,8 @@ use cpp_demangle::{BorrowedSymbol, DemangleOptions, ParseOptions};
 /// Longest mangled name that is demangled, in bytes.
 pub const MAX_MANGLED_BYTES: usize = 16 * 1024;
 
-/// Longest readable name, in bytes; a name that would be longer stays mangled. Short
-/// names can stand for endless ones, by references to their own parts.
+/// Longest readable name, in bytes; a name that would be longer stays mangled. By references to their own parts,
+/// short names can expand without bounds.
 pub const MAX_DEMANGLED_BYTES: usize = 64 * 1024;
 
 /// Depth of nested C++ constructs.

@@ -83,9 +83,9 @@ pub enum DebugFileError {
     OtherSupplement,
     /// It is not the split file of this unit.
     OtherSplit,
-    /// Without a build id nothing tells whether it fits.
+    /// Without a build id it cannot be known whether it fits.
     NoBuildId,
-    /// Without a UUID nothing tells whether it fits.
+    /// Without a UUID it cannot be known whether it fits.
     NoUuid,
     /// It is no split file.
     NoSplitDwarf,
@@ -174,7 +174,7 @@ pub(super) enum ObjectFileError {
     Format(FormatError),
     /// Another program was linked with it.
     Changed,
-    /// Nothing tells whether it is the one that was linked.
+    /// It cannot be known whether it is the one that was linked.
     NoTime,
     /// The file in front of the parenthesis is no archive.
     NotAnArchive,

@@ -1,15 +1,14 @@
-//! Names of code that a JIT compiler made: the lines of `/tmp/perf-PID.map`, or the loads of a jitdump
-//! (`jitdump.rs`).
+//! Names of JIT code: the lines of `/tmp/perf-PID.map`, or the loads of a jitdump (`jitdump.rs`).
 //!
-//! Input: the text, hostile, and sorted addresses. Output: a name for each address, and how
-//! many lines were not understood. Node (`--perf-basic-prof`), Java agents and .NET
-//! (`DOTNET_PerfMapEnabled=1`) write it as they compile, so it is read after the recording;
-//! of several lines for an address the last one counts, since code is moved and replaced.
+//! Input: the text, hostile, and sorted addresses. Output: a name for each address, and the number of lines that were
+//! not understood. Node (`--perf-basic-prof`), Java agents and .NET (`DOTNET_PerfMapEnabled=1`) write it as they
+//! compile, so it is read after the recording; of several lines for an address the last one counts, since code is
+//! moved and replaced.
 //!
 //! Format: `START SIZE name`, numbers in hex without prefix (Linux
 //! `tools/perf/Documentation/jit-interface.txt`).
 
-/// What a map says.
+/// The content of a map.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct JitNames<'t> {
     /// The name of each address.

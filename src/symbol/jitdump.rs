@@ -1,9 +1,8 @@
-//! Names of code that a JIT compiler made: the loads in a `jit-PID.dump`.
+//! Names of JIT code: the loads in a `jit-PID.dump`.
 //!
-//! Input: the file, hostile. Output: where each function was, in the order in which they were
-//! made, for `jit`. V8 (`--perf-prof`), CPython (`-X perf_jit`), Erlang and agents for Java write it;
-//! they map a page of it with the right to execute, and by that it is found. What else it has (the code, lines,
-//! unwind information) is not read.
+//! Input: the file, hostile. Output: the address range of each function, in the order of loads, for `jit`. V8
+//! (`--perf-prof`), CPython (`-X perf_jit`), Erlang and Java agents write it; they map a page of it as executable, by
+//! which it is found. Its other records (code, lines, unwind information) are not read.
 //!
 //! Format: Linux `tools/perf/Documentation/jitdump-specification.txt`. The crate that reads it
 //! (linux-perf-data) brings six others for what is a list of two kinds of records.
@@ -14,7 +13,7 @@ use hashbrown::HashMap;
 
 /// `JiTD` as the processor has it that wrote the file.
 const MAGIC: u32 = 0x4a69_5444;
-/// Bytes of the header, which says its own size, and of that of a record: kind, size, time.
+/// Bytes of the header, which has its own size, and of that of a record: kind, size, time.
 const HEADER_BYTES: usize = 40;
 const RECORD_HEADER_BYTES: usize = 16;
 /// Kinds of records.

@@ -1,8 +1,8 @@
-//! Names of code in the kernel, from its own list of symbols.
+//! Names of kernel functions, from the kernel's list of symbols.
 //!
-//! Input: what the kernel tells of each address, or else the text of `/proc/kallsyms` (proc(5)):
-//! `ffffffff81000000 T name`, and `[module]` behind the names of modules. Output: names for addresses, marked `_[k]` as stackcollapse-perf does.
-//! Not for: inlined functions or lines, which would need the debug file of the kernel.
+//! Input: the kernel's answer for each address, or else the text of `/proc/kallsyms` (proc(5)): `ffffffff81000000 T
+//! name`, and `[module]` after the names of modules. Output: names for addresses, marked `_[k]` as by
+//! stackcollapse-perf. Not for: inlined functions or lines, which would need the debug file of the kernel.
 
 use std::fmt::Write;
 use std::io::{self, Read};
@@ -22,7 +22,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 #[derive(Clone, Debug)]
 struct Nearest {
     start: u64,
-    /// What stands behind the kind: the name, and perhaps the module.
+    /// The text after the kind: the name, and perhaps the module.
     name: Box<[u8]>,
 }
 
@@ -107,7 +107,7 @@ fn for_each_line(list: &mut dyn Read, mut each: impl FnMut(&[u8])) -> io::Result
     }
 }
 
-/// Address, and what stands behind the kind, of a line that is of code.
+/// Address and text after the kind of a line for code.
 fn symbol(line: &[u8]) -> Option<(u64, &[u8])> {
     let space = memchr::memchr(b' ', line.get(..17.min(line.len()))?)?;
     let mut address = 0;

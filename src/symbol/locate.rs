@@ -1,11 +1,11 @@
-//! Where the symbols and the DWARF of an image are: in its file, or in one beside it.
+//! Finds the files with symbols and DWARF of an image: its own, or separate ones.
 //!
-//! Input: an image, and [`Files`] that opens paths. Output: files that are certain to belong
-//! to the image, and why others were refused. Not for: reading what is in them.
+//! Input: an image, and [`Files`] that opens paths. Output: files that certainly belong to the image, and why others
+//! were refused. Not for: reading their content.
 //!
-//! Linux: "Separate Debug Files" of the gdb manual, and "MiniDebugInfo". Fetching from
-//! `DEBUGINFOD_URLS` would be one more [`Files`] behind the build id's path in `of_elf`:
-//! it needs an HTTP client and somebody's consent to go out, so this version has none.
+//! Linux: "Separate Debug Files" of the gdb manual, and "MiniDebugInfo". Fetching from `DEBUGINFOD_URLS` would be one
+//! more [`Files`] behind the build id's path in `of_elf`: it needs an HTTP client and the user's consent to go
+//! online, so this version has none.
 
 mod macho;
 mod supplementary;
@@ -33,7 +33,7 @@ const OPENED_BY: [Open; 2] = [|files, path| files.open(path), |files, path| file
 /// The files of an image.
 #[derive(Debug, Default)]
 pub struct DebugFiles {
-    /// Files to look symbols up in, the best first.
+    /// Files to search for symbols, the best first.
     pub symbols: Vec<ImageBytes>,
     /// The file with the DWARF.
     pub debug: Option<ImageBytes>,
@@ -46,13 +46,13 @@ pub struct DebugFiles {
 }
 
 impl DebugFiles {
-    /// All of them; some stand there twice.
+    /// All of them; some occur twice.
     pub(super) fn files(&self) -> impl Iterator<Item = &ImageBytes> {
         self.symbols.iter().chain(&self.debug).chain(&self.shared).chain(&self.package)
     }
 }
 
-/// Finds the files of an image; `dwarf` tells whether more than symbols is wanted.
+/// Finds the files of an image; `dwarf`: with DWARF, not just symbols.
 #[must_use]
 pub fn locate(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool) -> DebugFiles {
     let mut found = DebugFiles::default();
@@ -171,8 +171,8 @@ fn separate(
         let Ok(debug) = files.open(&path) else { continue };
         let other = Elf::parse(debug.bytes()).ok().and_then(|elf| elf.build_id);
         let fits = match (id, other) {
-            // Both files have a build id, which is surer than the checksum: that is of the file as it was when
-            // it was linked, and sections may have been compressed since.
+            // Both files have a build id, which is more certain than the checksum: that is of the file when it was
+            // linked, and sections may have been compressed since.
             (Some(id), Some(_)) => mismatch(debug.bytes(), id),
             _ if debug.bytes().len() > MAX_CHECKED_BYTES => {
                 let most = MAX_CHECKED_BYTES >> 20;

@@ -1,9 +1,8 @@
 //! Names for code addresses, each unique address looked up once, after the recording.
 //!
-//! Input: the distinct frames of a trie and the images of the process. Output: a name
-//! for each frame, with what could not be named counted by its reason. Nothing here
-//! runs while a target is sampled. Not for: opening files, or deciding what an output
-//! shows.
+//! Input: the distinct frames of a trie and the images of the process. Output: a name for each frame; frames without
+//! one are counted by reason. Nothing here runs while a target is sampled. Not for: opening files, or deciding what
+//! an output shows.
 
 mod batch;
 mod debug_map;
@@ -65,7 +64,7 @@ pub struct Names {
     functions: Vec<LineInfo>,
     /// Distinct code addresses: pairs of image and stated address, and addresses in no image.
     pub addresses_unique: u64,
-    /// Look-ups that were made; the same as `addresses_unique`, counted where they happen.
+    /// Look-ups; equal to `addresses_unique`, but counted where they happen.
     pub addresses_looked_up: u64,
     /// Addresses that got the name of a symbol.
     pub addresses_named: u64,
@@ -117,7 +116,7 @@ enum Owner {
     Image(u32),
     /// The kernel.
     Kernel,
-    /// No image, in a program that was replaced (`exec`): a JIT compiler's map is of the last one.
+    /// No image, in a program that was replaced (`exec`): a JIT compiler's map belongs to the last one.
     EarlierProgram,
     /// No image.
     NoImage,
@@ -194,7 +193,7 @@ pub fn symbolicate(
                     }
                     None => {
                         let files = options.files_of(group[0].process);
-                        // The number stands in the name: a process maps no other's.
+                        // The name has the pid: a process maps no other process's.
                         let dumps = files.own_pid().map_or_else(Vec::new, |pid| {
                             images.paths_in_program(group[0].process, &format!("jit-{pid}.dump"))
                         });
@@ -355,8 +354,7 @@ fn name_registered(
     answer
 }
 
-/// What a thread found; its panic goes on here.
-/// What a thread found, or what was found without one where none could be started.
+/// Result of the kernel-names thread (its panic propagates), or of the inline fallback.
 fn joined(thread: Result<ScopedJoinHandle<'_, ImageNames>, ImageNames>) -> ImageNames {
     let join = |thread: ScopedJoinHandle<'_, ImageNames>| thread.join();
     thread.map_or_else(Ok, join).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -418,7 +416,7 @@ impl Texts {
     fn function(&mut self, function: &LineInfo) -> Arc<str> {
         let name = function.name.as_deref().unwrap_or("[unknown]");
         let Some(file) = &function.file else { return self.shared(name) };
-        // The function says which of several files of one name it is.
+        // The function shows which of several files of one name it is.
         let file = file.rsplit(['/', '\\']).next().unwrap_or_default();
         match function.line {
             0 => self.shared(&format!("{name} ({file})")),

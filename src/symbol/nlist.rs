@@ -1,7 +1,6 @@
-//! The symbol table of a Mach-O file as it stands, of object files too: entries, their names,
-//! and the indirect table.
+//! The raw symbol table of a Mach-O file, of object files too: entries, their names, and the indirect table.
 //!
-//! Input: a whole file, hostile. Output: slices of it. Not for: which symbol names what (see
+//! Input: a whole file, hostile. Output: slices of it. Not for: choosing the symbol of an address (see
 //! `table::macho`, `stubs`, `debug_map`), images in memory.
 //!
 //! Format: `<mach-o/nlist.h>` and `<mach-o/loader.h>` of xnu.
@@ -30,7 +29,7 @@ pub(super) fn is_defined(symbol: &Nlist) -> bool {
 pub(super) struct Nlists<'a> {
     /// The entries, in the order of the file.
     pub symbols: &'a [Nlist],
-    /// Numbers of entries: what stubs and pointers stand for.
+    /// Numbers of entries: the targets of stubs and pointers.
     pub indirect: &'a [U32<LittleEndian, IndirectSymbol>],
     strings: &'a [u8],
 }

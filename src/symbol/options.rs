@@ -1,4 +1,4 @@
-//! What names are made of.
+//! Options for names: inlined functions, lines, demangling.
 
 use std::sync::Arc;
 

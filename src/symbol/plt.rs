@@ -46,8 +46,8 @@ fn is_plt(section: &Section<'_>) -> bool {
     section.is_code && section.name.starts_with(".plt")
 }
 
-/// Which of the tables, and which symbol of it. Names are made of those that are asked for:
-/// all relocations of a file may refer to one long name.
+/// The table, and the symbol in it. Names are built only for requested ones: all relocations of a file may refer to
+/// one long name.
 type Symbol = (u8, u32);
 
 /// Most sections of stubs; linkers write up to three.
@@ -102,7 +102,7 @@ impl<'a> Stubs<'a> {
                 false => relocations.bytes.as_chunks().0.iter().map(narrow).collect(),
             };
             for (slot, index) in entries {
-                // 0 stands for no symbol.
+                // 0 means no symbol.
                 if index != 0 {
                     stubs.slots.entry(slot).or_insert((table, index));
                 }

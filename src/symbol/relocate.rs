@@ -1,12 +1,10 @@
-//! The addresses of symbols put where a Mach-O object file leaves them to the linker.
+//! Applies relocations of symbols in debug sections of a Mach-O object file.
 //!
-//! Input: an object file, hostile, and the content of one of its debug sections. Output: the
-//! content as it is when every section stays where the object file says. Not for: code, for
-//! which there are many more kinds of relocations.
+//! Input: an object file, hostile, and the content of one of its debug sections. Output: the content with every
+//! section at its address in the object file. Not for: code, which has many more kinds of relocations.
 //!
-//! A relocation without symbol needs nothing: what is there already is the address in the
-//! object file. Format: `<mach-o/reloc.h>`, `<mach-o/arm64/reloc.h>`, `<mach-o/x86_64/reloc.h>`
-//! of xnu.
+//! A relocation without a symbol needs nothing: the content is the address in the object file already. Format:
+//! `<mach-o/reloc.h>`, `<mach-o/arm64/reloc.h>`, `<mach-o/x86_64/reloc.h>` of xnu.
 
 use std::borrow::Cow;
 
@@ -63,7 +61,7 @@ fn relocated(data: &[u8], at: Relocations, content: &[u8]) -> Option<Vec<u8>> {
         let info = entry.info(LittleEndian);
         let symbol = symbols.get(info.r_symbolnum as usize).map(|symbol| symbol.n_value.get(LittleEndian));
         let Some(symbol) = symbol.filter(|_| !info.r_pcrel) else { continue };
-        // The two of a difference stand one after the other at one address: each is added.
+        // The two parts of a difference follow each other at one address: each is added.
         let change = match info.r_type {
             kind if kind == unsigned => symbol,
             kind if kind == subtractor => symbol.wrapping_neg(),

@@ -1,10 +1,8 @@
-//! Code that was made at run time is called by what made it: `[php jit]`.
+//! Names JIT code by its runtime: `[php jit]`.
 //!
-//! Input: what the system calls its memory, and the names of the images of the process. Output:
-//! the maker, as far as they tell it: the memory's name if that says it, else the runtime that
-//! the process has loaded, both names if there are two. A library that compiles a little
-//! (regular expressions) is the maker only where there is no runtime. Not for: names of functions
-//! (see `jit`).
+//! Input: the system's name of its memory, and the names of the images of the process. Output: the runtime, if it is
+//! known: by the memory's name, else by the loaded runtime, both names if there are two. A library that compiles a
+//! little (regular expressions) counts only without a runtime. Not for: names of functions (see `jit`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,7 +51,7 @@ const LABELS: [(&str, &str); 4] = [
 /// Memory that PHP's compiler shares with its other processes (zend_shared_alloc.c).
 const SHARED: [&str; 4] = ["/dev/zero", "/dev/shm/", "/SYSV", "/anon_hugepage"];
 
-/// What made the code of a process, each memory looked at once.
+/// The runtimes of the code of a process, each memory examined once.
 #[derive(Debug)]
 pub struct JitRuntimes<'i> {
     images: &'i Images,
@@ -68,7 +66,7 @@ impl<'i> JitRuntimes<'i> {
         JitRuntimes { images, known: BTreeMap::new() }
     }
 
-    /// What code at an address is called, if it was made at run time and something tells by what.
+    /// The name of JIT code at an address, if its runtime is known.
     pub fn name(&mut self, space: u32, avma: Avma) -> Option<Arc<str>> {
         let images = self.images;
         let label = images.jit_memory(space, avma)?;
@@ -80,8 +78,7 @@ impl<'i> JitRuntimes<'i> {
     }
 }
 
-/// What code is called that is in memory of this name in a process with these images; `None`
-/// where nothing tells what made it.
+/// The name of code in memory of this name in a process with these images; `None` if its runtime is unknown.
 #[must_use]
 pub fn name<'i>(label: &str, images: impl Iterator<Item = &'i str> + Clone) -> Option<String> {
     let loaded = |runtimes: &[(&'static str, &[&str])]| -> Vec<&'static str> {

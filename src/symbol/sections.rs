@@ -1,4 +1,4 @@
-//! The sections of a file by name, whatever its format, unpacked where they are packed.
+//! The sections of a file by name, in any format, unpacked if they are packed.
 //!
 //! Input: the bytes of an ELF, Mach-O or PE file, hostile. Output: names, places and contents.
 //! Sections that are not packed are not copied. Not for: symbols (see `table`), DWARF.
@@ -43,7 +43,7 @@ pub struct Section<'a> {
     pub info: u32,
     /// ELF `sh_flags`, Mach-O `flags`, PE `Characteristics`.
     pub flags: u64,
-    /// Whether it holds code; not told of Mach-O, where nothing asks.
+    /// Whether it holds code; not set for Mach-O, where it is not used.
     pub is_code: bool,
     packing: Option<(Packing, u64)>,
     /// Those of an object file.
@@ -94,7 +94,7 @@ impl<'a> Section<'a> {
 /// The sections of a file, in its order.
 ///
 /// # Errors
-/// The file is of another format, or its headers are damaged.
+/// The file has another format, or its headers are damaged.
 pub fn all(data: &[u8]) -> Result<Vec<Section<'_>>, FormatError> {
     let found = match Format::of(data)? {
         Format::MachO => of_macho(data),

@@ -3,7 +3,7 @@
 //!
 //! Input: a readable name. Output: the same with `..` in each pair of brackets. Pure.
 
-/// Shortens what stands in `<…>` after a name, and the parameters.
+/// Shortens the text in `<…>` after a name, and the parameters.
 ///
 /// Operators keep their letters (`operator<`, `operator->`, `operator()`), and so do Rust's
 /// `<T as Trait>::f` and `{impl#0}`, in which the brackets are most of the name.
@@ -63,8 +63,8 @@ fn operator(name: &str, at: usize) -> Option<&str> {
     (signs > 0).then(|| &rest[.."operator".len() + signs.min(3)])
 }
 
-/// For each byte that is a bracket which opens, where it closes; `None` for all others. Of all
-/// at once: to look for each by itself is quadratic in names that open many and close none.
+/// For each opening bracket, where it closes; `None` for all other bytes. Computed for all at once: one by one is
+/// quadratic in names that open many and close none.
 fn closings(bytes: &[u8]) -> Vec<Option<u32>> {
     let mut closings = vec![None; bytes.len()];
     let mut open = Vec::new();

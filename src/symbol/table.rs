@@ -21,8 +21,8 @@ use crate::addr::Svma;
 use crate::binary::ImageBytes;
 use crate::binary::object::{Format, name_at, part};
 
-/// Most symbols around one address that are looked at for one that covers it.
-/// Functions do not nest; labels in hand-written assembly do, two or three deep.
+/// Most symbols around one address that are searched for one that covers it. Functions do not nest; labels in
+/// hand-written assembly do, two or three deep.
 pub const MAX_NESTING: usize = 1024;
 
 /// Longest symbol name in bytes; a longer one is cut. The longest seen in large
@@ -40,8 +40,7 @@ pub const MEMORY_FACTOR: f64 = 1.5;
 /// The most memory a table of a PE file takes, in bytes for each byte of the file: 24 bytes for the name of an export, which may take 6, and for a symbol of 18.
 pub const PE_MEMORY_FACTOR: f64 = 5.5;
 
-/// Set in [`Entry::link`] of a symbol whose end the file does not tell. A file would need 32 GiB
-/// of symbols to have as many as that.
+/// Set in [`Entry::link`] of a symbol without an end in the file. A file would need 32 GiB of symbols to reach it.
 const OPEN_ENDED: u32 = 1 << 31;
 /// No enclosing symbol.
 const NONE: u32 = OPEN_ENDED - 1;
@@ -73,13 +72,12 @@ pub struct Symbol<'a> {
     pub start: Svma,
     /// First address after it.
     pub end: Svma,
-    /// The file does not tell where it ends: `end` is where it must have ended.
+    /// The file does not have its end: `end` is where it must have ended.
     pub open_ended: bool,
 }
 
-/// Names by their offset: a string pool that is at hand, or one that is fetched piece by
-/// piece from elsewhere. A table asks for the names it looks up, and while it is built for
-/// those of addresses that have several.
+/// Names by offset: a string pool in memory, or one that is fetched piece by piece. A table requests the names that
+/// it looks up, and while it is built those of addresses with several.
 pub trait Strings: fmt::Debug + Send + Sync {
     /// The name at an offset, without the NUL that ends it, cut at `max_bytes`; empty if
     /// there is none, or if it cannot be had.
@@ -187,8 +185,8 @@ impl SymbolTable {
         self.entries.len()
     }
 
-    /// Memory the table takes, in bytes, besides the file: at most [`MEMORY_FACTOR`]
-    /// times the file's size, and what [`MEMORY_FACTOR`] says of Mach-O.
+    /// Memory of the table, in bytes, besides the file: at most [`MEMORY_FACTOR`] times the file's size, see there
+    /// for Mach-O.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Entry>() + self.names.memory_bytes()

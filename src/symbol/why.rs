@@ -13,9 +13,9 @@ pub const MAX_TEXT_BYTES: usize = 128 * 1024 * 1024;
 pub enum Why {
     /// The address is in no image: JIT code, or memory that is not code.
     NoImage,
-    /// The image's file could not be read; the text says why.
+    /// The image's file could not be read, for this reason.
     NoFile(String),
-    /// The image's file is not understood; the text says why.
+    /// The image's file is not understood, for this reason.
     BadFile(String),
     /// The file has no function symbols: it was stripped.
     NoSymbols,

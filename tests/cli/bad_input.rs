@@ -38,7 +38,7 @@ fn values_that_cannot_be() {
             "--format png",
             "no format is called `png`; one of svg, html, folded, pprof, speedscope, firefox, otlp",
         ),
-        ("-o a.png", "--output `a.png`: the extension tells no format; use .svg, .folded or .pb.gz"),
+        ("-o a.png", "--output `a.png`: unknown extension; use .svg, .folded or .pb.gz"),
         (
             "-o a.json",
             "format `json` is not in this version; one of svg, html, folded, pprof, speedscope, firefox, otlp",

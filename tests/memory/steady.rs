@@ -120,7 +120,7 @@ impl PushedSource for Steady {
         Ok(Some(u64::MAX))
     }
 
-    fn go_to(&mut self, _at_ns: u64) {}
+    fn set_time(&mut self, _at_ns: u64) {}
 
     fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
         let before = memory::allocations();

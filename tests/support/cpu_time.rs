@@ -1,11 +1,11 @@
-//! The CPU time that a test takes, whatever else the machine does.
+//! The CPU time of a test, whatever else the machine does.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::fs::read_to_string;
 use std::time::{Duration, Instant};
 
-/// Measures from when it was made. Where the system does not tell (only Linux does by a file),
-/// the time that passes.
+/// Measures from its creation. If the system does not report CPU time (only Linux does, by a file), the time that
+/// passes.
 pub(crate) struct CpuTime {
     read: fn() -> Option<Duration>,
     began: Option<Duration>,

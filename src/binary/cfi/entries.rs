@@ -1,8 +1,8 @@
-//! The entries of `.eh_frame` and `.debug_frame`: each by its offset, and an index of all by
-//! address. Input: the bytes of a section, hostile. Not for: what an entry says (see `cfi`).
+//! The entries of `.eh_frame` and `.debug_frame`: each by its offset, and an index of all by address. Input: the
+//! bytes of a section, hostile. Not for: the content of an entry (see `cfi`).
 //!
-//! Entries that are far longer than real ones are refused before they are read: thousands can
-//! refer to one CIE, and an entry's instructions are run anew for each address.
+//! Entries far longer than real ones are refused before they are read: thousands can refer to one CIE, and the
+//! instructions of an entry are executed again for each address.
 
 use std::ops::Range;
 
@@ -18,11 +18,11 @@ const CIE_BYTES_MAX: u64 = 1024;
 /// Longest FDE that is read, in bytes: the longest of LLVM has 2,880, of rustc 11,596.
 const FDE_BYTES_MAX: u64 = 64 * 1024;
 
-/// `.eh_frame` of a processor whose addresses have so many bytes.
+/// `.eh_frame` of a processor whose addresses have this many bytes.
 pub(super) fn eh_frame(bytes: &[u8], address_bytes: u8) -> EhFrame<Reader<'_>> {
     let mut section = EhFrame::new(bytes, LittleEndian);
     section.set_address_size(address_bytes);
-    // The others have no such instruction, so it need not be told which processor it is.
+    // The others have no such instruction, so the processor need not be known.
     section.set_vendor(Vendor::AArch64);
     section
 }
@@ -66,7 +66,7 @@ pub(super) fn last_entry(index: &[(u64, u64, usize)], at: u64) -> Option<&(u64, 
     index.get(index.partition_point(|(start, ..)| *start <= at).checked_sub(1)?)
 }
 
-/// The addresses that the entry at an offset is of, if there are any.
+/// The addresses of the entry at an offset, if it has any.
 pub(super) fn range<'a, S>(
     section: &S,
     bytes: &[u8],

@@ -1,8 +1,7 @@
-//! ELF files for tests, put together byte by byte.
+//! Builds ELF files for tests, byte by byte.
 //!
-//! Input: what the file is to say. Output: its bytes: headers, a page of "code" in `.text`,
-//! the other sections. Also included by tests/memory/hostile_work.rs, so it names nothing of the
-//! crate.
+//! Input: the content. Output: the bytes of a file: headers, a page of "code" in `.text`, the other sections. Also
+//! included by tests/memory/hostile_work.rs, so it names nothing of the crate.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test needs another part")]
 
 pub const X86_64: u16 = 62;
@@ -21,7 +20,7 @@ pub const CODE: u64 = 6;
 /// Where `.text` is, in the file and in memory; its size is the same.
 pub const TEXT: u64 = 0x1000;
 
-/// The number of the first of the sections that are asked for.
+/// The number of the first requested section.
 pub const FIRST: u32 = 2;
 
 /// A section.

@@ -1,11 +1,10 @@
 //! The functions of an ELF file as ranges, for code that is followed from its entry.
 //!
-//! Input: the bytes of a file, hostile. Output: address -> range. An entry must be one: only
-//! symbols that are functions by their type count, what Go programs list, and the sections `.init` and
-//! `.fini`, which are one function each. Not for: names (see `symbol::table`), or functions that only unwind
-//! information knows.
+//! Input: the bytes of a file, hostile. Output: address -> range. The start has to be an entry: symbols of function
+//! type count, functions that Go programs list, and the sections `.init` and `.fini`, which are one function each.
+//! Not for: names (see `symbol::table`), or functions that only unwind information has.
 //!
-//! Names are read when an address is looked up: those of a compiler are 20 MB, which would all be resident.
+//! Names are read on look-up: those of a compiler are 20 MB, which would all be resident.
 
 use std::ops::Range;
 
@@ -31,12 +30,12 @@ struct FunctionRange {
     start: u64,
     end: u64,
     name: Name,
-    /// Of 32-bit Arm: its instructions are T32, not A32; where a symbol tells.
+    /// 32-bit Arm: its instructions are T32, not A32; if a symbol shows it.
     is_t32: Option<bool>,
 }
 
-/// What tells whether the start of a function is where calls lead to. gcc moves the rarely used parts of functions
-/// elsewhere, with a symbol of their own: their first instruction runs in the frame of the function.
+/// How to decide whether the start of a function is an entry. gcc moves rarely used parts of functions elsewhere,
+/// with a symbol of their own: their first instruction runs in the frame of the function.
 #[derive(Clone, Copy, Debug)]
 enum Name {
     /// None is needed: it is an entry.
@@ -91,14 +90,14 @@ impl Functions {
     }
 
     /// Whether the function at an address of 32-bit Arm, or the part of one, is T32: the lowest bit of its symbol
-    /// (ELF for the Arm Architecture, 5.5.3). `None` where no symbol tells.
+    /// (ELF for the Arm Architecture, 5.5.3). `None` without a symbol.
     #[must_use]
     pub fn is_t32(&self, svma: Svma) -> Option<bool> {
         self.last(svma).first()?.is_t32
     }
 
-    /// The function at an address, in the file whose bytes were read; `None` where no symbol tells, and in parts of
-    /// functions that are apart from their entry.
+    /// The function at an address of the file with these bytes; `None` without a symbol, and in parts of functions
+    /// apart from their entry.
     #[must_use]
     pub fn at(&self, svma: Svma, file: &[u8]) -> Option<Range<Svma>> {
         let found = self.last(svma);
@@ -166,9 +165,9 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
     Ok(found)
 }
 
-/// Whether a name is of the part of a function that gcc split off because it seldom runs:
-/// `name.cold`, of older versions `name.cold.7` (gcc/final.cc, `cold_function_name`). LLVM names
-/// what it outlines `name.cold.1`, which is called; it is not told apart.
+/// Whether a name belongs to the rarely used part of a function that gcc split off: `name.cold`, in older versions
+/// `name.cold.7` (gcc/final.cc, `cold_function_name`). LLVM names outlined functions, which are called,
+/// `name.cold.1`; these are not distinguished.
 fn is_part(name: &[u8]) -> bool {
     let name = &name[..name.len().min(MAX_NAME_BYTES)];
     let without_number = {

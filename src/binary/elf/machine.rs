@@ -1,4 +1,4 @@
-//! Numbers of processors in ELF files (`e_machine`).
+//! Machine numbers of ELF files (`e_machine`) -> processor.
 
 use object::elf;
 

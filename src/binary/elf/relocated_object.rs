@@ -1,9 +1,9 @@
-//! An object file that a JIT compiler registered with debuggers, as a linker would have written it.
+//! Links an object file that a JIT compiler registered with debuggers.
 //!
-//! Input: ELF of 64 bits, hostile. Such files are objects whose sections state where they were loaded
-//! (LLVM's `RuntimeDyld`), or say of one range of memory what stands there (QEMU). Output: the same bytes with
-//! symbols and relocations that state addresses, and a segment for each section of code, so that whatever reads
-//! executables reads these. Not for: the code itself, which is relocated in the target's memory only.
+//! Input: 64-bit ELF, hostile: an object whose sections have the addresses where they were loaded (LLVM's
+//! `RuntimeDyld`), or that describes one range of memory (QEMU). Output: the same bytes with absolute symbols and
+//! relocated sections, and a segment for each section of code, so that readers of executables can read it. Not for:
+//! the code itself, which is relocated in the target's memory only.
 //!
 //! Formats: System V ABI (gABI), "Relocation"; System V AMD64 ABI 4.4; ELF for the Arm 64-bit Architecture 5.7.
 
@@ -65,8 +65,8 @@ pub fn link(mut bytes: Vec<u8>) -> Option<RelocatedObject> {
     Some(RelocatedObject { bytes, code })
 }
 
-/// The header of a file of so many bytes and the headers of its sections, which say where its code is.
-/// `read` fills a buffer from an offset on, and tells whether it could.
+/// The file header and section headers of a file of this many bytes, which show where its code is. `read` fills a
+/// buffer from an offset on, and returns whether it could.
 pub fn headers_of(file_bytes: u64, read: &mut dyn FnMut(u64, &mut [u8]) -> bool) -> Option<Vec<u8>> {
     let mut headers = vec![0; size_of::<Header>()];
     if !read(0, &mut headers) {
@@ -175,7 +175,7 @@ impl Object<'_> {
         name_at(self.names, section.sh_name(LittleEndian), MAX_SECTION_NAME_BYTES)
     }
 
-    /// The symbols of a table, and where the first stands in the file.
+    /// The symbols of a table, and the file offset of the first.
     fn symbols(&self, table: &Section) -> Option<(&[Sym64<LittleEndian>], usize)> {
         let (offset, _) = table.file_range(LittleEndian)?;
         let symbols = table.data_as_array(LittleEndian, self.bytes).ok()?;
@@ -218,7 +218,7 @@ impl Object<'_> {
         let entries: &[Rela64<LittleEndian>] = relocations.data_as_array(LittleEndian, self.bytes).ok()?;
         for entry in entries {
             let symbol = symbols.get(entry.r_sym(LittleEndian, false) as usize)?;
-            // Personalities and the like, which are elsewhere and not asked for.
+            // Personalities and the like, which are elsewhere and not needed.
             let Some(symbol) = self.address_of(symbol) else { continue };
             let offset = entry.r_offset.get(LittleEndian);
             let absolute = symbol.wrapping_add_signed(entry.r_addend.get(LittleEndian));
@@ -241,7 +241,7 @@ impl Object<'_> {
     }
 }
 
-/// What a relocation writes, in so many bytes.
+/// The value of a relocation, in this many bytes.
 enum Relocation {
     /// An address plus a number.
     Absolute(usize),

@@ -1,8 +1,7 @@
-//! Where the members of C structures are, from the debug information of an ELF file of 32 bits.
+//! Offsets of members of C structures, from the debug information of a 32-bit ELF file.
 //!
-//! Input: the bytes of a file, hostile. Output: sizes and offsets. For the few structures of an
-//! operating system that somebody looks for by name. Not for: packed debug sections, C++ classes,
-//! bit fields.
+//! Input: the bytes of a file, hostile, and names. Output: sizes and offsets. For the few structures of an operating
+//! system that are searched by name. Not for: packed debug sections, C++ classes, bit fields.
 
 use gimli::{AttributeValue, Dwarf, EndianSlice, LittleEndian, UnitOffset};
 use object::read::elf::ElfFile32;
@@ -71,7 +70,7 @@ fn collect(file: &[u8], names: &[&str], found: &mut [Option<Structure>]) -> Opti
     while let Some(header) = headers.next().ok()? {
         let Ok(unit) = dwarf.unit(header) else { continue };
         let mut entries = unit.entries();
-        // The structure that is being read, and how deep it stands.
+        // The structure that is being read, and its depth.
         let mut inside: Option<(usize, isize)> = None;
         while let Ok(Some(entry)) = entries.next_dfs() {
             left = left.checked_sub(1)?;

@@ -1,8 +1,8 @@
-//! Where variables of an ELF file are, by their names.
+//! Addresses of variables of an ELF file, by name.
 //!
-//! Input: the bytes of a file, hostile. Output: address and size. A name that the linker made
-//! unique (`name.lto_priv.0`, `name.123`) is found without what it added. Not for: functions (see
-//! `functions`), names of addresses (see `symbol::table`).
+//! Input: the bytes of a file, hostile. Output: address and size. A name that the linker made unique
+//! (`name.lto_priv.0`, `name.123`) is found without the suffix. Not for: functions (see `functions`), names of
+//! addresses (see `symbol::table`).
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
@@ -37,7 +37,7 @@ pub fn find(bytes: &[u8], names: &[&str]) -> Vec<Option<Variable>> {
     (0..names.len()).map(one).collect()
 }
 
-/// Where the variable of a name and a size is, as its symbol or its dynamic symbol says.
+/// The address of the variable with a name and size, by its symbol or dynamic symbol.
 #[must_use]
 pub fn of_size(bytes: &[u8], name: &str, size: u64) -> Option<Svma> {
     match class(bytes).ok()? {

@@ -1,5 +1,5 @@
-//! The instructions of an unwind table entry: bytes in, a row out. Bounded by their number; an
-//! instruction only ever adds to the virtual stack pointer.
+//! Interprets the instructions of an unwind table entry: bytes in, a row out. Bounded by their number; an instruction
+//! only ever adds to the virtual stack pointer.
 //!
 //! Source: IHI 0038, 10.3, table 4; B4 and B5 of the Armv8.1-M pointer authentication in release 2020Q4.
 
@@ -97,7 +97,7 @@ impl Machine {
     }
 }
 
-/// The row that instructions tell; `None` for those that refuse, are reserved, or end too soon.
+/// The row of these instructions; `None` for those that refuse, are reserved, or end too soon.
 pub(super) fn row(code: &[u8]) -> Option<RowArm> {
     let mut machine = Machine { base: Base::Register(SP), offset: 0, popped: [None; ARM_COLUMNS] };
     let mut bytes = code.iter().copied();

@@ -1,8 +1,7 @@
-//! Mach-O files for tests, put together byte by byte.
+//! Builds Mach-O files for tests, byte by byte.
 //!
-//! Input: what the file is to say. Output: its bytes, laid out as linkers do: header and
-//! commands, zero bytes of "code" for each section, then `__LINKEDIT`. Also included by
-//! tests/files/hostile.rs, so it names nothing of the crate.
+//! Input: the content. Output: the bytes of a file, laid out as by linkers: header and commands, zero bytes of "code"
+//! for each section, then `__LINKEDIT`. Also included by tests/files/hostile.rs, so it names nothing of the crate.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test needs another part")]
 
 /// Section flags of compiled code (`S_ATTR_PURE_INSTRUCTIONS | S_ATTR_SOME_INSTRUCTIONS`).
@@ -45,8 +44,8 @@ pub fn nlist(name: &str, kind: u8, offset: u64) -> Nlist {
     Nlist { name: name.as_bytes().to_vec(), kind, section: 1, desc: 0, offset }
 }
 
-/// What a file says. `..File::default()`: an arm64 program with 0x1000 bytes of code in
-/// `__text` at `TEXT + 0x1000`, 0x100 in `__stubs`, and a `__const` that is no code.
+/// The content of a file. `..File::default()`: an arm64 program with 0x1000 bytes of code in `__text` at `TEXT +
+/// 0x1000`, 0x100 in `__stubs`, and a `__const` without code.
 #[derive(Clone, Debug)]
 pub struct File {
     pub cpu: u32,

@@ -1,7 +1,7 @@
-//! One name of an exports trie: its letters lead to its address.
+//! Finds one name in an exports trie.
 //!
-//! Input: the bytes of the trie, hostile, and the name as it stands there (with its
-//! underscore). For all names at once see `symbol::table`.
+//! Input: the bytes of the trie, hostile, and the name as in the trie (with its underscore). Output: its address. For
+//! all names at once see `symbol::table`.
 //!
 //! Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`.
 
@@ -12,8 +12,8 @@ const MAX_EDGES: usize = 1024;
 /// The terminal names another library's symbol, or a resolver: no address of its own.
 const NOT_HERE: u64 = 0x08 | 0x10;
 
-/// Bytes from the start of `__TEXT` to what `name` stands for; `None` if it is not
-/// exported from here, or the trie is damaged on the way.
+/// Offset of `name` from the start of `__TEXT`; `None` if it is not exported from here, or the trie is damaged on the
+/// way.
 #[must_use]
 pub fn find(trie: &[u8], name: &[u8]) -> Option<u64> {
     let (mut at, mut rest) = (0, name);

@@ -1,8 +1,8 @@
 //! Fat (universal) files: one file, a Mach-O image for each of several processors.
 //!
-//! Input: a whole file, hostile, and what is known of the image that is wanted. Output:
-//! the bytes of that image. Thin files pass through the same check, so a caller need not
-//! ask which it has. Not for: archives, or what is inside the image.
+//! Input: a whole file, hostile, and the facts about the wanted image. Output: the bytes of that image. Thin files
+//! pass through the same check, so a caller need not know which it has. Not for: archives, or the content of the
+//! image.
 //!
 //! Format: `<mach-o/fat.h>` of xnu; big-endian, whatever the images are.
 

@@ -1,7 +1,7 @@
-//! The functions of a Mach-O file as ranges: where the code of one ends and that of the next begins.
+//! The functions of a Mach-O file as ranges.
 //!
-//! Input: a summary and the bytes it was read from, hostile. Output: address -> range.
-//! The list (`LC_FUNCTION_STARTS`) is there in stripped files too. Not for: names.
+//! Input: a summary and the bytes it was read from, hostile. Output: address -> range. The list
+//! (`LC_FUNCTION_STARTS`) exists in stripped files too. Not for: names.
 
 use std::ops::Range;
 

@@ -1,9 +1,8 @@
-//! The unwind information of a Mach-O image: what finds the caller in the body of the
-//! function at an address.
+//! The unwind information of a Mach-O image: the rule for the caller in the body of the function at an address.
 //!
-//! Input: a summary and the bytes it was read from (a file, or an image in memory, of a shared
-//! cache, too: the sections lie in `__TEXT`). Output: a [`Body`]. `__unwind_info` says which
-//! functions are described in `__eh_frame`; files without the former are searched there.
+//! Input: a summary and the bytes it was read from (a file, or an image in memory, of a shared cache, too: the
+//! sections lie in `__TEXT`). Output: a [`Body`]. `__unwind_info` lists the functions that are described in
+//! `__eh_frame`; files without the former are searched there.
 
 use super::unwind_info::{self, CompactRow};
 use super::{CPU_ARM64, CPU_X86_64, MachO};
@@ -37,7 +36,7 @@ impl Unwind {
         (unwind_info.is_some() || eh_frame.is_some()).then_some(Unwind { unwind_info, eh_frame })
     }
 
-    /// What is said of the body of the function at a stated address.
+    /// The unwind information for the body of the function at a stated address.
     #[must_use]
     pub fn body(&self, macho: &MachO, bytes: &ImageBytes, at: Svma) -> Option<Body> {
         match macho.cpu_type {

@@ -22,7 +22,7 @@ const COMPRESSED: u32 = 3;
 /// Bytes of an entry of the first level: function offset, page offset, LSDA offset.
 const INDEX_BYTES: usize = 12;
 
-/// `UNWIND_X86_64_MODE_*` and `UNWIND_ARM64_MODE_*`, as they stand above bit 24.
+/// `UNWIND_X86_64_MODE_*` and `UNWIND_ARM64_MODE_*`, shifted by 24 bits.
 const RBP_FRAME: u32 = 1;
 const STACK_IMMEDIATE: u32 = 2;
 const STACK_INDIRECT: u32 = 3;
@@ -40,11 +40,11 @@ const FP: u8 = 29;
 const LR: u8 = 30;
 const SP: u8 = 31;
 
-/// What is said of the functions in a range of addresses.
+/// The entry for the functions in a range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Bytes from the image's header to the first function of the range. Linkers merge
-    /// entries of functions that are alike, so it need not be the one that was asked for.
+    /// Bytes from the image's header to the first function of the range. Linkers merge equal entries of neighbours,
+    /// so it need not be the requested one.
     pub start: u32,
     /// Bytes to the next range.
     pub end: u32,
@@ -61,8 +61,8 @@ pub enum CompactRow<C: Columns> {
     Dwarf(u32),
 }
 
-/// Looks up an offset from the image's header in the content of `__unwind_info`. `None` where
-/// nothing is said and where the section is damaged.
+/// Finds an offset from the image's header in the content of `__unwind_info`. `None` without an entry, or if the
+/// section is damaged.
 #[must_use]
 pub fn find(section: &[u8], offset: u32) -> Option<Entry> {
     let word = |at: usize| word(section, at);
@@ -74,7 +74,7 @@ pub fn find(section: &[u8], offset: u32) -> Option<Entry> {
     let (index, index_count) = (word(20)? as usize, word(24)? as usize);
     let first = |number: usize| word(index.checked_add(number.checked_mul(INDEX_BYTES)?)?);
     let number = last_not_above(index_count, offset, first)?;
-    // The last entry of the first level only says where the functions end.
+    // The last entry of the first level only marks the end of the functions.
     let page_end = first(number.checked_add(1)?).filter(|_| number + 1 < index_count)?;
     let page_start = first(number)?;
     let page = word(index + number * INDEX_BYTES + 4)? as usize;
@@ -127,8 +127,8 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
 }
 
-/// What an encoding of an x86_64 image says. `function` are the bytes of the code from the
-/// function's first instruction on: large frames are stated there only.
+/// The row of an encoding of an x86_64 image. `function` are the bytes of the code from the function's first
+/// instruction on: large frames are stated there only.
 ///
 /// ```text
 /// RBP_FRAME         CFA = rbp + 16; registers below rbp - 8 * offset
@@ -203,7 +203,7 @@ fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
     Some(registers)
 }
 
-/// What an encoding of an arm64 image says.
+/// The row of an encoding of an arm64 image.
 ///
 /// ```text
 /// FRAME       CFA = x29 + 16; pairs of registers below the record

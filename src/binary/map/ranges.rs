@@ -1,7 +1,7 @@
-//! Where files are mapped, for a handler of a signal: it may take no lock and allocate nothing.
+//! Addresses of mapped files, for a signal handler, which may take no lock and allocate nothing.
 //!
-//! Input: ranges of addresses that come and go. Output: which one has an address, and whether it
-//! lost a page. Slots are never freed, but used again: as many are kept as ranges were known at once.
+//! Input: ranges of addresses that come and go. Output: the range of an address, and whether it lost a page. Slots
+//! are never freed, but used again: there are as many as ranges were known at once.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};

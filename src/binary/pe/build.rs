@@ -1,7 +1,8 @@
-//! PE files for tests, put together byte by byte.
+//! Builds PE files for tests, byte by byte.
 //!
-//! Input: what the file is to say. Output: its bytes: headers, then `.text`, `.rdata` with exports and unwind
-//! information, `.pdata`, and COFF symbols. Also included by tests/files/hostile.rs, so it names nothing of the crate.
+//! Input: the content. Output: the bytes of a file: headers, then `.text`, `.rdata` with exports and unwind
+//! information, `.pdata`, and COFF symbols. Also included by tests/files/hostile.rs, so it names nothing of the
+//! crate.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test needs another part")]
 
 /// Where a program asks to be loaded, and where its sections are from there on.

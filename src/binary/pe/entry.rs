@@ -1,4 +1,4 @@
-//! An entry of the table of functions (`.pdata`).
+//! An entry of the table of functions (`.pdata`): bytes in, addresses out.
 
 /// A `RUNTIME_FUNCTION`: addresses from the image's base on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

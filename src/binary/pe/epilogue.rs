@@ -1,11 +1,12 @@
-//! Epilogues of PE code for x86_64, which unwind information leaves to the instructions: the row at an instruction that
-//! takes registers off the stack, returns, or jumps to another function.
+//! Epilogues of PE code for x86_64, which unwind information does not describe: the row at an instruction that pops
+//! registers, returns, or jumps to another function.
 //!
-//! Input: the table of functions, a stated address, hostile. Output: a [`Row`], or nothing where the row of the
-//! function's body is right: on the first instruction of an epilogue, too, which has undone nothing.
+//! Input: the table of functions, a stated address, hostile. Output: a [`Row`], or nothing if the row of the
+//! function's body is right: also at the first instruction of an epilogue, which has undone nothing.
 //!
 //! An epilogue is `add $n,%rsp` or `lea n(%reg),%rsp`, then pops, then a return or a jump ("x64 prolog and epilog",
-//! Microsoft). Registers are pushed by a prologue in the order in which they are popped, backwards: what pops others is none.
+//! Microsoft). It pops registers in the reverse order in which the prologue pushed them: code that pops others is
+//! none.
 
 use super::Pe;
 use super::entry::Entry;
@@ -93,8 +94,8 @@ fn instructions(code: &[u8], at: u32) -> Option<(Vec<u8>, End)> {
     }
 }
 
-/// Whether a jump leads out of the function. Behind pops a place in another function is enough; where nothing was
-/// popped it must be the entry of one: the frame may stand, and the target be a part of the function.
+/// Whether a jump leaves the function. After pops any place in another function is enough; without pops it must be an
+/// entry: the frame may still exist, and the target be a part of the function.
 fn leaves(functions: &Functions<'_>, entry: Entry, target: u32, is_bare: bool) -> bool {
     let is_inside = (entry.begin..entry.end).contains(&target);
     // A jump to the function's own first instruction is a call of itself.

@@ -1,8 +1,8 @@
 //! The table of functions of a PE file for x86_64 (`.pdata`): the function at an address, and its rows.
 //!
 //! Input: a summary and the file's bytes, hostile. Output: bounds, a [`Row`] in the body or the prologue. Epilogues
-//! are not described (see [`epilogue`](super::epilogue)). A function that is in no table is one that saves nothing and calls
-//! nothing, says the ABI; assembly does not keep to it, so nothing is said of such.
+//! are not described (see [`epilogue`](super::epilogue)). By the ABI a function without an entry saves nothing and
+//! calls nothing; assembly violates this, so such functions get no row.
 //!
 //! Format: "x64 exception handling" (Microsoft), "struct RUNTIME_FUNCTION".
 
@@ -28,8 +28,8 @@ const LIBRARY: &str = "ntdll.dll";
 const THREAD_STARTS: [&str; 2] = ["RtlUserThreadStart", "LdrInitializeThunk"];
 /// What the other side of a system call calls in the program, from a stack of its own.
 const CALLBACK: &str = "KiUserCallbackDispatcher";
-/// What it lets the program go on in where that was interrupted. With rbp as their frame's register these functions have
-/// put a return address where the interrupted code had its stack pointer.
+/// Functions that continue the program where it was interrupted. With rbp as their frame register they have put a
+/// return address where the interrupted code had its stack pointer.
 const INTERRUPTS: [&str; 2] = ["KiUserExceptionDispatcher", "KiUserApcDispatcher"];
 const RBP: u8 = 6;
 
@@ -85,7 +85,7 @@ impl<'a> Functions<'a> {
         Some(self.pe.svmas(&(start.begin..piece.end)))
     }
 
-    /// The row at a stated address: in the body of its function, or as far as its prologue has come there.
+    /// The row at a stated address: in the body of its function, or at this point of its prologue.
     #[must_use]
     pub fn row(&self, at: Svma) -> Option<Row> {
         let rva = self.pe.rva(at)?;
@@ -144,7 +144,7 @@ impl<'a> Functions<'a> {
         }
     }
 
-    /// The entry of the function that a piece is of.
+    /// The entry of the function that a piece belongs to.
     fn first_piece(&self, piece: Entry) -> Option<Entry> {
         let mut at = self.direct(piece)?;
         for _ in 0..MAX_CHAINED {
@@ -156,7 +156,7 @@ impl<'a> Functions<'a> {
         None
     }
 
-    /// The entry itself, or the one that it stands for.
+    /// The entry itself, or the one it refers to.
     fn direct(&self, entry: Entry) -> Option<Entry> {
         match entry.info & INDIRECT {
             0 => Some(entry),
@@ -199,8 +199,8 @@ pub struct StackStarts {
 }
 
 impl StackStarts {
-    /// What the unwind information of an address stands for, where it is in such a function: the outermost one of a
-    /// thread has no caller, that of a callback is on another stack, and that of an exception is where it happened.
+    /// The kind of root that an address in such a function is: the outermost function of a thread has no caller, that
+    /// of a callback is on another stack, and that of an exception is where it happened.
     #[must_use]
     pub fn row(&self, at: Svma, row: Row) -> Row {
         let mut row = row;

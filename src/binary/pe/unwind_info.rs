@@ -9,7 +9,7 @@
 use super::entry::Entry;
 use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 
-/// Flag of an entry that goes on in another one.
+/// Flag of an entry that continues in another one.
 const CHAINED: u8 = 4;
 
 /// Codes, the low half of their second byte.
@@ -31,7 +31,7 @@ const RSP: usize = 7;
 /// `DW_OP_breg0`.
 const BREG0: u8 = 0x70;
 
-/// What is said of a function, or of a piece of one.
+/// The unwind information of a function, or of a piece of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnwindInfo<'a> {
     /// Bytes of the prologue.
@@ -41,7 +41,7 @@ pub struct UnwindInfo<'a> {
     pub frame: Option<(u8, i64)>,
     /// Two bytes each, the last instruction of the prologue first.
     slots: &'a [[u8; 2]],
-    /// The entry that it goes on in.
+    /// The entry that it continues in.
     pub chained: Option<Entry>,
 }
 
@@ -142,8 +142,8 @@ impl Place {
     }
 }
 
-/// The row at an address that is `into` bytes behind the beginning of the first of `infos`, which is chained to the
-/// others. `None` where nothing is told, or nothing that is understood.
+/// The row at an address `into` bytes after the beginning of the first of `infos`, which is chained to the others.
+/// `None` if they have none, or none that is understood.
 #[must_use]
 pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
     let mut sp = Place { register: RSP as u8, offset: 0 };

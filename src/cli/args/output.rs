@@ -54,7 +54,7 @@ pub(super) fn outputs(paths: &[PathBuf], format: Option<Format>) -> Result<Vec<O
             (None, Destination::Stdout) => Format::Folded,
             (None, Destination::File(_)) => {
                 return Err(usage(format!(
-                    "--output `{}`: the extension tells no format; use .svg, .folded or .pb.gz, or add --format",
+                    "--output `{}`: unknown extension; use .svg, .folded or .pb.gz, or add --format",
                     path.display()
                 )));
             }
@@ -65,7 +65,7 @@ pub(super) fn outputs(paths: &[PathBuf], format: Option<Format>) -> Result<Vec<O
         && !format_used
     {
         return Err(usage(format!(
-            "--format {} would do nothing: the extension of each output tells its format",
+            "--format {} would do nothing: each output has an extension that sets its format",
             format.name()
         )));
     }

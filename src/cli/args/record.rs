@@ -258,7 +258,7 @@ fn check_off_cpu(source: &Source, method: SamplingMethod, idle: bool, off_cpu: b
         () if method == SamplingMethod::Ptrace => {
             "--off-cpu needs the kernel's samples: leave out --source ptrace, which has --idle"
         }
-        () if matches!(source, Source::Sim { .. }) => "--off-cpu: a simulated process tells of no waits",
+        () if matches!(source, Source::Sim { .. }) => "--off-cpu: a simulated process has no waits",
         () => return Ok(()),
     };
     Err(Error::new(ErrorKind::Usage, why))

@@ -261,7 +261,7 @@ fn mistakes_are_told_with_the_next_step() {
             "--pid 1 --off-cpu --source ptrace",
             "--off-cpu needs the kernel's samples: leave out --source ptrace, which has --idle",
         ),
-        ("--target sim:7 --off-cpu", "--off-cpu: a simulated process tells of no waits"),
+        ("--target sim:7 --off-cpu", "--off-cpu: a simulated process has no waits"),
         ("./prog -x 1 --pid 3", "to run a command, put it after --: stackprof -- ./prog -x 1 --pid 3"),
         ("--hz 99 prog", "to run a command, put it after --: stackprof -- prog"),
         ("4242", "to attach to process 4242: stackprof --pid 4242"),
@@ -291,11 +291,11 @@ fn mistakes_are_told_with_the_next_step() {
         ),
         (
             "--pid 1 -o flame.png",
-            "--output `flame.png`: the extension tells no format; use .svg, .folded or .pb.gz, or add --format",
+            "--output `flame.png`: unknown extension; use .svg, .folded or .pb.gz, or add --format",
         ),
         (
             "--pid 1 -o a.svg --format folded",
-            "--format folded would do nothing: the extension of each output tells its format",
+            "--format folded would do nothing: each output has an extension that sets its format",
         ),
         ("--pid 1 -o a.svg -o a.svg", "`a.svg` is given twice; each output needs its own file"),
         ("--pid 1 -o a.txt --stats a.txt", "`a.txt` is given twice; each output needs its own file"),

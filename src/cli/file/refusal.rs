@@ -1,4 +1,4 @@
-//! Why an output cannot be written, in words that name the next step.
+//! Why an output cannot be written, with the next step.
 
 use std::io;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::error::{Error, ErrorKind, io_text};
 use crate::sources::output::Refusal;
 
-/// What stands in the way of an output.
+/// The obstacle to an output.
 #[derive(Debug)]
 pub(super) struct Problem {
     text: String,
@@ -62,7 +62,7 @@ impl Problem {
         ))
     }
 
-    /// A place in /proc where nothing can be made, and nothing is to be written.
+    /// A place in /proc where no file can be created or written.
     pub(super) fn of_kernel() -> Problem {
         Problem::new("/proc is the kernel's and keeps no files; name a file elsewhere")
     }

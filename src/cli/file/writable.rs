@@ -1,8 +1,8 @@
-//! Whether an output can be written, found out before there is anything to write.
+//! Checks whether an output can be written, before there is anything to write.
 //!
-//! A recording cannot be repeated at will, so what is known before it is refused before it: a place
-//! where nothing can be made, a pipe or device that may not be written, a full disk. Nothing is left
-//! behind, and no pipe is opened: its reader would take that for the end of what it waits for.
+//! A recording cannot be repeated at will, so known obstacles are reported before it: a directory where no file can
+//! be created, a pipe or device that may not be written, a full disk. Nothing is left behind, and no pipe is opened:
+//! its reader would take that for the end of its input.
 
 use std::fs::File;
 use std::io::Write;
@@ -58,7 +58,7 @@ fn check_target(place: &Place, target: &Status) -> Result<(), Problem> {
         && let Some((mut file, opened)) = place.open_at_once()?
         && opened.is_character_device()
     {
-        // A full device says so even of nothing.
+        // A full device refuses even an empty write.
         let _ = file.write(&[])?;
     }
     Ok(())
@@ -101,7 +101,7 @@ pub(super) fn check_place(place: &Place) -> Result<(), Problem> {
             check_direct(&directory, existing)?;
             return check_target(place, existing);
         }
-        // Renaming over a file asks nobody whether that file may be written; opening does.
+        // Renaming over a file does not check whether that file may be written; opening does.
         Some(existing) if existing.is_regular() => {
             place.ask()?;
             if !Place::may_replace(&directory, existing) {

@@ -1,5 +1,5 @@
-//! Where a recording goes: the outputs asked for, or one that is named after the process; and
-//! whether they can be written, which is checked before anything is recorded.
+//! The outputs of a recording: the requested ones, or one named after the process; whether they can be written is
+//! checked before anything is recorded.
 
 use std::fmt::Display;
 
@@ -24,7 +24,7 @@ pub(super) fn may_wait(to: &Destination) -> bool {
 pub(super) struct Destinations<'a> {
     /// Keeps the directories of outputs open until they are written.
     pub(super) files: &'a OutputFiles,
-    /// Outputs asked for; none means the default one, `stackprof-NAME-PID.svg`.
+    /// Requested outputs; none means the default one, `stackprof-NAME-PID.svg`.
     pub(super) requested: &'a [Output],
     /// Format of the default one.
     pub(super) default_format: Format,
@@ -42,7 +42,7 @@ impl Destinations<'_> {
         let path = if self.demo {
             format!("stackprof-demo.{extension}")
         } else {
-            // What stands for several processes has no number.
+            // The placeholder for several processes has no number.
             let pid = if pid == "0" { String::new() } else { format!("-{pid}") };
             format!("stackprof-{}{pid}.{extension}", file_name(process))
         };
@@ -70,7 +70,7 @@ impl Destinations<'_> {
         self.check_default(process, pid)
     }
 
-    /// Finds out whether the output that nobody named can be written, if there is one.
+    /// Checks whether the default output can be written, if it is used.
     ///
     /// # Errors
     /// One line: why not, and the next step.
@@ -82,7 +82,7 @@ impl Destinations<'_> {
             .iter()
             .try_for_each(|output| self.files.check(output.to.as_path()))
             .map_err(|error| {
-                // What is to be done about it is what -o does.
+                // The remedy is -o.
                 let why = error.to_string();
                 let why = why.strip_suffix("; name a file where you may write").unwrap_or(&why);
                 Error::new(error.kind(), format!("{why}; name another output with -o FILE")).caused_by(error)

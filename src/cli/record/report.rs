@@ -1,4 +1,4 @@
-//! How a recording went: statistics, the closing summary, or why there is nothing.
+//! Reports on a recording: statistics, the closing summary, or why there is nothing.
 
 use std::ffi::OsStr;
 
@@ -52,7 +52,7 @@ fn why_unsampled(stats: &Stats) -> Option<String> {
 /// Writes the statistics as JSON.
 ///
 /// # Errors
-/// One line that names the file and what stands in the way.
+/// One line with the file and the obstacle.
 pub(super) fn stats(
     files: &OutputFiles,
     to: &Destination,
@@ -104,7 +104,7 @@ pub(super) fn cut_short(profile: &Profile) -> Option<Error> {
     Some(Error::new(ErrorKind::System, format!("the recording ended after {seconds:.1} s: {why}")))
 }
 
-/// What was asked for where a recording has no samples.
+/// The request of a recording without samples.
 pub(super) struct Nothing<'a> {
     /// Waiting threads were to be recorded, too.
     pub(super) idle: bool,
@@ -116,7 +116,7 @@ pub(super) struct Nothing<'a> {
     pub(super) command: CommandState,
 }
 
-/// CPU time of a target that a message tells, nanoseconds.
+/// Least CPU time of a target that a message reports, nanoseconds.
 const USED_NS_MIN: u64 = 50_000_000;
 
 /// Why a recording has no samples.

@@ -1,4 +1,4 @@
-//! Attaches or launches, samples until the end, and gives back the profile.
+//! Attaches or launches, samples until the end, and returns the profile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,11 +37,11 @@ pub(super) struct SamplingMode {
     pub(super) children_needed: bool,
 }
 
-/// Samples whatever `source` is. `check_name` is asked as soon as the name of the process and its
-/// id are known, before the first sample.
+/// Samples `source`. `check_name` is called as soon as the name of the process and its id are known, before the first
+/// sample.
 ///
 /// # Errors
-/// One line: attaching refused, or what `check_name` says.
+/// One line: attaching refused, or the error of `check_name`.
 pub(super) fn run(
     source: &Source,
     launch: &LaunchOptions,
@@ -110,7 +110,7 @@ struct Recorder<'a> {
 impl Recorder<'_> {
     fn record(&self, mut sampled: SampleSource<'_>, clock: &dyn Clock) -> Result<Sampled> {
         let observed = sampled.observed();
-        // Now: when the profile is there, the target may be gone.
+        // Now: when the profile is complete, the target may have exited.
         let files = observed.files();
         let process = observed.process();
         self.pid.store(process.pid, Ordering::Relaxed);

@@ -1,9 +1,8 @@
 //! The comparison as folded stacks with two counts, `stack BASE NEW`, as difffolded.pl writes
 //! and inferno-flamegraph reads them.
 //!
-//! Where shares are compared, or the rates differ, the counts of the side with fewer are scaled
-//! to those of the other, for the form has nothing but counts. The scaled counts add up to the
-//! scaled total.
+//! If shares are compared, or the rates differ, the counts of the side with fewer are scaled to those of the other,
+//! since the format has only counts. The scaled counts add up to the scaled total.
 
 use std::io::{self, Write};
 
@@ -18,8 +17,7 @@ use crate::trie::{Children, NodeId};
 /// What the writer reports.
 pub fn write(stacks: &Stacks, comparison: &Comparison, out: &mut dyn Write) -> io::Result<()> {
     let tree = Tree::of(stacks, comparison);
-    // What is still to be told below each node of the path at hand, last first, and how long
-    // the text of that path is.
+    // Nodes that are still to be written below the current path, last first, and the length of that path's text.
     let mut open = vec![(tree.below(0), 0)];
     let mut path = String::new();
     while let Some((pending, length)) = open.last_mut() {
@@ -42,7 +40,7 @@ pub fn write(stacks: &Stacks, comparison: &Comparison, out: &mut dyn Write) -> i
     Ok(())
 }
 
-/// The line of a stack that ends at a node, or the lines of all that go on below it.
+/// The line of a stack that ends at a node, or the lines of all below it.
 #[derive(Clone, Copy)]
 struct Part {
     node: u32,

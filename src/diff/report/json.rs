@@ -1,7 +1,6 @@
 //! The comparison as JSON with stable keys; docs/json.md lists them.
 //!
-//! Figures are as counted: `samples` always, `cpu_s` or null where the rate is not told,
-//! `share` of the profile.
+//! Figures are as counted: `samples` always, `cpu_s` or null without a sampling rate, `share` of the profile.
 
 use std::collections::BTreeMap;
 

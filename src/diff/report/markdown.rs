@@ -1,4 +1,4 @@
-//! The table as Markdown, for a comment on a change.
+//! The comparison as a Markdown table, for a comment on a change.
 
 use std::fmt::Write as _;
 

@@ -1,7 +1,6 @@
-//! A comparison as something to read: for the terminal, for a page, for a program.
+//! A comparison as text for the terminal, a page or a program.
 //!
-//! Input: a [`Comparison`]. Output: text. Nothing is computed here
-//! but how a figure is written.
+//! Input: a [`Comparison`]. Output: text. Nothing is computed here except how a figure is written.
 
 pub mod folded;
 pub mod json;
@@ -81,7 +80,7 @@ pub fn measure_words(comparison: &Comparison) -> &str {
     }
 }
 
-/// The one line that says how the whole changed.
+/// The line with the change of the whole.
 #[must_use]
 pub fn headline(comparison: &Comparison) -> String {
     let Comparison { base, new, .. } = comparison;
@@ -120,7 +119,7 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
             lost(new)
         ));
     }
-    // So much more of one side without callers shifts totals from callers to nowhere.
+    // One side has many more stacks without callers, which moves totals from callers to none.
     const INCOMPLETE_SHIFT: f64 = 0.05;
     let incomplete = (base.share(base.incomplete), new.share(new.incomplete));
     if (incomplete.0 - incomplete.1).abs() > INCOMPLETE_SHIFT {
@@ -145,7 +144,7 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
 /// The part that a side lost, and why most of that.
 fn lost(side: &Side) -> String {
     if side.lost.counts.is_empty() {
-        return "none told".to_owned();
+        return "unknown".to_owned();
     }
     format!("{:.1}% ({})", 100.0 * side.lost.part, side.lost.main_reason())
 }
@@ -184,7 +183,7 @@ mod tests {
 
     #[test]
     fn what_the_sides_lost_is_told_where_it_differs() {
-        let note = "lost: 20.0% (in the kernel, which may not be sampled) of base, none told of new; \
+        let note = "lost: 20.0% (in the kernel, which may not be sampled) of base, unknown of new; \
                     what was lost is in no sum and no function, so record both in the same way, as the same user";
         let unlike = lossy(25, 0);
         assert_eq!(notes(&unlike), [note]);

@@ -1,4 +1,4 @@
-//! The table for the terminal: names come last, so that long ones do not break the columns.
+//! The comparison as a table for the terminal. Names come last, so that long ones do not break the columns.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! The verdict as workflow commands of GitHub Actions, and what keeps other text from being one.
+//! The verdict as workflow commands of GitHub Actions, with other text escaped so that it is none.
 //!
 //! The runner reads commands from standard output: lines that begin with `::`, and in its older
 //! form `##[` anywhere in a line. Text from profiles is data in both.

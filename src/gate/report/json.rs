@@ -92,7 +92,7 @@ pub fn json(report: &Report) -> String {
         share_base: row.share_base,
         share_new: row.share_new,
         gained: row.gained,
-        visible: row.visible,
+        visible: row.min_detectable,
         q: row.q,
         place: row.place.as_ref().map(place),
     });
@@ -116,7 +116,7 @@ pub fn json(report: &Report) -> String {
         unit: report.unit.symbol(),
         total: figures(&report.total),
         total_slower: report.total_grown,
-        total_visible: report.total_visible.and_then(finite),
+        total_visible: report.total_min_detectable.and_then(finite),
         visible_power: POWER,
         total_where: report.total_place.as_ref().map(place),
         moved_why: report.moved_why.map(|why| why.words()),

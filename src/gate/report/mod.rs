@@ -1,5 +1,4 @@
-//! A verdict as something to read: for the terminal, for a comment on a change, for a program,
-//! for systems of CI.
+//! A verdict as text for the terminal, a comment on a change, a program or a CI system.
 //!
 //! Input: a [`Report`]. Output: text; the first line is the verdict. Nothing is
 //! decided here.
@@ -67,29 +66,29 @@ pub fn headline(report: &Report) -> String {
 
 /// What the runs could have shown, in one line: the growth that goes unseen in most gates.
 fn unseen(report: &Report) -> String {
-    let figure = |visible: Option<f64>| match visible {
+    let figure = |min_detectable: Option<f64>| match min_detectable {
         Some(growth) if growth < 0.0995 => format!("{:.1}%", 100.0 * growth),
         Some(growth) => format!("{:.0}%", 100.0 * growth),
         None => "any amount".to_owned(),
     };
     let known = report.functions.iter().filter(|row| row.cpu.base > 0.0 && row.cpu.new > 0.0);
-    let size = |row: &FunctionChange| row.visible.unwrap_or(f64::INFINITY);
+    let size = |row: &FunctionChange| row.min_detectable.unwrap_or(f64::INFINITY);
     let least = known.clone().min_by(|a, b| size(a).total_cmp(&size(b)));
     let most = known.max_by(|a, b| size(a).total_cmp(&size(b)));
     let share = |row: &FunctionChange| format!("{}, {:.1}% of CPU time", row.name, 100.0 * row.share_base);
-    let total = figure(report.total_visible);
+    let total = figure(report.total_min_detectable);
     let mut line = match least.zip(most) {
-        Some((least, most)) if figure(least.visible) == figure(most.visible) => {
+        Some((least, most)) if figure(least.min_detectable) == figure(most.min_detectable) => {
             format!(
                 "a function that grew by less than {} would go unseen; total {total}",
-                figure(least.visible)
+                figure(least.min_detectable)
             )
         }
         Some((least, most)) => format!(
             "a function that grew by less than {} ({}) to {} ({}) would go unseen; total {total}",
-            figure(least.visible),
+            figure(least.min_detectable),
             share(least),
-            figure(most.visible),
+            figure(most.min_detectable),
             share(most)
         ),
         None => format!("growth of the total by less than {total} would go unseen"),
@@ -151,7 +150,7 @@ fn growth(change: f64) -> String {
     }
 }
 
-/// The relative change of a function; `gone` where new has nothing of it.
+/// The relative change of a function; `gone` if new has none of it.
 fn change(row: &FunctionChange) -> String {
     if is_gone(row) { "gone".to_owned() } else { percent(row.cpu.relative) }
 }
@@ -166,7 +165,7 @@ fn interval(row: &FunctionChange) -> String {
 
 /// Whether growth far beyond the limit would go unseen.
 fn hides_much(report: &Report) -> bool {
-    report.total_visible.is_none_or(|visible| visible > 2.0 * report.options.max_increase)
+    report.total_min_detectable.is_none_or(|growth| growth > 2.0 * report.options.max_increase)
 }
 
 /// Whether the total grew beyond the limit, but not clearly enough to fail.
@@ -222,14 +221,14 @@ fn notes(report: &Report) -> Vec<String> {
     if let Some(why) = report.moved_why {
         notes.push(format!("moved, not added: {}; --strict fails on it", why.words()));
     }
-    // A side that lost so much did not do its work, or is another program.
+    // A side that lost this much did not do its work, or is another program.
     const SUSPICIOUS: f64 = -0.75;
     if report.total.relative < SUSPICIOUS {
         notes.push(
             "new used less than a quarter of the CPU time of base; check that its runs are whole".to_owned(),
         );
     }
-    if report.unit == Unit::SecondsOfUntold {
+    if report.unit == Unit::SecondsOfUnknownExtent {
         notes.push(
             "files do not tell whether they are of whole commands: they are taken for that; record parts of a \
              process's life equally long"
@@ -263,7 +262,7 @@ fn amount(value: f64, unit: Unit) -> String {
     format!("{} {}", number(value, unit), unit.symbol())
 }
 
-/// ` (+1.1% to +9.0%)`, or nothing where the runs do not tell.
+/// ` (+1.1% to +9.0%)`, or nothing if the runs do not show it.
 fn within(interval: Option<Interval>) -> String {
     interval.map_or_else(String::new, |Interval { low, high }| {
         if low.is_infinite() { String::new() } else { format!(" ({} to {})", percent(low), upper(high)) }

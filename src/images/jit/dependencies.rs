@@ -1,7 +1,6 @@
-//! Which bytes of JIT code each thing learned of such code rests on, so that
-//! it need not be learned again while they are what they were. Input: blocks of code as they were
-//! read, and look-up addresses; output: whether what was learned of an address still holds. Not for:
-//! reading memory, and what was learned itself, which the walker has.
+//! The bytes of JIT code that each conclusion depends on, so that it is kept while they are unchanged. Input: blocks
+//! of code, and look-up addresses. Output: whether the conclusion on an address still holds. Not for: reading memory,
+//! and the conclusions themselves, which the walker has.
 
 use hashbrown::{HashMap, HashSet};
 
@@ -78,15 +77,15 @@ impl Dependencies {
         self.learned.remove(&lookup);
     }
 
-    /// Whether what was learned of an address is known to hold since all was compared last; `None`
-    /// where nobody noted what it rests on.
+    /// Whether the conclusion on an address is known to hold since all was compared last; `None` if its dependencies
+    /// were not noted.
     pub(super) fn holds(&self, lookup: u64) -> Option<bool> {
         let blocks = self.learned.get(&lookup)?;
         Some(!blocks.iter().any(|block| self.changed.contains(block)))
     }
 
-    /// Begins anew with the blocks that have changed, and without what rested on them. With all of
-    /// them where no more fit, since code that runs no more may have filled the table.
+    /// Drops the blocks that have changed, and what depended on them; all of them if the table is full, since code
+    /// that no longer runs may have filled it.
     pub(super) fn forget_changed(&mut self) {
         if self.blocks.len() >= BLOCKS_MAX || self.learned.len() >= LEARNED_MAX {
             return self.clear();
@@ -99,7 +98,7 @@ impl Dependencies {
         self.blocks.retain(|start, _| !changed.contains(start));
     }
 
-    /// Whether all that is known is to be forgotten next: see [`Dependencies::forget_changed`].
+    /// Whether all is dropped next: see [`Dependencies::forget_changed`].
     pub(super) fn is_full(&self) -> bool {
         self.blocks.len() >= BLOCKS_MAX || self.learned.len() >= LEARNED_MAX
     }

@@ -1,7 +1,7 @@
-//! A few bytes of JIT code at an address, read while a walk goes on: a walk that lacks a block of code is made again with
-//! that, which is too much for words that only look like return addresses (all memory of Chez Scheme is executable).
+//! A few bytes of JIT code at an address, read during a walk. A walk that needs a block of code is repeated with it,
+//! which is too much for words that only resemble return addresses (all memory of Chez Scheme is executable).
 //!
-//! Input: reads of the target's memory; output: [`Glance`]s. They are kept as long as what was learned of such code.
+//! Input: reads of the target's memory. Output: [`Glance`]s, kept as long as conclusions on such code.
 
 use std::cell::RefCell;
 

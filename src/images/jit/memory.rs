@@ -1,4 +1,4 @@
-//! Reads of a target's memory while it runs.
+//! Reads a target's memory while it runs. Input: an address. Output: bytes, or that they cannot be read.
 
 use std::cell::RefCell;
 use std::fmt;

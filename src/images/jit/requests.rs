@@ -1,19 +1,18 @@
-//! What one walk requested of JIT code: the address whose bytes are missing, the instructions that it looked at, and the
-//! blocks that its next finding rests on.
+//! Requests of one walk for JIT code: the address whose bytes are missing, the instructions decoded, and the blocks
+//! that its next conclusion depends on.
 //!
-//! Input: requests, through a shared reference, since the walker reads code so; output: whether the walk can be relied
-//! on, or what is to be read before it is made again.
+//! Input: requests, through a shared reference, as the walker has one. Output: whether the walk is valid, or the
+//! bytes to read before it is repeated.
 
 use std::cell::{Cell, RefCell};
 
 use crate::addr::Avma;
 use crate::walk::NeedsBytes;
 
-/// Bytes are read in blocks of this size, a power of two; more than a walker looks at from one
-/// address on (see [`Code::searched`](crate::walk::Code::searched)).
+/// Bytes are read in blocks of this size, a power of two; more than a walker decodes from one address on (see
+/// [`Code::searched`](crate::walk::Code::searched)).
 pub(super) const BLOCK_BYTES: u64 = 8 << 10;
-/// Most blocks that one walk reads, two at once, before it is made again: code of so many functions is
-/// on a deep stack.
+/// Most blocks that one walk reads, two at once, before it is repeated: a deep stack has code of this many functions.
 pub(super) const BLOCKS_MAX: usize = 512;
 
 /// The requests of one walk.
@@ -21,12 +20,12 @@ pub(super) const BLOCKS_MAX: usize = 512;
 pub(super) struct Requests {
     /// An address whose bytes are missing.
     missing: Cell<Option<u64>>,
-    /// Bytes that are to be had were not given since the last finding.
+    /// Bytes that can be read were missing since the last conclusion.
     lacked: Cell<bool>,
     /// Bytes were not given since the last finding, as the walk may read no more.
     refused: Cell<bool>,
     blocks_read: usize,
-    /// Instructions that may be looked at, and were.
+    /// Instructions that may be decoded, and that were.
     budget: u64,
     spent: Cell<u64>,
     /// Something was not followed since there was no budget for it.
@@ -36,14 +35,14 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Begins a walk: when so many instructions were looked at, nothing more is followed.
+    /// Begins a walk, with this budget of instructions.
     pub(super) fn begin(&mut self, budget: u64) {
         let touched = std::mem::take(&mut self.touched);
         *self = Requests { budget, touched, ..Requests::default() };
         self.touched.get_mut().clear();
     }
 
-    /// Goes on with the walk, whose stack may lead further up now.
+    /// Continues the walk, of whose stack more may be known now.
     pub(super) fn go_on(&mut self) {
         self.missing.set(None);
         self.touched.get_mut().clear();
@@ -66,7 +65,7 @@ impl Requests {
         self.missing.get().is_some()
     }
 
-    /// The bytes that the walk needs, if it is to be made again with them.
+    /// The bytes that the walk needs, if it has to be repeated with them.
     pub(super) fn needs(&self) -> Option<NeedsBytes> {
         self.missing.get().filter(|_| !self.is_over_budget.get()).map(|at| NeedsBytes(Avma(at)))
     }

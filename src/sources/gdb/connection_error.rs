@@ -1,5 +1,4 @@
-//! Why a stub cannot be talked to any more: one line for people, without the stub's name, which
-//! whoever shows it puts in front.
+//! Why the connection to a stub failed: one line for people, without the stub's name, which the caller adds.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,19 +6,19 @@ use std::time::Duration;
 /// Why a stub cannot be talked to any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectionError {
-    /// The other end is gone.
+    /// The other end is closed.
     Closed,
     /// Nothing came for this request, in this time.
     Silent(String, Duration),
     /// What is sent is not read.
     Deaf(Duration),
-    /// It goes on answering, but this was not done in this time.
+    /// It still answers, but this was not done in this time.
     Endless(&'static str, Duration),
-    /// It was asked to stop the target, and nothing came in this time.
+    /// A stop of the target was requested, and no reply came in this time.
     Unstopped(Duration),
-    /// What came cannot be what was asked for.
+    /// The reply does not fit the request.
     Nonsense(String),
-    /// What the system says.
+    /// Error of the system.
     System(String),
     /// It was given up: this process is about to end by a signal.
     GivenUp,

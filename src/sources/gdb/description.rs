@@ -1,6 +1,6 @@
-//! The stub's description of its target: processor, system, and the registers in the order in which
-//! they are sent. Input: the documents of `qXfer:features:read` (target.xml and what it includes), or
-//! the answers to lldb's `qRegisterInfo`; hostile. Output: plain values. Pure.
+//! Parses the stub's description of its target: processor, system, and the registers in the order in which they are
+//! sent. Input: the documents of `qXfer:features:read` (target.xml and its includes), or the replies to lldb's
+//! `qRegisterInfo`; hostile. Output: plain values. Pure.
 //!
 //! Form: "Debugging with GDB", appendix G "Target Descriptions"; LLVM, docs/resources/lldbgdbremote.md.
 
@@ -33,16 +33,16 @@ pub struct Register {
     pub bits: u32,
     /// Its number, for `p`, and its place among the others.
     pub number: u32,
-    /// Its first byte in the answer to `g`, where that is told.
+    /// Its offset in the reply to `g`, if known.
     pub offset: Option<u32>,
 }
 
-/// What is told of a target.
+/// The description of a target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Description {
-    /// `i386:x86-64`, `aarch64`; empty if it is not told.
+    /// `i386:x86-64`, `aarch64`; empty if unknown.
     pub architecture: String,
-    /// `GNU/Linux`, `none`; empty if it is not told.
+    /// `GNU/Linux`, `none`; empty if unknown.
     pub system: String,
     /// In the order of their numbers.
     pub registers: Vec<Register>,
@@ -53,7 +53,7 @@ impl Description {
     /// is none of that name.
     ///
     /// # Errors
-    /// What `fetch` says, or what is wrong with a document.
+    /// Errors of `fetch`, or what is wrong with a document.
     pub fn read<E: From<String>>(fetch: &mut Fetch<'_, E>) -> Result<Option<Description>, E> {
         let mut found = DescriptionReader::default();
         if !found.document(FIRST, 0, fetch)? {
@@ -219,7 +219,7 @@ impl DescriptionReader {
     }
 }
 
-/// The value of an attribute; `None` if there is none, or none that can be read.
+/// The value of an attribute; `None` if there is none, or an invalid one.
 pub(super) fn attribute(element: &BytesStart<'_>, name: &[u8]) -> Option<String> {
     let mut attributes = element.attributes();
     let attribute = attributes.with_checks(false).flatten().find(|other| other.key.as_ref() == name)?;

@@ -1,4 +1,4 @@
-//! Numbers and bytes as the protocol writes them: in hexadecimal digits.
+//! Reads and writes numbers and bytes in the hexadecimal digits of the protocol.
 
 /// Bytes as digits.
 pub(super) fn encode(bytes: &[u8]) -> String {

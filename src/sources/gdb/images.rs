@@ -1,9 +1,8 @@
-//! The code of the target and the bytes behind it.
+//! The code of the target, with the files behind it.
 //!
-//! A path alone proves nothing: the stub may run on another machine. A file here is taken only if its
-//! head (ELF header, program headers, build id) is the one that is in the target's memory, and if it
-//! is not here it is read through the stub, where that serves files while the target runs. Firmware has no
-//! head in memory, and what is in RAM changes: there code is compared.
+//! A path alone proves nothing: the stub may run on another machine. A local file counts only if its head (ELF
+//! header, program headers, build id) equals that in the target's memory; otherwise it is read through the stub, if
+//! that serves files while the target runs. Firmware has no head in memory, and RAM changes: there code is compared.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ const MAX_PATH_BYTES: usize = 4096;
 const HEAD_BYTES: usize = 4096;
 /// Bytes of code that are compared where a file has no head in memory.
 const CODE_BYTES: u64 = 256;
-/// A vDSO is a few pages; where its end is not told, so much is read.
+/// A vDSO is a few pages; if its end is unknown, this much is read.
 const VDSO_BYTES: u64 = 8192;
 const MAX_VDSO_BYTES: u64 = 1 << 20;
 /// Largest file that is read through the stub, and all of them together.
@@ -85,7 +84,7 @@ struct Probe {
 /// A file that was opened, or why it was not.
 type OpenedFile = std::result::Result<ImageBytes, OpenError>;
 
-/// Who tells where code is.
+/// The source of the list of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ImageSource {
     /// The kernel's list of a Linux process.
@@ -110,7 +109,7 @@ pub(super) struct Images {
     pub(super) mappings: Vec<Mapping>,
     /// Where the first byte of each file is.
     heads: HashMap<(u64, u64), u64>,
-    /// What tells the files of Mach-O images from others.
+    /// The identities of files of Mach-O images.
     mach: HashMap<(u64, u64), ImageIdentity>,
     bytes: HashMap<(String, (u64, u64)), std::result::Result<ImageBytes, OpenError>>,
     fetched_bytes: usize,
@@ -137,7 +136,7 @@ impl Images {
         after.checked_sub(1).is_some_and(|index| at < self.mappings[index].avma.end.0)
     }
 
-    /// Whether the list is that of the kernel, so that what else it tells of the process holds.
+    /// Whether the list is the kernel's, so that its other facts about the process hold.
     pub(super) fn are_the_kernels(&self) -> bool {
         self.way == Some(ImageSource::Kernel)
     }
@@ -159,8 +158,8 @@ impl Images {
         *self = Images { way: self.way, ..Images::new(self.exec.take(), self.system, self.pointer_bytes) };
     }
 
-    /// Asks what is mapped now, and for the bytes of what is new; whether anything changed. `pc` is
-    /// where a thread stands, which a list of the right process has.
+    /// Requests the current mappings, and the bytes of new ones. Returns whether anything changed. `pc` is the
+    /// program counter of a thread, which a list of the right process has.
     pub(super) fn learn(
         &mut self,
         stub: &mut Stub,
@@ -306,7 +305,7 @@ impl Images {
     }
 
     fn add(&mut self, path: &str, elf: &Elf, bias: u64) {
-        // No device and inode are told: where it lies tells files apart.
+        // Device and inode are unknown: the address distinguishes files.
         let identity = (u64::MAX, bias);
         if self.system != System::Bare {
             self.heads.extend(maps::head_of(elf, bias).map(|head| (identity, head)));
@@ -350,7 +349,7 @@ impl Images {
         Ok(())
     }
 
-    /// What of memory tells whether a file is the one that is mapped.
+    /// The memory that shows whether a file is the mapped one.
     fn probes(&self, mapping: &Mapping) -> Vec<Probe> {
         let at = mapping.avma.start.0;
         let probe =
@@ -374,7 +373,7 @@ impl Images {
             })
             .collect();
         if let Some(exec) = self.exec.as_ref().filter(|exec| exec.path == mapping.path) {
-            // The last bit says T32 there.
+            // The last bit marks T32 there.
             let entry =
                 if exec.elf.machine == machine::ARM { exec.elf.entry.0 & !1 } else { exec.elf.entry.0 };
             // Of the identity this is how far the file was moved (`Images::add`).
@@ -424,7 +423,7 @@ impl Images {
         {
             return Ok(Ok(bytes));
         }
-        // Not while the target stands for it.
+        // Not while the target is stopped for it.
         if !stub.run.non_stop || self.fetched_bytes >= MAX_FILES_BYTES {
             return Ok(Err(why));
         }

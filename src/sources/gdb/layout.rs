@@ -1,11 +1,10 @@
-//! Where the registers of a processor are in what a stub sends, and their values as the engine has
-//! them. Pure. Size of a pointer and order of bytes are those of the target.
+//! Offsets of the registers of a processor in the stub's replies, and their values as the engine's registers. Pure.
+//! Pointer size and byte order are those of the target.
 
 use super::description::{Description, Register};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
 
-/// x86_64 by DWARF number, then what stands behind them here: the program counter, and two that not
-/// every stub has.
+/// x86_64 by DWARF number, followed by the program counter, and two that not every stub has.
 const X86_64_NAMES: [&str; 19] = [
     "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
     "r15", "rip", "fs_base", "orig_rax",
@@ -77,13 +76,13 @@ pub struct Layout {
     pub arch: Arch,
     /// Those that are wanted, by the place that they have here; `None` where the stub has none.
     slots: Vec<Option<Slot>>,
-    /// Whether an Arm core is of the M profile; `None` where only the status register tells.
+    /// Whether an Arm core has the M profile; `None` if only the status register shows it.
     m_profile: Option<bool>,
-    /// The number of the process stack pointer of a core of the M profile.
+    /// The number of the process stack pointer of an M-profile core.
     process_sp: Option<u32>,
 }
 
-/// The registers of a thread, as far as they are told.
+/// The known registers of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadRegisters {
     /// General registers, program counter and stack pointer.
@@ -223,7 +222,7 @@ impl Layout {
         })
     }
 
-    /// Learns from the registers of a thread what descriptions did not tell.
+    /// Derives from the registers of a thread what descriptions lack.
     pub(super) fn learn(&mut self, told: &ThreadRegisters) {
         if let Registers::Arm(registers) = &told.registers {
             self.m_profile = Some(registers.m_profile);
@@ -235,8 +234,8 @@ impl Layout {
         self.m_profile == Some(true)
     }
 
-    /// The number of the process stack pointer, where these registers are of a handler of an exception: it
-    /// runs on the main stack, whatever it interrupted. `None` where the stub has none.
+    /// The number of the process stack pointer, if these registers belong to an exception handler: it runs on the
+    /// main stack, whatever it interrupted. `None` if the stub has none.
     #[must_use]
     pub fn other_sp(&self, registers: &Registers) -> Option<u32> {
         match registers {
@@ -249,7 +248,7 @@ impl Layout {
         }
     }
 
-    /// The numbers of the registers that an answer to `g` of so many bytes does not have.
+    /// The numbers of the registers that a reply to `g` of this many bytes lacks.
     #[must_use]
     pub fn beyond(&self, sent_bytes: usize) -> Vec<u32> {
         let value_bytes = self.arch.pointer_bytes() as usize;

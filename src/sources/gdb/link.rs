@@ -1,5 +1,5 @@
-//! Packets to and from a stub, over a transport: acknowledgement and repetition where the stub wants
-//! them, notifications kept apart, and an end to every wait.
+//! Packets to and from a stub, over a transport: acknowledgement and repetition if the stub requires them, a queue of
+//! notifications, and a deadline for every wait.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::sources::signals;
 
 /// How often in a row one packet may be damaged, here or there.
 const TRIES: u32 = 3;
-/// Most packets, and notifications, that wait to be looked at.
+/// Most packets, and notifications, in the queue.
 const WAITING_MAX: usize = 65_536;
 /// The byte that asks a running target to stop.
 const INTERRUPT: u8 = 3;
@@ -34,7 +34,7 @@ pub(super) struct Link {
     damaged: u32,
     /// Questions that have no answer yet.
     unanswered: u64,
-    /// Whoever waited for an answer heard that this process is to end.
+    /// A waiting caller was notified that this process is to end.
     given_up: bool,
 }
 
@@ -128,7 +128,7 @@ impl Link {
         }
     }
 
-    /// A notification that has come.
+    /// A notification that has arrived.
     pub(super) fn notification(&mut self) -> Option<Vec<u8>> {
         self.notifications.pop_front()
     }
@@ -148,8 +148,8 @@ impl Link {
         !self.packets.is_empty() || !self.notifications.is_empty()
     }
 
-    /// Waits until all is answered that was ever asked, whatever the answers are, or until then: a stub
-    /// whose connection is closed while it is late may never read the last of it.
+    /// Waits until all requests are answered, whatever the answers are, or until this time: a stub whose connection
+    /// is closed while it is late may never read the last of them.
     pub(super) fn settle(&mut self, until: Instant) {
         while self.unanswered > 0 && Instant::now() < until {
             self.packets.clear();

@@ -1,5 +1,5 @@
-//! The images of a process of macOS, as debugserver lists them: where they were loaded, their files, and
-//! the UUIDs that tell those from others of the same name. Hostile bytes in, plain values out; pure.
+//! The images of a macOS process, as listed by debugserver: load addresses, files, and UUIDs, which distinguish those
+//! of one name. Hostile bytes in, plain values out; pure.
 //!
 //! Form: LLVM, lldb/docs/resources/lldbgdbremote.md, "jGetLoadedDynamicLibrariesInfos";
 //! lldb/tools/debugserver/source/MacOSX/MachProcess.mm, `FormatDynamicLibrariesIntoJSON`.
@@ -37,7 +37,7 @@ fn image(value: &Value) -> Option<MachImage> {
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok()).unwrap_or(0);
     let header = &value["mach_header"];
     let uuid = value["uuid"].as_str().and_then(uuid);
-    // What stands for the file, as no device and inode do.
+    // The identity of the file, since there is no device and inode.
     let low = uuid.map_or(0, |uuid| u64::from_le_bytes(std::array::from_fn(|at| uuid[at])));
     let mapping = Mapping {
         avma: Avma(load)..end,
@@ -52,7 +52,7 @@ fn image(value: &Value) -> Option<MachImage> {
     Some(MachImage { mapping, wanted })
 }
 
-/// `E2A1C0DE-0000-4000-8000-0123456789AB`; all zero says that there is none.
+/// `E2A1C0DE-0000-4000-8000-0123456789AB`; all zero means none.
 fn uuid(text: &str) -> Option<[u8; 16]> {
     let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
     let bytes: [u8; 16] = super::hex::decode(&digits)?.try_into().ok()?;

@@ -1,5 +1,5 @@
-//! What a process has mapped as code, from what stubs tell: the kernel's list (`/proc/PID/maps`), or
-//! the auxiliary vector and the list of the dynamic loader. Hostile bytes in, plain values out; pure.
+//! The code mappings of a process, from the stub's replies: the kernel's list (`/proc/PID/maps`), or the auxiliary
+//! vector and the list of the dynamic loader. Hostile bytes in, plain values out; pure.
 
 use quick_xml::Reader;
 use quick_xml::events::Event;
@@ -54,7 +54,7 @@ fn line(line: &[u8]) -> Option<MapsLine> {
     Some(MapsLine { mapping: Mapping { avma, file_offset, path, kind, identity }, executable })
 }
 
-/// What the auxiliary vector of a little-endian process says.
+/// Values of the auxiliary vector of a little-endian process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Auxv {
     /// Where the program begins to run.
@@ -107,8 +107,7 @@ pub(super) fn libraries(xml: &[u8]) -> Vec<(String, u64)> {
     found
 }
 
-/// The code of an ELF file whose stated addresses are moved by `bias`. `identity` stands for the
-/// file.
+/// The code of an ELF file whose stated addresses are moved by `bias`. `identity` is that of the file.
 pub(super) fn of_elf(elf: &Elf, path: &str, bias: u64, identity: (u64, u64), out: &mut Vec<Mapping>) {
     for segment in elf.segments.iter().filter(|segment| segment.executable) {
         let start = Avma(segment.svma.0.wrapping_add(bias));

@@ -1,4 +1,4 @@
-//! Memory of the target: many ranges in as few round trips as can be, each as far as it can be read.
+//! Reads memory of the target: many ranges in the fewest round trips, each as far as it is readable.
 
 use super::connection_error::ConnectionError;
 use super::hex;

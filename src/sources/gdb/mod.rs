@@ -1,15 +1,15 @@
 //! A target behind a stub of the gdb remote protocol: QEMU, OpenOCD, J-Link, gdbserver, lldb-server,
 //! Apple's debugserver. Compiled everywhere.
 //!
-//! `transport.rs` has the bytes, `packet.rs` their form, `link.rs` packets in order, `session.rs`
-//! questions and answers. On these stand `run.rs` (stop, go, detach), `threads.rs`, `memory.rs` and
-//! `remote_files.rs`. What the target is, tell `description.rs` and `layout.rs`; what it has mapped,
-//! `maps.rs`, `mach_images.rs` and `images.rs`; who waits, `waits.rs`; the tasks of an operating system that the stub does not
-//! know, `tasks/`. `stops.rs` makes the captures, `target.rs` is what
-//! the engine sees. Breakpoints are never set, and neither memory nor registers are written.
+//! `transport.rs` has the bytes, `packet.rs` their encoding, `link.rs` packets in order, `session.rs` requests and
+//! replies. `run.rs` (stop, continue, detach), `threads.rs`, `memory.rs` and `remote_files.rs` build on these.
+//! `description.rs` and `layout.rs` describe the target; `maps.rs`, `mach_images.rs` and `images.rs` its mappings;
+//! `waits.rs` decides which threads wait; `tasks/` has the tasks of an operating system that the stub does not know.
+//! `stops.rs` makes the captures, `target.rs` implements the engine's trait. Breakpoints are never set, and neither
+//! memory nor registers are written.
 //!
-//! A stub may say anything at any time: lengths, counts and depths are bounded, and each answer has a
-//! time by which it must be there. A stub that fails is told to let the target go.
+//! A stub may send anything at any time: lengths, counts and depths are bounded, and each reply has a deadline. A
+//! stub that fails is told to detach.
 
 mod connection_error;
 pub mod description;
@@ -60,9 +60,9 @@ use tasks::Tasks;
 use transport::Transport;
 use waits::System;
 
-/// How long all that is asked before the target runs again may take: links to boards are slow.
+/// Time for all requests before the target runs again: links to boards are slow.
 const BEGIN: Duration = Duration::from_secs(30);
-/// Most registers that are asked for one by one.
+/// Most registers that are requested one by one.
 const MAX_REGISTER_QUESTIONS: usize = 1024;
 /// Longest command line that is shown.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
@@ -94,7 +94,7 @@ pub fn attach(
         Error::new(ErrorKind::Attach, format!("cannot attach: the stub at {place} {broken}{next}"))
     };
     let link = Link::new(Transport::open(place)?).map_err(failed)?;
-    // Most stubs stop their target for whoever connects.
+    // Most stubs stop their target on connection.
     let mut stub = Stub::new(link);
     stub.run.hold = Some(Hold::of_stopped_target());
     match stub.greet().map_err(DescribeError::from).and_then(|()| describe(&mut stub, exec)) {
@@ -139,7 +139,7 @@ impl From<ConnectionError> for DescribeError {
     }
 }
 
-/// Asks what the target is. It stands.
+/// Requests the description of the target, which is stopped.
 fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<TargetFacts, DescribeError> {
     stub.within(BEGIN, "telling what its target is");
     let mut description = Description::default();
@@ -202,7 +202,7 @@ fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<TargetFa
         return Err(DescribeError::Unsupported(format!("what it runs is not {}: {why}", exec.name())));
     }
     let process = process(stub, &images, exec.as_ref(), layout.arch, system, code_mask)?;
-    // Several threads are tasks that the stub tells, or processors.
+    // Several threads are tasks that the stub knows, or processors.
     let knows_tasks = system == System::Bare && layout.arch == Arch::Arm && stub.run.threads.len() == 1;
     let kernel = exec.and_then(|exec| exec.kernel).filter(|_| knows_tasks);
     Ok(TargetFacts { process, system, layout, images, tasks: kernel.map(Tasks::new) })
@@ -245,8 +245,7 @@ fn system_of(stub: &Stub, description: &Description) -> System {
     }
 }
 
-/// The bits of a code pointer that are address: without those that signatures (PAC) are in, where the
-/// stub tells.
+/// The address bits of a code pointer, without those of signatures (PAC), if the stub reports them.
 fn code_mask(
     stub: &mut Stub,
     description: &Description,
@@ -305,7 +304,7 @@ fn process(
         backend_why: format!(
             "a stub in {mode} mode, which tells no CPU time: each stop stands for the time since the one before"
         ),
-        // Nobody tells; of those that are found running all count.
+        // Unknown; of the threads found running all count.
         cpus: usize::MAX,
         code_mask,
         fp_always: system == System::Mach && arch == Arch::Aarch64,

@@ -1,11 +1,11 @@
-//! The form of packets of the gdb remote protocol: bodies ↔ bytes on the wire. Pure.
+//! Encodes and decodes packets of the gdb remote protocol: bodies ↔ bytes on the wire. Pure.
 //!
 //! Input of [`Decoder`]: bytes as they come, in any pieces, hostile. Output: bodies with escapes and
 //! run lengths resolved, or what is wrong. Form: "Debugging with GDB", appendix E.1 "Overview".
 
 use std::collections::VecDeque;
 
-/// Longest body that is taken, after run lengths: more than any answer to what is asked.
+/// Longest accepted body, after run lengths: more than any reply to our requests.
 pub const MAX_BODY_BYTES: usize = 16 << 20;
 
 /// A run length is this much more than the number of repetitions.
@@ -24,7 +24,7 @@ pub enum Item {
     Damaged(&'static str),
     /// `+`.
     Ack,
-    /// `-`: what was sent is to be sent again.
+    /// `-`: the packet has to be sent again.
     Nack,
 }
 

@@ -1,5 +1,5 @@
-//! Files of the system that the stub runs on, which some stubs serve (`vFile`): the list of what a
-//! process has mapped on Linux, and images that are not here.
+//! Files of the stub's system, which some stubs serve (`vFile`): the list of mappings of a process on Linux, and
+//! images that are not on this machine.
 
 use super::connection_error::ConnectionError;
 use super::hex;
@@ -9,7 +9,7 @@ use super::session::Stub;
 const PIECES: usize = 8;
 
 impl Stub {
-    /// The bytes of a file, at most so many; `None` where it cannot be read, or is larger.
+    /// The bytes of a file, at most this many; `None` if it cannot be read, or is larger.
     ///
     /// # Errors
     /// The stub cannot be talked to any more.
@@ -22,10 +22,10 @@ impl Stub {
     }
 
     fn read_open_file(&mut self, file: u64, most: usize) -> Result<Option<Vec<u8>>, ConnectionError> {
-        // The number of bytes stands in front; any byte may have to be escaped.
+        // The number of bytes comes first; any byte may have to be escaped.
         let piece = (self.offers.packet_bytes - 32) / 2;
         let mut bytes: Vec<u8> = Vec::new();
-        // Small files come in one piece, and are then not asked for more than once in vain.
+        // Small files come in one piece, and are requested in vain only once.
         let mut pieces = 1;
         loop {
             let question = |index: usize| {

@@ -1,9 +1,8 @@
-//! Whether the target runs: stopping all of it, letting it run again, and what happens meanwhile.
+//! Stops and continues the whole target, and handles its stop replies meanwhile.
 //!
-//! Two ways, as the stub offers: in *all-stop* mode the byte 3 stops everything and nothing can be
-//! asked while it runs; in *non-stop* mode `vCont;t` does, each thread tells of its stop by itself,
-//! and files and memory can be read at any time. A signal of the target's own that a stub stops for
-//! is passed on.
+//! Two modes, by what the stub offers: in *all-stop* mode the byte 3 stops everything and nothing can be requested
+//! while it runs; in *non-stop* mode `vCont;t` does, each thread reports its stop itself, and files and memory can be
+//! read at any time. A signal of the target itself, for which a stub stops, is passed on.
 
 use std::time::{Duration, Instant};
 
@@ -14,15 +13,15 @@ use super::stop_reply::{StopReply, Tid};
 use crate::sources::ExitStatus;
 use crate::sources::signals::Hold;
 
-/// How long all threads may take to stand after they were asked to.
+/// How long all threads may take to stop after the request.
 pub(super) const STOP: Duration = Duration::from_secs(5);
 /// How long detaching in order may take, and how long a stub that does not answer is then waited for: one
 /// whose connection is closed while it is late may never read that it should detach.
 const DETACH: Duration = Duration::from_secs(2);
 const LAST: Duration = Duration::from_secs(5);
-/// How long a stub that says that its process has ended is waited for after it was told to let go.
+/// How long to wait for a stub that reported the exit of its process, after it was told to detach.
 const LAST_OF_ENDED: Duration = Duration::from_millis(200);
-/// Where threads that should stop are silent for so long, the list of them is asked for again.
+/// If threads that should stop are silent for this long, their list is requested again.
 const QUIET: Duration = Duration::from_millis(5);
 /// Stops that are acknowledged at once.
 const STOPS_AT_ONCE: usize = 256;
@@ -30,12 +29,12 @@ const STOPS_AT_ONCE: usize = 256;
 const LAST_SIGNAL: u8 = 0x96;
 const SIGINT: u8 = 2;
 const SIGTRAP: u8 = 5;
-/// SIGSTOP by gdb's and macOS's numbers, and by Linux's, which lldb-server tells.
+/// SIGSTOP by gdb's and macOS's numbers, and by Linux's, which lldb-server sends.
 const SIGSTOP: u8 = 0x11;
 const SIGSTOP_LINUX: u8 = 0x13;
 
 impl Stub {
-    /// Finds out in which state the target is; it stands then.
+    /// Determines the state of the target; it is stopped then.
     ///
     /// # Errors
     /// There is none, or the stub cannot be talked to.
@@ -65,7 +64,7 @@ impl Stub {
             if !self.run.non_stop {
                 break;
             }
-            // Each of the threads, until all were told.
+            // Each of the threads, until all were reported.
             reply = self.call(b"vStopped")?;
             if self.run.stopped.len() > MAX_THREADS {
                 return Err(too_many());
@@ -80,7 +79,7 @@ impl Stub {
             self.run.threads.push(current.unwrap_or(Tid { pid: None, tid: 1 }));
         }
         if self.run.non_stop && self.run.threads.iter().any(|tid| !self.run.stopped.contains(&tid.tid)) {
-            // Somebody was here before and let some run.
+            // An earlier client has continued some.
             self.run.running = true;
             self.stop()?;
         }
@@ -108,7 +107,7 @@ impl Stub {
         self.run.non_stop || !self.run.running
     }
 
-    /// Stops the target; whether it stands then, or has ended.
+    /// Stops the target. Returns whether it is stopped, or has exited.
     ///
     /// # Errors
     /// It did not stop in time, or the stub cannot be talked to.
@@ -173,14 +172,14 @@ impl Stub {
         self.run.news.push_back(TargetChange::Ended(status));
     }
 
-    /// Whether stubs report a stop that was asked for by this signal.
+    /// Whether stubs report a requested stop with this signal.
     fn is_of_a_stop(&self, signal: u8) -> bool {
         let lldb = self.offers.lldb && signal == SIGSTOP_LINUX;
         matches!(signal, 0 | SIGINT | SIGTRAP | SIGSTOP) || lldb
     }
 
-    /// A signal that the program shall have. A trap is none: it is how stubs tell of an `exec` to
-    /// those who did not ask to be told, and would end the program.
+    /// A signal to pass on to the program. A trap is none: stubs report an `exec` by it to clients that did not
+    /// enable its event, and it would end the program.
     fn note_signal(&mut self, thread: Option<Tid>, signal: u8) {
         if signal != 0 && signal != SIGTRAP {
             let thread = thread.or(self.run.threads.first().copied());
@@ -219,7 +218,7 @@ impl Stub {
         }
     }
 
-    /// Takes the stops that threads tell of in non-stop mode.
+    /// Consumes the stops that threads report in non-stop mode.
     fn take_notifications(&mut self) -> Result<(), ConnectionError> {
         while let Some(notification) = self.link.notification() {
             let Some(reply) = notification.strip_prefix(b"Stop:") else { continue };
@@ -309,7 +308,7 @@ impl Stub {
             return self.go();
         }
         self.take_notifications()?;
-        // They stopped without being asked: with a signal of their own, or for an exec.
+        // They stopped without a request: with a signal of their own, or for an exec.
         let signals = std::mem::take(&mut self.run.deliver);
         let mut stopped: Vec<u64> = self.run.stopped.drain().collect();
         stopped.sort_unstable();
@@ -326,11 +325,11 @@ impl Stub {
         Ok(())
     }
 
-    /// Lets the target go, running. `broken` says that the stub has not answered as it should: then
-    /// it is told to, and hardly waited for.
+    /// Detaches, with the target running. `broken`: the stub has not answered properly: it is told to detach, with
+    /// hardly any wait.
     pub(super) fn detach(&mut self, broken: bool) {
         if self.run.ended {
-            // Nothing is left to let go, unless that was nonsense.
+            // Nothing is left to release, unless that was nonsense.
             self.order_detach(LAST_OF_ENDED);
         } else {
             self.detach_as_it_is(broken);
@@ -348,7 +347,7 @@ impl Stub {
         }
     }
 
-    /// Tells the stub to detach, whatever it says to that, and waits for so long until it has read it.
+    /// Sends a detach request, ignores the reply, and waits up to this long until the stub has read it.
     fn order_detach(&mut self, at_most: Duration) {
         let detach = self.detach_words();
         if self.link.send(detach.as_bytes()).is_ok() {

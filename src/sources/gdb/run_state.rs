@@ -1,4 +1,4 @@
-//! What is known of the run of a target, and of its threads.
+//! The run state of a target and its threads.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::sources::signals::Hold;
 /// Something that happened to the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TargetChange {
-    /// It has begun another program; the path where it is told.
+    /// It has begun another program; its path, if known.
     Exec(String, Option<Tid>),
     /// It has ended.
     Ended(ExitStatus),
@@ -25,15 +25,15 @@ pub(super) struct Run {
     pub(super) has_one_thread: bool,
     /// Each thread reports its own stop, and files and memory can be read while others run.
     pub(super) non_stop: bool,
-    /// While the target stands: this process is neither suspended nor ended before it runs.
+    /// While the target is stopped: this process is neither suspended nor ended before it runs.
     pub(super) hold: Option<Hold>,
     /// The target runs, as far as is known.
     pub(super) running: bool,
-    /// The process, where the stub tells.
+    /// The process, if the stub reports it.
     pub(super) pid: Option<u64>,
     /// Its threads, by number.
     pub(super) threads: Vec<Tid>,
-    /// Those that are known to stand, in non-stop mode.
+    /// Threads known to be stopped, in non-stop mode.
     pub(super) stopped: HashSet<u64>,
     /// Interrupts that were sent and have not stopped the target: a later stop is by them.
     pub(super) owed_interrupts: u32,

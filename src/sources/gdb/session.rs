@@ -1,5 +1,5 @@
-//! Questions and answers: what the stub can do, one packet after the other or many on their way at
-//! once, and long objects in pieces. Knows nothing of threads and stops (`run.rs`).
+//! Requests and replies: features of the stub, one packet after another or many in flight, and long objects in
+//! pieces. Knows nothing of threads and stops (`run.rs`).
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ const PACKET_BYTES_MOST: usize = 128 << 10;
 const QUESTION: &[u8] =
     b"qSupported:multiprocess+;xmlRegisters=i386,arm,aarch64;exec-events+;vContSupported+;no-resumed+";
 
-/// What a stub says that it can do.
+/// Features that a stub reports.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Features {
     /// Characters of a packet, at most.
@@ -77,14 +77,13 @@ impl Features {
     }
 }
 
-/// A stub that answers. See `run.rs` for stops, `threads.rs`, `memory.rs` and `remote_files.rs` for
-/// what is asked.
+/// A connected stub. See `run.rs` for stops, `threads.rs`, `memory.rs` and `remote_files.rs` for requests.
 pub(super) struct Stub {
     pub(super) link: Link,
     pub(super) offers: Features,
     /// Many questions may be on their way at once.
     pipelines: bool,
-    /// All that is asked has to be answered by then; what that is, and how long it had.
+    /// The deadline of all requests; their subject, and their total time.
     limit: Option<(Instant, Duration, &'static str)>,
     /// Where memory can end: at a multiple of this, bytes.
     pub(super) memory_ends_at: u64,
@@ -127,7 +126,7 @@ impl Stub {
         Ok(())
     }
 
-    /// Sets a time by which all that is asked from here on must be answered; `what` it is, for people.
+    /// Sets a deadline for all requests from here on; `what` is their subject, for people.
     pub(super) fn within(&mut self, time: Duration, what: &'static str) {
         self.limit = Some((Instant::now() + time, time, what));
     }
@@ -141,7 +140,7 @@ impl Stub {
     /// would be the next stop.
     ///
     /// # Errors
-    /// No answer in time, or none that can be read.
+    /// No reply in time, or an invalid one.
     pub(super) fn call(&mut self, body: &[u8]) -> Result<Vec<u8>, ConnectionError> {
         self.link.send(body)?;
         self.answer(body, ANSWER)
@@ -159,7 +158,7 @@ impl Stub {
         }
         loop {
             match self.link.packet(until)? {
-                // QEMU 7 tells of the stop that a connection makes, unasked.
+                // QEMU 7 reports the stop at connection without a request.
                 Some(answer) if !tells_of_stops(question) && is_stop(&answer) => {}
                 Some(answer) => return Ok(answer),
                 None => {
@@ -206,7 +205,7 @@ impl Stub {
         Ok(answers)
     }
 
-    /// Reads an object in pieces (`qXfer`), at most so many bytes of it; `None` if there is none.
+    /// Reads an object in pieces (`qXfer`), at most this many bytes; `None` if there is none.
     ///
     /// # Errors
     /// As [`Stub::call`]; or the object is larger.
@@ -248,8 +247,8 @@ impl Stub {
         Ok(self.link.packet(Instant::now() + ANSWER)?.is_some())
     }
 
-    /// Lets the questions that are of no thread be of one that exists: the one that was chosen last may
-    /// have ended, and gdbserver 13 fails an assertion where none was ever chosen.
+    /// Selects an existing thread for requests without a thread: the one selected last may have ended, and gdbserver
+    /// 13 fails an assertion if none was ever selected.
     ///
     /// # Errors
     /// The stub cannot be talked to.
@@ -261,7 +260,7 @@ impl Stub {
         }
     }
 
-    /// The suffix that says which thread is meant, and the packet in front that does.
+    /// The suffix that selects a thread, and the packet before that does.
     pub(super) fn thread_words(&self, tid: Tid) -> (Option<Vec<u8>>, String) {
         if self.run.has_one_thread {
             (None, String::new())
@@ -278,7 +277,7 @@ fn tells_of_stops(question: &[u8]) -> bool {
     matches!(question, b"?" | b"Ctrl-C" | b"vStopped") || question.starts_with(b"vCont;")
 }
 
-/// Whether an answer is a stop; nothing else that is asked for looks like one.
+/// Whether a reply is a stop reply; no other requested reply has its form.
 fn is_stop(answer: &[u8]) -> bool {
     matches!(StopReply::parse(answer), Some(StopReply::Stopped { .. } | StopReply::Ended(_)))
 }

@@ -1,4 +1,4 @@
-//! Stops that are asked for and made, and how many threads are copied in one.
+//! Requested stops and their outcomes, and how many threads are copied in one.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ const AT_ONCE: usize = 1024;
 /// A stop is not to be longer, nanoseconds: where copies take long, fewer are made in one.
 const STAND_NS: u64 = 50_000_000;
 
-/// A stop that is asked for.
+/// A requested stop.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StopRequest {
     pub(super) thread: ThreadId,
@@ -27,23 +27,23 @@ pub(super) struct StopResult {
     pub(super) capture: Capture,
 }
 
-/// The stops of a target, asked for and made.
+/// The stops of a target, requested and made.
 #[derive(Default)]
 pub(super) struct Stops {
     pub(super) asked: VecDeque<StopRequest>,
     pub(super) made: VecDeque<StopResult>,
     pub(super) spare: Vec<Capture>,
-    /// So far: what tells a thread's looks apart.
+    /// Count so far, which distinguishes the polls of a thread.
     pub(super) count: u64,
     /// What one thread in a stop takes, by the last one, nanoseconds.
     pub(super) copy_ns: u64,
     /// Whether threads wait at a place in code.
     pub(super) places: HashMap<u64, bool>,
-    /// When the target was last let go; 0 before.
+    /// When the target was last continued; 0 before.
     pub(super) ran_since_ns: u64,
-    /// What was stood for other things than stops, and is not told yet, nanoseconds.
+    /// Stopped time for other purposes that is not reported yet, nanoseconds.
     pub(super) stood_ns: u64,
-    /// When what is mapped was last asked for, and that it is wanted.
+    /// When mappings were requested last, and that they are wanted.
     pub(super) maps_ns: u64,
     pub(super) maps_wanted: bool,
 }

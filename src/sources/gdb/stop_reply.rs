@@ -1,4 +1,4 @@
-//! Stop replies: why the target stands, or how it ended. Pure.
+//! Parses stop replies: why the target stopped, or how it exited. Pure.
 //!
 //! Form: "Debugging with GDB", E.3 "Stop Reply Packets"; what lldb adds: docs/resources/lldbgdbremote.md
 //! in LLVM.
@@ -12,14 +12,14 @@ const MAX_THREADS: usize = 4096;
 /// A thread as stubs number them: `p1f.20` with the process, `20` without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tid {
-    /// The process, where the stub tells.
+    /// The process, if the stub reports it.
     pub pid: Option<u64>,
     /// The thread.
     pub tid: u64,
 }
 
 impl Tid {
-    /// Understands `p1f.20`, `20` and `p1f` (its first thread is not told then: `None`).
+    /// Parses `p1f.20`, `20` and `p1f` (its first thread is unknown then: `None`).
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Tid> {
         let Some(rest) = text.strip_prefix(b"p") else {
@@ -44,23 +44,23 @@ fn real(digits: &[u8]) -> Option<u64> {
     hex::number(digits).filter(|number| *number != 0)
 }
 
-/// What a stop reply says.
+/// The content of a stop reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReply {
-    /// A thread stands, with all others in all-stop mode.
+    /// A thread is stopped, with all others in all-stop mode.
     Stopped {
         /// By the stub's numbers; 0 where there was none.
         signal: u8,
-        /// Which thread, where it is told.
+        /// The thread, if known.
         thread: Option<Tid>,
-        /// The process has begun another program, of this path where it is told.
+        /// The process has begun another program, with this path, if known.
         exec: Option<String>,
         /// All threads, where the stub lists them.
         threads: Vec<Tid>,
     },
     /// The process has ended.
     Ended(ExitStatus),
-    /// What the program says: the target runs on.
+    /// Output of the program: the target runs on.
     Output,
     /// No thread is left that could run.
     Nobody,

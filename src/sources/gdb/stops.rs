@@ -1,6 +1,6 @@
-//! Stops: the whole target stands for as long as the registers and stacks of its threads take to
-//! copy, in as few round trips as can be: the stop itself, all registers, all stacks. Whoever waits is
-//! told by where it stands (`waits.rs`), which no stub tells before a stop.
+//! Stops: the whole target is stopped while the registers and stacks of its threads are copied, in the fewest round
+//! trips: the stop itself, all registers, all stacks. Waiting threads are recognised by their program counter
+//! (`waits.rs`), which no stub reports before a stop.
 
 use super::connection_error::ConnectionError;
 use super::layout::ThreadRegisters;
@@ -19,8 +19,7 @@ use crate::sources::{Activity, Capture, Event, OtherStack, Outcome, ThreadId, Th
 const MAX_PLACES: usize = 4096;
 /// A stack that ends further above the stack pointer is another one.
 const MAX_STACK_BYTES: u64 = 64 << 20;
-/// What is mapped is looked at again this long after the last time at the earliest, where only a stop
-/// shows it, nanoseconds.
+/// Least interval of reading the mappings, if only a stop shows them, nanoseconds.
 const MAPS_NS: u64 = 250_000_000;
 
 /// A thread in a stop.
@@ -35,7 +34,7 @@ struct Copy {
 }
 
 impl GdbTarget {
-    /// Stops the target, copies the threads that were asked for, and lets it run.
+    /// Stops the target, copies the requested threads, and continues it.
     ///
     /// # Errors
     /// The stub cannot be talked to.
@@ -85,7 +84,7 @@ impl GdbTarget {
         Copy { asked, told: None, other_sp: None, waits: None, capture: self.stops.buffer(), outcome }
     }
 
-    /// All registers, in one go, and who waits as far as they tell that.
+    /// All registers, in one round trip, and the waiting threads that they show.
     fn copy_registers(&mut self, copies: &mut [Copy]) -> Result<(), ConnectionError> {
         let threads: Vec<Option<Tid>> = copies.iter().map(|copy| self.tid(copy.asked.thread)).collect();
         let known: Vec<Tid> = threads.iter().flatten().copied().collect();
@@ -259,7 +258,7 @@ impl GdbTarget {
         copy.outcome = Outcome::Captured;
     }
 
-    /// Learns where the memory of a stack ends, of which so many bytes were read.
+    /// Notes where the memory of a stack ends, of which this many bytes were read.
     fn learn_limit(&mut self, thread: ThreadId, range: Range, read_bytes: usize) {
         let end = range.at.saturating_add(read_bytes as u64);
         // Memory ends with pages; what ends elsewhere is a stub's own limit.
@@ -288,8 +287,7 @@ impl GdbTarget {
         }
     }
 
-    /// Where only a stop shows what is mapped: if a thread is in code that is not known, or somebody
-    /// has asked.
+    /// If only a stop shows the mappings: reads them when a thread is in unknown code, or on request.
     fn look_at_maps(&mut self, copies: &[Copy], now_ns: u64) -> Result<(), ConnectionError> {
         let known =
             |told: &ThreadRegisters| self.images.contains(told.registers.pc().0 & self.process.code_mask);

@@ -1,5 +1,4 @@
-//! The system calls that std has no name for: waiting for a descriptor for less than a millisecond,
-//! and ending a group of processes.
+//! The system calls that std lacks: waiting for a descriptor for less than a millisecond, and ending a process group.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -36,8 +35,8 @@ fn poll(polled: &mut libc::pollfd, at_most: Duration) -> libc::c_int {
 pub(super) fn end_group(group: u32) {
     let Ok(group) = libc::pid_t::try_from(group) else { return };
     if group > 1 {
-        // SAFETY: kill(2) takes two numbers and touches no memory of ours. The group is that of
-        // a child that was not waited for, so its number stands for no other.
+        // SAFETY: kill(2) takes two numbers and touches no memory of ours. The group is that of a child that was not
+        // waited for, so its number cannot be reused.
         unsafe { libc::kill(-group, libc::SIGTERM) };
     }
 }

@@ -1,5 +1,5 @@
-//! A target behind a stub, as the engine sees it: threads and events, looks that tell nothing but what
-//! the last stop showed, and memory and images by asking.
+//! A target behind a stub, as the engine's `Target`: threads and events; polls that return the state of the last
+//! stop; memory and images by requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,14 +30,13 @@ use crate::sources::{
 pub enum InitialState {
     /// It runs.
     Running,
-    /// It stands where the stub had it, until the first capture was made: for a single look.
+    /// It is stopped where the stub had it, until the first capture was made: for a single snapshot.
     Stopped,
 }
 
-/// Where a stub lists threads only while the target stands: how often they are asked for,
-/// nanoseconds.
+/// Interval of thread lists, if a stub lists threads only while the target is stopped, nanoseconds.
 const LIST_NS: u64 = 100_000_000;
-/// Names of threads are asked for this often at most, nanoseconds.
+/// Least interval of requests for names of threads, nanoseconds.
 const NAMES_NS: u64 = 1_000_000_000;
 
 /// A thread that is known.
@@ -83,7 +82,7 @@ pub(super) struct Parts {
 }
 
 impl GdbTarget {
-    /// Of a target that stands.
+    /// For a stopped target.
     ///
     /// # Errors
     /// The stub cannot be talked to.
@@ -134,7 +133,7 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// The threads that there are, by number: those that the stub tells, or the tasks on its processor.
+    /// The threads by number: those of the stub, or the tasks on its processor.
     fn present(&self) -> Vec<ThreadId> {
         match &self.tasks {
             Some(tasks) if tasks.current().is_some() => {
@@ -144,7 +143,7 @@ impl GdbTarget {
         }
     }
 
-    /// Looks which task runs, and which there are. The target stands.
+    /// Reads which task runs, and the list of tasks. The target is stopped.
     fn look_at_tasks(&mut self, now_ns: u64) -> Result<(), ConnectionError> {
         let Some(tasks) = &mut self.tasks else { return Ok(()) };
         let stub = &mut self.stub;
@@ -161,7 +160,7 @@ impl GdbTarget {
         tasks.current().is_some_and(|current| current != thread.0) && tasks.contains(thread.0)
     }
 
-    /// The stub's number for a thread that exists and can be asked for its registers.
+    /// The stub's number of a thread whose registers can be requested.
     pub(super) fn tid(&self, thread: ThreadId) -> Option<Tid> {
         let threads = &self.stub.run.threads;
         if let Some(current) = self.tasks.as_ref().and_then(Tasks::current) {
@@ -171,8 +170,7 @@ impl GdbTarget {
         Some(threads[at])
     }
 
-    /// The stub has failed: one line for everybody who asks from now on. It is told to let the target
-    /// go at once.
+    /// The stub has failed: one line for all later requests. It is told to detach at once.
     fn lose(&mut self, broken: &ConnectionError) -> Fault {
         let why = format!("the stub at {} {broken}", self.place);
         if self.lost.is_none() {
@@ -181,7 +179,7 @@ impl GdbTarget {
         Fault::Lost(self.lost.get_or_insert(why).clone())
     }
 
-    /// Takes threads that came and went since the last stop. The target stands.
+    /// Reports threads that came and went since the last stop. The target is stopped.
     pub(super) fn update_threads(&mut self, now_ns: u64) -> Result<(), ConnectionError> {
         // In non-stop mode each stop lists them, and so do lldb's stubs.
         let lists = self.stub.run.non_stop || self.stub.offers.lldb;
@@ -221,7 +219,7 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// Makes events of what the stub told.
+    /// Turns reports of the stub into events.
     pub(super) fn take_news(&mut self) {
         while let Some(news) = self.stub.run.news.pop_front() {
             match news {
@@ -246,8 +244,7 @@ impl GdbTarget {
         }
     }
 
-    /// Does what needs answers: at once where the stub gives them while the target runs, else while
-    /// it stands for it.
+    /// Runs requests: at once if the stub answers while the target runs, else while it is stopped for them.
     fn asking<R>(
         &mut self,
         ask: impl FnOnce(&mut GdbTarget) -> Result<R, ConnectionError>,
@@ -300,7 +297,7 @@ impl Observed for GdbTarget {
                 self.stops.forget_places();
             }
         } else {
-            // The next stop looks.
+            // The next stop reads them.
             self.stops.maps_wanted = true;
         }
         out.clear();

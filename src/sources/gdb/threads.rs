@@ -1,4 +1,4 @@
-//! The threads of a target: which there are, what they are called, and their registers.
+//! The threads of a target: their list, names and registers, by requests to the stub.
 
 use hashbrown::HashMap;
 use quick_xml::Reader;
@@ -16,7 +16,7 @@ use super::stop_reply::Tid;
 const MAX_LIST_BYTES: usize = 4 << 20;
 /// Longest name.
 const MAX_NAME_BYTES: usize = 256;
-/// Most threads that are asked for their names one by one.
+/// Most threads whose names are requested one by one.
 const MAX_NAMES_ONE_BY_ONE: usize = 256;
 
 impl Stub {
@@ -85,7 +85,7 @@ impl Stub {
         Ok(names.collect())
     }
 
-    /// The registers of threads that stand, each `None` where it is not told.
+    /// The registers of stopped threads, each `None` if unknown.
     ///
     /// # Errors
     /// The stub cannot be talked to.
@@ -141,7 +141,7 @@ impl Stub {
         Ok(layout.registers(sent, &|number| values.get(&number).copied()))
     }
 
-    /// Registers of 32 bits by thread and number, each `None` where it is not told.
+    /// 32-bit registers by thread and number, each `None` if unknown.
     ///
     /// # Errors
     /// The stub cannot be talked to.
@@ -180,13 +180,13 @@ fn take_part(part: &[u8], threads: &mut Vec<Tid>) -> Result<Part, ConnectionErro
     }
 }
 
-/// The value in an answer to `p`, of so many bytes; `None` for an error.
+/// The value in a reply to `p`, of this many bytes; `None` for an error.
 fn value(answer: &[u8], bytes: usize) -> Option<u64> {
     let decoded = hex::decode(answer)?;
     Some(decoded.get(..bytes)?.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
 }
 
-/// The bytes of an answer to `g`; `xx` stands for one that is not known.
+/// The bytes of a reply to `g`; `xx` means unknown.
 fn register_bytes(answer: &[u8]) -> Option<Vec<Option<u8>>> {
     if answer.is_empty() || !answer.len().is_multiple_of(2) {
         return None;

@@ -1,5 +1,5 @@
-//! The bytes between here and the stub: a TCP connection, or a command's standard input and output.
-//! Input: where the stub is; output: bytes, or one line that says what is wrong.
+//! The byte stream to the stub: a TCP connection, or a command's standard input and output. Input: the address of the
+//! stub. Output: bytes, or one line with the error.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -90,7 +90,7 @@ impl Transport {
     /// Waits for bytes for `at_most`; nothing where none came.
     ///
     /// # Errors
-    /// [`ConnectionError::Closed`], or what the system says.
+    /// [`ConnectionError::Closed`], or the system's error.
     pub(super) fn read(&mut self, at_most: Duration) -> std::result::Result<&[u8], ConnectionError> {
         if !self.stream.wait_readable(at_most) {
             return Ok(&[]);
@@ -107,7 +107,7 @@ impl Transport {
     /// Sends bytes.
     ///
     /// # Errors
-    /// [`ConnectionError::Closed`], [`ConnectionError::Deaf`], or what the system says.
+    /// [`ConnectionError::Closed`], [`ConnectionError::Deaf`], or the system's error.
     pub(super) fn write(&mut self, bytes: &[u8]) -> std::result::Result<(), ConnectionError> {
         self.stream.write_all(bytes).map_err(|error| match error {
             error if is_passing(&error) => ConnectionError::Deaf(WRITE),
@@ -265,7 +265,7 @@ fn start(text: &str) -> Result<(Stream, StubCommand)> {
     command.arg("-c").arg(text).process_group(0);
     command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::from(OwnedFd::from(output)));
     let child = crate::sources::spawn_as_we_began(&mut command).map_err(|error| failed(&error))?;
-    // The command holds their end: ours tells when it is gone.
+    // The command holds the other ends: ours show when it exits.
     drop(command);
     Ok((Stream::Unix(ours), StubCommand { child }))
 }

@@ -1,5 +1,5 @@
-//! Whether a thread that stands was waiting: a stub does not tell, but where it stands does. Input:
-//! registers, and the code around the program counter; output: yes or no. Pure.
+//! Whether a stopped thread was waiting: a stub does not report it, but the program counter shows it. Input:
+//! registers, and the code around the program counter. Output: yes or no. Pure.
 //!
 //! - Linux, x86_64: the result of a system call that a stop interrupts is an error that programs
 //!   never see (ERESTARTSYS and its like), or EINTR, and the program counter is behind `syscall`
@@ -8,8 +8,8 @@
 //!   (arch/arm64/kernel/signal.c, do_signal); calls that are not repeated show EINTR behind it.
 //! - Linux, 32-bit Arm: the program counter is set back to `svc`, or EINTR is behind it, as on aarch64
 //!   (arch/arm/kernel/signal.c, do_signal).
-//! - macOS: a thread in the kernel stands behind `syscall` or `svc #0x80`, whether it waits or not.
-//! - Without an operating system: a processor that stands at `hlt`, `wfi` or `wfe` or right behind it
+//! - macOS: a thread in the kernel is behind `syscall` or `svc #0x80`, whether it waits or not.
+//! - Without an operating system: a processor at `hlt`, `wfi` or `wfe` or right behind it
 //!   has nothing to do.
 
 use super::layout::ThreadRegisters;
@@ -26,14 +26,14 @@ pub enum System {
     Bare,
 }
 
-/// Bytes of code in front of the program counter that are looked at, and as many from it on.
+/// Bytes of code that are read before the program counter, and from it on.
 pub const AROUND_BYTES: usize = 4;
 
 const EINTR: i64 = -4;
 /// ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h).
 const RESTART_CODES: [i64; 4] = [-512, -513, -514, -516];
 
-/// What a thread does, as far as its registers alone tell.
+/// The activity of a thread, by its registers alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadState {
     /// It waits.
@@ -44,7 +44,7 @@ pub enum ThreadState {
     CodeDecides,
 }
 
-/// What registers tell.
+/// The conclusion from registers.
 #[must_use]
 pub fn by_registers(told: &ThreadRegisters, system: System) -> ThreadState {
     let in_call = |result: i64| {
@@ -63,7 +63,7 @@ pub fn by_registers(told: &ThreadRegisters, system: System) -> ThreadState {
     }
 }
 
-/// Whether code says that a thread waits: `before` ends at the program counter, `after` begins there.
+/// Whether code shows that a thread waits: `before` ends at the program counter, `after` begins there.
 #[must_use]
 pub fn by_code(
     told: &ThreadRegisters,
@@ -82,7 +82,7 @@ pub fn by_code(
             System::Linux | System::Mach => before[2..] == SYSCALL,
             System::Bare => before[3] == HLT || after[0] == HLT,
         },
-        // `int $0x80`, or `sysenter` of the vDSO, whose caller goes on behind its `int $0x80`
+        // `int $0x80`, or `sysenter` of the vDSO, whose caller continues behind its `int $0x80`
         // (arch/x86/entry/vdso/vdso32/system_call.S).
         Registers::X86(_) => match system {
             System::Linux | System::Mach => before[2..] == INT_80,
@@ -118,7 +118,7 @@ pub fn by_code(
     }
 }
 
-/// The bit of CPSR that says T32 (Armv7-A ARM, B1.3.3).
+/// The T32 bit of CPSR (Armv7-A ARM, B1.3.3).
 const CPSR_T: u32 = 1 << 5;
 /// `svc #0`.
 const SVC_A32: [u8; 4] = [0, 0, 0, 0xef];

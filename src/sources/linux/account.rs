@@ -1,4 +1,5 @@
-//! A user whom a launched command runs as, with the groups and the environment of a login.
+//! The user that a launched command runs as, with the groups and environment of a login. Input: a user name or id.
+//! Output: ids, groups, variables.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, OsString};
@@ -8,8 +9,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use super::sys;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Variables that a command keeps: those of the terminal and of the language. All others are of
-/// whoever became root, and no business of the user's.
+/// Variables that a command keeps: those of the terminal and of the language. All others belong to the caller of
+/// sudo.
 const KEPT: [&str; 6] = ["TERM", "COLORTERM", "NO_COLOR", "LANG", "LANGUAGE", "TZ"];
 /// Beginning of the names of more such variables.
 const KEPT_BEGIN: &[u8] = b"LC_";
@@ -152,7 +153,7 @@ impl Account {
     /// and `exec`: only system calls, nothing is allocated.
     ///
     /// # Errors
-    /// What the kernel refuses; the process must not go on then.
+    /// Errors of the kernel; the process must not continue then.
     pub(super) fn take_on(&self) -> io::Result<()> {
         let Account { uid, gid, groups, .. } = self;
         let result = |code: libc::c_long| if code == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
@@ -163,7 +164,7 @@ impl Account {
             result(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()))?;
             result(libc::syscall(libc::SYS_setresgid, *gid, *gid, *gid))?;
             if *uid != 0 {
-                // Capabilities that go on through `exec` (Linux 4.3); earlier kernels have none.
+                // Capabilities that survive `exec` (Linux 4.3); earlier kernels have none.
                 libc::prctl(
                     libc::PR_CAP_AMBIENT,
                     libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong,

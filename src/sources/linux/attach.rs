@@ -1,4 +1,4 @@
-//! The two beginnings of a trace: seizing a running process, and starting one.
+//! Attaches to a process, or starts one, for tracing. Input: pids or a command. Output: traced threads, or why not.
 
 use std::fs;
 
@@ -20,7 +20,7 @@ const MAX_PASSES: u32 = 16;
 
 /// Time that a launched command has for `exec`, nanoseconds.
 const EXEC_NS: u64 = 60_000_000_000;
-/// How often it is asked whether that has failed, where no stop tells it, nanoseconds.
+/// Interval of polls whether that has failed, where no stop shows it, nanoseconds.
 const EXEC_ASKED_NS: u64 = 10_000_000;
 
 /// Seizes every thread of running processes; none is stopped. With `children` those of what they
@@ -85,7 +85,7 @@ pub(super) fn seize_started(target: &mut LinuxTarget) {
         let mut found_new = false;
         let processes = all_processes().into_iter();
         let mut left: Vec<_> = processes.filter_map(|pid| Some((pid, parent_of(pid)?))).collect();
-        // Whoever it was started by may stand behind it in the list.
+        // Its creator may come after it in the list.
         loop {
             let refused_now: Vec<pid_t> = refused.iter().map(|(pid, _)| *pid).collect();
             let is_known = |pid: &pid_t| target.knows_process(*pid) || refused_now.contains(pid);
@@ -111,7 +111,7 @@ pub(super) fn seize_started(target: &mut LinuxTarget) {
             break;
         }
     }
-    // One that has ended meanwhile is none that is missing.
+    // A thread that has ended meanwhile is not missing.
     refused.retain(|(pid, _)| {
         fs::metadata(format!("/proc/{pid}/maps")).is_ok_and(|_| threads::living(*pid).is_some())
     });

@@ -1,6 +1,6 @@
-//! Control groups by what people call them: their paths, or the ids of containers.
+//! Control groups by path or container id.
 //!
-//! Output: the path as `/proc/PID/cgroup` has it (cgroups(7)).
+//! Input: a name. Output: the path as in `/proc/PID/cgroup` (cgroups(7)).
 
 use std::ffi::OsStr;
 use std::fs;

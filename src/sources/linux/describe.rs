@@ -1,4 +1,4 @@
-//! What is known of a process before it is sampled, and the words for a command that cannot be run.
+//! Facts about a process before it is sampled, and messages for a command that cannot be run.
 
 use std::fs;
 use std::path::Path;
@@ -66,7 +66,7 @@ pub(super) fn cannot_run(command: &Launch, error: &std::io::Error) -> Error {
     Error::new(ErrorKind::Attach, format!("cannot run {program}: {}{next}", io_text(error)))
 }
 
-/// What stands for several processes.
+/// The placeholder for several processes.
 pub(super) fn of_several(count: usize) -> Process {
     let own = describe(std::process::id().cast_signed());
     Process { pid: 0, name: format!("{count} processes"), command: String::new(), ..own }

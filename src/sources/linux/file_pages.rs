@@ -1,20 +1,18 @@
-//! Pages of mapped files, which stay resident once they were read: a profiler that looks at programs of hundreds of
-//! megabytes would have those in the end. They are given back where they are more than a bound, and come again from
-//! the system's cache.
+//! Pages of mapped files, which stay resident once they were read: those of programs of hundreds of megabytes add up.
+//! Above a bound they are given back, and come again from the page cache.
 //!
-//! What stays resident whatever is given back (the profiler's own program, rings that programs in the kernel
-//! write to) is not part of the bound.
+//! The bound does not cover what always stays resident: the profiler's own program, and rings of BPF programs.
 
 use super::sys;
 use crate::binary::map;
 
-/// So much of files beside what stays may be resident, bytes.
+/// Resident bytes of files that are allowed above what always stays.
 const BYTES_MAX: u64 = 20 << 20;
 
 /// The bound on resident pages of mapped files.
 #[derive(Debug, Default)]
 pub(super) struct FilePages {
-    /// The least that was resident of late: no more than this stays.
+    /// The least that was resident recently: no more than this stays.
     floor_bytes: u64,
 }
 

@@ -1,7 +1,7 @@
-//! Files in the mount namespace of a target, also after it has gone.
+//! Files in the mount namespace of a target, also after it has exited.
 //!
-//! The target's root directory is held open from the moment of attaching, and its files are opened below it
-//! (`target_file`). Absolute links in it are followed from that root, not from ours.
+//! The target's root directory is opened when attaching, and files are opened below it (`target_file`). Absolute
+//! links are followed from that root, not from ours.
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -40,7 +40,7 @@ pub(super) struct TargetFiles {
 }
 
 impl TargetFiles {
-    /// Looks at a process that exists.
+    /// Opens the files of a process that exists.
     pub(super) fn of(pid: pid_t) -> TargetFiles {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let innermost = proc::status_value(&status, "NSpid").and_then(|pids| pids.split_whitespace().last());
@@ -75,7 +75,7 @@ impl TargetFiles {
                 return Ok(None);
             }
             let bytes = file.bytes(copying)?;
-            // Asked after it was mapped: of what is changed from then on, the map tells.
+            // Checked after mapping: the map shows later changes.
             Ok(Some((bytes, file.about_now()?)))
         });
         let (bytes, about) = match opened {

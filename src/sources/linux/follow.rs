@@ -1,8 +1,9 @@
-//! Threads and processes that come and go while they are traced: fork, clone, exec, exit.
+//! Threads and processes that come and go while they are traced: fork, clone, exec, exit. Input: ptrace stops.
+//! Output: events.
 //!
-//! The kernel attaches what is new for us before its first instruction: it stops there, and its
-//! starter stops in an event that names it, in any order. What has ended stays a zombie until it is
-//! reaped here; then its real parent is told, as it would be without a tracer.
+//! The kernel attaches a new thread before its first instruction: it stops there, and its creator stops in an event
+//! that names it, in any order. An exited thread stays a zombie until it is reaped here; then its real parent is
+//! notified, as without a tracer.
 
 use std::io;
 
@@ -20,7 +21,7 @@ use crate::sources::{Event, ExitStatus, Observed};
 const ANNOUNCED_MAX: usize = 4096;
 
 impl LinuxTarget {
-    /// The recording ends when this process has ended, and all others of which this was said.
+    /// The recording ends when this process and all others with this mark have ended.
     pub(super) fn end_with(&mut self, pid: pid_t) {
         self.ends_with.push(pid);
     }
@@ -43,8 +44,7 @@ impl LinuxTarget {
         self.processes.contains_key(&pid)
     }
 
-    /// A process could not be attached to as a whole: those of its threads that were are let go by
-    /// the kernel when the recording ends.
+    /// A process could not be attached as a whole: the kernel releases its attached threads when the recording ends.
     pub(super) fn forget_process(&mut self, pid: pid_t) {
         if let Some(process) = self.processes.remove(&pid) {
             self.threads.retain(|tid, _| !process.threads.contains(tid));
@@ -63,7 +63,7 @@ impl LinuxTarget {
         Ok(())
     }
 
-    /// Takes in a thread that was found running.
+    /// Adds a thread that was found running.
     ///
     /// # Errors
     /// Its files cannot be opened for want of descriptors. One that has ended meanwhile is no error.
@@ -76,7 +76,7 @@ impl LinuxTarget {
         })
     }
 
-    /// A thread stands because it has started another, or a process.
+    /// A thread is stopped since it started another, or a process.
     pub(super) fn announce(&mut self, tid: pid_t) {
         let new = sys::event_message(tid).ok().and_then(|new| pid_t::try_from(new).ok());
         if let Some(new) = new
@@ -100,8 +100,8 @@ impl LinuxTarget {
         }
         let read = self.raw.read(tid).is_ok();
         let sp = self.raw.convert().filter(|_| read).map(|registers| registers.sp());
-        // What is let go can be asked all the same: should it end, it stays until it is reaped. What
-        // may have to be left alone cannot be let go first.
+        // A released thread can still be polled: after its exit it stays until it is reaped. One that may have to be
+        // left alone cannot be released first.
         let stopped = Some(stopped).filter(|_| !self.children);
         let announced = self.announced.remove(&tid);
         let (pid, parent) = threads::belongs_to(tid)?;
@@ -128,7 +128,7 @@ impl LinuxTarget {
         None
     }
 
-    /// Whatever thread called `exec` goes on under the process's number; the others are gone.
+    /// The thread that called `exec` continues under the process's number; the others have ended.
     pub(super) fn exec(&mut self, stopped: StoppedThread) -> Option<Event> {
         let pid = stopped.tid;
         let before: Vec<pid_t> = self.processes.get(&pid)?.threads.iter().copied().collect();
@@ -143,7 +143,7 @@ impl LinuxTarget {
         Some(Event::Exec { thread: thread_id(pid), stack_top })
     }
 
-    /// Acts on the end of a thread: its last figures are read before it is let go.
+    /// Handles the exit of a thread: reads its last figures before it is released.
     pub(super) fn ended(&mut self, how: WaitStatus) {
         let Some(status) = how.exit_status() else { return };
         let tid = how.tid();
@@ -157,9 +157,8 @@ impl LinuxTarget {
         if let Some(process) = pid.and_then(|pid| self.processes.get_mut(&pid)) {
             process.thread_ended(tid);
         }
-        // A launched process is our child, too: reaped, it counts among our children's CPU
-        // times (getrusage(2)). Where its `exec` failed, `Command::spawn` waits for it and
-        // panics if it is gone.
+        // A launched process is our child, too: once reaped, it counts in our children's CPU times (getrusage(2)). If
+        // its `exec` failed, `Command::spawn` waits for it and panics if it was reaped here.
         if tid != self.main || !self.spawning {
             let _ = sys::reap(tid);
         }
@@ -170,7 +169,7 @@ impl LinuxTarget {
     /// A process has ended, if it is one that is known: with its first thread, which is seen to end last.
     pub(super) fn process_ended(&mut self, tid: pid_t, status: ExitStatus) {
         let Some(process) = self.processes.get(&tid) else { return };
-        // None is left of them: a process is told to have ended with its last thread.
+        // No thread is left: a process ends with its last thread.
         for other in process.threads.iter().copied().collect::<Vec<_>>() {
             self.no_longer_pending(other);
             self.threads.remove(&other);

@@ -1,9 +1,9 @@
-//! The code a process has mapped, and the bytes behind it: certain to be the mapped file.
+//! The code that a process has mapped, with the bytes of exactly the mapped files. Input: /proc/PID/maps. Output:
+//! images, or why a file cannot be used.
 //!
-//! A path is not enough: the file may have been deleted or replaced since, and belongs
-//! to the target's mount namespace. Device and inode are compared; where a filesystem
-//! shows others through stat(2) than through maps (overlayfs, btrfs), the file's head is
-//! compared with the mapped one. The target chooses what a path leads to: files are opened
+//! A path is not enough: the file may have been deleted or replaced, and belongs to the target's mount namespace.
+//! Device and inode are compared; if a filesystem reports others through stat(2) than in maps (overlayfs, btrfs), the
+//! head of the file is compared with the mapped one. The target controls what a path leads to, so files are opened
 //! through `target_file`, with a bounded wait.
 
 use std::fs::File;
@@ -32,7 +32,7 @@ pub(super) struct Maps {
     text: Vec<u8>,
     /// Where the first byte of each file is mapped.
     heads: HashMap<(u64, u64), Avma>,
-    /// What anonymous mappings stand for.
+    /// What an anonymous mapping is.
     pub(super) moved: Verdicts,
     /// How the files answer.
     pub(super) patience: Patience,
@@ -128,8 +128,8 @@ fn link_to(pid: pid_t, mapping: &Mapping) -> String {
     format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.avma.start.0, mapping.avma.end.0)
 }
 
-/// The path of a mapped file as it is: `maps` writes a newline as it writes the four characters `\012`,
-/// and one file must not stand for the other.
+/// The path of a mapped file, unescaped: `maps` writes a newline and the four characters `\012` alike, and these two
+/// files must not be confused.
 fn linked_path(pid: pid_t, mapping: &Mapping) -> Option<String> {
     let path = std::fs::read_link(link_to(pid, mapping)).ok()?;
     Some(path.to_string_lossy().into_owned()).filter(|path| path.starts_with('/'))
@@ -152,7 +152,7 @@ enum FileMatch {
 }
 
 impl MappedFile {
-    /// Looks for the file. May hang.
+    /// Searches for the file. May hang.
     fn find(&self, copying: &Copying) -> Result<FileMatch, OpenError> {
         let mut reason = OpenError::Deleted;
         let mut unsure = None;

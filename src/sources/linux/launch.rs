@@ -1,12 +1,12 @@
-//! Starting a command so that it is traced from its first instruction after `exec`, and finds everything
-//! as if it had been started without the profiler.
+//! Starts a command that is traced from its first instruction after `exec`, and otherwise runs as if it had been
+//! started without the profiler.
 //!
-//! The new process waits on a pipe between `fork` and `exec` until it is seized. It is forked by the
-//! thread that [`serves`](Requests::serve) while the sampler's thread waits: `Command::spawn` returns only
-//! after the `exec` that the tracer has to let pass, and the thread that forks is, to the kernel, the
-//! parent. When that thread ends, the command gets the signal that it asked for by PR_SET_PDEATHSIG, and
-//! what the thread set for itself (priority, timer slack) the command inherits. So the thread is the
-//! profiler's first one, which sets nothing and ends with the process.
+//! The new process waits on a pipe between `fork` and `exec` until it is seized. The thread that
+//! [`serves`](Requests::serve) forks it while the sampler's thread waits: `Command::spawn` returns only after the
+//! `exec`, which the tracer has to let pass, and to the kernel the thread that forks is the parent. When that thread
+//! ends, the command gets the signal that it requested by PR_SET_PDEATHSIG, and the command inherits the thread's
+//! settings (priority, timer slack). So it is the profiler's first thread, which sets nothing and ends with the
+//! process.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
@@ -77,9 +77,9 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
 pub(super) struct Spawner(Sender<Request>);
 
 impl Spawner {
-    /// Tells the first thread that this recording launches no more commands.
+    /// Notifies the first thread that this recording launches no more commands.
     pub(super) fn finish(self) {
-        // The other thread may be gone.
+        // The other thread may have ended.
         let _ = self.0.send(Request::Finish);
     }
 }
@@ -97,7 +97,7 @@ enum Request {
 pub(super) enum RequestsEnd {
     /// Nothing more is launched.
     All,
-    /// The [`Spawner`] is gone, and another one may follow.
+    /// The [`Spawner`] was dropped; another one may follow.
     Left,
 }
 
@@ -108,7 +108,7 @@ pub(super) fn spawner() -> (Spawner, Requests) {
 }
 
 impl Requests {
-    /// Forks in the calling thread what is asked for, until the [`Spawner`] is gone.
+    /// Forks the requested commands in the calling thread, until the [`Spawner`] is dropped.
     pub(super) fn serve(self) -> RequestsEnd {
         for request in self.0 {
             let Request::Spawn { mut command, outcome } = request else { return RequestsEnd::All };
@@ -121,11 +121,11 @@ impl Requests {
     }
 }
 
-/// A process that waits to be let go to its `exec`.
+/// A process that waits before its `exec`.
 pub(super) struct HeldChild {
     /// Its process id.
     pub(super) pid: pid_t,
-    /// There until it is let go.
+    /// `None` once it was released.
     waits: Option<(PipeWriter, Outcome)>,
 }
 
@@ -171,7 +171,7 @@ pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<HeldChild> 
     let outcome = Outcome(outcome);
     let mut pid = [0; 4];
     if ready.read_exact(&mut pid).is_err() {
-        // The other ends are closed: fork itself failed, and the outcome says why.
+        // The other ends are closed: fork itself failed, and the outcome has the reason.
         return Err(outcome.wait().err().unwrap_or_else(|| io::ErrorKind::Other.into()));
     }
     Ok(HeldChild { pid: pid_t::from_ne_bytes(pid), waits: Some((go, outcome)) })
@@ -189,7 +189,7 @@ fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: 
 }
 
 impl HeldChild {
-    /// Lets the process go on to its `exec`; the result of that is for [`ExecOutcome::join`].
+    /// Lets the process continue to its `exec`; [`ExecOutcome::join`] has the result.
     pub(super) fn go(mut self) -> io::Result<ExecOutcome> {
         let (mut go, outcome) = self.waits.take().ok_or(io::ErrorKind::BrokenPipe)?;
         go.write_all(&[1])?;
@@ -198,8 +198,8 @@ impl HeldChild {
 }
 
 impl Drop for HeldChild {
-    /// Waits for the end of a process that is not let go: it tells the thread that forked it that it
-    /// could not run the command, and aborts with a message of its own if nobody is there any more.
+    /// Waits for the end of a process that is not released: it reports to the thread that forked it that it could not
+    /// run the command, and aborts with a message of its own if that thread has ended.
     fn drop(&mut self) {
         if let Some((go, outcome)) = self.waits.take() {
             drop(go);

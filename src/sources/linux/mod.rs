@@ -1,17 +1,15 @@
 //! Linux: processes sampled through ptrace, or by the kernel (`perf`).
 //!
-//! PTRACE_SEIZE once, then for each sample PTRACE_INTERRUPT, wait, PTRACE_GETREGSET,
-//! process_vm_readv, PTRACE_CONT. Whether a thread ran is read from /proc, so a thread
-//! that waits is never touched; whether it was on a CPU when it was asked to stop tells
-//! `on_cpu.rs`. `trace.rs` is the loop over stops and signals, `stop.rs` one stop, `follow.rs` keeps up with threads and
-//! processes that come and go, `traced_process.rs` is one of the processes, `attach.rs`
-//! and `launch.rs` are the two beginnings, `refusal.rs` says why attaching failed, `resume.rs` traces again
-//! after the profiler was suspended.
-//!
-//! Only the thread that seized may make ptrace calls, and when it ends the kernel
-//! releases everything without a stop (no EINTR, no register touched). So a target is traced by
-//! a thread of its own (`tracer.rs`), which ends with it, also by panic, and while the profiler is
+//! By ptrace: PTRACE_SEIZE once, then for each sample PTRACE_INTERRUPT, wait, PTRACE_GETREGSET, process_vm_readv,
+//! PTRACE_CONT. Whether a thread ran is read from /proc, so a waiting thread is never touched; `on_cpu.rs` decides
+//! whether a stopped one was on a CPU. `trace.rs` is the loop over stops and signals, `stop.rs` one stop, `follow.rs`
+//! handles new and ended threads and processes, `traced_process.rs` is one process, `attach.rs` and `launch.rs` begin
+//! a trace, `refusal.rs` has the reasons why attaching failed, `resume.rs` traces again after the profiler was
 //! suspended.
+//!
+//! Only the thread that seized may make ptrace calls, and when it ends the kernel releases everything without a stop
+//! (no EINTR, no register touched). So a target is traced by a thread of its own (`tracer.rs`), which ends with it,
+//! by panic, too, and while the profiler is suspended.
 
 mod account;
 mod attach;
@@ -83,10 +81,9 @@ pub enum Source {
     Several(ProcessSelection),
 }
 
-/// Prepares this process for tracing; call it from the first thread before others start,
-/// since they inherit the signal mask: the tracer waits for SIGCHLD and nobody else may take it. And
-/// before anything else of signals is changed. A parent may have had SIGCHLD ignored: then nobody could
-/// see how a command ends.
+/// Prepares this process for tracing. Call it from the first thread before others start, since they inherit the
+/// signal mask: only the tracer may receive SIGCHLD. Call it before other changes of signals: a parent may have set
+/// SIGCHLD to be ignored, and then the exit of a command could not be read.
 pub fn prepare() {
     launch::inherit(sys::raise_file_limit());
     sys::heed_child_signal();
@@ -113,12 +110,11 @@ pub fn with_target<R: Send>(
     })
 }
 
-/// Attaches or launches and runs `body` with what samples the process at this rate: with what the kernel
-/// samples, in a thread of its own, or with a target whose threads are stopped, by a thread that
-/// the target tells ([`Target::call_thread`]).
+/// Attaches or launches, and runs `body` with a source at this rate: with kernel samples, in a thread of its own; or
+/// with a target whose threads are stopped, by the thread that the target requires ([`Target::call_thread`]).
 ///
 /// # Errors
-/// As [`with_target`]; and where `way` asks for what the kernel refuses.
+/// Those of [`with_target`]; and if the kernel refuses the method that `way` requests.
 pub fn with_source<R: Send>(
     source: &Source,
     sampling: Sampling,
@@ -232,7 +228,7 @@ fn unless_panic<R>(result: std::thread::Result<Result<R>>) -> Result<R> {
     })
 }
 
-/// The number of a user, by name or as it stands.
+/// The number of a user, given by name or number.
 ///
 /// # Errors
 /// One line: there is none of this name.
@@ -259,8 +255,7 @@ pub(super) fn prefer_this_thread() {
 
 pub use cgroup::{of_container as cgroup_of_container, path as cgroup_path};
 
-/// Bytes of this process's memory that are resident: its own, and those of mapped files; `None` where the system does
-/// not tell.
+/// Resident bytes of this process: private memory, and mapped files; `None` if the system does not report it.
 #[must_use]
 pub fn own_memory() -> (Option<u64>, Option<u64>) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,9 +1,10 @@
 //! Code that a program moved from its file to anonymous memory at the same addresses, to have it on huge pages: node
 //! with --use-largepages, Intel's iodlr, BOLT's hugify.
 //!
-//! Input: an anonymous executable mapping, all mappings of the process, files and memory. Output: the part of a
-//! file that it stands for (of PE files see `pe_text`). Certain: the mapping lies in a segment of code of a file that is mapped beside it, and
-//! pages of all its parts are those of the file. Not for: code that was relocated or changed.
+//! Input: an anonymous executable mapping, all mappings of the process, files and memory. Output: the part of a file
+//! that it is a copy of (for PE files see `pe_text`). Proof: the mapping lies in a code segment of a file that is
+//! mapped next to it, and pages of all its parts equal those of the file. Not for: code that was relocated or
+//! changed.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,8 +20,8 @@ use crate::addr::Avma;
 use crate::binary::elf::Elf;
 use crate::binary::{Mapping, MappingKind};
 
-/// Most mappings that are judged at one time, and how often one is that stands for no file: its code may still be
-/// on its way.
+/// Most mappings that are compared at one time, and how often a mapping without a file is: its code may still be
+/// being copied.
 const JUDGED_MAX: usize = 64;
 const TRIES_MAX: u32 = 4;
 /// Most mappings whose verdict is kept.

@@ -1,12 +1,10 @@
-//! Whether a thread that was asked to stop was on a CPU at that moment. Input: the
-//! scheduler's figures of the thread before it was asked and while it stands, and how long
-//! the tracer itself had kept its CPU; output: yes or no. No I/O.
+//! Whether a thread was on a CPU when it was requested to stop. Input: the scheduler's figures of the thread before
+//! the request and while it is stopped, and how long the tracer itself kept its CPU. Output: yes or no. No I/O.
 //!
-//! A thread that is ready but not running stops where it was preempted or woken, as soon as
-//! it gets a CPU. That place says nothing of where CPU time goes: threads that wake each
-//! other would all be found in the calls that wake them. No file of /proc says whether a
-//! thread is on a CPU now; what the scheduler counts for each thread says it exactly, but
-//! only afterwards (kernel/sched/stats.h, `sched_info_arrive` and `sched_info_dequeue`).
+//! A ready thread stops where it was preempted or woken, as soon as it gets a CPU. That place does not show where CPU
+//! time goes: threads that wake each other would all be found in the calls that wake them. No file of /proc shows
+//! whether a thread is on a CPU now; the scheduler's counts show it exactly, but only afterwards
+//! (kernel/sched/stats.h, `sched_info_arrive` and `sched_info_dequeue`).
 
 use crate::sources::Activity;
 
@@ -39,39 +37,38 @@ pub(super) fn ready_or_running(off_cpu: Sched, now: Sched) -> Activity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stint {
     pub(super) kept_ns: u64,
-    /// It came much later than usual after the time that it had asked for.
+    /// It came much later than usual after the requested time.
     pub(super) late: bool,
 }
 
-/// What interrupts take of a stint counts as waiting for the thread beneath, and as nobody's CPU
-/// time where the kernel tells such time apart.
+/// Interrupt time counts as waiting for the thread below, and as no process's CPU time if the kernel accounts it
+/// separately.
 const INTERRUPTS_NS: u64 = 1_000;
 
 /// When what happened to a stop, nanoseconds of the engine's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StopTimes {
-    /// The look at the thread began.
+    /// The poll of the thread began.
     pub(super) polled_ns: u64,
-    /// It was asked to stop.
+    /// The stop was requested.
     pub(super) asked_ns: u64,
-    /// It was seen to stand.
+    /// The stop was noticed.
     pub(super) seen_ns: u64,
 }
 
-/// More than this is not made up for: threads that are ready for long are not missed at a look.
+/// More than this is not compensated for: threads that are ready for long are not missed by a poll.
 const GAP_MAX_NS: u64 = 2_000;
 
-/// Whether a thread was on a CPU when it was asked to stop. `before` was read at the look,
-/// `stopped` while it stands.
+/// Whether a thread was on a CPU when its stop was requested. `before` was read at the poll, `stopped` while it is
+/// stopped.
 ///
 /// - It was put on no CPU in between: it was on one all the time.
-/// - It was put on one once, and has since used more CPU time than passed since it was asked:
-///   it had got there before. Or it got there no longer after than the look lay before: threads
-///   that slept at the look and got a CPU before they could be asked were not asked. What they
-///   did first would be missing; as many that got theirs just after stand for it.
+/// - It was put on one once, and has since used more CPU time than passed since the request: it had got there before.
+///   Or it got there no longer after the request than the poll was before it: threads that slept at the poll and got a
+///   CPU before the request got no request, so as many that got theirs just after count in their place.
 /// - It was put on one once, after it had waited exactly as long as the tracer kept its CPU:
 ///   the tracer took that CPU from it. Not if the tracer came late: then the CPU itself was
-///   held up (asleep, or a virtual one that was not run), and threads that were woken in the
+///   delayed (asleep, or a virtual one that was not run), and threads that were woken in the
 ///   meantime began as late as the tracer did.
 pub(super) fn was_on_cpu(before: Sched, stopped: Sched, times: StopTimes, stint: Option<Stint>) -> bool {
     match stopped.switches.wrapping_sub(before.switches) {
@@ -90,10 +87,9 @@ pub(super) fn was_on_cpu(before: Sched, stopped: Sched, times: StopTimes, stint:
     }
 }
 
-/// How late the tracer wakes after the time it asked for, if all is well: a running estimate of
-/// the tenth that is quickest. A CPU that runs a thread takes the timer's interrupt at once; one
-/// that sleeps, or a virtual one that is not run, takes it when it is up again, and with it what
-/// else came in the meantime. On an idle machine that is most wakes, so the middle says nothing.
+/// Delay of the tracer's wakeups: a running estimate of the 10th percentile. A CPU that runs a thread takes the
+/// timer's interrupt at once; one that sleeps, or a virtual one that is not run, takes it when it is up again, with
+/// everything that came in the meantime. On an idle machine most wakeups are such, so the median says nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lateness {
     quick_ns: u64,
@@ -104,7 +100,7 @@ impl Lateness {
     /// Wakes of which the first ones only teach.
     const LEARNED_AFTER: u32 = 8;
 
-    /// Takes note of one; whether it is much more than that of the quick ones.
+    /// Adds a delay. Returns whether it is much more than the quick ones.
     pub(super) fn is_unusual(&mut self, late_ns: u64) -> bool {
         self.seen = self.seen.saturating_add(1);
         if self.seen <= Self::LEARNED_AFTER {

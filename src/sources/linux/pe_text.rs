@@ -1,9 +1,9 @@
-//! Code of PE files, which Wine reads into anonymous memory where the file's alignment does not let it map them.
+//! Code of PE files that Wine reads into anonymous memory, since the file's alignment does not allow mapping.
 //!
 //! Input: an anonymous executable mapping, all mappings of the process, files and memory. Output: the parts of a file
-//! that it stands for. Certain: in front of it the headers of a PE file are mapped, the mapping lies where its sections
-//! belong, and pages of all its parts are those of the file, but for addresses that were relocated. Not for: code that
-//! the program unpacked or changed.
+//! that it is a copy of. Proof: the headers of a PE file are mapped in front of it, the mapping lies where its
+//! sections belong, and pages of all its parts equal those of the file except for relocated addresses. Not for: code
+//! that the program unpacked or changed.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::binary::{Mapping, MappingKind};
 const MAX_PARTS: usize = 16;
 
 impl Maps {
-    /// The parts of a PE file that an anonymous mapping stands for; empty if it stands for none.
+    /// The parts of a PE file that an anonymous mapping is a copy of; empty if there is none.
     pub(super) fn pe_text(&self, pid: pid_t, mapping: &Mapping, lines: &[MapsLine]) -> Vec<Mapping> {
         let Some(head) = head(&mapping.avma, lines) else { return Vec::new() };
         let base = head.avma.start;
@@ -47,7 +47,7 @@ impl Maps {
     }
 }
 
-/// Parts of a mapping, sorted, and what is between them, which stays what it was. Empty without any part.
+/// Parts of a mapping, sorted, and the unchanged parts in between. Empty without any part.
 fn cover(mapping: &Mapping, parts: Vec<Mapping>) -> Vec<Mapping> {
     if parts.is_empty() {
         return parts;

@@ -1,5 +1,5 @@
-//! Prefetched ranges of a stack, read of a stopped thread. Input: the addresses of ranges; output: their bytes, as far as
-//! they can be read.
+//! Prefetched ranges of the stack of a stopped thread. Input: the addresses of ranges. Output: the bytes that can be
+//! read.
 
 use libc::pid_t;
 

@@ -1,11 +1,11 @@
-//! Gives up capabilities and ids that a thread of the profiler does not need in a phase of a recording.
+//! Drops capabilities and ids that a thread of the profiler does not need in a phase of a recording.
 //!
-//! Input: a [`Role`]; output: the capabilities and ids of the calling thread, which only become fewer. They belong
-//! to threads: the sampler keeps what its source needs, the first thread what names and outputs need; the threads for
-//! signals and the progress line keep none. A launched command is forked before any thread gives anything up.
+//! Input: a [`Role`]. Effect: fewer capabilities and ids of the calling thread. They belong to threads: the sampler
+//! keeps what its source needs, the first thread what names and outputs need; the threads for signals and the
+//! progress line keep none. A launched command is forked before any thread drops anything.
 //!
-//! Under sudo the first thread becomes the user who called it, for good, where that user may write the outputs:
-//! root may write root's files without any capability.
+//! Under sudo the first thread becomes the calling user, for good, if that user may write the outputs: root may write
+//! root's files without any capability.
 
 mod calls;
 
@@ -69,7 +69,8 @@ const MAPPED_FILES: Capabilities = Capabilities::of(&[40]);
 const EVENTS: Capabilities = Capabilities::of(&[38, 39, 14]);
 /// To run before others where the rings fill up: CAP_SYS_NICE.
 const PRIORITY: Capabilities = Capabilities::of(&[23]);
-/// What stands for CAP_PERFMON, CAP_BPF and CAP_CHECKPOINT_RESTORE in kernels and containers that lack them.
+/// The capability that includes CAP_PERFMON, CAP_BPF and CAP_CHECKPOINT_RESTORE in kernels and containers without
+/// these.
 const SYS_ADMIN: Capabilities = Capabilities::of(&[21]);
 const PARTS_OF_SYS_ADMIN: Capabilities = Capabilities::of(&[38, 39, 40]);
 
@@ -82,12 +83,12 @@ struct Rights {
     permitted: Capabilities,
 }
 
-/// A thread that is to be restricted.
+/// A thread to restrict.
 #[derive(Clone, Copy, Debug)]
 struct Thread {
     /// Its permitted capabilities.
     held: Capabilities,
-    /// The first thread of the process, which looks names up and writes in the end.
+    /// The first thread of the process, which finds names and writes the outputs.
     is_first: bool,
     /// It takes the ids of the user who called sudo for that, at times or for good.
     takes_ids: bool,
@@ -127,10 +128,10 @@ pub fn set_caller() {
 }
 
 /// Gives the calling thread the ids of this user; its permitted capabilities stay.
-fn take_ids(caller: &Caller) -> io::Result<()> {
+fn set_ids(caller: &Caller) -> io::Result<()> {
     let held = calls::permitted()?;
     calls::set(held, held)?;
-    calls::take_ids(caller.uid(), caller.gid(), caller.groups())
+    calls::set_ids(caller.uid(), caller.gid(), caller.groups())
 }
 
 fn caller() -> Option<&'static Caller> {
@@ -151,7 +152,7 @@ pub fn restrict(role: Role) -> io::Result<()> {
     if role == Role::Watching
         && let Some(caller) = caller
     {
-        ids = take_ids(caller);
+        ids = set_ids(caller);
     }
     let thread = Thread { held, is_first: calls::is_first_thread(), takes_ids: caller.is_some() };
     apply(rights(role, thread))?;
@@ -173,7 +174,7 @@ fn apply(rights: Rights) -> io::Result<()> {
 /// What the system refused it with.
 pub fn restrict_to_naming(writes_as_caller: bool) -> io::Result<()> {
     if writes_as_caller && let Some(caller) = caller().filter(|_| calls::is_root()) {
-        take_ids(caller)?;
+        set_ids(caller)?;
         let held = calls::permitted()?;
         return apply(Rights { effective: READ.within(held), permitted: READ.within(held) });
     }

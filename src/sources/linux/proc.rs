@@ -1,4 +1,4 @@
-//! The texts of /proc that the backend reads, parsed: bytes in, values out, no I/O.
+//! Parses the texts of /proc that the backend reads: bytes in, values out, no I/O.
 //!
 //! Formats: proc_pid_stat(5), proc_pid_status(5), proc_pid_maps(5); schedstat is
 //! Documentation/scheduler/sched-stats.rst: CPU time, wait time (ns), times put on a CPU.
@@ -68,8 +68,8 @@ pub(super) fn began_s(stat: &[u8], system: &[u8]) -> Option<u64> {
     number(boot)?.checked_add(ticks / TICKS_PER_SECOND)
 }
 
-/// The stack pointer that the process's first thread began with (field 28), where the
-/// kernel tells (it shows 0 to those who may not trace).
+/// The stack pointer at the start of the process's first thread (field 28), if the kernel reports it (0 without the
+/// right to trace).
 pub(super) fn stat_start_stack(text: &[u8]) -> Option<Avma> {
     let close = text.iter().rposition(|byte| *byte == b')')?;
     // The state is field 3.
@@ -129,7 +129,7 @@ pub(super) fn status_value<'t>(text: &'t str, key: &str) -> Option<&'t str> {
 pub(super) struct MapsLine {
     pub(super) mapping: Mapping,
     pub(super) executable: bool,
-    /// The path has what stands for a newline, or for itself.
+    /// The path has an escape for a newline, or for itself.
     pub(super) is_ambiguous: bool,
 }
 
@@ -168,7 +168,7 @@ fn line(line: &[u8]) -> Option<MapsLine> {
     Some(MapsLine { mapping, executable, is_ambiguous })
 }
 
-/// How the kernel writes a newline in a path; everything else stands as it is, a backslash included.
+/// The kernel's escape for a newline in a path; everything else is literal, a backslash included.
 const NEWLINE: &str = "\\012";
 
 /// The path of a mapping without the mark of a file that has no name any more.

@@ -1,4 +1,4 @@
-//! The processes that run, with their names: `/proc/PID/comm`, `exe` and `cmdline` (proc(5)).
+//! The running processes with their names: `/proc/PID/comm`, `exe` and `cmdline` (proc(5)).
 
 use std::fs;
 use std::path::Path;

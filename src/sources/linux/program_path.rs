@@ -1,10 +1,9 @@
-//! The path that a program was started by: `/usr/bin/redis-server`, where that is a link to `redis-check-rdb`, whose
+//! The path that a program was started by: `/usr/bin/redis-server`, if that is a link to `redis-check-rdb`, whose
 //! path is all that its mappings have.
 //!
-//! The kernel leaves the path of execve(2) in the program's own memory (getauxval(3), `AT_EXECFN`); `argv[0]` and
-//! the thread's name tell it, too. The program can write what it likes to all three, so each is a guess that
-//! counts only where it leads to the file that is mapped. Not for: libraries, whose names are those of
-//! their mappings.
+//! The kernel leaves the path of execve(2) in the program's own memory (getauxval(3), `AT_EXECFN`); `argv[0]` and the
+//! thread's name hold it, too. The program can change all three, so each is a guess that counts only if it leads to
+//! the mapped file. Not for: libraries, whose names are those of their mappings.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -37,8 +36,8 @@ pub(super) struct StartPath {
 const TRIES_MAX: u32 = 8;
 
 impl StartPath {
-    /// The path, if it is a link to the program's file and known: looked for once, when that file is mapped. `name`
-    /// is that of the process.
+    /// The path, if it is a known link to the program's file: searched once, when that file is mapped. `name` is that
+    /// of the process.
     pub(super) fn of(
         &mut self,
         pid: pid_t,
@@ -66,8 +65,8 @@ impl StartPath {
     }
 }
 
-/// The mapping of the program's own file: the one that /proc says or, of a process that has ended, the lowest, since
-/// the kernel maps the program below its dynamic linker.
+/// The mapping of the program's own file, by /proc; for an exited process the lowest, since the kernel maps the
+/// program below its dynamic linker.
 fn program_file(pid: pid_t, mappings: &[Mapping]) -> Option<&Mapping> {
     let mut files = mappings.iter().filter(|mapping| mapping.kind == MappingKind::File);
     let Ok(exe) = fs::read_link(format!("/proc/{pid}/exe")) else { return files.next() };
@@ -115,7 +114,7 @@ fn first_link(
     };
     let is_name = |guess: &&String| !matches!(&*name_of(guess), "" | "." | "..");
     for guess in guesses.iter().filter(is_name) {
-        // The file's own path needs no look.
+        // The file's own path needs no search.
         let is_own = guess == path;
         if is_own || is_file(guess) {
             let is_other_name = !is_own && name_of(guess) != name_of(path);

@@ -1,7 +1,7 @@
-//! Why a process cannot be attached to, found out from /proc, and what to do about it.
+//! Why a process cannot be attached, by /proc, and what to do about it.
 //!
-//! The kernel answers EPERM for a dozen reasons (ptrace(2), "Ptrace access mode
-//! checking"); a person needs the one that holds and the command that changes it.
+//! Input: a pid and the error. Output: part of a message. The kernel returns EPERM for a dozen reasons (ptrace(2),
+//! "Ptrace access mode checking"); the user needs the one that holds and the command that changes it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -46,8 +46,7 @@ fn facts(pid: pid_t) -> Option<Facts> {
     })
 }
 
-/// Refuses what cannot be attached to whoever asks: no such process, a thread, a zombie,
-/// a kernel thread, ourselves.
+/// Refuses what no user can attach: no such process, a thread, a zombie, a kernel thread, ourselves.
 ///
 /// # Errors
 /// One line for a person.
@@ -104,9 +103,8 @@ pub(super) fn check_open_files(source: &Source) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Attach, format!("{what}: {why}")))
 }
 
-/// Whether a program gains rights when it is started, by its owner, its group or its capabilities, that
-/// this process lacks: the kernel shows such a program to nobody who lacks them, and gives it none while
-/// it is traced.
+/// Whether a program gains rights at its start, by its owner, group or capabilities, that this process lacks: the
+/// kernel shows such a program only to processes with these rights, and grants none while it is traced.
 #[must_use]
 pub fn gains_rights(program: &OsStr) -> bool {
     if has_capability(CAP_SYS_PTRACE) {

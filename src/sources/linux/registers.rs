@@ -1,5 +1,5 @@
-//! The kernel's register block as the engine's registers, and the repair of a system call
-//! that our stop interrupted. Each processor has its file.
+//! Converts the kernel's register block to the engine's registers, and repairs a system call that our stop
+//! interrupted. Each processor has its file.
 
 use libc::pid_t;
 
@@ -29,7 +29,7 @@ use {aarch64 as native, arm as compat};
 #[cfg(target_arch = "x86_64")]
 use {i386 as compat, x86_64 as native};
 
-/// The registers of a thread that stands, as they were read, in a buffer for one after the other.
+/// The registers of a stopped thread, in a buffer that is reused.
 #[derive(Debug)]
 pub(super) struct Block {
     raw: RawRegisters,
@@ -81,9 +81,8 @@ impl Block {
 
     /// A stop found the thread in a system call that had begun to wait.
     ///
-    /// The kernel wakes a waiting thread for PTRACE_INTERRUPT as for a signal, and leaves
-    /// `-EINTR` or a restart code as the call's result while the thread stands in the stop
-    /// (kernel/signal.c, arch/*/kernel/signal.c).
+    /// The kernel wakes a waiting thread for PTRACE_INTERRUPT as for a signal, and leaves `-EINTR` or a restart code
+    /// as the call's result while the thread is stopped (kernel/signal.c, arch/*/kernel/signal.c).
     pub(super) fn interrupted_call(&self) -> bool {
         self.call_result().is_some_and(|result| result == EINTR || RESTART_CODES.contains(&result))
     }
@@ -139,12 +138,10 @@ impl Block {
     /// "Interruption of system calls and library functions by stop signals" fail with EINTR:
     /// these are made again, unless a handler of the target runs, which has to cause the EINTR.
     ///
-    /// Some waits the kernel continues by another call, `restart_syscall`, which a seccomp filter may
-    /// punish: they are made again, too, where `is_filtered` says that the thread has one. On aarch64 the
-    /// kernel does not show that it will.
+    /// The kernel continues some waits by another call, `restart_syscall`, which a seccomp filter may forbid: they
+    /// are restarted, too, if the thread has a filter (`is_filtered`). On aarch64 the kernel does not show this.
     ///
-    /// To be asked at every stop that is not job control's; `is_handled` tells whether a signal is on
-    /// its way to the thread that runs a handler.
+    /// Call it at every stop except those of job control. `is_handled`: a signal with a handler is pending.
     pub(super) fn repair_interrupted_call(
         &mut self,
         calls: &mut Calls,

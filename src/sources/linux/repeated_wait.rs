@@ -24,8 +24,8 @@ pub(super) const AT_CALL: c_int = libc::SIGTRAP | 0x80;
 const RELEASE_NS: u64 = 50_000_000;
 
 impl LinuxTarget {
-    /// Repairs the call that a stop interrupted, of the thread whose registers were read, and decides how
-    /// it goes on. `asked`: the stop is one that was asked for, which finds waits that have just begun.
+    /// Repairs the call that a stop interrupted, of the thread whose registers were read, and decides how it
+    /// continues. `asked`: the stop was requested, and finds waits that have just begun.
     pub(super) fn repair(&mut self, stopped: &mut StoppedThread, asked: bool) {
         let (tid, signal) = (stopped.tid, stopped.signal);
         let Some(thread) = self.threads.get_mut(&tid) else { return };

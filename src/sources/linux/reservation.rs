@@ -1,14 +1,14 @@
-//! CPU time that the reader of the kernel's samples has reserved (sched(7), SCHED_DEADLINE), and what it must not take from
-//! others by that. Input: the number of CPUs, the control group of this process; output: whether time is reserved.
+//! CPU time reserved for the reader of the kernel's samples (sched(7), SCHED_DEADLINE), and its limits. Input: the
+//! number of CPUs, the control group of this process. Output: whether time is reserved.
 //!
-//! Priorities count within a session only where sessions share the CPUs (CONFIG_SCHED_AUTOGROUP), as do those of a
-//! control group. Reserved time goes before all else, so it is little at a time and has a bound:
-//! - Programs of other real-time policies (SCHED_FIFO) are held up for [`RUNTIME_MAX_NS`] at most, then run.
+//! Priorities count within a session only if sessions share the CPUs (CONFIG_SCHED_AUTOGROUP), and within a control
+//! group. Reserved time goes before all else, so it is short and bounded:
+//! - Programs of other real-time policies (SCHED_FIFO) are delayed for [`RUNTIME_MAX_NS`] at most, then run.
 //! - On a machine with one CPU half as much is reserved: the target keeps 70 % of it whatever reading takes.
-//! - A control group that has a limit of CPU time keeps it: nothing is reserved beside it.
-//! - Where the system has no such time left, since others have reserved it, nothing is taken from them.
+//! - A control group with a limit of CPU time keeps it: nothing is reserved beside it.
+//! - If others have reserved all such time, nothing is taken from them.
 //!
-//! What is reserved goes back when the thread ends, in whatever way.
+//! The reservation ends with the thread, however that ends.
 
 use std::path::{Path, PathBuf};
 
@@ -20,13 +20,13 @@ const PERIOD_NS: u64 = 5_000_000;
 /// The part of the machine that may be reserved, per mille.
 const MACHINE_PER_MILLE: u64 = 300;
 
-/// What is reserved in each period on a machine with so many CPUs, nanoseconds.
+/// Reserved time per period on a machine with this many CPUs, nanoseconds.
 fn runtime_ns(cpus: usize) -> u64 {
     (PERIOD_NS * MACHINE_PER_MILLE / 1000).saturating_mul(cpus.max(1) as u64).min(RUNTIME_MAX_NS)
 }
 
-/// The files that tell what CPU time the control groups of a process may use, by its `/proc/PID/cgroup`: of either version
-/// of the hierarchy, up to the root.
+/// The files with the CPU limits of the control groups of a process, by its `/proc/PID/cgroup`: for both versions of
+/// the hierarchy, up to the root.
 fn quota_files(mounted: &Path, groups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {
@@ -45,7 +45,7 @@ fn quota_files(mounted: &Path, groups: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Whether such a file tells of a limit: `100000 100000`; without one, `max 100000` or `-1`.
+/// Whether such a file has a limit: `100000 100000`; without one, `max 100000` or `-1`.
 fn is_limit(quota: &str) -> bool {
     quota.split_whitespace().next().is_some_and(|most| most.parse::<u64>().is_ok())
 }
@@ -57,7 +57,7 @@ fn is_limited() -> bool {
     files.iter().filter_map(|file| std::fs::read_to_string(file).ok()).any(|quota| is_limit(&quota))
 }
 
-/// Reserves time for the calling thread, on a machine with so many CPUs; whether it has some.
+/// Reserves time for the calling thread, on a machine with this many CPUs. Returns whether it has some.
 pub(super) fn reserve_for_this_thread(cpus: usize) -> bool {
     !is_limited() && sys::reserve_time_for_this_thread(runtime_ns(cpus), PERIOD_NS).is_ok()
 }

@@ -20,7 +20,7 @@ impl LinuxTarget {
     pub(super) fn trace_again(&mut self) -> Result<(), Fault> {
         self.forget_stops();
         let known: HashSet<pid_t> = self.threads.keys().copied().collect();
-        // What stands for several processes is none itself.
+        // The placeholder for several is no process.
         let mut pids: Vec<pid_t> = self.processes.keys().copied().filter(|pid| *pid != 0).collect();
         pids.sort_unstable();
         for pid in pids {

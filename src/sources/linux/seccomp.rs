@@ -1,9 +1,9 @@
-//! Seccomp filters that forbid `restart_syscall`, and processes that may not be traced for them.
+//! Seccomp filters that forbid `restart_syscall`, whose processes may not be traced.
 //!
-//! The kernel wakes one thread of a traced process for a signal that the process ignores, and another
-//! thread may take that signal. The first one then never stops, so that nothing can repair its call, and the
-//! kernel continues its wait by `restart_syscall`. A filter that forbids that gets the process killed. With one
-//! thread alone each such signal is followed by a stop (`repeated_wait.rs`).
+//! The kernel wakes one thread of a traced process for a signal that the process ignores, and another thread may take
+//! that signal. The first one then never stops, so its call cannot be repaired, and the kernel continues its wait by
+//! `restart_syscall`, for which the filter gets the process killed. With a single thread each such signal is followed
+//! by a stop (`repeated_wait.rs`).
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -19,9 +19,9 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind};
 use crate::sources::Fault;
 
-/// How often threads are asked for filters that they may have got, nanoseconds.
+/// Interval of checks for new filters, nanoseconds.
 const ASKED_NS: u64 = 100_000_000;
-/// How many are asked at once: a tick waits for it meanwhile.
+/// Threads per check: a tick waits for it meanwhile.
 const ASKED_MAX: usize = 4;
 /// How long a supervisor may think about the call of the child that tries it, seconds.
 const ANSWER_S: u32 = 2;
@@ -84,7 +84,7 @@ fn try_restart() -> RestartRule {
         },
         child => {
             let mut status = 0;
-            // SAFETY: `status` is live, and the child is one of this thread's that nobody else waits for.
+            // SAFETY: `status` is live, and only this thread waits for the child.
             while unsafe { libc::waitpid(child, &raw mut status, 0) } == -1 {
                 if io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
                     return RestartRule::Unknown;
@@ -117,8 +117,8 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
 }
 
 impl LinuxTarget {
-    /// Whether a thread that the kernel has attached must not run while it is traced, and the tracing has to
-    /// end. It stands until then, so that no other takes the signals of the first.
+    /// Whether a thread that the kernel attached must not run while it is traced, so that tracing has to end. It
+    /// stays stopped until then, so that no other thread takes the signals of the first.
     pub(super) fn must_end_before(&mut self, new: &StoppedThread) -> bool {
         let tid = new.tid;
         if restart_rule(tid) == RestartRule::Allowed {
@@ -131,7 +131,7 @@ impl LinuxTarget {
         true
     }
 
-    /// Asks from time to time whether threads have got filters; not while one may stand.
+    /// Checks at intervals whether threads have got filters; not while one may be stopped.
     ///
     /// # Errors
     /// [`Fault::Lost`], once: the tracing has to end.

@@ -1,10 +1,9 @@
-//! The registers and the stack of a thread that waits, read without a stop.
+//! The registers and the stack of a waiting thread, read without a stop.
 //!
-//! Input: a process and a thread of it; output: a capture, all of one moment.
-//! `/proc/PID/task/TID/syscall` shows stack pointer and program counter of a thread that waits
-//! (proc_pid_syscall(5)), and its memory can be read. It was off its CPU throughout if the scheduler
-//! counted nothing in between. The other registers are unknown: a walk goes on where the
-//! rows of unwind information restore them, or the instructions show where a frame pointer points.
+//! Input: a process and a thread of it. Output: a capture of one moment. `/proc/PID/task/TID/syscall` shows stack
+//! pointer and program counter of a waiting thread (proc_pid_syscall(5)), and its memory can be read. It was off its
+//! CPU throughout if the scheduler counted nothing in between. The other registers are unknown: a walk continues
+//! where unwind rows restore them, or the instructions show the frame pointer.
 
 use std::fs;
 
@@ -35,7 +34,7 @@ pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut 
     if read.is_err() {
         return SleepingThread::Hidden;
     }
-    // What is above 4 GiB is of 64 bits; below there may be either.
+    // Addresses above 4 GiB are 64-bit; below may be either.
     let stat = u32::try_from(sp.0.max(pc.0)).ok().and_then(|_| fs::read(path("stat")).ok());
     let start_stack = stat.and_then(|stat| proc::stat_start_stack(&stat));
     capture.registers = registers_of_waiting(sp, pc, start_stack.is_some_and(images::is_of_32_bits));
@@ -53,7 +52,7 @@ pub(super) fn is_filtered(tid: pid_t) -> bool {
 }
 
 impl LinuxTarget {
-    /// Captures a thread that waits, unless a stop was asked for.
+    /// Captures a waiting thread, unless a stop was requested.
     pub(super) fn capture_unstopped(
         &mut self,
         thread: ThreadId,

@@ -1,6 +1,6 @@
-//! Why an existing process uses no CPU time: what has stopped it, and how to continue it.
+//! Why a process uses no CPU time: what has stopped it, and how to continue it.
 //!
-//! Input: a process; output: part of a message. Sources: /proc and the control group.
+//! Input: a process. Output: part of a message. Sources: /proc and the control group.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use libc::pid_t;
 
 use super::{cgroup, proc, threads};
 
-/// More CPU time than a thread needs to stand again.
+/// More CPU time than a thread needs to stop again.
 const STAND_NS_MAX: u64 = 1_000_000;
 /// How long one that gets no CPU at all is waited for.
 const STAND_WAIT: Duration = Duration::from_secs(10);
@@ -43,8 +43,8 @@ pub fn why_it_stands(pid: u32) -> Option<String> {
     })
 }
 
-/// [`why_it_stands`] of a process that was let go a moment ago: what stood then is put on a CPU once to stand again,
-/// on a busy machine later. A thread that runs ends the wait by the CPU time it uses.
+/// [`why_it_stands`] of a process that was released a moment ago: a stopped thread is put on a CPU once to stop
+/// again, on a busy machine later. A running thread ends the wait by its CPU time.
 #[must_use]
 pub fn why_it_stands_again(pid: u32) -> Option<String> {
     let tids = threads::list(pid_t::try_from(pid).ok()?).ok()?;

@@ -1,8 +1,8 @@
-//! One stop: what is read of a thread that stands, and how it goes on, with the signal that was on its
-//! way to it.
+//! One ptrace stop: registers and stack bytes of the thread, and how it continues, with its pending signal. Input: a
+//! stopped thread. Output: a capture.
 //!
-//! While a thread stands: read registers, copy stack bytes. Everything else happens
-//! before it is asked to stop or after it runs again.
+//! While a thread is stopped: read registers, copy stack bytes. Everything else happens before the stop is requested
+//! or after the thread runs again.
 
 use libc::pid_t;
 
@@ -26,8 +26,8 @@ const MAX_STACK_BYTES: usize = 8 << 20;
 const ABOVE_TOP_BYTES: usize = 64;
 
 impl LinuxTarget {
-    /// Captures a thread that was asked to stop, whatever made it stop: any stop clears
-    /// the one that was asked for (kernel/signal.c, ptrace_stop). Lets any other go on.
+    /// Captures a thread for which a stop was requested, whatever made it stop: any stop clears the request
+    /// (kernel/signal.c, ptrace_stop). Continues any other thread.
     pub(super) fn collect_if_pending(
         &mut self,
         stopped: StoppedThread,
@@ -42,8 +42,8 @@ impl LinuxTarget {
         Some(Event::Stopped { thread, outcome })
     }
 
-    /// A thread on its way out. When the first one of a process is, the process mostly ends: its
-    /// memory is there as long as this thread stands, which is until the engine asks for more.
+    /// An exiting thread. With the first one the process mostly exits: its memory exists as long as this thread is
+    /// stopped, which is until the engine polls again.
     pub(super) fn leaves(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<Event> {
         let tid = stopped.tid;
         if !self.processes.contains_key(&tid) {
@@ -82,7 +82,7 @@ impl LinuxTarget {
         }
     }
 
-    /// Registers and stack bytes of a thread that stands; it runs again on return.
+    /// Registers and stack bytes of a stopped thread; it runs again on return.
     fn collect(&mut self, mut stopped: StoppedThread, pending: Pending, capture: &mut Capture) -> Outcome {
         let tid = stopped.tid;
         let seen_ns = self.clock.now_ns();
@@ -104,11 +104,11 @@ impl LinuxTarget {
         outcome
     }
 
-    /// Takes note of a stop of a thread that was seen to stand, and is over.
+    /// Counts a stop that is over.
     fn stood(&mut self, tid: pid_t, pending: Pending, seen_ns: u64, outcome: Outcome, capture: &mut Capture) {
         let end_ns = self.clock.now_ns();
-        // A thread that stopped while we slept had waited for a CPU: it stands since the
-        // end of that sleep or a little longer.
+        // A thread that stopped while we slept had waited for a CPU: it is stopped since the end of that sleep or a
+        // little longer.
         capture.pause_ns = end_ns - self.slept_until_ns.max(pending.asked_ns);
         capture.stood_ns = end_ns - seen_ns;
         if outcome == Outcome::BeganToWait
@@ -137,8 +137,7 @@ impl LinuxTarget {
         let Some(thread) = self.threads.get_mut(&tid) else {
             return Outcome::Unreadable("killed while stopped");
         };
-        // A program may change to code of the other size (emulators do), whose stack and libraries are
-        // none that this one was loaded with.
+        // A program may switch to code of the other word size (emulators do), whose stack and libraries are unknown.
         let of_32_bits = self.processes.get(&thread.pid).is_some_and(TracedProcess::is_of_32_bits);
         match (self.raw.code(), of_32_bits) {
             (Code::Native, false) | (Code::Compat, true) => {}

@@ -1,4 +1,5 @@
-//! A thread in a ptrace stop, and how it goes on.
+//! A thread in a ptrace stop, and how it continues. Input: a tid and a signal. Effect: the thread runs again when the
+//! guard is dropped.
 
 use std::fs;
 
@@ -6,19 +7,18 @@ use libc::{c_int, pid_t};
 
 use super::{proc, sys};
 
-/// A thread that stands in a ptrace stop; it runs again when this is dropped, with the
-/// signal that was on its way to it, or 0.
+/// A thread in a ptrace stop; it runs again when this is dropped, with its pending signal, or 0.
 #[derive(Debug)]
 pub(super) struct StoppedThread {
     pub(super) tid: pid_t,
     pub(super) signal: c_int,
     /// Job control has stopped it: it stays so until SIGCONT.
     pub(super) by_job_control: bool,
-    /// How it goes on otherwise.
+    /// How it continues otherwise.
     pub(super) resume: Resume,
 }
 
-/// How a thread goes on after a stop.
+/// How a thread continues after a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resume {
     Continue,

@@ -1,8 +1,8 @@
-//! The system calls of the Linux backend, each a few lines that only call.
+//! The system calls of the ptrace backend, each a few lines. Input and output: plain values.
 //!
-//! `libc` directly and not `nix` or `rustix`: neither has PTRACE_LISTEN, `waitid` with
-//! __WNOTHREAD, or a regset read into a reused buffer, which is most of what is here.
-//! A failed call gives its errno as an `io::Error`; nothing here decides anything.
+//! `libc`, not `nix` or `rustix`: neither has PTRACE_LISTEN, `waitid` with __WNOTHREAD, or a regset read into a
+//! reused buffer, which is most of this file. A failed call returns its errno as an `io::Error`; no decisions are
+//! made here.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, OsStr};
@@ -65,7 +65,7 @@ pub(super) fn seize(tid: pid_t, children: bool) -> io::Result<()> {
     ptrace(libc::PTRACE_SEIZE, tid, 0, options as usize)
 }
 
-/// PTRACE_GETEVENTMSG of a thread that stands in an event: of a fork or clone the new number.
+/// PTRACE_GETEVENTMSG of a thread in an event stop: for a fork or clone, the new number.
 pub(super) fn event_message(tid: pid_t) -> io::Result<u64> {
     let mut message: libc::c_ulong = 0;
     // The kernel writes one unsigned long into the live `message`.
@@ -144,7 +144,7 @@ pub(super) fn blocked_signals(tid: pid_t) -> io::Result<u64> {
     /// include/uapi/linux/ptrace.h
     const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
     let mut blocked = 0u64;
-    // The kernel writes as many bytes as it is told, those of the live `blocked`.
+    // The kernel writes this many bytes, those of the live `blocked`.
     ptrace(PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut blocked as usize)?;
     Ok(blocked)
 }
@@ -231,8 +231,8 @@ fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Wa
     }))
 }
 
-/// A thread of this tracer that stands in a stop. Never blocks; sees only what the calling
-/// thread traces (__WNOTHREAD), no other child of this process.
+/// A stopped thread of this tracer. Never blocks; sees only what the calling thread traces (__WNOTHREAD), no other
+/// child of this process.
 ///
 /// WNOWAIT leaves the stop as it is until it is continued: a wait that takes it clears the
 /// signal that is on its way (kernel/exit.c, wait_task_stopped), which then was lost if
@@ -241,25 +241,25 @@ pub(super) fn look_for_stopped() -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOWAIT)
 }
 
-/// Takes a stop that [`look_for_stopped`] showed and that has no signal on its way. After
-/// an exec by another thread than the first, the kernel lets nobody continue a thread whose
-/// new number was not waited for (kernel/ptrace.c, `looks_like_a_spurious_pid`).
+/// Consumes a stop that [`look_for_stopped`] returned and that has no pending signal. After an exec by another thread
+/// than the first, the kernel lets no thread be continued whose new number was not waited for (kernel/ptrace.c,
+/// `looks_like_a_spurious_pid`).
 pub(super) fn take_stop(tid: pid_t) -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_PID, tid, libc::WSTOPPED)
 }
 
-/// A thread that has ended; it stays a zombie (its /proc files still tell) until [`reap`].
+/// A thread that has exited; it stays a zombie (its /proc files still exist) until [`reap`].
 pub(super) fn peek_exited() -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT)
 }
 
-/// Takes the end of a thread that [`peek_exited`] showed; its real parent is told now.
+/// Reaps a thread that [`peek_exited`] returned; its real parent is notified now.
 pub(super) fn reap(tid: pid_t) -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_PID, tid, libc::WEXITED)
 }
 
-/// Whether a child of this process, whichever thread started it, has ended, and how; it stays a
-/// zombie, to be asked for its CPU time.
+/// Whether a child of this process, whichever thread started it, has exited, and how; it stays a zombie, so that its
+/// CPU time can be read.
 pub(super) fn child_end(pid: pid_t) -> Option<ExitStatus> {
     wait(libc::P_PID, pid, libc::WEXITED | libc::WNOWAIT).ok()??.exit_status()
 }
@@ -280,7 +280,7 @@ fn signal_set(signals: &[c_int]) -> libc::sigset_t {
 /// Blocks signals for the calling thread and those it starts.
 pub(super) fn block_signals(signals: &[c_int]) {
     let set = signal_set(signals);
-    // SAFETY: the set is live and initialised; the old one is not asked for.
+    // SAFETY: the set is live and initialised; the old one is not requested.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
 }
 
@@ -291,7 +291,7 @@ pub(super) fn sleep_for_signal(signals: &[c_int], at_most: Duration) -> Option<c
         tv_sec: libc::time_t::try_from(at_most.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: at_most.subsec_nanos().into(),
     };
-    // SAFETY: both pointers are to live, initialised objects; no siginfo is asked for.
+    // SAFETY: both pointers are to live, initialised objects; no siginfo is requested.
     let signal = unsafe { libc::sigtimedwait(&raw const set, std::ptr::null_mut(), &raw const timeout) };
     (signal > 0).then_some(signal)
 }
@@ -328,11 +328,11 @@ pub(super) fn resident_file_bytes() -> Option<u64> {
     Some(pages * u64::try_from(page_bytes).ok()?)
 }
 
-/// Reserves a part of a CPU for the calling thread (sched(7), SCHED_DEADLINE): so much in each period, nanoseconds. What it
-/// starts has none of it.
+/// Reserves this much of each period for the calling thread (sched(7), SCHED_DEADLINE), nanoseconds. Threads that it
+/// starts have none of it.
 ///
 /// # Errors
-/// What sched_setattr(2) says: EPERM without CAP_SYS_NICE or on some of the CPUs only, EBUSY where no such time is left.
+/// Errors of sched_setattr(2): EPERM without CAP_SYS_NICE or on some of the CPUs only, EBUSY if no such time is left.
 pub(super) fn reserve_time_for_this_thread(runtime_ns: u64, period_ns: u64) -> io::Result<()> {
     /// `struct sched_attr` (include/uapi/linux/sched/types.h, SCHED_ATTR_SIZE_VER0).
     #[repr(C)]
@@ -359,15 +359,15 @@ pub(super) fn reserve_time_for_this_thread(runtime_ns: u64, period_ns: u64) -> i
         deadline_ns: period_ns,
         period_ns,
     };
-    // SAFETY: sched_setattr(2) reads a live structure whose size stands in it; 0 is the calling thread.
+    // SAFETY: sched_setattr(2) reads a live structure, which holds its size; 0 is the calling thread.
     match unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Raises the soft limit of open files to the hard one: two are kept per thread of the
-/// target and one per image. The limit of before, if the system tells.
+/// Raises the soft limit of open files to the hard one: two are kept per thread of the target and one per image.
+/// Returns the old limit, if the system reports it.
 pub(super) fn raise_file_limit() -> Option<libc::rlimit> {
     let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `before` is live and of the type the call fills.
@@ -441,7 +441,7 @@ pub(super) fn own_usage() -> (u64, u64) {
 /// Whether a file gives capabilities to who runs it (capabilities(7), "File capabilities").
 pub(super) fn has_file_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: both are strings that end with NUL; no value is asked for, only its size.
+    // SAFETY: both are strings that end with NUL; only the size of the value is requested.
     unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 

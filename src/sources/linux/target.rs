@@ -1,4 +1,4 @@
-//! Processes traced through ptrace: what is known of them and of their threads.
+//! Processes traced through ptrace, and their threads.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -20,7 +20,7 @@ use crate::sources::{Event, ThreadId};
 /// Processes traced through ptrace. Belongs to the thread that made it.
 #[derive(Debug)]
 pub struct LinuxTarget {
-    /// The process that the recording is of; 0 for what stands for several.
+    /// The main process, or 0 for several.
     pub(super) main: pid_t,
     pub(super) processes: HashMap<pid_t, TracedProcess>,
     /// Threads of all processes.
@@ -33,12 +33,12 @@ pub struct LinuxTarget {
     pub(super) announced: HashMap<pid_t, pid_t>,
     /// Processes that have ended, of which the engine may still ask until it wants the next event.
     pub(super) gone: Vec<pid_t>,
-    /// A thread that stands on its way out, until the engine wants the next event.
+    /// A stopped exiting thread, until the engine requests the next event.
     pub(super) leaving: Option<StoppedThread>,
     pub(super) clock: RealClock,
     pub(super) queue: VecDeque<Event>,
     pub(super) raw: registers::Block,
-    /// Threads asked to stop and not collected.
+    /// Threads with a pending stop request.
     pub(super) outstanding: usize,
     /// Until when to poll for them.
     pub(super) poll_until_ns: u64,
@@ -56,13 +56,13 @@ pub struct LinuxTarget {
     pub(super) deadlines: Vec<(u64, pid_t)>,
     /// Threads that stop are no longer traced after that.
     pub(super) releasing: bool,
-    /// Why the tracing has to end, until that was told.
+    /// Why tracing has to end, until that was reported.
     pub(super) must_end: Option<String>,
-    /// When threads are next asked for seccomp filters, and who was asked last.
+    /// Next check of threads for seccomp filters, and the thread checked last.
     pub(super) filters_due_ns: u64,
     pub(super) filters_asked: pid_t,
     pub(super) file_pages: FilePages,
-    /// When they are looked at next.
+    /// When they are polled next.
     pub(super) file_pages_due_ns: u64,
     pub(super) tracer: Option<Arc<Tracer>>,
     pub(super) not_send: PhantomData<*const ()>,

@@ -1,7 +1,7 @@
-//! The threads of a process as /proc shows them: found, looked at, named.
+//! The threads of a process by /proc: listed, polled, named.
 //!
-//! A look costs one `pread` of a file kept open for a thread that sleeps on, two for one
-//! that runs, three for one that has begun to wait.
+//! A poll costs one `pread` of an open file for a thread that still sleeps, two for one that runs, three for one that
+//! has begun to wait.
 
 use std::fs::File;
 use std::io;
@@ -16,21 +16,21 @@ use super::timed_wait::RepeatedWait;
 use crate::addr::Avma;
 use crate::sources::{Activity, Fault, ThreadStatus};
 
-/// A stop that was asked for and not yet seen.
+/// A requested stop that was not noticed yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
     pub(super) stack_bytes: usize,
     pub(super) keep_waiting: bool,
     pub(super) asked_ns: u64,
-    /// When the look before it was asked began.
+    /// When the poll before the request began.
     pub(super) polled_ns: u64,
-    /// The scheduler's figures of that look.
+    /// The scheduler's figures of that poll.
     pub(super) before: Sched,
 }
 
-/// Whether `/proc/PID/task/TID/wchan` shows `0` for threads that do not wait, and for no other.
-/// It costs a third of reading the state from `stat`, and what passes between a look and a stop
-/// is time in which a thread may stop running; but kernels may hide it, showing `0` always.
+/// Whether `/proc/PID/task/TID/wchan` shows `0` exactly for threads that do not wait. It costs a third of reading the
+/// state from `stat`, and in the time between a poll and a stop a thread may stop running; but kernels may hide it
+/// and always show `0`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Wchan {
     /// No thread that waits was seen yet.
@@ -43,25 +43,25 @@ pub(super) enum Wchan {
 /// A traced thread.
 #[derive(Debug)]
 pub(super) struct Thread {
-    /// The process that it is of.
+    /// Its process.
     pub(super) pid: pid_t,
     schedstat: File,
     stat: File,
     wchan: Option<File>,
-    /// The last look, and the figures that it was made of.
+    /// The last poll, and its figures.
     last: Option<ThreadStatus>,
     polled_ns: u64,
     sched: Sched,
     /// The figures when the thread was last seen to be on no CPU: exact.
     off_cpu: Sched,
-    /// `wchan` was wrong about this thread: the next look reads the state itself.
+    /// `wchan` was wrong about this thread: the next poll reads the state itself.
     doubted: bool,
     pub(super) pending: Option<Pending>,
     pub(super) stack_top: Option<Avma>,
     /// What is read of its stack above the copied bytes: the first address of each range, ascending.
     pub(super) prefetch: Vec<u64>,
     pub(super) calls: Calls,
-    /// When a look first showed that nothing had moved since the one before it.
+    /// When a poll first showed no change since the one before.
     still_since_ns: Option<u64>,
     /// A timed wait that it makes again.
     pub(super) repeated: Option<RepeatedWait>,
@@ -69,7 +69,7 @@ pub(super) struct Thread {
     pub(super) woken: bool,
     /// It is not traced any more, before the tracer ends.
     pub(super) detached: bool,
-    /// Job control has stopped it, and it has not gone on since.
+    /// Stopped by job control, and not continued since.
     pub(super) job_stopped: bool,
 }
 
@@ -103,14 +103,14 @@ impl Thread {
         sched(&self.schedstat)
     }
 
-    /// One look from outside, at `now_ns`.
+    /// One poll, at `now_ns`.
     pub(super) fn poll(&mut self, now_ns: u64, wchan: &mut Wchan) -> Result<ThreadStatus, Fault> {
         self.polled_ns = now_ns;
         let sched = self.sched().ok_or(Fault::ThreadGone)?;
         let moved = std::mem::replace(&mut self.sched, sched) != sched;
         self.still_since_ns = if moved { None } else { self.still_since_ns.or(Some(now_ns)) };
-        // A thread that slept and was not put on a CPU since sleeps still, or has not
-        // used what woke it: no need to ask for its state.
+        // A thread that slept and was not put on a CPU since still sleeps, or has not used its wakeup: its state need
+        // not be read.
         if let Some(last) = self.last
             && last.activity == Activity::Waiting
             && !moved
@@ -138,7 +138,7 @@ impl Thread {
         let len = self.stat.read_at(&mut buffer, 0).map_err(|_| Fault::ThreadGone)?;
         let state = proc::stat_state(&buffer[..len]).ok_or(Fault::ThreadGone)?;
         if *wchan == Wchan::Unknown && state == b'S' {
-            // Zero may also mean that it was woken in this moment: then another one will tell.
+            // Zero may also mean that it was woken just now: then the next poll shows it.
             let waits_nowhere = self.waits_nowhere();
             let len = self.stat.read_at(&mut buffer, 0).map_err(|_| Fault::ThreadGone)?;
             *wchan = match (waits_nowhere, proc::stat_state(&buffer[..len])) {
@@ -157,7 +157,7 @@ impl Thread {
         Some(first[..len] == *b"0")
     }
 
-    /// When the last look began, and the figures that it was made of.
+    /// When the last poll began, and its figures.
     pub(super) fn looked(&self) -> (u64, Sched) {
         (self.polled_ns, self.sched)
     }

@@ -1,4 +1,4 @@
-//! Waits with a relative timeout: which calls they are, and when they end.
+//! System calls that wait with a relative timeout. Input: registers. Output: the call, and its deadline.
 
 use libc::{c_int, pid_t};
 
@@ -27,7 +27,7 @@ pub(super) enum WaitCall {
 /// When an interrupted wait ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timeout {
-    /// So long after it began.
+    /// This long after it began.
     Milliseconds(u64),
     /// After the time in a `timespec` with words of this size.
     Timespec { at: u64, word_bytes: usize },

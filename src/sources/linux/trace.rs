@@ -1,5 +1,5 @@
-//! The tracing loop: who has stopped and why, what has ended, and when to sleep. `stop.rs` is one
-//! stop, `follow.rs` keeps up with threads and processes that come and go.
+//! The tracing loop: waits for stops and exits of threads, and dispatches them. Input: ptrace stops. Output: events.
+//! `stop.rs` is one stop, `follow.rs` handles new and ended threads and processes.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -32,18 +32,17 @@ use crate::sources::{
 /// The signal that the tracer thread waits for; blocked in every thread of the profiler.
 pub(super) const SIGNALS: [c_int; 1] = [libc::SIGCHLD];
 
-/// How long to poll for a thread asked to stop on another CPU before sleeping: it takes a
-/// few microseconds, less than a sleep and a wake-up. One that was on this CPU gets to its
-/// stop only when we sleep.
+/// How long to poll for the stop of a thread on another CPU before sleeping: it takes a few microseconds, less than a
+/// sleep and a wakeup. One that was on this CPU stops only when we sleep.
 const POLL_NS: u64 = 30_000;
-/// How long threads that were asked to stop are waited for when nobody wants their stops any more.
+/// How long to wait for requested stops that are no longer needed.
 const RELEASE_NS: u64 = 2_000_000;
-/// Resident pages of files are looked at this often.
+/// Interval of checks of resident pages of files.
 const FILE_PAGES_NS: u64 = 5_000_000;
 
 impl LinuxTarget {
-    /// Of a process, or of what stands for several under the number 0; without threads. With
-    /// `children` the processes that they start are traced, too.
+    /// Traces a process, or several with the number 0 as placeholder; without threads yet. With `children` the
+    /// processes that they start are traced, too.
     pub(super) fn new(pid: pid_t, process: Process, children: bool, clock: RealClock) -> LinuxTarget {
         LinuxTarget {
             main: pid,
@@ -78,7 +77,7 @@ impl LinuxTarget {
         }
     }
 
-    /// Says why the process is traced rather than sampled by the kernel.
+    /// Sets the reason why the process is traced rather than sampled by the kernel.
     pub(super) fn chosen_because(&mut self, why: String) {
         let not_all = self.not_all.take().map(|not_all| format!("; {not_all}")).unwrap_or_default();
         self.main_mut().chosen_because(why + &not_all);
@@ -163,7 +162,8 @@ impl LinuxTarget {
         }
     }
 
-    /// All have ended that the recording ends with, the last of them so. Others may go on.
+    /// All processes that the recording ends with have exited, the last of them with this status. Others may
+    /// continue.
     pub(super) fn all_ended(&mut self, status: ExitStatus) {
         self.ended = true;
         self.queue.push_back(Event::Exited(status));
@@ -177,8 +177,8 @@ impl LinuxTarget {
         self.own.woke(signal.is_none().then(|| self.slept_until_ns.saturating_sub(due_ns)));
     }
 
-    /// Lets no thread stand that was asked to stop, as far as they come in a moment; what stops later, or
-    /// stands for another reason, the kernel lets go when the tracer ends.
+    /// Collects and continues threads with a pending stop request, if they stop within a moment; later ones are
+    /// released by the kernel when the tracer ends.
     fn await_asked(&mut self) {
         let mut capture = Capture::with_capacity(0);
         let until_ns = self.clock.now_ns() + RELEASE_NS;
@@ -189,7 +189,7 @@ impl LinuxTarget {
         }
     }
 
-    /// Nothing of it is traced any more: forgets what was asked of whom.
+    /// Nothing is traced any longer: forgets pending requests.
     pub(super) fn forget_stops(&mut self) {
         self.leaving = None;
         // Of the thread that traces from now on.
@@ -214,7 +214,7 @@ impl LinuxTarget {
         self.launched
     }
 
-    /// Gives pages of files back that walks read, while no thread stands.
+    /// Gives back pages of files that walks read, while no thread is stopped.
     fn give_file_pages_back(&mut self) {
         let now_ns = self.clock.now_ns();
         if self.outstanding == 0 && self.leaving.is_none() && now_ns >= self.file_pages_due_ns {
@@ -229,7 +229,7 @@ impl LinuxTarget {
             self.leaving = None;
         }
         self.give_file_pages_back();
-        // What is still to be told may be of them.
+        // Pending events may refer to them.
         if self.queue.is_empty() {
             for pid in self.gone.drain(..) {
                 self.processes.remove(&pid);
@@ -265,7 +265,7 @@ impl LinuxTarget {
                     std::hint::spin_loop();
                     continue;
                 }
-                // An error says that nothing is left that could stop, only what has ended.
+                // An error means that no thread is left that could stop, only exited ones.
                 Ok(_) | Err(_) => {}
             }
             match sys::peek_exited() {
@@ -376,8 +376,7 @@ impl Target for LinuxTarget {
         let (polled_ns, before) = entry.looked();
         entry.pending = Some(Pending { stack_bytes, keep_waiting, asked_ns, polled_ns, before });
         self.outstanding += 1;
-        // Read only now: what passes between the look and the stop is time in which the thread
-        // may leave its CPU.
+        // Read only now: between the poll and the stop the thread may leave its CPU.
         if entry.cpu() != sys::current_cpu() {
             self.poll_until_ns = self.clock.now_ns() + POLL_NS;
         }
@@ -409,7 +408,7 @@ impl Target for LinuxTarget {
         self.release_woken();
     }
 
-    fn take_up(&mut self) -> Result<(), Fault> {
+    fn reattach(&mut self) -> Result<(), Fault> {
         self.trace_again()
     }
 }

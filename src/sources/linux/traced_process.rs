@@ -1,9 +1,8 @@
-//! One process among those that are traced: what can be asked of it.
+//! One of the traced processes, as the engine observes it.
 //!
-//! What it has mapped is read from /proc, which shows what is mapped now, perhaps by the next
-//! program, whose `exec` the engine has not been told of yet. The stack pointer that a program began
-//! with tells the one from the other; until the engine knows, it is given what was mapped before. A
-//! process that was just forked has what its parent had.
+//! Its mappings are read from /proc, which shows the current ones, perhaps those of the next program, whose `exec`
+//! the engine has not seen yet. The stack pointer at a program's start tells them apart; until the engine knows of
+//! the exec, it gets the old mappings. A process that was just forked has those of its parent.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -43,14 +42,14 @@ pub(super) struct TracedProcess {
     files: Arc<TargetFiles>,
     /// They are those of the process that started it.
     files_inherited: bool,
-    /// The names of threads that have ended, until they are asked for.
+    /// The names of exited threads, until they are used.
     last_names: HashMap<pid_t, String>,
     /// What it had used at its end.
     used_ns: Option<u64>,
 }
 
 impl TracedProcess {
-    /// A process that runs; with a number of 0 what stands for several.
+    /// A running process; with a number of 0, the placeholder for several.
     pub(super) fn new(pid: pid_t, process: Process) -> TracedProcess {
         TracedProcess {
             pid,
@@ -112,13 +111,13 @@ impl TracedProcess {
         self.memory_of = threads::living(self.pid).unwrap_or(self.pid);
     }
 
-    /// It was described anew.
+    /// It was described again.
     pub(super) fn set_process(&mut self, process: Process) {
         self.process = process;
         self.files = Arc::new(TargetFiles::of(self.pid));
     }
 
-    /// Says why processes are traced rather than sampled by the kernel.
+    /// Sets the reason why processes are traced rather than sampled by the kernel.
     pub(super) fn chosen_because(&mut self, why: String) {
         self.process.backend_why = why;
     }
@@ -161,7 +160,7 @@ impl TracedProcess {
         self.start_stack
     }
 
-    /// Whether it runs the program that the engine was told of, as far as can be known.
+    /// Whether it runs the program that the engine knows, as far as can be known.
     pub(super) fn runs_known_program(&self) -> bool {
         threads::start_stack(self.pid).is_none_or(|now| self.start_stack.is_none_or(|then| then == now))
     }
@@ -175,7 +174,7 @@ impl Observed for TracedProcess {
     fn files(&mut self) -> Arc<dyn Files> {
         if self.files_inherited {
             let files = TargetFiles::of(self.pid);
-            // One that has ended has no root any more; what it was forked from had the same.
+            // An exited process has no root any longer; its parent had the same.
             if files.has_root() {
                 self.files = Arc::new(files);
             }

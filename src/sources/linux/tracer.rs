@@ -1,8 +1,8 @@
-//! The thread that traces, as one that others call into: while it runs a call its caller waits.
+//! The tracer thread, into which others call: a caller waits until its call is done.
 //!
-//! Only the thread that seized may make ptrace calls, and when it ends the kernel lets go of all that it
-//! traces without a stop. So what a recording consists of stays with the caller, and the thread can
-//! end and be followed by another in the middle of it.
+//! Only the thread that seized may make ptrace calls, and when it ends the kernel releases all that it traces without
+//! a stop. So the state of a recording stays with the caller, and the thread can end and be replaced in the middle of
+//! it.
 #![allow(unsafe_code)]
 
 use std::any::Any;

@@ -1,4 +1,5 @@
-//! What the tracer knows of its own time on CPUs: on the CPU that it has nobody else runs.
+//! The tracer's own time on CPUs: no other thread runs on its CPU. Input: its sleeps and wakeups. Output: the stint
+//! on the current CPU.
 
 use std::fs;
 
@@ -25,7 +26,7 @@ impl TracerCpu {
         TracerCpu { schedstat, cpu_ns: 0, lateness: Lateness::default(), woke_late: false, stint: None }
     }
 
-    /// A sleep has ended: `late_ns` after the time asked for, or by a signal.
+    /// A sleep has ended: `late_ns` after the requested time, or by a signal.
     pub(super) fn woke(&mut self, late_ns: Option<u64>) {
         // Of itself too the kernel shows what was used up to the last time it left its CPU.
         let cpu_ns = self.schedstat.as_ref().and_then(threads::sched).map(|sched| sched.cpu_ns);

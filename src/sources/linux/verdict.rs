@@ -1,4 +1,4 @@
-//! What anonymous mappings of a process stand for.
+//! What the anonymous mappings of a process are copies of, and how often that was tried.
 
 use hashbrown::HashMap;
 
@@ -12,6 +12,6 @@ pub(super) type Verdicts = HashMap<(u64, u64), Verdict>;
 pub(super) enum Verdict {
     /// The parts of a file.
     Moved(Vec<Mapping>),
-    /// Nothing that is known, after so many tries.
+    /// Unknown, after this many tries.
     Unknown(u32),
 }

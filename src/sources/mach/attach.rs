@@ -1,5 +1,5 @@
-//! The two beginnings of a recording: taking the port of a running process, and starting
-//! one that waits until it is held.
+//! Begins a recording: gets the task port of a running process, or starts one that waits until it is held. Input: a
+//! pid or a command. Output: a target, or why not.
 
 use std::ffi::OsString;
 
@@ -85,14 +85,14 @@ impl SuspendedChild<'_> {
             let status = match self.kernel.wait_ended(pid) {
                 Ok(Some(status)) => Some(task::exit_status(status)),
                 Ok(None) => None,
-                // Nobody is told how children end while SIGCHLD is ignored.
+                // While SIGCHLD is ignored the exit status of children is lost.
                 Err(_) => refusal::has_ended(self.kernel, pid).then_some(ExitStatus::Unknown),
             };
             if status.is_some() {
                 self.pid = None;
                 return status;
             }
-            // Its status is told a moment after its task has gone.
+            // Its status arrives a moment after its task is gone.
             let now_ns = clock.now_ns();
             if now_ns >= until_ns || !refusal::has_ended(self.kernel, pid) {
                 return None;
@@ -150,7 +150,7 @@ fn take_once(
     let facts = refusal::check(kernel, pid, launched)?;
     let mut taken = acquire_once(kernel, pid);
     for _ in 1..TRIES {
-        // The same code stands for a process that is between two programs.
+        // The same code means a process between two programs.
         if taken.as_ref().err() == Some(&KernReturn::Failure)
             && refusal::may_be_between_programs(kernel, &facts)
         {

@@ -1,11 +1,10 @@
 //! The images of a task, as its dyld lists them for debuggers: `dyld_all_image_infos`.
 //!
-//! dyld changes the list without asking anybody: it clears the pointer, writes count,
-//! timestamp and the new pointer, and frees the old array at once (dyld,
-//! ExternallyViewableState.cpp). So a list counts only if the structure around it was the
-//! same before and after; otherwise the images known before stand, and the next tick
-//! tries again. The structure itself moves once, when the dyld on disk hands over to the
-//! one in the shared cache; until libSystem is up its place is asked for each time.
+//! dyld changes the list without notification: it clears the pointer, writes count, timestamp and the new pointer,
+//! and frees the old array at once (dyld, ExternallyViewableState.cpp). So a list counts only if the structure around
+//! it was unchanged before and after; otherwise the images known before stay, and the next tick tries again. The
+//! structure itself moves once, when the dyld on disk is replaced by the one in the shared cache; until libSystem is
+//! loaded its address is read each time.
 //!
 //! Offsets: include/mach-o/dyld_images.h of dyld. Input: the target's memory, hostile.
 //! Output: one [`RemoteImage`] for each image, with its header read.
@@ -43,11 +42,11 @@ const DYLINKER: u32 = 7;
 const IN_SHARED_CACHE: u32 = 0x8000_0000;
 /// Tries to read a list that is in motion, at one time.
 const TRIES: u32 = 3;
-/// Regions that are looked at for images before dyld has begun; a process then has some ten.
+/// Regions that are searched for images before dyld has begun; a process then has some ten.
 const MAX_REGIONS: u32 = 512;
 /// Regions that are searched for images where there is no list at all; a large process has some ten thousand.
 const MAX_REGIONS_ALL: u32 = 16_384;
-/// They are looked at again this long after the last time, nanoseconds.
+/// They are searched again this long after the last time, nanoseconds.
 const SCAN_NS: u64 = 5_000_000;
 const SCAN_ALL_NS: u64 = 1_000_000_000;
 const READ_EXECUTE: i32 = 5;
@@ -84,8 +83,8 @@ impl RemoteImage {
         text.map_or(0, |text| text.file.start)
     }
 
-    /// What tells it from others: its UUID, or for one without where it was loaded. The dyld
-    /// of the shared cache has the UUID of the one on disk and other stated addresses.
+    /// Its identity: its UUID, or for one without, its load address. The dyld of the shared cache has the UUID of the
+    /// one on disk and other stated addresses.
     pub(super) fn identity(&self) -> (u64, u64) {
         let half = |bytes: &[u8]| bytes.first_chunk().map_or(0, |half| u64::from_le_bytes(*half));
         match self.macho.uuid {
@@ -172,7 +171,7 @@ enum ImageListing {
     Images(Infos, Vec<Arc<RemoteImage>>, bool),
     /// dyld has not begun.
     NotBegun,
-    /// In motion, or not there: what was known stands.
+    /// Changing, or missing: the known images stay.
     NotNow,
 }
 
@@ -216,7 +215,7 @@ impl Dyld {
         match at.checked_add(TIMESTAMP_OFFSET).map(|at| memory.word(at)) {
             Some(Ok(timestamp)) => self.timestamp != Some(timestamp),
             _ => {
-                // It has moved, or the task has gone.
+                // It has moved, or the task no longer exists.
                 self.place = None;
                 self.timestamp = None;
                 true
@@ -235,7 +234,7 @@ impl Dyld {
     /// Brings the images up to date.
     ///
     /// # Errors
-    /// [`Fault::Transient`]; the images known before stand.
+    /// [`Fault::Transient`]; the images known before stay.
     pub(super) fn refresh(&mut self, memory: &Memory<'_>, pid: i32, now_ns: u64) -> Result<(), Fault> {
         if self.timestamp.is_some() && !self.has_changed(memory) {
             return Ok(());
@@ -287,7 +286,7 @@ impl Dyld {
         self.images = images;
     }
 
-    /// Looks for images without a list of them, unless that was done just now.
+    /// Searches images without a list of them, unless that was done just now.
     fn scan_at(&mut self, memory: &Memory<'_>, pid: i32, now_ns: u64) {
         let listed = self.place.is_some();
         let wait_ns = if listed { SCAN_NS } else { SCAN_ALL_NS };
@@ -321,7 +320,7 @@ impl Dyld {
             let word = |at: usize| entry[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
             match self.image(memory, pid, word(0), word(8)) {
                 Some(image) => images.push(image),
-                // Unloaded since, or not to be read: a list that stays the same tells.
+                // Unloaded since, or unreadable: an unchanged list decides.
                 None => whole = false,
             }
         }
@@ -355,8 +354,8 @@ impl Dyld {
     }
 }
 
-/// Where an image's file is: of the program as the kernel says, since dyld has the word
-/// that it was started with; of others as dyld says, or else as the kernel does.
+/// The path of an image's file: for the program by the kernel, since dyld has the word that it was started with; for
+/// others by dyld, or else by the kernel.
 fn path_of(memory: &Memory<'_>, pid: i32, load: u64, macho: &MachO, path_at: u64) -> String {
     let said = |path: &String| !path.is_empty();
     let program =
@@ -381,9 +380,8 @@ fn read_head(memory: &Memory<'_>, load: u64) -> Option<Vec<u8>> {
     Some(head)
 }
 
-/// Looks for images among the regions of a task, as Apple's debuggers do before dyld has
-/// begun: what is readable and executable, with the magic number. The program and dyld,
-/// or `all` where nobody tells of a list.
+/// Searches images among the regions of a task, as Apple's debuggers do before dyld has begun: readable and
+/// executable ones with the magic number. The program and dyld, or `all` if there is no list.
 fn scan(memory: &Memory<'_>, pid: i32, all: bool) -> Vec<Arc<RemoteImage>> {
     let mut images = Vec::new();
     let mut at = 0;

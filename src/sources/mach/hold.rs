@@ -1,14 +1,14 @@
-//! A suspension of a whole task that ends whatever happens.
+//! Suspends a whole task, until the guard is dropped or its holder ends, in any way. Input: a task. Effect: it is
+//! stopped.
 //!
-//! `thread_suspend` counts outlive the profiler: killed while it holds one, it would leave
-//! a thread hanging for ever. What `task_suspend2` gives is a right, and `task_suspend`
-//! parks one; both die with their holder, and the kernel lets the task run
-//! (osfmk/kern/task.c, `task_suspension_notify`). So tasks are suspended, never threads.
+//! `thread_suspend` counts outlive the profiler: if it is killed while it holds one, a thread hangs for ever.
+//! `task_suspend2` returns a right, and `task_suspend` parks one; both die with their holder, and the kernel resumes
+//! the task (osfmk/kern/task.c, `task_suspension_notify`). So tasks are suspended, never threads.
 
 use super::kernel::{Kern, MachKernel, SuspensionToken, TaskPort};
 use super::threads::is_gone;
 
-/// A task that stands still because of us, until this is dropped.
+/// A task that is suspended by us, until this is dropped.
 pub(super) struct Hold<'k> {
     kernel: &'k dyn MachKernel,
     task: TaskPort,
@@ -35,7 +35,7 @@ impl<'k> Hold<'k> {
     }
 
     fn release(&mut self) {
-        // A failure means that the task has died, and with it what it was held by.
+        // A failure means that the task has ended, and the hold with it.
         let _ = match self.by.take() {
             Some(HoldMethod::Token(token)) => self.kernel.task_resume2(token),
             Some(HoldMethod::Count) => self.kernel.task_resume(self.task),

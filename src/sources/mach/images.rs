@@ -1,10 +1,9 @@
-//! The bytes of an image of the target: its code, and what names its functions.
+//! The bytes of an image of the target: its code and its symbols.
 //!
-//! An image of the shared cache is in this process, too, at the same address, if both use
-//! the same cache: nothing is copied. Others are read from their file, if its UUID is that
-//! of the loaded image, or else copied from the target's memory, now: it may be gone when
-//! names are asked for. The names of a shared cache are one pool of hundreds of megabytes
-//! for all of its images; of it only the names of the image are copied.
+//! An image of the shared cache is in this process, too, at the same address, if both use the same cache: nothing is
+//! copied. Others are read from their file, if its UUID is that of the loaded image, or else copied from the target's
+//! memory right away: it may have exited when names are needed. The names of a shared cache are one pool of hundreds
+//! of megabytes for all of its images; only the names of the image are copied.
 
 use std::ops::Range;
 
@@ -73,7 +72,7 @@ fn from_file(image: &RemoteImage) -> Result<ImageBytes, OpenError> {
     let macho = &image.macho;
     let wanted = ImageIdentity { uuid: macho.uuid, cpu_type: macho.cpu_type, cpu_subtype: macho.cpu_subtype };
     let chosen = fat::choose(&bytes, &wanted)?;
-    // Without a UUID the load commands tell builds apart.
+    // Without a UUID the load commands distinguish builds.
     if macho.uuid.is_none() && !chosen.bytes().starts_with(&image.head) {
         return Err(OpenError::Replaced);
     }

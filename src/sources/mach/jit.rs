@@ -1,6 +1,5 @@
-//! Code that belongs to no image: what a just-in-time compiler made, islands of the shared
-//! cache. Where a thread was found running, the system is asked what is there; listing
-//! all regions of a task takes thousands of calls and blocks its own.
+//! Code without an image: JIT code, islands of the shared cache. Input: the address of a running thread. Output: its
+//! region. Only that region is queried; listing all regions of a task takes thousands of calls and blocks its own.
 
 use std::ops::Range;
 

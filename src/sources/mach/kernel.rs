@@ -35,7 +35,7 @@ macro_rules! kern_return {
         }
 
         impl KernReturn {
-            /// The failure that a code stands for; `None` for KERN_SUCCESS.
+            /// The failure of a code; `None` for KERN_SUCCESS.
             #[must_use]
             pub fn from_code(code: i32) -> Option<KernReturn> {
                 match code {
@@ -127,13 +127,12 @@ pub struct OutOfLine {
 /// THREAD_BASIC_INFO (flavor 3, count 10), the part that is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadBasicInfo {
-    /// User CPU time, nanoseconds (the kernel tells microseconds).
+    /// User CPU time, nanoseconds (the kernel has microseconds).
     pub user_ns: u64,
     /// System CPU time, nanoseconds.
     pub system_ns: u64,
-    /// 1 running or runnable, 2 stopped, 3 waiting, 4 uninterruptible, 5 halted. A thread that
-    /// a suspension holds, of the task or its own, waits in the kernel and says 3; only a thread
-    /// that `thread_stop` holds says 2 (osfmk/kern/thread_act.c).
+    /// 1 running or runnable, 2 stopped, 3 waiting, 4 uninterruptible, 5 halted. A suspended thread, by its task or
+    /// itself, waits in the kernel and has 3; only `thread_stop` gives 2 (osfmk/kern/thread_act.c).
     pub run_state: i32,
     /// Number of suspensions of this thread, the task's not included.
     pub suspend_count: i32,
@@ -193,10 +192,10 @@ pub struct TaskDyldInfo {
     pub all_image_info_format: i32,
 }
 
-/// A memory region as `mach_vm_region_recurse` tells of it.
+/// A memory region by `mach_vm_region_recurse`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
-    /// First address; may lie above the one asked for.
+    /// First address; may be above the requested one.
     pub address: u64,
     /// Bytes.
     pub size: u64,
@@ -221,8 +220,8 @@ pub struct BsdInfo {
     pub uid: u32,
     /// Short name.
     pub name: String,
-    /// When it was started, microseconds since 1970; kept by exec. Tells a process from a
-    /// later one with its number.
+    /// When it was started, microseconds since 1970; kept by exec. Distinguishes a process from a later one with its
+    /// number.
     pub start_us: u64,
 }
 

@@ -36,7 +36,7 @@ pub struct RawThreadBasicInfo {
     pub user_time: RawTimeValue,
     /// System CPU time.
     pub system_time: RawTimeValue,
-    /// 0 to 1000, decayed: tells nothing about now.
+    /// 0 to 1000, decayed: says nothing about the present.
     pub cpu_usage: i32,
     /// Scheduling policy.
     pub policy: i32,
@@ -238,7 +238,7 @@ laid_out!(RawRegionInfo, 76, user_tag = 20, ref_count = 40, share_mode = 47, is_
 laid_out!(RawBsdInfo, 136, flags = 0, status = 4, ppid = 16, uid = 20, comm = 48, name = 64);
 laid_out!(RawBsdInfo, 136, nfiles = 96, start_seconds = 120, start_microseconds = 128);
 
-/// The words of a structure: the `count` that the kernel wants to be told.
+/// The number of words of a structure: the `count` of the call.
 #[must_use]
 pub const fn words<T>() -> u32 {
     (size_of::<T>() / size_of::<i32>()) as u32
@@ -321,8 +321,8 @@ impl RawRegionInfo {
     }
 }
 
-/// Whether every byte of `len` bytes at `address` can be read and none be written, by
-/// what `region` tells of the region at, or next above, an address.
+/// Whether all `len` bytes at `address` are readable and not writable, by `region`, which returns the region at, or
+/// next above, an address.
 pub fn constant(address: u64, len: u64, region: impl Fn(u64) -> Option<Region>) -> bool {
     const READ_WRITE: i32 = 3;
     let Some(end) = address.checked_add(len) else { return false };

@@ -1,13 +1,11 @@
-//! Memory of a task, read as it is: whole, up to the first page that cannot be read, or
-//! up to the NUL that ends a text.
+//! Reads memory of a task: whole, up to the first page that cannot be read, or up to the NUL that ends a text.
 //!
-//! `mach_vm_read_overwrite` gives all or nothing, so every read that may reach past the
-//! end of a mapping is clipped at page ends. Addresses and lengths come from the target
-//! and may be anything.
+//! `mach_vm_read_overwrite` reads all or nothing, so every read that may reach past the end of a mapping is clipped
+//! at page ends. Addresses and lengths come from the target and may be anything.
 //!
-//! What is larger than [`buffered_bytes`] the kernel does not copy at once: it makes the target's
-//! pages copy-on-write and clips its map entries, and the target pays for that with a fault at
-//! each page that it writes next. So larger reads are made in pieces.
+//! The kernel does not copy more than [`buffered_bytes`] at once: it makes the target's pages copy-on-write and clips
+//! its map entries, and the target pays with a fault at each page that it writes next. So larger reads are made in
+//! pieces.
 
 use super::kernel::{Kern, KernReturn, MachKernel, Region, TaskPort};
 use crate::arch::Arch;

@@ -1,12 +1,11 @@
 //! macOS: a process sampled through its task port.
 //!
-//! `kernel.rs` is the written interface to the system, with `layout.rs` for the structures
-//! that it fills; `xnu.rs` is the real one, on Apple systems only, and tests bring a
-//! simulated one. Everything else knows the system through that interface, and is compiled
-//! and tested everywhere: `attach.rs` and `refusal.rs` (the beginnings, and why not),
-//! `task.rs` (the events of a task), `polls.rs` (when it is asked what happened), `stops.rs`
-//! (the stops), `threads.rs`, `hold.rs`, `state.rs`, `stack.rs` (one thread each time), `dyld.rs`, `images.rs` and `jit.rs` (code), `queues.rs`
-//! (names), `memory.rs` and `clock.rs`. `swift.rs` is the system's demangler.
+//! `kernel.rs` is the interface to the system, with `layout.rs` for the structures that it fills; `xnu.rs` implements
+//! it on Apple systems, and tests bring a simulated one. Everything else uses that interface, and is compiled and
+//! tested everywhere: `attach.rs` and `refusal.rs` (begin, or why not), `task.rs` (the events of a task), `polls.rs`
+//! (when to list threads), `stops.rs` (the stops), `threads.rs`, `hold.rs`, `state.rs`, `stack.rs` (one thread each
+//! time), `dyld.rs`, `images.rs` and `jit.rs` (code), `queues.rs` (names), `memory.rs` and `clock.rs`. `swift.rs` is
+//! the system's demangler.
 
 mod attach;
 mod clock;

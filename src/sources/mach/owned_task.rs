@@ -1,10 +1,10 @@
-//! The port of a task, and what its process is called.
+//! The port of a task, and the names of its process.
 
 use super::kernel::{KernReturn, MachKernel, TaskPort};
 use super::refusal::Facts;
 use crate::sources::Process;
 
-/// An upcall to taskgated that was interrupted is asked again this often.
+/// An interrupted upcall to taskgated is repeated this often.
 const INTERRUPTED_TRIES: u32 = 16;
 
 /// A task that we hold a right to.

@@ -1,17 +1,16 @@
-//! When the threads are listed again. Nothing may depend on calls being fast: a list of
-//! many threads takes as many calls, and a call may take anything. So a list is made in
-//! pieces where it takes long, never twice for one tick, and what lists cost is bounded.
+//! When to list the threads again. Input: what earlier lists cost. Output: when to begin, pause or continue one.
+//! Nothing may depend on fast calls: a list of many threads takes as many calls, and a call may take any time. So a
+//! long list is made in pieces, never twice for one tick, and its cost is bounded.
 
 /// The threads are listed this often at most, however short the ticks, nanoseconds …
 const EVERY_NS: u64 = 500_000;
 /// … and at least this often, however long: a process that ends is noticed.
 const BETWEEN_TICKS_NS: u64 = 10_000_000;
-/// After a list nothing is listed for so many times as long as it took: for ticks …
+/// After a list, wait this many times as long as it took: for ticks …
 const TICK_COST: u64 = 3;
 /// … and between them.
 const BETWEEN_COST: u64 = 20;
-/// A tick is kept waiting for a list at most so long, nanoseconds. The rest of the list is
-/// made before later ticks.
+/// Longest delay of a tick by a list, nanoseconds. The rest of the list is made before later ticks.
 const PIECE_NS: u64 = 5_000_000;
 
 /// The lists of the threads, past and next.
@@ -22,7 +21,7 @@ pub(super) struct Polls {
     cost_ns: u64,
     /// What the one that is being made has taken so far.
     so_far_ns: Option<u64>,
-    /// A thread was found to have gone.
+    /// A thread was found to have ended.
     hurry: bool,
 }
 
@@ -43,14 +42,13 @@ impl Polls {
         self.hurry = true;
     }
 
-    /// A list that begins at `now_ns`, or goes on then, is to pause at the time returned. The
-    /// tick is due at `tick_ns`.
+    /// When a list that begins or continues at `now_ns` has to pause. The tick is due at `tick_ns`.
     pub(super) fn begin(&mut self, now_ns: u64, tick_ns: u64) -> u64 {
         self.so_far_ns.get_or_insert(0);
         now_ns.max(tick_ns).saturating_add(PIECE_NS)
     }
 
-    /// It has taken from `begun_ns` to `now_ns`, and is done or goes on later.
+    /// It took from `begun_ns` to `now_ns`, and is done or continues later.
     pub(super) fn end(&mut self, begun_ns: u64, now_ns: u64, done: bool) {
         let so_far_ns = self.so_far_ns.unwrap_or(0).saturating_add(now_ns.saturating_sub(begun_ns));
         *self = if done {

@@ -1,8 +1,8 @@
 //! The label of the dispatch queue that a thread works for.
 //!
-//! libdispatch tells debuggers where in a queue its label is: `dispatch_queue_offsets`, an
-//! array of 16-bit numbers (libdispatch src/queue_internal.h; read the same way by lldb's
-//! SystemRuntimeMacOSX). The queue of a thread is at its `dispatch_qaddr`.
+//! Input: a thread's `dispatch_qaddr`. Output: a label. libdispatch publishes for debuggers where a queue has its
+//! label: `dispatch_queue_offsets`, an array of 16-bit numbers (libdispatch src/queue_internal.h; read in this way by
+//! lldb's SystemRuntimeMacOSX).
 
 use super::memory::Memory;
 use super::threads::Thread;
@@ -31,7 +31,7 @@ pub(super) fn label_offset(memory: &Memory<'_>, offsets_avma: u64) -> Option<Lab
 
 /// The label of the queue that a thread works for now.
 pub(super) fn label(memory: &Memory<'_>, thread: &Thread, offset: LabelOffset) -> Option<String> {
-    // The handle itself: libdispatch has not told where the queue is.
+    // The handle itself: libdispatch has not set the queue yet.
     if thread.dispatch_qaddr == 0 || thread.dispatch_qaddr == thread.handle {
         return None;
     }

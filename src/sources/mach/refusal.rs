@@ -1,8 +1,7 @@
-//! Why a process cannot be attached to, found out before and after it was tried, and what
-//! to do about it.
+//! Why a process cannot be attached, checked before and after trying, and what to do about it.
 //!
-//! `task_for_pid` says KERN_FAILURE for a dozen reasons (bsd/kern/kern_proc.c); a person
-//! needs the one that holds and the command that changes it.
+//! `task_for_pid` returns KERN_FAILURE for a dozen reasons (bsd/kern/kern_proc.c); the user needs the one that holds
+//! and the command that changes it.
 
 use super::kernel::{BsdInfo, Errno, KernReturn, MachKernel, TaskPort};
 use crate::arch::Arch;
@@ -54,7 +53,7 @@ impl Facts {
         short.or_else(|| self.path.as_ref().and_then(|path| path.rsplit('/').next()).map(str::to_owned))
     }
 
-    /// The process's short name; `pid N` where nobody tells.
+    /// The process's short name; `pid N` if it is unknown.
     pub(super) fn name(&self) -> String {
         self.known_name().unwrap_or_else(|| format!("pid {}", self.pid))
     }
@@ -86,7 +85,7 @@ pub(super) fn no_such_process(pid: u32) -> Error {
     )
 }
 
-/// Refuses what cannot be attached to whoever asks.
+/// Refuses what no user can attach.
 ///
 /// # Errors
 /// One line for a person.
@@ -171,17 +170,17 @@ pub(super) fn may_be_between_programs(kernel: &dyn MachKernel, facts: &Facts) ->
     !is_protected(kernel, facts) && !has_ended(kernel, facts.pid)
 }
 
-/// Whether a process is an Intel program that Rosetta translates, as far as the system tells.
+/// Whether a process is an Intel program that Rosetta translates, if the system reports it.
 pub(super) fn is_translated(kernel: &dyn MachKernel, pid: i32) -> bool {
     kernel.proc_bsdinfo(pid).is_ok_and(|info| info.flags & FLAG_TRANSLATED != 0)
 }
 
-/// Whether job control has stopped a process, as far as the system tells.
+/// Whether job control has stopped a process, if the system reports it.
 pub(super) fn is_job_stopped(kernel: &dyn MachKernel, pid: i32) -> bool {
     kernel.proc_bsdinfo(pid).is_ok_and(|info| info.status == STOPPED)
 }
 
-/// Whether a process has ended, as far as the system tells.
+/// Whether a process has ended, if the system reports it.
 pub(super) fn has_ended(kernel: &dyn MachKernel, pid: i32) -> bool {
     match kernel.proc_bsdinfo(pid) {
         Ok(info) => info.status == ZOMBIE || info.flags & FLAG_IN_EXIT != 0,

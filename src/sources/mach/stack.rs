@@ -1,10 +1,8 @@
-//! Where a thread's stack ends, and the copy of what lies between there and the stack
-//! pointer.
+//! Finds the end of a thread's stack, and copies the bytes from the stack pointer up to there.
 //!
-//! A read past the end of the stack fails as a whole. So its end is found out once for
-//! each thread, while it runs: from its pthread structure, or else from the regions of
-//! the task. A thread that is on another stack (a coroutine's, a signal handler's), or
-//! whose end nobody tells, gets what is readable up to a page end.
+//! A read past the end of the stack fails as a whole. So its end is found once for each thread, while it runs: from
+//! its pthread structure, or else from the regions of the task. A thread on another stack (a coroutine's, a signal
+//! handler's), or with an unknown end, gets the readable bytes up to a page end.
 
 use std::ops::Range;
 
@@ -24,14 +22,14 @@ const TAG_STACK: u32 = 30;
 /// Regions of one stack that are put together: main stacks are often split in two.
 const MAX_REGIONS: u32 = 64;
 const READABLE: i32 = 1;
-/// A system that refuses to tell of regions is asked this often.
+/// A system that refuses to report regions is queried this often.
 const REGION_TRIES: u8 = 3;
 
 /// What is known of a thread's stacks.
 #[derive(Debug, Default)]
 pub(super) struct Stack {
     asked: bool,
-    /// As its pthread structure says.
+    /// By its pthread structure.
     own: Option<Range<u64>>,
     /// Another one that it was seen on.
     other: Option<Range<u64>>,
@@ -64,7 +62,7 @@ impl Stack {
         if is_own { below } else { sp }
     }
 
-    /// Fills `into` from `sp` up, and cuts it to what there is. The thread must stand.
+    /// Fills `into` from `sp` up, and cuts it to the readable bytes. The thread must be stopped.
     pub(super) fn copy(&mut self, memory: &Memory<'_>, sp: u64, into: &mut Vec<u8>) -> Kern<()> {
         let limit = self.limit(sp).unwrap_or(u64::MAX);
         into.truncate(usize::try_from(limit - sp).unwrap_or(usize::MAX));
@@ -101,7 +99,7 @@ impl Stack {
             return;
         }
         for _ in 1..MAX_REGIONS {
-            // It tells of the next region if there is none at the address.
+            // It returns the next region if there is none at the address.
             let above = memory.region(end).ok().filter(|above| {
                 above.address == end && above.protection & READABLE != 0 && above.user_tag == TAG_STACK
             });

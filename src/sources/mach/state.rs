@@ -1,4 +1,4 @@
-//! The words of a thread state as registers.
+//! Converts the words of a thread state to registers.
 //!
 //! x86_THREAD_STATE64 and ARM_THREAD_STATE64 (osfmk/mach/i386/_structs.h,
 //! osfmk/mach/arm/_structs.h): 64-bit little-endian fields in pairs of words. Where this
@@ -10,8 +10,7 @@ use super::kernel::StateFlavor;
 use crate::arch::Arch;
 use crate::arch::{Aarch64, Registers, X86_64};
 
-/// The flavor of an architecture's general registers. No kernel that is met here is of 32 bits, and
-/// programs of 32 bits are refused.
+/// The flavor of an architecture's general registers. Supported kernels are 64-bit, and 32-bit programs are refused.
 pub(super) fn flavor(arch: Arch) -> StateFlavor {
     match arch {
         Arch::X86_64 | Arch::X86 => StateFlavor::X86_64,
@@ -44,7 +43,7 @@ pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::MAX_COUNT], addre
                 word(15),
             ],
             rip: word(16),
-            // Threads are told apart by gs here, whose base the state does not have.
+            // Threads are distinguished by gs here, whose base the state does not have.
             fs_base: 0,
         }),
         // x0..x28, fp, lr, sp, pc.

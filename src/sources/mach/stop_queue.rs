@@ -1,35 +1,33 @@
-//! Stops that are asked for and made, how many are made in one hold, and who was on a CPU.
+//! Requested stops and their outcomes: how many are made in one hold, and which threads were on a CPU.
 
 use std::collections::VecDeque;
 
 use super::threads::ThreadReport;
 use crate::sources::{Capture, Outcome, ThreadId};
 
-/// Threads that are copied while the task is held once. To hold it costs all threads that
-/// run, whoever is copied, so that many small holds cost more than a long one; the table
-/// is in docs/decisions/mach-holds-the-task.md.
+/// Threads that are copied in one hold. A hold costs all threads that run, whichever is copied, so many small holds
+/// cost more than a long one; the table is in docs/decisions/mach-holds-the-task.md.
 const AT_ONCE: usize = 16;
 
 /// A hold is not to be longer, nanoseconds: where calls are slow, fewer threads are copied
 /// in one.
 pub(super) const HOLD_NS: u64 = 1_000_000;
 
-/// Calls in a hold for one thread: a look, its registers, its stack in three pieces at first.
+/// Calls in a hold for one thread: a poll, its registers, its stack in three pieces at first.
 const COPY_CALLS: u64 = 5;
 
 /// Ready threads get the CPUs that the threads of a held task leave, and run as far as their
 /// own stop, which is in the kernel: time up to this is no proof of a CPU before.
 const DISPATCH_NS: u64 = 3_000;
 
-/// After so many stops in a row at which no thread had used any time, CPU times are taken
-/// to be too coarse to tell.
+/// After this many stops in a row in which no thread had used any time, CPU times are taken to be too coarse.
 const UNMOVED_MAX: u32 = 512;
 
-/// After so many in a row at which a thread that had a CPU up to the hold was told to be ready
-/// in it, that is taken to be said of all.
+/// After this many in a row in which a thread that had a CPU up to the hold was reported ready in it, the system is
+/// taken to report that of all.
 const READY_MAX: u32 = 64;
 
-/// A stop that is asked for.
+/// A requested stop.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StopRequest {
     pub(super) thread: ThreadId,
@@ -38,16 +36,16 @@ pub(super) struct StopRequest {
     pub(super) keep_waiting: bool,
 }
 
-/// What came of a thread that was asked to stop.
+/// The outcome of a stop request.
 pub(super) struct Stop {
     pub(super) asked: StopRequest,
     pub(super) outcome: Outcome,
     pub(super) capture: Capture,
-    /// The look right before the hold, and when it was answered.
+    /// The poll right before the hold, and when it returned.
     pub(super) before: Option<(ThreadReport, u64)>,
 }
 
-/// The stops of a task, asked for and made.
+/// The stops of a task, requested and made.
 #[derive(Default)]
 pub(super) struct Stops {
     pub(super) asked: VecDeque<StopRequest>,
@@ -55,7 +53,7 @@ pub(super) struct Stops {
     pub(super) spare: Vec<Capture>,
     /// What one thread in a hold takes, by the last hold, nanoseconds.
     pub(super) copy_ns: u64,
-    /// Stops in a row that speak against what is told (see [`UNMOVED_MAX`], [`READY_MAX`]).
+    /// Stops in a row that contradict the reports (see [`UNMOVED_MAX`], [`READY_MAX`]).
     pub(super) unmoved: u32,
     pub(super) ready: u32,
 }
@@ -77,7 +75,7 @@ impl Stops {
         self.asked.retain(|asked| asked.thread != thread);
     }
 
-    /// Says of all stops that are asked for that they came to nothing.
+    /// Cancels all requested stops.
     pub(super) fn answer_asked(&mut self, why: &'static str) {
         while let Some(asked) = self.asked.pop_front() {
             let capture = self.buffer();
@@ -115,8 +113,8 @@ impl Stops {
         Capture { stack, ..capture }
     }
 
-    /// Whether a thread was on a CPU when its task was held: what was told of it before and
-    /// in the hold, with the least time between the first and the beginning of the hold.
+    /// Whether a thread was on a CPU when its task was held, by the reports before and in the hold, with the least
+    /// time between the first and the beginning of the hold.
     pub(super) fn was_on_cpu(&mut self, before: ThreadReport, held: ThreadReport, between_ns: u64) -> bool {
         let used_ns = held.cpu_ns().saturating_sub(before.cpu_ns());
         self.unmoved = if used_ns == 0 { self.unmoved.saturating_add(1) } else { 0 };
@@ -129,9 +127,8 @@ impl Stops {
         if held.is_runnable() && (self.ready <= READY_MAX || used_ns < between_ns) {
             return false;
         }
-        // One that had a CPU for a part of the time has just come, or just gone and got one
-        // again for its stop: by halves, as many of the ones are left out as of the others
-        // are taken in.
+        // A thread with a CPU for part of the time has just come, or just left and got one again for its stop: half
+        // of the time counts, so that as many of the first are left out as of the others are included.
         let in_user_mode = held.user_ns > before.user_ns;
         (in_user_mode || used_ns >= DISPATCH_NS) && used_ns >= between_ns / 2
     }

@@ -1,15 +1,12 @@
-//! Stops: the whole task is held (see `hold.rs`) for as long as the registers and stacks of
-//! a few threads take to copy. Everything that can be known before is asked before, and
-//! everything else after.
+//! Stops: the whole task is held (see `hold.rs`) while registers and stacks of a few threads are copied. Everything
+//! that can be known earlier is read before, and everything else after.
 //!
-//! A thread that is ready is told to run like one that is on a CPU (TH_STATE_RUNNING), and
-//! stands where it was when it lost its CPU, which is not where it uses time. No call tells
-//! the two apart at one moment; the hold itself does. CPU times are exact for threads that are
-//! on no CPU (they are brought up to date when a thread leaves it), as all are in a held task:
-//! a thread that was on a CPU has used time between a look right before the hold and one
-//! during it. And it has blocked in its stop, while one that was ready still is: a hold waits
-//! only until nobody is on a CPU (osfmk/kern/task.c, place_task_hold: task_wait_locked without
-//! `until_not_runnable`).
+//! A ready thread is reported to run like one on a CPU (TH_STATE_RUNNING), but is where it lost its CPU, which is not
+//! where it uses time. No call distinguishes the two at one moment; the hold itself does. CPU times are exact for
+//! threads on no CPU (they are updated when a thread leaves it), as all are in a held task: a thread that was on a
+//! CPU has used time between a poll right before the hold and one during it. And it has blocked in its stop, while a
+//! ready one is still ready: a hold waits only until no thread is on a CPU (osfmk/kern/task.c, place_task_hold:
+//! task_wait_locked without `until_not_runnable`).
 
 use super::hold::Hold;
 use super::kernel::StateFlavor;
@@ -22,7 +19,7 @@ use crate::clock::Clock;
 use crate::sources::{Activity, Event, Outcome, ThreadStatus};
 
 impl MachTarget<'_> {
-    /// Holds the task and copies threads that were asked to stop.
+    /// Holds the task and copies threads with a stop request.
     pub(super) fn capture_asked(&mut self) {
         if self.taskless_ns.is_some() {
             return self.stops.answer_asked("the program ended or was replaced before it was stopped");
@@ -80,8 +77,7 @@ impl MachTarget<'_> {
         }
     }
 
-    /// Buffers and what must be known before a hold, for the threads of one. Those that are
-    /// seen to wait are let go without any.
+    /// Buffers and facts needed before a hold, for its threads. Those found waiting are released without any.
     fn prepare(&mut self) -> Vec<Stop> {
         let count = self.stops.asked.len().min(self.stops.at_once());
         let asked: Vec<StopRequest> = self.stops.asked.drain(..count).collect();
@@ -94,7 +90,7 @@ impl MachTarget<'_> {
             }
             stops.push(Stop { asked, outcome: Outcome::Captured, capture, before: None });
         }
-        // Last of all, so that little happens between these looks and the hold.
+        // Last of all, so that little happens between these polls and the hold.
         for stop in stops.iter_mut().filter(|stop| !stop.asked.keep_waiting) {
             let told = self.threads.told_around_stop(self.kernel, stop.asked.thread);
             stop.before = told.map(|told| (told, self.clock.now_ns()));

@@ -1,8 +1,8 @@
 //! The demangler of the Swift runtime, which every macOS since 10.14.4 has.
 //!
-//! Input: a mangled name, from any file: hostile. Output: what the runtime makes of it. Its
-//! mangling has no other complete reader, and the runtime's knows the newest forms that code
-//! on this system can have. It is looked for at the first Swift name, not before.
+//! Input: a mangled name, from any file: hostile. Output: the readable name. Its mangling has no other complete
+//! reader, and the runtime's knows the newest forms that code on this system can have. It is loaded at the first
+//! Swift name, not before.
 #![cfg(target_vendor = "apple")]
 #![allow(unsafe_code)]
 
@@ -19,7 +19,7 @@ type SwiftDemangle = unsafe extern "C" fn(*const c_char, usize, *mut c_char, *mu
 pub(in crate::sources) fn demangle(name: &str) -> Option<String> {
     static RUNTIME: OnceLock<Option<SwiftDemangle>> = OnceLock::new();
     let demangle = (*RUNTIME.get_or_init(find))?;
-    // SAFETY: the name is readable for its length, and the nulls ask for a new buffer.
+    // SAFETY: the name is readable for its length, and the nulls request a new buffer.
     let made = unsafe { demangle(name.as_ptr().cast(), name.len(), null_mut(), null_mut(), 0) };
     if made.is_null() {
         return None;

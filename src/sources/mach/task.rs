@@ -1,8 +1,7 @@
 //! A task that is sampled: its threads, the stops, and what happens to it.
 //!
-//! Nothing tells of threads that come and go, of exec or of exit: they are found by
-//! listing the threads before ticks (see `polls.rs`). How threads are stopped and copied is
-//! in `stops.rs`.
+//! Threads that come and go, exec and exit are not notified: they are found by listing the threads before ticks (see
+//! `polls.rs`). `stops.rs` stops and copies threads. Input: a task port. Output: events.
 
 use std::cell::OnceCell;
 use std::collections::VecDeque;
@@ -38,7 +37,7 @@ pub struct MachTarget<'k> {
     pub(super) clock: MachClock<'k>,
     pub(super) process: Process,
     pid: i32,
-    /// When the process was started; 0 if that is not told.
+    /// When the process was started; 0 if unknown.
     start_us: u64,
     pub(super) task: TaskPort,
     pub(super) memory: Memory<'k>,
@@ -46,7 +45,7 @@ pub struct MachTarget<'k> {
     pub(super) dyld: Dyld,
     pub(super) jit: Jit,
     copied: CopiedBytes,
-    /// Empty until it was looked for.
+    /// Empty until it was searched.
     label_offset: OnceCell<Option<LabelOffset>>,
     /// What [`Target::next`] will say: events before stops.
     pub(super) events: VecDeque<Event>,
@@ -59,7 +58,7 @@ pub struct MachTarget<'k> {
     /// How long in all waits ended after the time that [`Target::next`] was to return.
     overslept_ns: u64,
     qos_requested: bool,
-    /// Whether job control has stopped the process; `None`: not asked since the last poll.
+    /// Whether job control has stopped the process; `None`: not checked since the last poll.
     job_stopped: Option<bool>,
 }
 
@@ -98,7 +97,7 @@ impl<'k> MachTarget<'k> {
     /// Lists threads and images for the first time.
     ///
     /// # Errors
-    /// What the kernel said to listing the threads.
+    /// The kernel's error when listing the threads.
     pub(super) fn begin(&mut self) -> Result<(), KernReturn> {
         let now_ns = self.clock.now_ns();
         let threads = self.threads.list(self.kernel, self.task, now_ns, || false)?.started.len() as u64;
@@ -124,8 +123,8 @@ impl<'k> MachTarget<'k> {
         images.map(|image| &image.macho).find(|macho| macho.file_type == EXECUTE).map(|macho| macho.cpu_type)
     }
 
-    /// Finds out what happened since the last time, or goes on with that. A tick is due at
-    /// `tick_ns`, which is not kept waiting for long.
+    /// Reports what happened since the last time, or continues doing so. A tick is due at `tick_ns`, and is not
+    /// delayed for long.
     fn poll(&mut self, tick_ns: u64) {
         let begun_ns = self.clock.now_ns();
         self.job_stopped = None;
@@ -148,7 +147,7 @@ impl<'k> MachTarget<'k> {
                 self.task_lost();
                 return true;
             }
-            // Not this time; the known threads stand.
+            // Not this time; the known threads stay.
             Err(_) => {}
         }
         if self.dyld.has_changed(&self.memory) {
@@ -157,8 +156,7 @@ impl<'k> MachTarget<'k> {
         true
     }
 
-    /// Lists the threads until `pause_ns`, and tells which came and went; true if the list is
-    /// done.
+    /// Lists the threads until `pause_ns`, and reports which came and went; true if the list is done.
     fn list_threads(&mut self, now_ns: u64, pause_ns: u64) -> Result<bool, KernReturn> {
         let clock = self.clock;
         let changes = self.threads.list(self.kernel, self.task, now_ns, || clock.now_ns() >= pause_ns)?;
@@ -199,7 +197,7 @@ impl<'k> MachTarget<'k> {
             }
             Err(_) => {}
         }
-        // A child's status is told a moment after its task has gone.
+        // A child's status arrives a moment after its task is gone.
         let status = if self.launched { self.wait_status() } else { None };
         let overdue = now_ns.saturating_sub(since_ns) >= BETWEEN_TASKS_NS;
         if status.is_some() || overdue || !self.launched && refusal::has_ended(self.kernel, self.pid) {
@@ -223,7 +221,7 @@ impl<'k> MachTarget<'k> {
         match self.kernel.wait_ended(self.pid) {
             Ok(Some(status)) => Some(exit_status(status)),
             Ok(None) => None,
-            // Somebody else has taken the status.
+            // The status was consumed elsewhere.
             Err(_) => Some(ExitStatus::Unknown),
         }
     }
@@ -278,7 +276,7 @@ impl<'k> MachTarget<'k> {
         let _ = self.kernel.port_deallocate(self.task.0);
     }
 
-    /// Where labels of dispatch queues are, looked for once there is a libdispatch.
+    /// Offsets of labels of dispatch queues, searched once there is a libdispatch.
     fn label_offset(&mut self) -> Option<LabelOffset> {
         if let Some(known) = self.label_offset.get() {
             return *known;

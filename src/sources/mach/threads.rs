@@ -1,10 +1,9 @@
-//! The threads of a task: which there are, and what each did since it was last looked at.
+//! The threads of a task: which exist, and what each did since its last poll.
 //!
-//! A list is an array in our memory and a reference to a port for each thread: the array
-//! is given back at once, and so is every reference beyond the one that is kept for each
-//! thread that is known. While that one is kept its name stands for the same thread; once
-//! given back it may stand for another one. So a thread is known by its `thread_id`.
-//! Each of them takes a call, so a list is gone through in pieces (see `polls.rs`).
+//! A list is an array in our memory and a reference to a port for each thread: the array is freed at once, and every
+//! reference except the one that is kept for each known thread. While that one is kept its name means this thread;
+//! once freed it may mean another one. So a thread is known by its `thread_id`. Each of them takes a call, so a list
+//! is read in pieces (see `polls.rs`).
 
 use hashbrown::HashMap;
 
@@ -21,17 +20,17 @@ const EXTENDED_COUNT: u32 = 28;
 const RUNNING: i32 = 1;
 const STOPPED: i32 = 2;
 
-/// While no thread has used any CPU time for this long, a system is not yet taken for one
-/// that does not tell CPU times, nanoseconds.
+/// While no thread has used any CPU time for this long, a system is not yet taken for one that does not report CPU
+/// times, nanoseconds.
 const SILENT_NS: u64 = 10_000_000;
 
-/// Whether a failure means that the task or thread has gone: its port is dead (as a
-/// message's destination, or converted to nothing) or it is being terminated.
+/// Whether a failure means that the task or thread has ended: its port is dead (as a message's destination, or
+/// converted to nothing) or it is being terminated.
 pub(super) fn is_gone(failed: KernReturn) -> bool {
     matches!(failed, KernReturn::InvalidArgument | KernReturn::Terminated | KernReturn::SendInvalidDest)
 }
 
-/// What the system tells of a thread.
+/// The system's report on a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ThreadReport {
     pub(super) user_ns: u64,
@@ -60,7 +59,7 @@ fn told(kernel: &dyn MachKernel, port: ThreadPort, polls_are_answered: bool) -> 
     let basic = kernel.thread_basic_info(port, BASIC_COUNT).map(|info| ThreadReport {
         user_ns: info.user_ns,
         system_ns: info.system_ns,
-        // What another debugger has suspended says that it waits.
+        // A thread that another debugger suspended reports that it waits.
         run_state: if info.suspend_count > 0 && info.run_state != RUNNING { STOPPED } else { info.run_state },
     });
     basic.or_else(|failed| match failed {
@@ -79,17 +78,17 @@ fn told(kernel: &dyn MachKernel, port: ThreadPort, polls_are_answered: bool) -> 
 #[derive(Debug)]
 pub(super) struct Thread {
     pub(super) port: ThreadPort,
-    /// TSD base, 0 if the thread has no pthread or the system does not tell.
+    /// TSD base, 0 if the thread has no pthread or the system does not report it.
     pub(super) handle: u64,
     /// Where the target keeps the pointer to its dispatch queue.
     pub(super) dispatch_qaddr: u64,
     pub(super) stack: Stack,
-    /// Its port was told to be dead; the next list is without it.
+    /// Its port was reported dead; the next list is without it.
     pub(super) has_gone: bool,
     /// The list that it was last in.
     listed: u64,
     polled_ns: u64,
-    /// Time in which it was seen running, by looks alone.
+    /// Time in which it was running, by polls alone.
     seen_running_ns: u64,
 }
 
@@ -97,9 +96,9 @@ pub(super) struct Thread {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) started: Vec<ThreadId>,
-    /// Told once the list is done.
+    /// Reported once the list is done.
     pub(super) ended: Vec<ThreadId>,
-    /// Whether the whole list was gone through.
+    /// Whether the whole list was read.
     pub(super) done: bool,
 }
 
@@ -115,18 +114,18 @@ pub(super) struct Threads {
     ports: Vec<ThreadPort>,
     next: usize,
     listing: bool,
-    /// Whether any thread was ever told to have a number.
+    /// Whether any thread ever had a number.
     ids_are_told: bool,
-    /// Whether any thread was ever told to have used CPU time.
+    /// Whether any thread was ever reported to have used CPU time.
     times_are_told: bool,
     first_poll_ns: Option<u64>,
-    /// Whether a look was ever answered: then a refusal means that the thread has gone.
+    /// Whether a poll ever succeeded: then a refusal means that the thread has ended.
     polls_are_answered: bool,
 }
 
 impl Threads {
-    /// Lists the threads, or goes on with the list in hand, until `pause` says so; at least
-    /// one thread is gone through. On a failure nothing changes.
+    /// Lists the threads, or continues the current list, until `pause` returns true; at least one thread is read. On
+    /// a failure nothing changes.
     pub(super) fn list(
         &mut self,
         kernel: &dyn MachKernel,
@@ -176,7 +175,7 @@ impl Threads {
                 let _ = kernel.port_deallocate(port.0);
                 return None;
             }
-            // Nobody tells: while its reference is kept, the name is as good.
+            // Unknown: while its reference is kept, the name is as good.
             _ => (port.0.into(), 0, 0),
         };
         self.ids_are_told |= id != u64::from(port.0) || handle != 0;
@@ -260,7 +259,7 @@ impl Threads {
                 return Err(Fault::ThreadGone);
             }
             Err(_) if self.polls_are_answered => return Err(Fault::Transient("not told what a thread does")),
-            // A system that tells nothing of threads: then all of them may run.
+            // A system without reports on threads: all of them may run.
             Err(_) => (0, RUNNING),
         };
         self.polls_are_answered |= info.is_ok();
@@ -283,8 +282,8 @@ impl Threads {
         })
     }
 
-    /// What is told of a thread around a stop; `None` where it cannot be relied on: nothing
-    /// is told, or CPU times are always zero.
+    /// The reports on a thread around a stop; `None` if they are unreliable: there are none, or CPU times are always
+    /// zero.
     pub(super) fn told_around_stop(&mut self, kernel: &dyn MachKernel, id: ThreadId) -> Option<ThreadReport> {
         let (is_told, are_answered) = (self.times_are_told, self.polls_are_answered);
         let thread = self.by_id.get_mut(&id).filter(|thread| is_told && !thread.has_gone)?;

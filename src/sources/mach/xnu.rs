@@ -1,10 +1,9 @@
 //! The real kernel: each method of `MachKernel` is the call, the conversion of its code,
 //! and the copy to plain types.
 //!
-//! The calls are those of `mach2` and `libc`; the few that both lack are declared here.
-//! Mach calls never touch errno, and it is never read after one; BSD calls set it, except
-//! posix_spawn, which returns it. The tests on other systems cannot run this file:
-//! it decides nothing.
+//! The calls are those of `mach2` and `libc`; the few that both lack are declared here. Mach calls never set errno,
+//! and it is never read after one; BSD calls set it, except posix_spawn, which returns it. The tests on other systems
+//! cannot run this file: it makes no decisions.
 #![cfg(target_vendor = "apple")]
 #![allow(unsafe_code)]
 
@@ -55,7 +54,7 @@ const QOS_CLASS_USER_INTERACTIVE: c_uint = 0x21;
 /// MACH_SEND_* of osfmk/mach/message.h.
 const SEND_FAILURES: std::ops::Range<i32> = 0x1000_0001..0x1000_4000;
 
-// What the libraries declare is what layout.rs says.
+// The declarations of the libraries equal those of layout.rs.
 const _: () = {
     assert!(size_of::<libc::thread_basic_info>() == size_of::<RawThreadBasicInfo>());
     assert!(size_of::<libc::thread_identifier_info>() == size_of::<RawThreadIdentifierInfo>());
@@ -91,8 +90,8 @@ fn own_task() -> u32 {
     unsafe { mach_task_self() }
 }
 
-/// A structure of words that `call` fills; it is told where, and how many words there
-/// are: `count`, but never more than fit.
+/// A structure of words that `call` fills, given its address and the number of words: `count`, but never more than
+/// fit.
 fn filled<T: Copy + Default>(count: u32, call: impl FnOnce(*mut i32, *mut u32) -> kern_return_t) -> Kern<T> {
     let mut info = T::default();
     let mut count = count.min(words::<T>());
@@ -108,8 +107,7 @@ fn thread_info<T: Copy + Default>(thread: ThreadPort, flavor: c_uint, count: u32
     })
 }
 
-/// A path that `call` writes into a buffer and returns the length of; 0 or less: it
-/// failed, and errno says why.
+/// A path that `call` writes into a buffer and returns the length of; 0 or less: it failed, and errno has the reason.
 fn path(call: impl FnOnce(*mut c_void, u32) -> c_int) -> Result<String, Errno> {
     let mut buffer = [0u8; libc::PROC_PIDPATHINFO_MAXSIZE as usize];
     // SAFETY: __error gives the address of this thread's errno. It is cleared because an

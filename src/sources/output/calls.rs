@@ -1,6 +1,6 @@
 //! The system calls of output files, each relative to an open directory.
 //!
-//! A failed call gives its errno as an `io::Error`; nothing here decides anything.
+//! A failed call returns its errno as an `io::Error`; no decisions are made here.
 #![allow(unsafe_code)]
 
 #[cfg(any(target_os = "linux", target_os = "android"))]

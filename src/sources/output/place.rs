@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::step::{Step, reached};
 use super::{Status, Unfinished, caller, calls};
 
-/// What open(2) says of a link that it does not follow.
+/// The error of open(2) for a link that it does not follow.
 const IS_LINK: i32 = libc::ELOOP;
 
 /// Permissions of a new file before the umask.
@@ -33,7 +33,7 @@ impl Place {
         self.name == other.name && identity(self).is_some_and(|here| identity(other) == Some(here))
     }
 
-    /// What stands under the name, itself and not what it leads to.
+    /// The object under the name, without following a link.
     ///
     /// # Errors
     /// The directory cannot be searched.
@@ -92,8 +92,8 @@ impl Place {
         !directory.is_sticky() || own == 0 || own == existing.uid || own == directory.uid
     }
 
-    /// Whether a pipe or device is to be trusted: its name could have been meant for a file, and
-    /// another user have put it there. The rule is the kernel's, fs.protected_fifos.
+    /// Whether a pipe or device can be trusted: its name could have been meant for a file, and another user have
+    /// created it. The rule is the kernel's, fs.protected_fifos.
     #[must_use]
     pub fn is_trusted(directory: &Status, existing: &Status) -> bool {
         let sticky = directory.is_sticky() && directory.is_shared();
@@ -159,8 +159,7 @@ impl Place {
         Ok((file.into(), status))
     }
 
-    /// A new file for this place, which nobody but the owner can read who could not read the one
-    /// that it is to replace.
+    /// A new file for this place, unreadable to all but the owner for whom the replaced one was unreadable.
     ///
     /// # Errors
     /// Why there can be none in the directory.
@@ -184,7 +183,7 @@ impl Place {
         new.rename_to(&self.name)
     }
 
-    /// Removes what stands under the name, if anything does.
+    /// Removes the object under the name, if there is one.
     ///
     /// # Errors
     /// Why it cannot be removed.

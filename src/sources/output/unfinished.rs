@@ -1,5 +1,4 @@
-//! New files that do not have their name yet, and what removes those that have a temporary one
-//! when the process is ended by a signal.
+//! New files without their final name, and the removal of temporary ones when a signal ends the process.
 
 use std::collections::hash_map::RandomState;
 use std::ffi::{CStr, CString};
@@ -14,7 +13,7 @@ use std::time::Duration;
 use super::calls;
 use super::step::{Step, reached};
 
-/// How often a free temporary name is looked for.
+/// Tries for a free temporary name.
 const NAMES_MAX: u32 = 100;
 
 /// How often [`remove_unfinished`] asks for the list, a millisecond apart.
@@ -101,7 +100,7 @@ impl Unfinished {
         &self.file
     }
 
-    /// Gives the file its name, whatever stands there: a link is replaced, not followed.
+    /// Gives the file its name, whatever has it now: a link is replaced, not followed.
     pub(super) fn rename_to(mut self, name: &CStr) -> io::Result<()> {
         calls::flush(self.file.as_fd())?;
         reached(Step::Whole);
@@ -170,7 +169,7 @@ fn is_refused_kind(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL | libc::ENOSYS))
 }
 
-/// Calls `make` with names that nobody can guess until one is free.
+/// Calls `make` with unguessable names until one is free.
 fn with_free_name<T>(mut make: impl FnMut(&CStr) -> io::Result<T>) -> io::Result<(T, CString)> {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let random = RandomState::new();

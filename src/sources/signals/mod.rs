@@ -1,4 +1,4 @@
-//! Signals to the profiler itself: the thread of the package `ctrlc` answers them all.
+//! Signals to the profiler itself: the thread of the package `ctrlc` handles them all.
 //!
 //! Each handler notes its signal and wakes that thread. SIGINT, SIGTERM and SIGHUP are answered as [`Interruption`] says, also while other
 //! threads hang in the kernel: the thread joins no thread and runs no destructor. SIGTSTP, SIGTTIN and
@@ -38,7 +38,7 @@ static PASSED_ON: AtomicI32 = AtomicI32::new(0);
 static ENDS: AtomicBool = AtomicBool::new(false);
 /// How many [`Hold`]s there are.
 static HOLDS: AtomicUsize = AtomicUsize::new(0);
-/// How many of them are of stopped targets.
+/// How many of them belong to stopped targets.
 static STOPPED_TARGETS: AtomicUsize = AtomicUsize::new(0);
 
 fn state() -> MutexGuard<'static, Interruption> {
@@ -118,7 +118,8 @@ impl Hold {
         Hold::begin(false)
     }
 
-    /// While a target stands whose stub does not let it run when this process ends: [`await_stopped_targets`] waits for it.
+    /// While a target is stopped whose stub does not resume it when this process ends: [`await_stopped_targets`]
+    /// waits for it.
     pub(super) fn of_stopped_target() -> Hold {
         Hold::begin(true)
     }

@@ -1,4 +1,4 @@
-//! What a simulated process is: images, threads with scripts, times and faults.
+//! The configuration of a simulated process: images, threads with scripts, times and faults.
 //!
 //! Plain data with public fields, so that a test states one exact situation;
 //! `seeded.rs` makes a random one. Times are nanoseconds of the fake clock.
@@ -33,7 +33,7 @@ pub struct SimFunction {
 /// A fake module: an executable or library whose ELF file exists in memory only.
 #[derive(Clone, Debug)]
 pub struct SimImage {
-    /// Path as the target sees it; tells images apart together with the index.
+    /// Path as the target sees it; its identity together with the index.
     pub path: String,
     /// Where its executable range is mapped: a multiple of 4096.
     pub text_avma: Avma,
@@ -131,7 +131,7 @@ pub struct SimThread {
     pub script: Vec<SimPhase>,
     /// Starts over after the last phase; else the thread ends.
     pub looping: bool,
-    /// The profiler is told where its stack begins.
+    /// The profiler knows where its stack begins.
     pub stack_top_known: bool,
 }
 
@@ -150,13 +150,12 @@ impl SimThread {
     }
 }
 
-/// The process replaces its program: the leader goes on, all other threads end.
+/// The process replaces its program: the leader continues, all other threads end.
 #[derive(Clone, Debug)]
 pub struct SimExec {
     /// When; `u64::MAX` leaves it to [`super::FaultKind::Exec`].
     pub at_ns: u64,
-    /// What the leader does then, over and over; its functions are of images with
-    /// [`SimImage::after_exec`].
+    /// The leader's script after that, repeated; its functions belong to images with [`SimImage::after_exec`].
     pub script: Vec<SimPhase>,
 }
 
@@ -180,7 +179,7 @@ pub struct SimConfig {
     pub slice_ns: u64,
     /// How often the CPU time of a running thread is brought up to date.
     pub accounting_tick_ns: u64,
-    /// From asking a running thread to stop until it stands.
+    /// From a stop request to a running thread until it is stopped.
     pub stop_latency_ns: u64,
     /// From collecting a stopped thread until it runs again.
     pub pause_ns: u64,
@@ -196,11 +195,11 @@ pub struct SimConfig {
     pub exit: ExitStatus,
     /// It replaces its program.
     pub exec: Option<SimExec>,
-    /// Somebody asks the profiler to end.
+    /// The profiler is requested to end.
     pub terminate_ns: Option<u64>,
     /// What goes wrong.
     pub faults: Vec<SimFault>,
-    /// Captures have the ranges of stacks that were asked for.
+    /// Captures have the requested ranges of stacks.
     pub prefetches: bool,
 }
 

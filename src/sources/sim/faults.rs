@@ -1,8 +1,7 @@
-//! What goes wrong in a simulated process, when and how often.
+//! The faults of a simulated process: which, when and how often.
 //!
-//! A fault waits for its occasion (an interrupt, a capture, a listing of mappings)
-//! and changes what the profiler gets. Each one that happened is counted by name
-//! in the ledger, so that a test can tell "handled" from "never tried".
+//! Input: occasions (an interrupt, a capture, a listing of mappings). Output: changes of what the profiler gets. Each
+//! fault that happened is counted by name in the ledger, so that a test can distinguish "handled" from "never tried".
 
 use std::rc::Rc;
 
@@ -14,9 +13,9 @@ use crate::rng::Rng;
 /// What goes wrong. The occasion is in brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The thread has died since it was listed and looked at (interrupt).
+    /// The thread has died since it was listed and polled (interrupt).
     DieBeforeInterrupt,
-    /// The thread dies while it stands, before it is collected (capture).
+    /// The thread dies while it is stopped, before it is collected (capture).
     DieBeforeCollect,
     /// The stack's memory ends after this many bytes (capture).
     ShortStack {
@@ -25,14 +24,14 @@ pub enum FaultKind {
     },
     /// Registers or stack cannot be read at all (capture).
     Unreadable,
-    /// The thread stands for this long instead of [`super::SimConfig::pause_ns`] (capture).
+    /// The thread is stopped for this long instead of [`super::SimConfig::pause_ns`] (capture).
     LongStop {
-        /// How long it stands.
+        /// How long it is stopped.
         pause_ns: u64,
     },
-    /// The profiler panics while the thread stands (capture).
+    /// The profiler panics while the thread is stopped (capture).
     Panic,
-    /// The profiler itself gets no CPU for this long; nobody stands for it (return of an event).
+    /// The profiler itself gets no CPU for this long; no thread is stopped for it (return of an event).
     ClockJump {
         /// How far the clock jumps.
         by_ns: u64,
@@ -47,7 +46,7 @@ pub enum FaultKind {
     MappingsDenied,
     /// The list of mappings is in motion (mappings).
     MappingsTransient,
-    /// The image's file is gone (image bytes).
+    /// The image's file does not exist any longer (image bytes).
     ImageDeleted,
     /// The memory was unmapped under the read (read memory).
     MemoryUnmapped,

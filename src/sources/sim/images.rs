@@ -1,9 +1,8 @@
 //! The fake images of a simulated process: where each function is, and a valid ELF file.
 //!
-//! Input: [`SimImage`]s. Output: ranges of functions and the bytes of a small 64-bit
-//! little-endian shared object with a build id and a symbol table. Functions have a
-//! prologue and an epilogue, because a walker tells by them whether the leaf has a frame
-//! record; the code between is filler that nothing executes.
+//! Input: [`SimImage`]s. Output: ranges of functions and the bytes of a small 64-bit little-endian shared object with
+//! a build id and a symbol table. Functions have a prologue and an epilogue, by which a walker decides whether the
+//! leaf has a frame record; the code between is filler that is not executed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -242,7 +241,7 @@ fn text(arch: Arch, functions: &[Range<u64>], bare: &[bool], text_bytes: u64) ->
             code[end - epilogue.len()..end].copy_from_slice(epilogue);
         }
         if arch == Arch::X86_64 {
-            // jne to the call behind the return: what leads there tells where its frame is.
+            // jne to the call behind the return: the path there shows where its frame is.
             const JNE_BYTES: usize = 6;
             let after = start + prologue.len() + JNE_BYTES;
             let distance = u32::try_from(end + 1 - after).unwrap_or(0);

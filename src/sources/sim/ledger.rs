@@ -57,37 +57,37 @@ fn bump(cell: &Cell<u64>, by: u64) {
 }
 
 impl SimLedger {
-    /// Threads that stand still now because the profiler asked for it.
+    /// Threads that are stopped now for the profiler.
     #[must_use]
     pub fn stopped(&self) -> usize {
         self.stopped.borrow().len()
     }
 
-    /// Times a thread came to stand still.
+    /// Times a thread stopped.
     #[must_use]
     pub fn stops(&self) -> u64 {
         self.stops.get()
     }
 
-    /// Times a stopped thread was let go, also by its death.
+    /// Times a stopped thread was released, also by its death.
     #[must_use]
     pub fn resumes(&self) -> u64 {
         self.resumes.get()
     }
 
-    /// Of the resumes, threads that died while they stood.
+    /// Of the resumes, threads that died while stopped.
     #[must_use]
     pub fn died_stopped(&self) -> u64 {
         self.died_stopped.get()
     }
 
-    /// Times a waiting thread was asked to stop; a CPU profile has no reason to.
+    /// Stop requests to a waiting thread; a CPU profile has no reason for them.
     #[must_use]
     pub fn interrupted_waiting(&self) -> u64 {
         self.interrupted_waiting.get()
     }
 
-    /// Times a thread under job control was asked to stop; it must be left alone.
+    /// Stop requests to a thread under job control, which must be left alone.
     #[must_use]
     pub fn interrupted_stopped(&self) -> u64 {
         self.interrupted_stopped.get()
@@ -99,13 +99,13 @@ impl SimLedger {
         self.captures.get()
     }
 
-    /// Time that threads stood still, all together, nanoseconds.
+    /// Stopped time of all threads, nanoseconds.
     #[must_use]
     pub fn stood_ns(&self) -> u64 {
         self.stood_ns.get()
     }
 
-    /// The longest time that a thread stood still, nanoseconds.
+    /// The longest stop, nanoseconds.
     #[must_use]
     pub fn longest_stand_ns(&self) -> u64 {
         self.longest_stand_ns.get()
@@ -184,7 +184,7 @@ impl SimLedger {
         }
     }
 
-    /// The thread no longer stands, after `stood_ns`. Saying it twice changes nothing.
+    /// The thread is no longer stopped, after `stood_ns`. A second call changes nothing.
     pub(super) fn let_go(&self, thread: ThreadId, stood_ns: u64, died: bool) {
         if self.stopped.borrow_mut().remove(&thread) {
             bump(&self.resumes, 1);

@@ -26,16 +26,15 @@ pub(super) enum MachineEvent {
 #[derive(Clone, Copy, Debug, Default)]
 struct Cpu {
     runs: Option<usize>,
-    /// A thread that stands and gets this CPU back from whoever has it then, because
-    /// its slice is not over.
+    /// A stopped thread that gets this CPU back, since its slice is not over.
     lent_by: Option<usize>,
 }
 
-/// What the machine has to tell.
+/// Events of the machine.
 #[derive(Debug)]
 pub(super) enum MachineOutput {
     Event(Event),
-    /// This thread stands and waits to be collected.
+    /// This thread is stopped and waits to be collected.
     Ready(usize),
 }
 
@@ -131,7 +130,7 @@ impl Machine {
         ThreadStatus { cpu_ns: thread.cpu_ns - lag_ns, switches: thread.switches, activity }
     }
 
-    /// Asks a thread to stop: it stands as soon as it is on a CPU; at once if it does not want one.
+    /// Requests a stop: a thread stops as soon as it is on a CPU; at once if it does not want one.
     pub(super) fn ask(&mut self, index: usize, stack_bytes: usize, keep_waiting: bool) {
         let thread = &mut self.threads[index];
         thread.pending = Some(Pending {
@@ -150,7 +149,7 @@ impl Machine {
         }
     }
 
-    /// An upper bound of how long a stopped thread has stood, as the profiler can know it.
+    /// An upper bound of the time that a stopped thread has been stopped, as the profiler can know it.
     pub(super) fn pause_ns(&self, index: usize) -> u64 {
         let thread = &self.threads[index];
         let since_ns = match (thread.place, thread.pending) {
@@ -191,8 +190,8 @@ impl Machine {
         self.fill_cpus();
     }
 
-    /// One more instant at which something happens, if there is one up to `limit_ns`.
-    /// Otherwise time goes on to `limit_ns`, and the answer is false.
+    /// Advances to the next event, if there is one up to `limit_ns`. Otherwise advances to `limit_ns`, and returns
+    /// false.
     pub(super) fn step(&mut self, limit_ns: u64) -> bool {
         let next_ns = self.next_instant().filter(|at| *at <= limit_ns);
         self.advance(next_ns.unwrap_or(limit_ns));
@@ -208,7 +207,7 @@ impl Machine {
         while self.step(limit_ns) {}
     }
 
-    /// When something happens next, if nobody interferes.
+    /// When the next event happens, without interference.
     pub(super) fn next_instant(&self) -> Option<u64> {
         if self.ended {
             return None;
@@ -432,7 +431,7 @@ impl Machine {
         }
     }
 
-    /// The process ends: each thread's end is told, then its own.
+    /// The process ends: reports the end of each thread, then its own.
     pub(super) fn end_process(&mut self) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -445,8 +444,8 @@ impl Machine {
         self.out.push_back(MachineOutput::Event(Event::Exited(self.exit)));
     }
 
-    /// The leader (or who is left) replaces the program; the other threads end. A
-    /// stopped thread cannot execute anything and does so when it is let go.
+    /// The leader (or a thread that is left) replaces the program; the other threads end. A stopped thread cannot
+    /// execute anything and does so when it is released.
     pub(super) fn exec(&mut self) {
         let Some(leader) = self.threads.iter().position(Thread::alive) else { return };
         if let Place::Stopped { .. } = self.threads[leader].place {
@@ -466,7 +465,7 @@ impl Machine {
         self.leave_cpu(leader);
         self.queue.clear();
         let thread = &mut self.threads[leader];
-        // Whoever calls exec goes on under the number of the process.
+        // The thread that calls exec continues under the number of the process.
         thread.id = self.leader;
         thread.program = program;
         thread.phase = 0;

@@ -1,7 +1,7 @@
 //! A random but sensible simulated process from a seed.
 //!
-//! Output: a [`SimConfig`] that passes its own check. The same seed gives the same
-//! process on every platform; a changed generator gives others.
+//! Input: a seed. Output: a [`SimConfig`] that passes its own check. The same seed gives the same process on every
+//! platform; a changed generator gives others.
 
 use crate::addr::Avma;
 use crate::arch::Arch;
@@ -189,8 +189,8 @@ fn thread(rng: &mut Rng, config: &SimConfig, images: &[usize], index: usize) -> 
     thread
 }
 
-/// A plugin is unloaded and another one loaded at the same address; each has its own
-/// thread. The old one's ends some time before, as it cannot while it stands.
+/// A plugin is unloaded and another one loaded at the same address; each has its own thread. The old one's ends some
+/// time before, since it cannot while it is stopped.
 fn swap_plugin(config: &mut SimConfig, rng: &mut Rng, libraries: &[usize]) {
     let swap_ns = rng.within(config.exit_ns / 4, config.exit_ns / 2);
     for (index, name) in ["plugin_old", "plugin_new"].into_iter().enumerate() {

@@ -1,6 +1,6 @@
-//! A simulated thread: what it runs, where it is, and its times.
+//! A simulated thread: its script, its position in it, and its times.
 //!
-//! Plain state; `machine.rs` moves it on.
+//! Plain state; `machine.rs` advances it.
 
 use crate::addr::Avma;
 use crate::sources::ThreadId;
@@ -32,9 +32,9 @@ pub(super) struct Pending {
     pub(super) stack_bytes: usize,
     pub(super) keep_waiting: bool,
     pub(super) asked_ns: u64,
-    /// The thread has been on a CPU since it was asked.
+    /// The thread has been on a CPU since the request.
     pub(super) running_since_asked: bool,
-    /// When a thread on a CPU comes to stand.
+    /// When a thread on a CPU stops.
     pub(super) due_ns: u64,
 }
 
@@ -46,7 +46,7 @@ pub(super) enum Place {
     Queue,
     /// Waits or is under job control.
     Off,
-    /// Stands still for the profiler.
+    /// Stopped for the profiler.
     Stopped {
         since_ns: u64,
     },
@@ -72,7 +72,7 @@ pub(super) struct Thread {
     /// When it was last put on a CPU, in order over all threads.
     pub(super) turn: u64,
     pub(super) pending: Option<Pending>,
-    /// Ends as soon as it no longer stands.
+    /// Ends as soon as it is no longer stopped.
     pub(super) leaves: bool,
 }
 

@@ -1,8 +1,7 @@
-//! Several simulated processes as one target: the first, and others that begin while it runs and end
-//! before it or with it.
+//! Several simulated processes as one target: the first one, and others that begin while it runs and end before it or
+//! with it.
 //!
-//! Each has CPUs, code, threads and faults of its own; what they share is the clock. The recording
-//! ends with the first one.
+//! Each has its own CPUs, code, threads and faults; they share the clock. The recording ends with the first one.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -33,7 +32,7 @@ pub struct SimTree {
     /// Those that have not begun, the next one last.
     unborn: Vec<SimProcess>,
     queue: VecDeque<Event>,
-    /// Told to have ended, and gone with the next call.
+    /// Reported to have ended; removed by the next call.
     gone: Option<u32>,
     ledgers: Vec<(u32, Rc<SimLedger>)>,
 }
@@ -71,7 +70,7 @@ impl SimTree {
         self.members.push(member);
     }
 
-    /// Lets those begin whose time has come.
+    /// Starts the processes whose time has come.
     fn begin_due(&mut self) {
         while self.unborn.last().is_some_and(|process| process.start_ns <= self.clock.now_ns()) {
             let Some(process) = self.unborn.pop() else { return };
@@ -96,7 +95,7 @@ impl SimTree {
         &mut self.members[at]
     }
 
-    /// What one of them has to tell now.
+    /// The next event of one of them.
     fn poll(&mut self, capture: &mut Capture) -> Result<Option<Event>, Fault> {
         let now_ns = self.clock.now_ns();
         for (at, member) in self.members.iter_mut().enumerate() {

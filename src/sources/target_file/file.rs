@@ -25,13 +25,13 @@ static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
 
 /// What the system says of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in super::super) struct About {
+pub(in crate::sources) struct About {
     /// Device and inode.
-    pub(in super::super) identity: (u64, u64),
+    pub(in crate::sources) identity: (u64, u64),
     /// Of the last change of the content, in seconds since 1970.
-    pub(in super::super) modified_s: i64,
+    pub(in crate::sources) modified_s: i64,
     /// Of the last change of the inode, seconds and nanoseconds.
-    pub(in super::super) changed: (i64, i64),
+    pub(in crate::sources) changed: (i64, i64),
     pub(super) length: u64,
     pub(super) owner: u32,
     pub(super) mode: u32,
@@ -54,7 +54,7 @@ impl From<&Metadata> for About {
 
 /// A regular file of a target, open for reading.
 #[derive(Debug)]
-pub(in super::super) struct TargetFile {
+pub(in crate::sources) struct TargetFile {
     pub(super) file: File,
     pub(super) about: About,
     /// A page of it may never come: it is copied.
@@ -66,18 +66,18 @@ pub(in super::super) struct TargetFile {
 
 impl TargetFile {
     /// What the system said of it when it was opened.
-    pub(in super::super) fn about(&self) -> &About {
+    pub(in crate::sources) fn about(&self) -> &About {
         &self.about
     }
 
     /// What the system says of it by now; of a copy, what it said afterwards.
     #[cfg(target_os = "linux")]
-    pub(in super::super) fn about_now(&self) -> io::Result<About> {
+    pub(in crate::sources) fn about_now(&self) -> io::Result<About> {
         if self.is_copy { Ok(self.about) } else { Ok(About::from(&self.file.metadata()?)) }
     }
 
     /// Its bytes, for long.
-    pub(in super::super) fn bytes(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
+    pub(in crate::sources) fn bytes(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
         self.check_length()?;
         match self.may_hang {
             true => self.copy(copying),
@@ -86,7 +86,7 @@ impl TargetFile {
     }
 
     /// Its bytes, without keeping it open.
-    pub(in super::super) fn bytes_briefly(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
+    pub(in crate::sources) fn bytes_briefly(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
         self.check_length()?;
         match self.may_hang {
             true => self.copy(copying),
@@ -109,7 +109,7 @@ impl TargetFile {
     }
 
     /// What is in it now, at most so much: it may be written to meanwhile.
-    pub(in super::super) fn read(&self, bytes_max: u64, copying: &Copying) -> Result<Vec<u8>, OpenError> {
+    pub(in crate::sources) fn read(&self, bytes_max: u64, copying: &Copying) -> Result<Vec<u8>, OpenError> {
         if self.about.length > bytes_max {
             return Err(OpenError::TooLong { bytes_max });
         }
@@ -122,7 +122,7 @@ impl TargetFile {
 
     /// Its first bytes.
     #[cfg(target_os = "linux")]
-    pub(in super::super) fn head<const BYTES: usize>(&self) -> Result<[u8; BYTES], OpenError> {
+    pub(in crate::sources) fn head<const BYTES: usize>(&self) -> Result<[u8; BYTES], OpenError> {
         let mut head = [0; BYTES];
         (&self.file).read_exact(&mut head)?;
         Ok(head)
@@ -130,7 +130,7 @@ impl TargetFile {
 
     /// Whether names may be taken from it for code of a process of this user (`None`: any): only
     /// that user and root may have written it.
-    pub(in super::super) fn check_trusted(&self, user: Option<u32>) -> Result<(), OpenError> {
+    pub(in crate::sources) fn check_trusted(&self, user: Option<u32>) -> Result<(), OpenError> {
         let owner = self.about.owner;
         if user.is_some_and(|user| ![0, user].contains(&owner)) {
             // Anybody can write to /tmp: perf looks at the owner, too.

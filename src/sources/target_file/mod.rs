@@ -1,5 +1,5 @@
-//! Opens files that a target names: images, debug files, object files, maps and dumps of
-//! JIT compilers. A target chooses these names, and may have put anything there.
+//! Opens files that a target names: images, debug files, object files, maps and dumps of JIT compilers. Input: a path
+//! that the target controls, hostile. Output: an open regular file, or why not.
 //!
 //! A path is resolved below the target's root (`resolve.rs`). Its type is checked before it
 //! is opened: only regular files, of file systems that hold files (`file_system.rs`), are opened, never a

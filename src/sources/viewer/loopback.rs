@@ -1,8 +1,8 @@
 //! Connections of browsers on this system: a listener at 127.0.0.1, and who connects to it.
 //!
-//! Input: what answers a connection. Output: the answers, until nobody has asked for a while. On Linux a connection
+//! Input: a handler of requests. Output: its responses, until there was no request for a while. On Linux a connection
 //! is served only if its other end belongs to the user who started this process, whatever it knows. Each connection
-//! has a thread, a limit of time and a limit of how many there are, so that a slow one keeps none waiting.
+//! has a thread, a time limit and a limit of their number, so that a slow one delays none.
 
 #[cfg(target_os = "linux")]
 mod peer;
@@ -49,10 +49,10 @@ impl Write for Connection {
     }
 }
 
-/// Answers one connection, and tells whether it was one that keeps the server alive.
+/// Answers one connection. Returns whether it keeps the server alive.
 pub type Serve = dyn Fn(&mut Connection, &Activity) + Send + Sync;
 
-/// Whether somebody asks.
+/// Whether there is a request.
 #[derive(Debug, Default)]
 pub struct Activity {
     state: Mutex<State>,
@@ -222,7 +222,7 @@ fn is_own(_stream: &TcpStream) -> bool {
     true
 }
 
-/// 32 hexadecimal digits that nobody can guess.
+/// 32 unguessable hexadecimal digits.
 ///
 /// # Errors
 /// The system has no random numbers.

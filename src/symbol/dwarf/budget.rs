@@ -1,4 +1,5 @@
-//! What reading DWARF is made of: sections as gimli takes them, the work that a file may cause, and why it is not read.
+//! Types for reading DWARF: sections in gimli's form, the budget of work that a file may cause, and why a file is not
+//! read.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! The sections of a file, and what its debug information says of an address.
+//! The sections of a file, and the functions that its debug information has at addresses.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const STEPS_LEAST: u64 = 10_000_000;
 pub struct LineInfo {
     /// The readable name; `None` where DWARF has none.
     pub name: Option<Arc<str>>,
-    /// Path of the source file; `None` if lines were not asked for or are not known.
+    /// Path of the source file; `None` if lines were not requested or are not known.
     pub file: Option<Arc<str>>,
     /// Line in it: of the call, or of the address itself in the innermost function.
     pub line: u32,
@@ -36,13 +36,13 @@ pub struct LineInfo {
 /// The functions at one address, outermost first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
-    /// Index of the address in the list that was asked for.
+    /// Index of the address in the requested list.
     pub wanted: u32,
     /// The functions; empty where only the line is known.
     pub functions: Vec<LineInfo>,
 }
 
-/// What of DWARF is asked for.
+/// The requested parts of DWARF.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
     /// The functions that are inlined.
@@ -83,7 +83,7 @@ const FOR_NAMES: [SectionId; 12] = [
     SectionId::DebugTypes,
 ];
 const FOR_LINES: [SectionId; 1] = [SectionId::DebugLine];
-/// What a package's index may name besides: its ranges must exist even if nobody reads them.
+/// Other sections that a package's index may name: their ranges must exist even if they are not read.
 const FOR_PACKAGES: [SectionId; 5] = [
     SectionId::DebugLine,
     SectionId::DebugLoc,
@@ -107,7 +107,7 @@ impl Sections {
         let lines = FOR_LINES.iter().filter(|_| ask.lines && !split);
         for &id in FOR_NAMES.iter().chain(lines).chain(FOR_PACKAGES.iter().filter(|_| split)) {
             let Some(name) = (if split { id.dwo_name() } else { Some(id.name()) }) else { continue };
-            // Mach-O has room for 16 letters, of which `__` stands for the dot.
+            // Mach-O has room for 16 letters; `__` replaces the dot.
             let cut = name.get(..15).unwrap_or(name);
             let is_it = |section: &&sections::Section<'_>| {
                 (section.name == name || (section.name.starts_with(".debug") && section.name == cut))

@@ -1,4 +1,4 @@
-//! Which unit has which of the addresses that are asked for.
+//! Assigns the requested addresses to units.
 //!
 //! Input: the headers of all units, hostile. Output: a job for each unit with addresses.
 //! From `.debug_aranges` where a unit is in it, else from the unit's first entry.

@@ -1,7 +1,7 @@
 //! One run of a unit's line program: the source line of each address.
 //!
-//! Input: a line program, hostile, and sorted addresses. Output: file and line for each.
-//! No table is made of the rows: each is compared with the addresses as it comes.
+//! Input: a line program, hostile, and sorted addresses. Output: file and line for each. No table of the rows is
+//! built: each is compared with the addresses as it is read.
 
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ fn run(
     found: &mut [Row],
 ) -> Result<()> {
     let mut rows = program.rows();
-    // The row before, if it is of the same sequence, and the first address at or after it.
+    // The previous row of the same sequence, and the first address at or after it.
     let mut before: Option<(u64, Row)> = None;
     let (mut at, mut steps) = (0, 0u32);
     while let Some((_, row)) = rows.next_row()? {

@@ -4,11 +4,10 @@
 //! the chain of functions, outermost first. Not for: finding files (see `locate`), types,
 //! variables, unwinding.
 //!
-//! The addresses are known before anything is read, so nothing is kept that could answer
-//! other questions: each unit that has addresses is walked once, its functions are compared
-//! with the addresses on the way, and the unit is forgotten. A reader that must answer any
-//! address at any time (addr2line, blazesym) builds tables of all functions and all lines of
-//! a unit, which is most of the time and nearly all of the memory that such readers take.
+//! The addresses are known before anything is read, so nothing else is kept: each unit with addresses is walked once,
+//! its functions are compared with the addresses on the way, and the unit is dropped. A reader that must answer any
+//! address at any time (addr2line, blazesym) builds tables of all functions and lines of a unit, which takes most of
+//! its time and nearly all of its memory.
 //!
 //! Format: DWARF 2 to 5 (<https://dwarfstd.org>), through `gimli`.
 

@@ -1,7 +1,7 @@
 //! An entry → the name of its function, through the entries that it refers to.
 //!
-//! Input: entries, hostile. Output: mangled names as they are in the file, or plain ones;
-//! and readable names, each made once by a thread.
+//! Input: entries, hostile. Output: mangled names as in the file, or plain ones; and readable names, each built once
+//! per thread.
 
 mod scopes;
 
@@ -191,7 +191,7 @@ fn offsets(dwarf: &Dwarf<'_>, budget: &Budget<'_>) -> Vec<usize> {
     let mut headers = dwarf.units();
     while let Ok(Some(header)) = headers.next() {
         units.extend(header.debug_info_offset().map(|offset| offset.0));
-        // Each unit of the file that refers to this one asks anew.
+        // Each unit of the file that refers to this one requests it again.
         if budget.spend(1).is_err() {
             break;
         }

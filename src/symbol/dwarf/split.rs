@@ -1,5 +1,5 @@
-//! One unit with its addresses → their chains, the unit's entries being in another file
-//! (split DWARF, `.dwo` and `.dwp`) or not.
+//! Reads one unit with its addresses → chains of functions; its entries may be in another file (split DWARF, `.dwo`
+//! and `.dwp`).
 //!
 //! Input: a job. Output: chains. Files are opened through a closure, with their identity checked.
 

@@ -1,8 +1,8 @@
-//! A unit and what its first entry says, without its line table.
+//! A unit and the attributes of its first entry, without its line table.
 //!
-//! Input: a unit's header, hostile. Output: what reading its entries needs. gimli's own
-//! `Unit::new` reads the header of the line program too, with the names of all its files,
-//! which costs more than all the rest and is rarely asked for.
+//! Input: a unit's header, hostile. Output: what reading its entries needs. gimli's own `Unit::new` also reads the
+//! header of the line program, with the names of all its files, which costs more than all the rest and is rarely
+//! needed.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use gimli::{
 
 use super::budget::{Budget, Dwarf, Result, Slice};
 
-/// Abbreviations are looked for in this many bytes first; real tables have a few thousand.
+/// Abbreviations are searched in this many bytes first; real tables have a few thousand.
 const ABBREVIATION_BYTES: usize = 8 * 1024;
 
 pub(super) type Unit<'a> = gimli::Unit<Slice<'a>>;
 type Value<'a> = AttributeValue<Slice<'a>>;
 
-/// A unit with what its first entry says.
+/// A unit with the attributes of its first entry.
 #[derive(Debug)]
 pub(super) struct OpenUnit<'a> {
     pub unit: Unit<'a>,
@@ -98,8 +98,8 @@ impl Abbrevs {
             return Ok(Arc::clone(known));
         }
         let rest = section.get(at.0..).ok_or(gimli::Error::UnexpectedEof(gimli::ReaderOffsetId(0)))?;
-        // A table says nowhere how long it is. Trying a little first keeps files in check whose
-        // units all begin in the middle of one endless table.
+        // A table does not state its length. Trying a little first bounds files whose units all begin in the middle
+        // of one endless table.
         let mut tried = ABBREVIATION_BYTES;
         let found = loop {
             let piece = &rest[..tried.min(rest.len())];

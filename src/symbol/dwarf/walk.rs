@@ -1,4 +1,4 @@
-//! One pass over the entries of a unit: which functions, inlined in which, are at each address.
+//! One pass over the entries of a unit: the functions at each address, inlined ones included.
 //!
 //! Input: a unit, hostile, and the addresses in it, sorted. Output: for each address the
 //! innermost function, and for each function the one around it. Names come later, for the
@@ -13,7 +13,7 @@ use super::unit::{PcAttributes, Unit};
 /// No function.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// What an entry takes in most files, in bytes.
+/// Usual size of an entry in most files, in bytes.
 const ENTRY_BYTES: u64 = 8;
 /// More attributes than entries have that compilers write.
 const MANY_ATTRIBUTES: usize = 32;
@@ -63,7 +63,7 @@ pub(super) fn walk<'a>(
         left: wanted.len(),
         jumped: false,
     };
-    // What is damaged ends the walk; what was found before it stands.
+    // Damage ends the walk; what was found before it counts.
     let _ = walk.pass(true);
     // Functions that are nested in others (Fortran, Ada) were jumped over with them.
     if walk.jumped && walk.found.leaf.contains(&NONE) {
@@ -103,7 +103,7 @@ struct FunctionEntry<'a> {
 impl<'a> Walk<'_, 'a, '_> {
     fn pass(&mut self, jump: bool) -> Result<()> {
         let mut entries = self.unit.entries_raw(None)?;
-        // Depth that a jump starts anew at.
+        // Depth at which a jump restarts.
         let mut base = 0;
         // Once for all entries, of which there may be millions: units of the main file can be
         // made that all have the same one of a split file.
@@ -128,7 +128,7 @@ impl<'a> Walk<'_, 'a, '_> {
             let sibling = match abbrev.tag() {
                 c::DW_TAG_subprogram | c::DW_TAG_inlined_subroutine => {
                     let inlined = abbrev.tag() == c::DW_TAG_inlined_subroutine;
-                    // Of functions without addresses, the inlined ones are of no interest.
+                    // Inlined functions in functions without addresses are not needed.
                     let parent = self.around.last().map_or(NONE, |(_, node)| *node);
                     if inlined && parent == NONE {
                         entries.skip_attributes(specs)?;

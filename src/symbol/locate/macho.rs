@@ -1,7 +1,7 @@
-//! Where the debug information of a Mach-O image is: in its dSYM.
+//! Finds the debug information of a Mach-O image: its dSYM.
 //!
-//! Input: an image and [`Files`]. Output: files whose UUID is the image's. dSYMs are looked
-//! for beside the binary, in cargo's `deps`, and in what Spotlight knows.
+//! Input: an image and [`Files`]. Output: files with the image's UUID. dSYMs are searched next to the binary, in
+//! cargo's `deps`, and through Spotlight.
 
 use super::DebugFiles;
 use crate::binary::macho::{MachO, fat};
@@ -9,7 +9,7 @@ use crate::binary::{Files, ImageBytes};
 use crate::images::Image;
 use crate::symbol::error::DebugFileError;
 
-/// Most dSYMs of one directory that are looked into.
+/// Most dSYMs of one directory that are opened.
 const MAX_CANDIDATES: usize = 256;
 
 pub(super) fn locate(
@@ -70,8 +70,7 @@ fn in_deps(path: &str, files: &dyn Files) -> Vec<String> {
     bundles.map(|bundle| format!("{deps}/{bundle}/{INSIDE}/{}", bundle.trim_end_matches(".dSYM"))).collect()
 }
 
-/// Takes a dSYM if it belongs to the image. `named` tells that it should: if it does not,
-/// somebody wants to know.
+/// Takes a dSYM if it belongs to the image. `named`: it should belong, so report it if it does not.
 fn try_dsym(
     path: &str,
     uuid: &[u8; 16],

@@ -1,7 +1,7 @@
-//! The file that several debug files have in common: what `dwz -m` took out of each.
+//! Finds the file that several debug files share: `dwz -m` moves common entries there.
 //!
-//! Input: a debug file, hostile, and [`Files`]. Output: the file that it names, if it is the
-//! one that was made with it. Not for: reading it (see `dwarf`).
+//! Input: a debug file, hostile, and [`Files`]. Output: the file that it names, if it was written together with it.
+//! Not for: reading it (see `dwarf`).
 //!
 //! Formats: `.gnu_debugaltlink` is a path and a build id (dwz(1)); `.debug_sup` of DWARF 5,
 //! 7.3.6, is a path and a checksum that the other file repeats.
@@ -13,13 +13,13 @@ use crate::binary::{Files, ImageBytes};
 use crate::leb128::take_unsigned;
 use crate::symbol::error::DebugFileError;
 
-/// What tells that a file is the right one.
+/// The proof that a file is the right one.
 enum Mark<'a> {
     BuildId(&'a [u8]),
     Checksum(&'a [u8]),
 }
 
-/// Finds the file; `None` if none is named, or none fits, which `problems` then tells.
+/// Finds the file; `None` if none is named, or none fits, which is added to `problems`.
 pub(super) fn find(
     debug: &ImageBytes,
     debug_path: &str,

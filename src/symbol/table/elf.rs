@@ -122,7 +122,7 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
         let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
         let Some(Some(section)) = code.get(section.0) else { continue };
         let (value, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
-        // The last bit of a function says that it is in T32 ("ELF for the Arm Architecture", 5.5.3).
+        // The last bit of a function marks T32 ("ELF for the Arm Architecture", 5.5.3).
         let is_function = symbol.st_type() != elf::STT_NOTYPE;
         let start = if machine == elf::EM_ARM && is_function { value & !1 } else { value };
         let name = symbol.st_name(endian);
@@ -238,8 +238,7 @@ fn choose(aliases: &mut [Entry], sized_end: Option<u64>, names: &[u8]) -> usize 
             let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
             (name.is_empty(), entry.link, underscores, name.len(), name, Reverse(entry.end))
         };
-        // Nearly always one name is the best and none reaches further: then the order of the
-        // others is of no interest.
+        // Nearly always one name is the best and none reaches further: then the order of the others does not matter.
         let best = aliases.iter().enumerate().map(|(index, entry)| (key(entry), index)).min();
         aliases.swap(0, best.map_or(0, |(_, index)| index));
         let reach = |entry: &Entry| sized_end.filter(|_| entry.link & UNSIZED != 0).unwrap_or(entry.end);

@@ -1,12 +1,11 @@
 //! The exports trie of a Mach-O image: names as paths, addresses at their ends.
 //!
-//! Input: the bytes of the trie, hostile. Output: the exported addresses, and for each
-//! its name, put together when it is asked for. Not for: exports that stand for another
-//! library's symbol, thread-local variables, absolute values.
+//! Input: the bytes of the trie, hostile. Output: the exported addresses, and for each its name, built on request.
+//! Not for: exports that refer to another library's symbol, thread-local variables, absolute values.
 //!
-//! Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`. A node is: ULEB size of its
-//! terminal part; that part (ULEB flags, then what they say); a byte with the number of
-//! edges; and for each its NUL-terminated letters and the ULEB offset of the next node.
+//! Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`. A node is: ULEB size of its terminal part; that part (ULEB
+//! flags, then values by flags); a byte with the number of edges; and for each its NUL-terminated letters and the
+//! ULEB offset of the next node.
 
 use super::MAX_NAME_BYTES;
 use crate::binary::ImageBytes;
@@ -20,7 +19,7 @@ const KIND: u64 = 0x03;
 /// The terminal names another library's symbol.
 const REEXPORT: u64 = 0x08;
 
-/// Stands for "no edge": the root.
+/// "No edge": the root.
 const ROOT: u32 = u32::MAX;
 
 /// One edge of a trie; with those before it, a name.
@@ -97,7 +96,7 @@ impl Exports {
     }
 }
 
-/// A node that is to be read.
+/// A node to read.
 #[derive(Debug)]
 struct ExportNode {
     at: usize,

@@ -1,10 +1,9 @@
-//! Where the code of a function without a size plainly ends: at a return behind which the
-//! assembler filled up to the place where the next function begins.
+//! The end of a function without a size: a return with padding behind it up to where the next function begins.
 //!
-//! Input: instructions from a function's first one on, hostile. Output: the first address behind
-//! the return. Not for: what has a size, or unwind information. Functions may return in several
-//! places, so a return alone does not count; where one happens to end just at the next boundary
-//! there is no filling, and the function that follows is taken for a part.
+//! Input: instructions from a function's first one on, hostile. Output: the first address after the return. Not for:
+//! functions with a size, or with unwind information. Functions may return in several places, so a return alone does
+//! not count; if one ends exactly at the next boundary there is no padding, and the function that follows is taken
+//! for a part.
 
 use crate::binary::elf::machine::{AARCH64, X86_64};
 

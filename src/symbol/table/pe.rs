@@ -1,9 +1,9 @@
 //! PE: COFF symbols and the table of exports → one name for each address.
 //!
-//! Input: the bytes of a file, hostile. Output: a [`SymbolTable`]. Symbols have no sizes: each reaches to the next one
-//! or to the end of its section, and unwind information tells which code between belongs to another function. Of files
-//! without symbols, whose exports are few, a function without unwind information ends where its code plainly does.
-//! Not for: names in a PDB.
+//! Input: the bytes of a file, hostile. Output: a [`SymbolTable`]. Symbols have no sizes: each reaches to the next
+//! one or to the end of its section, and unwind information shows code of other functions in between. In files
+//! without symbols, whose exports are few, a function without unwind information ends at its padding. Not for: names
+//! in a PDB.
 //!
 //! Format: "PE Format" (Microsoft), "COFF Symbol Table", "The .edata Section".
 

@@ -21,7 +21,7 @@ fn the_table_tells_what_changed_and_by_what_it_was_compared() {
         run.stdout,
         "\
 old.folded -> new.folded: 200 samples -> 400 samples (+100%)
-compared by samples: as asked; the files do not tell their rates, taken for equal
+compared by samples: as requested; the files have no sampling rates, taken for equal
 
  self base   self new     change            total base  total new     change  function
          0        240       +240      new            0        240       +240  fresh
@@ -77,7 +77,8 @@ fn recordings_with_a_rate_are_compared_by_seconds() {
     place.run("-q --target sim:1 --hz 200 -o b.pb.gz").succeeds();
     let run = place.run("diff a.pb.gz b.pb.gz --absolute").succeeds();
     assert!(
-        run.stdout.contains(" s of CPU time (") && run.stdout.contains("compared by CPU seconds: as asked"),
+        run.stdout.contains(" s of CPU time (")
+            && run.stdout.contains("compared by CPU seconds: as requested"),
         "{run}"
     );
     let same = place.run("diff a.pb.gz a.pb.gz").succeeds();

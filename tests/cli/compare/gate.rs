@@ -176,7 +176,7 @@ fn what_cannot_be_compared_is_refused_and_never_passes() {
             4,
             "slow.pb.gz was recorded at 99 Hz and fast.pb.gz at 997 Hz",
         ),
-        ("--base fast.pb.gz --new rateless.folded", 4, "rateless.folded does not tell its rate"),
+        ("--base fast.pb.gz --new rateless.folded", 4, "rateless.folded has no sampling rate"),
         ("--base nothing --new new", 4, "--base: there are no files in `nothing`"),
         ("--base base base --new new", 2, "`base/0.folded` is given twice; each run is recorded by itself"),
         ("--base base/1.folded --new base/0.folded ./base/1.folded", 2, "`./base/1.folded` is given twice"),
@@ -215,7 +215,7 @@ fn recordings_in_any_form_are_compared_by_how_long_they_took() {
         place.write(name, &foreign.to_string());
     }
     let run = exits(place.run("gate --base short.pb.gz --new foreign.json"), 4);
-    let why = "foreign.json does not tell how long it recorded, so its CPU time cannot be compared";
+    let why = "foreign.json has no duration, so its CPU time cannot be compared";
     assert!(run.stderr.contains(why) && run.stderr.lines().count() == 1, "{run}");
     // Alone, such files are taken for whole runs, and the report says so.
     let run = exits(place.run("gate --base foreign.json --new other.json"), 0);

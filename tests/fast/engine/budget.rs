@@ -16,7 +16,7 @@ fn stopped(pause_ns: u64, max_stop: f64) -> (u64, u64, f64) {
     let stats = &recorded.profile.stats;
     recorded.check_balance();
     recorded.check_shares(600.0);
-    (stats.ticks, stats.ticks_spared, stats.stood_ns as f64 / (4 * SECOND) as f64)
+    (stats.ticks, stats.ticks_skipped, stats.stopped_ns as f64 / (4 * SECOND) as f64)
 }
 
 #[test]

@@ -260,7 +260,7 @@ impl PushedSource for Pushed {
         self.kept_up += 1;
     }
 
-    fn go_to(&mut self, at_ns: u64) {
+    fn set_time(&mut self, at_ns: u64) {
         self.now_ns = at_ns;
         self.worked += 1;
         assert_eq!(self.kept_up, self.worked, "room is made before each record");

@@ -66,7 +66,7 @@ impl PushedSource for Waiting {
         Ok(None)
     }
 
-    fn go_to(&mut self, _at_ns: u64) {}
+    fn set_time(&mut self, _at_ns: u64) {}
 
     fn wait_walked(&mut self, _capture: Box<Capture>, needed: Option<StackUse>) {
         self.given_back += 1;

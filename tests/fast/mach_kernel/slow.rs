@@ -66,7 +66,7 @@ struct Ran {
 impl Ran {
     /// Ticks, also those that stopped nobody so that the target does not stand for too long.
     fn ticks(&self) -> u64 {
-        self.profile.stats.ticks + self.profile.stats.ticks_spared
+        self.profile.stats.ticks + self.profile.stats.ticks_skipped
     }
     fn per_second(&self, count: u64) -> f64 {
         count as f64 * 1e9 / self.profile.stats.duration_ns as f64

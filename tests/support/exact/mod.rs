@@ -1,13 +1,13 @@
-//! Exactness: a program is stepped through instruction by instruction from its first to
-//! its last, and at each boundary the walk is compared with the shadow stack. Input: a
-//! [`Program`]; output: a [`Score`] per way of walking, and the addresses where it failed.
+//! Exactness: a program is stepped by instructions from its first to its last, and at each boundary the walk is
+//! compared with the shadow stack. Input: a [`Program`]. Output: a [`Score`] per unwinding method, and the addresses
+//! where it failed.
 //!
-//! A walk that claims to be complete with other frames than the truth is `wrong`, one that
-//! does not claim it `incomplete`. A handler on a stack of its own (`sigaltstack`) has callers elsewhere, whose
-//! words are read of the program as it stands. Of some programs little of each stack is copied, and what is above is
-//! verified in pieces (`pieces.rs`). Some stacks are not told by memory: a program may have
-//! overwritten a return address or a saved frame pointer (libgcc, while it installs a landing
-//! pad) or be between two stacks. A walk that says there that it is incomplete is counted apart.
+//! A walk that claims to be complete with other frames than the truth is `wrong`, one that does not claim it
+//! `incomplete`. A handler on a stack of its own (`sigaltstack`) has callers elsewhere, whose words are read from the
+//! stopped program. For some programs little of each stack is copied, and the rest is verified in pieces
+//! (`pieces.rs`). Some stacks cannot be read from memory: a program may have overwritten a return address or a saved
+//! frame pointer (libgcc, while it installs a landing pad) or be between two stacks. A walk that says there that it
+//! is incomplete is counted separately.
 
 mod classes;
 mod pieces;
@@ -54,11 +54,11 @@ pub(crate) struct Program {
     pub(crate) bind_now: bool,
     /// Begin at the program's entry point, not at the dynamic linker's.
     pub(crate) from_entry: bool,
-    /// After the program's own first SIGUSR1, one more after each of so many instructions.
+    /// After the program's own first SIGUSR1, one more after each of this many instructions.
     pub(crate) signal_every: Option<u64>,
     /// Least share of boundaries that are exact by `cfi` and by `auto`.
     pub(crate) exact_min: f64,
-    /// End it after so many boundaries.
+    /// End it after this many boundaries.
     pub(crate) boundaries_max: u64,
     /// Samples hold little of a stack, and pieces of what is above.
     pub(crate) in_pieces: bool,
@@ -79,12 +79,12 @@ pub(crate) struct Score {
     pub(crate) exact: u64,
     pub(crate) wrong: u64,
     pub(crate) incomplete: u64,
-    /// Said to be incomplete where the copied stack does not tell all frames.
+    /// Reported as incomplete where the copied stack does not hold all frames.
     pub(crate) untold: u64,
 }
 
 impl Score {
-    /// Boundaries whose stack the copied bytes tell, or that were called complete.
+    /// Boundaries whose stack is in the copied bytes, or that were called complete.
     pub(crate) fn all(&self) -> u64 {
         self.exact + self.wrong + self.incomplete
     }
@@ -150,8 +150,8 @@ struct Session<'a> {
     outcome: Outcome,
 }
 
-/// Steps through programs, as many at a time as there are CPUs, and says how long each took; what came of
-/// them, in their order.
+/// Steps through programs, as many at a time as there are CPUs, and prints how long each took. Returns the results in
+/// their order.
 pub(crate) fn run_all(programs: &[Program]) -> Vec<(String, Outcome)> {
     let outcomes: Vec<OnceLock<Outcome>> = programs.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
@@ -402,7 +402,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// The memory of the program as it stands.
+/// The current memory of the program.
 struct Memory(pid_t);
 
 impl OuterStack for Memory {

@@ -1,17 +1,16 @@
-//! The registers of a task that does not run, from its stack: what FreeRTOS's ports for Arm put there.
-//! Input: words from `pxTopOfStack` on, hostile; output: registers as the task will have them. Pure.
+//! The registers of a suspended task, from its stack, where FreeRTOS's ports for Arm save them. Input: words from
+//! `pxTopOfStack` on, hostile. Output: the registers at its resumption. Pure.
 //!
-//! Which port it is, the words tell: each has EXC_RETURN in another place or none, and the frame of the
-//! exception must be one. Sources: FreeRTOS-Kernel V11, portable/GCC/{ARM_CM0, ARM_CM3, ARM_CM4F,
-//! ARM_CM7, ARM_CM33, ARM_CM33_NTZ, ARM_CA9}/port*.{c,S}; frames of exceptions: Armv7-M ARM, B1.5.6.
+//! The words show the port: each has EXC_RETURN in another place or none, and the exception frame must be valid.
+//! Sources: FreeRTOS-Kernel V11, portable/GCC/{ARM_CM0, ARM_CM3, ARM_CM4F, ARM_CM7, ARM_CM33, ARM_CM33_NTZ,
+//! ARM_CA9}/port*.{c,S}; frames of exceptions: Armv7-M ARM, B1.5.6.
 
 use crate::arch::Arm;
 
 /// Words that are needed at most: ARM_CA9's, of a task with floating point.
 pub(super) const WORDS_MAX: usize = 84;
 const _: () = assert!(WORDS_MAX >= 2 + 65 + 16);
-/// A task in thread mode on the process stack, as EXC_RETURN says it: Mode and SPSEL (Armv8-M ARM,
-/// D1.2.95), above them ones.
+/// EXC_RETURN of a task in thread mode on the process stack: Mode and SPSEL (Armv8-M ARM, D1.2.95), above them ones.
 const EXC_RETURN_ONES: u32 = 0xffff_ff80;
 const EXC_RETURN_TASK: u32 = 0xc;
 /// Clear in EXC_RETURN if floating point registers were saved.
@@ -48,7 +47,7 @@ const PORTS: [Port; 4] = [
     Port { r4: 0, exc_return: None },
 ];
 
-/// The registers of a task whose `words` begin at `top`. `is_code` tells what may be a program counter.
+/// The registers of a task whose `words` begin at `top`. `is_code`: whether a value may be a program counter.
 pub(super) fn registers(
     top: u64,
     words: &[u32],

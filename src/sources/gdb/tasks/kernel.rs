@@ -1,9 +1,9 @@
-//! Where FreeRTOS keeps its tasks: the addresses of its variables, and the form of its lists and task
-//! control blocks. Input: the firmware's file, hostile; output: addresses and offsets. Pure.
+//! Locates FreeRTOS's tasks: the addresses of its variables, and the layout of its lists and task control blocks.
+//! Input: the firmware's file, hostile. Output: addresses and offsets. Pure.
 //!
-//! Source of facts: FreeRTOS-Kernel V10 and V11, `tasks.c` (the variables, and `TCB_t`, of which
-//! `pxTopOfStack` must be the first member) and `include/list.h`. Forms depend on the configuration: debug
-//! information tells them; without it the usual one is known by the size of a list.
+//! Source: FreeRTOS-Kernel V10 and V11, `tasks.c` (the variables, and `TCB_t`, of which `pxTopOfStack` must be the
+//! first member) and `include/list.h`. Layouts depend on the configuration: debug information has them; without it
+//! the usual one is recognised by the size of a list.
 
 use crate::binary::elf::{structures, variables};
 
@@ -15,7 +15,7 @@ const LIST_BYTES: [u64; 2] = [20, 28];
 /// Largest structure that is believed.
 const MAX_BYTES: u64 = 4096;
 
-/// Some lists that stand one behind the other.
+/// Lists that follow each other in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lists {
     /// The first one.
@@ -38,9 +38,9 @@ pub(super) struct Form {
     pub(super) container: u64,
     /// Size of an item.
     pub(super) item_bytes: u64,
-    /// `pcTaskName` of a task control block and its length, where that is told.
+    /// `pcTaskName` of a task control block and its length, if known.
     pub(super) name: Option<(u64, u64)>,
-    /// `pxStack` of a task control block, where that is told.
+    /// `pxStack` of a task control block, if known.
     pub(super) stack: Option<u64>,
 }
 
@@ -120,7 +120,7 @@ impl Form {
         })
     }
 
-    /// Whether all words are inside of what they are of.
+    /// Whether all words are inside of their structures.
     fn is_sound(&self) -> bool {
         let within = |offset: u64, bytes: u64| bytes <= MAX_BYTES && offset.saturating_add(4) <= bytes;
         within(self.number, self.list_bytes)

@@ -1,9 +1,9 @@
-//! The tasks of FreeRTOS behind a stub that knows of none (QEMU, OpenOCD without `-rtos`): which there
-//! are, what they are called, which one runs, and the registers of those that do not.
+//! The tasks of FreeRTOS behind a stub that does not know them (QEMU, OpenOCD without `-rtos`): their list and names,
+//! the running one, and the registers of the others.
 //!
-//! Input: the kernel's variables (`kernel.rs`) and the target's memory while it stands; hostile, so lists
-//! have a bound, and what is no list is left. Output: tasks and registers (`context.rs`). A list that is
-//! being changed in the moment of a stop lacks some: a task is given up when it was missing twice.
+//! Input: the kernel's variables (`kernel.rs`) and the target's memory while it is stopped; hostile, so lists have a
+//! bound, and invalid ones are ignored. Output: tasks and registers (`context.rs`). A list that is being changed at a
+//! stop lacks some: a task is dropped when it was missing twice.
 
 mod context;
 mod kernel;
@@ -17,7 +17,7 @@ pub(super) use kernel::Kernel;
 const MAX_TASKS: usize = 512;
 /// Most lists that are walked: more than any configuration has priorities.
 const MAX_LISTS: usize = 512;
-/// Bytes of a task control block that its name is looked for in.
+/// Bytes of a task control block that are searched for its name.
 const TCB_BYTES: usize = 256;
 /// Longest name (`configMAX_TASK_NAME_LEN` is 16 unless configured).
 const MAX_NAME_BYTES: usize = 64;
@@ -74,11 +74,11 @@ impl Tasks {
         self.tasks.binary_search_by_key(&tcb, |task| task.tcb).is_ok()
     }
 
-    /// Looks which task runs, and, now and then or where that is a new one, which there are. Whether
-    /// there are others than before.
+    /// Reads which task runs, and, at intervals or if that is a new one, the list of tasks. Returns whether it
+    /// changed.
     ///
     /// # Errors
-    /// What `read` says.
+    /// Errors of `read`.
     pub(super) fn update<E>(&mut self, read: &mut Read<'_, E>, now_ns: u64) -> Result<bool, E> {
         let word = |at: u64| Range { at, bytes: 4 };
         let questions: Vec<Range> =
@@ -193,7 +193,7 @@ impl Tasks {
 
     /// Where what is behind the items of a task control block begins.
     fn behind_items(&self, tcb: u64, bytes: &[u8]) -> Option<usize> {
-        // Both items tell whose they are, whatever stands before them.
+        // Both items name their owner, whatever precedes them.
         let form = self.kernel.form;
         let item_bytes = form.item_bytes as usize;
         let owns = |at: usize| word_at(bytes, at as u64 + form.owner) == Some(tcb);
@@ -217,8 +217,8 @@ impl Tasks {
         below.is_some_and(|(_, owner)| owner == tcb)
     }
 
-    /// The registers of tasks that do not run, each `None` where no port of FreeRTOS left them as they
-    /// are. `is_code` tells what may be a program counter.
+    /// The registers of suspended tasks, each `None` if no port of FreeRTOS saved them in this form. `is_code`:
+    /// whether a value may be a program counter.
     ///
     /// # Errors
     /// What `read` says.

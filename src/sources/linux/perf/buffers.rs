@@ -1,8 +1,8 @@
-//! Buffers that are reused from batch to batch. A backlog, when the reader was held up, makes them many times as
-//! large as batches need; what no batch of a round used is freed at its end.
+//! Buffers that are reused from batch to batch. A backlog of a delayed reader makes them many times as large as
+//! batches need; at the end of each round, what none of its batches used is freed.
 //!
-//! A round is a number of batches and not a time: whoever uses much once a round keeps it, and batches that
-//! differ by less than the slack reallocate nothing.
+//! A round is a number of batches, not a time: a peak once per round is kept, and batches that differ by less than
+//! the slack reallocate nothing.
 
 use crate::sources::Capture;
 
@@ -20,7 +20,7 @@ const ELEMENTS_MIN: usize = 16;
 struct Peak(usize);
 
 impl Peak {
-    /// Of a buffer that holds so many elements, how many to keep, if not all.
+    /// How many elements a buffer of this capacity keeps, if not all.
     fn kept(self, held: usize) -> Option<usize> {
         let peak = self.0.max(ELEMENTS_MIN);
         (held / SLACK > peak).then_some(peak + peak / 2)
@@ -44,15 +44,15 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Counts a batch that used so many elements; at the end of a round its peak.
+    /// Counts a batch that used this many elements; returns the peak at the end of a round.
     fn end_batch(&mut self, used: usize) -> Option<Peak> {
         self.peak = self.peak.max(used);
         self.batches += 1;
         (self.batches >= ROUND_BATCHES).then(|| Peak(std::mem::take(self).peak))
     }
 
-    /// Counts a batch that used so many elements of `buffer`, and shrinks it where a round shows that it may be
-    /// smaller; the bytes that are freed.
+    /// Counts a batch that used this many elements of `buffer`, and shrinks it if a round shows that it may be
+    /// smaller. Returns the bytes that were freed.
     pub(super) fn shrink<T>(&mut self, buffer: &mut Vec<T>, used: usize) -> usize {
         self.end_batch(used).map_or(0, |peak| peak.shrink(buffer))
     }

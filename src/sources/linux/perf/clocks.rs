@@ -10,8 +10,8 @@ pub(super) trait Clocks {
     /// The monotonic clock, nanoseconds: what records carry.
     fn monotonic_ns(&self) -> u64;
 
-    /// CPU time of all threads of a process so far, those that exited included, nanoseconds. `None` when the process is
-    /// gone.
+    /// CPU time of all threads of a process so far, exited ones included, nanoseconds. `None` if the process no
+    /// longer exists.
     fn process_cpu_ns(&self, pid: pid_t) -> Option<u64>;
 
     /// Brings the CPU clocks of these threads' processes up to date.

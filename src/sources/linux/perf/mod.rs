@@ -1,9 +1,8 @@
-//! Linux: a process sampled by the kernel (perf_event_open(2)), which nobody stops for it.
+//! Linux: processes sampled by the kernel (perf_event_open(2)), without a stop.
 //!
-//! A timer in the kernel looks at what runs: the sample holds the user registers, the bytes of the user stack
-//! and the frames in the kernel at one moment, so it is exact where a stop by ptrace shows the thread a few
-//! microseconds later. `events/` opens what samples, `bpf/` builds the programs that the kernel runs with it. What they
-//! write passes these stages, each a type with a state of its own (`pipeline.rs`):
+//! A timer in the kernel samples what runs: user registers, bytes of the user stack and kernel frames at one moment,
+//! where a stop by ptrace shows the thread a few microseconds later. `events/` opens the events, `bpf/` builds the
+//! programs that run with them. Their records pass these stages, each a type with private state (`pipeline.rs`):
 //!
 //! | stage | input | output |
 //! |---|---|---|
@@ -50,7 +49,7 @@ use events::set::Events;
 use process::entry::ProcessEntry;
 use process::filter::ProcessFilter;
 use source::SourceStart;
-use stack::stack_size::StackSize;
+use stack::stack_size::EventStackSize;
 
 pub(super) use bpf::kernel_names;
 pub(super) use clocks::{process_cpu_ns, update_thread_clocks};
@@ -80,7 +79,7 @@ impl From<Error> for OpenFailure {
 /// The source, or why there is none.
 type Attempt = std::result::Result<PerfSource, OpenFailure>;
 
-/// Samples processes that run, as `sampling` says.
+/// Samples running processes, with these options.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) for what is no process to profile.
@@ -104,7 +103,7 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
         [pid] if selected.is_one() => SampleFilter::of_process(pid),
         _ => SampleFilter::unless_excluded(),
     };
-    let size = if selected.is_one() { StackSize::new() } else { StackSize::for_many_processes() };
+    let size = if selected.is_one() { EventStackSize::new() } else { EventStackSize::for_many_processes() };
     let events = match open(&listed, !selected.is_one(), &filter, &size, sampling) {
         Ok(events) => events,
         Err(refused) => return Err(OpenFailure::Refused(refused)),
@@ -125,7 +124,7 @@ pub(super) fn attach(chosen: &ProcessSelection, sampling: &Sampling, clock: Real
     source.enable().map(|()| source).map_err(|error| OpenFailure::Refused(refused(&error)))
 }
 
-/// Starts a command and samples it from its first instruction on, as `sampling` says.
+/// Starts a command and samples it from its first instruction on, with these options.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) when it cannot be run.
@@ -135,7 +134,7 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     let pid = held.pid;
     let filter = if children { SampleFilter::unless_excluded() } else { SampleFilter::of_process(pid) };
     // If refused, `held` is dropped, and the new process ends without running the command.
-    let size = StackSize::new();
+    let size = EventStackSize::new();
     let events = match open(&[pid], children, &filter, &size, sampling) {
         Ok(events) => events,
         Err(refused) => return Err(OpenFailure::Refused(refused)),
@@ -156,14 +155,14 @@ pub(super) fn launch(command: &Launch, sampling: &Sampling, clock: RealClock, sp
     Ok(source)
 }
 
-/// The kernel's names are read when the privileges to read them have gone.
+/// Prepares kernel names, which are read after the privileges were dropped.
 fn prepare_names(options: EventOptions) {
     if options.kernel {
         kernel_names::prepare();
     }
 }
 
-/// What stands for several processes.
+/// The placeholder for several processes.
 fn of_all(chosen: &ProcessSelection, options: EventOptions) -> ProcessEntry {
     let own = std::process::id().cast_signed();
     let name = match chosen {
@@ -201,13 +200,13 @@ fn open(
     pids: &[pid_t],
     many: bool,
     filter: &SampleFilter,
-    size: &StackSize,
+    size: &EventStackSize,
     sampling: &Sampling,
 ) -> std::result::Result<Events, Refusal> {
     let stack_bytes = size.bytes();
     let Sampling { hz, idle, off_cpu, kernel: kernel_frames, .. } = *sampling;
     let switches = (idle || off_cpu).then(|| SwitchOptions {
-        stack_bytes: StackSize::of_switches().bytes(),
+        stack_bytes: EventStackSize::for_switches().bytes(),
         alone: off_cpu,
         kernel_frames,
         many: pids.is_empty(),
@@ -219,7 +218,7 @@ fn open(
     // Of the least that can be requested: why that is refused is the reason that nothing works.
     let mut why = None;
     for (scope, kernel) in [(first, true), (other, true), (Scope::Threads, false)] {
-        // Where nobody is listed there is no thread to begin with.
+        // Without a listed process there is no thread to begin with.
         if scope == Scope::Threads && pids.is_empty() {
             continue;
         }

@@ -1,11 +1,11 @@
-//! The stages: each folder holds one.
+//! Connects the stages of the perf_event source: each folder holds one.
 //!
-//! [`Pipeline::take`]: stack bytes are copied; losses, switches and waits are read from each record. [`Pipeline::flush`]:
-//! reorder → process → complete stacks → waits → weigh → report.
+//! [`Pipeline::push_record`] copies stack bytes and reads losses, switches and waits. [`Pipeline::flush`]: reorder →
+//! process → complete stacks → waits → weigh → report.
 //!
-//! Input: records of rings, ring after ring; output: [`TimedEvent`]s for the sampler. Samples are completed before they are
-//! weighed: a late tick, which may weigh nothing, shows as well as any other which pages of a stack are missing. Nothing
-//! here asks a system but through [`System`].
+//! Input: records, ring after ring. Output: [`TimedEvent`]s for the sampler. Stacks are completed before samples are
+//! weighed: a late sample, which may weigh nothing, shows missing pages of a stack like any other. All system access
+//! is through [`System`].
 
 use hashbrown::HashMap;
 use libc::pid_t;
@@ -20,23 +20,25 @@ use super::reorder::event::{Event, Selection};
 use super::reorder::event_queue::EventQueue;
 use super::reorder::exited_threads::EXITED_TID;
 use super::reorder::queue::Queue;
-use super::ring::record::{Id, PerfRecord, Sample};
+use super::ring::record::{PerfRecord, Sample, SampleId};
 use super::stack::memory::{SystemMemory, TargetMemory};
 use super::stack::stacks::Stacks;
 use super::waits::recorder::WaitRecorder;
 use super::waits::sleeping_thread::{SleepingThreads, SystemThreads};
 use super::waits::wait::{Stack, Wait, WaitOutcome};
-use crate::sources::pushed::{SourceEvent, TimedEvent};
+use crate::sources::pushed::{SourceEvent, THROTTLED, TimedEvent};
 use crate::sources::{Activity, Capture, ThreadId, ThreadStatus};
 
+/// Why samples are lost: rings were full.
+const KERNEL_DROPPED: &str = "the kernel dropped them";
 /// Why a sample is missed.
 const COMPAT: &str = "32-bit code";
-/// Why another one is: what it was of is not known any more.
+/// Why a sample is missed: its thread is no longer known.
 const EXITED: &str = "of a thread that had ended";
-/// Why the time of processes is lost of which no sample came.
+/// Why the CPU time of processes without a sample is lost.
 const TOO_SHORT: &str = "of processes that ran too shortly to be sampled";
 
-/// What the stages ask the system.
+/// System access of the stages.
 pub(super) struct System {
     pub(super) clocks: Box<dyn Clocks>,
     pub(super) procfs: Box<dyn Procfs>,
@@ -60,14 +62,14 @@ impl System {
 pub(super) struct Pipeline {
     system: System,
     events: EventQueue,
-    /// What happened at the watermark or later, with whom that is of: other rings may hold older records.
-    later: Queue<ProcessEvent>,
+    /// Process events at or after the watermark: other rings may still hold older records.
+    after_watermark: Queue<ProcessEvent>,
     pub(super) processes: ProcessTable,
     pub(super) cpu_time: CpuTime,
     pub(super) stacks: Stacks,
-    /// Where waits are recorded.
+    /// `None` unless waits are recorded.
     waits: Option<WaitRecorder>,
-    /// Boxes, since the records that they go out in are small with them.
+    /// Boxed, which keeps events small.
     spare: Pool<Box<Capture>>,
     /// The monotonic clock at the sampler's 0.
     origin_ns: u64,
@@ -85,7 +87,7 @@ impl Pipeline {
         Pipeline {
             system,
             events: EventQueue::default(),
-            later: Queue::default(),
+            after_watermark: Queue::default(),
             processes,
             cpu_time,
             stacks,
@@ -95,29 +97,29 @@ impl Pipeline {
         }
     }
 
-    /// Takes in a record, those of one CPU in their order.
-    pub(super) fn take(&mut self, id: Id, record: PerfRecord<'_>) {
+    /// Reads a record; those of one CPU come in order.
+    pub(super) fn push_record(&mut self, id: SampleId, record: PerfRecord<'_>) {
         let id = self.events.thread_of(id, &record);
         let selection = self.events.selection(id.pid, &self.processes);
         if let Some(waits) = &mut self.waits {
-            waits.take(id, &record, selection == Selection::Selected);
+            waits.push_record(id, &record, selection == Selection::Selected);
         }
-        let unused = self.cpu_time.take(id, &record);
+        let unused = self.cpu_time.push_record(id, &record);
         if let Some(unused) = unused {
             self.spare.give_back(unused);
         }
         match record {
             PerfRecord::Lost(_) => self.processes.note_lost(),
             PerfRecord::Sample(_) if selection != Selection::Selected => {}
-            PerfRecord::Sample(sample) if sample.at_switch => self.take_switch_sample(id, &sample),
-            PerfRecord::Sample(sample) => self.take_sample(id, &sample),
-            other => self.events.take(id, &other, selection, &self.processes),
+            PerfRecord::Sample(sample) if sample.at_switch => self.push_switch_sample(id, &sample),
+            PerfRecord::Sample(sample) => self.push_sample(id, &sample),
+            other => self.events.push_record(id, &other, selection, &self.processes),
         }
     }
 
-    fn take_sample(&mut self, id: Id, sample: &Sample<'_>) {
+    fn push_sample(&mut self, id: SampleId, sample: &Sample<'_>) {
         let (id, event) = if id.tid == EXITED_TID {
-            (Id { tid: id.pid, ..id }, Event::Missed(EXITED))
+            (SampleId { tid: id.pid, ..id }, Event::Missed(EXITED))
         } else if self.is_unreadable(id, sample) {
             (id, Event::Missed(COMPAT))
         } else {
@@ -126,8 +128,8 @@ impl Pipeline {
         self.events.push(id, event);
     }
 
-    /// Takes in where a thread is about to leave its CPU.
-    fn take_switch_sample(&mut self, id: Id, sample: &Sample<'_>) {
+    /// Keeps the stack of a thread that is about to leave its CPU.
+    fn push_switch_sample(&mut self, id: SampleId, sample: &Sample<'_>) {
         if id.pid <= 0 || self.waits.is_some() && id.tid == EXITED_TID {
             return;
         }
@@ -135,13 +137,13 @@ impl Pipeline {
             Stack::Missing(COMPAT)
         } else if sample.registers.is_none() {
             // A thread of the kernel, or one that is exiting.
-            Stack::Unwanted
+            Stack::NotRecorded
         } else {
             Stack::Copied(self.copy(id, sample))
         };
         let unused = match (&mut self.waits, stack) {
-            (Some(waits), stack) => waits.take_stack(id, stack),
-            (None, Stack::Copied(capture)) => self.cpu_time.take_stack(id, capture),
+            (Some(waits), stack) => waits.push_stack(id, stack),
+            (None, Stack::Copied(capture)) => self.cpu_time.push_stack(id, capture),
             (None, _) => None,
         };
         if let Some(unused) = unused {
@@ -149,9 +151,9 @@ impl Pipeline {
         }
     }
 
-    /// Whether a thread runs code of another size than its program's (emulators do): its stack and
-    /// libraries are none that it was loaded with. One that is gone is believed to run its own.
-    fn is_unreadable(&mut self, id: Id, sample: &Sample<'_>) -> bool {
+    /// Whether a thread runs code of another word size than its program (emulators do), whose stack and libraries are
+    /// unknown. A thread that no longer exists is taken to run its own.
+    fn is_unreadable(&mut self, id: SampleId, sample: &Sample<'_>) -> bool {
         if !sample.compat {
             return false;
         }
@@ -159,29 +161,29 @@ impl Pipeline {
         sample.registers.is_none() || of_32_bits == Some(false)
     }
 
-    fn copy(&mut self, id: Id, sample: &Sample<'_>) -> Box<Capture> {
+    fn copy(&mut self, id: SampleId, sample: &Sample<'_>) -> Box<Capture> {
         let mut capture = self.spare.capture();
         self.stacks.copy(id, sample, &mut capture);
         capture
     }
 
-    /// Takes the buffers of a sample back.
+    /// Takes back the buffers of a sample.
     pub(super) fn give_back(&mut self, capture: Box<Capture>) {
         self.spare.give_back(capture);
     }
 
-    /// Ends a batch of buffers; the bytes that are freed.
+    /// Ends a batch of buffers. Returns the bytes that were freed.
     pub(super) fn end_buffers(&mut self) -> usize {
         self.spare.end_batch()
     }
 
-    /// Takes in how many samples did not fit into the rings of CPUs, as [`CpuTime::take_lost`].
-    pub(super) fn take_lost(&mut self, samples: Option<Vec<(u32, u64)>>) {
+    /// Adds samples that did not fit into the rings of CPUs ([`CpuTime::add_lost`]).
+    pub(super) fn add_lost(&mut self, samples: Option<Vec<(u32, u64)>>) {
         let now_ns = self.system.clocks.monotonic_ns();
-        self.cpu_time.take_lost(samples, now_ns);
+        self.cpu_time.add_lost(samples, now_ns);
     }
 
-    /// Takes in what the last interval of context switches measured, if all of it was read.
+    /// Applies the last interval of context switches, if all of it was read.
     pub(super) fn apply_latency(&mut self) {
         let Pipeline { stacks, processes, system, .. } = self;
         self.cpu_time.apply_latency(&mut self.spare, |pid, tid, capture| {
@@ -189,12 +191,12 @@ impl Pipeline {
         });
     }
 
-    /// Hands the batch over: what happened before the watermark (monotonic clock), since all rings were read to there.
-    /// The next batch holds the rest.
+    /// Reports the events of the batch before the watermark (monotonic clock); all rings were read up to there. The
+    /// next batch has the rest.
     pub(super) fn flush(&mut self, options: BatchOptions, watermark_ns: u64, into: &mut Vec<TimedEvent>) {
         self.processes.begin_batch();
         let mut events = self.process_events(watermark_ns);
-        // Before samples, which may be of threads that are first announced by their waits.
+        // Before samples: their threads may be reported first by their waits.
         self.flush_waits(watermark_ns, &events, into);
         events.append(&mut self.processes.take_events());
         let batch = self.cpu_time.weigh(events, options, &*self.system.clocks, &mut self.spare);
@@ -202,26 +204,28 @@ impl Pipeline {
             self.report(id, event, into);
         }
         self.report_ends(batch.last_ns, watermark_ns, into);
-        let nobody = Id { pid: self.processes.main(), time_ns: batch.last_ns, ..Id::default() };
-        if batch.lost > 0 {
-            into.push(self.timed_event(nobody, SourceEvent::Dropped(batch.lost, "the kernel dropped them")));
+        let unknown = SampleId { pid: self.processes.main(), time_ns: batch.last_ns, ..SampleId::default() };
+        for (samples, reason) in [(batch.lost, KERNEL_DROPPED), (batch.throttled, THROTTLED)] {
+            if samples > 0 {
+                into.push(self.timed_event(unknown, SourceEvent::Dropped(samples, reason)));
+            }
         }
         if batch.late > 0 {
-            into.push(self.timed_event(nobody, SourceEvent::Late(batch.late)));
+            into.push(self.timed_event(unknown, SourceEvent::Late(batch.late)));
         }
         let System { clocks, procfs, .. } = &self.system;
         let found = |id, event| self.events.push(id, event);
         self.processes.rescan(batch.last_ns, &**clocks, &**procfs, found);
     }
 
-    /// The events of selected processes, in the order of their times, with complete stacks. Of all that was read /proc
-    /// is asked and memory is read at once: processes may be gone when the next batch is flushed.
-    fn process_events(&mut self, watermark_ns: u64) -> Vec<(Id, ProcessEvent)> {
+    /// The events of selected processes, in order of time, with complete stacks. /proc and memory are read at once
+    /// for all records: processes may have exited before the next batch.
+    fn process_events(&mut self, watermark_ns: u64) -> Vec<(SampleId, ProcessEvent)> {
         self.stacks.begin_batch();
         let mut released = self.events.release();
         let held = released.len();
         for (id, event) in released.drain(..) {
-            if let Some(unused) = self.processes.take(id, event, &*self.system.procfs) {
+            if let Some(unused) = self.processes.push_event(id, event, &*self.system.procfs) {
                 self.spare.give_back(unused);
             }
         }
@@ -235,12 +239,17 @@ impl Pipeline {
                 ProcessEvent::Removed => self.stacks.forget_process(id.pid),
                 _ => {}
             }
-            self.later.push(id, event);
+            self.after_watermark.push(id, event);
         }
-        self.later.release_before(watermark_ns)
+        self.after_watermark.release_before(watermark_ns)
     }
 
-    fn flush_waits(&mut self, watermark_ns: u64, events: &[(Id, ProcessEvent)], into: &mut Vec<TimedEvent>) {
+    fn flush_waits(
+        &mut self,
+        watermark_ns: u64,
+        events: &[(SampleId, ProcessEvent)],
+        into: &mut Vec<TimedEvent>,
+    ) {
         let Some(waits) = &mut self.waits else { return };
         let (processes, procfs) = (&mut self.processes, &*self.system.procfs);
         let select =
@@ -258,7 +267,7 @@ impl Pipeline {
         }
     }
 
-    fn report(&mut self, id: Id, event: WeighedEvent, into: &mut Vec<TimedEvent>) {
+    fn report(&mut self, id: SampleId, event: WeighedEvent, into: &mut Vec<TimedEvent>) {
         let event = match event {
             WeighedEvent::Sample(mut capture, used_ns) => {
                 self.announce(id, into);
@@ -274,7 +283,7 @@ impl Pipeline {
                     let used_ns = threads_ns.get(&tid).copied().unwrap_or(0);
                     let event =
                         SourceEvent::ThreadEnded(Some(used_ns), "replaced by exec before its next sample");
-                    into.push(self.timed_event(Id { tid, ..id }, event));
+                    into.push(self.timed_event(SampleId { tid, ..id }, event));
                 }
                 SourceEvent::Exec { name: Some(name) }
             }
@@ -288,7 +297,7 @@ impl Pipeline {
     }
 
     /// Reports a thread, and its process, that are new to the sampler.
-    fn announce(&mut self, id: Id, into: &mut Vec<TimedEvent>) {
+    fn announce(&mut self, id: SampleId, into: &mut Vec<TimedEvent>) {
         let Announcement { process, thread } = self.processes.announce(id, &*self.system.procfs);
         if let Some(name) = process {
             into.push(self.timed_event(id, SourceEvent::ProcessStarted { name }));
@@ -322,18 +331,18 @@ impl Pipeline {
         self.update_processes();
     }
 
-    /// Reports a wait, and if that is new its thread, which started at this time. All threads of a program end with it,
-    /// and begin anew with the next one: a wait that ended before that is of a thread that has been reported.
+    /// Reports a wait, and its thread if that is new, which started at this time. An exec ends all threads but one,
+    /// so a wait that ended before it belongs to a thread that has been reported.
     fn report_wait(&mut self, wait: Wait, started_ns: u64, into: &mut Vec<TimedEvent>) {
         let Wait { pid, tid, since_ns, until_ns, mut outcome } = wait;
         if let WaitOutcome::Continues(capture) | WaitOutcome::Ended(Some(capture)) = &mut outcome {
             let program = self.processes.program(pid);
             self.stacks.complete_at_switch((pid, tid), program, capture, &*self.system.memory);
         }
-        let id = Id { pid, tid, time_ns: since_ns, cpu: 0 };
+        let id = SampleId { pid, tid, time_ns: since_ns, cpu: 0 };
         let program_since_ns = self.processes.program_since_ns(pid);
         if until_ns >= program_since_ns {
-            self.announce(Id { time_ns: started_ns.max(program_since_ns), ..id }, into);
+            self.announce(SampleId { time_ns: started_ns.max(program_since_ns), ..id }, into);
         }
         let ns = until_ns.saturating_sub(since_ns);
         let (time_ns, event) = match outcome {
@@ -341,7 +350,7 @@ impl Pipeline {
             WaitOutcome::Ended(stack) => (until_ns, SourceEvent::Wait { ns, stack }),
             WaitOutcome::Lost(reason) => (until_ns, SourceEvent::WaitLost { ns, reason }),
         };
-        into.push(self.timed_event(Id { time_ns, ..id }, event));
+        into.push(self.timed_event(SampleId { time_ns, ..id }, event));
     }
 
     /// Reports the waits that continue at the end of the recording, at this time.
@@ -354,7 +363,7 @@ impl Pipeline {
         }
     }
 
-    /// At the end of a recording: what was used and nothing stands for that was reported is lost for this reason.
+    /// At the end of a recording, reports CPU time without a weight as lost for this reason.
     pub(super) fn report_rest(&mut self, at_ns: u64, reason: &'static str, into: &mut Vec<TimedEvent>) {
         let (samples, unsampled) = self.cpu_time.count_rest();
         let process = self.processes.main().unsigned_abs();
@@ -368,7 +377,7 @@ impl Pipeline {
         }
     }
 
-    fn timed_event(&self, id: Id, event: SourceEvent) -> TimedEvent {
+    fn timed_event(&self, id: SampleId, event: SourceEvent) -> TimedEvent {
         let thread = ThreadId(id.tid.unsigned_abs().into());
         let (at_ns, process) = (id.time_ns.saturating_sub(self.origin_ns), id.pid.unsigned_abs());
         TimedEvent { at_ns, process, thread, event }
@@ -377,10 +386,10 @@ impl Pipeline {
 
 /// Outside of batches.
 impl Pipeline {
-    /// Takes in which processes were added and removed.
+    /// Passes added and removed processes on.
     pub(super) fn update_processes(&mut self) {
         for (id, event) in self.processes.take_events() {
-            self.cpu_time.take_change(id.pid, &event);
+            self.cpu_time.push_change(id.pid, &event);
             if matches!(event, ProcessEvent::Removed) {
                 self.stacks.forget_process(id.pid);
             }
@@ -395,7 +404,7 @@ impl Pipeline {
         self.update_processes();
     }
 
-    /// Judges the processes that run now, before any is sampled.
+    /// Selects among the running processes, before any is sampled.
     pub(super) fn select_all(&mut self) {
         self.processes.select_all(&*self.system.procfs);
         self.update_processes();
@@ -406,35 +415,35 @@ impl Pipeline {
         self.waits.is_some()
     }
 
-    /// A thread was there when the recording began, at this time.
+    /// A thread existed when the recording began, at this time.
     pub(super) fn list_thread(&mut self, pid: pid_t, tid: pid_t, now_ns: u64) {
         if let Some(waits) = &mut self.waits {
             waits.list(pid, tid, now_ns);
         }
     }
 
-    /// Polls threads whose stacks are not known, some at a time.
+    /// Polls some of the threads whose stacks are unknown.
     pub(super) fn poll_threads(&mut self) {
         if let Some(waits) = &mut self.waits {
             waits.poll(&*self.system.threads, &*self.system.clocks, &mut self.spare);
         }
     }
 
-    /// Takes context switches until this time from the rings that are read next.
-    pub(super) fn take_switches_until(&mut self, until_ns: u64) {
+    /// Accepts context switches until this time from the rings that are read next.
+    pub(super) fn accept_switches_until(&mut self, until_ns: u64) {
         if let Some(waits) = &mut self.waits {
-            waits.take_until(until_ns);
+            waits.accept_until(until_ns);
         }
     }
 
-    /// Takes context switches from this time on.
-    pub(super) fn take_switches_from(&mut self, from_ns: u64) {
+    /// Accepts context switches from this time on.
+    pub(super) fn accept_switches_from(&mut self, from_ns: u64) {
         if let Some(waits) = &mut self.waits {
-            waits.take_from(from_ns);
+            waits.accept_from(from_ns);
         }
     }
 
-    /// Processes that were started by `listed`, and by those, as the records say that were not flushed yet.
+    /// Processes that were started by `listed` and their descendants, by records that were not flushed yet.
     pub(super) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
         self.events.started_by(listed)
     }
@@ -445,7 +454,7 @@ impl Pipeline {
     }
 }
 
-/// A thread that runs and has used so much.
+/// A running thread with this CPU time.
 fn running(cpu_ns: u64) -> ThreadStatus {
     ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running }
 }

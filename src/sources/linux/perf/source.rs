@@ -1,7 +1,7 @@
-//! Processes that the kernel samples: rings are read in batches, images and names are read from /proc. Nothing of them is
-//! stopped, or changed.
+//! Processes that the kernel samples: rings are read in batches, images and names are read from /proc. Nothing is
+//! stopped or changed.
 //!
-//! It drives the stages (`pipeline.rs`) by what the rings hold, and the events by what the stages ask for.
+//! Drives the stages (`pipeline.rs`) by the content of the rings, and reopens events as the stages request.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use super::process::filter::ProcessFilter;
 use super::process::procfs;
 use super::process::table::ProcessTable;
 use super::stack::backlog::Backlog;
-use super::stack::stack_size::StackSize;
+use super::stack::stack_size::EventStackSize;
 use super::stack::stacks::Stacks;
 use super::waits::recorder::WaitRecorder;
 use crate::addr::Avma;
@@ -44,8 +44,8 @@ use read_ahead_timer::ReadAheadTimer;
 /// Interval between batches while processes start, end or map, nanoseconds: what records name is read from /proc while it
 /// is still there.
 const BATCH_NS: u64 = 50_000_000;
-/// Where nothing was started, ended or mapped for some time there is less to read: whoever is woken takes a CPU
-/// from somebody, and servers' latencies show it.
+/// Interval while nothing starts, ends or maps: there is less to read, and each wakeup of the reader takes a CPU,
+/// which servers' latencies show.
 const STEADY_BATCHES_NS: u64 = 120_000_000;
 const STEADY_AFTER_NS: u64 = 1_000_000_000;
 /// At the beginning, when a program loads its libraries, more often.
@@ -55,12 +55,12 @@ const BEGINNING_NS: u64 = 300_000_000;
 const LARGE_BATCHES_NS: u64 = 15_000_000;
 /// Where ranges of stacks are read.
 const PREFETCH_BATCHES_NS: u64 = 40_000_000;
-/// Buffers of so many bytes freed are worth giving their pages back to the system.
+/// Free this many bytes of buffers before pages are given back to the system.
 const TRIM_BYTES: usize = 4 << 20;
-/// Clocks that are compared are read in this time, or again, so often at most.
+/// Clocks that are compared are read within this time, or again, at most this often.
 const CLOCK_READS_NS: u64 = 3_000_000;
 const CLOCK_READS_MAX: u32 = 8;
-/// Pages of files that were read are given back each time after so many batches: a second or two.
+/// Pages of read files are given back after this many batches: a second or two.
 const RELEASE_BATCHES: u32 = 16;
 /// Rings are read up to this often, until they hold what the clocks already count.
 const READS_MAX: u32 = 4;
@@ -69,7 +69,7 @@ const READABLE_AFTER_NS: u64 = 1_000_000;
 
 /// What is sampled, and how it began.
 pub(super) struct SourceStart {
-    /// The process that the recording is of, or what stands for all.
+    /// The main process, or the placeholder for several.
     pub(super) main: ProcessEntry,
     /// Those whose end is that of the recording; none for a whole machine.
     pub(super) listed: Vec<pid_t>,
@@ -90,7 +90,7 @@ struct Times {
     origin_ns: u64,
 }
 
-/// Memory that batches take, and give back.
+/// Memory of batches.
 #[derive(Default)]
 struct Memory {
     /// Of the records that are handed over.
@@ -129,13 +129,13 @@ pub(crate) struct PerfSource {
 }
 
 impl PerfSource {
-    /// Of processes whose `events` are open behind the `filter`.
+    /// With open `events` behind the `filter`.
     pub(super) fn new(
         begin: SourceStart,
         clock: RealClock,
         events: Events,
         filter: SampleFilter,
-        size: StackSize,
+        size: EventStackSize,
     ) -> PerfSource {
         let SourceStart { main, listed, filter: selected, kernel_frames, launched } = begin;
         let began_ns = clock.now_ns();
@@ -180,7 +180,7 @@ impl PerfSource {
         self.open_those_already_started()?;
         self.exclude_from_samples();
         if self.is_machine() {
-            // All images are to be read first, while the rings fill.
+            // All images have to be read first, while the rings fill.
             self.raise_priority();
         }
         self.read_clocks_together(|source| {
@@ -201,7 +201,7 @@ impl PerfSource {
         self.pipeline.processes.filter().is_all()
     }
 
-    /// Reads clocks that are compared with each other; again where the reader was held up in between.
+    /// Reads clocks that are compared with each other; again if the reader was delayed in between.
     fn read_clocks_together(&mut self, read: impl Fn(&mut PerfSource)) {
         for _ in 0..CLOCK_READS_MAX {
             let before_ns = monotonic_ns();
@@ -244,19 +244,19 @@ impl PerfSource {
         }
     }
 
-    /// Samples these processes, too.
+    /// Samples these processes as well.
     pub(super) fn add(&mut self, pids: &[pid_t]) {
         self.pipeline.select(pids);
     }
 
-    /// Has the kernel drop the samples of processes that are excluded.
+    /// Makes the kernel drop the samples of excluded processes.
     fn exclude_from_samples(&mut self) {
         for (pid, excluded) in self.pipeline.processes.take_filter_changes() {
             self.filter.exclude(pid, excluded);
         }
     }
 
-    /// Waits until records are to be read, the process has ended, or it is time.
+    /// Waits until there are records to read, the process has ended, or the interval is over.
     fn wait(&mut self, until_ns: u64) {
         let (now_ns, monotonic_ns) = (self.clock.now_ns(), monotonic_ns());
         let Pipeline { stacks, cpu_time, .. } = &self.pipeline;
@@ -273,7 +273,7 @@ impl PerfSource {
         self.exits.wait(self.events.descriptors(), at_most_ms);
     }
 
-    /// Reads the rings; the time up to which everything was reported.
+    /// Reads the rings. Returns the time before which everything was reported.
     fn read(&mut self, into: &mut Vec<TimedEvent>) -> u64 {
         if !self.finished {
             self.pipeline.poll_threads();
@@ -287,7 +287,7 @@ impl PerfSource {
         for _ in 0..READS_MAX {
             let before_ns = monotonic_ns();
             read_rings(&mut self.events, &mut self.scratch, &mut self.pipeline);
-            // Held up in between, more samples may be there than the clocks will count.
+            // If the reader was delayed in between, there may be more samples than the clocks count.
             if monotonic_ns() - before_ns < 2 * options.period_ns() {
                 break;
             }
@@ -308,7 +308,7 @@ impl PerfSource {
         begun_ns.saturating_sub(READABLE_AFTER_NS)
     }
 
-    /// Gives memory back that batches to come do not need.
+    /// Gives back memory that later batches do not need.
     fn release_memory(&mut self, into: &mut Vec<TimedEvent>) {
         let memory = &mut self.memory;
         let stacks = into.iter().filter_map(|record| match &record.event {
@@ -330,17 +330,17 @@ impl PerfSource {
         }
     }
 
-    /// Lets the events tick at other rates, and opens them anew for other CPUs or namespaces, where it is time.
+    /// Changes the rates, and reopens the events for other CPUs or namespaces, if it is time.
     fn set_periods(&mut self) {
         let since_ns = monotonic_ns();
         if !self.disabled && self.pipeline.cpu_time.may_set_periods(since_ns) {
-            let periods_ns = self.events.vary(&mut self.rates);
+            let periods_ns = self.events.randomize_periods(&mut self.rates);
             self.pipeline.cpu_time.set_periods(since_ns, &periods_ns);
         }
         let misses =
             self.pipeline.processes.take_added().into_iter().any(|pid| self.filter.is_outside_namespace(pid));
         let lets_more_through = misses && self.filter.let_unknown_through().is_ok();
-        if !self.disabled && (lets_more_through || self.events.lack_a_cpu(since_ns)) {
+        if !self.disabled && (lets_more_through || self.events.cpus_changed(since_ns)) {
             self.reopen(self.events.options());
         }
     }
@@ -359,11 +359,11 @@ impl PerfSource {
         }
     }
 
-    /// Lets the reader run before others.
+    /// Raises the priority of the reader.
     fn raise_priority(&mut self) {
         self.preferred = true;
         linux_sys::prefer_this_thread();
-        // Where none is to be had, rings are read when there is time, and less is copied.
+        // Without a reservation, rings are read when there is time, and less is copied.
         reservation::reserve_for_this_thread(cpus::cpu_count());
     }
 
@@ -418,10 +418,10 @@ fn machine_ticks() -> Option<(u64, u64)> {
     proc::machine_ticks(&std::fs::read("/proc/stat").ok()?)
 }
 
-/// Takes in all that rings hold, and how many samples they could not.
+/// Reads all rings, and the numbers of lost samples.
 fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, pipeline: &mut Pipeline) {
-    events.drain(scratch, |id, record| pipeline.take(id, record));
-    pipeline.take_lost(events.lost_samples());
+    events.drain(scratch, |id, record| pipeline.push_record(id, record));
+    pipeline.add_lost(events.lost_samples());
 }
 
 impl PerfSource {
@@ -502,8 +502,8 @@ impl PushedSource for PerfSource {
         self.read_ahead();
     }
 
-    fn go_to(&mut self, at_ns: u64) {
-        self.pipeline.processes.go_to(at_ns.saturating_add(self.times.origin_ns));
+    fn set_time(&mut self, at_ns: u64) {
+        self.pipeline.processes.set_time(at_ns.saturating_add(self.times.origin_ns));
     }
 
     fn end(&mut self) {

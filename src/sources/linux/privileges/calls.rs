@@ -1,6 +1,6 @@
-//! The system calls that change what a thread may do. All of them are of the calling thread alone
-//! (capabilities(7), "Effect on threads"; setresuid(2), "C library/kernel differences"): glibc's
-//! `setresuid` would change every thread, and abort where one of them may not.
+//! The system calls that change the rights of a thread. All affect only the calling thread (capabilities(7), "Effect
+//! on threads"; setresuid(2), "C library/kernel differences"): glibc's `setresuid` would change every thread, and
+//! abort if one of them may not.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -53,10 +53,9 @@ pub(super) fn set(effective: Capabilities, permitted: Capabilities) -> io::Resul
 }
 
 /// Gives the calling thread the ids of a user, all of them and for good. Its permitted capabilities stay.
-pub(super) fn take_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
+pub(super) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     set_option(libc::PR_SET_KEEPCAPS, 1)?;
-    // SAFETY: setresgid(2) and setresuid(2) take numbers; setgroups(2) reads as many numbers from live memory
-    // as it is told.
+    // SAFETY: setresgid(2) and setresuid(2) take numbers; setgroups(2) reads that many numbers from live memory.
     unsafe {
         done(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()))?;
         done(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;

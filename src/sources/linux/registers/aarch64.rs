@@ -1,4 +1,4 @@
-//! Registers and system calls of a thread that runs code of aarch64.
+//! Registers and system calls of a thread that runs aarch64 code.
 
 use super::again::{CallSite, Calls};
 use super::restart::{EINTR, is_restartable};
@@ -37,7 +37,7 @@ pub(super) fn set_call_result(raw: &mut RawRegisters, result: i64) {
     raw.regs[0] = result.cast_unsigned();
 }
 
-/// Not shown: a call that the kernel continues by `restart_syscall` looks like one that is about to be made.
+/// Not visible: a call that the kernel continues by `restart_syscall` appears like one about to be made.
 pub(super) fn timed_wait(_raw: &RawRegisters) -> Option<TimedWait> {
     None
 }

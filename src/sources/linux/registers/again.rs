@@ -1,6 +1,6 @@
-//! Makes system calls again that our stop interrupted, where the kernel itself does not ask what became of
-//! them (aarch64, and 32-bit Arm under it). Input: where a thread waited before it was asked to stop, and
-//! where it stands; output: where it goes on.
+//! Restarts system calls that our stop interrupted, if the kernel itself does not check the result (aarch64, and
+//! 32-bit Arm on it). Input: where a thread waited before the stop was requested, and where it is stopped. Output:
+//! where it continues.
 
 use crate::addr::Avma;
 use crate::sources::linux::proc;
@@ -8,13 +8,13 @@ use crate::sources::linux::proc;
 /// What has to be known of a thread's calls beside its registers.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux) struct Calls {
-    /// In which call it waited before it was asked to stop.
+    /// The call in which it waited before the stop was requested.
     waits: Option<proc::BlockedCall>,
     /// Program counter and first argument that a call was made again with.
     made_again: Option<(u64, u64)>,
 }
 
-/// Where a thread stands behind a system call.
+/// Where a thread is stopped after a system call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallSite {
     pub(super) pc: u64,
@@ -28,26 +28,25 @@ pub(super) struct CallSite {
 }
 
 impl Calls {
-    /// It waits in what the system says so.
+    /// It waits in a call that the system reports.
     #[cfg(test)]
     pub(super) fn waits_in(&mut self, text: &[u8]) {
         self.waits = proc::waiting(text);
     }
 
-    /// A thread that may be waiting is about to be asked to stop.
+    /// A thread that may be waiting gets a stop request.
     #[cfg(target_arch = "aarch64")]
     pub(in crate::sources::linux) fn before_stop(&mut self, tid: libc::pid_t) {
         self.waits = std::fs::read(format!("/proc/{tid}/syscall")).ok().and_then(|text| proc::waiting(&text));
     }
 
-    /// The result has overwritten the first argument, and the kernel asks no more what it is. So a
-    /// thread that was seen to wait is set back to before its `svc`, with the argument that it
-    /// waited with, if the call `fails` because of our stop and may be made again. A handler would then
-    /// return there, and not to an EINTR. Of each signal the tracer is told before its handler runs: then
-    /// that is undone.
+    /// The result has overwritten the first argument, and the kernel no longer checks it. So a thread that was
+    /// waiting is set back to before its `svc`, with the argument that it waited with, if the call `fails` because of
+    /// our stop and may be restarted. A handler would then return there, and not to an EINTR; the tracer sees each
+    /// signal before its handler runs, and undoes this.
     ///
-    /// Gives where the thread goes on, and its first argument; `None` for that is `-EINTR` as result.
-    /// `None` where nothing is to be changed.
+    /// Returns where the thread continues, and its first argument, where `None` is `-EINTR` as result. `None` if
+    /// nothing has to change.
     pub(super) fn make_again(
         &mut self,
         at: &CallSite,

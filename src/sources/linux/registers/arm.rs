@@ -1,4 +1,4 @@
-//! Registers and system calls of a thread that runs 32-bit code of Arm, on aarch64.
+//! Registers and system calls of a thread that runs 32-bit Arm code, on aarch64.
 
 use super::again::{CallSite, Calls};
 use super::restart::EINTR;
@@ -45,7 +45,7 @@ pub(super) fn set_call_result(words: &mut Words, result: i64) {
     words[0] = (result as i32).cast_unsigned();
 }
 
-/// Not shown: a call that the kernel continues by `restart_syscall` looks like one that is about to be made.
+/// Not visible: a call that the kernel continues by `restart_syscall` appears like one about to be made.
 pub(super) fn timed_wait(_words: &Words) -> Option<TimedWait> {
     None
 }

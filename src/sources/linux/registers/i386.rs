@@ -1,4 +1,4 @@
-//! Registers and system calls of a thread that runs 32-bit code of i386, on x86_64.
+//! Registers and system calls of a thread that runs i386 code, on x86_64.
 
 use super::restart::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND};
 use super::x86_64::{CALL_BYTES, Calls, RestartState};
@@ -55,9 +55,8 @@ pub(super) fn repair(
     repairable
 }
 
-/// The calls of x86_64 that are made again, by their numbers in
-/// arch/x86/entry/syscalls/syscall_32.tbl; sockets also by `socketcall`, whose first argument says
-/// which, and semaphores by `ipc` (include/uapi/linux/net.h, ipc.h).
+/// The calls that are restarted on x86_64, by their numbers in arch/x86/entry/syscalls/syscall_32.tbl; sockets also
+/// by `socketcall`, with its first argument, and semaphores by `ipc` (include/uapi/linux/net.h, ipc.h).
 fn is_restartable(number: u32, first: u32) -> bool {
     const SOCKETCALL: u32 = 102;
     const IPC: u32 = 117;

@@ -1,4 +1,4 @@
-//! By which numbers the kernel restarts calls, and which calls may be.
+//! The error numbers by which the kernel restarts calls, and the calls that may be restarted.
 
 pub(super) const EINTR: i64 = -4;
 

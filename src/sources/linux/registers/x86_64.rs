@@ -1,4 +1,4 @@
-//! Registers and system calls of a thread that runs code of x86_64.
+//! Registers and system calls of a thread that runs x86_64 code.
 
 use super::restart::{EINTR, ERESTART_RESTARTBLOCK, ERESTARTNOHAND, is_restartable};
 use crate::arch::{Registers, X86_64};
@@ -8,25 +8,24 @@ use crate::sources::linux::timed_wait::{TimedWait, WaitCall};
 /// The call that a thread makes again.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux) struct Calls {
-    /// Where it stands before it has done so: address of the `syscall`, stack pointer, number of the call.
+    /// Where it is before the restart: address of the `syscall`, stack pointer, number of the call.
     again: Option<(u64, u64, u64)>,
 }
 
 impl Calls {
-    /// A thread that may be waiting is about to be asked to stop.
+    /// A thread that may be waiting gets a stop request.
     pub(in crate::sources::linux) fn before_stop(&mut self, _tid: libc::pid_t) {}
 
-    /// A thread will make its call again that stands behind it now: where it will be then.
+    /// A thread will restart the call that it is stopped after: where it will be then.
     pub(super) fn makes_again(&mut self, pc: u64, sp: u64, number: u64) {
         self.again = Some((pc.wrapping_sub(CALL_BYTES), sp, number));
     }
 
-    /// Whether the thread stands before a call that it is about to make again, and a handler runs that has to
-    /// end it. Asked once for each stop.
+    /// Whether the thread is about to restart a call that a running handler has to end. Call it once per stop.
     ///
-    /// On a busy machine a signal may come when the kernel has set the thread back before its call
-    /// (arch/x86/kernel/signal.c, `arch_do_signal_or_restart`) and it has not run since. Its handler would
-    /// return there, and the call wait on in spite of it: the thread is to be put behind the call, with its EINTR.
+    /// On a busy machine a signal may come after the kernel has set the thread back before its call
+    /// (arch/x86/kernel/signal.c, `arch_do_signal_or_restart`) and before it ran. Its handler would return there, and
+    /// the call would wait on in spite of it: the thread has to be put after the call, with EINTR.
     pub(super) fn ends_before(
         &mut self,
         at: (u64, u64, u64),
@@ -44,7 +43,7 @@ impl Calls {
     }
 }
 
-/// Where a thread stands whose call was to be made again.
+/// Where a thread is whose call was about to be restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RestartState {
     /// Not before that call.
@@ -55,8 +54,8 @@ pub(super) enum RestartState {
     Ends,
 }
 
-/// Length of `syscall`, and of the `int 0x80` by which 32-bit code calls or which stands where its vDSO
-/// returns (arch/x86/entry/vdso/vdso32/system_call.S).
+/// Length of `syscall`, and of `int 0x80`, by which 32-bit code makes calls or which is where its vDSO returns
+/// (arch/x86/entry/vdso/vdso32/system_call.S).
 pub(super) const CALL_BYTES: u64 = 2;
 
 /// Result of the system call that the thread is leaving, or `None` outside one.

@@ -1,7 +1,7 @@
 //! The code of a stepped program: functions of real instructions, with a row of unwind information for each of them.
 //!
-//! Input: a seed; output: an ELF file, and for each function what its instructions do. Frames are counted from the
-//! stack pointer or from a frame pointer, save some of the registers that a callee keeps, and change them.
+//! Input: a seed. Output: an ELF file, and the effects of the instructions of each function. Frames are counted from
+//! the stack pointer or from a frame pointer, save some of the registers that a callee preserves, and change them.
 
 use crate::addr::Avma;
 use crate::arch::{Arch, X86_64};
@@ -169,7 +169,7 @@ impl Assembler {
         self.rows.extend_from_slice(instructions);
     }
 
-    /// The frame has so many bytes more above the stack pointer.
+    /// The frame has this many bytes more above the stack pointer.
     fn grow(&mut self, bytes: i64) {
         self.frame_bytes = self.frame_bytes.wrapping_add_signed(bytes);
         if !self.by_frame_pointer {
@@ -251,7 +251,7 @@ impl Assembler {
         SWITCHED.iter().rev().for_each(|register| self.pop(*register));
         self.emit(Op::Return, &[0xc3]);
         self.end();
-        // What stands right behind a load of the stack pointer is taken for a part of it.
+        // Code right behind a load of the stack pointer is taken for a part of it.
         self.text.resize(self.text.len() + 128, 0xcc);
     }
 
@@ -272,7 +272,7 @@ impl Assembler {
         saved.iter().for_each(|register| self.push(*register));
         let words = match random.below(40) {
             0 => 200 + random.below(1200),
-            // Many frames are of one size: other functions get the places of those that are gone.
+            // Many frames have one size: other functions get the addresses of unloaded ones.
             _ => 2 * random.below(4),
         };
         // Calls are made with a stack pointer that is a multiple of 16.

@@ -1,13 +1,13 @@
-//! A simulated program that is stepped from instruction to instruction, with real code, unwind information and memory,
-//! and that changes its outer frames in every way that programs have.
+//! A simulated program that is stepped by instructions, with real code, unwind information and memory, and that
+//! changes its outer frames in every way that programs do.
 //!
 //! Calls, returns, tail calls; longjmp and exceptions, which leave many frames at once; fibers, whose stacks are
-//! changed by a function that saves registers there; threads that end at any depth, and others that get their stacks,
-//! and sometimes their numbers; a library that is unloaded, and another one at its place; another program in the same
-//! process. Memory is never cleared: return addresses of frames that are gone lie between those of others.
+//! switched by a function that saves registers there; threads that end at any depth, and others that get their
+//! stacks, and sometimes their numbers; a library that is unloaded, and another one at its address; another program
+//! in the same process. Memory is never cleared: return addresses of old frames lie between those of others.
 //!
-//! Input: a seed. Output: registers, memory and the true frames of each thread at any instruction, and what changed of
-//! threads and images; images are told as they were at the change that was [`Stepped::show`]n last.
+//! Input: a seed. Output: registers, memory and the true frames of each thread at any instruction, and changes of
+//! threads and images; images are reported in the state of the change that was [`Stepped::show`]n last.
 
 mod code;
 
@@ -85,7 +85,7 @@ struct Thread {
     fibers: Vec<usize>,
     /// The stack that it changes to in the function that does.
     switches_to: usize,
-    /// How many calls deep it is to be.
+    /// The depth of calls to reach.
     goal: usize,
 }
 
@@ -150,17 +150,17 @@ impl Stepped {
         self.threads.len()
     }
 
-    /// What happened since this was asked last.
+    /// Changes since the last call.
     pub(crate) fn changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
 
-    /// Has the list of images of a change told from now on.
+    /// Reports the images after a change from now on.
     pub(crate) fn show(&mut self, images: usize) {
         self.shown = images;
     }
 
-    /// A thread's number, and as a sample of so many bytes what it shows now: the stack with all frames that it has.
+    /// A thread's number, and its state as a sample of this many bytes: the stack with all of its frames.
     pub(crate) fn capture(&self, thread: usize, bytes: u64, truth: &mut Vec<LookupAvma>) -> (u32, Capture) {
         let thread = &self.threads[thread];
         let pc = self.address(thread.place);
@@ -184,7 +184,7 @@ impl Stepped {
         outermost.map_or(0, |registers| (registers[RSP] - 8).saturating_sub(thread.gpr[RSP]))
     }
 
-    /// Lets a thread execute so many instructions.
+    /// Executes this many instructions of a thread.
     pub(crate) fn step(&mut self, thread: usize, instructions: u64) {
         if self.random.chance(1, 40) {
             self.threads[thread].goal = 4 + self.random.below(160);
@@ -208,8 +208,8 @@ impl Stepped {
         self.closing = true;
     }
 
-    /// Unloads the library and loads another one to its place, if no frame is in it, or it is to be `forced`: then the
-    /// frames in it are left by a longjmp, and fibers that have some end. Whether it was.
+    /// Unloads the library and loads another one at its address, if no frame is in it, or it is `forced`: then its
+    /// frames are left by a longjmp, and fibers that have some end. Returns whether it was done.
     pub(crate) fn replace_library(&mut self, forced: bool) -> bool {
         let library = self.lists[self.lists.len() - 1][1];
         let uses = |stack: &Stack| stack.calls.iter().any(|call| call.place.of.image == library);
@@ -244,7 +244,7 @@ impl Stepped {
         true
     }
 
-    /// Another program: all threads end, all code is another one, the first thread begins anew.
+    /// Another program: all threads end, all code is replaced, the first thread begins again.
     pub(crate) fn exec(&mut self) {
         let id = self.threads[0].id;
         while !self.threads.is_empty() {
@@ -282,7 +282,7 @@ impl Stepped {
         MEMORY_AT + (stack as u64 + 1) * STACK_BYTES
     }
 
-    /// The stack pointer that a stack begins with, whoever gets it.
+    /// The stack pointer at the start of a stack, for any thread.
     fn top(&self, stack: usize) -> u64 {
         self.end(stack) - 16 * (stack as u64 * 37 % 128)
     }

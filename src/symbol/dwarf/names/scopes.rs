@@ -1,11 +1,10 @@
-//! What a function is in: the namespaces, modules and classes around its entry, for names that
-//! have no mangled form. GCC has none for what no other file sees (static functions, anonymous
-//! namespaces, lambdas); where compilers write line tables only (`-g1`, `line-tables-only`) there
-//! are no entries around a function either, and its name stays plain.
+//! The scope of a function: the namespaces, modules and classes around its entry, for names without a mangled form.
+//! GCC has none for names that no other file sees (static functions, anonymous namespaces, lambdas); if compilers
+//! write line tables only (`-g1`, `line-tables-only`) there are no entries around a function either, and its name
+//! stays plain.
 //!
-//! Input: entries of units, hostile. Output: what stands before their names. An entry does not
-//! refer to the one around it, so a unit is read once more, up to the last entry that is asked
-//! for; only if there is one.
+//! Input: entries of units, hostile. Output: the prefixes of their names. An entry does not refer to the one around
+//! it, so a unit is read once more, up to the last requested entry; only if there is one.
 
 use gimli::{AttributeValue, DwLang, DwTag, UnitOffset, constants as c};
 use hashbrown::HashMap;
@@ -17,7 +16,7 @@ use crate::symbol::table::MAX_NAME_BYTES;
 
 /// Most entries around one that count; real names have up to ten.
 const MAX_AROUND: usize = 32;
-/// What an entry takes in most files, in bytes.
+/// Usual size of an entry in most files, in bytes.
 const ENTRY_BYTES: u64 = 8;
 
 /// An entry around another.
@@ -27,8 +26,8 @@ struct Scope {
     tag: DwTag,
 }
 
-/// What stands before the names of entries, such as `outer::(anonymous namespace)::`. Those that
-/// are in nothing are left out.
+/// The prefixes of the names of entries, such as `outer::(anonymous namespace)::`. Entries without a scope are left
+/// out.
 pub(super) fn of(
     names: &mut NameReader<'_, '_, '_>,
     wanted: &[EntryKey],
@@ -42,7 +41,7 @@ pub(super) fn of(
         let entries: Vec<UnitOffset> = same.iter().map(|(_, entry)| *entry).collect();
         let Some((_, unit)) = names.unit(same[0].0) else { continue };
         let mut around = EnclosingScopes { separator: "::", of: Vec::new() };
-        // What is damaged ends the pass; what was found before it stands.
+        // Damage ends the pass; what was found before it counts.
         let _ = around.read(unit, &entries, names.budget);
         for (entry, scopes) in around.of {
             let text = text(names, same[0].0, &scopes, around.separator, texts);
@@ -66,7 +65,7 @@ impl EnclosingScopes {
         let mut wanted = wanted.iter().peekable();
         let mut entries = unit.entries_raw(None)?;
         let mut around: Vec<(isize, Scope)> = Vec::new();
-        // Depth that a jump starts anew at.
+        // Depth at which a jump restarts.
         let mut base = 0;
         while let Some(&&next) = wanted.peek().filter(|_| !entries.is_empty()) {
             let (entry, depth) = (entries.next_offset(), base + entries.next_depth());

@@ -1,5 +1,5 @@
-//! The system calls for programs in the kernel: loading them, maps that they look into, the ring that
-//! they write to. Input: plain values; output: descriptors that close themselves, bytes of a ring.
+//! The system calls for BPF programs: loading, maps, rings. Input: plain values. Output: descriptors that close
+//! themselves, bytes of a ring.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -42,7 +42,7 @@ struct LoadProgram {
 
 /// What a program is for.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) enum ProgramKind {
+pub(in crate::sources::linux::perf) enum ProgramKind {
     /// It judges samples of events (BPF_PROG_TYPE_PERF_EVENT).
     Event,
     /// It runs when it is called, by [`run_program`] (BPF_PROG_TYPE_SYSCALL).
@@ -52,8 +52,11 @@ pub(in super::super) enum ProgramKind {
 /// Loads a program.
 ///
 /// # Errors
-/// What bpf(2) says: EPERM without CAP_BPF, ENOSYS where the kernel has none.
-pub(in super::super) fn load_program(kind: ProgramKind, instructions: &[u64]) -> io::Result<OwnedFd> {
+/// Errors of bpf(2): EPERM without CAP_BPF, ENOSYS if the kernel has none.
+pub(in crate::sources::linux::perf) fn load_program(
+    kind: ProgramKind,
+    instructions: &[u64],
+) -> io::Result<OwnedFd> {
     const BPF_PROG_LOAD: c_int = 5;
     const BPF_F_SLEEPABLE: u32 = 1 << 4;
     let (program_type, flags) = match kind {
@@ -73,7 +76,7 @@ pub(in super::super) fn load_program(kind: ProgramKind, instructions: &[u64]) ->
     };
     // SAFETY: what `load` points to (instructions, a literal) is live during the call, which keeps neither.
     let fd = unsafe { bpf(BPF_PROG_LOAD, &mut load) };
-    // SAFETY: the call above made it just now, and nobody else has it.
+    // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { sys::made(fd) }
 }
 
@@ -94,8 +97,8 @@ struct RunProgram {
 /// Runs a program that was loaded for that, once.
 ///
 /// # Errors
-/// What bpf(2) says.
-pub(in super::super) fn run_program(program: &OwnedFd) -> io::Result<()> {
+/// Errors of bpf(2).
+pub(in crate::sources::linux::perf) fn run_program(program: &OwnedFd) -> io::Result<()> {
     const BPF_PROG_TEST_RUN: c_int = 10;
     let mut run = RunProgram { program: program.as_raw_fd().cast_unsigned(), ..RunProgram::default() };
     // SAFETY: `run` points to nothing.
@@ -122,21 +125,22 @@ struct ChangeMap {
     flags: u64,
 }
 
-/// A map in the kernel that programs can look into, from numbers to numbers (BPF_MAP_TYPE_HASH), with
-/// room for so many.
+/// A map in the kernel, from numbers to numbers (BPF_MAP_TYPE_HASH), with room for this many.
 ///
 /// # Errors
-/// What bpf(2) says.
-pub(in super::super) fn create_map(max_entries: u32) -> io::Result<OwnedFd> {
+/// Errors of bpf(2).
+pub(in crate::sources::linux::perf) fn create_map(max_entries: u32) -> io::Result<OwnedFd> {
     create_map_of(8, max_entries)
 }
 
-/// A map in the kernel that programs can look into, from numbers to values of so many bytes (BPF_MAP_TYPE_HASH), with
-/// room for so many.
+/// A map in the kernel, from numbers to values of this many bytes (BPF_MAP_TYPE_HASH), with room for this many.
 ///
 /// # Errors
-/// What bpf(2) says.
-pub(in super::super) fn create_map_of(value_bytes: usize, max_entries: u32) -> io::Result<OwnedFd> {
+/// Errors of bpf(2).
+pub(in crate::sources::linux::perf) fn create_map_of(
+    value_bytes: usize,
+    max_entries: u32,
+) -> io::Result<OwnedFd> {
     const BPF_MAP_TYPE_HASH: u32 = 1;
     let value_size = value_bytes as u32;
     create(CreateMap { map_type: BPF_MAP_TYPE_HASH, key_size: 4, value_size, max_entries, flags: 0 })
@@ -146,13 +150,13 @@ fn create(mut create: CreateMap) -> io::Result<OwnedFd> {
     const BPF_MAP_CREATE: c_int = 0;
     // SAFETY: `create` points to nothing.
     let fd = unsafe { bpf(BPF_MAP_CREATE, &mut create) };
-    // SAFETY: the call above made it just now, and nobody else has it.
+    // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { sys::made(fd) }
 }
 
 /// Gives a number of a map a value, or takes it out. That the map is full, or does not have it, is no
 /// matter.
-pub(in super::super) fn change_map(map: &OwnedFd, key: u32, value: Option<u64>) {
+pub(in crate::sources::linux::perf) fn change_map(map: &OwnedFd, key: u32, value: Option<u64>) {
     const BPF_MAP_UPDATE_ELEM: c_int = 2;
     const BPF_MAP_DELETE_ELEM: c_int = 3;
     let command = if value.is_some() { BPF_MAP_UPDATE_ELEM } else { BPF_MAP_DELETE_ELEM };
@@ -169,7 +173,7 @@ pub(in super::super) fn change_map(map: &OwnedFd, key: u32, value: Option<u64>) 
 }
 
 /// Gives a number of a map that was made for values of `N` bytes a value. That the map is full is no matter.
-pub(in super::super) fn put_in_map<const N: usize>(map: &OwnedFd, key: u32, value: &[u8; N]) {
+pub(in crate::sources::linux::perf) fn put_in_map<const N: usize>(map: &OwnedFd, key: u32, value: &[u8; N]) {
     const BPF_MAP_UPDATE_ELEM: c_int = 2;
     let map = map.as_raw_fd().cast_unsigned();
     let mut change =
@@ -180,13 +184,13 @@ pub(in super::super) fn put_in_map<const N: usize>(map: &OwnedFd, key: u32, valu
 }
 
 /// Takes a number out of a map. That it is not there is no matter.
-pub(in super::super) fn remove_from_map(map: &OwnedFd, key: u32) {
+pub(in crate::sources::linux::perf) fn remove_from_map(map: &OwnedFd, key: u32) {
     change_map(map, key, None);
 }
 
 /// One value of some bytes that programs can get at (BPF_MAP_TYPE_ARRAY).
 #[derive(Debug)]
-pub(in super::super) struct Array {
+pub(in crate::sources::linux::perf) struct Array {
     map: OwnedFd,
     value_bytes: usize,
 }
@@ -195,8 +199,8 @@ impl Array {
     /// `constant`: programs only read it, and rely on it once it was frozen.
     ///
     /// # Errors
-    /// What bpf(2) says.
-    pub(in super::super) fn create(value_bytes: usize, constant: bool) -> io::Result<Array> {
+    /// Errors of bpf(2).
+    pub(in crate::sources::linux::perf) fn create(value_bytes: usize, constant: bool) -> io::Result<Array> {
         const BPF_MAP_TYPE_ARRAY: u32 = 2;
         const BPF_F_RDONLY_PROG: u32 = 1 << 7;
         let flags = if constant { BPF_F_RDONLY_PROG } else { 0 };
@@ -206,15 +210,15 @@ impl Array {
     }
 
     /// Its descriptor, for programs.
-    pub(in super::super) fn descriptor(&self) -> &OwnedFd {
+    pub(in crate::sources::linux::perf) fn descriptor(&self) -> &OwnedFd {
         &self.map
     }
 
     /// Sets the value, which has as many bytes as it was made for.
     ///
     /// # Errors
-    /// What bpf(2) says.
-    pub(in super::super) fn put(&self, value: &[u8]) -> io::Result<()> {
+    /// Errors of bpf(2).
+    pub(in crate::sources::linux::perf) fn put(&self, value: &[u8]) -> io::Result<()> {
         const BPF_MAP_UPDATE_ELEM: c_int = 2;
         self.exchange(BPF_MAP_UPDATE_ELEM, value.as_ptr() as u64, value.len())
     }
@@ -222,8 +226,8 @@ impl Array {
     /// Reads the value, which has as many bytes as it was made for.
     ///
     /// # Errors
-    /// What bpf(2) says.
-    pub(in super::super) fn get(&self, value: &mut [u8]) -> io::Result<()> {
+    /// Errors of bpf(2).
+    pub(in crate::sources::linux::perf) fn get(&self, value: &mut [u8]) -> io::Result<()> {
         const BPF_MAP_LOOKUP_ELEM: c_int = 1;
         self.exchange(BPF_MAP_LOOKUP_ELEM, value.as_mut_ptr() as u64, value.len())
     }
@@ -242,11 +246,11 @@ impl Array {
         done(unsafe { bpf(command, &mut change) })
     }
 
-    /// Nobody changes the value any more.
+    /// Freezes the value.
     ///
     /// # Errors
-    /// What bpf(2) says.
-    pub(in super::super) fn freeze(&self) -> io::Result<()> {
+    /// Errors of bpf(2).
+    pub(in crate::sources::linux::perf) fn freeze(&self) -> io::Result<()> {
         const BPF_MAP_FREEZE: c_int = 22;
         let mut map = self.map.as_raw_fd().cast_unsigned();
         // SAFETY: the descriptor is all that this command takes.
@@ -257,7 +261,7 @@ impl Array {
 /// A ring that programs write into (BPF_MAP_TYPE_RINGBUF; kernel/bpf/ringbuf.c): a page for how far it
 /// was read, one for how far it was written, then the data, which is mapped twice, end to end.
 #[derive(Debug)]
-pub(in super::super) struct ProgramRing {
+pub(in crate::sources::linux::perf) struct ProgramRing {
     map: OwnedFd,
     /// Of the reader, which this process may write to.
     read: NonNull<u8>,
@@ -279,8 +283,11 @@ impl ProgramRing {
     /// One of `data_bytes`, a power of two of at least a page, for records of at most `record_bytes`.
     ///
     /// # Errors
-    /// What bpf(2) says: EINVAL before Linux 5.8.
-    pub(in super::super) fn create(data_bytes: usize, record_bytes: usize) -> io::Result<ProgramRing> {
+    /// Errors of bpf(2): EINVAL before Linux 5.8.
+    pub(in crate::sources::linux::perf) fn create(
+        data_bytes: usize,
+        record_bytes: usize,
+    ) -> io::Result<ProgramRing> {
         const BPF_MAP_TYPE_RINGBUF: u32 = 27;
         let max_entries = data_bytes as u32;
         let map = create(CreateMap {
@@ -305,14 +312,14 @@ impl ProgramRing {
     }
 
     /// Its descriptor, for programs.
-    pub(in super::super) fn descriptor(&self) -> c_int {
+    pub(in crate::sources::linux::perf) fn descriptor(&self) -> c_int {
         self.map.as_raw_fd()
     }
 
     /// Gives each record that is there to `take`, and makes room.
-    pub(in super::super) fn drain(&mut self, mut take: impl FnMut(&[u8])) {
-        // SAFETY: both pages are mapped, readable and aligned as long as `self` lives, and begin with the
-        // u64 that tells how far; the reader's, which only this process changes, is writable.
+    pub(in crate::sources::linux::perf) fn drain(&mut self, mut take: impl FnMut(&[u8])) {
+        // SAFETY: both pages are mapped, readable and aligned as long as `self` lives, and begin with the u64
+        // position; the reader's page, which only this process changes, is writable.
         let (read, written) = unsafe {
             (
                 AtomicU64::from_ptr(self.read.as_ptr().cast()),
@@ -322,10 +329,10 @@ impl ProgramRing {
         let end = written.load(Ordering::Acquire);
         let mut at = read.load(Ordering::Relaxed);
         let mapped_bytes = self.data_bytes + self.again_bytes;
-        // SAFETY: so much of the data is mapped behind the writer's page as long as `self` lives. What
-        // lies between the two places the kernel leaves alone, but for the length of a record that is
-        // being written, which is read atomically and before anything behind it; the reader's place is
-        // raised below, after the last use of `data`.
+        // SAFETY: this much of the data is mapped behind the writer's page as long as `self` lives. The kernel does
+        // not write between the two positions, except for the length of a record in progress, which is read
+        // atomically and before anything behind it; the reader's position is raised below, after the last use of
+        // `data`.
         let data =
             unsafe { std::slice::from_raw_parts(self.written.as_ptr().add(self.page_bytes), mapped_bytes) };
         while at < end {

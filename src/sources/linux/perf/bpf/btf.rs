@@ -1,5 +1,5 @@
-//! Where the running kernel keeps a member of one of its structures, by its own description (BTF,
-//! Documentation/bpf/btf.rst). Input: a structure and a member by name; output: bytes from its beginning.
+//! Offsets of members of the running kernel's structures, from its own type information (BTF,
+//! Documentation/bpf/btf.rst). Input: names of a structure and a member. Output: an offset in bytes.
 
 use std::fs;
 
@@ -7,9 +7,8 @@ const PATH: &str = "/sys/kernel/btf/vmlinux";
 const MAGIC: u16 = 0xeb9f;
 const STRUCT: u32 = 4;
 
-/// Bytes from the beginning of a structure of the running kernel to a member of it; `None` where the kernel does
-/// not tell.
-pub(in super::super) fn member_offset(structure: &str, member: &str) -> Option<i32> {
+/// Offset of a member in a structure of the running kernel; `None` if the kernel has no such type information.
+pub(in crate::sources::linux::perf) fn member_offset(structure: &str, member: &str) -> Option<i32> {
     find(&fs::read(PATH).ok()?, structure, member)
 }
 

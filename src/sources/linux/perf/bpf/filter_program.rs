@@ -1,14 +1,13 @@
-//! Programs for the kernel that say yes to the samples of some processes: the samples of others
-//! then cost them nothing but the look of a timer that ticks anyway.
+//! BPF programs that let the samples of some processes through: samples of others are dropped in the timer interrupt,
+//! which ticks anyway.
 //!
-//! One says yes to one process; the other one no to those of a set, so that a process that nobody
-//! has heard of yet is sampled.
+//! One lets a single process through; the other drops the processes of a set, so that a process not yet known is
+//! sampled.
 //!
-//! Input: processes as they are numbered in our PID namespace; output: eBPF instructions
-//! (Documentation/bpf/standardization/instruction-set.rst). In the first namespace the running
-//! thread has a number whatever namespace it is in itself (helper 14,
-//! `bpf_get_current_pid_tgid`); in others, those of containers, only the threads of the very same
-//! one have a number (helper 120, `bpf_get_ns_current_pid_tgid`).
+//! Input: process numbers of our PID namespace. Output: eBPF instructions
+//! (Documentation/bpf/standardization/instruction-set.rst). In the initial namespace the running thread has a number,
+//! whatever its own namespace is (helper 14, `bpf_get_current_pid_tgid`); in others, those of containers, only
+//! threads of the same namespace have one (helper 120, `bpf_get_ns_current_pid_tgid`).
 
 use super::instructions::{
     ADD, CALL, EXIT, GET_CURRENT_PID_TGID, GET_NS_CURRENT_PID_TGID, JUMP_IF_EQUAL, LOAD_WORD, MAP_LOOKUP,
@@ -19,26 +18,26 @@ use super::instructions::{
 const FIRST_NAMESPACE: u64 = 0xefff_fffc;
 
 /// Whether threads of all namespaces have a number in this one.
-pub(in super::super) fn numbers_all(namespace: (u64, u64)) -> bool {
+pub(in crate::sources::linux::perf) fn numbers_all(namespace: (u64, u64)) -> bool {
     namespace.1 == FIRST_NAMESPACE
 }
 
 /// The register that has the program's argument until `yes` uses it for something else: the registers
 /// of the running thread (include/uapi/linux/bpf_perf_event.h, `bpf_perf_event_data`).
-pub(in super::super) const CONTEXT: u8 = 8;
+pub(in crate::sources::linux::perf) const CONTEXT: u8 = 8;
 
 /// Where the number of the running thread is, relative to r10; that of its process follows.
-pub(in super::super) const TID: i16 = -8;
+pub(in crate::sources::linux::perf) const TID: i16 = -8;
 const TGID: i16 = -4;
 
-/// Says no.
+/// Drops the sample.
 const NO: [u64; 2] = [op(MOVE, 0, 0, 0, 0), op(EXIT, 0, 0, 0, 0)];
-/// Says yes.
+/// Lets the sample through.
 const YES: [u64; 2] = [op(MOVE, 0, 0, 0, 1), op(EXIT, 0, 0, 0, 0)];
 
-/// Puts the running thread at [`TID`], its process into r6 and at [`TGID`]. To one that is not of our namespace
-/// (device and inode of `/proc/self/ns/pid`) it says no, or goes on with numbers of 0 if `unknown`: the helper clears
-/// them (kernel/bpf/helpers.c).
+/// Stores the running thread at [`TID`], its process in r6 and at [`TGID`]. Drops a thread outside of our namespace
+/// (device and inode of `/proc/self/ns/pid`), or continues with numbers of 0 if `unknown`: the helper clears them
+/// (kernel/bpf/helpers.c).
 fn process(namespace: (u64, u64), unknown: bool) -> Vec<u64> {
     if numbers_all(namespace) {
         return vec![
@@ -67,9 +66,9 @@ fn process(namespace: (u64, u64), unknown: bool) -> Vec<u64> {
     program
 }
 
-/// Which threads a program says yes to, of those that have a number in this namespace.
+/// Which threads a program lets through, of those that have a number in this namespace.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) enum Verdict {
+pub(in crate::sources::linux::perf) enum FilterRule {
     /// Those of a process.
     OfProcess(i32),
     /// Those of processes that are not in the set: the descriptor of a map whose keys are their numbers.
@@ -80,15 +79,19 @@ pub(in super::super) enum Verdict {
     All,
 }
 
-/// A program that says no, or does `yes` and says yes; `yes` finds the running thread at [`TID`] and the
-/// program's argument in [`CONTEXT`].
-pub(in super::super) fn program(verdict: Verdict, namespace: (u64, u64), yes: &[u64]) -> Vec<u64> {
+/// A program that drops a sample, or runs `yes` and lets it through. `yes` finds the running thread at [`TID`] and
+/// the program's argument in [`CONTEXT`].
+pub(in crate::sources::linux::perf) fn program(
+    verdict: FilterRule,
+    namespace: (u64, u64),
+    yes: &[u64],
+) -> Vec<u64> {
     let mut program = vec![op(MOVE_REGISTER, CONTEXT, 1, 0, 0)];
-    program.extend(process(namespace, matches!(verdict, Verdict::UnlessInOrUnknown(_))));
+    program.extend(process(namespace, matches!(verdict, FilterRule::UnlessInOrUnknown(_))));
     let skip = NO.len() as i16;
     match verdict {
-        Verdict::OfProcess(tgid) => program.push(op(JUMP_IF_EQUAL, 6, 0, skip, tgid)),
-        Verdict::UnlessIn(set) | Verdict::UnlessInOrUnknown(set) => {
+        FilterRule::OfProcess(tgid) => program.push(op(JUMP_IF_EQUAL, 6, 0, skip, tgid)),
+        FilterRule::UnlessIn(set) | FilterRule::UnlessInOrUnknown(set) => {
             program.extend(load_map(1, set));
             program.extend([
                 op(MOVE_REGISTER, 2, 10, 0, 0),
@@ -97,9 +100,9 @@ pub(in super::super) fn program(verdict: Verdict, namespace: (u64, u64), yes: &[
                 op(JUMP_IF_EQUAL, 0, 0, skip, 0),
             ]);
         }
-        Verdict::All => {}
+        FilterRule::All => {}
     }
-    if !matches!(verdict, Verdict::All) {
+    if !matches!(verdict, FilterRule::All) {
         program.extend(NO);
     }
     program.extend(yes);
@@ -126,7 +129,7 @@ mod tests {
 
     #[test]
     fn only_threads_of_the_process_are_sampled() {
-        let of_process = |namespace| program(Verdict::OfProcess(4242), namespace, &[]);
+        let of_process = |namespace| program(FilterRule::OfProcess(4242), namespace, &[]);
         for namespace in [CONTAINER, FIRST] {
             assert_eq!(run(&of_process(namespace), 4242, namespace), 1);
             assert_eq!(run(&of_process(namespace), 4243, namespace), 0);
@@ -137,14 +140,14 @@ mod tests {
 
     #[test]
     fn all_are_sampled_but_those_of_the_set() {
-        let unless_in = |namespace| program(Verdict::UnlessIn(SET), namespace, &[]);
+        let unless_in = |namespace| program(FilterRule::UnlessIn(SET), namespace, &[]);
         for namespace in [CONTAINER, FIRST] {
             assert_eq!(run(&unless_in(namespace), 4242, namespace), 1);
             assert_eq!(run(&unless_in(namespace), 2, namespace), 0);
         }
         assert_eq!(run(&unless_in(CONTAINER), 4242, (4, 5)), 0, "of another namespace");
-        assert_eq!(run(&program(Verdict::All, FIRST, &[]), 2, (4, 5)), 1);
-        let or_unknown = program(Verdict::UnlessInOrUnknown(SET), CONTAINER, &[]);
+        assert_eq!(run(&program(FilterRule::All, FIRST, &[]), 2, (4, 5)), 1);
+        let or_unknown = program(FilterRule::UnlessInOrUnknown(SET), CONTAINER, &[]);
         assert_eq!(run(&or_unknown, 4242, (4, 5)), 1, "of another namespace");
         assert_eq!(run(&or_unknown, 2, CONTAINER), 0, "of the set");
     }

@@ -1,9 +1,8 @@
-//! Instructions of eBPF, as far as they are used, and of helpers in the kernel
-//! (Documentation/bpf/standardization/instruction-set.rst, include/uapi/linux/bpf.h). The tests run
-//! programs on a machine of their own.
+//! The eBPF instructions and helpers that the programs use (Documentation/bpf/standardization/instruction-set.rst,
+//! include/uapi/linux/bpf.h). The tests run programs on a machine of their own.
 
 /// An instruction: operation, destination and source register, offset, value.
-pub(in super::super) const fn op(code: u8, dst: u8, src: u8, offset: i16, value: i32) -> u64 {
+pub(in crate::sources::linux::perf) const fn op(code: u8, dst: u8, src: u8, offset: i16, value: i32) -> u64 {
     code as u64
         | (dst as u64) << 8
         | (src as u64) << 12
@@ -11,58 +10,58 @@ pub(in super::super) const fn op(code: u8, dst: u8, src: u8, offset: i16, value:
         | ((value as u32) as u64) << 32
 }
 
-pub(in super::super) const LOAD_64: u8 = 0x18;
-pub(in super::super) const MOVE: u8 = 0xb7;
-pub(in super::super) const MOVE_REGISTER: u8 = 0xbf;
-pub(in super::super) const ADD: u8 = 0x07;
-pub(in super::super) const AND: u8 = 0x57;
-pub(in super::super) const SHIFT_RIGHT: u8 = 0x77;
+pub(in crate::sources::linux::perf) const LOAD_64: u8 = 0x18;
+pub(in crate::sources::linux::perf) const MOVE: u8 = 0xb7;
+pub(in crate::sources::linux::perf) const MOVE_REGISTER: u8 = 0xbf;
+pub(in crate::sources::linux::perf) const ADD: u8 = 0x07;
+pub(in crate::sources::linux::perf) const AND: u8 = 0x57;
+pub(in crate::sources::linux::perf) const SHIFT_RIGHT: u8 = 0x77;
 /// A word has 4 bytes, a double word 8.
-pub(in super::super) const LOAD_WORD: u8 = 0x61;
-pub(in super::super) const LOAD_DOUBLE: u8 = 0x79;
-pub(in super::super) const STORE_WORD: u8 = 0x63;
-pub(in super::super) const STORE_DOUBLE: u8 = 0x7b;
+pub(in crate::sources::linux::perf) const LOAD_WORD: u8 = 0x61;
+pub(in crate::sources::linux::perf) const LOAD_DOUBLE: u8 = 0x79;
+pub(in crate::sources::linux::perf) const STORE_WORD: u8 = 0x63;
+pub(in crate::sources::linux::perf) const STORE_DOUBLE: u8 = 0x7b;
 /// Of the value in the instruction.
-pub(in super::super) const STORE_VALUE_DOUBLE: u8 = 0x7a;
-pub(in super::super) const CALL: u8 = 0x85;
-pub(in super::super) const JUMP: u8 = 0x05;
-pub(in super::super) const JUMP_IF_EQUAL: u8 = 0x15;
-pub(in super::super) const JUMP_UNLESS_EQUAL: u8 = 0x55;
-pub(in super::super) const EXIT: u8 = 0x95;
+pub(in crate::sources::linux::perf) const STORE_VALUE_DOUBLE: u8 = 0x7a;
+pub(in crate::sources::linux::perf) const CALL: u8 = 0x85;
+pub(in crate::sources::linux::perf) const JUMP: u8 = 0x05;
+pub(in crate::sources::linux::perf) const JUMP_IF_EQUAL: u8 = 0x15;
+pub(in crate::sources::linux::perf) const JUMP_UNLESS_EQUAL: u8 = 0x55;
+pub(in crate::sources::linux::perf) const EXIT: u8 = 0x95;
 /// As the source register of [`LOAD_64`]: the value is the descriptor of a map.
-pub(in super::super) const IS_MAP: u8 = 1;
+pub(in crate::sources::linux::perf) const IS_MAP: u8 = 1;
 /// As the source register of [`LOAD_64`]: the place is in the value of an array of one, whose descriptor comes first.
 const IS_VALUE: u8 = 2;
 
-pub(in super::super) const MAP_LOOKUP: i32 = 1;
-pub(in super::super) const KTIME_GET_NS: i32 = 5;
-pub(in super::super) const GET_CURRENT_PID_TGID: i32 = 14;
-pub(in super::super) const GET_CURRENT_TASK: i32 = 35;
-pub(in super::super) const PROBE_READ_USER: i32 = 112;
-pub(in super::super) const PROBE_READ_KERNEL: i32 = 113;
-pub(in super::super) const GET_NS_CURRENT_PID_TGID: i32 = 120;
-pub(in super::super) const RINGBUF_RESERVE: i32 = 131;
-pub(in super::super) const RINGBUF_SUBMIT: i32 = 132;
-pub(in super::super) const SNPRINTF: i32 = 165;
+pub(in crate::sources::linux::perf) const MAP_LOOKUP: i32 = 1;
+pub(in crate::sources::linux::perf) const KTIME_GET_NS: i32 = 5;
+pub(in crate::sources::linux::perf) const GET_CURRENT_PID_TGID: i32 = 14;
+pub(in crate::sources::linux::perf) const GET_CURRENT_TASK: i32 = 35;
+pub(in crate::sources::linux::perf) const PROBE_READ_USER: i32 = 112;
+pub(in crate::sources::linux::perf) const PROBE_READ_KERNEL: i32 = 113;
+pub(in crate::sources::linux::perf) const GET_NS_CURRENT_PID_TGID: i32 = 120;
+pub(in crate::sources::linux::perf) const RINGBUF_RESERVE: i32 = 131;
+pub(in crate::sources::linux::perf) const RINGBUF_SUBMIT: i32 = 132;
+pub(in crate::sources::linux::perf) const SNPRINTF: i32 = 165;
 
 /// `r = value`, which takes two instructions.
-pub(in super::super) const fn load(register: u8, value: u64) -> [u64; 2] {
+pub(in crate::sources::linux::perf) const fn load(register: u8, value: u64) -> [u64; 2] {
     [op(LOAD_64, register, 0, 0, value as i32), op(0, 0, 0, 0, (value >> 32) as i32)]
 }
 
 /// `r = map`, of which this is the descriptor.
-pub(in super::super) const fn load_map(register: u8, map: i32) -> [u64; 2] {
+pub(in crate::sources::linux::perf) const fn load_map(register: u8, map: i32) -> [u64; 2] {
     [op(LOAD_64, register, IS_MAP, 0, map), 0]
 }
 
 /// `r = value + offset`, of an array of one value, of which this is the descriptor.
-pub(in super::super) const fn load_value(register: u8, array: i32, offset: i32) -> [u64; 2] {
+pub(in crate::sources::linux::perf) const fn load_value(register: u8, array: i32, offset: i32) -> [u64; 2] {
     [op(LOAD_64, register, IS_VALUE, 0, array), op(0, 0, 0, 0, offset)]
 }
 
 /// Runs programs as the kernel would: the running thread, maps, a ring and the memory of a program.
 #[cfg(test)]
-pub(in super::super) mod machine {
+pub(in crate::sources::linux::perf) mod machine {
     use super::*;
 
     /// Where its stack ends.

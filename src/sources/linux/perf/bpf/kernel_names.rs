@@ -1,9 +1,9 @@
-//! What the kernel calls code of its own: a program in the kernel asks it for the name of one address after
-//! another. Its list of all symbols (`/proc/kallsyms`) has more than 100,000 lines, which the kernel takes some 40 ms to
-//! write; a name takes a few microseconds.
+//! Names of kernel functions: a BPF program formats the name of one address after another. The list of all symbols
+//! (`/proc/kallsyms`) has more than 100,000 lines, which the kernel takes some 40 ms to write; a name takes a few
+//! microseconds.
 //!
-//! Input: addresses; output: names, with the module behind those of modules, as the list has them. Source:
-//! lib/vsprintf.c, `%ps` ("symbolic pointers without offsets"), by the helper `bpf_snprintf`.
+//! Input: addresses. Output: names, with their modules, as in the list. Source: lib/vsprintf.c, `%ps` ("symbolic
+//! pointers without offsets"), by the helper `bpf_snprintf`.
 
 use std::fs::File;
 use std::io::{self, Seek};
@@ -15,11 +15,11 @@ use super::instructions::{CALL, EXIT, MOVE, SNPRINTF, load_value, op};
 
 /// What goes to the program and comes back: the address, then the name with a 0 behind it.
 const VALUE_BYTES: usize = 8 + NAME_BYTES;
-/// The longest name (`KSYM_NAME_LEN` in include/linux/kallsyms.h) is of 511; of longer ones this is the beginning.
+/// Room for the longest name (`KSYM_NAME_LEN` in include/linux/kallsyms.h, 511); longer ones are cut.
 const NAME_BYTES: usize = 504;
 /// The list (proc(5)).
 pub(in crate::sources::linux) const LIST: &str = "/proc/kallsyms";
-/// For more the list is read: it has all of them for the price of so many.
+/// For more addresses the list is read: it costs no more than this many names.
 const ADDRESSES_MAX: usize = 4096;
 
 /// The loaded program, and the array that it reads addresses from and writes names to. The program keeps the
@@ -40,7 +40,7 @@ impl Namer {
     }
 }
 
-/// What names code of the kernel after the privileges have gone that this takes: descriptors keep the rights of who
+/// Descriptors that name kernel functions after the privileges were dropped: they keep the rights of the process that
 /// opened them.
 struct PreparedNames {
     namer: Option<Mutex<Namer>>,
@@ -73,7 +73,7 @@ pub(in crate::sources::linux) fn list() -> io::Result<File> {
 /// The name of each address; `None` for one that is no symbol's.
 ///
 /// # Errors
-/// What bpf(2) says: EPERM without CAP_BPF and CAP_PERFMON, EINVAL before Linux 5.14.
+/// Errors of bpf(2): EPERM without CAP_BPF and CAP_PERFMON, EINVAL before Linux 5.14.
 pub(in crate::sources::linux) fn of(addresses: &[u64]) -> io::Result<Vec<Option<String>>> {
     if addresses.len() > ADDRESSES_MAX {
         return Err(io::ErrorKind::Unsupported.into());

@@ -1,13 +1,13 @@
-//! What a program in the kernel copies of the memory of the thread that it interrupts, in the moment of a sample:
-//! the instructions that write it into a ring, and the copies in order, for the samples to come.
+//! Memory of the interrupted thread that BPF programs copy at a sample: the instructions that write it into a ring,
+//! and the copies in order of time.
 //!
-//! A record has time, address, thread and the number of bytes that could be read, 8 bytes each, then the bytes.
+//! A record has time, address, thread and the number of bytes that were read, 8 bytes each, then the bytes.
 
 use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::buffers::Pool;
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use super::filter_program::TID;
 use super::instructions::{
     ADD, CALL, JUMP_IF_EQUAL, KTIME_GET_NS, LOAD_WORD, MAP_LOOKUP, MOVE, MOVE_REGISTER, PROBE_READ_USER,
@@ -15,33 +15,33 @@ use super::instructions::{
 };
 
 /// In front of the bytes.
-pub(in super::super) const HEADER_BYTES: usize = 32;
+pub(in crate::sources::linux::perf) const HEADER_BYTES: usize = 32;
 /// Where in it the address is.
 const ADDRESS: i16 = 8;
 /// Where in it the number of bytes is.
-pub(in super::super) const LEN: i16 = 24;
-/// Most nanoseconds between the time of a copy and that of its sample, of the same interrupt: half of the
-/// shortest period and less. It takes about one thousand, longer on a machine that is held up.
-pub(in super::super) const APART_NS_MAX: u64 = 40_000;
-/// Copies of samples that never come are kept for so long.
+pub(in crate::sources::linux::perf) const LEN: i16 = 24;
+/// Most nanoseconds between a copy and its sample, which come from one interrupt: less than half of the shortest
+/// period. It usually takes about one thousand.
+pub(in crate::sources::linux::perf) const APART_NS_MAX: u64 = 40_000;
+/// Copies without a sample are kept this long.
 const KEPT_NS: u64 = 1_000_000_000;
 
 /// As the address of a record: what is in r7.
-pub(in super::super) const ADDRESS_IN_R7: u64 = op(STORE_DOUBLE, 8, 7, ADDRESS, 0);
+pub(in crate::sources::linux::perf) const ADDRESS_IN_R7: u64 = op(STORE_DOUBLE, 8, 7, ADDRESS, 0);
 
 /// As the address of a record: this value.
-pub(in super::super) const fn address(value: i32) -> u64 {
+pub(in crate::sources::linux::perf) const fn address(value: i32) -> u64 {
     op(STORE_VALUE_DOUBLE, 8, 0, ADDRESS, value)
 }
 
-/// Hands the record in r8 over, without waking anybody (BPF_RB_NO_WAKEUP).
+/// Submits the record in r8, without a wakeup (BPF_RB_NO_WAKEUP).
 const SUBMIT: [u64; 3] =
     [op(MOVE_REGISTER, 1, 8, 0, 0), op(MOVE, 2, 0, 0, 1), op(CALL, 0, 0, 0, RINGBUF_SUBMIT)];
 
 /// Builds a program that copies memory of the running thread: the steps that all of them take, and jumps to places
 /// that come later. r9 has the time, r8 the record.
 #[derive(Debug, Default)]
-pub(in super::super) struct CopyProgram {
+pub(in crate::sources::linux::perf) struct CopyProgram {
     instructions: Vec<u64>,
     /// Jumps to the end.
     to_end: Vec<usize>,
@@ -49,7 +49,7 @@ pub(in super::super) struct CopyProgram {
 
 impl CopyProgram {
     /// A program for threads that the map has a value for; `load` makes r7 of the value's address in r0.
-    pub(in super::super) fn of_threads_in(map: i32, load: u64) -> CopyProgram {
+    pub(in crate::sources::linux::perf) fn of_threads_in(map: i32, load: u64) -> CopyProgram {
         let mut program = CopyProgram::default();
         program.extend(load_map(1, map));
         program.extend([
@@ -64,24 +64,24 @@ impl CopyProgram {
     }
 
     /// Appends instructions.
-    pub(in super::super) fn extend(&mut self, instructions: impl IntoIterator<Item = u64>) {
+    pub(in crate::sources::linux::perf) fn extend(&mut self, instructions: impl IntoIterator<Item = u64>) {
         self.instructions.extend(instructions);
     }
 
     /// Appends a jump to the end of the program.
-    pub(in super::super) fn end_by(&mut self, jump: u64) {
+    pub(in crate::sources::linux::perf) fn end_by(&mut self, jump: u64) {
         let at = self.jump(jump);
         self.to_end.push(at);
     }
 
     /// Appends a jump to a place that comes later; for [`CopyProgram::land`].
-    pub(in super::super) fn jump(&mut self, jump: u64) -> usize {
+    pub(in crate::sources::linux::perf) fn jump(&mut self, jump: u64) -> usize {
         self.instructions.push(jump);
         self.instructions.len() - 1
     }
 
     /// Lets jumps lead to the next instruction.
-    pub(in super::super) fn land(&mut self, jumps: impl IntoIterator<Item = usize>) {
+    pub(in crate::sources::linux::perf) fn land(&mut self, jumps: impl IntoIterator<Item = usize>) {
         let here = self.instructions.len();
         for at in jumps {
             let offset = (here - at - 1) as u16;
@@ -91,13 +91,13 @@ impl CopyProgram {
     }
 
     /// Puts the time into r9.
-    pub(in super::super) fn take_time(&mut self) {
+    pub(in crate::sources::linux::perf) fn take_time(&mut self) {
         self.extend([op(CALL, 0, 0, 0, KTIME_GET_NS), op(MOVE_REGISTER, 9, 0, 0, 0)]);
     }
 
-    /// Makes a record in r8 of the ring with this descriptor, for so many bytes, of which none is read yet, and ends
-    /// where there is no room. `address`: the instruction that stores its address.
-    pub(in super::super) fn reserve(&mut self, ring: i32, bytes: usize, address: u64) {
+    /// Reserves a record in r8 of the ring with this descriptor, for this many bytes, none of which is read yet; ends
+    /// if there is no room. `address`: the instruction that stores its address.
+    pub(in crate::sources::linux::perf) fn reserve(&mut self, ring: i32, bytes: usize, address: u64) {
         self.extend(load_map(1, ring));
         self.extend([
             op(MOVE, 2, 0, 0, (HEADER_BYTES + bytes) as i32),
@@ -115,9 +115,9 @@ impl CopyProgram {
         ]);
     }
 
-    /// Reads so many bytes of the thread's memory, from the address in a register on, to `to` in the record; r0 is 0
-    /// if they could be read.
-    pub(in super::super) fn read(&mut self, to: usize, bytes: usize, from: u8) {
+    /// Reads this many bytes of the thread's memory, from the address in a register, to `to` in the record; r0 is 0
+    /// on success.
+    pub(in crate::sources::linux::perf) fn read(&mut self, to: usize, bytes: usize, from: u8) {
         self.extend([
             op(MOVE_REGISTER, 1, 8, 0, 0),
             op(ADD, 1, 0, 0, to as i32),
@@ -128,12 +128,12 @@ impl CopyProgram {
     }
 
     /// Hands the record in r8 over.
-    pub(in super::super) fn submit(&mut self) {
+    pub(in crate::sources::linux::perf) fn submit(&mut self) {
         self.extend(SUBMIT);
     }
 
     /// The instructions.
-    pub(in super::super) fn end(mut self) -> Vec<u64> {
+    pub(in crate::sources::linux::perf) fn end(mut self) -> Vec<u64> {
         let to_end = std::mem::take(&mut self.to_end);
         self.land(to_end);
         self.instructions
@@ -142,16 +142,16 @@ impl CopyProgram {
 
 /// What was copied of one stack at one moment.
 #[derive(Debug, Default)]
-pub(in super::super) struct Copy {
+pub(in crate::sources::linux::perf) struct Copy {
     time_ns: u64,
     /// The address of the first byte.
-    pub(in super::super) from: u64,
-    pub(in super::super) bytes: Vec<u8>,
+    pub(in crate::sources::linux::perf) from: u64,
+    pub(in crate::sources::linux::perf) bytes: Vec<u8>,
 }
 
 /// The copies that samples are still to come for, by thread, in the order of their times.
 #[derive(Debug, Default)]
-pub(in super::super) struct Copies {
+pub(in crate::sources::linux::perf) struct Copies {
     of: HashMap<pid_t, Vec<Copy>>,
     spare: Pool<Vec<u8>>,
     /// The time of the last one.
@@ -160,7 +160,7 @@ pub(in super::super) struct Copies {
 
 impl Copies {
     /// Takes a piece as the program wrote it.
-    pub(in super::super) fn take(&mut self, record: &[u8]) {
+    pub(in crate::sources::linux::perf) fn take(&mut self, record: &[u8]) {
         let word = |at: usize| {
             let bytes = record.get(at..at + 8)?;
             Some(u64::from_le_bytes(bytes.try_into().ok()?))
@@ -186,12 +186,12 @@ impl Copies {
     }
 
     /// What was copied at the moment of a sample.
-    pub(in super::super) fn of_sample(&mut self, id: Id) -> Option<Copy> {
+    pub(in crate::sources::linux::perf) fn of_sample(&mut self, id: SampleId) -> Option<Copy> {
         let copies = self.of.get_mut(&id.tid)?;
         let apart_ns = |copy: &Copy| copy.time_ns.abs_diff(id.time_ns);
         let nearest = copies.iter().enumerate().min_by_key(|(_, copy)| apart_ns(copy));
         let at = nearest.filter(|(_, copy)| apart_ns(copy) <= APART_NS_MAX).map(|(at, _)| at)?;
-        // Those before it are of samples that were dropped.
+        // Earlier copies belong to samples that were dropped.
         let mut of_it = None;
         for copy in copies.drain(..=at) {
             if let Some(before) = of_it.replace(copy) {
@@ -202,12 +202,12 @@ impl Copies {
     }
 
     /// Takes the buffer of a copy back.
-    pub(in super::super) fn give_back(&mut self, copy: Copy) {
+    pub(in crate::sources::linux::perf) fn give_back(&mut self, copy: Copy) {
         self.spare.give_back(copy.bytes);
     }
 
     /// Ends a batch, and forgets copies whose samples never came; the bytes that are freed.
-    pub(in super::super) fn end_batch(&mut self) -> usize {
+    pub(in crate::sources::linux::perf) fn end_batch(&mut self) -> usize {
         let before_ns = self.last_ns.saturating_sub(KEPT_NS);
         let spare = &mut self.spare;
         self.of.retain(|_, copies| {

@@ -1,4 +1,4 @@
-//! Programs for the kernel (BPF): which samples are dropped at once, what is copied beside a record, names of kernel code.
+//! BPF programs: they drop samples, copy stack bytes next to records, and name kernel functions.
 
 pub(super) mod bpf_sys;
 pub(super) mod btf;

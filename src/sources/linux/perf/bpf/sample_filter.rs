@@ -1,5 +1,5 @@
-//! What keeps the samples of others from being copied: a program in the kernel, and the set of
-//! processes that it excludes.
+//! The sample filter: a BPF program that drops the samples of excluded processes, and its set of these processes.
+//! Input: pids. Output: a program to attach to events.
 
 use std::fs;
 use std::io;
@@ -11,7 +11,7 @@ use libc::pid_t;
 use super::super::ring::sys;
 use super::bpf_sys;
 use super::bpf_sys::ProgramKind;
-use super::filter_program::{self, Verdict};
+use super::filter_program::{self, FilterRule};
 
 /// Most processes that are excluded in the kernel; the samples of further ones are copied, and thrown
 /// away here.
@@ -19,9 +19,9 @@ const EXCLUDED_MAX: u32 = 16_384;
 
 /// The program, and what goes with it. Where the kernel takes no program, all samples come through.
 #[derive(Debug, Default)]
-pub(in super::super) struct SampleFilter {
+pub(in crate::sources::linux::perf) struct SampleFilter {
     /// Which samples come through, and our namespace; `None`: nothing is known of namespaces.
-    verdict: Option<(Verdict, (u64, u64))>,
+    verdict: Option<(FilterRule, (u64, u64))>,
     program: Option<OwnedFd>,
     excluded: Option<OwnedFd>,
     /// The program, and what passed samples also run.
@@ -30,22 +30,22 @@ pub(in super::super) struct SampleFilter {
 
 impl SampleFilter {
     /// Lets the samples of one process through.
-    pub(in super::super) fn of_process(pid: pid_t) -> SampleFilter {
+    pub(in crate::sources::linux::perf) fn of_process(pid: pid_t) -> SampleFilter {
         let ours = pid_namespace("self");
         // One in a container, seen from another container, has no number for the program.
         let ours = ours.filter(|ours| {
             filter_program::numbers_all(*ours)
                 || pid_namespace(&pid.to_string()).is_none_or(|its| its == *ours)
         });
-        let verdict = ours.map(|ours| (Verdict::OfProcess(pid), ours));
+        let verdict = ours.map(|ours| (FilterRule::OfProcess(pid), ours));
         SampleFilter { verdict, program: verdict.and_then(loaded), ..SampleFilter::default() }
     }
 
     /// Lets the samples of all processes of our namespace through that were not excluded.
-    pub(in super::super) fn unless_excluded() -> SampleFilter {
+    pub(in crate::sources::linux::perf) fn unless_excluded() -> SampleFilter {
         let made = pid_namespace("self").and_then(|namespace| {
             let excluded = bpf_sys::create_map(EXCLUDED_MAX).ok()?;
-            let verdict = (Verdict::UnlessIn(excluded.as_raw_fd()), namespace);
+            let verdict = (FilterRule::UnlessIn(excluded.as_raw_fd()), namespace);
             let program = Some(loaded(verdict)?);
             Some(SampleFilter {
                 verdict: Some(verdict),
@@ -58,15 +58,15 @@ impl SampleFilter {
     }
 
     /// Lets all samples through.
-    pub(in super::super) fn open() -> SampleFilter {
+    pub(in crate::sources::linux::perf) fn open() -> SampleFilter {
         // In other namespaces a program would refuse those that have no number here.
         let first = pid_namespace("self").filter(|namespace| filter_program::numbers_all(*namespace));
-        SampleFilter { verdict: first.map(|first| (Verdict::All, first)), ..SampleFilter::default() }
+        SampleFilter { verdict: first.map(|first| (FilterRule::All, first)), ..SampleFilter::default() }
     }
 
     /// Whether a process that has a number here has none for the program, since it is in a namespace below ours.
-    pub(in super::super) fn is_outside_namespace(&self, pid: pid_t) -> bool {
-        let Some((Verdict::UnlessIn(_), ours)) = self.verdict else { return false };
+    pub(in crate::sources::linux::perf) fn is_outside_namespace(&self, pid: pid_t) -> bool {
+        let Some((FilterRule::UnlessIn(_), ours)) = self.verdict else { return false };
         !filter_program::numbers_all(ours) && pid_namespace(&pid.to_string()).is_some_and(|its| its != ours)
     }
 
@@ -74,10 +74,10 @@ impl SampleFilter {
     /// us each, so it is off at first.
     ///
     /// # Errors
-    /// What bpf(2) says; nothing is changed then.
-    pub(in super::super) fn let_unknown_through(&mut self) -> io::Result<()> {
-        let Some((Verdict::UnlessIn(set), ours)) = self.verdict else { return Ok(()) };
-        let verdict = (Verdict::UnlessInOrUnknown(set), ours);
+    /// Errors of bpf(2); nothing is changed then.
+    pub(in crate::sources::linux::perf) fn let_unknown_through(&mut self) -> io::Result<()> {
+        let Some((FilterRule::UnlessIn(set), ours)) = self.verdict else { return Ok(()) };
+        let verdict = (FilterRule::UnlessInOrUnknown(set), ours);
         let program =
             bpf_sys::load_program(ProgramKind::Event, &filter_program::program(verdict.0, ours, &[]))?;
         (self.verdict, self.program) = (Some(verdict), Some(program));
@@ -86,7 +86,7 @@ impl SampleFilter {
     }
 
     /// Excludes a process from now on, or no longer: its number may be another one's now.
-    pub(in super::super) fn exclude(&self, pid: pid_t, excluded: bool) {
+    pub(in crate::sources::linux::perf) fn exclude(&self, pid: pid_t, excluded: bool) {
         if let Some(set) = &self.excluded {
             bpf_sys::change_map(set, pid.cast_unsigned(), excluded.then_some(1));
         }
@@ -95,8 +95,8 @@ impl SampleFilter {
     /// Sets what passed samples also run, in events that it is attached to from now on; an empty list removes it.
     ///
     /// # Errors
-    /// What bpf(2) says, or that no program is known; nothing more is done then.
-    pub(in super::super) fn copy(&mut self, copy_code: &[u64]) -> io::Result<()> {
+    /// Errors of bpf(2), or that no program is known; nothing more is done then.
+    pub(in crate::sources::linux::perf) fn copy(&mut self, copy_code: &[u64]) -> io::Result<()> {
         self.copy_program = None;
         if !copy_code.is_empty() {
             let (verdict, namespace) = self.verdict.ok_or(io::ErrorKind::Unsupported)?;
@@ -106,16 +106,16 @@ impl SampleFilter {
         Ok(())
     }
 
-    /// Lets an event take only what comes through.
-    pub(in super::super) fn attach(&self, event: &OwnedFd) {
+    /// Attaches the filter to an event.
+    pub(in crate::sources::linux::perf) fn attach(&self, event: &OwnedFd) {
         if let Some(program) = &self.program {
             // Refused for one, it is refused for all.
             let _ = sys::set_filter(event, program);
         }
     }
 
-    /// Lets an event take only what comes through, and do what [`SampleFilter::copy`] said.
-    pub(in super::super) fn attach_with_copy(&self, event: &OwnedFd) {
+    /// Attaches the filter to an event, with the copies of [`SampleFilter::copy`].
+    pub(in crate::sources::linux::perf) fn attach_with_copy(&self, event: &OwnedFd) {
         match &self.copy_program {
             Some(program) if sys::set_filter(event, program).is_ok() => {}
             _ => self.attach(event),
@@ -123,12 +123,12 @@ impl SampleFilter {
     }
 
     /// Whether the kernel takes programs from us.
-    pub(in super::super) fn is_loaded(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn is_loaded(&self) -> bool {
         self.program.is_some()
     }
 
-    /// Lets an event do what [`SampleFilter::copy`] said; its samples come through without that as well.
-    pub(in super::super) fn attach_copy(&self, event: &OwnedFd) {
+    /// Attaches the copies of [`SampleFilter::copy`] to an event, whose samples come through without a filter.
+    pub(in crate::sources::linux::perf) fn attach_copy(&self, event: &OwnedFd) {
         if let Some(program) = &self.copy_program {
             // Without it stacks are as deep as the event copies them.
             let _ = sys::set_filter(event, program);
@@ -136,7 +136,7 @@ impl SampleFilter {
     }
 }
 
-fn loaded((verdict, namespace): (Verdict, (u64, u64))) -> Option<OwnedFd> {
+fn loaded((verdict, namespace): (FilterRule, (u64, u64))) -> Option<OwnedFd> {
     bpf_sys::load_program(ProgramKind::Event, &filter_program::program(verdict, namespace, &[])).ok()
 }
 

@@ -1,14 +1,13 @@
 //! The cpu_time stage: what each sample weighs, and which CPU time is lost.
 //!
-//! The CPU clock of a process counts exactly what all of its threads have used, and its samples in a batch share what
-//! was used since the batch before (`share.rs`: how). So counts add up to CPU seconds × hz, the time of threads that
-//! ended before a sample included, and each sample has the same chance to be taken at any moment of that time. A process
-//! that was not there at the end of the batch before has samples that stand for the distance of ticks each: many short
-//! ones then add up rightly, those that were never sampled included.
+//! Input: the events of a batch with their processes, records of losses and context switches, CPU clocks. Output: the
+//! same events with the CPU time of their threads, and lost time by cause.
 //!
-//! Input: the events of a batch with their processes, records of losses and context switches, clocks; output: the same
-//! events with the CPU time of their threads, and what is lost. Invariant, of each process whose clock can be read:
-//! weights and losses add up to what its clock counted.
+//! The CPU clock of a process counts what all of its threads use. The samples of a process share what it used since
+//! the batch before (`share.rs`), so counts add up to CPU seconds × hz, the time of threads that ended before a
+//! sample included. The samples of a process that started since then weigh one period each: over many short processes
+//! that adds up, those without a sample included. Invariant, for each process whose clock can be read: weights +
+//! losses = what its clock counted.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +17,12 @@ use libc::pid_t;
 use super::super::buffers::Pool;
 use super::super::clocks::Clocks;
 use super::super::process::event::ProcessEvent;
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
+use super::batch_ticks::{BatchTicks, Ticks, drop_unweighted};
 use super::clock_baseline::ClockBaseline;
 use super::losses::{DroppedSamples, Losses};
 use super::process_clock::ProcessClock;
-use super::share::{CpuTimeShare, Division};
+use super::share::{CpuTimeShare, Division, prefix_share_ns};
 use super::tick_schedule::TickSchedule;
 use super::wakeup_charge::WakeupCharge;
 use super::wakeup_latency::{ClockReading, ClockReadings, IntervalAction, WakeupLatency};
@@ -30,7 +30,7 @@ use crate::sources::Capture;
 
 /// Most processes whose clocks are read at the ends of an interval.
 const CLOCKS_MAX: usize = 512;
-/// Most threads whose clocks are updated for that, of one process and of all: each takes a microsecond.
+/// Most threads whose clocks are updated for that, per process and in all: each takes a microsecond.
 const THREADS_OF_ONE_MAX: usize = 64;
 const THREADS_MAX: usize = 1024;
 
@@ -38,56 +38,58 @@ const THREADS_MAX: usize = 1024;
 #[derive(Debug, Default)]
 struct ProcessTime {
     clock: ProcessClock,
-    /// CPU time from before its threads ran.
+    /// CPU time that was charged before its threads ran.
     charge: WakeupCharge,
-    /// What each thread that was sampled used, as far as its samples show, nanoseconds.
+    /// CPU time of each sampled thread by the weights of its samples, nanoseconds.
     threads: HashMap<pid_t, u64>,
     /// Samples in the batch.
     samples: u64,
-    /// A sample of it came, or the recording is of it.
+    /// It was sampled, or it is the main process.
     is_known: bool,
     has_ended: bool,
 }
 
 /// An event with the CPU time that its thread used.
 #[derive(Debug)]
-pub(in super::super) enum WeighedEvent {
-    /// A sample, and what its thread used by then, nanoseconds: the weight is what that is more than at the one before.
+pub(in crate::sources::linux::perf) enum WeighedEvent {
+    /// A sample, and the CPU time of its thread so far, nanoseconds: the difference to its last sample is the weight.
     Sample(Box<Capture>, u64),
-    /// A sample whose stack cannot be used, for this reason, and what its thread used by then.
+    /// A sample whose stack cannot be used, for this reason, and the CPU time of its thread so far.
     Missed(&'static str, u64),
-    /// The process runs another program, of this name; what its threads used until then.
+    /// The process runs another program, of this name; the CPU time of its threads until then.
     Exec(String, HashMap<pid_t, u64>),
-    /// An event that is no sample.
+    /// Any other event.
     Other(ProcessEvent),
 }
 
 /// The events of a batch, weighed.
 #[derive(Debug)]
-pub(in super::super) struct WeighedBatch {
+pub(in crate::sources::linux::perf) struct WeighedBatch {
     /// In the order of their times.
-    pub(in super::super) events: Vec<(Id, WeighedEvent)>,
+    pub(in crate::sources::linux::perf) events: Vec<(SampleId, WeighedEvent)>,
     /// The time of the last event so far.
-    pub(in super::super) last_ns: u64,
-    /// Samples that the kernel dropped.
-    pub(in super::super) lost: u64,
-    /// Samples that were taken late.
-    pub(in super::super) late: u64,
+    pub(in crate::sources::linux::perf) last_ns: u64,
+    /// Samples that did not fit into rings.
+    pub(in crate::sources::linux::perf) lost: u64,
+    /// Samples that the kernel did not take since it throttled their event.
+    pub(in crate::sources::linux::perf) throttled: u64,
+    /// Late samples.
+    pub(in crate::sources::linux::perf) late: u64,
 }
 
 /// How a batch is weighed.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct BatchOptions {
-    /// Samples share what the clocks of their processes count, and else stand for a period each.
-    pub(in super::super) by_clock: bool,
-    /// No other batch comes.
-    pub(in super::super) last: bool,
+pub(in crate::sources::linux::perf) struct BatchOptions {
+    /// Samples share what the clocks of their processes count; else each weighs one period.
+    pub(in crate::sources::linux::perf) by_clock: bool,
+    /// The last batch.
+    pub(in crate::sources::linux::perf) last: bool,
 }
 
 /// The CPU time of all processes that are sampled, and what was lost of it.
 #[derive(Debug)]
-pub(in super::super) struct CpuTime {
-    /// The process that the recording is of, or what stands for all.
+pub(in crate::sources::linux::perf) struct CpuTime {
+    /// The main process, or 0 for several.
     main: pid_t,
     /// Nanoseconds between two samples of a thread that runs all the time.
     period_ns: u64,
@@ -95,22 +97,28 @@ pub(in super::super) struct CpuTime {
     latency: WakeupLatency,
     losses: Losses,
     processes: BTreeMap<pid_t, ProcessTime>,
-    /// Of a whole machine: the processes that were there and of which no sample came yet.
+    /// With `-a`: processes that existed at the beginning and have no sample yet.
     baseline: ClockBaseline,
-    /// Time of samples that were dropped and not reported yet: less than a period.
+    /// CPU time of dropped samples that is not reported yet: less than a period.
     unreported_ns: u64,
-    /// What processes used that were released.
+    /// The part of it that was lost while an event was throttled.
+    unreported_throttled_ns: u64,
+    /// CPU time of processes that were removed.
     released_ns: u64,
-    /// What their samples weighed, and all those that were reported as lost.
+    /// Weights of their samples, and all losses that were reported.
     weighed_ns: u64,
-    /// What all used by what events counted, where the clocks of processes that were started do not count it.
+    /// CPU time by the counts of events, which include started processes whose clocks were not read.
     counted_ns: u64,
     last_ns: u64,
 }
 
 impl CpuTime {
-    /// Of the process `main`, or what stands for all. `measures_latency`: events record context switches at intervals.
-    pub(in super::super) fn new(main: pid_t, period_ns: u64, measures_latency: bool) -> CpuTime {
+    /// `main`: the main process, or 0 for several. `measures_latency`: events record context switches at intervals.
+    pub(in crate::sources::linux::perf) fn new(
+        main: pid_t,
+        period_ns: u64,
+        measures_latency: bool,
+    ) -> CpuTime {
         CpuTime {
             main,
             period_ns,
@@ -120,6 +128,7 @@ impl CpuTime {
             processes: BTreeMap::from([(main, ProcessTime { is_known: true, ..ProcessTime::default() })]),
             baseline: ClockBaseline::default(),
             unreported_ns: 0,
+            unreported_throttled_ns: 0,
             released_ns: 0,
             weighed_ns: 0,
             counted_ns: 0,
@@ -127,20 +136,20 @@ impl CpuTime {
         }
     }
 
-    /// Begins to count for the processes so far: what they used before is not recorded.
-    pub(in super::super) fn begin(&mut self, clocks: &dyn Clocks) {
+    /// Begins to count for the processes so far: earlier CPU time is not recorded.
+    pub(in crate::sources::linux::perf) fn begin(&mut self, clocks: &dyn Clocks) {
         for (pid, process) in &mut self.processes {
             process.clock.begin(*pid, clocks);
         }
     }
 
-    /// Of a whole machine: these processes may be sampled later, and count from now on.
-    pub(in super::super) fn begin_machine(&mut self, pids: &[pid_t], clocks: &dyn Clocks) {
+    /// With `-a`: these processes may be sampled later, and count from now on.
+    pub(in crate::sources::linux::perf) fn begin_machine(&mut self, pids: &[pid_t], clocks: &dyn Clocks) {
         self.baseline = ClockBaseline::of(pids, |pid| clocks.process_cpu_ns(pid));
     }
 
-    /// Sampling ended: what is used from now on is not recorded.
-    pub(in super::super) fn stop(&mut self, clocks: &dyn Clocks) {
+    /// Ends sampling: later CPU time is not recorded.
+    pub(in crate::sources::linux::perf) fn stop(&mut self, clocks: &dyn Clocks) {
         for (pid, process) in &mut self.processes {
             process.clock.stop_at(clocks.process_cpu_ns(*pid));
         }
@@ -148,27 +157,38 @@ impl CpuTime {
     }
 
     /// Reads the clocks a last time.
-    pub(in super::super) fn end(&mut self, clocks: &dyn Clocks) {
+    pub(in crate::sources::linux::perf) fn end(&mut self, clocks: &dyn Clocks) {
         for (pid, process) in &mut self.processes {
             process.clock.end(*pid, clocks);
         }
     }
 
-    /// Takes in a record of any kind, those of one CPU in their order. The buffer of a stack that is not needed is given
-    /// back.
-    pub(in super::super) fn take(&mut self, id: Id, record: &PerfRecord<'_>) -> Option<Box<Capture>> {
-        self.losses.take(id, record);
-        self.latency.take(id, record)
+    /// Reads a record of any kind; those of one CPU come in order. Returns the buffer of a stack that is not needed.
+    pub(in crate::sources::linux::perf) fn push_record(
+        &mut self,
+        id: SampleId,
+        record: &PerfRecord<'_>,
+    ) -> Option<Box<Capture>> {
+        self.losses.push_record(id, record);
+        self.latency.push_record(id, record)
     }
 
-    /// Takes in the stack of a thread that is about to leave its CPU. A buffer that is not needed is given back.
-    pub(in super::super) fn take_stack(&mut self, id: Id, capture: Box<Capture>) -> Option<Box<Capture>> {
+    /// Keeps the stack of a thread that is about to leave its CPU. Returns a buffer that is not needed.
+    pub(in crate::sources::linux::perf) fn push_stack(
+        &mut self,
+        id: SampleId,
+        capture: Box<Capture>,
+    ) -> Option<Box<Capture>> {
         self.latency.copied(id, capture)
     }
 
-    /// Takes in how many samples did not fit into the rings of CPUs since this was called before; `None` where nobody
-    /// counts them, and records say it of all records together.
-    pub(in super::super) fn take_lost(&mut self, samples: Option<Vec<(u32, u64)>>, now_ns: u64) {
+    /// Adds the samples that did not fit into the rings of CPUs since the last call; `None` where the kernel does not
+    /// count them, and `PERF_RECORD_LOST` counts all records together.
+    pub(in crate::sources::linux::perf) fn add_lost(
+        &mut self,
+        samples: Option<Vec<(u32, u64)>>,
+        now_ns: u64,
+    ) {
         let Some(samples) = samples else { return };
         self.losses.ignore_lost_records();
         for (cpu, samples) in samples {
@@ -177,36 +197,36 @@ impl CpuTime {
         }
     }
 
-    /// The events of these CPUs tick at these distances, from this time on.
-    pub(in super::super) fn set_periods(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
-        self.schedule.changed(since_ns, self.period_ns, periods_ns);
+    /// The events of these CPUs have these periods from this time on.
+    pub(in crate::sources::linux::perf) fn set_periods(&mut self, since_ns: u64, periods_ns: &[(u32, u64)]) {
+        self.schedule.set_periods(since_ns, self.period_ns, periods_ns);
     }
 
-    /// Whether it is time to change the distances of ticks.
-    pub(in super::super) fn may_set_periods(&self, now_ns: u64) -> bool {
+    /// Whether it is time to change the periods.
+    pub(in crate::sources::linux::perf) fn may_set_periods(&self, now_ns: u64) -> bool {
         self.schedule.may_change(now_ns)
     }
 
-    /// Adds what events counted that are closed.
-    pub(in super::super) fn add_counted(&mut self, counted_ns: u64) {
+    /// Adds the counts of events that were closed.
+    pub(in crate::sources::linux::perf) fn add_counted(&mut self, counted_ns: u64) {
         self.counted_ns += counted_ns;
     }
 
-    /// A process has ended, and is released some batches later.
-    pub(in super::super) fn end_process(&mut self, pid: pid_t) {
+    /// A process has ended; it is removed some batches later.
+    pub(in crate::sources::linux::perf) fn end_process(&mut self, pid: pid_t) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.has_ended = true;
         }
     }
 
-    /// A thread exited, and no sample of it comes any more: what it used.
-    pub(in super::super) fn end_thread(&mut self, pid: pid_t, tid: pid_t) -> u64 {
+    /// A thread exited and has no more samples: its CPU time.
+    pub(in crate::sources::linux::perf) fn end_thread(&mut self, pid: pid_t, tid: pid_t) -> u64 {
         let process = self.processes.get_mut(&pid);
         process.and_then(|process| process.threads.remove(&tid)).unwrap_or(0)
     }
 
-    /// Takes in that a process is sampled from now on, or that its number is no longer its own.
-    pub(in super::super) fn take_change(&mut self, pid: pid_t, change: &ProcessEvent) {
+    /// Adds or removes a process, or frees its number.
+    pub(in crate::sources::linux::perf) fn push_change(&mut self, pid: pid_t, change: &ProcessEvent) {
         match change {
             ProcessEvent::Added { started } => {
                 let mut clock = ProcessClock::default();
@@ -232,9 +252,9 @@ impl CpuTime {
     }
 
     /// Weighs the events of a batch.
-    pub(in super::super) fn weigh(
+    pub(in crate::sources::linux::perf) fn weigh(
         &mut self,
-        mut events: Vec<(Id, ProcessEvent)>,
+        mut events: Vec<(SampleId, ProcessEvent)>,
         options: BatchOptions,
         clocks: &dyn Clocks,
         spare: &mut Pool<Box<Capture>>,
@@ -242,8 +262,13 @@ impl CpuTime {
         let samples = self.count(&events);
         let dropped = self.losses.end_batch(samples, options.last);
         let mut shares = self.shares(dropped, samples, options.by_clock, clocks);
-        let late = self.share_late(&mut events, &mut shares);
-        let is_event = |event: &ProcessEvent| !event.is_change_of_table();
+        let ticks = BatchTicks::of(&events, &self.schedule, self.period_ns);
+        ticks.set_nominal_periods(&mut shares);
+        let late = self.weigh_late(&ticks, &mut shares);
+        if late > 0 {
+            drop_unweighted(&mut events, &shares, &self.schedule);
+        }
+        let is_event = |event: &ProcessEvent| !event.is_table_change();
         let last_ns = events.iter().rev().find(|(_, event)| is_event(event)).map_or(0, |(id, _)| id.time_ns);
         self.last_ns = last_ns.max(self.last_ns);
         let mut weighed = Vec::with_capacity(events.len());
@@ -254,21 +279,20 @@ impl CpuTime {
         for pid in pids {
             self.weigh_charge(pid, self.last_ns, options.last, spare, &mut weighed);
         }
-        let lost = self.count_lost(&shares);
-        WeighedBatch { events: weighed, last_ns: self.last_ns, lost, late }
+        let (lost, throttled) = self.count_lost(&shares, dropped);
+        WeighedBatch { events: weighed, last_ns: self.last_ns, lost, throttled, late }
     }
 
-    /// Counts the samples of each process in a batch, and takes in which processes come and go; how many samples there
-    /// are.
-    fn count(&mut self, events: &[(Id, ProcessEvent)]) -> u64 {
+    /// Counts the samples of each process in a batch, and adds and removes processes. Returns the number of samples.
+    fn count(&mut self, events: &[(SampleId, ProcessEvent)]) -> u64 {
         let mut samples = 0;
         for (id, event) in events {
             if !event.is_sample() {
-                self.take_change(id.pid, event);
+                self.push_change(id.pid, event);
                 continue;
             }
             samples += 1;
-            self.schedule.see(id.cpu, id.time_ns);
+            self.schedule.observe_sample(id.cpu, id.time_ns);
             if let Some(process) = self.processes.get_mut(&id.pid) {
                 process.samples += 1;
                 process.is_known = true;
@@ -277,7 +301,8 @@ impl CpuTime {
         samples
     }
 
-    /// What the samples of each process share: `samples` of all, and `dropped` ones of anybody.
+    /// The CPU time that the samples of each process share. `samples`: of all processes; `dropped`: their process is
+    /// unknown.
     fn shares(
         &mut self,
         dropped: DroppedSamples,
@@ -288,55 +313,34 @@ impl CpuTime {
         let mut division = Division::new(dropped.samples, samples);
         let mut shares = HashMap::new();
         for (pid, process) in &mut self.processes {
-            // What stands for a machine has no clock: those of its processes count what was used.
-            let is_only = dropped.samples > 0 && samples == 0 && *pid == self.main && *pid > 0;
-            if process.samples == 0 && !is_only {
+            // A whole machine has no clock of its own: those of its processes count.
+            let charged_to_main = dropped.samples > 0 && samples == 0 && *pid == self.main && *pid > 0;
+            if process.samples == 0 && !charged_to_main {
                 continue;
             }
-            let of_it = if is_only { dropped.samples } else { division.next(process.samples) };
-            // Read where it is not used, too: then it is known up to here.
+            let dropped_of_process =
+                if charged_to_main { dropped.samples } else { division.next(process.samples) };
+            // Read even if it is not used, so that the next batch begins here.
             let used_ns = process.clock.share_ns(*pid, dropped.samples > 0, clocks).filter(|_| by_clock);
             let used_ns = used_ns.map(|used_ns| process.charge.withhold(used_ns));
-            // What was dropped may be other processes': no more than were to be taken.
-            let lacking = used_ns.map(|used_ns| (used_ns / self.period_ns).saturating_sub(process.samples));
-            let of_it = of_it.min(lacking.unwrap_or(of_it));
+            // Dropped samples may belong to other processes: at most as many as are missing here.
+            let missing = used_ns.map(|used_ns| (used_ns / self.period_ns).saturating_sub(process.samples));
+            let dropped_of_process = dropped_of_process.min(missing.unwrap_or(dropped_of_process));
             process.samples = 0;
-            let dropped_ns = dropped.part_ns(of_it);
+            let dropped_ns = dropped.part_ns(dropped_of_process);
             shares.insert(*pid, CpuTimeShare { used_ns, dropped_ns, ..CpuTimeShare::default() });
         }
         shares
     }
 
-    /// Sums up what samples stand for, gives those whose ticks came late what those on time leave of the
-    /// time of their process, and takes those out for which that is nothing; how many were late.
-    fn share_late(
-        &mut self,
-        events: &mut Vec<(Id, ProcessEvent)>,
-        shares: &mut HashMap<pid_t, CpuTimeShare>,
-    ) -> u64 {
-        let schedule = &self.schedule;
-        // Of each process: how many were late, and what those on time and the late ones stand for.
-        let mut ticks: HashMap<pid_t, (u64, u64, u64)> = HashMap::new();
-        for (id, _) in events.iter().filter(|(_, event)| event.is_sample()) {
-            let (late, on_time_ns, late_ns) = ticks.entry(id.pid).or_default();
-            let period_ns = schedule.period_ns(id.cpu, id.time_ns).unwrap_or(self.period_ns);
-            if schedule.is_late(id.cpu, id.time_ns) {
-                *late += 1;
-                *late_ns += period_ns;
-            } else {
-                *on_time_ns += period_ns;
-            }
-        }
-        for (pid, share) in shares.iter_mut() {
-            let (_, on_time_ns, late_ns) = ticks.get(pid).copied().unwrap_or_default();
-            share.due_ns = on_time_ns + late_ns + share.dropped_ns;
-        }
+    /// Gives late samples the CPU time that the samples on time leave of their process; returns the number of late ones.
+    fn weigh_late(&mut self, ticks: &BatchTicks, shares: &mut HashMap<pid_t, CpuTimeShare>) -> u64 {
         let mut all_late = 0;
-        for (pid, (late, on_time_ns, late_ns)) in &ticks {
+        for (pid, Ticks { late, on_time_ns, late_ns }) in ticks.iter() {
             let (Some(share), Some(process)) = (shares.get_mut(pid), self.processes.get_mut(pid)) else {
                 continue;
             };
-            // Of those that were dropped nobody knows whether they were late.
+            // Whether dropped samples were late is unknown.
             let Some(used_ns) = share.used_ns.filter(|_| share.dropped_ns == 0) else { continue };
             let given_ns = process.clock.late_left.of_batch(used_ns, *on_time_ns, *late_ns);
             if *late > 0 {
@@ -344,23 +348,16 @@ impl CpuTime {
                 all_late += *late;
             }
         }
-        if all_late > 0 {
-            events.retain(|(id, event)| {
-                let is_nothing =
-                    shares.get(&id.pid).is_some_and(|share| share.late > 0 && share.late_ns == 0);
-                !(event.is_sample() && is_nothing && schedule.is_late(id.cpu, id.time_ns))
-            });
-        }
         all_late
     }
 
     fn weigh_one(
         &mut self,
-        id: Id,
+        id: SampleId,
         event: ProcessEvent,
         shares: &mut HashMap<pid_t, CpuTimeShare>,
         spare: &mut Pool<Box<Capture>>,
-        into: &mut Vec<(Id, WeighedEvent)>,
+        into: &mut Vec<(SampleId, WeighedEvent)>,
     ) {
         let weighed = match event {
             ProcessEvent::Sample { capture, .. } => {
@@ -381,14 +378,14 @@ impl CpuTime {
                 let threads = process.map(|process| std::mem::take(&mut process.threads));
                 WeighedEvent::Exec(name, threads.unwrap_or_default())
             }
-            other if other.is_change_of_table() => return,
+            other if other.is_table_change() => return,
             other => WeighedEvent::Other(other),
         };
         into.push((id, weighed));
     }
 
-    /// What the thread of a sample used by then, with what the sample weighs.
-    fn weigh_sample(&mut self, id: Id, shares: &mut HashMap<pid_t, CpuTimeShare>) -> u64 {
+    /// The CPU time of the thread of a sample, with the weight of this sample.
+    fn weigh_sample(&mut self, id: SampleId, shares: &mut HashMap<pid_t, CpuTimeShare>) -> u64 {
         let period_ns = self.schedule.period_ns(id.cpu, id.time_ns).unwrap_or(self.period_ns);
         let is_late = self.schedule.is_late(id.cpu, id.time_ns);
         let weight_ns = shares.get_mut(&id.pid).map_or(period_ns, |share| match share.late {
@@ -398,8 +395,8 @@ impl CpuTime {
         self.add_weight(id, weight_ns)
     }
 
-    /// What a thread used by then, with this weight of a sample.
-    fn add_weight(&mut self, id: Id, weight_ns: u64) -> u64 {
+    /// Adds a weight to a thread; its CPU time so far.
+    fn add_weight(&mut self, id: SampleId, weight_ns: u64) -> u64 {
         let Some(process) = self.processes.get_mut(&id.pid) else { return weight_ns };
         process.clock.add_weight(weight_ns);
         let used_ns = process.threads.entry(id.tid).or_default();
@@ -407,14 +404,15 @@ impl CpuTime {
         *used_ns
     }
 
-    /// Adds samples that stand for time before threads of a process ran; with the `last` batch for all of it.
+    /// Adds samples for CPU time that was charged before threads of a process ran; in the `last` batch, for all of
+    /// it.
     fn weigh_charge(
         &mut self,
         pid: pid_t,
         at_ns: u64,
         last: bool,
         spare: &mut Pool<Box<Capture>>,
-        into: &mut Vec<(Id, WeighedEvent)>,
+        into: &mut Vec<(SampleId, WeighedEvent)>,
     ) {
         let period_ns = self.period_ns;
         let Some(process) = self.processes.get_mut(&pid) else { return };
@@ -423,9 +421,9 @@ impl CpuTime {
         }
         let mut due = Vec::new();
         while let Some((tid, capture, weight_ns)) = process.charge.next_charge(period_ns, last) {
-            // The copy comes back as one of the pool.
+            // The pool gets the copy back later.
             drop(spare.take());
-            due.push((Id { pid, tid, time_ns: at_ns, cpu: 0 }, weight_ns, Box::new(capture.clone())));
+            due.push((SampleId { pid, tid, time_ns: at_ns, cpu: 0 }, weight_ns, Box::new(capture.clone())));
         }
         process.charge.finish();
         for (id, weight_ns, capture) in due {
@@ -434,24 +432,30 @@ impl CpuTime {
         }
     }
 
-    /// Counts what the samples of a batch were not given; how many samples that is.
-    fn count_lost(&mut self, shares: &HashMap<pid_t, CpuTimeShare>) -> u64 {
+    /// Counts the CPU time that the samples of a batch were not given, in samples: those that did not fit into rings, and
+    /// those that the kernel did not take since it throttled the event.
+    fn count_lost(&mut self, shares: &HashMap<pid_t, CpuTimeShare>, dropped: DroppedSamples) -> (u64, u64) {
+        let mut batch_ns = 0;
         for (pid, share) in shares {
             let rest_ns = share.rest_ns();
-            self.unreported_ns += rest_ns;
+            batch_ns += rest_ns;
             if let Some(process) = self.processes.get_mut(pid) {
                 process.clock.add_dropped(rest_ns);
             }
         }
-        let lost = self.unreported_ns / self.period_ns;
+        self.unreported_ns += batch_ns;
+        self.unreported_throttled_ns += prefix_share_ns(batch_ns, dropped.samples, dropped.throttled);
+        let all = self.unreported_ns / self.period_ns;
+        let throttled = all.min(self.unreported_throttled_ns / self.period_ns);
         self.unreported_ns %= self.period_ns;
-        self.weighed_ns += lost * self.period_ns;
-        lost
+        self.unreported_throttled_ns -= throttled * self.period_ns;
+        self.weighed_ns += all * self.period_ns;
+        (all - throttled, throttled)
     }
 
-    /// At the end of a recording: the samples that what was used and not weighed stands for, of processes that were
-    /// sampled, and of those of a machine that were not.
-    pub(in super::super) fn count_rest(&mut self) -> (u64, u64) {
+    /// At the end of a recording: CPU time without a weight, in samples: of processes that were sampled, and with
+    /// `-a` of those that were not.
+    pub(in crate::sources::linux::perf) fn count_rest(&mut self) -> (u64, u64) {
         let unsampled = self.baseline.unsampled_ns() / self.period_ns;
         self.released_ns += unsampled * self.period_ns;
         self.weighed_ns += unsampled * self.period_ns;
@@ -461,7 +465,7 @@ impl CpuTime {
     }
 
     /// CPU time of all processes while they were sampled, nanoseconds.
-    pub(in super::super) fn used_ns(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn used_ns(&self) -> u64 {
         let by_clocks = self.processes.values().map(|process| process.clock.used_ns()).sum::<u64>();
         (self.released_ns + by_clocks).max(self.counted_ns)
     }
@@ -470,17 +474,21 @@ impl CpuTime {
 /// Wakeup latency: intervals in which context switches are recorded.
 impl CpuTime {
     /// Whether an interval is to begin or to end.
-    pub(in super::super) fn interval_action(&self, now_ns: u64) -> IntervalAction {
+    pub(in crate::sources::linux::perf) fn interval_action(&self, now_ns: u64) -> IntervalAction {
         self.latency.action(now_ns)
     }
 
     /// When the interval ends that is open, if one is (monotonic clock).
-    pub(in super::super) fn interval_ends_ns(&self) -> Option<u64> {
+    pub(in crate::sources::linux::perf) fn interval_ends_ns(&self) -> Option<u64> {
         self.latency.ends_ns()
     }
 
     /// Begins an interval, whose events record switches by now, or ends one, whose events still do.
-    pub(in super::super) fn apply_interval_action(&mut self, action: IntervalAction, clocks: &dyn Clocks) {
+    pub(in crate::sources::linux::perf) fn apply_interval_action(
+        &mut self,
+        action: IntervalAction,
+        clocks: &dyn Clocks,
+    ) {
         let (mut readings, mut threads_left) = (ClockReadings::new(), THREADS_MAX);
         let known = self.processes.iter().filter(|(_, process)| process.is_known && !process.has_ended);
         for (pid, process) in known.take(CLOCKS_MAX) {
@@ -499,17 +507,17 @@ impl CpuTime {
     }
 
     /// Nothing records context switches: no latency is measured from now on.
-    pub(in super::super) fn turn_latency_off(&mut self) {
+    pub(in crate::sources::linux::perf) fn turn_latency_off(&mut self) {
         self.latency.turn_off();
     }
 
     /// The events of an interval are closed before its end.
-    pub(in super::super) fn abandon_interval(&mut self) {
+    pub(in crate::sources::linux::perf) fn abandon_interval(&mut self) {
         self.latency.abandon();
     }
 
-    /// Takes in what the last interval measured, if all of it was read. `finish` completes a stack.
-    pub(in super::super) fn apply_latency(
+    /// Applies the last interval, if all of it was read. `finish` completes a stack.
+    pub(in crate::sources::linux::perf) fn apply_latency(
         &mut self,
         spare: &mut Pool<Box<Capture>>,
         mut finish: impl FnMut(pid_t, pid_t, &mut Capture),
@@ -533,19 +541,19 @@ impl CpuTime {
 /// Of one process, what the simulated kernel compares.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Balance {
+pub(in crate::sources::linux::perf) struct Balance {
     /// What its clock was when samples were weighed last.
-    pub(in super::super) clock_ns: Option<u64>,
+    pub(in crate::sources::linux::perf) clock_ns: Option<u64>,
     /// What its samples weigh.
-    pub(in super::super) weighed_ns: u64,
+    pub(in crate::sources::linux::perf) weighed_ns: u64,
     /// What is lost of it.
-    pub(in super::super) lost_ns: u64,
+    pub(in crate::sources::linux::perf) lost_ns: u64,
 }
 
 #[cfg(test)]
 impl CpuTime {
     /// Of each process its clock, and what accounts for it.
-    pub(in super::super) fn balances(&self) -> BTreeMap<pid_t, Balance> {
+    pub(in crate::sources::linux::perf) fn balances(&self) -> BTreeMap<pid_t, Balance> {
         let balance = |process: &ProcessTime| {
             let (clock_ns, lost_ns) = process.clock.balance();
             Balance { clock_ns, weighed_ns: process.clock.weighed_ns(), lost_ns }

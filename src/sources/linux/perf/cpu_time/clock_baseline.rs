@@ -1,42 +1,45 @@
-//! The CPU clocks of a machine's processes when its recording began and ended: what each used is known when a sample of
-//! it comes, and at the end what those used of which none came.
+//! With `-a`: the CPU clocks of all processes when the recording began and ended. They give the CPU time of a process
+//! from its first sample on, and at the end that of processes without a sample.
 //!
-//! Input: numbers of processes and a clock; output: nanoseconds.
+//! Input: pids and a clock. Output: nanoseconds.
 
 use hashbrown::HashMap;
 use libc::pid_t;
 
 /// By process, until it is sampled or its number is another one's.
 #[derive(Debug, Default)]
-pub(in super::super) struct ClockBaseline(HashMap<pid_t, Clock>);
+pub(in crate::sources::linux::perf) struct ClockBaseline(HashMap<pid_t, Clock>);
 
 /// The clock of a process at both ends of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct Clock {
-    pub(in super::super) began_ns: u64,
+pub(in crate::sources::linux::perf) struct Clock {
+    pub(in crate::sources::linux::perf) began_ns: u64,
     /// `None` before the end, and of a process that has ended before.
-    pub(in super::super) ended_ns: Option<u64>,
+    pub(in crate::sources::linux::perf) ended_ns: Option<u64>,
 }
 
 impl ClockBaseline {
     /// Of these processes, as far as their clocks can be read.
-    pub(in super::super) fn of(pids: &[pid_t], clock: impl Fn(pid_t) -> Option<u64>) -> ClockBaseline {
+    pub(in crate::sources::linux::perf) fn of(
+        pids: &[pid_t],
+        clock: impl Fn(pid_t) -> Option<u64>,
+    ) -> ClockBaseline {
         let begin = |pid: &pid_t| Some((*pid, Clock { began_ns: clock(*pid)?, ended_ns: None }));
         ClockBaseline(pids.iter().filter_map(begin).collect())
     }
 
     /// The recording has ended.
-    pub(in super::super) fn stop(&mut self, clock: impl Fn(pid_t) -> Option<u64>) {
+    pub(in crate::sources::linux::perf) fn stop(&mut self, clock: impl Fn(pid_t) -> Option<u64>) {
         self.0.iter_mut().for_each(|(pid, of)| of.ended_ns = clock(*pid));
     }
 
     /// A process is sampled from now on: where its clock was.
-    pub(in super::super) fn take(&mut self, pid: pid_t) -> Option<Clock> {
+    pub(in crate::sources::linux::perf) fn take(&mut self, pid: pid_t) -> Option<Clock> {
         self.0.remove(&pid)
     }
 
     /// What the others have used, those that have not ended before.
-    pub(in super::super) fn unsampled_ns(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn unsampled_ns(&self) -> u64 {
         self.0.values().filter_map(|of| Some(of.ended_ns?.saturating_sub(of.began_ns))).sum()
     }
 }

@@ -1,35 +1,38 @@
-//! Samples that the kernel dropped: how many, and the CPU time that they stand for.
+//! Samples that the kernel dropped or, throttled, did not take: how many, and their CPU time.
 //!
-//! Input: records of losses and of throttling, numbers of samples that did not fit into rings; output: samples and time,
-//! of a batch. Nobody knows whose they were: that the samples beside them show.
+//! Input: records of losses and of throttling, numbers of samples that did not fit into rings. Output: dropped
+//! samples of a batch, and their time. Their process is unknown; they are attributed in proportion to the samples
+//! that arrived.
 
 use hashbrown::HashMap;
 
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 use super::share::prefix_share_ns;
 
-/// Dropped samples, and the time that they stand for together.
+/// Dropped samples, and their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DroppedSamples {
     pub(super) samples: u64,
+    /// Of these, samples that were not taken while their event was throttled.
+    pub(super) throttled: u64,
     ns: u64,
 }
 
 impl DroppedSamples {
-    /// The time that so many of them stand for.
+    /// The time of this many of them.
     pub(super) fn part_ns(self, samples: u64) -> u64 {
         prefix_share_ns(self.ns, self.samples, samples)
     }
 }
 
-/// What was dropped since the last batch that showed whose it was.
+/// Samples dropped since the last batch that had samples.
 #[derive(Debug)]
 pub(super) struct Losses {
     /// Nanoseconds between two samples of a thread that runs all the time.
     period_ns: u64,
     dropped: DroppedSamples,
-    /// Records that were read in the batch, and records of any kind that did not fit, where nobody counts samples
-    /// apart from others.
+    /// Records that were read in the batch, and records of any kind that did not fit, if the kernel does not count
+    /// samples separately.
     records: u64,
     lost_records: u64,
     /// By CPU: since when the kernel throttles its event.
@@ -47,8 +50,8 @@ impl Losses {
         }
     }
 
-    /// Takes in a record of any kind.
-    pub(super) fn take(&mut self, id: Id, record: &PerfRecord<'_>) {
+    /// Reads a record of any kind.
+    pub(super) fn push_record(&mut self, id: SampleId, record: &PerfRecord<'_>) {
         self.records += 1;
         match record {
             PerfRecord::Lost(records) => self.lost_records += records,
@@ -59,26 +62,27 @@ impl Losses {
                 if let Some(since_ns) = self.throttled_since_ns.remove(&id.cpu) {
                     let samples = id.time_ns.saturating_sub(since_ns) / self.period_ns;
                     self.drop_samples(samples, self.period_ns);
+                    self.dropped.throttled += samples;
                 }
             }
             _ => {}
         }
     }
 
-    /// So many samples were dropped, which stand for this time each.
+    /// Adds dropped samples, with this period.
     pub(super) fn drop_samples(&mut self, samples: u64, period_ns: u64) {
         self.dropped.samples += samples;
         self.dropped.ns += samples * period_ns;
     }
 
-    /// The kernel counts lost samples apart from other records: what records say of all of them does not count.
+    /// Discards the counts of `PERF_RECORD_LOST`: the kernel counts lost samples separately.
     pub(super) fn ignore_lost_records(&mut self) {
         self.lost_records = 0;
     }
 
-    /// What was dropped, of a batch with so many samples. Where nobody counts samples apart from other records: there
-    /// were as many among those that did not fit as among those that did. Without samples nobody knows whose they
-    /// were: the next batch shows it, unless this is the `last` one.
+    /// The dropped samples of a batch, which has this many `samples`. If the kernel does not count lost samples
+    /// separately, their share among lost records is that among the records that were read. A batch without samples
+    /// keeps them for the next one, whose samples show their process, unless it is the `last`.
     pub(super) fn end_batch(&mut self, samples: u64, last: bool) -> DroppedSamples {
         let guessed = self.lost_records.saturating_mul(samples) / self.records.max(1);
         self.drop_samples(guessed, self.period_ns);
@@ -91,19 +95,22 @@ impl Losses {
 mod tests {
     use super::*;
 
-    fn take(losses: &mut Losses, time_ns: u64, cpu: u32, record: &PerfRecord<'_>) {
-        losses.take(Id { time_ns, cpu, ..Id::default() }, record);
+    fn push_record(losses: &mut Losses, time_ns: u64, cpu: u32, record: &PerfRecord<'_>) {
+        losses.push_record(SampleId { time_ns, cpu, ..SampleId::default() }, record);
     }
 
     #[test]
     fn each_cpu_is_throttled_on_its_own() {
         let mut losses = Losses::new(1_000_000);
-        take(&mut losses, 1_000_000, 0, &PerfRecord::Throttle);
-        take(&mut losses, 5_000_000, 1, &PerfRecord::Throttle);
-        take(&mut losses, 4_000_000, 0, &PerfRecord::Unthrottle);
-        take(&mut losses, 7_000_000, 1, &PerfRecord::Unthrottle);
-        take(&mut losses, 9_000_000, 1, &PerfRecord::Unthrottle);
-        assert_eq!(losses.end_batch(1, false), DroppedSamples { samples: 3 + 2, ns: 5_000_000 });
+        push_record(&mut losses, 1_000_000, 0, &PerfRecord::Throttle);
+        push_record(&mut losses, 5_000_000, 1, &PerfRecord::Throttle);
+        push_record(&mut losses, 4_000_000, 0, &PerfRecord::Unthrottle);
+        push_record(&mut losses, 7_000_000, 1, &PerfRecord::Unthrottle);
+        push_record(&mut losses, 9_000_000, 1, &PerfRecord::Unthrottle);
+        assert_eq!(
+            losses.end_batch(1, false),
+            DroppedSamples { samples: 3 + 2, throttled: 3 + 2, ns: 5_000_000 }
+        );
     }
 
     #[test]
@@ -117,14 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_counts_samples_there_are_as_many_among_lost_records_as_among_others() {
+    fn without_counts_of_samples_there_are_as_many_among_lost_records_as_among_others() {
         let mut losses = Losses::new(1_000_000);
         for time_ns in 0..99 {
-            take(&mut losses, time_ns, 0, &PerfRecord::SwitchIn { direct: false });
+            push_record(&mut losses, time_ns, 0, &PerfRecord::SwitchIn { direct: false });
         }
-        take(&mut losses, 99, 0, &PerfRecord::Lost(1_000));
+        push_record(&mut losses, 99, 0, &PerfRecord::Lost(1_000));
         assert_eq!(losses.end_batch(10, false).samples, 100);
-        take(&mut losses, 100, 0, &PerfRecord::Lost(1_000));
+        push_record(&mut losses, 100, 0, &PerfRecord::Lost(1_000));
         losses.ignore_lost_records();
         assert_eq!(losses.end_batch(10, false).samples, 0);
     }

@@ -4,6 +4,7 @@
 //! what the CPU clock of each process counted.
 
 pub(super) mod accounting;
+mod batch_ticks;
 mod clock_baseline;
 mod losses;
 mod process_clock;

@@ -1,7 +1,7 @@
-//! The CPU clock of a process, and how much of it samples stand for.
+//! The CPU clock of a process, and how much of it is weighed.
 //!
-//! Input: the clock, read once a batch; output: what was used since the batch before, which the samples of the batch
-//! share, and what was used in all.
+//! Input: the clock, read once per batch. Output: CPU time since the batch before, which the samples of the batch
+//! share, and in all.
 
 use libc::pid_t;
 
@@ -10,7 +10,7 @@ use super::share::LateTimeLeft;
 
 /// The CPU clock of one process.
 #[derive(Debug, Default)]
-pub(in super::super) struct ProcessClock {
+pub(in crate::sources::linux::perf) struct ProcessClock {
     /// When it was sampled first, if it was known then; and when it was read last.
     first_ns: Option<u64>,
     last_ns: Option<u64>,
@@ -46,10 +46,10 @@ impl ProcessClock {
         self.is_new = true;
     }
 
-    /// What the samples of this batch share, those that were dropped included. `None` where the clock does not show it:
-    /// it was not read before, or the process is gone. Where some were `dropped`, nobody knows whose, the clock of a new
-    /// process counts from its beginning on; else each of its first samples stands for a period, and so for those that
-    /// others like it were too short for.
+    /// CPU time that the samples of this batch share, dropped ones included. `None` if the clock does not show it: it
+    /// was not read before, or the process no longer exists. If samples of unknown processes were `dropped`, the
+    /// clock of a new process counts from its beginning; else its first samples weigh one period each, which also
+    /// covers processes that were too short for a sample.
     pub(super) fn share_ns(&mut self, pid: pid_t, dropped: bool, clocks: &dyn Clocks) -> Option<u64> {
         self.share_at(self.now_ns(pid, clocks), dropped)
     }
@@ -78,7 +78,7 @@ impl ProcessClock {
         self.weighed_ns += weight_ns;
     }
 
-    /// Samples of the process were dropped that stand for this.
+    /// Adds the time of dropped samples.
     pub(super) fn add_dropped(&mut self, dropped_ns: u64) {
         self.dropped_ns += dropped_ns;
     }
@@ -99,8 +99,8 @@ impl ProcessClock {
         self.last_ns = self.now_ns(pid, clocks).or(self.last_ns);
     }
 
-    /// CPU time that was used while it was sampled, as far as is known: a process that is gone has
-    /// no clock, and its samples, and how many did not fit, show what it used at its end.
+    /// CPU time while the process was sampled, as far as it is known: a process that no longer exists has no clock,
+    /// so its samples, and its dropped ones, give what it used at its end.
     pub(super) fn used_ns(&self) -> u64 {
         let by_clock = self.first_ns.zip(self.last_ns);
         let by_samples = self.weighed_ns + self.dropped_ns;

@@ -1,36 +1,35 @@
-//! How the samples of a process in a batch share what its CPU clock says was used.
+//! How the samples of a process in a batch share the CPU time that its clock counted.
 //!
-//! Ticks that come on time stand for a period each, and are fair to every moment in which ticks can
-//! come on time. What they leave of the CPU time was used where none can: the clock of a thread that
-//! is woken begins when a CPU is notified, which is some microseconds before it runs there (kernel/sched/core.c,
-//! `wakeup_preempt`), and the host of a virtual machine may keep a CPU from both. Late ticks
-//! are found where that time ends, so they get what is left, and no more.
+//! Samples on time weigh one period each, and are fair to every moment in which ticks can come on time. The rest of
+//! the CPU time was used where none can: the clock of a woken thread starts when its CPU is notified, some
+//! microseconds before it runs there (kernel/sched/core.c, `wakeup_preempt`), and the host of a virtual machine may
+//! take the CPU. Late samples are taken where that time ends, so they get the rest, and no more.
 
 /// What the samples of a process in a batch weigh, and share.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in super::super) struct CpuTimeShare {
+pub(in crate::sources::linux::perf) struct CpuTimeShare {
     /// CPU time that they and those that were dropped share; `None`: a period each.
-    pub(in super::super) used_ns: Option<u64>,
+    pub(in crate::sources::linux::perf) used_ns: Option<u64>,
     /// Sum of the nominal periods of all these samples.
-    pub(in super::super) due_ns: u64,
+    pub(in crate::sources::linux::perf) due_ns: u64,
     /// Of that, periods of dropped samples.
-    pub(in super::super) dropped_ns: u64,
+    pub(in crate::sources::linux::perf) dropped_ns: u64,
     /// Periods weighed so far.
-    pub(in super::super) weighed_ns: u64,
+    pub(in crate::sources::linux::perf) weighed_ns: u64,
     /// Of samples whose ticks were late: what they share, how many they are and how many have been weighed.
-    pub(in super::super) late_ns: u64,
-    pub(in super::super) late: u64,
-    pub(in super::super) late_weighed: u64,
+    pub(in crate::sources::linux::perf) late_ns: u64,
+    pub(in crate::sources::linux::perf) late: u64,
+    pub(in crate::sources::linux::perf) late_weighed: u64,
 }
 
 /// First `number` of `parts` equal parts of `all_ns`, rounded down.
-pub(in super::super) fn prefix_share_ns(all_ns: u64, parts: u64, number: u64) -> u64 {
+pub(in crate::sources::linux::perf) fn prefix_share_ns(all_ns: u64, parts: u64, number: u64) -> u64 {
     (u128::from(all_ns) * u128::from(number) / u128::from(parts.max(1))) as u64
 }
 
-/// A whole number, divided among so many in proportion to what each has: all of it, and nothing twice.
+/// Divides a whole number in proportion, without a remainder.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Division {
+pub(in crate::sources::linux::perf) struct Division {
     whole: u64,
     all: u64,
     passed: u64,
@@ -38,12 +37,12 @@ pub(in super::super) struct Division {
 
 impl Division {
     /// Of `whole` among those that have `all` together.
-    pub(in super::super) fn new(whole: u64, all: u64) -> Division {
+    pub(in crate::sources::linux::perf) fn new(whole: u64, all: u64) -> Division {
         Division { whole, all, passed: 0 }
     }
 
-    /// The part of the next one, which has so many.
-    pub(in super::super) fn next(&mut self, has: u64) -> u64 {
+    /// The part of the next one, which has this many.
+    pub(in crate::sources::linux::perf) fn next(&mut self, has: u64) -> u64 {
         let before = prefix_share_ns(self.whole, self.all, self.passed);
         self.passed += has;
         prefix_share_ns(self.whole, self.all, self.passed) - before
@@ -55,8 +54,8 @@ impl CpuTimeShare {
         prefix_share_ns(used_ns, self.due_ns, weighed_ns)
     }
 
-    /// The weight of the next sample, which was taken at this distance from the one before.
-    pub(in super::super) fn next_ns(&mut self, period_ns: u64) -> u64 {
+    /// The weight of the next sample, which has this period.
+    pub(in crate::sources::linux::perf) fn next_ns(&mut self, period_ns: u64) -> u64 {
         let before_ns = self.weighed_ns;
         self.weighed_ns = (before_ns + period_ns).min(self.due_ns);
         let share = |used_ns| {
@@ -65,23 +64,22 @@ impl CpuTimeShare {
         self.used_ns.map_or(period_ns, share)
     }
 
-    /// Gives a part of what they share to samples whose ticks were late, which stand for `due_ns` and share
-    /// it alone.
-    pub(in super::super) fn give_late(&mut self, late: u64, due_ns: u64, late_ns: u64) {
+    /// Gives a part of the shared time to late samples only, whose periods add up to `due_ns`.
+    pub(in crate::sources::linux::perf) fn give_late(&mut self, late: u64, due_ns: u64, late_ns: u64) {
         self.due_ns -= due_ns;
         self.used_ns = self.used_ns.map(|used_ns| used_ns - late_ns);
         (self.late, self.late_ns) = (late, late_ns);
     }
 
     /// The weight of the next of these.
-    pub(in super::super) fn next_late_ns(&mut self) -> u64 {
+    pub(in crate::sources::linux::perf) fn next_late_ns(&mut self) -> u64 {
         self.late_weighed += 1;
         let until_ns = |number| prefix_share_ns(self.late_ns, self.late, number);
         until_ns(self.late_weighed) - until_ns(self.late_weighed - 1)
     }
 
-    /// What the samples that were weighed were not given.
-    pub(in super::super) fn rest_ns(&self) -> u64 {
+    /// CPU time that no weighed sample was given.
+    pub(in crate::sources::linux::perf) fn rest_ns(&self) -> u64 {
         let late_ns = self.late_ns - prefix_share_ns(self.late_ns, self.late, self.late_weighed);
         let not_weighed_ns = |used_ns| used_ns - self.weight_until_ns(used_ns, self.weighed_ns);
         late_ns + self.used_ns.map_or(self.dropped_ns, not_weighed_ns)
@@ -90,16 +88,21 @@ impl CpuTimeShare {
 
 /// What the ticks of a process that came on time leave of its CPU time, over all of a recording.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in super::super) struct LateTimeLeft {
+pub(in crate::sources::linux::perf) struct LateTimeLeft {
     used_ns: u64,
     on_time_ns: u64,
     given_ns: u64,
 }
 
 impl LateTimeLeft {
-    /// Of what was used in a batch, how much its late samples stand for. Samples on time and late
-    /// ones stand for these times at the distance of their ticks.
-    pub(in super::super) fn of_batch(&mut self, used_ns: u64, on_time_ns: u64, late_ns: u64) -> u64 {
+    /// CPU time for the late samples of a batch. `on_time_ns` and `late_ns`: nominal periods of samples on time and
+    /// of late ones.
+    pub(in crate::sources::linux::perf) fn of_batch(
+        &mut self,
+        used_ns: u64,
+        on_time_ns: u64,
+        late_ns: u64,
+    ) -> u64 {
         self.used_ns += used_ns;
         self.on_time_ns += on_time_ns;
         let left_ns = self.used_ns.saturating_sub(self.on_time_ns + self.given_ns);

@@ -1,26 +1,24 @@
-//! When the ticks of the events were due: a tick that comes late was due while the machine ran
-//! something else than this system (the host of a virtual machine took the CPU), and says nothing
-//! of where the CPU time of a thread goes.
+//! When the ticks of the events were due. A tick is late when the machine ran something other than this system at its
+//! time (the host of a virtual machine took the CPU): it shows nothing of where a thread uses its CPU time.
 //!
-//! Input: since when events tick at which distance, and the times of samples; output: which of these
-//! are late. Each event keeps to its own schedule (kernel/events/core.c, `hrtimer_forward_now`), whose
-//! beginning is not known; the least that a sample of a CPU is behind the change of the distance is
-//! taken for it. All times are of the monotonic clock, nanoseconds.
+//! Input: since when events tick with which period, and the times of samples. Output: which samples are late. Each
+//! event keeps to its own schedule (kernel/events/core.c, `hrtimer_forward_now`), whose start is unknown: the least
+//! delay of any sample of a CPU since the change of its period is taken for it. All times are of the monotonic clock,
+//! nanoseconds.
 
 use hashbrown::HashMap;
 
 use super::super::events::tick_rates::PERIODS_BETWEEN_CHANGES;
 
-/// Later than this is late: interrupts are held back for some microseconds by the kernel itself, in
-/// time that the thread uses.
+/// More delay than this is late: the kernel itself delays interrupts by some microseconds, which the thread uses.
 const LATE_NS: u64 = 25_000;
 
-/// Ticks of a CPU at one distance.
+/// Ticks of a CPU with one period.
 #[derive(Clone, Copy, Debug)]
 struct RateInterval {
     since_ns: u64,
     period_ns: u64,
-    /// The least that a sample was behind a tick that began then.
+    /// The least delay of a sample behind a tick that began then.
     least_ns: Option<u64>,
 }
 
@@ -32,18 +30,23 @@ impl RateInterval {
 
 /// When the events of each CPU tick.
 #[derive(Debug, Default)]
-pub(in super::super) struct TickSchedule {
+pub(in crate::sources::linux::perf) struct TickSchedule {
     /// The last two of each CPU: samples may have been taken just before a change.
     intervals: HashMap<u32, [Option<RateInterval>; 2]>,
-    /// When the distances were changed last, and how long they last. The same time for each: otherwise one
-    /// rate would count for more than another, and together they would not be what was requested.
+    /// When the periods were changed last, and how long they last: the same time for each, or one rate would count
+    /// for more than another, and their mean would not be the requested rate.
     changed_ns: u64,
     lasts_ns: u64,
 }
 
 impl TickSchedule {
-    /// The events of these CPUs tick at these distances, from this time on, around a mean.
-    pub(in super::super) fn changed(&mut self, since_ns: u64, mean_ns: u64, periods_ns: &[(u32, u64)]) {
+    /// The events of these CPUs have these periods around a mean, from this time on.
+    pub(in crate::sources::linux::perf) fn set_periods(
+        &mut self,
+        since_ns: u64,
+        mean_ns: u64,
+        periods_ns: &[(u32, u64)],
+    ) {
         for (cpu, period_ns) in periods_ns {
             let [last, before] = self.intervals.entry(*cpu).or_default();
             *before = last.replace(RateInterval { since_ns, period_ns: *period_ns, least_ns: None });
@@ -60,29 +63,28 @@ impl TickSchedule {
         self.intervals.get(&cpu)?.iter().flatten().find(|interval| interval.since_ns <= time_ns).copied()
     }
 
-    /// How much of a CPU's time a sample of this time stands for: the distance of ticks, and what
-    /// changing it costs.
-    pub(in super::super) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
+    /// The CPU time that a sample of this time covers: the period, and what changing it costs.
+    pub(in crate::sources::linux::perf) fn period_ns(&self, cpu: u32, time_ns: u64) -> Option<u64> {
         let interval = self.interval(cpu, time_ns)?;
         let periods = (self.lasts_ns / interval.period_ns.max(1)).max(1);
         Some(interval.period_ns + interval.period_ns / (2 * periods))
     }
 
-    /// Whether it is time to change the distances.
-    pub(in super::super) fn may_change(&self, now_ns: u64) -> bool {
+    /// Whether it is time to change the periods.
+    pub(in crate::sources::linux::perf) fn may_change(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.changed_ns) >= self.lasts_ns
     }
 
-    /// Takes note of a sample.
-    pub(in super::super) fn see(&mut self, cpu: u32, time_ns: u64) {
+    /// Takes the delay of a sample into account.
+    pub(in crate::sources::linux::perf) fn observe_sample(&mut self, cpu: u32, time_ns: u64) {
         if let Some(interval) = self.interval_mut(cpu, time_ns) {
             let behind_ns = interval.behind_ns(time_ns);
             interval.least_ns = Some(interval.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)));
         }
     }
 
-    /// Whether a sample, which was seen, is late.
-    pub(in super::super) fn is_late(&self, cpu: u32, time_ns: u64) -> bool {
+    /// Whether a sample, which was observed, is late.
+    pub(in crate::sources::linux::perf) fn is_late(&self, cpu: u32, time_ns: u64) -> bool {
         let Some(interval) = self.interval(cpu, time_ns) else { return false };
         let behind_ns = interval.behind_ns(time_ns);
         behind_ns - interval.least_ns.map_or(behind_ns, |least_ns| least_ns.min(behind_ns)) > LATE_NS
@@ -96,11 +98,11 @@ mod tests {
     #[test]
     fn a_tick_that_was_held_up_is_late_and_the_next_one_is_not() {
         let mut schedule = TickSchedule::default();
-        schedule.changed(1_000_000, 1_000_000, &[(0, 1_000_000), (1, 1_000_000)]);
+        schedule.set_periods(1_000_000, 1_000_000, &[(0, 1_000_000), (1, 1_000_000)]);
         // Both CPUs began a little after the change; the third tick of CPU 1 came late.
         let samples = [(0, 2_005_000), (1, 2_040_000), (0, 3_005_500), (1, 4_240_000), (1, 5_040_000)];
         for (cpu, time_ns) in samples {
-            schedule.see(cpu, time_ns);
+            schedule.observe_sample(cpu, time_ns);
         }
         let late: Vec<bool> = samples.iter().map(|(cpu, time_ns)| schedule.is_late(*cpu, *time_ns)).collect();
         assert_eq!(late, [false, false, false, true, false]);
@@ -110,26 +112,26 @@ mod tests {
     fn samples_from_before_a_change_are_judged_by_the_schedule_of_before() {
         let mut schedule = TickSchedule::default();
         assert!(!schedule.is_late(0, 5), "nothing is known");
-        schedule.changed(0, 1_000_000, &[(0, 1_000_000)]);
-        schedule.see(0, 1_000_000);
-        schedule.changed(2_500_000, 1_000_000, &[(0, 700_000)]);
-        schedule.see(0, 2_300_000);
-        schedule.see(0, 3_200_000);
+        schedule.set_periods(0, 1_000_000, &[(0, 1_000_000)]);
+        schedule.observe_sample(0, 1_000_000);
+        schedule.set_periods(2_500_000, 1_000_000, &[(0, 700_000)]);
+        schedule.observe_sample(0, 2_300_000);
+        schedule.observe_sample(0, 3_200_000);
         assert!(schedule.is_late(0, 2_300_000));
         assert!(!schedule.is_late(0, 3_200_000));
     }
 
     #[test]
-    fn each_cpu_has_a_distance_of_its_own() {
+    fn each_cpu_has_a_period_of_its_own() {
         let mut schedule = TickSchedule::default();
         assert!(schedule.may_change(0));
-        schedule.changed(1_000_000, 1_000_000, &[(0, 1_000_000), (3, 800_000)]);
+        schedule.set_periods(1_000_000, 1_000_000, &[(0, 1_000_000), (3, 800_000)]);
         // 50 ticks of the one and 62 of the other until the next change, and half of one that is lost.
         let stand_for_ns = [0, 3, 1].map(|cpu| schedule.period_ns(cpu, 5_000_000));
         assert_eq!(stand_for_ns, [Some(1_010_000), Some(806_451), None]);
         assert_eq!(schedule.period_ns(0, 999_999), None, "from before anything was known");
         for time_ns in [1_801_000, 2_601_000, 3_450_000] {
-            schedule.see(3, time_ns);
+            schedule.observe_sample(3, time_ns);
         }
         assert!(!schedule.is_late(3, 2_601_000) && schedule.is_late(3, 3_450_000));
         let over_ns = 1_000_000 + PERIODS_BETWEEN_CHANGES * 1_000_000;

@@ -1,7 +1,7 @@
-//! CPU time of a process from before its threads ran, and the samples that stand for it.
+//! CPU time that a process is charged before its threads run, and the samples that get it.
 //!
-//! Input: what intervals measured (`wakeup_latency.rs`), and what is used in each batch; output: how much of that the
-//! samples of the batch share, and which stacks stand for the rest. Nothing counts twice, and nothing is left out.
+//! Input: measurements of intervals (`wakeup_latency.rs`), and the CPU time of each batch. Output: the part that the
+//! samples of the batch share, and stacks with weights for the rest. Nothing counts twice, and nothing is left out.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use crate::sources::Capture;
 
 /// Most stacks that are kept for a process.
 const STACKS_MAX: usize = 64;
-/// Stacks that were copied so many intervals ago are of what the program did then: they are discarded, but for so many.
+/// Stacks older than this many intervals show what the program did then: they are discarded, except for this many.
 const INTERVALS_KEPT: u64 = 4;
 const OLD_KEPT: usize = 4;
 
@@ -24,9 +24,9 @@ struct WaitStack {
     interval: u64,
 }
 
-/// What was measured of a process, and what its samples are still to stand for.
+/// Measurements of a process, and the time that is not yet weighed.
 #[derive(Debug, Default)]
-pub(in super::super) struct WakeupCharge {
+pub(in crate::sources::linux::perf) struct WakeupCharge {
     /// By the last interval, and by the one before.
     intervals: [Interval; 2],
     /// What was used in batches since the last interval was measured, and what of it was withheld as from before
@@ -35,13 +35,13 @@ pub(in super::super) struct WakeupCharge {
     since_withheld_ns: u64,
     /// What the samples of earlier batches were given too much, as a later interval showed; less than 0: too little.
     overcharged_ns: i64,
-    /// What the stacks are still to stand for.
+    /// Time that the stacks still have to weigh.
     pending_charge_ns: u64,
     stacks: VecDeque<WaitStack>,
     next: usize,
     /// The intervals so far.
     interval: u64,
-    /// The stacks are those of waits that are over, and stand for what is left.
+    /// The waits of the stacks are over; they weigh what is left.
     is_over: bool,
 }
 
@@ -61,8 +61,8 @@ fn part_ns(used_ns: u64, intervals: &[Interval]) -> u64 {
 }
 
 impl WakeupCharge {
-    /// Takes in an interval. What a program does changes: what was used since the interval before is judged by both.
-    pub(in super::super) fn measure(&mut self, used_ns: u64, before_ns: i64) {
+    /// Adds an interval. Programs change, so CPU time since the interval before is judged by both.
+    pub(in crate::sources::linux::perf) fn measure(&mut self, used_ns: u64, before_ns: i64) {
         self.interval += 1;
         let [last, _] = self.intervals;
         self.intervals = [Interval { used_ns, before_ns }, last];
@@ -75,8 +75,8 @@ impl WakeupCharge {
         }
     }
 
-    /// Takes in the stack of a thread that waited in the last interval; what is not needed any more goes to `spare`.
-    pub(in super::super) fn add_stack(
+    /// Adds the stack of a thread that waited in the last interval; replaced buffers go to `spare`.
+    pub(in crate::sources::linux::perf) fn add_stack(
         &mut self,
         tid: pid_t,
         capture: Box<Capture>,
@@ -94,7 +94,7 @@ impl WakeupCharge {
 
     /// Takes from what was used in a batch the part from before threads ran, as the last interval shows it, and some
     /// of what earlier batches were given too much; what is left.
-    pub(in super::super) fn withhold(&mut self, used_ns: u64) -> u64 {
+    pub(in crate::sources::linux::perf) fn withhold(&mut self, used_ns: u64) -> u64 {
         self.since_used_ns += used_ns;
         if self.stacks.is_empty() {
             return used_ns;
@@ -109,15 +109,15 @@ impl WakeupCharge {
     }
 
     /// No interval comes any more, and no batch: what was withheld is as the last interval showed.
-    pub(in super::super) fn finalize(&mut self) {
+    pub(in crate::sources::linux::perf) fn finalize(&mut self) {
         let withheld_ns = std::mem::take(&mut self.since_withheld_ns) + self.pending_charge_ns;
         let pending_charge_ns = withheld_ns.cast_signed() - std::mem::take(&mut self.overcharged_ns);
         self.pending_charge_ns = u64::try_from(pending_charge_ns).unwrap_or(0);
     }
 
-    /// A thread ends: where it waited it waits no more. If no other one waited, its stacks stand for what is left
-    /// until [`WakeupCharge::finish`].
-    pub(in super::super) fn forget_thread(&mut self, tid: pid_t) {
+    /// A thread ends: removes its stacks. If no other thread waited, they weigh what is left until
+    /// [`WakeupCharge::finish`].
+    pub(in crate::sources::linux::perf) fn forget_thread(&mut self, tid: pid_t) {
         if self.stacks.iter().any(|one| one.tid != tid) {
             self.stacks.retain(|one| one.tid != tid);
         } else {
@@ -126,7 +126,7 @@ impl WakeupCharge {
     }
 
     /// No thread waits any more where one did: it ran its last, or it runs another program.
-    pub(in super::super) fn end(&mut self) {
+    pub(in crate::sources::linux::perf) fn end(&mut self) {
         if !self.stacks.is_empty() {
             self.finalize();
             self.is_over = true;
@@ -134,15 +134,14 @@ impl WakeupCharge {
     }
 
     /// All that [`WakeupCharge::next_charge`] gave was counted.
-    pub(in super::super) fn finish(&mut self) {
+    pub(in crate::sources::linux::perf) fn finish(&mut self) {
         if std::mem::take(&mut self.is_over) {
             self.stacks.clear();
         }
     }
 
-    /// The next sample and its weight, of those that stand for a period each; with the last one for
-    /// what is left.
-    pub(in super::super) fn next_charge(
+    /// The next sample and its weight of one period; the last one gets the remainder.
+    pub(in crate::sources::linux::perf) fn next_charge(
         &mut self,
         period_ns: u64,
         last: bool,

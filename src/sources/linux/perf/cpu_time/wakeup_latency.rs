@@ -1,31 +1,30 @@
 //! CPU time that the clock of a process counts before its threads run, and where they waited until then.
 //!
-//! The clock of a thread that is woken begins when its CPU is notified (kernel/sched/core.c,
-//! `wakeup_preempt`: the clock of the CPU stands still from then on until it switches). A CPU that
-//! has nothing to do takes some microseconds more to get there, in a virtual machine ten and more, and no tick
-//! can find the thread meanwhile. Where programs wait often that is a third of their CPU time, and
-//! shared over the samples it would make everything else larger than it is.
+//! The clock of a woken thread starts when its CPU is notified (kernel/sched/core.c, `wakeup_preempt`: the clock of
+//! the CPU stops from then on until it switches). An idle CPU takes some microseconds more to switch, in a virtual
+//! machine ten and more, and no tick can find the thread meanwhile. In programs that wait often that is a third of
+//! their CPU time; shared over the samples it would enlarge everything else.
 //!
-//! It is measured: at intervals, for some milliseconds, each CPU records its context switches, and the time for which
-//! threads of a process had a CPU is taken from what its clock counted. At some of these switches stacks are copied:
-//! there the time goes.
+//! It is measured at intervals: for some milliseconds each CPU records its context switches, and the time for which
+//! threads of a process had a CPU is subtracted from what its clock counted. The stacks that are copied at some of
+//! these switches get the difference.
 //!
-//! Input: context switches and clocks; output: which part of its CPU time a process had before it ran, and
-//! samples that stand for it.
+//! Input: context switches and clocks. Output: which part of its CPU time a process had before it ran, and samples
+//! for it.
 
 use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::buffers::Usage;
-use super::super::ring::record::{Id, PerfRecord, Sample};
+use super::super::ring::record::{PerfRecord, Sample, SampleId};
 use crate::sources::Capture;
 
-/// From the beginning of one interval to that of the next, nanoseconds.
-const DISTANCE_NS: u64 = 400_000_000;
-/// An interval is so long that it holds about so many switches, by how many the one before held. Each takes the program
-/// a microsecond or two more, and a server's latencies show intervals that are a tenth of the time.
+/// An interval begins this often, nanoseconds.
+const INTERVAL_EVERY_NS: u64 = 400_000_000;
+/// An interval lasts until about this many switches, by the rate of the one before. Each switch takes the program a
+/// microsecond or two more, and a server's latencies show intervals that are a tenth of the time.
 const SWITCHES_WANTED: u64 = 256;
-/// The first interval is the shortest, and none is longer than the longest.
+/// Shortest interval, which is also the first, and longest.
 const INTERVAL_MIN_NS: u64 = 4_000_000;
 const INTERVAL_MAX_NS: u64 = 45_000_000;
 
@@ -49,45 +48,45 @@ enum State {
         since_ns: u64,
         clocks: ClockReadings,
     },
-    /// Its records were not all read yet.
+    /// Its records have not all been read.
     AwaitingRecords {
         began: ClockReadings,
         ended: ClockReadings,
     },
 }
 
-/// What is to be done with the events that record context switches.
+/// What to do with the events that record context switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum IntervalAction {
+pub(in crate::sources::linux::perf) enum IntervalAction {
     Open,
     Close,
     None,
 }
 
-/// What is known of the switches of a CPU in the interval.
+/// The switches of a CPU in the interval.
 #[derive(Debug, Default)]
 struct OnCpu {
     /// A switch was recorded.
     switched: bool,
-    /// Who has it, and since when; before the first switch whoever was sampled there.
-    has: Option<(pid_t, u64)>,
-    /// Since when the thread that had it last was leaving.
+    /// Its process, and since when; before the first switch, the process that was sampled there.
+    current: Option<(pid_t, u64)>,
+    /// When its last thread began to leave it.
     leaving_ns: Option<u64>,
-    /// The stack that was copied of the thread that leaves it next.
-    copied: Option<(pid_t, Box<Capture>)>,
+    /// The stack of the thread that leaves it next.
+    outgoing_stack: Option<(pid_t, Box<Capture>)>,
 }
 
 /// Measures the CPU time that processes are charged before their threads run.
 #[derive(Debug)]
-pub(in super::super) struct WakeupLatency {
+pub(in crate::sources::linux::perf) struct WakeupLatency {
     state: State,
     last_ns: Option<u64>,
-    /// How many switches the last interval held, or this one so far.
+    /// Switches in the last interval, or so far in this one.
     switches: u64,
-    /// How long an interval is to be.
+    /// Length of the next interval.
     interval_ns: u64,
     cpus: HashMap<u32, OnCpu>,
-    /// Who had a CPU from when to when.
+    /// Process, from when and to when it had a CPU.
     on_cpu_spans: Vec<(pid_t, u64, u64)>,
     on_cpu_spans_usage: Usage,
     /// Where threads began to wait: process, thread, stack.
@@ -124,9 +123,8 @@ impl WakeupLatency {
         self.state = State::Off;
     }
 
-    /// Takes in a record of any kind, those of one CPU in their order. The buffer of a stack that is not needed is given
-    /// back.
-    pub(super) fn take(&mut self, id: Id, record: &PerfRecord<'_>) -> Option<Box<Capture>> {
+    /// Reads a record of any kind; those of one CPU come in order. Returns the buffer of a stack that is not needed.
+    pub(super) fn push_record(&mut self, id: SampleId, record: &PerfRecord<'_>) -> Option<Box<Capture>> {
         match record {
             PerfRecord::SwitchIn { direct } => self.switched_in(id, *direct),
             PerfRecord::SwitchOut { preempted } => return self.switched_out(id, *preempted),
@@ -142,23 +140,23 @@ impl WakeupLatency {
         std::mem::take(&mut self.waits)
     }
 
-    /// When the interval ends that is open, if one is (monotonic clock).
-    pub(in super::super) fn ends_ns(&self) -> Option<u64> {
+    /// When the open interval ends, if one is open (monotonic clock).
+    pub(in crate::sources::linux::perf) fn ends_ns(&self) -> Option<u64> {
         match self.state {
             State::Open { since_ns, .. } => Some(since_ns + self.interval_ns),
             State::Off | State::Closed | State::AwaitingRecords { .. } => None,
         }
     }
 
-    /// Whether switches are recorded now, or were and were not read yet.
+    /// Whether switches are recorded now, or were recorded and have not been read.
     fn is_open(&self) -> bool {
         !matches!(self.state, State::Off | State::Closed)
     }
 
-    /// Whether an interval is to begin or to end.
-    pub(in super::super) fn action(&self, now_ns: u64) -> IntervalAction {
+    /// Whether to begin or end an interval.
+    pub(in crate::sources::linux::perf) fn action(&self, now_ns: u64) -> IntervalAction {
         match self.state {
-            State::Closed if self.last_ns.is_none_or(|last_ns| now_ns >= last_ns + DISTANCE_NS) => {
+            State::Closed if self.last_ns.is_none_or(|last_ns| now_ns >= last_ns + INTERVAL_EVERY_NS) => {
                 IntervalAction::Open
             }
             _ if self.ends_ns().is_some_and(|ends_ns| now_ns >= ends_ns) => IntervalAction::Close,
@@ -166,44 +164,45 @@ impl WakeupLatency {
         }
     }
 
-    /// A sample of the clock was read: what it shows has the CPU.
-    fn sampled(&mut self, id: Id) {
-        // One from before the interval may have left since.
+    /// A sample by the clock: its process has the CPU.
+    fn sampled(&mut self, id: SampleId) {
+        // Its thread may have left since, if it is from before the interval.
         if self.is_open() && self.last_ns.is_some_and(|began_ns| id.time_ns >= began_ns) {
             let on = self.cpus.entry(id.cpu).or_default();
             if !on.switched {
-                on.has = Some((id.pid, 0));
+                on.current = Some((id.pid, 0));
             }
         }
     }
 
     /// `direct`: from another thread. The time of the switch counts for the new one (kernel/sched/core.c,
     /// `__schedule`), and so do ticks in it: they come as soon as it runs.
-    fn switched_in(&mut self, id: Id, direct: bool) {
+    fn switched_in(&mut self, id: SampleId, direct: bool) {
         if self.is_open() {
             self.switches += 1;
             let on = self.cpus.entry(id.cpu).or_default();
             let since_ns = on.leaving_ns.take().filter(|_| direct).unwrap_or(id.time_ns);
-            (on.switched, on.has) = (true, Some((id.pid, since_ns)));
+            (on.switched, on.current) = (true, Some((id.pid, since_ns)));
         }
     }
 
-    /// A thread leaves its CPU; the sample of that stands right before. What is left of a stack is given back.
-    fn switched_out(&mut self, id: Id, preempted: bool) -> Option<Box<Capture>> {
+    /// A thread leaves its CPU; its switch sample comes right before. Returns the buffer of a stack that is not
+    /// needed.
+    fn switched_out(&mut self, id: SampleId, preempted: bool) -> Option<Box<Capture>> {
         if !self.is_open() {
             return None;
         }
         self.switches += 1;
         let on = self.cpus.entry(id.cpu).or_default();
         let first = !std::mem::replace(&mut on.switched, true);
-        let since_ns = match on.has.take() {
+        let since_ns = match on.current.take() {
             _ if first => Some(0),
             Some((pid, since_ns)) if pid == id.pid => Some(since_ns),
             _ => None,
         };
         let until_ns = *on.leaving_ns.get_or_insert(id.time_ns);
         self.on_cpu_spans.extend(since_ns.map(|since_ns| (id.pid, since_ns, until_ns)));
-        let (tid, capture) = on.copied.take()?;
+        let (tid, capture) = on.outgoing_stack.take()?;
         if tid != id.tid || preempted {
             return Some(capture);
         }
@@ -211,14 +210,14 @@ impl WakeupLatency {
         None
     }
 
-    /// A thread is about to leave its CPU, with this stack. What is left of another is given back.
-    pub(super) fn copied(&mut self, id: Id, capture: Box<Capture>) -> Option<Box<Capture>> {
+    /// A thread is about to leave its CPU, with this stack. Returns the buffer of a stack that is not needed.
+    pub(super) fn copied(&mut self, id: SampleId, capture: Box<Capture>) -> Option<Box<Capture>> {
         if !self.is_open() {
             return Some(capture);
         }
         let on = self.cpus.entry(id.cpu).or_default();
         on.leaving_ns = Some(id.time_ns);
-        on.copied.replace((id.tid, capture)).map(|(_, capture)| capture)
+        on.outgoing_stack.replace((id.tid, capture)).map(|(_, capture)| capture)
     }
 
     pub(super) fn begin(&mut self, now_ns: u64, clocks: ClockReadings) {
@@ -241,15 +240,14 @@ impl WakeupLatency {
     }
 
     /// Discards the interval: its events are closed.
-    pub(in super::super) fn abandon(&mut self) {
+    pub(in crate::sources::linux::perf) fn abandon(&mut self) {
         if self.is_open() {
             self.state = State::Closed;
         }
     }
 
-    /// Of each process: what its clock counted in the interval that is over, and how much of that
-    /// before its threads ran, nanoseconds; that may be less than nothing by what times are inexact. All records of
-    /// the interval were read.
+    /// For each process: what its clock counted in the interval, and the part before its threads ran, nanoseconds,
+    /// which may be negative since times are inexact. All records of the interval have been read.
     pub(super) fn measured(&mut self) -> Vec<(pid_t, u64, i64)> {
         if !matches!(self.state, State::AwaitingRecords { .. }) {
             return Vec::new();
@@ -258,8 +256,8 @@ impl WakeupLatency {
             return Vec::new();
         };
         for on in self.cpus.values() {
-            // A CPU without a switch was had by one process throughout.
-            self.on_cpu_spans.extend(on.has.map(|(pid, since_ns)| (pid, since_ns, u64::MAX)));
+            // A CPU without a switch had one process throughout.
+            self.on_cpu_spans.extend(on.current.map(|(pid, since_ns)| (pid, since_ns, u64::MAX)));
         }
         if self.dropped {
             return Vec::new();

@@ -1,8 +1,8 @@
-//! The attributes of events: of the clock that samples, of the event beside it that records programs, and of the one that
-//! records context switches.
+//! The attributes of events: the sampling clock, the event that records exec and mmap, and the one that records
+//! context switches.
 //!
-//! Input: how to sample, and the bytes of the ring; output: what perf_event_open(2) takes. The fields of samples are
-//! alike for all, so that records of each are read alike.
+//! Input: how to sample, and the bytes of the ring. Output: attributes for perf_event_open(2). All have the same
+//! sample fields, so that records are parsed alike.
 
 use perf_event_open_sys::bindings::{
     PERF_COUNT_SW_CONTEXT_SWITCHES, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_DUMMY, PERF_FORMAT_LOST,
@@ -13,11 +13,10 @@ use perf_event_open_sys::bindings::{
 use super::super::ring::registers;
 use super::options::{EventOptions, Scope, SwitchOptions};
 
-/// Where switches are recorded at intervals, a stack is copied at one of so many: a number that is in step with
-/// nothing.
+/// With switches at intervals, one in this many copies a stack: a prime, which is in step with nothing.
 const SWITCHES_PER_STACK: u64 = 13;
 
-/// Of the clock that samples, for a ring of so many bytes.
+/// Attributes of the sampling clock, for a ring of this many bytes.
 pub(super) fn attributes(options: EventOptions, ring_bytes: usize) -> perf_event_attr {
     let mut attributes = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
@@ -40,7 +39,7 @@ pub(super) fn attributes(options: EventOptions, ring_bytes: usize) -> perf_event
     // One without a period samples nothing.
     attributes.__bindgen_anon_1.sample_period =
         if options.samples_running() { options.period_ns() } else { 0 };
-    // Nobody is woken for a sample, but the reader before half of the ring is full.
+    // The reader is woken before half of the ring is full, not for each sample.
     attributes.__bindgen_anon_2.wakeup_watermark = (ring_bytes / 4) as u32;
     attributes.set_watermark(1);
     attributes.set_disabled(1);

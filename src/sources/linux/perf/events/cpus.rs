@@ -1,4 +1,4 @@
-//! The CPUs that are online, and whether events of these or of threads fit.
+//! The CPUs that are online, and whether to open events for CPUs or for threads. Output: CPU numbers, [`Scope`].
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ pub(super) const CPUS_FOR_FEW_THREADS: usize = 16;
 
 /// Which scope fits: events of threads cost a timer for each switch between them, and a descriptor
 /// for each thread and CPU; events of CPUs let each CPU tick, those that nothing runs on, too.
-pub(in super::super) fn scope_for(cpus: usize, threads: usize) -> Scope {
+pub(in crate::sources::linux::perf) fn scope_for(cpus: usize, threads: usize) -> Scope {
     if cpus > CPUS_FOR_FEW_THREADS && threads.saturating_mul(cpus) <= EVENTS_MAX && threads < cpus {
         Scope::Threads
     } else {
@@ -30,7 +30,7 @@ pub(super) fn online_cpus() -> io::Result<Vec<c_int>> {
 }
 
 /// How many CPUs are online, at least 1.
-pub(in super::super) fn cpu_count() -> usize {
+pub(in crate::sources::linux::perf) fn cpu_count() -> usize {
     online_cpus().map_or(1, |cpus| cpus.len())
 }
 

@@ -1,23 +1,23 @@
-//! Threads that two sets of events are of, where events are inherited: a thread that was started while events were
-//! being opened has inherited those of the one that started it, and is in the list, too.
+//! Threads with two sets of events: a thread that was started while events were being opened has inherited those of
+//! its creator, and gets its own, too.
 //!
-//! Input: for which thread each event was opened, and records; output: which of them count, and which threads' events
-//! are one set too many. Each sample names the event that was opened for it, or for an ancestor. Of two sets the
-//! one that was opened last is too many: what had inherited the other one was listed then.
+//! Input: the thread that each event was opened for, and records. Output: which records count, and which threads'
+//! events to close. Each sample has the number of the event that was opened for its thread or for an ancestor. Of two
+//! sets, the one opened last is closed: threads that inherited the other one were listed then.
 
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 
-/// Events of threads, and who is sampled by which.
+/// Events of threads, and which threads are sampled by which.
 #[derive(Debug, Default)]
 pub(super) struct DuplicateEvents {
     /// By number of an event: the thread that it was opened for.
     opened_for: HashMap<u64, pid_t>,
-    /// By thread: an event that it is sampled by, and the thread whose it is.
+    /// By thread: an event that samples it, and the thread it was opened for.
     by: HashMap<pid_t, (u64, pid_t)>,
-    /// Threads whose events others are sampled by as well, or they themselves.
+    /// Threads whose events are duplicates.
     too_many: Vec<pid_t>,
 }
 
@@ -27,11 +27,11 @@ impl DuplicateEvents {
         self.opened_for.insert(event, tid);
     }
 
-    /// Whether a record is to be taken: of two that record alike the second is not.
-    pub(super) fn takes(&mut self, id: Id, event: u64, record: &PerfRecord<'_>) -> bool {
+    /// Whether a record counts: the second of two equal ones does not.
+    pub(super) fn is_accepted(&mut self, id: SampleId, event: u64, record: &PerfRecord<'_>) -> bool {
         match record {
             PerfRecord::Sample(_) | PerfRecord::SwitchIn { .. } | PerfRecord::SwitchOut { .. } => {}
-            // The number may be another thread's soon.
+            // The number may be reused.
             PerfRecord::Exit => {
                 self.by.remove(&id.tid);
                 return true;
@@ -53,7 +53,7 @@ impl DuplicateEvents {
         false
     }
 
-    /// The threads whose own events are to be closed, each once: nothing comes of these any more.
+    /// The threads whose own events have to be closed, each once.
     pub(super) fn too_many(&mut self) -> Vec<pid_t> {
         let mut too_many = std::mem::take(&mut self.too_many);
         too_many.sort_unstable();
@@ -72,7 +72,11 @@ mod tests {
     use super::*;
 
     fn sample(duplicates: &mut DuplicateEvents, tid: pid_t, event: u64) -> bool {
-        duplicates.takes(Id { tid, pid: 7, ..Id::default() }, event, &PerfRecord::Sample(Sample::EMPTY))
+        duplicates.is_accepted(
+            SampleId { tid, pid: 7, ..SampleId::default() },
+            event,
+            &PerfRecord::Sample(Sample::EMPTY),
+        )
     }
 
     /// Thread 7 has events 1 and 2, of two CPUs; 8 has inherited these, and 3 and 4 were opened for it.
@@ -111,9 +115,13 @@ mod tests {
     fn a_number_that_is_another_threads_begins_anew() {
         let mut duplicates = two_sets();
         assert!(sample(&mut duplicates, 9, 1) && !sample(&mut duplicates, 9, 3));
-        assert!(duplicates.takes(Id { tid: 9, ..Id::default() }, 1, &PerfRecord::Exit));
+        assert!(duplicates.is_accepted(SampleId { tid: 9, ..SampleId::default() }, 1, &PerfRecord::Exit));
         assert!(sample(&mut duplicates, 9, 3));
         assert!(sample(&mut duplicates, 9, 77), "of an event that was not opened for a thread");
-        assert!(duplicates.takes(Id { tid: -1, ..Id::default() }, 1, &PerfRecord::Sample(Sample::EMPTY)));
+        assert!(duplicates.is_accepted(
+            SampleId { tid: -1, ..SampleId::default() },
+            1,
+            &PerfRecord::Sample(Sample::EMPTY)
+        ));
     }
 }

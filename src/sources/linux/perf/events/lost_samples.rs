@@ -1,10 +1,10 @@
-//! Samples that did not fit into the ring of their CPU, as the kernel counts them for each event (Linux 6.0,
-//! perf_event_open(2), `PERF_FORMAT_LOST`).
+//! Samples that did not fit into the ring of their CPU, by the kernel's count for each event (Linux 6.0,
+//! perf_event_open(2), `PERF_FORMAT_LOST`). Input: events whose rings were full. Output: lost samples by CPU.
 //!
-//! Records of what was lost (`PERF_RECORD_LOST`) count all that events wrote into a ring together, and are written
-//! before the next record that fits: what was lost at the end of a recording is in none.
+//! PERF_RECORD_LOST counts the records of all events of a ring together, and is written before the next record that
+//! fits: losses at the end of a recording are in none.
 //!
-//! The count of an event is read only where its ring was full: that interrupts its CPU.
+//! The count of an event is read only if its ring was full, since reading it interrupts the CPU.
 
 use std::os::fd::OwnedFd;
 
@@ -12,10 +12,10 @@ use hashbrown::HashMap;
 
 use super::super::ring::sys;
 
-/// What events lost, by CPU.
+/// Samples that events lost, by CPU.
 #[derive(Debug, Default)]
 pub(super) struct LostSamples {
-    /// By CPU: what its event had lost when its count was read last.
+    /// By CPU: the count when it was read last.
     before: HashMap<u32, u64>,
     since: Vec<(u32, u64)>,
     /// A count was read, and the kernel does not count lost records.
@@ -28,7 +28,7 @@ impl LostSamples {
         match sys::count(event) {
             Ok((_, Some(lost))) => self.counted(cpu, lost),
             Ok((_, None)) => self.uncounted = true,
-            // It is over, with its CPU.
+            // Its CPU went offline.
             Err(_) => {}
         }
     }
@@ -40,7 +40,7 @@ impl LostSamples {
         }
     }
 
-    /// Samples that did not fit since this was called before, by CPU; `None` where the kernel does not count them.
+    /// Samples that did not fit since the last call, by CPU; `None` if the kernel does not count them.
     pub(super) fn since_before(&mut self) -> Option<Vec<(u32, u64)>> {
         let since = std::mem::take(&mut self.since);
         (!self.uncounted).then_some(since)

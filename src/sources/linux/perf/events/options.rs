@@ -1,18 +1,19 @@
-//! How to sample: whom, how often, with how much of each stack.
+//! Options of events: which processes, which rate, how many bytes of each stack.
 
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Bytes of a stack that a record holds: multiples of 8, and a record with them has less than 64 KiB.
-pub(in super::super) const STACK_BYTES: [u32; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, STACK_BYTES_MAX];
-pub(in super::super) const STACK_BYTES_MAX: u32 = 60 << 10;
+pub(in crate::sources::linux::perf) const STACK_BYTES: [u32; 5] =
+    [4 << 10, 8 << 10, 16 << 10, 32 << 10, STACK_BYTES_MAX];
+pub(in crate::sources::linux::perf) const STACK_BYTES_MAX: u32 = 60 << 10;
 
 /// Bytes of the stacks at which threads leave their CPUs.
-pub(in super::super) const SWITCH_STACK_BYTES: [u32; 6] =
+pub(in crate::sources::linux::perf) const SWITCH_STACK_BYTES: [u32; 6] =
     [2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, STACK_BYTES_MAX];
 
-/// Whom the events are of.
+/// What events are opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Scope {
+pub(in crate::sources::linux::perf) enum Scope {
     /// All that runs on each CPU, sifted by the kernel.
     Cpus,
     /// The threads of the process.
@@ -21,33 +22,33 @@ pub(in super::super) enum Scope {
 
 /// How to sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct EventOptions {
-    pub(in super::super) scope: Scope,
+pub(in crate::sources::linux::perf) struct EventOptions {
+    pub(in crate::sources::linux::perf) scope: Scope,
     /// Samples that fall into the kernel are taken, with the frames there.
-    pub(in super::super) kernel: bool,
+    pub(in crate::sources::linux::perf) kernel: bool,
     /// Samples per second of CPU time.
-    pub(in super::super) hz: u32,
+    pub(in crate::sources::linux::perf) hz: u32,
     /// Stack bytes that are copied of each, by the event and, above [`STACK_BYTES_MAX`], by a program.
-    pub(in super::super) stack_bytes: u32,
+    pub(in crate::sources::linux::perf) stack_bytes: u32,
     /// The red zone is copied, too.
-    pub(in super::super) red_zone: bool,
+    pub(in crate::sources::linux::perf) red_zone: bool,
     /// Ranges of deep stacks are read, too.
-    pub(in super::super) prefetch: bool,
+    pub(in crate::sources::linux::perf) prefetch: bool,
     /// How threads are sampled that leave their CPUs, if they are.
-    pub(in super::super) switches: Option<SwitchOptions>,
+    pub(in crate::sources::linux::perf) switches: Option<SwitchOptions>,
 }
 
 /// How threads are sampled that leave their CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) struct SwitchOptions {
+pub(in crate::sources::linux::perf) struct SwitchOptions {
     /// Stack bytes that are copied of each.
-    pub(in super::super) stack_bytes: u32,
+    pub(in crate::sources::linux::perf) stack_bytes: u32,
     /// Nothing else is sampled.
-    pub(in super::super) alone: bool,
+    pub(in crate::sources::linux::perf) alone: bool,
     /// With the frames in the kernel, which it takes some time to find.
-    pub(in super::super) kernel_frames: bool,
-    /// Of many processes, of which files are to be read while they switch.
-    pub(in super::super) many: bool,
+    pub(in crate::sources::linux::perf) kernel_frames: bool,
+    /// Of many processes, whose files have to be read while they switch.
+    pub(in crate::sources::linux::perf) many: bool,
 }
 
 impl SwitchOptions {
@@ -64,22 +65,22 @@ impl SwitchOptions {
 
 impl EventOptions {
     /// Nanoseconds between two samples of a thread that runs all the time.
-    pub(in super::super) fn period_ns(self) -> u64 {
+    pub(in crate::sources::linux::perf) fn period_ns(self) -> u64 {
         SECOND_NS / u64::from(self.hz.max(1))
     }
 
     /// Whether threads that run are sampled.
-    pub(in super::super) fn samples_running(self) -> bool {
+    pub(in crate::sources::linux::perf) fn samples_running(self) -> bool {
         !self.switches.is_some_and(|switches| switches.alone)
     }
 
     /// Stack bytes that the event copies.
-    pub(in super::super) fn record_stack_bytes(self) -> u32 {
+    pub(in crate::sources::linux::perf) fn record_stack_bytes(self) -> u32 {
         self.stack_bytes.min(STACK_BYTES_MAX)
     }
 
     /// Whether a program copies what lies above the bytes that the event copies.
-    pub(in super::super) fn needs_stack_tail(self) -> bool {
+    pub(in crate::sources::linux::perf) fn needs_stack_tail(self) -> bool {
         self.stack_bytes > STACK_BYTES_MAX
     }
 }

@@ -1,6 +1,6 @@
-//! The rings of events: how many bytes, and mapping them.
+//! The rings of events: their size, and mapping them.
 //!
-//! Input: a number of CPUs, an event; output: bytes, a ring or why there is none.
+//! Input: a number of CPUs, an event. Output: a size, a ring, or why there is none.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ pub(super) const RING_BYTES_OF_EVERYBODY: usize = 512 << 10;
 const TOO_LITTLE_MEMORY: &str = "perf_event may lock no more memory: sudo, or raise `ulimit -l` \
                                  or sysctl kernel.perf_event_mlock_kb";
 
-/// Bytes of the ring of each of so many CPUs, a power of two. `many`: switches of many processes are sampled.
+/// Bytes of the ring of each of this many CPUs, a power of two. `many`: switches of many processes are sampled.
 pub(super) fn ring_bytes_for(cpus: usize, many: bool) -> usize {
     let most = if many { RING_BYTES_OF_MANY_MAX } else { RING_BYTES_MAX };
     let bytes = (RINGS_BYTES / cpus.max(1)).clamp(RING_BYTES_MIN, most);
@@ -36,7 +36,7 @@ pub(super) fn map_ring(event: &OwnedFd, bytes: usize) -> io::Result<Ring> {
 }
 
 /// Whether an error is one of the limits of this program, which have their own words.
-pub(in super::super) fn is_limit(error: &io::Error) -> bool {
+pub(in crate::sources::linux::perf) fn is_limit(error: &io::Error) -> bool {
     error.raw_os_error().is_none() && error.kind() == io::ErrorKind::QuotaExceeded
 }
 

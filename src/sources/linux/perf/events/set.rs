@@ -1,6 +1,6 @@
 //! Open events and their rings.
 //!
-//! Input: how to sample, and whom; output: the records of the rings, how full these were, what did not fit.
+//! Input: how and what to sample. Output: the records of the rings, how full these were, and lost samples.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -9,7 +9,7 @@ use libc::{c_int, pid_t};
 
 use super::super::bpf::sample_filter::SampleFilter;
 use super::super::ring::pressure::Pressure;
-use super::super::ring::record::{self, CLOCK_PERIOD_MIN, Id, PerfRecord};
+use super::super::ring::record::{self, CLOCK_PERIOD_MIN, PerfRecord, SampleId};
 use super::super::ring::sys::{self, Ring};
 use super::attributes::{attributes, programs_attributes, switch_attributes};
 use super::cpus::{cpu_count, online_cpus};
@@ -24,7 +24,7 @@ const CPUS_POLL_NS: u64 = 500_000_000;
 
 /// Open events and their rings. They stop when this is dropped.
 #[derive(Debug)]
-pub(in super::super) struct Events {
+pub(in crate::sources::linux::perf) struct Events {
     /// Each ring and the event that it is mapped from.
     rings: Vec<(Ring, OwnedFd)>,
     /// The CPU of each ring.
@@ -37,7 +37,7 @@ pub(in super::super) struct Events {
     pressure: Pressure,
     /// Events that write into the rings of others.
     others: Vec<OwnedFd>,
-    /// Events of threads, which write there, too, without those of the first thread, which the rings are of.
+    /// Events of threads that write into the rings, without those of the first thread, which own the rings.
     threads: ThreadEvents,
     /// Samples of the clock that are later do not count.
     until_ns: u64,
@@ -52,7 +52,7 @@ impl Events {
     ///
     /// # Errors
     /// What the kernel refused the first event or ring with.
-    pub(in super::super) fn open(
+    pub(in crate::sources::linux::perf) fn open(
         pids: &[pid_t],
         filter: &SampleFilter,
         options: EventOptions,
@@ -97,7 +97,7 @@ impl Events {
         for cpu in online_cpus()? {
             let event = match sys::open(&attributes(options, ring_bytes), -1, cpu) {
                 Ok(event) => event,
-                // Just coming or going: looked for again (`lack_a_cpu`).
+                // Coming or going just now: polled again (`cpus_changed`).
                 Err(error) if error.raw_os_error() == Some(libc::ENODEV) => continue,
                 Err(error) => return Err(error),
             };
@@ -141,7 +141,7 @@ impl Events {
     ///
     /// # Errors
     /// What the kernel refused one with.
-    pub(in super::super) fn add_processes(
+    pub(in crate::sources::linux::perf) fn add_processes(
         &mut self,
         pids: &[pid_t],
         filter: &SampleFilter,
@@ -150,57 +150,60 @@ impl Events {
         pids.iter().try_for_each(|pid| threads.add_process(*pid, *options, filter, cpus, rings))
     }
 
-    /// How these sample.
-    pub(in super::super) fn options(&self) -> EventOptions {
+    /// How these events sample.
+    pub(in crate::sources::linux::perf) fn options(&self) -> EventOptions {
         self.options
     }
 
-    /// CPU time of all threads that events are of, and of all that they started, since the events were enabled,
-    /// nanoseconds: each counts in the kernel, too, and keeps what those counted that inherited it
-    /// (kernel/events/core.c, `sync_child_event`).
-    pub(in super::super) fn counted_ns(&self) -> u64 {
+    /// CPU time of all threads with events, and of all that they started, since the events were enabled, nanoseconds:
+    /// each event counts in the kernel, and keeps the counts of events that inherited it (kernel/events/core.c,
+    /// `sync_child_event`).
+    pub(in crate::sources::linux::perf) fn counted_ns(&self) -> u64 {
         let rings = self.rings.iter().map(|(_, event)| event);
         let clocks = rings.chain(self.threads.clocks());
         clocks.filter_map(|event| sys::count(event).ok()).map(|(count, _)| count).sum()
     }
 
-    /// Begins to sample.
+    /// Starts sampling.
     ///
     /// # Errors
     /// What the kernel refused it with.
-    pub(in super::super) fn enable(&self) -> io::Result<()> {
+    pub(in crate::sources::linux::perf) fn enable(&self) -> io::Result<()> {
         self.all().try_for_each(sys::enable)
     }
 
-    /// Lets the event of each CPU tick at another rate around the one that was requested, so that
-    /// work in step with the rate is seen in all of its phases. Each at its own: ticks of two CPUs that
-    /// stay in step meet a program that they hold up on one of them just when it has to wait on the other.
+    /// Sets a new period around the requested one for the event of each CPU, so that work in step with the rate is
+    /// seen in all of its phases. Each CPU gets its own: if ticks of two CPUs stay in step, they can delay a program
+    /// on one of them whenever it waits for the other.
     ///
-    /// Each change begins a period anew, which costs half of one; the mean makes up for that
-    /// (`cpu_time/tick_schedule.rs` says how often). The new distance on each CPU, nanoseconds; none for events of threads, whose
-    /// rate stays.
-    pub(in super::super) fn vary(&self, rates: &mut TickRates) -> Vec<(u32, u64)> {
+    /// Each change restarts a period, which costs half of one; the mean compensates for that
+    /// (`cpu_time/tick_schedule.rs`). Returns the new period of each CPU, nanoseconds; none for events of threads,
+    /// whose rate stays.
+    pub(in crate::sources::linux::perf) fn randomize_periods(
+        &self,
+        rates: &mut TickRates,
+    ) -> Vec<(u32, u64)> {
         if self.options.scope != Scope::Cpus || !self.options.samples_running() {
             return Vec::new();
         }
         let makes_up_per_mille = 1000 / (2 * PERIODS_BETWEEN_CHANGES);
-        let mut vary_one = |(cpu, (_, event)): (&c_int, &(Ring, OwnedFd))| {
+        let mut set_one = |(cpu, (_, event)): (&c_int, &(Ring, OwnedFd))| {
             let cpu = cpu.unsigned_abs();
             let per_mille = rates.next_per_mille(cpu) + makes_up_per_mille;
             let period_ns = (self.options.period_ns() * 1000 / per_mille).max(CLOCK_PERIOD_MIN);
-            // It ticks on as before where that fails.
+            // It keeps its period if that fails.
             let _ = sys::set_period(event, period_ns);
             (cpu, period_ns)
         };
-        self.cpus.iter().zip(&self.rings).map(&mut vary_one).collect()
+        self.cpus.iter().zip(&self.rings).map(&mut set_one).collect()
     }
 
-    /// Whether these are no longer the events that would be opened now: a CPU came, or one went, and
-    /// may be back since. The event of a CPU that was away samples no more, and nothing says so but
-    /// that it stands still. Events of threads are not polled: they go where their threads go.
+    /// Whether a CPU came or went, and may be back since: then the events have to be reopened. The event of a CPU
+    /// that went offline takes no more samples, which only its count shows. Events of threads are not polled: they
+    /// follow their threads.
     ///
     /// Polls at intervals; the first poll only sets the baseline.
-    pub(in super::super) fn lack_a_cpu(&mut self, now_ns: u64) -> bool {
+    pub(in crate::sources::linux::perf) fn cpus_changed(&mut self, now_ns: u64) -> bool {
         if self.options.scope != Scope::Cpus || now_ns.saturating_sub(self.polled_ns) < CPUS_POLL_NS {
             return false;
         }
@@ -212,33 +215,33 @@ impl Events {
             || online_cpus().is_ok_and(|cpus| cpus != self.cpus)
     }
 
-    /// Lets the events that record context switches at intervals record them, or no longer; whether there are any.
-    pub(in super::super) fn record_switches(&self, record: bool) -> bool {
+    /// Lets the events that record context switches at intervals record them, or no longer. Returns whether there are
+    /// any.
+    pub(in crate::sources::linux::perf) fn record_switches(&self, record: bool) -> bool {
         let turn = if record { sys::enable } else { sys::disable };
-        // One that fails leaves its CPU unrecorded, and the interval without figures.
+        // If one fails, the interval lacks its CPU and has no figures.
         self.switches.iter().map(turn).filter(Result::is_ok).count() == self.cpus.len()
     }
 
-    /// Samples no more; what was sampled can still be read.
-    pub(in super::super) fn disable(&self) {
+    /// Stops sampling; the samples that were taken can still be read.
+    pub(in crate::sources::linux::perf) fn disable(&self) {
         for event in self.switches.iter().chain(self.all().rev()) {
-            // Fails only for an event that is over.
+            // Fails only for an event that has ended.
             let _ = sys::disable(event);
         }
     }
 
-    /// Those that record programs before those that sample these.
+    /// Events that record exec and mmap come before those that sample.
     fn all(&self) -> impl DoubleEndedIterator<Item = &OwnedFd> {
         let of_threads = self.threads.iter();
         self.others.iter().chain(self.rings.iter().map(|(_, event)| event)).chain(of_threads)
     }
 
-    /// Gives every record that is there to `take`: those of one CPU in their order, and of those that two events
-    /// record alike one.
-    pub(in super::super) fn drain(
+    /// Passes every record to `take`: those of one CPU in order, and one of each two that duplicate events record.
+    pub(in crate::sources::linux::perf) fn drain(
         &mut self,
         scratch: &mut Vec<u8>,
-        mut take: impl FnMut(Id, PerfRecord<'_>),
+        mut take: impl FnMut(SampleId, PerfRecord<'_>),
     ) {
         let (rings, threads, until_ns) = (&mut self.rings, &mut self.threads, self.until_ns);
         let pressure = &mut self.pressure;
@@ -246,14 +249,14 @@ impl Events {
             let mut lost = false;
             let fill = ring.drain(scratch, |bytes| {
                 if let Some((id, event, record)) = record::read(bytes)
-                    && threads.takes(id, event, &record)
+                    && threads.is_accepted(id, event, &record)
                     && (id.time_ns < until_ns || !record.is_by_clock())
                 {
                     lost |= matches!(record, PerfRecord::Lost(_));
                     take(id, record);
                 }
             });
-            // It may have run over while it was drained, too.
+            // It may have filled up during the read, too.
             pressure.fill_per_mille = pressure.fill_per_mille.max(fill.per_mille);
             if fill.may_have_lost || lost {
                 self.lost.count(cpu.unsigned_abs(), event);
@@ -262,36 +265,36 @@ impl Events {
         self.threads.close_duplicates();
     }
 
-    /// Samples that did not fit into rings since this was called before: of which CPU, and how many. `None` where
-    /// nobody counts them apart from other records.
-    pub(in super::super) fn lost_samples(&mut self) -> Option<Vec<(u32, u64)>> {
+    /// Samples that did not fit into rings since the last call, by CPU. `None` if the kernel does not count them
+    /// separately from other records.
+    pub(in crate::sources::linux::perf) fn lost_samples(&mut self) -> Option<Vec<(u32, u64)>> {
         let lost = self.lost.since_before();
         self.pressure.lost |= lost.as_ref().is_some_and(|lost| !lost.is_empty());
         lost
     }
 
     /// Bytes of all rings.
-    pub(in super::super) fn ring_bytes(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn ring_bytes(&self) -> u64 {
         self.rings.iter().map(|(ring, _)| ring.data_bytes() as u64).sum()
     }
 
     /// How full the fullest ring is now.
-    pub(in super::super) fn fill_per_mille(&self) -> u32 {
+    pub(in crate::sources::linux::perf) fn fill_per_mille(&self) -> u32 {
         self.rings.iter().map(|(ring, _)| ring.fill().per_mille).max().unwrap_or(0)
     }
 
     /// How full rings were since this was called before.
-    pub(in super::super) fn take_pressure(&mut self) -> Pressure {
+    pub(in crate::sources::linux::perf) fn take_pressure(&mut self) -> Pressure {
         std::mem::take(&mut self.pressure)
     }
 
     /// Others sample from this time on (monotonic clock).
-    pub(in super::super) fn sample_until(&mut self, until_ns: u64) {
+    pub(in crate::sources::linux::perf) fn sample_until(&mut self, until_ns: u64) {
         self.until_ns = until_ns;
     }
 
     /// Descriptors that are readable when a ring fills.
-    pub(in super::super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+    pub(in crate::sources::linux::perf) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         self.rings.iter().map(|(_, event)| event.as_raw_fd())
     }
 }

@@ -1,8 +1,8 @@
-//! Events of the threads of processes, one for each thread and CPU, which what they start inherits.
+//! Events of the threads of processes, one for each thread and CPU, inherited by new threads and processes.
 //!
-//! Input: processes; output: events that write into one ring for each CPU. Threads and processes that are started
-//! meanwhile: each list is read again until it has nothing new, so that whoever is not listed was started by one
-//! that has events. One that is listed may have inherited some and then has two sets: see `events/duplicate_events.rs`.
+//! Input: processes. Output: events that write into one ring per CPU. Each list of threads is read again until it has
+//! nothing new, so that every unlisted thread was started by one with events. A listed thread may have inherited
+//! events and then has two sets: see `events/duplicate_events.rs`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use libc::{c_int, pid_t};
 
 use super::super::bpf::sample_filter::SampleFilter;
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 use super::super::ring::sys::{self, Ring};
 use super::attributes::{attributes, record_programs, switch_attributes};
 use super::cpus::EVENTS_MAX;
@@ -20,8 +20,8 @@ use super::rings::{RING_BYTES_OF_EVERYBODY, map_ring};
 use crate::sources::linux::threads;
 
 /// Passes over a list of threads or processes until one finds nothing new.
-pub(in super::super) const MAX_PASSES: u32 = 8;
-/// Why there are not as many events as it takes.
+pub(in crate::sources::linux::perf) const MAX_PASSES: u32 = 8;
+/// Why there are too few events.
 const TOO_MANY_EVENTS: &str = "perf_event takes an event for each thread and CPU, which are too many here: \
                                sudo, with which it takes one for each CPU";
 
@@ -115,9 +115,9 @@ impl ThreadEvents {
         Ok(())
     }
 
-    /// Whether a record is to be taken: of two that record alike the second is not.
-    pub(super) fn takes(&mut self, id: Id, event: u64, record: &PerfRecord<'_>) -> bool {
-        self.duplicates.takes(id, event, record)
+    /// Whether a record counts: the second of two equal ones does not.
+    pub(super) fn is_accepted(&mut self, id: SampleId, event: u64, record: &PerfRecord<'_>) -> bool {
+        self.duplicates.is_accepted(id, event, record)
     }
 
     /// Closes the events of threads that have two sets, with all that were inherited from them.

@@ -1,33 +1,32 @@
-//! At which rates the CPUs tick: each at its own around the one that was requested, drawn anew again
-//! and again. Input: a CPU; output: its next rate. What for: `docs/decisions/kernel-samples.md`.
+//! Rates of the ticks of each CPU: random around the requested one, drawn again and again. Input: a CPU. Output: its
+//! next rate. Why: `docs/decisions/kernel-samples.md`.
 
 use hashbrown::HashMap;
 
 use crate::rng::Rng;
 
-/// Periods, of the rate that was requested, between two changes of the rates. Each change begins a period anew, which
-/// costs half of one.
-pub(in super::super) const PERIODS_BETWEEN_CHANGES: u64 = 50;
+/// Periods of the requested rate between two changes. Each change restarts a period, which costs half of one.
+pub(in crate::sources::linux::perf) const PERIODS_BETWEEN_CHANGES: u64 = 50;
 
-/// How far a rate may be from the one that was requested, of a thousand parts.
+/// Largest difference of a rate from the requested one, per mille.
 const SPREAD_PER_MILLE: u64 = 250;
 
 /// Draws the rates of CPUs.
 #[derive(Debug)]
-pub(in super::super) struct TickRates {
+pub(in crate::sources::linux::perf) struct TickRates {
     random: Rng,
-    /// What makes up for the last draw of each CPU, unless that has been used.
+    /// The opposite of the last draw of each CPU, unless it has been used.
     pending: HashMap<u32, u64>,
 }
 
 impl TickRates {
-    pub(in super::super) fn new(seed: u64) -> TickRates {
+    pub(in crate::sources::linux::perf) fn new(seed: u64) -> TickRates {
         TickRates { random: Rng::new(seed), pending: HashMap::new() }
     }
 
-    /// The next rate of a CPU, thousandths of the one requested. Each second one is as far from it on the
-    /// other side as the one before: two of them together tick as often as was requested.
-    pub(in super::super) fn next_per_mille(&mut self, cpu: u32) -> u64 {
+    /// The next rate of a CPU, per mille of the requested one. Every second draw is the opposite of the one before:
+    /// their mean is the requested rate.
+    pub(in crate::sources::linux::perf) fn next_per_mille(&mut self, cpu: u32) -> u64 {
         self.pending.remove(&cpu).unwrap_or_else(|| {
             let above = self.random.next() % (2 * SPREAD_PER_MILLE + 1);
             self.pending.insert(cpu, 1000 + SPREAD_PER_MILLE - above);

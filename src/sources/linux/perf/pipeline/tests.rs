@@ -7,7 +7,7 @@ use crate::sources::linux::describe;
 use crate::sources::linux::files::TargetFiles;
 use crate::sources::linux::perf::process::entry::ProcessEntry;
 use crate::sources::linux::perf::process::filter::ProcessFilter;
-use crate::sources::linux::perf::stack::stack_size::StackSize;
+use crate::sources::linux::perf::stack::stack_size::EventStackSize;
 use crate::sources::{Observed, Process, ProcessSelection};
 
 const PERIOD_NS: u64 = 1_000_000;
@@ -21,8 +21,8 @@ fn pid() -> pid_t {
 }
 const TID: pid_t = 1 << 30;
 
-fn id(tid: pid_t, time_ns: u64, cpu: u32) -> Id {
-    Id { pid: pid(), tid, time_ns, cpu }
+fn id(tid: pid_t, time_ns: u64, cpu: u32) -> SampleId {
+    SampleId { pid: pid(), tid, time_ns, cpu }
 }
 
 /// Of this process, under this name.
@@ -38,7 +38,7 @@ fn pipeline_of(process: Process, records_waits: bool) -> Pipeline {
         System::machine(),
         processes,
         CpuTime::new(pid(), PERIOD_NS, false),
-        Stacks::new(true, StackSize::new()),
+        Stacks::new(true, EventStackSize::new()),
         records_waits.then(|| WaitRecorder::new(false, None)),
         0,
     )
@@ -62,10 +62,10 @@ fn in_order(mut records: Vec<TimedEvent>) -> Vec<TimedEvent> {
 #[test]
 fn a_thread_has_ended_when_its_last_wait_is_reported() {
     let (mut pipeline, mut records) = (pipeline_with_waits(), Vec::new());
-    pipeline.take(id(TID, 5, 0), PerfRecord::Sample(Sample::EMPTY));
-    pipeline.take(id(TID, 10, 0), PerfRecord::SwitchOut { preempted: false });
+    pipeline.push_record(id(TID, 5, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(TID, 10, 0), PerfRecord::SwitchOut { preempted: false });
     // That it got its CPU again was dropped.
-    pipeline.take(id(TID, 1000, 0), PerfRecord::Exit);
+    pipeline.push_record(id(TID, 1000, 0), PerfRecord::Exit);
     // Batches that follow each other fast: the end was read, and is behind the watermark.
     for watermark_ns in [500, 600, 700, 1500] {
         pipeline.flush(BY_CLOCK, watermark_ns, &mut records);
@@ -103,12 +103,12 @@ fn are_of_running_threads(records: Vec<TimedEvent>) -> bool {
 #[test]
 fn a_wait_before_an_exec_starts_no_thread_of_the_new_program() {
     let (mut pipeline, mut records) = (pipeline_with_waits(), Vec::new());
-    pipeline.take(id(pid(), 5, 0), PerfRecord::Sample(Sample::EMPTY));
-    pipeline.take(id(pid(), 10, 0), PerfRecord::SwitchOut { preempted: false });
-    pipeline.take(id(pid(), 600, 0), PerfRecord::SwitchIn { direct: false });
-    pipeline.take(id(pid(), 700, 0), PerfRecord::Comm { name: b"next", exec: true });
+    pipeline.push_record(id(pid(), 5, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(pid(), 10, 0), PerfRecord::SwitchOut { preempted: false });
+    pipeline.push_record(id(pid(), 600, 0), PerfRecord::SwitchIn { direct: false });
+    pipeline.push_record(id(pid(), 700, 0), PerfRecord::Comm { name: b"next", exec: true });
     pipeline.flush(BY_PERIODS, 500, &mut records);
-    pipeline.take(id(pid(), 900, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(pid(), 900, 0), PerfRecord::Sample(Sample::EMPTY));
     pipeline.flush(BY_PERIODS, 1000, &mut records);
     let sampled = records.iter().filter(|record| matches!(record.event, SourceEvent::Sample(_))).count();
     let waited = records.iter().filter(|record| matches!(record.event, SourceEvent::WaitLost { .. })).count();
@@ -121,10 +121,10 @@ fn a_wait_before_an_exec_starts_no_thread_of_the_new_program() {
 fn a_thread_that_waits_through_an_exec_starts_with_the_new_program() {
     let process = Process { name: "sh".to_owned(), ..describe::describe(pid()) };
     let (mut pipeline, mut records) = (pipeline_of(process, true), Vec::new());
-    pipeline.take(id(pid(), 5, 0), PerfRecord::Sample(Sample::EMPTY));
-    pipeline.take(id(pid(), 10, 0), PerfRecord::SwitchOut { preempted: false });
-    pipeline.take(id(TID, 700, 1), PerfRecord::Sample(Sample::EMPTY));
-    pipeline.take(id(TID, 710, 1), PerfRecord::Lost(1));
+    pipeline.push_record(id(pid(), 5, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(pid(), 10, 0), PerfRecord::SwitchOut { preempted: false });
+    pipeline.push_record(id(TID, 700, 1), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(TID, 710, 1), PerfRecord::Lost(1));
     for _ in 0..2 {
         pipeline.flush(LAST, u64::MAX, &mut records);
     }
@@ -138,11 +138,11 @@ fn a_thread_that_waits_through_an_exec_starts_with_the_new_program() {
 fn a_thread_without_a_number_is_no_thread() {
     let (mut pipeline, mut records) = (pipeline_with_waits(), Vec::new());
     // It ended on another CPU, or the record of its end was dropped.
-    pipeline.take(id(EXITED_TID, 20, 0), PerfRecord::Sample(Sample::EMPTY));
-    pipeline.take(id(EXITED_TID, 30, 0), PerfRecord::SwitchOut { preempted: true });
-    pipeline.take(id(EXITED_TID, 40, 0), PerfRecord::SwitchIn { direct: false });
-    pipeline.take(id(EXITED_TID, 50, 0), PerfRecord::SwitchOut { preempted: false });
-    pipeline.take(id(EXITED_TID, 60, 1), PerfRecord::SwitchOut { preempted: false });
+    pipeline.push_record(id(EXITED_TID, 20, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(EXITED_TID, 30, 0), PerfRecord::SwitchOut { preempted: true });
+    pipeline.push_record(id(EXITED_TID, 40, 0), PerfRecord::SwitchIn { direct: false });
+    pipeline.push_record(id(EXITED_TID, 50, 0), PerfRecord::SwitchOut { preempted: false });
+    pipeline.push_record(id(EXITED_TID, 60, 1), PerfRecord::SwitchOut { preempted: false });
     pipeline.flush(BY_CLOCK, 1000, &mut records);
     pipeline.end_waits(2000, &mut records);
     let others: Vec<&TimedEvent> = records
@@ -166,7 +166,7 @@ fn after_records_were_lost_processes_are_read_again() {
     pipeline.flush(LAST, u64::MAX, &mut records);
     assert!(records.is_empty(), "{records:?}");
     for round in 0..2 {
-        pipeline.take(id(pid(), 10, 0), PerfRecord::Lost(1));
+        pipeline.push_record(id(pid(), 10, 0), PerfRecord::Lost(1));
         pipeline.flush(LAST, u64::MAX, &mut records);
         pipeline.flush(LAST, u64::MAX, &mut records);
         let named = records.drain(..).find_map(|record| match record.event {
@@ -186,12 +186,27 @@ fn dropped(records: Vec<TimedEvent>) -> u64 {
 #[test]
 fn samples_that_were_dropped_wait_for_those_that_show_whose_they_were() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
-    pipeline.take_lost(Some(vec![(0, 5)]));
+    pipeline.add_lost(Some(vec![(0, 5)]));
     pipeline.flush(BY_PERIODS, 10, &mut records);
     assert_eq!(dropped(std::mem::take(&mut records)), 0);
-    pipeline.take(id(TID, 20, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(TID, 20, 0), PerfRecord::Sample(Sample::EMPTY));
     pipeline.flush(BY_PERIODS, 30, &mut records);
     assert_eq!(dropped(records), 5);
+}
+
+#[test]
+fn throttled_samples_are_lost_by_their_own_cause() {
+    let (mut pipeline, mut records) = (pipeline(), Vec::new());
+    pipeline.push_record(id(TID, 1_000_000, 0), PerfRecord::Throttle);
+    pipeline.push_record(id(TID, 4_000_000, 0), PerfRecord::Unthrottle);
+    pipeline.add_lost(Some(vec![(0, 2)]));
+    pipeline.push_record(id(TID, 5_000_000, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.flush(BatchOptions { by_clock: false, last: true }, u64::MAX, &mut records);
+    let lost = records.into_iter().filter_map(|record| match record.event {
+        SourceEvent::Dropped(samples, reason) => Some((samples, reason)),
+        _ => None,
+    });
+    assert_eq!(lost.collect::<Vec<_>>(), [(2, KERNEL_DROPPED), (3, THROTTLED)]);
 }
 
 /// The record comes in the name of the thread that is named, whoever wrote it.
@@ -199,9 +214,10 @@ fn samples_that_were_dropped_wait_for_those_that_show_whose_they_were() {
 fn a_name_that_comes_after_the_first_sample_is_reported() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
     for (time_ns, name) in [(10, "late"), (30, "last")] {
-        pipeline.take(id(TID, time_ns, 0), PerfRecord::Sample(Sample::EMPTY));
+        pipeline.push_record(id(TID, time_ns, 0), PerfRecord::Sample(Sample::EMPTY));
         pipeline.flush(BY_PERIODS, time_ns + 1, &mut records);
-        pipeline.take(id(TID, time_ns + 2, 1), PerfRecord::Comm { name: name.as_bytes(), exec: false });
+        pipeline
+            .push_record(id(TID, time_ns + 2, 1), PerfRecord::Comm { name: name.as_bytes(), exec: false });
         pipeline.flush(BY_PERIODS, time_ns + 10, &mut records);
     }
     let named = in_order(records).into_iter().filter_map(|record| match record.event {
@@ -220,10 +236,10 @@ fn a_name_that_comes_after_the_first_sample_is_reported() {
 fn a_thread_has_the_name_of_the_one_that_started_it() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
     let creator = pid();
-    pipeline.take(id(creator, 5, 0), PerfRecord::Comm { name: b"creator", exec: false });
-    pipeline.take(id(TID, 10, 0), PerfRecord::Fork { parent: pid(), creator });
-    pipeline.take(id(TID + 1, 20, 0), PerfRecord::Fork { parent: pid(), creator: TID });
-    pipeline.take(id(TID, 30, 0), PerfRecord::Comm { name: b"own", exec: false });
+    pipeline.push_record(id(creator, 5, 0), PerfRecord::Comm { name: b"creator", exec: false });
+    pipeline.push_record(id(TID, 10, 0), PerfRecord::Fork { parent: pid(), creator });
+    pipeline.push_record(id(TID + 1, 20, 0), PerfRecord::Fork { parent: pid(), creator: TID });
+    pipeline.push_record(id(TID, 30, 0), PerfRecord::Comm { name: b"own", exec: false });
     pipeline.flush(BY_PERIODS, 40, &mut records);
     let mut name = |tid: pid_t| {
         let thread = ThreadId(tid as u64);
@@ -237,10 +253,10 @@ fn a_thread_has_the_name_of_the_one_that_started_it() {
 fn samples_that_did_not_fit_stand_for_the_distance_of_ticks_on_their_cpu() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
     pipeline.cpu_time.set_periods(0, &[(0, 800_000), (1, 1_250_000)]);
-    pipeline.take(id(TID, 900_000, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(TID, 900_000, 0), PerfRecord::Sample(Sample::EMPTY));
     // What records say is of all records.
-    pipeline.take(id(TID, 950_000, 0), PerfRecord::Lost(1_000));
-    pipeline.take_lost(Some(vec![(0, 30), (1, 20), (0, 10)]));
+    pipeline.push_record(id(TID, 950_000, 0), PerfRecord::Lost(1_000));
+    pipeline.add_lost(Some(vec![(0, 30), (1, 20), (0, 10)]));
     pipeline.flush(BatchOptions { by_clock: false, last: true }, u64::MAX, &mut records);
     assert_eq!(dropped(records), (40 * 806_451 + 20 * 1_265_625) / 1_000_000);
 }
@@ -250,9 +266,9 @@ fn samples_that_did_not_fit_stand_for_the_distance_of_ticks_on_their_cpu() {
 fn a_thread_has_the_start_that_a_record_reported() {
     let mut pipeline = pipeline_of(describe::describe(pid()), false);
     let mut records = Vec::new();
-    pipeline.take(id(TID, 100, 0), PerfRecord::Fork { parent: pid(), creator: pid() });
-    pipeline.take(id(TID, 400, 0), PerfRecord::Sample(Sample::EMPTY));
-    pipeline.take(id(pid(), 500, 1), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(TID, 100, 0), PerfRecord::Fork { parent: pid(), creator: pid() });
+    pipeline.push_record(id(TID, 400, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(pid(), 500, 1), PerfRecord::Sample(Sample::EMPTY));
     pipeline.flush(LAST, u64::MAX, &mut records);
     let starts: Vec<(u64, Option<u64>)> = in_order(records)
         .into_iter()

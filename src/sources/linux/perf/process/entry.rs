@@ -11,7 +11,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use super::images::ProcessImages;
 use super::procfs::Procfs;
 use crate::addr::Avma;
@@ -59,8 +59,8 @@ struct Program {
 #[derive(Debug, Default)]
 pub(super) struct Exits {
     /// Threads that exited in the batch, and in the batches before.
-    pub(super) now: Vec<Id>,
-    pub(super) before: Vec<Id>,
+    pub(super) now: Vec<SampleId>,
+    pub(super) before: Vec<SampleId>,
     /// The first thread is among those that exited.
     pub(super) first_thread: bool,
     /// No thread was alive when the last batch ended.

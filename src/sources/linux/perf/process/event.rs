@@ -41,8 +41,8 @@ impl ProcessEvent {
         matches!(self, ProcessEvent::Sample { .. } | ProcessEvent::Missed(_))
     }
 
-    /// Which processes there are changes; it is no event of a thread.
-    pub(in super::super) fn is_change_of_table(&self) -> bool {
+    /// A process was added or removed, or its number was freed; not an event of a thread.
+    pub(in super::super) fn is_table_change(&self) -> bool {
         matches!(self, ProcessEvent::Added { .. } | ProcessEvent::PidReleased | ProcessEvent::Removed)
     }
 }

@@ -11,7 +11,7 @@ use libc::pid_t;
 use super::super::clocks::Clocks;
 use super::super::reorder::event::{Event, Selection};
 use super::super::reorder::event_queue::ProcessView;
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use super::entry::ProcessEntry;
 use super::event::ProcessEvent;
 use super::filter::ProcessFilter;
@@ -69,13 +69,13 @@ pub(in super::super) struct ProcessTable {
     filter: ProcessFilter,
     entries: BTreeMap<pid_t, ProcessEntry>,
     /// Events that were not handed on yet.
-    events: Vec<(Id, ProcessEvent)>,
+    events: Vec<(SampleId, ProcessEvent)>,
     /// Processes that were added since [`ProcessTable::take_added`].
     added: Vec<pid_t>,
     /// What is to change with the time of the sampler: time, process, change.
     changes: VecDeque<(u64, pid_t, MemoryChange)>,
-    /// Threads that exited, whose names nobody asks for after this batch: process, thread.
-    nameless: Vec<(pid_t, pid_t)>,
+    /// Threads that exited: their names are forgotten after this batch. Process, thread.
+    names_to_forget: Vec<(pid_t, pid_t)>,
     /// Processes that threads left in this batch, and in the batch before.
     exiting: Vec<pid_t>,
     exiting_before: Vec<pid_t>,
@@ -103,7 +103,7 @@ impl ProcessTable {
             events: Vec::new(),
             added: Vec::new(),
             changes: VecDeque::new(),
-            nameless: Vec::new(),
+            names_to_forget: Vec::new(),
             exiting: Vec::new(),
             exiting_before: Vec::new(),
             ended: Vec::new(),
@@ -156,7 +156,7 @@ impl ProcessTable {
     }
 
     /// The events so far.
-    pub(in super::super) fn take_events(&mut self) -> Vec<(Id, ProcessEvent)> {
+    pub(in super::super) fn take_events(&mut self) -> Vec<(SampleId, ProcessEvent)> {
         std::mem::take(&mut self.events)
     }
 
@@ -172,11 +172,17 @@ impl ProcessTable {
 
     /// Whether a process is selected; one that is new is judged.
     pub(in super::super) fn select(&mut self, pid: pid_t, procfs: &dyn Procfs) -> bool {
-        self.judge(pid, None, 0, procfs)
+        self.select_with_ancestors(pid, None, 0, procfs)
     }
 
     /// Selects a process, whose `parent` is known where it was just started; `depth` of its ancestors were looked up.
-    fn judge(&mut self, pid: pid_t, parent: Option<pid_t>, depth: u32, procfs: &dyn Procfs) -> bool {
+    fn select_with_ancestors(
+        &mut self,
+        pid: pid_t,
+        parent: Option<pid_t>,
+        depth: u32,
+        procfs: &dyn Procfs,
+    ) -> bool {
         if pid <= 0 || self.filter.is_excluded(pid) {
             return false;
         }
@@ -185,7 +191,7 @@ impl ProcessTable {
         }
         let parent_selected = if self.filter.follows_children() && depth < ANCESTORS_MAX {
             let parent = parent.or_else(|| procfs.parent(pid)).unwrap_or(0);
-            self.judge(parent, None, depth + 1, procfs)
+            self.select_with_ancestors(parent, None, depth + 1, procfs)
         } else {
             parent.is_some_and(|parent| self.entries.contains_key(&parent))
         };
@@ -200,14 +206,14 @@ impl ProcessTable {
         entry.set_program(self.programs);
         self.entries.insert(pid, entry);
         self.added.push(pid);
-        let id = Id { pid, tid: pid, ..Id::default() };
+        let id = SampleId { pid, tid: pid, ..SampleId::default() };
         self.events.push((id, ProcessEvent::Added { started: parent.is_some() }));
         true
     }
 
-    /// Begins a batch: nobody asks for the names of threads any more that exited before.
+    /// Begins a batch: forgets the names of threads that exited before it.
     pub(in super::super) fn begin_batch(&mut self) {
-        for (pid, tid) in self.nameless.drain(..) {
+        for (pid, tid) in self.names_to_forget.drain(..) {
             if let Some(entry) = self.entries.get_mut(&pid) {
                 entry.forget_thread_name(tid);
             }
@@ -215,9 +221,9 @@ impl ProcessTable {
     }
 
     /// Takes in an event. The buffer of a sample of a process that is not selected is given back.
-    pub(in super::super) fn take(
+    pub(in super::super) fn push_event(
         &mut self,
-        id: Id,
+        id: SampleId,
         event: Event,
         procfs: &dyn Procfs,
     ) -> Option<Box<Capture>> {
@@ -281,7 +287,7 @@ impl ProcessTable {
         None
     }
 
-    fn start_thread(&mut self, id: Id, creator: pid_t, procfs: &dyn Procfs) {
+    fn start_thread(&mut self, id: SampleId, creator: pid_t, procfs: &dyn Procfs) {
         let Some(entry) = self.entries.get_mut(&id.pid) else { return };
         entry.starts.insert(id.tid, id.time_ns);
         if let Some(name) = entry.inherited_name(creator, procfs) {
@@ -289,11 +295,11 @@ impl ProcessTable {
         }
     }
 
-    fn fork(&mut self, id: Id, parent: pid_t, creator: pid_t, procfs: &dyn Procfs) {
+    fn fork(&mut self, id: SampleId, parent: pid_t, creator: pid_t, procfs: &dyn Procfs) {
         let pid = id.pid;
         self.forget_pid(pid);
         self.filter.pid_reused(pid);
-        if !self.judge(pid, Some(parent), 0, procfs) {
+        if !self.select_with_ancestors(pid, Some(parent), 0, procfs) {
             return;
         }
         let name = self.entries.get_mut(&parent).and_then(|parent| parent.inherited_name(creator, procfs));
@@ -310,11 +316,11 @@ impl ProcessTable {
     }
 
     /// Takes in a name of a thread, or of a new program.
-    fn comm(&mut self, id: Id, name: String, exec: bool) -> Option<ProcessEvent> {
+    fn comm(&mut self, id: SampleId, name: String, exec: bool) -> Option<ProcessEvent> {
         let entry = self.entries.get_mut(&id.pid)?;
         entry.name_thread(id.tid, name.clone());
         // After an exec a thread has the number of the first one, which has ended.
-        self.nameless.retain(|thread| *thread != (id.pid, id.tid));
+        self.names_to_forget.retain(|thread| *thread != (id.pid, id.tid));
         if !exec {
             // Later records of the thread find this name.
             return entry.is_announced.then_some(ProcessEvent::ThreadNamed(name));
@@ -337,7 +343,7 @@ impl ProcessTable {
     }
 
     /// The memory of processes is as it was at this time from now on.
-    pub(in super::super) fn go_to(&mut self, time_ns: u64) {
+    pub(in super::super) fn set_time(&mut self, time_ns: u64) {
         while self.changes.front().is_some_and(|(at_ns, ..)| *at_ns <= time_ns) {
             let Some((at_ns, pid, change)) = self.changes.pop_front() else { return };
             let copied = match &change {
@@ -356,7 +362,7 @@ impl ProcessTable {
     }
 
     /// What the sampler does not know yet of a thread, and of its process: it knows of both from now on.
-    pub(in super::super) fn announce(&mut self, id: Id, procfs: &dyn Procfs) -> Announcement {
+    pub(in super::super) fn announce(&mut self, id: SampleId, procfs: &dyn Procfs) -> Announcement {
         let Some(entry) = self.entries.get_mut(&id.pid) else {
             return Announcement { process: None, thread: None };
         };
@@ -371,7 +377,7 @@ impl ProcessTable {
     }
 
     /// A thread exited: it ends with a batch to come, since on its way out it still runs for a while.
-    pub(in super::super) fn exit_thread(&mut self, id: Id) {
+    pub(in super::super) fn exit_thread(&mut self, id: SampleId) {
         if let Some(entry) = self.entries.get_mut(&id.pid) {
             entry.exits.first_thread |= id.tid == id.pid;
             entry.exits.now.push(id);
@@ -380,7 +386,7 @@ impl ProcessTable {
     }
 
     /// The process runs another program: the threads that the sampler knows of, which have ended with that.
-    pub(in super::super) fn exec(&mut self, id: Id) -> Vec<pid_t> {
+    pub(in super::super) fn exec(&mut self, id: SampleId) -> Vec<pid_t> {
         let Some(entry) = self.entries.get_mut(&id.pid) else { return Vec::new() };
         entry.program_since_ns = id.time_ns;
         // One of these numbers is that of the thread that goes on.
@@ -397,22 +403,22 @@ impl ProcessTable {
         watermark_ns: u64,
         procfs: &dyn Procfs,
         mut over: impl FnMut(pid_t, pid_t),
-    ) -> Vec<(Id, End)> {
+    ) -> Vec<(SampleId, End)> {
         let mut ends = Vec::new();
         let exiting = sorted(std::mem::take(&mut self.exiting));
         let before = sorted(std::mem::replace(&mut self.exiting_before, exiting.clone()));
         for pid in before {
             let Some(entry) = self.entries.get_mut(&pid) else { continue };
             let all = std::mem::take(&mut entry.exits.before);
-            let (later, now): (Vec<Id>, Vec<Id>) =
+            let (later, now): (Vec<SampleId>, Vec<SampleId>) =
                 all.into_iter().partition(|id| self.records_waits && id.time_ns >= watermark_ns);
             entry.exits.before = later;
             for id in now {
-                self.nameless.push((pid, id.tid));
+                self.names_to_forget.push((pid, id.tid));
                 over(pid, id.tid);
                 entry.starts.remove(&id.tid);
                 if entry.threads.remove(&id.tid) {
-                    ends.push((Id { time_ns: last_ns.max(id.time_ns), ..id }, End::Thread));
+                    ends.push((SampleId { time_ns: last_ns.max(id.time_ns), ..id }, End::Thread));
                 }
             }
             if !entry.exits.before.is_empty() {
@@ -432,7 +438,10 @@ impl ProcessTable {
             }
             if entry.is_announced {
                 // Behind what its threads report at the same time.
-                ends.push((Id { pid, tid: pid_t::MAX, time_ns: last_ns, ..Id::default() }, End::Process));
+                ends.push((
+                    SampleId { pid, tid: pid_t::MAX, time_ns: last_ns, ..SampleId::default() },
+                    End::Process,
+                ));
             }
             entry.exits.batches_left = Some(BATCHES_AFTER_END);
             self.ended.push(pid);
@@ -464,7 +473,7 @@ impl ProcessTable {
 
     /// Forgets what was decided about a pid: it may be reused, or is to be judged again.
     fn forget_pid(&mut self, pid: pid_t) {
-        let id = Id { pid, tid: pid, ..Id::default() };
+        let id = SampleId { pid, tid: pid, ..SampleId::default() };
         self.events.push((id, ProcessEvent::PidReleased));
         self.filter.pid_released(pid);
         if self.entries.get(&pid).is_some_and(ProcessEntry::has_ended) {
@@ -486,7 +495,7 @@ impl ProcessTable {
         at_ns: u64,
         clocks: &dyn Clocks,
         procfs: &dyn Procfs,
-        mut found: impl FnMut(Id, Event),
+        mut found: impl FnMut(SampleId, Event),
     ) {
         let begun_ns = clocks.monotonic_ns();
         if !self.rescan.is_due(begun_ns) {
@@ -498,11 +507,11 @@ impl ProcessTable {
                 self.exiting_before.push(*pid);
                 continue;
             }
-            let id = Id { pid: *pid, tid: *pid, time_ns: at_ns, ..Id::default() };
+            let id = SampleId { pid: *pid, tid: *pid, time_ns: at_ns, ..SampleId::default() };
             let is_announced = entry.is_announced;
             if is_announced {
                 for (tid, name) in entry.rescan_names(procfs) {
-                    found(Id { tid, ..id }, Event::Comm { name, exec: false });
+                    found(SampleId { tid, ..id }, Event::Comm { name, exec: false });
                 }
             }
             self.programs += 1;

@@ -1,34 +1,33 @@
-//! Events: what a record says of a thread or a process, until the records of all CPUs are in order.
+//! Events of threads and processes, until the records of all CPUs are in order.
 //!
-//! Input: a record, and whether its process is selected; output: the event, if it is of interest to the stages that
-//! follow.
+//! Input: a record, and whether its process is selected. Output: an event, if a later stage needs it.
 
 use libc::pid_t;
 
-use super::super::ring::record::{Id, Mmap, PerfRecord};
+use super::super::ring::record::{Mmap, PerfRecord, SampleId};
 use crate::addr::Avma;
 use crate::binary::{Mapping, MappingKind};
 use crate::sources::Capture;
 
 /// Whether a process is recorded, as far as that is known when a record of it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Selection {
-    /// It is, or nobody has decided yet.
+pub(in crate::sources::linux::perf) enum Selection {
+    /// Recorded, or not decided yet.
     Selected,
-    /// The filter excluded it.
+    /// Excluded by the filter.
     Excluded,
-    /// One process is recorded, and it is another.
+    /// Only one process is recorded, and it is another.
     Other,
 }
 
-/// What a record says.
+/// What happened to a thread or process.
 #[derive(Debug)]
-pub(in super::super) enum Event {
+pub(in crate::sources::linux::perf) enum Event {
     /// The process was started, by this thread of this process.
     Fork {
         /// The process that started it.
         parent: pid_t,
-        /// The thread of that.
+        /// The thread that did.
         creator: pid_t,
     },
     /// The thread was started, by this one of its process.
@@ -53,15 +52,15 @@ pub(in super::super) enum Event {
     Mmap(Mapping),
     /// /proc shows that the process runs another program, of this name.
     ProgramFound(String),
-    /// The mappings of the process may have changed, of which no record is.
+    /// The mappings of the process may have changed without a record.
     MappingsStale,
 }
 
 impl Event {
-    /// What a record that is no sample says, of a process that is `selection`. `may_select_at_exec`: a process that is
-    /// excluded may be selected when it runs another program.
-    pub(in super::super) fn of(
-        id: Id,
+    /// The event of a record that is not a sample. `selection`: that of its process; `may_select_at_exec`: an
+    /// excluded process may be selected when it runs another program.
+    pub(in crate::sources::linux::perf) fn of(
+        id: SampleId,
         record: &PerfRecord<'_>,
         selection: Selection,
         may_select_at_exec: bool,
@@ -88,12 +87,12 @@ impl Event {
     }
 
     /// A sample by the clock, whether its stack can be used or not.
-    pub(in super::super) fn is_sample(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn is_sample(&self) -> bool {
         matches!(self, Event::Sample(_) | Event::Missed(_))
     }
 }
 
-/// What a record says was mapped; `None` if that is nothing.
+/// The mapping of a record; `None` if it is empty.
 fn mapping(mmap: &Mmap<'_>) -> Option<Mapping> {
     let end = mmap.start.checked_add(mmap.len).filter(|end| *end > mmap.start)?;
     let path = String::from_utf8_lossy(mmap.path).into_owned();

@@ -1,22 +1,22 @@
 //! The reorder stage: events of all CPUs, in the order of their times.
 //!
-//! Input: records, those of one CPU in their order; output: the events of a batch, sorted once. All events of a batch are
-//! released at once, those younger than the watermark, too: /proc is asked about a new process as long as it is there.
-//! What they say of processes then waits in a [`Queue`] of the pipeline until the watermark has passed it, as context
-//! switches do in one of their own: the next batch may hold older records.
+//! Input: records; those of one CPU come in order. Output: the events of a batch, sorted once. All events of a batch
+//! are released, those younger than the watermark, too, so that /proc is read while new processes still exist. The
+//! pipeline keeps the process events that result in a [`Queue`] until the watermark has passed them, as it does
+//! context switches: the next batch may hold older records.
 
 use hashbrown::HashSet;
 use libc::pid_t;
 
 use super::super::buffers::Usage;
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 use super::event::{Event, Selection};
 use super::exited_threads::ExitedThreads;
 use super::queue::Queue;
 
 /// What the reorder stage asks about processes.
-pub(in super::super) trait ProcessView {
-    /// Whether the process is recorded, as far as that is known by now.
+pub(in crate::sources::linux::perf) trait ProcessView {
+    /// Whether the process is recorded, as far as it is known.
     fn selection(&self, pid: pid_t) -> Selection;
 
     /// Whether a process that is excluded may be selected when it runs another program.
@@ -25,9 +25,9 @@ pub(in super::super) trait ProcessView {
 
 /// Events that were not released yet.
 #[derive(Debug, Default)]
-pub(in super::super) struct EventQueue {
+pub(in crate::sources::linux::perf) struct EventQueue {
     exited: ExitedThreads,
-    /// Processes that were started in the batch: their numbers are no longer those of excluded ones.
+    /// Processes that were started in the batch: their numbers no longer belong to excluded ones.
     forked: HashSet<pid_t>,
     queue: Queue<Event>,
     usage: Usage,
@@ -36,23 +36,31 @@ pub(in super::super) struct EventQueue {
 }
 
 impl EventQueue {
-    /// The thread that a record is of: the kernel writes those of a thread that exits without its number.
-    pub(in super::super) fn thread_of(&mut self, id: Id, record: &PerfRecord<'_>) -> Id {
+    /// The id of a record with its thread: the kernel writes records of an exiting thread without its number.
+    pub(in crate::sources::linux::perf) fn thread_of(
+        &mut self,
+        id: SampleId,
+        record: &PerfRecord<'_>,
+    ) -> SampleId {
         self.exited.named(id, matches!(record, PerfRecord::Exit))
     }
 
     /// Whether the process of a record is recorded.
-    pub(in super::super) fn selection(&self, pid: pid_t, processes: &impl ProcessView) -> Selection {
+    pub(in crate::sources::linux::perf) fn selection(
+        &self,
+        pid: pid_t,
+        processes: &impl ProcessView,
+    ) -> Selection {
         match processes.selection(pid) {
             Selection::Excluded if self.forked.contains(&pid) => Selection::Selected,
             selection => selection,
         }
     }
 
-    /// Takes in a record that is no sample.
-    pub(in super::super) fn take(
+    /// Reads a record that is not a sample.
+    pub(in crate::sources::linux::perf) fn push_record(
         &mut self,
-        id: Id,
+        id: SampleId,
         record: &PerfRecord<'_>,
         selection: Selection,
         processes: &impl ProcessView,
@@ -67,26 +75,26 @@ impl EventQueue {
         self.queue.push(id, event);
     }
 
-    /// Adds an event that is no record's: a sample, or what /proc shows.
-    pub(in super::super) fn push(&mut self, id: Id, event: Event) {
+    /// Adds an event without a record: a sample, or a finding in /proc.
+    pub(in crate::sources::linux::perf) fn push(&mut self, id: SampleId, event: Event) {
         self.queue.push(id, event);
     }
 
     /// Releases the events of the batch, in the order of their times.
-    pub(in super::super) fn release(&mut self) -> Vec<(Id, Event)> {
+    pub(in crate::sources::linux::perf) fn release(&mut self) -> Vec<(SampleId, Event)> {
         self.forked.clear();
         self.queue.release_all()
     }
 
-    /// Takes back the buffer of a batch, which held so many events.
-    pub(in super::super) fn reuse(&mut self, mut buffer: Vec<(Id, Event)>, held: usize) {
+    /// Takes back the buffer of a batch, which held this many events.
+    pub(in crate::sources::linux::perf) fn reuse(&mut self, mut buffer: Vec<(SampleId, Event)>, held: usize) {
         buffer.clear();
         self.usage.shrink(&mut buffer, held);
         self.queue.reuse(buffer);
     }
 
-    /// Processes that were started by `listed`, and by those, as the records of the batch say.
-    pub(in super::super) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
+    /// Processes that were started by `listed` and their descendants, by the records of the batch.
+    pub(in crate::sources::linux::perf) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
         let mut started: Vec<pid_t> = Vec::new();
         // Records are not in the order of their times yet.
         loop {
@@ -104,13 +112,13 @@ impl EventQueue {
         }
     }
 
-    /// A thread that exited has no records any more.
-    pub(in super::super) fn forget_thread(&mut self, pid: pid_t, tid: pid_t) {
+    /// Forgets a thread that exited.
+    pub(in crate::sources::linux::perf) fn forget_thread(&mut self, pid: pid_t, tid: pid_t) {
         self.exited.forget(pid, tid);
     }
 
     /// When a selected process started, ended, was named or mapped code last (monotonic clock).
-    pub(in super::super) fn changed_ns(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn changed_ns(&self) -> u64 {
         self.changed_ns
     }
 }
@@ -131,9 +139,9 @@ mod tests {
         }
     }
 
-    fn take(events: &mut EventQueue, pid: pid_t, time_ns: u64, record: &PerfRecord<'_>) {
+    fn push_record(events: &mut EventQueue, pid: pid_t, time_ns: u64, record: &PerfRecord<'_>) {
         let selection = events.selection(pid, &All);
-        events.take(Id { pid, tid: pid, time_ns, cpu: 0 }, record, selection, &All);
+        events.push_record(SampleId { pid, tid: pid, time_ns, cpu: 0 }, record, selection, &All);
     }
 
     fn fork(parent: pid_t) -> PerfRecord<'static> {
@@ -145,7 +153,7 @@ mod tests {
     fn processes_that_were_started_are_known_before_their_records_are_in_order() {
         let mut events = EventQueue::default();
         for (child, parent) in [(8, 7), (7, 6), (6, 5), (20, 19)] {
-            take(&mut events, child, 0, &fork(parent));
+            push_record(&mut events, child, 0, &fork(parent));
         }
         let mut started = events.started_by(&[5]);
         started.sort_unstable();
@@ -157,10 +165,10 @@ mod tests {
     fn events_of_excluded_processes_are_left_out_until_the_number_is_another_processs() {
         let comm = PerfRecord::Comm { name: b"nine", exec: false };
         let mut events = EventQueue::default();
-        take(&mut events, 9, 5, &comm);
+        push_record(&mut events, 9, 5, &comm);
         assert_eq!((events.release().len(), events.changed_ns()), (0, 0));
-        take(&mut events, 9, 20, &fork(5));
-        take(&mut events, 9, 30, &comm);
+        push_record(&mut events, 9, 20, &fork(5));
+        push_record(&mut events, 9, 30, &comm);
         let released: Vec<u64> = events.release().into_iter().map(|(id, _)| id.time_ns).collect();
         assert_eq!((released, events.changed_ns()), (vec![20, 30], 30));
     }

@@ -8,30 +8,30 @@
 use hashbrown::HashMap;
 use libc::pid_t;
 
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 
 /// In the place of the number of a thread that has exited.
-pub(in super::super) const EXITED_TID: pid_t = -1;
+pub(in crate::sources::linux::perf) const EXITED_TID: pid_t = -1;
 
 /// By CPU: the thread that exited there last, and its process.
 #[derive(Debug, Default)]
-pub(in super::super) struct ExitedThreads(HashMap<u32, (pid_t, pid_t)>);
+pub(in crate::sources::linux::perf) struct ExitedThreads(HashMap<u32, (pid_t, pid_t)>);
 
 impl ExitedThreads {
     /// With the number that the thread had. `ends`: the record says that the thread exited.
-    pub(in super::super) fn named(&mut self, id: Id, ends: bool) -> Id {
+    pub(in crate::sources::linux::perf) fn named(&mut self, id: SampleId, ends: bool) -> SampleId {
         if ends && id.tid > 0 {
             self.0.insert(id.cpu, (id.pid, id.tid));
         }
         match self.0.get(&id.cpu) {
-            Some((pid, tid)) if id.tid == EXITED_TID && *pid == id.pid => Id { tid: *tid, ..id },
+            Some((pid, tid)) if id.tid == EXITED_TID && *pid == id.pid => SampleId { tid: *tid, ..id },
             _ => id,
         }
     }
 
     /// A thread has ended for the sampler: it has no records any more. What a thread without a
     /// number does later is of another one, which has moved to the CPU where this one ended.
-    pub(in super::super) fn forget(&mut self, pid: pid_t, tid: pid_t) {
+    pub(in crate::sources::linux::perf) fn forget(&mut self, pid: pid_t, tid: pid_t) {
         self.0.retain(|_, exited| *exited != (pid, tid));
     }
 }
@@ -40,8 +40,8 @@ impl ExitedThreads {
 mod tests {
     use super::*;
 
-    fn id(pid: pid_t, tid: pid_t, cpu: u32) -> Id {
-        Id { pid, tid, cpu, time_ns: 0 }
+    fn id(pid: pid_t, tid: pid_t, cpu: u32) -> SampleId {
+        SampleId { pid, tid, cpu, time_ns: 0 }
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! What rings hold, in the order of its times: each ring is in order, and the rings are read one after the other.
+//! Values of all rings in order of time: each ring is in order, and rings are read one after the other.
 //!
-//! Input: values with their times; output: the values of a batch, sorted once. Those of one time keep the order in
+//! Input: values with their times. Output: the values of a batch, sorted once. Values of one time keep the order in
 //! which they came.
 
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 
 /// Values that were not released yet.
 #[derive(Debug)]
-pub(in super::super) struct Queue<T> {
-    values: Vec<(Id, T)>,
+pub(in crate::sources::linux::perf) struct Queue<T> {
+    values: Vec<(SampleId, T)>,
 }
 
 impl<T> Default for Queue<T> {
@@ -19,23 +19,26 @@ impl<T> Default for Queue<T> {
 
 impl<T> Queue<T> {
     /// Adds a value.
-    pub(in super::super) fn push(&mut self, id: Id, value: T) {
+    pub(in crate::sources::linux::perf) fn push(&mut self, id: SampleId, value: T) {
         self.values.push((id, value));
     }
 
     /// All values, as they came.
-    pub(in super::super) fn iter(&self) -> impl Iterator<Item = &(Id, T)> {
+    pub(in crate::sources::linux::perf) fn iter(&self) -> impl Iterator<Item = &(SampleId, T)> {
         self.values.iter()
     }
 
     /// Releases all values, in the order of their times. A later batch may hold earlier ones.
-    pub(in super::super) fn release_all(&mut self) -> Vec<(Id, T)> {
+    pub(in crate::sources::linux::perf) fn release_all(&mut self) -> Vec<(SampleId, T)> {
         self.release_before(u64::MAX)
     }
 
     /// Releases the values of before this time (the watermark: all rings were read to there), in the order of their
     /// times.
-    pub(in super::super) fn release_before(&mut self, watermark_ns: u64) -> Vec<(Id, T)> {
+    pub(in crate::sources::linux::perf) fn release_before(
+        &mut self,
+        watermark_ns: u64,
+    ) -> Vec<(SampleId, T)> {
         self.values.sort_by_key(|(id, _)| id.time_ns);
         if watermark_ns == u64::MAX {
             return std::mem::take(&mut self.values);
@@ -46,7 +49,7 @@ impl<T> Queue<T> {
     }
 
     /// Takes the buffer of a batch back, which is empty, where the queue has none.
-    pub(in super::super) fn reuse(&mut self, buffer: Vec<(Id, T)>) {
+    pub(in crate::sources::linux::perf) fn reuse(&mut self, buffer: Vec<(SampleId, T)>) {
         if self.values.capacity() == 0 {
             self.values = buffer;
         }
@@ -57,11 +60,11 @@ impl<T> Queue<T> {
 mod tests {
     use super::*;
 
-    fn id(time_ns: u64) -> Id {
-        Id { time_ns, ..Id::default() }
+    fn id(time_ns: u64) -> SampleId {
+        SampleId { time_ns, ..SampleId::default() }
     }
 
-    fn values(released: Vec<(Id, u32)>) -> Vec<u32> {
+    fn values(released: Vec<(SampleId, u32)>) -> Vec<u32> {
         released.into_iter().map(|(_, value)| value).collect()
     }
 

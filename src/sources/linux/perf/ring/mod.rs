@@ -1,6 +1,6 @@
-//! The rings: one for each CPU, bytes in, records out.
+//! Rings, one per CPU.
 //!
-//! Input: bytes as the kernel writes them; output: [`record::PerfRecord`] with CPU and time.
+//! Input: bytes as the kernel writes them. Output: [`record::PerfRecord`] with CPU and time.
 
 pub(super) mod pressure;
 pub(super) mod record;

@@ -1,7 +1,8 @@
-//! The records of a ring, read: bytes in, plain values out.
+//! Parses the records of a ring.
 //!
-//! Layout: perf_event_open(2), "PERF_RECORD_SAMPLE" and what stands before it, for the attributes
-//! of `event.rs` (`sample_type`, `sample_id_all`). What is cut short is no record.
+//! Input: the bytes of a record. Output: its kind, fields and [`SampleId`], borrowed from the ring; `None` for
+//! truncated records and other kinds. Layout: perf_event_open(2), for the attributes of `events/attributes.rs`
+//! (`sample_type`, `sample_id_all`).
 
 use libc::pid_t;
 use perf_event_open_sys::bindings::{
@@ -16,102 +17,104 @@ use crate::arch::Registers;
 
 /// `PERF_CONTEXT_MAX`: values above are marks, not addresses (include/uapi/linux/perf_event.h).
 const CONTEXT_MAX: u64 = (-4095i64) as u64;
-/// The period of a clock is at least so many nanoseconds. Samples at switches have the length of their chain in its
-/// place, which is less: so they are kept apart in a ring that both write to.
-pub(in super::super) const CLOCK_PERIOD_MIN: u64 = 10_000;
-/// What stands behind every record that is no sample: process, thread, time, event, CPU (`sample_id_all`).
+/// Least period of a clock, nanoseconds. Samples at switches have the length of their chain in its place, which is
+/// less: this tells the two kinds apart in a ring that both write to.
+pub(in crate::sources::linux::perf) const CLOCK_PERIOD_MIN: u64 = 10_000;
+/// Bytes of `sample_id_all` at the end of every record that is not a sample: process, thread, time, event, CPU.
 const SAMPLE_ID_BYTES: usize = 32;
 
-/// Who and when.
+/// Process, thread, time and CPU of a record (perf: `sample_id_all`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in super::super) struct Id {
+pub(in crate::sources::linux::perf) struct SampleId {
     /// Process.
-    pub(in super::super) pid: pid_t,
+    pub(in crate::sources::linux::perf) pid: pid_t,
     /// Thread.
-    pub(in super::super) tid: pid_t,
+    pub(in crate::sources::linux::perf) tid: pid_t,
     /// Monotonic clock, nanoseconds.
-    pub(in super::super) time_ns: u64,
+    pub(in crate::sources::linux::perf) time_ns: u64,
     /// On which CPU.
-    pub(in super::super) cpu: u32,
+    pub(in crate::sources::linux::perf) cpu: u32,
 }
 
 /// A record, borrowed from the ring.
 // Nearly all are samples, so boxing these would be an allocation for each.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug, PartialEq)]
-pub(in super::super) enum PerfRecord<'a> {
+pub(in crate::sources::linux::perf) enum PerfRecord<'a> {
     /// PERF_RECORD_SAMPLE.
     Sample(Sample<'a>),
     /// PERF_RECORD_MMAP2 of executable memory.
     Mmap(Mmap<'a>),
-    /// PERF_RECORD_COMM: a name, and whether it is that of a new program.
+    /// PERF_RECORD_COMM: a new name, of a new program if `exec`.
     Comm { name: &'a [u8], exec: bool },
     /// PERF_RECORD_EXIT: a thread has ended.
     Exit,
     /// PERF_RECORD_FORK: it was started, by this thread of this process.
     Fork { parent: pid_t, creator: pid_t },
-    /// PERF_RECORD_LOST: so many records did not fit.
+    /// PERF_RECORD_LOST: this many records did not fit.
     Lost(u64),
-    /// PERF_RECORD_THROTTLE: samples took too long, none come until the next.
+    /// PERF_RECORD_THROTTLE: samples came too often (kernel.perf_event_max_sample_rate); none are taken until
+    /// PERF_RECORD_UNTHROTTLE.
     Throttle,
     /// PERF_RECORD_UNTHROTTLE.
     Unthrottle,
-    /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE: the thread has a CPU. `direct`: from a thread that left it
-    /// for this one, not from a CPU that had nothing to do; only the second kind of record says so.
+    /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE: the thread gets a CPU. `direct`: from another thread, not
+    /// from an idle CPU; only the second kind of record has this.
     SwitchIn { direct: bool },
-    /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE with PERF_RECORD_MISC_SWITCH_OUT: it leaves its CPU, though it is ready to run on if it was `preempted`.
+    /// PERF_RECORD_SWITCH and PERF_RECORD_SWITCH_CPU_WIDE with PERF_RECORD_MISC_SWITCH_OUT: the thread leaves its
+    /// CPU; if `preempted` it is still ready.
     SwitchOut { preempted: bool },
 }
 
 impl PerfRecord<'_> {
     /// A sample by the clock.
-    pub(in super::super) fn is_by_clock(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn is_by_clock(&self) -> bool {
         matches!(self, PerfRecord::Sample(Sample { at_switch: false, .. }))
     }
 }
 
 /// A sample.
 #[derive(Debug, PartialEq)]
-pub(in super::super) struct Sample<'a> {
+pub(in crate::sources::linux::perf) struct Sample<'a> {
     /// Taken where the thread left its CPU, and not by the clock.
-    pub(in super::super) at_switch: bool,
+    pub(in crate::sources::linux::perf) at_switch: bool,
     /// Addresses in the kernel, the innermost first; 8 bytes each.
     kernel: &'a [u8],
     /// Registers in user mode; `None` for a thread that has no user memory (any more).
-    pub(in super::super) registers: Option<Registers>,
+    pub(in crate::sources::linux::perf) registers: Option<Registers>,
     /// It runs 32-bit code.
-    pub(in super::super) compat: bool,
+    pub(in crate::sources::linux::perf) compat: bool,
     /// Stack bytes from the stack pointer up.
-    pub(in super::super) stack: &'a [u8],
+    pub(in crate::sources::linux::perf) stack: &'a [u8],
 }
 
 impl Sample<'_> {
-    /// One by the clock that shows nothing.
+    /// A sample by the clock without content.
     #[cfg(test)]
-    pub(in super::super) const EMPTY: Sample<'static> =
+    pub(in crate::sources::linux::perf) const EMPTY: Sample<'static> =
         Sample { at_switch: false, kernel: &[], registers: None, compat: false, stack: &[] };
 
     /// Addresses in the kernel, the innermost first.
-    pub(in super::super) fn kernel(&self) -> impl Iterator<Item = u64> {
+    pub(in crate::sources::linux::perf) fn kernel(&self) -> impl Iterator<Item = u64> {
         self.kernel.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default()))
     }
 }
 
 /// Executable memory that was mapped.
 #[derive(Debug, PartialEq, Eq)]
-pub(in super::super) struct Mmap<'a> {
+pub(in crate::sources::linux::perf) struct Mmap<'a> {
     /// First address.
-    pub(in super::super) start: u64,
+    pub(in crate::sources::linux::perf) start: u64,
     /// How many bytes.
-    pub(in super::super) len: u64,
+    pub(in crate::sources::linux::perf) len: u64,
     /// Offset of the first one in the file.
-    pub(in super::super) file_offset: u64,
+    pub(in crate::sources::linux::perf) file_offset: u64,
     /// The file's device, major and minor number.
-    pub(in super::super) device: (u32, u32),
+    pub(in crate::sources::linux::perf) device: (u32, u32),
     /// The file's inode.
-    pub(in super::super) inode: u64,
+    pub(in crate::sources::linux::perf) inode: u64,
     /// Its path, or the kernel's name in brackets, or `//anon`.
-    pub(in super::super) path: &'a [u8],
+    pub(in crate::sources::linux::perf) path: &'a [u8],
 }
 
 /// Takes fields off the front of a record.
@@ -132,19 +135,18 @@ impl<'a> Fields<'a> {
         Some(u64::from_ne_bytes(self.take(8)?.try_into().ok()?))
     }
 
-    /// With the event.
-    fn id(&mut self) -> Option<(Id, u64)> {
+    /// The id, and the number of the event.
+    fn id(&mut self) -> Option<(SampleId, u64)> {
         let (pid, tid) = (self.u32()?, self.u32()?);
         let (time_ns, event, cpu) = (self.u64()?, self.u64()?, self.u32()?);
         self.take(4)?;
-        Some((Id { pid: pid.cast_signed(), tid: tid.cast_signed(), time_ns, cpu }, event))
+        Some((SampleId { pid: pid.cast_signed(), tid: tid.cast_signed(), time_ns, cpu }, event))
     }
 }
 
-/// One record of a ring, and the event that it is of: of one that was inherited, the number of the one that it
-/// was inherited from (kernel/events/core.c, `primary_event_id`). `None` for kinds that nothing is done with, and
-/// for what is no record.
-pub(in super::super) fn read(record: &[u8]) -> Option<(Id, u64, PerfRecord<'_>)> {
+/// One record of a ring, and the number of its event; for an inherited event, that of the event it was inherited from
+/// (kernel/events/core.c, `primary_event_id`). `None` for kinds that are not used, and for invalid records.
+pub(in crate::sources::linux::perf) fn read(record: &[u8]) -> Option<(SampleId, u64, PerfRecord<'_>)> {
     let mut fields = Fields(record);
     let kind = fields.u32()?;
     let misc = u32::from(u16::from_ne_bytes(fields.take(2)?.try_into().ok()?));
@@ -161,22 +163,22 @@ pub(in super::super) fn read(record: &[u8]) -> Option<(Id, u64, PerfRecord<'_>)>
         match kind {
             PERF_RECORD_MMAP2 => PerfRecord::Mmap(mmap(fields)?),
             PERF_RECORD_COMM => {
-                // The record itself holds whose name it is: a thread may name another one of its process.
+                // The record body names the thread: a thread may name another one of its process.
                 let (pid, tid) = (fields.u32()?.cast_signed(), fields.u32()?.cast_signed());
-                let id = Id { pid, tid, ..id };
+                let id = SampleId { pid, tid, ..id };
                 let exec = misc & PERF_RECORD_MISC_COMM_EXEC != 0;
                 return Some((id, event, PerfRecord::Comm { name: until_nul(fields.0), exec }));
             }
-            // The record itself holds whose start or exit it is: the parent may write it.
+            // The record body names the thread: the parent may write it.
             PERF_RECORD_EXIT | PERF_RECORD_FORK => {
                 let (pid, parent, tid) = (fields.u32()?, fields.u32()?.cast_signed(), fields.u32()?);
-                let id = Id { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };
+                let id = SampleId { pid: pid.cast_signed(), tid: tid.cast_signed(), ..id };
                 let creator = fields.u32()?.cast_signed();
-                let told = match kind {
+                let record = match kind {
                     PERF_RECORD_EXIT => PerfRecord::Exit,
                     _ => PerfRecord::Fork { parent, creator },
                 };
-                return Some((id, event, told));
+                return Some((id, event, record));
             }
             PERF_RECORD_LOST => {
                 fields.take(8)?;
@@ -210,7 +212,7 @@ fn mmap(mut fields: Fields<'_>) -> Option<Mmap<'_>> {
     Some(Mmap { start, len, file_offset, device, inode, path: until_nul(fields.0) })
 }
 
-fn sample(mut fields: Fields<'_>) -> Option<(Id, u64, PerfRecord<'_>)> {
+fn sample(mut fields: Fields<'_>) -> Option<(SampleId, u64, PerfRecord<'_>)> {
     let (id, event) = fields.id()?;
     let period = fields.u64()?;
     let at_switch = period < CLOCK_PERIOD_MIN;
@@ -235,7 +237,7 @@ fn sample(mut fields: Fields<'_>) -> Option<(Id, u64, PerfRecord<'_>)> {
 const PERF_SAMPLE_REGS_ABI_NONE: u64 = 0;
 const PERF_SAMPLE_REGS_ABI_32: u64 = 1;
 
-/// The addresses behind the mark of the kernel, up to the next mark.
+/// The addresses after the mark of the kernel, up to the next mark.
 fn kernel_part(chain: &[u8]) -> &[u8] {
     let word = |at: usize| {
         chain.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(u64::MAX, u64::from_ne_bytes)
@@ -281,7 +283,7 @@ mod tests {
     fn a_sample_has_its_kernel_frames_registers_and_the_bytes_that_were_copied() {
         let bytes = a_sample(Some(1_003_009));
         let (id, event, read) = read(&bytes).unwrap();
-        assert_eq!((id, event), (Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
+        assert_eq!((id, event), (SampleId { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
         let PerfRecord::Sample(sample) = read else { panic!("{read:?}") };
         assert_eq!(sample.kernel().collect::<Vec<_>>(), [0xffff_ffff_8000_1000, 0xffff_ffff_8000_2000]);
         assert_eq!(sample.stack, words(&[11]));
@@ -307,11 +309,11 @@ mod tests {
                 record(PERF_RECORD_SWITCH_CPU_WIDE, misc, &[other, id.clone()].concat())
             };
             for (bytes, from_thread) in [(of_thread, false), (of_cpu(9), true), (of_cpu(0), false)] {
-                let (id, event, told) = read(&bytes).unwrap();
-                assert_eq!((id, event), (Id { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
-                match told {
+                let (id, event, record) = read(&bytes).unwrap();
+                assert_eq!((id, event), (SampleId { pid: 5, tid: 7, time_ns: 1000, cpu: 3 }, 77));
+                match record {
                     PerfRecord::SwitchIn { direct } => assert!(misc == 0 && direct == from_thread),
-                    told => assert_eq!(told, expected),
+                    record => assert_eq!(record, expected),
                 }
             }
         }
@@ -336,7 +338,7 @@ mod tests {
         body.extend(words(&[7 << 32 | 5, 1000, 77, 3]));
         let bytes = record(PERF_RECORD_COMM, 0, &body);
         let (id, _, read) = read(&bytes).unwrap();
-        assert_eq!(id, Id { pid: 5, tid: 9, time_ns: 1000, cpu: 3 });
+        assert_eq!(id, SampleId { pid: 5, tid: 9, time_ns: 1000, cpu: 3 });
         assert_eq!(read, PerfRecord::Comm { name: b"reader", exec: false });
     }
 

@@ -75,14 +75,14 @@ mod arch {
     }
 }
 
-pub(in super::super) use arch::MASK;
+pub(in crate::sources::linux::perf) use arch::MASK;
 
 /// How many registers a sample has.
-pub(in super::super) const COUNT: usize = MASK.count_ones() as usize;
+pub(in crate::sources::linux::perf) const COUNT: usize = MASK.count_ones() as usize;
 
 /// The registers in the bytes of a sample, of a thread that runs 32-bit code or not; `None` if these
 /// are too few, or not known.
-pub(in super::super) fn read(bytes: &[u8], compat: bool) -> Option<Registers> {
+pub(in crate::sources::linux::perf) fn read(bytes: &[u8], compat: bool) -> Option<Registers> {
     let mut words = [0; COUNT];
     for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
         *word = u64::from_ne_bytes(bytes.try_into().ok()?);

@@ -1,5 +1,5 @@
-//! The system calls of the perf_event source: events and their rings; programs are in `bpf/bpf_sys.rs`.
-//! Input: plain values; output: descriptors that close themselves, bytes of a ring.
+//! The system calls for events and their rings; those for programs are in `bpf/bpf_sys.rs`. Input: plain values.
+//! Output: descriptors that close themselves, bytes of a ring.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,12 +11,16 @@ use libc::{c_int, pid_t};
 use perf_event_open_sys::bindings::{self, perf_event_attr, perf_event_mmap_page};
 use perf_event_open_sys::{ioctls, perf_event_open};
 
-/// Opens an event of a thread on a CPU; -1 stands for every thread, or every CPU. Where the kernel does not count
-/// what an event lost (before Linux 6.0), it is opened without.
+/// Opens an event of a thread on a CPU; -1 means every thread, or every CPU. Before Linux 6.0 it is opened without a
+/// count of lost samples.
 ///
 /// # Errors
-/// What perf_event_open(2) says.
-pub(in super::super) fn open(attributes: &perf_event_attr, tid: pid_t, cpu: c_int) -> io::Result<OwnedFd> {
+/// Errors of perf_event_open(2).
+pub(in crate::sources::linux::perf) fn open(
+    attributes: &perf_event_attr,
+    tid: pid_t,
+    cpu: c_int,
+) -> io::Result<OwnedFd> {
     let lost = u64::from(bindings::PERF_FORMAT_LOST);
     match open_as(*attributes, tid, cpu) {
         Err(error) if attributes.read_format & lost != 0 && error.raw_os_error() == Some(libc::EINVAL) => {
@@ -31,15 +35,15 @@ fn open_as(mut attributes: perf_event_attr, tid: pid_t, cpu: c_int) -> io::Resul
     // only. No group, and a flag that asks for no more than closing at exec.
     let fd =
         unsafe { perf_event_open(&raw mut attributes, tid, cpu, -1, bindings::PERF_FLAG_FD_CLOEXEC.into()) };
-    // SAFETY: the call above made it just now, and nobody else has it.
+    // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { made(fd.into()) }
 }
 
 /// The descriptor that a system call gave, or the error that it set.
 ///
 /// # Safety
-/// `fd` is negative, with `errno` set, or a new descriptor that nobody else has.
-pub(in super::super) unsafe fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
+/// `fd` is negative, with `errno` set, or a new descriptor without an owner.
+pub(in crate::sources::linux::perf) unsafe fn made(fd: libc::c_long) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -52,19 +56,19 @@ fn done(result: c_int) -> io::Result<()> {
 }
 
 /// Lets an event count from now on.
-pub(in super::super) fn enable(event: &OwnedFd) -> io::Result<()> {
+pub(in crate::sources::linux::perf) fn enable(event: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl that takes a number, on a live descriptor.
     done(unsafe { ioctls::ENABLE(event.as_raw_fd(), 0) })
 }
 
 /// Stops an event.
-pub(in super::super) fn disable(event: &OwnedFd) -> io::Result<()> {
+pub(in crate::sources::linux::perf) fn disable(event: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl that takes a number, on a live descriptor.
     done(unsafe { ioctls::DISABLE(event.as_raw_fd(), 0) })
 }
 
 /// Lets an event tick at another distance from now on, nanoseconds.
-pub(in super::super) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Result<()> {
+pub(in crate::sources::linux::perf) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor that reads one u64 at the address that it is given, which is
     // live (kernel/events/core.c, `_perf_ioctl`).
     done(unsafe { ioctls::PERIOD(event.as_raw_fd(), &raw const period_ns as u64) })
@@ -72,7 +76,7 @@ pub(in super::super) fn set_period(event: &OwnedFd, period_ns: u64) -> io::Resul
 
 /// What an event has counted so far (of a clock, nanoseconds), and how many of its records did not fit into its
 /// ring, where it was opened with `PERF_FORMAT_LOST` and the kernel knows that.
-pub(in super::super) fn count(event: &OwnedFd) -> io::Result<(u64, Option<u64>)> {
+pub(in crate::sources::linux::perf) fn count(event: &OwnedFd) -> io::Result<(u64, Option<u64>)> {
     let mut counts = [0_u64; 2];
     // SAFETY: the buffer is live, and its length in bytes is given; any bytes are a u64.
     let len = unsafe { libc::read(event.as_raw_fd(), counts.as_mut_ptr().cast(), size_of_val(&counts)) };
@@ -85,7 +89,7 @@ pub(in super::super) fn count(event: &OwnedFd) -> io::Result<(u64, Option<u64>)>
 }
 
 /// The number of an event, which its records name.
-pub(in super::super) fn number(event: &OwnedFd) -> io::Result<u64> {
+pub(in crate::sources::linux::perf) fn number(event: &OwnedFd) -> io::Result<u64> {
     let mut number = 0;
     // SAFETY: an ioctl on a live descriptor that writes one u64 to the address that it is given, which is
     // live (kernel/events/core.c, `_perf_ioctl`).
@@ -94,19 +98,19 @@ pub(in super::super) fn number(event: &OwnedFd) -> io::Result<u64> {
 }
 
 /// Lets an event write into the ring of another one of the same CPU.
-pub(in super::super) fn write_into(event: &OwnedFd, ring_of: &OwnedFd) -> io::Result<()> {
+pub(in crate::sources::linux::perf) fn write_into(event: &OwnedFd, ring_of: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor whose argument is the number of another one.
     done(unsafe { ioctls::SET_OUTPUT(event.as_raw_fd(), ring_of.as_raw_fd()) })
 }
 
-/// Lets an event take only the samples that a program says yes to.
-pub(in super::super) fn set_filter(event: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
+/// Attaches a program to an event, which selects its samples.
+pub(in crate::sources::linux::perf) fn set_filter(event: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
     // SAFETY: an ioctl on a live descriptor whose argument is the number of a program.
     done(unsafe { ioctls::SET_BPF(event.as_raw_fd(), program.as_raw_fd() as u32) })
 }
 
 /// Bytes of a page of this machine.
-pub(in super::super) fn page_bytes() -> usize {
+pub(in crate::sources::linux::perf) fn page_bytes() -> usize {
     // SAFETY: sysconf(3) takes a number.
     let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(page_bytes).unwrap_or(4096)
@@ -117,16 +121,16 @@ const RECORD_BYTES_MAX: u64 = 1 << 16;
 
 /// What was in a ring when it was read.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Fill {
+pub(in crate::sources::linux::perf) struct Fill {
     /// Of its bytes.
-    pub(in super::super) per_mille: u32,
+    pub(in crate::sources::linux::perf) per_mille: u32,
     /// There was so little room that records may be lost.
-    pub(in super::super) may_have_lost: bool,
+    pub(in crate::sources::linux::perf) may_have_lost: bool,
 }
 
 /// The ring that an event writes its records into (perf_event_open(2), "MMAP layout").
 #[derive(Debug)]
-pub(in super::super) struct Ring {
+pub(in crate::sources::linux::perf) struct Ring {
     /// The control page; the data begins a page later.
     page: NonNull<perf_event_mmap_page>,
     page_bytes: usize,
@@ -138,7 +142,7 @@ impl Ring {
     ///
     /// # Errors
     /// EPERM beyond `kernel.perf_event_mlock_kb` and RLIMIT_MEMLOCK.
-    pub(in super::super) fn map(event: &OwnedFd, data_bytes: usize) -> io::Result<Ring> {
+    pub(in crate::sources::linux::perf) fn map(event: &OwnedFd, data_bytes: usize) -> io::Result<Ring> {
         let page_bytes = page_bytes();
         // SAFETY: a new mapping at an address that the kernel chooses; it belongs to this `Ring`.
         let at = unsafe {
@@ -159,7 +163,7 @@ impl Ring {
     }
 
     /// Bytes of its data.
-    pub(in super::super) fn data_bytes(&self) -> usize {
+    pub(in crate::sources::linux::perf) fn data_bytes(&self) -> usize {
         self.data_bytes
     }
 
@@ -175,7 +179,7 @@ impl Ring {
     }
 
     /// How full it is.
-    pub(in super::super) fn fill(&self) -> Fill {
+    pub(in crate::sources::linux::perf) fn fill(&self) -> Fill {
         let (head, tail) = (self.head().load(Ordering::Acquire), self.tail().load(Ordering::Relaxed));
         self.fill_of(head.wrapping_sub(tail))
     }
@@ -189,7 +193,11 @@ impl Ring {
 
     /// Gives each record that is there to `take`, and makes room; how full it was, and whether so full that records
     /// may be lost. `scratch` is for those that go over the end of the ring. What contradicts itself ends the batch.
-    pub(in super::super) fn drain(&mut self, scratch: &mut Vec<u8>, mut take: impl FnMut(&[u8])) -> Fill {
+    pub(in crate::sources::linux::perf) fn drain(
+        &mut self,
+        scratch: &mut Vec<u8>,
+        mut take: impl FnMut(&[u8]),
+    ) -> Fill {
         let head = self.head().load(Ordering::Acquire);
         let mut tail = self.tail().load(Ordering::Relaxed);
         let fill = self.fill_of(head.wrapping_sub(tail));
@@ -232,17 +240,21 @@ impl Drop for Ring {
 }
 
 /// A descriptor that becomes readable when a process ends (pidfd_open(2), Linux 5.3).
-pub(in super::super) fn watch_end(pid: pid_t) -> io::Result<OwnedFd> {
+pub(in crate::sources::linux::perf) fn watch_end(pid: pid_t) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open(2) takes two numbers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    // SAFETY: the call above made it just now, and nobody else has it.
+    // SAFETY: the call above returned this new descriptor; no other value owns it.
     unsafe { made(fd) }
 }
 
 /// Waits until one of the descriptors is readable; which are. One that is hung up without anything
 /// to read, as the event of a thread that has ended is from then on, ends no wait: the caller would
 /// come back at once for as long as the recording lasts.
-pub(in super::super) fn wait_readable(fds: &[RawFd], at_most_ms: c_int, ready: &mut Vec<bool>) {
+pub(in crate::sources::linux::perf) fn wait_readable(
+    fds: &[RawFd],
+    at_most_ms: c_int,
+    ready: &mut Vec<bool>,
+) {
     let mut polled: Vec<libc::pollfd> =
         fds.iter().map(|fd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 }).collect();
     let mut found = poll(&mut polled, at_most_ms);

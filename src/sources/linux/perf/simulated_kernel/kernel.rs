@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use libc::pid_t;
 
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use super::records;
 use crate::rng::Rng;
 
@@ -205,7 +205,7 @@ impl Kernel {
         lost.filter(|(_, samples)| *samples > 0).collect()
     }
 
-    fn write(&mut self, id: Id, bytes: Vec<u8>, is_sample: bool) {
+    fn write(&mut self, id: SampleId, bytes: Vec<u8>, is_sample: bool) {
         if !self.samples {
             return;
         }
@@ -226,8 +226,8 @@ impl Kernel {
         cpu.ring.push_back(bytes);
     }
 
-    fn id(&self, cpu: usize, pid: pid_t, tid: pid_t) -> Id {
-        Id { pid, tid, time_ns: self.now_ns, cpu: cpu as u32 }
+    fn id(&self, cpu: usize, pid: pid_t, tid: pid_t) -> SampleId {
+        SampleId { pid, tid, time_ns: self.now_ns, cpu: cpu as u32 }
     }
 
     fn new_number(&mut self) -> pid_t {
@@ -294,7 +294,7 @@ impl Kernel {
         let period_ns = cpu.period_ns;
         (cpu.next_tick_ns, cpu.tick_delay_ns) = (cpu.next_tick_ns + period_ns, 0);
         let Some((tid, pid)) = sampled else { return };
-        let id = Id { time_ns: at_ns, ..self.id(number, pid, tid) };
+        let id = SampleId { time_ns: at_ns, ..self.id(number, pid, tid) };
         if let Some(until_ns) = self.cpus[number].throttled_until_ns {
             if self.now_ns >= until_ns {
                 self.cpus[number].throttled_until_ns = None;
@@ -339,12 +339,12 @@ impl Kernel {
             30..36 if self.threads.len() < THREADS_MAX => {
                 let name = self.processes.get(&pid).map(|process| process.name.clone()).unwrap_or_default();
                 let child = self.start(pid, &name);
-                let of_child = Id { pid: child, tid: child, ..id };
+                let of_child = SampleId { pid: child, tid: child, ..id };
                 self.write(of_child, records::fork(of_child, pid, tid), false);
             }
             36..42 if self.threads.len() < THREADS_MAX => {
                 if let Some(new) = self.start_thread(pid) {
-                    let of_new = Id { tid: new, ..id };
+                    let of_new = SampleId { tid: new, ..id };
                     self.write(of_new, records::fork(of_new, pid, tid), false);
                 }
             }
@@ -384,7 +384,7 @@ impl Kernel {
         self.threads.remove(&tid);
         self.cpus[cpu].running = None;
         if self.setup.switches {
-            let nobody = Id { tid: -1, ..id };
+            let nobody = SampleId { tid: -1, ..id };
             self.write(nobody, records::switch(nobody, Some(false)), false);
         }
         let Some(process) = self.processes.get_mut(&pid) else { return };

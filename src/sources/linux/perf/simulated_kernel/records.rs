@@ -7,7 +7,7 @@ use perf_event_open_sys::bindings::{
     PERF_RECORD_SWITCH, PERF_RECORD_THROTTLE, PERF_RECORD_UNTHROTTLE,
 };
 
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use super::super::ring::registers;
 
 /// The number of the event of every record.
@@ -21,7 +21,7 @@ fn numbers(into: &mut Vec<u8>, numbers: &[pid_t]) {
     into.extend(numbers.iter().flat_map(|number| number.to_ne_bytes()));
 }
 
-fn identity(into: &mut Vec<u8>, id: Id) {
+fn identity(into: &mut Vec<u8>, id: SampleId) {
     numbers(into, &[id.pid, id.tid]);
     words(into, &[id.time_ns, EVENT, u64::from(id.cpu)]);
 }
@@ -34,13 +34,13 @@ fn record(kind: u32, misc: u32, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn with_identity(kind: u32, misc: u32, mut body: Vec<u8>, id: Id) -> Vec<u8> {
+fn with_identity(kind: u32, misc: u32, mut body: Vec<u8>, id: SampleId) -> Vec<u8> {
     identity(&mut body, id);
     record(kind, misc, &body)
 }
 
 /// PERF_RECORD_SAMPLE by the clock, with this period and these stack bytes.
-pub(super) fn sample(id: Id, period_ns: u64, stack: &[u64]) -> Vec<u8> {
+pub(super) fn sample(id: SampleId, period_ns: u64, stack: &[u64]) -> Vec<u8> {
     let mut body = Vec::new();
     identity(&mut body, id);
     // No frames in the kernel, registers of 64 bits.
@@ -53,7 +53,7 @@ pub(super) fn sample(id: Id, period_ns: u64, stack: &[u64]) -> Vec<u8> {
 }
 
 /// PERF_RECORD_FORK or PERF_RECORD_EXIT.
-fn task(kind: u32, id: Id, parent: pid_t, creator: pid_t) -> Vec<u8> {
+fn task(kind: u32, id: SampleId, parent: pid_t, creator: pid_t) -> Vec<u8> {
     let mut body = Vec::new();
     numbers(&mut body, &[id.pid, parent, id.tid, creator]);
     words(&mut body, &[id.time_ns]);
@@ -61,17 +61,17 @@ fn task(kind: u32, id: Id, parent: pid_t, creator: pid_t) -> Vec<u8> {
 }
 
 /// PERF_RECORD_FORK: started by this thread of this process.
-pub(super) fn fork(id: Id, parent: pid_t, creator: pid_t) -> Vec<u8> {
+pub(super) fn fork(id: SampleId, parent: pid_t, creator: pid_t) -> Vec<u8> {
     task(PERF_RECORD_FORK, id, parent, creator)
 }
 
 /// PERF_RECORD_EXIT.
-pub(super) fn exit(id: Id) -> Vec<u8> {
+pub(super) fn exit(id: SampleId) -> Vec<u8> {
     task(PERF_RECORD_EXIT, id, id.pid, id.tid)
 }
 
 /// PERF_RECORD_COMM.
-pub(super) fn comm(id: Id, name: &str, exec: bool) -> Vec<u8> {
+pub(super) fn comm(id: SampleId, name: &str, exec: bool) -> Vec<u8> {
     let mut body = Vec::new();
     numbers(&mut body, &[id.pid, id.tid]);
     let mut name = name.as_bytes().to_vec();
@@ -81,7 +81,7 @@ pub(super) fn comm(id: Id, name: &str, exec: bool) -> Vec<u8> {
 }
 
 /// PERF_RECORD_MMAP2 of executable memory.
-pub(super) fn mmap(id: Id, start: u64) -> Vec<u8> {
+pub(super) fn mmap(id: SampleId, start: u64) -> Vec<u8> {
     let mut body = Vec::new();
     numbers(&mut body, &[id.pid, id.tid]);
     words(&mut body, &[start, 0x1000, 0, 8 << 32 | 1, 77, 0, 5]);
@@ -90,7 +90,7 @@ pub(super) fn mmap(id: Id, start: u64) -> Vec<u8> {
 }
 
 /// PERF_RECORD_SWITCH.
-pub(super) fn switch(id: Id, out: Option<bool>) -> Vec<u8> {
+pub(super) fn switch(id: SampleId, out: Option<bool>) -> Vec<u8> {
     let misc = match out {
         None => 0,
         Some(false) => PERF_RECORD_MISC_SWITCH_OUT,
@@ -100,14 +100,14 @@ pub(super) fn switch(id: Id, out: Option<bool>) -> Vec<u8> {
 }
 
 /// PERF_RECORD_LOST.
-pub(super) fn lost(id: Id, records: u64) -> Vec<u8> {
+pub(super) fn lost(id: SampleId, records: u64) -> Vec<u8> {
     let mut body = Vec::new();
     words(&mut body, &[EVENT, records]);
     with_identity(PERF_RECORD_LOST, 0, body, id)
 }
 
 /// PERF_RECORD_THROTTLE and PERF_RECORD_UNTHROTTLE.
-pub(super) fn throttle(id: Id, begins: bool) -> Vec<u8> {
+pub(super) fn throttle(id: SampleId, begins: bool) -> Vec<u8> {
     let mut body = Vec::new();
     words(&mut body, &[id.time_ns, EVENT, EVENT]);
     with_identity(if begins { PERF_RECORD_THROTTLE } else { PERF_RECORD_UNTHROTTLE }, 0, body, id)

@@ -13,7 +13,7 @@ use super::super::process::entry::ProcessEntry;
 use super::super::process::filter::ProcessFilter;
 use super::super::process::table::ProcessTable;
 use super::super::ring::record;
-use super::super::stack::stack_size::StackSize;
+use super::super::stack::stack_size::EventStackSize;
 use super::super::stack::stacks::Stacks;
 use super::super::waits::recorder::WaitRecorder;
 use super::kernel::{Faults, Kernel, Setup};
@@ -196,7 +196,7 @@ impl Run {
             machine.system(),
             processes,
             CpuTime::new(number, PERIOD_NS, false),
-            Stacks::new(true, StackSize::new()),
+            Stacks::new(true, EventStackSize::new()),
             setup.switches.then(|| WaitRecorder::new(false, None)),
             0,
         );
@@ -248,13 +248,13 @@ impl Run {
         for cpu in 0..self.cpus {
             for bytes in self.machine.0.borrow_mut().drain(cpu) {
                 let (id, _, record) = record::read(&bytes).unwrap();
-                self.pipeline.take(id, record);
+                self.pipeline.push_record(id, record);
             }
             let skew_ns = self.random.within(0, self.skew_max_ns);
             self.machine.0.borrow_mut().advance(skew_ns);
         }
         let lost = self.machine.0.borrow_mut().take_lost_samples();
-        self.pipeline.take_lost(self.counts_lost.then_some(lost));
+        self.pipeline.add_lost(self.counts_lost.then_some(lost));
     }
 
     fn batch(&mut self, last: bool) {

@@ -1,6 +1,6 @@
 //! The exits of the processes that a recording ends with.
 //!
-//! Input: their pids; output: whether all of them have ended.
+//! Input: pids. Output: whether all of them have ended.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -18,7 +18,7 @@ pub(super) struct ProcessExits {
     processes: Vec<(pid_t, Option<OwnedFd>)>,
     /// Which descriptors were readable when they were waited for last.
     readable: Vec<bool>,
-    /// There were none from the beginning: the recording is of a whole machine.
+    /// There were none: the whole machine is recorded.
     is_system_wide: bool,
 }
 
@@ -39,14 +39,14 @@ impl ProcessExits {
         self.processes.iter().filter_map(|(_, end)| end.as_ref()).map(AsRawFd::as_raw_fd)
     }
 
-    /// Waits until a process has ended, another descriptor is readable, or for so long.
+    /// Waits until a process has ended, another descriptor is readable, or this time is over.
     pub(super) fn wait(&mut self, others: impl Iterator<Item = RawFd>, at_most_ms: u64) {
         let descriptors: Vec<RawFd> = self.descriptors().chain(others).collect();
         let at_most_ms = c_int::try_from(at_most_ms).unwrap_or(c_int::MAX);
         sys::wait_readable(&descriptors, at_most_ms, &mut self.readable);
     }
 
-    /// Waits until a process has ended, or for so long at most.
+    /// Waits until a process has ended, or this time is over.
     pub(super) fn wait_alone(&mut self, at_most_ms: u64) {
         let is_polled = self.descriptors().count() < self.processes.len();
         self.wait(std::iter::empty(), if is_polled { at_most_ms.min(POLL_MS) } else { at_most_ms });

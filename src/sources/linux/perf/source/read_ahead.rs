@@ -1,8 +1,8 @@
-//! Rings are read between the events of a batch, too: to walk one may take long, with images of programs that nobody has
-//! read yet, and longest on a machine that is loaded.
+//! Reads rings between the events of a batch: a walk may take long, with images that were not read yet, and longest
+//! on a loaded machine.
 //!
-//! Input: time; output: records in the queue of the next batch (`stack/read_ahead.rs`: how many), and resident pages
-//! of files within their bound.
+//! Input: time. Output: records in the queue of the next batch (`stack/read_ahead.rs` limits them), and resident
+//! pages of files within their bound.
 
 use super::super::clocks::monotonic_ns;
 use super::{PerfSource, read_rings};

@@ -1,6 +1,6 @@
-//! When rings are read ahead: between the events of a batch they are polled at intervals.
+//! When to poll rings between the events of a batch: at intervals.
 //!
-//! Input: time; output: whether rings are to be polled.
+//! Input: time. Output: whether to poll.
 
 /// While a batch is walked rings are polled this often, nanoseconds.
 const POLL_NS: u64 = 2_000_000;

@@ -1,5 +1,5 @@
-//! Events are opened anew, with other options or for other CPUs, and for what was started beside them: nobody is
-//! without events meanwhile, and nobody is sampled twice.
+//! Reopens the events, with other options, for other CPUs, or for what was started next to them: every process keeps
+//! events meanwhile, and none is sampled twice.
 
 use libc::pid_t;
 
@@ -35,13 +35,13 @@ impl PerfSource {
         self.events.options().scope == Scope::Threads && self.pipeline.processes.filter().follows_children()
     }
 
-    /// Whether events may have a program that copies more of stacks than they do. Those of CPUs find out by trying;
-    /// to open those of threads anew costs more, so that these have to know.
+    /// Whether events can have a program that copies more of stacks. Events of CPUs are tried; reopening those of
+    /// threads costs more, so it has to be known before.
     pub(super) fn may_copy(&self) -> bool {
         self.events.options().scope == Scope::Cpus || self.filter.is_loaded()
     }
 
-    /// Opens the events anew, with other options or for other CPUs.
+    /// Reopens the events, with other options or for other CPUs.
     pub(super) fn reopen(&mut self, options: EventOptions) {
         let may_copy = self.may_copy();
         let filter = &mut self.filter;
@@ -61,14 +61,14 @@ impl PerfSource {
         };
         self.pipeline.cpu_time.add_counted(counted_ns);
         self.pipeline.stacks.reopened(since_ns);
-        self.pipeline.cpu_time.set_periods(since_ns, &new.vary(&mut self.rates));
+        self.pipeline.cpu_time.set_periods(since_ns, &new.randomize_periods(&mut self.rates));
         // Both record each context switch for a moment.
-        self.pipeline.take_switches_until(since_ns);
+        self.pipeline.accept_switches_until(since_ns);
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);
         read_rings(&mut old, &mut self.scratch, &mut self.pipeline);
         self.pipeline.stacks.drained(options);
-        self.pipeline.take_switches_from(since_ns);
+        self.pipeline.accept_switches_from(since_ns);
     }
 
     /// New events, which are enabled, with those of processes that were started while they were opened and so

@@ -1,16 +1,15 @@
-//! What follows from rings that fill up: the reader runs before others, and less of each stack is copied, so that no
-//! sample is lost while bytes of stacks can be spared.
+//! Reacts to rings that fill up: the reader gets priority, and less of each stack is copied, so that no sample is
+//! lost while stack bytes can be spared.
 //!
-//! Input: after each read how full the fullest ring was, and whether samples were lost; output: the most bytes of a
-//! stack that are to be copied, when that changes. A ring is judged by what was in it and not by time: how late the
-//! reader comes is up to the machine.
+//! Input: after each read, how full the fullest ring was, and whether samples were lost. Output: the most bytes of a
+//! stack to copy, when that changes. Fill is judged, not time: how late the reader runs is up to the machine.
 
 use super::super::events::options::STACK_BYTES;
 use super::super::ring::pressure::Pressure;
 
-/// Ring that is this full when it is read: less is copied from now on.
+/// A ring this full when it is read: copy less.
 const FULL_PER_MILLE: u32 = 500;
-/// So full: the reader is late.
+/// A ring this full: the reader is late.
 const LATE_PER_MILLE: u32 = 400;
 /// With less than this, twice as much may be copied: a reader is woken at a quarter, and what is beyond doubles.
 const ROOMY_PER_MILLE: u32 = 350;
@@ -18,9 +17,9 @@ const ROOMY_PER_MILLE: u32 = 350;
 const FIRST_PATIENCE: u32 = 16;
 const PATIENCE_MAX: u32 = 4096;
 
-/// What rings had room for of late.
+/// The limit, and how the rings filled recently.
 #[derive(Debug)]
-pub(in super::super) struct Backlog {
+pub(in crate::sources::linux::perf) struct Backlog {
     /// The most bytes of a stack that are copied; `u32::MAX`: all that is requested.
     limit_bytes: u32,
     roomy: u32,
@@ -34,18 +33,18 @@ impl Default for Backlog {
 }
 
 impl Backlog {
-    /// Of as many bytes as are requested of each stack, those that there is room for.
-    pub(in super::super) fn limit(&self, wanted_bytes: u32) -> u32 {
+    /// The part of the requested bytes per stack that there is room for.
+    pub(in crate::sources::linux::perf) fn limit(&self, wanted_bytes: u32) -> u32 {
         wanted_bytes.min(self.limit_bytes)
     }
 
-    /// Whether the reader has to run before others.
-    pub(in super::super) fn is_late(pressure: Pressure) -> bool {
+    /// Whether the reader needs priority.
+    pub(in crate::sources::linux::perf) fn is_late(pressure: Pressure) -> bool {
         pressure.lost || pressure.fill_per_mille >= LATE_PER_MILLE
     }
 
-    /// Takes in how full the rings were, to which `copied_bytes` of each stack are copied; whether the limit changed.
-    pub(in super::super) fn read(&mut self, pressure: Pressure, copied_bytes: u32) -> bool {
+    /// Reads how full the rings were with `copied_bytes` per stack. Returns whether the limit changed.
+    pub(in crate::sources::linux::perf) fn read(&mut self, pressure: Pressure, copied_bytes: u32) -> bool {
         if pressure.lost || pressure.fill_per_mille >= FULL_PER_MILLE {
             self.roomy = 0;
             let smaller = STACK_BYTES.into_iter().rev().filter(|bytes| *bytes < copied_bytes);
@@ -73,8 +72,8 @@ impl Backlog {
         true
     }
 
-    /// The events could not be opened anew: rings are judged by what is copied still.
-    pub(in super::super) fn stays(&mut self) {
+    /// The events could not be reopened: starts counting again.
+    pub(in crate::sources::linux::perf) fn stays(&mut self) {
         self.roomy = 0;
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of processes, read while they run.
+//! Reads memory of running processes. Input: a thread, an address. Output: bytes.
 
 use std::io;
 
@@ -7,17 +7,17 @@ use libc::pid_t;
 use crate::sources::linux::sys;
 
 /// Reads memory of processes.
-pub(in super::super) trait TargetMemory {
+pub(in crate::sources::linux::perf) trait TargetMemory {
     /// Reads up to `len` bytes from this address on into a buffer, whose content it replaces; how many.
     ///
     /// # Errors
-    /// What the system says when not even the first byte can be read.
+    /// The system's error if not even the first byte can be read.
     fn read(&self, tid: pid_t, from: u64, len: usize, into: &mut Vec<u8>) -> io::Result<usize>;
 }
 
 /// The memory of this machine's processes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in super::super) struct SystemMemory;
+pub(in crate::sources::linux::perf) struct SystemMemory;
 
 impl TargetMemory for SystemMemory {
     fn read(&self, tid: pid_t, from: u64, len: usize, into: &mut Vec<u8>) -> io::Result<usize> {

@@ -1,9 +1,9 @@
-//! Pages of stacks that are not there. The kernel copies a stack in an interrupt, where no page can be
-//! brought in (kernel/events/core.c, `perf_output_sample_ustack`: `__copy_from_user_inatomic`), so
-//! a copy ends at the first page that was never touched, in a large frame, or was taken out. Reading
-//! one from outside brings it in, as the next use would: so it is in the copies that follow.
+//! Pages of stacks that are not in memory. The kernel copies a stack in an interrupt, where no page can be brought in
+//! (kernel/events/core.c, `perf_output_sample_ustack`: `__copy_from_user_inatomic`), so a copy ends at the first page
+//! that was never touched, as in a large frame, or was swapped out. Reading one from outside brings it in, as the
+//! next use would, for later copies.
 //!
-//! Input: where a copy ended; effect: a page of zeroes, or the page's own content, is mapped there.
+//! Input: the end of a copy. Effect: a page of zeroes, or the page's own content, is mapped there.
 
 use hashbrown::HashSet;
 use libc::pid_t;
@@ -18,7 +18,7 @@ const ENDS_MAX: usize = 4096;
 
 /// Where the stacks of one program end.
 #[derive(Debug, Default)]
-pub(in super::super) struct MissingPages {
+pub(in crate::sources::linux::perf) struct MissingPages {
     /// Where nothing is mapped: stacks end there, and copies with them.
     ends: HashSet<u64>,
     scratch: Vec<u8>,
@@ -26,7 +26,7 @@ pub(in super::super) struct MissingPages {
 
 impl MissingPages {
     /// Brings in what a copy of the stack of thread `tid` lacked, up to `most_bytes` of it.
-    pub(in super::super) fn bring_in(
+    pub(in crate::sources::linux::perf) fn bring_in(
         &mut self,
         tid: pid_t,
         capture: &Capture,

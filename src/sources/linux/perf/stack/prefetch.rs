@@ -1,8 +1,8 @@
-//! Ranges of deep stacks: a program in the kernel that runs in the interrupt of a sample reads the words that walks of
-//! the thread need above what the event copies, into a ring of its own.
+//! Prefetch by BPF: in the interrupt of a sample, a program reads the words that walks of the thread need above the
+//! event's copy, into a ring of its own.
 //!
-//! Input: for each thread the addresses of the ranges; output: its samples with these ranges. A range has its address
-//! beside its bytes, so it is true whatever list was in the kernel at that moment.
+//! Input: for each thread, the addresses of the ranges. Output: its samples with these ranges. Each range carries its
+//! address, so it is right whatever list was in the kernel at that moment.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,7 +18,7 @@ use super::super::bpf::instructions::{
 };
 use super::super::bpf::memory_copies::{Copies, CopyProgram, HEADER_BYTES, LEN, address};
 use super::super::events::cpus::cpu_count;
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use crate::sources::{Capture, PREFETCH_RANGE_BYTES, PREFETCH_RANGES_MAX};
 
 /// A range in a record: its address and its bytes.
@@ -99,7 +99,7 @@ fn list_bytes(ranges: &[u64]) -> [u8; LIST_BYTES] {
 }
 
 /// Gives a sample the ranges that were read at the same moment.
-fn add_prefetched(copies: &mut Copies, id: Id, capture: &mut Capture) {
+fn add_prefetched(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
     let Some(copy) = copies.of_sample(id) else { return };
     for entry in copy.bytes.chunks_exact(ENTRY_BYTES) {
         let Some((start, bytes)) = entry.split_first_chunk() else { continue };
@@ -121,7 +121,7 @@ fn add_prefetched(copies: &mut Copies, id: Id, capture: &mut Capture) {
 
 /// Prefetches ranges of the stacks of threads with each of their samples.
 #[derive(Debug)]
-pub(in super::super) struct Prefetch {
+pub(in crate::sources::linux::perf) struct BpfPrefetch {
     /// In the kernel: the ranges of each thread.
     lists: OwnedFd,
     ring: ProgramRing,
@@ -131,14 +131,14 @@ pub(in super::super) struct Prefetch {
     blocked_at: Option<i32>,
 }
 
-impl Prefetch {
+impl BpfPrefetch {
     /// With a map and a ring in the kernel.
     ///
     /// # Errors
-    /// What bpf(2) says.
-    pub(in super::super) fn new() -> io::Result<Prefetch> {
+    /// Errors of bpf(2).
+    pub(in crate::sources::linux::perf) fn new() -> io::Result<BpfPrefetch> {
         let ring_bytes = (RING_BYTES_OF_CPU * cpu_count().next_power_of_two()).min(RING_BYTES_MAX);
-        Ok(Prefetch {
+        Ok(BpfPrefetch {
             lists: bpf_sys::create_map_of(LIST_BYTES, THREADS_MAX)?,
             ring: ProgramRing::create(ring_bytes, RECORD_BYTES)?,
             threads: HashSet::new(),
@@ -148,12 +148,12 @@ impl Prefetch {
     }
 
     /// What a program does with samples that come through.
-    pub(in super::super) fn program(&self) -> Vec<u64> {
+    pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
         read_program(self.lists.as_raw_fd(), self.ring.descriptor(), self.blocked_at)
     }
 
     /// Has the samples of a thread hold these ranges from now on.
-    pub(in super::super) fn set(&mut self, tid: pid_t, ranges: &[u64]) {
+    pub(in crate::sources::linux::perf) fn set(&mut self, tid: pid_t, ranges: &[u64]) {
         if self.threads.len() >= THREADS_MAX as usize && !self.threads.contains(&tid) {
             let lists = &self.lists;
             self.threads.drain().for_each(|tid| bpf_sys::remove_from_map(lists, tid.cast_unsigned()));
@@ -164,15 +164,15 @@ impl Prefetch {
 
     /// Reads what was prefetched so far: after the rings of samples, so that all of theirs is there. The bytes that
     /// are freed of buffers for it.
-    pub(in super::super) fn read(&mut self) -> usize {
+    pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
-        let Prefetch { ring, copies, .. } = self;
+        let BpfPrefetch { ring, copies, .. } = self;
         ring.drain(|record| copies.take(record));
         freed
     }
 
     /// Gives a sample its ranges.
-    pub(in super::super) fn complete(&mut self, id: Id, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         add_prefetched(&mut self.copies, id, capture);
     }
 }
@@ -183,7 +183,7 @@ pub(crate) mod sim_kernel;
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::super::bpf::filter_program::{self, Verdict};
+    use super::super::super::bpf::filter_program::{self, FilterRule};
     use super::super::super::bpf::instructions::machine::Machine;
     use super::super::super::bpf::memory_copies::APART_NS_MAX;
     use super::*;
@@ -208,7 +208,7 @@ mod tests {
     }
 
     fn program() -> Vec<u64> {
-        filter_program::program(Verdict::OfProcess(70), FIRST, &read_program(LISTS, RING, None))
+        filter_program::program(FilterRule::OfProcess(70), FIRST, &read_program(LISTS, RING, None))
     }
 
     /// A sample of the machine with its ranges.
@@ -218,7 +218,7 @@ mod tests {
         let mut capture = Capture::with_capacity(0);
         capture.stack_base = Avma(AT);
         capture.stack.extend_from_slice(&machine.memory.1[..stack_bytes]);
-        add_prefetched(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        add_prefetched(&mut copies, SampleId { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
         capture
     }
 
@@ -256,8 +256,11 @@ mod tests {
             let starts: Vec<u64> = (0..count).map(|range| AT + 0x1000 + range * 200).collect();
             let mut machine = machine(&starts);
             machine.task = [vec![0; 64], 0x55u64.to_le_bytes().to_vec()].concat();
-            let program =
-                filter_program::program(Verdict::OfProcess(70), FIRST, &read_program(LISTS, RING, Some(at)));
+            let program = filter_program::program(
+                FilterRule::OfProcess(70),
+                FIRST,
+                &read_program(LISTS, RING, Some(at)),
+            );
             assert_eq!(machine.run(&program), 1);
             let capture = completed(&machine, machine.time_ns + 900, 0x800);
             assert_eq!(capture.prefetched.blocked_signals, blocked);
@@ -311,7 +314,7 @@ mod tests {
 
     #[test]
     fn the_kernel_takes_the_program() {
-        let mut prefetch = match Prefetch::new() {
+        let mut prefetch = match BpfPrefetch::new() {
             Ok(prefetch) => prefetch,
             // The kernel refuses who may load no program.
             Err(error) => {
@@ -319,7 +322,7 @@ mod tests {
             }
         };
         prefetch.set(77, &[AT, AT + 64]);
-        let whole = filter_program::program(Verdict::All, FIRST, &prefetch.program());
+        let whole = filter_program::program(FilterRule::All, FIRST, &prefetch.program());
         bpf_sys::load_program(bpf_sys::ProgramKind::Event, &whole).unwrap();
     }
 }

@@ -1,16 +1,17 @@
-//! Samples that are read of rings while a batch is walked: they wait in this process, so that rings have room, and
-//! count as rings that fill up do: less of each stack is copied.
+//! Samples that are read from rings while a batch is walked. They wait in this process, so that rings have room, and
+//! count like rings that fill up: less of each stack is copied.
 //!
-//! Input: bytes of the stacks that are read; output: whether more may be read, and how much of what may wait does.
+//! Input: bytes of stacks that were read. Output: whether more may be read, and which part of the allowed bytes
+//! waits.
 
-/// Rings that are so full are read.
+/// Read rings that are this full.
 const READ_PER_MILLE: u32 = 400;
-/// Most bytes that wait.
+/// Most bytes that may wait.
 const BYTES_MAX: usize = 16 << 20;
 /// Of a sample beside its stack.
 const SAMPLE_BYTES: usize = 512;
 
-/// What was read of rings and is not handed over yet.
+/// Samples that were read and not processed.
 #[derive(Debug, Default)]
 pub(super) struct ReadAhead {
     stack_bytes: usize,
@@ -24,17 +25,17 @@ impl ReadAhead {
         self.tail_bytes += tail_bytes;
     }
 
-    /// All are handed over.
+    /// All have been processed.
     pub(super) fn clear(&mut self) {
         *self = ReadAhead::default();
     }
 
-    /// Whether rings that are so full are read.
+    /// Whether to read rings that are this full.
     pub(super) fn reads(&self, fill_per_mille: u32) -> bool {
         fill_per_mille >= READ_PER_MILLE && self.stack_bytes.saturating_add(self.tail_bytes) < BYTES_MAX
     }
 
-    /// How much waits of what may: by what records hold of stacks, which is what can be made smaller.
+    /// Waiting bytes, per mille of the most: by the bytes in records, which can be made smaller.
     pub(super) fn stacks_per_mille(&self) -> u32 {
         (self.stack_bytes.saturating_mul(1000) / BYTES_MAX).min(1000) as u32
     }

@@ -1,12 +1,11 @@
-//! The red zone: an event copies a stack from the stack pointer up. Code of x86_64 that calls nothing may
-//! keep words in the 128 bytes below (System V ABI for x86_64, 3.2.2), and the rows of unwind
-//! information of some of it say that the caller's stack pointer is there (OpenSSL's SHA-512 by AVX). A
-//! program in the kernel that runs in the same interrupt copies them into a ring of its own.
+//! The red zone: an event copies a stack from the stack pointer up. Leaf functions of x86_64 may keep words in the
+//! 128 bytes below (System V ABI for x86_64, 3.2.2), and unwind rows of some say that the caller's stack pointer is
+//! there (OpenSSL's SHA-512 by AVX). A BPF program copies these bytes in the same interrupt, into a ring of its own.
 //!
-//! It has the registers of the code that the interrupt found, so that only samples of user mode have such a
-//! copy: below the stack pointer of a thread in a call nothing is to be had for rows.
+//! The program has the registers of the interrupted code, so only samples in user mode have a red zone: rows need
+//! nothing below the stack pointer of a thread in a system call.
 //!
-//! Input: samples; output: these samples with what lies below.
+//! Input: samples. Output: these samples with the bytes below their stack pointer.
 
 use std::io;
 
@@ -14,7 +13,7 @@ use super::super::bpf::bpf_sys::ProgramRing;
 use super::super::bpf::filter_program::CONTEXT;
 use super::super::bpf::instructions::{ADD, AND, JUMP_UNLESS_EQUAL, LOAD_DOUBLE, STORE_VALUE_DOUBLE, op};
 use super::super::bpf::memory_copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 
 /// Bytes that are copied.
@@ -28,7 +27,7 @@ const SP: i16 = 19 * 8;
 const LEVEL: i32 = 3;
 
 /// Whether this processor has a red zone that code uses.
-pub(in super::super) const HERE: bool = cfg!(target_arch = "x86_64");
+pub(in crate::sources::linux::perf) const HERE: bool = cfg!(target_arch = "x86_64");
 
 /// Copies the red zone. `ring` is the descriptor of a [`ProgramRing`].
 fn copy_program(ring: i32) -> Vec<u64> {
@@ -50,7 +49,7 @@ fn copy_program(ring: i32) -> Vec<u64> {
 
 /// Copies of red zones.
 #[derive(Debug)]
-pub(in super::super) struct RedZone {
+pub(in crate::sources::linux::perf) struct RedZone {
     ring: ProgramRing,
     copies: Copies,
 }
@@ -59,8 +58,8 @@ impl RedZone {
     /// With a ring in the kernel.
     ///
     /// # Errors
-    /// What bpf(2) says, or that there is nothing of the kind here.
-    pub(in super::super) fn new() -> io::Result<RedZone> {
+    /// Errors of bpf(2), or that this processor has no red zone.
+    pub(in crate::sources::linux::perf) fn new() -> io::Result<RedZone> {
         if !HERE {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -71,13 +70,13 @@ impl RedZone {
     }
 
     /// What a program does with samples that come through.
-    pub(in super::super) fn program(&self) -> Vec<u64> {
+    pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
         copy_program(self.ring.descriptor())
     }
 
     /// Reads what was copied so far: after the rings of samples, so that all of theirs is there. The bytes that
     /// are freed of buffers for it.
-    pub(in super::super) fn read(&mut self) -> usize {
+    pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
         let RedZone { ring, copies } = self;
         ring.drain(|record| copies.take(record));
@@ -85,12 +84,12 @@ impl RedZone {
     }
 
     /// Puts what was copied at the moment of a sample below its stack.
-    pub(in super::super) fn complete(&mut self, id: Id, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         prepend(&mut self.copies, id, capture);
     }
 }
 
-fn prepend(copies: &mut Copies, id: Id, capture: &mut Capture) {
+fn prepend(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
     let Some(copy) = copies.of_sample(id) else { return };
     if copy.from.checked_add(copy.bytes.len() as u64) == Some(capture.stack_base.0)
         && !capture.stack.is_empty()
@@ -104,7 +103,7 @@ fn prepend(copies: &mut Copies, id: Id, capture: &mut Capture) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::super::bpf::filter_program::{self, Verdict};
+    use super::super::super::bpf::filter_program::{self, FilterRule};
     use super::super::super::bpf::instructions::machine::Machine;
     use super::*;
     use crate::addr::Avma;
@@ -137,12 +136,12 @@ mod tests {
         let mut capture = Capture::with_capacity(0);
         capture.stack_base = Avma(SP_NOW);
         capture.stack.extend_from_slice(&machine.memory.1[0x100..0x140]);
-        prepend(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        prepend(&mut copies, SampleId { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
         capture
     }
 
     fn program() -> Vec<u64> {
-        filter_program::program(Verdict::OfProcess(70), FIRST, &copy_program(RING))
+        filter_program::program(FilterRule::OfProcess(70), FIRST, &copy_program(RING))
     }
 
     #[test]
@@ -168,7 +167,11 @@ mod tests {
             let mut capture = Capture::with_capacity(0);
             capture.stack_base = Avma(SP_NOW);
             capture.stack.push(7);
-            prepend(&mut copies, Id { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 }, &mut capture);
+            prepend(
+                &mut copies,
+                SampleId { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 },
+                &mut capture,
+            );
             assert_eq!(
                 (capture.stack_base, capture.stack),
                 (Avma(SP_NOW), vec![7]),

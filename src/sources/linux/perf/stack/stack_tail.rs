@@ -1,11 +1,9 @@
 //! The stack tail, above the bytes that a record holds: an event copies less than 64 KiB of a stack, since the length
-//! of a record has 16 bits (include/uapi/linux/perf_event.h, `perf_event_header`). A program in the
-//! kernel that runs in the same interrupt copies on, for threads whose stacks are known to be larger,
-//! into a ring of its own.
+//! of a record has 16 bits (include/uapi/linux/perf_event.h, `perf_event_header`). A BPF program copies the bytes
+//! that follow in the same interrupt, for threads with larger stacks, into a ring of its own.
 //!
-//! Input: which samples had as many bytes as a record holds; output: the same samples with what follows. The
-//! copies are of one moment: they have the same thread and time, and overlap by bytes that must be the
-//! same in both.
+//! Input: samples with as many bytes as a record holds. Output: the same samples with the bytes that follow. Both
+//! copies are of one moment: they have the same thread and time, and overlap by bytes that must be equal.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,7 +16,7 @@ use super::super::bpf::instructions::{ADD, JUMP, JUMP_UNLESS_EQUAL, LOAD_DOUBLE,
 use super::super::bpf::memory_copies::{ADDRESS_IN_R7, Copies, CopyProgram, HEADER_BYTES, LEN};
 use super::super::events::cpus::cpu_count;
 use super::super::events::options::STACK_BYTES_MAX;
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 
 /// What is read at once, so that a copy ends where memory does.
@@ -28,7 +26,7 @@ const PIECE_BYTES: usize = PAGE_BYTES * PIECE_PAGES;
 /// Most pieces of one copy: it takes some 25 us.
 const PIECES_MAX: usize = 16;
 /// Most bytes of a copy.
-pub(in super::super) const TAIL_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
+pub(in crate::sources::linux::perf) const TAIL_BYTES: u32 = (PIECE_BYTES * PIECES_MAX) as u32;
 /// For each CPU some 30 ms of the largest copies at 997 Hz, two batches. What does not fit is not copied, and where
 /// that is most of them, none are (`stack_size.rs`); all of the ring is resident as soon as it is there.
 const RING_BYTES_OF_CPU: usize = 8 << 20;
@@ -66,13 +64,13 @@ fn copy_program(wanted: i32, ring: i32) -> Vec<u64> {
     program.end()
 }
 
-/// Bytes of the ring for so many CPUs.
+/// Bytes of the ring for this many CPUs.
 fn ring_bytes(cpus: usize) -> usize {
     (RING_BYTES_OF_CPU * cpus.next_power_of_two()).min(RING_BYTES_MAX)
 }
 
 /// Appends to the stack of a sample what was copied at the same moment.
-fn append(copies: &mut Copies, id: Id, capture: &mut Capture) {
+fn append(copies: &mut Copies, id: SampleId, capture: &mut Capture) {
     if let Some(copy) = copies.of_sample(id) {
         join(capture, copy.from, &copy.bytes);
         copies.give_back(copy);
@@ -99,7 +97,7 @@ fn join(capture: &mut Capture, from: u64, bytes: &[u8]) {
 
 /// Copies of the upper parts of large stacks.
 #[derive(Debug)]
-pub(in super::super) struct StackTail {
+pub(in crate::sources::linux::perf) struct StackTail {
     /// In the kernel: where the copy of each thread begins.
     wanted: OwnedFd,
     ring: ProgramRing,
@@ -109,15 +107,15 @@ pub(in super::super) struct StackTail {
 
 impl StackTail {
     /// Bytes of the ring.
-    pub(in super::super) fn ring_bytes(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn ring_bytes(&self) -> u64 {
         ring_bytes(cpu_count()) as u64
     }
 
     /// With a map and a ring in the kernel.
     ///
     /// # Errors
-    /// What bpf(2) says.
-    pub(in super::super) fn new() -> io::Result<StackTail> {
+    /// Errors of bpf(2).
+    pub(in crate::sources::linux::perf) fn new() -> io::Result<StackTail> {
         let ring_bytes = ring_bytes(cpu_count());
         Ok(StackTail {
             wanted: bpf_sys::create_map(THREADS_MAX)?,
@@ -128,13 +126,13 @@ impl StackTail {
     }
 
     /// What a program does with samples that come through.
-    pub(in super::super) fn program(&self) -> Vec<u64> {
+    pub(in crate::sources::linux::perf) fn program(&self) -> Vec<u64> {
         copy_program(self.wanted.as_raw_fd(), self.ring.descriptor())
     }
 
     /// Reads what was copied so far: after the rings of samples, so that all of theirs is there. The bytes that
     /// are freed of buffers for it.
-    pub(in super::super) fn read(&mut self) -> usize {
+    pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let freed = self.copies.end_batch();
         let StackTail { ring, copies, .. } = self;
         ring.drain(|record| copies.take(record));
@@ -143,7 +141,7 @@ impl StackTail {
 
     /// Completes the stack of a sample whose record was full, and sees to it that the next one of
     /// its thread can be.
-    pub(in super::super) fn complete(&mut self, id: Id, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn complete(&mut self, id: SampleId, capture: &mut Capture) {
         if capture.stack.len() < STACK_BYTES_MAX as usize {
             return;
         }
@@ -167,7 +165,7 @@ impl StackTail {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use super::super::super::bpf::filter_program::{self, Verdict};
+    use super::super::super::bpf::filter_program::{self, FilterRule};
     use super::super::super::bpf::instructions::machine::Machine;
     use super::super::super::bpf::memory_copies::APART_NS_MAX;
     use super::*;
@@ -190,7 +188,7 @@ mod tests {
     }
 
     fn program() -> Vec<u64> {
-        filter_program::program(Verdict::OfProcess(70), FIRST, &copy_program(WANTED, RING))
+        filter_program::program(FilterRule::OfProcess(70), FIRST, &copy_program(WANTED, RING))
     }
 
     /// What a sample at `time_ns` of the thread of the machine has, with so many stack bytes in its record from `sp` on.
@@ -201,7 +199,7 @@ mod tests {
         let at = (sp - machine.memory.0) as usize;
         capture.stack_base = Avma(sp);
         capture.stack.extend_from_slice(&machine.memory.1[at..at + stack_bytes]);
-        append(&mut copies, Id { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
+        append(&mut copies, SampleId { pid: 70, tid: 77, time_ns, cpu: 0 }, &mut capture);
         capture.stack
     }
 
@@ -273,7 +271,11 @@ mod tests {
             let mut capture = Capture::with_capacity(0);
             capture.stack_base = Avma(AT);
             capture.stack.extend_from_slice(&machine.memory.1[..0x8000]);
-            append(&mut copies, Id { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 }, &mut capture);
+            append(
+                &mut copies,
+                SampleId { pid: 70, tid: 77, time_ns: machine.time_ns, cpu: 0 },
+                &mut capture,
+            );
             let known = capture.stack.len();
             assert_eq!(capture.stack[..known.min(0x8000)], machine.memory.1[..known.min(0x8000)]);
         }

@@ -1,8 +1,8 @@
 //! The stack stage: how many bytes of each stack the kernel copies, and what completes a copy.
 //!
-//! Input: samples as their records hold them, and what walks of them needed; output: samples with the red zone, the stack
-//! tail and the ranges that programs copied at the same moment, and the options by which events are to sample next. A
-//! page that a copy lacked is brought in for the copies that follow.
+//! Input: samples as their records hold them, and what their walks needed. Output: samples with the red zone, the
+//! stack tail and the prefetched ranges of the same moment, and the options for the next samples. Missing pages are
+//! brought in for later copies.
 
 use std::io;
 
@@ -11,14 +11,14 @@ use libc::pid_t;
 
 use super::super::events::options::{EventOptions, STACK_BYTES_MAX, SwitchOptions};
 use super::super::ring::pressure::Pressure;
-use super::super::ring::record::{Id, Sample};
+use super::super::ring::record::{Sample, SampleId};
 use super::backlog::Backlog;
 use super::memory::TargetMemory;
 use super::missing_pages::MissingPages;
-use super::prefetch::Prefetch;
+use super::prefetch::BpfPrefetch;
 use super::read_ahead::ReadAhead;
 use super::red_zone::{self, RedZone};
-use super::stack_size::StackSize;
+use super::stack_size::EventStackSize;
 use super::stack_tail::{StackTail, TAIL_BYTES};
 use crate::addr::{Avma, CodeAddress};
 use crate::sources::Capture;
@@ -28,7 +28,7 @@ use crate::sources::pushed::StackUse;
 #[derive(Debug, Default)]
 struct ProgramCopies {
     tail: Option<StackTail>,
-    prefetch: Option<Prefetch>,
+    prefetch: Option<BpfPrefetch>,
     red_zone: Option<RedZone>,
     /// The kernel takes no program that reads ranges of stacks.
     prefetch_refused: bool,
@@ -37,9 +37,9 @@ struct ProgramCopies {
 /// The size by which stacks are copied.
 #[derive(Debug)]
 struct Sizes {
-    stack: StackSize,
+    stack: EventStackSize,
     /// Of the stacks at which threads leave their CPUs.
-    at_switch: StackSize,
+    at_switch: EventStackSize,
     /// What rings have room for.
     backlog: Backlog,
     /// The number of sizes so far, and since when stacks are copied by this one (monotonic clock).
@@ -49,7 +49,7 @@ struct Sizes {
 
 /// The state of the stage.
 #[derive(Debug)]
-pub(in super::super) struct Stacks {
+pub(in crate::sources::linux::perf) struct Stacks {
     /// Frames in the kernel are recorded.
     kernel_frames: bool,
     copies: ProgramCopies,
@@ -62,13 +62,13 @@ pub(in super::super) struct Stacks {
 
 impl Stacks {
     /// With stacks of this size at first.
-    pub(in super::super) fn new(kernel_frames: bool, size: StackSize) -> Stacks {
+    pub(in crate::sources::linux::perf) fn new(kernel_frames: bool, size: EventStackSize) -> Stacks {
         Stacks {
             kernel_frames,
             copies: ProgramCopies::default(),
             sizes: Sizes {
                 stack: size,
-                at_switch: StackSize::of_switches(),
+                at_switch: EventStackSize::for_switches(),
                 backlog: Backlog::default(),
                 number: 0,
                 since_ns: 0,
@@ -79,15 +79,20 @@ impl Stacks {
     }
 
     /// Fills a buffer with a sample.
-    pub(in super::super) fn copy(&mut self, id: Id, sample: &Sample<'_>, capture: &mut Capture) {
+    pub(in crate::sources::linux::perf) fn copy(
+        &mut self,
+        id: SampleId,
+        sample: &Sample<'_>,
+        capture: &mut Capture,
+    ) {
         capture.reset();
         // Rings still hold what was copied by the size before.
         capture.size_number = self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
         capture.stack.extend_from_slice(sample.stack);
         let has_tail = self.copies.tail.is_some() && sample.stack.len() >= STACK_BYTES_MAX as usize;
         self.ahead.add(sample.stack.len(), if has_tail { TAIL_BYTES as usize } else { 0 });
-        // All but the innermost are return addresses: looked up where the call is.
-        // Where a program called an emulated entry point, the kernel counts that among its own.
+        // All but the innermost are return addresses, looked up at the call. If a program called an emulated entry
+        // point, the kernel counts that among its own.
         let frames = sample.kernel().map(Avma).filter(|at| at.is_kernel());
         let frames = frames.enumerate().map(|(depth, at)| match depth {
             0 => CodeAddress::Pc(at),
@@ -102,32 +107,32 @@ impl Stacks {
 
     /// Reads what programs copied so far: after the rings of samples, so that all of theirs is there. The bytes that are
     /// freed of buffers for it.
-    pub(in super::super) fn read(&mut self) -> usize {
+    pub(in crate::sources::linux::perf) fn read(&mut self) -> usize {
         let ProgramCopies { tail, prefetch, red_zone, .. } = &mut self.copies;
         tail.as_mut().map_or(0, StackTail::read)
-            + prefetch.as_mut().map_or(0, Prefetch::read)
+            + prefetch.as_mut().map_or(0, BpfPrefetch::read)
             + red_zone.as_mut().map_or(0, RedZone::read)
     }
 
     /// Whether rings that are so full are read while a batch is walked.
-    pub(in super::super) fn reads_ahead(&self, fill_per_mille: u32) -> bool {
+    pub(in crate::sources::linux::perf) fn reads_ahead(&self, fill_per_mille: u32) -> bool {
         self.ahead.reads(fill_per_mille)
     }
 
     /// How full rings were, or what was read of them.
-    pub(in super::super) fn pressure(&self, rings: Pressure) -> Pressure {
+    pub(in crate::sources::linux::perf) fn pressure(&self, rings: Pressure) -> Pressure {
         rings.with(self.ahead.stacks_per_mille())
     }
 
     /// All that was read is handed over.
-    pub(in super::super) fn begin_batch(&mut self) {
+    pub(in crate::sources::linux::perf) fn begin_batch(&mut self) {
         self.ahead.clear();
     }
 
     /// Completes a sample, of a process that runs this program.
-    pub(in super::super) fn complete(
+    pub(in crate::sources::linux::perf) fn complete(
         &mut self,
-        id: Id,
+        id: SampleId,
         program: u64,
         capture: &mut Capture,
         memory: &dyn TargetMemory,
@@ -150,7 +155,7 @@ impl Stacks {
     }
 
     /// Completes a stack at which a thread left its CPU.
-    pub(in super::super) fn complete_at_switch(
+    pub(in crate::sources::linux::perf) fn complete_at_switch(
         &mut self,
         (pid, tid): (pid_t, pid_t),
         program: Option<u64>,
@@ -187,13 +192,13 @@ impl Stacks {
     }
 
     /// A process is no longer sampled.
-    pub(in super::super) fn forget_process(&mut self, pid: pid_t) {
+    pub(in crate::sources::linux::perf) fn forget_process(&mut self, pid: pid_t) {
         self.missing_pages.remove(&pid);
     }
 
     /// Prepares the programs that `options` need, as many as can be had: the options without the others. `may_copy`:
     /// events may have a program that copies. `load` has the kernel take one.
-    pub(in super::super) fn prepare(
+    pub(in crate::sources::linux::perf) fn prepare(
         &mut self,
         mut options: EventOptions,
         may_copy: bool,
@@ -208,12 +213,12 @@ impl Stacks {
             copies.red_zone = RedZone::new().ok();
         }
         if options.prefetch && may_copy && copies.prefetch.is_none() {
-            copies.prefetch = Prefetch::new().ok();
+            copies.prefetch = BpfPrefetch::new().ok();
         }
         // First what uses the program's argument; last what takes longest, since copies are found by their times.
         let red_zone: Vec<u64> =
             copies.red_zone.iter().filter(|_| options.red_zone).flat_map(RedZone::program).collect();
-        let prefetch: Vec<u64> = copies.prefetch.iter().flat_map(Prefetch::program).collect();
+        let prefetch: Vec<u64> = copies.prefetch.iter().flat_map(BpfPrefetch::program).collect();
         let tail: Vec<u64> = copies.tail.iter().filter(|_| is_large).flat_map(StackTail::program).collect();
         if load(&[&red_zone[..], &prefetch, &tail].concat()).is_err() {
             // An older kernel may take the rest.
@@ -231,20 +236,20 @@ impl Stacks {
     }
 
     /// Events sample by other options since this time (monotonic clock).
-    pub(in super::super) fn reopened(&mut self, since_ns: u64) {
+    pub(in crate::sources::linux::perf) fn reopened(&mut self, since_ns: u64) {
         self.sizes.number = self.sizes.number.wrapping_add(1);
         self.sizes.since_ns = since_ns;
     }
 
     /// What the events before these wrote was read.
-    pub(in super::super) fn drained(&mut self, options: EventOptions) {
+    pub(in crate::sources::linux::perf) fn drained(&mut self, options: EventOptions) {
         if !options.needs_stack_tail() {
             self.copies.tail = None;
         }
     }
 
-    /// Events could not be opened anew: they sample by these options still.
-    pub(in super::super) fn keep(&mut self, options: EventOptions) {
+    /// Events could not be reopened: they keep these options.
+    pub(in crate::sources::linux::perf) fn keep(&mut self, options: EventOptions) {
         self.sizes.stack.pin(options.stack_bytes);
         self.sizes.backlog.stays();
         if let Some(SwitchOptions { stack_bytes, .. }) = options.switches {
@@ -252,8 +257,8 @@ impl Stacks {
         }
     }
 
-    /// Takes in how full the rings were; the options that there is room for, if these are others.
-    pub(in super::super) fn relieve(
+    /// Reads how full the rings were. Returns the options that there is room for, if they changed.
+    pub(in crate::sources::linux::perf) fn relieve(
         &mut self,
         pressure: Pressure,
         options: EventOptions,
@@ -265,9 +270,9 @@ impl Stacks {
         (stack_bytes != options.stack_bytes).then_some(EventOptions { stack_bytes, ..options })
     }
 
-    /// Takes in what the walk of a stack needed that was copied by the size of this number; the options by which events
-    /// are to sample, if these are others.
-    pub(in super::super) fn walked(
+    /// Reads what a walk needed of a stack, which was copied with the size of this number. Returns the options for
+    /// the next samples, if they changed.
+    pub(in crate::sources::linux::perf) fn walked(
         &mut self,
         size_number: u32,
         needed: StackUse,
@@ -284,8 +289,8 @@ impl Stacks {
         (next != options).then_some(next)
     }
 
-    /// Takes in what the walk of a stack needed at which a thread left its CPU, as [`Stacks::walked`].
-    pub(in super::super) fn wait_walked(
+    /// Reads what a walk needed of a stack at a context switch, like [`Stacks::walked`].
+    pub(in crate::sources::linux::perf) fn wait_walked(
         &mut self,
         size_number: u32,
         needed: StackUse,
@@ -297,34 +302,34 @@ impl Stacks {
     }
 
     /// Whether ranges of stacks can be read.
-    pub(in super::super) fn may_prefetch(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn may_prefetch(&self) -> bool {
         !self.copies.prefetch_refused
     }
 
     /// Whether ranges of stacks are read.
-    pub(in super::super) fn prefetches(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn prefetches(&self) -> bool {
         self.copies.prefetch.is_some()
     }
 
     /// Events were opened that should read ranges of stacks: whether they do.
-    pub(in super::super) fn note_prefetch(&mut self) {
+    pub(in crate::sources::linux::perf) fn note_prefetch(&mut self) {
         self.copies.prefetch_refused = self.copies.prefetch.is_none();
     }
 
     /// Has the samples of a thread hold these ranges from now on.
-    pub(in super::super) fn prefetch(&mut self, tid: pid_t, ranges: &[u64]) {
+    pub(in crate::sources::linux::perf) fn prefetch(&mut self, tid: pid_t, ranges: &[u64]) {
         if let Some(prefetch) = &mut self.copies.prefetch {
             prefetch.set(tid, ranges);
         }
     }
 
     /// Whether a program copies the upper parts of large stacks.
-    pub(in super::super) fn copies_tails(&self) -> bool {
+    pub(in crate::sources::linux::perf) fn copies_tails(&self) -> bool {
         self.copies.tail.is_some()
     }
 
     /// Bytes of the ring that such a program writes to.
-    pub(in super::super) fn ring_bytes(&self) -> u64 {
+    pub(in crate::sources::linux::perf) fn ring_bytes(&self) -> u64 {
         self.copies.tail.as_ref().map_or(0, StackTail::ring_bytes)
     }
 }
@@ -336,13 +341,13 @@ mod tests {
     /// What rings still hold from before says nothing of a new size.
     #[test]
     fn each_stack_says_by_which_size_it_was_copied() {
-        let mut stacks = Stacks::new(true, StackSize::new());
+        let mut stacks = Stacks::new(true, EventStackSize::new());
         for since_ns in [10, 50, 100] {
             stacks.reopened(since_ns);
         }
         let numbers = [50, 99, 100, 150].map(|time_ns| {
             let mut capture = Capture::with_capacity(0);
-            stacks.copy(Id { time_ns, ..Id::default() }, &Sample::EMPTY, &mut capture);
+            stacks.copy(SampleId { time_ns, ..SampleId::default() }, &Sample::EMPTY, &mut capture);
             capture.size_number
         });
         assert_eq!(numbers, [2, 2, 3, 3]);

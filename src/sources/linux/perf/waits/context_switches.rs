@@ -1,14 +1,14 @@
-//! Context switches as records say them, ring after ring, with the stacks that were copied at them.
+//! Context switches of all CPUs, with the stacks that were copied at them.
 //!
-//! Input: records of switches, samples taken at them, and what was dropped, those of one CPU in their order; output:
-//! switches in the order of their times. A thread leaves one CPU and gets another: what is not certain to be whole over
-//! all rings yet waits for the next batch.
+//! Input: records of switches, samples at them, and losses; those of one CPU come in order. Output: switches in order
+//! of time. A thread leaves one CPU and gets another, so switches wait for the next batch until all rings were read
+//! past them.
 
 use hashbrown::HashMap;
 use libc::pid_t;
 
 use super::super::reorder::queue::Queue;
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use super::wait::{STACK_DROPPED, Stack, Switch};
 
 /// Switches that are not in order yet.
@@ -17,7 +17,7 @@ pub(super) struct ContextSwitches {
     queue: Queue<Switch>,
     /// By CPU: the stack that was copied of the thread that leaves it next.
     copied: HashMap<u32, (pid_t, Stack)>,
-    /// Switches are taken from this time on, and until this one: two sets of events may record the same.
+    /// Switches are accepted from this time on, and until this one: two sets of events may record the same.
     from_ns: u64,
     until_ns: u64,
     /// By CPU: the time of the last record.
@@ -38,43 +38,43 @@ impl Default for ContextSwitches {
 
 impl ContextSwitches {
     /// Takes switches until this time from the rings that are read next, and from then on of others.
-    pub(super) fn take_until(&mut self, until_ns: u64) {
+    pub(super) fn accept_until(&mut self, until_ns: u64) {
         self.until_ns = until_ns;
     }
 
-    /// Takes switches from this time on, as [`ContextSwitches::take_until`] says.
-    pub(super) fn take_from(&mut self, from_ns: u64) {
+    /// Accepts switches from this time on, as [`ContextSwitches::accept_until`] describes.
+    pub(super) fn accept_from(&mut self, from_ns: u64) {
         (self.from_ns, self.until_ns) = (from_ns, u64::MAX);
     }
 
-    fn takes(&self, time_ns: u64) -> bool {
+    fn is_accepted(&self, time_ns: u64) -> bool {
         (self.from_ns..self.until_ns).contains(&time_ns)
     }
 
     /// Notes that a record was read.
-    pub(super) fn note_record(&mut self, id: Id) {
+    pub(super) fn note_record(&mut self, id: SampleId) {
         self.last_ns.insert(id.cpu, id.time_ns);
     }
 
-    /// Records did not fit into the ring of a CPU.
-    pub(super) fn dropped(&mut self, id: Id) {
-        // That its thread left may be among them, and is not said by the next one that leaves.
+    /// Records of a CPU were lost.
+    pub(super) fn dropped(&mut self, id: SampleId) {
+        // The record of its thread leaving may be among them, and the next one that leaves does not replace it.
         self.copied.remove(&id.cpu);
         let since_ns = self.last_ns.get(&id.cpu).copied().unwrap_or(0);
         self.queue.push(id, Switch::Dropped { since_ns });
     }
 
     /// A thread is about to leave its CPU, with this stack. What is left of another is given back.
-    pub(super) fn copied(&mut self, id: Id, stack: Stack) -> Option<Stack> {
-        if !self.takes(id.time_ns) {
+    pub(super) fn copied(&mut self, id: SampleId, stack: Stack) -> Option<Stack> {
+        if !self.is_accepted(id.time_ns) {
             return Some(stack);
         }
         self.copied.insert(id.cpu, (id.tid, stack)).map(|(_, stack)| stack)
     }
 
-    /// It leaves its CPU; the sample of that stands right before.
-    pub(super) fn left(&mut self, id: Id, preempted: bool) {
-        if !self.takes(id.time_ns) {
+    /// It leaves its CPU; its switch sample comes right before.
+    pub(super) fn left(&mut self, id: SampleId, preempted: bool) {
+        if !self.is_accepted(id.time_ns) {
             return;
         }
         let stack = match self.copied.remove(&id.cpu) {
@@ -84,15 +84,15 @@ impl ContextSwitches {
         self.queue.push(id, Switch::Out { stack, preempted });
     }
 
-    /// Something else that happened to a thread.
-    pub(super) fn note(&mut self, id: Id, switch: Switch) {
-        if !matches!(switch, Switch::In) || self.takes(id.time_ns) {
+    /// Another change of a thread.
+    pub(super) fn note(&mut self, id: SampleId, switch: Switch) {
+        if !matches!(switch, Switch::In) || self.is_accepted(id.time_ns) {
             self.queue.push(id, switch);
         }
     }
 
     /// What happened before this time, in the order of times.
-    pub(super) fn release(&mut self, watermark_ns: u64) -> Vec<(Id, Switch)> {
+    pub(super) fn release(&mut self, watermark_ns: u64) -> Vec<(SampleId, Switch)> {
         self.queue.release_before(watermark_ns)
     }
 }
@@ -101,13 +101,13 @@ impl ContextSwitches {
 mod tests {
     use super::*;
 
-    fn id(tid: pid_t, time_ns: u64, cpu: u32) -> Id {
-        Id { pid: 1, tid, time_ns, cpu }
+    fn id(tid: pid_t, time_ns: u64, cpu: u32) -> SampleId {
+        SampleId { pid: 1, tid, time_ns, cpu }
     }
 
     fn released(switches: &mut ContextSwitches, until_ns: u64) -> Vec<(pid_t, u64, &'static str)> {
         let words = |switch| match switch {
-            Switch::Out { stack: Stack::Unwanted, .. } => "out",
+            Switch::Out { stack: Stack::NotRecorded, .. } => "out",
             Switch::Out { stack: Stack::Missing(why), .. } => why,
             Switch::In => "in",
             other => panic!("{other:?}"),
@@ -125,7 +125,7 @@ mod tests {
         // Ring 0 is read before thread 5 leaves CPU 0, ring 1 after it has CPU 1.
         switches.note(id(5, 900, 1), Switch::In);
         assert_eq!(released(&mut switches, 800), []);
-        assert!(switches.copied(id(5, 850, 0), Stack::Unwanted).is_none());
+        assert!(switches.copied(id(5, 850, 0), Stack::NotRecorded).is_none());
         switches.left(id(5, 851, 0), false);
         assert_eq!(released(&mut switches, 1_000), [(5, 851, "out"), (5, 900, "in")]);
     }
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_stack_belongs_to_the_thread_that_leaves_next() {
         let mut switches = ContextSwitches::default();
-        assert!(switches.copied(id(5, 10, 0), Stack::Unwanted).is_none());
+        assert!(switches.copied(id(5, 10, 0), Stack::NotRecorded).is_none());
         switches.left(id(6, 20, 0), false);
         switches.left(id(5, 30, 0), false);
         assert_eq!(released(&mut switches, 100), [(6, 20, STACK_DROPPED), (5, 30, STACK_DROPPED)]);
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_stack_is_not_that_of_a_later_wait_if_what_followed_was_dropped() {
         let mut switches = ContextSwitches::default();
-        assert!(switches.copied(id(5, 10, 0), Stack::Unwanted).is_none());
+        assert!(switches.copied(id(5, 10, 0), Stack::NotRecorded).is_none());
         switches.dropped(id(5, 20, 0));
         switches.left(id(5, 30, 0), false);
         let left = switches.release(100).pop();
@@ -153,11 +153,11 @@ mod tests {
     #[test]
     fn switches_that_two_sets_of_events_record_count_once() {
         let mut switches = ContextSwitches::default();
-        switches.take_until(100);
+        switches.accept_until(100);
         for time_ns in [90, 110] {
             switches.note(id(5, time_ns, 0), Switch::In);
         }
-        switches.take_from(100);
+        switches.accept_from(100);
         for time_ns in [91, 111] {
             switches.note(id(5, time_ns, 0), Switch::In);
         }

@@ -1,4 +1,4 @@
-//! Waits: from a context switch that takes a thread off its CPU to the one that gives it a CPU again.
+//! Waits, from the context switch that takes a thread off its CPU to the one that gives it a CPU again.
 
 mod context_switches;
 pub(super) mod recorder;

@@ -1,7 +1,7 @@
 //! The waits stage: waits of threads by the context switches of all CPUs.
 //!
-//! Input: records of switches and the stacks that were copied at them; output: waits with their times and their stacks.
-//! A thread whose stack is not known is polled through /proc.
+//! Input: records of switches and the stacks that were copied at them. Output: waits with their times and stacks. A
+//! thread whose stack is unknown is polled through /proc.
 
 use std::collections::VecDeque;
 
@@ -10,55 +10,59 @@ use libc::pid_t;
 use super::super::buffers::Pool;
 use super::super::clocks::Clocks;
 use super::super::reorder::exited_threads::EXITED_TID;
-use super::super::ring::record::{Id, PerfRecord};
+use super::super::ring::record::{PerfRecord, SampleId};
 use super::context_switches::ContextSwitches;
 use super::sleeping_thread::{self, SleepingThreads};
-use super::wait::{Stack, Switch, Wait, Waits};
+use super::wait::{Stack, Switch, Wait, WaitTracker};
 use crate::sources::Capture;
 
-/// Threads that are polled between two batches: some milliseconds, and some megabytes of stacks.
+/// Threads polled per batch: some milliseconds, and some megabytes of stacks.
 const POLLS_PER_BATCH: usize = 128;
-/// Most threads that are to be polled.
+/// Most threads in the queue for polls.
 const POLLS_MAX: usize = 65_536;
 
 /// The state of the stage.
-pub(in super::super) struct WaitRecorder {
+pub(in crate::sources::linux::perf) struct WaitRecorder {
     switches: ContextSwitches,
-    waits: Waits,
-    /// Threads to be polled.
+    waits: WaitTracker,
+    /// Threads in the queue for polls.
     to_poll: VecDeque<(pid_t, pid_t)>,
-    /// Of this process nothing is taken until it runs its program.
+    /// Nothing is recorded of this process until it runs its program.
     held: Option<pid_t>,
 }
 
 impl WaitRecorder {
-    /// `alone`: nothing but waits is recorded. `held` is a process that is to run a command.
-    pub(in super::super) fn new(alone: bool, held: Option<pid_t>) -> WaitRecorder {
+    /// `alone`: only waits are recorded. `held`: a process that will run a command.
+    pub(in crate::sources::linux::perf) fn new(alone: bool, held: Option<pid_t>) -> WaitRecorder {
         WaitRecorder {
             switches: ContextSwitches::default(),
-            // Time in which a thread is ready is time on the wall, but says nothing of what the
-            // program waits for.
-            waits: Waits::new(!alone),
+            // Ready time is wall-clock time, but does not show what the program waits for.
+            waits: WaitTracker::new(!alone),
             to_poll: VecDeque::new(),
             held,
         }
     }
 
-    /// Takes switches until this time from the rings that are read next, and from then on of others.
-    pub(in super::super) fn take_until(&mut self, until_ns: u64) {
-        self.switches.take_until(until_ns);
+    /// Accepts switches until this time from the rings that are read next, and later ones from others.
+    pub(in crate::sources::linux::perf) fn accept_until(&mut self, until_ns: u64) {
+        self.switches.accept_until(until_ns);
     }
 
-    /// Takes switches from this time on, as [`WaitRecorder::take_until`] says.
-    pub(in super::super) fn take_from(&mut self, from_ns: u64) {
-        self.switches.take_from(from_ns);
+    /// Accepts switches from this time on, as [`WaitRecorder::accept_until`] describes.
+    pub(in crate::sources::linux::perf) fn accept_from(&mut self, from_ns: u64) {
+        self.switches.accept_from(from_ns);
     }
 
-    /// Takes in a record of any kind, those of one CPU in their order. `selected`: its process is recorded.
-    pub(in super::super) fn take(&mut self, id: Id, record: &PerfRecord<'_>, selected: bool) {
+    /// Reads a record of any kind; those of one CPU come in order. `selected`: its process is recorded.
+    pub(in crate::sources::linux::perf) fn push_record(
+        &mut self,
+        id: SampleId,
+        record: &PerfRecord<'_>,
+        selected: bool,
+    ) {
         match record {
             PerfRecord::Lost(_) => self.switches.dropped(id),
-            // That nothing runs is no thread, and one that exited waits for nothing.
+            // The idle task is not a thread, and an exited thread does not wait.
             _ if !selected || id.pid <= 0 || id.tid == EXITED_TID => {}
             PerfRecord::SwitchIn { .. } => self.switches.note(id, Switch::In),
             PerfRecord::SwitchOut { preempted } => self.switches.left(id, *preempted),
@@ -70,17 +74,21 @@ impl WaitRecorder {
         self.switches.note_record(id);
     }
 
-    /// Takes in the stack at which a thread is about to leave its CPU. A buffer that is not needed is given back.
-    pub(in super::super) fn take_stack(&mut self, id: Id, stack: Stack) -> Option<Box<Capture>> {
+    /// Keeps the stack of a thread that is about to leave its CPU. Returns a buffer that is not needed.
+    pub(in crate::sources::linux::perf) fn push_stack(
+        &mut self,
+        id: SampleId,
+        stack: Stack,
+    ) -> Option<Box<Capture>> {
         match self.switches.copied(id, stack) {
             Some(Stack::Copied(capture)) => Some(capture),
             _ => None,
         }
     }
 
-    /// A thread was there when the recording began, at this time.
-    pub(in super::super) fn list(&mut self, pid: pid_t, tid: pid_t, time_ns: u64) {
-        self.switches.note(Id { pid, tid, time_ns, cpu: 0 }, Switch::Listed);
+    /// A thread existed when the recording began, at this time.
+    pub(in crate::sources::linux::perf) fn list(&mut self, pid: pid_t, tid: pid_t, time_ns: u64) {
+        self.switches.note(SampleId { pid, tid, time_ns, cpu: 0 }, Switch::Listed);
         self.request_poll(pid, tid);
     }
 
@@ -90,8 +98,8 @@ impl WaitRecorder {
         }
     }
 
-    /// Polls threads whose stacks are not known, some at a time.
-    pub(in super::super) fn poll(
+    /// Polls some of the threads whose stacks are unknown.
+    pub(in crate::sources::linux::perf) fn poll(
         &mut self,
         threads: &dyn SleepingThreads,
         clocks: &dyn Clocks,
@@ -103,14 +111,14 @@ impl WaitRecorder {
             if let Some(unused) = unused {
                 spare.give_back(unused);
             }
-            let id = Id { pid, tid, time_ns: clocks.monotonic_ns(), cpu: 0 };
+            let id = SampleId { pid, tid, time_ns: clocks.monotonic_ns(), cpu: 0 };
             self.switches.note(id, Switch::Polled(stack));
         }
     }
 
-    /// The waits by what happened before the watermark (monotonic clock). `select` says whether a process is recorded, of
-    /// which there is a stack or not.
-    pub(in super::super) fn flush(
+    /// The waits by switches before the watermark (monotonic clock). `select(pid, has_stack)`: whether a process is
+    /// recorded.
+    pub(in crate::sources::linux::perf) fn flush(
         &mut self,
         watermark_ns: u64,
         mut select: impl FnMut(pid_t, bool) -> bool,
@@ -131,10 +139,10 @@ impl WaitRecorder {
                 give_back(switch, spare);
                 continue;
             }
-            self.waits.take(id, switch);
+            self.waits.push_switch(id, switch);
         }
         let mut lacking = Vec::new();
-        self.waits.go_on(&mut lacking);
+        self.waits.report_continuing(&mut lacking);
         for (pid, tid) in lacking {
             self.request_poll(pid, tid);
         }
@@ -142,7 +150,7 @@ impl WaitRecorder {
     }
 
     /// The waits that continue at the end of the recording, at this time.
-    pub(in super::super) fn end(
+    pub(in crate::sources::linux::perf) fn end(
         &mut self,
         until_ns: u64,
         threads: &dyn SleepingThreads,

@@ -1,5 +1,5 @@
-//! The stack of a thread that waits, read through /proc: of one that went to sleep before the recording, or whose stack
-//! the kernel had no room to write down.
+//! The stack of a waiting thread, read through /proc: it went to sleep before the recording, or the kernel had no
+//! room for its stack. Input: a thread. Output: its stack, or none if it ran meanwhile.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ const STACK_BYTES: usize = 60 << 10;
 const NOT_SHOWN: &str = "waited since before the recording, where /proc does not show it";
 
 /// What the waits stage asks about threads.
-pub(in super::super) trait SleepingThreads {
+pub(in crate::sources::linux::perf) trait SleepingThreads {
     /// Reads registers and stack of a thread that waits.
     fn capture(&self, pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut Capture) -> SleepingThread;
 
@@ -25,7 +25,7 @@ pub(in super::super) trait SleepingThreads {
 
 /// The threads of this machine.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in super::super) struct SystemThreads;
+pub(in crate::sources::linux::perf) struct SystemThreads;
 
 impl SleepingThreads for SystemThreads {
     fn capture(&self, pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut Capture) -> SleepingThread {

@@ -1,59 +1,58 @@
-//! Waits: from the moment at which a thread leaves its CPU to the moment at which it has one again.
+//! Waits: from the moment at which a thread leaves its CPU to the moment at which it runs again.
 //!
-//! Input: what records say of switches, of all CPUs in the order of their times, with what was lost;
-//! output: waits with their times to the nanosecond, and the stack at which each began.
+//! Input: context switches of all CPUs in the order of their times, and losses of records. Output: waits with their
+//! times in nanoseconds, and the stack at which each began.
 //!
-//! A wait ends when the thread runs again: the time between being woken and having a CPU is part of
-//! it. A thread that lost its CPU to another one is ready, which is time on the wall, too, but no wait.
+//! The time between wakeup and running is part of the wait. A preempted thread is ready: that is wall-clock time, but
+//! not a wait.
 
 use hashbrown::{HashMap, HashSet};
 use libc::pid_t;
 
-use super::super::ring::record::Id;
+use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 
 /// Why the time of a wait has no stack.
-pub(in super::super) const STACK_DROPPED: &str = "the kernel dropped where a wait began";
-/// Why it is not known how long a thread waited.
-pub(in super::super) const END_DROPPED: &str = "the kernel dropped where a wait ended";
+pub(in crate::sources::linux::perf) const STACK_DROPPED: &str = "the kernel dropped where a wait began";
+/// Why the length of a wait is unknown.
+pub(in crate::sources::linux::perf) const END_DROPPED: &str = "the kernel dropped where a wait ended";
 /// Why the time of a wait that began before the recording has no stack.
-pub(in super::super) const BEGAN_BEFORE: &str = "waited since before the recording";
-/// Why the wait of a thread that is gone is lost.
+pub(in crate::sources::linux::perf) const BEGAN_BEFORE: &str = "waited since before the recording";
+/// Why the wait of a thread that no longer exists is lost.
 const ENDED_UNSEEN: &str = "the kernel dropped that a thread ended";
 
-/// Threads that have ended are remembered until so many more have, since the last switch of a thread
-/// is recorded after its end.
-const GONE_MAX: usize = 32_768;
+/// The last switch of a thread is recorded after its exit, so its number is kept until this many more have exited.
+const EXITED_MAX: usize = 32_768;
 
 /// The stack at which a thread left its CPU.
 #[derive(Debug)]
-pub(in super::super) enum Stack {
+pub(in crate::sources::linux::perf) enum Stack {
     /// What the kernel copied, or what was read while the thread waited on.
     Copied(Box<Capture>),
     /// The sampler has it.
     Reported,
     /// There is none, for this reason.
     Missing(&'static str),
-    /// Nobody asks: a thread of the kernel, or time that is not recorded.
-    Unwanted,
+    /// A thread of the kernel, or time that is not recorded.
+    NotRecorded,
 }
 
-/// What became of a thread.
+/// What happened to a thread.
 #[derive(Debug)]
-pub(in super::super) enum Switch {
+pub(in crate::sources::linux::perf) enum Switch {
     /// It left its CPU: it waits, or it was `preempted` and is ready for one.
     Out { stack: Stack, preempted: bool },
-    /// It has a CPU.
+    /// It got a CPU.
     In,
-    /// It was there when the recording began.
+    /// It existed when the recording began.
     Listed,
-    /// What /proc showed of it at this time, while it stayed off its CPU; `None`: it is ready, or on one.
+    /// The stack that /proc showed at this time, while it stayed off its CPU; `None`: it is ready, or on one.
     Polled(Option<Stack>),
-    /// It was started: its number is no longer another one's.
+    /// It was started: its number no longer belongs to an earlier thread.
     Started,
     /// It exited.
     Exited,
-    /// It runs another program, and has the number of the first thread from now on.
+    /// It runs another program, and has the number of the main thread from now on.
     Exec,
     /// Records of its CPU were dropped since this time.
     Dropped { since_ns: u64 },
@@ -61,19 +60,19 @@ pub(in super::super) enum Switch {
 
 /// A wait of a thread.
 #[derive(Debug)]
-pub(in super::super) struct Wait {
+pub(in crate::sources::linux::perf) struct Wait {
     /// Whose.
-    pub(in super::super) pid: pid_t,
-    pub(in super::super) tid: pid_t,
+    pub(in crate::sources::linux::perf) pid: pid_t,
+    pub(in crate::sources::linux::perf) tid: pid_t,
     /// From when to when (monotonic clock), nanoseconds.
-    pub(in super::super) since_ns: u64,
-    pub(in super::super) until_ns: u64,
-    pub(in super::super) outcome: WaitOutcome,
+    pub(in crate::sources::linux::perf) since_ns: u64,
+    pub(in crate::sources::linux::perf) until_ns: u64,
+    pub(in crate::sources::linux::perf) outcome: WaitOutcome,
 }
 
 /// What became of a [`Wait`].
 #[derive(Debug)]
-pub(in super::super) enum WaitOutcome {
+pub(in crate::sources::linux::perf) enum WaitOutcome {
     /// The thread continues to wait here; `until_ns` is not known yet.
     Continues(Box<Capture>),
     /// The wait ended, with its stack unless that was reported as [`WaitOutcome::Continues`].
@@ -88,7 +87,7 @@ struct OffCpuTime {
     since_ns: u64,
     /// It waits; else it is ready for a CPU.
     waits: bool,
-    /// A record said that it left its CPU, or a poll that it waited.
+    /// It is known from a record that it left its CPU, or from a poll that it waited.
     certain: bool,
     stack: Stack,
     /// When `stack` was read, where that was later than `since_ns`.
@@ -98,31 +97,31 @@ struct OffCpuTime {
 #[derive(Debug)]
 enum State {
     On { since_ns: u64, cpu: u32 },
-    Away(OffCpuTime),
+    OffCpu(OffCpuTime),
 }
 
 /// Threads, on a CPU or off it.
 #[derive(Debug, Default)]
-pub(in super::super) struct Waits {
+pub(in crate::sources::linux::perf) struct WaitTracker {
     threads: HashMap<pid_t, State>,
-    /// The time in which threads are ready is recorded, too.
-    ready_too: bool,
-    /// By CPU: since when its last dropped records were.
+    /// Records the time in which threads are ready for a CPU, too.
+    record_runnable: bool,
+    /// By CPU: since when its last dropped records were missing.
     dropped_since_ns: HashMap<u32, u64>,
-    /// Threads that have ended, the last ones and those before.
-    gone: [HashSet<pid_t>; 2],
-    /// Threads that left their CPUs since [`Waits::go_on`].
+    /// Threads that exited: the recent ones, and those before.
+    exited: [HashSet<pid_t>; 2],
+    /// Threads that left their CPUs since [`WaitTracker::report_continuing`].
     left: Vec<(pid_t, pid_t)>,
     reported: Vec<Wait>,
-    /// Buffers that nobody asks for.
+    /// Buffers that are free again.
     #[allow(clippy::vec_box)]
     unused: Vec<Box<Capture>>,
 }
 
-impl Waits {
-    /// `ready_too`: the time of threads that are ready for a CPU is recorded as well.
-    pub(in super::super) fn new(ready_too: bool) -> Waits {
-        Waits { ready_too, ..Waits::default() }
+impl WaitTracker {
+    /// `record_runnable`: the time of threads that are ready for a CPU is recorded as well.
+    pub(in crate::sources::linux::perf) fn new(record_runnable: bool) -> WaitTracker {
+        WaitTracker { record_runnable, ..WaitTracker::default() }
     }
 
     /// The waits so far, in no order.
@@ -131,17 +130,17 @@ impl Waits {
     }
 
     /// Buffers that are free again.
-    pub(in super::super) fn unused(&mut self) -> impl Iterator<Item = Box<Capture>> {
+    pub(in crate::sources::linux::perf) fn unused(&mut self) -> impl Iterator<Item = Box<Capture>> {
         self.unused.drain(..)
     }
 
-    /// Takes in what became of a thread. Times of one thread rise.
-    pub(in super::super) fn take(&mut self, id: Id, switch: Switch) {
+    /// Applies a switch. Times of one thread rise.
+    pub(in crate::sources::linux::perf) fn push_switch(&mut self, id: SampleId, switch: Switch) {
         match switch {
             Switch::Out { stack, preempted } => self.left_cpu(id, stack, preempted),
             Switch::In => self.got_cpu(id),
             Switch::Listed => {
-                let away = OffCpuTime {
+                let off_cpu = OffCpuTime {
                     pid: id.pid,
                     since_ns: id.time_ns,
                     waits: true,
@@ -149,32 +148,32 @@ impl Waits {
                     stack: Stack::Missing(BEGAN_BEFORE),
                     polled_ns: 0,
                 };
-                self.threads.entry(id.tid).or_insert(State::Away(away));
+                self.threads.entry(id.tid).or_insert(State::OffCpu(off_cpu));
             }
             Switch::Polled(seen) => self.polled(id, seen),
             Switch::Started => {
-                for gone in &mut self.gone {
-                    gone.remove(&id.tid);
+                for exited in &mut self.exited {
+                    exited.remove(&id.tid);
                 }
                 self.threads.remove(&id.tid);
             }
             Switch::Exited => {
-                if let Some(State::Away(away)) = self.threads.remove(&id.tid) {
-                    self.over(id.tid, away, id.time_ns);
+                if let Some(State::OffCpu(off_cpu)) = self.threads.remove(&id.tid) {
+                    self.end_wait(id.tid, off_cpu, id.time_ns);
                 }
-                if self.gone[0].len() >= GONE_MAX {
-                    self.gone[1] = std::mem::take(&mut self.gone[0]);
+                if self.exited[0].len() >= EXITED_MAX {
+                    self.exited[1] = std::mem::take(&mut self.exited[0]);
                 }
-                self.gone[0].insert(id.tid);
+                self.exited[0].insert(id.tid);
             }
             Switch::Exec => {
-                for gone in &mut self.gone {
-                    gone.remove(&id.tid);
+                for exited in &mut self.exited {
+                    exited.remove(&id.tid);
                 }
                 let on = State::On { since_ns: id.time_ns, cpu: id.cpu };
-                if let Some(State::Away(away)) = self.threads.insert(id.tid, on) {
-                    // It runs: that it got its CPU was dropped, or recorded with its other number.
-                    self.discard(away.stack);
+                if let Some(State::OffCpu(off_cpu)) = self.threads.insert(id.tid, on) {
+                    // It runs: the record of that was dropped, or has its other number.
+                    self.discard(off_cpu.stack);
                 }
             }
             Switch::Dropped { since_ns } => {
@@ -183,8 +182,8 @@ impl Waits {
         }
     }
 
-    fn is_gone(&self, tid: pid_t) -> bool {
-        self.gone.iter().any(|gone| gone.contains(&tid))
+    fn has_exited(&self, tid: pid_t) -> bool {
+        self.exited.iter().any(|exited| exited.contains(&tid))
     }
 
     fn discard(&mut self, stack: Stack) {
@@ -193,21 +192,21 @@ impl Waits {
         }
     }
 
-    fn left_cpu(&mut self, id: Id, stack: Stack, preempted: bool) {
-        if self.is_gone(id.tid) {
+    fn left_cpu(&mut self, id: SampleId, stack: Stack, preempted: bool) {
+        if self.has_exited(id.tid) {
             return self.discard(stack);
         }
-        let wanted = !preempted || self.ready_too;
+        let wanted = !preempted || self.record_runnable;
         let stack = if wanted {
             stack
         } else {
             self.discard(stack);
-            Stack::Unwanted
+            Stack::NotRecorded
         };
         if matches!(stack, Stack::Copied(_) | Stack::Missing(_)) {
             self.left.push((id.pid, id.tid));
         }
-        let away = OffCpuTime {
+        let off_cpu = OffCpuTime {
             pid: id.pid,
             since_ns: id.time_ns,
             waits: !preempted,
@@ -215,9 +214,9 @@ impl Waits {
             stack,
             polled_ns: 0,
         };
-        // It left twice: in between it had a CPU, and one that nothing is certain of had one all along.
-        if let Some(State::Away(before)) = self.threads.insert(id.tid, State::Away(away)) {
-            let lost = before.certain && !matches!(before.stack, Stack::Unwanted);
+        // It left twice: it ran in between. One that is uncertain ran all along.
+        if let Some(State::OffCpu(before)) = self.threads.insert(id.tid, State::OffCpu(off_cpu)) {
+            let lost = before.certain && !matches!(before.stack, Stack::NotRecorded);
             if lost {
                 self.lose(id.tid, &before, id.time_ns, END_DROPPED);
             }
@@ -225,13 +224,14 @@ impl Waits {
         }
     }
 
-    fn got_cpu(&mut self, id: Id) {
-        if self.is_gone(id.tid) {
+    fn got_cpu(&mut self, id: SampleId) {
+        if self.has_exited(id.tid) {
             return;
         }
         match self.threads.insert(id.tid, State::On { since_ns: id.time_ns, cpu: id.cpu }) {
-            Some(State::Away(away)) => self.over(id.tid, away, id.time_ns),
-            // It left a CPU whose records were dropped: after that began, and after it got it.
+            Some(State::OffCpu(off_cpu)) => self.end_wait(id.tid, off_cpu, id.time_ns),
+            // The record of its leaving was dropped: it left after it got that CPU, and after records were dropped
+            // there.
             Some(State::On { since_ns, cpu }) => {
                 let dropped_ns = self.dropped_since_ns.get(&cpu).copied().unwrap_or(0);
                 let since_ns = since_ns.max(dropped_ns).min(id.time_ns);
@@ -249,29 +249,29 @@ impl Waits {
         }
     }
 
-    fn polled(&mut self, id: Id, seen: Option<Stack>) {
+    fn polled(&mut self, id: SampleId, seen: Option<Stack>) {
         let state = self.threads.get_mut(&id.tid);
         let lacking = state.and_then(|state| match state {
-            State::Away(away) if matches!(away.stack, Stack::Missing(_)) => Some(away),
+            State::OffCpu(off_cpu) if matches!(off_cpu.stack, Stack::Missing(_)) => Some(off_cpu),
             _ => None,
         });
-        let (Some(away), Some(stack)) = (lacking, seen) else { return };
-        (away.waits, away.certain, away.polled_ns) = (true, true, id.time_ns);
-        let before = std::mem::replace(&mut away.stack, stack);
+        let (Some(off_cpu), Some(stack)) = (lacking, seen) else { return };
+        (off_cpu.waits, off_cpu.certain, off_cpu.polled_ns) = (true, true, id.time_ns);
+        let before = std::mem::replace(&mut off_cpu.stack, stack);
         self.discard(before);
         self.left.push((id.pid, id.tid));
     }
 
-    /// A thread is away no longer.
-    fn over(&mut self, tid: pid_t, away: OffCpuTime, until_ns: u64) {
-        if !away.waits && !self.ready_too {
-            return self.discard(away.stack);
+    /// Reports a wait that ended at this time, unless it is not recorded.
+    fn end_wait(&mut self, tid: pid_t, off_cpu: OffCpuTime, until_ns: u64) {
+        if !off_cpu.waits && !self.record_runnable {
+            return self.discard(off_cpu.stack);
         }
-        // What was read of it then is of another wait.
-        let polled_late = away.polled_ns > until_ns;
-        let OffCpuTime { pid, since_ns, .. } = away;
-        let outcome = match away.stack {
-            Stack::Unwanted => return,
+        // Its stack was read during a later wait.
+        let polled_late = off_cpu.polled_ns > until_ns;
+        let OffCpuTime { pid, since_ns, .. } = off_cpu;
+        let outcome = match off_cpu.stack {
+            Stack::NotRecorded => return,
             Stack::Missing(why) => WaitOutcome::Lost(why),
             stack if polled_late => {
                 self.discard(stack);
@@ -283,45 +283,52 @@ impl Waits {
         self.reported.push(Wait { pid, tid, since_ns, until_ns, outcome });
     }
 
-    fn lose(&mut self, tid: pid_t, away: &OffCpuTime, until_ns: u64, why: &'static str) {
-        let (pid, since_ns) = (away.pid, away.since_ns);
+    fn lose(&mut self, tid: pid_t, off_cpu: &OffCpuTime, until_ns: u64, why: &'static str) {
+        let (pid, since_ns) = (off_cpu.pid, off_cpu.since_ns);
         self.reported.push(Wait { pid, tid, since_ns, until_ns, outcome: WaitOutcome::Lost(why) });
     }
 
-    /// Reports those that wait on, at the end of a batch: what was copied of their stacks need not be
-    /// kept. Threads whose stacks are missing are added to `lacking`.
-    pub(in super::super) fn go_on(&mut self, lacking: &mut impl Extend<(pid_t, pid_t)>) {
+    /// At the end of a batch, reports the waits that continue, so that their stacks need not be kept. Adds threads
+    /// whose stacks are missing to `lacking`.
+    pub(in crate::sources::linux::perf) fn report_continuing(
+        &mut self,
+        lacking: &mut impl Extend<(pid_t, pid_t)>,
+    ) {
         for (pid, tid) in self.left.drain(..) {
-            let Some(State::Away(away)) = self.threads.get_mut(&tid) else { continue };
-            match std::mem::replace(&mut away.stack, Stack::Reported) {
+            let Some(State::OffCpu(off_cpu)) = self.threads.get_mut(&tid) else { continue };
+            match std::mem::replace(&mut off_cpu.stack, Stack::Reported) {
                 Stack::Copied(capture) => {
-                    let since_ns = away.since_ns;
+                    let since_ns = off_cpu.since_ns;
                     let outcome = WaitOutcome::Continues(capture);
                     self.reported.push(Wait { pid, tid, since_ns, until_ns: since_ns, outcome });
                 }
                 stack => {
-                    if away.waits && matches!(stack, Stack::Missing(STACK_DROPPED)) {
+                    if off_cpu.waits && matches!(stack, Stack::Missing(STACK_DROPPED)) {
                         lacking.extend([(pid, tid)]);
                     }
-                    away.stack = stack;
+                    off_cpu.stack = stack;
                 }
             }
         }
     }
 
-    /// The recording ends: waits that continue are counted up to here, of threads that are there.
-    pub(in super::super) fn end(&mut self, until_ns: u64, is_there: impl Fn(pid_t, pid_t) -> bool) {
+    /// Ends the waits that continue at the end of the recording, of threads that still exist.
+    pub(in crate::sources::linux::perf) fn end(
+        &mut self,
+        until_ns: u64,
+        is_there: impl Fn(pid_t, pid_t) -> bool,
+    ) {
         for (tid, state) in std::mem::take(&mut self.threads) {
-            let State::Away(away) = state else { continue };
-            // One that was never seen to switch, nor polled while it waited, may have run.
-            if !away.certain || matches!(away.stack, Stack::Unwanted) {
-                self.discard(away.stack);
-            } else if is_there(away.pid, tid) {
-                let until_ns = until_ns.max(away.since_ns);
-                self.over(tid, away, until_ns);
+            let State::OffCpu(off_cpu) = state else { continue };
+            // A thread without a switch and without a poll may have run.
+            if !off_cpu.certain || matches!(off_cpu.stack, Stack::NotRecorded) {
+                self.discard(off_cpu.stack);
+            } else if is_there(off_cpu.pid, tid) {
+                let until_ns = until_ns.max(off_cpu.since_ns);
+                self.end_wait(tid, off_cpu, until_ns);
             } else {
-                self.lose(tid, &away, until_ns.max(away.since_ns), ENDED_UNSEEN);
-                self.discard(away.stack);
+                self.lose(tid, &off_cpu, until_ns.max(off_cpu.since_ns), ENDED_UNSEEN);
+                self.discard(off_cpu.stack);
             }
         }
     }
@@ -334,8 +341,8 @@ mod tests {
 
     const PID: pid_t = 7;
 
-    fn id(tid: pid_t, time_ns: u64, cpu: u32) -> Id {
-        Id { pid: PID, tid, time_ns, cpu }
+    fn id(tid: pid_t, time_ns: u64, cpu: u32) -> SampleId {
+        SampleId { pid: PID, tid, time_ns, cpu }
     }
 
     fn stack() -> Stack {
@@ -352,7 +359,7 @@ mod tests {
 
     /// Thread, length and outcome: `ended`, `reported` for one whose stack was reported before, `continues`,
     /// or why it is lost.
-    fn reported(waits: &mut Waits) -> Vec<(pid_t, u64, &'static str)> {
+    fn reported(waits: &mut WaitTracker) -> Vec<(pid_t, u64, &'static str)> {
         let words = |outcome| match outcome {
             WaitOutcome::Continues(_) => "continues",
             WaitOutcome::Ended(Some(_)) => "ended",
@@ -363,10 +370,10 @@ mod tests {
     }
 
     /// What is reported of these events, up to the end of the recording at 1000, with every thread there.
-    fn run(ready_too: bool, events: Vec<(pid_t, u64, u32, Switch)>) -> Vec<(pid_t, u64, &'static str)> {
-        let mut all = Waits::new(ready_too);
+    fn run(record_runnable: bool, events: Vec<(pid_t, u64, u32, Switch)>) -> Vec<(pid_t, u64, &'static str)> {
+        let mut all = WaitTracker::new(record_runnable);
         for (tid, time_ns, cpu, switch) in events {
-            all.take(id(tid, time_ns, cpu), switch);
+            all.push_switch(id(tid, time_ns, cpu), switch);
         }
         all.end(1_000, |_, _| true);
         reported(&mut all)
@@ -387,16 +394,16 @@ mod tests {
 
     #[test]
     fn what_goes_on_is_reported_once_and_counted_to_the_end() {
-        let mut all = Waits::new(false);
-        all.take(id(1, 100, 0), waits());
-        all.take(id(2, 200, 0), waits());
-        all.take(id(2, 250, 0), Switch::In);
+        let mut all = WaitTracker::new(false);
+        all.push_switch(id(1, 100, 0), waits());
+        all.push_switch(id(2, 200, 0), waits());
+        all.push_switch(id(2, 250, 0), Switch::In);
         let mut lacking = Vec::new();
-        all.go_on(&mut lacking);
+        all.report_continuing(&mut lacking);
         assert_eq!(reported(&mut all), [(2, 50, "ended"), (1, 0, "continues")]);
-        all.go_on(&mut lacking);
+        all.report_continuing(&mut lacking);
         assert_eq!((reported(&mut all), lacking), (vec![], vec![]));
-        all.take(id(2, 300, 0), waits());
+        all.push_switch(id(2, 300, 0), waits());
         all.end(1_000, |_, _| true);
         let mut last = reported(&mut all);
         last.sort_unstable();
@@ -407,25 +414,25 @@ mod tests {
     fn a_stack_that_was_dropped_is_polled_for_and_counted_as_lost_if_it_is_not_found() {
         let out = || Switch::Out { stack: Stack::Missing(STACK_DROPPED), preempted: false };
         assert_eq!(run(false, vec![(1, 100, 0, out()), (1, 350, 0, Switch::In)]), [(1, 250, STACK_DROPPED)]);
-        let mut all = Waits::new(false);
-        all.take(id(1, 100, 0), out());
+        let mut all = WaitTracker::new(false);
+        all.push_switch(id(1, 100, 0), out());
         let mut lacking = Vec::new();
-        all.go_on(&mut lacking);
+        all.report_continuing(&mut lacking);
         assert_eq!(lacking, [(PID, 1)]);
-        all.take(id(1, 200, 0), Switch::Polled(Some(stack())));
-        all.go_on(&mut lacking);
-        all.take(id(1, 350, 0), Switch::In);
+        all.push_switch(id(1, 200, 0), Switch::Polled(Some(stack())));
+        all.report_continuing(&mut lacking);
+        all.push_switch(id(1, 350, 0), Switch::In);
         assert_eq!(reported(&mut all), [(1, 0, "continues"), (1, 250, "reported")]);
     }
 
     #[test]
     fn a_poll_of_a_later_wait_says_nothing_of_the_one_before() {
         let out = Switch::Out { stack: Stack::Missing(STACK_DROPPED), preempted: false };
-        let mut all = Waits::new(false);
-        all.take(id(1, 100, 0), out);
+        let mut all = WaitTracker::new(false);
+        all.push_switch(id(1, 100, 0), out);
         // Read at 400, taken in before what the thread did at 300.
-        all.take(id(1, 400, 0), Switch::Polled(Some(stack())));
-        all.take(id(1, 300, 0), Switch::In);
+        all.push_switch(id(1, 400, 0), Switch::Polled(Some(stack())));
+        all.push_switch(id(1, 300, 0), Switch::In);
         assert_eq!(reported(&mut all), [(1, 200, STACK_DROPPED)]);
     }
 
@@ -498,15 +505,15 @@ mod tests {
 
     #[test]
     fn what_went_unseen_is_not_counted_as_waiting() {
-        let mut all = Waits::new(false);
-        all.take(id(1, 100, 0), waits());
+        let mut all = WaitTracker::new(false);
+        all.push_switch(id(1, 100, 0), waits());
         all.end(1_000, |_, _| false);
         assert_eq!(reported(&mut all), [(1, 900, ENDED_UNSEEN)]);
     }
 
     #[test]
     fn threads_of_the_kernel_do_not_wait() {
-        let out = || Switch::Out { stack: Stack::Unwanted, preempted: false };
+        let out = || Switch::Out { stack: Stack::NotRecorded, preempted: false };
         let events = vec![(1, 100, 0, out()), (1, 300, 0, Switch::In), (1, 400, 0, out())];
         assert_eq!(run(true, events), []);
     }

@@ -2,8 +2,8 @@
 use super::*;
 use crate::rng::Rng;
 
-fn id(pid: pid_t, tid: pid_t, cpu: u32, time_ns: u64) -> Id {
-    Id { pid, tid, time_ns, cpu }
+fn id(pid: pid_t, tid: pid_t, cpu: u32, time_ns: u64) -> SampleId {
+    SampleId { pid, tid, time_ns, cpu }
 }
 
 fn clocks(at_ns: u64, cpu_ns: u64) -> ClockReadings {
@@ -119,10 +119,14 @@ fn an_interval_opens_now_and_then_and_ends_when_it_was_long_enough() {
     assert_eq!(latency.action(5 + INTERVAL_MIN_NS - 1), IntervalAction::None);
     assert_eq!(latency.action(5 + INTERVAL_MIN_NS), IntervalAction::Close);
     latency.end(5 + INTERVAL_MIN_NS, ClockReadings::new());
-    assert_eq!(latency.action(5 + DISTANCE_NS), IntervalAction::None, "what it wrote is still to be read");
+    assert_eq!(
+        latency.action(5 + INTERVAL_EVERY_NS),
+        IntervalAction::None,
+        "what it wrote is still to be read"
+    );
     latency.measured();
-    assert_eq!(latency.action(5 + DISTANCE_NS - 1), IntervalAction::None);
-    assert_eq!(latency.action(5 + DISTANCE_NS), IntervalAction::Open);
+    assert_eq!(latency.action(5 + INTERVAL_EVERY_NS - 1), IntervalAction::None);
+    assert_eq!(latency.action(5 + INTERVAL_EVERY_NS), IntervalAction::Open);
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! The kernel's part of prefetching, simulated: the program that it runs in the interrupt of a sample, its map of
-//! lists and its ring, and what the source makes of the records. Input: lists, and threads that are interrupted;
-//! output: the ranges of their samples.
+//! The kernel's part of prefetching, simulated: the program in the interrupt of a sample, its map of lists and its
+//! ring, and the source's handling of the records. Input: lists, and interrupted threads. Output: the ranges of their
+//! samples.
 
-use super::super::super::bpf::filter_program::{self, Verdict};
+use super::super::super::bpf::filter_program::{self, FilterRule};
 use super::super::super::bpf::instructions::machine::Machine;
 use super::super::super::bpf::memory_copies::Copies;
-use super::super::super::ring::record::Id;
+use super::super::super::ring::record::SampleId;
 use super::{HEADER_BYTES, add_prefetched, list_bytes, read_program};
 use crate::sources::Capture;
 
@@ -27,7 +27,7 @@ impl SimKernel {
         machine.ring = RING;
         // The machine knows a map by what is in it.
         machine.lists.push((LISTS, u32::MAX, list_bytes(&[]).to_vec()));
-        let verdict = Verdict::OfProcess(pid.cast_signed());
+        let verdict = FilterRule::OfProcess(pid.cast_signed());
         let program = filter_program::program(verdict, NAMESPACE, &read_program(LISTS, RING, None));
         SimKernel { machine, program, copies: Copies::default() }
     }
@@ -68,6 +68,6 @@ impl SimKernel {
     /// Gives a sample its ranges.
     pub(crate) fn complete(&mut self, tid: u32, time_ns: u64, capture: &mut Capture) {
         let (pid, tid) = (self.machine.tgid.cast_signed(), tid.cast_signed());
-        add_prefetched(&mut self.copies, Id { pid, tid, time_ns, cpu: 0 }, capture);
+        add_prefetched(&mut self.copies, SampleId { pid, tid, time_ns, cpu: 0 }, capture);
     }
 }
