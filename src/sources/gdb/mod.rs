@@ -6,13 +6,15 @@
 //! `remote_files.rs`. What the target is, tell `description.rs` and `layout.rs`; what it has mapped,
 //! `maps.rs`, `mach_images.rs` and `images.rs`; who waits, `waits.rs`; the tasks of an operating system that the stub does not
 //! know, `tasks/`. `stops.rs` makes the captures, `target.rs` is what
-//! the engine sees. Breakpoints are never set, and neither memory nor registers are written.
+//! the engine sees. `heap/` follows an allocator by breakpoints; a CPU recording sets none, and neither writes
+//! memory or registers.
 //!
 //! A stub may say anything at any time: lengths, counts and depths are bounded, and each answer has a
 //! time by which it must be there. A stub that fails is told to let the target go.
 
 mod connection_error;
 pub mod description;
+mod heap;
 mod hex;
 mod images;
 pub mod layout;
@@ -40,6 +42,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use connection_error::ConnectionError;
+pub use heap::{AllocatorNames, GdbHeap, HeapEvent};
 pub use target::{GdbTarget, InitialState};
 pub use transport::StubAddress;
 

@@ -173,12 +173,22 @@ impl GdbTarget {
 
     /// The stub has failed: one line for everybody who asks from now on. It is told to let the target
     /// go at once.
-    fn lose(&mut self, broken: &ConnectionError) -> Fault {
+    pub(super) fn lose(&mut self, broken: &ConnectionError) -> Fault {
         let why = format!("the stub at {} {broken}", self.place);
         if self.lost.is_none() {
             self.stub.detach(true);
         }
         Fault::Lost(self.lost.get_or_insert(why).clone())
+    }
+
+    /// Whether the stub can still be talked to.
+    pub(super) fn check_link(&self) -> Result<(), Fault> {
+        self.lost.as_ref().map_or(Ok(()), |lost| Err(Fault::Lost(lost.clone())))
+    }
+
+    /// The task that runs where the stub knows of none, else the stub's thread. The target stands.
+    pub(super) fn current_thread(&self, tid: Tid) -> ThreadId {
+        ThreadId(self.tasks.as_ref().and_then(Tasks::current).unwrap_or(tid.tid))
     }
 
     /// Takes threads that came and went since the last stop. The target stands.
@@ -248,13 +258,11 @@ impl GdbTarget {
 
     /// Does what needs answers: at once where the stub gives them while the target runs, else while
     /// it stands for it.
-    fn asking<R>(
+    pub(super) fn asking<R>(
         &mut self,
         ask: impl FnOnce(&mut GdbTarget) -> Result<R, ConnectionError>,
     ) -> Result<R, Fault> {
-        if let Some(lost) = &self.lost {
-            return Err(Fault::Lost(lost.clone()));
-        }
+        self.check_link()?;
         let stops = !self.stub.can_be_asked();
         let begun_ns = self.clock.now_ns();
         self.stub.within(STOP, "what it was asked");
