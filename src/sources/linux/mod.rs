@@ -66,6 +66,7 @@ pub use account::{Account, account, is_root};
 pub use launch::Launch;
 #[cfg(test)]
 pub(crate) use perf::SimKernel;
+pub use perf::{HeapProbes, HeapSample};
 pub use privileges::{restrict, restrict_to_naming, set_caller};
 pub use process_list::processes;
 pub use refusal::gains_rights;

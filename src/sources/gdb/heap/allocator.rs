@@ -69,8 +69,8 @@ pub(super) fn find(file: &[u8], names: &AllocatorNames) -> Result<Vec<AllocatorF
     for ((name, role), entry) in wanted.into_iter().zip(entries) {
         match entry {
             // Of several names for one function the first counts.
-            Some(entry) if functions.iter().all(|known| known.entry != entry) => {
-                functions.push(AllocatorFunction { entry, role });
+            Some(entry) if functions.iter().all(|known| known.entry != entry.svma) => {
+                functions.push(AllocatorFunction { entry: entry.svma, role });
             }
             Some(_) => {}
             None if is_known => {}

@@ -107,7 +107,9 @@ impl GdbHeap {
             stood_ns: 0,
         };
         let set = heap.target.asking(|target| {
-            places.iter().try_for_each(|(place, _)| heap.breakpoints.set(&mut target.stub, *place))
+            places.iter().try_for_each(|(place, _)| heap.breakpoints.set(&mut target.stub, *place))?;
+            // One that stood from the beginning on has lost no block.
+            target.stub.go()
         });
         set.map_err(|fault| failed(fault.to_string()))?;
         Ok(heap)

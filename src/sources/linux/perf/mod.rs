@@ -21,6 +21,7 @@ mod buffers;
 mod clocks;
 mod cpu_time;
 mod events;
+mod heap_probes;
 mod pipeline;
 mod process;
 mod reorder;
@@ -54,6 +55,7 @@ use stack::stack_size::StackSize;
 
 pub(super) use bpf::kernel_names;
 pub(super) use clocks::{process_cpu_ns, update_thread_clocks};
+pub use heap_probes::{HeapProbes, HeapSample};
 pub(super) use process::procfs::{all_processes, parent_of};
 pub(super) use ring::registers::of_waiting as registers_of_waiting;
 pub(super) use source::PerfSource;

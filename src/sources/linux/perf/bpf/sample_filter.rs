@@ -141,7 +141,7 @@ fn loaded((verdict, namespace): (Verdict, (u64, u64))) -> Option<OwnedFd> {
 }
 
 /// Device and inode of the PID namespace of a process.
-fn pid_namespace(pid: &str) -> Option<(u64, u64)> {
+pub(in super::super) fn pid_namespace(pid: &str) -> Option<(u64, u64)> {
     let meta = fs::metadata(format!("/proc/{pid}/ns/pid")).ok()?;
     Some((meta.dev(), meta.ino()))
 }
