@@ -35,6 +35,8 @@ pub(super) struct SamplingMode {
     /// With the processes that it starts; and whether they must be there.
     pub(super) children: bool,
     pub(super) children_needed: bool,
+    /// Its allocations are recorded, one in so many bytes, and not its CPU time; with a seed.
+    pub(super) allocations: Option<(u64, u64)>,
 }
 
 /// Samples whatever `source` is. `check_name` is asked as soon as the name of the process and its
@@ -85,7 +87,12 @@ pub(super) fn run(
             system::Process::New { words, user: None }
         }
     };
-    let SamplingMode { method, kernel, children, children_needed } = mode;
+    let SamplingMode { method, kernel, children, children_needed, allocations } = mode;
+    if let (Some(every), system::Process::New { words, .. }) = (allocations, &process) {
+        let sampled =
+            system::with_heap_source(words, every, |sampled, clock| recorder.record(sampled, clock));
+        return end_command(pid.into_inner(), launch.kill_after, sampled.and_then(|sampled| sampled));
+    }
     let &Options { hz, idle, off_cpu, .. } = options;
     let sampling = Sampling { way: method, hz, idle, off_cpu, kernel, children, children_needed };
     let sampled = system::with_source(&process, sampling, |sampled, clock| recorder.record(sampled, clock));
