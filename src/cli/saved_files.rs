@@ -12,16 +12,17 @@ use crate::profile::Saved;
 use crate::profile::formats::detect::{self, Strictness};
 
 /// The profile and its name for people; `-` is standard input. What was not understood of it is
-/// printed, also where little is to be: the profile is not the whole file.
+/// printed, also where little is to be: the profile is not the whole file. Of several values of a stack those of `value_type`
+/// are read, or those that the profile says to show.
 ///
 /// # Errors
 /// One line that names the file and the place.
-pub(super) fn read(path: &Path, strictness: Strictness) -> Result<(String, Saved)> {
+pub(super) fn read(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Result<(String, Saved)> {
     let name = name(path);
     let read = if path == Path::new("-") {
-        detect::read_with(io::stdin().lock(), &name, 0, strictness)?
+        detect::read_of_type(io::stdin().lock(), &name, 0, strictness, value_type)?
     } else {
-        detect::read_file(path, strictness)?
+        detect::read_file_of_type(path, strictness, value_type)?
     };
     for remark in &read.remarks {
         messages::note(remark);

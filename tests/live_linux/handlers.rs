@@ -51,7 +51,11 @@ fn handlers_on_stacks_of_their_own_lead_to_what_raised_the_signal() {
                 target.go();
                 let recorded = running.wait();
                 assert!(target.finish().0.success());
-                recorded.check(recorded.incomplete("broken frame chain") == 0, "broken frame chains");
+                // Frame pointers alone do not lead out of a C library built without them: a sample of the thread's
+                // start, before the handler runs, may break there.
+                let before = recorded.count(|stack| !stack.is_complete() && !stack.has("handle"));
+                let broken = recorded.incomplete("broken frame chain");
+                recorded.check(broken <= before, "broken frame chains of the handler");
                 let advises = recorded.stderr.contains("of the incomplete stacks end in");
                 recorded.check(!advises, "no rebuilding helps");
                 recorded.check_none("lacks what raised the signal", |stack| {

@@ -42,7 +42,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use connection_error::ConnectionError;
-pub use heap::{AllocatorNames, GdbHeap, HeapEvent};
+pub use heap::{AllocatorNames, GdbHeap, GdbHeapSource};
 pub use target::{GdbTarget, InitialState};
 pub use transport::StubAddress;
 

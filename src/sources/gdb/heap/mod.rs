@@ -7,6 +7,7 @@
 
 mod allocator;
 mod breakpoints;
+mod source;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use std::time::Duration;
 pub use allocator::AllocatorNames;
 use allocator::{AllocatorFunction, Role};
 use breakpoints::{Breakpoints, CodePlace};
+pub use source::GdbHeapSource;
 
 use super::connection_error::ConnectionError;
 use super::memory::Range;

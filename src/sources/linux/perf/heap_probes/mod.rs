@@ -47,7 +47,7 @@ const BLOCKS_MAX: u32 = 1 << 20;
 
 /// What happened to a sampled block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeapSample {
+pub(in crate::sources::linux) enum HeapSample {
     /// It was allocated; the capture is of the call.
     Allocated {
         /// Who called.
@@ -77,7 +77,7 @@ struct Call {
 }
 
 /// The probes in a process, and what they have recorded.
-pub struct HeapProbes {
+pub(in crate::sources::linux) struct HeapProbes {
     /// They are removed before what their programs use is.
     probes: Vec<Probe>,
     allocator: Allocator,
@@ -95,7 +95,7 @@ impl HeapProbes {
     ///
     /// # Errors
     /// [`ErrorKind::Attach`]: what the kernel refuses, or that no allocator is found.
-    pub fn open(pid: u32, every_bytes: u64) -> Result<HeapProbes> {
+    pub(in crate::sources::linux) fn open(pid: u32, every_bytes: u64) -> Result<HeapProbes> {
         let failed =
             |why: String| Error::new(ErrorKind::Attach, format!("cannot follow the heap of {pid}: {why}"));
         let pid = pid_t::try_from(pid).map_err(|_| failed("it is no process".to_owned()))?;
@@ -154,26 +154,26 @@ impl HeapProbes {
 
     /// The path of the file that has the allocator, as the process sees it.
     #[must_use]
-    pub fn allocator(&self) -> &str {
+    pub(in crate::sources::linux) fn allocator(&self) -> &str {
         &self.allocator.mapping.path
     }
 
     /// What a call of an allocating function takes longer by its probes, as it was measured, nanoseconds.
     #[must_use]
-    pub fn call_ns(&self) -> u64 {
+    pub(in crate::sources::linux) fn call_ns(&self) -> u64 {
         self.call_ns
     }
 
     /// How long threads of the process were held by probes so far, by the measured cost, nanoseconds.
     #[must_use]
-    pub fn held_ns(&self) -> u64 {
+    pub(in crate::sources::linux) fn held_ns(&self) -> u64 {
         // Entry and return each count, and the measured cost is of both.
         self.total(programs::CALLS).saturating_mul(self.call_ns) / 2
     }
 
     /// Records that found no room so far.
     #[must_use]
-    pub fn lost(&self) -> u64 {
+    pub(in crate::sources::linux) fn lost(&self) -> u64 {
         self.total(programs::LOST)
     }
 
@@ -185,12 +185,12 @@ impl HeapProbes {
     }
 
     /// Removes the probes: the process pays nothing from now on.
-    pub fn remove(&mut self) {
+    pub(in crate::sources::linux) fn remove(&mut self) {
         self.probes.clear();
     }
 
     /// Gives `take` what was recorded since the last time, in order for each block.
-    pub fn drain(&mut self, mut take: impl FnMut(HeapSample, &Capture)) {
+    pub(in crate::sources::linux) fn drain(&mut self, mut take: impl FnMut(HeapSample, &Capture)) {
         let HeapProbes { ring, calls, spare, allocator, .. } = self;
         let none = Capture::with_capacity(0);
         ring.drain(|record| {
