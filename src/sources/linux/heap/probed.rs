@@ -99,11 +99,14 @@ impl ProbedHeap {
             stops_waits_unseen: true,
             ..describe::describe(number)
         };
+        let mut process = HeapProcess::new(number, process, Arc::new(TargetFiles::of(number)));
+        // What is mapped now is what is known of it once it has ended.
+        let _ = process.mappings(&mut Vec::new());
         let began_ns = clock.now_ns();
         let cpu_ns = perf::process_cpu_ns(number).unwrap_or(0);
         Ok(ProbedHeap {
             pid: number,
-            process: HeapProcess::new(number, process, Arc::new(TargetFiles::of(number))),
+            process,
             judgement: Judgement { at_ns: began_ns, held_ns: probes.held_ns(), cpu_ns },
             probes,
             options,
