@@ -7,6 +7,7 @@
 //! sampler     ticks, which threads to stop, weights, losses
 //! walk        registers + stack bytes -> frames + why the walk ended
 //! trie        one node per (parent, address), counts
+//! heap        sampled allocations -> bytes in use by stack, their sampling error
 //! images      which image an address belongs to, and where in it
 //! binary      what is in the files of images
 //! recording   trie + images + losses
@@ -49,6 +50,7 @@ pub mod error;
 pub mod escape;
 pub mod flamegraph;
 pub mod gate;
+pub mod heap;
 pub mod images;
 pub mod interruption;
 mod leb128;

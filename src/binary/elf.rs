@@ -8,6 +8,7 @@
 
 #[cfg(test)]
 pub(crate) mod build;
+pub mod entries;
 pub mod functions;
 pub mod machine;
 pub mod relocated_object;

@@ -7,6 +7,7 @@ pub mod completions;
 pub mod diff;
 mod dump;
 pub mod gate;
+pub mod heap;
 pub mod open;
 mod output;
 mod process;
@@ -38,10 +39,11 @@ pub use values::{Naming, Verbosity};
 use values::{Split, split, usage};
 
 /// Commands of the contract that this version does not have; their names stay free.
-const LATER: [&str; 3] = ["annotate", "heap", "top"];
+const LATER: [&str; 2] = ["annotate", "top"];
 
 /// Commands that this version has.
-const COMMANDS: [&str; 8] = ["record", "demo", "dump", "render", "open", "diff", "gate", "completions"];
+const COMMANDS: [&str; 9] =
+    ["record", "heap", "demo", "dump", "render", "open", "diff", "gate", "completions"];
 
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -90,6 +92,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>, find: FindProcess<'_>) ->
         "record" => {
             words.remove(0);
         }
+        "heap" => return Ok(heap::parse(&words[1..], launch, find)?.into_command(Command::Record)),
         "demo" => return demo(&words[1..], launch),
         "dump" => {
             let dump = dump::parse(&words[1..], launch, find)?;
@@ -137,7 +140,7 @@ fn help(topic: &[OsString], find: FindProcess<'_>) -> Result<Command> {
     let topic = topic.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
     match topic.as_str() {
         "" | "record" | "help" => parse(["--help".into()], find),
-        "demo" | "dump" | "render" | "open" | "diff" | "gate" | "completions" => {
+        "heap" | "demo" | "dump" | "render" | "open" | "diff" | "gate" | "completions" => {
             parse([topic.into(), "--help".into()], find)
         }
         later if LATER.contains(&later) => Err(not_yet(later)),

@@ -32,9 +32,10 @@ pub fn run(diff: &Diff) -> Result<()> {
     system::restrict_to_naming(&files);
     let mut stacks = Stacks::new(diff.matching);
     let strictness = saved_files::strictness(diff.strict);
+    let value_type = diff.value_type.as_deref();
     let [base, new] = match &diff.parts {
-        Some(parts) => read_ranges(&diff.base, parts, strictness)?,
-        None => read_both(&diff.base, &diff.new, strictness)?,
+        Some(parts) => read_ranges(&diff.base, parts, strictness, value_type)?,
+        None => read_both(&diff.base, &diff.new, strictness, value_type)?,
     };
     // Programs of different names are compared as one: only the paths below matter.
     let process = add(&mut stacks, &base, None)?;
@@ -68,13 +69,19 @@ pub fn run(diff: &Diff) -> Result<()> {
 
 /// Reads the two profiles, concurrently unless one may be typed on a terminal: the user would wait although the other
 /// cannot be read.
-fn read_both(base: &Path, new: &Path, strictness: Strictness) -> Result<[(String, Saved); 2]> {
+fn read_both(
+    base: &Path,
+    new: &Path,
+    strictness: Strictness,
+    value_type: Option<&str>,
+) -> Result<[(String, Saved); 2]> {
     if [base, new].contains(&Path::new("-")) {
-        return Ok([saved_files::read(base, strictness)?, saved_files::read(new, strictness)?]);
+        let base = saved_files::read(base, strictness, value_type)?;
+        return Ok([base, saved_files::read(new, strictness, value_type)?]);
     }
     std::thread::scope(|scope| {
-        let new = scope.spawn(|| saved_files::read(new, strictness));
-        let base = saved_files::read(base, strictness);
+        let new = scope.spawn(|| saved_files::read(new, strictness, value_type));
+        let base = saved_files::read(base, strictness, value_type);
         let new = new.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok([base?, new?])
     })
@@ -85,8 +92,9 @@ fn read_ranges(
     path: &Path,
     [base, new]: &[(Range<u64>, String); 2],
     strictness: Strictness,
+    value_type: Option<&str>,
 ) -> Result<[(String, Saved); 2]> {
-    let (name, saved) = saved_files::read(path, strictness)?;
+    let (name, saved) = saved_files::read(path, strictness, value_type)?;
     let select = |option: &str, (range, text): &(Range<u64>, String)| {
         Ok::<_, Error>((format!("{name} {text}"), time_range::extract(&saved, range, option, &name)?))
     };

@@ -16,6 +16,7 @@ const USAGE: &str = "stackprof [record] --pid N [OPTIONS]
        stackprof [record] [OPTIONS] -- COMMAND [ARGS...]
        stackprof [record] -a [OPTIONS]
        stackprof [record] --gdb HOST:PORT [--exec FILE] [OPTIONS]
+       stackprof heap [OPTIONS] -- COMMAND [ARGS...]
        stackprof demo [OPTIONS]
        stackprof dump WHAT (--pid N | --gdb HOST:PORT)
        stackprof render PROFILE... -o FILE
@@ -37,6 +38,7 @@ const EXAMPLES: &str = "Examples:
 
 Commands:
   record       record a profile (the default, its name can be left out)
+  heap         record who allocates the memory of a command, and never frees it
   demo         profile a small built-in workload
   dump         show threads, images, symbols or stacks of a process
   render       turn saved profiles into another format, merge and filter them

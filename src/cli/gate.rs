@@ -58,7 +58,7 @@ pub fn run(request: &Gate) -> Result<Verdict> {
     // Where names may differ they are compared as one program.
     let mut process = None;
     for (index, path) in base.iter().chain(&new).enumerate() {
-        let (name, saved) = saved_files::read(path, Strictness::Lenient)?;
+        let (name, saved) = saved_files::read(path, Strictness::Lenient, request.value_type.as_deref())?;
         let first = process.get_or_insert_with(|| saved.processes().first().map(|name| (*name).to_owned()));
         let same = first.as_deref().filter(|_| request.allow_different_names && saved.processes().len() == 1);
         stacks

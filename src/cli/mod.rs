@@ -1,10 +1,10 @@
 //! The command line: the only module that prints, and the one that knows exit codes.
 //!
 //! `args.rs` turns the arguments into validated values, `messages.rs` is the one place that writes to the terminal,
-//! `summary.rs`, `hints.rs` and `stats.rs` report on a finished recording, `progress.rs` on a running one,
-//! `outputs.rs` writes profiles, `naming.rs` has the options for symbols. `record.rs`, `dump.rs`, `addresses.rs`,
-//! `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the commands; `saved_files.rs`
-//! reads profiles.
+//! `summary.rs`, `hints.rs` and `stats.rs` report on a finished recording, `heap.rs` on one of allocations,
+//! `progress.rs` on a running one, `outputs.rs` writes profiles, `naming.rs` has the options for symbols. `record.rs`,
+//! `dump.rs`, `addresses.rs`, `render.rs`, `open.rs`, `diff.rs`, `gate.rs`, `completions.rs` and `demo.rs` are the
+//! commands; `saved_files.rs` reads profiles.
 
 pub mod addresses;
 pub mod args;
@@ -19,6 +19,7 @@ pub mod flags;
 pub mod format;
 pub mod functions;
 pub mod gate;
+pub mod heap;
 mod hints;
 pub mod messages;
 mod naming;
@@ -39,7 +40,7 @@ use std::ffi::OsString;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::Verdict;
-use crate::sources::{output, signals};
+use crate::sources::{self, output, signals};
 
 /// Runs the program with its arguments (without its own name) and returns the exit code.
 /// A mistake or failure is one line on standard error.
@@ -65,6 +66,7 @@ const BEFORE_END: &[fn()] = &[
     // The target of a stub would stay stopped.
     signals::await_stopped_targets,
     output::remove_unfinished,
+    sources::remove_heap_directory,
 ];
 
 /// Exit code of `gate` when something got slower.

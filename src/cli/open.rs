@@ -31,7 +31,7 @@ const SPEEDSCOPE: &str = "https://www.speedscope.app";
 /// One line: a file that is no profile, no server can be started.
 pub fn run(open: &Open) -> Result<()> {
     system::restrict_to_naming(&OutputFiles::new());
-    let (name, saved) = saved_files::read(&open.profile, saved_files::strictness(open.strict))?;
+    let (name, saved) = saved_files::read(&open.profile, saved_files::strictness(open.strict), None)?;
     if saved.total() == 0 {
         let why = format!("{name}: the profile has no samples; record for longer, or with --idle");
         return Err(Error::new(ErrorKind::NoData, why));

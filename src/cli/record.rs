@@ -60,8 +60,9 @@ pub fn run(request: &Recording) -> Result<()> {
     // Before this thread becomes that user.
     let user_behind_root = is_own.then(system::user_behind_root).flatten();
     let &Recording { method, kernel, children, children_needed, .. } = request;
-    let mode = sampling::SamplingMode { method, kernel, children, children_needed };
-    let ((profile, target_files), command) =
+    let allocations = request.heap.as_ref().map(|heap| (heap, request.seed.unwrap_or(0)));
+    let mode = sampling::SamplingMode { method, kernel, children, children_needed, allocations };
+    let ((mut profile, target_files), command) =
         sampling::run(&request.source, &request.launch, mode, &options, request.verbosity, &check_name)?;
     let memory = system::own_memory();
     signals::enter(Phase::Output);
@@ -70,6 +71,9 @@ pub fn run(request: &Recording) -> Result<()> {
             Source::Launch(command) => command.first().map(|program| &**program),
             _ => None,
         };
+        if let Some(heap) = &request.heap {
+            return Err(super::heap::nothing_recorded(&profile, program, heap));
+        }
         let nothing = report::Nothing { idle: request.idle, off_cpu: request.off_cpu, program, command };
         return Err(report::nothing_sampled(&profile, &nothing));
     }
@@ -84,14 +88,25 @@ pub fn run(request: &Recording) -> Result<()> {
     // Write.
     system::restrict(Role::Writing);
     let circumstances = circumstances(request, launched, &profile, &outputs);
-    let saved = Saved::from_recording(&profile, &names, circumstances)
-        .map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
-    let shown = shown(request, &profile, target_files);
+    if let Some(age_ns) = request.heap.as_ref().and_then(|heap| heap.older_than_ns) {
+        let before_ns = (profile.stats.begun_ns + profile.stats.duration_ns).saturating_sub(age_ns);
+        profile.heap.iter_mut().for_each(|heap| heap.model.forget_since(before_ns));
+    }
+    let heap = request.heap.as_ref().zip(profile.heap.as_ref());
+    let heap = heap.map(|(heap, recorded)| (heap, recorded.model.values(heap.moment)));
+    let saved = match &heap {
+        Some((heap, values)) => Saved::from_heap(&profile, &names, circumstances, values, heap.shown),
+        None => Saved::from_recording(&profile, &names, circumstances),
+    };
+    let saved = saved.map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
+    let counted = heap.as_ref().map(|(heap, values)| super::heap::counted(heap, values));
+    let shown = shown(request, &profile, counted.as_deref(), &saved, target_files);
     let figures = || RunFigures {
         command,
         memory,
         user_behind_root,
         symbolicate_s: (named - begun).as_secs_f64(),
+        heap: heap.as_ref().map(|(_, values)| super::heap::figures(&profile, values)),
         ..report::figures(&profile, &names, launched, &outputs)
     };
     let result = Finished {
@@ -103,13 +118,19 @@ pub fn run(request: &Recording) -> Result<()> {
         shown: &shown,
     };
     let (figures, waiting_stats) = write(&result, named, figures)?;
+    let table = heap.as_ref().map(|(heap, _)| super::heap::leak_table(&saved, heap)).unwrap_or_default();
     let saved = request.open.is_some().then_some(saved);
 
     // Report.
     for to in waiting_stats {
         report::stats(&files, to, &profile, &figures)?;
     }
-    report::summary(request.verbosity, &profile, &names, &figures, request.unwind);
+    match &heap {
+        Some((heap, values)) => {
+            report::heap_summary(request.verbosity, &profile, &names, &figures, (heap, values), table)
+        }
+        None => report::summary(request.verbosity, &profile, &names, &figures, request.unwind),
+    }
     if let (Some(opening), Some(saved)) = (&request.open, saved) {
         signals::enter(Phase::Server);
         let Presentation { graph, source, code, .. } = shown;
@@ -158,7 +179,7 @@ fn write<'r>(
         report::stats(files, to, profile, &figures)?;
     }
     outputs::write(files, saved, &waiting, shown)?;
-    if request.verbosity != Verbosity::Quiet {
+    if request.verbosity != Verbosity::Quiet && request.heap.is_none() {
         figures.hottest = hottest(saved)?;
     }
     figures.write_s = named.elapsed().as_secs_f64();
@@ -219,15 +240,22 @@ fn keeps_lines(output: &Output) -> bool {
 }
 
 /// What the outputs show.
-fn shown(request: &Recording, profile: &Profile, files: Arc<dyn Files>) -> Presentation {
+fn shown(
+    request: &Recording,
+    profile: &Profile,
+    counted: Option<&str>,
+    saved: &Saved,
+    files: Arc<dyn Files>,
+) -> Presentation {
     let stats = &profile.stats;
+    let samples = text::plural(stats.samples, "sample");
     let caption = Caption {
         process: &profile.process.name,
         pid: Some(profile.process.pid).filter(|pid| *pid > 0),
-        hz_requested: Some(profile.hz),
-        ticks: stats.achieved_hz().map(|_| stats.ticks),
+        hz_requested: saved.about.hz,
+        ticks: saved.about.hz.and(stats.achieved_hz()).map(|_| stats.ticks),
         duration_ns: Some(stats.duration_ns),
-        counted: &text::plural(stats.samples, "sample"),
+        counted: counted.unwrap_or(&samples),
         lost: stats.samples_lost.values().sum(),
         incomplete: stats.stacks_incomplete.values().sum(),
     };
@@ -235,7 +263,7 @@ fn shown(request: &Recording, profile: &Profile, files: Arc<dyn Files>) -> Prese
     let graph = Graph {
         title,
         subtitle,
-        unit: String::new(),
+        unit: if request.heap.is_some() { saved.about.unit.clone() } else { String::new() },
         min_width_percent: request.min_width_percent,
         colors: request.colors,
         dark: request.dark,

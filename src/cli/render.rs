@@ -28,7 +28,7 @@ pub fn run(render: &Render) -> Result<()> {
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
     outputs::check_options(render.reverse, render.pprof_timestamps, &render.outputs)?;
     system::restrict_to_naming(&files);
-    let saved = in_time_range(render, merged(&render.profiles, saved_files::strictness(render.strict))?)?;
+    let saved = in_time_range(render, merged(render)?)?;
     let saved = filtered(render, saved)?;
     let (title, subtitle) = headings(&saved, render.title.as_deref());
     let shown = Presentation {
@@ -73,10 +73,12 @@ pub fn run(render: &Render) -> Result<()> {
 }
 
 /// All profiles as one.
-fn merged(paths: &[std::path::PathBuf], strictness: Strictness) -> Result<Saved> {
-    let mut paths = paths.iter();
+fn merged(render: &Render) -> Result<Saved> {
+    let mut paths = render.profiles.iter();
+    let read_one =
+        |path: &Path| read_one(path, saved_files::strictness(render.strict), render.value_type.as_deref());
     let Some(first_path) = paths.next() else { return Ok(Saved::default()) };
-    let first = read_one(first_path, strictness)?;
+    let first = read_one(first_path)?;
     let mut others = paths.peekable();
     if others.peek().is_none() {
         return Ok(first);
@@ -88,7 +90,7 @@ fn merged(paths: &[std::path::PathBuf], strictness: Strictness) -> Result<Saved>
     builder.add_stacks(&first).map_err(|why| full(first_path, why))?;
     drop(first);
     for path in others {
-        builder.merge(&read_one(path, strictness)?).map_err(|refused| match refused {
+        builder.merge(&read_one(path)?).map_err(|refused| match refused {
             MergeError::Full(why) => full(path, why),
             MergeError::Different(why) => Error::new(
                 ErrorKind::Input,
@@ -104,8 +106,8 @@ fn merged(paths: &[std::path::PathBuf], strictness: Strictness) -> Result<Saved>
     Ok(builder.finish())
 }
 
-fn read_one(path: &Path, strictness: Strictness) -> Result<Saved> {
-    let (name, saved) = saved_files::read(path, strictness)?;
+fn read_one(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Result<Saved> {
+    let (name, saved) = saved_files::read(path, strictness, value_type)?;
     if saved.total() == 0 {
         return Err(Error::new(
             ErrorKind::NoData,

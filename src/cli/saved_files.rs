@@ -16,12 +16,12 @@ use crate::profile::formats::detect::{self, Strictness};
 ///
 /// # Errors
 /// One line that names the file and the place.
-pub(super) fn read(path: &Path, strictness: Strictness) -> Result<(String, Saved)> {
+pub(super) fn read(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Result<(String, Saved)> {
     let name = name(path);
     let read = if path == Path::new("-") {
-        detect::read_with(io::stdin().lock(), &name, 0, strictness)?
+        detect::read_of_type(io::stdin().lock(), &name, 0, strictness, value_type)?
     } else {
-        detect::read_file(path, strictness)?
+        detect::read_file_of_type(path, strictness, value_type)?
     };
     for remark in &read.remarks {
         messages::note(remark);

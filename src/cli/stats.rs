@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
+use super::heap::HeapFigures;
 use crate::escape::escape_json;
 use crate::recording::Stats;
 use crate::sources::{ExitStatus, Process};
@@ -44,6 +45,8 @@ pub struct RunFigures {
     pub user_behind_root: Option<String>,
     /// The functions with the most self counts, as the summary shows them.
     pub hottest: Option<String>,
+    /// Of a recording of allocations.
+    pub heap: Option<HeapFigures>,
     /// What is left of the times of samples, as the summary shows it, if not each has its own.
     pub times: Option<String>,
     /// Distinct stacks in the trie.
@@ -127,6 +130,7 @@ pub fn json(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures) -> 
         stacks_incomplete: &stats.stacks_incomplete,
         frames_by_method: frames_by_method(stats).collect(),
         samples_lost: &stats.samples_lost,
+        heap: figures.heap.as_ref(),
         distinct_stacks: figures.distinct_stacks,
         trie_nodes: figures.trie_nodes,
         trie_bytes: figures.trie_bytes,
@@ -204,6 +208,8 @@ struct Report<'a> {
     stacks_incomplete: &'a BTreeMap<&'static str, u64>,
     frames_by_method: BTreeMap<&'static str, u64>,
     samples_lost: &'a BTreeMap<&'static str, u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    heap: Option<&'a HeapFigures>,
     distinct_stacks: u64,
     trie_nodes: u64,
     trie_bytes: u64,
@@ -308,6 +314,7 @@ pub(super) mod tests {
             command: CommandState::Ended,
             user_behind_root: None,
             hottest: None,
+            heap: None,
             distinct_stacks: 10,
             trie_nodes: 20,
             trie_bytes: 30,

@@ -42,6 +42,54 @@ pub fn text(process: &Process, hz: u32, stats: &Stats, figures: &RunFigures, hin
     text
 }
 
+/// The summary of a recording of allocations, line ends included: `memory` are its own lines, `table` what is in use.
+#[must_use]
+pub fn heap_text(
+    process: &Process,
+    every_bytes: u64,
+    stats: &Stats,
+    figures: &RunFigures,
+    memory: &[(&str, String)],
+    table: &str,
+) -> String {
+    let every = match every_bytes {
+        1 => "every allocation".to_owned(),
+        every => format!("one in {}", crate::cli::text::bytes(every)),
+    };
+    let mut text = format!(
+        "stackprof: {}: {} of {}{} in {} ({every})\n",
+        crate::cli::text::process(&process.name, process.pid),
+        plural(stats.samples, "sample"),
+        plural(stats.threads_seen, "thread"),
+        of_processes(stats),
+        duration(stats.duration_ns),
+    );
+    let mut lines = vec![("command", still_runs(process, figures)), ("user", user(figures))];
+    lines.extend(memory.iter().map(|(label, line)| (*label, Some(line.clone()))));
+    lines.extend([
+        ("stacks", stacks(stats)),
+        ("lost", lost(stats)),
+        ("names", names(figures)),
+        ("suspend", suspended(stats)),
+        ("exit", exit(stats, figures)),
+        ("wrote", wrote(figures)),
+    ]);
+    for (label, line) in lines {
+        if let Some(line) = line {
+            text += &format!("  {label:<9} {line}\n");
+        }
+    }
+    text + table
+}
+
+/// ` of 3 processes`, where there are several.
+fn of_processes(stats: &Stats) -> String {
+    match stats.processes_seen {
+        0 | 1 => String::new(),
+        processes => format!(" of {processes} processes"),
+    }
+}
+
 fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
     let mut rate = match stats.achieved_hz() {
         Some(achieved) => format!("{achieved:.1} of {hz} Hz"),
@@ -65,10 +113,7 @@ fn headline(process: &Process, hz: u32, stats: &Stats) -> String {
         crate::cli::text::process(&process.name, process.pid),
         plural(stats.samples, "sample"),
         plural(stats.threads_seen, "thread"),
-        match stats.processes_seen {
-            0 | 1 => String::new(),
-            processes => format!(" of {processes} processes"),
-        },
+        of_processes(stats),
         duration(stats.duration_ns),
     )
 }

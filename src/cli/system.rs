@@ -71,7 +71,7 @@ fn linux_source(process: &Process) -> Result<crate::sources::linux::Source> {
         Process::Running(pid) => Source::Attach(*pid),
         Process::New { words, user } => {
             let account = user.as_deref().map(linux::account).transpose()?;
-            Source::Launch(linux::Launch { words: words.clone(), account })
+            Source::Launch(linux::Launch { words: words.clone(), account, environment: Vec::new() })
         }
         Process::Several(several) => Source::Several(linux_chosen(several)?),
     })
@@ -145,6 +145,78 @@ pub(super) fn with_source<R: Send>(
         return Err(Error::new(ErrorKind::Usage, why));
     }
     attach_and_run(process, |target, clock| body(SampleSource::Stopped(target), clock))
+}
+
+/// Starts a command whose allocations are reported, once in so many bytes on average, and runs `body` with what reports
+/// them and the clock of its times.
+///
+/// # Errors
+/// One line: why it cannot be run, or its allocations not be recorded, and the next step.
+pub(super) fn with_heap_source<R: Send>(
+    words: &[OsString],
+    (every_bytes, seed): (u64, u64),
+    body: impl FnOnce(SampleSource<'_>, &dyn Clock) -> R + Send,
+) -> Result<R> {
+    let shim = crate::sources::heap_shim::library().map_err(|why| {
+        use crate::error::{Error, ErrorKind};
+        Error::new(ErrorKind::System, format!("this build of stackprof cannot record allocations: {why}"))
+    })?;
+    #[cfg(target_os = "linux")]
+    {
+        use crate::sources::{heap, linux};
+        let command = linux::Launch { words: words.to_vec(), account: None, environment: Vec::new() };
+        let clock = crate::clock::RealClock::new();
+        let options = heap::HeapOptions { every_bytes, seed };
+        linux::with_heap_source(&command, shim, options, clock.clone(), |source| body(source, &clock))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        use crate::error::{Error, ErrorKind};
+        let _ = (words, every_bytes, seed, body, shim);
+        let why = "heap is for Linux in this version; record CPU time here: stackprof -- ./prog";
+        Err(Error::new(ErrorKind::Usage, why))
+    }
+}
+
+/// Runs `body` with what reports the allocations of a process that runs.
+///
+/// # Errors
+/// One line: why they cannot be recorded, and the next step.
+pub(super) fn with_probed_heap<R: Send>(
+    pid: u32,
+    every_bytes: u64,
+    max_slowdown_percent: f64,
+    body: impl FnOnce(SampleSource<'_>, &dyn Clock) -> R + Send,
+) -> Result<R> {
+    #[cfg(target_os = "linux")]
+    {
+        use crate::sources::linux;
+        let clock = crate::clock::RealClock::new();
+        let options = linux::ProbeOptions { every_bytes, max_slowdown_percent };
+        linux::with_probed_heap(pid, options, clock.clone(), |source| body(source, &clock))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        use crate::error::{Error, ErrorKind};
+        let _ = (pid, every_bytes, max_slowdown_percent, body);
+        let why = "heap --pid needs the uprobes of Linux; record CPU time here: stackprof --pid N";
+        Err(Error::new(ErrorKind::Usage, why))
+    }
+}
+
+/// Why nothing was recorded of what a program allocates.
+pub(super) fn why_no_allocations(
+    program: &std::ffi::OsStr,
+    losses: &crate::sources::pushed::AllocationLosses,
+    every_bytes: u64,
+) -> String {
+    #[cfg(target_os = "linux")]
+    return crate::sources::linux::why_no_allocations(program, losses, every_bytes);
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = (program, losses, every_bytes);
+        "it allocated nothing that was sampled; --every 1 takes each allocation".to_owned()
+    }
 }
 
 /// Attaches or launches and runs `body` with the target and the clock that it waits by.

@@ -30,6 +30,25 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
+/// Bytes in the unit that keeps them short: `850 B`, `12.3 KiB`, `4.0 GiB`.
+#[must_use]
+pub fn bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut value = bytes as f64;
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut unit = "B";
+    for larger in UNITS {
+        // As it is written: 1023.96 KiB would be 1024.0.
+        if value < 1023.95 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, larger);
+    }
+    format!("{value:.1} {unit}")
+}
+
 /// A duration in the unit that keeps it short: `850 ns`, `41 us`, `0.3 ms`, `12.0 s`.
 #[must_use]
 pub fn duration(ns: u64) -> String {
@@ -65,6 +84,21 @@ pub fn causes<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_are_short() {
+        for (number, expected) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536, "1.5 KiB"),
+            ((1 << 20) - 1, "1.0 MiB"),
+            (5 << 30, "5.0 GiB"),
+            (u64::MAX, "16384.0 PiB"),
+        ] {
+            assert_eq!(bytes(number), expected);
+        }
+    }
 
     #[test]
     fn durations_choose_their_unit() {

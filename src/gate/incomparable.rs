@@ -21,6 +21,29 @@ pub enum Incomparable {
         /// What it counts.
         unit: String,
     },
+    /// A heap profile shows numbers of allocations, whose sampling error has no rate.
+    NoSpace {
+        /// The run.
+        run: String,
+        /// What it shows.
+        kind: String,
+    },
+    /// A heap profile has so little that chance decides what of it was sampled.
+    FewBytes {
+        /// The run.
+        run: String,
+        /// Bytes that it has.
+        bytes: u64,
+        /// Bytes per sample on average.
+        every: u64,
+    },
+    /// Two runs are of different kinds: one is no heap profile, shows something else or was sampled at another rate.
+    HeapKinds {
+        /// A run.
+        one: String,
+        /// Another one.
+        other: String,
+    },
     /// A run has only stacks of waiting threads.
     OnlyWaiting(String),
     /// A run holds no samples.
@@ -93,6 +116,17 @@ impl fmt::Display for Incomparable {
             Incomparable::OtherUnit { run, unit } => {
                 write!(f, "{run} counts {unit}; expected {SAMPLES} of CPU time")
             }
+            Incomparable::NoSpace { run, kind } => {
+                write!(f, "{run} shows {kind}; bytes can be judged: --type inuse_space or --type alloc_space")
+            }
+            Incomparable::FewBytes { run, bytes, every } => write!(
+                f,
+                "{run} has {bytes} bytes, and one sample in {every}: chance decides; record with a smaller --every"
+            ),
+            Incomparable::HeapKinds { one, other } => write!(
+                f,
+                "{one} and {other} are of different kinds; record both with stackprof heap and the same --every, or                  both without, and give one --type"
+            ),
             Incomparable::OnlyWaiting(run) => {
                 write!(f, "{run} holds only waiting threads; record without --idle")
             }

@@ -74,7 +74,12 @@ impl Measurements {
         check_whole(new)?;
         let (unit, per_sample) = Unit::of(runs)?;
         let rows = functions(stacks);
-        let counts = |counts: &[u64]| counts.iter().map(|count| *count as f64).collect();
+        // Of heap profiles counts are bytes: as many samples as these are on average.
+        let per_count = |run: &Run| run.about.sampled_every.map_or(1.0, |every| 1.0 / every.max(1) as f64);
+        let per_count: Vec<f64> = runs.iter().map(per_count).collect();
+        let counts = |counts: &[u64]| {
+            counts.iter().zip(&per_count).map(|(count, per_count)| *count as f64 * per_count).collect()
+        };
         let functions =
             rows.iter().filter(|row| row.own.iter().any(|count| *count > 0)).map(|row| FunctionSamples {
                 name: stacks.text(row.name).to_owned(),
@@ -83,7 +88,7 @@ impl Measurements {
             });
         Ok(Measurements {
             base_runs: base.len(),
-            totals: runs.iter().map(|run| run.total as f64).collect(),
+            totals: counts(&runs.iter().map(|run| run.total).collect::<Vec<u64>>()),
             per_sample,
             unit,
             functions: functions.collect(),
@@ -111,6 +116,16 @@ impl Measurements {
 
 fn check_run(run: &Run) -> Result<(), Incomparable> {
     let source = || run.source.clone();
+    if let (Some(every), Some(kind)) = (run.about.sampled_every, &run.about.value_type) {
+        if run.about.unit != "bytes" {
+            return Err(Incomparable::NoSpace { run: source(), kind: kind.clone() });
+        }
+        let samples = run.total / every.max(1);
+        if samples < SAMPLES_MIN {
+            return Err(Incomparable::FewBytes { run: source(), bytes: run.total, every });
+        }
+        return check_lost(run);
+    }
     if run.about.unit != SAMPLES {
         return Err(Incomparable::OtherUnit { run: source(), unit: run.about.unit.clone() });
     }
@@ -137,6 +152,10 @@ fn check_alike(runs: &[Run], different_names: bool) -> Result<(), Incomparable> 
     let Some((first, others)) = runs.split_first() else { return Ok(()) };
     for other in others {
         let (a, b) = (|| first.source.clone(), || other.source.clone());
+        let kind = |run: &Run| (run.about.value_type.clone(), run.about.sampled_every);
+        if kind(first) != kind(other) {
+            return Err(Incomparable::HeapKinds { one: a(), other: b() });
+        }
         match (first.about.hz, other.about.hz) {
             (Some(ours), Some(theirs)) if ours != theirs => {
                 return Err(Incomparable::Rates { one: (a(), ours), other: (b(), theirs) });
@@ -283,5 +302,49 @@ mod tests {
         }
         assert!(measured(&[(at(None), "w", 100)], 1).is_err());
         assert!(measured(&[(at(None), "w", 100)], 0).is_err());
+    }
+
+    fn of_heap(every: u64, kind: &str) -> About {
+        let unit = if kind.ends_with("space") { "bytes" } else { kind };
+        About { unit: unit.into(), value_type: Some(kind.into()), sampled_every: Some(every), ..at(None) }
+    }
+
+    #[test]
+    fn heap_profiles_are_measured_in_bytes_and_as_many_samples_as_these_are() {
+        let of = || of_heap(1024, "inuse_space");
+        let two = measured(&[(of(), "w", 102_400), (of(), "w", 204_800)], 1).expect("alike");
+        assert_eq!((two.unit, two.in_unit(&two.totals)), (Unit::Bytes, vec![102_400.0, 204_800.0]));
+        assert_eq!(two.totals, [100.0, 200.0]);
+        let exact = || of_heap(1, "inuse_space");
+        let two = measured(&[(exact(), "w", 4096), (exact(), "w", 4096)], 1).expect("alike");
+        assert_eq!(two.totals, [4096.0, 4096.0]);
+    }
+
+    #[test]
+    fn heap_profiles_that_chance_decides_are_refused() {
+        let of = |every, kind| of_heap(every, kind);
+        for (runs, part) in [
+            (
+                [of(1024, "inuse_space"), of(1024, "inuse_objects")],
+                "1.pb.gz shows inuse_objects; bytes can be judged: --type inuse_space or --type alloc_space",
+            ),
+            (
+                [of(1024, "inuse_space"), of(65_536, "inuse_space")],
+                "1.pb.gz has 100000 bytes, and one sample in 65536",
+            ),
+            (
+                [of(1024, "inuse_space"), of(2048, "inuse_space")],
+                "0.pb.gz and 1.pb.gz are of different kinds",
+            ),
+            (
+                [of(1024, "inuse_space"), of(1024, "alloc_space")],
+                "0.pb.gz and 1.pb.gz are of different kinds",
+            ),
+            ([of(1024, "inuse_space"), at(Some(100))], "0.pb.gz and 1.pb.gz are of different kinds"),
+        ] {
+            let runs = runs.map(|about| (about, "w", 100_000));
+            let why = measured(&runs, 1).expect_err("refused").to_string();
+            assert!(why.contains(part), "{why}");
+        }
     }
 }

@@ -22,6 +22,8 @@ pub enum Unit {
     SecondsPerSecond,
     /// Samples, if the files have no sampling rate (folded text).
     Samples,
+    /// Bytes, of heap profiles.
+    Bytes,
 }
 
 impl Unit {
@@ -32,6 +34,25 @@ impl Unit {
             Unit::Seconds | Unit::SecondsOfUnknownExtent => "s",
             Unit::SecondsPerSecond => "s/s",
             Unit::Samples => "samples",
+            Unit::Bytes => "bytes",
+        }
+    }
+
+    /// What a function did that costs more, for people.
+    #[must_use]
+    pub fn grew(self) -> &'static str {
+        match self {
+            Unit::Bytes => "grew",
+            _ => "got slower",
+        }
+    }
+
+    /// What is measured, for people.
+    #[must_use]
+    pub fn quantity(self) -> &'static str {
+        match self {
+            Unit::Bytes => "memory",
+            _ => "CPU time",
         }
     }
 
@@ -40,6 +61,10 @@ impl Unit {
     /// # Errors
     /// The run without a known extent.
     pub fn of(runs: &[Run]) -> Result<(Unit, Vec<f64>), Incomparable> {
+        if let Some(every) = runs.iter().map(|run| run.about.sampled_every).collect::<Option<Vec<u64>>>() {
+            // What was sampled varies as so many samples do; what is larger than that varies less.
+            return Ok((Unit::Bytes, every.into_iter().map(|every| every as f64).collect()));
+        }
         let period = |run: &Run| run.about.period_ns().map(|ns| ns / 1e9);
         let Some(periods) = runs.iter().map(period).collect::<Option<Vec<f64>>>() else {
             return Ok((Unit::Samples, vec![1.0; runs.len()]));

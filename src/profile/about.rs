@@ -64,6 +64,10 @@ pub struct About {
     pub is_time_range: bool,
     /// What the counts count: [`SAMPLES`]; another word in profiles of other programs (`bytes`).
     pub unit: String,
+    /// Of several values of a stack the one that is counted: `inuse_space`.
+    pub value_type: Option<String>,
+    /// Of a heap profile: bytes per sample on average.
+    pub sampled_every: Option<u64>,
     /// Counts that are not in the profile, by reason.
     pub lost: BTreeMap<String, u64>,
     /// Counts of stacks that were not walked to their thread's root, by reason.
@@ -89,6 +93,8 @@ impl Default for About {
             idle: None,
             is_time_range: false,
             unit: SAMPLES.to_owned(),
+            value_type: None,
+            sampled_every: None,
             lost: BTreeMap::new(),
             incomplete: BTreeMap::new(),
             ticks: None,
@@ -114,7 +120,11 @@ impl About {
             }
         };
         reescape(&mut self.unit, escape_line);
-        self.arch.iter_mut().chain(&mut self.version).for_each(|text| reescape(text, escape_line));
+        self.arch
+            .iter_mut()
+            .chain(&mut self.version)
+            .chain(&mut self.value_type)
+            .for_each(|text| reescape(text, escape_line));
         self.command.iter_mut().chain(&mut self.comments).for_each(|text| reescape(text, escape_lines));
         for counts in [&mut self.lost, &mut self.incomplete] {
             let invisible: Vec<String> =
@@ -147,6 +157,11 @@ impl About {
         if self.unit != other.unit {
             return Err(Different::Units(self.unit.clone(), other.unit.clone()));
         }
+        if let (Some(ours), Some(theirs)) = (&self.value_type, &other.value_type)
+            && ours != theirs
+        {
+            return Err(Different::Units(ours.clone(), theirs.clone()));
+        }
         if let (Some(ours), Some(theirs)) = (self.hz, other.hz)
             && ours != theirs
         {
@@ -166,6 +181,8 @@ impl About {
         keep_equal(&mut self.launched, &other.launched);
         keep_equal(&mut self.idle, &other.idle);
         keep_equal(&mut self.version, &other.version);
+        keep_equal(&mut self.value_type, &other.value_type);
+        keep_equal(&mut self.sampled_every, &other.sampled_every);
         self.is_time_range |= other.is_time_range;
         self.time_unix_ns = both(self.time_unix_ns, other.time_unix_ns, u64::min);
         self.duration_ns = both(self.duration_ns, other.duration_ns, u64::saturating_add);

@@ -56,14 +56,7 @@ impl Saved {
         names: &Names,
         circumstances: Circumstances,
     ) -> Result<Saved, Full> {
-        let mut conversion = Conversion {
-            builder: SavedBuilder::new(about(profile, circumstances)),
-            profile,
-            names,
-            circumstances,
-            frames: vec![None; profile.trie.frame_count()],
-            stack: Vec::new(),
-        };
+        let mut conversion = Conversion::new(about(profile, circumstances), profile, names, circumstances);
         let mut full = Ok(());
         profile.trie.for_each_stack(|path, count| {
             if full.is_ok() {
@@ -75,12 +68,12 @@ impl Saved {
             let timeline = conversion.timeline(timeline)?;
             conversion.builder.set_timeline(timeline);
         }
-        Ok(conversion.builder.finish())
+        Ok(conversion.finish())
     }
 }
 
 /// A recording on its way to its saved form.
-struct Conversion<'p> {
+pub(super) struct Conversion<'p> {
     builder: SavedBuilder,
     profile: &'p Profile,
     names: &'p Names,
@@ -91,9 +84,33 @@ struct Conversion<'p> {
     stack: Vec<u32>,
 }
 
+impl<'p> Conversion<'p> {
+    /// Nothing is taken over yet.
+    pub(super) fn new(
+        about: About,
+        profile: &'p Profile,
+        names: &'p Names,
+        circumstances: Circumstances,
+    ) -> Conversion<'p> {
+        Conversion {
+            builder: SavedBuilder::new(about),
+            profile,
+            names,
+            circumstances,
+            frames: vec![None; profile.trie.frame_count()],
+            stack: Vec::new(),
+        }
+    }
+
+    /// What was taken over.
+    pub(super) fn finish(self) -> Saved {
+        self.builder.finish()
+    }
+}
+
 impl Conversion<'_> {
     /// Counts a stack, given root first. Its node; `None` for a path that is no stack.
-    fn add(&mut self, path: &[FrameId], count: u64) -> Result<Option<NodeId>, Full> {
+    pub(super) fn add(&mut self, path: &[FrameId], count: u64) -> Result<Option<NodeId>, Full> {
         let profile = self.profile;
         let Some((root, code)) = path.split_first() else { return Ok(None) };
         let Some(Frame::Root(begin)) = profile.trie.frame(*root) else { return Ok(None) };
@@ -260,7 +277,8 @@ struct Stack {
     program: Option<u32>,
 }
 
-fn about(profile: &Profile, circumstances: Circumstances) -> About {
+/// What is told of a recording beside its stacks.
+pub(super) fn about(profile: &Profile, circumstances: Circumstances) -> About {
     let stats = &profile.stats;
     let owned = |counts: &std::collections::BTreeMap<&'static str, u64>| {
         counts.iter().map(|(reason, count)| ((*reason).to_owned(), *count)).collect()

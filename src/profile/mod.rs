@@ -8,6 +8,7 @@ pub mod builder;
 mod exec_chains;
 pub mod filter;
 pub mod formats;
+mod from_heap;
 pub mod from_recording;
 mod full;
 mod merge;
@@ -19,10 +20,12 @@ mod stack_frame;
 pub mod texts;
 mod time_range;
 pub mod timeline;
+pub mod values;
 pub mod views;
 
 pub use about::{About, Different, SAMPLES};
 pub use builder::{MergeError, SavedBuilder};
+pub use from_heap::{RING_FULL, lost_bytes};
 pub use from_recording::Circumstances;
 pub use full::Full;
 pub use root_names::{INCOMPLETE, shown};
@@ -30,9 +33,11 @@ pub use saved::{Frame, Function, Line, Mapping, Saved, StackRoot, UNKNOWN};
 pub use stack_frame::StackFrame;
 pub use texts::{TextId, Texts};
 pub use timeline::{Loss, ThreadTimeline, TimedSample, Timeline};
+pub use values::{StackValues, ValueType};
 pub use views::by_name::{ByName, FIBER, NameNode};
 pub use views::call_tree::{CallTree, Direction};
 pub use views::functions::{FunctionRow, FunctionTable};
+pub use views::leaks::Leak;
 
 /// Most functions of a stack in a file, inlined ones and all others counted alike in every
 /// form, so that what is read from one can be read again from each. A recording has up to

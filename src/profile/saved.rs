@@ -13,6 +13,7 @@ use super::about::About;
 use super::stack_frame::StackFrame;
 use super::texts::{TextId, Texts};
 use super::timeline::Timeline;
+use super::values::StackValues;
 use crate::escape::file_name;
 use crate::module_offset::ModuleOffset;
 use crate::trie::{FrameId, NodeId, Trie};
@@ -109,6 +110,7 @@ pub struct Saved {
     pub(super) roots: Vec<StackRoot>,
     pub(super) trie: Trie<StackFrame>,
     pub(super) timeline: Option<Timeline>,
+    pub(super) values: Option<StackValues>,
 }
 
 impl Saved {

@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::binary::Files;
+use crate::heap::HeapModel;
 use crate::images::Images;
+use crate::sources::pushed::AllocationLosses;
 use crate::sources::{ExitStatus, Process};
 use crate::trie::Trie;
 use crate::walk::Method;
@@ -65,8 +67,18 @@ pub struct Profile {
     pub files: Vec<(u32, Arc<dyn Files>)>,
     /// When samples were taken, if that was recorded.
     pub timeline: Option<Timeline>,
+    /// Of a recording of allocations: what they were, by node of the trie.
+    pub heap: Option<HeapRecording>,
     /// Counters, and losses.
     pub stats: Stats,
+}
+
+/// Allocations that were sampled.
+pub struct HeapRecording {
+    /// By node of the trie.
+    pub model: HeapModel,
+    /// What the source could not report.
+    pub losses: AllocationLosses,
 }
 
 impl std::fmt::Debug for Profile {

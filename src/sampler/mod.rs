@@ -11,6 +11,7 @@ mod budget;
 mod decide;
 mod deferral;
 mod deferred;
+mod heap;
 mod image_loads;
 mod image_refresh;
 mod jit_budget;

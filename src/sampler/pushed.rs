@@ -73,6 +73,7 @@ pub fn record(
     };
     // Waits are events of their own, each with its time.
     driver.recorder.by_wall = false;
+    driver.recorder.begin_heap(source.allocation_rate());
     driver.recorder.begin_times(start_ns);
     let (first_ns, mut start_ns) = (start_ns, start_ns);
     let mut end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));
@@ -217,6 +218,16 @@ impl PushedDriver<'_> {
                     source.prefetch(thread, ranges);
                 }
             }
+            SourceEvent::Allocation(allocation, capture) => {
+                self.know_thread(of, process, thread);
+                let sample = Sample { thread, capture, at_ns, waiting: false };
+                let capture =
+                    self.recorder.take_allocation(process, pid, sample, allocation, &mut self.frames);
+                source.walked(capture, StackUse::default());
+            }
+            SourceEvent::Free(_) | SourceEvent::Restore { .. } => {
+                self.recorder.take_free(pid, at_ns, &event);
+            }
             SourceEvent::WaitStarted(_) | SourceEvent::Wait { .. } | SourceEvent::WaitLost { .. } => {
                 self.know_thread(of, process, thread);
                 if let Some((capture, needed)) = self.take_wait_event(of, process, thread, at_ns, event) {
@@ -293,12 +304,14 @@ impl PushedDriver<'_> {
             SourceEvent::Exec { name } => {
                 self.walk_deferred(of, process, DueSamples::All);
                 let program = name.as_deref().unwrap_or(&process.process().name);
+                self.recorder.end_heap(pid);
                 self.recorder.note_event(EventKind::Exec, pid, program);
                 self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));
             }
             SourceEvent::ProcessEnded => {
                 self.walk_all_deferred_of(of, process);
                 self.recorder.note_event(EventKind::ProcessEnd, pid, "");
+                self.recorder.end_heap(pid);
                 self.recorder.end_process(of);
                 self.index_by_pid.remove(&pid);
             }
@@ -380,6 +393,9 @@ impl PushedDriver<'_> {
             self.recorder.stats.exit_status = source.exit_before(until_ns);
         }
         let mut profile = self.recorder.finish(source);
+        if let Some(heap) = &mut profile.heap {
+            heap.losses = source.allocation_losses();
+        }
         let stats = &mut profile.stats;
         if let Some(cpu_ns) = source.target_cpu_ns() {
             stats.target_cpu_ns = cpu_ns;

@@ -20,7 +20,7 @@ use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::images::{CodeMemory, ImageView, Images, TargetCode};
-use crate::recording::{Frame, Profile, Program, Root, Stats, Timeline, Track};
+use crate::recording::{Frame, HeapRecording, Profile, Program, Root, Stats, Timeline, Track};
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
 use crate::trie::{NodeId, Trie};
@@ -44,7 +44,9 @@ pub struct Recorder<'a> {
     /// A sample weighs all of the time since the one before, waiting or not: where its driver
     /// polls waiting threads; a pushing source reports each wait instead.
     pub(super) by_wall: bool,
-    trie: Trie<Frame>,
+    pub(super) trie: Trie<Frame>,
+    /// Of a source of allocations.
+    pub(super) heap: Option<HeapRecording>,
     pub(super) timeline: Timeline,
     pub(super) images: Images,
     pub(super) processes: Vec<RecordedProcess>,
@@ -75,6 +77,7 @@ impl<'a> Recorder<'a> {
             options,
             by_wall: options.idle,
             trie: Trie::new(),
+            heap: None,
             timeline: Timeline::new(clock.now_ns(), options.hz, options.timeline_bytes),
             images: Images::default(),
             processes: Vec::new(),
@@ -153,7 +156,7 @@ impl<'a> Recorder<'a> {
 
     /// Asks for the name of a thread that had none when it was first seen: threads name
     /// themselves after they start, and may have ended before the recording does.
-    fn ask_name(&mut self, process: &mut dyn Observed, id: ThreadId) {
+    pub(super) fn ask_name(&mut self, process: &mut dyn Observed, id: ThreadId) {
         let Some(account) = self.threads.get_mut(&id).filter(|account| account.name_tries_left > 0) else {
             return;
         };
@@ -547,6 +550,7 @@ impl<'a> Recorder<'a> {
             programs: self.programs,
             tracks: self.tracks,
             timeline: (!self.timeline.is_off()).then_some(self.timeline),
+            heap: self.heap,
             stats: self.stats,
         }
     }

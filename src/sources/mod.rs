@@ -18,6 +18,9 @@ mod capture;
 #[cfg(unix)]
 pub mod child;
 pub mod gdb;
+#[cfg(unix)]
+pub mod heap;
+pub mod heap_shim;
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
@@ -58,6 +61,12 @@ fn spawn_as_we_began(command: &mut std::process::Command) -> std::io::Result<std
     return linux::spawn(command);
     #[cfg(not(target_os = "linux"))]
     command.spawn()
+}
+
+/// Removes what a recording of allocations has put into the file system: this process ends now.
+pub fn remove_heap_directory() {
+    #[cfg(unix)]
+    heap::directory::remove_current();
 }
 
 /// Requests priority for the calling thread when it wakes: a target is stopped meanwhile.

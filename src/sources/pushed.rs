@@ -60,6 +60,15 @@ pub enum SourceEvent {
         /// Why not.
         reason: &'static str,
     },
+    /// The thread allocated memory, and that was sampled: where.
+    Allocation(SampledAllocation, Box<Capture>),
+    /// Sampled memory was freed.
+    Free(SampledFree),
+    /// The last [`SourceEvent::Free`] of this address is taken back: `realloc` failed, and the memory is still there.
+    Restore {
+        /// The block.
+        pointer: u64,
+    },
     /// A sample that could not be taken, for this reason.
     Missed(ThreadStatus, &'static str),
     /// It ended, or the recording did; all that it used, where that is known, and for what
@@ -92,6 +101,47 @@ pub enum SourceEvent {
     Late(u64),
     /// The process that the recording is of has ended, and the recording does.
     Exited(ExitStatus),
+}
+
+/// A sampled allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampledAllocation {
+    /// The block.
+    pub pointer: u64,
+    /// Bytes that the program asked for.
+    pub bytes: u64,
+    /// Its free will not be reported.
+    pub untracked: bool,
+}
+
+/// A free of sampled memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampledFree {
+    /// The block.
+    pub pointer: u64,
+    /// The process was forked: the block may be a copy of its parent's.
+    pub may_be_inherited: bool,
+}
+
+/// What a source of allocations could not report.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllocationLosses {
+    /// Sampled allocations that did not fit, by size: how many, and their bytes together.
+    pub allocations: Vec<(u64, u64)>,
+    /// Frees that did not fit: memory that is called in use, and is not.
+    pub frees: u64,
+    /// Samples that threads did not take while their process prepared for the first one.
+    pub early: u64,
+    /// Records that were not understood.
+    pub malformed: u64,
+    /// Programs that the allocations could have been reported of.
+    pub programs: u64,
+    /// Processes that had no memory to report by, by reason.
+    pub refused: Vec<(&'static str, u64)>,
+    /// Records of samples or frees that did not fit, where it is not known which.
+    pub records: u64,
+    /// Why the source stopped before the recording ended.
+    pub ended_early: Option<String>,
 }
 
 /// How much of the copied stack a walk used.
@@ -158,6 +208,16 @@ pub trait PushedSource: Observed {
     /// Bytes of the rings, and the most bytes of stacks of one batch.
     fn memory_bytes(&self) -> (u64, u64) {
         (0, 0)
+    }
+
+    /// Of a source of allocations: bytes per sample on average.
+    fn allocation_rate(&self) -> Option<u64> {
+        None
+    }
+
+    /// Of a source of allocations: what could not be reported.
+    fn allocation_losses(&self) -> AllocationLosses {
+        AllocationLosses::default()
     }
 
     /// CPU time of the processes while they were recorded, nanoseconds, if the system reports it separately from the

@@ -87,7 +87,7 @@ fn words_that_do_not_exist() {
         ("frobnicate", "to run a command, put it after --: stackprof -- frobnicate"),
         (
             "help frobnicate",
-            "there is no command `frobnicate`; one of record, demo, dump, render, open, diff, gate, completions, help",
+            "there is no command `frobnicate`; one of record, heap, demo, dump, render, open, diff, gate, completions, help",
         ),
         ("top --pid 1", "command `top` is not in this version"),
     ] {

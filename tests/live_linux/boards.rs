@@ -12,7 +12,7 @@ use crate::support::{Recorded, Stack, live, made, record_until, rounds, stackpro
 const LEAVES: [&str; 4] = ["leaf_40", "leaf_30", "leaf_20", "leaf_10"];
 
 /// Compiles firmware; `None`, after a line that says so, without its compiler.
-fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
+pub(crate) fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
     let needed: &[&str] = if compiler == "gcc" { &["arm-none-eabi-gcc"] } else { &["clang-19", "ld.lld-19"] };
     for name in needed {
         program(&[name])?;
@@ -28,6 +28,13 @@ fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
 
 /// A board that runs it.
 fn board(machine: &str, firmware: &Path) -> Option<Stub> {
+    // Time counts instructions: by the clock of the host, a stop and a timer that are seen late at the same time come
+    // together, and too many stops are at the first instruction of an interrupt.
+    silent_board(machine, firmware, &["-icount", "shift=2"])
+}
+
+/// A board without audio.
+pub(crate) fn silent_board(machine: &str, firmware: &Path, options: &[&str]) -> Option<Stub> {
     let emulator = program(&["qemu-system-arm"])?;
     // Boards that have audio look for that of the host; how to say that there is none changed.
     let version = Command::new(&emulator).arg("--version").output().unwrap().stdout;
@@ -37,9 +44,7 @@ fn board(machine: &str, firmware: &Path) -> Option<Stub> {
     let version = (parts.next(), parts.next());
     let silent =
         if version < (Some(8), Some(2)) { ["-audiodev", "none,id=none"] } else { ["-audio", "none"] };
-    // Time counts instructions: by the clock of the host, a stop and a timer that are seen late at the same time come
-    // together, and too many stops are at the first instruction of an interrupt.
-    board_of("qemu-system-arm", &[&["-M", machine, "-icount", "shift=2"], &silent[..]].concat(), firmware)
+    board_of("qemu-system-arm", &[&["-M", machine][..], options, &silent].concat(), firmware)
 }
 
 /// A board of this emulator that runs firmware.

@@ -79,6 +79,10 @@ pub(super) struct DiffFlags {
     min_width: Option<OsString>,
     #[command(flatten)]
     look: LookFlags,
+    /// Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space,
+    /// alloc_objects or another one of the file [default: the one that it shows]
+    #[arg(long = "type", value_name = "TYPE", help_heading = INPUT)]
+    value_type: Option<String>,
     /// Refuse a file with lines or samples that are not understood. Without
     /// this they are left out and counted, up to half of them
     #[arg(long, help_heading = INPUT)]
@@ -128,6 +132,8 @@ pub struct Diff {
     pub inverted: bool,
     /// Whether the files must be understood whole.
     pub strict: bool,
+    /// Which of several values of a stack is read.
+    pub value_type: Option<String>,
     /// How much is told.
     pub verbosity: Verbosity,
 }
@@ -192,6 +198,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
         new: new.into(),
         parts,
         strict: flags.strict,
+        value_type: flags.value_type,
         wish,
         matching: flags.matching.matching(!flags.no_inline, flags.idle),
         outputs,

@@ -60,6 +60,10 @@ pub(super) struct GateFlags {
     /// is for these only
     #[arg(long, value_name = "DIR", help_heading = RUNS)]
     update_baseline: Option<PathBuf>,
+    /// Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space,
+    /// alloc_objects or another one of the file [default: the one that it shows]
+    #[arg(long = "type", value_name = "TYPE", help_heading = RUNS)]
+    value_type: Option<String>,
     /// Compare programs of different names
     #[arg(long, help_heading = RUNS)]
     allow_different_names: bool,
@@ -126,6 +130,8 @@ pub struct Gate {
     pub update_baseline: Option<PathBuf>,
     /// Whether names of processes may differ.
     pub allow_different_names: bool,
+    /// Which of several values of a stack is read.
+    pub value_type: Option<String>,
     /// What counts as slower.
     pub options: Options,
     /// How functions are matched.
@@ -210,6 +216,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
         new: flags.new,
         update_baseline: flags.update_baseline,
         allow_different_names: flags.allow_different_names,
+        value_type: flags.value_type,
         options,
         matching: flags.matching.matching(flags.inline, false),
         outputs,

@@ -2,9 +2,11 @@
 //! [`Recording`], or one usage error.
 
 use std::ffi::{OsStr, OsString};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::heap::Heap;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::source::{Source, unwind};
 use super::values::{Naming, Verbosity, bad, colors, min_width_percent, number, percent, verbosity};
@@ -49,6 +51,8 @@ pub struct Recording {
     pub source: Source,
     /// How it is launched, and ended.
     pub launch: LaunchOptions,
+    /// Its allocations are recorded, not its CPU time.
+    pub heap: Option<Heap>,
     /// Ticks per second, 1 to [`HZ_MAX`].
     pub hz: u32,
     /// When to stop; `None` is at the end of the target or Ctrl-C.
@@ -176,6 +180,7 @@ pub(super) fn recording(
     Ok(Recording {
         source,
         launch,
+        heap: None,
         hz,
         duration: flags.duration.as_deref().map(duration).transpose()?,
         outputs,
@@ -272,10 +277,16 @@ pub(super) fn depth(text: Option<&OsStr>, most: usize) -> Result<usize> {
     })
 }
 
-/// Bytes of `--timeline-memory`: a whole number with K, M or G behind it, of which 1024 are one of the next.
+/// Bytes of `--timeline-memory`.
 fn timeline_memory(text: &OsStr) -> Result<usize> {
     let expected = "a size from 64K to 64G, such as 64M";
-    let refused = || bad("--timeline-memory", text, expected);
+    let bytes = size("--timeline-memory", text, expected, 64 << 10..=64 << 30)?;
+    usize::try_from(bytes).map_err(|_| bad("--timeline-memory", text, expected))
+}
+
+/// Bytes: a whole number with K, M or G behind it, of which 1024 are one of the next.
+pub(super) fn size(option: &str, text: &OsStr, expected: &str, allowed: RangeInclusive<u64>) -> Result<u64> {
+    let refused = || bad(option, text, expected);
     let written = text.to_str().ok_or_else(refused)?;
     let digits = written.trim_end_matches(|c: char| !c.is_ascii_digit());
     let unit_bits = match &written[digits.len()..] {
@@ -286,14 +297,18 @@ fn timeline_memory(text: &OsStr) -> Result<usize> {
         _ => return Err(refused()),
     };
     let bytes = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << unit_bits));
-    let bytes = bytes.filter(|bytes| (64 << 10..=64 << 30).contains(bytes)).ok_or_else(refused)?;
-    usize::try_from(bytes).map_err(|_| refused())
+    bytes.filter(|bytes| allowed.contains(bytes)).ok_or_else(refused)
 }
 
 fn duration(text: &OsStr) -> Result<Duration> {
+    seconds("--duration", text)
+}
+
+/// A time in seconds.
+pub(super) fn seconds(option: &str, text: &OsStr) -> Result<Duration> {
     let expected = "seconds, more than 0 (10 or 0.5)";
-    let seconds = number("--duration", text, expected, |s: f64| s > 0.0 && s <= DURATION_MAX_S)?;
-    let duration = Duration::try_from_secs_f64(seconds).map_err(|_| bad("--duration", text, expected))?;
+    let seconds = number(option, text, expected, |s: f64| s > 0.0 && s <= DURATION_MAX_S)?;
+    let duration = Duration::try_from_secs_f64(seconds).map_err(|_| bad(option, text, expected))?;
     // Less than a nanosecond.
-    if duration.is_zero() { Err(bad("--duration", text, expected)) } else { Ok(duration) }
+    if duration.is_zero() { Err(bad(option, text, expected)) } else { Ok(duration) }
 }

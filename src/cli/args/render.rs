@@ -94,6 +94,10 @@ pub(super) struct RenderFlags {
     /// Only stacks with a matching function, seen from the outermost one on
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
     root: Vec<OsString>,
+    /// Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space,
+    /// alloc_objects or another one of the file [default: the one that it shows]
+    #[arg(long = "type", value_name = "TYPE", help_heading = INPUT)]
+    value_type: Option<String>,
     /// Refuse a file with lines or samples that are not understood. Without
     /// this they are left out and counted, up to half of them
     #[arg(long, help_heading = INPUT)]
@@ -150,6 +154,8 @@ pub struct Render {
     pub inverted: bool,
     /// Whether a file must be understood whole.
     pub strict: bool,
+    /// Which of several values of a stack is read.
+    pub value_type: Option<String>,
     /// Where source files of pages may be; empty is nowhere, and no instructions.
     pub source_directories: Vec<PathBuf>,
     /// How much is told.
@@ -161,7 +167,7 @@ pub struct Render {
 pub struct Patterns(Vec<Regex>);
 
 impl Patterns {
-    fn new(option: &str, texts: &[OsString]) -> Result<Patterns> {
+    pub(super) fn new(option: &str, texts: &[OsString]) -> Result<Patterns> {
         let regex = |text: &OsString| {
             let text = text.to_string_lossy();
             Regex::new(&text).map_err(|error| {
@@ -254,6 +260,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
     Ok(Split::Flags(Render {
         profiles: flags.profiles.into_iter().map(PathBuf::from).collect(),
         strict: flags.strict,
+        value_type: flags.value_type,
         outputs,
         top,
         time: time_range(flags.from.as_deref(), flags.to.as_deref())?,

@@ -47,6 +47,7 @@ fn file(path: &str, format: Format) -> Output {
 #[test]
 fn the_defaults_are_those_of_the_contract() {
     let expected = Recording {
+        heap: None,
         source: Source::Pid(4242),
         launch: LaunchOptions::default(),
         hz: 997,
@@ -90,6 +91,7 @@ fn every_option_is_understood() {
                 --unwind fp --title T --pprof-timestamps --reverse --min-width 1.5 --stats s.json -v --seed 7 \
                 --no-inline --lines --short-names --colors blue-orange --dark --no-inverted";
     let expected = Recording {
+        heap: None,
         source: Source::Pid(1),
         launch: LaunchOptions::default(),
         hz: 99,
@@ -305,11 +307,11 @@ fn mistakes_are_told_with_the_next_step() {
         ("demo -- prog", "demo profiles its own workload; `prog` is too much"),
         (
             "help nonsense",
-            "there is no command `nonsense`; one of record, demo, dump, render, open, diff, gate, completions, help",
+            "there is no command `nonsense`; one of record, heap, demo, dump, render, open, diff, gate, completions, help",
         ),
         (
             "help top",
-            "command `top` is not in this version; one of record, demo, dump, render, open, diff, gate, completions",
+            "command `top` is not in this version; one of record, heap, demo, dump, render, open, diff, gate, completions",
         ),
     ] {
         assert_eq!(refused(line), expected, "{line}");

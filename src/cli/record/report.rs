@@ -2,12 +2,14 @@
 
 use std::ffi::OsStr;
 
+use crate::cli::args::heap::Heap;
 use crate::cli::args::{Destination, Output, Verbosity};
 use crate::cli::file::OutputFiles;
 use crate::cli::stats::{self, CommandState, RunFigures};
 use crate::cli::{hints, messages, outputs, summary, system, text, timeline_detail};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::escape_line;
+use crate::heap::HeapValues;
 use crate::recording::{Profile, Stats};
 use crate::sources::ExitStatus;
 use crate::symbol::Names;
@@ -21,6 +23,7 @@ pub(super) fn figures(profile: &Profile, names: &Names, launched: bool, outputs:
         command: CommandState::default(),
         user_behind_root: None,
         hottest: None,
+        heap: None,
         times: profile
             .timeline
             .as_ref()
@@ -76,6 +79,32 @@ pub(super) fn summary(
     }
     let hints = hints::of(profile, names, how);
     messages::block(&summary::text(&profile.process, profile.hz, &profile.stats, figures, &hints));
+    if verbosity == Verbosity::Verbose {
+        messages::block(&missing_names(profile, names));
+    }
+}
+
+/// Prints the closing summary of a recording of allocations, with the `table` of leaks.
+pub(super) fn heap_summary(
+    verbosity: Verbosity,
+    profile: &Profile,
+    names: &Names,
+    figures: &RunFigures,
+    (heap, values): (&Heap, &HeapValues),
+    table: String,
+) {
+    if verbosity == Verbosity::Quiet {
+        return;
+    }
+    let lines = crate::cli::heap::lines(profile, values);
+    messages::block(&summary::heap_text(
+        &profile.process,
+        heap.every_bytes,
+        &profile.stats,
+        figures,
+        &lines,
+        &table,
+    ));
     if verbosity == Verbosity::Verbose {
         messages::block(&missing_names(profile, names));
     }

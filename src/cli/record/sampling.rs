@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::binary::Files;
+use crate::cli::args::heap::Heap;
 use crate::cli::args::{LaunchOptions, Source, Verbosity};
 use crate::cli::progress::Progress;
 use crate::cli::stats::CommandState;
@@ -14,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::live::Live;
 use crate::recording::Profile;
 use crate::sampler::{self, Options};
-use crate::sources::gdb;
+use crate::sources::gdb::{self, GdbHeap, GdbHeapSource};
 use crate::sources::signals::{self, Phase};
 use crate::sources::sim::{SimConfig, SimTarget};
 use crate::sources::{Role, SampleSource, Sampling, SamplingMethod};
@@ -27,7 +28,7 @@ const NO_PID: u32 = 0;
 
 /// How a process is sampled, as far as systems differ.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SamplingMode {
+pub(super) struct SamplingMode<'h> {
     /// Who takes the samples.
     pub(super) method: SamplingMethod,
     /// With frames in the kernel.
@@ -35,7 +36,12 @@ pub(super) struct SamplingMode {
     /// With the processes that it starts; and whether they must be there.
     pub(super) children: bool,
     pub(super) children_needed: bool,
+    /// Its allocations are recorded, and not its CPU time; with a seed.
+    pub(super) allocations: Option<(&'h Heap, u64)>,
 }
+
+/// Bytes of stack that are copied for an allocation behind a stub: the target stands for them.
+const GDB_STACK_BYTES: usize = 4 << 10;
 
 /// Samples `source`. `check_name` is called as soon as the name of the process and its id are known, before the first
 /// sample.
@@ -45,7 +51,7 @@ pub(super) struct SamplingMode {
 pub(super) fn run(
     source: &Source,
     launch: &LaunchOptions,
-    mode: SamplingMode,
+    mode: SamplingMode<'_>,
     options: &Options,
     verbosity: Verbosity,
     check_name: &(dyn Fn(&str, u32) -> Result<()> + Sync),
@@ -62,8 +68,17 @@ pub(super) fn run(
         }
         Source::Gdb(stub) => {
             let clock = RealClock::new();
-            let mut target =
-                gdb::attach(&stub.place, stub.exec.as_deref(), gdb::InitialState::Running, clock.clone())?;
+            let state = match mode.allocations {
+                // Breakpoints are set before it runs: one that stands from its beginning on has lost no block then.
+                Some(_) => gdb::InitialState::Stopped,
+                None => gdb::InitialState::Running,
+            };
+            let mut target = gdb::attach(&stub.place, stub.exec.as_deref(), state, clock.clone())?;
+            if let Some((heap, _)) = mode.allocations {
+                let heap = GdbHeap::new(target, &heap.allocator, GDB_STACK_BYTES)?;
+                let mut source = GdbHeapSource::new(heap, clock.clone());
+                return recorder.record(SampleSource::Pushed(&mut source), &clock).map(not_launched);
+            }
             return recorder.record(SampleSource::Stopped(&mut target), &clock).map(not_launched);
         }
         Source::Pid(pid) => {
@@ -85,7 +100,23 @@ pub(super) fn run(
             system::Process::New { words, user: None }
         }
     };
-    let SamplingMode { method, kernel, children, children_needed } = mode;
+    let SamplingMode { method, kernel, children, children_needed, allocations } = mode;
+    match (allocations, &process) {
+        (Some((heap, seed)), system::Process::New { words, .. }) => {
+            let every = (heap.every_bytes, seed);
+            let sampled =
+                system::with_heap_source(words, every, |sampled, clock| recorder.record(sampled, clock));
+            return end_command(pid.into_inner(), launch.kill_after, sampled.and_then(|sampled| sampled));
+        }
+        (Some((heap, _)), system::Process::Running(process)) => {
+            let (every_bytes, max_percent) = (heap.every_bytes, heap.max_slowdown_percent);
+            let sampled = system::with_probed_heap(*process, every_bytes, max_percent, |sampled, clock| {
+                recorder.record(sampled, clock)
+            });
+            return sampled.and_then(|sampled| sampled).map(not_launched);
+        }
+        _ => {}
+    }
     let &Options { hz, idle, off_cpu, .. } = options;
     let sampling = Sampling { way: method, hz, idle, off_cpu, kernel, children, children_needed };
     let sampled = system::with_source(&process, sampling, |sampled, clock| recorder.record(sampled, clock));

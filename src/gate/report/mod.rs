@@ -21,24 +21,25 @@ use crate::diff::report::{digits, percent};
 pub fn headline(report: &Report) -> String {
     let limit = format!("{:.4}", 100.0 * report.options.max_increase);
     let limit = limit.trim_end_matches('0').trim_end_matches('.');
+    let (quantity, grew) = (report.unit.quantity(), report.unit.grew());
     let in_state = |state| report.functions.iter().filter(move |row| row.state == state).count();
     let mut slower = Vec::new();
     if report.total_grown {
-        slower.push(format!("the program's CPU time grew {}", growth(report.total.relative)));
+        slower.push(format!("the program's {quantity} grew {}", growth(report.total.relative)));
     }
     let grown = in_state(State::Slower);
     match (grown, report.functions.first()) {
         (1, Some(row)) if is_new(row) => {
-            slower.push(format!("{} is new, {:.1}% of CPU time", row.name, 100.0 * row.share_new));
+            slower.push(format!("{} is new, {:.1}% of {quantity}", row.name, 100.0 * row.share_new));
         }
-        (1, Some(row)) => slower.push(format!("{} got slower {}", row.name, growth(row.cpu.relative))),
+        (1, Some(row)) => slower.push(format!("{} {grew} {}", row.name, growth(row.cpu.relative))),
         (2.., Some(row)) if is_new(row) => slower.push(format!(
-            "{grown} functions got slower, {} is new, {:.1}% of CPU time",
+            "{grown} functions {grew}, {} is new, {:.1}% of {quantity}",
             row.name,
             100.0 * row.share_new
         )),
         (2.., Some(row)) => {
-            slower.push(format!("{grown} functions got slower, {} {}", row.name, growth(row.cpu.relative)))
+            slower.push(format!("{grown} functions {grew}, {} {}", row.name, growth(row.cpu.relative)))
         }
         _ => {}
     }
@@ -75,7 +76,8 @@ fn unseen(report: &Report) -> String {
     let size = |row: &FunctionChange| row.min_detectable.unwrap_or(f64::INFINITY);
     let least = known.clone().min_by(|a, b| size(a).total_cmp(&size(b)));
     let most = known.max_by(|a, b| size(a).total_cmp(&size(b)));
-    let share = |row: &FunctionChange| format!("{}, {:.1}% of CPU time", row.name, 100.0 * row.share_base);
+    let quantity = report.unit.quantity();
+    let share = |row: &FunctionChange| format!("{}, {:.1}% of {quantity}", row.name, 100.0 * row.share_base);
     let total = figure(report.total_min_detectable);
     let mut line = match least.zip(most) {
         Some((least, most)) if figure(least.min_detectable) == figure(most.min_detectable) => {
@@ -116,18 +118,20 @@ fn is_gone(row: &FunctionChange) -> bool {
 /// A verdict on one function, in one line.
 fn function_line(report: &Report, row: &FunctionChange) -> String {
     if is_new(row) {
-        return format!("{} is new: {} of CPU time", row.name, amount(row.cpu.new, report.unit));
+        let quantity = report.unit.quantity();
+        return format!("{} is new: {} of {quantity}", row.name, amount(row.cpu.new, report.unit));
     }
     let change = match row.state {
-        State::Slower => format!("got slower {}", growth(row.cpu.relative)),
+        State::Slower => format!("{} {}", report.unit.grew(), growth(row.cpu.relative)),
         State::Moved => format!("grew {} by cost that moved", growth(row.cpu.relative)),
         State::Faster | State::Steady => percent(row.cpu.relative),
     };
     format!(
-        "{} {change}: {} -> {} of CPU time",
+        "{} {change}: {} -> {} of {}",
         row.name,
         number(row.cpu.base, report.unit),
-        amount(row.cpu.new, report.unit)
+        amount(row.cpu.new, report.unit),
+        report.unit.quantity()
     )
 }
 
@@ -181,9 +185,10 @@ fn functions(count: usize) -> String {
 fn total(report: &Report) -> String {
     let Change { base, new, relative, interval, p } = &report.total;
     let mut line = format!(
-        "{} -> {} of CPU time, {}{}",
+        "{} -> {} of {}, {}{}",
         number(*base, report.unit),
         amount(*new, report.unit),
+        report.unit.quantity(),
         percent(*relative),
         within(*interval)
     );
@@ -191,7 +196,7 @@ fn total(report: &Report) -> String {
         line += &format!(", p {}", chance(*p));
     }
     if report.total_grown {
-        line += ": slower";
+        line += if report.unit == Unit::Bytes { ": more" } else { ": slower" };
     } else if may_be_noise(report) {
         line += ": could be noise";
     }
@@ -224,9 +229,10 @@ fn notes(report: &Report) -> Vec<String> {
     // A side that lost this much did not do its work, or is another program.
     const SUSPICIOUS: f64 = -0.75;
     if report.total.relative < SUSPICIOUS {
-        notes.push(
-            "new used less than a quarter of the CPU time of base; check that its runs are whole".to_owned(),
-        );
+        let quantity = report.unit.quantity();
+        notes.push(format!(
+            "new used less than a quarter of the {quantity} of base; check that its runs are whole"
+        ));
     }
     if report.unit == Unit::SecondsOfUnknownExtent {
         notes.push(
@@ -254,7 +260,11 @@ fn shown(report: &Report) -> Vec<&FunctionChange> {
 
 /// CPU time without its unit.
 fn number(value: f64, unit: Unit) -> String {
-    if unit == Unit::Samples { format!("{value:.1}") } else { digits(value) }
+    match unit {
+        Unit::Samples => format!("{value:.1}"),
+        Unit::Bytes => format!("{value:.0}"),
+        _ => digits(value),
+    }
 }
 
 /// CPU time with its unit.

@@ -18,9 +18,10 @@ pub fn text(report: &Report, top: usize) -> String {
     let tested = functions(report.functions.len());
     let _ = writeln!(
         out,
-        "  tested   {tested}; {} below {:.2}% of CPU time left out",
+        "  tested   {tested}; {} below {:.2}% of {} left out",
         report.functions_too_small,
-        100.0 * report.options.tested_from(report.runs)
+        100.0 * report.options.tested_from(report.runs),
+        report.unit.quantity()
     );
     let _ = writeln!(out, "  unseen   {}", unseen(report));
     for note in notes(report) {

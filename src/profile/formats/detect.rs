@@ -68,6 +68,18 @@ pub struct ReadProfile {
 /// # Errors
 /// [`ErrorKind::Input`] with a line that names the file and the place.
 pub fn read_file(path: &Path, strictness: Strictness) -> Result<ReadProfile> {
+    read_file_of_type(path, strictness, None)
+}
+
+/// Reads a file as [`read_file`] does; of several values of a stack those of this type.
+///
+/// # Errors
+/// [`ErrorKind::Input`] with a line that names the file and the place.
+pub fn read_file_of_type(
+    path: &Path,
+    strictness: Strictness,
+    value_type: Option<&str>,
+) -> Result<ReadProfile> {
     let name = path.display().to_string();
     let cannot = |error: io::Error| cannot_read(&name, error);
     let file = File::open(path).map_err(cannot)?;
@@ -78,7 +90,7 @@ pub fn read_file(path: &Path, strictness: Strictness) -> Result<ReadProfile> {
     }
     // A pipe has no length; what it brings is counted as it comes.
     let packed_bytes = if about.is_file() { about.len() } else { 0 };
-    read_with(BufReader::with_capacity(1 << 16, file), &name, packed_bytes, strictness)
+    read_of_type(BufReader::with_capacity(1 << 16, file), &name, packed_bytes, strictness, value_type)
 }
 
 /// Reads a profile from anywhere; `name` is what errors call it, `packed_bytes` the length of
@@ -100,8 +112,26 @@ pub fn read_with(
     packed_bytes: u64,
     strictness: Strictness,
 ) -> Result<ReadProfile> {
-    let mut tally = Tally::new(name);
+    read_of_type(reader, name, packed_bytes, strictness, None)
+}
+
+/// Reads a profile from anywhere as [`read_with`] does; of several values of a stack those of this type.
+///
+/// # Errors
+/// [`ErrorKind::Input`] with a line that names the file and the place, or says that it has no values of the type.
+pub fn read_of_type(
+    reader: impl BufRead,
+    name: &str,
+    packed_bytes: u64,
+    strictness: Strictness,
+    value_type: Option<&str>,
+) -> Result<ReadProfile> {
+    let mut tally = Tally::new(name).with_value_type(value_type);
     let saved = any(reader, name, packed_bytes, &mut tally)?;
+    if let Some(wanted) = value_type.filter(|wanted| saved.about.value_type.as_deref() != Some(wanted)) {
+        let what = format!("its stacks have one value, {}; --type {wanted} is for pprof", saved.about.unit);
+        return Err(refused(name, &what));
+    }
     let remarks = tally.judge(strictness == Strictness::Strict)?;
     Ok(ReadProfile { saved, remarks })
 }

@@ -23,6 +23,8 @@ pub(super) struct Tally {
     /// Place and reason of the first that was skipped.
     first: Option<String>,
     remarks: Vec<String>,
+    /// Which of several values of a stack is wanted.
+    value_type: Option<String>,
 }
 
 impl Tally {
@@ -35,7 +37,18 @@ impl Tally {
             skipped: 0,
             first: None,
             remarks: Vec::new(),
+            value_type: None,
         }
+    }
+
+    /// Of several values of a stack this one is wanted.
+    pub(super) fn with_value_type(self, value_type: Option<&str>) -> Tally {
+        Tally { value_type: value_type.map(str::to_owned), ..self }
+    }
+
+    /// Which of several values of a stack is wanted.
+    pub(super) fn value_type(&self) -> Option<&str> {
+        self.value_type.as_deref()
     }
 
     /// Counts a line or sample that was understood.

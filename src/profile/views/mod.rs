@@ -3,4 +3,5 @@
 pub mod by_name;
 pub mod call_tree;
 pub mod functions;
+pub mod leaks;
 pub mod threads;

@@ -130,6 +130,14 @@ impl Images {
         }
     }
 
+    /// The bytes of the program's file, and how far it was moved when it was loaded; `None` where no `--exec` names it.
+    pub(super) fn exec(&self) -> Option<(&[u8], u64)> {
+        let exec = self.exec.as_ref()?;
+        // Of the identity this is how far the file was moved (`Images::add`).
+        let mapping = self.mappings.iter().find(|mapping| mapping.path == exec.path)?;
+        Some((exec.bytes.bytes(), mapping.identity.1))
+    }
+
     /// Whether an address is in code that is known.
     pub(super) fn contains(&self, at: u64) -> bool {
         let after = self.mappings.partition_point(|mapping| mapping.avma.start.0 <= at);

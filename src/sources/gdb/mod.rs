@@ -5,14 +5,15 @@
 //! replies. `run.rs` (stop, continue, detach), `threads.rs`, `memory.rs` and `remote_files.rs` build on these.
 //! `description.rs` and `layout.rs` describe the target; `maps.rs`, `mach_images.rs` and `images.rs` its mappings;
 //! `waits.rs` decides which threads wait; `tasks/` has the tasks of an operating system that the stub does not know.
-//! `stops.rs` makes the captures, `target.rs` implements the engine's trait. Breakpoints are never set, and neither
-//! memory nor registers are written.
+//! `stops.rs` makes the captures, `target.rs` implements the engine's trait. `heap/` follows an allocator by breakpoints;
+//! a CPU recording sets none, and neither writes memory or registers.
 //!
 //! A stub may send anything at any time: lengths, counts and depths are bounded, and each reply has a deadline. A
 //! stub that fails is told to detach.
 
 mod connection_error;
 pub mod description;
+mod heap;
 mod hex;
 mod images;
 pub mod layout;
@@ -40,6 +41,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use connection_error::ConnectionError;
+pub use heap::{AllocatorNames, GdbHeap, GdbHeapSource};
 pub use target::{GdbTarget, InitialState};
 pub use transport::StubAddress;
 

@@ -137,7 +137,7 @@ impl Stub {
     }
 
     /// Takes a stop reply of all-stop mode.
-    fn stopped_all(&mut self, reply: &[u8]) -> Result<(), ConnectionError> {
+    pub(super) fn stopped_all(&mut self, reply: &[u8]) -> Result<(), ConnectionError> {
         match StopReply::parse(reply) {
             Some(StopReply::Stopped { signal, thread, exec, threads }) => {
                 self.run.running = false;

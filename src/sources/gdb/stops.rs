@@ -79,6 +79,23 @@ impl GdbTarget {
         Ok(())
     }
 
+    /// Copies a thread of a target that stands.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to.
+    pub(super) fn capture_stopped(
+        &mut self,
+        thread: ThreadId,
+        stack_bytes: usize,
+    ) -> Result<(Outcome, Capture), ConnectionError> {
+        let asked = StopRequest { thread, stack_bytes, keep_waiting: true };
+        let mut copies = [self.begin_copy(asked)];
+        self.copy_registers(&mut copies)?;
+        self.copy_stacks(&mut copies)?;
+        let [copy] = copies;
+        Ok((copy.outcome, copy.capture))
+    }
+
     fn begin_copy(&mut self, asked: StopRequest) -> Copy {
         let outcome = Outcome::Unreadable("registers could not be read");
         Copy { asked, told: None, other_sp: None, waits: None, capture: self.stops.buffer(), outcome }

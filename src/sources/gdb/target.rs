@@ -171,12 +171,22 @@ impl GdbTarget {
     }
 
     /// The stub has failed: one line for all later requests. It is told to detach at once.
-    fn lose(&mut self, broken: &ConnectionError) -> Fault {
+    pub(super) fn lose(&mut self, broken: &ConnectionError) -> Fault {
         let why = format!("the stub at {} {broken}", self.place);
         if self.lost.is_none() {
             self.stub.detach(true);
         }
         Fault::Lost(self.lost.get_or_insert(why).clone())
+    }
+
+    /// Whether the stub can still be talked to.
+    pub(super) fn check_link(&self) -> Result<(), Fault> {
+        self.lost.as_ref().map_or(Ok(()), |lost| Err(Fault::Lost(lost.clone())))
+    }
+
+    /// The task that runs where the stub knows of none, else the stub's thread. The target stands.
+    pub(super) fn current_thread(&self, tid: Tid) -> ThreadId {
+        ThreadId(self.tasks.as_ref().and_then(Tasks::current).unwrap_or(tid.tid))
     }
 
     /// Reports threads that came and went since the last stop. The target is stopped.
@@ -245,13 +255,11 @@ impl GdbTarget {
     }
 
     /// Runs requests: at once if the stub answers while the target runs, else while it is stopped for them.
-    fn asking<R>(
+    pub(super) fn asking<R>(
         &mut self,
         ask: impl FnOnce(&mut GdbTarget) -> Result<R, ConnectionError>,
     ) -> Result<R, Fault> {
-        if let Some(lost) = &self.lost {
-            return Err(Fault::Lost(lost.clone()));
-        }
+        self.check_link()?;
         let stops = !self.stub.can_be_asked();
         let begun_ns = self.clock.now_ns();
         self.stub.within(STOP, "what it was asked");

@@ -41,13 +41,45 @@ pub(super) struct Maps {
 impl Maps {
     /// Reads the executable mappings into `out`.
     pub(super) fn read(&mut self, pid: pid_t, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.read_text(pid)?;
+        self.take_text(pid, out);
+        Ok(())
+    }
+
+    /// Reads the executable mappings of a process that maps a file of this name, which no other process does; false for
+    /// any other.
+    pub(super) fn read_marked(
+        &mut self,
+        pid: pid_t,
+        mark: &str,
+        out: &mut Vec<Mapping>,
+    ) -> Result<bool, Fault> {
+        self.read_text(pid)?;
+        let is_it = memchr::memmem::find(&self.text, mark.as_bytes()).is_some();
+        if is_it {
+            self.take_text(pid, out);
+        }
+        Ok(is_it)
+    }
+
+    /// Takes the executable mappings from a copy of the list.
+    pub(super) fn take_copy(&mut self, pid: pid_t, text: Vec<u8>, out: &mut Vec<Mapping>) {
+        self.text = text;
+        self.take_text(pid, out);
+    }
+
+    fn read_text(&mut self, pid: pid_t) -> Result<(), Fault> {
         self.text.clear();
         File::open(format!("/proc/{pid}/maps"))
             .and_then(|mut file| file.read_to_end(&mut self.text))
+            .map(drop)
             .map_err(|error| match error.raw_os_error() {
                 Some(libc::ENOENT | libc::ESRCH) => Fault::Gone,
                 _ => Fault::Denied(format!("/proc/{pid}/maps: {}", io_text(&error))),
-            })?;
+            })
+    }
+
+    fn take_text(&mut self, pid: pid_t, out: &mut Vec<Mapping>) {
         out.clear();
         self.heads.clear();
         for mut line in proc::mappings(&self.text) {
@@ -63,7 +95,6 @@ impl Maps {
                 out.push(line.mapping);
             }
         }
-        Ok(())
     }
 
     /// Reads the mappings through a thread that still has the memory: `through`, or one of `others` that

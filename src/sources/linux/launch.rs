@@ -30,6 +30,8 @@ pub struct Launch {
     pub words: Vec<OsString>,
     /// The user that it runs as; `None`: as this process does.
     pub account: Option<Account>,
+    /// Variables that are set beside those that it inherits.
+    pub environment: Vec<(OsString, OsString)>,
 }
 
 /// The limit of open files that this process was started with, before it raised its own.
@@ -153,6 +155,7 @@ pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<HeldChild> 
     if let Some(account) = &account {
         command.env_clear().envs(account.environment());
     }
+    command.envs(launch.environment.iter().map(|(name, value)| (name, value)));
     let go_fd = go.as_raw_fd();
     // SAFETY: between fork and exec the closure only makes system calls, on descriptors that it owns or
     // that the parent keeps open until then; it allocates nothing and takes no lock (signal-safety(7)).

@@ -18,6 +18,7 @@ mod describe;
 mod file_pages;
 mod files;
 mod follow;
+mod heap;
 mod images;
 mod launch;
 mod moved_text;
@@ -54,6 +55,7 @@ use std::sync::Arc;
 
 use crate::clock::RealClock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sources::heap::HeapOptions;
 use crate::sources::{
     CallThread, ProcessSelection, Role, SampleSource, Sampling, SamplingMethod, Target, signals,
 };
@@ -61,6 +63,7 @@ use launch::{RequestsEnd, Spawner};
 use tracer::Tracer;
 
 pub use account::{Account, account, is_root};
+pub use heap::{ProbeOptions, why_no_allocations};
 pub use launch::Launch;
 #[cfg(test)]
 pub(crate) use perf::SimKernel;
@@ -163,6 +166,43 @@ pub fn with_source<R: Send>(
         tracer.let_go();
         Ok(result)
     })))
+}
+
+/// Starts a command with the heap shim and runs `body` with what reports its allocations, in a thread of its own.
+///
+/// # Errors
+/// [`ErrorKind::Attach`] when it cannot be run, [`ErrorKind::System`] when the shim cannot be put anywhere.
+pub fn with_heap_source<R: Send>(
+    command: &Launch,
+    shim: &[u8],
+    options: HeapOptions,
+    clock: RealClock,
+    body: impl FnOnce(SampleSource<'_>) -> R + Send,
+) -> Result<R> {
+    in_thread(|spawner| {
+        signals::note_sampler();
+        let mut source = heap::start(command, shim, options, clock, &spawner)?;
+        spawner.finish();
+        Ok(body(SampleSource::Pushed(&mut source)))
+    })
+}
+
+/// Sets probes in the allocator of a process and runs `body` with what reports its allocations, in a thread of its own.
+///
+/// # Errors
+/// [`ErrorKind::Attach`] for what is no process to profile, or where the kernel refuses.
+pub fn with_probed_heap<R: Send>(
+    pid: u32,
+    options: ProbeOptions,
+    clock: RealClock,
+    body: impl FnOnce(SampleSource<'_>) -> R + Send,
+) -> Result<R> {
+    in_thread(|spawner| {
+        signals::note_sampler();
+        let mut source = heap::ProbedHeap::attach(pid, options, clock)?;
+        spawner.finish();
+        Ok(body(SampleSource::Pushed(&mut source)))
+    })
 }
 
 /// What the kernel samples, or why it does not.

@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use libc::pid_t;
 
@@ -110,18 +110,21 @@ pub fn gains_rights(program: &OsStr) -> bool {
     if has_capability(CAP_SYS_PTRACE) {
         return false;
     }
-    let path = Path::new(program);
-    let found = if program.as_bytes().contains(&b'/') {
-        Some(path.to_owned()).filter(|path| path.is_file())
-    } else {
-        let folders = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&folders).map(|folder| folder.join(path)).find(|path| path.is_file())
-    };
-    let Some(found) = found else { return false };
+    let Some(found) = find_program(program) else { return false };
     let Ok(metadata) = fs::metadata(&found) else { return false };
     let by_owner = metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != sys::effective_uid();
     let by_group = metadata.mode() & libc::S_ISGID != 0 && metadata.mode() & libc::S_IXGRP != 0;
     by_owner || by_group || sys::has_file_capabilities(&found)
+}
+
+/// The file of a program, looked for as execvp(3) does.
+pub(super) fn find_program(program: &OsStr) -> Option<PathBuf> {
+    let path = Path::new(program);
+    if program.as_bytes().contains(&b'/') {
+        return Some(path.to_owned()).filter(|path| path.is_file());
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).map(|folder| folder.join(path)).find(|path| path.is_file())
 }
 
 /// Whether this process holds a capability.

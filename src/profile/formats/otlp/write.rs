@@ -105,9 +105,11 @@ impl Writer<'_> {
     fn header(&mut self) -> io::Result<()> {
         let saved = self.saved;
         let about = &saved.about;
-        let unit = about.unit.clone();
-        let kind =
-            proto::ValueType { kind: self.dictionary.text(unit)?, unit: self.dictionary.text("count")? };
+        let (kind, unit) = match &about.value_type {
+            Some(kind) if *kind != about.unit => (kind.clone(), about.unit.clone()),
+            _ => (about.unit.clone(), "count".to_owned()),
+        };
+        let kind = proto::ValueType { kind: self.dictionary.text(kind)?, unit: self.dictionary.text(unit)? };
         put(field::SAMPLE_TYPE, &kind.encode_to_vec(), &mut self.profile);
         if let Some(time_unix_ns) = about.time_unix_ns {
             encode_key(field::TIME_UNIX_NANO, WireType::SixtyFourBit, &mut self.profile);
@@ -121,6 +123,14 @@ impl Writer<'_> {
             };
             put(field::PERIOD_TYPE, &cpu.encode_to_vec(), &mut self.profile);
             self.number(field::PERIOD, period_ns.round() as u64);
+        }
+        if let Some(every) = about.sampled_every {
+            let space = proto::ValueType {
+                kind: self.dictionary.text("space")?,
+                unit: self.dictionary.text("bytes")?,
+            };
+            put(field::PERIOD_TYPE, &space.encode_to_vec(), &mut self.profile);
+            self.number(field::PERIOD, every);
         }
         let mut attributes = Vec::new();
         let recording = metadata::to_comments(about);

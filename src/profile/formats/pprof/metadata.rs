@@ -9,6 +9,8 @@ const PREFIX: &str = "stackprof.";
 pub(super) const WITH_WAITS: &str = "stackprof.idle: true";
 /// The comment of a profile whose threads have samples of their own, and one root by process.
 pub(super) const MERGED_THREADS: &str = "stackprof.merged_threads: true";
+/// The comment of a profile with several values: which is shown.
+pub(super) const TYPE: &str = "stackprof.type: ";
 const LOST: &str = "lost ";
 const INCOMPLETE: &str = "incomplete ";
 
@@ -30,6 +32,8 @@ pub(in crate::profile::formats) fn to_comments(about: &About) -> Vec<String> {
     tell("cut", about.is_time_range.then(|| true.to_string()));
     tell("ticks", about.ticks.map(|ticks| ticks.to_string()));
     tell("unit", Some(about.unit.clone()).filter(|unit| unit != SAMPLES));
+    tell("type", about.value_type.clone());
+    tell("every", about.sampled_every.map(|bytes| bytes.to_string()));
     for (reason, count) in &about.lost {
         tell(&format!("{LOST}{reason}"), Some(count.to_string()));
     }
@@ -72,6 +76,8 @@ fn take(about: &mut About, key: &str, value: &str) -> bool {
             Err(_) => false,
         },
         "ticks" => put(&mut about.ticks, value),
+        "type" => put(&mut about.value_type, value),
+        "every" => put(&mut about.sampled_every, value),
         "unit" => {
             value.clone_into(&mut about.unit);
             true
@@ -106,6 +112,8 @@ mod tests {
             is_time_range: true,
             unit: "bytes".into(),
             ticks: Some(12),
+            value_type: Some("inuse_space".into()),
+            sampled_every: Some(524_288),
             lost: BTreeMap::from([("thread ended".into(), 3)]),
             incomplete: BTreeMap::from([("broken frame chain".into(), 4)]),
             comments: vec!["of another: program".into()],

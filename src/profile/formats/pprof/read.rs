@@ -50,7 +50,11 @@ pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
 pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<Saved, Malformed> {
     let tables = Tables::read(bytes)?;
     let (chosen, unit) = chosen(&tables, bytes, tally)?;
-    let about = about(&tables, unit)?;
+    let mut about = about(&tables, unit.clone())?;
+    if let Some(wanted) = tally.value_type() {
+        // The profile tells of the one that it shows.
+        (about.value_type, about.unit) = (Some(wanted.to_owned()), unit);
+    }
     let mut reader = Reader {
         tables: &tables,
         begin_ns: about.time_unix_ns.unwrap_or(0),

@@ -36,6 +36,15 @@ pub(super) fn chosen(
         let of = format!("sample type {index}");
         types.push((tables.string(value.kind, &of)?, tables.string(value.unit, &of)?));
     }
+    if let Some(wanted) = tally.value_type() {
+        let index = types.iter().position(|(kind, _)| *kind == wanted).ok_or_else(|| {
+            let kinds: Vec<&str> = types.iter().map(|(kind, _)| *kind).collect();
+            format!("it has no values of type `{wanted}`; it has {}", kinds.join(", "))
+        })?;
+        let (kind, unit) = types.get(index).copied().unwrap_or_default();
+        let unit = if matches!(unit, "count" | "") { kind } else { unit };
+        return Ok((CountedValue { index, divisor: 1 }, unit.to_owned()));
+    }
     let default = tables.string(tables.default_type.cast_signed(), "the default sample type")?;
     let named = |name: &str| types.iter().position(|(kind, _)| !name.is_empty() && *kind == name);
     // As `go tool pprof` does; where samples say the same, they are shorter.
@@ -60,7 +69,9 @@ pub(super) fn chosen(
         unit if kind == SAMPLES => (one, if unit == SAMPLES { SAMPLES } else { unit }.to_owned()),
         unit => (one, unit.to_owned()),
     };
-    if types.len() > 1 && found.1 != SAMPLES {
+    // Of stackprof's own it is known, and meant.
+    let is_own = tables.comments().any(|comment| comment.strip_prefix(metadata::TYPE) == Some(kind));
+    if types.len() > 1 && found.1 != SAMPLES && !is_own {
         tally.remark(&format!("1 of {} values is read: {kind}", types.len()));
     }
     Ok(found)

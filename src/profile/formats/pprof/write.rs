@@ -16,6 +16,7 @@ use crate::profile::about::SAMPLES;
 use crate::profile::saved::{Frame, Saved, StackRoot};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::Timeline;
+use crate::profile::values::StackValues;
 
 /// Bytes of messages that are collected before they are compressed.
 const BUFFER_BYTES: usize = 1 << 16;
@@ -111,8 +112,7 @@ impl Writer<'_, '_> {
         let saved = self.saved;
         let about = &saved.about;
         let period_ns = about.period_ns();
-        let samples = ValueType { kind: self.strings.own(&about.unit), unit: self.strings.own("count") };
-        self.message(field::SAMPLE_TYPE, &samples)?;
+        self.sample_types()?;
         if period_ns.is_some() {
             let cpu = ValueType { kind: self.strings.own("cpu"), unit: self.strings.own("nanoseconds") };
             self.message(field::SAMPLE_TYPE, &cpu)?;
@@ -135,6 +135,55 @@ impl Writer<'_, '_> {
         self.table()
     }
 
+    /// Writes what the values of samples are, but for CPU time; of allocations also what one sample stands for.
+    fn sample_types(&mut self) -> io::Result<()> {
+        let about = &self.saved.about;
+        let mut own =
+            |kind: &str, unit: &str| ValueType { kind: self.strings.own(kind), unit: self.strings.own(unit) };
+        let types = match (self.saved.values(), &about.value_type) {
+            (Some(values), _) => values.types().iter().map(|of| own(&of.kind, &of.unit)).collect(),
+            (None, Some(kind)) if *kind != about.unit => vec![own(kind, &about.unit)],
+            (None, _) => vec![own(&about.unit, "count")],
+        };
+        for of in &types {
+            self.message(field::SAMPLE_TYPE, of)?;
+        }
+        if let Some(every) = about.sampled_every {
+            let space = ValueType { kind: self.strings.own("space"), unit: self.strings.own("bytes") };
+            self.message(field::PERIOD_TYPE, &space)?;
+            self.number(field::PERIOD, every)?;
+        }
+        if let (Some(values), Some(kind)) = (self.saved.values(), &about.value_type)
+            && let Some(shown) = values.index(kind).and_then(|index| types.get(index))
+        {
+            self.number(field::DEFAULT_SAMPLE_TYPE, shown.kind.unsigned_abs())?;
+        }
+        Ok(())
+    }
+
+    /// Writes a sample for each stack with all its values.
+    fn all_values(&mut self, values: &StackValues, keys: &Keys, used: &mut [bool]) -> io::Result<()> {
+        let saved = self.saved;
+        let (mut sample, mut frames) = (Sample::default(), Vec::new());
+        for (node, row) in values.rows() {
+            frames.clear();
+            let Some(root) = saved.path_of(node, &mut frames) else { continue };
+            for frame in &frames {
+                if let Some(used) = used.get_mut(*frame as usize) {
+                    *used = true;
+                }
+            }
+            sample.location_id.clear();
+            sample.location_id.extend(frames.iter().rev().map(|frame| u64::from(*frame) + 1));
+            sample.label.clear();
+            self.labels(&root, keys, &mut sample.label);
+            let values = row.iter().map(|value| i64::try_from(*value).map_err(|_| too_large(*value)));
+            sample.value = values.collect::<io::Result<_>>()?;
+            self.message(field::SAMPLE, &sample)?;
+        }
+        Ok(())
+    }
+
     /// Writes the samples; returns which frames they have.
     fn samples(&mut self, period_ns: Option<f64>) -> io::Result<Vec<bool>> {
         let saved = self.saved;
@@ -150,6 +199,10 @@ impl Writer<'_, '_> {
             yes: own(label::YES),
         };
         let mut used = vec![false; saved.frames().len()];
+        if let Some(values) = saved.values() {
+            self.all_values(values, &keys, &mut used)?;
+            return Ok(used);
+        }
         let rest = match self.timeline {
             Some(timeline) => {
                 self.timed_samples(timeline, &keys, &mut used, period_ns)?;

@@ -58,7 +58,7 @@ pub(in crate::sources::linux) fn update_thread_clocks(tids: impl Iterator<Item =
 }
 
 /// The monotonic clock, as [`Clocks::monotonic_ns`].
-pub(super) fn monotonic_ns() -> u64 {
+pub(in crate::sources::linux) fn monotonic_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC).unwrap_or(0)
 }
 

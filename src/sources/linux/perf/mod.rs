@@ -20,6 +20,7 @@ mod buffers;
 mod clocks;
 mod cpu_time;
 mod events;
+mod heap_probes;
 mod pipeline;
 mod process;
 mod reorder;
@@ -52,7 +53,8 @@ use source::SourceStart;
 use stack::stack_size::EventStackSize;
 
 pub(super) use bpf::kernel_names;
-pub(super) use clocks::{process_cpu_ns, update_thread_clocks};
+pub(super) use clocks::{monotonic_ns, process_cpu_ns, update_thread_clocks};
+pub(super) use heap_probes::{HeapProbes, HeapSample};
 pub(super) use process::procfs::{all_processes, parent_of};
 pub(super) use ring::registers::of_waiting as registers_of_waiting;
 pub(super) use source::PerfSource;

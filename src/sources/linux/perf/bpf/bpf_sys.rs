@@ -45,6 +45,8 @@ struct LoadProgram {
 pub(in crate::sources::linux::perf) enum ProgramKind {
     /// It judges samples of events (BPF_PROG_TYPE_PERF_EVENT).
     Event,
+    /// It runs at a probe (BPF_PROG_TYPE_KPROBE).
+    Probe,
     /// It runs when it is called, by [`run_program`] (BPF_PROG_TYPE_SYSCALL).
     Call,
 }
@@ -61,6 +63,7 @@ pub(in crate::sources::linux::perf) fn load_program(
     const BPF_F_SLEEPABLE: u32 = 1 << 4;
     let (program_type, flags) = match kind {
         ProgramKind::Event => (7, 0),
+        ProgramKind::Probe => (2, 0),
         ProgramKind::Call => (31, BPF_F_SLEEPABLE),
     };
     let mut load = LoadProgram {
@@ -146,6 +149,17 @@ pub(in crate::sources::linux::perf) fn create_map_of(
     create(CreateMap { map_type: BPF_MAP_TYPE_HASH, key_size: 4, value_size, max_entries, flags: 0 })
 }
 
+/// A map that programs fill, from addresses to numbers (BPF_MAP_TYPE_HASH), which takes memory as it grows.
+///
+/// # Errors
+/// What bpf(2) says.
+pub(in crate::sources::linux::perf) fn create_address_map(max_entries: u32) -> io::Result<OwnedFd> {
+    const BPF_MAP_TYPE_HASH: u32 = 1;
+    const BPF_F_NO_PREALLOC: u32 = 1;
+    let flags = BPF_F_NO_PREALLOC;
+    create(CreateMap { map_type: BPF_MAP_TYPE_HASH, key_size: 8, value_size: 8, max_entries, flags })
+}
+
 fn create(mut create: CreateMap) -> io::Result<OwnedFd> {
     const BPF_MAP_CREATE: c_int = 0;
     // SAFETY: `create` points to nothing.
@@ -188,6 +202,21 @@ pub(in crate::sources::linux::perf) fn remove_from_map(map: &OwnedFd, key: u32) 
     change_map(map, key, None);
 }
 
+/// Reads or writes the value under key 0. `value` are `bytes` of the caller's, live and, for a command that reads, writable;
+/// the kernel copies `value_bytes`.
+fn exchange(map: &OwnedFd, command: c_int, value: u64, bytes: usize, value_bytes: usize) -> io::Result<()> {
+    // The kernel copies as many bytes as the value has, whatever is behind the address.
+    if bytes != value_bytes {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let key: u32 = 0;
+    let map = map.as_raw_fd().cast_unsigned();
+    let mut change = ChangeMap { map, padding: 0, key: &raw const key as u64, value, flags: 0 };
+    // SAFETY: the key of 4 bytes and the value, whose length was checked above and which the callers borrow, for writing
+    // where the command reads, are live during the call, which keeps none.
+    done(unsafe { bpf(command, &mut change) })
+}
+
 /// One value of some bytes that programs can get at (BPF_MAP_TYPE_ARRAY).
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct Array {
@@ -220,7 +249,7 @@ impl Array {
     /// Errors of bpf(2).
     pub(in crate::sources::linux::perf) fn put(&self, value: &[u8]) -> io::Result<()> {
         const BPF_MAP_UPDATE_ELEM: c_int = 2;
-        self.exchange(BPF_MAP_UPDATE_ELEM, value.as_ptr() as u64, value.len())
+        exchange(&self.map, BPF_MAP_UPDATE_ELEM, value.as_ptr() as u64, value.len(), self.value_bytes)
     }
 
     /// Reads the value, which has as many bytes as it was made for.
@@ -229,21 +258,7 @@ impl Array {
     /// Errors of bpf(2).
     pub(in crate::sources::linux::perf) fn get(&self, value: &mut [u8]) -> io::Result<()> {
         const BPF_MAP_LOOKUP_ELEM: c_int = 1;
-        self.exchange(BPF_MAP_LOOKUP_ELEM, value.as_mut_ptr() as u64, value.len())
-    }
-
-    /// `value` are bytes of the caller's, live and, for a command that reads, writable.
-    fn exchange(&self, command: c_int, value: u64, bytes: usize) -> io::Result<()> {
-        // The kernel copies as many bytes as the value has, whatever is behind the address.
-        if bytes != self.value_bytes {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        let key: u32 = 0;
-        let map = self.map.as_raw_fd().cast_unsigned();
-        let mut change = ChangeMap { map, padding: 0, key: &raw const key as u64, value, flags: 0 };
-        // SAFETY: the key of 4 bytes and the value, whose length was checked above and which `put` and `get`
-        // borrow, are live during the call, which keeps none; `get` borrows it for writing.
-        done(unsafe { bpf(command, &mut change) })
+        exchange(&self.map, BPF_MAP_LOOKUP_ELEM, value.as_mut_ptr() as u64, value.len(), self.value_bytes)
     }
 
     /// Freezes the value.
@@ -255,6 +270,53 @@ impl Array {
         let mut map = self.map.as_raw_fd().cast_unsigned();
         // SAFETY: the descriptor is all that this command takes.
         done(unsafe { bpf(BPF_MAP_FREEZE, &mut map) })
+    }
+}
+
+/// One value for each CPU, of some bytes, that programs change (BPF_MAP_TYPE_PERCPU_ARRAY).
+#[derive(Debug)]
+pub(in crate::sources::linux::perf) struct CpuArray {
+    map: OwnedFd,
+    /// Bytes of the values of all CPUs together.
+    bytes: usize,
+}
+
+impl CpuArray {
+    /// `value_bytes`: a multiple of 8, which the kernel rounds sizes to. `cpus`: how many CPUs are possible.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(in crate::sources::linux::perf) fn create(value_bytes: usize, cpus: usize) -> io::Result<CpuArray> {
+        const BPF_MAP_TYPE_PERCPU_ARRAY: u32 = 6;
+        let value_size = value_bytes as u32;
+        let map_type = BPF_MAP_TYPE_PERCPU_ARRAY;
+        let map = create(CreateMap { map_type, key_size: 4, value_size, max_entries: 1, flags: 0 })?;
+        Ok(CpuArray { map, bytes: value_bytes.next_multiple_of(8) * cpus })
+    }
+
+    /// Its descriptor, for programs.
+    pub(in crate::sources::linux::perf) fn descriptor(&self) -> &OwnedFd {
+        &self.map
+    }
+
+    /// Sets the values of all CPUs, one behind the other.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(in crate::sources::linux::perf) fn put(&self, values: &[u8]) -> io::Result<()> {
+        const BPF_MAP_UPDATE_ELEM: c_int = 2;
+        exchange(&self.map, BPF_MAP_UPDATE_ELEM, values.as_ptr() as u64, values.len(), self.bytes)
+    }
+
+    /// The values of all CPUs, one behind the other.
+    ///
+    /// # Errors
+    /// What bpf(2) says.
+    pub(in crate::sources::linux::perf) fn get(&self) -> io::Result<Vec<u8>> {
+        const BPF_MAP_LOOKUP_ELEM: c_int = 1;
+        let mut values = vec![0; self.bytes];
+        exchange(&self.map, BPF_MAP_LOOKUP_ELEM, values.as_mut_ptr() as u64, self.bytes, self.bytes)?;
+        Ok(values)
     }
 }
 

@@ -110,6 +110,16 @@ pub(in crate::sources::linux::perf) fn program(
     program
 }
 
+/// A program that does `body` for threads that have a number in this namespace, and says no: nothing else is recorded.
+/// `body` finds the running thread at [`TID`] and the program's argument in [`CONTEXT`].
+pub(in crate::sources::linux::perf) fn observer(namespace: (u64, u64), body: &[u64]) -> Vec<u64> {
+    let mut program = vec![op(MOVE_REGISTER, CONTEXT, 1, 0, 0)];
+    program.extend(process(namespace, false));
+    program.extend(body);
+    program.extend(NO);
+    program
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::instructions::machine::Machine;

@@ -14,7 +14,11 @@ pub(in crate::sources::linux::perf) const LOAD_64: u8 = 0x18;
 pub(in crate::sources::linux::perf) const MOVE: u8 = 0xb7;
 pub(in crate::sources::linux::perf) const MOVE_REGISTER: u8 = 0xbf;
 pub(in crate::sources::linux::perf) const ADD: u8 = 0x07;
+pub(in crate::sources::linux::perf) const ADD_REGISTER: u8 = 0x0f;
+pub(in crate::sources::linux::perf) const SUBTRACT_REGISTER: u8 = 0x1f;
+pub(in crate::sources::linux::perf) const MULTIPLY_REGISTER: u8 = 0x2f;
 pub(in crate::sources::linux::perf) const AND: u8 = 0x57;
+pub(in crate::sources::linux::perf) const SHIFT_LEFT: u8 = 0x67;
 pub(in crate::sources::linux::perf) const SHIFT_RIGHT: u8 = 0x77;
 /// A word has 4 bytes, a double word 8.
 pub(in crate::sources::linux::perf) const LOAD_WORD: u8 = 0x61;
@@ -27,6 +31,7 @@ pub(in crate::sources::linux::perf) const CALL: u8 = 0x85;
 pub(in crate::sources::linux::perf) const JUMP: u8 = 0x05;
 pub(in crate::sources::linux::perf) const JUMP_IF_EQUAL: u8 = 0x15;
 pub(in crate::sources::linux::perf) const JUMP_UNLESS_EQUAL: u8 = 0x55;
+pub(in crate::sources::linux::perf) const JUMP_IF_GREATER_SIGNED: u8 = 0x65;
 pub(in crate::sources::linux::perf) const EXIT: u8 = 0x95;
 /// As the source register of [`LOAD_64`]: the value is the descriptor of a map.
 pub(in crate::sources::linux::perf) const IS_MAP: u8 = 1;
@@ -34,7 +39,10 @@ pub(in crate::sources::linux::perf) const IS_MAP: u8 = 1;
 const IS_VALUE: u8 = 2;
 
 pub(in crate::sources::linux::perf) const MAP_LOOKUP: i32 = 1;
+pub(in crate::sources::linux::perf) const MAP_UPDATE: i32 = 2;
+pub(in crate::sources::linux::perf) const MAP_DELETE: i32 = 3;
 pub(in crate::sources::linux::perf) const KTIME_GET_NS: i32 = 5;
+pub(in crate::sources::linux::perf) const GET_PRANDOM_U32: i32 = 7;
 pub(in crate::sources::linux::perf) const GET_CURRENT_PID_TGID: i32 = 14;
 pub(in crate::sources::linux::perf) const GET_CURRENT_TASK: i32 = 35;
 pub(in crate::sources::linux::perf) const PROBE_READ_USER: i32 = 112;
@@ -62,6 +70,8 @@ pub(in crate::sources::linux::perf) const fn load_value(register: u8, array: i32
 /// Runs programs as the kernel would: the running thread, maps, a ring and the memory of a program.
 #[cfg(test)]
 pub(in crate::sources::linux::perf) mod machine {
+    use hashbrown::HashMap;
+
     use super::*;
 
     /// Where its stack ends.
@@ -72,6 +82,9 @@ pub(in crate::sources::linux::perf) mod machine {
     /// Where values of maps and records of rings are.
     const VALUE: u64 = 0x20_0000;
     const RECORDS: u64 = 0x30_0000;
+    /// Where the values of lists are, and how far apart.
+    const LISTS: u64 = 0x40_0000;
+    const LIST_BYTES: u64 = 0x1_0000;
     /// Where the kernel has the running thread.
     const TASK: u64 = 0xffff_8880_0000_0000;
 
@@ -83,6 +96,10 @@ pub(in crate::sources::linux::perf) mod machine {
         pub(in crate::sources::linux::perf) time_ns: u64,
         /// Each map: its number, and the value of each key.
         pub(in crate::sources::linux::perf) maps: Vec<(i32, Vec<(u32, u64)>)>,
+        /// Maps from addresses to numbers, which programs change.
+        pub(in crate::sources::linux::perf) addresses: Vec<(i32, HashMap<u64, u64>)>,
+        /// What the next random numbers are.
+        pub(in crate::sources::linux::perf) random: u64,
         /// Values of more bytes: the map, the key, the value.
         pub(in crate::sources::linux::perf) lists: Vec<(i32, u32, Vec<u8>)>,
         /// The number of the ring, how many records it has room for, and those that were submitted.
@@ -108,6 +125,8 @@ pub(in crate::sources::linux::perf) mod machine {
                 namespace,
                 time_ns: 1_000_000,
                 maps: Vec::new(),
+                addresses: Vec::new(),
+                random: 1,
                 lists: Vec::new(),
                 ring: -1,
                 room: usize::MAX,
@@ -124,6 +143,10 @@ pub(in crate::sources::linux::perf) mod machine {
         /// The bytes at an address of the machine: it has nothing else.
         fn at(&mut self, address: u64, len: usize) -> &mut [u8] {
             let (base, bytes) = match address {
+                LISTS.. => {
+                    let index = (address - LISTS) / LIST_BYTES;
+                    (LISTS + index * LIST_BYTES, &mut self.lists[index as usize].2)
+                }
                 RECORDS.. => (RECORDS, self.reserved.as_mut().expect("nothing is reserved")),
                 VALUE.. => (VALUE, &mut self.value),
                 ..0x9_0000 => (CONTEXT, &mut self.context),
@@ -152,12 +175,20 @@ pub(in crate::sources::linux::perf) mod machine {
                 at += 1;
                 match code {
                     LOAD_64 => {
-                        let high = if src == 0 { program[at] & 0xffff_ffff_0000_0000 } else { 0 };
-                        registers[dst] = u64::from(value as u32) | high;
+                        let high = program[at] & 0xffff_ffff_0000_0000;
+                        registers[dst] = match src as u8 {
+                            IS_VALUE => self.list(value, 0).expect("an unknown array") + (high >> 32),
+                            IS_MAP => u64::from(value as u32),
+                            _ => u64::from(value as u32) | high,
+                        };
                         at += 1;
                     }
                     MOVE => registers[dst] = value as i64 as u64,
                     MOVE_REGISTER => registers[dst] = registers[src],
+                    ADD_REGISTER => registers[dst] = registers[dst].wrapping_add(registers[src]),
+                    SUBTRACT_REGISTER => registers[dst] = registers[dst].wrapping_sub(registers[src]),
+                    MULTIPLY_REGISTER => registers[dst] = registers[dst].wrapping_mul(registers[src]),
+                    SHIFT_LEFT => registers[dst] <<= value,
                     ADD => registers[dst] = registers[dst].wrapping_add(value as i64 as u64),
                     AND => registers[dst] &= value as i64 as u64,
                     SHIFT_RIGHT => registers[dst] >>= value,
@@ -172,6 +203,11 @@ pub(in crate::sources::linux::perf) mod machine {
                         self.at(of(registers[dst]), 8).copy_from_slice(&word.to_le_bytes());
                     }
                     CALL => registers[0] = self.call(value, &registers),
+                    JUMP_IF_GREATER_SIGNED => {
+                        if (registers[dst] as i64) > i64::from(value) {
+                            at = at.wrapping_add_signed(offset.into());
+                        }
+                    }
                     JUMP => at = at.wrapping_add_signed(offset.into()),
                     JUMP_IF_EQUAL | JUMP_UNLESS_EQUAL => {
                         let equal = registers[dst] == value as i64 as u64;
@@ -189,16 +225,47 @@ pub(in crate::sources::linux::perf) mod machine {
             panic!("no end");
         }
 
+        /// The address of a value of `lists`.
+        fn list(&self, map: i32, key: u32) -> Option<u64> {
+            let index = self.lists.iter().position(|list| (list.0, list.1) == (map, key))?;
+            Some(LISTS + index as u64 * LIST_BYTES)
+        }
+
         fn call(&mut self, helper: i32, registers: &[u64; 11]) -> u64 {
             let [_, first, second, third, fourth, ..] = *registers;
+            if let MAP_LOOKUP | MAP_UPDATE | MAP_DELETE = helper
+                && let Some(index) = self.addresses.iter().position(|(map, _)| *map as u64 == first)
+            {
+                let key = self.read(second, 8);
+                let value = if helper == MAP_UPDATE { self.read(third, 8) } else { 0 };
+                let map = &mut self.addresses[index].1;
+                let missing = || (-2i64) as u64;
+                return match helper {
+                    MAP_UPDATE => map.insert(key, value).map_or(0, |_| 0),
+                    MAP_DELETE => map.remove(&key).map_or_else(missing, |_| 0),
+                    _ => panic!("no program looks into it"),
+                };
+            }
             match helper {
+                MAP_UPDATE | MAP_DELETE => {
+                    let key = self.read(second, 4) as u32;
+                    let value = if helper == MAP_UPDATE { self.read(third, 8) } else { 0 };
+                    let map = self.maps.iter_mut().find(|(number, _)| *number as u64 == first);
+                    let (_, values) = map.expect("an unknown map");
+                    values.retain(|(has, _)| *has != key);
+                    if helper == MAP_UPDATE {
+                        values.push((key, value));
+                    }
+                    0
+                }
+                GET_PRANDOM_U32 => {
+                    self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    self.random >> 33
+                }
                 MAP_LOOKUP => {
                     let key = self.read(second, 4) as u32;
                     if self.lists.iter().any(|(number, ..)| *number as u64 == first) {
-                        let of_key = |list: &&(i32, u32, Vec<u8>)| (list.0 as u64, list.1) == (first, key);
-                        let Some((.., value)) = self.lists.iter().find(of_key) else { return 0 };
-                        self.value.clone_from(value);
-                        return VALUE;
+                        return self.list(first as i32, key).unwrap_or(0);
                     }
                     let map = self.maps.iter().find(|(number, _)| *number as u64 == first);
                     let (_, values) = map.expect("an unknown map");

@@ -141,7 +141,7 @@ fn loaded((verdict, namespace): (FilterRule, (u64, u64))) -> Option<OwnedFd> {
 }
 
 /// Device and inode of the PID namespace of a process.
-fn pid_namespace(pid: &str) -> Option<(u64, u64)> {
+pub(in crate::sources::linux::perf) fn pid_namespace(pid: &str) -> Option<(u64, u64)> {
     let meta = fs::metadata(format!("/proc/{pid}/ns/pid")).ok()?;
     Some((meta.dev(), meta.ino()))
 }

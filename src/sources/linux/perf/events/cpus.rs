@@ -34,6 +34,14 @@ pub(in crate::sources::linux::perf) fn cpu_count() -> usize {
     online_cpus().map_or(1, |cpus| cpus.len())
 }
 
+/// How many CPUs the kernel keeps values for: those that may come online, too.
+pub(in crate::sources::linux::perf) fn possible_cpu_count() -> io::Result<usize> {
+    let list = fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    // Values are as many as the highest number says (include/linux/cpumask.h, `num_possible_cpus`).
+    let cpus = cpu_list(&list).len();
+    if cpus == 0 { Err(io::ErrorKind::InvalidData.into()) } else { Ok(cpus) }
+}
+
 /// `0-3,8` (Documentation/admin-guide/cputopology.rst).
 fn cpu_list(text: &str) -> Vec<c_int> {
     let ranges = text.trim().split(',').filter_map(|range| {

@@ -1,0 +1,80 @@
+//! Entries of functions of an ELF file, by their names.
+//!
+//! Input: the bytes of a file, hostile. Output: stated addresses and sizes. Of 32-bit Arm the last bit of an address says
+//! that the function is T32 (ELF for the Arm Architecture, 5.5.3). Not for: names of addresses (see `symbol::table`).
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader32, FileHeader64};
+use object::read::elf::{FileHeader, Sym};
+
+use super::{Class, class};
+use crate::addr::Svma;
+
+/// The entry of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its stated address.
+    pub svma: Svma,
+    /// Size of the function, 0 where the symbol has none.
+    pub bytes: u64,
+}
+
+/// The entry of each of these functions, `None` where the file defines none of that name, or several. Symbols for the
+/// dynamic loader come after those of the linker, which a stripped file lacks.
+#[must_use]
+pub fn find(bytes: &[u8], names: &[&str]) -> Vec<Option<Entry>> {
+    let mut entries = vec![None; names.len()];
+    for kind in [elf::SHT_SYMTAB, elf::SHT_DYNSYM] {
+        let found = match class(bytes) {
+            Ok(Class::Elf32) => collect::<FileHeader32<LittleEndian>>(bytes, kind, names),
+            Ok(Class::Elf64) => collect::<FileHeader64<LittleEndian>>(bytes, kind, names),
+            Err(_) => return entries,
+        };
+        let found = found.unwrap_or_default();
+        for (index, entry) in entries.iter_mut().enumerate().filter(|(_, entry)| entry.is_none()) {
+            let mut all = found.iter().filter(|(of, _)| *of == index).map(|(_, entry)| *entry);
+            let first = all.next();
+            *entry = first.filter(|first| all.all(|other| other.svma == first.svma));
+        }
+    }
+    entries
+}
+
+fn collect<H: FileHeader<Endian = LittleEndian>>(
+    data: &[u8],
+    kind: elf::SectionType,
+    names: &[&str],
+) -> object::read::Result<Vec<(usize, Entry)>> {
+    let header = H::parse(data)?;
+    let endian = header.endian()?;
+    let table = header.sections(endian, data)?.symbols(endian, data, kind)?;
+    let mut found = Vec::new();
+    for symbol in table.iter() {
+        if symbol.st_type() != elf::STT_FUNC || symbol.is_undefined(endian) {
+            continue;
+        }
+        let name = table.symbol_name(endian, symbol).unwrap_or_default();
+        let index = names.iter().position(|wanted| wanted.as_bytes() == name);
+        let entry =
+            Entry { svma: Svma(symbol.st_value(endian).into()), bytes: symbol.st_size(endian).into() };
+        found.extend(index.map(|index| (index, entry)));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_found_by_name_and_others_are_not() {
+        assert_eq!(find(b"\x7fELF", &["main"]), [None]);
+        let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        if class(&program).is_err() {
+            // A program of macOS.
+            return;
+        }
+        let found = find(&program, &["main", "no such function"]);
+        assert!(found[0].is_some_and(|main| main.svma.0 != 0) && found[1].is_none());
+    }
+}

@@ -1,0 +1,273 @@
+//! What a recording of allocations says: titles, the closing summary, the table of leaks, or why there is nothing.
+//!
+//! Input: heap statistics and counters. Output: text for people. `stackprof heap` is a recording (`record.rs`) whose
+//! source reports allocations.
+
+use std::ffi::OsStr;
+
+use serde::Serialize;
+
+use super::args::heap::Heap;
+use super::system;
+use super::text::{bytes, causes, duration, grouped, percent, plural};
+use crate::error::{Error, ErrorKind};
+use crate::escape::escape_line;
+use crate::heap::{Counters, Estimate, HeapValues, Moment, ValueKind};
+use crate::profile::{Leak, RING_FULL, Saved, lost_bytes};
+use crate::recording::Profile;
+use crate::sources::pushed::AllocationLosses;
+
+/// Rows of the table of leaks.
+const LEAKS_SHOWN: usize = 10;
+/// Of 95 % of a normal distribution, standard errors.
+const ERRORS_95: f64 = 1.96;
+
+/// Heap statistics for `--stats`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HeapFigures {
+    every_bytes: u64,
+    moment: &'static str,
+    samples: u64,
+    inuse_space: u64,
+    inuse_space_error: f64,
+    inuse_objects: u64,
+    inuse_objects_error: f64,
+    alloc_space: u64,
+    alloc_space_error: f64,
+    alloc_objects: u64,
+    alloc_objects_error: f64,
+    churn_space: u64,
+    churn_objects: u64,
+    peak_space: u64,
+    frees: u64,
+    frees_unknown: u64,
+    frees_missing: u64,
+    frees_lost: u64,
+    samples_lost: u64,
+    samples_lost_bytes: u64,
+    samples_early: u64,
+    samples_untracked: u64,
+    records_malformed: u64,
+}
+
+/// The statistics of a recording.
+pub(super) fn figures(profile: &Profile, values: &HeapValues) -> HeapFigures {
+    let losses = profile.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
+    let total = |kind| values.total(kind);
+    let error = |estimate: Estimate| (estimate.standard_error() * 1000.0).round() / 1000.0;
+    let Counters { allocations, frees, frees_unknown, frees_missing, untracked, .. } = values.counters;
+    HeapFigures {
+        every_bytes: values.rate.every_bytes(),
+        moment: if values.moment == Moment::Peak { "peak" } else { "end" },
+        samples: allocations,
+        inuse_space: total(ValueKind::InuseSpace),
+        inuse_space_error: error(values.inuse.0),
+        inuse_objects: total(ValueKind::InuseObjects),
+        inuse_objects_error: error(values.inuse.1),
+        alloc_space: total(ValueKind::AllocSpace),
+        alloc_space_error: error(values.allocated.0),
+        alloc_objects: total(ValueKind::AllocObjects),
+        alloc_objects_error: error(values.allocated.1),
+        churn_space: total(ValueKind::ChurnSpace),
+        churn_objects: total(ValueKind::ChurnObjects),
+        peak_space: values.peak_bytes,
+        frees,
+        frees_unknown,
+        frees_missing,
+        frees_lost: losses.frees,
+        samples_lost: losses.allocations.iter().map(|(count, _)| count).sum(),
+        samples_lost_bytes: lost_bytes(profile, values).map_or(0, |(_, bytes)| bytes),
+        samples_early: losses.early,
+        samples_untracked: untracked,
+        records_malformed: losses.malformed,
+    }
+}
+
+/// What pictures count, for their headings: `12.3 MB in use at the end`.
+pub(super) fn counted(heap: &Heap, values: &HeapValues) -> String {
+    let total = values.total(heap.shown);
+    let moment = match values.moment {
+        Moment::Peak => "at the peak",
+        Moment::End => "at the end",
+    };
+    match heap.shown {
+        ValueKind::InuseSpace => format!("{} in use {moment}", bytes(total)),
+        ValueKind::InuseObjects => format!("{} in use {moment}", plural(total, "allocation")),
+        ValueKind::AllocSpace => format!("{} allocated in all", bytes(total)),
+        ValueKind::AllocObjects => plural(total, "allocation"),
+        ValueKind::ChurnSpace => format!("{} freed within 1 ms", bytes(total)),
+        ValueKind::ChurnObjects => format!("{} freed within 1 ms", plural(total, "allocation")),
+    }
+}
+
+/// The lines of the closing summary that tell of memory: label and text.
+pub(super) fn lines(profile: &Profile, values: &HeapValues) -> Vec<(&'static str, String)> {
+    let total = |kind| values.total(kind);
+    let moment = if values.moment == Moment::Peak { "at the peak" } else { "at the end" };
+    let (space, objects) = (total(ValueKind::AllocSpace), total(ValueKind::AllocObjects));
+    let mut lines = vec![
+        (
+            "in use",
+            format!(
+                "{}{} in {} {moment}",
+                bytes(total(ValueKind::InuseSpace)),
+                error(&values.inuse.0),
+                plural(total(ValueKind::InuseObjects), "block"),
+            ),
+        ),
+        (
+            "allocated",
+            format!("{}{} in {}", bytes(space), error(&values.allocated.0), plural(objects, "block")),
+        ),
+        ("peak", format!("{} at {}", bytes(values.peak_bytes), duration(peak_at(profile, values)))),
+    ];
+    if total(ValueKind::ChurnSpace) > 0 {
+        let churn = total(ValueKind::ChurnSpace);
+        lines.push(("churn", format!("{} ({}) freed within 1 ms", bytes(churn), percent(churn, space))));
+    }
+    let losses = profile.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
+    lines.extend(missing(profile, values, &losses).map(|line| ("missing", line)));
+    lines
+}
+
+/// When the peak was, nanoseconds since the recording began.
+fn peak_at(profile: &Profile, values: &HeapValues) -> u64 {
+    values.peak_at_ns.saturating_sub(profile.stats.begun_ns)
+}
+
+/// ` ±8%`: what the sampling error is with 95 % probability.
+fn error(estimate: &Estimate) -> String {
+    if estimate.variance <= 0.0 || estimate.value <= 0.0 {
+        return String::new();
+    }
+    let part = 100.0 * ERRORS_95 * estimate.standard_error() / estimate.value;
+    match part {
+        0.0..0.05 => String::new(),
+        0.05..10.0 => format!(" ±{part:.1}%"),
+        _ => format!(" ±{part:.0}%"),
+    }
+}
+
+/// What is not in the figures, or may not be right.
+fn missing(profile: &Profile, values: &HeapValues, losses: &AllocationLosses) -> Option<String> {
+    let counters = values.counters;
+    let lost: u64 = losses.allocations.iter().map(|(count, _)| count).sum();
+    let mut parts = Vec::new();
+    if lost > 0 {
+        let about = lost_bytes(profile, values).map_or(0, |(_, bytes)| bytes);
+        parts.push(format!("{} of about {}: {RING_FULL}", plural(lost, "sample"), bytes(about)));
+    }
+    if losses.frees > 0 {
+        parts.push(format!(
+            "{} that did not fit: what they freed is called in use",
+            plural(losses.frees, "free")
+        ));
+    }
+    let counted = causes([
+        ("untracked, so never called in use", counters.untracked),
+        ("of threads while the process prepared for its first", losses.early),
+        ("without a stack", counters.stacks_lost),
+    ]);
+    if !counted.is_empty() {
+        parts.push(format!("samples: {counted}"));
+    }
+    let counted = causes([("unknown", counters.frees_unknown), ("not seen", counters.frees_missing)]);
+    if !counted.is_empty() {
+        parts.push(format!("frees: {counted}"));
+    }
+    if losses.malformed > 0 {
+        parts.push(format!(
+            "{} could not be read on: the program overwrote it",
+            plural(losses.malformed, "ring")
+        ));
+    }
+    if losses.records > 0 {
+        parts.push(format!(
+            "{} of samples or frees that did not fit: a larger --every takes fewer",
+            plural(losses.records, "record")
+        ));
+    }
+    parts.extend(losses.ended_early.iter().map(|why| format!("all from here on: {why}")));
+    let refused = causes(losses.refused.iter().copied());
+    if !refused.is_empty() {
+        parts.push(format!("processes that could not report: {refused}"));
+    }
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
+/// The table of what is in use, by callers of the allocator; empty where nothing is.
+pub(super) fn leak_table(saved: &Saved, heap: &Heap) -> String {
+    let leaks = saved.leaks(heap.callers, &|name| heap.skip.matches(name));
+    let Some(widths) = leaks.first().map(|_| Widths::of(&leaks)) else { return String::new() };
+    let head = match heap.moment {
+        Moment::End => "leaked",
+        Moment::Peak => "in use",
+    };
+    let mut out =
+        format!("  {head:<9} {:>1$}  {2:>3$}  who\n", "bytes", widths.bytes, "blocks", widths.blocks);
+    for leak in leaks.iter().take(LEAKS_SHOWN) {
+        let who = if leak.callers.is_empty() { "[unknown]".to_owned() } else { leak.callers.join(" < ") };
+        let (space, blocks) = cells(leak);
+        out += &format!(
+            "  {:<9} {space:>1$}  {blocks:>2$}  {3}\n",
+            "",
+            widths.bytes,
+            widths.blocks,
+            escape_line(&who)
+        );
+    }
+    if leaks.len() > LEAKS_SHOWN {
+        let rest: f64 = leaks.iter().skip(LEAKS_SHOWN).map(|leak| leak.bytes.value).sum();
+        let more = plural((leaks.len() - LEAKS_SHOWN) as u64, "other");
+        out += &format!(
+            "  {:<9} {:>2$}  {3:>4$}  {more}\n",
+            "",
+            bytes(rest as u64),
+            widths.bytes,
+            "",
+            widths.blocks
+        );
+    }
+    out
+}
+
+/// How wide columns are.
+struct Widths {
+    bytes: usize,
+    blocks: usize,
+}
+
+impl Widths {
+    fn of(leaks: &[Leak]) -> Widths {
+        let mut widths = Widths { bytes: "bytes".len(), blocks: "blocks".len() };
+        for leak in leaks.iter().take(LEAKS_SHOWN) {
+            let (space, blocks) = cells(leak);
+            widths.bytes = widths.bytes.max(space.chars().count());
+            widths.blocks = widths.blocks.max(blocks.chars().count());
+        }
+        widths
+    }
+}
+
+/// Bytes and blocks of a row. Exact ones are written out.
+fn cells(leak: &Leak) -> (String, String) {
+    let is_exact = leak.bytes.variance <= 0.0 && leak.bytes.interval().1 <= leak.bytes.value;
+    let space = leak.bytes.value.round() as u64;
+    let space = if is_exact { grouped(space) } else { bytes(space) + &error(&leak.bytes) };
+    (space, grouped(leak.blocks.value.round() as u64))
+}
+
+/// Why a recording has no allocations. `program`: what was run, if that was a command.
+pub(super) fn nothing_recorded(profile: &Profile, program: Option<&OsStr>, heap: &Heap) -> Error {
+    let process = super::text::process(&profile.process.name, profile.process.pid);
+    let losses = profile.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
+    let why = match program {
+        Some(program) => system::why_no_allocations(program, &losses, heap.every_bytes),
+        None if heap.every_bytes == 1 => "it allocated nothing meanwhile".to_owned(),
+        None => "it allocated nothing that was sampled; --every 1 takes each allocation".to_owned(),
+    };
+    Error::new(ErrorKind::NoData, format!("no allocation was recorded of {process}: {why}"))
+}
+
+#[cfg(test)]
+mod tests;

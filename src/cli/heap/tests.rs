@@ -1,0 +1,40 @@
+//! The texts of a recording of allocations.
+
+use super::*;
+use crate::heap::{HeapModel, SamplingRate};
+use crate::trie::NodeId;
+
+/// A megabyte in blocks of 1 KiB, half of it freed.
+fn values(every_bytes: u64, moment: Moment) -> HeapValues {
+    let mut model = HeapModel::new(SamplingRate::new(every_bytes));
+    for pointer in 0..1024 {
+        model.allocate(1, pointer, 1024, pointer, Some(NodeId(1)));
+    }
+    for pointer in 0..512 {
+        model.free(1, pointer, 10 * crate::heap::CHURN_NS, false);
+    }
+    model.values(moment)
+}
+
+fn heap(shown: ValueKind) -> Heap {
+    let parsed = crate::cli::args::parse(["heap", "--", "p"].map(Into::into), &|_| unreachable!("no name"));
+    let Ok(crate::cli::args::Command::Record(recording)) = parsed else { panic!("it is one") };
+    Heap { shown, ..recording.heap.expect("of allocations") }
+}
+
+#[test]
+fn headings_say_what_is_counted() {
+    let counted = |kind, moment| counted(&heap(kind), &values(1, moment));
+    assert_eq!(counted(ValueKind::InuseSpace, Moment::End), "512.0 KiB in use at the end");
+    assert_eq!(counted(ValueKind::InuseSpace, Moment::Peak), "1.0 MiB in use at the peak");
+    assert_eq!(counted(ValueKind::AllocSpace, Moment::End), "1.0 MiB allocated in all");
+    assert_eq!(counted(ValueKind::InuseObjects, Moment::End), "512 allocations in use at the end");
+    assert_eq!(counted(ValueKind::ChurnObjects, Moment::End), "0 allocations freed within 1 ms");
+}
+
+#[test]
+fn the_error_is_told_where_there_is_one() {
+    assert_eq!(error(&values(1, Moment::End).inuse.0), "");
+    // 512 samples of about 64 KiB each: 1.96 / sqrt(512).
+    assert_eq!(error(&values(64 << 10, Moment::End).inuse.0), " ±8.6%");
+}

@@ -1,0 +1,158 @@
+//! A sum of weights, and how far it may be from the truth.
+//!
+//! The variance is the one of Horvitz and Thompson for independent choices: Σ w²(1 − p). The interval is that of Fay and Feuer
+//! (1997) for weighted Poisson counts, by quantiles of the gamma distribution: it holds for a handful of samples, and for
+//! none, where a normal one would claim to be certain.
+
+use super::rate::{OBJECT_FRACTIONS, SamplingRate, Weight};
+
+/// 97.5 % quantile of the normal distribution.
+const Z: f64 = 1.959_963_985;
+
+/// Bytes or allocations, estimated of samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Estimate {
+    /// The sum of weights.
+    pub value: f64,
+    /// Its variance.
+    pub variance: f64,
+    /// What one allocation that was not sampled may stand for.
+    unseen: f64,
+}
+
+impl Estimate {
+    pub(super) fn new(value: f64, variance: f64, unseen: f64) -> Estimate {
+        // Sums of which parts were taken away again may end a little below 0.
+        Estimate { value, variance: variance.max(0.0), unseen }
+    }
+
+    /// Adds what was sampled independently.
+    pub fn add(&mut self, other: Estimate) {
+        self.value += other.value;
+        self.variance += other.variance;
+        self.unseen = self.unseen.max(other.unseen);
+    }
+
+    /// Standard error.
+    #[must_use]
+    pub fn standard_error(&self) -> f64 {
+        self.variance.sqrt()
+    }
+
+    /// The two ends between which the true value is with 95 % probability.
+    #[must_use]
+    pub fn interval(&self) -> (f64, f64) {
+        let Estimate { value, variance, unseen } = *self;
+        let low = if variance > 0.0 && value > 0.0 { gamma_quantile(value, variance, -Z) } else { value };
+        let (value, variance) = (value + unseen, variance + unseen * unseen);
+        let high = if variance > 0.0 { gamma_quantile(value, variance, Z) } else { value };
+        (low.max(0.0), high)
+    }
+}
+
+/// A quantile of the gamma distribution of this mean and variance, by the cube of a normal one (Wilson and Hilferty,
+/// 1931).
+fn gamma_quantile(mean: f64, variance: f64, z: f64) -> f64 {
+    let degrees = 2.0 * mean * mean / variance;
+    let part = 2.0 / (9.0 * degrees);
+    mean * (1.0 - part + z * part.sqrt()).max(0.0).powi(3)
+}
+
+/// Weights of the samples of one node, added up. Taking the same away leaves what was there before.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sum {
+    pub(super) bytes: u64,
+    object_fractions: u64,
+    bytes_variance: f64,
+    objects_variance: f64,
+}
+
+impl Sum {
+    pub(super) fn add(&mut self, weight: Weight) {
+        self.bytes = self.bytes.saturating_add(weight.bytes);
+        self.object_fractions = self.object_fractions.saturating_add(weight.object_fractions);
+        self.bytes_variance += weight.bytes_variance;
+        self.objects_variance += weight.objects_variance;
+    }
+
+    pub(super) fn subtract(&mut self, weight: Weight) {
+        self.bytes = self.bytes.saturating_sub(weight.bytes);
+        self.object_fractions = self.object_fractions.saturating_sub(weight.object_fractions);
+        self.bytes_variance -= weight.bytes_variance;
+        self.objects_variance -= weight.objects_variance;
+        if self.object_fractions == 0 {
+            // No sample is left: what rounding left of the variance is none.
+            *self = Sum::default();
+        }
+    }
+
+    pub(super) fn add_sum(&mut self, other: &Sum) {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.object_fractions = self.object_fractions.saturating_add(other.object_fractions);
+        self.bytes_variance += other.bytes_variance;
+        self.objects_variance += other.objects_variance;
+    }
+
+    /// Allocations, rounded.
+    pub(super) fn objects(&self) -> u64 {
+        (self.object_fractions as f64 / OBJECT_FRACTIONS).round() as u64
+    }
+
+    /// Bytes and allocations as estimates. `bytes_min`: the smallest allocation that was seen of the kind.
+    pub(super) fn estimates(&self, rate: SamplingRate, bytes_min: Option<u64>) -> (Estimate, Estimate) {
+        // What is like the samples, and was not sampled: next to certain for large ones.
+        let (bytes, objects) = match (rate.takes_all(), bytes_min) {
+            (true, _) => (0.0, 0.0),
+            (false, Some(bytes)) => {
+                let weight = rate.weight(bytes);
+                (weight.bytes_variance.sqrt(), weight.objects_variance.sqrt())
+            }
+            (false, None) => (rate.every_bytes() as f64, rate.every_bytes() as f64),
+        };
+        let allocations = self.object_fractions as f64 / OBJECT_FRACTIONS;
+        (
+            Estimate::new(self.bytes as f64, self.bytes_variance, bytes),
+            Estimate::new(allocations, self.objects_variance, objects),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_interval_of_counts_is_that_of_poisson() {
+        // Exact intervals (Garwood, 1936) of 0, 1, 3, 10 and 100 events.
+        for (count, low, high) in [
+            (0.0, 0.0, 3.69),
+            (1.0, 0.025, 5.57),
+            (3.0, 0.62, 8.77),
+            (10.0, 4.80, 18.39),
+            (100.0, 81.36, 121.63),
+        ] {
+            let (low_found, high_found) = Estimate::new(count, count, 1.0).interval();
+            assert!((low_found - low).abs() < 0.06, "{count}: {low_found}");
+            assert!((high_found - high).abs() < 0.03 * high, "{count}: {high_found}");
+        }
+    }
+
+    #[test]
+    fn what_is_certain_has_no_interval() {
+        assert_eq!(Estimate::new(4096.0, 0.0, 0.0).interval(), (4096.0, 4096.0));
+        assert_eq!(Estimate::new(0.0, -1e-9, 0.0).interval(), (0.0, 0.0));
+    }
+
+    #[test]
+    fn what_was_added_and_taken_away_is_nothing() {
+        let rate = SamplingRate::new(4096);
+        let mut sum = Sum::default();
+        for bytes in 1..1000 {
+            sum.add(rate.weight(bytes));
+        }
+        for bytes in 1..1000 {
+            sum.subtract(rate.weight(bytes));
+        }
+        assert_eq!(sum, Sum::default());
+    }
+}

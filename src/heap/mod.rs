@@ -1,0 +1,76 @@
+//! Sampled allocations become heap statistics by stack: what is in use, what was allocated, what was
+//! freed at once.
+//!
+//! Input: sampled allocations, each with its node of a trie, and frees, in the order of their times. Output:
+//! [`HeapValues`], estimates of all allocations with their sampling error. Pure: no process, no clock.
+//!
+//! ```text
+//! rate      mean bytes per sample -> probability and weight of an allocation
+//! estimate  sums of weights with their variance, standard error, 95 % interval
+//! model     the live set, values by node, the peak
+//! ```
+
+mod estimate;
+mod model;
+mod rate;
+
+pub use estimate::Estimate;
+pub use model::{CHURN_NS, Counters, HeapModel, HeapValues, Moment, NodeValues};
+pub use rate::SamplingRate;
+
+/// A value of a heap profile, by the names that Go's and jemalloc's profiles have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ValueKind {
+    /// Number of allocations.
+    AllocObjects,
+    /// Bytes allocated in all.
+    AllocSpace,
+    /// Allocations that are not freed.
+    InuseObjects,
+    /// Bytes that are not freed.
+    InuseSpace,
+    /// Allocations that were freed within [`CHURN_NS`].
+    ChurnObjects,
+    /// Bytes of these.
+    ChurnSpace,
+}
+
+impl ValueKind {
+    /// All, in the order in which profiles have them.
+    pub const ALL: [ValueKind; 6] = [
+        ValueKind::AllocObjects,
+        ValueKind::AllocSpace,
+        ValueKind::InuseObjects,
+        ValueKind::InuseSpace,
+        ValueKind::ChurnObjects,
+        ValueKind::ChurnSpace,
+    ];
+
+    /// The name in profiles and of `--type`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            ValueKind::AllocObjects => "alloc_objects",
+            ValueKind::AllocSpace => "alloc_space",
+            ValueKind::InuseObjects => "inuse_objects",
+            ValueKind::InuseSpace => "inuse_space",
+            ValueKind::ChurnObjects => "churn_objects",
+            ValueKind::ChurnSpace => "churn_space",
+        }
+    }
+
+    /// The kind of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<ValueKind> {
+        ValueKind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+
+    /// What one of it is, in pprof's words.
+    #[must_use]
+    pub fn unit(self) -> &'static str {
+        match self {
+            ValueKind::AllocObjects | ValueKind::InuseObjects | ValueKind::ChurnObjects => "count",
+            ValueKind::AllocSpace | ValueKind::InuseSpace | ValueKind::ChurnSpace => "bytes",
+        }
+    }
+}

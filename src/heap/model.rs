@@ -1,0 +1,357 @@
+//! The live set of sampled allocations, and what is known of each node of the trie: allocated, in use, in use at the peak,
+//! freed at once.
+//!
+//! The peak is kept without copies: a node that changes for the first time since the last peak first notes what it had
+//! then, so that at the end every node knows it.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+
+use super::ValueKind;
+use super::estimate::{Estimate, Sum};
+use super::rate::SamplingRate;
+use crate::trie::NodeId;
+
+/// What was freed within this time was allocated for nothing that lasts, nanoseconds.
+pub const CHURN_NS: u64 = 1_000_000;
+
+/// The last frees that can be taken back: `realloc` frees, and fails, within microseconds.
+const FREES_KEPT: usize = 256;
+
+/// Which moment the values in use are of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Moment {
+    /// The end: of each process, or of the recording.
+    #[default]
+    End,
+    /// When most bytes were in use, of all processes together.
+    Peak,
+}
+
+/// A sampled allocation that is not freed.
+#[derive(Clone, Copy, Debug)]
+struct Live {
+    /// `None`: its stack is lost.
+    node: Option<NodeId>,
+    bytes: u64,
+    at_ns: u64,
+}
+
+/// What was seen, and what did not fit together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Sampled allocations.
+    pub allocations: u64,
+    /// Frees of these.
+    pub frees: u64,
+    /// Frees of what no sample of the process is of.
+    pub frees_unknown: u64,
+    /// Of a forked process: frees of copies of what its parent had.
+    pub frees_inherited: u64,
+    /// Sampled allocations at addresses that another one still had: its free is missing.
+    pub frees_missing: u64,
+    /// Sampled allocations whose free is not reported: they count as allocated, never as in use.
+    pub untracked: u64,
+    /// Sampled allocations whose stack is lost: they are in no node.
+    pub stacks_lost: u64,
+}
+
+/// Sums of one node.
+#[derive(Clone, Debug, Default)]
+struct NodeSums {
+    allocated: Sum,
+    /// Of processes that run.
+    live: Sum,
+    /// Of processes that have ended.
+    ended: Sum,
+    /// `live` when the last peak was reached that `peak_number` is of.
+    live_at_peak: Sum,
+    peak_number: u64,
+    churn: Sum,
+    /// The smallest that was seen.
+    bytes_min: Option<u64>,
+}
+
+impl NodeSums {
+    /// Notes what was live at the last peak, before that changes.
+    fn settle(&mut self, peak_number: u64) {
+        if self.peak_number < peak_number {
+            self.live_at_peak = self.live;
+            self.peak_number = peak_number;
+        }
+    }
+
+    fn inuse(&self, moment: Moment, peak_number: u64) -> Sum {
+        match moment {
+            Moment::Peak if self.peak_number < peak_number => self.live,
+            Moment::Peak => self.live_at_peak,
+            Moment::End => {
+                let mut sum = self.ended;
+                sum.add_sum(&self.live);
+                sum
+            }
+        }
+    }
+}
+
+/// The heap of one or several processes, as far as samples tell.
+#[derive(Debug)]
+pub struct HeapModel {
+    rate: SamplingRate,
+    /// By process, by address.
+    live: HashMap<u32, HashMap<u64, Live>>,
+    nodes: Vec<NodeSums>,
+    /// What was freed last, by process and address.
+    freed: VecDeque<(u32, u64, Live, bool)>,
+    live_bytes: u64,
+    peak_bytes: u64,
+    /// Counts the moments at which more was live than before.
+    peak_number: u64,
+    peak_at_ns: u64,
+    counters: Counters,
+}
+
+impl HeapModel {
+    /// Of allocations that are sampled at this rate.
+    #[must_use]
+    pub fn new(rate: SamplingRate) -> HeapModel {
+        HeapModel {
+            rate,
+            live: HashMap::new(),
+            nodes: Vec::new(),
+            freed: VecDeque::new(),
+            live_bytes: 0,
+            peak_bytes: 0,
+            peak_number: 0,
+            peak_at_ns: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Estimated bytes in use by processes that run.
+    #[must_use]
+    pub fn live_bytes(&self) -> u64 {
+        self.live_bytes
+    }
+
+    /// A process allocated memory, and that was sampled. `node`: its stack.
+    pub fn allocate(&mut self, process: u32, pointer: u64, bytes: u64, at_ns: u64, node: Option<NodeId>) {
+        if let Some(before) = self.take(process, pointer) {
+            self.counters.frees_missing += 1;
+            self.retire(before, None);
+        }
+        self.add_allocated(bytes, node);
+        self.begin_life(process, pointer, Live { node, bytes, at_ns });
+    }
+
+    /// A process allocated memory whose free will not be reported.
+    pub fn allocate_untracked(&mut self, bytes: u64, node: Option<NodeId>) {
+        self.counters.untracked += 1;
+        self.add_allocated(bytes, node);
+    }
+
+    /// A process freed memory that was sampled. `may_be_inherited`: it was forked, and has copies of what its parent had.
+    pub fn free(&mut self, process: u32, pointer: u64, at_ns: u64, may_be_inherited: bool) {
+        let Some(live) = self.take(process, pointer) else {
+            let counters = &mut self.counters;
+            *(if may_be_inherited { &mut counters.frees_inherited } else { &mut counters.frees_unknown }) +=
+                1;
+            return;
+        };
+        self.counters.frees += 1;
+        let is_churn = self.retire(live, Some(at_ns));
+        if self.freed.len() == FREES_KEPT {
+            self.freed.pop_front();
+        }
+        self.freed.push_back((process, pointer, live, is_churn));
+    }
+
+    /// The last free of this address is taken back.
+    pub fn restore(&mut self, process: u32, pointer: u64) {
+        let is_it = |(of, at, ..): &(u32, u64, Live, bool)| (*of, *at) == (process, pointer);
+        let Some(index) = self.freed.iter().rposition(is_it) else { return };
+        let Some((_, _, live, is_churn)) = self.freed.remove(index) else { return };
+        if let Some(before) = self.take(process, pointer) {
+            // Nobody else can have it.
+            self.counters.frees_missing += 1;
+            self.retire(before, None);
+        }
+        self.counters.frees -= 1;
+        if let Some(node) = live.node.filter(|_| is_churn) {
+            let weight = self.rate.weight(live.bytes);
+            self.sums(node).churn.subtract(weight);
+        }
+        self.begin_life(process, pointer, live);
+    }
+
+    /// A process has ended, or runs another program: what it has not freed stays in use at its end, and is live no more.
+    pub fn end_process(&mut self, process: u32) {
+        for live in self.live.remove(&process).unwrap_or_default().into_values() {
+            let weight = self.rate.weight(live.bytes);
+            if let Some(node) = live.node {
+                let sums = self.sums(node);
+                sums.live.subtract(weight);
+                sums.ended.add(weight);
+                self.live_bytes = self.live_bytes.saturating_sub(weight.bytes);
+            }
+        }
+    }
+
+    /// Takes what was allocated at this time or later out of what is in use: only older blocks are left.
+    pub fn forget_since(&mut self, at_ns: u64) {
+        let young: Vec<Live> = self
+            .live
+            .values_mut()
+            .flat_map(|live| live.extract_if(|_, live| live.at_ns >= at_ns))
+            .map(|(_, live)| live)
+            .collect();
+        for live in young {
+            self.retire(live, None);
+        }
+    }
+
+    /// What is known now.
+    #[must_use]
+    pub fn values(&self, moment: Moment) -> HeapValues {
+        let mut all = NodeSums::default();
+        let mut nodes = Vec::new();
+        for (index, sums) in self.nodes.iter().enumerate() {
+            if sums.bytes_min.is_none() {
+                continue;
+            }
+            let inuse = sums.inuse(moment, self.peak_number);
+            all.allocated.add_sum(&sums.allocated);
+            all.churn.add_sum(&sums.churn);
+            all.live.add_sum(&inuse);
+            nodes.push(NodeValues {
+                node: NodeId(index as u32),
+                values: values(sums, &inuse),
+                inuse: inuse.estimates(self.rate, sums.bytes_min),
+            });
+        }
+        HeapValues {
+            rate: self.rate,
+            moment,
+            nodes,
+            totals: values(&all, &all.live),
+            allocated: all.allocated.estimates(self.rate, None),
+            inuse: all.live.estimates(self.rate, None),
+            peak_bytes: self.peak_bytes,
+            peak_at_ns: self.peak_at_ns,
+            counters: self.counters,
+        }
+    }
+
+    fn add_allocated(&mut self, bytes: u64, node: Option<NodeId>) {
+        self.counters.allocations += 1;
+        let Some(node) = node else {
+            self.counters.stacks_lost += 1;
+            return;
+        };
+        let weight = self.rate.weight(bytes);
+        let sums = self.sums(node);
+        sums.allocated.add(weight);
+        sums.bytes_min = Some(sums.bytes_min.map_or(bytes, |min| min.min(bytes)));
+    }
+
+    /// Memory is in use from now on.
+    fn begin_life(&mut self, process: u32, pointer: u64, live: Live) {
+        self.live.entry(process).or_default().insert(pointer, live);
+        let Live { node: Some(node), bytes, at_ns } = live else { return };
+        let weight = self.rate.weight(bytes);
+        self.sums(node).live.add(weight);
+        self.live_bytes = self.live_bytes.saturating_add(weight.bytes);
+        if self.live_bytes > self.peak_bytes {
+            self.peak_bytes = self.live_bytes;
+            self.peak_number += 1;
+            self.peak_at_ns = at_ns;
+        }
+    }
+
+    fn take(&mut self, process: u32, pointer: u64) -> Option<Live> {
+        self.live.get_mut(&process)?.remove(&pointer)
+    }
+
+    /// Takes an allocation out of what is live; `freed_ns`: when it was freed, if that was seen. Whether it was churn.
+    fn retire(&mut self, live: Live, freed_ns: Option<u64>) -> bool {
+        let Live { node: Some(node), bytes, at_ns } = live else { return false };
+        let weight = self.rate.weight(bytes);
+        let is_churn = freed_ns.is_some_and(|freed_ns| freed_ns.saturating_sub(at_ns) < CHURN_NS);
+        let sums = self.sums(node);
+        sums.live.subtract(weight);
+        if is_churn {
+            sums.churn.add(weight);
+        }
+        self.live_bytes = self.live_bytes.saturating_sub(weight.bytes);
+        is_churn
+    }
+
+    /// The sums of a node, about to be changed.
+    fn sums(&mut self, node: NodeId) -> &mut NodeSums {
+        let index = node.0 as usize;
+        if self.nodes.len() <= index {
+            self.nodes.resize(index + 1, NodeSums::default());
+        }
+        let sums = &mut self.nodes[index];
+        sums.settle(self.peak_number);
+        sums
+    }
+}
+
+/// In the order of [`ValueKind::ALL`].
+fn values(sums: &NodeSums, inuse: &Sum) -> [u64; ValueKind::ALL.len()] {
+    ValueKind::ALL.map(|kind| match kind {
+        ValueKind::AllocObjects => sums.allocated.objects(),
+        ValueKind::AllocSpace => sums.allocated.bytes,
+        ValueKind::InuseObjects => inuse.objects(),
+        ValueKind::InuseSpace => inuse.bytes,
+        ValueKind::ChurnObjects => sums.churn.objects(),
+        ValueKind::ChurnSpace => sums.churn.bytes,
+    })
+}
+
+/// What is known of one node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeValues {
+    /// The node of the trie.
+    pub node: NodeId,
+    /// Its values, in the order of [`ValueKind::ALL`].
+    pub values: [u64; ValueKind::ALL.len()],
+    /// Bytes and allocations in use.
+    pub inuse: (Estimate, Estimate),
+}
+
+/// Heap statistics of a recording.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HeapValues {
+    /// How allocations were sampled.
+    pub rate: SamplingRate,
+    /// Which moment the values in use are of.
+    pub moment: Moment,
+    /// By node, ascending; each has a sample.
+    pub nodes: Vec<NodeValues>,
+    /// Of all nodes together, in the order of [`ValueKind::ALL`].
+    pub totals: [u64; ValueKind::ALL.len()],
+    /// All that was allocated: bytes and allocations.
+    pub allocated: (Estimate, Estimate),
+    /// All that is in use: bytes and allocations.
+    pub inuse: (Estimate, Estimate),
+    /// The most bytes that were in use at one time.
+    pub peak_bytes: u64,
+    /// When that was.
+    pub peak_at_ns: u64,
+    /// What was seen, and what did not fit together.
+    pub counters: Counters,
+}
+
+impl HeapValues {
+    /// The total of a kind.
+    #[must_use]
+    pub fn total(&self, kind: ValueKind) -> u64 {
+        self.totals[kind as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,247 @@
+//! The model against programs whose heap is known.
+
+use super::*;
+use crate::rng::mix;
+
+/// A seeded generator.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = mix(self.0);
+        self.0
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    /// Above 0, up to 1.
+    fn unit(&mut self) -> f64 {
+        ((self.next() >> 11) + 1) as f64 / (1u64 << 53) as f64
+    }
+}
+
+/// A program that allocates at sites, sampled as the rate says.
+struct Program {
+    random: Random,
+    model: HeapModel,
+    rate: SamplingRate,
+    next_pointer: u64,
+    now_ns: u64,
+}
+
+const PROCESS: u32 = 7;
+
+impl Program {
+    fn new(seed: u64, every_bytes: u64) -> Program {
+        let rate = SamplingRate::new(every_bytes);
+        let model = HeapModel::new(rate);
+        Program { random: Random(seed), model, rate, next_pointer: 4096, now_ns: 1 }
+    }
+
+    /// Allocates; the pointer.
+    fn allocate(&mut self, site: u32, bytes: u64) -> u64 {
+        self.now_ns += 10;
+        self.next_pointer += 16;
+        if self.random.unit() <= self.rate.probability(bytes) {
+            self.model.allocate(PROCESS, self.next_pointer, bytes, self.now_ns, Some(NodeId(site)));
+        }
+        self.next_pointer
+    }
+
+    fn free(&mut self, pointer: u64) {
+        self.now_ns += 10;
+        // As the shim does: frees of what was not sampled are not told.
+        if self.model.live.get(&PROCESS).is_some_and(|live| live.contains_key(&pointer)) {
+            self.model.free(PROCESS, pointer, self.now_ns, false);
+        }
+    }
+}
+
+/// Thirty sites with 16 B to 16 MiB each time; some free a part of it.
+fn run_thirty_sites(seed: u64, every_bytes: u64) -> (HeapValues, Vec<(u64, u64)>) {
+    let mut program = Program::new(seed, every_bytes);
+    let mut truth = vec![(0, 0); 30];
+    for site in 0..30u32 {
+        let bytes = 16u64 << (site * 20 / 29);
+        let total = (1 << 20 << (site % 5)).max(bytes);
+        for number in 0..total / bytes {
+            let pointer = program.allocate(site, bytes);
+            if site % 3 == 1 && number % 2 == 0 || site % 7 == 6 {
+                program.free(pointer);
+            } else {
+                truth[site as usize].0 += bytes;
+                truth[site as usize].1 += 1;
+            }
+        }
+    }
+    (program.model.values(Moment::End), truth)
+}
+
+#[test]
+fn the_true_value_of_a_site_is_in_its_interval() {
+    let (mut inside, mut all) = ([0, 0], 0);
+    let mut sum_of_errors = 0.0;
+    for seed in 1..=20 {
+        let (values, truth) = run_thirty_sites(seed, 512 << 10);
+        for (site, (bytes, blocks)) in truth.iter().enumerate() {
+            let known = values.nodes.iter().find(|known| known.node == NodeId(site as u32));
+            let nothing = Sum::default().estimates(values.rate, None);
+            let (of_bytes, of_blocks) = known.map_or(nothing, |known| known.inuse);
+            let holds = |estimate: Estimate, value: u64| {
+                let (low, high) = estimate.interval();
+                u32::from(low <= value as f64 && value as f64 <= high)
+            };
+            inside[0] += holds(of_bytes, *bytes);
+            inside[1] += holds(of_blocks, *blocks);
+            all += 1;
+        }
+        let true_bytes: u64 = truth.iter().map(|(bytes, _)| bytes).sum();
+        sum_of_errors += (values.inuse.0.value - true_bytes as f64) / values.inuse.0.standard_error();
+    }
+    assert!(inside.iter().all(|inside| inside * 100 >= all * 95), "{inside:?} of {all}");
+    // Unbiased: the mean of twenty errors, each of standard deviation 1.
+    assert!((sum_of_errors / 20.0).abs() < 0.7, "{sum_of_errors}");
+}
+
+#[test]
+fn the_stated_error_of_the_total_is_the_one_it_has() {
+    let within = (1..=200u64).filter(|seed| {
+        let mut program = Program::new(seed * 77, 64 << 10);
+        for number in 0..4000u64 {
+            program.allocate((number % 9) as u32, 24 + number % 3 * 40_000);
+        }
+        let truth: u64 = (0..4000u64).map(|number| 24 + number % 3 * 40_000).sum();
+        let allocated = program.model.values(Moment::End).allocated.0;
+        (allocated.value - truth as f64).abs() <= 1.96 * allocated.standard_error()
+    });
+    let within = within.count();
+    assert!((180..=199).contains(&within), "{within} of 200");
+}
+
+#[test]
+fn with_every_allocation_taken_all_is_exact() {
+    let (values, truth) = run_thirty_sites(3, 1);
+    for known in &values.nodes {
+        let (bytes, blocks) = truth[known.node.0 as usize];
+        let [_, _, inuse_objects, inuse_space, ..] = known.values;
+        assert_eq!((inuse_space, inuse_objects), (bytes, blocks), "site {}", known.node.0);
+        assert_eq!(known.inuse.0.interval(), (bytes as f64, bytes as f64));
+    }
+    assert_eq!(values.inuse.0.standard_error(), 0.0);
+}
+
+/// The peak by a copy of all nodes at each new maximum.
+#[test]
+fn the_peak_is_the_state_when_most_was_in_use() {
+    for seed in 0..200 {
+        let mut random = Random(seed);
+        let mut model = HeapModel::new(SamplingRate::new(1));
+        let (mut live, mut by_node): (Vec<(u32, u64, u32, u64)>, _) = (Vec::new(), [0u64; 5]);
+        let (mut peak, mut at_peak) = (0, [0u64; 5]);
+        for step in 0..400u64 {
+            let process = 1 + random.below(2) as u32;
+            match random.below(7) {
+                0 if step > 100 && random.below(10) == 0 => {
+                    model.end_process(process);
+                    for (_, _, node, bytes) in live.extract_if(.., |(of, ..)| *of == process) {
+                        by_node[node as usize] -= bytes;
+                    }
+                }
+                0..=2 if !live.is_empty() => {
+                    let at = random.below(live.len() as u64) as usize;
+                    let (process, pointer, node, bytes) = live.swap_remove(at);
+                    by_node[node as usize] -= bytes;
+                    model.free(process, pointer, step, false);
+                }
+                _ => {
+                    let (node, bytes) = (random.below(5) as u32, 1 + random.below(1000));
+                    model.allocate(process, step + 1, bytes, step, Some(NodeId(node)));
+                    live.push((process, step + 1, node, bytes));
+                    by_node[node as usize] += bytes;
+                    if by_node.iter().sum::<u64>() > peak {
+                        peak = by_node.iter().sum();
+                        at_peak = by_node;
+                    }
+                }
+            }
+        }
+        let values = model.values(Moment::Peak);
+        assert_eq!(values.peak_bytes, peak, "seed {seed}");
+        for known in values.nodes {
+            let expected = at_peak[known.node.0 as usize];
+            assert_eq!(known.values[ValueKind::InuseSpace as usize], expected, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn what_a_process_has_not_freed_is_in_use_at_its_end() {
+    let mut model = HeapModel::new(SamplingRate::new(1));
+    let node = Some(NodeId(2));
+    model.allocate(1, 0x10, 100, 0, node);
+    model.allocate(2, 0x10, 30, 0, node);
+    model.free(2, 0x10, 5, false);
+    model.end_process(1);
+    // Another program at the same addresses.
+    model.allocate(1, 0x10, 7, 9, node);
+    model.free(1, 0x10, 9 + CHURN_NS, false);
+    let values = model.values(Moment::End);
+    assert_eq!(values.totals, [3, 137, 1, 100, 1, 30]);
+    assert_eq!((values.peak_bytes, model.live_bytes()), (130, 0));
+    assert_eq!(model.values(Moment::Peak).total(ValueKind::InuseSpace), 130);
+}
+
+#[test]
+fn what_does_not_fit_together_is_counted() {
+    let mut model = HeapModel::new(SamplingRate::new(1));
+    model.allocate(1, 0x10, 8, 0, Some(NodeId(1)));
+    // Its free was lost.
+    model.allocate(1, 0x10, 16, 1, Some(NodeId(2)));
+    model.free(1, 0x10, 2, false);
+    // Freed twice, and never seen.
+    model.free(1, 0x10, 3, false);
+    model.free(9, 0x10, 3, false);
+    model.allocate(1, 0x20, 1, 4, None);
+    model.free(1, 0x20, 5, false);
+    let values = model.values(Moment::End);
+    let expected = Counters {
+        allocations: 3,
+        frees: 2,
+        frees_unknown: 2,
+        frees_missing: 1,
+        stacks_lost: 1,
+        ..Counters::default()
+    };
+    assert_eq!(values.counters, expected);
+    assert_eq!(values.totals, [2, 24, 0, 0, 1, 16]);
+}
+
+#[test]
+fn a_free_that_is_taken_back_leaves_all_as_it_was() {
+    let mut model = HeapModel::new(SamplingRate::new(4096));
+    model.allocate(1, 0x10, 100_000, 0, Some(NodeId(1)));
+    let before = model.values(Moment::End);
+    model.free(1, 0x10, 5, false);
+    assert_ne!(model.values(Moment::End).totals, before.totals);
+    model.restore(1, 0x10);
+    assert_eq!(model.values(Moment::End), before);
+    // Nothing of that name was freed.
+    model.restore(1, 0x10);
+    model.restore(2, 0x10);
+    assert_eq!(model.values(Moment::End), before);
+    model.free(1, 0x10, 2 * CHURN_NS, false);
+    assert_eq!(model.values(Moment::End).total(ValueKind::InuseSpace), 0);
+}
+
+#[test]
+fn a_forked_process_frees_copies_without_harm_to_its_parent() {
+    let mut model = HeapModel::new(SamplingRate::new(1));
+    model.allocate(1, 0x10, 64, 0, Some(NodeId(1)));
+    model.free(2, 0x10, 1, true);
+    model.allocate_untracked(7, Some(NodeId(1)));
+    let values = model.values(Moment::End);
+    assert_eq!((values.counters.frees_inherited, values.counters.untracked), (1, 1));
+    assert_eq!(values.totals, [2, 71, 1, 64, 0, 0]);
+}

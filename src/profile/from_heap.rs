@@ -1,0 +1,70 @@
+//! A recording of allocations becomes a saved profile: its stacks with all values, one of which is counted.
+//!
+//! Input: the recording, the names that were found, and its heap statistics. Output: [`Saved`].
+
+use std::collections::HashMap;
+
+use super::from_recording::{Circumstances, Conversion, about};
+use super::full::Full;
+use super::saved::Saved;
+use super::values::{StackValues, ValueType};
+use crate::heap::{HeapValues, NodeValues, ValueKind};
+use crate::recording::Profile;
+use crate::symbol::Names;
+
+impl Saved {
+    /// The saved form of a recording of allocations, whose counts are those of `kind`.
+    ///
+    /// # Errors
+    /// [`Full`] if a table does not hold it.
+    pub fn from_heap(
+        profile: &Profile,
+        names: &Names,
+        circumstances: Circumstances,
+        heap: &HeapValues,
+        kind: ValueKind,
+    ) -> Result<Saved, Full> {
+        let mut about = about(profile, circumstances);
+        about.hz = None;
+        about.ticks = None;
+        about.sampled_every = Some(heap.rate.every_bytes());
+        about.value_type = Some(kind.name().to_owned());
+        let types =
+            ValueKind::ALL.map(|kind| ValueType { kind: kind.name().into(), unit: kind.unit().into() });
+        types[kind as usize].counted_unit().clone_into(&mut about.unit);
+        let mut values = StackValues::new(types.to_vec());
+        // In the unit of the counts; which stacks are incomplete their roots say.
+        about.incomplete.clear();
+        let lost_bytes = lost_bytes(profile, heap);
+        about.lost = lost_bytes.filter(|_| kind.unit() == "bytes").into_iter().collect();
+        let by_node: HashMap<u32, &NodeValues> =
+            heap.nodes.iter().map(|known| (known.node.0, known)).collect();
+        let mut conversion = Conversion::new(about, profile, names, circumstances);
+        let mut full = Ok(());
+        profile.trie.for_each_leaf(|node, path, _| {
+            let (Some(known), true) = (by_node.get(&node.0), full.is_ok()) else { return };
+            full = conversion.add(path, known.values[kind as usize]).map(|here| {
+                if let Some(here) = here {
+                    values.add(here, &known.values);
+                    values.add_inuse(here, known.inuse);
+                }
+            });
+        });
+        full?;
+        let mut saved = conversion.finish();
+        saved.values = Some(values);
+        Ok(saved)
+    }
+}
+
+/// About so many bytes were allocated by samples that are lost, and why.
+#[must_use]
+pub fn lost_bytes(profile: &Profile, heap: &HeapValues) -> Option<(String, u64)> {
+    let losses = &profile.heap.as_ref()?.losses;
+    let classes = losses.allocations.iter();
+    let bytes = classes.fold(0u64, |sum, (count, bytes)| sum.saturating_add(heap.rate.weigh(*count, *bytes)));
+    (bytes > 0).then(|| (RING_FULL.to_owned(), bytes))
+}
+
+/// Why sampled allocations are lost.
+pub const RING_FULL: &str = "the ring was full";

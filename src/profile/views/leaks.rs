@@ -1,0 +1,250 @@
+//! Who allocated what is in use: by the callers of the allocator.
+//!
+//! Input: a heap profile of a recording. Output: [`Leak`]s, the largest first. Functions that only hand an allocation on (operator new,
+//! xmalloc, the containers of Rust and C++) are passed over: nobody looks for a leak in them.
+
+use std::collections::HashMap;
+
+use crate::heap::Estimate;
+use crate::profile::saved::Saved;
+
+/// Functions that hand an allocation on, without their arguments.
+const WRAPPERS: &[&str] = &[
+    // Allocators themselves.
+    "malloc",
+    "calloc",
+    "realloc",
+    "reallocarray",
+    "posix_memalign",
+    "aligned_alloc",
+    "memalign",
+    "valloc",
+    "pvalloc",
+    "__libc_malloc",
+    "__libc_calloc",
+    "__libc_realloc",
+    "__libc_memalign",
+    // The C library.
+    "strdup",
+    "strndup",
+    "__strdup",
+    "__strndup",
+    "wcsdup",
+    "asprintf",
+    "vasprintf",
+    "__asprintf",
+    "__vasprintf",
+    "__vasprintf_internal",
+    "__asprintf_chk",
+    "__vasprintf_chk",
+    // gnulib and programs alike.
+    "xmalloc",
+    "xcalloc",
+    "xrealloc",
+    "xreallocarray",
+    "xzalloc",
+    "xnmalloc",
+    "xnrealloc",
+    "x2nrealloc",
+    "x2realloc",
+    "xpalloc",
+    "xmemdup",
+    "xmemdup0",
+    "xstrdup",
+    "xstrndup",
+    "xcharalloc",
+    "ximalloc",
+    "xizalloc",
+    "emalloc",
+    "ecalloc",
+    "erealloc",
+    "safe_malloc",
+    "safe_calloc",
+    "safe_realloc",
+    "checked_malloc",
+    // GLib.
+    "g_malloc",
+    "g_malloc0",
+    "g_malloc_n",
+    "g_malloc0_n",
+    "g_realloc",
+    "g_realloc_n",
+    "g_try_malloc",
+    "g_try_malloc0",
+    "g_try_realloc",
+    "g_try_malloc_n",
+    "g_slice_alloc",
+    "g_slice_alloc0",
+    "g_slice_copy",
+    "g_strdup",
+    "g_strndup",
+    "g_memdup",
+    "g_memdup2",
+    "g_aligned_alloc",
+    "g_aligned_alloc0",
+    // redis, SQLite, CPython, OpenSSL, libxml2.
+    "zmalloc",
+    "zcalloc",
+    "zrealloc",
+    "zstrdup",
+    "ztrymalloc_usable_internal",
+    "ztrycalloc_usable_internal",
+    "zmalloc_usable",
+    "sqlite3MemMalloc",
+    "sqlite3MemRealloc",
+    "mallocWithAlarm",
+    "sqlite3Malloc",
+    "sqlite3MallocZero",
+    "sqlite3Realloc",
+    "sqlite3DbMallocRaw",
+    "sqlite3DbMallocRawNN",
+    "sqlite3DbMallocZero",
+    "sqlite3DbRealloc",
+    "sqlite3DbStrDup",
+    "sqlite3DbStrNDup",
+    "dbMallocRawFinish",
+    "PyMem_Malloc",
+    "PyMem_Calloc",
+    "PyMem_Realloc",
+    "PyMem_RawMalloc",
+    "PyMem_RawCalloc",
+    "PyMem_RawRealloc",
+    "PyObject_Malloc",
+    "PyObject_Calloc",
+    "PyObject_Realloc",
+    "_PyMem_RawMalloc",
+    "_PyMem_RawCalloc",
+    "_PyMem_RawRealloc",
+    "_PyObject_Malloc",
+    "_PyObject_Calloc",
+    "_PyObject_Realloc",
+    "CRYPTO_malloc",
+    "CRYPTO_zalloc",
+    "CRYPTO_realloc",
+    "CRYPTO_strdup",
+    "xmlStrdup",
+    "xmlStrndup",
+    // C++ and Rust.
+    "operator new",
+    "operator new[]",
+    "_Znwm",
+    "_Znam",
+    "__rust_alloc",
+    "__rust_alloc_zeroed",
+    "__rust_realloc",
+    "__rdl_alloc",
+    "__rdl_alloc_zeroed",
+    "__rdl_realloc",
+    "__rg_alloc",
+    "exchange_malloc",
+];
+
+/// Beginnings of names of such functions.
+const WRAPPER_BEGINNINGS: &[&str] = &[
+    "alloc::",
+    "<alloc::",
+    "hashbrown::raw::",
+    "<hashbrown::raw::",
+    "std::alloc::",
+    "<std::alloc::",
+    "std::sys::alloc::",
+    "core::alloc::",
+    "<core::alloc::",
+    "std::allocator",
+    "std::__new_allocator",
+    "__gnu_cxx::new_allocator",
+    "__gnu_cxx::__alloc_traits",
+    "std::_Vector_base",
+    "std::__allocate_guarded",
+    "std::__allocated_ptr",
+    "std::__1::allocator",
+    "std::__1::__libcpp_allocate",
+    "std::__1::__libcpp_operator_new",
+];
+
+/// What a compiler appends to the name of a part of a function.
+const SUFFIXES: [&str; 5] = [".part.", ".constprop.", ".isra.", ".cold", ".llvm."];
+
+/// Whether a function only hands an allocation on.
+#[must_use]
+pub fn is_wrapper(name: &str) -> bool {
+    let end = SUFFIXES.iter().filter_map(|suffix| name.find(suffix)).min().unwrap_or(name.len());
+    let name = name.get(..end).unwrap_or(name);
+    // Arguments; `operator()` is none of these.
+    let bare = name.split('(').next().unwrap_or_default();
+    WRAPPERS.contains(&bare) || WRAPPER_BEGINNINGS.iter().any(|begin| name.starts_with(begin))
+}
+
+/// What some callers have in use.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Leak {
+    /// Bytes.
+    pub bytes: Estimate,
+    /// Allocations.
+    pub blocks: Estimate,
+    /// Who allocated, then who called that.
+    pub callers: Vec<String>,
+}
+
+impl Saved {
+    /// What is in use by so many callers of the allocator, the most bytes first. Functions for which `skip` is true are passed
+    /// over like [wrappers](is_wrapper).
+    #[must_use]
+    pub fn leaks(&self, callers: usize, skip: &dyn Fn(&str) -> bool) -> Vec<Leak> {
+        let Some(values) = self.values() else { return Vec::new() };
+        let mut by_callers: HashMap<Vec<String>, (Estimate, Estimate)> = HashMap::new();
+        let mut frames = Vec::new();
+        for (node, (bytes, blocks)) in values.inuse() {
+            frames.clear();
+            self.path_of(node, &mut frames);
+            let mut names = Vec::new();
+            for frame in &frames {
+                self.names_of(*frame, false, &mut |name| names.push(name.to_owned()));
+            }
+            names.reverse();
+            let passed = names.iter().take_while(|name| is_wrapper(name) || skip(name)).count();
+            // A stack of nothing else is theirs.
+            let passed = if passed == names.len() { 0 } else { passed };
+            let shown: Vec<String> = names.drain(..).skip(passed).take(callers).collect();
+            let sum = by_callers.entry(shown).or_default();
+            sum.0.add(bytes);
+            sum.1.add(blocks);
+        }
+        let is_any = |leak: &Leak| leak.bytes.value > 0.0 || leak.blocks.value > 0.0;
+        let leaks = by_callers.into_iter().map(|(callers, (bytes, blocks))| Leak { bytes, blocks, callers });
+        let mut leaks: Vec<Leak> = leaks.filter(is_any).collect();
+        leaks.sort_by(|a, b| b.bytes.value.total_cmp(&a.bytes.value).then_with(|| a.callers.cmp(&b.callers)));
+        leaks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_that_hand_on_are_known_in_all_spellings() {
+        for name in [
+            "operator new(unsigned long)",
+            "operator new[](unsigned long, std::nothrow_t const&)",
+            "xmalloc",
+            "xmalloc.part.0",
+            "sqlite3Malloc",
+            "alloc::raw_vec::RawVec<T,A>::grow_one",
+            "<alloc::alloc::Global as core::alloc::Allocator>::allocate",
+            "std::allocator_traits<std::allocator<int> >::allocate(std::allocator<int>&, unsigned long)",
+        ] {
+            assert!(is_wrapper(name), "{name}");
+        }
+        for name in [
+            "main",
+            "leak_malloc",
+            "read_config(char const*)",
+            "std::vector<int>::push_back",
+            "mallocate",
+            "",
+        ] {
+            assert!(!is_wrapper(name), "{name}");
+        }
+    }
+}

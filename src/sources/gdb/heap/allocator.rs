@@ -1,0 +1,150 @@
+//! The functions of an allocator: which there are in a program, what each does with its arguments, and how calls pass
+//! them. Pure.
+//!
+//! Sources of facts: newlib's `reent.h` (`_malloc_r` and others take the structure of the thread first), FreeRTOS's
+//! `portable.h` (`pvPortMalloc`, `vPortFree`); calls by AAPCS32 6.1, AAPCS64 6.8 and the System V ABI 3.2.3.
+
+use crate::addr::Svma;
+use crate::arch::Registers;
+use crate::binary::elf::entries;
+
+/// What a function of an allocator does; numbers are those of its arguments, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Returns a block of so many bytes.
+    Allocate { bytes: usize },
+    /// Returns a block of so many items of a size.
+    AllocateItems { count: usize, bytes: usize },
+    /// Moves a block, or frees it where the size is 0.
+    Reallocate { block: usize, bytes: usize },
+    /// Frees a block.
+    Free { block: usize },
+}
+
+/// A function of an allocator in a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AllocatorFunction {
+    /// Its entry, as the file states it; of 32-bit Arm the last bit says T32.
+    pub(super) entry: Svma,
+    pub(super) role: Role,
+}
+
+/// The functions that are known by their names.
+const KNOWN: [(&str, Role); 12] = [
+    ("malloc", Role::Allocate { bytes: 0 }),
+    ("calloc", Role::AllocateItems { count: 0, bytes: 1 }),
+    ("realloc", Role::Reallocate { block: 0, bytes: 1 }),
+    ("free", Role::Free { block: 0 }),
+    ("_malloc_r", Role::Allocate { bytes: 1 }),
+    ("_calloc_r", Role::AllocateItems { count: 1, bytes: 2 }),
+    ("_realloc_r", Role::Reallocate { block: 1, bytes: 2 }),
+    ("_free_r", Role::Free { block: 1 }),
+    ("pvPortMalloc", Role::Allocate { bytes: 0 }),
+    ("pvPortCalloc", Role::AllocateItems { count: 0, bytes: 1 }),
+    ("pvPortRealloc", Role::Reallocate { block: 0, bytes: 1 }),
+    ("vPortFree", Role::Free { block: 0 }),
+];
+
+/// Names of an allocator that is not known, as options give them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AllocatorNames {
+    /// Functions that return a block of as many bytes as their first argument says.
+    pub allocate: Vec<String>,
+    /// Functions that free the block of their first argument.
+    pub free: Vec<String>,
+}
+
+/// Finds the functions of the allocator in a program: those that are named, else those that are known.
+///
+/// # Errors
+/// One line: a name that the program does not have, or no way to see blocks come or go.
+pub(super) fn find(file: &[u8], names: &AllocatorNames) -> Result<Vec<AllocatorFunction>, String> {
+    let named = names.allocate.iter().map(|name| (name.as_str(), Role::Allocate { bytes: 0 }));
+    let named = named.chain(names.free.iter().map(|name| (name.as_str(), Role::Free { block: 0 })));
+    let named: Vec<(&str, Role)> = named.collect();
+    let is_known = named.is_empty();
+    let wanted = if is_known { KNOWN.to_vec() } else { named };
+    let entries = entries::find(file, &wanted.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+    let mut functions: Vec<AllocatorFunction> = Vec::new();
+    for ((name, role), entry) in wanted.into_iter().zip(entries) {
+        match entry {
+            // Of several names for one function the first counts.
+            Some(entry) if functions.iter().all(|known| known.entry != entry.svma) => {
+                functions.push(AllocatorFunction { entry: entry.svma, role });
+            }
+            Some(_) => {}
+            None if is_known => {}
+            None => return Err(format!("it has no function `{name}`; check the name with nm")),
+        }
+    }
+    let frees = |function: &AllocatorFunction| matches!(function.role, Role::Free { .. });
+    let next = "name its functions with --alloc NAME and --free NAME";
+    if !functions.iter().any(|function| !frees(function)) {
+        return Err(format!("no allocator was found in it; {next}"));
+    }
+    if !functions.iter().any(frees) {
+        return Err(format!("no function was found in it that frees blocks; {next}"));
+    }
+    Ok(functions)
+}
+
+/// Whether an argument is in memory, at this distance from the stack pointer at the function's entry; bytes.
+pub(super) fn stack_offset(registers: &Registers, argument: usize) -> Option<u64> {
+    match registers {
+        Registers::X86(_) => Some(4 * (argument as u64 + 1)),
+        _ => None,
+    }
+}
+
+/// An argument that is in a register at the function's entry. No function of an allocator has more than four.
+pub(super) fn argument(registers: &Registers, number: usize) -> Option<u64> {
+    /// rdi, rsi, rdx and rcx by DWARF number.
+    const X86_64_ARGUMENTS: [usize; 4] = [5, 4, 1, 2];
+    match registers {
+        Registers::X86_64(x86_64) => Some(x86_64.gpr[*X86_64_ARGUMENTS.get(number)?]),
+        Registers::Aarch64(aarch64) => aarch64.x.get(number).copied(),
+        Registers::Arm(arm) => arm.r.get(number).copied(),
+        Registers::X86(_) => None,
+    }
+}
+
+/// What a function returned, where it has just returned.
+pub(super) fn result(registers: &Registers) -> u64 {
+    match registers {
+        Registers::X86_64(x86_64) => x86_64.gpr[0],
+        Registers::X86(x86) => x86.gpr[0],
+        Registers::Aarch64(aarch64) => aarch64.x[0],
+        Registers::Arm(arm) => arm.r[0],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::{Arm, X86_64};
+
+    #[test]
+    fn arguments_are_where_calls_pass_them() {
+        let mut gpr = [0; 16];
+        (gpr[5], gpr[4], gpr[0]) = (24, 3, 0x5000);
+        let x86_64 = Registers::X86_64(X86_64 { gpr, rip: 0, fs_base: 0 });
+        assert_eq!(
+            (argument(&x86_64, 0), argument(&x86_64, 1), result(&x86_64)),
+            (Some(24), Some(3), 0x5000)
+        );
+        let mut arm = Arm::default();
+        (arm.r[0], arm.r[1]) = (7, 8);
+        let arm = Registers::Arm(arm);
+        assert_eq!((argument(&arm, 0), argument(&arm, 1), result(&arm)), (Some(7), Some(8), 7));
+        assert_eq!(argument(&Registers::X86(Default::default()), 0), None);
+        assert_eq!(stack_offset(&Registers::X86(Default::default()), 1), Some(8));
+    }
+
+    #[test]
+    fn a_program_without_an_allocator_is_told_the_next_step() {
+        let refused = |names: &AllocatorNames| find(b"\x7fELF", names).unwrap_err();
+        assert!(refused(&AllocatorNames::default()).ends_with("--alloc NAME and --free NAME"));
+        let names = AllocatorNames { allocate: vec!["take".to_owned()], free: Vec::new() };
+        assert!(refused(&names).contains("no function `take`"));
+    }
+}

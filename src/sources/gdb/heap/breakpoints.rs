@@ -1,0 +1,168 @@
+//! Breakpoints at functions and where they return: set, left by a single step, and all cleared.
+//!
+//! Packets: "Debugging with GDB", E.2 (`Z1` is a breakpoint of the processor, `Z0` one in memory; `vCont;s` a step). Those
+//! of the processor are tried first: they write no memory, and the code of boards is in flash.
+
+use std::time::Duration;
+
+use super::super::connection_error::ConnectionError;
+use super::super::run::STOP;
+use super::super::run_state::unexpected;
+use super::super::session::{ANSWER, Stub};
+use super::super::stop_reply::{StopReply, Tid};
+use crate::arch::Arch;
+use crate::sources::signals::Hold;
+
+/// Most breakpoints at a time: calls that have not returned, of as many threads.
+const MAX_BREAKPOINTS: usize = 4096;
+
+/// A place in code, as breakpoints name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CodePlace {
+    /// Address of the instruction.
+    pub(super) at: u64,
+    /// What the protocol calls its kind: bytes of the instruction, or of the breakpoint that replaces it.
+    kind: u8,
+}
+
+impl CodePlace {
+    /// The place that an entry or a return address names. Of 32-bit Arm the last bit says T32.
+    pub(super) fn of(arch: Arch, address: u64) -> CodePlace {
+        match arch {
+            Arch::Arm if address & 1 == 1 => CodePlace { at: address & !1, kind: 2 },
+            Arch::Arm | Arch::Aarch64 => CodePlace { at: address, kind: 4 },
+            Arch::X86 | Arch::X86_64 => CodePlace { at: address, kind: 1 },
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Breakpoint {
+    place: CodePlace,
+    /// `0` or `1`: the type of the packet that set it.
+    packet: char,
+    /// Who waits for it.
+    users: u32,
+}
+
+/// The breakpoints that are set in a target.
+#[derive(Debug, Default)]
+pub(super) struct Breakpoints(Vec<Breakpoint>);
+
+impl Breakpoints {
+    /// Whether one is set at an address.
+    pub(super) fn is_at(&self, at: u64) -> bool {
+        self.0.iter().any(|breakpoint| breakpoint.place.at == at)
+    }
+
+    /// Sets one, or shares the one that is set. The target stands.
+    ///
+    /// # Errors
+    /// The stub has none left, or cannot be talked to.
+    pub(super) fn set(&mut self, stub: &mut Stub, place: CodePlace) -> Result<(), ConnectionError> {
+        if let Some(known) = self.0.iter_mut().find(|breakpoint| breakpoint.place.at == place.at) {
+            known.users += 1;
+            return Ok(());
+        }
+        if self.0.len() == MAX_BREAKPOINTS {
+            return Err(ConnectionError::Nonsense(format!(
+                "calls that never return, {MAX_BREAKPOINTS} of them"
+            )));
+        }
+        let mut refused = Vec::new();
+        for packet in ['1', '0'] {
+            refused = stub.call(format!("Z{packet},{:x},{}", place.at, place.kind).as_bytes())?;
+            if refused == b"OK" {
+                self.0.push(Breakpoint { place, packet, users: 1 });
+                return Ok(());
+            }
+        }
+        Err(unexpected("Z0", &refused))
+    }
+
+    /// One less waits for it: clears it if that was the last. The target stands.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to.
+    pub(super) fn release(&mut self, stub: &mut Stub, at: u64) -> Result<(), ConnectionError> {
+        let Some(index) = self.0.iter().position(|breakpoint| breakpoint.place.at == at) else {
+            return Ok(());
+        };
+        self.0[index].users -= 1;
+        if self.0[index].users == 0 {
+            let breakpoint = self.0.swap_remove(index);
+            order(stub, 'z', breakpoint)?;
+        }
+        Ok(())
+    }
+
+    /// Runs the instruction under the breakpoint that a thread stands at, if it stands at one. The target stands.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to, or does not come back from the step.
+    pub(super) fn step_over(&mut self, stub: &mut Stub, tid: Tid, at: u64) -> Result<(), ConnectionError> {
+        let Some(breakpoint) = self.0.iter().find(|breakpoint| breakpoint.place.at == at).copied() else {
+            return Ok(());
+        };
+        order(stub, 'z', breakpoint)?;
+        let stepped = stub.step(tid);
+        if !stub.run.ended {
+            order(stub, 'Z', breakpoint)?;
+        }
+        stepped
+    }
+
+    /// Clears all of them, whatever the stub says to that. The target stands.
+    pub(super) fn clear(&mut self, stub: &mut Stub) {
+        for breakpoint in self.0.drain(..) {
+            let _ = order(stub, 'z', breakpoint);
+        }
+    }
+}
+
+fn order(stub: &mut Stub, letter: char, breakpoint: Breakpoint) -> Result<(), ConnectionError> {
+    let Breakpoint { place, packet, .. } = breakpoint;
+    let question = format!("{letter}{packet},{:x},{}", place.at, place.kind);
+    let answer = stub.call(question.as_bytes())?;
+    if answer == b"OK" { Ok(()) } else { Err(unexpected(&question[..2], &answer)) }
+}
+
+impl Stub {
+    /// Waits until the running target stops by itself, for `at_most`; the thread where the stub tells it. `None`: it runs
+    /// on. All-stop mode only.
+    ///
+    /// # Errors
+    /// The stub cannot be talked to.
+    pub(super) fn await_stop(&mut self, at_most: Duration) -> Result<Option<Option<Tid>>, ConnectionError> {
+        if !self.link.wait(at_most)? {
+            return Ok(None);
+        }
+        let reply = self.answer(b"vCont;c", ANSWER)?;
+        let thread = match StopReply::parse(&reply) {
+            Some(StopReply::Stopped { thread, .. }) => thread,
+            _ => None,
+        };
+        self.stopped_all(&reply)?;
+        if self.run.running {
+            return Ok(None);
+        }
+        self.run.hold.get_or_insert_with(Hold::of_stopped_target);
+        Ok(Some(thread))
+    }
+
+    /// Runs one instruction of a thread; the others stand.
+    fn step(&mut self, tid: Tid) -> Result<(), ConnectionError> {
+        let question = match (self.offers.continues, self.run.has_one_thread) {
+            (true, false) => format!("vCont;s:{tid}"),
+            (true, true) => "vCont;s".to_owned(),
+            (false, _) => "s".to_owned(),
+        };
+        self.run.running = true;
+        self.link.send_order(question.as_bytes())?;
+        while self.run.running {
+            let reply = self.answer(b"vCont;s", STOP)?;
+            self.stopped_all(&reply)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,364 @@
+//! The directory that stackprof shares with a command: made where only the user can write, gone afterwards.
+//!
+//! A lock on the control file says that its recording runs: what a killed stackprof left behind has none, and is removed
+//! by the next one.
+#![allow(unsafe_code)]
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::mem::offset_of;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use super::HeapOptions;
+use super::shared_memory::{
+    CONTROL_NAME, CONTROL_SIZE, Control, DEFAULT_DATA_SIZE, DEFAULT_SET_SLOTS, DEFAULT_STACK_SIZE, MAGIC,
+    MAPS_PREFIX, RING_PREFIX, Refusal, SHIM_NAME,
+};
+
+/// The names of directories begin with it.
+const PREFIX: &str = "stackprof-heap-";
+/// A directory without a control file may be one that is being made, for so long.
+const NEW_FOR: Duration = Duration::from_secs(60);
+/// Names that are tried.
+const TRIES: u32 = 100;
+
+/// Below this many bytes per sample rings are larger: more is written than is read at leisure.
+const FREQUENT_BYTES: u64 = 16 << 10;
+const FREQUENT_DATA_SIZE: u64 = 64 << 20;
+const FREQUENT_SET_SLOTS: u64 = 1 << 24;
+
+/// The directory of the recording that runs, for whoever ends the process.
+static CURRENT: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// A directory that is removed with it.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    /// Locked.
+    control: File,
+}
+
+/// Why there is no directory.
+#[derive(Debug)]
+pub struct NoDirectory {
+    /// Where it was tried last.
+    pub place: PathBuf,
+    /// What the system said.
+    pub why: io::Error,
+}
+
+impl Directory {
+    /// Makes the directory with this shim in it, and removes those that killed recordings left.
+    ///
+    /// # Errors
+    /// No place allows it.
+    pub fn make(shim: &[u8], options: HeapOptions) -> Result<Directory, NoDirectory> {
+        let mut failure = NoDirectory { place: PathBuf::from("/tmp"), why: io::ErrorKind::NotFound.into() };
+        for place in places() {
+            sweep(&place);
+            match Directory::make_in(&place, shim, options) {
+                Ok(directory) => {
+                    *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = Some(directory.path.clone());
+                    return Ok(directory);
+                }
+                Err(why) => failure = NoDirectory { place, why },
+            }
+        }
+        Err(failure)
+    }
+
+    /// Makes it in this place.
+    pub(crate) fn make_in(place: &Path, shim: &[u8], options: HeapOptions) -> io::Result<Directory> {
+        let path = make_new(place)?;
+        let made = fill(&path, shim, options);
+        if made.is_err() {
+            remove(&path);
+        }
+        made.map(|control| Directory { path, control })
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What a command needs in its environment to load the shim: it comes before what is to be loaded already.
+    #[must_use]
+    pub fn environment(&self, preloaded: Option<&OsStr>) -> Vec<(OsString, OsString)> {
+        let mut preload = self.path.join(SHIM_NAME).into_os_string();
+        if let Some(preloaded) = preloaded.filter(|preloaded| !preloaded.is_empty()) {
+            preload.push(":");
+            preload.push(preloaded);
+        }
+        let directory = self.path.clone().into_os_string();
+        vec![("LD_PRELOAD".into(), preload), (super::shared_memory::DIRECTORY_VARIABLE.into(), directory)]
+    }
+
+    /// The rings that are there now: process, number, path.
+    #[must_use]
+    pub fn rings(&self) -> Vec<(u32, u32, PathBuf)> {
+        let Ok(entries) = fs::read_dir(&self.path) else { return Vec::new() };
+        let mut rings: Vec<(u32, u32, PathBuf)> = entries
+            .flatten()
+            .filter_map(|entry| {
+                let name = entry.file_name();
+                let (pid, sequence) = name.to_str()?.strip_prefix(RING_PREFIX)?.split_once('.')?;
+                Some((pid.parse().ok()?, sequence.parse().ok()?, entry.path()))
+            })
+            .collect();
+        rings.sort_unstable();
+        rings
+    }
+
+    /// The path of the copy of a process's mappings that the shim made when its ring was made, and when it exited.
+    #[must_use]
+    pub fn maps(&self, pid: u32, sequence: u32) -> [PathBuf; 2] {
+        let name = format!("{MAPS_PREFIX}{pid}.{sequence}");
+        [self.path.join(&name), self.path.join(name + ".end")]
+    }
+
+    /// Removes the files of a ring that was read to its end.
+    pub fn remove_ring(&self, pid: u32, sequence: u32) {
+        let _ = fs::remove_file(self.path.join(format!("{RING_PREFIX}{pid}.{sequence}")));
+        for path in self.maps(pid, sequence) {
+            let _ = fs::remove_file(path);
+        }
+    }
+
+    /// Has all processes stop recording.
+    pub fn stop(&self) {
+        let at = offset_of!(Control, is_stopped) as u64;
+        // Where that fails they go on until their rings are full.
+        let _ = self.control.write_all_at(&1u32.to_ne_bytes(), at);
+    }
+
+    /// The number of programs that the shim was loaded into.
+    #[must_use]
+    pub fn programs(&self) -> u64 {
+        self.word(offset_of!(Control, programs))
+    }
+
+    /// Processes that took a sample and could not report it, by reason.
+    #[must_use]
+    pub fn refused(&self) -> Vec<(&'static str, u64)> {
+        let reasons = [
+            (Refusal::Create, "a file could not be made in its directory"),
+            (Refusal::Space, "there is no space for its file"),
+            (Refusal::Map, "it has no address space left"),
+            (Refusal::Control, "the control file was changed"),
+        ];
+        let at = |reason: Refusal| offset_of!(Control, refusals) + reason as usize * size_of::<u64>();
+        let counted = reasons.map(|(reason, why)| (why, self.word(at(reason))));
+        counted.into_iter().filter(|(_, count)| *count > 0).collect()
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        let mut bytes = [0; 8];
+        self.control.read_exact_at(&mut bytes, at as u64).map_or(0, |()| u64::from_ne_bytes(bytes))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        self.stop();
+        remove(&self.path);
+        *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// Removes the directory of the recording that runs: this process ends now.
+pub fn remove_current() {
+    // Another thread may hold it, which removes the directory or has not made it yet.
+    if let Ok(mut current) = CURRENT.try_lock()
+        && let Some(path) = current.take()
+    {
+        remove(&path);
+    }
+}
+
+/// Where a directory may be, the best first: memory of the user, memory, files.
+fn places() -> Vec<PathBuf> {
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let runtime = runtime.filter(|path| path.is_absolute() && is_own(path));
+    let places = runtime.into_iter().chain(["/dev/shm", "/tmp"].map(PathBuf::from));
+    // LD_PRELOAD is divided at these.
+    let is_divided = |path: &PathBuf| path.as_os_str().as_bytes().iter().any(|byte| b" :\t\n".contains(byte));
+    places.filter(|path| !is_divided(path)).collect()
+}
+
+/// Whether a directory is this user's, and nobody else can write to it.
+fn is_own(path: &Path) -> bool {
+    // SAFETY: geteuid(2) takes nothing.
+    let user = unsafe { libc::geteuid() };
+    fs::symlink_metadata(path)
+        .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user && metadata.mode() & 0o022 == 0)
+}
+
+fn make_new(place: &Path) -> io::Result<PathBuf> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let mut name = now.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
+    for _ in 0..TRIES {
+        name = name.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23);
+        let path = place.join(format!("{PREFIX}{name:016x}"));
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|()| path),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Writes the control file, which stays locked, and the shim.
+fn fill(path: &Path, shim: &[u8], options: HeapOptions) -> io::Result<File> {
+    let new = |name: &str, mode| {
+        let mut options = File::options();
+        options.read(true).write(true).create_new(true).mode(mode).open(path.join(name))
+    };
+    let control = new(CONTROL_NAME, 0o600)?;
+    if !lock(&control) {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    control.write_all_at(&control_bytes(options), 0)?;
+    let mut file = new(SHIM_NAME, 0o500)?;
+    file.write_all(shim)?;
+    file.sync_data().ok();
+    check_executable(&file)?;
+    Ok(control)
+}
+
+fn control_bytes(options: HeapOptions) -> Vec<u8> {
+    let is_frequent = options.every_bytes < FREQUENT_BYTES;
+    let mut bytes = vec![0; CONTROL_SIZE];
+    let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+    let data_size = if is_frequent { FREQUENT_DATA_SIZE } else { DEFAULT_DATA_SIZE };
+    let set_slots = if is_frequent { FREQUENT_SET_SLOTS } else { DEFAULT_SET_SLOTS };
+    put(offset_of!(Control, magic), &MAGIC.to_ne_bytes());
+    put(offset_of!(Control, mean_bytes), &options.every_bytes.to_ne_bytes());
+    put(offset_of!(Control, data_size), &data_size.to_ne_bytes());
+    put(offset_of!(Control, set_slots), &set_slots.to_ne_bytes());
+    put(offset_of!(Control, stack_size), &DEFAULT_STACK_SIZE.to_ne_bytes());
+    put(offset_of!(Control, seed), &options.seed.to_ne_bytes());
+    bytes
+}
+
+/// Whether code can be mapped from there: many systems forbid that in /tmp and /dev/shm.
+fn check_executable(file: &File) -> io::Result<()> {
+    const BYTES: usize = 4096;
+    // SAFETY: a new mapping of a file that this process keeps open, at an address that the kernel chooses.
+    let mapped = unsafe {
+        let protection = libc::PROT_READ | libc::PROT_EXEC;
+        libc::mmap(std::ptr::null_mut(), BYTES, protection, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
+    };
+    if mapped == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping just made, which nothing refers to.
+    unsafe { libc::munmap(mapped, BYTES) };
+    Ok(())
+}
+
+/// Takes the lock of a control file, unless another process has it.
+fn lock(file: &File) -> bool {
+    // SAFETY: flock(2) of a descriptor that is open.
+    unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
+}
+
+/// Removes the directories whose recordings have ended without doing so.
+fn sweep(place: &Path) {
+    let Ok(entries) = fs::read_dir(place) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        let is_one = entry.file_name().as_bytes().starts_with(PREFIX.as_bytes());
+        if is_one && is_own(&path) && is_abandoned(&path) {
+            remove(&path);
+        }
+    }
+}
+
+fn is_abandoned(path: &Path) -> bool {
+    let mut options = File::options();
+    match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path.join(CONTROL_NAME)) {
+        Ok(control) => lock(&control),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::symlink_metadata(path)
+            .and_then(|metadata| metadata.modified())
+            .is_ok_and(|made| made.elapsed().is_ok_and(|age| age > NEW_FOR)),
+        Err(_) => false,
+    }
+}
+
+/// Removes a directory with what stackprof and the shim put there; anything else stays, and keeps it.
+fn remove(path: &Path) {
+    if let Ok(entries) = fs::read_dir(path) {
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let is_known = [CONTROL_NAME, SHIM_NAME].contains(&&*name)
+                || name.starts_with(RING_PREFIX)
+                || name.starts_with(MAPS_PREFIX);
+            if is_known {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+    let _ = fs::remove_dir(path);
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    const OPTIONS: HeapOptions = HeapOptions { every_bytes: 512 << 10, seed: 0 };
+
+    #[test]
+    fn it_is_the_users_alone_and_gone_afterwards() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
+        let path = directory.path().to_owned();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        fs::write(path.join("ring.12.3"), "x").unwrap();
+        fs::write(path.join("ring.x.3"), "x").unwrap();
+        fs::write(path.join("maps.12.3.end"), "x").unwrap();
+        assert_eq!(directory.rings(), [(12, 3, path.join("ring.12.3"))]);
+        let environment = directory.environment(Some(OsStr::new("/lib/a.so")));
+        assert_eq!(environment[0].1, OsString::from(format!("{}/{SHIM_NAME}:/lib/a.so", path.display())));
+        assert_eq!((directory.programs(), directory.refused()), (0, vec![]));
+        // Another recording that begins leaves it alone.
+        sweep(place.path());
+        assert!(path.join(CONTROL_NAME).exists());
+        drop(directory);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_a_killed_recording_left_is_removed_by_the_next() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
+        let path = directory.path().to_owned();
+        fs::write(path.join("ring.1.0"), "x").unwrap();
+        // As the kernel does when a process is killed: the lock goes, and nothing else.
+        let Directory { path: kept, control } = &directory;
+        assert_eq!(*kept, path);
+        // SAFETY: flock(2) of a descriptor that is open.
+        unsafe { libc::flock(control.as_raw_fd(), libc::LOCK_UN) };
+        // Not one of stackprof's, and one with a file of somebody else.
+        fs::create_dir(place.path().join("other")).unwrap();
+        sweep(place.path());
+        assert!(!path.exists() && place.path().join("other").exists());
+    }
+
+    #[test]
+    fn a_directory_that_is_being_made_is_left_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let path = make_new(place.path()).unwrap();
+        sweep(place.path());
+        assert!(path.exists());
+    }
+}

@@ -1,0 +1,373 @@
+//! The ring of one process: records that the heap shim wrote, copied out and checked.
+//!
+//! Input: a file that the recorded process can write to, truncate or fill with anything. Output: [`Record`]s. It is read and
+//! written by system calls: a mapping would raise SIGBUS where the file was truncated.
+
+use std::fs::File;
+use std::io;
+use std::mem::offset_of;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
+
+use super::shared_memory::{
+    AARCH64, Allocation, COMMITTED, DATA_OFFSET, Free, Kind, LostAllocations, MAGIC, MAX_DATA_SIZE,
+    MIN_DATA_SIZE, Origin, RECORD_ALIGNMENT, REGISTERS, RESERVED, RingHeader, SIZE_CLASSES, Word, X86_64,
+    flag,
+};
+
+/// Bytes that are read at once: several of the largest records.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// A record, copied out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// Memory was allocated.
+    Allocation(Box<AllocationRecord>),
+    /// Sampled memory is given back.
+    Free {
+        /// Monotonic clock.
+        time_ns: u64,
+        /// The block.
+        address: u64,
+        /// The thread.
+        tid: u32,
+    },
+    /// The last free of this address is taken back.
+    Restore {
+        /// Monotonic clock.
+        time_ns: u64,
+        /// The block.
+        address: u64,
+        /// The thread.
+        tid: u32,
+    },
+}
+
+/// A sampled allocation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AllocationRecord {
+    /// Monotonic clock.
+    pub time_ns: u64,
+    /// The block.
+    pub address: u64,
+    /// Bytes that the program asked for.
+    pub size: u64,
+    /// The thread.
+    pub tid: u32,
+    /// What the caller has when the allocator returns, in the shim's order.
+    pub registers: [u64; REGISTERS],
+    /// From the stack pointer upwards.
+    pub stack: Vec<u8>,
+    /// Its free will have no record.
+    pub untracked: bool,
+    /// Memory ends where the stack bytes end.
+    pub stack_ends: bool,
+}
+
+/// The processor of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Processor {
+    /// x86_64.
+    X86_64,
+    /// 64-bit Arm.
+    Aarch64,
+}
+
+/// What a ring says of its process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Bytes of records.
+    pub data_size: u64,
+    /// Of the process, as it sees itself.
+    pub pid: u32,
+    /// How many rings the process had before.
+    pub sequence: u32,
+    /// It was forked, and may have copies of what its parent allocated.
+    pub is_forked: bool,
+    /// Its processor.
+    pub processor: Processor,
+    /// Its name when the ring was made.
+    pub name: String,
+}
+
+/// How far a ring was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Bytes that are left, which can be read now.
+    pub left: u64,
+}
+
+/// Why no more is read of a ring.
+#[derive(Debug)]
+pub enum RingError {
+    /// It holds what the shim does not write.
+    Malformed(&'static str),
+    /// The system refused.
+    System(io::Error),
+}
+
+impl From<io::Error> for RingError {
+    fn from(error: io::Error) -> RingError {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => RingError::Malformed("the file was truncated"),
+            _ => RingError::System(error),
+        }
+    }
+}
+
+/// The ring of a process.
+#[derive(Debug)]
+pub struct Ring {
+    file: File,
+    header: Header,
+    read: u64,
+    chunk: Vec<u8>,
+}
+
+impl Ring {
+    /// Opens a ring; `None` while its process prepares it.
+    ///
+    /// # Errors
+    /// It is no ring of this layout, or cannot be opened.
+    pub fn open(path: &Path) -> Result<Option<Ring>, RingError> {
+        use std::os::unix::fs::OpenOptionsExt;
+        let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let file = File::options().read(true).write(true).custom_flags(flags).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(RingError::Malformed("it is no file"));
+        }
+        if file.metadata()?.len() < DATA_OFFSET as u64 {
+            return Ok(None);
+        }
+        match word_at(&file, offset_of!(RingHeader, magic))? {
+            0 => return Ok(None),
+            MAGIC => fence(Ordering::Acquire),
+            _ => return Err(RingError::Malformed("it is of another version")),
+        }
+        let header = read_header(&file)?;
+        if file.metadata()?.len() < DATA_OFFSET as u64 + header.data_size {
+            return Err(RingError::Malformed("it is shorter than it says"));
+        }
+        let read = word_at(&file, offset_of!(RingHeader, read))?;
+        Ok(Some(Ring { file, header, read, chunk: Vec::new() }))
+    }
+
+    /// What it says of its process.
+    #[must_use]
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Takes records out of it, about `bytes_max` bytes at most. `ended`: the process is gone, so that what it has not
+    /// finished will never be.
+    ///
+    /// # Errors
+    /// It holds what the shim does not write: nothing more can be read. What was taken before is in `into`.
+    pub fn take(
+        &mut self,
+        ended: bool,
+        bytes_max: u64,
+        into: &mut Vec<Record>,
+    ) -> Result<Progress, RingError> {
+        let begin = self.read;
+        // Read once: a process that goes on writing does not keep the reader.
+        let write = word_at(&self.file, offset_of!(RingHeader, write))?;
+        let available = write.checked_sub(begin).filter(|available| *available <= self.header.data_size);
+        if available.is_none() || !write.is_multiple_of(RECORD_ALIGNMENT as u64) {
+            return Err(RingError::Malformed("its positions do not fit together"));
+        }
+        fence(Ordering::Acquire);
+        loop {
+            let passed = self.read - begin;
+            if self.read == write || passed >= bytes_max {
+                break;
+            }
+            let used = self.take_chunk(write, ended, into)?;
+            if used == 0 {
+                return Ok(Progress { bytes: passed, left: 0 });
+            }
+        }
+        Ok(Progress { bytes: self.read - begin, left: write - self.read })
+    }
+
+    /// Takes what is written without a gap up to `write` or the end of the ring; the bytes of it.
+    fn take_chunk(&mut self, write: u64, ended: bool, into: &mut Vec<Record>) -> Result<u64, RingError> {
+        let data_size = self.header.data_size;
+        let position = self.read & (data_size - 1);
+        let whole = (write - self.read).min(data_size - position);
+        let offset = DATA_OFFSET as u64 + position;
+        self.chunk.resize(whole.min(CHUNK_BYTES as u64) as usize, 0);
+        self.file.read_exact_at(&mut self.chunk, offset)?;
+        let is_all = self.chunk.len() as u64 == whole;
+        let (used, why) = committed(&self.chunk, ended, is_all);
+        if !cfg!(target_arch = "x86_64") && used > 0 {
+            // Processors with a weaker order may have read the records before their words.
+            fence(Ordering::Acquire);
+            self.file.read_exact_at(&mut self.chunk[..used], offset)?;
+        }
+        let parsed = parse(&self.chunk[..used], into);
+        if used > 0 {
+            // Words of records to come are found by what is not zero.
+            self.chunk[..used].fill(0);
+            self.file.write_all_at(&self.chunk[..used], offset)?;
+            fence(Ordering::Release);
+            self.read += used as u64;
+            let at = offset_of!(RingHeader, read) as u64;
+            self.file.write_all_at(&self.read.to_ne_bytes(), at)?;
+        }
+        parsed.and(why.map_or(Ok(used as u64), |why| Err(RingError::Malformed(why))))
+    }
+
+    /// Sampled allocations that did not fit, by size class: how many, and their bytes.
+    #[must_use]
+    pub fn lost_allocations(&self) -> Vec<(u64, u64)> {
+        let mut classes = Vec::new();
+        for class in 0..SIZE_CLASSES {
+            let at = offset_of!(RingHeader, lost_allocations) + class * size_of::<LostAllocations>();
+            let count = word_at(&self.file, at).unwrap_or(0);
+            let bytes = word_at(&self.file, at + size_of::<u64>()).unwrap_or(0);
+            if count > 0 {
+                classes.push((count, bytes));
+            }
+        }
+        classes
+    }
+
+    /// Frees that did not fit.
+    #[must_use]
+    pub fn lost_frees(&self) -> u64 {
+        word_at(&self.file, offset_of!(RingHeader, lost_frees)).unwrap_or(0)
+    }
+
+    /// Samples that threads did not take while another one made the ring.
+    #[must_use]
+    pub fn early(&self) -> u64 {
+        word_at(&self.file, offset_of!(RingHeader, early)).unwrap_or(0)
+    }
+}
+
+fn word_at(file: &File, at: usize) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    file.read_exact_at(&mut bytes, at as u64)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+fn read_header(file: &File) -> Result<Header, RingError> {
+    let mut bytes = [0; size_of::<RingHeader>()];
+    file.read_exact_at(&mut bytes, 0)?;
+    let long = |at| word(&bytes, at).unwrap_or(0);
+    let short = |at| half(&bytes, at).unwrap_or(0);
+    let data_size = long(offset_of!(RingHeader, data_size));
+    if !data_size.is_power_of_two() || !(MIN_DATA_SIZE..=MAX_DATA_SIZE).contains(&data_size) {
+        return Err(RingError::Malformed("its size is none"));
+    }
+    let at = offset_of!(RingHeader, comm);
+    let name = bytes.get(at..at + 16).unwrap_or_default().split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(Header {
+        data_size,
+        pid: short(offset_of!(RingHeader, pid)),
+        sequence: short(offset_of!(RingHeader, sequence)),
+        is_forked: short(offset_of!(RingHeader, origin)) == Origin::Fork as u32,
+        processor: match short(offset_of!(RingHeader, processor)) {
+            X86_64 => Processor::X86_64,
+            AARCH64 => Processor::Aarch64,
+            _ => return Err(RingError::Malformed("its processor is not known")),
+        },
+        name: String::from_utf8_lossy(name).into_owned(),
+    })
+}
+
+/// Bytes of the records at the beginning that can be taken, and what is wrong behind them. `ended`: unfinished ones are
+/// passed over. `is_all`: nothing of a record lies behind these bytes.
+fn committed(bytes: &[u8], ended: bool, is_all: bool) -> (usize, Option<&'static str>) {
+    let mut used = 0;
+    while used < bytes.len() {
+        let Some(found) = word(bytes, used).map(Word::decode) else { break };
+        let is_done = match found.state {
+            COMMITTED => true,
+            RESERVED => ended,
+            0 => false,
+            _ => return (used, Some("a record has no state")),
+        };
+        if !is_done {
+            break;
+        }
+        let length = found.length as usize;
+        if length == 0 || !length.is_multiple_of(RECORD_ALIGNMENT) {
+            return (used, Some("a record has no length"));
+        }
+        if length > bytes.len() - used {
+            let is_split = !is_all && used > 0;
+            return (used, (!is_split).then_some("a record is longer than what is written"));
+        }
+        used += length;
+    }
+    (used, None)
+}
+
+/// Copies records out; each lies within the bytes.
+fn parse(mut bytes: &[u8], into: &mut Vec<Record>) -> Result<(), RingError> {
+    while let Some(found) = word(bytes, 0).map(Word::decode) {
+        let Some((record, rest)) = bytes.split_at_checked(found.length as usize) else { break };
+        bytes = rest;
+        // A process that ended left it unfinished.
+        if found.state != COMMITTED {
+            continue;
+        }
+        let long = |at| word(record, at);
+        match Kind::from_number(found.kind) {
+            Some(Kind::Pad) => {}
+            Some(Kind::Allocation) => {
+                let parsed = allocation(record, found.flags);
+                let parsed = parsed.ok_or(RingError::Malformed("a record is too short"))?;
+                into.push(Record::Allocation(Box::new(parsed)));
+            }
+            Some(kind @ (Kind::Free | Kind::Restore)) => {
+                let fields = (|| {
+                    let time_ns = long(offset_of!(Free, time_ns))?;
+                    Some((time_ns, long(offset_of!(Free, address))?, half(record, offset_of!(Free, tid))?))
+                })();
+                let (time_ns, address, tid) = fields.ok_or(RingError::Malformed("a record is too short"))?;
+                into.push(match kind {
+                    Kind::Restore => Record::Restore { time_ns, address, tid },
+                    _ => Record::Free { time_ns, address, tid },
+                });
+            }
+            None => return Err(RingError::Malformed("a record is of no known kind")),
+        }
+    }
+    Ok(())
+}
+
+fn allocation(record: &[u8], flags: u8) -> Option<AllocationRecord> {
+    let mut registers = [0; REGISTERS];
+    for (index, register) in registers.iter_mut().enumerate() {
+        *register = word(record, offset_of!(Allocation, registers) + index * size_of::<u64>())?;
+    }
+    let stack_size = half(record, offset_of!(Allocation, stack_size))? as usize;
+    let stack = record.get(size_of::<Allocation>()..)?.get(..stack_size)?.to_vec();
+    Some(AllocationRecord {
+        time_ns: word(record, offset_of!(Allocation, time_ns))?,
+        address: word(record, offset_of!(Allocation, address))?,
+        size: word(record, offset_of!(Allocation, size))?,
+        tid: half(record, offset_of!(Allocation, tid))?,
+        registers,
+        stack,
+        untracked: flags & flag::UNTRACKED != 0,
+        stack_ends: flags & flag::STACK_END != 0,
+    })
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,62 @@
+//! A command whose allocations are sampled by the heap shim, which its environment has it load; and the processes
+//! that it starts.
+//!
+//! Nothing of them is stopped: the shim writes records into files (`crate::sources::heap`), which `source.rs` reads some
+//! times a second; images are read from /proc, or from the copies that the shim makes (`process.rs`). Of a process that runs
+//! already, `probed.rs` reports the allocations that probes sample.
+
+mod probed;
+mod process;
+mod reasons;
+mod source;
+
+use std::sync::Arc;
+
+use super::files::TargetFiles;
+use super::launch::{Launch, Spawner};
+use super::{describe, launch};
+use crate::clock::RealClock;
+use crate::error::{Error, ErrorKind, Result, io_text};
+use crate::sources::Process;
+use crate::sources::heap::HeapOptions;
+use crate::sources::heap::directory::Directory;
+pub use probed::ProbeOptions;
+pub(super) use probed::ProbedHeap;
+use process::HeapProcess;
+pub use reasons::why_no_allocations;
+pub(super) use source::HeapSource;
+
+/// Starts a command with the shim.
+///
+/// # Errors
+/// [`ErrorKind::Attach`] when it cannot be run, [`ErrorKind::System`] when the shim cannot be put anywhere.
+pub(super) fn start(
+    command: &Launch,
+    shim: &[u8],
+    options: HeapOptions,
+    clock: RealClock,
+    spawner: &Spawner,
+) -> Result<HeapSource> {
+    let directory = Directory::make(shim, options).map_err(|failure| {
+        let why = format!(
+            "cannot put the heap shim into {}: {}; set XDG_RUNTIME_DIR to a directory of yours whose files may be run",
+            failure.place.display(),
+            io_text(&failure.why)
+        );
+        Error::new(ErrorKind::System, why).caused_by(failure.why)
+    })?;
+    let preloaded = std::env::var_os("LD_PRELOAD");
+    let command = Launch { environment: directory.environment(preloaded.as_deref()), ..command.clone() };
+    let cannot_run = |error: std::io::Error| describe::cannot_run(&command, &error);
+    let held = launch::hold(spawner, &command).map_err(cannot_run)?;
+    let pid = held.pid;
+    let files = Arc::new(TargetFiles::of(pid));
+    held.go().map_err(cannot_run)?.join().map_err(cannot_run)?;
+    let process = Process {
+        backend: "heap",
+        backend_why: format!("one allocation in {} bytes, by a library that it loads", options.every_bytes),
+        stops_waits_unseen: true,
+        ..describe::describe(pid)
+    };
+    Ok(HeapSource::new(directory, options, HeapProcess::new(pid, process, files), clock))
+}

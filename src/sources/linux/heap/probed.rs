@@ -1,0 +1,318 @@
+//! The allocations of a process that runs, sampled by probes, as events.
+//!
+//! Input: a process and its probes; output: allocations and frees in the order of their times. Every call of the allocator
+//! costs the process about a microsecond, so what that is of its CPU time is kept below a limit: the probes are removed when
+//! it is more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use libc::pid_t;
+
+use super::process::HeapProcess;
+use crate::addr::Avma;
+use crate::arch::{Aarch64, Registers, X86_64};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError};
+use crate::clock::{Clock, RealClock};
+use crate::error::Result;
+use crate::sources::linux::files::TargetFiles;
+use crate::sources::linux::perf::{self, HeapProbes, HeapSample};
+use crate::sources::linux::{describe, refusal, sys};
+use crate::sources::pushed::{
+    AllocationLosses, PushedSource, SampledAllocation, SampledFree, SourceEvent, StackUse, TimedEvent,
+};
+use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
+
+/// Between two readings of the ring, nanoseconds.
+const BATCH_NS: u64 = 20_000_000;
+/// What probes cost is judged over this time, nanoseconds; the first time sooner.
+const JUDGED_NS: u64 = 1_000_000_000;
+const FIRST_JUDGED_NS: u64 = 200_000_000;
+/// Captures that are kept for later ones.
+const SPARE_MAX: usize = 64;
+
+/// How a running process is probed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProbeOptions {
+    /// Bytes per sample on average; 1 records each allocation.
+    pub every_bytes: u64,
+    /// The process is slowed by this share of its CPU time at most, percent.
+    pub max_slowdown_percent: f64,
+}
+
+/// Allocations of a process that runs.
+pub(crate) struct ProbedHeap {
+    pid: pid_t,
+    process: HeapProcess,
+    probes: HeapProbes,
+    options: ProbeOptions,
+    clock: RealClock,
+    /// The monotonic clock at the engine's 0.
+    origin_ns: u64,
+    began_ns: u64,
+    judgement: Judgement,
+    last_ns: u64,
+    ended: bool,
+    finished: bool,
+    /// Why the probes were removed before the end.
+    ended_early: Option<String>,
+    spare: Vec<Box<Capture>>,
+}
+
+/// What probes had cost, and what the process had used, when that was last judged.
+#[derive(Clone, Copy, Debug, Default)]
+struct Judgement {
+    at_ns: u64,
+    held_ns: u64,
+    cpu_ns: u64,
+}
+
+impl Judgement {
+    /// By how much the process was slowed since then, percent: its CPU time has what probes cost, too.
+    fn slowdown_percent(&self, held_ns: u64, cpu_ns: u64) -> f64 {
+        let held_ns = held_ns.saturating_sub(self.held_ns);
+        let own_ns = cpu_ns.saturating_sub(self.cpu_ns).saturating_sub(held_ns).max(1);
+        100.0 * held_ns as f64 / own_ns as f64
+    }
+}
+
+impl ProbedHeap {
+    /// Sets the probes.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach) for what is no process to profile, or cannot be probed.
+    pub(in crate::sources::linux) fn attach(
+        pid: u32,
+        options: ProbeOptions,
+        clock: RealClock,
+    ) -> Result<ProbedHeap> {
+        let number = describe::process_id(pid)?;
+        refusal::check_process(number)?;
+        let probes = HeapProbes::open(pid, options.every_bytes)?;
+        let process = Process {
+            backend: "probes",
+            backend_why: format!(
+                "uprobes in {}; a call of malloc takes {:.1} us longer",
+                probes.allocator(),
+                probes.call_ns() as f64 / 1000.0
+            ),
+            stops_waits_unseen: true,
+            ..describe::describe(number)
+        };
+        let mut process = HeapProcess::new(number, process, Arc::new(TargetFiles::of(number)));
+        // What is mapped now is what is known of it once it has ended.
+        let _ = process.mappings(&mut Vec::new());
+        let began_ns = clock.now_ns();
+        let cpu_ns = perf::process_cpu_ns(number).unwrap_or(0);
+        Ok(ProbedHeap {
+            pid: number,
+            process,
+            judgement: Judgement { at_ns: began_ns, held_ns: probes.held_ns(), cpu_ns },
+            probes,
+            options,
+            origin_ns: perf::monotonic_ns().saturating_sub(began_ns),
+            clock,
+            began_ns,
+            last_ns: 0,
+            ended: false,
+            finished: false,
+            ended_early: None,
+            spare: Vec::new(),
+        })
+    }
+
+    /// Removes the probes if they cost too much.
+    ///
+    /// # Errors
+    /// [`Fault::Fatal`] if that is so from the beginning on: then nothing was recorded that helps.
+    fn judge(&mut self, now_ns: u64) -> std::result::Result<(), Fault> {
+        let is_first = self.judgement.at_ns == self.began_ns;
+        let after_ns = if is_first { FIRST_JUDGED_NS } else { JUDGED_NS };
+        if now_ns < self.judgement.at_ns + after_ns {
+            return Ok(());
+        }
+        let held_ns = self.probes.held_ns();
+        let cpu_ns = perf::process_cpu_ns(self.pid).unwrap_or(self.judgement.cpu_ns);
+        let percent = self.judgement.slowdown_percent(held_ns, cpu_ns);
+        if percent > self.options.max_slowdown_percent {
+            self.probes.remove();
+            let why = format!(
+                "it calls its allocator so often that probes slow it by {percent:.0}%, more than --max-slowdown {}%",
+                self.options.max_slowdown_percent
+            );
+            if is_first {
+                let next = "start it with stackprof heap -- COMMAND, which costs less";
+                return Err(Fault::Fatal(format!("{why}; {next}")));
+            }
+            self.ended_early = Some(why);
+            self.ended = true;
+        }
+        self.judgement = Judgement { at_ns: now_ns, held_ns, cpu_ns };
+        Ok(())
+    }
+
+    fn drain(&mut self, into: &mut Vec<TimedEvent>) {
+        let ProbedHeap { probes, spare, origin_ns, last_ns, pid, .. } = self;
+        let process = pid.unsigned_abs();
+        probes.drain(|sample, captured| {
+            let (thread, at_ns, event) = match sample {
+                HeapSample::Allocated { thread, at_ns, block, bytes } => {
+                    let mut capture =
+                        spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(captured.stack.len())));
+                    fill(&mut capture, captured);
+                    let allocation = SampledAllocation { pointer: block, bytes, untracked: false };
+                    (thread, at_ns, SourceEvent::Allocation(allocation, capture))
+                }
+                HeapSample::Freed { at_ns, block } => {
+                    let free = SampledFree { pointer: block, may_be_inherited: false };
+                    (ThreadId(process.into()), at_ns, SourceEvent::Free(free))
+                }
+            };
+            // Records of one block are in order: the sampler sorts by time.
+            let at_ns = at_ns.saturating_sub(*origin_ns).max(*last_ns + 1);
+            *last_ns = at_ns;
+            into.push(TimedEvent { at_ns, process, thread, event });
+        });
+    }
+}
+
+/// The caller of the function at whose entry a capture is: where it goes on when the function returns.
+fn fill(capture: &mut Capture, entry: &Capture) {
+    capture.reset();
+    let address_bytes = match entry.registers {
+        Registers::X86_64(mut x86_64) => {
+            const BYTES: usize = 8;
+            let at = entry.stack.first_chunk::<BYTES>().map_or(0, |word| u64::from_le_bytes(*word));
+            x86_64.rip = at;
+            x86_64.gpr[X86_64::RSP] = x86_64.gpr[X86_64::RSP].wrapping_add(BYTES as u64);
+            capture.registers = Registers::X86_64(x86_64);
+            BYTES
+        }
+        Registers::Aarch64(mut aarch64) => {
+            aarch64.pc = aarch64.x[Aarch64::LR];
+            capture.registers = Registers::Aarch64(aarch64);
+            0
+        }
+        other => {
+            capture.registers = other;
+            0
+        }
+    };
+    capture.stack_base = capture.registers.sp();
+    capture.stack.extend_from_slice(entry.stack.get(address_bytes..).unwrap_or_default());
+}
+
+impl Observed for ProbedHeap {
+    fn process(&self) -> &Process {
+        self.process.process()
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        self.process.files()
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        self.process.thread_name(thread)
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> std::result::Result<(), Fault> {
+        self.process.mappings(out)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> std::result::Result<ImageBytes, OpenError> {
+        self.process.image_bytes(mapping)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> std::result::Result<usize, Fault> {
+        self.process.read_memory(from, into)
+    }
+}
+
+impl PushedSource for ProbedHeap {
+    fn observed(&mut self, process: u32) -> Option<&mut dyn Observed> {
+        (process == self.pid.unsigned_abs()).then_some(&mut self.process as &mut dyn Observed)
+    }
+
+    fn next_batch(
+        &mut self,
+        until_ns: u64,
+        into: &mut Vec<TimedEvent>,
+    ) -> std::result::Result<Option<u64>, Fault> {
+        if self.finished {
+            return Ok(None);
+        }
+        let mut now_ns = self.clock.now_ns();
+        if !self.ended {
+            std::thread::sleep(Duration::from_nanos(BATCH_NS.min(until_ns.saturating_sub(now_ns))));
+            now_ns = self.clock.now_ns();
+            self.judge(now_ns)?;
+        }
+        let is_gone = sys::kill(self.pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH));
+        self.drain(into);
+        if is_gone {
+            let thread = ThreadId(self.pid.unsigned_abs().into());
+            let event = SourceEvent::Exited(ExitStatus::Unknown);
+            into.push(TimedEvent {
+                at_ns: self.last_ns + 1,
+                process: self.pid.unsigned_abs(),
+                thread,
+                event,
+            });
+        }
+        self.finished = is_gone || self.ended;
+        Ok((!self.finished).then_some(now_ns))
+    }
+
+    fn set_time(&mut self, _at_ns: u64) {}
+
+    fn end(&mut self) {
+        self.probes.remove();
+        self.ended = true;
+    }
+
+    fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(capture);
+        }
+    }
+
+    fn allocation_rate(&self) -> Option<u64> {
+        Some(self.options.every_bytes)
+    }
+
+    fn allocation_losses(&self) -> AllocationLosses {
+        AllocationLosses {
+            records: self.probes.lost(),
+            ended_early: self.ended_early.clone(),
+            ..AllocationLosses::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_caller_is_where_the_function_returns_to() {
+        let mut entry = Capture::with_capacity(0);
+        let mut gpr = [0; 16];
+        (gpr[X86_64::RSP], gpr[3]) = (0x7000, 33);
+        entry.registers = Registers::X86_64(X86_64 { gpr, rip: 0x1000, fs_base: 0 });
+        entry.stack = [0x4010_u64, 0x5555].map(u64::to_le_bytes).concat();
+        let mut caller = Capture::with_capacity(0);
+        fill(&mut caller, &entry);
+        assert_eq!((caller.registers.pc(), caller.registers.sp()), (Avma(0x4010), Avma(0x7008)));
+        assert_eq!((caller.stack_base, caller.stack.len()), (Avma(0x7008), 8));
+        entry.stack.clear();
+        fill(&mut caller, &entry);
+        assert!(caller.stack.is_empty(), "nothing could be read");
+    }
+
+    #[test]
+    fn what_probes_cost_is_not_the_programs_own_time() {
+        let before = Judgement { at_ns: 0, held_ns: 100, cpu_ns: 1000 };
+        assert!((before.slowdown_percent(200, 2100) - 10.0).abs() < 1e-9);
+        assert!(before.slowdown_percent(100, 1000).abs() < 1e-9, "it did nothing");
+    }
+}

@@ -1,0 +1,171 @@
+//! One process whose allocations are recorded: its images, from /proc while it runs the program of its ring, else from
+//! the copies that the shim made.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use libc::pid_t;
+
+use crate::addr::Avma;
+use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
+use crate::sources::linux::files::TargetFiles;
+use crate::sources::linux::images::{self, Maps};
+use crate::sources::linux::{sys, threads};
+use crate::sources::{Fault, Observed, Process, ThreadId};
+
+/// The longest copy of a list of mappings that is read: a process can put anything there.
+const MAPS_BYTES_MAX: u64 = 32 << 20;
+/// A process is asked this often whether it still runs the program of its ring, nanoseconds.
+const PROGRAM_CHECK_NS: u64 = 500_000_000;
+
+/// A process with a ring, or one that is about to have one.
+pub(super) struct HeapProcess {
+    pid: pid_t,
+    process: Process,
+    maps: Maps,
+    files: Arc<TargetFiles>,
+    /// The name of its ring, which it maps; `None` until it has one.
+    ring: Option<RingFiles>,
+    /// What was mapped when that was last read.
+    list: Vec<Mapping>,
+    /// When it was last seen to run the program of its ring.
+    program_checked_ns: u64,
+}
+
+/// The files of a ring.
+pub(super) struct RingFiles {
+    /// The name of the ring.
+    pub(super) name: String,
+    /// Copies of the mappings, of when the ring was made and of the exit.
+    pub(super) maps: [PathBuf; 2],
+}
+
+impl HeapProcess {
+    /// A process, described when it began its program.
+    pub(super) fn new(pid: pid_t, process: Process, files: Arc<TargetFiles>) -> HeapProcess {
+        HeapProcess {
+            pid,
+            process,
+            maps: Maps::default(),
+            files,
+            ring: None,
+            list: Vec::new(),
+            program_checked_ns: 0,
+        }
+    }
+
+    /// A process that this one, or another one like it, has started.
+    pub(super) fn new_for(&self, pid: pid_t) -> HeapProcess {
+        let own = TargetFiles::of(pid);
+        let files = if own.has_root() { Arc::new(own) } else { Arc::clone(&self.files) };
+        let process = Process { pid: pid.unsigned_abs(), command: String::new(), ..self.process.clone() };
+        HeapProcess::new(pid, process, files)
+    }
+
+    /// It has this ring from now on, which was made by a thread of this name: it runs a program of its own.
+    pub(super) fn set_ring(&mut self, thread_name: &str, ring: RingFiles) {
+        let is_it = self.maps.read_marked(self.pid, &ring.name, &mut Vec::new()) == Ok(true);
+        let name = threads::name(self.pid, self.pid).filter(|_| is_it);
+        self.process.name = name.unwrap_or_else(|| thread_name.to_owned());
+        self.ring = Some(ring);
+        self.list.clear();
+    }
+
+    /// Its name.
+    pub(super) fn name(&self) -> &str {
+        &self.process.name
+    }
+
+    /// Whether it has ended, or runs another program than that of its ring. That it runs another is noticed after a
+    /// moment, or at once where `is_last`.
+    pub(super) fn has_ended(&mut self, now_ns: u64, is_last: bool) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        if sys::kill(self.pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH)) {
+            return true;
+        }
+        if !is_last && now_ns < self.program_checked_ns + PROGRAM_CHECK_NS {
+            return false;
+        }
+        self.program_checked_ns = now_ns;
+        let mut list = Vec::new();
+        match self.maps.read_marked(self.pid, &ring.name, &mut list) {
+            Ok(true) => {
+                self.list = list;
+                false
+            }
+            // A process that exits has no mappings before it is gone.
+            Ok(false) | Err(Fault::Gone) => true,
+            Err(_) => false,
+        }
+    }
+
+    /// Takes it for running the program of its ring while it runs: processes of tests map no ring.
+    #[cfg(test)]
+    pub(super) fn trust_program(&mut self) {
+        self.program_checked_ns = u64::MAX - PROGRAM_CHECK_NS;
+    }
+
+    /// The mappings by what the shim copied, the latest first.
+    fn copied(&mut self, out: &mut Vec<Mapping>) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        let [begin, end] = &ring.maps;
+        let mut read = |path: &PathBuf| {
+            let is_short = fs::symlink_metadata(path)
+                .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAPS_BYTES_MAX);
+            let text = is_short.then(|| fs::read(path).ok()).flatten().filter(|text| !text.is_empty());
+            text.is_some_and(|text| {
+                self.maps.take_copy(self.pid, text, out);
+                !out.is_empty()
+            })
+        };
+        read(end) || (self.list.is_empty() && read(begin))
+    }
+}
+
+impl Observed for HeapProcess {
+    fn process(&self) -> &Process {
+        &self.process
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        Arc::clone(&self.files) as Arc<dyn Files>
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        threads::name(self.pid, pid_t::try_from(thread.0).ok()?)
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        let read = match &self.ring {
+            None => self.maps.read(self.pid, out).map(|()| true),
+            Some(ring) => self.maps.read_marked(self.pid, &ring.name, out),
+        };
+        if read == Ok(true) && !out.is_empty() {
+            self.list.clone_from(out);
+            return Ok(());
+        }
+        if self.copied(out) {
+            self.list.clone_from(out);
+        } else {
+            out.clone_from(&self.list);
+        }
+        if out.is_empty() { read.and(Err(Fault::Gone)) } else { Ok(()) }
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
+        self.maps.bytes(self.pid, mapping).or_else(|why| match mapping.kind {
+            MappingKind::File if !matches!(why, OpenError::NoAnswer) => {
+                let (patience, path) = (&self.maps.patience, &mapping.path);
+                self.files.open_same(patience, path, mapping.identity, None).unwrap_or(Err(why))
+            }
+            // All processes have the same.
+            MappingKind::Vdso => images::own_vdso().ok_or(why),
+            MappingKind::File | MappingKind::Anonymous | MappingKind::Registered => Err(why),
+        })
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        sys::read_memory(self.pid, from.0, into).map_err(|_| Fault::Transient("memory not mapped"))
+    }
+}

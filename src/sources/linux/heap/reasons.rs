@@ -1,0 +1,197 @@
+//! Why a command has no allocations that could be recorded, and what to do about it.
+//!
+//! Input: the file of the program, and what processes reported; output: one line for people.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::sources::linux::{refusal, sys};
+use crate::sources::pushed::AllocationLosses;
+
+/// Bytes of a program that are searched for names of allocators.
+const PROGRAM_BYTES_MAX: u64 = 256 << 20;
+
+/// Functions of allocators that programs bring along, between the zeros of a table of names.
+const ALLOCATORS: [(&[u8], &str); 4] = [
+    (b"\0je_malloc\0", "jemalloc"),
+    (b"\0mi_malloc\0", "mimalloc"),
+    (b"\0tc_malloc\0", "tcmalloc"),
+    (b"\0rallocx\0", "jemalloc"),
+];
+
+/// Why nothing was recorded of a program.
+#[must_use]
+pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_bytes: u64) -> String {
+    let shown = program.display();
+    let found = refusal::find_program(program);
+    if losses.programs == 0 {
+        return match found.as_deref().map(Loading::of) {
+            Some(Loading::Static) => format!(
+                "`{shown}` is linked statically, and the heap shim is loaded by the dynamic linker; link it \
+                 dynamically, or record its CPU time: stackprof -- {shown} ..."
+            ),
+            Some(Loading::OtherRights) => format!(
+                "`{shown}` gains rights when it starts (setuid, setgid or file capabilities), and the dynamic linker \
+                 loads nothing into such programs; run it as its owner: sudo -u OWNER stackprof heap -- {shown} ..."
+            ),
+            Some(Loading::Musl) => format!(
+                "`{shown}` is linked with musl, and the heap shim with glibc; record a build with glibc, or its CPU \
+                 time: stackprof -- {shown} ..."
+            ),
+            Some(Loading::OtherClass) => format!(
+                "`{shown}` is no program of this processor, and the heap shim is; record its CPU time: \
+                 stackprof -- {shown} ..."
+            ),
+            Some(Loading::Dynamic) | None => format!(
+                "the heap shim was not loaded: `{shown}` clears its environment, or starts what does (env -i, sudo); \
+                 record the program itself"
+            ),
+        };
+    }
+    if let Some((why, processes)) = losses.refused.first() {
+        return format!("{processes} of its processes could not report what they allocate: {why}");
+    }
+    if losses.malformed > 0 {
+        return "what it reported was overwritten, by the program itself or another one".to_owned();
+    }
+    if let Some(allocator) = found.as_deref().and_then(own_allocator) {
+        return format!(
+            "`{shown}` has an allocator of its own ({allocator}), whose calls do not reach the heap shim; record it \
+             with the allocator's own profiler, or a build without it"
+        );
+    }
+    match every_bytes {
+        1 => "it allocated nothing by malloc".to_owned(),
+        _ => format!(
+            "it allocated little, and one allocation in {every_bytes} bytes is sampled; --every 1 takes each"
+        ),
+    }
+}
+
+/// How the system loads a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loading {
+    Dynamic,
+    Static,
+    OtherRights,
+    Musl,
+    OtherClass,
+}
+
+impl Loading {
+    fn of(path: &Path) -> Loading {
+        let gains_rights = fs::metadata(path).is_ok_and(|metadata| {
+            let by_owner = metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != sys::effective_uid();
+            by_owner || metadata.mode() & libc::S_ISGID != 0 || sys::has_file_capabilities(path)
+        });
+        let mut head = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(64 << 10).read_to_end(&mut head));
+        match read {
+            _ if gains_rights => Loading::OtherRights,
+            Ok(_) => Loading::of_head(&head),
+            Err(_) => Loading::Dynamic,
+        }
+    }
+
+    /// By the first bytes of a program; a script is loaded by its interpreter.
+    fn of_head(head: &[u8]) -> Loading {
+        const PT_INTERP: u32 = 3;
+        if !head.starts_with(b"\x7fELF") {
+            return Loading::Dynamic;
+        }
+        let short = |at: usize| Some(u16::from_ne_bytes(head.get(at..at + 2)?.try_into().ok()?));
+        let half = |at: usize| Some(u32::from_ne_bytes(head.get(at..at + 4)?.try_into().ok()?));
+        let long =
+            |at: usize| usize::try_from(u64::from_ne_bytes(head.get(at..at + 8)?.try_into().ok()?)).ok();
+        let own_machine = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+        if head.get(4) != Some(&2) || short(18) != Some(own_machine) {
+            return Loading::OtherClass;
+        }
+        let headers = || {
+            let (table, size, count) = (long(32)?, usize::from(short(54)?), usize::from(short(56)?));
+            let at = (0..count).map(|index| table.saturating_add(index * size));
+            let interpreter = at.into_iter().find(|at| half(*at) == Some(PT_INTERP))?;
+            let (offset, bytes) = (long(interpreter + 8)?, long(interpreter + 32)?);
+            Some(head.get(offset..offset.checked_add(bytes)?).unwrap_or_default())
+        };
+        match headers() {
+            None => Loading::Static,
+            Some(path) if memchr::memmem::find(path, b"ld-musl").is_some() => Loading::Musl,
+            Some(_) => Loading::Dynamic,
+        }
+    }
+}
+
+/// The allocator that a program has within itself, by the names in its file.
+fn own_allocator(path: &Path) -> Option<&'static str> {
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(PROGRAM_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    let has = |name: &[u8]| memchr::memmem::find(&bytes, name).is_some();
+    ALLOCATORS.iter().find(|(name, _)| has(name)).map(|(_, allocator)| *allocator)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The head of a program with these program headers: type, and the text that each is of.
+    fn head(machine: u16, headers: &[(u32, &str)]) -> Vec<u8> {
+        let mut bytes = vec![0; 64];
+        bytes[..5].copy_from_slice(b"\x7fELF\x02");
+        bytes[18..20].copy_from_slice(&machine.to_ne_bytes());
+        bytes[32..40].copy_from_slice(&64u64.to_ne_bytes());
+        bytes[54..56].copy_from_slice(&56u16.to_ne_bytes());
+        bytes[56..58].copy_from_slice(&(headers.len() as u16).to_ne_bytes());
+        let mut text_at = 64 + 56 * headers.len();
+        for (kind, text) in headers {
+            let mut header = [0; 56];
+            header[..4].copy_from_slice(&kind.to_ne_bytes());
+            header[8..16].copy_from_slice(&(text_at as u64).to_ne_bytes());
+            header[32..40].copy_from_slice(&(text.len() as u64).to_ne_bytes());
+            text_at += text.len();
+            bytes.extend_from_slice(&header);
+        }
+        headers.iter().for_each(|(_, text)| bytes.extend_from_slice(text.as_bytes()));
+        bytes
+    }
+
+    #[test]
+    fn how_a_program_is_loaded_is_in_its_head() {
+        let own = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+        let dynamic = head(own, &[(1, ""), (3, "/lib64/ld-linux-x86-64.so.2\0")]);
+        for (bytes, expected) in [
+            (dynamic.clone(), Loading::Dynamic),
+            (head(own, &[(1, ""), (3, "/lib/ld-musl-x86_64.so.1\0")]), Loading::Musl),
+            (head(own, &[(1, "")]), Loading::Static),
+            (head(40, &[(3, "/lib/ld.so")]), Loading::OtherClass),
+            (b"#!/bin/sh\n".to_vec(), Loading::Dynamic),
+        ] {
+            assert_eq!(Loading::of_head(&bytes), expected);
+        }
+        // Cut or overwritten anywhere.
+        for end in 0..dynamic.len() {
+            let _ = Loading::of_head(&dynamic[..end]);
+        }
+        for at in 0..dynamic.len() {
+            let mut bytes = dynamic.clone();
+            bytes[at] = 0xff;
+            let _ = Loading::of_head(&bytes);
+        }
+    }
+
+    #[test]
+    fn what_was_reported_decides_what_is_said() {
+        let losses = |programs| AllocationLosses { programs, ..AllocationLosses::default() };
+        let why = |losses: &AllocationLosses| why_no_allocations(OsStr::new("/no/prog"), losses, 1 << 19);
+        assert!(why(&losses(0)).starts_with("the heap shim was not loaded: `/no/prog` clears"));
+        assert!(why(&losses(1)).ends_with("one allocation in 524288 bytes is sampled; --every 1 takes each"));
+        let refused = AllocationLosses { refused: vec![("there is no space", 2)], ..losses(1) };
+        assert_eq!(
+            why(&refused),
+            "2 of its processes could not report what they allocate: there is no space"
+        );
+    }
+}

@@ -1,0 +1,529 @@
+//! Rings of all processes of a command, read in batches, as events in order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use libc::pid_t;
+
+use super::process::{HeapProcess, RingFiles};
+use crate::addr::Avma;
+use crate::arch::{Aarch64, Registers, UNKNOWN_REGISTER, X86_64};
+use crate::binary::{Files, ImageBytes, Mapping, OpenError};
+use crate::clock::{Clock, RealClock};
+use crate::sources::heap::HeapOptions;
+use crate::sources::heap::directory::Directory;
+use crate::sources::heap::ring::{AllocationRecord, Processor, Record, Ring};
+use crate::sources::heap::shared_memory::{RING_PREFIX, aarch64_register, x86_64_register};
+use crate::sources::linux::{perf, sys};
+use crate::sources::pushed::{
+    AllocationLosses, NOT_SAMPLED_AGAIN, PushedSource, SampledAllocation, SampledFree, SourceEvent, StackUse,
+    TimedEvent,
+};
+use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, signals};
+
+/// Between two readings of the rings, nanoseconds: a ring of the usual size holds what is allocated in ten times that.
+const BATCH_NS: u64 = 50_000_000;
+/// While much is written.
+const BUSY_BATCH_NS: u64 = 1_000_000;
+/// At the beginning, while a program loads its libraries and starts others.
+const FIRST_BATCHES_NS: u64 = 10_000_000;
+const BEGINNING_NS: u64 = 500_000_000;
+/// The directory is looked through this often at most.
+const LIST_NS: u64 = 10_000_000;
+/// Bytes of a ring that one batch takes.
+const BATCH_BYTES_MAX: u64 = 8 << 20;
+/// More than this in one batch is much.
+const BUSY_BYTES: u64 = 256 << 10;
+/// Images are read at once where that was not done for so long.
+const IMAGES_NS: u64 = 10_000_000;
+/// Threads of a program that are told apart: a process can write any number.
+const THREADS_MAX: usize = 1 << 16;
+/// Captures that are kept for later ones.
+const SPARE_MAX: usize = 64;
+
+/// A process and its ring.
+struct Recorded {
+    process: HeapProcess,
+    ring: Option<Ring>,
+    is_forked: bool,
+    /// The time of its last event, engine's clock.
+    last_ns: u64,
+    /// What earlier rings of it lost.
+    lost: RingLosses,
+    /// Its later rings, which begin when this one is read.
+    next: BTreeMap<u32, PathBuf>,
+    /// Sequence of its ring.
+    sequence: Option<u32>,
+    /// It was reported to have ended.
+    has_ended: bool,
+    /// When its images were last to be read.
+    images_ns: u64,
+    /// Threads that its program has had.
+    threads: BTreeSet<u32>,
+}
+
+/// What a ring could not hold.
+#[derive(Clone, Debug, Default)]
+struct RingLosses {
+    allocations: Vec<(u64, u64)>,
+    frees: u64,
+    early: u64,
+}
+
+/// Allocations of a command and of what it starts.
+pub(crate) struct HeapSource {
+    directory: Directory,
+    options: HeapOptions,
+    main: pid_t,
+    processes: BTreeMap<u32, Recorded>,
+    clock: RealClock,
+    began_ns: u64,
+    /// The monotonic clock at the engine's 0.
+    origin_ns: u64,
+    listed_ns: u64,
+    is_busy: bool,
+    ended: bool,
+    finished: bool,
+    exit_status: Option<ExitStatus>,
+    /// Of processes that have ended.
+    lost: RingLosses,
+    losses: AllocationLosses,
+    records: Vec<Record>,
+    spare: Vec<Box<Capture>>,
+}
+
+impl HeapSource {
+    /// Of a command that runs.
+    pub(super) fn new(
+        directory: Directory,
+        options: HeapOptions,
+        main: HeapProcess,
+        clock: RealClock,
+    ) -> HeapSource {
+        let began_ns = clock.now_ns();
+        let pid = main.process().pid;
+        let main = Recorded::new(main);
+        HeapSource {
+            directory,
+            options,
+            main: pid.cast_signed(),
+            processes: BTreeMap::from([(pid, main)]),
+            origin_ns: perf::monotonic_ns().saturating_sub(began_ns),
+            clock,
+            began_ns,
+            listed_ns: 0,
+            is_busy: false,
+            ended: false,
+            finished: false,
+            exit_status: None,
+            lost: RingLosses::default(),
+            losses: AllocationLosses::default(),
+            records: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    fn main(&self) -> &Recorded {
+        let main = self.processes.get(&self.main.unsigned_abs());
+        main.unwrap_or_else(|| unreachable!("the main process is kept"))
+    }
+
+    fn main_mut(&mut self) -> &mut HeapProcess {
+        let main = self.processes.get_mut(&self.main.unsigned_abs());
+        let main = main.unwrap_or_else(|| unreachable!("the main process is kept"));
+        &mut main.process
+    }
+
+    fn wait(&self, until_ns: u64) {
+        let now_ns = self.clock.now_ns();
+        let batch_ns = match () {
+            () if self.is_busy => BUSY_BATCH_NS,
+            () if now_ns < self.began_ns + BEGINNING_NS => FIRST_BATCHES_NS,
+            () => BATCH_NS,
+        };
+        std::thread::sleep(Duration::from_nanos(batch_ns.min(until_ns.saturating_sub(now_ns))));
+    }
+
+    /// Looks for new rings.
+    fn list(&mut self) {
+        for (pid, sequence, path) in self.directory.rings() {
+            let main = self.main();
+            let Ok(number) = pid_t::try_from(pid) else { continue };
+            let new =
+                (!self.processes.contains_key(&pid)).then(|| Recorded::new(main.process.new_for(number)));
+            let recorded = match new {
+                Some(new) => self.processes.entry(pid).or_insert(new),
+                None => match self.processes.get_mut(&pid) {
+                    Some(known) => known,
+                    None => continue,
+                },
+            };
+            if recorded.sequence.is_none_or(|current| sequence > current) {
+                recorded.next.entry(sequence).or_insert(path);
+            }
+        }
+    }
+
+    /// Reads all rings; whether more is there.
+    fn read(&mut self, into: &mut Vec<TimedEvent>) -> bool {
+        self.forget_ended();
+        let now_ns = self.clock.now_ns();
+        if self.is_draining() || now_ns >= self.listed_ns + LIST_NS {
+            self.listed_ns = now_ns;
+            self.list();
+        }
+        let (mut taken, mut is_more) = (0, false);
+        let pids: Vec<u32> = self.processes.keys().copied().collect();
+        for pid in pids {
+            let read = self.read_process(pid, into).unwrap_or_default();
+            taken += read.bytes;
+            is_more |= read.is_more;
+        }
+        self.is_busy = taken > BUSY_BYTES;
+        is_more
+    }
+
+    /// Whether what is there is all that will come.
+    fn is_draining(&self) -> bool {
+        self.ended || self.exit_status.is_some()
+    }
+
+    /// Removes the files of processes that had ended when the last batch was read, which their images were read from.
+    fn forget_ended(&mut self) {
+        let main = self.main.unsigned_abs();
+        let is_over =
+            |pid: &u32, recorded: &Recorded| *pid != main && recorded.has_ended && recorded.next.is_empty();
+        let ended = self.processes.extract_if(.., |pid, recorded| is_over(pid, recorded));
+        for (pid, recorded) in ended {
+            self.lost.merge(&recorded.lost);
+            if let Some(sequence) = recorded.sequence {
+                self.directory.remove_ring(pid, sequence);
+            }
+        }
+    }
+
+    /// Reads what a process has written, or goes on to its next program.
+    fn read_process(&mut self, pid: u32, into: &mut Vec<TimedEvent>) -> Option<RingRead> {
+        let is_main = pid == self.main.unsigned_abs();
+        let is_draining = self.is_draining();
+        let now_ns = self.clock.now_ns();
+        let recorded = self.processes.get_mut(&pid)?;
+        if recorded.ring.is_none() {
+            let before = recorded.process.name().to_owned();
+            let program = recorded.open_next(&self.directory, &mut self.losses.malformed)?;
+            let name = recorded.process.name().to_owned();
+            recorded.end_threads(pid, into);
+            let event = match program {
+                // It is known under its name, unless it has become another program since.
+                Program::First if is_main && name == before => None,
+                Program::First if !is_main => Some(SourceEvent::ProcessStarted { name }),
+                Program::First | Program::Other => Some(SourceEvent::Exec { name: Some(name) }),
+            };
+            into.extend(event.map(|event| recorded.process_event(pid, event)));
+        }
+        let ring = recorded.ring.as_mut()?;
+        let mut read = ring.take(false, BATCH_BYTES_MAX, &mut self.records);
+        let is_silent = matches!(&read, Ok(progress) if progress.bytes == 0);
+        let ended = is_silent
+            && (!recorded.next.is_empty()
+                || (is_main && self.exit_status.is_some())
+                || recorded.process.has_ended(now_ns, is_draining));
+        if ended {
+            // What it wrote before it ended.
+            read = ring.take(true, BATCH_BYTES_MAX, &mut self.records);
+        }
+        self.losses.malformed += u64::from(read.is_err());
+        let is_broken = read.is_err();
+        let progress = read.unwrap_or_default();
+        if self.records.iter().any(|record| matches!(record, Record::Allocation(_))) {
+            // The list is read after the ring: it has all code that is in these stacks.
+            let is_new = now_ns >= recorded.images_ns + IMAGES_NS || ended;
+            recorded.images_ns = if is_new { now_ns } else { recorded.images_ns };
+            let event = if is_new { SourceEvent::ImagesChanged } else { SourceEvent::ImagesMayHaveChanged };
+            into.push(recorded.process_event(pid, event));
+        }
+        // Read again: records may be younger than the last look at the clock.
+        let now_ns = self.clock.now_ns();
+        for record in self.records.drain(..) {
+            into.push(recorded.event(pid, record, self.origin_ns, now_ns, &mut self.spare));
+        }
+        let mut is_more = progress.left > 0;
+        if is_broken || (ended && progress.left == 0) {
+            recorded.close_ring();
+            is_more = !recorded.next.is_empty();
+            if !is_more && !is_main {
+                recorded.has_ended = true;
+                recorded.end_threads(pid, into);
+                into.push(recorded.process_event(pid, SourceEvent::ProcessEnded));
+            }
+        }
+        Some(RingRead { bytes: progress.bytes, is_more: is_more || (is_draining && progress.bytes > 0) })
+    }
+}
+
+/// What one reading of a ring gave.
+#[derive(Clone, Copy, Debug, Default)]
+struct RingRead {
+    bytes: u64,
+    /// More can be read at once.
+    is_more: bool,
+}
+
+/// Which program of a process a ring is of.
+enum Program {
+    First,
+    Other,
+}
+
+impl Recorded {
+    fn new(process: HeapProcess) -> Recorded {
+        Recorded {
+            process,
+            ring: None,
+            is_forked: false,
+            last_ns: 0,
+            lost: RingLosses::default(),
+            next: BTreeMap::new(),
+            sequence: None,
+            has_ended: false,
+            images_ns: 0,
+            threads: BTreeSet::new(),
+        }
+    }
+
+    /// Reports the end of all threads of its program.
+    fn end_threads(&mut self, pid: u32, into: &mut Vec<TimedEvent>) {
+        for tid in std::mem::take(&mut self.threads) {
+            let event = self.process_event(pid, SourceEvent::ThreadEnded(None, NOT_SAMPLED_AGAIN));
+            into.push(TimedEvent { thread: ThreadId(tid.into()), ..event });
+        }
+    }
+
+    /// An event of the process, after all that were reported of it.
+    fn process_event(&mut self, pid: u32, event: SourceEvent) -> TimedEvent {
+        self.last_ns += 1;
+        TimedEvent { at_ns: self.last_ns, process: pid, thread: ThreadId(pid.into()), event }
+    }
+
+    /// Opens its next ring, if that is there.
+    fn open_next(&mut self, directory: &Directory, malformed: &mut u64) -> Option<Program> {
+        let (sequence, path) =
+            self.next.first_key_value().map(|(sequence, path)| (*sequence, path.clone()))?;
+        let pid = self.process.process().pid;
+        let ring = match Ring::open(&path) {
+            Ok(None) => return None,
+            Ok(Some(ring)) if (ring.header().pid, ring.header().sequence) == (pid, sequence) => Some(ring),
+            Ok(Some(_)) | Err(_) => None,
+        };
+        let before = self.sequence.replace(sequence);
+        self.next.remove(&sequence);
+        let Some(ring) = ring else {
+            *malformed += 1;
+            return None;
+        };
+        let header = ring.header();
+        self.is_forked = header.is_forked;
+        let files =
+            RingFiles { name: format!("{RING_PREFIX}{pid}.{sequence}"), maps: directory.maps(pid, sequence) };
+        self.process.set_ring(&header.name, files);
+        self.ring = Some(ring);
+        let is_first = before.is_none() || self.has_ended;
+        self.has_ended = false;
+        Some(if is_first { Program::First } else { Program::Other })
+    }
+
+    fn close_ring(&mut self) {
+        if let Some(ring) = self.ring.take() {
+            self.lost.add(&ring);
+        }
+    }
+
+    /// What a record reports. Times are those of the process, but never back, and not in the future.
+    fn event(
+        &mut self,
+        pid: u32,
+        record: Record,
+        origin_ns: u64,
+        now_ns: u64,
+        spare: &mut Vec<Box<Capture>>,
+    ) -> TimedEvent {
+        let (time_ns, tid, event) = match record {
+            Record::Allocation(record) => {
+                let allocation = SampledAllocation {
+                    pointer: record.address,
+                    bytes: record.size,
+                    untracked: record.untracked,
+                };
+                let mut capture = spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
+                let (time_ns, tid) = (record.time_ns, record.tid);
+                let processor = self.ring.as_ref().map(|ring| ring.header().processor);
+                fill(&mut capture, *record, processor);
+                (time_ns, tid, SourceEvent::Allocation(allocation, capture))
+            }
+            Record::Free { time_ns, address, tid } => {
+                let free = SampledFree { pointer: address, may_be_inherited: self.is_forked };
+                (time_ns, tid, SourceEvent::Free(free))
+            }
+            Record::Restore { time_ns, address, tid } => {
+                (time_ns, tid, SourceEvent::Restore { pointer: address })
+            }
+        };
+        let tid = if self.threads.len() < THREADS_MAX { tid } else { pid };
+        self.threads.insert(tid);
+        // Each later than the one before: the sampler sorts by time.
+        let at_ns = time_ns.saturating_sub(origin_ns).min(now_ns).max(self.last_ns + 1);
+        self.last_ns = at_ns;
+        TimedEvent { at_ns, process: pid, thread: ThreadId(tid.into()), event }
+    }
+}
+
+impl RingLosses {
+    fn merge(&mut self, other: &RingLosses) {
+        self.allocations.extend(&other.allocations);
+        self.frees = self.frees.saturating_add(other.frees);
+        self.early = self.early.saturating_add(other.early);
+    }
+
+    fn add(&mut self, ring: &Ring) {
+        self.allocations.extend(ring.lost_allocations());
+        self.frees = self.frees.saturating_add(ring.lost_frees());
+        self.early = self.early.saturating_add(ring.early());
+    }
+}
+
+/// The registers and the stack of an allocation, as a sample has them: the program counter is where the allocator
+/// returns to.
+fn fill(capture: &mut Capture, record: AllocationRecord, processor: Option<Processor>) {
+    capture.reset();
+    let AllocationRecord { registers: known, stack, stack_ends, .. } = record;
+    capture.registers = match processor {
+        Some(Processor::Aarch64) => {
+            use aarch64_register::{PC, SP, X19, X30};
+            let mut x = [UNKNOWN_REGISTER; 31];
+            x[19..30].copy_from_slice(&known[X19..X19 + 11]);
+            x[30] = known[X30];
+            Registers::Aarch64(Aarch64 { x, sp: known[SP], pc: known[PC] })
+        }
+        _ => {
+            use x86_64_register::{PC, R12, RBP, RBX, SP};
+            let mut gpr = [UNKNOWN_REGISTER; 16];
+            // rbx is number 3 in DWARF's order.
+            (gpr[3], gpr[X86_64::RBP], gpr[X86_64::RSP]) = (known[RBX], known[RBP], known[SP]);
+            gpr[12..16].copy_from_slice(&known[R12..R12 + 4]);
+            Registers::X86_64(X86_64 { gpr, rip: known[PC], fs_base: 0 })
+        }
+    };
+    capture.stack_base = capture.registers.sp();
+    capture.stack_limit = stack_ends.then(|| Avma(capture.stack_base.0.saturating_add(stack.len() as u64)));
+    capture.stack = stack;
+}
+
+impl Observed for HeapSource {
+    fn process(&self) -> &Process {
+        self.main().process.process()
+    }
+
+    fn files(&mut self) -> Arc<dyn Files> {
+        self.main_mut().files()
+    }
+
+    fn thread_name(&mut self, thread: ThreadId) -> Option<String> {
+        self.main_mut().thread_name(thread)
+    }
+
+    fn mappings(&mut self, out: &mut Vec<Mapping>) -> Result<(), Fault> {
+        self.main_mut().mappings(out)
+    }
+
+    fn image_bytes(&mut self, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
+        self.main_mut().image_bytes(mapping)
+    }
+
+    fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault> {
+        self.main_mut().read_memory(from, into)
+    }
+}
+
+impl PushedSource for HeapSource {
+    fn observed(&mut self, process: u32) -> Option<&mut dyn Observed> {
+        self.processes.get_mut(&process).map(|recorded| &mut recorded.process as &mut dyn Observed)
+    }
+
+    fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault> {
+        if self.finished {
+            return Ok(None);
+        }
+        if !self.is_draining() {
+            self.wait(until_ns);
+            if let Some(signal) = signals::take_passed_on() {
+                // The command decides what it does; the recording ends when it ends.
+                let _ = sys::kill(self.main, signal);
+            }
+            self.exit_status = sys::child_end(self.main);
+        }
+        if self.read(into) || !self.is_draining() {
+            return Ok(Some(self.clock.now_ns()));
+        }
+        self.finished = true;
+        if let Some(status) = self.exit_status {
+            let at_ns = self.clock.now_ns();
+            let (process, thread) = (self.main.unsigned_abs(), ThreadId(0));
+            into.push(TimedEvent { at_ns, process, thread, event: SourceEvent::Exited(status) });
+        }
+        Ok(None)
+    }
+
+    fn set_time(&mut self, _at_ns: u64) {}
+
+    fn end(&mut self) {
+        self.ended = true;
+        self.directory.stop();
+    }
+
+    fn exit_before(&mut self, until_ns: u64) -> Option<ExitStatus> {
+        loop {
+            if let Some(status) = sys::child_end(self.main) {
+                return Some(status);
+            }
+            if self.clock.now_ns() >= until_ns {
+                return None;
+            }
+            std::thread::sleep(Duration::from_nanos(FIRST_BATCHES_NS));
+        }
+    }
+
+    fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(capture);
+        }
+    }
+
+    fn allocation_rate(&self) -> Option<u64> {
+        Some(self.options.every_bytes)
+    }
+
+    fn allocation_losses(&self) -> AllocationLosses {
+        let mut losses = self.lost.clone();
+        for recorded in self.processes.values() {
+            losses.merge(&recorded.lost);
+            if let Some(ring) = &recorded.ring {
+                losses.add(ring);
+            }
+        }
+        let RingLosses { allocations, frees, early } = losses;
+        AllocationLosses {
+            allocations,
+            frees,
+            early,
+            malformed: self.losses.malformed,
+            programs: self.directory.programs(),
+            refused: self.directory.refused(),
+            ..AllocationLosses::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

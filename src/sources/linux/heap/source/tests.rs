@@ -1,0 +1,233 @@
+//! The source against rings that a test writes as the shim would, with processes that are there.
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+use std::process::{Child, Command};
+
+use super::*;
+use crate::sources::heap::ring::tests::RingWriter;
+use crate::sources::heap::shared_memory::Kind;
+use crate::sources::linux::describe;
+use crate::sources::linux::files::TargetFiles;
+
+const OPTIONS: HeapOptions = HeapOptions { every_bytes: 1, seed: 0 };
+
+/// A command that sleeps, and its source.
+struct Recording {
+    command: Child,
+    source: HeapSource,
+    _place: tempfile::TempDir,
+}
+
+impl Recording {
+    fn new() -> Recording {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::make_in(place.path(), b"\x7fELF", OPTIONS).unwrap();
+        let command = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = pid_t::try_from(command.id()).unwrap();
+        let main = HeapProcess::new(pid, describe::describe(pid), Arc::new(TargetFiles::of(pid)));
+        let source = HeapSource::new(directory, OPTIONS, main, RealClock::new());
+        Recording { command, source, _place: place }
+    }
+
+    fn ring(&self, pid: u32, sequence: u32) -> RingWriter {
+        RingWriter::new(self.source.directory.path(), pid, sequence, "prog")
+    }
+
+    /// Events until one that is wanted has come.
+    fn events_until(&mut self, wanted: impl Fn(&SourceEvent) -> bool) -> Vec<TimedEvent> {
+        let mut events = Vec::new();
+        while !events.iter().any(|event: &TimedEvent| wanted(&event.event)) {
+            let more = self.source.next_batch(u64::MAX, &mut events).unwrap();
+            assert!(more.is_some() || events.iter().any(|event| wanted(&event.event)), "{events:?}");
+        }
+        events
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let _ = self.command.kill();
+        let _ = self.command.wait();
+    }
+}
+
+fn record(number: u64, time_ns: u64) -> AllocationRecord {
+    AllocationRecord {
+        time_ns,
+        address: number << 12,
+        size: 10 * number,
+        tid: 77,
+        registers: std::array::from_fn(|index| 0x1000 + index as u64),
+        stack: vec![number as u8; 64],
+        untracked: false,
+        stack_ends: true,
+    }
+}
+
+/// What an event is, for comparisons.
+fn named(event: &TimedEvent) -> String {
+    match &event.event {
+        SourceEvent::Allocation(allocation, _) => format!("allocation of {}", allocation.bytes),
+        SourceEvent::Free(free) => format!("free of {:x}", free.pointer),
+        SourceEvent::Restore { pointer } => format!("restore of {pointer:x}"),
+        SourceEvent::ProcessStarted { name } => format!("start of {name}"),
+        SourceEvent::Exec { name } => format!("exec of {}", name.as_deref().unwrap_or_default()),
+        SourceEvent::ProcessEnded => "end".to_owned(),
+        SourceEvent::ImagesChanged | SourceEvent::ImagesMayHaveChanged => "images".to_owned(),
+        SourceEvent::ThreadEnded(..) => format!("end of {}", event.thread.0),
+        other => format!("{other:?}"),
+    }
+}
+
+#[test]
+fn records_of_the_command_become_events_in_order_with_what_the_caller_had() {
+    let mut recording = Recording::new();
+    let pid = recording.command.id();
+    let mut ring = recording.ring(pid, 0);
+    // Mapped, as the shim has it: the process runs the program of this ring.
+    let now_ns = perf::monotonic_ns();
+    ring.allocate(&record(1, now_ns));
+    // Of another thread, with a clock that is behind, and one far ahead.
+    ring.free(Kind::Free, (now_ns - 1_000_000, 1 << 12, 78));
+    ring.free(Kind::Restore, (now_ns, 1 << 12, 78));
+    ring.allocate(&record(2, u64::MAX));
+    ring.free(Kind::Free, (now_ns, 2 << 12, 1));
+    let events =
+        recording.events_until(|event| matches!(event, SourceEvent::Free(free) if free.pointer == 2 << 12));
+    let names: Vec<String> = events.iter().map(named).collect();
+    let expected = [
+        "exec of prog",
+        "images",
+        "allocation of 10",
+        "free of 1000",
+        "restore of 1000",
+        "allocation of 20",
+        "free of 2000",
+    ];
+    assert_eq!(names, expected);
+    assert!(events.windows(2).all(|two| two[0].at_ns < two[1].at_ns), "{events:?}");
+    let now_ns = recording.source.clock.now_ns();
+    assert!(events.iter().all(|event| event.at_ns <= now_ns + 10 && event.process == pid));
+    let SourceEvent::Allocation(_, capture) = &events[2].event else { panic!("{:?}", events[2]) };
+    assert_eq!(events[2].thread, ThreadId(77));
+    assert_eq!((capture.stack.clone(), capture.stack_base), (vec![1; 64], capture.registers.sp()));
+    assert_eq!(capture.stack_limit, Some(Avma(capture.stack_base.0 + 64)));
+    #[cfg(target_arch = "x86_64")]
+    {
+        let Registers::X86_64(registers) = &capture.registers else { panic!("{:?}", capture.registers) };
+        assert_eq!((registers.rip, registers.gpr[7], registers.gpr[6]), (0x1007, 0x1006, 0x1001));
+        assert_eq!((registers.gpr[3], registers.gpr[12], registers.gpr[15]), (0x1000, 0x1002, 0x1005));
+        assert_eq!(registers.gpr[0], UNKNOWN_REGISTER);
+    }
+}
+
+#[test]
+fn a_process_that_runs_a_second_program_has_a_second_ring() {
+    let mut recording = Recording::new();
+    let pid = recording.command.id();
+    let mut first = recording.ring(pid, 0);
+    first.allocate(&record(1, 5));
+    let mut second = recording.ring(pid, 1);
+    second.allocate(&record(2, 1));
+    first.free(Kind::Free, (6, 1 << 12, 3));
+    let events =
+        recording.events_until(|event| matches!(event, SourceEvent::Allocation(of, _) if of.bytes == 20));
+    let names: Vec<String> = events.iter().map(named).collect();
+    assert_eq!(
+        names,
+        [
+            "exec of prog",
+            "images",
+            "allocation of 10",
+            "free of 1000",
+            "end of 3",
+            "end of 77",
+            "exec of prog",
+            "images",
+            "allocation of 20"
+        ]
+    );
+    assert!(events.windows(2).all(|two| two[0].at_ns < two[1].at_ns), "{events:?}");
+}
+
+#[test]
+fn a_child_is_told_of_from_its_ring_to_its_end_and_its_files_are_removed() {
+    let mut recording = Recording::new();
+    let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+    let pid = child.id();
+    let mut ring = recording.ring(pid, 0);
+    ring.allocate(&record(3, 1));
+    let events = recording.events_until(|event| matches!(event, SourceEvent::Allocation(..)));
+    assert_eq!(events.iter().map(named).collect::<Vec<_>>(), ["start of prog", "images", "allocation of 30"]);
+    recording.source.processes.get_mut(&pid).unwrap().process.trust_program();
+    ring.free(Kind::Free, (2, 3 << 12, 1));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let events = recording.events_until(|event| matches!(event, SourceEvent::ProcessEnded));
+    assert_eq!(
+        events.iter().map(named).collect::<Vec<_>>(),
+        ["free of 3000", "end of 1", "end of 77", "end"]
+    );
+    // Its images can be asked for until the next batch.
+    assert!(recording.source.observed(pid).is_some() && ring.path.exists());
+    recording.source.next_batch(0, &mut Vec::new()).unwrap();
+    assert!(recording.source.observed(pid).is_none() && !ring.path.exists());
+}
+
+#[test]
+fn the_images_of_a_process_that_is_gone_are_those_that_the_shim_copied() {
+    let recording = Recording::new();
+    let pid = recording.command.id();
+    let text = std::fs::read(format!("/proc/{pid}/maps")).unwrap();
+    let [begin, end] = recording.source.directory.maps(pid, 0);
+    let mut process = recording.source.main().process.new_for(pid_t::try_from(pid).unwrap());
+    let ring = RingFiles { name: format!("{RING_PREFIX}{pid}.0"), maps: [begin.clone(), end.clone()] };
+    process.set_ring("prog", ring);
+    let mut list = Vec::new();
+    // The process is there, and does not map the ring: it runs another program by now.
+    assert!(process.mappings(&mut list).is_err());
+    std::fs::write(&begin, &text).unwrap();
+    process.mappings(&mut list).unwrap();
+    let is_libc = |mapping: &Mapping| mapping.path.contains("libc");
+    assert!(list.iter().any(is_libc), "{list:?}");
+    // The later copy is preferred.
+    std::fs::write(&end, "1000-2000 r-xp 00000000 08:01 5 /bin/late\n").unwrap();
+    process.mappings(&mut list).unwrap();
+    assert_eq!(list.iter().map(|mapping| mapping.path.as_str()).collect::<Vec<_>>(), ["/bin/late"]);
+    // Anything may stand there.
+    std::fs::write(&end, [0xff; 4000]).unwrap();
+    process.mappings(&mut list).unwrap();
+}
+
+#[test]
+fn a_ring_that_a_program_has_overwritten_is_counted_and_left() {
+    let mut recording = Recording::new();
+    let pid = recording.command.id();
+    let ring = recording.ring(pid, 0);
+    let file = std::fs::File::options().write(true).open(&ring.path).unwrap();
+    file.set_len(70_000).unwrap();
+    while recording.source.losses.malformed == 0 {
+        recording.source.next_batch(0, &mut Vec::new()).unwrap();
+    }
+    recording.command.kill().unwrap();
+    let events = recording.events_until(|event| matches!(event, SourceEvent::Exited(_)));
+    assert_eq!(events.len(), 1);
+    assert_eq!(recording.source.allocation_losses().malformed, 1);
+}
+
+#[test]
+fn the_command_that_ends_ends_the_recording_after_its_last_record() {
+    let mut recording = Recording::new();
+    let pid = recording.command.id();
+    let mut ring = recording.ring(pid, 0);
+    ring.allocate(&record(1, 1));
+    let mut next = recording.ring(pid, 1);
+    next.allocate(&record(2, 1));
+    recording.command.kill().unwrap();
+    let events = recording.events_until(|event| matches!(event, SourceEvent::Exited(_)));
+    let names: Vec<String> = events.iter().map(named).collect();
+    let expected =
+        ["images", "allocation of 10", "exec of prog", "images", "allocation of 20", "Exited(Signal(9))"];
+    assert_eq!(names, expected);
+    assert!(recording.source.next_batch(u64::MAX, &mut Vec::new()).unwrap().is_none());
+}

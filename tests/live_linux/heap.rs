@@ -1,0 +1,249 @@
+//! `stackprof heap` with programs whose leaks are known, through the real binary and the real shim.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use stackprof::profile::Saved;
+use stackprof::profile::formats::detect::{self, Strictness};
+use tempfile::TempDir;
+
+use crate::support::{fixture, stackprof, try_compile};
+
+/// A place for outputs, and for the directory that is shared with the command.
+struct Place {
+    dir: TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let place = Place { dir: TempDir::new().unwrap() };
+        fs::create_dir(place.runtime()).unwrap();
+        place
+    }
+
+    fn runtime(&self) -> std::path::PathBuf {
+        self.dir.path().join("runtime")
+    }
+
+    fn command(&self, options: &[&str], words: &[impl AsRef<OsStr>]) -> Command {
+        let mut command = stackprof();
+        command.current_dir(self.dir.path()).env("XDG_RUNTIME_DIR", self.runtime());
+        command.arg("heap").args(options).arg("--").args(words.iter().map(AsRef::as_ref));
+        command
+    }
+
+    fn run(&self, options: &[&str], words: &[impl AsRef<OsStr>]) -> Output {
+        self.command(options, words).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// What is left of the shared directories.
+    fn left(&self) -> usize {
+        fs::read_dir(self.runtime()).unwrap().count()
+    }
+
+    fn saved(&self, name: &str, value_type: Option<&str>) -> Saved {
+        let path = self.dir.path().join(name);
+        detect::read_file_of_type(&path, Strictness::Strict, value_type).unwrap().saved
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Counts of stacks below `main`, by the function under it that `of` names.
+fn below(saved: &Saved, function: &str) -> u64 {
+    let mut sum = 0;
+    saved.for_each_stack(|_, frames, count| {
+        let mut is_in = false;
+        for frame in frames {
+            saved.names_of(*frame, false, &mut |name| is_in |= name == function);
+        }
+        sum += if is_in { count } else { 0 };
+    });
+    sum
+}
+
+/// What each function leaks: bytes and blocks.
+const LEAKS: [(&str, u64, u64); 7] = [
+    ("leak_config", 1000, 10),
+    ("leak_cache", 21_000, 3),
+    ("leak_list", 528, 11),
+    ("load_all", 240, 5),
+    ("load_more", 288, 6),
+    ("leak_grown", 5120, 1),
+    ("leak_aligned", 4096, 1),
+];
+
+#[test]
+fn with_every_allocation_taken_leaks_are_exact_and_named_at_each_depth() {
+    let place = Place::new();
+    let leaks = fixture("leaks");
+    let options = ["--every", "1", "-o", "a.pb.gz", "--stats", "stats.json", "--callers", "3"];
+    let output = place.run(&options, &[&leaks]);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(text(&output.stdout), "done\n");
+    let (space, objects) = (place.saved("a.pb.gz", None), place.saved("a.pb.gz", Some("inuse_objects")));
+    assert_eq!(space.about.unit, "bytes");
+    for (function, bytes, blocks) in LEAKS {
+        assert_eq!(
+            (below(&space, function), below(&objects, function)),
+            (bytes, blocks),
+            "{function}\n{said}"
+        );
+    }
+    let allocated = place.saved("a.pb.gz", Some("alloc_space"));
+    assert_eq!(below(&allocated, "churn"), (0..1000).map(|i| 64 + i).sum::<u64>());
+    assert_eq!(below(&allocated, "leak_grown"), 10 * (1 << 10) - 10);
+    let row = |bytes: &str, blocks: &str, who: &str| {
+        let is_it = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.first() == Some(&bytes)
+                && words.get(1) == Some(&blocks)
+                && words[2..].join(" ").starts_with(who)
+        };
+        assert!(said.lines().any(is_it), "{bytes} {blocks} {who}\n{said}");
+    };
+    row("21,000", "3", "leak_cache < main");
+    row("1,000", "10", "make_node < leak_config < main");
+    row("288", "6", "make_node < leak_list < load_more");
+    row("240", "5", "make_node < leak_list < load_all");
+    row("4,096", "1", "leak_aligned < work <");
+    row("5,120", "1", "leak_grown < main");
+    let stats: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(place.dir.path().join("stats.json")).unwrap()).unwrap();
+    let heap = &stats["heap"];
+    for key in ["samples_lost", "frees_unknown", "frees_missing", "frees_lost", "records_malformed"] {
+        assert_eq!(heap[key], 0, "{key}: {heap}");
+    }
+    assert_eq!(heap["inuse_space_error"], 0.0, "{heap}");
+    assert_eq!(place.left(), 0);
+    // One caller, and another function passed over.
+    let output = place.run(&["--every", "1", "-o", "b.folded", "--skip", "^make_node$"], &[&leaks]);
+    let said = text(&output.stderr);
+    let is_list = |line: &str| line.split_whitespace().collect::<Vec<_>>() == ["528", "11", "leak_list"];
+    assert!(said.lines().any(is_list), "{said}");
+    // Folded text has the bytes in use.
+    let folded = fs::read_to_string(place.dir.path().join("b.folded")).unwrap();
+    let is_cache = |line: &str| line.contains("leak_cache") && line.ends_with(" 21000");
+    assert!(folded.lines().any(is_cache), "{folded}");
+}
+
+#[test]
+fn at_the_peak_is_what_was_freed_later() {
+    let place = Place::new();
+    let leaks = fixture("leaks");
+    let output = place.run(&["--every", "1", "--peak", "-o", "a.pb.gz"], &[&leaks]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let saved = place.saved("a.pb.gz", None);
+    // The block that another thread frees at the end is there, with all that leaks.
+    assert_eq!(below(&saved, "xmalloc"), 10_000 + 1000 + 528, "{}", text(&output.stderr));
+    assert_eq!(below(&saved, "churn"), 0);
+}
+
+#[test]
+fn processes_that_it_starts_are_recorded_from_their_first_allocation_to_their_last() {
+    let place = Place::new();
+    let leaks = fixture("leaks");
+    let leaks = leaks.to_str().unwrap();
+    // One after the other, one beside, one that the shell becomes.
+    let script = format!("{leaks} >&2; {leaks} >&2 & wait; exec {leaks}");
+    let output = place.run(&["--every", "1", "-o", "a.pb.gz"], &["sh", "-c", &script]);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let saved = place.saved("a.pb.gz", None);
+    for (function, bytes, _) in LEAKS {
+        assert_eq!(below(&saved, function), 3 * bytes, "{function}\n{said}");
+    }
+    assert_eq!(place.left(), 0);
+}
+
+#[test]
+fn estimates_are_near_the_truth_and_their_error_is_told() {
+    let place = Place::new();
+    let leaks = fixture("leaks");
+    let output = place.run(&["--every", "1K", "--type", "alloc_space", "-o", "a.folded"], &[&leaks]);
+    let said = text(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let allocated = said.lines().find(|line| line.trim_start().starts_with("allocated")).unwrap_or_default();
+    assert!(allocated.contains('±'), "{said}");
+    let line = said.lines().next().unwrap_or_default();
+    assert!(line.ends_with("(one in 1.0 KiB)"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_recorded_is_said_with_its_reason() {
+    let place = Place::new();
+    let refused = |words: &[&str], expected: &str| {
+        let output = place.run(&["-q", "--every", "1G", "-o", "a.folded"], words);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{words:?}: {said}");
+        assert!(said.contains(expected), "{words:?}: {said}");
+        assert_eq!(place.left(), 0);
+    };
+    let flags = ["-static", "-pthread", "-O1"];
+    let fixed = try_compile("leaks", "leaks-static", &flags).unwrap();
+    refused(
+        &[fixed.to_str().unwrap()],
+        "is linked statically, and the heap shim is loaded by the dynamic linker",
+    );
+    // Small programs allocate less than a sample stands for, most of the time.
+    refused(&["env", "-i", fixed.to_str().unwrap()], "it allocated little");
+    let output = place.run(&["-q", "-o", "a.folded"], &["/nonexistent"]);
+    assert!(text(&output.stderr).contains("cannot run `/nonexistent`"));
+    assert_eq!((output.status.code(), place.left()), (Some(1), 0));
+}
+
+#[test]
+fn the_shared_directory_is_gone_after_a_signal_and_after_the_next_run_of_one_that_was_killed() {
+    let place = Place::new();
+    let leaks = fixture("leaks");
+    let waiting = |place: &Place| {
+        let mut command =
+            place.command(&["--every", "1", "-o", "a.pb.gz"], &[leaks.as_os_str(), OsStr::new("wait")]);
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // The program says when it has allocated all.
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+            .unwrap();
+        assert_eq!(line, "done\n");
+        child
+    };
+    let child = waiting(&place);
+    send(child.id(), libc::SIGINT);
+    let pid_of_command = children_of(child.id());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(place.left(), 0);
+    pid_of_command.into_iter().for_each(|pid| send(pid, libc::SIGKILL));
+    assert_eq!(below(&place.saved("a.pb.gz", None), "leak_cache"), 21_000);
+
+    let mut child = waiting(&place);
+    let pid_of_command = children_of(child.id());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(place.left(), 1);
+    // The command runs on, and never waits for anybody.
+    for pid in pid_of_command {
+        assert!(Path::new(&format!("/proc/{pid}")).exists());
+        send(pid, libc::SIGKILL);
+    }
+    let output = place.run(&["--every", "1", "-o", "b.pb.gz"], &[&leaks]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(place.left(), 0);
+}
+
+#[allow(unsafe_code, reason = "a signal has no safe call")]
+fn send(pid: u32, signal: i32) {
+    // SAFETY: kill(2) of a process that this test has started.
+    unsafe { libc::kill(pid.cast_signed(), signal) };
+}
+
+fn children_of(pid: u32) -> Vec<u32> {
+    let listed = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    listed.split_whitespace().map(|child| child.parse().unwrap()).collect()
+}
