@@ -3,10 +3,10 @@
 //! output: code for the walker, which follows it as it follows other code without unwind
 //! information.
 //!
-//! Such code is replaced without a word. So bytes are read when a walk first needs them and
-//! serve that walk only. What was learned of them is kept by the walker; every [`KEPT_NS`] the bytes
-//! that it rests on are read again (`dependencies.rs`), and where they are others it is forgotten. Nothing
-//! is read while a thread stands.
+//! Such code is replaced without notification. So bytes are read when a walk first needs them and
+//! serve that walk only. What was learned from them is cached by the walker; every [`KEPT_NS`] the bytes
+//! that it depends on are read again (`dependencies.rs`), and if they have changed it is forgotten. Nothing
+//! is read while a thread is stopped.
 
 mod dependencies;
 mod glances;
@@ -235,10 +235,10 @@ impl JitCode {
         }
     }
 
-    /// Notes that what was learned of an address rests on the blocks whose bytes were given, and those
+    /// Records that what was learned about an address depends on the blocks whose bytes were returned, and those
     /// behind them as far as they were read.
-    fn learned(&self, lookup: Avma) {
-        self.requests.rests_on(|touched, is_all| {
+    fn commit_dependencies(&self, lookup: Avma) {
+        self.requests.with_dependencies(|touched, is_all| {
             let (mut dependencies, mut seen) = (self.dependencies.borrow_mut(), self.seen.borrow_mut());
             let mut is_known = is_all;
             let mut blocks: Vec<u64> = Vec::new();
@@ -320,19 +320,19 @@ impl Code for TargetCode<'_> {
         self.images.file_place(at).filter(|_| !self.jit.contains(at))
     }
 
-    fn may_keep(&self, lookup: Avma) -> bool {
+    fn commit_dependencies(&self, lookup: Avma) -> bool {
         let is_whole = self.jit.requests.is_whole();
         if is_whole {
-            self.jit.learned(lookup);
+            self.jit.commit_dependencies(lookup);
         }
         is_whole
     }
 
-    fn needs(&self) -> Option<NeedsBytes> {
-        self.jit.requests.needs()
+    fn missing_bytes(&self) -> Option<NeedsBytes> {
+        self.jit.requests.missing_bytes()
     }
 
-    fn walks_again(&self) -> bool {
+    fn is_interrupted(&self) -> bool {
         self.jit.requests.is_missing() || self.jit.requests.is_over_budget()
     }
 
@@ -344,7 +344,7 @@ impl Code for TargetCode<'_> {
         may
     }
 
-    fn searched(&self, from: Avma, to: Avma) {
+    fn note_search(&self, from: Avma, to: Avma) {
         let blocks = (from.0 & !(BLOCK_BYTES - 1)..to.0).step_by(BLOCK_BYTES as usize);
         blocks.for_each(|block| self.jit.requests.touch(block));
     }
@@ -414,7 +414,7 @@ mod tests {
 
     /// Reads what the walk needs; whether it needs anything.
     fn fill(jit: &mut JitCode, read: Read<'_>) -> bool {
-        let needs = jit.requests.needs();
+        let needs = jit.requests.missing_bytes();
         needs.into_iter().for_each(|needs| jit.read(needs, &mut *read));
         needs.is_some()
     }
@@ -480,7 +480,7 @@ mod tests {
             assert_eq!(jit.code(at), None);
             assert!(fill(&mut jit, &mut page_numbers));
             assert!(jit.code(at).is_some());
-            jit.learned(at);
+            jit.commit_dependencies(at);
         }
         let mut kept = (true, true);
         jit.check(KEPT_NS, read, |is_forgotten| kept = (!is_forgotten(Avma(START)), !is_forgotten(far)));

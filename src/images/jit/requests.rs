@@ -1,8 +1,8 @@
-//! What one walk requested of JIT code: the address whose bytes are missing, the instructions that it looked at, and the
-//! blocks that its next finding rests on.
+//! What one walk requested of JIT code: the address whose bytes are missing, the instructions that it examined, and the
+//! blocks that the current look-up depends on.
 //!
-//! Input: requests, through a shared reference, since the walker reads code so; output: whether the walk can be relied
-//! on, or what is to be read before it is made again.
+//! Input: requests, through a shared reference, since the walker reads code so; output: whether the walk is valid, or what
+//! must be read before it is repeated.
 
 use std::cell::{Cell, RefCell};
 
@@ -10,9 +10,9 @@ use crate::addr::Avma;
 use crate::walk::NeedsBytes;
 
 /// Bytes are read in blocks of this size, a power of two; more than a walker looks at from one
-/// address on (see [`Code::searched`](crate::walk::Code::searched)).
+/// address on (see [`Code::note_search`](crate::walk::Code::note_search)).
 pub(super) const BLOCK_BYTES: u64 = 8 << 10;
-/// Most blocks that one walk reads, two at once, before it is made again: code of so many functions is
+/// Most blocks that one walk reads, two at once, over all its repetitions: code of this many functions is
 /// on a deep stack.
 pub(super) const BLOCKS_MAX: usize = 512;
 
@@ -66,8 +66,8 @@ impl Requests {
         self.missing.get().is_some()
     }
 
-    /// The bytes that the walk needs, if it is to be made again with them.
-    pub(super) fn needs(&self) -> Option<NeedsBytes> {
+    /// The bytes that the walk needs, if it is to be repeated with them.
+    pub(super) fn missing_bytes(&self) -> Option<NeedsBytes> {
         self.missing.get().filter(|_| !self.is_over_budget.get()).map(|at| NeedsBytes(Avma(at)))
     }
 
@@ -86,7 +86,7 @@ impl Requests {
         }
     }
 
-    /// Whether a finding rests on bytes that were given, all of them; if not it is for nothing.
+    /// Whether the current look-up had all bytes that it requested; if not, its result is void. Begins the next one.
     pub(super) fn is_whole(&self) -> bool {
         let is_whole = !self.lacked.take();
         if !is_whole {
@@ -95,8 +95,8 @@ impl Requests {
         is_whole
     }
 
-    /// Calls `act` with the blocks that a finding rests on, and whether those are all.
-    pub(super) fn rests_on(&self, act: impl FnOnce(&[u64], bool)) {
+    /// Calls `act` with the blocks that the look-up depends on, and whether those are all.
+    pub(super) fn with_dependencies(&self, act: impl FnOnce(&[u64], bool)) {
         let mut touched = self.touched.borrow_mut();
         touched.sort_unstable();
         touched.dedup();

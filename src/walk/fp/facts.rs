@@ -1,5 +1,5 @@
-//! What walking by frame pointers asks of the code, remembered by address: whether there is
-//! code that a frame returns to. Input: addresses, `Code`; output: answers. Void when the images
+//! What walks by frame pointers need to know about return addresses, cached: whether there is
+//! code that a frame returns to. Input: addresses, `Code`; output: look-up addresses. Void when the images
 //! change.
 
 use crate::addr::{Avma, CodeAddress, LookupAvma};
@@ -7,7 +7,7 @@ use crate::walk::Code;
 use crate::walk::processor::Processor;
 use crate::walk::table::Table;
 
-/// What is known of return addresses.
+/// What is known about return addresses.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Facts {
     returns: Table<ReturnsTo>,
@@ -29,12 +29,12 @@ impl Facts {
         self.returns.clear();
     }
 
-    /// Forgets what was learned of the addresses that `is_gone` names.
+    /// Forgets what was learned about the addresses for which `is_gone` returns true.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.returns.retain(|lookup| !is_gone(Avma(lookup)));
     }
 
-    /// The look-up address of the frame that a return address is of; `None` where no code is.
+    /// The look-up address of the frame that a return address belongs to; `None` where there is no code.
     #[inline(always)]
     pub(in crate::walk) fn lookup<P: Processor>(
         &mut self,
@@ -61,7 +61,7 @@ impl Facts {
             true => ReturnsTo::Caller,
             false => ReturnsTo::NoCode,
         };
-        if code.may_keep(lookup) {
+        if code.commit_dependencies(lookup) {
             self.returns.insert(lookup.0, known);
         }
         known
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::arch::{Aarch64, X86_64};
 
-    /// A function, two trampolines of signals, and how often it was asked.
+    /// A function, two trampolines of signals, and a count of requests.
     struct CountingCode(Cell<u32>);
 
     impl Code for CountingCode {

@@ -123,7 +123,7 @@ impl<'a> Pieces<'a> {
                 recorder.add_thread(FIRST, &mut self.process, id, Some(Avma(stack_top)), status, false);
             }
         }
-        let below = registers.arch().red_zone_bytes() as usize;
+        let below = registers.arch().red_zone_bytes_max() as usize;
         let blocked_signals = ptrace::blocked_signals(tid);
         let captures = std::array::from_fn(|way| {
             let mut capture = Capture::with_capacity(COPIED_BYTES);
