@@ -102,6 +102,7 @@ pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
     fn ends_thread(code: &[u8]) -> bool;
 
     /// Where the frame record is that a frame pointer leads to.
+    #[inline]
     fn frame_record(frame_pointer: u64) -> u64 {
         frame_pointer.wrapping_add_signed(Self::FRAME_RECORD_AT)
     }

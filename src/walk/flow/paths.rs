@@ -44,7 +44,7 @@ impl Default for Callees {
     }
 }
 
-/// The end of a path so far.
+/// Where a path has arrived.
 pub(super) enum Arrived<'a> {
     Returns(&'a State),
     /// At a jump out of the function.
@@ -86,7 +86,7 @@ pub(super) struct Paths<'c> {
     pub(super) past_calls: bool,
     pub(super) left: u32,
     pub(super) callees: Callees,
-    /// What is known about the functions that this one calls.
+    /// Entries of subroutines inside the function, which it calls.
     pub(super) inner: Vec<Avma>,
 }
 

@@ -68,8 +68,8 @@ impl Shared {
     }
 }
 
-/// How much of JIT code is followed: where nearly none of it leads to a caller (Racket's keeps neither
-/// frame records nor a stack pointer that its code shows), little is worth its cost.
+/// How much JIT code is followed: where nearly none of it leads to a caller (Racket's code keeps no frame records, and
+/// its instructions do not show the stack pointer), only little is.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fruitless {
     /// Addresses that led nowhere, less those that did not.
@@ -81,8 +81,7 @@ pub(super) struct Fruitless {
 impl Fruitless {
     /// From this balance on little is followed; it goes no further than twice that.
     const BALANCE_MAX: u32 = 64;
-    /// How much an address with a certain caller lowers the balance. One with an uncertain caller counts like one
-    /// without.
+    /// How much an address with a certain caller lowers the balance. One with an uncertain caller lowers it by 1.
     pub(super) const OF_FRUIT: u32 = 16;
     /// One in this many addresses is followed as far as any other code, to find out whether it leads to callers by now.
     const WHOLE_EACH: u32 = 16;
