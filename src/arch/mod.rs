@@ -25,6 +25,15 @@ pub enum ByteOrder {
     Little,
 }
 
+/// The conventions that a system's code keeps to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Abi {
+    /// System V and the procedure call standards of Arm: Linux, programs without an operating system.
+    SystemV,
+    /// Apple's: macOS.
+    Apple,
+}
+
 impl Arch {
     /// The name users know: `x86_64`, `aarch64`, `i386`, `arm`.
     #[must_use]
@@ -53,16 +62,22 @@ impl Arch {
         ByteOrder::Little
     }
 
-    /// Bytes below the stack pointer that code may keep words in and nothing but itself overwrites;
-    /// unwind information may refer to them. System V AMD64 ABI 3.2.2, and Apple's "Writing ARM64 code
-    /// for Apple platforms" (the procedure call standard of Linux on aarch64 has none). The System V
-    /// i386 ABI and the Procedure Call Standard for the Arm Architecture (6.2.1.1) have none: handlers
-    /// of signals and interrupts write there.
+    /// Size of the red zone: bytes below the stack pointer that code may use and that neither signal handlers nor
+    /// interrupts overwrite. Unwind information may refer to them. Sources: System V AMD64 ABI, 3.2.2; Apple, "Writing
+    /// ARM64 code for Apple platforms". The Procedure Call Standard for the Arm 64-bit Architecture, that for the Arm
+    /// Architecture (6.2.1.1) and the System V i386 ABI have none.
     #[must_use]
-    pub const fn red_zone_bytes(self) -> u64 {
-        match self {
-            Arch::X86_64 | Arch::Aarch64 => RED_ZONE_BYTES,
-            Arch::X86 | Arch::Arm => 0,
+    pub const fn red_zone_bytes(self, abi: Abi) -> u64 {
+        match (self, abi) {
+            (Arch::X86_64, _) | (Arch::Aarch64, Abi::Apple) => RED_ZONE_BYTES,
+            (Arch::Aarch64, Abi::SystemV) | (Arch::X86 | Arch::Arm, _) => 0,
         }
+    }
+
+    /// The largest red zone of this processor, for code whose ABI is not known.
+    #[must_use]
+    pub const fn red_zone_bytes_max(self) -> u64 {
+        let (system_v, apple) = (self.red_zone_bytes(Abi::SystemV), self.red_zone_bytes(Abi::Apple));
+        if system_v > apple { system_v } else { apple }
     }
 }

@@ -3,7 +3,7 @@
 use super::Arch;
 use crate::addr::Avma;
 
-/// The most that [`Arch::red_zone_bytes`] says of any processor.
+/// The largest red zone of any processor and ABI; see [`Arch::red_zone_bytes`].
 pub const RED_ZONE_BYTES: u64 = 128;
 
 /// Stands for a register that nobody told: no address of a program's memory, of 32 bits or of 64, and not 0, which ends a

@@ -232,10 +232,10 @@ impl JitCode {
         }
     }
 
-    /// Notes that what was learned of an address rests on the blocks whose bytes were given, and those
+    /// Records that what was learned about an address depends on the blocks whose bytes were returned, and those
     /// behind them as far as they were read.
-    fn learned(&self, lookup: Avma) {
-        self.requests.rests_on(|touched, is_all| {
+    fn commit_dependencies(&self, lookup: Avma) {
+        self.requests.with_dependencies(|touched, is_all| {
             let (mut dependencies, mut seen) = (self.dependencies.borrow_mut(), self.seen.borrow_mut());
             let mut is_known = is_all;
             let mut blocks: Vec<u64> = Vec::new();
@@ -317,19 +317,19 @@ impl Code for TargetCode<'_> {
         self.images.file_place(at).filter(|_| !self.jit.contains(at))
     }
 
-    fn may_keep(&self, lookup: Avma) -> bool {
+    fn commit_dependencies(&self, lookup: Avma) -> bool {
         let is_whole = self.jit.requests.is_whole();
         if is_whole {
-            self.jit.learned(lookup);
+            self.jit.commit_dependencies(lookup);
         }
         is_whole
     }
 
-    fn needs(&self) -> Option<NeedsBytes> {
-        self.jit.requests.needs()
+    fn missing_bytes(&self) -> Option<NeedsBytes> {
+        self.jit.requests.missing_bytes()
     }
 
-    fn walks_again(&self) -> bool {
+    fn is_interrupted(&self) -> bool {
         self.jit.requests.is_missing() || self.jit.requests.is_over_budget()
     }
 
@@ -341,7 +341,7 @@ impl Code for TargetCode<'_> {
         may
     }
 
-    fn searched(&self, from: Avma, to: Avma) {
+    fn note_search(&self, from: Avma, to: Avma) {
         let blocks = (from.0 & !(BLOCK_BYTES - 1)..to.0).step_by(BLOCK_BYTES as usize);
         blocks.for_each(|block| self.jit.requests.touch(block));
     }
@@ -411,7 +411,7 @@ mod tests {
 
     /// Reads what the walk needs; whether it needs anything.
     fn fill(jit: &mut JitCode, read: Read<'_>) -> bool {
-        let needs = jit.requests.needs();
+        let needs = jit.requests.missing_bytes();
         needs.into_iter().for_each(|needs| jit.read(needs, &mut *read));
         needs.is_some()
     }
@@ -477,7 +477,7 @@ mod tests {
             assert_eq!(jit.code(at), None);
             assert!(fill(&mut jit, &mut page_numbers));
             assert!(jit.code(at).is_some());
-            jit.learned(at);
+            jit.commit_dependencies(at);
         }
         let mut kept = (true, true);
         jit.check(KEPT_NS, read, |is_forgotten| kept = (!is_forgotten(Avma(START)), !is_forgotten(far)));

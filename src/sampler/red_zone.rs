@@ -8,7 +8,7 @@ use crate::sources::{Capture, Observed};
 /// A capture with what is below the stack pointer now, if that was not copied: code may keep words
 /// there that the rows of its unwind information refer to.
 pub(super) fn with_red_zone(process: &mut dyn Observed, capture: &Capture) -> Option<Capture> {
-    let below = capture.registers.arch().red_zone_bytes();
+    let below = capture.registers.arch().red_zone_bytes_max();
     let base = capture.registers.sp().0.checked_sub(below).filter(|_| lacks_red_zone(capture))?;
     let mut stack = vec![0; below as usize];
     let read = process.read_memory(Avma(base), &mut stack).ok()?;

@@ -1,6 +1,6 @@
 //! The row at an address where unwind information describes the bodies of functions only, or
 //! nothing: Mach-O images. Input: an address, what its unwind information says, and code;
-//! output: a row and what told it. Where instructions and unwind information differ, the
+//! output: a row and its source. Where instructions and unwind information differ, the
 //! address is in a prologue or an epilogue, and the instructions are right.
 
 use super::flow;
@@ -9,11 +9,11 @@ use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::frames::Method;
 
-/// A call this near to the start of a function may stand in its prologue: pieces of it that
-/// the machine outliner made, and the check of a large frame.
+/// A call this near to the start of a function may be part of its prologue: pieces that the machine outliner split
+/// off, and the check of a large frame.
 const PROLOGUE_BYTES: u64 = 64;
 
-/// The row at `address`. `said` is what unwind information says there, if that is of a body.
+/// The row at `address`. `said` is the row of unwind information there, if it describes a body.
 pub(super) fn row<P: Processor>(
     address: CodeAddress,
     said: Option<(RowOf<P>, Method)>,
@@ -47,7 +47,7 @@ pub(super) fn row<P: Processor>(
     }
 }
 
-/// How a row of a body was told.
+/// The method of a row for a body.
 pub(super) fn method(compact: bool) -> Method {
     if compact { Method::Compact } else { Method::Cfi }
 }

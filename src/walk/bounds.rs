@@ -1,5 +1,5 @@
 //! Where the copied stack ends, and what lies outside it: whether an address that a step leads to is
-//! of the same stack, above the copy, or of another stack; and the words that are known of it. Input: addresses,
+//! of the same stack, above the copy, or of another stack; and the words that are known about it. Input: addresses,
 //! [`Input`]; output: words, yes or no, and why a step led nowhere.
 
 use super::input::Input;
@@ -55,7 +55,7 @@ pub(super) fn why_not(at: Avma, input: &Input<'_>) -> Failure {
     if is_in_stack(at, input) { Failure::OutsideCopy } else { Failure::Refused }
 }
 
-/// Whether an address is in the stack that the copied bytes are of, or may be, among them or above.
+/// Whether an address is, or may be, in the stack that was copied: in the copied bytes or above them.
 pub(super) fn is_in_stack(at: Avma, input: &Input<'_>) -> bool {
     let base = input.stack.base;
     at >= base

@@ -1,4 +1,4 @@
-//! The code of a target as walks ask for it. Input: addresses; output: bytes of code, unwind information, bounds of
+//! The code of a target, as the walker reads it. Input: addresses; output: bytes of code, unwind information, bounds of
 //! functions. Implemented for images and JIT code by `images`.
 
 use std::ops::Range;
@@ -7,25 +7,26 @@ use super::glance::Glance;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 
-/// What is known of who made code.
+/// What is known about the compiler of code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodeTraits {
     /// It is JIT code, which may be replaced at any time.
     pub is_jit: bool,
-    /// It belongs to a runtime that walks its frames by their records itself at every call (V8), so that each function
-    /// that has called something keeps one.
+    /// It belongs to a runtime (V8) that walks its own frames by their records, so that each function
+    /// that has called another keeps a record.
     pub keeps_frame_records: bool,
-    /// HotSpot made it, which keeps a header in front of each piece of it, and whose interpreter pushes return
+    /// It is code of HotSpot, which keeps a header in front of each piece of code, and whose interpreter pushes return
     /// addresses instead of calling.
     pub has_hotspot_headers: bool,
 }
 
-/// A walk needs bytes of JIT code at an address that are not read yet: with them it is made again.
+/// The walk needs the bytes of JIT code at this address, which have not been read yet. The caller reads them and walks
+/// the same stack again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeedsBytes(pub Avma);
 
 /// The part of a file that code is mapped from. Where it is equal in two processes, so is the code from the first
-/// address of the mapping to the last, and all that images know of it, but for the address that it begins at.
+/// address of the mapping to the last, and all that images know about it, except the address that it begins at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePlace {
     /// A number for the file as it was when it was mapped.
@@ -36,23 +37,35 @@ pub struct FilePlace {
     pub mapped: Range<Avma>,
 }
 
-/// The code of the target, as far as its images are known: the leaf's caller is
-/// found by looking at the instructions around the program counter.
+/// The code of the target, as far as its images are known.
+///
+/// # JIT code
+/// Bytes of JIT code are read when a walk first needs them, and may change later. So whoever implements this keeps
+/// a record of each look-up, which is what the walker learns about one address:
+///
+/// - [`Code::code`] returns `None` for bytes that have not been read, and remembers the first such address. What the walk
+///   finds afterwards is discarded: [`Code::is_interrupted`] lets it stop early, and [`unwind`](super::unwind) returns
+///   [`NeedsBytes`] with [`Code::missing_bytes`].
+/// - Bytes that were returned are dependencies of the look-up; [`Code::note_search`] and [`Code::note_dependency`] add
+///   others. [`Code::commit_dependencies`] ends the look-up: its result may be cached if all bytes were there.
+/// - [`Code::may_follow`] refuses look-ups in JIT code when the walk has used up its budget.
+///
+/// `code` does not return an error itself: see `docs/decisions/jit-code.md`.
 pub trait Code {
-    /// Whether an address is known to lie in executable memory: what does not is not taken
-    /// for a return address.
+    /// Whether an address is known to be in executable memory. Other words are no return addresses.
     fn is_code(&self, at: Avma) -> bool;
 
-    /// The bytes from `at` to the end of the mapped code, or `None` outside known images.
+    /// The bytes from `at` to the end of the mapped code; `None` outside known images, and for JIT code that was not
+    /// read.
     fn code(&self, at: Avma) -> Option<&[u8]>;
 
-    /// The first bytes of the code at an address. Of JIT code they are as old as what was learned of such code may be,
-    /// and nothing that is learned rests on them.
+    /// The first bytes of the code at an address. For JIT code they may be as old as cached results may be, and they are
+    /// not a dependency.
     fn glance(&self, at: Avma) -> Glance {
         self.code(at).map(Glance::of).unwrap_or_default()
     }
 
-    /// What is known of who made the code at an address.
+    /// What is known about the compiler of the code at an address.
     fn traits(&self, _at: Avma) -> CodeTraits {
         CodeTraits::default()
     }
@@ -62,36 +75,36 @@ pub trait Code {
         None
     }
 
-    /// What is learned now rests on code between two addresses, the last included, that was looked at before.
-    fn rests_on(&self, _first: Avma, _last: Avma) {}
+    /// Notes that this look-up uses a cached result that depends on code between two addresses, the last included.
+    fn note_dependency(&self, _first: Avma, _last: Avma) {}
 
-    /// Whether what was found out of a look-up address may be kept: it rests on the bytes that [`Code::code`] gave
-    /// since this was asked last, and none of them were missing.
-    fn may_keep(&self, _lookup: Avma) -> bool {
+    /// Notes that all bytes between two addresses were examined. (From the bytes that [`Code::code`] returns, other
+    /// look-ups examine 4 KiB at most, and mostly one instruction.)
+    fn note_search(&self, _from: Avma, _to: Avma) {}
+
+    /// Ends a look-up: records that what was learned about an address depends on the bytes that were returned since the
+    /// last call. Returns false if bytes were missing: then the result must not be cached.
+    fn commit_dependencies(&self, _lookup: Avma) -> bool {
         true
     }
 
-    /// The bytes that were requested, are to be had and were not given, if any: [`unwind`](super::unwind) ends with that.
-    fn needs(&self) -> Option<NeedsBytes> {
+    /// The bytes that the walk lacked and that can be read.
+    fn missing_bytes(&self) -> Option<NeedsBytes> {
         None
     }
 
-    /// Whether bytes are needed or code was not to be followed, so that whatever the walk still finds is for nothing.
-    fn walks_again(&self) -> bool {
+    /// Whether bytes were missing or a look-up was refused, so that whatever the walk still finds is discarded.
+    fn is_interrupted(&self) -> bool {
         false
     }
 
-    /// Whether the code at a look-up address, of which nothing is known yet, is worth what following it costs. If not, nothing is
-    /// learned of it.
+    /// Whether the budget of this walk allows following the code at a look-up address that nothing is cached for. If not,
+    /// nothing is learned about the address.
     fn may_follow(&self, _lookup: Avma) -> bool {
         true
     }
 
-    /// All bytes between two addresses were looked at. (Of what [`Code::code`] gives, others look at
-    /// 4 KiB at most, and mostly at one instruction.)
-    fn searched(&self, _from: Avma, _to: Avma) {}
-
-    /// What the unwind information says at a look-up address, of whatever processor; `None` where there is none.
+    /// The row of unwind information at a look-up address, for the processor of its image; `None` where there is none.
     fn row(&self, _lookup: Avma) -> Option<AnyRow> {
         None
     }
@@ -102,7 +115,7 @@ pub trait Code {
         None
     }
 
-    /// Whether code of 32-bit Arm at an address is T32 and not A32; `None` where nothing tells.
+    /// Whether code of 32-bit Arm at an address is T32 and not A32; `None` where that is unknown.
     fn is_t32(&self, _pc: Avma) -> Option<bool> {
         None
     }
@@ -119,14 +132,14 @@ pub trait Code {
         false
     }
 
-    /// What the unwind information of a Mach-O image says of the body of the function at a
-    /// look-up address; `None` where there is none.
+    /// The unwind information of a Mach-O image for the body of the function at a look-up address; `None` where there
+    /// is none.
     fn body(&self, _lookup: Avma) -> Option<Body> {
         None
     }
 
-    /// Whether threads begin to run in the Mach-O image at a look-up address; `None`
-    /// elsewhere, where they may begin anywhere.
+    /// Whether threads begin to run in the Mach-O image at a look-up address; `None` in other images, where threads may
+    /// begin anywhere.
     fn begins_threads(&self, _lookup: Avma) -> Option<bool> {
         None
     }

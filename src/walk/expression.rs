@@ -1,7 +1,7 @@
 //! DWARF expressions of unwind information: bytes, registers and the copied stack in, a
 //! number out. Bounded: a fixed stack, and a fixed number of operations.
 //!
-//! Source: DWARF 5, 2.5 and 7.7.1. Only what can stand in call frame information (6.4.2).
+//! Source: DWARF 5, 2.5 and 7.7.1. Only what call frame information may contain (6.4.2).
 
 use std::marker::PhantomData;
 

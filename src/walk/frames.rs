@@ -119,7 +119,7 @@ impl Frames {
 
     /// Says that the last frame, which was pushed by its return address, called nothing. The
     /// handler of a signal returns to the first instruction of the trampoline (signal(7)), and
-    /// so does the first function of a context to that of `__start_context`: what stands in front
+    /// so does the first function of a context to that of `__start_context`: the code in front
     /// of it belongs to another function, or to none.
     pub(super) fn last_is_not_called(&mut self, address: CodeAddress) {
         if let (CodeAddress::Return(at), Some(last)) = (address, self.addresses.last_mut()) {

@@ -1,5 +1,5 @@
-//! A few bytes of code, copied: enough for one instruction or a pattern. What is in front of a return address, or right
-//! behind one, is asked of many words that are none, so it has to be had without the code around it.
+//! A few bytes of code, copied: enough for one instruction or a pattern. Most words that are checked for a call in
+//! front are no return addresses, so these bytes are read without the code around them.
 
 /// Bytes of a glance.
 pub const GLANCE_BYTES: usize = 16;

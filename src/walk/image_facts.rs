@@ -1,9 +1,10 @@
-//! What was learned of code in mapped files, for all processes that map them: a build runs the same compiler a thousand
-//! times. Input: code addresses, what was learned there; output: the same, at any address and in any process.
+//! What was learned about code in mapped files, for all processes that map them: a build runs the same compiler a
+//! thousand times. Input: code addresses, what was learned there; output: the same, at any address and in any
+//! process.
 //!
-//! A fact is shared only if it rests on nothing but the bytes of one mapping of one file: [`Scope`] watches what is
+//! A fact is shared only if it depends on nothing but the bytes of one mapping of one file: [`Scope`] watches what is
 //! requested while it is learned. Where two processes map the same part of the same file, all that can be requested
-//! there has the same answer (see [`FilePlace`]). Code in memory only is of one process.
+//! there has the same answer (see [`FilePlace`]). Code in memory only belongs to one process.
 
 use std::cell::{Cell, RefCell};
 use std::hash::Hash;
@@ -21,15 +22,15 @@ use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 const FACTS_MAX: usize = 7 << 13;
 /// Most of them that hold a whole row, which is half a kilobyte.
 const ROWS_MAX: usize = 4096;
-/// Most mappings that facts are of.
+/// Most mappings that have facts.
 const MAPPINGS_MAX: usize = 1 << 14;
-/// What tells the key of a return address from that of a program counter; offsets lie below.
+/// The bit that distinguishes the key of a return address from that of a program counter; offsets lie below.
 const IS_RETURN: u64 = 1 << 31;
 
 /// A mapping of a file: the image, where it begins in the file, its size in bytes.
 type Mapping = (u32, u64, u64);
 
-/// Where a fact is of, in all processes: a number for the mapping, the offset in it, and what else the fact depends on.
+/// The place of a fact, in all processes: a number for the mapping and the offset in it; and what else it depends on.
 type Key<E> = (u64, E);
 
 /// Facts of one kind. `E`: what a fact depends on beside its address.
@@ -41,7 +42,7 @@ struct Facts<E, F> {
     rows: usize,
 }
 
-/// Facts of one kind that unwinders share. Copies are of the same facts.
+/// Facts of one kind that unwinders share. Copies share them.
 #[derive(Debug)]
 pub(in crate::walk) struct ImageFacts<E, F>(Rc<RefCell<Facts<E, F>>>);
 
@@ -83,7 +84,7 @@ impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
         Some(Place { address: u64::from(mapping) << 32 | is_return | offset, mapped })
     }
 
-    /// What is known of a place.
+    /// What is known about a place.
     pub(in crate::walk) fn get(&self, place: &Place, depends_on: E) -> Option<F> {
         self.0.borrow().facts.get(&(place.address, depends_on)).cloned()
     }
@@ -94,7 +95,7 @@ impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
         self.0.borrow().facts.len()
     }
 
-    /// Keeps what was learned of a place. `has_row`: it holds a whole row.
+    /// Keeps what was learned about a place. `has_row`: it holds a whole row.
     pub(in crate::walk) fn insert(&self, place: &Place, depends_on: E, fact: F, has_row: bool) {
         let mut facts = self.0.borrow_mut();
         if facts.facts.len() >= FACTS_MAX || has_row && facts.rows >= ROWS_MAX {
@@ -163,25 +164,25 @@ impl Code for Scope<'_> {
         self.note(at).file_place(at)
     }
 
-    fn rests_on(&self, first: Avma, last: Avma) {
-        self.note(first).rests_on(first, last);
+    fn note_dependency(&self, first: Avma, last: Avma) {
+        self.note(first).note_dependency(first, last);
         self.note(last);
     }
 
-    fn may_keep(&self, lookup: Avma) -> bool {
-        self.note(lookup).may_keep(lookup)
+    fn commit_dependencies(&self, lookup: Avma) -> bool {
+        self.note(lookup).commit_dependencies(lookup)
     }
 
-    fn walks_again(&self) -> bool {
-        self.code.walks_again()
+    fn is_interrupted(&self) -> bool {
+        self.code.is_interrupted()
     }
 
     fn may_follow(&self, lookup: Avma) -> bool {
         self.note(lookup).may_follow(lookup)
     }
 
-    fn searched(&self, from: Avma, to: Avma) {
-        self.note(from).searched(from, to);
+    fn note_search(&self, from: Avma, to: Avma) {
+        self.note(from).note_search(from, to);
         self.note(Avma(to.0.saturating_sub(1)));
     }
 
@@ -302,8 +303,8 @@ mod tests {
         assert!(!left(&|code| {
             let _ = (code.is_code(inside), code.code(last), code.glance(inside), code.traits(last));
             let _ = (code.row(inside), code.function(last), code.body(inside), code.entry(last));
-            code.rests_on(inside, last);
-            code.searched(inside, behind);
+            code.note_dependency(inside, last);
+            code.note_search(inside, behind);
         }));
         assert!(left(&|code| _ = code.is_code(behind)));
         assert!(left(&|code| _ = code.code(Avma(START - 1))));
@@ -319,7 +320,7 @@ mod tests {
         assert!(left(&|code| _ = code.entry(behind)));
         assert!(left(&|code| _ = code.described_function(behind)));
         assert!(left(&|code| _ = code.function(behind)));
-        assert!(left(&|code| code.rests_on(inside, behind)));
-        assert!(left(&|code| code.searched(inside, behind + 1)));
+        assert!(left(&|code| code.note_dependency(inside, behind)));
+        assert!(left(&|code| code.note_search(inside, behind + 1)));
     }
 }

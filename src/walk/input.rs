@@ -1,4 +1,4 @@
-//! What a walk reads: the copied stack with what is known of its bounds, memory around it, and the target's code.
+//! What a walk reads: the copied stack with what is known about its bounds, memory around it, and the target's code.
 
 use super::code::Code;
 use super::words::StackBytes;
@@ -25,7 +25,7 @@ pub struct Input<'a> {
     pub code_mask: u64,
     /// The target's code.
     pub code: &'a dyn Code,
-    /// Memory of the stack above the copied bytes, as far as it is to be had.
+    /// Memory of the stack above the copied bytes, as far as it was read.
     pub outer: Option<&'a dyn OuterStack>,
     /// The signals that the thread blocks, one bit each; `None` where that is not known.
     pub blocked_signals: Option<u64>,

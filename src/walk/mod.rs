@@ -1,10 +1,11 @@
-//! The walker: registers + copied stack bytes in, code addresses and why it ended out.
+//! The unwinder: registers + copied stack bytes in, code addresses and why it ended out.
 //!
-//! Pure: no OS calls, no clock, no allocation except growth of the caller's buffer.
-//! `engine/` walks by unwind information and code, `fp/` follows frame records, `flow/` instructions; `processor.rs`
-//! says what a processor is, and each has a folder: `x86_64/`, `x86/` (i386), `aarch64/`, `arm/`; `intel/` is what the
-//! first two share. `runtimes/` is what language runtimes and C libraries do in their own way. `code.rs` and
-//! `input.rs` are what a walk reads, `frames.rs` and `stack_end.rs` its result.
+//! Pure: no OS calls, no clock. Allocates only its caches and the caller's frame buffer. `engine/` walks by unwind
+//! information and code, and has what all processors share: proof, completeness, frame switches, cached rules. `fp/`
+//! follows frame records, `flow/` instructions. `processor.rs` describes a processor, and each has a folder:
+//! `x86_64/`, `x86/` (i386), `aarch64/`, `arm/`; `intel/` is shared by the first two. `runtimes/` has the conventions
+//! of language runtimes and C libraries. A walk reads `code.rs` and `input.rs`; `frames.rs` and `stack_end.rs` are
+//! its result.
 
 mod aarch64;
 mod arm;
@@ -50,8 +51,8 @@ use fp::Facts;
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
 
-/// What walks learned of code in files, for the unwinders of all processes that share it. Copies are of the same facts.
-/// Files are known by the numbers of [`FilePlace::image`], which all that share it must mean alike.
+/// What walks learned about code in files, shared by the unwinders of all processes. Copies share it.
+/// Files are known by the numbers of [`FilePlace::image`], which must be the same in all these processes.
 #[derive(Clone, Debug, Default)]
 pub struct FileFacts {
     x86_64: x86_64::Shared,
@@ -60,14 +61,14 @@ pub struct FileFacts {
 }
 
 impl FileFacts {
-    /// How many there are of how callers of x86_64 are found.
+    /// How many rules of x86_64 there are.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.x86_64.len()
     }
 }
 
-/// What walks keep from one to the next. Belongs to one state of the target's images:
+/// What walks cache. Valid for one state of the target's images:
 /// [`Unwinder::images_changed`] when they change.
 #[derive(Clone, Debug, Default)]
 pub struct Unwinder {
@@ -79,7 +80,7 @@ pub struct Unwinder {
 }
 
 impl Unwinder {
-    /// One that shares with others what it learns of code in files.
+    /// An unwinder that shares with others what it learns about code in files.
     #[must_use]
     pub fn new(facts: &FileFacts) -> Unwinder {
         Unwinder {
@@ -90,7 +91,7 @@ impl Unwinder {
         }
     }
 
-    /// Forgets what was learned of addresses, which may have another meaning now; files have the same.
+    /// Forgets what was learned about addresses, which may have another meaning now. Facts about files remain valid.
     pub fn images_changed(&mut self) {
         self.x86_64.images_changed();
         self.aarch64.images_changed();
@@ -99,8 +100,8 @@ impl Unwinder {
         self.facts.clear();
     }
 
-    /// Forgets what was learned of the addresses that `is_gone` names: code that is made at
-    /// run time is replaced without a word.
+    /// Forgets what was learned about the addresses for which `is_gone` returns true: JIT code is replaced without
+    /// notification.
     pub fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.x86_64.forget(is_gone);
         self.aarch64.forget(is_gone);
@@ -109,8 +110,8 @@ impl Unwinder {
         self.facts.forget(is_gone);
     }
 
-    /// Says whether the bytes below the stack pointer were read later than the others. What a row
-    /// finds by them on x86_64 is a caller only if something else leads to the same one.
+    /// Sets whether the bytes below the stack pointer were read later than the others. On x86_64, a caller that a row
+    /// finds by them needs confirmation.
     pub fn set_red_zone_read_later(&mut self, later: bool) {
         self.x86_64.set_red_zone_read_later(later);
     }
@@ -119,7 +120,7 @@ impl Unwinder {
 /// Walks as `how` says. Clears `out`, then pushes each frame, leaf first.
 ///
 /// # Errors
-/// The bytes of JIT code that the walk needs; what it found without them is for nothing.
+/// The bytes of JIT code that the walk needs; what it found without them is void.
 pub fn unwind(
     how: UnwindMethod,
     registers: &Registers,
@@ -139,11 +140,11 @@ pub fn unwind(
         Registers::X86(registers) => x86.unwind(how, registers, input, facts, out),
         Registers::Arm(registers) => arm.unwind(how, registers, input, None, out),
     };
-    input.code.needs().map_or(Ok(walked), Err)
+    input.code.missing_bytes().map_or(Ok(walked), Err)
 }
 
-/// Walks as `how` says, where a second stack was copied. What is needed of either counts from its own stack
-/// pointer, and [`Walked::reached`] says the more of both as if it were of the first.
+/// Walks as `how` says, where a second stack was copied. What is needed of each stack counts from its own stack
+/// pointer; [`Walked::reached`] is the larger of the two, as an address of the first stack.
 ///
 /// # Errors
 /// The bytes of JIT code that the walk needs.
@@ -159,7 +160,7 @@ pub fn unwind_on_two(
         Registers::Arm(registers) if other.is_some() => {
             out.clear();
             let walked = unwinder.arm.unwind(how, registers, input, other, out);
-            input.code.needs().map_or(Ok(walked), Err)
+            input.code.missing_bytes().map_or(Ok(walked), Err)
         }
         _ => unwind(how, registers, input, unwinder, out),
     }

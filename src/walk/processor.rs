@@ -1,6 +1,6 @@
-//! What a processor is to the walker, in one place: its registers by DWARF number, what its
-//! instructions do, and what code looks like that begins and ends threads. The type of its registers
-//! stands for it (`arch::X86_64`), `arch::Arch` is its name, and it has a folder of that name here.
+//! What a processor is to the walker, in one place: its registers by DWARF number, what its instructions do, and what
+//! code looks like that begins and ends threads. The trait is implemented by the type of its registers
+//! (`arch::X86_64`); `arch::Arch` is its name, and a folder of that name has the rest.
 
 use super::Code;
 use super::flow::state::{Effect, State};
@@ -29,7 +29,7 @@ pub(super) struct SignalFrame {
     pub blocked: u64,
 }
 
-/// A processor: its registers as a thread was stopped with them stand for it.
+/// A processor. Implemented by the type of the registers that a thread was stopped with.
 pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
     /// The registers that its rows may name, by DWARF number; the last is the program counter.
     type Columns: Columns;
@@ -37,36 +37,39 @@ pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
     type Word: Word;
     /// Bytes of an address in memory: a return address, half a frame record.
     const POINTER_BYTES: u64 = 1 << Self::Word::SHIFT;
-    /// See [`Arch::red_zone_bytes`](crate::arch::Arch::red_zone_bytes).
+    /// Bytes below the stack pointer that rows may read; see
+    /// [`Arch::red_zone_bytes_max`](crate::arch::Arch::red_zone_bytes_max).
     const RED_ZONE_BYTES: u64;
     /// The stack pointer, by DWARF number.
     const STACK_POINTER: u8;
-    /// The frame pointer, by DWARF number. Where code keeps frame records it is the address of
-    /// the caller's frame pointer, and the return address lies above that.
+    /// The frame pointer, by DWARF number.
     const FRAME_POINTER: u8;
+    /// Where the frame record is, in bytes from the frame pointer: the caller's frame pointer, and the return address one
+    /// word above it. The caller's stack pointer is right above the record.
+    const FRAME_RECORD_AT: i64;
     /// The register that a call leaves the return address in; else it is on the stack.
     const LINK: Option<u8>;
-    /// The column of the return address. Those below it are of registers.
+    /// The column of the return address. Those below it belong to registers.
     const RETURN_COLUMN: usize;
     /// The frame of a signal at the trampoline of Linux that handlers return to.
     const SIGNAL_FRAME: Option<SignalFrame> = None;
     /// The instruction that enters the kernel, where signals are followed to other stacks.
     const SYSTEM_CALL: &'static [u8] = &[];
-    /// Registers that a function gives back as it found them, without the stack pointer.
+    /// Registers that a function preserves, without the stack pointer.
     const SAVED: &'static [u8];
     /// The registers that a frame is counted from where code is followed from a function's entry, in
     /// groups: all paths must agree by one group, of which the first that leads to the frame is taken.
     const BASES: &'static [&'static [u8]] = &[&[Self::FRAME_POINTER, Self::STACK_POINTER]];
     /// Whether a jump to another function proves that the link register holds the caller. Not where
-    /// compilers jump from the body of a function to a part of it that stands apart.
+    /// compilers jump from the body of a function to a part of it that was split off.
     const JUMPS_KEEP_LINK: bool = true;
     /// Whether what follows from paths since a function's entry holds only if every path was followed: those that
-    /// come back to the address too (an alloca in a loop moves the stack pointer each time), and none behind
+    /// return to the address too (an alloca in a loop moves the stack pointer each time), and none behind
     /// calls of functions that never return. For processors whose code mostly has no unwind tables.
     const EVERY_PATH: bool = false;
 
     /// Where a code address is, and the state of a path that begins there. Where the lowest bit of code
-    /// addresses tells the instruction set it is taken off.
+    /// addresses is the instruction set, it is cleared.
     fn begin(at: Avma) -> (Avma, State) {
         (at, State::new())
     }
@@ -81,11 +84,11 @@ pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
         pointer
     }
 
-    /// Executes the instruction at the start of `bytes`, which stands at `at`; its length with
-    /// it. `None` for what is no instruction.
+    /// Executes the instruction at the start of `bytes`, whose address is `at`; returns its effect and length. `None` for
+    /// what is no instruction.
     fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)>;
 
-    /// Whether a call stands in front of an address in executable memory.
+    /// Whether a call is in front of an address in executable memory.
     fn returns(address: Avma, code: &dyn Code) -> bool;
 
     /// Whether code is the trampoline that handlers of signals return to.
@@ -97,6 +100,12 @@ pub(super) trait Processor: Copy + std::fmt::Debug + Default + PartialEq {
     /// Whether code calls the system call `exit` as it does behind a thread's first function,
     /// whose result it mostly passes.
     fn ends_thread(code: &[u8]) -> bool;
+
+    /// Where the frame record is that a frame pointer leads to.
+    #[inline]
+    fn frame_record(frame_pointer: u64) -> u64 {
+        frame_pointer.wrapping_add_signed(Self::FRAME_RECORD_AT)
+    }
 
     /// The bytes that a call puts on the stack: the return address, if that is there.
     fn pushed_by_call() -> i64 {

@@ -1,4 +1,4 @@
-//! Code as paths go through it, one instruction after the other: what is in files is requested once and
+//! Reads code along paths, one instruction after the other: code in files is requested once and
 //! not for each instruction. Input: addresses; output: the bytes from there on.
 
 use super::Code;
@@ -10,7 +10,7 @@ pub(super) struct Reader<'c> {
     code: &'c dyn Code,
     /// What was given last of code that stays as it is, and where that begins.
     given: Option<(Avma, &'c [u8])>,
-    /// Bytes were requested that may be others later, or that there are none of.
+    /// Bytes were requested that may change later, or that do not exist.
     may_change: bool,
 }
 
@@ -30,7 +30,7 @@ impl<'c> Reader<'c> {
             return Some(rest);
         }
         let bytes = self.code.code(at);
-        // What rests on JIT code is told by what was requested: each time.
+        // JIT code is requested each time: that makes it a dependency of the look-up.
         match bytes.filter(|_| !self.code.traits(at).is_jit) {
             Some(bytes) => self.given = Some((at, bytes)),
             None => self.may_change = true,

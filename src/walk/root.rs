@@ -17,13 +17,13 @@ use crate::addr::{Avma, CodeAddress};
 /// (432 bytes in glibc 2.36), or `clone3`, `start_thread` (208 bytes).
 const START_CODE_BYTES: u64 = 1024;
 
-/// How far above a thread's last frame record its birth is searched for.
+/// How far above a thread's last frame record its first stack pointer is searched for.
 pub const SEARCH_BYTES: u64 = 16 << 10;
 
 /// A chain of frame records at its end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chain {
-    /// The word that stands for the next record and cannot be one.
+    /// The saved frame pointer that leads to no further record.
     pub next: u64,
     /// The stack pointer.
     pub above: Avma,
@@ -54,7 +54,7 @@ impl Chain {
             }
             // On another stack (a coroutine's), or an unknown one: a null frame pointer
             // marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6) where code keeps
-            // one. Whether it does is for the caller to ask ([`Chain::place_decides`]).
+            // one. Whether it does the caller finds out ([`Chain::place_decides`]).
             _ => self.next == 0,
         };
         match whole {

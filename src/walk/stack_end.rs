@@ -22,7 +22,7 @@ pub enum StackEnd {
     Unproved,
     /// At a frame that is on another stack than the one that was copied, whose words are not known: a signal or an
     /// exception interrupted it, whose handler has a stack of its own (`sigaltstack`, the main stack of a Cortex-M),
-    /// or it left its own to call something (a goroutine that asks for the time, `__morestack`).
+    /// or it left its own to call something (a goroutine that reads the clock, `__morestack`).
     OtherStack,
     /// The next frame lies above the copied bytes.
     DeeperThanCopied,
@@ -30,10 +30,10 @@ pub enum StackEnd {
     /// address), or a chain that ends far from the thread's outermost frame.
     BadFrame,
     /// In code that has no unwind information, keeps no frame record that leads further, and
-    /// whose instructions do not tell either: JIT code, or by compilers with
+    /// whose instructions do not lead to a caller either: JIT code, or code of compilers with
     /// conventions of their own.
     Undescribed,
-    /// At JIT code of which nothing is known yet, when the profiler had followed as much of such code as it may.
+    /// At JIT code that nothing is known about yet, when the budget for following such code was used up.
     JitBudget,
     /// `--max-depth` frames were found.
     DepthLimit,

@@ -3,12 +3,12 @@
 //! (`__morestack` of split stacks, `rust_psm_on_stack`) and whose rows count from the frame pointer.
 //!
 //! Input: a frame and its caller; output: the [`Input`] that the walk goes on with. Its words are those of
-//! [`OuterStack`](super::OuterStack), as far as they are known of the moment of the sample.
+//! [`OuterStack`](super::OuterStack), as far as they are known about the moment of the sample.
 //!
 //! A saved context outlives its handler: a coroutine that was made by a signal returns from the handler and is
 //! entered again by longjmp, while the interrupted stack has moved on. So a context counts only while the thread
 //! blocks more signals than it did when it was interrupted, as the kernel arranges until sigreturn. Who makes a
-//! coroutine so raises the signal itself; where a system call was interrupted, each call that tells whom it calls must
+//! coroutine so raises the signal itself; where a system call was interrupted, each call whose target is known must
 //! also have called the function that the frame below is in.
 
 use super::bounds::{Failure, is_on_other_stack};
@@ -38,7 +38,7 @@ impl StackSwitches {
         self.by_call
     }
 
-    /// How far a walk came that goes on at this stack pointer: what lies on other stacks says nothing of how much
+    /// How far a walk came that goes on at this stack pointer: addresses on other stacks do not show how much
     /// of the first one was needed.
     pub(super) fn further(&self, reached: Avma, sp: Avma, input: &Input<'_>) -> Avma {
         if self.count > 0 { reached } else { super::bounds::further(reached, sp, input) }
@@ -64,7 +64,7 @@ impl StackSwitches {
         input: &mut Input<'_>,
     ) -> Result<(), StackEnd> {
         let CodeAddress::Return(trampoline) = from.address else { return Ok(()) };
-        // Where it is not known what the thread blocks, words of this stack may still lead on.
+        // Where the blocked signals are not known, words of this stack may still lead to the caller.
         let Some(blocked) = input.blocked_signals else { return Ok(()) };
         let Some(layout) = P::SIGNAL_FRAME else { return Ok(()) };
         if !input.code.code(trampoline).is_some_and(P::is_sigreturn) {
@@ -78,7 +78,7 @@ impl StackSwitches {
         if !is_on(from.sp()) || is_on(next.sp()) {
             return Ok(());
         }
-        // Handlers that unblock their signal themselves are not told from ones that have returned.
+        // Handlers that unblock their signal themselves cannot be distinguished from ones that have returned.
         let is_live = word(layout.blocked).is_some_and(|saved| blocked & saved == saved && blocked != saved);
         if !is_live {
             return Err(StackEnd::OtherStack);

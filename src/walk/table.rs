@@ -1,4 +1,4 @@
-//! A table of what is known of code addresses, for look-ups at every frame. Input: keys made
+//! A table of what is known about code addresses, for look-ups at every frame. Input: keys made
 //! of addresses; output: a small value for each. Not for: keys that must not be lost, since a
 //! full table overwrites.
 //!
@@ -11,7 +11,7 @@ use crate::addr::{Avma, CodeAddress};
 
 /// A key that no address has (see [`key`], and [`Table::get`]).
 const NO_KEY: u64 = u64::MAX;
-/// What tells the key of a return address from that of a program counter.
+/// The bit that distinguishes the key of a return address from that of a program counter.
 const IS_RETURN: u64 = 1 << 63;
 /// Slots of a table with one entry, and at most; powers of two.
 const SLOTS_MIN: usize = 64;
@@ -23,7 +23,7 @@ const PROBES: usize = 8;
 
 /// The key of an address. The same address is another one as a return address than as a
 /// program counter. No address in user mode has the highest bit: those that have it share keys
-/// with others, and may then be taken for no return address.
+/// with others, and may then look like no return address.
 #[inline(always)]
 pub(super) fn key(address: CodeAddress) -> u64 {
     match address {
@@ -85,7 +85,7 @@ impl<V: Copy + Default> Table<V> {
 
     /// Forgets the keys that `stays` does not want kept.
     pub(super) fn retain(&mut self, stays: impl Fn(u64) -> bool) {
-        // Mostly all of them stay, and a table that is made anew is memory that is touched for the first time.
+        // Mostly all of them stay, and a new table is memory that is touched for the first time.
         let goes = |(key, _): &(u64, V)| *key != NO_KEY && !stays(*key);
         if self.slots.iter().any(goes) {
             self.rebuild(self.slots.len(), stays);

@@ -1,4 +1,4 @@
-//! Code of tests: bytes from an address on, and what else is known of them.
+//! Code of tests: bytes from an address on, and what else is known about them.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::{Code, CodeTraits};
 use crate::addr::Avma;
 use crate::binary::frame_rule::AnyRow;
 
-/// Code from an address on. Nothing is known of it but what is said.
+/// Code from an address on. Nothing else is known about it, unless a test sets it.
 #[derive(Clone, Default)]
 pub(super) struct Text {
     start: u64,

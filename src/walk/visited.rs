@@ -1,9 +1,9 @@
-//! The places that paths have come to, and what was noted there first: asked at every instruction that is followed.
+//! The places that paths have reached, and what was noted there first. Looked up at every instruction that is followed.
 //! Input: code addresses; output: what was noted before. Not for: more than some thousand places, which is all that
 //! is followed of a function.
 //!
-//! Open addressing by the low bits of addresses: the instructions of a function stand beside each other, and so do
-//! their slots. Beginning anew costs nothing, which a map's emptying does.
+//! Open addressing by the low bits of addresses: neighbouring instructions have neighbouring
+//! slots. Clearing is free, unlike clearing a map.
 
 use crate::addr::Avma;
 
@@ -32,7 +32,7 @@ impl<V: Copy + Default> Visited<V> {
         self.len = 0;
         self.round = self.round.wrapping_add(1);
         if self.round == 0 {
-            // Slots of four thousand million rounds ago would be taken for those of this one.
+            // Slots of four thousand million rounds ago would look like those of this one.
             self.slots.clear();
         }
     }
@@ -67,7 +67,7 @@ impl<V: Copy + Default> Visited<V> {
     #[cold]
     fn grow(&mut self) {
         let wanted = (2 * self.slots.len()).max(SLOTS_MIN);
-        // A fresh slot is of the round before this one.
+        // A fresh slot belongs to the round before this one.
         let free = Slot { at: 0, round: self.round.wrapping_sub(1), noted: V::default() };
         let before = std::mem::replace(&mut self.slots, vec![free; wanted]);
         for slot in before.into_iter().filter(|slot| slot.round == self.round) {

@@ -10,7 +10,7 @@ use crate::addr::Avma;
 use crate::walk::NeedsBytes;
 
 /// Bytes are read in blocks of this size, a power of two; more than a walker decodes from one address on (see
-/// [`Code::searched`](crate::walk::Code::searched)).
+/// [`Code::note_search`](crate::walk::Code::note_search)).
 pub(super) const BLOCK_BYTES: u64 = 8 << 10;
 /// Most blocks that one walk reads, two at once, before it is repeated: a deep stack has code of this many functions.
 pub(super) const BLOCKS_MAX: usize = 512;
@@ -65,8 +65,8 @@ impl Requests {
         self.missing.get().is_some()
     }
 
-    /// The bytes that the walk needs, if it has to be repeated with them.
-    pub(super) fn needs(&self) -> Option<NeedsBytes> {
+    /// The bytes that the walk needs, if it is to be repeated with them.
+    pub(super) fn missing_bytes(&self) -> Option<NeedsBytes> {
         self.missing.get().filter(|_| !self.is_over_budget.get()).map(|at| NeedsBytes(Avma(at)))
     }
 
@@ -85,7 +85,7 @@ impl Requests {
         }
     }
 
-    /// Whether a finding rests on bytes that were given, all of them; if not it is for nothing.
+    /// Whether the current look-up had all bytes that it requested; if not, its result is void. Begins the next one.
     pub(super) fn is_whole(&self) -> bool {
         let is_whole = !self.lacked.take();
         if !is_whole {
@@ -94,8 +94,8 @@ impl Requests {
         is_whole
     }
 
-    /// Calls `act` with the blocks that a finding rests on, and whether those are all.
-    pub(super) fn rests_on(&self, act: impl FnOnce(&[u64], bool)) {
+    /// Calls `act` with the blocks that the look-up depends on, and whether those are all.
+    pub(super) fn with_dependencies(&self, act: impl FnOnce(&[u64], bool)) {
         let mut touched = self.touched.borrow_mut();
         touched.sort_unstable();
         touched.dedup();

@@ -246,7 +246,7 @@ impl GdbTarget {
     /// The bytes to copy: from below the stack pointer, where code may keep words, to the end of the
     /// stack size or of the stack.
     fn stack_range(&self, asked: StopRequest, sp: u64) -> Range {
-        let below = sp.min(self.layout.arch.red_zone_bytes());
+        let below = sp.min(self.layout.arch.red_zone_bytes_max());
         let end = sp.saturating_add(asked.stack_bytes as u64);
         let limit = self.stack_limit(asked.thread, sp);
         let end = limit.map_or(end, |limit| end.min(limit));

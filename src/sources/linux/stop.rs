@@ -14,7 +14,7 @@ use super::threads::Pending;
 use super::traced_process::TracedProcess;
 use super::{prefetch, sys};
 use crate::addr::Avma;
-use crate::arch::Arch;
+use crate::arch::Abi;
 use crate::clock::Clock;
 use crate::sources::{Activity, Capture, Event, Outcome, ThreadStatus};
 
@@ -183,11 +183,7 @@ impl LinuxTarget {
 
 /// Copies `len` bytes from the stack pointer up, and what code may keep below it.
 fn copy_stack(tid: pid_t, sp: Avma, len: usize, capture: &mut Capture) {
-    let below = match capture.registers.arch() {
-        // The procedure call standard of Linux has none.
-        Arch::Aarch64 => 0,
-        arch => arch.red_zone_bytes().min(sp.0),
-    };
+    let below = capture.registers.arch().red_zone_bytes(Abi::SystemV).min(sp.0);
     // Below there may be no memory, and on top of a stack nothing above.
     for below in [below, 0] {
         capture.stack_base = Avma(sp.0 - below);

@@ -1,4 +1,4 @@
-//! Whether an address is one that a call of aarch64 returns to: what stands in front of it. Input:
+//! Whether an address is one that a call of aarch64 returns to: the instruction in front of it. Input:
 //! code bytes; output: yes or no.
 //!
 //! Encodings: Arm Architecture Reference Manual for A-profile, C6.2, BL, BLR.

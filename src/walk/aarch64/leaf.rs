@@ -4,7 +4,7 @@
 //! `stp`, an epilogue after `ldp`) has its caller in the link register only, and fp
 //! belongs to the caller: following fp alone would lose the caller. In the body of a
 //! function with a record the link register is stale. The code around the program
-//! counter tells which (see `record.rs`); without code the link register counts unless it
+//! counter decides which (see `record.rs`); without code the link register counts unless it
 //! repeats the record's return address or leads into the same function.
 
 use super::record;

@@ -9,16 +9,16 @@ use crate::walk::bounds::Failure;
 use crate::walk::engine::{CallerRule, Unwind};
 use crate::walk::frame::Frame;
 use crate::walk::frames::Method;
-use crate::walk::intel::forward::Callees;
 use crate::walk::processor::{Processor, row};
 use crate::walk::runtimes::go::aarch64 as go;
 use crate::walk::{Code, Input, body, flow};
 
 impl Unwind for Aarch64 {
-    const TELLS_UNDESCRIBED: bool = false;
+    type Callees = ();
+    const REPORTS_UNDESCRIBED: bool = false;
     const RECORD_BESIDE_UNUSUAL: bool = false;
 
-    fn find(address: CodeAddress, code: &dyn Code, _: &mut Callees) -> (CallerRule<Aarch64>, bool) {
+    fn find(address: CodeAddress, code: &dyn Code, (): &mut ()) -> (CallerRule<Aarch64>, bool) {
         let (at, is_return) = (address.at(), address.is_return());
         let is_root = is_return && (go::is_in_goexit(at, code) || start::is_in_start_of_libdyld(at, code));
         // A handler of a signal returns to the trampoline, which did not call it.
@@ -46,9 +46,9 @@ impl Unwind for Aarch64 {
         Ok(is_caller.then_some((frame.registers[SP], link)))
     }
 
-    /// The record is followed only where instructions do not tell: nothing says that the function keeps one. Where
-    /// the ABI promises one it still may keep none in an image that describes its other functions; and of a leaf
-    /// whose instructions are not known (JIT code) nothing tells that the link register still holds its caller.
+    /// The record is followed only where instructions lead nowhere, so it is not known that the function keeps one. Where
+    /// the ABI promises one, a function may still keep none in an image that describes its other functions; and in a leaf
+    /// whose instructions are not known (JIT code) the link register may no longer hold its caller.
     fn is_record_certain(from: &Frame<Aarch64>, next: &Frame<Aarch64>, input: &Input<'_>) -> bool {
         let is_link = next.sp() == from.sp();
         let is_unknown = || matches!(from.address, CodeAddress::Pc(pc) if input.code.code(pc).is_none());
@@ -56,12 +56,12 @@ impl Unwind for Aarch64 {
         input.fp_always && !may_keep_none() && !(is_link && is_unknown())
     }
 
-    fn goes_on_at(&self, code: &dyn Code) -> Option<Avma> {
-        new_thread::goes_on_at(self, code)
+    fn new_thread_entry(&self, code: &dyn Code) -> Option<Avma> {
+        new_thread::entry(self, code)
     }
 }
 
-/// What unwind information and instructions tell at an address.
+/// The rule at an address by unwind information and instructions.
 fn in_code(address: CodeAddress, code: &dyn Code) -> CallerRule<Aarch64> {
     let at = address.at();
     let lookup = address.lookup().at();

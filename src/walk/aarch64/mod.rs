@@ -1,4 +1,4 @@
-//! Walking on aarch64. `methods.rs` says to the engine what there is at an address, `records.rs` and `leaf.rs` walk by
+//! Walking on aarch64. `methods.rs` implements `Unwind` for the engine, `records.rs` and `leaf.rs` walk by
 //! frame pointers; `instructions.rs` executes instructions; `call.rs`, `start.rs` and `record.rs` know calls,
 //! start code and prologues.
 //!

@@ -1,16 +1,16 @@
-//! A thread that has not run an instruction yet, which `walk/intel/new_thread.rs` tells on x86: it stands where its starter's
-//! system call returns 0, with its starter's link register. Input: registers, code; output: where it goes on.
+//! A thread of aarch64 that has run no instruction yet: its program counter is where the system call of its creator
+//! returns 0, and its link register holds the creator's. Input: registers, code; output: where the thread continues.
 
 use crate::addr::Avma;
 use crate::arch::Aarch64;
 use crate::walk::Code;
 
-/// Instructions that ask for the result: a comparison and two branches.
+/// Instructions that test the result: a comparison and two branches.
 const INSTRUCTIONS_MAX: usize = 4;
 
-/// Where a thread goes on that stands behind a system call which has returned 0, if the code asks for that. Sources:
-/// glibc sysdeps/unix/sysv/linux/aarch64/clone.S and clone3.S, musl src/thread/aarch64/clone.s.
-pub(super) fn goes_on_at(registers: &Aarch64, code: &dyn Code) -> Option<Avma> {
+/// Where a thread continues whose program counter is behind a system call that returned 0, if the code tests that.
+/// Sources: glibc sysdeps/unix/sysv/linux/aarch64/clone.S and clone3.S, musl src/thread/aarch64/clone.s.
+pub(super) fn entry(registers: &Aarch64, code: &dyn Code) -> Option<Avma> {
     const CALL: u32 = 0xd400_0001;
     // cmp x0, #0; cmp w0, #0
     const COMPARE: [u32; 2] = [0xf100_001f, 0x7100_001f];
@@ -55,7 +55,7 @@ mod tests {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = Aarch64 { pc: TEXT + 4, ..Aarch64::default() };
         registers.x[0] = result;
-        goes_on_at(&registers, &Text::new(TEXT, bytes)).map(|at| at.0 - TEXT - 4)
+        entry(&registers, &Text::new(TEXT, bytes)).map(|at| at.0 - TEXT - 4)
     }
 
     #[test]
@@ -63,13 +63,13 @@ mod tests {
         // glibc 2.36, __clone: svc #0; cmp x0, #0; b.eq 1f; b.lt error; ret; b ...; nop; 1: mov x29, #0
         const CLONE: [u32; 4] = [0xd400_0001, 0xf100_001f, 0x5400_00a0, 0x5400_004b];
         assert_eq!(from(&CLONE, 0), Some(0x18));
-        assert_eq!(from(&CLONE, 4711), None, "its starter");
+        assert_eq!(from(&CLONE, 4711), None, "its creator");
         assert_eq!(from(&[&[0xd503_201f], &CLONE[1..]].concat(), 0), None, "no system call");
         // musl 1.2: svc #0; cbz x0, 1f; ret; 1: ldp x1, x0, [sp], #16
         assert_eq!(from(&[0xd400_0001, 0xb400_0040, 0xd65f_03c0, 0xa8c1_0420], 0), Some(8));
         // The other way about: cbnz x0, error; mov x29, #0
         assert_eq!(from(&[0xd400_0001, 0xb500_0060, 0xd280_001d], 0), Some(4));
-        // Code that does not ask, or ends.
+        // Code that does not test the result, or ends.
         assert_eq!(from(&[0xd400_0001, 0xd65f_03c0], 0), None);
         assert_eq!(from(&[0xd400_0001, 0xf100_001f], 0), None);
         // Another register; backwards.

@@ -15,9 +15,11 @@ pub(super) const SP: usize = 31;
 impl Processor for Aarch64 {
     type Columns = [Column; AARCH64_COLUMNS];
     type Word = u64;
-    const RED_ZONE_BYTES: u64 = Arch::Aarch64.red_zone_bytes();
+    const RED_ZONE_BYTES: u64 = Arch::Aarch64.red_zone_bytes_max();
     const STACK_POINTER: u8 = SP as u8;
     const FRAME_POINTER: u8 = FP as u8;
+    // Procedure Call Standard for the Arm 64-bit Architecture, 6.4.6.
+    const FRAME_RECORD_AT: i64 = 0;
     const LINK: Option<u8> = Some(LR as u8);
     const RETURN_COLUMN: usize = LR;
     // arch/arm64/kernel/signal.c, `rt_sigframe`: 128 bytes of `siginfo`, `uc_flags`, `uc_link`, `uc_stack`,

@@ -8,7 +8,7 @@
 //! ldp x29, x30, [sp], #N  or  [sp, #N]     fp belongs to the caller again
 //! ret  or  b                               the function ends
 //! ```
-//! What is known of one instruction holds on every path to it and from it (unwind tables
+//! What is known about one instruction holds on every path to it and from it (unwind tables
 //! rely on that too). So the first instruction on *any* path from the pc that only makes
 //! sense with a record, or without, decides: a function that is about to reload the record
 //! has one, and so has one that is about to call, because a call overwrites the link
@@ -341,7 +341,7 @@ fn branch_kind(word: u32, at: Avma) -> RecordEffect {
     match branch(word, at) {
         Effect::Calls(target) => RecordEffect::Calls(target),
         Effect::Returns => RecordEffect::Returns,
-        // A tail call, a stub, a jump through a table; what loads the register does not tell
+        // A tail call, a stub, a jump through a table; what loads the register does not show
         // (clang -O0 reloads a computed label from the stack).
         Effect::JumpsAnywhere => RecordEffect::Ends { indirect: true },
         Effect::Jumps(target) => RecordEffect::Jump(target),

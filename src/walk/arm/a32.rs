@@ -10,7 +10,7 @@ use super::{LR, PC, SP};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};
 
-/// Executes `word`, which stands at `at` and at the start of `bytes`.
+/// Executes `word`, which is at `at` and at the start of `bytes`.
 pub(super) fn execute(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> Effect {
     // Behind `mov lr, pc` a jump is a call: all that there was before Armv5T, and how LLVM calls functions that
     // do not return.
@@ -37,7 +37,7 @@ fn by_class(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> Effect {
             let to = target(at.0 + 8, signed(word & 0xff_ffff, 24) * 4);
             if word >> 24 & 1 == 1 { Effect::Calls(Some(to)) } else { Effect::Jumps(to) }
         }
-        // svc: the kernel, or who debugs, gives back all but the result.
+        // svc: the kernel, or a debugger, preserves all registers but the result.
         0b111 if word >> 24 & 1 == 1 => {
             state.set(0, Value::Unknown);
             Effect::Plain

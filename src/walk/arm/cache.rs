@@ -1,4 +1,4 @@
-//! What was learned of each code address of 32-bit Arm: the row that leads to its caller, what told it,
+//! What was learned about each code address of 32-bit Arm: the row that leads to its caller, the method,
 //! and whether a call returns there. Void when the images change.
 //!
 //! Which source decides in `auto`: at a return address, which is in a function's body, the rows of DWARF,
@@ -19,14 +19,14 @@ use crate::walk::processor::{self, Processor};
 use crate::walk::table::{Table, key, lookup_of};
 use crate::walk::{Code, flow};
 
-/// Most rows that are kept; beyond it the cache is emptied.
+/// Most rows that are cached; the cache is emptied when it is full.
 const ROWS_MAX: usize = 1 << 14;
 /// Most pairs of places of which something is kept.
 const PAIRS_MAX: usize = 1 << 12;
 /// Most bytes of paths between two places.
 const PATH_BYTES_MAX: u64 = 4096;
 
-/// What was learned of code addresses of 32-bit Arm.
+/// What was learned about code addresses of 32-bit Arm.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cache {
     rules: [Table<Rule>; UnwindMethod::ALL.len()],
@@ -37,7 +37,7 @@ pub(super) struct Cache {
     paths: Answers,
 }
 
-/// What was found out of pairs of places.
+/// What was found out about pairs of places.
 #[derive(Clone, Debug, Default)]
 struct Answers(BTreeMap<(Avma, Avma), bool>);
 
@@ -48,7 +48,7 @@ impl Answers {
             return *answer;
         }
         let answer = find();
-        if code.may_keep(pair.1) {
+        if code.commit_dependencies(pair.1) {
             if self.0.len() >= PAIRS_MAX {
                 self.0.clear();
             }
@@ -58,17 +58,17 @@ impl Answers {
     }
 }
 
-/// A row, and what is known of it.
+/// A row, and what is known about it.
 #[derive(Clone, Debug)]
 pub(super) struct RowFacts {
     pub row: RowArm,
     pub method: Method,
-    /// Where the function was assumed to begin, if nothing but a search told: its caller must call that
+    /// Where the function was assumed to begin, if only a search found it: its caller must call that
     /// very place, or the row is not certain.
     pub assumes: Option<Avma>,
 }
 
-/// What is known of a code address.
+/// What is known about a code address.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rule {
     pub kind: RuleKind,
@@ -94,7 +94,7 @@ impl Cache {
         self.paths.0.clear();
     }
 
-    /// Forgets what was learned of the addresses that `is_gone` names.
+    /// Forgets what was learned about the addresses for which `is_gone` returns true.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rules.iter_mut().for_each(|rules| rules.retain(|key| !is_gone(lookup_of(key))));
         self.jumps.0.clear();
@@ -105,7 +105,7 @@ impl Cache {
         self.rows.get(index as usize)
     }
 
-    /// What is known of the address of a frame.
+    /// What is known about the address of a frame.
     pub(super) fn rule(&mut self, how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Rule {
         let with_bit = frame.code_address();
         let key = key(match frame.address {
@@ -121,7 +121,7 @@ impl Cache {
                 || Arm::is_sigreturn(code.code(frame.address.at()).unwrap_or_default()));
         let kind = if is_return && !returns { RuleKind::Unknown } else { self.find(how, frame, code) };
         let rule = Rule { kind, returns };
-        if code.may_keep(lookup_of(key)) {
+        if code.commit_dependencies(lookup_of(key)) {
             self.rules[how as usize].insert(key, rule);
         }
         rule
@@ -185,7 +185,8 @@ fn is_in_first(lookup: Avma, code: &dyn Code) -> bool {
     function.zip(entry).is_some_and(|(function, entry)| function.contains(&entry))
 }
 
-/// Whether an address is behind where a program without symbols begins: the instructions from its beginning on lead to the frame.
+/// Whether an address is behind where a program without symbols begins: the instructions from its beginning on lead
+/// to the frame.
 fn is_after_start(frame: &Frame, code: &dyn Code) -> bool {
     let lookup = frame.address.lookup().at();
     let is_return = frame.address.is_return();
@@ -195,7 +196,7 @@ fn is_after_start(frame: &Frame, code: &dyn Code) -> bool {
             .is_some_and(|entry| flow::arrives::<Arm>(entry, frame.code_address(), is_return, code))
 }
 
-/// The row that a method of walking tells.
+/// The row by one method.
 fn found(how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<RowFacts> {
     let lookup = frame.address.lookup().at();
     let is_return = frame.address.is_return();
@@ -220,7 +221,7 @@ fn found(how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<RowFacts> 
     }
 }
 
-/// The row that the instructions tell.
+/// The row by instructions.
 fn by_code(frame: &Frame, code: &dyn Code) -> Option<RowFacts> {
     let (at, lookup) = (frame.code_address(), frame.address.lookup().at());
     let is_return = frame.address.is_return();
@@ -233,7 +234,7 @@ fn by_code(frame: &Frame, code: &dyn Code) -> Option<RowFacts> {
     }
     match (before_return(), entry::row(at, is_return, code)) {
         (Some(row), Some((other, entry))) if !flow::is_same_frame::<Arm>(&row, &other) => {
-            // One of both followed what is never executed.
+            // One of the two followed code that is never executed.
             Some(found(row, Some(entry)))
         }
         (Some(row), _) => Some(found(row, None)),

@@ -1,5 +1,5 @@
-//! Whether an address is one that a call of 32-bit Arm returns to: what stands in front of it. Input:
-//! code; output: where the call leads, if that can be told. The lowest bit of addresses says T32.
+//! Whether an address is one that a call of 32-bit Arm returns to: the instruction in front of it. Input:
+//! code; output: the target of the call, if it is known. The lowest bit of addresses marks T32.
 //!
 //! Encodings: DDI 0406, A8.8.25 (BL, BLX with an offset) and A8.8.26 (BLX with a register).
 
@@ -13,7 +13,7 @@ use crate::walk::Code;
 pub(super) enum Call {
     /// To this address, with its bit of T32.
     To(Avma),
-    /// To where a register said.
+    /// To the address in a register.
     Anywhere,
 }
 
@@ -35,7 +35,7 @@ fn in_t32(at: Avma, code: &dyn Code) -> Option<Call> {
     if !code.is_code(Avma(last)) {
         return None;
     }
-    // Nothing is known of the code.
+    // Nothing is known about the code.
     let Some(second) = half(last, code) else { return Some(Call::Anywhere) };
     // blx, blxns
     if second & 0xff80 == 0x4780 {

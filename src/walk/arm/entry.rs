@@ -1,9 +1,9 @@
-//! Where a function may begin of which no symbol tells: searched backwards from an address for the
+//! Where a function without a symbol may begin: searched backwards from an address for the
 //! instructions that save the link register. Input: an address, with its bit of T32, and code; output:
 //! the row there by the nearest of them from which the address is reached, and that place.
 //!
 //! What looks like such an instruction may be data, or of another function: what counts is that the paths
-//! from there arrive, and who relies on it must ask whether the caller calls that very place.
+//! from there arrive, and the result is certain only if the caller calls that very place.
 
 use super::T32;
 use crate::addr::Avma;
@@ -17,13 +17,13 @@ const SEARCHED_MAX: u64 = 4096;
 const TRIES_MAX: u32 = 4;
 
 /// The row at `at`, and where its function is assumed to begin: by the nearest instructions in front of it that save
-/// the link register and from which it is reached. `returned`: a call has just come back.
+/// the link register and from which it is reached. `returned`: a call has just returned.
 pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<(RowArm, Avma)> {
     let mut tries_left = TRIES_MAX;
     let (start, before) = code_before(Avma(at.0 & !T32), code)?;
     let is_t32 = at.0 & T32 != 0;
     let step = if is_t32 { 2 } else { 4 };
-    // The one that stands at the address itself comes first.
+    // The one at the address itself comes first.
     let mut index = before.len() / step * step;
     while let Some(previous) = index.checked_sub(step) {
         index = previous;
@@ -87,7 +87,7 @@ fn saves_link_a32(bytes: &[u8], index: usize) -> bool {
     word(bytes, index).is_some_and(|word| word & 0xffff_4000 == 0xe92d_4000 || word == 0xe52d_e004)
 }
 
-/// Whether an instruction can stand in front of that: arguments are saved before, where their number
+/// Whether an instruction may precede that: arguments are saved before, where their number
 /// varies, or their place is made.
 fn goes_before_t32(bytes: &[u8], index: usize) -> bool {
     half(bytes, index).is_some_and(|half| half & 0xfff0 == 0xb400 || half & 0xff80 == 0xb080)

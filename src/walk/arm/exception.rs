@@ -1,4 +1,4 @@
-//! Exceptions of M-profile cores: their handlers return to addresses that are none, and what was
+//! Exceptions of M-profile cores: their handlers return to special values (EXC_RETURN), and what was
 //! interrupted lies on the stack. Input: a frame whose caller is such an address; output: the frame that
 //! was interrupted, with its registers, and the stack that it is on: a core has two (B1.4.1), of which
 //! handlers are on the main one.
@@ -30,8 +30,8 @@ const ON_PROCESS_STACK: u64 = 1 << 2;
 const TO_THREAD: u64 = 1 << 3;
 const BASIC_FRAME: u64 = 1 << 4;
 const USUAL_STACKING: u64 = 1 << 5;
-/// On cores with two worlds: the stack is of the secure one (S), and so is the handler (ES). Both are ones
-/// on Armv7-M, and zeros where Armv8-M has no such worlds (DDI 0553, D1.2.95).
+/// On cores with the security extension: the stack is the secure one (S), and the handler is secure (ES). Both are ones
+/// on Armv7-M, and zeros on Armv8-M without the extension (DDI 0553, D1.2.95).
 const SECURE_STACK_SHIFT: u32 = 6;
 const SECURE_HANDLER: u64 = 1;
 
@@ -47,7 +47,7 @@ pub(super) fn number(status: u32) -> u32 {
 }
 
 /// Goes to the stack that what was interrupted is on: the stack pointer of `at_entry`, and the stack of
-/// `input`. Whether that is the `other` one, which is gone then: nothing comes back from a thread.
+/// `input`. Whether that is the `other` one, which is taken then: a thread returns to no other stack.
 ///
 /// # Errors
 /// [`StackEnd::OtherStack`] if it is on one that was not copied.
@@ -100,7 +100,7 @@ pub(super) fn interrupted(at_entry: &Frame, address: u64, input: &Input<'_>) -> 
     }
     next.registers[usize::from(SP)] = sp.wrapping_add(bytes);
     let pc = next.registers[usize::from(PC)] & !T32;
-    // A thread handles no exception, and a processor refuses to return to what says else (DDI 0403,
+    // A thread handles no exception, and a processor refuses to return otherwise (DDI 0403,
     // B1.5.8). There is no other instruction set either.
     let is_thread = number(status) == 0;
     if is_thread != (address & TO_THREAD != 0) || status & IS_T32 == 0 || !input.code.is_code(Avma(pc)) {

@@ -32,8 +32,8 @@ pub(super) struct Caller {
 }
 
 impl Frame {
-    /// The instruction set of the leaf, as far as the status register tells.
-    pub(super) fn told_t32(registers: &Arm) -> Option<bool> {
+    /// The instruction set of the leaf by the status register, if that is known.
+    pub(super) fn status_is_t32(registers: &Arm) -> Option<bool> {
         let by_status = registers.cpsr.map(|status| status & STATUS_T32 != 0);
         if registers.m_profile { Some(true) } else { by_status }
     }

@@ -4,10 +4,10 @@
 //! and `t32_wide.rs` know the encodings); `call.rs` and `start.rs` know calls and start code, `record.rs`
 //! where a function keeps its frame record.
 //!
-//! What differs: which instruction set an address is of stands in its lowest bit, which is taken off
+//! What differs: the lowest bit of a code address is its instruction set, and is cleared
 //! where code is looked up; there is no one frame pointer, and no one layout of frame records; code
 //! without unwind tables is usual, so that `entry.rs` searches for where a function begins; exceptions
-//! of M-profile cores return to addresses that are none (`exception.rs`); and there is a search of the
+//! of M-profile cores return to special values (`exception.rs`); and there is a search of the
 //! stack (`scan.rs`).
 
 mod a32;

@@ -52,7 +52,7 @@ impl Access {
         }
     }
 
-    /// Two words, of which the second is of another register.
+    /// Two words; the second belongs to another register.
     pub(super) fn two(&self, second: u8, is_load: bool, state: &mut State) {
         let values = [self.register, second].map(|register| stored(state, register));
         let place = self.place(state);
@@ -139,7 +139,7 @@ pub(super) fn write(state: &mut State, register: u8, value: Value) -> Effect {
 
 /// A jump to a value, which returns if that is what the link register held when the function began,
 /// or a word of the frame, where nothing but that is loaded to be jumped to. What the link register held
-/// is in its column then. `may_return`: the value is of the frame if it was loaded.
+/// is in its column then. `may_return`: the value belongs to the frame if it was loaded.
 pub(super) fn jump_to(state: &mut State, value: Value, may_return: bool) -> Effect {
     match value {
         Value::First(LR) => {

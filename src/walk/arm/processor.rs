@@ -12,9 +12,11 @@ use crate::walk::processor::Processor;
 impl Processor for Arm {
     type Columns = [Column; ARM_COLUMNS];
     type Word = u32;
-    const RED_ZONE_BYTES: u64 = Arch::Arm.red_zone_bytes();
+    const RED_ZONE_BYTES: u64 = Arch::Arm.red_zone_bytes_max();
     const STACK_POINTER: u8 = SP;
     const FRAME_POINTER: u8 = 11;
+    // Compilers differ: `record.rs` finds each function's own record.
+    const FRAME_RECORD_AT: i64 = 0;
     const LINK: Option<u8> = Some(LR);
     const RETURN_COLUMN: usize = LR as usize;
     const SAVED: &'static [u8] = &[4, 5, 6, 7, 8, 9, 10, 11, LR];

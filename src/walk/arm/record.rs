@@ -17,7 +17,8 @@ const STEPS_MAX: u32 = 24;
 /// Frame pointers, in A32 and in T32.
 const FRAME_POINTERS: [u8; 2] = [11, 7];
 
-/// The row in the body of the function at `entry`, counted from the frame pointer that its prologue sets. `None` if the function keeps no record, as far as that can be told.
+/// The row in the body of the function at `entry`, counted from the frame pointer that its prologue sets. `None` if its
+/// first instructions make no record.
 pub(super) fn row(entry: Avma, code: &dyn Code) -> Option<RowArm> {
     let (mut at, mut state) = Arm::begin(entry);
     for _ in 0..STEPS_MAX {

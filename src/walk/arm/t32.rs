@@ -8,7 +8,7 @@ use super::{LR, PC, SP, t32_wide};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};
 
-/// Executes the instruction that begins with `half` and stands at `at` and at the start of `bytes`.
+/// Executes the instruction that begins with `half`, at `at` and at the start of `bytes`.
 pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, state: &mut State) -> Effect {
     if let Some(second) = second {
         return t32_wide::execute(at, bytes, half, second, state);
@@ -76,7 +76,7 @@ pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, st
         0b11010 | 0b11011 => {
             return match half >> 8 & 0xf {
                 14 => Effect::Ends,
-                // svc: the kernel, or who debugs, gives back all but the result.
+                // svc: the kernel, or a debugger, preserves all registers but the result.
                 15 => {
                     state.set(0, Value::Unknown);
                     Effect::Plain

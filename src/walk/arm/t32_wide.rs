@@ -8,7 +8,7 @@ use super::{PC, SP};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};
 
-/// Executes the instruction of these halves, which stands at `at` and at the start of `bytes`.
+/// Executes the instruction of these halves, which is at `at` and at the start of `bytes`.
 pub(super) fn execute(at: Avma, bytes: &[u8], first: u16, second: u16, state: &mut State) -> Effect {
     match first >> 11 & 0b11 {
         0b01 => match first >> 9 & 0b11 {
@@ -144,7 +144,7 @@ fn immediate(first: u16, second: u16, state: &mut State) -> Effect {
     Effect::Plain
 }
 
-/// The number that 12 bits stand for (A6.3.2).
+/// The number that 12 bits encode (A6.3.2).
 fn expanded(low: u32) -> u32 {
     let byte = low & 0xff;
     match low >> 8 & 0xf {

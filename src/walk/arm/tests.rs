@@ -210,7 +210,7 @@ fn a_handler_leads_to_the_process_stack() {
     nested[5] = 0xffff_fffd;
     let (addresses, _) = check(0xffff_fff1, &nested, Some((STACK - 0x800, &thread)));
     assert_eq!(addresses, [&found[..3], &[Avma::exception(14).0], &found[2..]].concat());
-    // Cores of Armv8-M without worlds, and one whose handler is of the other world.
+    // Cores of Armv8-M without security states, and one whose handler runs in the other state.
     assert_eq!(check(0xffff_ffbc, &[], Some((STACK - 0x800, &thread))).0, found);
     let (addresses, walked) = check(0xffff_ffbd, &[], Some((STACK - 0x800, &thread)));
     assert_eq!((addresses.as_slice(), walked.ended), (&found[..2], StackEnd::OtherStack));

@@ -8,6 +8,7 @@ use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::arch::Arm;
 use crate::binary::frame_rule::Column;
 use crate::walk::bounds::{Failure, is_on_other_stack};
+use crate::walk::engine::Completeness;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::{Input, OtherStack, StackEnd, Walked};
 
@@ -20,25 +21,8 @@ pub(in crate::walk) struct Unwinder {
     cache: Cache,
     /// The frames of [`Unwinder::confirms`].
     confirmed: Frames,
-    /// Those in the other instruction set, where it was not told.
+    /// The frames of a second walk in the other instruction set, where the leaf's is unknown.
     others: Frames,
-}
-
-/// What a walk went through that makes a stack that reached its end still not complete.
-#[derive(Clone, Copy, Debug, Default)]
-struct Completeness {
-    unproved: bool,
-    scanned: bool,
-}
-
-impl Completeness {
-    fn of(self, ended: StackEnd) -> StackEnd {
-        match ended {
-            StackEnd::Root | StackEnd::Fiber if self.scanned => StackEnd::Scanned,
-            StackEnd::Root | StackEnd::Fiber if self.unproved => StackEnd::Unproved,
-            other => other,
-        }
-    }
 }
 
 /// Where a frame leads.
@@ -59,8 +43,9 @@ impl Unwinder {
     /// Walks from the registers of a stopped thread; see [`unwind_on_two`](crate::walk::unwind_on_two).
     ///
     /// Samples of Linux have no status register (that of user space is not among those that
-    /// arch/arm64/kernel/perf_regs.c gives), so they do not tell the instruction set of the leaf. A symbol may. Else
-    /// the stack is followed in both, and is complete only if one of them leads to an end, or both to the same.
+    /// arch/arm64/kernel/perf_regs.c gives), so the instruction set of the leaf is unknown, unless a symbol states
+    /// it. Then the stack is followed in both, and is complete only if one of them leads to an end, or both to the
+    /// same.
     pub(in crate::walk) fn unwind<'a>(
         &mut self,
         how: UnwindMethod,
@@ -70,12 +55,12 @@ impl Unwinder {
         out: &mut Frames,
     ) -> Walked {
         let by_symbol = || input.code.is_t32(Avma(registers.r[usize::from(PC)] & !T32));
-        let told = Frame::told_t32(registers).or_else(by_symbol);
+        let is_t32 = Frame::status_is_t32(registers).or_else(by_symbol);
         // Most functions are called by those of their own instruction set.
         let of_link = registers.r[usize::from(LR)] & T32 != 0;
-        let leaf = Frame::new(registers, told.unwrap_or(of_link));
+        let leaf = Frame::new(registers, is_t32.unwrap_or(of_link));
         let walked = self.unwind_from(how, &leaf, input, other, out);
-        if told.is_some() || input.code.walks_again() {
+        if is_t32.is_some() || input.code.is_interrupted() {
             return walked;
         }
         let mut others = std::mem::take(&mut self.others);
@@ -139,16 +124,23 @@ impl Unwinder {
         let start = frame.sp();
         // What is needed counts from the stack pointer of each stack.
         let (mut base, mut reached) = (start, start);
-        let mut completeness = Completeness { unproved: false, scanned: how == UnwindMethod::Scan };
+        let mut completeness = Completeness::default();
+        if how == UnwindMethod::Scan {
+            completeness.note_scanned();
+        }
         loop {
             let (next, method) = match self.step(how, &frame, &mut completeness, &input) {
                 Step::To(caller, method) => (caller, method),
-                Step::Ends(ended) => return Walked { ended: completeness.of(ended), reached },
+                Step::Ends(first @ (StackEnd::Root | StackEnd::Fiber)) => {
+                    let ended = completeness.at_outermost::<Arm>(first, reached, &input);
+                    return Walked { ended, reached };
+                }
+                Step::Ends(ended) => return Walked { ended, reached },
             };
             if out.len() >= input.max_depth {
                 return Walked { ended: StackEnd::DepthLimit, reached };
             }
-            // All bits of what a handler returns to tell something, the lowest too.
+            // Every bit of what a handler returns to has a meaning, the lowest too.
             let returns_to = next.raw;
             let (mut next, mut found_by) = (next.frame, method);
             if exception::is_return(returns_to) && next.is_m_profile {
@@ -186,9 +178,9 @@ impl Unwinder {
         other.is_ok_and(|other| other.raw == caller.raw && other.frame.sp() == caller.frame.sp())
     }
 
-    /// Whether the link register of a leaf is of a call that leads to between where its function begins, or is
+    /// Whether the link register of a leaf was set by a call whose target lies between where its function begins, or is
     /// assumed to, and where it is: then a function begins there, or a subroutine, which may be running. Where
-    /// nothing tells where it begins, the paths from where the call leads do. `is_saved`: the row has the caller on
+    /// its entry is unknown, the paths from the target of the call decide. `is_saved`: the row has the caller on
     /// the stack.
     fn is_in_another(
         &mut self,
@@ -231,7 +223,7 @@ impl Unwinder {
                 _ => None,
             };
             let Some(caller) = by_scan else { return Step::Ends(StackEnd::Undescribed) };
-            completeness.scanned = true;
+            completeness.note_scanned();
             return Step::To(caller, Method::Scan);
         };
         let (method, assumes, is_signal) = (found.method, found.assumes, found.row.signal);
@@ -265,28 +257,28 @@ impl Unwinder {
             return Step::Ends(StackEnd::BadFrame);
         }
         // What no instruction can be sure of: a frame record. And tables describe bodies only.
-        completeness.unproved |= method == Method::FramePointer && how == UnwindMethod::Auto;
+        completeness.note_unproved(method == Method::FramePointer && how == UnwindMethod::Auto);
         let is_of_bodies = matches!(method, Method::Cfi | Method::Exidx) && !frame.address.is_return();
-        completeness.unproved |= is_of_bodies && !self.instructions_agree(frame, &caller, input);
-        completeness.unproved |= self.is_in_another(frame, assumes, is_saved, input);
+        completeness.note_unproved(is_of_bodies && !self.instructions_agree(frame, &caller, input));
+        completeness.note_unproved(self.is_in_another(frame, assumes, is_saved, input));
         // Start code leaves one of these where nothing called.
         if caller.raw == 0 || caller.raw == AT_RESET {
-            // A null word is also what lies anywhere on a stack that instructions led astray.
+            // Where instructions were misread, a null word proves nothing: stacks are full of them.
             let is_doubtful = assumes.is_some() || caller.raw == 0 && method == Method::Code;
             return Step::Ends(if is_doubtful { StackEnd::Unproved } else { StackEnd::Root });
         }
         if frame.is_m_profile && exception::is_return(caller.raw) {
-            completeness.unproved |= assumes.is_some();
+            completeness.note_unproved(assumes.is_some());
             return Step::To(caller, method);
         }
         if !self.cache.rule(how, next, input.code).returns {
             return Step::Ends(if is_made_up(next, input) { StackEnd::Fiber } else { StackEnd::BadFrame });
         }
-        completeness.unproved |= !self.cache.may_have_called(next, frame, input.code);
+        completeness.note_unproved(!self.cache.may_have_called(next, frame, input.code));
         if let Some(entry) = assumes {
             // A thread's first function is called through a register; that return address is on its stack once.
             let begins_thread = || start::ends_thread(input.code.code(next.address.at()).unwrap_or_default());
-            completeness.unproved |= !calls(next.code_address(), entry, input.code) && !begins_thread();
+            completeness.note_unproved(!calls(next.code_address(), entry, input.code) && !begins_thread());
         }
         Step::To(caller, method)
     }
@@ -312,7 +304,7 @@ fn state_of_interrupt(caller: &Caller, pc_offset: i64, input: &Input<'_>) -> Opt
     MODES.contains(&(status & MODE)).then_some(status & T32_STATE != 0)
 }
 
-/// What a signal interrupted, in the instruction set that its status register tells: that is behind the
+/// What a signal interrupted, in the instruction set of its status register, which is behind the
 /// program counter in the context.
 fn with_state_of_signal(caller: &Caller, frame: &Frame, input: &Input<'_>) -> Frame {
     const T32_STATE: u64 = 1 << 5;

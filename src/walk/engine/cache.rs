@@ -1,57 +1,57 @@
-//! What was learned of each code address: how the caller of a frame there is found, and whether a call returns there.
+//! What was learned about each code address: how the caller of a frame there is found, and whether a call returns there.
 //! Input: code addresses; output: [`Rule`]s, and the rows behind those that are not ordinary. Void when the images
-//! change, but for what was learned of files, which other processes share.
+//! change, but for what was learned about files, which other processes share.
 
 use hashbrown::HashMap;
 
 use super::call_rows::{CallRows, SharedCallRows};
+use super::callee_cache::CalleeCache;
+use super::frame_switch::FrameSwitch;
 use super::methods::{CallerRule, Unwind};
+use super::proof::Proof;
 use super::rule::{Ordinary, Rule, RuleKind};
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::frames::Method;
 use crate::walk::image_facts::{ImageFacts, Scope};
-use crate::walk::intel::SinceEntry;
-use crate::walk::intel::forward::{Callees, Proof, SharedCallees};
-use crate::walk::intel::switching::Switch;
 use crate::walk::processor::{RowOf, begins_trampoline};
 use crate::walk::table::{Table, key, lookup_of};
 
-/// Most rows of unusual form; beyond it the cache is emptied.
+/// Most unusual rows; the cache is emptied when it is full.
 const UNUSUAL_MAX: usize = 4096;
 /// Most rows by instructions alone.
 const BY_CODE_MAX: usize = 4096;
 
-/// What is known of addresses of a processor.
+/// What is known about addresses of a processor.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Cache<P: Unwind> {
     rules: Table<Rule>,
     unusual: Vec<UnusualRule<P>>,
-    by_calls: CallRows<P>,
-    /// Rows at program counters by instructions, in spite of unwind information.
+    pub(super) by_calls: CallRows<P>,
+    /// Rows at program counters by instructions, for those whose unwind information leads nowhere.
     by_code: HashMap<u64, Option<Box<RowOf<P>>>>,
-    callees: Callees,
+    callees: P::Callees,
     shared: SharedRules<P>,
 }
 
-/// What was learned of addresses of code in files: the rule, and the row behind an unusual one.
+/// What was learned about addresses of code in files: the rule, and the row behind an unusual one.
 type SharedRules<P> = ImageFacts<(), (Rule, Option<Box<UnusualRule<P>>>)>;
 
-/// What was learned of code in files. Copies are of the same facts.
+/// What was learned about code in files. Copies share it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Shared<P: Unwind> {
     rules: SharedRules<P>,
     by_calls: SharedCallRows<P>,
-    callees: SharedCallees,
+    callees: <P::Callees as CalleeCache>::Shared,
 }
 
-/// What is known of an address whose rule is of kind `UnusualRule`.
+/// What is known about an address whose rule is [`RuleKind::Unusual`].
 #[derive(Clone, Debug)]
 pub(in crate::walk) struct UnusualRule<P: Unwind> {
     pub row: RowOf<P>,
     pub method: Method,
     /// Whether the caller that it leads to can be relied on.
-    pub switch: Switch,
+    pub switch: FrameSwitch,
     /// Handlers of signals return there, and nothing is called from there.
     pub is_trampoline: bool,
     /// Whether something else must lead to the same caller (`intel/call_check.rs`).
@@ -60,7 +60,7 @@ pub(in crate::walk) struct UnusualRule<P: Unwind> {
 
 impl<P: Unwind> Cache<P> {
     pub(super) fn new(Shared { rules, by_calls, callees }: &Shared<P>) -> Cache<P> {
-        let (by_calls, callees) = (CallRows::new(by_calls), Callees::new(callees));
+        let (by_calls, callees) = (CallRows::new(by_calls), P::Callees::new(callees));
         Cache { shared: rules.clone(), by_calls, callees, ..Cache::default() }
     }
 
@@ -72,19 +72,19 @@ impl<P: Unwind> Cache<P> {
         self.callees.clear();
     }
 
-    /// Forgets what was learned of the addresses that `is_gone` names.
+    /// Forgets what was learned about the addresses for which `is_gone` returns true.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rules.retain(|key| !is_gone(lookup_of(key)));
         self.by_calls.forget(is_gone);
         self.by_code.retain(|at, _| !is_gone(Avma(*at)));
     }
 
-    /// The row behind a rule of kind `UnusualRule`, until the next address is learned.
+    /// The row behind a rule [`RuleKind::Unusual`], until the next address is learned.
     pub(in crate::walk) fn unusual(&self, index: u16) -> Option<&UnusualRule<P>> {
         self.unusual.get(usize::from(index))
     }
 
-    /// What is known of an address.
+    /// What is known about an address.
     #[inline]
     pub(in crate::walk) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
         let key = key(address);
@@ -101,7 +101,7 @@ impl<P: Unwind> Cache<P> {
         }
         if !self.by_code.contains_key(&pc.0) {
             let row = P::row_by_code(pc, code, &mut self.callees);
-            if !code.may_keep(pc) {
+            if !code.commit_dependencies(pc) {
                 return None;
             }
             self.by_code.insert(pc.0, row);
@@ -133,9 +133,9 @@ impl<P: Unwind> Cache<P> {
             CallerRule::Nothing => RuleKind::Unknown,
         };
         let rule = Rule { kind, returns };
-        if code.may_keep(lookup_of(key)) {
+        if code.commit_dependencies(lookup_of(key)) {
             self.rules.insert(key, rule);
-            let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.ran_out();
+            let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.is_exhausted();
             if let Some(place) = place.filter(|_| is_of_file) {
                 let unusual = match kind {
                     RuleKind::Unusual(index) => self.unusual(index).cloned().map(Box::new),
@@ -160,7 +160,7 @@ impl<P: Unwind> Cache<P> {
             return RuleKind::Root;
         }
         let switch = P::switch(address, &row, code);
-        if switch == Switch::No
+        if switch == FrameSwitch::No
             && proof == Proof::Certain
             && let Some(packed) = Ordinary::pack::<P>(&row)
         {
@@ -176,11 +176,5 @@ impl<P: Unwind> Cache<P> {
         }
         self.unusual.push(unusual);
         RuleKind::Unusual((self.unusual.len() - 1) as u16)
-    }
-}
-
-impl<P: Unwind> SinceEntry<P> for Cache<P> {
-    fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&RowOf<P>> {
-        self.by_calls.row(entry, address, code)
     }
 }

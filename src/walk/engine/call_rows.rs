@@ -1,5 +1,5 @@
-//! Rows by the paths from a function's entry, to which a call leads: what a call tells of its callee's frame (see
-//! `intel/call_check.rs`). Kept, since the same calls are asked of again and again. Void when the images change, but for
+//! Rows by the paths from a function's entry, which is the target of a call: where the callee's frame must be (see
+//! `intel/call_check.rs`). Cached, since the same calls occur on most stacks. Void when the images change, but for
 //! those of files, which other processes share.
 
 use hashbrown::HashMap;
@@ -12,13 +12,13 @@ use crate::walk::{Code, flow};
 /// Most rows that are kept.
 const ROWS_MAX: usize = 4096;
 
-/// An entry, an address, and whether a call has just come back there.
+/// An entry, an address, and whether a call has just returned there.
 type Key = (u64, u64, bool);
 
 /// Rows of code in files, by what the entry is away from the address.
 pub(in crate::walk) type SharedCallRows<P> = ImageFacts<u64, Option<Box<RowOf<P>>>>;
 
-/// What was found rests on bytes that may change: it is not kept.
+/// Bytes were missing: what was found is not cached.
 struct NotLasting;
 
 /// Rows by entry and address.
@@ -37,7 +37,7 @@ impl<P: Processor> CallRows<P> {
         self.rows.clear();
     }
 
-    /// Forgets what was learned of the addresses that `is_gone` names.
+    /// Forgets what was learned about the addresses for which `is_gone` returns true.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rows.retain(|(_, at, _), _| !is_gone(Avma(*at)));
     }
@@ -60,7 +60,7 @@ impl<P: Processor> CallRows<P> {
         self.rows.get(&key)?.as_deref()
     }
 
-    /// The row that the paths tell, if they tell one.
+    /// The row by the paths, if they agree on one.
     fn learn(
         &self,
         entry: Avma,
@@ -73,14 +73,14 @@ impl<P: Processor> CallRows<P> {
         let from_entry = at.0.wrapping_sub(entry.0);
         let Some(place) = self.shared.place(address, code) else {
             let row = since_entry(code);
-            return if code.may_keep(at) { Ok(row) } else { Err(NotLasting) };
+            return if code.commit_dependencies(at) { Ok(row) } else { Err(NotLasting) };
         };
         if let Some(row) = self.shared.get(&place, from_entry) {
             return Ok(row);
         }
         let scope = Scope::new(code, place.mapped.clone());
         let row = since_entry(&scope);
-        if !code.may_keep(at) {
+        if !code.commit_dependencies(at) {
             return Err(NotLasting);
         }
         if !scope.is_left() {

@@ -1,12 +1,13 @@
-//! The methods of a processor that the engine walks: what it asks beside what [`Processor`] says.
+//! The methods of a processor that the engine calls, beside [`Processor`].
 
+use super::call_rows::CallRows;
+use super::callee_cache::CalleeCache;
+use super::frame_switch::FrameSwitch;
+use super::proof::Proof;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::bounds::Failure;
 use crate::walk::frame::Frame;
 use crate::walk::frames::Method;
-use crate::walk::intel::SinceEntry;
-use crate::walk::intel::forward::{Callees, Proof};
-use crate::walk::intel::switching::Switch;
 use crate::walk::processor::{Processor, RowOf};
 use crate::walk::{Code, Input};
 
@@ -30,26 +31,29 @@ impl<P: Processor> CallerRule<P> {
     }
 }
 
-/// What the engine asks of a processor beside what [`Processor`] says.
+/// What a processor implements for the engine, beside [`Processor`].
 pub(in crate::walk) trait Unwind: Processor {
-    /// Whether a stack that ends at code of which nothing is known says so ([`StackEnd::Undescribed`]).
-    const TELLS_UNDESCRIBED: bool;
-    /// Whether a frame record may lead on where a row of unusual form, read from code, does not.
+    /// What it keeps about called functions; `()` if its rows need nothing of them.
+    type Callees: CalleeCache;
+    /// Whether a walk that ends at code without rows and without understood instructions ends as
+    /// [`StackEnd::Undescribed`](crate::walk::StackEnd::Undescribed).
+    const REPORTS_UNDESCRIBED: bool;
+    /// Whether a frame record may be tried where a row of unusual form, read from code, leads to no caller.
     const RECORD_BESIDE_UNUSUAL: bool;
 
     /// What there is at an address, and for a return address whether a call returns there.
-    fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (CallerRule<Self>, bool);
+    fn find(address: CodeAddress, code: &dyn Code, callees: &mut Self::Callees) -> (CallerRule<Self>, bool);
 
     /// Whether a row says that there is no caller.
     fn is_outermost(row: &RowOf<Self>) -> bool;
 
-    /// What is switched at an address with this row.
-    fn switch(_address: CodeAddress, _row: &RowOf<Self>, _code: &dyn Code) -> Switch {
-        Switch::No
+    /// Which registers or saved words are being replaced at an address with this row.
+    fn switch(_address: CodeAddress, _row: &RowOf<Self>, _code: &dyn Code) -> FrameSwitch {
+        FrameSwitch::No
     }
 
     /// The row at a program counter by its instructions alone, for what unwind information leads nowhere from.
-    fn row_by_code(_pc: Avma, _code: &dyn Code, _callees: &mut Callees) -> Option<Box<RowOf<Self>>> {
+    fn row_by_code(_pc: Avma, _code: &dyn Code, _callees: &mut Self::Callees) -> Option<Box<RowOf<Self>>> {
         None
     }
 
@@ -69,12 +73,12 @@ pub(in crate::walk) trait Unwind: Processor {
         _proof: Proof,
         _from: &Frame<Self>,
         _next: &Frame<Self>,
-        _rows: &mut dyn SinceEntry<Self>,
+        _rows: &mut CallRows<Self>,
         _input: &Input<'_>,
     ) -> bool {
         false
     }
 
-    /// Where a thread goes on that has run nothing yet; `None` for others.
-    fn goes_on_at(&self, code: &dyn Code) -> Option<Avma>;
+    /// Where a thread that has run no instruction yet continues; `None` for others.
+    fn new_thread_entry(&self, code: &dyn Code) -> Option<Avma>;
 }

@@ -73,7 +73,7 @@ pub(in crate::walk) enum RuleKind {
     Unknown,
 }
 
-/// What is known of a code address.
+/// What is known about a code address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) struct Rule {
     pub kind: RuleKind,

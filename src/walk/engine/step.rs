@@ -1,5 +1,5 @@
 //! The step from a frame to its caller by a rule, by a row of any form, or by a frame record; and whether it can have
-//! led to a caller. Input: a frame, what is known of its address; output: the caller's frame.
+//! led to a caller. Input: a frame, what is known about its address; output: the caller's frame.
 
 use super::methods::Unwind;
 use super::rule::Ordinary;
@@ -62,9 +62,9 @@ impl<P: Processor> Frame<P> {
         self
     }
 
-    /// This frame with its frame pointer, which nobody told (a thread that sleeps shows its stack pointer
-    /// only): the instructions from the function's entry on tell how far above the stack pointer it
-    /// points, if all paths to this one agree.
+    /// This frame with its frame pointer, where that is unknown (only the stack pointer of a sleeping thread is
+    /// known): the instructions from the function's entry on say how far above the stack pointer it points, if all
+    /// paths to this one agree.
     pub(in crate::walk) fn with_frame_pointer(&self, input: &Input<'_>) -> Option<Frame<P>> {
         let (at, returned) = (self.address.at(), self.address.is_return());
         let function = input.code.function(self.address.lookup().at())?;
@@ -74,12 +74,13 @@ impl<P: Processor> Frame<P> {
         Some(frame)
     }
 
-    /// The caller by the frame record at an address.
+    /// The caller by the frame record of a frame pointer.
     pub(in crate::walk) fn caller_by_record(
         &self,
-        record: u64,
+        frame_pointer: u64,
         input: &Input<'_>,
     ) -> Result<Frame<P>, Failure> {
+        let record = P::frame_record(frame_pointer);
         if record < self.sp().0 || !record.is_multiple_of(P::POINTER_BYTES) {
             return Err(Failure::Refused);
         }
@@ -128,7 +129,7 @@ impl<P: Unwind> Frame<P> {
         }
     }
 
-    /// What it means that the walk ends here, with no caller found.
+    /// Why the walk ends at this frame, whose caller was not found.
     pub(super) fn end(&self, by_records: bool, reached: Avma, input: &Input<'_>) -> StackEnd {
         // On macOS thread_start makes no record, so that there is nothing left to read.
         let frame_pointer = self.registers[usize::from(P::FRAME_POINTER)];
@@ -141,7 +142,7 @@ impl<P: Unwind> Frame<P> {
     }
 }
 
-/// Whether a step leads to what can be a caller; `returns` tells whether a call returns to an address.
+/// Checks that a step leads to what can be a caller. `returns`: whether a call returns to an address.
 pub(in crate::walk) fn check<P: Processor>(
     from: &Frame<P>,
     next: Frame<P>,

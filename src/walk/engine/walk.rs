@@ -2,7 +2,10 @@
 //! output: [`Frames`] and why the walk ended.
 
 use super::cache::{Cache, Shared};
+use super::completeness::Completeness;
+use super::frame_switch::FrameSwitch;
 use super::methods::Unwind;
+use super::proof::Proof;
 use super::rule::RuleKind;
 use super::step::check;
 use crate::addr::{Avma, CodeAddress};
@@ -10,9 +13,6 @@ use crate::binary::frame_rule::Cfa;
 use crate::walk::bounds::Failure;
 use crate::walk::frame::Frame;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
-use crate::walk::intel::completeness::Completeness;
-use crate::walk::intel::forward::Proof;
-use crate::walk::intel::switching::Switch;
 use crate::walk::stack_switch::StackSwitches;
 use crate::walk::{Input, StackEnd, Walked};
 
@@ -24,10 +24,10 @@ pub(in crate::walk) struct Engine<P: Unwind> {
     pub(in crate::walk) confirmed: Frames,
 }
 
-/// What is known of a frame's address, and the caller that it leads to.
+/// What is known about a frame's address, and the caller that it leads to.
 struct Step<P: Unwind> {
     next: Result<(Frame<P>, Method), Failure>,
-    switch: Switch,
+    switch: FrameSwitch,
     proof: Proof,
     /// The CFA is counted from the stack pointer.
     by_sp: bool,
@@ -39,7 +39,7 @@ struct Step<P: Unwind> {
 
 impl<P: Unwind> Step<P> {
     fn nowhere(may_use_record: bool, is_described: bool) -> Step<P> {
-        let (switch, proof) = (Switch::No, Proof::Certain);
+        let (switch, proof) = (FrameSwitch::No, Proof::Certain);
         Step { next: Err(Failure::Refused), switch, proof, by_sp: false, may_use_record, is_described }
     }
 }
@@ -54,7 +54,7 @@ impl<P: Unwind> Engine<P> {
         self.cache.clear();
     }
 
-    /// Forgets what was learned of the addresses that `is_gone` names.
+    /// Forgets what was learned about the addresses for which `is_gone` returns true.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.cache.forget(is_gone);
     }
@@ -70,7 +70,7 @@ impl<P: Unwind> Engine<P> {
         let mut frame = Frame::new(registers, input.code_mask);
         out.push(frame.address, Method::Context);
         let mut reached = frame.sp();
-        // What unwind information and a link register tell is its starter's.
+        // Unwind information and the link register lead to its creator.
         if P::LINK.is_some() && self.is_new_thread(registers, input) {
             return Walked { ended: StackEnd::Root, reached };
         }
@@ -100,7 +100,7 @@ impl<P: Unwind> Engine<P> {
                 Err(Failure::Refused | Failure::Null) => {
                     let ended = frame.end(step.may_use_record, reached, input);
                     let ended = match completeness.without_caller(&frame, step.switch, ended, input) {
-                        StackEnd::BadFrame if P::TELLS_UNDESCRIBED && !step.is_described => {
+                        StackEnd::BadFrame if P::REPORTS_UNDESCRIBED && !step.is_described => {
                             StackEnd::Undescribed
                         }
                         ended => ended,
@@ -114,15 +114,13 @@ impl<P: Unwind> Engine<P> {
                 return Walked { ended: StackEnd::DepthLimit, reached };
             }
             completeness.note(step.by_sp, step.switch, &frame, &mut next, input);
-            if step.switch == Switch::LandingPad
+            if step.switch == FrameSwitch::LandingPad
                 && next.address.is_return()
                 && !self.cache.rule(next.address, input.code).returns
             {
                 return Walked { ended: StackEnd::Switching, reached };
             }
-            if !self.is_proved(&frame, &next, method, step.proof, input) {
-                completeness.note_unproved();
-            }
+            completeness.note_unproved(!self.is_proved(&frame, &next, method, step.proof, input));
             let from = std::mem::replace(&mut frame, next);
             out.push(frame.address, method);
             if let CodeAddress::Pc(_) = frame.address
@@ -138,9 +136,9 @@ impl<P: Unwind> Engine<P> {
         }
     }
 
-    /// Whether a thread stands where it was made, and goes on in its first function.
+    /// Whether a thread is still where the kernel created it, and continues in its first function.
     fn is_new_thread(&mut self, registers: &P, input: &Input<'_>) -> bool {
-        let first = registers.goes_on_at(input.code);
+        let first = registers.new_thread_entry(input.code);
         first.is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind == RuleKind::Root)
     }
 
@@ -153,7 +151,7 @@ impl<P: Unwind> Engine<P> {
         out: &mut Frames,
     ) -> Result<Step<P>, StackEnd> {
         let rule = self.cache.rule(frame.address, input.code);
-        // Only code that nothing else is known of may be walked by frame pointer: where unwind
+        // Only code that nothing else is known about may be walked by frame pointer: where unwind
         // information leads to no caller, a frame record is that of another frame.
         let by_code = |method: Method| how == UnwindMethod::Auto && method == Method::Code;
         Ok(match rule.kind {
@@ -197,9 +195,9 @@ impl<P: Unwind> Engine<P> {
     ) -> Result<(Frame<P>, Method), Failure> {
         let checked = step.next.and_then(|(next, method)| self.check(frame, next, method, input));
         let checked = match (checked, frame.address) {
-            // Where registers are exchanged instructions tell no more than rows do; a row that counts
-            // from another register than the stack pointer is of such code.
-            (Err(Failure::Refused), CodeAddress::Pc(pc)) if step.by_sp && step.switch == Switch::No => {
+            // Where registers are exchanged, instructions say no more than rows do; a row that counts
+            // from another register than the stack pointer belongs to such code.
+            (Err(Failure::Refused), CodeAddress::Pc(pc)) if step.by_sp && step.switch == FrameSwitch::No => {
                 match self.cache.by_code(pc, input.code) {
                     Some(row) => frame
                         .caller_by_row(row, input)
@@ -227,7 +225,8 @@ impl<P: Unwind> Engine<P> {
         check(from, next, method, input, |address| self.cache.rule(address, input.code).returns)
     }
 
-    /// Whether the caller that a step led to is the one that called. What may have no record is not known to have one.
+    /// Whether the caller that a step led to is the one that called. A frame record proves it only where the
+    /// processor says so.
     fn is_proved(
         &mut self,
         from: &Frame<P>,
@@ -239,7 +238,7 @@ impl<P: Unwind> Engine<P> {
         match (method, proof) {
             (Method::FramePointer, _) => P::is_record_certain(from, next, input),
             (_, Proof::Certain) => true,
-            (_, proof) => P::is_called(proof, from, next, &mut self.cache, input),
+            (_, proof) => P::is_called(proof, from, next, &mut self.cache.by_calls, input),
         }
     }
 }

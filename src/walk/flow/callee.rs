@@ -1,8 +1,8 @@
-//! Whether a function that is called ever comes back. Input: where it begins, code, and the bounds of functions;
+//! Whether a called function ever returns. Input: where it begins, code, and the bounds of functions;
 //! output: yes, or that no path through it leads to a return. Not for: functions without known bounds, and jumps
-//! to other functions, which are taken to come back.
+//! to other functions, which are assumed to return.
 //!
-//! Behind a call that does not come back stand other blocks of the function, with another frame, or data.
+//! Behind a call that does not return are other blocks of the function, with another frame, or data.
 
 use super::paths::{Arrived, Paths, function_around};
 use super::state::{Place, State, Value};
@@ -11,7 +11,7 @@ use crate::walk::processor::Processor;
 
 /// Most instructions of one callee that are followed.
 const STEPS_MAX: u32 = 256;
-/// Most callees inside each other: a function that reports, one that ends, and the jump that it ends with.
+/// Most nested callees: a function that reports, one that ends, and the jump that it ends with.
 const DEPTH_MAX: u32 = 3;
 
 impl Paths<'_> {
@@ -48,7 +48,7 @@ impl Paths<'_> {
 }
 
 /// Whether a stack pointer was loaded from elsewhere than the stack, and where this was called from was not
-/// saved: `longjmp` returns so, to another frame. What switches tasks saves it, and comes back.
+/// saved: `longjmp` returns so, to another frame. Code that switches tasks saves it, and returns.
 fn leaves_stack<P: Processor>(state: &State) -> bool {
     let is_other = |place: Place| place.register != P::STACK_POINTER;
     let link = P::LINK.map(Value::First);

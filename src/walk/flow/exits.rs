@@ -1,4 +1,4 @@
-//! Where jumps out of a function lead: its tail calls, and parts of it that stand apart. Input: where it begins,
+//! Where jumps out of a function lead: its tail calls, and parts of it that were split off. Input: where it begins,
 //! code, and the bounds of functions; output: the targets, or that they are not all known. Not for: functions
 //! without known bounds.
 
@@ -36,7 +36,7 @@ pub(in crate::walk) fn may_jump_into<P: Processor>(from: Avma, to: Avma, code: &
     false
 }
 
-/// The places outside the function around `at` that jumps from there lead to, with the bit that tells the
+/// The places outside the function around `at` that jumps from there lead to, with the bit of the
 /// instruction set; `None` if not all are known.
 fn exits<P: Processor>(at: Avma, state: State, code: &dyn Code) -> Option<Vec<Avma>> {
     let function = function_around(at, code)?;

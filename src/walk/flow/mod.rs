@@ -1,17 +1,17 @@
 //! The caller of a function by its instructions: they are followed along the paths that they
 //! can take, and what they do to the stack pointer, to saved registers and to the return
-//! address tells the row at one of them. Input: code, and the bounds of functions where they
+//! address lead to the row at one of them. Input: code, and the bounds of functions where they
 //! are known; output: a [`Row`]. Not for: anything that executes, or reads the stack.
 //!
-//! Two questions lead to the same row, since what is known of one instruction holds on every
+//! Two questions lead to the same row, since what is known about one instruction holds on every
 //! path to it and from it (unwind tables rely on that, too):
 //! [`before_return`] goes on from the instruction to a return, where the stack pointer and
 //! the return address are where they were at the call; [`since_entry`] goes from the first
 //! instruction of the function to it. In prologues, in epilogues and between them.
 //!
-//! Every path is bounded by [`STEPS_MAX`](paths::STEPS_MAX) instructions in all, and by [`LARGE_STEPS_MAX`] from the entry of a function
-//! that has more; what a processor's instructions
-//! do is in `intel/instructions.rs` and `aarch64/instructions.rs`.
+//! Every path is bounded by [`STEPS_MAX`](paths::STEPS_MAX) instructions in all, and by [`LARGE_STEPS_MAX`] from the
+//! entry of a function that has more; what a processor's instructions do is in `intel/instructions.rs` and
+//! `aarch64/instructions.rs`.
 
 mod callee;
 mod exits;
@@ -32,7 +32,7 @@ pub(super) use rows::{row_at_return, row_in_function};
 pub(super) use state::{Effect, Place, State, Value};
 
 /// The row at `at`, by the paths from there to a return: the first that is found, or where every path is to
-/// be followed the one that all tell. `returned`: a call has just come back, so that a link register holds
+/// be followed the one that all of them have. `returned`: a call has just returned, so that a link register holds
 /// nothing of the caller.
 pub(super) fn before_return<P: Processor>(at: Avma, returned: bool, code: &dyn Code) -> Option<RowOf<P>> {
     let (at, mut state) = P::begin(at);
@@ -48,7 +48,7 @@ pub(super) fn before_return<P: Processor>(at: Avma, returned: bool, code: &dyn C
         if !P::EVERY_PATH {
             return Some(row);
         }
-        // A part that a function calls of its own returns there, and goes on to the end of the function, too.
+        // A subroutine inside a function returns there, and its code also runs on to the end of the function.
         differ = found.as_ref().is_some_and(|found| !is_same_frame::<P>(found, &row));
         found = Some(row);
         differ.then(|| found.take()).flatten()
@@ -68,7 +68,7 @@ fn row_where_it_ends<P: Processor>(paths: &mut Paths<'_>, arrived: &Arrived<'_>)
             };
             row_at_return::<P>(&state)
         }
-        // Only what has given back its frame, or never had one, leaves so.
+        // Only code that has removed its frame, or never had one, leaves so.
         Arrived::LeavesAnywhere(state) => {
             let given_back = has_given_back::<P>(state);
             (given_back || P::JUMPS_KEEP_LINK && paths.function.is_none())
@@ -108,9 +108,9 @@ pub(super) fn since_entry<P: Processor>(
     })
 }
 
-/// The row at `at`, by all paths from the first instruction of its function, which must tell one row. What follows a call that does not
-/// return belongs to another way, or to another function, so a single path may be none that is
-/// ever taken. Without the bounds of the function at `at` any code may belong to it.
+/// The row at `at`, by all paths from the first instruction of its function, which must agree. What follows a call
+/// that does not return belongs to another path or to another function, so a single path may be one that is never
+/// taken. Without the bounds of the function at `at` any code may belong to it.
 pub(super) fn since_entry_on_all_paths<P: Processor>(
     entry: Avma,
     at: Avma,
@@ -120,8 +120,8 @@ pub(super) fn since_entry_on_all_paths<P: Processor>(
     frame_on_all_paths::<P>((entry, at), returned, true, code)
 }
 
-/// The row at `at`, by all paths from `entry` that pass no call, so that all of them are in one function: what stands behind a call
-/// that does not return is another one, where bounds are not known.
+/// The row at `at`, by all paths from `entry` that pass no call, so that all of them are in one function: where
+/// bounds are not known, another one may begin behind a call that does not return.
 pub(super) fn since_entry_past_no_call<P: Processor>(
     entry: Avma,
     at: Avma,
@@ -145,7 +145,7 @@ fn frame_on_all_paths<P: Processor>(
 }
 
 /// Bytes from the stack pointer up to where the frame pointer points at `at`, by the paths from the
-/// first instruction of its function to there, which must all tell the same.
+/// first instruction of its function to there, which must all agree.
 pub(super) fn frame_pointer_on_all_paths<P: Processor>(
     entry: Avma,
     at: Avma,
@@ -163,15 +163,15 @@ pub(super) fn frame_pointer_on_all_paths<P: Processor>(
     on_all_paths::<P, _>((entry, at), returned, (bases, true), code, distance, |one, other| one == other)
 }
 
-/// What `tell` says of the state at `at`, if every path from `entry` that arrives there says the same, and
+/// What `read` finds in the state at `at`, if every path from `entry` that arrives there agrees, and
 /// has the same place in one of the registers `bases` wherever two paths meet. `past_calls`: they go on
-/// where a call comes back to.
+/// where a call returns to.
 fn on_all_paths<P: Processor, T>(
     (entry, at): (Avma, Avma),
     returned: bool,
     (bases, past_calls): (&'static [u8], bool),
     code: &dyn Code,
-    tell: impl Fn(&State) -> Option<T>,
+    read: impl Fn(&State) -> Option<T>,
     is_same: impl Fn(&T, &T) -> bool,
 ) -> Option<T> {
     let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
@@ -183,30 +183,30 @@ fn on_all_paths<P: Processor, T>(
     let paths = Paths::new::<P>(function, code);
     let paths = Paths { bases, goal: Some(goal), goes_on: P::EVERY_PATH, past_calls, ..paths };
     let large = Paths { left: LARGE_STEPS_MAX, targets_max: LARGE_TARGETS_MAX, ..paths.clone() };
-    let (told, has_room) = told_by_all::<P, _>(paths, (entry, &state), &tell, &is_same);
-    if has_room { told } else { told_by_all::<P, _>(large, (entry, &state), &tell, &is_same).0 }
+    let (agreed, has_room) = agreed_value::<P, _>(paths, (entry, &state), &read, &is_same);
+    if has_room { agreed } else { agreed_value::<P, _>(large, (entry, &state), &read, &is_same).0 }
 }
 
-/// What all paths tell that are still to be followed; and whether there was room for what was followed.
-fn told_by_all<P: Processor, T>(
+/// The value that all paths agree on; and whether there was room to follow them all.
+fn agreed_value<P: Processor, T>(
     mut paths: Paths<'_>,
     (entry, of_entry): (Avma, &State),
-    tell: &impl Fn(&State) -> Option<T>,
+    read: &impl Fn(&State) -> Option<T>,
     is_same: &impl Fn(&T, &T) -> bool,
 ) -> (Option<T>, bool) {
     let (mut found, mut differ) = (None, false);
     paths.follow::<P, (), _>(entry, *of_entry, |_, arrived| {
         let Arrived::At(state) = arrived else { return None };
-        let told = tell(state);
-        differ |= match (&found, &told) {
+        let value = read(state);
+        differ |= match (&found, &value) {
             (_, None) => true,
-            (Some(found), Some(told)) => !is_same(found, told),
+            (Some(found), Some(value)) => !is_same(found, value),
             (None, Some(_)) => false,
         };
-        found = told.or(found.take());
+        found = value.or(found.take());
         differ.then_some(())
     });
-    // What jumps lead to inside a function may be a subroutine of its own, which has another frame then.
+    // The target of a jump inside a function may be a subroutine, which has another frame.
     let inner = std::mem::take(&mut paths.inner);
     for target in inner {
         let mut from_call =
@@ -216,8 +216,8 @@ fn told_by_all<P: Processor, T>(
         state.mode.t32 = of_entry.mode.t32;
         from_call.follow::<P, (), _>(target, state, |_, arrived| {
             let Arrived::At(state) = arrived else { return None };
-            let told = tell(state);
-            differ |= !told.as_ref().zip(found.as_ref()).is_some_and(|(told, found)| is_same(told, found));
+            let value = read(state);
+            differ |= !value.as_ref().zip(found.as_ref()).is_some_and(|(value, found)| is_same(value, found));
             None
         });
         differ |= from_call.left == 0;
@@ -229,7 +229,7 @@ fn told_by_all<P: Processor, T>(
 }
 
 /// Whether any path from a function's entry leads to `at`, and does not save where it was called from: what does
-/// is a function that stands behind one that does not return.
+/// is a function behind one that does not return.
 pub(super) fn arrives<P: Processor>(entry: Avma, at: Avma, returned: bool, code: &dyn Code) -> bool {
     let mut paths = Paths::new::<P>(None, code);
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
@@ -262,7 +262,10 @@ pub(super) fn ends_chain<P: Processor>(entry: Avma, at: Avma, returned: bool, co
     let (mut arrives, mut ends) = (false, true);
     paths.follow::<P, (), _>(entry, state, |_, arrived| {
         let Arrived::At(state) = arrived else { return None };
-        let record = state.place(P::FRAME_POINTER).filter(|at| at.register == P::STACK_POINTER);
+        let record = state
+            .place(P::FRAME_POINTER)
+            .filter(|at| at.register == P::STACK_POINTER)
+            .map(|at| at.plus(P::FRAME_RECORD_AT));
         let is_zero = |at: Place| state.zero == Some(at);
         arrives = true;
         ends &= record
@@ -273,7 +276,7 @@ pub(super) fn ends_chain<P: Processor>(entry: Avma, at: Avma, returned: bool, co
 }
 
 /// Whether the code at an address goes on in the function that made the call, as far as bounds are known: behind a
-/// call that does not return stands another function. `true` for a program counter, unless a function begins there.
+/// call that does not return another function begins. `true` for a program counter, unless a function begins there.
 pub(super) fn is_behind_own_call(address: CodeAddress, code: &dyn Code) -> bool {
     let at = address.at();
     let begins_image = code.entry(at) == Some(at);

@@ -30,7 +30,7 @@ pub(in crate::walk) fn function_around(at: Avma, code: &dyn Code) -> Option<Rang
     code.function(at).filter(|function| function.contains(&at))
 }
 
-/// What was found out of callees.
+/// What was found out about callees.
 #[derive(Clone, Debug)]
 pub(super) struct Callees {
     pub(super) known: Vec<(Avma, bool)>,
@@ -44,7 +44,7 @@ impl Default for Callees {
     }
 }
 
-/// Where a path has come to.
+/// Where a path has arrived.
 pub(super) enum Arrived<'a> {
     Returns(&'a State),
     /// At a jump out of the function.
@@ -56,7 +56,7 @@ pub(super) enum Arrived<'a> {
     RunsOut,
 }
 
-/// The instruction that paths are to arrive at. Where a call has just come back to only that
+/// The instruction that paths are to arrive at. Where a call has just returned to only that
 /// call leads; what jumps there may be on another path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Goal {
@@ -86,7 +86,7 @@ pub(super) struct Paths<'c> {
     pub(super) past_calls: bool,
     pub(super) left: u32,
     pub(super) callees: Callees,
-    /// What the function itself calls of its own.
+    /// Entries of subroutines inside the function, which it calls.
     pub(super) inner: Vec<Avma>,
 }
 
@@ -192,7 +192,7 @@ impl<'c> Paths<'c> {
         None
     }
 
-    /// Makes the state before a call that after it, where it comes back to `next`; whether it does.
+    /// Changes the state to that after a call, if the call returns to `next`; whether it does.
     fn call<P: Processor>(&mut self, target: Option<Avma>, next: Avma, state: &mut State) -> bool {
         if let Some(target) = target.filter(|target| self.is_inner(*target)) {
             self.inner.push(target);
@@ -205,8 +205,8 @@ impl<'c> Paths<'c> {
         comes_back
     }
 
-    /// Whether a jump leaves the function for another one, or begins it anew. A jump into the
-    /// middle of another is one inside hand-written code that has several labels.
+    /// Whether a jump leaves the function for another one, or goes back to its entry. A jump into the
+    /// middle of another function stays: hand-written code has several labels.
     pub(super) fn leaves(&self, target: Avma) -> bool {
         match &self.function {
             Some(function) if function.contains(&target) => function.start == target,
@@ -215,8 +215,8 @@ impl<'c> Paths<'c> {
         }
     }
 
-    /// Where the frame is: a callee may take its arguments off the stack, which is not seen where it is called;
-    /// what a frame pointer tells holds all the same.
+    /// Where the frame is. A callee may pop its arguments, which the call does not show; counted from a frame
+    /// pointer, the frame is right even then.
     pub(super) fn frame<P: Processor>(&self, state: &State) -> Option<Place> {
         let frame_pointers = self.bases.iter().filter(|base| **base != P::STACK_POINTER);
         let of_frame = frame_pointers

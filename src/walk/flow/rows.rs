@@ -69,7 +69,7 @@ pub(in crate::walk) fn row_in_function<P: Processor>(state: &State, bases: &[u8]
     Some(row)
 }
 
-/// Enters what is known of a register. Without the frame pointer or the return address there
+/// Enters what is known about a register. Without the frame pointer or the return address there
 /// is no row; others are only needed by rare rows of callers.
 fn set_column<P: Processor>(row: &mut RowOf<P>, register: u8, column: Option<Column>) -> Option<()> {
     let needed = register == P::FRAME_POINTER || Some(register) == P::LINK;

@@ -1,4 +1,4 @@
-//! What registers and the stack hold on one path through instructions, told by what they held
+//! What registers and the stack hold on one path through instructions, in terms of what they held
 //! at its start, and where an instruction leads to.
 
 use super::value::Packed;
@@ -28,7 +28,7 @@ pub(in crate::walk) enum Effect {
 }
 
 /// How the next instruction is to be read, on processors with more than one instruction set or
-/// with conditions that stand in front of instructions: 32-bit Arm.
+/// with conditional execution: 32-bit Arm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) struct Mode {
     /// It is T32.

@@ -117,7 +117,7 @@ fn arm64_code_without_records_is_followed() {
     );
     assert_eq!(arm64_rows(&text, 0x04, 0)[0], Some((31, 16, Some(-16), None)));
     assert_eq!(arm64_rows(&text, 0x08, 0)[0], Some((31, 16, Some(-16), None)));
-    // A jump through a register may be one through a table; the entry tells.
+    // A jump through a register may be one through a table; its entry decides.
     assert_eq!(arm64_rows(&text, 0x0c, 0), [None, Some((31, 0, None, None))]);
     assert_eq!(arm64_rows(&text, 0x18, 0x10), [Some((31, 8192, None, None)); 2]);
     // After a call the link register is no path home.
@@ -232,7 +232,7 @@ fn any_bytes_are_followed_within_the_bound() {
     for round in 0..2000 {
         let bytes: Vec<u8> = (0..4096 / 8)
             .flat_map(|_| {
-                // Every other round is of short jumps and calls.
+                // Every other round has short jumps and calls.
                 let word = random.next();
                 if round % 2 == 0 { word } else { word & 0x00ff_00ff_00ff_00ff | 0x0f70_0fe8_5474_1400 }
                     .to_le_bytes()
@@ -250,7 +250,7 @@ fn any_bytes_are_followed_within_the_bound() {
     }
 }
 
-/// What all paths from the entry of the first function tell of `at`.
+/// The row at `at` by all paths from the entry of the first function.
 fn on_all_paths(text: &Text, at: u64, returned: bool) -> Option<Short> {
     let row = since_entry_on_all_paths::<X86_64>(Avma(TEXT), Avma(TEXT + at), returned, text)?;
     Some(short(&row, RETURN_ADDRESS, 6))

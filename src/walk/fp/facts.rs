@@ -32,7 +32,7 @@ impl Facts {
         self.own_records.clear();
     }
 
-    /// Forgets what was learned of the addresses that `is_gone` names.
+    /// Forgets what was learned about the addresses for which `is_gone` returns true.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.returns.retain(|lookup| !is_gone(Avma(lookup)));
         self.own_records.retain(|pc| !is_gone(Avma(pc)));
@@ -50,13 +50,13 @@ impl Facts {
             return known;
         }
         let found = find();
-        if !code.traits(pc).is_jit && code.may_keep(pc) {
+        if !code.traits(pc).is_jit && code.commit_dependencies(pc) {
             self.own_records.insert(pc.0, found);
         }
         found
     }
 
-    /// The look-up address of the frame that a return address is of; `None` where no code is.
+    /// The look-up address of the frame that a return address belongs to; `None` where there is no code.
     #[inline(always)]
     pub(in crate::walk) fn lookup<P: Processor>(
         &mut self,
@@ -83,7 +83,7 @@ impl Facts {
             true => ReturnsTo::Caller,
             false => ReturnsTo::NoCode,
         };
-        if code.may_keep(lookup) {
+        if code.commit_dependencies(lookup) {
             self.returns.insert(lookup.0, known);
         }
         known
@@ -98,7 +98,7 @@ mod tests {
     use crate::arch::{Aarch64, X86_64};
     use crate::walk::CodeTraits;
 
-    /// A function, two trampolines of signals, and how often it was asked.
+    /// A function, two trampolines of signals, and a count of requests.
     struct CountingCode(Cell<u32>);
 
     impl Code for CountingCode {

@@ -1,6 +1,7 @@
-//! Following frame records: `[fp]` is the caller's frame pointer, and the word above it
-//! the return address, on all processors alike. Input: the first frame pointer; output: one
-//! look-up address per record. Finding the leaf's own caller is the architecture's part.
+//! Follows frame records: each holds the caller's frame pointer and, one word above it, the return address. Where a
+//! record is from its frame pointer is [`Processor::FRAME_RECORD_AT`]. Input: the first frame pointer; output: one
+//! look-up address per record. The caller of a leaf without a record is found by the processor's `leaf.rs`. Not for
+//! 32-bit Arm, whose compilers differ in their records (`arm/record.rs`).
 
 mod facts;
 
@@ -31,12 +32,11 @@ pub(super) fn follow<P: Processor>(
     let mut outermost = leaf_return;
     loop {
         let chain = root::Chain { next: frame_pointer, above, reached, outermost };
-        if frame_pointer == 0 || frame_pointer < reached.0 || !frame_pointer.is_multiple_of(P::POINTER_BYTES)
-        {
+        let record = Avma(P::frame_record(frame_pointer));
+        if frame_pointer == 0 || record < reached || !record.0.is_multiple_of(P::POINTER_BYTES) {
             return Walked { ended: chain.end::<P>(input), reached };
         }
-        let record = Avma(frame_pointer);
-        if input.stack_limit.is_some_and(|limit| frame_pointer.saturating_add(P::POINTER_BYTES) >= limit.0) {
+        if input.stack_limit.is_some_and(|limit| record.0.saturating_add(P::POINTER_BYTES) >= limit.0) {
             return Walked { ended: chain.end::<P>(input), reached };
         }
         let word = |at: Avma| words.word(at.0).or_else(|| input.read_outer::<P::Word>(at));

@@ -1,4 +1,4 @@
-//! Whether an address is one that a call returns to: what stands in front of it. Input:
+//! Whether an address is one that a call returns to: the instruction in front of it. Input:
 //! code bytes; output: yes or no.
 //!
 //! Encodings: Intel SDM volume 2, CALL.
@@ -38,7 +38,7 @@ pub(in crate::walk) fn returns<P: Intel>(address: Avma, code: &dyn Code) -> bool
     ends_in_call(bytes, |distance| code.is_code(P::from(address, distance)))
 }
 
-/// Whether bytes end in a call instruction; `is_code` tells whether a distance from their
+/// Whether bytes end in a call instruction; `is_code`: whether a distance from their
 /// end leads to code.
 ///
 /// ```text

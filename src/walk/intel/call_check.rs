@@ -1,16 +1,18 @@
-//! Whether a caller is the one that called: what instructions tell of code whose entry is not
-//! known is not certain (see [`super::forward::Proof`]), and a word that a search of the stack found may be
+//! Whether a caller is the one that called: a row from instructions of code whose entry is not
+//! known is not certain (see [`Proof`](crate::walk::engine::Proof)), and a word that a search of the stack found may be
 //! stale. Input: a frame, the caller that was found, code; output: whether something else leads to the
 //! same caller.
 //!
-//! Two things can: a frame record that rbp points to in the very place where the instructions
-//! say that the frame ends; and the call in front of the return address. Its target, in the instruction or by an
-//! address that the caller's frame still has, is an entry, and the paths from there to where the callee is tell where the return address must be.
+//! Two things can: a frame record that rbp points to in the very place where the instructions say that the frame
+//! ends; and the call in front of the return address. Its target, in the instruction or by an address that the
+//! caller's frame still has, is an entry, and the paths from there to where the callee is show where the return
+//! address must be.
 
+use super::Intel;
 use super::length::decode;
-use super::{Intel, SinceEntry};
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column};
+use crate::walk::engine::CallRows;
 use crate::walk::frame::Frame;
 use crate::walk::processor::RowOf;
 use crate::walk::{Code, Input};
@@ -26,10 +28,10 @@ const FUNCTION_BYTES_MAX: usize = 16 << 10;
 pub(in crate::walk) fn is_caller<P: Intel>(
     from: &Frame<P>,
     next: &Frame<P>,
-    cache: &mut dyn SinceEntry<P>,
+    rows: &mut CallRows<P>,
     input: &Input<'_>,
 ) -> bool {
-    is_at_record(from, next, input) || is_called_from(from, next, cache, input)
+    is_at_record(from, next, input) || is_called_from(from, next, rows, input)
 }
 
 /// Whether rbp points to a frame record that leads to the same caller.
@@ -45,12 +47,12 @@ fn is_at_record<P: Intel>(from: &Frame<P>, next: &Frame<P>, input: &Input<'_>) -
 pub(in crate::walk) fn is_called_from<P: Intel>(
     from: &Frame<P>,
     next: &Frame<P>,
-    cache: &mut dyn SinceEntry<P>,
+    rows: &mut CallRows<P>,
     input: &Input<'_>,
 ) -> bool {
     let called = calls::<P>(next.address, input.code).or_else(|| called_by_address(next, input));
     let Some(entry) = called else { return false };
-    let row = cache.since_entry(entry, from.address, input.code);
+    let row = rows.row(entry, from.address, input.code);
     row.is_some_and(|row| leads_to(row, from, next, input))
 }
 
@@ -85,7 +87,7 @@ pub(in crate::walk) fn calls_another_function<P: Intel>(
     target.zip(function).is_some_and(|(target, function)| !may_become::<P>(target, function.start, code))
 }
 
-/// Whether a function may leave by a jump to the one that begins at `to`, or is that one: also if that cannot be told.
+/// Whether a function may leave by a jump to the one that begins at `to`, or is that one: also if that is unknown.
 fn may_become<P: Intel>(function: Avma, to: Avma, code: &dyn Code) -> bool {
     let (mut entries, mut known, mut next) = ([function; FUNCTIONS_MAX], 1, 0);
     while next < known {
@@ -130,7 +132,7 @@ pub(in crate::walk) fn called_from<P: Intel>(address: CodeAddress, code: &dyn Co
     target_of::<P>(code.code(Avma(at.0.checked_sub(CALL_BYTES)?))?, at)
 }
 
-/// Where the direct call in front of a return address leads to, by a glance: nothing is learned of it.
+/// Where the direct call in front of a return address leads to, by a glance: nothing is learned about it.
 pub(in crate::walk) fn calls<P: Intel>(address: CodeAddress, code: &dyn Code) -> Option<Avma> {
     let CodeAddress::Return(at) = address else { return None };
     target_of::<P>(code.glance(Avma(at.0.checked_sub(CALL_BYTES)?)).bytes(), at)
@@ -142,7 +144,7 @@ fn target_of<P: Intel>(call: &[u8], returns_to: Avma) -> Option<Avma> {
 }
 
 /// Where the call in front of the return address of `caller` leads to, if it is by a word of its frame that was loaded
-/// right before (the C library calls `main` so), or by a register that functions give back as they found it.
+/// right before (the C library calls `main` so), or by a register that functions preserve.
 fn called_by_address<P: Intel>(caller: &Frame<P>, input: &Input<'_>) -> Option<Avma> {
     /// mov disp8(%rsp),%register; call *%register
     const BYTES: u64 = 7;

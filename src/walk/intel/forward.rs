@@ -1,6 +1,6 @@
 //! The caller of a function without unwind information, by its instructions: they are
 //! followed from the program counter to the return, and what they do to the stack pointer
-//! tells where the return address is. Input: code; output: a [`Row`], or that the code
+//! shows where the return address is. Input: code; output: a [`Row`], or that the code
 //! ends its thread. Not for: anything that executes, or reads the stack.
 //!
 //! Such functions are `_init`, `_fini` and `__do_global_dtors_aux` of every program, the
@@ -15,6 +15,7 @@ use super::length::Instruction;
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::Code;
+use crate::walk::engine::{CalleeCache, Proof};
 use crate::walk::flow::{self, Effect, Place, State, Value};
 use crate::walk::processor::{Processor, RowOf};
 use crate::walk::reader::Reader;
@@ -45,22 +46,7 @@ pub(in crate::walk) enum Leads<P: Processor> {
     ToExit,
 }
 
-/// How far a row that was read from instructions can be relied on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::walk) enum Proof {
-    /// The code is sure to run so.
-    #[default]
-    Certain,
-    /// The path passes a call that is not known to come back (`callees.rs`), or where one has just come
-    /// back to: if that does not return, what follows belongs to another path or another function.
-    /// Something else must lead to the same caller.
-    Wanted,
-    /// It counts from rbp, and the code may be another function's than the one that set that up. Only the call
-    /// tells, by its target.
-    OfCall,
-}
-
-/// Follows the code from `pc` on; `returned`: a call has just come back there.
+/// Follows the code from `pc` on; `returned`: a call has just returned there.
 pub(in crate::walk) fn follow<P: Intel>(
     pc: Avma,
     returned: bool,
@@ -86,8 +72,8 @@ fn follow_from<P: Intel>(
     let called = returned
         && !called_from::<P>(CodeAddress::Return(pc), code)
             .is_some_and(|target| callees.return_from::<P>(target, code));
-    // What paths tell that pass no call is not refuted by those that do: behind one that does not return
-    // may be anything. HotSpot's methods end with such, in front of what their epilogues jump to.
+    // Paths that pass no call are not refuted by those that do: anything may follow a call that does not return.
+    // HotSpot's methods end with such, in front of what their epilogues jump to.
     if !called {
         let mut paths = PathFacts::<P>::default();
         let start = Start { pc, returned, called, past_calls: false };
@@ -106,7 +92,7 @@ fn follow_from<P: Intel>(
     // What comes between that and the return may not be understood: in builtins of V8 it takes
     // off as many arguments as there are.
     let by_record = paths.leaves_record.then(|| Leads::Back(Box::new(record::<P>()), Proof::Certain));
-    let wanted = |row| Leads::Back(row, Proof::Wanted);
+    let wanted = |row| Leads::Back(row, Proof::NeedsConfirmation);
     match paths.row {
         Some(row) if paths.is_certain && !paths.differ => Some(Leads::Back(row, Proof::Certain)),
         Some(row) => by_record.or(Some(wanted(row))),
@@ -117,12 +103,12 @@ fn follow_from<P: Intel>(
 /// What paths show.
 #[derive(Default)]
 struct PathFacts<P: Processor> {
-    /// The row that the first path tells which leads to a return.
+    /// The row by the first path that leads to a return.
     row: Option<Box<RowOf<P>>>,
-    /// A path tells it that passes no call, and does not begin behind one; or it counts from rbp
+    /// A path that passes no call, and does not begin behind one, leads to it; or it counts from rbp
     /// as it is, which the next function's prologue would have changed.
     is_certain: bool,
-    /// Another path to a return, or to an instruction on the first one, tells another row.
+    /// Another path to a return, or to an instruction on the first one, leads to another row.
     differ: bool,
     /// One takes the frame off that rbp pointed to all along: then rbp points to the function's
     /// frame record, which no caller's can be mistaken for.
@@ -134,10 +120,10 @@ struct PathFacts<P: Processor> {
 /// Where paths begin.
 struct Start {
     pc: Avma,
-    /// A call has just come back there; it is not known to.
+    /// A call may just have returned there: it is not known to return.
     returned: bool,
     called: bool,
-    /// Paths go on past calls that are not known to come back.
+    /// Paths go on past calls that are not known to return.
     past_calls: bool,
 }
 
@@ -160,13 +146,13 @@ fn follow_paths<P: Intel>(
     let mut reader = Reader::new(code);
     let is_short = callees.is_short();
     let mut left = if is_short { SHORT_INSTRUCTIONS_MAX } else { INSTRUCTIONS_MAX };
-    // Only straight code is sure to end the thread: of others a path may come back.
+    // Only straight code is sure to end the thread: other code may have a path that returns.
     let mut is_straight = true;
-    // Calls that are not known to come back, and whether the last one is right in front.
+    // Calls that are not known to return, and whether the last one is right in front.
     let (mut calls, mut is_behind_call) = (u32::from(called), called);
     while let Some(Path { mut at, mut state, mut called }) = branches.pop() {
         loop {
-            // What is known of one instruction holds on every path to it.
+            // What is known about one instruction holds on every path to it.
             let sp = stack_pointer::<P>(&state);
             if let Some(before) = visited.note(at, sp) {
                 found.differ |= before != sp;
@@ -187,7 +173,7 @@ fn follow_paths<P: Intel>(
             }
             if P::ends_thread(bytes) {
                 // What a thread begins with calls its function and ends the thread with the result. Behind
-                // any other call that may not come back, another function may have begun.
+                // any other call that may not return, another function may have begun.
                 if is_straight && (calls == 0 || calls == 1 && is_behind_call) {
                     return true;
                 }
@@ -219,7 +205,7 @@ fn follow_paths<P: Intel>(
                     at = next;
                 }
                 // What lies at the stack pointer then is checked like any return address.
-                Effect::JumpsAnywhere if binds::<P>(at, code) => {
+                Effect::JumpsAnywhere if is_lazy_binding_stub::<P>(at, code) => {
                     // The dynamic linker takes off the two words of the procedure linkage table.
                     state.set(P::STACK_POINTER, state.sum(P::STACK_POINTER, 2 * P::POINTER));
                     left = found.returns(&state, called, left);
@@ -257,10 +243,10 @@ fn is_entry(at: Avma, code: &dyn Code) -> bool {
 }
 
 impl<P: Intel> PathFacts<P> {
-    /// A path has come to a return; how many instructions may be followed on.
+    /// Notes a path that ends in a return. Returns how many more instructions may be followed.
     fn returns(&mut self, state: &State, called: bool, left: u32) -> u32 {
         // Parts of hand-written functions, which call nothing, use rbp as any register and do not give
-        // it back: who calls them has saved it, and its own row does not count from it.
+        // it back: their caller has saved it, and its own row does not count from it.
         let mut state = *state;
         if !called && state.get(P::FRAME_POINTER) == Value::Unknown {
             state.set(P::FRAME_POINTER, Value::First(P::FRAME_POINTER));
@@ -280,10 +266,10 @@ impl<P: Intel> PathFacts<P> {
     }
 }
 
-/// Whether the jump at `at` is that of the first entry of a procedure linkage table, to the
+/// Whether the jump at `at` belongs to the first entry of a procedure linkage table, to the
 /// dynamic linker's resolver: behind `push GOT+8(%rip)` (System V AMD64 ABI, figure 5.2), `push GOT+4` or
 /// `push 4(%ebx)` (System V i386 ABI, figures 5-7 and 5-8).
-fn binds<P: Intel>(at: Avma, code: &dyn Code) -> bool {
+fn is_lazy_binding_stub<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     let starts = |at: Avma, forms: &[&[u8]]| {
         code.code(at).is_some_and(|code| forms.iter().any(|form| code.starts_with(form)))
     };

@@ -22,7 +22,7 @@ pub(in crate::walk) fn decode_of<P: Intel>(code: &[u8]) -> Option<Instruction> {
     if P::IS_LONG { decode::<true>(code) } else { decode::<false>(code) }
 }
 
-/// Executes an instruction that stands at `at`.
+/// Executes the instruction at `at`.
 pub(in crate::walk) fn execute<P: Intel>(instruction: &Instruction, at: Avma, state: &mut State) -> Effect {
     let Instruction { rex, map, opcode, immediate, wide, .. } = *instruction;
     let target = P::from(at + instruction.length as u64, immediate);

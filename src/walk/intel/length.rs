@@ -11,7 +11,8 @@ pub(in crate::walk) struct Instruction {
     /// The operand has the size of an address: by REX.W in 64-bit mode, without the prefix for 16 bits
     /// in 32-bit mode.
     pub wide: bool,
-    /// The last REX prefix, or 0, which it is in 32-bit mode always; of VEX and EVEX the bits that extend registers' numbers.
+    /// The last REX prefix, or 0, which it is in 32-bit mode always; of VEX and EVEX the bits that extend registers'
+    /// numbers.
     pub rex: u8,
     /// 0: one-byte opcodes; 1: 0f; 2: 0f 38; 3: 0f 3a; of VEX and EVEX the same, and more, from
     /// [`VECTOR`] on: the same opcodes are other instructions there.
@@ -40,7 +41,7 @@ impl Instruction {
     }
 }
 
-/// What stands in front of an opcode and says how it is read.
+/// The prefixes of an opcode, which change how it is read.
 struct Prefixes {
     /// Where they end.
     at: usize,
@@ -127,7 +128,7 @@ pub(in crate::walk) fn decode<const IS_LONG: bool>(code: &[u8]) -> Option<Instru
     let mut second = 0;
     if is_vector {
         // The bits are inverted: R, X and B are the highest of the first byte, or R alone, and
-        // `vvvv` stands in the last byte, or in the second of EVEX.
+        // `vvvv` is in the last byte, or in the second of EVEX.
         let extensions = !*code.get(at + 1)? >> 5;
         rex = if prefix == 0xc5 { extensions & 4 } else { extensions };
         second = !*code.get(at + if prefix == 0xc5 { 1 } else { 2 })? >> 3 & 15;

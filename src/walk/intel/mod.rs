@@ -1,13 +1,12 @@
 //! What x86_64 and i386 have in common: the form of their instructions and what these do
-//! (`length.rs`, `instructions.rs`), what stands in front of a return address (`call.rs`), code without
-//! unwind information (`forward.rs`, `prologue.rs`, `call_check.rs`), threads that have not begun
-//! (`new_thread.rs`), and what cannot be relied on (`switching.rs`, `completeness.rs`). Each is generic
+//! (`length.rs`, `instructions.rs`), calls in front of return addresses (`call.rs`), code without
+//! unwind information (`forward.rs`, `prologue.rs`, `call_check.rs`), threads that have run no instruction
+//! (`new_thread.rs`), and instructions at which registers belong to two frames (`switching.rs`). Each is generic
 //! over [`Intel`], so that what is made of it for one processor knows nothing of the other. Not for: how
 //! either walks.
 
 pub(super) mod call;
 pub(super) mod call_check;
-pub(super) mod completeness;
 pub(super) mod forward;
 pub(super) mod instructions;
 pub(super) mod length;
@@ -15,11 +14,10 @@ pub(super) mod new_thread;
 pub(super) mod prologue;
 pub(super) mod switching;
 
-use super::Code;
-use super::processor::{Processor, RowOf};
-use crate::addr::{Avma, CodeAddress};
+use super::processor::Processor;
+use crate::addr::Avma;
 
-/// What tells the two apart beside [`Processor`]. The type of their registers stands for them.
+/// What differs between the two, beside [`Processor`]. Implemented by the types of their registers.
 pub(super) trait Intel: Processor {
     /// Instructions are those of 64-bit mode (Intel SDM volume 1, 3.1).
     const IS_LONG: bool;
@@ -37,10 +35,4 @@ pub(super) trait Intel: Processor {
         let to = at.0.wrapping_add_signed(distance);
         Avma(if Self::IS_LONG { to } else { to & u64::from(u32::MAX) })
     }
-}
-
-/// Rows by the paths from entries of functions, which are kept.
-pub(super) trait SinceEntry<P: Processor> {
-    /// The row at `address` by the paths from `entry`, which a call leads to: see `call_check.rs`.
-    fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&RowOf<P>>;
 }

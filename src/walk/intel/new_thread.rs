@@ -1,41 +1,41 @@
-//! A thread that has not run an instruction yet: it stands where its starter's system call returns, on a
-//! stack with nothing on it, and unwind information there is the starter's. The kernel returns 0 to it
-//! (clone(2)), and the code goes another way then: to where threads begin. Input: a program counter, the
-//! register with the result, code; output: where the thread goes on. Not for: processes made by `fork`,
-//! which go on in their parent's functions.
+//! A thread that has run no instruction yet: its program counter is where the system call of its creator returns, its
+//! stack is empty, and unwind information there describes the creator. The kernel returns 0 to the new thread
+//! (clone(2)), and the code then branches to where threads begin. Input: a program counter, the
+//! register with the result, code; output: where the thread continues. Not for: processes created by `fork`,
+//! which continue in their parent's functions.
 
 use super::Intel;
 use super::instructions::decode_of;
 use crate::addr::Avma;
 use crate::walk::Code;
 
-/// Instructions that ask for the result, in glibc (sysdeps/unix/sysv/linux/x86_64/clone3.S and
+/// Instructions that test the result, in glibc (sysdeps/unix/sysv/linux/x86_64/clone3.S and
 /// i386/clone3.S) and in musl (src/thread/x86_64/clone.s): a test and two jumps.
 const INSTRUCTIONS_MAX: u32 = 4;
 
-/// Where a thread goes on that stands behind a system call which has returned `result`, if that is 0 and
-/// the code asks for it.
-pub(in crate::walk) fn goes_on_at<P: Intel>(pc: Avma, result: u64, code: &dyn Code) -> Option<Avma> {
+/// Where a thread continues whose program counter is behind a system call that returned `result`, if that is 0 and
+/// the code tests it.
+pub(in crate::walk) fn entry<P: Intel>(pc: Avma, result: u64, code: &dyn Code) -> Option<Avma> {
     // syscall; sysenter; int $0x80
     const CALLS: [[u8; 2]; 3] = [[0x0f, 0x05], [0x0f, 0x34], [0xcd, 0x80]];
     let call = code.glance(Avma(pc.0.checked_sub(2)?));
     if result != 0 || !CALLS.iter().any(|form| call.bytes().starts_with(form)) {
         return None;
     }
-    let (mut at, mut is_asked) = (pc, false);
+    let (mut at, mut is_tested) = (pc, false);
     for _ in 0..INSTRUCTIONS_MAX {
         let instruction = decode_of::<P>(code.code(at)?)?;
         let next = at + instruction.length as u64;
         at = match (instruction.map, instruction.opcode) {
             // test %eax,%eax
             (0, 0x85) if instruction.modrm == Some(0xc0) && instruction.rex & 5 == 0 => {
-                is_asked = true;
+                is_tested = true;
                 next
             }
             // Of 0: equal, and neither less nor negative.
-            (0, 0x74) | (1, 0x84) if is_asked => P::from(next, instruction.immediate),
-            (0, 0x75 | 0x78 | 0x7c) | (1, 0x85 | 0x88 | 0x8c) if is_asked => next,
-            _ => return is_asked.then_some(at),
+            (0, 0x74) | (1, 0x84) if is_tested => P::from(next, instruction.immediate),
+            (0, 0x75 | 0x78 | 0x7c) | (1, 0x85 | 0x88 | 0x8c) if is_tested => next,
+            _ => return is_tested.then_some(at),
         };
     }
     None
@@ -51,7 +51,7 @@ mod tests {
 
     /// Where it goes on, in bytes from the program counter.
     fn long(code: &[u8], result: u64) -> Option<u64> {
-        let at = goes_on_at::<X86_64>(Avma(TEXT + 2), result, &Text::new(TEXT, code.to_vec()));
+        let at = entry::<X86_64>(Avma(TEXT + 2), result, &Text::new(TEXT, code.to_vec()));
         at.map(|at| at.0 - TEXT - 2)
     }
 
@@ -61,20 +61,20 @@ mod tests {
         const CLONE3: &[u8] =
             &[0x0f, 0x05, 0x48, 0x85, 0xc0, 0x0f, 0x8c, 1, 0, 0, 0, 0x74, 1, 0xc3, 0x31, 0xed, 0x90, 0x90];
         assert_eq!(long(CLONE3, 0), Some(12));
-        // Its starter goes on behind the call, and other calls are none.
+        // Its creator continues behind the call, and other instructions are no such call.
         assert_eq!(long(CLONE3, 4711), None);
         assert_eq!(long(&[&[0x90, 0x90], &CLONE3[2..]].concat(), 0), None);
         // musl 1.2, __clone: syscall; test %eax,%eax; jnz 1f; xor %ebp,%ebp
         const CLONE: &[u8] = &[0x0f, 0x05, 0x85, 0xc0, 0x75, 0x11, 0x31, 0xed, 0x5f, 0x90, 0x90, 0x90];
         assert_eq!(long(CLONE, 0), Some(4));
-        // Code that does not ask, or cannot be read.
+        // Code that does not test the result, or cannot be read.
         assert_eq!(long(&[0x0f, 0x05, 0xc3, 0x90], 0), None);
         assert_eq!(long(&[0x0f, 0x05, 0x48, 0x85], 0), None);
         // glibc 2.36 for i386, clone3: int $0x80; test %eax,%eax; je thread_start; pop %esi
         let mut clone3 = vec![0xcd, 0x80, 0x85, 0xc0, 0x74, 0x09, 0x5e, 0x5b];
         clone3.resize(32, 0x90);
         let narrow = Text::new(TEXT, clone3);
-        let at = goes_on_at::<X86>(Avma(TEXT + 2), 0, &narrow);
+        let at = entry::<X86>(Avma(TEXT + 2), 0, &narrow);
         assert_eq!(at, Some(Avma(TEXT + 2 + 13)));
     }
 }

@@ -5,14 +5,14 @@
 //! The nearest bytes that look like these instructions may be part of others, or of another
 //! function: what counts is that the paths from there arrive at the address, with that record as its
 //! frame, and none without. Paths that pass a call may be those of two functions, the first of which ends
-//! in a call that does not return (Mono's throw exceptions so): what they tell is to be proved.
+//! in a call that does not return (Mono's throw exceptions so): such a row needs confirmation.
 
 use memchr::memrchr_iter;
 
 use super::Intel;
-use super::forward::Proof;
 use crate::addr::Avma;
 use crate::binary::frame_rule::Cfa;
+use crate::walk::engine::Proof;
 use crate::walk::processor::RowOf;
 use crate::walk::{Code, flow};
 
@@ -27,7 +27,7 @@ const SEARCHED_MAX: u64 = 32 << 10;
 /// Most places that are tried.
 const TRIES_MAX: u32 = 4;
 
-/// The row at `at`, and how far it can be relied on; `returned`: a call has just come back there.
+/// The row at `at`, and how far it can be relied on; `returned`: a call has just returned there.
 pub(in crate::walk) fn row<P: Intel>(at: Avma, returned: bool, code: &dyn Code) -> Option<(RowOf<P>, Proof)> {
     let prologues = if P::IS_LONG { LONG_PROLOGUES } else { PROLOGUES };
     let prologue_bytes = prologues[0].len() as u64;
@@ -39,7 +39,7 @@ pub(in crate::walk) fn row<P: Intel>(at: Avma, returned: bool, code: &dyn Code) 
         let start = start_of_code(at, bytes, code);
         let before = code.code(start)?;
         let before = &before[..usize::try_from(end - start).ok()?.min(before.len())];
-        code.searched(start, end);
+        code.note_search(start, end);
         let begins = |at: &usize| prologues.iter().any(|prologue| before[*at..].starts_with(prologue));
         for last in memrchr_iter(PUSH_RBP, before).filter(begins) {
             tries_left = tries_left.checked_sub(1)?;
@@ -52,7 +52,7 @@ pub(in crate::walk) fn row<P: Intel>(at: Avma, returned: bool, code: &dyn Code) 
             }
             let row = flow::since_entry_on_all_paths::<P>(entry, at, returned, code).filter(fits);
             if let Some(row) = row {
-                return Some((row, Proof::OfCall));
+                return Some((row, Proof::NeedsCall));
             }
         }
         if at - start < bytes || bytes >= SEARCHED_MAX {
@@ -63,8 +63,8 @@ pub(in crate::walk) fn row<P: Intel>(at: Avma, returned: bool, code: &dyn Code) 
     }
 }
 
-/// The row at `at` by what is in front of it and by what the paths to a return tell, which is not certain:
-/// that of a call which has just come back, or behind one that may not come back.
+/// The row at `at` by what is in front of it and by the paths to a return, which is not certain:
+/// that of a call which has just returned, or behind one that may not return.
 pub(in crate::walk) fn row_with<P: Intel>(
     to_return: Option<Box<RowOf<P>>>,
     at: Avma,
@@ -76,12 +76,12 @@ pub(in crate::walk) fn row_with<P: Intel>(
         (Some((row, _)), Some(other)) if flow::is_same_frame::<P>(&row, &other) => {
             Some((other, Proof::Certain))
         }
-        (_, Some(other)) => Some((other, Proof::Wanted)),
+        (_, Some(other)) => Some((other, Proof::NeedsConfirmation)),
         (row, None) => row.map(|(row, proof)| (Box::new(row), proof)),
     }
 }
 
-/// The first address, at most so many bytes in front of `at`, from which code reaches to there: the
+/// The first address, at most this many bytes in front of `at`, from which code reaches to there: the
 /// mapping may begin in between.
 fn start_of_code(at: Avma, bytes: u64, code: &dyn Code) -> Avma {
     let reaches = |bytes: u64| {
@@ -178,11 +178,11 @@ mod tests {
     fn a_function_behind_a_call_that_throws_has_not_the_frame_of_the_one_before() {
         let (text, at) = (two_functions(), Avma(TEXT + 0x1f));
         let (row, proof) = super::row::<X86_64>(at, true, &text).expect("paths lead there");
-        assert_eq!((row.cfa, proof), (Cfa::Register(RBP as u8, 16), Proof::OfCall));
+        assert_eq!((row.cfa, proof), (Cfa::Register(RBP as u8, 16), Proof::NeedsCall));
         let leads = forward::follow::<X86_64>(at, true, &text, &mut Callees::default());
-        let Some(Leads::Back(to_return, Proof::Wanted)) = leads else { panic!("{leads:?}") };
+        let Some(Leads::Back(to_return, Proof::NeedsConfirmation)) = leads else { panic!("{leads:?}") };
         let (row, proof) = row_with::<X86_64>(Some(to_return), at, true, &text).expect("a row");
-        assert_eq!((row.cfa, proof), (Cfa::Register(RSP as u8, 32), Proof::Wanted));
+        assert_eq!((row.cfa, proof), (Cfa::Register(RSP as u8, 32), Proof::NeedsConfirmation));
         // No call is on the way here.
         let (row, proof) = super::row::<X86_64>(Avma(TEXT + 0x13), true, &text).expect("a row");
         assert_eq!((row.cfa, proof), (Cfa::Register(RBP as u8, 16), Proof::Certain));

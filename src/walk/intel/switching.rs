@@ -1,8 +1,8 @@
-//! Instructions at which a thread's registers are half those of one frame and half those of
+//! Instructions at which a thread's registers belong half to one frame and half to
 //! another: a longjmp, a change of contexts, the installation of an exception's landing pad.
-//! Input: an address, its row, code; output: [`Switch`], whether the caller found there can
+//! Input: an address, its row, code; output: [`FrameSwitch`], whether the caller found there can
 //! be relied on. Not for: recognising functions by their names.
-//! Unwind information describes such code as if the change were done or not begun.
+//! Unwind information describes such code as if the change were complete or had not begun.
 
 use super::Intel;
 use super::instructions::decode_of;
@@ -10,6 +10,7 @@ use super::length::Instruction;
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{Cfa, Column};
 use crate::walk::Code;
+use crate::walk::engine::FrameSwitch;
 use crate::walk::processor::{RowOf, row};
 
 /// Numbers of rax and rdx in instructions, whose columns only functions that install a landing pad
@@ -23,36 +24,24 @@ const IN_STEP_BYTES: u64 = 32;
 /// `swapcontext` and of `setcontext` behind it is shorter.
 const BEHIND_BYTES: u64 = 64;
 
-/// What an address has to do with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::walk) enum Switch {
-    /// Nothing.
-    No,
-    /// The words that the frame saved are being replaced by those of the frame with the
-    /// landing pad: see [`LandingPad`](crate::walk::runtimes::libgcc::landing_pad::LandingPad).
-    LandingPad,
-    /// The caller may be that of another frame than the one that runs.
-    Yes,
-}
-
-/// What is switched at `address`, whose row is `row`.
-pub(in crate::walk) fn at<P: Intel>(address: CodeAddress, row: &RowOf<P>, code: &dyn Code) -> Switch {
+/// Which registers or saved words are being replaced at `address`, whose row is `row`.
+pub(in crate::walk) fn at<P: Intel>(address: CodeAddress, row: &RowOf<P>, code: &dyn Code) -> FrameSwitch {
     let at = address.at();
-    let switched = |yes: bool| if yes { Switch::Yes } else { Switch::No };
+    let switched = |yes: bool| if yes { FrameSwitch::Registers } else { FrameSwitch::No };
     if row.signal {
-        return Switch::No;
+        return FrameSwitch::No;
     }
     if goes_to_landing_pad::<P>(at, code) {
-        return Switch::Yes;
+        return FrameSwitch::Registers;
     }
     if LANDING_PAD_DATA
         .iter()
         .all(|number| matches!(row.columns[usize::from(P::DWARF[*number])], Column::At(_)))
     {
         return match calls_to_landing_pad::<P>(at, code) {
-            Some(0) => Switch::Yes,
+            Some(0) => FrameSwitch::Registers,
             // Of `_Unwind_DebugHook` (libgcc, unwind.inc, `uw_install_context`).
-            Some(1) => Switch::LandingPad,
+            Some(1) => FrameSwitch::LandingPad,
             _ => switched(stack_was_loaded::<P>(at, code)),
         };
     }
@@ -61,7 +50,7 @@ pub(in crate::walk) fn at<P: Intel>(address: CodeAddress, row: &RowOf<P>, code: 
     switched(states_stack_pointer::<P>(row) || on_stack_pointer && stack_was_loaded::<P>(at, code))
 }
 
-/// `__longjmp`, `setcontext`: the row is that of the frame to be gone to, whose stack
+/// `__longjmp`, `setcontext`: the row describes the frame that is jumped to, whose stack
 /// pointer is saved like any register. In ordinary rows it is the CFA.
 fn states_stack_pointer<P: Intel>(row: &RowOf<P>) -> bool {
     !matches!(row.columns[usize::from(P::STACK_POINTER)], Column::Same | Column::Undefined | Column::Is(0))
@@ -72,7 +61,7 @@ fn states_stack_pointer<P: Intel>(row: &RowOf<P>) -> bool {
 fn goes_to_landing_pad<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     let switch: &[u8] = if P::IS_LONG { &SWITCH } else { &SWITCH[1..] };
     let before = [0, switch.len() - 3, switch.len() - 2];
-    // The bytes at the address tell most others from it.
+    // Rejects most code by one byte.
     let Some([first, ..]) = code.code(at) else { return false };
     before.iter().any(|before| {
         let start = at.0.checked_sub(*before as u64);
@@ -147,7 +136,7 @@ fn stack_was_loaded<P: Intel>(at: Avma, code: &dyn Code) -> bool {
 /// Whether an instruction may begin at an offset of the code in front of an address. Without a REX
 /// prefix the bytes of such a load are two, which parts of others look like (`call` by a distance that
 /// ends in `89`). Decoding that begins anywhere falls in step with the instructions soon: the first
-/// place from which it arrives at the address tells.
+/// place from which it arrives at the address decides.
 fn may_begin_at<P: Intel>(before: &[u8], offset: usize) -> bool {
     for first in 0..before.len().min(IN_STEP_BYTES as usize).min(offset) {
         let (mut at, mut begins) = (first, false);
@@ -252,7 +241,7 @@ mod tests {
     /// The offsets at which the instructions of `code` are not relied on, and whether at all.
     fn switching(code: &[&[u8]], row: Option<Row>) -> Vec<(u64, bool)> {
         let bytes = code.concat();
-        // Without unwind information the row is what the code tells.
+        // Without unwind information the row is that of the code.
         let used = row.clone().unwrap_or_else(|| self::row(RSP, &[]));
         let text = text(&bytes, row);
         let mut found = Vec::new();
@@ -260,8 +249,8 @@ mod tests {
         for instruction in code {
             let address = CodeAddress::Pc(Avma(TEXT + offset));
             match super::at::<X86_64>(address, &used, &text) {
-                Switch::No => {}
-                switch => found.push((offset, switch == Switch::Yes)),
+                FrameSwitch::No => {}
+                switch => found.push((offset, switch == FrameSwitch::Registers)),
             }
             offset += instruction.len() as u64;
         }
@@ -327,7 +316,7 @@ mod tests {
         let bytes = leave.concat();
         let text = text(&bytes, Some(row(3, &[])));
         let address = CodeAddress::Pc(Avma(TEXT + 3));
-        assert_eq!(super::at::<X86_64>(address, &row(RSP, &[]), &text), Switch::No);
+        assert_eq!(super::at::<X86_64>(address, &row(RSP, &[]), &text), FrameSwitch::No);
         // mov -0x48(%rbp),%rsp; mov %rbp,%rsp without a row.
         assert!(switching(&[&[0x48, 0x8b, 0x65, 0xb8], &[0x90]], Some(row(RSP, &[]))).is_empty());
         assert!(switching(&[&[0x48, 0x89, 0xec], &[0x5d]], None).is_empty());
@@ -347,9 +336,15 @@ mod tests {
         };
         let nops: [u8; 48] = [0x90; 48];
         // call by a distance whose first bytes would be mov %esi,%esp; then the byte behind it
-        assert_eq!(switch(&[&nops, &[0x31, 0xc0], &[0xe8, 0x89, 0xf4, 0xff, 0xff], &[0x90]]), Switch::No);
+        assert_eq!(
+            switch(&[&nops, &[0x31, 0xc0], &[0xe8, 0x89, 0xf4, 0xff, 0xff], &[0x90]]),
+            FrameSwitch::No
+        );
         // mov 0x30(%eax),%esp; mov 0x24(%eax),%edi
-        assert_eq!(switch(&[&nops, &[0x8b, 0x60, 0x30], &[0x8b, 0x78, 0x24], &[0x90]]), Switch::Yes);
+        assert_eq!(
+            switch(&[&nops, &[0x8b, 0x60, 0x30], &[0x8b, 0x78, 0x24], &[0x90]]),
+            FrameSwitch::Registers
+        );
     }
 
     #[test]
@@ -362,7 +357,7 @@ mod tests {
         let code = [0x8b, 0x6d, 0, 0x89, 0xcc, 0x59, 0xff, 0xe1, 0x90];
         let switches = |offset: u64| {
             let address = CodeAddress::Pc(Avma(TEXT + offset));
-            super::at::<X86>(address, &row, &text(&code, None)) == Switch::Yes
+            super::at::<X86>(address, &row, &text(&code, None)) == FrameSwitch::Registers
         };
         assert_eq!([0, 3, 5, 6, 8].map(switches), [false, true, true, true, false]);
     }
@@ -373,7 +368,10 @@ mod tests {
         assert!(switching(&[&[0xeb, 0xfe]], Some(saves_data)).is_empty(), "a loop");
         for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {
             let text = text(&[0x48, 0x8b], None);
-            assert_eq!(super::at::<X86_64>(CodeAddress::Return(Avma(at)), &row(RSP, &[]), &text), Switch::No);
+            assert_eq!(
+                super::at::<X86_64>(CodeAddress::Return(Avma(at)), &row(RSP, &[]), &text),
+                FrameSwitch::No
+            );
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Small functions of JIT code that do nothing but call: `sub $8,%rsp; call *%rcx; add $8,%rsp; ret`.
 //! CPython makes one for each function of Python, so that profilers see a frame of it (Python/asm_trampoline.S,
-//! `python3 -X perf`). Input: a return address, the row that the paths from there to a return tell, and code;
-//! output: whether what stands in front of the call proves that row.
+//! `python3 -X perf`). Input: a return address, the row by the paths from there to a return, and code;
+//! output: whether the code in front of the call proves that row.
 //!
 //! Paths from a return address prove nothing by themselves: the callee may never return, and then what follows
 //! is another function, or a part of this one that is reached otherwise. Another function takes nothing off the
@@ -50,7 +50,8 @@ mod tests {
     use super::*;
     use crate::arch::X86_64;
     use crate::walk::CodeTraits;
-    use crate::walk::intel::forward::{self, Callees, Leads, Proof};
+    use crate::walk::engine::Proof;
+    use crate::walk::intel::forward::{self, Callees, Leads};
     use crate::walk::text::Text;
 
     const TEXT: u64 = 0x7000_0000_1000;
@@ -61,13 +62,13 @@ mod tests {
         let text = Text::new(TEXT, code).with_traits(traits);
         let at = Avma(TEXT + before);
         let leads = forward::follow::<X86_64>(at, true, &text, &mut Callees::default());
-        let Some(Leads::Back(row, Proof::Wanted)) = leads else { panic!("{leads:?}") };
+        let Some(Leads::Back(row, Proof::NeedsConfirmation)) = leads else { panic!("{leads:?}") };
         proves(&row, at, &text)
     }
 
     #[test]
     fn what_takes_off_what_was_put_on_is_proved() {
-        // The trampolines of CPython stand one behind the other.
+        // The trampolines of CPython follow one another.
         let trampoline = [0x48, 0x83, 0xec, 8, 0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3];
         assert!(is_proved(&trampoline, 6, true));
         assert!(is_proved(&trampoline.repeat(3), 17, true));
@@ -81,10 +82,10 @@ mod tests {
     fn what_does_not_mirror_it_is_not() {
         // Another function follows the call.
         assert!(!is_proved(&[0x48, 0x83, 0xec, 8, 0xff, 0xd1, 0x31, 0xc0, 0xc3], 6, true));
-        // More is taken off than was put on, or a register is given back.
+        // More is popped than was pushed, or a register is restored.
         assert!(!is_proved(&[0x48, 0x83, 0xec, 8, 0xff, 0xd1, 0x48, 0x83, 0xc4, 24, 0xc3], 6, true));
         assert!(!is_proved(&[0x48, 0x83, 0xec, 16, 0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0x5d, 0xc3], 6, true));
-        // Something else stands in front.
+        // Something else is in front.
         assert!(!is_proved(&[0x90, 0x90, 0x90, 0x90, 0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3], 6, true));
         assert!(!is_proved(&[0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3], 2, true));
         // A function that it names may end in a call of one that never returns.

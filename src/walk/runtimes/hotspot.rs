@@ -1,5 +1,5 @@
 //! Frames of what HotSpot compiled (Java, Kotlin, Scala), by the header that it keeps in front of each piece of
-//! code: how large the frame is, and from which instruction on it stands. HotSpot walks its own
+//! code: how large the frame is, and from which instruction on it is complete. HotSpot walks its own
 //! stacks by it. Input: an address in such code; output: what the header says. Not for: stubs
 //! without a frame.
 //!
@@ -16,9 +16,9 @@ use crate::walk::Code;
 
 /// Code is allocated in segments of this size, or of twice as much: first a `HeapBlock`, then the header.
 const SEGMENT_BYTES: u64 = 64;
-/// Bytes from the beginning of a segment that are looked at.
+/// Bytes from the beginning of a segment that are examined.
 const HEADER_BYTES: usize = 0x70;
-/// Code is read in pieces of this size, of which so many at most are in front of an address: C2 makes functions of
+/// Code is read in pieces of this size, at most this many of them in front of an address: C2 makes functions of
 /// more than 64 KB seldom.
 const PIECE_BYTES: u64 = 4 << 10;
 const PIECES_MAX: u64 = 32;
@@ -36,12 +36,12 @@ pub(in crate::walk) struct Compiled {
 }
 
 impl Compiled {
-    /// Whether the frame stands at an address, but for instructions that have taken it off again.
+    /// Whether the frame is complete at an address, except behind instructions that have removed it.
     pub(in crate::walk) fn has_frame(&self, pc: Avma) -> bool {
         pc >= self.frame_from
     }
 
-    /// The row where the frame stands.
+    /// The row where the frame is complete.
     pub(in crate::walk) fn row(&self) -> Row {
         let mut row: Row = Row::new(Cfa::Register(X86_64::RSP as u8, i64::from(self.frame_bytes)));
         row.columns[RETURN_ADDRESS] = Column::At(-8);
@@ -74,9 +74,9 @@ pub(in crate::walk) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<Comp
     None
 }
 
-/// Whether instructions at an address look like those behind which the frame of compiled code is gone though no return
-/// follows: `pop %rbp` and what comes after it, and the stub of a return that waits for a safepoint (share/opto/output.hpp,
-/// `C2SafepointPollStub`; cpu/x86/c1_CodeStubs_x86.cpp, `C1SafepointPollStub`).
+/// Whether instructions at an address look like those behind which the frame of compiled code has been removed though
+/// no return follows: `pop %rbp` and what comes after it, and the stub of a return that waits for a safepoint
+/// (share/opto/output.hpp, `C2SafepointPollStub`; cpu/x86/c1_CodeStubs_x86.cpp, `C1SafepointPollStub`).
 pub(in crate::walk) fn may_have_left(pc: Avma, code: &dyn Code) -> bool {
     const POP_RBP: u8 = 0x5d;
     // lea N(%rip),%r10; mov %r10,N(%r15); jmp: 7, 7 and 5 bytes
@@ -113,7 +113,7 @@ struct Header {
 }
 
 impl Header {
-    /// Whatever release it is of; `None` if it is no header.
+    /// For any supported release; `None` if it is no header.
     fn read(segment: u64, bytes: Bytes<'_>) -> Option<Header> {
         let by_pointers = |numbers, pointers| Header::with_pointers(segment + 0x10, bytes, numbers, pointers);
         // OpenJDK 11 and 17; 21; 25.
@@ -308,11 +308,11 @@ mod tests {
         assert_eq!([0, 7, 8, 12, 31].map(cfa), [1, 1, 2, 6, 6]);
         let behind = 12 + 20;
         assert_eq!([0, 3, 7, 8, 0xf, 0x11].map(|offset| cfa(behind + offset)), [6, 6, 2, 1, 1, 1]);
-        // Behind them stands a stub without a frame: the header does not decide.
+        // A stub without a frame follows: the header does not decide.
         for offset in [0x12, 0x19, 0x20] {
             let mut cache = Cache::default();
             let rule = cache.rule(CodeAddress::Pc(Avma(begin + behind + offset)), &heap);
-            assert_eq!(cache.proof(rule), crate::walk::intel::forward::Proof::Wanted, "+{offset:x}");
+            assert_eq!(cache.proof(rule), crate::walk::engine::Proof::NeedsConfirmation, "+{offset:x}");
         }
         // No path leads from here to a return.
         assert_eq!(cfa(behind + 0x26), 6);

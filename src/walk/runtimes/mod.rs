@@ -1,6 +1,6 @@
-//! What language runtimes and C libraries do that neither unwind information nor an ABI says: one file each. Known by
-//! their instructions, or by what they write on stacks. Input: frames, addresses, code; output: rows, callers, or
-//! whether it is such code. Each file says which processor it is of.
+//! Conventions of language runtimes and C libraries that neither unwind information nor an ABI describes: one file each.
+//! Recognized by instructions, or by what is written on stacks. Input: frames, addresses, code; output: rows, callers, or
+//! whether it is such code. Each file names its processor.
 
 pub(super) mod cpython;
 pub(super) mod go;

@@ -1,9 +1,9 @@
-//! The caller of a frame whose code tells nothing, where only one word can be its return address:
+//! The caller of a frame whose code leads nowhere, where only one word can be its return address:
 //! the first function of a thread of musl ends in a call that does not return, and has no
 //! unwind information. Every frame between there and the code that ends the thread would have
 //! a return address on the stack. So if the first one above is the one into that code, it is the
 //! frame's own, and no frame is left out. Input: the frame, the copied stack; output: its caller.
-//! Not for: a search for anything else, which proves nothing (`scan.rs`).
+//! Not for: a search for anything else, which proves nothing (`x86_64/scan.rs`).
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
@@ -28,7 +28,7 @@ pub(in crate::walk) fn only_return_address(
     while slot < end {
         let word = input.read::<u64>(slot)?;
         let address = CodeAddress::Return(Avma(word));
-        // Asked first, since what is learned of an address is kept.
+        // Checked first, since the answer is cached.
         if input.code.is_code(address.lookup().at()) && returns(Avma(word)) {
             let is_at_top = input.stack_top.is_none_or(|top| slot.0.abs_diff(top.0) <= FROM_TOP_BYTES);
             let ends_thread = input.code.code(Avma(word)).is_some_and(X86_64::ends_thread);

@@ -55,7 +55,7 @@ impl Program {
     }
 }
 
-/// The CFA so many bytes above a register, the return address below it.
+/// The CFA this many bytes above a register, the return address below it.
 fn row(register: u8, bytes: i64) -> Row {
     let mut row: Row = Row::new(Cfa::Register(register, bytes));
     row.columns[RETURN_ADDRESS] = Column::At(-8);
@@ -223,7 +223,7 @@ fn a_stack_near_by_is_another_one_by_what_the_kernel_saved() {
 
 #[test]
 fn nested_handlers_lead_on_from_stack_to_stack() {
-    // A handler on the alternate stack, which it disarmed and set anew, was interrupted by another one.
+    // A handler on the alternate stack, which it disarmed and set again, was interrupted by another one.
     let mut memory = in_handler();
     memory.put_signal_frame(ALT + 0x1008, 0x20_0000, 0, BEFORE);
     memory.put(0x20_0000, &[TEXT + TRAMPOLINE]);

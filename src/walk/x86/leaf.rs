@@ -1,6 +1,6 @@
 //! i386: where the caller of the leaf frame is, for walks by frame pointers. In a leaf function without a
 //! frame record, on entry, between the two instructions of the prologue and at `ret` ebp belongs to the
-//! caller: following it alone would lose the caller. What is known of the leaf's address tells.
+//! caller: following it alone would lose the caller. The rule of the leaf's address decides.
 
 use super::{EBP, ESP};
 use crate::addr::{Avma, CodeAddress, LookupAvma};

@@ -9,18 +9,17 @@ use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86;
 use crate::binary::frame_rule::{Cfa, Column, RowX86, X86_RETURN_ADDRESS};
 use crate::walk::bounds::Failure;
-use crate::walk::engine::{CallerRule, Unwind};
+use crate::walk::engine::{CallRows, CallerRule, FrameSwitch, Proof, Unwind};
 use crate::walk::frame::Frame;
 use crate::walk::frames::Method;
-use crate::walk::intel::SinceEntry;
-use crate::walk::intel::forward::{self, Callees, Leads, Proof};
-use crate::walk::intel::switching::{self, Switch};
-use crate::walk::intel::{call_check, new_thread, prologue};
+use crate::walk::intel::forward::{self, Callees, Leads};
+use crate::walk::intel::{call_check, new_thread, prologue, switching};
 use crate::walk::processor::{Processor, row};
 use crate::walk::{Code, Input, flow};
 
 impl Unwind for X86 {
-    const TELLS_UNDESCRIBED: bool = true;
+    type Callees = Callees;
+    const REPORTS_UNDESCRIBED: bool = true;
     const RECORD_BESIDE_UNUSUAL: bool = true;
 
     fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (CallerRule<X86>, bool) {
@@ -31,7 +30,7 @@ impl Unwind for X86 {
         row.columns[X86_RETURN_ADDRESS] == Column::Undefined
     }
 
-    fn switch(address: CodeAddress, row: &RowX86, code: &dyn Code) -> Switch {
+    fn switch(address: CodeAddress, row: &RowX86, code: &dyn Code) -> FrameSwitch {
         switching::at::<X86>(address, row, code)
     }
 
@@ -62,17 +61,17 @@ impl Unwind for X86 {
         proof: Proof,
         from: &Frame<X86>,
         next: &Frame<X86>,
-        rows: &mut dyn SinceEntry<X86>,
+        rows: &mut CallRows<X86>,
         input: &Input<'_>,
     ) -> bool {
         match proof {
-            Proof::OfCall => call_check::is_called_from(from, next, rows, input),
+            Proof::NeedsCall => call_check::is_called_from(from, next, rows, input),
             _ => call_check::is_caller(from, next, rows, input),
         }
     }
 
-    fn goes_on_at(&self, code: &dyn Code) -> Option<Avma> {
-        new_thread::goes_on_at::<X86>(Avma(self.eip), self.gpr[EAX], code)
+    fn new_thread_entry(&self, code: &dyn Code) -> Option<Avma> {
+        new_thread::entry::<X86>(Avma(self.eip), self.gpr[EAX], code)
     }
 }
 
@@ -140,7 +139,7 @@ fn bare() -> RowX86 {
     row
 }
 
-/// What the instructions tell where there is no unwind information.
+/// The rule by instructions, where there is no unwind information.
 fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> CallerRule<X86> {
     let (at, is_return) = (address.at(), address.is_return());
     let next_function = is_return && code.code(at).is_some_and(begins_function);
@@ -156,21 +155,21 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     };
     let since_entry =
         |function: Range<Avma>| flow::since_entry_on_all_paths::<X86>(function.start, at, is_return, code);
-    let told = match code.function(address.lookup().at()) {
+    let by_entry = match code.function(address.lookup().at()) {
         Some(function) => since_entry(function),
         None => {
             let row = prologue::row_with::<X86>(unproved, at, is_return, code);
             return row.map_or(CallerRule::Nothing, |(row, proof)| CallerRule::Row(row, Method::Code, proof));
         }
     };
-    match (told, unproved) {
+    match (by_entry, unproved) {
         (Some(row), _) => CallerRule::Row(Box::new(row), Method::Code, Proof::Certain),
-        (None, Some(row)) => CallerRule::Row(row, Method::Code, Proof::Wanted),
+        (None, Some(row)) => CallerRule::Row(row, Method::Code, Proof::NeedsConfirmation),
         (None, None) => CallerRule::Nothing,
     }
 }
 
-/// Whether code after a call is none that the call returns to, but the next function or
+/// Whether the call in front of this code does not return: the code is the next function or
 /// the padding before it: the callee does not return.
 fn begins_function(code: &[u8]) -> bool {
     // endbr32; push %ebp; lea 0(%esi,%eiz,1),%esi and nops, which pad; int3
@@ -187,7 +186,7 @@ fn begins_function(code: &[u8]) -> bool {
     STARTS.iter().any(|start| code.starts_with(start))
 }
 
-/// The row of a trampoline that gives back the registers which lie `context` bytes above the stack
+/// The row of a trampoline that restores the registers which lie `context` bytes above the stack
 /// pointer. Source: Linux arch/x86/include/uapi/asm/sigcontext.h (`struct sigcontext_32`).
 fn signal_frame(context: i64) -> RowX86 {
     // edi esi ebp esp ebx edx ecx eax by DWARF number, from byte 16 on; eip lies at 56.

@@ -18,9 +18,10 @@ pub(super) const POINTER: u64 = Arch::X86.pointer_bytes();
 impl Processor for X86 {
     type Columns = [Column; X86_COLUMNS];
     type Word = u32;
-    const RED_ZONE_BYTES: u64 = Arch::X86.red_zone_bytes();
+    const RED_ZONE_BYTES: u64 = Arch::X86.red_zone_bytes_max();
     const STACK_POINTER: u8 = ESP as u8;
     const FRAME_POINTER: u8 = EBP as u8;
+    const FRAME_RECORD_AT: i64 = 0;
     const LINK: Option<u8> = None;
     const RETURN_COLUMN: usize = X86_RETURN_ADDRESS;
     const SAVED: &'static [u8] = &[3, EBP as u8, 6, 7];

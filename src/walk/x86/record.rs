@@ -1,6 +1,6 @@
 //! i386: whether ebp points to the frame record of the function at a program counter, and where the
 //! return address is if it does not. Input: code, as it is mapped; output: a stack slot. Not for: what
-//! unwind information or the path to a return tells, which come first (see `cache.rs`).
+//! unwind information or the path to a return says, which come first (see `methods.rs`).
 //!
 //! These are patterns of what compilers write; where none fits the record counts.
 

@@ -47,7 +47,7 @@ pub(super) fn ends_thread(code: &[u8]) -> bool {
 /// handler of signals; `None` where it is none. There are two frames: `struct sigframe`, whose
 /// number of the signal is popped first, and `struct rt_sigframe`, in which the registers lie in a
 /// `struct ucontext`, 20 bytes from its begin, behind number, two pointers and 128 bytes of siginfo.
-/// Both stand above the return address that brought the thread here.
+/// Both are above the return address that brought the thread here.
 ///
 /// Sources: Linux arch/x86/include/asm/sigframe.h and arch/x86/entry/vdso/vdso32/sigreturn.S; musl
 /// src/signal/i386/restore.s and glibc sysdeps/unix/sysv/linux/i386/libc_sigaction.c have the same
@@ -79,7 +79,7 @@ pub(super) fn into_context(at: Avma, code: &dyn Code) -> Option<u64> {
     })
 }
 
-/// Whether an address is in code that does nothing but tell its caller where that is: `mov (%esp),%ebx;
+/// Whether an address is in code that only returns its caller's address: `mov (%esp),%ebx;
 /// ret`, or with another register. Start code has one of its own (glibc sysdeps/i386/start.S), which its
 /// row, that of a function without a caller, takes for a part of it.
 pub(super) fn is_pc_thunk(at: Avma, code: &dyn Code) -> bool {

@@ -1,7 +1,7 @@
-//! What was learned of each code address that a stack led to: how its caller is found, and
+//! What was learned about each code address that a stack led to: how its caller is found, and
 //! whether a call returns there. Input: code addresses; output: [`Rule`]s, and for the few
 //! frames that need them all saved registers ([`Saved`]) or a whole row. Void when the
-//! images change, but for what was learned of files, which other processes share.
+//! images change, but for what was learned about files, which other processes share.
 
 use std::ops::Range;
 
@@ -11,29 +11,27 @@ use super::{stack_base, start};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{AnyRow, Body, COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
-use crate::walk::engine::{CallRows, SharedCallRows};
+use crate::walk::engine::{CallRows, CalleeCache, FrameSwitch, Proof, SharedCallRows};
 use crate::walk::frames::Method;
 use crate::walk::image_facts::{ImageFacts, Scope};
-use crate::walk::intel::SinceEntry;
-use crate::walk::intel::forward::{self, Callees, Leads, Proof, SharedCallees};
-use crate::walk::intel::prologue;
-use crate::walk::intel::switching::{self, Switch};
+use crate::walk::intel::forward::{self, Callees, Leads, SharedCallees};
+use crate::walk::intel::{prologue, switching};
 use crate::walk::processor::{Processor, begins_trampoline, row};
 use crate::walk::runtimes::{cpython, go, hotspot};
 use crate::walk::table::{Table, key, lookup_of};
 use crate::walk::{Code, body, flow};
 
-/// Most rows of unusual form; beyond it the cache is emptied.
+/// Most unusual rows; the cache is emptied when it is full.
 const UNUSUAL_MAX: usize = 4096;
 
-/// What was learned of code addresses of x86_64.
+/// What was learned about code addresses of x86_64.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Cache {
     rules: Table<Rule>,
     saved: Table<Saved>,
     /// Rows of another form, and ordinary ones that are not to be relied on.
     unusual: Vec<UnusualRule>,
-    by_calls: CallRows<X86_64>,
+    pub(super) by_calls: CallRows<X86_64>,
     callees: Callees,
     shared: SharedRules,
     fruitless: Fruitless,
@@ -41,7 +39,7 @@ pub(in crate::walk) struct Cache {
     pub(super) searches: Fruitless,
 }
 
-/// What was learned of an address of code in a file.
+/// What was learned about an address of code in a file.
 #[derive(Clone, Debug)]
 struct SharedRule {
     rule: Rule,
@@ -51,10 +49,10 @@ struct SharedRule {
     unusual: Option<Box<UnusualRule>>,
 }
 
-/// What was learned of addresses of code in files.
+/// What was learned about addresses of code in files.
 type SharedRules = ImageFacts<(), SharedRule>;
 
-/// What was learned of code in files. Copies are of the same facts.
+/// What was learned about code in files. Copies share it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Shared {
     rules: SharedRules,
@@ -70,8 +68,8 @@ impl Shared {
     }
 }
 
-/// How much of JIT code is followed: where nearly none of it leads to a caller (Racket's keeps neither
-/// frame records nor a stack pointer that its code tells), little is worth its cost.
+/// How much JIT code is followed: where nearly none of it leads to a caller (Racket's code keeps no frame records, and
+/// its instructions do not show the stack pointer), only little is.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fruitless {
     /// Addresses that led nowhere, less those that did not.
@@ -83,9 +81,9 @@ pub(super) struct Fruitless {
 impl Fruitless {
     /// From this balance on little is followed; it goes no further than twice that.
     const BALANCE_MAX: u32 = 64;
-    /// What an address that led on for certain is worth; one that may have counts as much as one that did not.
+    /// How much an address with a certain caller lowers the balance. One with an uncertain caller lowers it by 1.
     pub(super) const OF_FRUIT: u32 = 16;
-    /// One of so many is followed as far as any other code, so that it can be found out that it leads on now.
+    /// One in this many addresses is followed as far as any other code, to find out whether it leads to callers by now.
     const WHOLE_EACH: u32 = 16;
 
     /// Whether little of the next address is to be followed.
@@ -94,7 +92,7 @@ impl Fruitless {
         self.balance >= Fruitless::BALANCE_MAX && !self.asked.is_multiple_of(Fruitless::WHOLE_EACH)
     }
 
-    /// Notes what an address was worth: nothing if it led nowhere.
+    /// Notes an address; `worth` is 0 if no caller was found.
     pub(super) fn note(&mut self, worth: u32) {
         self.balance = match worth {
             0 => (self.balance + 1).min(2 * Fruitless::BALANCE_MAX),
@@ -103,11 +101,11 @@ impl Fruitless {
     }
 }
 
-/// What is known of an address whose rule is of kind `UnusualRule`.
+/// What is known about an address whose rule is [`RuleKind::Unusual`].
 #[derive(Clone, Debug)]
 struct UnusualRule {
     row: Row,
-    switch: Switch,
+    switch: FrameSwitch,
     /// It is a return address without a call: nothing is called from there.
     not_called: bool,
     /// Whether something else must lead to the same caller (`call_check.rs`).
@@ -130,7 +128,7 @@ impl Cache {
         self.callees.clear();
     }
 
-    /// What is known of an address.
+    /// What is known about an address.
     #[inline(always)]
     pub(in crate::walk) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
         match self.rules.get(key(address)) {
@@ -139,15 +137,15 @@ impl Cache {
         }
     }
 
-    /// The row of a rule of kind `UnusualRule`, until the next address is learned.
+    /// The row of a rule [`RuleKind::Unusual`], until the next address is learned.
     pub(super) fn unusual(&self, rule: Rule) -> Option<&Row> {
         self.kept(rule).map(|kept| &kept.row)
     }
 
     /// Whether the caller that a rule leads to can be relied on, until the next address is
     /// learned.
-    pub(super) fn switch(&self, rule: Rule) -> Switch {
-        self.kept(rule).map_or(Switch::No, |kept| kept.switch)
+    pub(super) fn switch(&self, rule: Rule) -> FrameSwitch {
+        self.kept(rule).map_or(FrameSwitch::No, |kept| kept.switch)
     }
 
     /// Whether a rule leads to the caller for certain, until the next address is learned.
@@ -155,7 +153,7 @@ impl Cache {
         self.kept(rule).map_or(Proof::Certain, |kept| kept.proof)
     }
 
-    /// Whether it is of a return address that no call left: the trampoline that handlers of
+    /// Whether it belongs to a return address that no call left: the trampoline that handlers of
     /// signals return to, the function that the first one of a context returns to.
     pub(super) fn not_called(&self, rule: Rule) -> bool {
         self.kept(rule).is_some_and(|kept| kept.not_called)
@@ -241,7 +239,7 @@ impl Cache {
             }
             CallerRule::Root => (Rule::of_kind(RuleKind::Root), Saved::default()),
             CallerRule::StackBase(StackBase { not_called: true, fiber }) => {
-                let switch = Switch::No;
+                let switch = FrameSwitch::No;
                 let kept = UnusualRule { row: root_row(), switch, not_called: true, fiber, proof };
                 (self.keep_unusual(kept), Saved::default())
             }
@@ -252,14 +250,14 @@ impl Cache {
             CallerRule::Nothing => (Rule::of_kind(RuleKind::Unknown), Saved::default()),
         };
         let rule = rule.returning(returns);
-        if !code.may_keep(lookup_of(key(address))) {
+        if !code.commit_dependencies(lookup_of(key(address))) {
             return rule;
         }
         if is_jit {
             self.fruitless.note(worth);
         }
         self.insert(address, rule, saved);
-        let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.ran_out();
+        let is_of_file = scope.is_some_and(|scope| !scope.is_left()) && !self.callees.is_exhausted();
         if let Some(place) = place.filter(|_| is_of_file) {
             let unusual = self.kept(rule).cloned().map(Box::new);
             let has_row = unusual.is_some();
@@ -275,7 +273,7 @@ impl Cache {
         }
     }
 
-    /// Takes over what was learned of the same code before.
+    /// Copies what was learned about the same code in another process.
     fn keep_shared(&mut self, address: CodeAddress, known: SharedRule) -> Rule {
         let SharedRule { mut rule, saved, unusual } = known;
         if let Some(unusual) = unusual {
@@ -289,7 +287,7 @@ impl Cache {
         if found.row.columns[RETURN_ADDRESS] == Column::Undefined {
             return (Rule::of_kind(RuleKind::Root), Saved::default());
         }
-        if found.switch == Switch::No
+        if found.switch == FrameSwitch::No
             && let Some(packed) = rule::pack(&found.row, method)
         {
             return packed;
@@ -310,18 +308,12 @@ impl Cache {
         number
     }
 
-    /// Forgets what was learned of the addresses that `is_gone` names.
+    /// Forgets what was learned about the addresses for which `is_gone` returns true.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         let stays = |key: u64| !is_gone(lookup_of(key));
         self.rules.retain(stays);
         self.saved.retain(stays);
         self.by_calls.forget(is_gone);
-    }
-}
-
-impl SinceEntry<X86_64> for Cache {
-    fn since_entry(&mut self, entry: Avma, address: CodeAddress, code: &dyn Code) -> Option<&Row> {
-        self.by_calls.row(entry, address, code)
     }
 }
 
@@ -335,7 +327,7 @@ enum CallerRule {
     Root,
     /// The first function of a stack that does not begin as those of threads do.
     StackBase(StackBase),
-    /// Code that V8 made, after a call: the stack may tell.
+    /// A return address in code of V8: a mark on the stack may say that there is a frame record.
     Marked,
     /// Neither unwind information nor understandable code.
     Nothing,
@@ -355,7 +347,7 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
     let here = code.code(at).unwrap_or_default();
     let in_epilogue = if is_return { None } else { code.row_in_epilogue(at) };
     let row = in_epilogue.or_else(|| row::<X86_64>(code, address.lookup().at()));
-    // Go's table says nothing of what its trampoline is.
+    // Go's table does not describe its trampoline.
     let is_trampoline = X86_64::is_sigreturn(here) || !is_return && start::is_in_sigreturn(at, code);
     if is_trampoline && row.as_ref().is_none_or(|row| !row.signal) {
         return (CallerRule::Row(Box::new(signal_frame()), Method::Code), is_return);
@@ -401,7 +393,7 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
     (in_bare_code(address, code, callees), follows_call)
 }
 
-/// What the instructions tell where there is no unwind information.
+/// The rule by instructions, where there is no unwind information.
 fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> CallerRule {
     let (at, is_return) = (address.at(), address.is_return());
     if let Some(row) = code.code(at).and_then(hotspot::interpreter_row).filter(|_| is_return) {
@@ -430,7 +422,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
         |function: Range<Avma>| flow::since_entry_on_all_paths::<X86_64>(function.start, at, is_return, code);
     // Where a call returns to, it was requested above.
     let compiled = if is_return { None } else { compiled() };
-    let told = match (code.function(address.lookup().at()), compiled) {
+    let by_entry = match (code.function(address.lookup().at()), compiled) {
         (Some(function), _) => since_entry(function),
         // Instructions that take the frame off lead to the return at once, which is certain.
         (None, Some(compiled)) if compiled.has_frame(at) => {
@@ -438,7 +430,8 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
         }
         (None, Some(compiled)) => since_entry(compiled.entry..at),
         (None, None) if callees.is_short() => {
-            return unproved.map_or(CallerRule::Nothing, |row| CallerRule::Unproved(row, Proof::Wanted));
+            return unproved
+                .map_or(CallerRule::Nothing, |row| CallerRule::Unproved(row, Proof::NeedsConfirmation));
         }
         (None, None) => {
             return match prologue::row_with::<X86_64>(unproved, at, is_return, code) {
@@ -448,14 +441,14 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
             };
         }
     };
-    match (told, unproved) {
+    match (by_entry, unproved) {
         (Some(row), _) => CallerRule::Row(Box::new(row), Method::Code),
-        (None, Some(row)) => CallerRule::Unproved(row, Proof::Wanted),
+        (None, Some(row)) => CallerRule::Unproved(row, Proof::NeedsConfirmation),
         (None, None) => CallerRule::Nothing,
     }
 }
 
-/// What there is in a Mach-O image, whose unwind information is of the bodies of functions.
+/// The rule in a Mach-O image, whose unwind information describes the bodies of functions.
 fn in_macho(address: CodeAddress, code: &dyn Code) -> CallerRule {
     let said = match code.body(address.lookup().at()) {
         Some(Body { row: AnyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
@@ -482,7 +475,7 @@ fn root_row() -> Row {
     row
 }
 
-/// Whether code after a call is none that the call returns to, but the next function or
+/// Whether the call in front of this code does not return: the code is the next function or
 /// the padding before it: the callee does not return.
 fn begins_function(code: &[u8]) -> bool {
     const STARTS: [&[u8]; 6] =

@@ -1,5 +1,6 @@
-//! The step from a frame to its caller by a rule, by the frame record, or by a leaf's code. Input: a frame, a rule; output: the caller's frame, not yet checked.
-//! Not for: the common steps, which need three registers only (see `unwinder.rs`).
+//! The step from a frame to its caller by a rule, by the frame record, or by a leaf's code. Input: a frame, a rule;
+//! output: the caller's frame, not yet checked. Not for: the common steps, which need three registers only (see
+//! `unwinder.rs`).
 
 use super::cache::Cache;
 use super::rule::{Rule, RuleKind, Saved};
@@ -13,7 +14,7 @@ use crate::walk::bounds::Failure;
 pub(super) type Frame = crate::walk::frame::Frame<X86_64>;
 
 impl Frame {
-    /// The caller by what is known of the frame's address.
+    /// The caller by what is known about the frame's address.
     pub(super) fn step(&self, rule: Rule, cache: &mut Cache, input: &Input<'_>) -> Result<Frame, Failure> {
         match rule.kind() {
             RuleKind::FramePointer if self.registers[RBP] == UNKNOWN_REGISTER => {
@@ -50,8 +51,8 @@ impl Frame {
         Ok(next.called_from(at(rule.cfa()).0, address, input))
     }
 
-    /// The caller by the frame record that rbp points to, or by the return address so many bytes above the stack pointer
-    /// of a leaf that is at an instruction where it has none.
+    /// The caller by the frame record that rbp points to, or by the return address this many bytes above the stack
+    /// pointer of a leaf that is at an instruction where it has none.
     pub(super) fn by_record(&self, unframed: Option<u64>, input: &Input<'_>) -> Result<Frame, Failure> {
         match unframed {
             Some(bytes) => {

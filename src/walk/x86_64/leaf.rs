@@ -4,7 +4,7 @@
 //! rbp. In a leaf function without one (compilers leave it out even when asked to keep
 //! frame pointers), on entry, between the two instructions of the prologue and at `ret`
 //! rbp belongs to the caller: following it alone would lose the caller. The unwind
-//! information of the leaf's function tells; without it the code (see `record.rs`).
+//! information of the leaf's function decides; without it the code (see `record.rs`).
 
 use super::{record, syscall};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
@@ -16,11 +16,11 @@ use crate::walk::processor::row;
 use crate::walk::table::Table;
 use crate::walk::{Code, Input, StackEnd, Walked};
 
-/// What is known of instructions that threads were stopped at. Void when the images change.
+/// What is known about instructions that threads were stopped at. Void when the images change.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leaves(Table<Leaf>);
 
-/// What is known of an instruction that a thread was stopped at.
+/// What is known about an instruction that a thread was stopped at.
 #[derive(Clone, Copy, Debug, Default)]
 struct Leaf {
     /// The ordinary form of its unwind information.
@@ -35,7 +35,7 @@ impl Leaves {
         self.0.clear();
     }
 
-    /// Forgets what was learned of the addresses that `is_gone` names.
+    /// Forgets what was learned about the addresses for which `is_gone` returns true.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.0.retain(|pc| !is_gone(Avma(pc)));
     }
@@ -54,7 +54,7 @@ impl Leaves {
         }
         let slot = record::unframed_return_slot(pc, Avma(0), code);
         let leaf = Leaf { rule: rule(pc, code), unframed_return_at: slot.map(|slot| slot.0) };
-        if code.may_keep(pc) {
+        if code.commit_dependencies(pc) {
             self.0.insert(pc.0, leaf);
         }
         leaf
@@ -283,7 +283,7 @@ mod tests {
         check_ruled(first, 0x1234, &[0, TEXT + 9], &[8], StackEnd::Root);
     }
 
-    /// `push %rbp; mov %rsp,%rbp` at 0x1000, and how often it was asked.
+    /// `push %rbp; mov %rsp,%rbp` at 0x1000, and a count of requests.
     struct CountingCode(Cell<u32>);
 
     impl Code for CountingCode {

@@ -2,8 +2,7 @@
 //! leaf's caller for walks by frame pointers; `rule.rs` packs what leads from a frame to its caller,
 //! `cache.rs` keeps it by address, `frame.rs` makes the step; `start.rs` and `record.rs` know start
 //! code and prologues. `intel/` has what i386 shares: instructions, calls, code without unwind
-//! information. What else stands here answers questions that only this processor's code and its
-//! programs pose.
+//! information. The other files are about code that only this processor's programs have.
 
 mod cache;
 mod frame;

@@ -15,9 +15,10 @@ pub(super) const RSP: usize = X86_64::RSP;
 impl Processor for X86_64 {
     type Columns = [Column; COLUMNS];
     type Word = u64;
-    const RED_ZONE_BYTES: u64 = Arch::X86_64.red_zone_bytes();
+    const RED_ZONE_BYTES: u64 = Arch::X86_64.red_zone_bytes_max();
     const STACK_POINTER: u8 = RSP as u8;
     const FRAME_POINTER: u8 = RBP as u8;
+    const FRAME_RECORD_AT: i64 = 0;
     const LINK: Option<u8> = None;
     const RETURN_COLUMN: usize = RETURN_ADDRESS;
     // arch/x86/include/asm/sigframe.h, `rt_sigframe`: behind its first word, which the handler has returned to,

@@ -75,7 +75,7 @@ fn function_bytes<'a>(function: &Range<Avma>, code: &'a dyn Code) -> Option<&'a 
     Some(&bytes[..length.min(bytes.len())])
 }
 
-/// The slot at `offset` bytes into a function, as far as all its code tells.
+/// The slot at `offset` bytes into a function, by all its code.
 ///
 /// ```text
 /// system call stub of libsystem_kernel        Swift's async prologue
@@ -173,7 +173,7 @@ mod tests {
                 (&[0xff, 0xe1], None),                      // +0b jmp  *%rcx
                 (&[0x5d], None),                            // +0d pop  %rbp
                 (&[0xff, 0xe1], Some(0)),                   // +0e jmp  *%rcx
-                (&[0xe9, 0xeb, 0xff, 0xff, 0xff], Some(0)), // +10 jmp  +00: itself anew
+                (&[0xe9, 0xeb, 0xff, 0xff, 0xff], Some(0)), // +10 jmp  +00: itself again
                 (&[0xeb, 0x02], Some(0)),                   // +15 jmp  +19: the next function
                 (&[0xeb, 0x01], None),                      // +17 jmp  +1a: into the middle of it
                 (&[0xe8, 0, 0, 0, 0], Some(0)),             // +19 call

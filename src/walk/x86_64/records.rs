@@ -1,5 +1,5 @@
 //! When a walk by frame pointers is complete. A chain of frame records that ends near the
-//! thread's birth proves nothing: a function without one leaves rbp alone, or uses it for
+//! thread's first stack pointer proves nothing: a function without one leaves rbp alone, or uses it for
 //! something else, and its caller or all others are missing. Input: registers, stack, rows;
 //! output: the frames of a chain in which every function is known to keep a record, to the
 //! thread's first function or to another stack.
@@ -23,7 +23,7 @@ const START_FRAMES_MAX: usize = 4;
 
 impl Unwinder {
     /// Walks by records that are all known to be there, to the thread's first function.
-    /// `None`, with `out` as it may be, where that is not known of one.
+    /// `None` if that is not known of one function; `out` then has some of the frames.
     pub(super) fn by_kept_records(
         &mut self,
         registers: &X86_64,

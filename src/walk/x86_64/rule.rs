@@ -16,8 +16,8 @@ pub(in crate::walk) enum RuleKind {
     /// [`Rule::return_at`] and [`Rule::frame_pointer_at`]: `(rip, sp, bp) = (*(sp + 8r), sp + 8c,
     /// *(sp + 8b))`, or `bp` as it is where the function does not save it.
     StackPointer = 1,
-    /// An ordinary row whose CFA is counted from rbp: `(rip, sp, bp) = (*(bp + 8r), bp + 8c, *(bp + 8b))`. Where a function keeps
-    /// a frame record that is `(*(bp + 8), bp + 16, *bp)`.
+    /// An ordinary row whose CFA is counted from rbp: `(rip, sp, bp) = (*(bp + 8r), bp + 8c, *(bp + 8b))`. Where a
+    /// function keeps a frame record that is `(*(bp + 8), bp + 16, *bp)`.
     FramePointer = 2,
     /// A row of another form: from other registers, by an expression, or not to be relied on.
     /// [`Rule::row`] is its number.
@@ -31,7 +31,7 @@ pub(in crate::walk) enum RuleKind {
     Marked = 6,
 }
 
-/// What is known of a code address, in one word: three distances of 16 bits, the number of
+/// What is known about a code address, in one word: three distances of 16 bits, the number of
 /// its [`RuleKind`] and flags. Distances are words from the register that the CFA is counted from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) struct Rule(u64);
@@ -40,7 +40,7 @@ impl Rule {
     const RETURN_AT: u32 = 16;
     const FRAME_POINTER_AT: u32 = 32;
     const KIND: u32 = 48;
-    /// A call (or what stands for one) is in front of the address.
+    /// A call (or what serves as one) is in front of the address.
     const RETURNS: u64 = 1 << 56;
     const SAVES_FRAME_POINTER: u64 = 1 << 57;
     /// The rule was read from instructions, not from unwind information.
@@ -175,8 +175,8 @@ impl Rule {
     }
 }
 
-/// Where an ordinary row has the registers that no ordinary row counts its CFA from: rbx, r12 to
-/// r15, and rsi and rdi, which functions of Windows give back too; words from the register that its own CFA is counted from.
+/// Where an ordinary row has the registers that no ordinary row counts its CFA from: rbx, r12 to r15, and rsi and
+/// rdi, which functions of Windows give back too; words from the register that its own CFA is counted from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Saved {
     at: [Option<i16>; Saved::REGISTERS.len()],

@@ -5,7 +5,7 @@
 //! A stale word looks the same as a live one. So what is found counts only if the call that it
 //! returns to leads to where the walk is stuck (`call_check.rs`), and if the walk
 //! goes on from it, without a second search, to the thread's first function; and the
-//! stack is then still told apart from complete ones ([`StackEnd::Scanned`]).
+//! stack is still reported apart from complete ones ([`StackEnd::Scanned`]).
 
 use super::RSP;
 use super::frame::Frame;
@@ -73,7 +73,7 @@ impl Unwinder {
                 && may_lead_to(frame.address, stuck, input.code)
             {
                 followed += 1;
-                is_called = call_check::is_called_from(stuck, &frame, &mut self.cache, input);
+                is_called = call_check::is_called_from(stuck, &frame, &mut self.cache.by_calls, input);
                 is_found |= is_called;
             }
             if !is_called {

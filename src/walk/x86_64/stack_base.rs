@@ -1,4 +1,4 @@
-//! Where a stack of its own begins on x86_64, whatever the tables say of it: the functions that
+//! Where a fiber's stack begins on x86_64, whatever the tables say: the functions that
 //! contexts, fibers and goroutines return to, which nothing called. Known by their instructions, never
 //! by where a walk happened to end. Input: an address, code; output: [`StackBase`].
 
@@ -10,9 +10,9 @@ use crate::walk::runtimes::go::x86_64 as go;
 /// What the first function of a stack is to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StackBase {
-    /// The address is a return address that no call left: the maker of the stack put it there.
+    /// The address is a return address that no call left: the program put it there when it created the stack.
     pub not_called: bool,
-    /// The stack is one that a thread goes to and comes back from; its caller is elsewhere.
+    /// The stack belongs to a fiber: a thread switches to it and back, and its caller is on another stack.
     pub fiber: bool,
 }
 

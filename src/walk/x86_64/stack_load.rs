@@ -1,11 +1,12 @@
-//! Whether a function has loaded the stack pointer from elsewhere in front of an address, so that rows which count from
-//! it may lead to any word: assembly that goes to another stack does not always tell its tables (Wine's start of a
-//! thread). Input: an address, code; output: yes or no. A constant that looks like such an instruction counts as one.
+//! Whether a function has loaded the stack pointer from elsewhere in front of an address, so that rows which count
+//! from it may lead to any word: assembly that switches to another stack does not always say so in its tables (Wine's
+//! start of a thread). Input: an address, code; output: yes or no. A constant that looks like such an instruction
+//! counts as one.
 
 use crate::addr::CodeAddress;
 use crate::walk::Code;
 
-/// Most bytes of a function that are looked at.
+/// Most bytes of a function that are examined.
 const BYTES_MAX: u64 = 4096;
 
 /// Whether an instruction in front of an address, in its function, loads the stack pointer; no where the entry of that

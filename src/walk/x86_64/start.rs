@@ -49,7 +49,7 @@ pub(super) fn ends_thread(code: &[u8]) -> bool {
     may_be && FORMS.iter().any(|form| code.starts_with(form))
 }
 
-/// Whether an address is at the `syscall` instruction of such an end: it never comes back.
+/// Whether an address is at the `syscall` instruction of such an end: it never returns.
 pub(super) fn is_in_sigreturn(at: Avma, code: &dyn Code) -> bool {
     let begins_at = |bytes: u64| at.0.checked_sub(bytes).and_then(|begin| code.code(Avma(begin)));
     let is_here = |bytes: u64| begins_at(bytes).is_some_and(is_sigreturn);

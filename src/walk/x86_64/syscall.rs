@@ -1,6 +1,6 @@
-//! The leaf of a thread that is inside a system call which ends its function: its program counter stands behind the
-//! `syscall` instruction, and that is the next function, or none. Input: registers, code; output: the address that
-//! the leaf is walked from. Not for: system calls in the middle of a function, where both tell the same.
+//! The leaf of a thread that is inside a system call which ends its function: its program counter is behind the
+//! `syscall` instruction, in the next function or in none. Input: registers, code; output: the address that
+//! the leaf is walked from. Not for: system calls in the middle of a function, where both lead to the same caller.
 //!
 //! The instruction leaves its own end in rcx (Intel SDM volume 2, SYSCALL), and the kernel shows that as long as
 //! the call lasts. Who reaches the next function by a call has something else there.
@@ -14,12 +14,13 @@ use crate::walk::{Code, flow};
 const SYSCALL: &[u8] = &[0x0f, 0x05];
 const RCX: usize = 2;
 
-/// Where a thread stands: its program counter, or the system call that it is in if that ends a function.
+/// The address that the leaf is walked from: its program counter, or the system call that it is in if that ends a
+/// function.
 #[inline]
 pub(super) fn leaf(registers: &X86_64, code: &dyn Code) -> CodeAddress {
     let pc = Avma(registers.rip);
     let rcx = registers.gpr[RCX];
-    // Of a thread that sleeps nobody tells rcx.
+    // rcx of a sleeping thread is unknown.
     if rcx != pc.0 && rcx != UNKNOWN_REGISTER {
         return CodeAddress::Pc(pc);
     }

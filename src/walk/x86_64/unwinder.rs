@@ -4,13 +4,13 @@
 //!
 //! Every step is checked: a return address follows a call in executable memory, and the
 //! stack pointer rises. A walk is complete only at the thread's known first function. What
-//! was learned of an address is kept (`cache.rs`), since stacks lead to the same ones again
+//! was learned about an address is kept (`cache.rs`), since stacks lead to the same ones again
 //! and again.
 //!
 //! Nearly all rows count the CFA from rsp or rbp (`rule.rs`), so `Unwinder::run` carries
 //! only these two and the address. The few others, in lazy binding, signal frames and
 //! realigned stacks, use other registers or expressions (`expression.rs`). Where a run meets
-//! one, its steps are made again from the frame it began at with all registers
+//! one, its steps are repeated from the frame it began at with all registers
 //! (`frame.rs`), and once only, since the next run begins behind it.
 
 use super::cache::{Cache, Fruitless, Shared};
@@ -21,12 +21,9 @@ use super::{RBP, RSP, stack_load, syscall};
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::walk::bounds::{Failure, is_on_other_stack};
-use crate::walk::engine::check;
+use crate::walk::engine::{Completeness, FrameSwitch, Proof, check};
 use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, Method, UnwindMethod};
-use crate::walk::intel::completeness::Completeness;
-use crate::walk::intel::forward::Proof;
-use crate::walk::intel::switching::Switch;
 use crate::walk::intel::{call_check, new_thread};
 use crate::walk::runtimes::libgcc::morestack;
 use crate::walk::runtimes::{go, musl, v8};
@@ -39,7 +36,7 @@ use crate::walk::{Input, StackEnd, Walked};
 pub(in crate::walk) struct Unwinder {
     pub(super) cache: Cache,
     leaves: Leaves,
-    /// What is below the stack pointer was not copied with the rest of the stack.
+    /// The red zone was not copied with the rest of the stack.
     below_is_later: bool,
 }
 
@@ -52,7 +49,7 @@ struct CheckedStep {
     /// The rule leads to code on another stack than the one that was copied.
     leads_to_other_stack: bool,
     /// What is switched at the frame's address, and whether its rule leads to the caller for certain.
-    switch: Switch,
+    switch: FrameSwitch,
     proof: Proof,
 }
 
@@ -99,7 +96,7 @@ pub(super) struct Run {
     pub address: CodeAddress,
     pub sp: Avma,
     pub frame_pointer: u64,
-    /// What is known of that frame's address.
+    /// What is known about that frame's address.
     pub rule: Rule,
 }
 
@@ -115,7 +112,7 @@ impl Unwinder {
         self.leaves.clear();
     }
 
-    /// Forgets what was learned of the addresses that `is_gone` names.
+    /// Forgets what was learned about the addresses for which `is_gone` returns true.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.cache.forget(is_gone);
         self.leaves.forget(is_gone);
@@ -190,10 +187,10 @@ impl Unwinder {
         let mut frame = Frame::new(registers, input.code_mask);
         frame.address = start;
         let mut walked = self.follow(how, &mut frame, run, input, out);
-        if input.code.walks_again() {
+        if input.code.is_interrupted() {
             return walked;
         }
-        if out.len() == 1 && walked.ended == StackEnd::BadFrame && self.has_not_begun(registers, input) {
+        if out.len() == 1 && walked.ended == StackEnd::BadFrame && self.is_new_thread(registers, input) {
             return Walked { ended: StackEnd::Root, ..walked };
         }
         if how == UnwindMethod::Auto && walked.ended == StackEnd::BadFrame {
@@ -205,8 +202,8 @@ impl Unwinder {
         walked
     }
 
-    /// What the code at a frame's address tells, where that is requested: of an address in code that V8 made, whose
-    /// rule is of kind `Marked`, only if the frame has no mark.
+    /// The rule of a frame. For an address in code of V8, whose rule is [`RuleKind::Marked`], that of its instructions if
+    /// the frame has no mark.
     #[inline(always)]
     pub(super) fn rule_of(&mut self, frame: &Frame, input: &Input<'_>) -> Rule {
         let rule = self.cache.rule(frame.address, input.code);
@@ -216,7 +213,7 @@ impl Unwinder {
         self.cache.learn_with(frame.address, input.code, false)
     }
 
-    /// Whether neither unwind information nor instructions tell for certain where the caller of an address is.
+    /// Whether neither unwind information nor instructions lead to the caller of an address for certain.
     fn is_undescribed(&mut self, address: CodeAddress, input: &Input<'_>) -> bool {
         let rule = self.cache.rule(address, input.code);
         rule.kind() == RuleKind::Unknown || self.cache.proof(rule) != Proof::Certain
@@ -229,10 +226,11 @@ impl Unwinder {
         }
     }
 
-    /// Whether a thread stands where it was made, and goes on in its first function (`new_thread.rs`).
-    fn has_not_begun(&mut self, registers: &X86_64, input: &Input<'_>) -> bool {
+    /// Whether a thread is still where the kernel created it, and continues in its first function
+    /// (`intel/new_thread.rs`).
+    fn is_new_thread(&mut self, registers: &X86_64, input: &Input<'_>) -> bool {
         const RAX: usize = 0;
-        let first = new_thread::goes_on_at::<X86_64>(Avma(registers.rip), registers.gpr[RAX], input.code);
+        let first = new_thread::entry::<X86_64>(Avma(registers.rip), registers.gpr[RAX], input.code);
         first
             .is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind() == RuleKind::Root)
     }
@@ -269,7 +267,7 @@ impl Unwinder {
         loop {
             let input = &mut input;
             progress.rise(run.sp, input);
-            if input.code.walks_again() {
+            if input.code.is_interrupted() {
                 return progress.ends(StackEnd::BadFrame);
             }
             if let Some(ended) = self.end_of_run(frame, &run, &mut progress, input, out) {
@@ -311,17 +309,16 @@ impl Unwinder {
                 &mut next,
                 input,
             );
-            if step.switch == Switch::LandingPad
+            if step.switch == FrameSwitch::LandingPad
                 && let CodeAddress::Return(address) = next.address
                 && !self.cache.is_return(address, input.code)
             {
                 return progress.ends(StackEnd::Switching);
             }
-            if !self.is_proved((frame, rule), &next, method, step.proof, input) {
-                progress.completeness.note_unproved();
-            }
-            // What could not be asked on the way says nothing against another caller.
-            if input.code.walks_again() {
+            let is_proved = self.is_proved((frame, rule), &next, method, step.proof, input);
+            progress.completeness.note_unproved(!is_proved);
+            // Without the missing bytes this caller is not refuted.
+            if input.code.is_interrupted() {
                 return progress.ends(StackEnd::BadFrame);
             }
             let from = std::mem::replace(frame, next);
@@ -336,7 +333,7 @@ impl Unwinder {
         }
     }
 
-    /// Makes the steps of a run again where their registers count; why the walk ends with them, if it does.
+    /// Repeats the steps of a run with all registers, where these are needed; why the walk ends with them, if it does.
     fn end_of_run(
         &mut self,
         frame: &mut Frame,
@@ -413,7 +410,7 @@ impl Unwinder {
                 && input.code.is_code(next.address.at())
         });
         let mut found = step.and_then(|(next, method)| self.check(frame, next, method, input));
-        // Only code that nothing else is known of may be walked by frame pointer: where
+        // Only code that nothing else is known about may be walked by frame pointer: where
         // unwind information leads to no caller, a frame record is that of another frame.
         let may_use_record = how == UnwindMethod::Auto
             && (rule.kind() == RuleKind::Unknown || matches!(method, Method::Code | Method::FramePointer));
@@ -430,7 +427,7 @@ impl Unwinder {
         CheckedStep { found, may_use_record, leads_to_other_stack, switch, proof }
     }
 
-    /// Whether the caller of a frame is the one that called. What may have no record is not known to have one.
+    /// Whether the caller of a frame is the one that called. A frame record alone does not prove it.
     fn is_proved(
         &mut self,
         (frame, rule): (&Frame, Rule),
@@ -442,22 +439,22 @@ impl Unwinder {
         match (method, proof) {
             (Method::FramePointer, _) => {
                 v8::has_frame_mark(frame, input)
-                    || call_check::is_called_from(frame, next, &mut self.cache, input)
+                    || call_check::is_called_from(frame, next, &mut self.cache.by_calls, input)
             }
             (_, Proof::Certain) if !self.may_be_stale(frame, rule) => true,
-            (_, Proof::OfCall) => call_check::is_called_from(frame, next, &mut self.cache, input),
-            _ => call_check::is_caller(frame, next, &mut self.cache, input),
+            (_, Proof::NeedsCall) => call_check::is_called_from(frame, next, &mut self.cache.by_calls, input),
+            _ => call_check::is_caller(frame, next, &mut self.cache.by_calls, input),
         }
     }
 
-    /// Whether a row of a leaf may have read what was below the stack pointer at another moment.
+    /// Whether a row of a leaf may have read the red zone of another moment.
     fn may_be_stale(&self, frame: &Frame, rule: Rule) -> bool {
         self.below_is_later && matches!(frame.address, CodeAddress::Pc(_)) && rule.kind() == RuleKind::Unusual
     }
 
-    /// Pushes the callers of a frame as far as ordinary rules that `may_follow` has a name for
-    /// lead to ones that stand every check; it is given whether the rule is that of the first frame.
-    /// Why it stops is for the caller to find out. Each look-up tells of an address both that a call
+    /// Pushes the callers of a frame as far as ordinary rules lead to ones that pass every check. `may_follow` names the
+    /// method of a rule that may be followed; its second argument is whether the rule is that of the first frame.
+    /// The caller finds out why it stops. One look-up of an address says both that a call
     /// returns there and where its own caller is.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)] // a frame in its parts, which stay in registers
@@ -472,7 +469,7 @@ impl Unwinder {
         may_follow: impl Fn(Rule, bool) -> Option<Method>,
     ) -> Run {
         let mut rule = self.cache.rule(from, input.code);
-        // What `out` tells, its length and the last address, is not carried from step to step.
+        // The length of `out` and its last address are not carried from step to step.
         let begun = out.len();
         while out.len() < input.max_depth
             && let Some(method) = may_follow(rule, out.len() == begun)
@@ -499,8 +496,8 @@ impl Unwinder {
         Run { steps, address, sp: Avma(sp), frame_pointer, rule }
     }
 
-    /// Makes the steps of a run again, with all registers: these may lie where nothing was
-    /// copied. Then it tells why, and how many steps are left.
+    /// Repeats the steps of a run, with all registers: these may lie where nothing was
+    /// copied. Then it returns why, and how many steps are left.
     fn catch_up(
         &mut self,
         frame: &mut Frame,
@@ -528,7 +525,7 @@ impl Unwinder {
     }
 }
 
-/// Whether a null return address that a rule leads to is the end of a fiber, whose maker puts it
+/// Whether a null return address that a rule leads to is the end of a fiber, whose creator puts it
 /// above its first function: only where every frame was found by unwind information is it that
 /// word, and not where that says that a function that made a call had pushed nothing. Only
 /// assembly does, whose tables may be wrong (a call leaves the stack pointer 8 short of a

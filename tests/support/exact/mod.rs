@@ -300,7 +300,7 @@ impl Session<'_> {
         let sp = now.gpr[X86_64::RSP];
         let end = if thread.own(sp) { thread.stack_top + 64 } else { (sp | 0xffff) + 1 };
         // As a capture, with what lies right below the stack pointer.
-        let base = sp - self.program.arch.red_zone_bytes();
+        let base = sp - self.program.arch.red_zone_bytes_max();
         self.stack.resize((end - base).min(512 << 10) as usize, 0);
         let len = read(self.pid, base, &mut self.stack);
         let stack = StackBytes { base: Avma(base), bytes: &self.stack[..len] };

@@ -153,7 +153,7 @@ fn memory_addressed_by_fp_counts_where_all_else_is_silent() {
         0xd65f_03c0, // +1c ret
     ];
     check(&[0, 0x10], &code, ".RR.....");
-    // ldr x8, +0 has no base register, whatever stands in its place; stur x29, [x8] is another.
+    // ldr x8, +0 has no base register, whatever is in its place; stur x29, [x8] is another.
     assert_eq!(kind(0x5800_03a8, Avma(TEXT)), RecordEffect::Plain);
     assert_eq!(kind(0xf800_011d, Avma(TEXT)), RecordEffect::Plain);
 }

@@ -195,7 +195,7 @@ fn a_signal_frame_gives_back_every_register_and_an_exact_program_counter() {
     words[registers + 31] = STACK + 90 * 8;
     words[registers + 32] = TEXT + 0x300;
     words[103] = TEXT + 0x204;
-    // The trampoline called nothing, whatever stands in front of it.
+    // The trampoline called nothing, whatever is in front of it.
     let found = [LEAF, (0x800, Method::Cfi), (0x300, Method::Code), (0x203, Method::Cfi)];
     check(&rows, &[(LR, TEXT + 0x800)], &words, &found, StackEnd::Root);
     // On a stack of its own.
@@ -265,7 +265,7 @@ fn frame_pointers_alone_are_complete_where_unwind_information_says_the_same() {
         check_if(promised, framed_all().row(0x203, end.clone()), StackEnd::Root);
         check_if(promised, described().row(0x40, framed()).row(0x103, bare()), StackEnd::Unproved);
     }
-    // Where unwind information says nothing, a promise stands.
+    // Where there is no unwind information, the promise of the ABI holds.
     check_if(false, framed_all(), StackEnd::Unproved);
     check_if(true, framed_all(), StackEnd::Root);
     check_if(false, framed_all().row(0x203, bare()), StackEnd::Unproved);

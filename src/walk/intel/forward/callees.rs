@@ -1,13 +1,13 @@
-//! Whether a function that is called comes back. Input: its entry, code; output: yes, or that it is not known.
+//! Whether a called function returns. Input: its entry, code; output: yes, or unknown.
 //! Not for: functions that are called through a register or a table.
 //!
-//! One that does not return has no `ret` that a way leads to without passing another call that does not
+//! A function that does not return has no `ret` that a path leads to without passing another call that does not
 //! return. So a path from the entry to a return, with the stack pointer where it was, through no call but
-//! of functions that come back themselves, is enough: it is in no other function, for only behind a call that
+//! of functions that return themselves, is enough: it is in no other function, for only behind a call that
 //! does not return does one follow another.
 //!
-//! Thousands of rows ask for the same few functions (the builtins of V8), so what was found is kept, of code that
-//! stays as it is; of code in files for all processes that map them.
+//! Thousands of rows need the same few functions (the builtins of V8), so answers about code that does not change are
+//! cached, and those about code in files shared by all processes that map them.
 
 use std::ops::Range;
 
@@ -15,6 +15,7 @@ use hashbrown::HashMap;
 
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
+use crate::walk::engine::CalleeCache;
 use crate::walk::flow::{self, Effect, Place, State};
 use crate::walk::image_facts::ImageFacts;
 use crate::walk::intel::Intel;
@@ -28,16 +29,16 @@ const SHORT_STEPS_MAX: u32 = 128;
 const STEPS_MAX: u32 = 512;
 /// Most branches of one that are remembered to be followed later.
 const BRANCHES_MAX: usize = 16;
-/// Most callees inside each other.
+/// Most nested callees.
 const DEPTH_MAX: u32 = 3;
-/// Most answers that are kept.
+/// Most answers that are cached.
 const KEPT_MAX: usize = 65_536;
 
 /// A path that is still to be followed.
 pub(super) struct Path {
     pub at: Avma,
     pub state: State,
-    /// A call was passed, or one has come back to where it began, and it is not known to come back.
+    /// The path passed a call that is not known to return, or began behind one.
     pub called: bool,
 }
 
@@ -48,10 +49,10 @@ pub(super) fn stack_pointer<P: Intel>(state: &State) -> Option<Place> {
         .filter(|place| [P::STACK_POINTER, P::FRAME_POINTER].contains(&place.register))
 }
 
-/// An entry, and how many callees inside each other were followed from there.
+/// An entry, and how many nested callees were followed from there.
 type CalleeKey = (u64, u32);
 
-/// The code that an answer rests on: the first and the last address that was looked at.
+/// The code that an answer depends on: the first and the last address that was examined.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     first: u64,
@@ -76,24 +77,24 @@ impl Span {
     }
 }
 
-/// What was found out of a callee.
+/// What was found out about a callee.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::walk) struct CalleeFacts {
-    /// It comes back.
+    /// It returns.
     returns: bool,
-    /// The answer rests on code alone that stays as it is.
+    /// The answer depends only on code that does not change.
     is_lasting: bool,
-    rests_on: Span,
+    depends_on: Span,
 }
 
-/// Answers that rest on one mapping of a file alone, by how many callees inside each other were followed. What they rest on
-/// is counted from the entry.
+/// Answers that depend on one mapping of a file alone, by how many nested callees were followed. Spans are counted from
+/// the entry.
 pub(in crate::walk) type SharedCallees = ImageFacts<u32, CalleeFacts>;
 
-/// What is known of callees. Void when the images change, but for those of files.
+/// What is known about callees. Void when the images change, but for those of files.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Callees {
-    /// Answers that rest on code which stays as it is.
+    /// Answers that depend only on code that does not change.
     kept: HashMap<CalleeKey, CalleeFacts>,
     shared: SharedCallees,
     /// The others, for one row.
@@ -103,59 +104,60 @@ pub(in crate::walk) struct Callees {
     is_short: bool,
     /// Where the paths of the row itself have come to, and where the stack pointer was there.
     pub(super) paths: Visited<Option<Place>>,
-    /// Where those of callees have, by how deep these are inside each other.
+    /// Where the paths of callees have come to, by how deep these are nested.
     visited: [Visited<()>; DEPTH_MAX as usize],
 }
 
-impl Callees {
-    pub(in crate::walk) fn new(shared: &SharedCallees) -> Callees {
+impl CalleeCache for Callees {
+    type Shared = SharedCallees;
+
+    fn new(shared: &SharedCallees) -> Callees {
         Callees { shared: shared.clone(), ..Callees::default() }
     }
 
-    pub(in crate::walk) fn clear(&mut self) {
+    fn clear(&mut self) {
         self.kept.clear();
     }
 
-    /// Says whether rows that are to be read from now on are worth little code only.
-    pub(in crate::walk) fn follow_little(&mut self, little: bool) {
-        self.is_short = little;
-    }
-
-    /// Whether they are.
-    pub(in crate::walk) fn is_short(&self) -> bool {
-        self.is_short
-    }
-
-    /// Whether there was no room for all callees of the row that was read last: with what is known by then, it may tell
-    /// more another time.
-    pub(in crate::walk) fn ran_out(&self) -> bool {
-        self.left == 0
-    }
-
-    /// Another row is to be read.
-    pub(in crate::walk) fn begin_row(&mut self) {
+    fn begin_row(&mut self) {
         self.passing.clear();
         self.left = if self.is_short { SHORT_STEPS_MAX } else { ALL_STEPS_MAX };
     }
 
-    /// Whether the function at `entry` is known to come back, for a row of its own.
+    fn is_exhausted(&self) -> bool {
+        self.left == 0
+    }
+}
+
+impl Callees {
+    /// Sets whether only little code is followed for the next rows.
+    pub(in crate::walk) fn follow_little(&mut self, little: bool) {
+        self.is_short = little;
+    }
+
+    /// Whether only little code is followed.
+    pub(in crate::walk) fn is_short(&self) -> bool {
+        self.is_short
+    }
+
+    /// Whether the function at `entry` is known to return, for a row of its own.
     #[cfg(test)]
     pub(in crate::walk) fn returns<P: Intel>(&mut self, entry: Avma, code: &dyn Code) -> bool {
         self.begin_row();
         self.return_from::<P>(entry, code)
     }
 
-    /// Whether the function at `entry` is known to come back.
+    /// Whether the function at `entry` is known to return.
     pub(super) fn return_from<P: Intel>(&mut self, entry: Avma, code: &dyn Code) -> bool {
         self.answer::<P>((entry.0, DEPTH_MAX), code).returns
     }
 
     fn answer<P: Intel>(&mut self, asked: CalleeKey, code: &dyn Code) -> CalleeFacts {
         if asked.1 == 0 {
-            return CalleeFacts { returns: false, is_lasting: true, rests_on: Span::of(asked.0) };
+            return CalleeFacts { returns: false, is_lasting: true, depends_on: Span::of(asked.0) };
         }
         if let Some(answer) = self.kept.get(&asked) {
-            code.rests_on(Avma(answer.rests_on.first), Avma(answer.rests_on.last));
+            code.note_dependency(Avma(answer.depends_on.first), Avma(answer.depends_on.last));
             return *answer;
         }
         if let Some(answer) = self.passing.get(&asked) {
@@ -164,8 +166,8 @@ impl Callees {
         let (entry, depth) = asked;
         let place = self.shared.place(CodeAddress::Pc(Avma(entry)), code);
         if let Some(known) = place.as_ref().and_then(|place| self.shared.get(place, depth)) {
-            let answer = CalleeFacts { rests_on: known.rests_on.moved(entry), ..known };
-            code.rests_on(Avma(answer.rests_on.first), Avma(answer.rests_on.last));
+            let answer = CalleeFacts { depends_on: known.depends_on.moved(entry), ..known };
+            code.note_dependency(Avma(answer.depends_on.first), Avma(answer.depends_on.last));
             self.keep(asked, answer);
             return answer;
         }
@@ -183,9 +185,9 @@ impl Callees {
             return answer;
         }
         self.keep(asked, answer);
-        if let Some(place) = place.filter(|place| answer.rests_on.is_in(&place.mapped)) {
-            let from_entry = answer.rests_on.moved(entry.wrapping_neg());
-            self.shared.insert(&place, depth, CalleeFacts { rests_on: from_entry, ..answer }, false);
+        if let Some(place) = place.filter(|place| answer.depends_on.is_in(&place.mapped)) {
+            let from_entry = answer.depends_on.moved(entry.wrapping_neg());
+            self.shared.insert(&place, depth, CalleeFacts { depends_on: from_entry, ..answer }, false);
         }
         answer
     }
@@ -205,10 +207,10 @@ impl Callees {
         visited: &mut Visited<()>,
     ) -> CalleeFacts {
         let mut reader = Reader::new(code);
-        let (mut is_lasting, mut rests_on) = (true, Span::of(entry));
-        let answer = |returns, is_lasting, rests_on, reader: &Reader<'_>| {
+        let (mut is_lasting, mut depends_on) = (true, Span::of(entry));
+        let answer = |returns, is_lasting, depends_on, reader: &Reader<'_>| {
             let is_lasting = is_lasting && reader.is_lasting();
-            CalleeFacts { returns, is_lasting, rests_on }
+            CalleeFacts { returns, is_lasting, depends_on }
         };
         let mut branches = vec![Path { at: Avma(entry), state: State::new(), called: false }];
         let mut left = STEPS_MAX;
@@ -216,9 +218,9 @@ impl Callees {
             while visited.note(at, ()).is_none() {
                 let fewer = left.checked_sub(1).zip(self.left.checked_sub(1));
                 let Some((fewer, fewer_of_all)) = fewer else {
-                    return answer(false, is_lasting, rests_on, &reader);
+                    return answer(false, is_lasting, depends_on, &reader);
                 };
-                rests_on = rests_on.with(Span::of(at.0));
+                depends_on = depends_on.with(Span::of(at.0));
                 (left, self.left) = (fewer, fewer_of_all);
                 let Some(bytes) = reader.at(at).filter(|bytes| !P::ends_thread(bytes)) else { break };
                 let decoded = decode_of::<P>(bytes);
@@ -232,7 +234,7 @@ impl Callees {
                         let takes_off = instruction.opcode != 0xc3;
                         let is_back = |sp: Place| sp.register == P::STACK_POINTER && sp.offset == 0;
                         if !takes_off && sp.is_some_and(is_back) {
-                            return answer(true, is_lasting, rests_on, &reader);
+                            return answer(true, is_lasting, depends_on, &reader);
                         }
                         break;
                     }
@@ -240,7 +242,7 @@ impl Callees {
                     Effect::Calls(Some(target)) => {
                         let callee = self.answer::<P>((target.0, depth - 1), code);
                         is_lasting &= callee.is_lasting;
-                        rests_on = rests_on.with(callee.rests_on);
+                        depends_on = depends_on.with(callee.depends_on);
                         if !callee.returns {
                             break;
                         }
@@ -259,6 +261,6 @@ impl Callees {
                 }
             }
         }
-        answer(false, is_lasting, rests_on, &reader)
+        answer(false, is_lasting, depends_on, &reader)
     }
 }

@@ -192,7 +192,7 @@ fn what_is_not_understood_has_no_row() {
     }
 }
 
-/// What is known at `at`, where a call has just come back or not.
+/// What is known at `at`, where a call has just returned or not.
 #[track_caller]
 fn proof(code: &'static [u8], at: u64, returned: bool, expected: Proof) {
     let found = follow(Avma(0x1000 + at), returned, &text(code));
@@ -208,8 +208,8 @@ fn a_way_past_a_call_is_certain_only_if_it_takes_the_frame_off_by_rbp() {
         0x48, 0x83, 0xc4, 0x08, // +7 add $8,%rsp
         0xc3, //                   +b ret
     ];
-    proof(CALLS, 0, false, Proof::Wanted);
-    proof(CALLS, 5, true, Proof::Wanted);
+    proof(CALLS, 0, false, Proof::NeedsConfirmation);
+    proof(CALLS, 5, true, Proof::NeedsConfirmation);
     proof(CALLS, 5, false, Proof::Certain);
     // leave; ret
     proof(&[0xe8, 0, 0, 0, 0, 0xc9, 0xc3], 0, false, Proof::Certain);
@@ -219,7 +219,7 @@ fn a_way_past_a_call_is_certain_only_if_it_takes_the_frame_off_by_rbp() {
 #[test]
 fn paths_that_differ_are_not_certain() {
     // je +6; add $8,%rsp; ret
-    proof(&[0x74, 0x04, 0x48, 0x83, 0xc4, 0x08, 0xc3], 0, false, Proof::Wanted);
+    proof(&[0x74, 0x04, 0x48, 0x83, 0xc4, 0x08, 0xc3], 0, false, Proof::NeedsConfirmation);
     // je +4; ret; nop; ret
     proof(&[0x74, 0x02, 0xc3, 0x90, 0xc3], 0, false, Proof::Certain);
 }
@@ -227,7 +227,7 @@ fn paths_that_differ_are_not_certain() {
 #[test]
 fn a_tail_call_or_a_jump_through_a_table_is_not_certain() {
     // jmp *%rax
-    proof(&[0xff, 0xe0], 0, false, Proof::Wanted);
+    proof(&[0xff, 0xe0], 0, false, Proof::NeedsConfirmation);
 }
 
 #[test]
@@ -245,7 +245,7 @@ fn a_branch_that_ends_the_thread_does_not_make_a_first_function() {
 const TAKES_ARGUMENTS_OFF: &[u8] = &[
     0x49, 0xff, 0xc1, //       +00 inc %r9
     0x75, 0x02, //             +03 jne +07
-    0xff, 0xe1, //             +05 jmp *%rcx, after what nothing is known of
+    0xff, 0xe1, //             +05 jmp *%rcx, after what nothing is known about
     0xc9, //                   +07 leave
     0x59, //                   +08 pop %rcx
     0x48, 0x01, 0xdc, //       +09 add %rbx,%rsp
@@ -429,7 +429,7 @@ fn what_is_known_of_callees_is_kept_while_their_code_stays_as_it_is() {
     }
 }
 
-/// As HotSpot's methods end: a call that does not return stands in front of what the epilogue jumps to.
+/// As HotSpot's methods end: a call that does not return is in front of what the epilogue jumps to.
 #[test]
 fn what_stands_behind_a_call_that_does_not_return_refutes_nothing() {
     const METHOD: &[u8] = &[
@@ -446,7 +446,7 @@ fn what_stands_behind_a_call_that_does_not_return_refutes_nothing() {
     assert_eq!(proof, Proof::Certain);
     // Where the path to the return passes one, nothing is certain.
     let Some(Leads::Back(_, proof)) = follow(Avma(0x1002), true, &text(METHOD)) else { panic!() };
-    assert_eq!(proof, Proof::Wanted);
+    assert_eq!(proof, Proof::NeedsConfirmation);
 }
 
 #[test]
@@ -463,7 +463,7 @@ fn what_little_code_does_not_decide_stays_unknown() {
         super::follow::<X86_64>(Avma(0x1000 + at), false, &text(LONG), &mut callees).is_some()
     };
     assert_eq!((leads(0, false), leads(0, true), leads(150, true)), (true, false, true));
-    // je to the end; ret. The path that was not followed to its end might tell another row.
+    // je to the end; ret. The path that was not followed to its end might lead to another row.
     const BRANCH: &[u8] = &{
         let mut code = [0x90; 140];
         (code[0], code[1], code[2]) = (0x74, 0x01, 0xc3);

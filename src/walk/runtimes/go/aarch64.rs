@@ -21,7 +21,7 @@ pub(in crate::walk) fn is_in_goexit(at: Avma, code: &dyn Code) -> bool {
         && word(start + 3 * WORD, code) == Some(0)
 }
 
-/// Instructions in front of an address, and behind it, that are looked at.
+/// Instructions in front of an address, and behind it, that are examined.
 const WORDS_MAX: u64 = 24;
 /// `b`, by its first six bits.
 const B: u32 = 0b00_0101;

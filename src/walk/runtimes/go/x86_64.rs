@@ -48,7 +48,7 @@ pub(in crate::walk) fn on_other_goroutine(address: CodeAddress, code: &dyn Code)
 }
 
 /// Whether straight code from `from` on loads the stack pointer from a `g` and then calls, and
-/// `address` is between that and where the stack pointer is loaded anew.
+/// `address` is between that and where the stack pointer is loaded again.
 fn runs_on_loaded_stack(from: Avma, address: CodeAddress, code: &dyn Code) -> bool {
     let target = address.at();
     let (mut at, mut loaded, mut calls, mut reached) = (from, false, 0, false);

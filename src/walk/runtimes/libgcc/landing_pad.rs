@@ -1,6 +1,6 @@
 //! A frame whose saved registers libgcc replaces, one after the other, while it installs an
 //! exception's landing pad (unwind-dw2.c, `uw_install_context_1`): which of them the walk may
-//! still go by. Input: that frame, its caller, the copied stack; output: the return address
+//! still use. Input: that frame, its caller, the copied stack; output: the return address
 //! that the frame really has, and whether a replaced word was used.
 
 use crate::addr::{Avma, CodeAddress};
@@ -57,7 +57,7 @@ impl LandingPad {
         self.frame_pointer_used |= value == self.frame_pointer;
     }
 
-    /// Whether a word that the walk went by was not replaced; `end` is where the walk ended.
+    /// Whether no word that the walk used was replaced; `end` is where the walk ended.
     pub(in crate::walk) fn is_intact<P: Processor>(&self, end: Avma, stack: StackBytes<'_>) -> bool {
         if self.return_address.is_none() && !self.frame_pointer_used {
             return true;
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(with_contexts(&[(2, cfa, 0x4002)], 0x4002), (0x4002, true));
         // Replaced by that of the frame above.
         assert_eq!(with_contexts(&[(2, cfa, 0x4001)], 0x4002), (0x4001, true));
-        // Another frame's context, none, and two that differ tell nothing.
+        // Another frame's context, none, and two that differ prove nothing.
         assert_eq!(with_contexts(&[(2, cfa + 16, 0x4001)], 0x4002), (0x4002, false));
         assert_eq!(with_contexts(&[], 0x4002), (0x4002, false));
         assert_eq!(with_contexts(&[(2, cfa, 0x4001), (9, cfa, 0x4003)], 0x4002), (0x4002, false));

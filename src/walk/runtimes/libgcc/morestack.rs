@@ -15,7 +15,7 @@ use crate::walk::processor::row;
 use crate::walk::stack_switch::is_outside_copy;
 use crate::walk::{Code, Input};
 
-/// Most bytes of a function in front of an address that are looked at.
+/// Most bytes of a function in front of an address that are examined.
 const BYTES_MAX: u64 = 512;
 /// mov %rax,%fs:0x70: where the segment of a split stack ends.
 const SETS_SEGMENT: [u8; 9] = [0x64, 0x48, 0x89, 0x04, 0x25, 0x70, 0, 0, 0];

@@ -103,7 +103,7 @@ fn code_that_leads_nowhere_is_followed_less_until_it_leads_on() {
     assert!((0..64).all(|_| !fruitless.is_short()));
 }
 
-/// The same, with an instruction at +4 that stands in an epilogue.
+/// The same, with an instruction at +4 that is part of an epilogue.
 struct WithEpilogue(Described);
 
 impl Code for WithEpilogue {

@@ -423,7 +423,7 @@ fn depth_is_limited() {
 }
 
 /// A thread that sleeps: in a system call, called by a function that keeps a frame pointer, which
-/// nobody told.
+/// is unknown.
 struct Asleep;
 
 impl Asleep {
@@ -492,7 +492,7 @@ fn a_frame_pointer_that_nobody_told_is_where_the_instructions_put_it() {
     let found: Vec<u64> = out.addresses.iter().map(|address| address.0 - TEXT).collect();
     assert_eq!(found, [2, Asleep::RETURNS_TO_CALLER - 1, Asleep::RETURNS_TO_FIRST - 1]);
     assert_eq!(walked.ended, StackEnd::Root);
-    // One that is told is taken as it is.
+    // One that is known is used as it is.
     registers.gpr[RBP] = STACK + 8;
     let mut out = Frames::default();
     let walked = Unwinder::default().walk(UnwindMethod::Cfi, &registers, &input, &mut out);
@@ -563,7 +563,7 @@ fn a_caller_on_another_stack_is_told_where_a_call_is_under_way() {
         let case = Case { rows: vec![(0, sp_plus(8)), (9, outer)], words: vec![TEXT + 10, 0, 0], registers };
         case.check(&[0, 9], StackEnd::OtherStack);
     }
-    // Where a thread stands it may be about to go there.
+    // A thread may be about to go there.
     let registers = vec![(RBX, STACK - 0x10_0000), (R12, TEXT + 20)];
     let leaf = Case { rows: vec![(0, left)], words: vec![0, 0], registers };
     assert_ne!(leaf.walk(UnwindMethod::Auto).2, StackEnd::OtherStack);

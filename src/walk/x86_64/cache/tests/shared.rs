@@ -1,4 +1,4 @@
-//! What one process learned of a file is known in the others that map it, and nothing else is.
+//! What one process learned about a file is known in the others that map it, and nothing else is.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ const CALLER: u64 = 0x80;
 const CALLEE: u64 = 0xa0;
 /// Another caller of that.
 const OTHER_CALLER: u64 = 0xc0;
-/// An address whose row is of no ordinary form.
+/// An address whose row is unusual.
 const UNUSUAL: u64 = 0xe0;
 const MAPPED_BYTES: u64 = 0x140;
 /// Where a process has another mapping, from the first address of this one on.
@@ -89,7 +89,7 @@ const RETURNS: &[u8] = &[0x31, 0xc0, 0xc3];
 /// jmp to the neighbour's first instruction
 const JUMPS_AWAY: &[u8] = &[0xe9, 0x5b, 0x0f, 0, 0];
 
-/// Where a process stands, or returns to.
+/// The addresses that a process is at, or returns to.
 fn addresses(start: u64) -> Vec<CodeAddress> {
     let pcs = [CALLER, CALLER + 4, CALLER + 9, CALLER + 13, CALLEE, CALLEE + 2, OTHER_CALLER + 1];
     let returns = [CALLER + 9, OTHER_CALLER + 6, UNUSUAL + 1];
@@ -100,14 +100,14 @@ fn addresses(start: u64) -> Vec<CodeAddress> {
 /// All that a cache says of the addresses of a file, and how much was requested for that.
 fn learned(cache: &mut Cache, process: &Process, start: u64) -> (Vec<String>, u32) {
     process.asked.set(0);
-    let told = addresses(start).into_iter().map(|address| {
+    let rules = addresses(start).into_iter().map(|address| {
         let rule = cache.rule(address, process);
         let kept = cache.kept(rule).cloned();
         let saved = rule.is_ordinary().then(|| cache.saved(address, process));
         let rule = if kept.is_some() { rule.with_row(0) } else { rule };
         format!("{rule:?} {saved:?} {kept:?}")
     });
-    (told.collect(), process.asked.get())
+    (rules.collect(), process.asked.get())
 }
 
 /// The caches of two processes that share what they learn.
@@ -122,55 +122,55 @@ const THERE: u64 = 0x7f12_3456_7000;
 #[test]
 fn a_second_process_learns_nothing_of_the_same_file() {
     let (mut first, mut second) = two();
-    let (told, asked) = learned(&mut first, &Process::new(&[file(1, HERE, RETURNS)]), HERE);
+    let (rules, asked) = learned(&mut first, &Process::new(&[file(1, HERE, RETURNS)]), HERE);
     assert!(asked > 100, "{asked}");
-    assert!(told.iter().any(|told| told.contains("StackPointer") || told.contains("Rule(")));
+    assert!(rules.iter().any(|rules| rules.contains("StackPointer") || rules.contains("Rule(")));
     let process = Process::new(&[file(1, THERE, RETURNS)]);
-    assert_eq!(learned(&mut second, &process, THERE), (told.clone(), 0));
+    assert_eq!(learned(&mut second, &process, THERE), (rules.clone(), 0));
     // Its images changed, as with each library that is loaded.
     second.clear();
-    assert_eq!(learned(&mut second, &process, THERE), (told, 0));
+    assert_eq!(learned(&mut second, &process, THERE), (rules, 0));
 }
 
 #[test]
 fn a_file_that_is_mapped_twice_is_learned_once() {
     let (mut cache, _) = two();
     let process = Process::new(&[file(1, HERE, RETURNS), file(1, THERE, RETURNS)]);
-    let (told, asked) = learned(&mut cache, &process, HERE);
+    let (rules, asked) = learned(&mut cache, &process, HERE);
     assert!(asked > 100, "{asked}");
-    assert_eq!(learned(&mut cache, &process, THERE), (told, 0));
+    assert_eq!(learned(&mut cache, &process, THERE), (rules, 0));
 }
 
 #[test]
 fn another_file_and_another_part_of_it_are_learned_anew() {
     let (mut first, mut second) = two();
-    let (told, _) = learned(&mut first, &Process::new(&[file(1, HERE, RETURNS)]), HERE);
+    let (rules, _) = learned(&mut first, &Process::new(&[file(1, HERE, RETURNS)]), HERE);
     // The same bytes, in what was put in the place of the file.
     let (same, asked) = learned(&mut second, &Process::new(&[file(2, THERE, RETURNS)]), THERE);
-    assert!(same == told && asked > 100, "{asked}");
+    assert!(same == rules && asked > 100, "{asked}");
     second.clear();
     let shorter =
         Mapped { bytes: file(1, THERE, RETURNS).bytes[..0x100].to_vec(), ..file(1, THERE, RETURNS) };
     let (same, asked) = learned(&mut second, &Process::new(&[shorter]), THERE);
-    assert!(same == told && asked > 100, "{asked}");
+    assert!(same == rules && asked > 100, "{asked}");
 }
 
 #[test]
-fn what_rests_on_other_mappings_is_learned_in_each_process() {
+fn what_depends_on_other_mappings_is_learned_in_each_process() {
     let neighbour =
         |start: u64, bytes: &[u8]| Mapped { start: start + NEIGHBOUR, image: 9, bytes: bytes.to_vec() };
     let (mut first, mut second) = two();
     // In the first process the callee comes back, in the second one nothing is mapped where it jumps to.
     let with = Process::new(&[file(1, HERE, JUMPS_AWAY), neighbour(HERE, &[0xc3])]);
     let without = Process::new(&[file(1, THERE, JUMPS_AWAY)]);
-    let (told, _) = learned(&mut first, &with, HERE);
+    let (rules, _) = learned(&mut first, &with, HERE);
     let (alone, _) = learned(&mut Cache::default(), &without, THERE);
-    assert_ne!(told, alone, "or this shows nothing");
+    assert_ne!(rules, alone, "or this shows nothing");
     assert_eq!(learned(&mut second, &without, THERE).0, alone);
     // And the other way.
     let (mut first, mut second) = two();
     assert_eq!(learned(&mut first, &without, THERE).0, alone);
-    assert_eq!(learned(&mut second, &with, HERE).0, told);
+    assert_eq!(learned(&mut second, &with, HERE).0, rules);
 }
 
 #[test]
@@ -178,13 +178,13 @@ fn rows_since_a_call_are_known_in_the_second_process() {
     let (mut first, mut second) = two();
     let at = |start: u64, into: u64| CodeAddress::Pc(Avma(start + into));
     let process = Process::new(&[file(1, HERE, RETURNS)]);
-    let row = first.since_entry(Avma(HERE + CALLER), at(HERE, CALLER + 9), &process).cloned();
+    let row = first.by_calls.row(Avma(HERE + CALLER), at(HERE, CALLER + 9), &process).cloned();
     assert!(row.as_ref().is_some_and(|row| row.cfa == Cfa::Register(7, 16)), "{row:?}");
     let again = Process::new(&[file(1, THERE, RETURNS)]);
-    assert_eq!(second.since_entry(Avma(THERE + CALLER), at(THERE, CALLER + 9), &again).cloned(), row);
+    assert_eq!(second.by_calls.row(Avma(THERE + CALLER), at(THERE, CALLER + 9), &again).cloned(), row);
     assert_eq!(again.asked.get(), 0);
     // By another entry it is another row.
-    let other = second.since_entry(Avma(THERE + CALLER + 4), at(THERE, CALLER + 9), &again).cloned();
+    let other = second.by_calls.row(Avma(THERE + CALLER + 4), at(THERE, CALLER + 9), &again).cloned();
     assert!(other.is_some_and(|row| row.cfa == Cfa::Register(7, 8)) && again.asked.get() > 0);
 }
 
@@ -200,7 +200,7 @@ fn callees_of_files_are_followed_once() {
     let again = Process::new(&[file(1, THERE, RETURNS)]);
     assert!(returns(&mut second, &again, THERE));
     assert_eq!(again.asked.get(), 0);
-    // What rests on another mapping is not known elsewhere.
+    // What depends on another mapping is not shared.
     let neighbour = Mapped { start: HERE + NEIGHBOUR, image: 9, bytes: vec![0xc3] };
     let with = Process::new(&[file(2, HERE, JUMPS_AWAY), neighbour]);
     let without = Process::new(&[file(2, THERE, JUMPS_AWAY)]);

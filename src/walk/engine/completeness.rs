@@ -1,8 +1,7 @@
-//! What keeps a walk that reached a thread's first function from being complete: the frames
-//! it went by are noted, at the end they are judged. Input: each step; output: why the walk
-//! ended. Costs nothing where nothing is doubtful, which is nearly everywhere.
+//! Decides whether a walk that reached an outermost frame is complete, for the loops of all processors. Input: each step
+//! that leaves a doubt; output: the [`StackEnd`].
 
-use super::switching::Switch;
+use super::frame_switch::FrameSwitch;
 use crate::addr::Avma;
 use crate::walk::bounds::is_on_other_stack;
 use crate::walk::frame::Frame;
@@ -10,13 +9,15 @@ use crate::walk::processor::Processor;
 use crate::walk::runtimes::libgcc::landing_pad::LandingPad;
 use crate::walk::{Input, StackEnd};
 
-/// What of a walk so far keeps it from being complete.
+/// Doubts about the frames of a walk so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::walk) struct Completeness {
     switching: bool,
-    /// A frame record was followed from code that is not seen to keep one, or instructions whose
+    /// A frame record was followed from code that is not known to keep one, or instructions whose
     /// function's entry is not known, and nothing confirms the caller that they lead to.
     unproved: bool,
+    /// A caller was found by a search of the stack.
+    scanned: bool,
     landing_pad: Option<LandingPad>,
 }
 
@@ -26,21 +27,26 @@ impl Completeness {
     pub(in crate::walk) fn note<P: Processor>(
         &mut self,
         by_sp: bool,
-        switch: Switch,
+        switch: FrameSwitch,
         from: &Frame<P>,
         next: &mut Frame<P>,
         input: &Input<'_>,
     ) {
         match (switch, &mut self.landing_pad) {
-            (Switch::No, _) => self.note_ordinary(by_sp, from),
-            (Switch::LandingPad, none @ None) => *none = Some(LandingPad::new(from, next, input.stack)),
-            (Switch::Yes, _) | (Switch::LandingPad, Some(_)) => self.switching = true,
+            (FrameSwitch::No, _) => self.note_ordinary(by_sp, from),
+            (FrameSwitch::LandingPad, none @ None) => *none = Some(LandingPad::new(from, next, input.stack)),
+            (FrameSwitch::Registers, _) | (FrameSwitch::LandingPad, Some(_)) => self.switching = true,
         }
     }
 
-    /// Notes that a caller was found by what is not known to lead to it.
-    pub(in crate::walk) fn note_unproved(&mut self) {
-        self.unproved = true;
+    /// Notes whether a caller was found by what is not known to lead to it.
+    pub(in crate::walk) fn note_unproved(&mut self, is_unproved: bool) {
+        self.unproved |= is_unproved;
+    }
+
+    /// Notes that a caller was found by a search of the stack.
+    pub(in crate::walk) fn note_scanned(&mut self) {
+        self.scanned = true;
     }
 
     /// Notes that a caller was found by a frame's stack pointer or frame pointer.
@@ -68,6 +74,8 @@ impl Completeness {
         let replaced = |landing_pad: &LandingPad| !landing_pad.is_intact::<P>(reached, input.stack);
         if self.switching || self.landing_pad.as_ref().is_some_and(replaced) {
             StackEnd::Switching
+        } else if self.scanned {
+            StackEnd::Scanned
         } else if self.unproved {
             StackEnd::Unproved
         } else {
@@ -80,12 +88,14 @@ impl Completeness {
     pub(in crate::walk) fn without_caller<P: Processor>(
         &self,
         frame: &Frame<P>,
-        switch: Switch,
+        switch: FrameSwitch,
         otherwise: StackEnd,
         input: &Input<'_>,
     ) -> StackEnd {
         match (otherwise, frame.address) {
-            _ if self.switching || self.landing_pad.is_some() || switch != Switch::No => StackEnd::Switching,
+            _ if self.switching || self.landing_pad.is_some() || switch != FrameSwitch::No => {
+                StackEnd::Switching
+            }
             (StackEnd::Root | StackEnd::Fiber, _) if self.unproved => StackEnd::Unproved,
             // What a signal interrupted, on a stack that was not copied; or the caller of that, which the link
             // register leads to wherever the stack is.
