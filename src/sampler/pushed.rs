@@ -40,6 +40,13 @@ impl EventTime<'_> {
         self.at_ns.set(at_ns);
         self.begun_ns.set(self.clock.now_ns());
     }
+
+    /// The event was earlier than it is reported, where that is known.
+    fn go_back_to(&self, at_ns: Option<u64>) {
+        if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns < self.at_ns.get()) {
+            self.go_to(at_ns);
+        }
+    }
 }
 
 impl Clock for EventTime<'_> {
@@ -226,9 +233,10 @@ impl PushedDriver<'_> {
                 let missed_ns = self.recorder.weigh(thread, Some(status));
                 self.recorder.lose(reason, missed_ns.unwrap_or(0));
             }
-            SourceEvent::ThreadEnded(cpu_ns, reason) => {
+            SourceEvent::ThreadEnded { cpu_ns, reason, exited_ns } => {
                 self.recorder.read_wanted_images(of, process);
                 self.walk_deferred(of, process, DueSamples::ThreadEnded(thread));
+                self.time.go_back_to(exited_ns);
                 self.recorder.remove_thread(thread, cpu_ns, reason);
                 self.open_waits.forget(thread);
             }
@@ -295,8 +303,9 @@ impl PushedDriver<'_> {
                 self.recorder.note_event(EventKind::Exec, pid, program);
                 self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));
             }
-            SourceEvent::ProcessEnded => {
+            SourceEvent::ProcessEnded { exited_ns } => {
                 self.walk_all_deferred_of(of, process);
+                self.time.go_back_to(exited_ns);
                 self.recorder.note_event(EventKind::ProcessEnd, pid, "");
                 self.recorder.end_process(of);
                 self.index_by_pid.remove(&pid);

@@ -20,6 +20,7 @@ use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::images::{CodeMemory, ImageView, Images, TargetCode};
+use crate::recording::timeline::TimedSample;
 use crate::recording::{Frame, Profile, Program, Root, Stats, Timeline, Track};
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
@@ -250,7 +251,7 @@ impl<'a> Recorder<'a> {
     ) {
         self.trie.add(node, weight_ns);
         let timeline_thread = self.threads.get(&id).and_then(|account| account.timeline_thread);
-        self.timeline.add_sample(timeline_thread, at_ns, node, weight_ns);
+        self.timeline.add_sample(timeline_thread, TimedSample { at_ns, node, weight_ns, cpu: None });
         self.weighed(ended, weight_ns);
     }
 
@@ -271,7 +272,9 @@ impl<'a> Recorder<'a> {
         frames.addresses.splice(0..0, sample.capture.kernel.iter().copied());
         match self.trie.insert((root, space), &frames.addresses, weight_ns) {
             Ok(node) => {
-                self.timeline.add_sample(timeline_thread, sample.at_ns, node, weight_ns);
+                // A thread that waits is on no CPU.
+                let (at_ns, cpu) = (sample.at_ns, sample.capture.cpu.filter(|_| !sample.waiting));
+                self.timeline.add_sample(timeline_thread, TimedSample { at_ns, node, weight_ns, cpu });
                 self.weighed(ended, weight_ns);
                 for method in &frames.methods {
                     self.stats.frames_by_method[*method as usize] += 1;

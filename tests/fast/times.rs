@@ -44,7 +44,13 @@ fn saved(split_by_thread: bool) -> Saved {
             if let Some(node) = node {
                 *sums.entry(node).or_insert(0) += weight_ns;
             }
-            samples.push(TimedSample { at_ns, weight_ns, node, count: 0 });
+            samples.push(TimedSample {
+                at_ns,
+                weight_ns,
+                node,
+                count: 0,
+                cpu: (at_ns % 3 > 0).then_some((at_ns % 5) as u32),
+            });
         }
         for (node, ns) in sums {
             builder.count(node, (ns + PERIOD_NS / 2) / PERIOD_NS).unwrap();
@@ -69,8 +75,8 @@ fn saved(split_by_thread: bool) -> Saved {
     builder.finish()
 }
 
-/// Each thread with its samples: time, what it stands for, count, stack.
-fn told(saved: &Saved) -> Vec<String> {
+/// Each thread with its samples: time, what it stands for, count, CPU, stack.
+fn told(saved: &Saved, with_cpu: bool) -> Vec<String> {
     let timeline = saved.timeline().expect("times");
     let mut lines = Vec::new();
     for thread in &timeline.threads {
@@ -98,7 +104,11 @@ fn told(saved: &Saved) -> Vec<String> {
                 }));
                 at = saved.trie().parent(here);
             }
-            lines.push(format!("{name}: {} {} {} {stack:?}", sample.at_ns, sample.weight_ns, sample.count));
+            let cpu = sample.cpu.filter(|_| with_cpu);
+            lines.push(format!(
+                "{name}: {} {} {} {cpu:?} {stack:?}",
+                sample.at_ns, sample.weight_ns, sample.count
+            ));
         }
     }
     lines
@@ -134,11 +144,12 @@ const WRITERS: [(&str, Writer); 3] = [
 fn times_weights_and_counts_come_back() {
     for split_by_thread in [true, false] {
         let saved = saved(split_by_thread);
-        let expected = told(&saved);
-        assert_eq!(expected.len(), 62);
         for (form, write) in WRITERS {
+            let with_cpu = form != "speedscope";
+            let expected = told(&saved, with_cpu);
+            assert_eq!(expected.len(), 62);
             let back = back(&write(&saved));
-            assert_eq!(told(&back), expected, "{form}");
+            assert_eq!(told(&back, with_cpu), expected, "{form}");
             assert_eq!(back.total(), saved.total(), "{form}");
             assert_eq!(back.about.time_unix_ns, saved.about.time_unix_ns);
         }
@@ -155,13 +166,13 @@ fn firefox_files_have_every_count_at_its_time() {
         assert_eq!(back.total(), saved.total());
         // The format has microseconds of CPU time, and no weight of a waiting thread beside its count.
         let place = |line: &String| {
-            let mut words = line.split_once(": ").unwrap().1.splitn(4, ' ');
+            let mut words = line.split_once(": ").unwrap().1.splitn(5, ' ');
             let at_ns: u64 = words.next().unwrap().parse().unwrap();
             (at_ns.div_ceil(1000), words.nth(1).unwrap().to_owned())
         };
         let counted = |saved: &Saved| {
             let mut places: Vec<_> =
-                told(saved).iter().map(place).filter(|(_, count)| count != "0").collect();
+                told(saved, false).iter().map(place).filter(|(_, count)| count != "0").collect();
             places.sort();
             places
         };

@@ -374,6 +374,7 @@ fn read_samples(
                     weight_ns,
                     node: stack.is_some().then_some(node),
                     count,
+                    cpu: None,
                 });
             }
         }

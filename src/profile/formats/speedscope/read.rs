@@ -172,7 +172,7 @@ impl Reader {
                 if count > 0 || weight_ns > 0 {
                     self.builder.count(node, count).map_err(at)?;
                     let node = Some(node).filter(|_| count > 0 || !sample.is_empty());
-                    timed.push(TimedSample { at_ns, weight_ns, node, count });
+                    timed.push(TimedSample { at_ns, weight_ns, node, count, cpu: None });
                 }
                 tally.understand();
                 continue;

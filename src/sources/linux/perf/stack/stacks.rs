@@ -81,6 +81,7 @@ impl Stacks {
     /// Fills a buffer with a sample.
     pub(in super::super) fn copy(&mut self, id: Id, sample: &Sample<'_>, capture: &mut Capture) {
         capture.reset();
+        capture.cpu = Some(id.cpu);
         // Rings still hold what was copied by the size before.
         capture.size_number = self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
         capture.stack.extend_from_slice(sample.stack);
