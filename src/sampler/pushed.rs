@@ -339,7 +339,7 @@ impl PushedDriver<'_> {
         // The box goes back to the source with its buffers.
         let taken = weight_ns.map(|weight_ns| {
             let capture = std::mem::replace(boxed, Capture::with_capacity(0));
-            let sample = Sample { thread, capture, at_ns, waiting: false };
+            let sample = Sample { thread, capture, at_ns, waiting: false, off_cpu_ns: 0 };
             self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
         });
         self.recorder.may_prefetch = false;
@@ -365,7 +365,7 @@ impl PushedDriver<'_> {
     ) -> SampleOutcome {
         // The box goes back to the source with its buffers.
         let capture = std::mem::replace(boxed, Capture::with_capacity(0));
-        let sample = Sample { thread, capture, at_ns, waiting: true };
+        let sample = Sample { thread, capture, at_ns, waiting: true, off_cpu_ns: 0 };
         let mut taken = self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames);
         if let Some(sample) = taken.sample.take() {
             *boxed = sample.capture;
