@@ -179,7 +179,7 @@ impl Reader {
             }
             match self.count(node, *weight).map_err(at)? {
                 true => tally.understand(),
-                false => tally.skip_sample(|| format!("{of}: a weight of {weight} cannot be counted")),
+                false => tally.skip_sample(|| format!("{of}: a weight of {weight:?} cannot be counted")),
             }
         }
         let (samples, weights) = (profile.samples.len(), profile.weights.len());
