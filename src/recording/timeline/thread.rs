@@ -64,7 +64,7 @@ impl ThreadSamples {
             self.bytes.reserve_exact(self.bytes.len() / 8 + WORD_BYTES * 4);
         }
         let (other_stack, other_cpu) = (node != self.last.node, sample.cpu != self.last.cpu);
-        let flags = u64::from(other_stack) * OTHER_STACK | u64::from(other_cpu) * OTHER_CPU;
+        let flags = (u64::from(other_stack) * OTHER_STACK) | (u64::from(other_cpu) * OTHER_CPU);
         put_unsigned(zigzag(passed) << FLAG_BITS | flags, &mut self.bytes);
         if other_stack {
             put_unsigned(zigzag(i64::from(node) - i64::from(self.last.node)), &mut self.bytes);
