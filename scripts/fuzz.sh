@@ -97,6 +97,9 @@ C
         head -c 16 /dev/zero && printf '\0\20\0\0\0\0\0\0\20\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0f\0'
     } >"$place/dump"
     put jitdump "$place/dump"
+    printf 'GET /token/profile.json HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n' >"$place/get"
+    printf 'POST /token/symbolicate/v5 HTTP/1.1\r\nHost: localhost:80\r\nContent-Length: 11\r\n\r\n{"jobs":[]}' >"$place/post"
+    put http_request "$place/get" "$place/post"
     printf '_ZNSt6vectorIiSaIiEE9push_backERKi' >"$place/cpp"
     printf '_RNvMsr_NtCs3ssYzQotkvD_3std4pathNtB5_7PathBuf3newCs15kBYyAo9fc_7mycrate' >"$place/rust"
     put names "$place/cpp" "$place/rust"

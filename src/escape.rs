@@ -60,6 +60,17 @@ pub fn escape_lines(text: &str) -> Cow<'_, str> {
     escape(text, |c| c != '\n' && is_invisible(c))
 }
 
+/// The text of a source file: lines end with a line feed, and tabs stay.
+#[must_use]
+pub fn escape_source(text: &str) -> Cow<'_, str> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let is_escaped = |c: char| !matches!(c, '\t' | '\n') && is_invisible(c);
+    match text.contains("\r\n") {
+        true => Cow::Owned(escape(&text.replace("\r\n", "\n"), is_escaped).into_owned()),
+        false => escape(text, is_escaped),
+    }
+}
+
 /// A JSON document whose strings hold the same characters as before, each invisible one as `\u202e`.
 /// Outside of strings JSON has no such character but the line ends and tabs that stay.
 #[must_use]
@@ -141,6 +152,7 @@ mod tests {
             assert_eq!(escape_line(escaped), escaped, "again");
         }
         assert_eq!(escape_lines("a\n\u{1b}b\r\n"), "a\n\\u{1b}b\\u{d}\n");
+        assert_eq!(escape_source("\u{feff}a\r\n\tb\u{1b}\rc\n"), "a\n\tb\\u{1b}\\u{d}c\n");
     }
 
     #[test]

@@ -109,7 +109,11 @@ pub(super) fn recorded() -> Vec<Program> {
 
 fn record(name: &'static str, command: &[OsString]) -> Result<Program, String> {
     let clock = RealClock::new();
-    let source = linux::Source::Launch(linux::Launch { words: command.to_vec(), account: None });
+    let source = linux::Source::Launch(linux::Launch {
+        words: command.to_vec(),
+        account: None,
+        environment: Vec::new(),
+    });
     let recorded = linux::with_target(&source, clock.clone(), |target| {
         let mut recorded = Vec::new();
         let mut threads = Vec::new();

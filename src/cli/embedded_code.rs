@@ -27,6 +27,8 @@ pub(super) struct EmbeddedCode {
     directories: Vec<PathBuf>,
     /// Images are read through these.
     files: Arc<dyn Files>,
+    /// What is left out is not printed.
+    is_quiet: bool,
 }
 
 impl std::fmt::Debug for EmbeddedCode {
@@ -37,7 +39,11 @@ impl std::fmt::Debug for EmbeddedCode {
 
 impl EmbeddedCode {
     /// Source from below these directories, or from nowhere; none is the working directory.
-    pub(super) fn new(directories: Option<&[PathBuf]>, files: Arc<dyn Files>) -> EmbeddedCode {
+    pub(super) fn new(
+        directories: Option<&[PathBuf]>,
+        files: Arc<dyn Files>,
+        is_quiet: bool,
+    ) -> EmbeddedCode {
         let working = [PathBuf::from(".")];
         let named = match directories {
             Some([]) => &working[..],
@@ -52,7 +58,7 @@ impl EmbeddedCode {
                 None
             }
         };
-        EmbeddedCode { directories: named.iter().filter_map(whole).collect(), files }
+        EmbeddedCode { directories: named.iter().filter_map(whole).collect(), files, is_quiet }
     }
 
     /// Reads for one page.
@@ -72,6 +78,8 @@ pub(super) struct Reader<'t> {
 impl Reader<'_> {
     fn note(&mut self, file: &str, why: &str) {
         if self.left_out.len() < NAMED_MAX {
+            // Most reasons begin with the name.
+            let why = why.strip_prefix(file).and_then(|why| why.strip_prefix(": ")).unwrap_or(why);
             self.left_out.push(format!("source left out: {file}: {why}"));
         } else {
             self.more += 1;
@@ -112,6 +120,9 @@ impl CodeReader for Reader<'_> {
 
 impl Drop for Reader<'_> {
     fn drop(&mut self) {
+        if self.code.is_quiet {
+            return;
+        }
         for line in &self.left_out {
             messages::note(line);
         }

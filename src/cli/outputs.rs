@@ -3,7 +3,8 @@
 //! Input: the profile, the outputs, and options of pictures. Output: files, whole or not at all. Recording and
 //! rendering both end here.
 
-use std::io;
+use std::path::PathBuf;
+use std::{fs, io};
 
 use super::args::{Destination, Output};
 use super::embedded_code::EmbeddedCode;
@@ -34,12 +35,35 @@ pub(super) struct Presentation {
     pub(super) reverse: bool,
 }
 
-/// Refuses options for forms that are not written: a reversed picture, as other forms keep the order of a stack, and
-/// times in pprof.
+/// Refuses options for forms that are not written: a reversed picture, as other forms keep the order of a stack, times
+/// in pprof, and source in pages; and source from what is no directory.
 ///
 /// # Errors
 /// One line with the reason.
-pub(super) fn check_options(reverse: bool, pprof_timestamps: bool, outputs: &[Output]) -> Result<()> {
+pub(super) fn check_options(
+    (reverse, pprof_timestamps): (bool, bool),
+    source_directories: &[PathBuf],
+    outputs: &[Output],
+) -> Result<()> {
+    if let Some(directory) = source_directories.first()
+        && !outputs.iter().any(|output| output.format == Format::Html)
+    {
+        let directory = directory.display();
+        let text = format!(
+            "--source-dir `{directory}` adds source to pages, and no output is one; add -o FILE.html"
+        );
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
+    for directory in source_directories {
+        let why = match fs::metadata(directory) {
+            Ok(about) if about.is_dir() => continue,
+            Ok(_) => "not a directory".to_owned(),
+            Err(error) => crate::error::io_text(&error).to_string(),
+        };
+        let text =
+            format!("--source-dir `{}`: {why}; name the directory that has the source", directory.display());
+        return Err(Error::new(ErrorKind::Usage, text));
+    }
     if pprof_timestamps && !outputs.iter().any(|output| output.format == Format::Pprof) {
         let text = "--pprof-timestamps adds times to pprof, and no output is one; add -o FILE.pb.gz";
         return Err(Error::new(ErrorKind::Usage, text));

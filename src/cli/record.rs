@@ -51,7 +51,13 @@ pub fn run(request: &Recording) -> Result<()> {
     };
 
     // Check: a command must not run only to hear that its profile cannot be kept.
-    destinations.check((request.reverse, request.pprof_timestamps), request.stats.as_ref())?;
+    let source_directories = match request.open {
+        // Its viewer may be the page.
+        Some(_) => &[],
+        None => request.source_directories.as_deref().unwrap_or_default(),
+    };
+    let options = (request.reverse, request.pprof_timestamps);
+    destinations.check(options, source_directories, request.stats.as_ref())?;
 
     // Record.
     let check_name = |name: &str, pid: u32| destinations.check_default(name, pid);
@@ -273,7 +279,11 @@ fn shown(
         graph,
         title: request.title.clone(),
         source: summary::source(&profile.process),
-        code: Some(EmbeddedCode::new(request.source_directories.as_deref(), files)),
+        code: Some(EmbeddedCode::new(
+            request.source_directories.as_deref(),
+            files,
+            request.verbosity == Verbosity::Quiet,
+        )),
         lines: request.naming.lines,
         pprof_timestamps: request.pprof_timestamps,
         reverse: request.reverse,

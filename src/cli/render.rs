@@ -26,7 +26,8 @@ use crate::sources::{LocalFiles, Role};
 pub fn run(render: &Render) -> Result<()> {
     let files = OutputFiles::new();
     saved_files::check_outputs(&files, &render.profiles, render.outputs.iter().map(|output| &output.to))?;
-    outputs::check_options(render.reverse, render.pprof_timestamps, &render.outputs)?;
+    let options = (render.reverse, render.pprof_timestamps);
+    outputs::check_options(options, &render.source_directories, &render.outputs)?;
     system::restrict_to_naming(&files);
     let saved = in_time_range(render, merged(render)?)?;
     let saved = filtered(render, saved)?;
@@ -43,8 +44,10 @@ pub fn run(render: &Render) -> Result<()> {
         },
         title: render.title.clone(),
         source: None,
-        code: (!render.source_directories.is_empty())
-            .then(|| EmbeddedCode::new(Some(&render.source_directories), Arc::new(LocalFiles))),
+        code: (!render.source_directories.is_empty()).then(|| {
+            let is_quiet = render.verbosity == Verbosity::Quiet;
+            EmbeddedCode::new(Some(&render.source_directories), Arc::new(LocalFiles), is_quiet)
+        }),
         lines: render.lines,
         pprof_timestamps: render.pprof_timestamps,
         reverse: render.reverse,
@@ -213,12 +216,15 @@ fn named(saved: &Saved) -> String {
     let names = saved.processes();
     let short = |name: &&str| match name.char_indices().nth(NAME_CHARS_MAX) {
         Some((end, _)) => format!("{}…", name.get(..end).unwrap_or_default()),
+        None if name.is_empty() => UNKNOWN.to_owned(),
         None => (*name).to_owned(),
     };
     let named = names.iter().take(NAMES_MAX).map(short).collect::<Vec<_>>().join(", ");
     if names.len() > NAMES_MAX { format!("{named}, …") } else { named }
 }
 
+/// What a process without a name is called.
+const UNKNOWN: &str = "[unknown]";
 /// Most processes that a line names.
 const NAMES_MAX: usize = 5;
 /// Most characters of each; a file can have one of any length.

@@ -41,15 +41,19 @@ fn size(bytes: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::timeline::EventKind;
+    use crate::recording::timeline::{EventKind, TimedSample};
     use crate::trie::NodeId;
+
+    fn sample(at_ns: u64, node: NodeId) -> TimedSample {
+        TimedSample { at_ns, node, weight_ns: 1_000_000, cpu: None }
+    }
 
     /// A thread that has another stack at each of its samples, in so much memory.
     fn timeline(memory_bytes: usize, samples: u64) -> Timeline {
         let mut timeline = Timeline::new(0, 1000, memory_bytes);
         let thread = timeline.add_thread(1, 1, 0, true);
         for at in 1..=samples {
-            timeline.add_sample(thread, at * 1_000_000, NodeId(1 + (at % 5) as u32), 1_000_000);
+            timeline.add_sample(thread, sample(at * 1_000_000, NodeId(1 + (at % 5) as u32)));
         }
         timeline
     }
@@ -64,7 +68,7 @@ mod tests {
         let mut many = timeline(64 << 10, 1);
         for id in 2..2000 {
             let thread = many.add_thread(id, 1, 0, false);
-            many.add_sample(thread, 5_000_000, NodeId(1), 1_000_000);
+            many.add_sample(thread, sample(5_000_000, NodeId(1)));
         }
         (0..1000).for_each(|at| many.add_event(EventKind::Exec, 1, at, "sh"));
         let said = summary_line(&many, 1000).expect("something is left out");

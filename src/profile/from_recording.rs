@@ -164,9 +164,9 @@ impl Conversion<'_> {
                 if before != Some(program) {
                     parts.push((program, Vec::new()));
                 }
-                let (at_ns, weight_ns) = (sample.at_ns, sample.weight_ns);
+                let recording::timeline::TimedSample { at_ns, weight_ns, cpu, .. } = sample;
                 if let Some((_, samples)) = parts.last_mut() {
-                    samples.push(TimedSample { at_ns, weight_ns, node: stack.node, count: 0 });
+                    samples.push(TimedSample { at_ns, weight_ns, node: stack.node, count: 0, cpu });
                 }
             }
             let (last, mut begun_ns) = (parts.len().saturating_sub(1), thread.begun_ns);

@@ -21,6 +21,8 @@ pub struct TimedSample {
     pub node: Option<NodeId>,
     /// Counts of it: 0 for a part of a period that others are counted for.
     pub count: u64,
+    /// The CPU that it was taken on; `None` where that is not known.
+    pub cpu: Option<u32>,
 }
 
 impl TimedSample {

@@ -40,6 +40,13 @@ impl EventTime<'_> {
         self.at_ns.set(at_ns);
         self.begun_ns.set(self.clock.now_ns());
     }
+
+    /// The event was earlier than it is reported, where that is known.
+    fn go_back_to(&self, at_ns: Option<u64>) {
+        if let Some(at_ns) = at_ns.filter(|at_ns| *at_ns < self.at_ns.get()) {
+            self.set_time(at_ns);
+        }
+    }
 }
 
 impl Clock for EventTime<'_> {
@@ -220,7 +227,7 @@ impl PushedDriver<'_> {
             }
             SourceEvent::Allocation(allocation, capture) => {
                 self.know_thread(of, process, thread);
-                let sample = Sample { thread, capture, at_ns, waiting: false };
+                let sample = Sample { thread, capture, at_ns, waiting: false, off_cpu_ns: 0 };
                 let capture =
                     self.recorder.take_allocation(process, pid, sample, allocation, &mut self.frames);
                 source.walked(capture, StackUse::default());
@@ -238,9 +245,10 @@ impl PushedDriver<'_> {
                 let missed_ns = self.recorder.weigh(thread, Some(status));
                 self.recorder.lose(reason, missed_ns.unwrap_or(0));
             }
-            SourceEvent::ThreadEnded(cpu_ns, reason) => {
+            SourceEvent::ThreadEnded { cpu_ns, reason, exited_ns } => {
                 self.recorder.read_wanted_images(of, process);
                 self.walk_deferred(of, process, DueSamples::ThreadEnded(thread));
+                self.time.go_back_to(exited_ns);
                 self.recorder.remove_thread(thread, cpu_ns, reason);
                 self.open_waits.forget(thread);
             }
@@ -308,8 +316,9 @@ impl PushedDriver<'_> {
                 self.recorder.note_event(EventKind::Exec, pid, program);
                 self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));
             }
-            SourceEvent::ProcessEnded => {
+            SourceEvent::ProcessEnded { exited_ns } => {
                 self.walk_all_deferred_of(of, process);
+                self.time.go_back_to(exited_ns);
                 self.recorder.note_event(EventKind::ProcessEnd, pid, "");
                 self.recorder.end_heap(pid);
                 self.recorder.end_process(of);
@@ -343,7 +352,7 @@ impl PushedDriver<'_> {
         self.recorder.stats.samples_pushed += 1;
         let weight_ns = self.recorder.weigh(thread, capture.status);
         let taken = weight_ns.map(|weight_ns| {
-            let sample = Sample { thread, capture, at_ns, waiting: false };
+            let sample = Sample { thread, capture, at_ns, waiting: false, off_cpu_ns: 0 };
             self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
         });
         self.recorder.may_prefetch = false;
@@ -364,7 +373,7 @@ impl PushedDriver<'_> {
         capture: Box<Capture>,
         weight_ns: u64,
     ) -> SampleOutcome {
-        let sample = Sample { thread, capture, at_ns, waiting: true };
+        let sample = Sample { thread, capture, at_ns, waiting: true, off_cpu_ns: 0 };
         self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
     }
 

@@ -20,6 +20,7 @@ use super::weights::{Weights, counts_of, periods_ns};
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::images::{CodeMemory, ImageView, Images, TargetCode};
+use crate::recording::timeline::TimedSample;
 use crate::recording::{Frame, HeapRecording, Profile, Program, Root, Stats, Timeline, Track};
 use crate::sources::pushed::StackUse;
 use crate::sources::{Capture, Observed, Process, ThreadId, ThreadStatus};
@@ -206,6 +207,12 @@ impl<'a> Recorder<'a> {
         })
     }
 
+    /// Of what a sample of a running thread weighs by wall-clock time, how much the thread was on no CPU, by its own
+    /// clock, nanoseconds.
+    pub(super) fn off_cpu_ns(&mut self, id: ThreadId, weight_ns: u64) -> u64 {
+        self.threads.get_mut(&id).map_or(0, |account| account.off_cpu_ns(weight_ns))
+    }
+
     /// The weight of a wait of so long, nanoseconds: 0 for most short ones, since others stand for
     /// them. `None` for a thread that is not known.
     pub(super) fn weigh_wait(&mut self, id: ThreadId, wait_ns: u64) -> Option<u64> {
@@ -253,7 +260,7 @@ impl<'a> Recorder<'a> {
     ) {
         self.trie.add(node, weight_ns);
         let timeline_thread = self.threads.get(&id).and_then(|account| account.timeline_thread);
-        self.timeline.add_sample(timeline_thread, at_ns, node, weight_ns);
+        self.timeline.add_sample(timeline_thread, TimedSample { at_ns, node, weight_ns, cpu: None });
         self.weighed(ended, weight_ns);
     }
 
@@ -272,9 +279,27 @@ impl<'a> Recorder<'a> {
         let root = Root { track: account.track, complete, fiber, waiting };
         let space = self.images.of(self.processes.get(account.process.0 as usize)?.image_space_id).space();
         frames.addresses.splice(0..0, sample.capture.kernel.iter().copied());
+        let off_cpu_ns = sample.off_cpu_ns.min(weight_ns);
+        let weight_ns = weight_ns - off_cpu_ns;
+        let off_cpu = match off_cpu_ns {
+            0 => Ok(NodeId(0)),
+            _ => self.trie.insert((Root { waiting: true, ..root }, space), &frames.addresses, off_cpu_ns),
+        };
+        match off_cpu {
+            Ok(_) if off_cpu_ns == 0 => {}
+            Ok(node) => {
+                let at_ns = sample.at_ns.saturating_sub(weight_ns);
+                let taken = TimedSample { at_ns, node, weight_ns: off_cpu_ns, cpu: None };
+                self.timeline.add_sample(timeline_thread, taken);
+                self.weighed(ended, off_cpu_ns);
+            }
+            Err(full) => self.lose(full.reason(), off_cpu_ns),
+        }
         match self.trie.insert((root, space), &frames.addresses, weight_ns) {
             Ok(node) => {
-                self.timeline.add_sample(timeline_thread, sample.at_ns, node, weight_ns);
+                // A thread that waits is on no CPU.
+                let (at_ns, cpu) = (sample.at_ns, sample.capture.cpu.filter(|_| !sample.waiting));
+                self.timeline.add_sample(timeline_thread, TimedSample { at_ns, node, weight_ns, cpu });
                 self.weighed(ended, weight_ns);
                 for method in &frames.methods {
                     self.stats.frames_by_method[*method as usize] += 1;

@@ -13,4 +13,7 @@ pub struct Sample {
     pub at_ns: u64,
     /// The thread waited when it was asked for this.
     pub waiting: bool,
+    /// Of what it stands for, how much the thread was on no CPU, where wall-clock time is recorded: ready, or waiting
+    /// between two polls; nanoseconds.
+    pub off_cpu_ns: u64,
 }

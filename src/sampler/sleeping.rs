@@ -47,7 +47,7 @@ impl StopDriver<'_> {
                     state.was_waiting = true;
                 }
                 let at_ns = self.clock.now_ns();
-                self.captured.push(Sample { thread: id, capture, at_ns, waiting: true });
+                self.captured.push(Sample { thread: id, capture, at_ns, waiting: true, off_cpu_ns: 0 });
             } else {
                 self.spare.push(capture);
                 self.ask(id, true);

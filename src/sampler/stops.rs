@@ -406,7 +406,8 @@ impl<'a> StopDriver<'a> {
             Outcome::Captured => {
                 let at_ns = self.clock.now_ns();
                 let waits = capture.status.is_some_and(|status| status.activity == Activity::Waiting);
-                self.captured.push(Sample { thread: id, capture, at_ns, waiting: waited || waits });
+                let waiting = waited || waits;
+                self.captured.push(Sample { thread: id, capture, at_ns, waiting, off_cpu_ns: 0 });
                 return;
             }
             // Its time is not lost: the next sample carries it.
@@ -443,9 +444,13 @@ impl<'a> StopDriver<'a> {
     }
 
     /// Hands a sample to the recorder; gives back what is done with.
-    fn take(&mut self, sample: Sample) -> Option<Sample> {
+    fn take(&mut self, mut sample: Sample) -> Option<Sample> {
         let id = sample.thread;
         let Some(weight_ns) = self.weigh(id, sample.capture.status) else { return Some(sample) };
+        // Stops that hold all threads are no time in which this one was ready.
+        if self.options.idle && !sample.waiting && !self.target.process().stops_hold_all {
+            sample.off_cpu_ns = self.recorder.off_cpu_ns(id, weight_ns);
+        }
         let Some(pid) = self.threads.get(&id).map(|state| state.process) else { return Some(sample) };
         if !self.place_thread(pid, id) {
             self.recorder.lose(TOO_MANY, weight_ns);

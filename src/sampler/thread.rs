@@ -41,6 +41,8 @@ pub(super) struct ThreadAccount {
     reported_cpu_ns: u64,
     /// Tick of the latest poll that showed that the thread had used a CPU.
     pub(super) used_at_tick: u64,
+    /// CPU time that samples of wall-clock time show as such, nanoseconds.
+    shown_cpu_ns: u64,
     /// No sample yet.
     fresh: bool,
     /// It already ran when we came: what the system said then may have lagged.
@@ -79,6 +81,7 @@ impl ThreadAccount {
             switches: status.switches,
             reported_cpu_ns: status.cpu_ns,
             used_at_tick: 0,
+            shown_cpu_ns: status.cpu_ns,
             fresh: true,
             preexisting,
             unsampled_of_others_ns: 0,
@@ -183,8 +186,20 @@ impl ThreadAccount {
     pub(super) fn weigh_wall(&mut self, status: ThreadStatus, now_ns: u64) -> u64 {
         let passed_ns = now_ns.saturating_sub(self.sampled_at_ns);
         self.cpu_ns = self.cpu_ns.max(status.cpu_ns);
+        if self.fresh && self.preexisting {
+            // The first figure may have lagged behind what was used before we came.
+            self.shown_cpu_ns = self.shown_cpu_ns.max(self.cpu_ns.saturating_sub(passed_ns));
+        }
         self.sampled_now(status, now_ns);
         passed_ns
+    }
+
+    /// Of what a sample weighs by wall-clock time, how much the thread was on no CPU. CPU time that was used while it was
+    /// found waiting is that of the next sample which finds it running.
+    pub(super) fn off_cpu_ns(&mut self, weight_ns: u64) -> u64 {
+        let on_cpu_ns = self.cpu_ns.saturating_sub(self.shown_cpu_ns).min(weight_ns);
+        self.shown_cpu_ns += on_cpu_ns;
+        weight_ns - on_cpu_ns
     }
 
     /// The weight of a wait, nanoseconds: its own time, and nothing of what was used before or since.
@@ -281,6 +296,21 @@ mod tests {
         // Of wall-clock time nothing is lost: it is not recorded.
         assert_eq!(account.skip(9_600_000, 20_000_000, true), 0);
         assert_eq!(account.weigh_wall(status(9_600_000), 20_000_400), 400);
+    }
+
+    /// Half of the time another thread has its CPU.
+    #[test]
+    fn ready_is_not_running() {
+        let mut account = ThreadAccount::new(FIRST, 0, 0, None, status(7_000_000), 0, true);
+        let mut on_cpu_ns = 0;
+        for round in 1..=1000u64 {
+            // Found running, and found waiting after a moment on a CPU.
+            let weight_ns = account.weigh_wall(status(7_000_000 + round * 500_000), round * 1_000_000);
+            if round % 3 > 0 {
+                on_cpu_ns += weight_ns - account.off_cpu_ns(weight_ns);
+            }
+        }
+        assert_eq!(on_cpu_ns, 1000 * 500_000);
     }
 
     #[test]

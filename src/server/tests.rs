@@ -230,3 +230,45 @@ fn changed_questions_are_answered_or_refused() {
     let answer = api::answer(&server.symbols, "symbolicate/v5", deep.as_bytes()).expect("known");
     assert!(String::from_utf8(answer).expect("text").contains("error"));
 }
+
+/// Only a request that still has its token, and names this server and its viewer, gets the profile.
+#[test]
+fn changed_requests_get_no_profile() {
+    let server = server();
+    let text = format!(
+        "GET /{TOKEN}/profile.speedscope.json HTTP/1.1\r\nHost: localhost:8080\r\nOrigin: {ORIGIN}\r\n\
+         Accept-Encoding: gzip\r\n\r\n"
+    );
+    let (mut answered, mut refused) = (0, 0);
+    for seed in 0..20_000 {
+        let mut rng = Rng::new(seed);
+        let mut bytes = text.clone().into_bytes();
+        for _ in 0..=rng.below(3) {
+            let at = rng.below(bytes.len());
+            match rng.below(4) {
+                0 => bytes[at] ^= 1 << rng.below(8),
+                1 => bytes.truncate(at + 1),
+                2 => drop(bytes.remove(at)),
+                _ => bytes.insert(at, b"\r\n :/0\xff"[rng.below(7)]),
+            }
+            if bytes.is_empty() {
+                break;
+            }
+        }
+        let Ok(request) = Request::read(&mut bytes.as_slice()) else { continue };
+        let answer = server.answer(&request);
+        let mut written = Vec::new();
+        answer.write(&mut written).expect("written");
+        assert!(written.starts_with(b"HTTP/1.1 "), "{seed}");
+        let host = request.header("host").ok().flatten().map(str::to_ascii_lowercase);
+        // A header that is there twice is none that counts.
+        let is_of_viewer = matches!(request.header("origin"), Ok(None) | Ok(Some(ORIGIN)));
+        let may_have = request.target.starts_with(&format!("/{TOKEN}/"))
+            && host.is_some_and(|host| ["localhost:8080", "127.0.0.1:8080"].contains(&host.as_str()))
+            && is_of_viewer;
+        assert_eq!(server.is_authorized(&request), may_have, "{seed}");
+        assert!(may_have || answer.status.0 >= 400, "{seed}");
+        (answered, refused) = (answered + u32::from(may_have), refused + u32::from(!may_have));
+    }
+    assert!(answered > 100 && refused > 100, "{answered} answered, {refused} refused");
+}

@@ -36,6 +36,8 @@ pub struct Capture {
     pub other_stack: Option<Box<OtherStack>>,
     /// Of sources that change how much of a stack they copy: the number of the size that this one was copied by.
     pub size_number: u32,
+    /// The CPU that it was taken on, where the source knows it.
+    pub cpu: Option<u32>,
 }
 
 /// A second stack of a thread, copied in the same stop: that of the process stack pointer of a Cortex-M,
@@ -73,6 +75,7 @@ impl Capture {
             stack_limit: None,
             other_stack: None,
             size_number: 0,
+            cpu: None,
         }
     }
 
@@ -83,7 +86,7 @@ impl Capture {
         self.kernel.clear();
         self.only_kernel = false;
         (self.pause_ns, self.stood_ns, self.size_number) = (0, 0, 0);
-        (self.status, self.stack_limit, self.other_stack) = (None, None, None);
+        (self.status, self.stack_limit, self.other_stack, self.cpu) = (None, None, None, None);
     }
 
     /// Bytes that it holds, used or not.

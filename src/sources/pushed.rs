@@ -71,9 +71,15 @@ pub enum SourceEvent {
     },
     /// A sample that could not be taken, for this reason.
     Missed(ThreadStatus, &'static str),
-    /// It ended, or the recording did; all that it used, where that is known, and for what
-    /// reason the rest of it is lost.
-    ThreadEnded(Option<u64>, &'static str),
+    /// It ended, or the recording did.
+    ThreadEnded {
+        /// All that it used, where that is known, nanoseconds.
+        cpu_ns: Option<u64>,
+        /// Why the rest of it is lost.
+        reason: &'static str,
+        /// When it exited, if the source saw that: it is reported after its last sample.
+        exited_ns: Option<u64>,
+    },
     /// First event of this process.
     ProcessStarted {
         /// The name that it has now, under which its stacks are shown.
@@ -90,7 +96,10 @@ pub enum SourceEvent {
         name: Option<String>,
     },
     /// The process has ended; others may continue.
-    ProcessEnded,
+    ProcessEnded {
+        /// When its last thread exited, if the source saw that.
+        exited_ns: Option<u64>,
+    },
     /// The images of the process changed: they are read now.
     ImagesChanged,
     /// The images of the process may have changed: they are read again when that is cheap.

@@ -300,6 +300,25 @@ fn counts_at_the_edge_are_kept_or_refused() {
     assert!(error.to_string().contains("more than pprof can hold"), "{error}");
 }
 
+/// The count fits, its CPU time does not.
+#[test]
+fn cpu_time_beyond_63_bits_is_refused() {
+    for (count, fits) in [(9_000_000_000, true), (10_000_000_000, false), (i64::MAX as u64, false)] {
+        let mut builder = stackprof::profile::SavedBuilder::new(stackprof::profile::About {
+            hz: Some(1),
+            ..Default::default()
+        });
+        let process = builder.text("work").unwrap();
+        let root = stackprof::profile::StackRoot { process, thread: None, complete: true, waiting: false };
+        let root = builder.root(root).unwrap();
+        builder.add(root, &[], count).unwrap();
+        let saved = builder.finish();
+        let written = pprof::write::write(&saved, &mut Vec::new());
+        assert_eq!(written.is_ok(), fits, "{count}");
+        assert!(written.is_ok() || written.unwrap_err().to_string().contains("CPU time"));
+    }
+}
+
 /// A profile of times: one value of a type each, and what a period is of.
 fn of_times(kind: (&str, &str), period: (&str, &str, u64), values: &[u64]) -> Vec<u8> {
     let texts = ["", kind.0, kind.1, period.0, period.1];
@@ -530,7 +549,7 @@ fn other_files_are_refused() {
         (format!("{{\"x\":{deep}").into_bytes(), "EOF while parsing a list"),
         (vec![b'x'; 20 << 20], "a.file:1: line longer than 16 MiB; this is not a profile"),
         (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[0]],\"weights\":[1]}]}".to_vec(), "profile 1, sample 1: frame 0 is not there"),
-        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[]],\"weights\":[-1]}]}".to_vec(), "profile 1, sample 1: a weight of -1 cannot be counted"),
+        (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[[]],\"weights\":[-1]}]}".to_vec(), "profile 1, sample 1: a weight of -1.0 cannot be counted"),
         (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"sampled\",\"name\":\"a\",\"unit\":\"none\",\"samples\":[],\"weights\":[1]}]}".to_vec(), "profile 1 has 0 samples and 1 weights"),
         (b"{\"shared\":{\"frames\":[]},\"profiles\":[{\"type\":\"odd\",\"name\":\"a\",\"unit\":\"none\"}]}".to_vec(), "profile 1 is odd; sampled and evented ones can be read"),
     ];

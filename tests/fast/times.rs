@@ -44,7 +44,13 @@ fn saved(split_by_thread: bool) -> Saved {
             if let Some(node) = node {
                 *sums.entry(node).or_insert(0) += weight_ns;
             }
-            samples.push(TimedSample { at_ns, weight_ns, node, count: 0 });
+            samples.push(TimedSample {
+                at_ns,
+                weight_ns,
+                node,
+                count: 0,
+                cpu: (at_ns % 3 > 0).then_some((at_ns % 5) as u32),
+            });
         }
         for (node, ns) in sums {
             builder.count(node, (ns + PERIOD_NS / 2) / PERIOD_NS).unwrap();
@@ -69,8 +75,8 @@ fn saved(split_by_thread: bool) -> Saved {
     builder.finish()
 }
 
-/// Each thread with its samples: time, what it stands for, count, stack.
-fn told(saved: &Saved) -> Vec<String> {
+/// Each thread with its samples: time, what it stands for, count, CPU, stack.
+fn told(saved: &Saved, with_cpu: bool) -> Vec<String> {
     let timeline = saved.timeline().expect("times");
     let mut lines = Vec::new();
     for thread in &timeline.threads {
@@ -98,7 +104,11 @@ fn told(saved: &Saved) -> Vec<String> {
                 }));
                 at = saved.trie().parent(here);
             }
-            lines.push(format!("{name}: {} {} {} {stack:?}", sample.at_ns, sample.weight_ns, sample.count));
+            let cpu = sample.cpu.filter(|_| with_cpu);
+            lines.push(format!(
+                "{name}: {} {} {} {cpu:?} {stack:?}",
+                sample.at_ns, sample.weight_ns, sample.count
+            ));
         }
     }
     lines
@@ -134,11 +144,12 @@ const WRITERS: [(&str, Writer); 3] = [
 fn times_weights_and_counts_come_back() {
     for split_by_thread in [true, false] {
         let saved = saved(split_by_thread);
-        let expected = told(&saved);
-        assert_eq!(expected.len(), 62);
         for (form, write) in WRITERS {
+            let with_cpu = form != "speedscope";
+            let expected = told(&saved, with_cpu);
+            assert_eq!(expected.len(), 62);
             let back = back(&write(&saved));
-            assert_eq!(told(&back), expected, "{form}");
+            assert_eq!(told(&back, with_cpu), expected, "{form}");
             assert_eq!(back.total(), saved.total(), "{form}");
             assert_eq!(back.about.time_unix_ns, saved.about.time_unix_ns);
         }
@@ -155,13 +166,13 @@ fn firefox_files_have_every_count_at_its_time() {
         assert_eq!(back.total(), saved.total());
         // The format has microseconds of CPU time, and no weight of a waiting thread beside its count.
         let place = |line: &String| {
-            let mut words = line.split_once(": ").unwrap().1.splitn(4, ' ');
+            let mut words = line.split_once(": ").unwrap().1.splitn(5, ' ');
             let at_ns: u64 = words.next().unwrap().parse().unwrap();
             (at_ns.div_ceil(1000), words.nth(1).unwrap().to_owned())
         };
         let counted = |saved: &Saved| {
             let mut places: Vec<_> =
-                told(saved).iter().map(place).filter(|(_, count)| count != "0").collect();
+                told(saved, false).iter().map(place).filter(|(_, count)| count != "0").collect();
             places.sort();
             places
         };
@@ -199,4 +210,46 @@ fn a_pause_is_an_empty_stack_as_long_as_it() {
     );
     // The axis ends with the last sample.
     assert!((profile["endValue"].as_f64().unwrap() - now_ms).abs() < 1e-6);
+}
+
+/// Stacks whose counts are more than their times: of a busy thread no pause makes up for that.
+#[test]
+fn weights_place_samples_at_their_times_and_add_up_to_counts() {
+    let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
+    let process = builder.text("work").unwrap();
+    let root = builder.root(StackRoot { process, thread: None, complete: true, waiting: false }).unwrap();
+    let (mut samples, mut counts) = (Vec::new(), Vec::new());
+    for number in 0..400 {
+        let frame = builder.named_frame(&format!("f{}", number / 4)).unwrap();
+        // Of four samples of 0.9 ms or 1.1 ms each count 4.
+        let node = builder.add(root, &[frame], 1).unwrap();
+        let weight_ns = if number < 300 { 900_000 } else { 1_300_000 };
+        let at_ns = samples.last().map_or(0, |last: &TimedSample| last.at_ns) + weight_ns;
+        samples.push(TimedSample { at_ns, weight_ns, node: Some(node), count: 1, cpu: None });
+        counts.push(node);
+    }
+    let (id, begun_ns) = (7, 0);
+    let thread = ThreadTimeline { process, pid: None, name: process, id, begun_ns, ended_ns: None, samples };
+    builder.set_timeline(Timeline { threads: vec![thread.clone()], ..Timeline::default() });
+    let saved = builder.finish();
+    let mut out = Vec::new();
+    speedscope::write(&saved, None, &mut out).unwrap();
+    let file: serde_json::Value = serde_json::from_slice(&out).unwrap();
+    let (mut now_ms, mut ends, mut sums) = (0.0, Vec::new(), std::collections::BTreeMap::new());
+    for profile in file["profiles"].as_array().unwrap() {
+        let [stacks, weights] = ["samples", "weights"].map(|key| profile[key].as_array().unwrap());
+        for (stack, weight) in stacks.iter().zip(weights) {
+            now_ms += weight.as_f64().unwrap();
+            let Some(frame) = stack[0].as_u64() else { continue };
+            ends.push(now_ms);
+            *sums.entry(frame).or_insert(0.0) += weight.as_f64().unwrap();
+        }
+    }
+    for (end_ms, sample) in ends.iter().zip(&thread.samples) {
+        let at_ms = sample.at_ns as f64 / 1e6;
+        assert!(*end_ms < at_ms + 0.25 + 1e-6 && *end_ms > at_ms - 1.0, "ends at {end_ms}, was at {at_ms}");
+    }
+    assert_eq!(sums.len(), 100);
+    assert!(sums.values().all(|sum| (sum - 4.0).abs() < 1e-6), "{sums:?}");
+    assert_eq!(told(&back(&out), false), told(&saved, false));
 }

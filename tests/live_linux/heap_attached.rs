@@ -84,7 +84,8 @@ fn leaks_of_a_process_that_runs_are_exact_by_probes() {
             let options = ["--pid", &pid, "--every", "1", "--callers", "2", "--max-slowdown", "1000000"];
             record(&options, |profiler| {
                 crate::support::wait_for("all probes to be set", || {
-                    events_of(profiler) >= PROBES || !std::path::Path::new(&format!("/proc/{profiler}/exe")).exists()
+                    events_of(profiler) >= PROBES
+                        || !std::path::Path::new(&format!("/proc/{profiler}/exe")).exists()
                 });
                 target.go();
                 assert!(target.finish().0.success(), "the target did not end as it does alone");
@@ -96,7 +97,8 @@ fn leaks_of_a_process_that_runs_are_exact_by_probes() {
         assert_eq!(recorded.below(function), bytes, "{function}\n{}", recorded.said);
     }
     assert_eq!((recorded.below("churn"), recorded.below("lend")), (0, 0), "{}", recorded.said);
-    for row in ["21,000 3 leak_cache < main", "1,000 10 make_node < leak_config", "5,120 1 leak_grown < main"] {
+    for row in ["21,000 3 leak_cache < main", "1,000 10 make_node < leak_config", "5,120 1 leak_grown < main"]
+    {
         assert!(recorded.has_row(row), "{row}\n{}", recorded.said);
     }
 }
@@ -107,7 +109,8 @@ fn leaks_of_firmware_are_exact_and_named_three_callers_up() {
         return;
     }
     let Some(elf) = firmware("heap-m3", "gcc", &["-O2"]) else { return };
-    let Some(stub) = silent_board("lm3s6965evb", &elf, &["-S", "-semihosting-config", "enable=on,target=native"])
+    let Some(stub) =
+        silent_board("lm3s6965evb", &elf, &["-S", "-semihosting-config", "enable=on,target=native"])
     else {
         return;
     };

@@ -20,9 +20,9 @@ mod filtered;
 #[cfg(target_arch = "x86_64")] // what its program is
 mod gdb_stub;
 mod handlers;
-mod heap_attached;
 #[cfg(target_arch = "x86_64")] // as the shim
 mod heap;
+mod heap_attached;
 mod hostile_files;
 mod images;
 mod inheritance;

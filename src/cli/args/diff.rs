@@ -1,13 +1,13 @@
 //! `stackprof diff`: the flags as clap sees them, and what they ask for. No I/O.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Parser};
 
 use super::compare::{MATCHING, MatchingFlags, ReportFormat, ReportOutput, report_outputs, top};
-use super::time_range::range;
+use super::time_range::{once, range};
 use super::values::{Split, Verbosity, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::diff::compare::Wish;
@@ -43,11 +43,11 @@ Examples:
 pub(super) struct DiffFlags {
     /// The part of the time that is the base, of one profile with times, such as
     /// 0s..500ms; either end may be left out
-    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, help_heading = INPUT)]
-    base: Option<OsString>,
+    #[arg(long, value_name = "RANGE", action = ArgAction::Append, allow_hyphen_values = true, help_heading = INPUT)]
+    base: Vec<OsString>,
     /// The part of the time that is compared with it
-    #[arg(long, value_name = "RANGE", allow_hyphen_values = true, help_heading = INPUT)]
-    new: Option<OsString>,
+    #[arg(long, value_name = "RANGE", action = ArgAction::Append, allow_hyphen_values = true, help_heading = INPUT)]
+    new: Vec<OsString>,
     /// Compare CPU seconds; samples where no file tells its rate
     #[arg(long, help_heading = COMPARING)]
     absolute: bool,
@@ -151,10 +151,10 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
     // After `--` every word is a file.
     flags.profiles.extend(launch.unwrap_or_default().iter().cloned());
     const PARTS: &str = "stackprof diff PROFILE --base FROM..TO --new FROM..TO";
-    let parts = match (&flags.base, &flags.new) {
+    let parts = match (once("--base", &flags.base)?, once("--new", &flags.new)?) {
         (None, None) => None,
         (Some(base), Some(new)) => {
-            let range = |option: &str, text: &OsString| {
+            let range = |option: &str, text: &OsStr| {
                 Ok::<_, crate::error::Error>((range(option, text)?, text.to_string_lossy().into_owned()))
             };
             Some([range("--base", base)?, range("--new", new)?])
@@ -260,6 +260,14 @@ mod tests {
                 "--base `0s`: expected two times since the recording began, such as 2.5s..4s",
             ),
             ("diff a --base 0s..1s --new 2s..1s", "--new `2s..1s`: nothing lies between; give a later end"),
+            (
+                "diff a --base 0s...1s --new 1s..2s",
+                "--base `0s...1s`: expected two times since the recording began, such as 2.5s..4s",
+            ),
+            (
+                "diff a --base 0s..1s --new 1s..2s --base 1s..3s",
+                "--base is given twice, `0s..1s` and `1s..3s`; give one",
+            ),
             ("diff a b --top 0", "--top `0`: expected a whole number, 1 or more"),
             (
                 "diff a b -o x.pb.gz",

@@ -176,6 +176,10 @@ pub(super) fn recording(
         let why = "--source ptrace records a command, or processes by --pid; leave it out for others";
         return Err(Error::new(ErrorKind::Usage, why));
     }
+    if flags.no_timeline && flags.pprof_timestamps {
+        let why = "--pprof-timestamps writes the times that --no-timeline leaves out; give one of them";
+        return Err(Error::new(ErrorKind::Usage, why));
+    }
     let unwind = unwind(flags.unwind.as_deref(), &source)?;
     Ok(Recording {
         source,
@@ -279,7 +283,7 @@ pub(super) fn depth(text: Option<&OsStr>, most: usize) -> Result<usize> {
 
 /// Bytes of `--timeline-memory`.
 fn timeline_memory(text: &OsStr) -> Result<usize> {
-    let expected = "a size from 64K to 64G, such as 64M";
+    let expected = "a whole number from 64K to 64G, such as 64M or, for 1.5M, 1536K";
     let bytes = size("--timeline-memory", text, expected, 64 << 10..=64 << 30)?;
     usize::try_from(bytes).map_err(|_| bad("--timeline-memory", text, expected))
 }

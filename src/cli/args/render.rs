@@ -8,7 +8,7 @@ use clap::{ArgAction, Parser};
 use regex_lite::Regex;
 
 use super::output::{Destination, Output, check_distinct, outputs};
-use super::time_range::time_range;
+use super::time_range::{once, time_range};
 use super::values::{Split, Verbosity, bad, colors, min_width_percent, split, usage, verbosity};
 use crate::cli::flags::{CommonFlags, LookFlags, TEMPLATE};
 use crate::cli::format::Format;
@@ -72,11 +72,11 @@ pub(super) struct RenderFlags {
     #[command(flatten)]
     look: LookFlags,
     /// Only samples since this time of the recording, such as 2.5s or 300ms
-    #[arg(long, value_name = "TIME", allow_hyphen_values = true, help_heading = STACKS)]
-    from: Option<OsString>,
+    #[arg(long, value_name = "TIME", action = ArgAction::Append, allow_hyphen_values = true, help_heading = STACKS)]
+    from: Vec<OsString>,
     /// Only samples before this time of the recording
-    #[arg(long, value_name = "TIME", allow_hyphen_values = true, help_heading = STACKS)]
-    to: Option<OsString>,
+    #[arg(long, value_name = "TIME", action = ArgAction::Append, allow_hyphen_values = true, help_heading = STACKS)]
+    to: Vec<OsString>,
     /// Only threads whose name, or `name (id)`, matches; for profiles recorded
     /// with --threads, or with times of samples
     #[arg(long, value_name = "REGEX", action = ArgAction::Append, help_heading = STACKS)]
@@ -219,6 +219,8 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
         Split::Flags(flags) => flags,
         Split::Print(text) => return Ok(Split::Print(text)),
     };
+    // First: one of these may have taken the next option for its value.
+    let time = time_range(once("--from", &flags.from)?, once("--to", &flags.to)?)?;
     let mut top = None;
     if let Some(rows) = &flags.top {
         let count = rows.as_ref().map(|rows| rows.to_str().and_then(|rows| rows.parse::<usize>().ok()));
@@ -263,7 +265,7 @@ pub(super) fn parse(words: &[OsString], launch: Option<&[OsString]>) -> Result<S
         value_type: flags.value_type,
         outputs,
         top,
-        time: time_range(flags.from.as_deref(), flags.to.as_deref())?,
+        time,
         thread: Patterns::new("--thread", &flags.thread)?,
         include: Patterns::new("--include", &flags.include)?,
         exclude: Patterns::new("--exclude", &flags.exclude)?,
@@ -342,6 +344,15 @@ mod tests {
              functions)"
         );
         assert_eq!(refused("render - - -o -"), "standard input can be read only once; give one -");
+        assert_eq!(
+            refused("render a -o - --from 1s --from 2s"),
+            "--from is given twice, `1s` and `2s`; give one"
+        );
+        assert_eq!(
+            refused("render a --from -o -"),
+            "--from `-o`: expected a time since the recording began, such as 2.5s, 300ms or 1m"
+        );
+        assert_eq!(refused("render a -o - --to 1s --to 2s"), "--to is given twice, `1s` and `2s`; give one");
         let bad = refused("render a -o - --root (");
         assert!(bad.starts_with("--root `(`: expected a regular expression: "), "{bad}");
     }

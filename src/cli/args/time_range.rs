@@ -1,6 +1,6 @@
 //! A time range of a recording, as options give it: `--from 2.5s --to 4s`, `--base 0s..5s`.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 
 use super::values::{bad, usage};
@@ -27,6 +27,22 @@ pub(super) fn time_range(from: Option<&OsStr>, to: Option<&OsStr>) -> Result<Opt
     )))
 }
 
+/// The value of an option that is given once at most.
+///
+/// # Errors
+/// [`ErrorKind::Usage`](crate::error::ErrorKind::Usage) with one line.
+pub(super) fn once<'a>(option: &str, given: &'a [OsString]) -> Result<Option<&'a OsStr>> {
+    match given {
+        [] => Ok(None),
+        [one] => Ok(Some(one)),
+        [first, second, ..] => Err(usage(format!(
+            "{option} is given twice, `{}` and `{}`; give one",
+            first.display(),
+            second.display()
+        ))),
+    }
+}
+
 /// A range in one word, `FROM..TO`; either end may be left out.
 ///
 /// # Errors
@@ -34,6 +50,10 @@ pub(super) fn time_range(from: Option<&OsStr>, to: Option<&OsStr>) -> Result<Opt
 pub(super) fn range(option: &str, text: &OsStr) -> Result<Range<u64>> {
     let refused = || bad(option, text, "two times since the recording began, such as 2.5s..4s");
     let (from, to) = text.to_str().and_then(|text| text.split_once("..")).ok_or_else(refused)?;
+    // `0s...5s` is `0s..` and `.5s`, which nobody means.
+    if to.starts_with('.') {
+        return Err(refused());
+    }
     let end = |text: &str, open| match text {
         "" => Ok(open),
         _ => time(option, OsStr::new(text)).map_err(|_| refused()),

@@ -2,6 +2,7 @@
 //! checked before anything is recorded.
 
 use std::fmt::Display;
+use std::path::PathBuf;
 
 use crate::cli::args::{Destination, Output};
 use crate::cli::file::{OutputFiles, check_stdout};
@@ -55,12 +56,13 @@ impl Destinations<'_> {
     /// One line: an option for a format that is not written, a file that cannot be written.
     pub(super) fn check(
         &self,
-        (reverse, pprof_timestamps): (bool, bool),
+        options: (bool, bool),
+        source_directories: &[PathBuf],
         stats: Option<&Destination>,
     ) -> Result<()> {
         // The name of the default output is not known yet, its directory and its format are.
         let (process, pid) = ("NAME", "PID");
-        check_options(reverse, pprof_timestamps, &self.outputs(process, pid))?;
+        check_options(options, source_directories, &self.outputs(process, pid))?;
         for to in self.requested.iter().map(|output| &output.to).chain(stats) {
             match to {
                 Destination::File(path) => self.files.check(path)?,

@@ -25,6 +25,8 @@ pub(super) mod key {
     pub(super) const SERVICE: &str = "service.name";
     pub(super) const THREAD: &str = "thread.name";
     pub(super) const TID: &str = "thread.id";
+    /// The CPU that samples were taken on.
+    pub(super) const CPU: &str = "cpu.logical_number";
     pub(super) const COMMAND: &str = "process.command_line";
     pub(super) const FRAME_TYPE: &str = "profile.frame.type";
     pub(super) const COMMENTS: &str = "pprof.profile.comment";

@@ -4,7 +4,7 @@
 //! stack, leaf first, a line `address symbol+0x1f (module)` each. Output: [`Saved`] with
 //! addresses, modules and source lines. An event weighs its period where periods vary, as in
 //! perf report, else it is one sample; only events of the first one's name count, and how many
-//! others there are is told. Records that are no samples are passed over. Any other line is
+//! others there are is told. Where each event has its time, samples are kept over time, with their CPU and thread. Records that are no samples are passed over. Any other line is
 //! skipped and counted (`tally.rs`); where it stood in a stack, that one is incomplete.
 
 mod line;
@@ -17,16 +17,18 @@ use super::encoding;
 use super::failure::broken;
 use super::malformed::Malformed;
 use super::tally::Tally;
+use super::thread_times::{MAX_TIMED_SAMPLES, ThreadKey, ThreadTimes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::profile::MAX_DEPTH;
 use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
 use crate::profile::saved::{Function, Line, Mapping, Saved, StackRoot};
 use crate::profile::texts::TextId;
+use crate::profile::timeline::TimedSample;
 use crate::trie::NodeId;
 use line::{
-    EventLine, FrameLine, UNKNOWN, event, frame, is_detail, is_record, is_source_code, source_line,
-    without_inner_tabs, without_unit,
+    EventLine, FrameLine, UNKNOWN, bare_event, event, frame, is_detail, is_record, is_source_code,
+    source_line, without_inner_tabs, without_unit,
 };
 
 /// Longest line that is read; the longest names of functions are some 64 KiB.
@@ -76,9 +78,7 @@ pub(super) fn read_lines(mut reader: impl BufRead, file: &str, tally: &mut Tally
             Outcome::Skipped(why) => tally.skip_line(number, why),
         }
     }
-    state
-        .finish(tally)
-        .map_err(|full| Error::new(ErrorKind::Input, format!("{file}: {full}")).caused_by(full))
+    state.finish(tally).map_err(|why| Error::new(ErrorKind::Input, format!("{file}: {why}")).caused_by(why))
 }
 
 /// Whether a text begins as `perf script` prints it: with its header, or among the first lines
@@ -94,7 +94,7 @@ pub fn is_perf_script(head: &str) -> bool {
     let mut events = 0;
     while let Some(line) = lines.next() {
         let line = &*line;
-        let Some(event) = event(line) else {
+        let Some(event) = event(line).or_else(|| bare_event(line)) else {
             is_first = false;
             continue;
         };
@@ -167,6 +167,15 @@ struct Weight {
     periods: u64,
 }
 
+/// An event that counts, and when it was.
+struct TimedEvent {
+    thread: ThreadKey,
+    node: NodeId,
+    at_ns: u64,
+    cpu: Option<u32>,
+    period: u64,
+}
+
 #[derive(Default)]
 struct State {
     builder: SavedBuilder,
@@ -178,6 +187,13 @@ struct State {
     /// The event at hand, if it counts, its period and its stack so far.
     root: Option<StackRoot>,
     period: u64,
+    thread: ThreadKey,
+    time_ns: Option<u64>,
+    cpu: Option<u32>,
+    /// The events that count, over time.
+    times: Vec<TimedEvent>,
+    /// One of them had none, or there are too many.
+    lacks_times: bool,
     in_event: bool,
     /// The event has frames as perf prints them, behind a tab.
     has_tabs: bool,
@@ -208,6 +224,12 @@ impl State {
         }
         if let Some(event) = event(line) {
             self.end_event()?;
+            self.event_line(&event)?;
+            return Ok(Outcome::Understood);
+        }
+        if !self.in_event
+            && let Some(event) = bare_event(line)
+        {
             self.event_line(&event)?;
             return Ok(Outcome::Understood);
         }
@@ -244,6 +266,8 @@ impl State {
         }
         let process = self.builder.text(if event.comm.is_empty() { UNKNOWN } else { event.comm })?;
         self.period = event.period.unwrap_or(0);
+        self.thread = (process, event.pid, process, event.tid.unwrap_or(0));
+        (self.time_ns, self.cpu) = (event.time_ns, event.cpu);
         self.root = Some(StackRoot { process, thread: None, complete: true, waiting: false });
         if let Some(frame) = &event.frame {
             self.frame(frame)?;
@@ -289,7 +313,9 @@ impl State {
         let stack: Vec<u32> = self.leaf_first.drain(..).rev().collect();
         if let Some(root) = self.root.take() {
             let root = self.builder.root(root)?;
-            let node = self.builder.add(root, &stack, 0)?.0 as usize;
+            let node = self.builder.add(root, &stack, 0)?;
+            self.note_time(node);
+            let node = node.0 as usize;
             if self.weights.len() <= node {
                 self.weights.resize(node + 1, Weight::default());
             }
@@ -298,6 +324,42 @@ impl State {
                 weight.periods = weight.periods.saturating_add(self.period);
             }
         }
+        Ok(())
+    }
+
+    /// Keeps when the event at hand was.
+    fn note_time(&mut self, node: NodeId) {
+        let &mut State { thread, time_ns, cpu, period, .. } = self;
+        match time_ns.filter(|_| self.times.len() < MAX_TIMED_SAMPLES) {
+            Some(at_ns) if !self.lacks_times => {
+                self.times.push(TimedEvent { thread, node, at_ns, cpu, period });
+            }
+            _ => {
+                self.lacks_times = true;
+                self.times = Vec::new();
+            }
+        }
+    }
+
+    /// Gives the profile its times, which count from the first sample on, or from what that stands for. Periods of a
+    /// clock are how long a sample stands for; of what others count, no time is known.
+    fn put_times(&mut self, by_period: bool, is_clock: bool) -> std::result::Result<(), Malformed> {
+        let events = std::mem::take(&mut self.times);
+        let weight_ns = |event: &TimedEvent| if is_clock { event.period.min(PERIOD_NS_MAX) } else { 0 };
+        let begun_ns = events.iter().map(|event| event.at_ns.saturating_sub(weight_ns(event))).min();
+        let Some(begun_ns) = begun_ns else { return Ok(()) };
+        let mut times = ThreadTimes::default();
+        for event in &events {
+            let sample = TimedSample {
+                at_ns: event.at_ns - begun_ns,
+                weight_ns: weight_ns(event),
+                node: Some(event.node),
+                count: if by_period { event.period } else { 1 },
+                cpu: event.cpu,
+            };
+            times.add(event.thread, [sample].into_iter())?;
+        }
+        times.finish(&mut self.builder);
         Ok(())
     }
 
@@ -354,7 +416,7 @@ impl State {
     }
 
     /// Counts all stacks, now that it is known what a count is.
-    fn finish(mut self, tally: &mut Tally) -> std::result::Result<Saved, Full> {
+    fn finish(mut self, tally: &mut Tally) -> std::result::Result<Saved, Malformed> {
         self.end_event()?;
         let Some(kind) = self.kind.take() else { return Ok(self.builder.finish()) };
         let (plain, _) = without_unit(&kind.name);
@@ -380,6 +442,7 @@ impl State {
             let count = if by_period { weight.periods } else { weight.events };
             self.builder.count(NodeId(node), count)?;
         }
+        self.put_times(by_period, is_clock && kind.period.is_some())?;
         Ok(self.builder.finish())
     }
 }

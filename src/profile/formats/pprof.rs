@@ -64,5 +64,7 @@ pub(super) mod label {
     /// What it stands for, nanoseconds, where that is not whole periods.
     pub(in super::super) const WEIGHT: &str = "weight_ns";
     pub(in super::super) const PID: &str = "pid";
+    /// The CPU that a sample was taken on.
+    pub(in super::super) const CPU: &str = "cpu";
     pub(in super::super) const NANOSECONDS: &str = "nanoseconds";
 }

@@ -12,7 +12,7 @@ use crate::profile::texts::TextId;
 use crate::profile::timeline::{ThreadTimeline, TimedSample};
 
 /// Most samples with times of a file: 9 hours of a thread at 997 Hz, 1 GiB.
-const MAX_TIMED_SAMPLES: usize = 1 << 25;
+pub(super) const MAX_TIMED_SAMPLES: usize = 1 << 25;
 
 /// Process, its id, name and number of a thread.
 pub(super) type ThreadKey = (TextId, Option<u32>, TextId, u64);

@@ -67,7 +67,7 @@ fn profile(seed: u64) -> Saved {
             let weight_ns = [PERIOD_NS, 7, random.within(1, 1_000_000_000)][random.below(3)];
             at_ns += weight_ns + random.within(0, 50_000_000);
             let node = Some(nodes[random.below(4)]);
-            samples.push(TimedSample { at_ns, weight_ns, node, count: 0 });
+            samples.push(TimedSample { at_ns, weight_ns, node, count: 0, cpu: None });
         }
         threads.push(ThreadTimeline {
             process,
@@ -153,7 +153,8 @@ fn what_was_joined_is_cut_where_the_range_ends() {
     let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
     let node = stack(&mut builder, "a", true, 1000);
     let process = builder.text("p").expect("fits");
-    let sample = TimedSample { at_ns: 3_000_000_000, weight_ns: 1_000_000_000, node: Some(node), count: 0 };
+    let sample =
+        TimedSample { at_ns: 3_000_000_000, weight_ns: 1_000_000_000, node: Some(node), count: 0, cpu: None };
     let name = TextId::EMPTY;
     let thread = ThreadTimeline {
         process,

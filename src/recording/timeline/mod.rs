@@ -19,8 +19,6 @@ use losses::Losses;
 pub use thread::{Detail, NOT_KEPT, TimedSample};
 use thread::{ThreadSamples, UNIT_NS};
 
-use crate::trie::NodeId;
-
 /// Default bound of the memory that threads, samples, losses and events take.
 pub const DEFAULT_MEMORY_BYTES: usize = 64 << 20;
 
@@ -176,12 +174,15 @@ impl Timeline {
             return;
         }
         if let Some(thread) = thread.and_then(|thread| self.threads.get_mut(thread.0 as usize)) {
-            thread.ended_ns = Some(at_ns.saturating_sub(self.origin_ns));
+            // On its way out it may be sampled once more.
+            let at_ns = at_ns.saturating_sub(self.origin_ns);
+            thread.ended_ns = Some(at_ns.max(thread.begun_ns).max(thread.samples.last_ns()));
         }
     }
 
-    /// A sample of a thread, at `at_ns` of the engine's clock.
-    pub fn add_sample(&mut self, thread: Option<ThreadIndex>, at_ns: u64, node: NodeId, weight_ns: u64) {
+    /// A sample of a thread, whose time is that of the engine's clock.
+    pub fn add_sample(&mut self, thread: Option<ThreadIndex>, sample: TimedSample) {
+        let TimedSample { at_ns, weight_ns, .. } = sample;
         if weight_ns == 0 || self.is_off() {
             return;
         }
@@ -191,7 +192,7 @@ impl Timeline {
             return;
         };
         let before = thread.samples.memory_bytes();
-        thread.samples.push(TimedSample { at_ns, node, weight_ns });
+        thread.samples.push(TimedSample { at_ns, ..sample });
         self.memory_bytes += thread.samples.memory_bytes() - before;
         self.keep_bound();
     }

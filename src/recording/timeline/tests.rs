@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::thread::UNIT_BITS;
 use super::*;
+use crate::trie::NodeId;
 
 const HZ: u32 = 997;
 const PERIOD_NS: u64 = 1_000_000_000 / 997;
@@ -29,11 +31,16 @@ impl Random {
     }
 }
 
-/// A thread that changes its stack now and then, pauses, and has samples that weigh a little more or less
+/// A sample of an unknown CPU.
+fn sample(at_ns: u64, node: NodeId, weight_ns: u64) -> TimedSample {
+    TimedSample { at_ns, node, weight_ns, cpu: None }
+}
+
+/// A thread that changes its stack and its CPU now and then, pauses, and has samples that weigh a little more or less
 /// than a period.
 fn run(seed: u64, samples: usize) -> Vec<TimedSample> {
     let mut random = Random(seed);
-    let (mut at_ns, mut node) = (random.within(0, 1 << 30), 0);
+    let (mut at_ns, mut node, mut cpu) = (random.within(0, 1 << 30), 0, None);
     (0..samples)
         .map(|_| {
             if random.within(0, 20) == 0 {
@@ -43,11 +50,11 @@ fn run(seed: u64, samples: usize) -> Vec<TimedSample> {
             if random.within(0, 3) == 0 {
                 node = 1 + random.within(0, 5) as u32;
             }
-            TimedSample {
-                at_ns,
-                node: NodeId(node),
-                weight_ns: PERIOD_NS - 30_000 + random.within(0, 60_000),
+            if random.within(0, 9) == 0 {
+                cpu = (random.within(0, 9) > 0).then(|| random.within(0, 255) as u32);
             }
+            let weight_ns = PERIOD_NS - 30_000 + random.within(0, 60_000);
+            TimedSample { at_ns, node: NodeId(node), weight_ns, cpu }
         })
         .collect()
 }
@@ -67,12 +74,12 @@ fn samples_come_back_with_times_and_weights_to_a_microsecond() {
         let mut timeline = Timeline::new(1000, HZ, DEFAULT_MEMORY_BYTES);
         let thread = timeline.add_thread(7, 7, 1000, true);
         for sample in &samples {
-            timeline.add_sample(thread, sample.at_ns + 1000, sample.node, sample.weight_ns);
+            timeline.add_sample(thread, TimedSample { at_ns: sample.at_ns + 1000, ..*sample });
         }
         let back = timeline.threads()[0].samples();
         assert_eq!(back.len(), samples.len());
         for (back, sample) in back.iter().zip(&samples) {
-            assert_eq!(back.node, sample.node);
+            assert_eq!((back.node, back.cpu), (sample.node, sample.cpu));
             assert!(sample.at_ns - back.at_ns < UNIT_NS);
             assert!(back.weight_ns.abs_diff(sample.weight_ns) < UNIT_NS);
         }
@@ -88,11 +95,40 @@ fn a_sample_takes_less_than_eight_bytes() {
         let mut timeline = Timeline::new(0, HZ, DEFAULT_MEMORY_BYTES);
         let thread = timeline.add_thread(7, 7, 0, true);
         for sample in run(seed, samples) {
-            timeline.add_sample(thread, sample.at_ns, sample.node, sample.weight_ns);
+            timeline.add_sample(thread, sample);
         }
         let bytes = timeline.memory_bytes() as f64 / samples as f64;
         assert!(bytes < 8.0, "{bytes} bytes a sample");
     }
+}
+
+/// Runs of one stack as one: on which CPU, where that was one.
+#[test]
+fn samples_that_are_joined_have_the_cpu_of_all_of_them() {
+    let bound = 1000;
+    let mut timeline = Timeline::new(0, HZ, bound);
+    let thread = timeline.add_thread(7, 7, 0, true);
+    for at in 1..=3000 {
+        let (node, cpu) = (NodeId(1 + at as u32 / 1000), if at < 1000 { 3 } else { at as u32 / 10 % 2 });
+        timeline
+            .add_sample(thread, TimedSample { cpu: Some(cpu), ..sample(at * PERIOD_NS, node, PERIOD_NS) });
+        if timeline.detail() == Detail::Runs {
+            break;
+        }
+        assert_eq!(timeline.detail(), Detail::Samples);
+    }
+    let samples = timeline.threads()[0].samples();
+    assert_eq!(samples.first().map(|first| (first.node, first.cpu)), Some((NodeId(1), Some(3))));
+    let mut timeline = Timeline::new(0, HZ, bound);
+    let thread = timeline.add_thread(7, 7, 0, true);
+    for at in 1..=3000 {
+        let cpu = Some(at as u32 / 10 % 2);
+        timeline.add_sample(thread, TimedSample { cpu, ..sample(at * PERIOD_NS, NodeId(1), PERIOD_NS) });
+        if timeline.detail() == Detail::Runs {
+            break;
+        }
+    }
+    assert_eq!(timeline.threads()[0].samples().first().map(|first| first.cpu), Some(None));
 }
 
 #[test]
@@ -100,7 +136,7 @@ fn samples_that_come_late_are_put_in_order() {
     let mut timeline = Timeline::new(0, HZ, DEFAULT_MEMORY_BYTES);
     let thread = timeline.add_thread(7, 7, 0, true);
     for at_ns in [5_000_000, 9_000_000, 2_000_000, 7_000_000] {
-        timeline.add_sample(thread, at_ns, NodeId(3), 1_000_000);
+        timeline.add_sample(thread, sample(at_ns, NodeId(3), 1_000_000));
     }
     let times: Vec<u64> =
         timeline.threads()[0].samples().iter().map(|sample| sample.at_ns / 1_000_000).collect();
@@ -118,7 +154,7 @@ fn the_bound_is_kept_and_every_stack_keeps_its_weight() {
             threads.iter().zip([run(seed, 20_000), run(seed + 100, 20_000), run(seed + 200, 9)])
         {
             for sample in &samples {
-                timeline.add_sample(*thread, sample.at_ns, sample.node, sample.weight_ns);
+                timeline.add_sample(*thread, *sample);
                 assert!(timeline.memory_bytes() <= bound + 64, "seed {seed}");
             }
             sent.push(samples);
@@ -147,7 +183,7 @@ fn where_stacks_find_no_room_times_are_kept() {
     let thread = timeline.add_thread(7, 7, 0, true);
     let samples = run(5, 50_000);
     for sample in &samples {
-        timeline.add_sample(thread, sample.at_ns, sample.node, sample.weight_ns);
+        timeline.add_sample(thread, *sample);
         assert!(timeline.memory_bytes() <= bound + 64);
     }
     assert!(matches!(timeline.detail(), Detail::TimesOnly(_)), "{:?}", timeline.detail());
@@ -163,7 +199,7 @@ fn a_pause_is_not_joined_over() {
     // 20 samples of one stack, a pause of 80 ms, 20 more.
     for count in 1..=40 {
         let pause_ns = if count > 20 { 80_000_000 } else { 0 };
-        timeline.add_sample(thread, count * PERIOD_NS + pause_ns, NodeId(1), PERIOD_NS);
+        timeline.add_sample(thread, sample(count * PERIOD_NS + pause_ns, NodeId(1), PERIOD_NS));
     }
     timeline.detail = Detail::Runs;
     timeline.reduce();
@@ -226,7 +262,7 @@ fn threads_beyond_the_bound_are_counted_as_dropped() {
     for id in 0..200 {
         let thread = timeline.add_thread(id, 7, 0, true);
         refused += u64::from(thread.is_none());
-        timeline.add_sample(thread, 1_000_000, NodeId(1), 1000);
+        timeline.add_sample(thread, sample(1_000_000, NodeId(1), 1000));
     }
     assert!(refused > 0);
     assert_eq!(timeline.dropped_ns(), refused * 1000);
@@ -248,7 +284,7 @@ fn ten_minutes_of_two_hundred_threads_keep_the_bound_and_their_weights() {
         for cpu in 0..2 {
             let thread = (at / 5 * 7 + cpu * 3) % THREADS;
             let node = NodeId(1 + random.below(50) as u32);
-            timeline.add_sample(threads[thread as usize], at * PERIOD_NS, node, PERIOD_NS);
+            timeline.add_sample(threads[thread as usize], sample(at * PERIOD_NS, node, PERIOD_NS));
             *sent.entry(thread).or_default() += PERIOD_NS;
         }
         assert!(timeline.memory_bytes() <= bound + 64, "{} at {at}", timeline.memory_bytes());
@@ -276,4 +312,16 @@ fn starts_that_were_not_seen_are_none_and_what_runs_on_has_no_end() {
     let of = |thread: &ThreadTimeline| (thread.begun_ns, thread.ended_ns, thread.preexisting);
     let threads: Vec<_> = timeline.threads().iter().map(of).collect();
     assert_eq!(threads, [(3_000, Some(10_000), false), (8_000, None, true), (8_000, None, false)]);
+}
+
+/// On its way out a thread is sampled a little after its exit was recorded.
+#[test]
+fn a_thread_ends_behind_its_start_and_its_last_sample() {
+    let mut timeline = Timeline::new(0, HZ, 1 << 20);
+    let [sampled, unsampled] = [1, 2].map(|id| timeline.add_thread(id, 1, 5 << UNIT_BITS, false));
+    timeline.add_sample(sampled, sample(9 << UNIT_BITS, NodeId(1), PERIOD_NS));
+    timeline.end_thread(sampled, 8 << UNIT_BITS);
+    timeline.end_thread(unsampled, 4 << UNIT_BITS);
+    let ends: Vec<_> = timeline.threads().iter().map(|thread| thread.ended_ns).collect();
+    assert_eq!(ends, [Some(9 << UNIT_BITS), Some(5 << UNIT_BITS)]);
 }

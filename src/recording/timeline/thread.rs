@@ -1,8 +1,8 @@
 //! The samples of one thread over time, as bytes: about five for a sample.
 //!
-//! Each sample is a difference to the one before it: a word of the time passed, with a bit that says
-//! whether the stack is another one, then the step to its node if it is, then by how much its weight
-//! differs from the time passed. Words are LEB128 (DWARF 5, 7.6), signed ones in zigzag
+//! Each sample is a difference to the one before it: a word of the time passed, with two bits that say
+//! whether the stack and the CPU are others, then the step to its node if that is another one, then its CPU if that
+//! is, then by how much its weight differs from the time passed. Words are LEB128 (DWARF 5, 7.6), signed ones in zigzag
 //! (Protocol Buffers). Times are in units of [`UNIT_NS`].
 
 use crate::leb128::{put_unsigned, take_unsigned};
@@ -10,7 +10,7 @@ use crate::trie::NodeId;
 
 /// Times and weights are kept in units of so many nanoseconds.
 pub(super) const UNIT_NS: u64 = 1 << UNIT_BITS;
-const UNIT_BITS: u32 = 10;
+pub(super) const UNIT_BITS: u32 = 10;
 
 /// A sample, or several that were joined: `weight_ns` of the time that ends at `at_ns` had this stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,17 @@ pub struct TimedSample {
     pub node: NodeId,
     /// What it stands for, nanoseconds.
     pub weight_ns: u64,
+    /// The CPU that it was taken on; `None` where that is not known, or several were joined that ran on several.
+    pub cpu: Option<u32>,
+}
+
+impl TimedSample {
+    /// It and a later one of its stack as one.
+    fn join(&mut self, later: &TimedSample) {
+        self.at_ns = later.at_ns;
+        self.weight_ns = self.weight_ns.saturating_add(later.weight_ns);
+        self.cpu = self.cpu.filter(|cpu| later.cpu == Some(*cpu));
+    }
 }
 
 /// Samples of one thread.
@@ -37,6 +48,7 @@ pub(super) struct ThreadSamples {
 struct Position {
     at: u64,
     node: u32,
+    cpu: Option<u32>,
 }
 
 impl ThreadSamples {
@@ -47,17 +59,26 @@ impl ThreadSamples {
         let at = sample.at_ns >> UNIT_BITS;
         let passed = at.wrapping_sub(self.last.at) as i64;
         let node = sample.node.0;
-        if self.bytes.capacity() - self.bytes.len() < WORD_BYTES * 3 {
+        if self.bytes.capacity() - self.bytes.len() < WORD_BYTES * 4 {
             // An eighth more: doubling would leave half of the memory of all threads unused.
-            self.bytes.reserve_exact(self.bytes.len() / 8 + WORD_BYTES * 3);
+            self.bytes.reserve_exact(self.bytes.len() / 8 + WORD_BYTES * 4);
         }
-        let changed = node != self.last.node;
-        put_unsigned(zigzag(passed) << 1 | u64::from(changed), &mut self.bytes);
-        if changed {
+        let (other_stack, other_cpu) = (node != self.last.node, sample.cpu != self.last.cpu);
+        let flags = (u64::from(other_stack) * OTHER_STACK) | (u64::from(other_cpu) * OTHER_CPU);
+        put_unsigned(zigzag(passed) << FLAG_BITS | flags, &mut self.bytes);
+        if other_stack {
             put_unsigned(zigzag(i64::from(node) - i64::from(self.last.node)), &mut self.bytes);
         }
+        if other_cpu {
+            put_unsigned(sample.cpu.map_or(0, |cpu| u64::from(cpu) + 1), &mut self.bytes);
+        }
         put_unsigned(zigzag(((weight_ns >> UNIT_BITS) as i64).wrapping_sub(passed)), &mut self.bytes);
-        self.last = Position { at, node };
+        self.last = Position { at, node, cpu: sample.cpu };
+    }
+
+    /// The time of the sample that came last; 0 before any came.
+    pub(super) fn last_ns(&self) -> u64 {
+        self.last.at << UNIT_BITS
     }
 
     /// Bytes of memory.
@@ -70,10 +91,13 @@ impl ThreadSamples {
         let (mut left, mut last) = (self.bytes.as_slice(), Position::default());
         std::iter::from_fn(move || {
             let first = take_unsigned(&mut left)?;
-            let passed = unzigzag(first >> 1);
-            if first & 1 == 1 {
+            let passed = unzigzag(first >> FLAG_BITS);
+            if first & OTHER_STACK > 0 {
                 let step = unzigzag(take_unsigned(&mut left)?);
                 last.node = (i64::from(last.node) + step) as u32;
+            }
+            if first & OTHER_CPU > 0 {
+                last.cpu = take_unsigned(&mut left)?.checked_sub(1).map(|cpu| cpu as u32);
             }
             last.at = last.at.wrapping_add(passed as u64);
             let weight = unzigzag(take_unsigned(&mut left)?).wrapping_add(passed) as u64;
@@ -81,6 +105,7 @@ impl ThreadSamples {
                 at_ns: last.at << UNIT_BITS,
                 node: NodeId(last.node),
                 weight_ns: weight << UNIT_BITS,
+                cpu: last.cpu,
             })
         })
     }
@@ -113,8 +138,7 @@ impl ThreadSamples {
                         && sample.at_ns.saturating_sub(sample.weight_ns)
                             <= before.at_ns.saturating_add(gap_ns) =>
                 {
-                    before.at_ns = sample.at_ns;
-                    before.weight_ns = before.weight_ns.saturating_add(sample.weight_ns);
+                    before.join(&sample);
                 }
                 _ => {
                     if let Some(before) = open.replace(sample) {
@@ -172,14 +196,18 @@ fn in_steps(mut samples: Vec<TimedSample>, step_ns: u64) -> Vec<TimedSample> {
     samples.dedup_by(|later, kept| {
         let same = (later.at_ns / step_ns, later.node) == (kept.at_ns / step_ns, kept.node);
         if same {
-            kept.at_ns = later.at_ns;
-            kept.weight_ns = kept.weight_ns.saturating_add(later.weight_ns);
+            kept.join(later);
         }
         same
     });
     samples.sort_by_key(|sample| sample.at_ns);
     samples
 }
+
+/// Bits below the time passed: the stack is another one, the CPU is.
+const FLAG_BITS: u32 = 2;
+const OTHER_STACK: u64 = 1;
+const OTHER_CPU: u64 = 2;
 
 /// Most bytes of a word.
 const WORD_BYTES: usize = 10;

@@ -159,7 +159,9 @@ impl Target for Logged {
             }
             Ok(Event::ThreadExited { thread, cpu_ns }) => {
                 self.walk_stopped();
-                self.note(*thread, SourceEvent::ThreadEnded(*cpu_ns, "thread ended before its next sample"));
+                let reason = "thread ended before its next sample";
+                let exited_ns = Some(self.clock.now_ns());
+                self.note(*thread, SourceEvent::ThreadEnded { cpu_ns: *cpu_ns, reason, exited_ns });
             }
             _ => {}
         }

@@ -338,7 +338,7 @@ fn read_samples(
         let weight = samples.weight.as_ref().map_or(Some(&1.0), |weight| weight.get(index));
         let weight = weight.copied().unwrap_or(0.0);
         let Some(count) = count(weight, factor) else {
-            tally.skip_sample(|| format!("thread {number}: sample {index} weighs {weight}"));
+            tally.skip_sample(|| format!("thread {number}: sample {index} weighs {weight:?}"));
             continue;
         };
         let cpu = samples.cpu_delta.as_ref().and_then(|deltas| deltas.get(index)).copied().flatten();
@@ -374,6 +374,7 @@ fn read_samples(
                     weight_ns,
                     node: stack.is_some().then_some(node),
                     count,
+                    cpu: None,
                 });
             }
         }

@@ -318,7 +318,8 @@ impl<'c, 's> Thread<'c, 's> {
             name: self.identity.name,
             is_main_thread: self.identity.is_main,
             process_type: "default",
-            process_name: self.identity.process,
+            // Readers take the name of the thread where there is none.
+            process_name: if self.identity.process.is_empty() { UNKNOWN } else { self.identity.process },
             process_startup_time: 0.0,
             process_shutdown_time: None,
             register_time: milliseconds(self.identity.begun_ns),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::tables::Tables;
+use crate::escape::escape_source;
 use crate::profile::full::Full;
 use crate::trie::NodeId;
 
@@ -45,6 +46,7 @@ impl Tables {
                 continue;
             }
             let Some(text) = reader.source(&file) else { continue };
+            let text = escape_source(&text).into_owned();
             match left.checked_sub(text.len()) {
                 Some(rest) => {
                     left = rest;

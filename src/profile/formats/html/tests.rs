@@ -314,7 +314,8 @@ fn samples_and_events_are_in_the_page_at_their_times() {
     let [run, wait] = ["run", "wait"].map(|name| builder.named_frame(name).expect("fits"));
     let run = builder.add(root, &[run], 3).expect("fits");
     builder.add(root, &[wait], 9).expect("fits");
-    let sample = |at_ns, weight_ns, node| TimedSample { at_ns, weight_ns, node: Some(node), count: 0 };
+    let sample =
+        |at_ns, weight_ns, node| TimedSample { at_ns, weight_ns, node: Some(node), count: 0, cpu: None };
     let (ns, name) = (1_000_000, builder.text("io").expect("fits"));
     let samples = vec![sample(5 * ns, ns, run), sample(9 * ns, 2 * ns, run)];
     let (pid, begun_ns) = (Some(7), 4 * ns);
@@ -363,7 +364,8 @@ fn a_count_that_no_recording_has_is_no_sample_each() {
     let frame = builder.named_frame("f").expect("fits");
     let count = 1 << 50;
     let node = builder.add(root, &[frame], count).expect("fits");
-    let sample = TimedSample { at_ns: 5_000_000, weight_ns: 5_000_000, node: Some(node), count: 0 };
+    let sample =
+        TimedSample { at_ns: 5_000_000, weight_ns: 5_000_000, node: Some(node), count: 0, cpu: None };
     let (pid, name, samples) = (None, TextId::EMPTY, vec![sample]);
     let thread = ThreadTimeline { process, pid, name, id: 8, begun_ns: 0, ended_ns: None, samples };
     builder.set_timeline(Timeline { threads: vec![thread], ..Timeline::default() });

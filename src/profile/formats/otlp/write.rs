@@ -179,11 +179,11 @@ impl Writer<'_> {
         let saved = self.saved;
         let roots = roots(saved);
         for thread in &timeline.threads {
-            let mut by_node: BTreeMap<Option<NodeId>, Vec<&TimedSample>> = BTreeMap::new();
+            let mut by_node: BTreeMap<(Option<NodeId>, Option<u32>), Vec<&TimedSample>> = BTreeMap::new();
             for sample in &thread.samples {
-                by_node.entry(sample.node).or_default().push(sample);
+                by_node.entry((sample.node, sample.cpu)).or_default().push(sample);
             }
-            for (node, samples) in by_node {
+            for ((node, cpu), samples) in by_node {
                 let root = node.and_then(|node| roots.get(node.0 as usize).copied().flatten());
                 let stack = node.map_or(Ok(0), |node| self.dictionary.stack(node))?;
                 let none =
@@ -191,6 +191,9 @@ impl Writer<'_> {
                 let mut attributes = self.thread(root.unwrap_or(&none), Some(thread))?;
                 if let Some(root) = root {
                     attributes.extend(self.state(root)?);
+                }
+                if let Some(cpu) = cpu {
+                    attributes.push(self.dictionary.attribute(key::CPU, Any::Int(cpu.into()))?);
                 }
                 for samples in samples.chunks(MAX_OBSERVATIONS) {
                     self.observations(stack, attributes.clone(), samples)?;

@@ -28,6 +28,13 @@ pub(super) struct EventLine<'t> {
     /// Without call chains the place of the event stands on its line.
     pub(super) frame: Option<FrameLine<'t>>,
     pub(super) has_time: bool,
+    /// When it was, nanoseconds of perf's clock.
+    pub(super) time_ns: Option<u64>,
+    /// The CPU that it was on.
+    pub(super) cpu: Option<u32>,
+    /// Process and thread, as far as they are printed.
+    pub(super) pid: Option<u32>,
+    pub(super) tid: Option<u64>,
 }
 
 /// A line with blanks where simpleperf, which is perf on Android, has tabs between its fields; a name may
@@ -45,12 +52,65 @@ pub(super) fn without_inner_tabs(line: &str) -> Cow<'_, str> {
 pub(super) fn event(line: &str) -> Option<EventLine<'_>> {
     // Names of threads may have blanks and numbers, so what comes after them tells where they end.
     // A time is the surest; of lines without one the first number that fits is the process.
-    [true, false].into_iter().find_map(|with_time| {
+    let whole = [true, false].into_iter().find_map(|with_time| {
         ids(line).find_map(|(start, end)| {
             let comm = line.get(..start)?.trim();
-            tail(comm, line.get(end..)?, with_time)
+            let tail = tail(comm, line.get(end..)?, with_time)?;
+            let (pid, tid) = process_and_thread(line.get(start..end)?);
+            Some(EventLine { pid, tid, ..tail })
         })
-    })
+    });
+    whole.or_else(|| ids(line).find_map(|(start, end)| bare_place(line, start, end)))
+}
+
+/// `comm pid/tid  address symbol`: an event without its time, its name and a call chain.
+fn bare_place(line: &str, start: usize, end: usize) -> Option<EventLine<'_>> {
+    const DIGITS_MIN: usize = 4;
+    let (comm, ids, rest) = (line.get(..start)?.trim(), line.get(start..end)?, line.get(end..)?);
+    let (address, symbol) = first_word(rest);
+    let digits_min = if ids.contains('/') { DIGITS_MIN } else { LONG_DIGITS };
+    let is_place = is_hex(address) && address.len() >= digits_min && !symbol.is_empty() && !is_number(symbol);
+    if comm.is_empty() || !is_place {
+        return None;
+    }
+    let (pid, tid) = process_and_thread(ids);
+    Some(EventLine { pid, tid, frame: frame(rest), ..EventLine::new(comm) })
+}
+
+/// `comm pid/tid`: an event of which neither its time nor its name is printed. Only what comes before and behind it
+/// tells it from other text: nothing in front of it but a blank line, and a stack below.
+pub(super) fn bare_event(line: &str) -> Option<EventLine<'_>> {
+    let (comm, ids) = line.trim().rsplit_once(' ')?;
+    let comm = comm.trim();
+    if comm.is_empty() || ids.split('/').count() > 2 || !ids.split('/').all(is_signed) {
+        return None;
+    }
+    let (pid, tid) = process_and_thread(ids);
+    Some(EventLine { pid, tid, ..EventLine::new(comm) })
+}
+
+/// Of `pid/tid`; a number alone is that of the thread.
+fn process_and_thread(ids: &str) -> (Option<u32>, Option<u64>) {
+    match ids.split_once('/') {
+        Some((pid, tid)) => (pid.parse().ok(), tid.parse().ok()),
+        None => (None, ids.parse().ok()),
+    }
+}
+
+impl<'t> EventLine<'t> {
+    fn new(comm: &'t str) -> EventLine<'t> {
+        EventLine {
+            comm,
+            kind: "",
+            period: None,
+            frame: None,
+            has_time: false,
+            time_ns: None,
+            cpu: None,
+            pid: None,
+            tid: None,
+        }
+    }
 }
 
 /// Whether a line is a record that is no sample: `app 40/40 1.0: PERF_RECORD_FORK(40:41):(40:40)`.
@@ -86,12 +146,14 @@ fn is_number(text: &str) -> bool {
 /// What comes after the process: `[cpu] misc time: period event: ...`.
 fn tail<'t>(comm: &'t str, rest: &'t str, with_time: bool) -> Option<EventLine<'t>> {
     let mut rest = rest.trim_start();
+    let mut event = EventLine::new(comm);
     loop {
         if let Some(after) = rest.strip_prefix('[') {
             let (cpu, after) = after.split_once(']')?;
             if !is_number(cpu) {
                 return None;
             }
+            event.cpu = cpu.parse().ok();
             rest = after.trim_start();
             continue;
         }
@@ -110,29 +172,36 @@ fn tail<'t>(comm: &'t str, rest: &'t str, with_time: bool) -> Option<EventLine<'
     if time.is_some() != with_time {
         return None;
     }
-    if time.is_some() {
+    if let Some(time) = time {
+        event.time_ns = nanoseconds(time);
         rest = after;
     }
+    event.has_time = with_time;
     let (word, after) = first_word(rest);
     let period = is_number(word).then(|| word.parse().ok()).flatten();
     let after_period = if period.is_some() { after } else { rest };
     let (word, after) = first_word(after_period);
     match word.strip_suffix(':').filter(|kind| !kind.is_empty() && !kind.starts_with('[')) {
-        Some(kind) => Some(EventLine { comm, kind, period, frame: place(after), has_time: with_time }),
+        Some(kind) => Some(EventLine { kind, period, frame: place(after), ..event }),
         // Without its name, an event is told by its time only.
         None if with_time => {
             let (period, rest) = if word.is_empty() { (period, after_period) } else { (None, rest) };
             let frame = place(rest);
-            (rest.is_empty() || frame.is_some()).then_some(EventLine {
-                comm,
-                kind: "",
-                period,
-                frame,
-                has_time: true,
-            })
+            (rest.is_empty() || frame.is_some()).then_some(EventLine { period, frame, ..event })
         }
         None => None,
     }
+}
+
+/// A time of perf, `4711.123456` seconds.
+fn nanoseconds(seconds: &str) -> Option<u64> {
+    const DIGITS: usize = 9;
+    let (whole, fraction) = seconds.split_once('.').unwrap_or((seconds, "0"));
+    if !is_number(whole) || !is_number(fraction) || fraction.len() > DIGITS {
+        return None;
+    }
+    let fraction: u64 = format!("{fraction:0<DIGITS$}").parse().ok()?;
+    whole.parse::<u64>().ok()?.checked_mul(1_000_000_000)?.checked_add(fraction)
 }
 
 /// The first word and what comes after the blanks behind it.

@@ -358,3 +358,58 @@ fn more_than_half_is_refused() {
         assert!(!is_perf_script(other), "{other}");
     }
 }
+
+/// When each sample of a profile was, of which thread and CPU it is: milliseconds, process, thread, CPU.
+fn times(saved: &Saved) -> Vec<(u64, Option<u32>, u64, Option<u32>, u64)> {
+    let threads = saved.timeline().map_or(&[][..], |timeline| &timeline.threads);
+    let samples = threads.iter().flat_map(|thread| {
+        thread
+            .samples
+            .iter()
+            .map(|sample| (sample.at_ns / 1_000_000, thread.pid, thread.id, sample.cpu, sample.count))
+    });
+    samples.collect()
+}
+
+#[test]
+fn samples_are_kept_over_time_with_thread_and_cpu() {
+    let text = "work 7/8 [003] 100.001000: 1000000 cpu-clock:u:\n\t40 a (/x)\n\n\
+                work 7/9 [001] 100.005000: 1000000 cpu-clock:u:\n\t50 b (/x)\n\n\
+                work 7/8 [000] 100.002000000: 1000000 cpu-clock:u:\n\t40 a (/x)\n";
+    let saved = read(text.as_bytes(), "p").unwrap();
+    assert_eq!(
+        times(&saved),
+        [(1, Some(7), 8, Some(3), 1), (2, Some(7), 8, Some(0), 1), (5, Some(7), 9, Some(1), 1)]
+    );
+    let part = saved.in_time_range(&(0..3_000_000)).unwrap().unwrap();
+    assert_eq!((part.total(), saved.total()), (2, 3));
+    // Of other events the time that one stands for is not known.
+    let cycles = read(&*text.replace("cpu-clock:u", "cycles").into_bytes(), "p").unwrap();
+    assert_eq!(times(&cycles).iter().map(|sample| sample.0).collect::<Vec<_>>(), [0, 1, 4]);
+    assert_eq!(cycles.in_time_range(&(500_000..2_000_000)).unwrap().unwrap().total(), 1);
+    // Where one has none, there are none.
+    let one_without = format!("{text}\nwork 7/8 cpu-clock:u:\n\t40 a (/x)\n");
+    assert!(read(one_without.as_bytes(), "p").unwrap().timeline().is_none());
+}
+
+#[test]
+fn events_may_have_neither_a_name_nor_a_time() {
+    for ids in ["77/78", "78"] {
+        let text = format!(
+            "    some work {ids} \n\tffffffff81 in_kernel\n\t401136 main\n\n    some work {ids} \n\t401136 main\n\n"
+        );
+        assert!(is_perf_script(&text), "{ids}");
+        let saved = read(text.as_bytes(), "p").unwrap();
+        assert_eq!((saved.total(), saved.processes()), (2, vec!["some work"]), "{ids}");
+        assert_eq!(saved.trie().distinct_stacks(), 2);
+    }
+    let text =
+        "    some work 77/78      5605fe723160 main\n    some work 77/78      5605fe723162 f+0x2 (/x/a b)\n";
+    assert!(is_perf_script(text));
+    let saved = read(text.as_bytes(), "p").unwrap();
+    assert_eq!((saved.total(), saved.processes(), saved.trie().distinct_stacks()), (2, vec!["some work"], 2));
+    // Folded stacks are none of these.
+    for text in ["main;f 12\nmain;g 13\n", "a 1/2 deadbeef 5\n", "main;f 12 face 7\n"] {
+        assert!(!is_perf_script(text), "{text}");
+    }
+}

@@ -114,6 +114,7 @@ struct Labelled {
     pid: Option<u32>,
     thread: TextId,
     tid: Option<u64>,
+    cpu: Option<u32>,
     /// When it was taken, nanoseconds since 1970.
     time_ns: Option<u64>,
     weight_ns: Option<u64>,
@@ -285,6 +286,7 @@ impl Reader<'_, '_> {
                 // A stack that was not kept has no counts.
                 node: Some(node).filter(|_| count > 0 || !stack.is_empty()),
                 count,
+                cpu: labelled.cpu,
             };
             let key = (labelled.root.process, labelled.pid, labelled.thread, labelled.tid.unwrap_or(0));
             self.times.add(key, [sample].into_iter())
@@ -300,7 +302,7 @@ impl Reader<'_, '_> {
     ) -> Result<Labelled, Malformed> {
         let mut root = StackRoot { process: known.process, thread: None, complete: true, waiting: false };
         let (mut thread, mut tid) = (TextId::EMPTY, None);
-        let (mut pid, mut time_ns, mut weight_ns) = (None, None, None);
+        let (mut pid, mut cpu, mut time_ns, mut weight_ns) = (None, None, None, None);
         for found in &sample.label {
             let tables = self.tables;
             let key = tables.string(found.key, "a label")?;
@@ -311,6 +313,7 @@ impl Reader<'_, '_> {
                 // Others write it as text, and what that means is not said.
                 label::TID if found.str == 0 => tid = Some(found.num.cast_unsigned()),
                 label::PID if found.str == 0 => pid = u32::try_from(found.num).ok(),
+                label::CPU if found.str == 0 => cpu = u32::try_from(found.num).ok(),
                 label::TIME if found.str == 0 => time_ns = u64::try_from(found.num).ok(),
                 label::WEIGHT if found.str == 0 => weight_ns = u64::try_from(found.num).ok(),
                 label::STATE if text == label::WAITING || text == label::RUNNING => {
@@ -322,7 +325,7 @@ impl Reader<'_, '_> {
             }
         }
         root.thread = tid.filter(|_| !self.has_merged_threads).map(|tid| (thread, tid));
-        Ok(Labelled { root, pid, thread, tid, time_ns, weight_ns })
+        Ok(Labelled { root, pid, thread, tid, cpu, time_ns, weight_ns })
     }
 }
 

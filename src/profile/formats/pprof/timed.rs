@@ -22,8 +22,9 @@ impl Writer<'_, '_> {
         period_ns: Option<f64>,
     ) -> io::Result<()> {
         let saved = self.saved;
-        let [pid, time, weight, unit] =
-            [label::PID, label::TIME, label::WEIGHT, label::NANOSECONDS].map(|text| self.strings.own(text));
+        let [pid, cpu_key, time, weight, unit] =
+            [label::PID, label::CPU, label::TIME, label::WEIGHT, label::NANOSECONDS]
+                .map(|text| self.strings.own(text));
         let number =
             |key, num: u64| Label { key, num: num.cast_signed(), num_unit: unit, ..Label::default() };
         let begin_ns = saved.about.time_unix_ns.unwrap_or(0);
@@ -55,6 +56,9 @@ impl Writer<'_, '_> {
                 }
                 if let Some(id) = thread.pid {
                     sample.label.push(Label { key: pid, num: id.into(), ..Label::default() });
+                }
+                if let Some(cpu) = timed.cpu {
+                    sample.label.push(Label { key: cpu_key, num: cpu.into(), ..Label::default() });
                 }
                 sample.label.push(number(time, begin_ns.saturating_add(timed.at_ns)));
                 if timed.weight_ns != weight_ns(timed.count, period_ns.unwrap_or(0.0)) {

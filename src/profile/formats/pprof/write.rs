@@ -407,17 +407,25 @@ pub(super) fn set_values(
     sample.value.clear();
     sample.value.push(i64::try_from(count).map_err(|_| too_large(count))?);
     if let Some(period_ns) = period_ns {
-        // A thread that waits uses no CPU. Values stay within 63 bits: the cast saturates.
+        // A thread that waits uses no CPU.
         let cpu_ns = if waiting { 0.0 } else { count as f64 * period_ns.round() };
+        if cpu_ns >= FIRST_TOO_LARGE {
+            return Err(too_large(count));
+        }
         sample.value.push(cpu_ns as i64);
     }
     Ok(())
 }
 
+/// 2^63.
+const FIRST_TOO_LARGE: f64 = 9_223_372_036_854_775_808.0;
+
 fn too_large(count: u64) -> io::Error {
     let unit = SAMPLES;
     io::Error::new(
         io::ErrorKind::InvalidData,
-        format!("a stack has {count} {unit}, more than pprof can hold; write folded instead"),
+        format!(
+            "a stack has {count} {unit}, more than pprof can hold with their CPU time; write folded instead"
+        ),
     )
 }

@@ -172,14 +172,14 @@ impl Reader {
                 if count > 0 || weight_ns > 0 {
                     self.builder.count(node, count).map_err(at)?;
                     let node = Some(node).filter(|_| count > 0 || !sample.is_empty());
-                    timed.push(TimedSample { at_ns, weight_ns, node, count });
+                    timed.push(TimedSample { at_ns, weight_ns, node, count, cpu: None });
                 }
                 tally.understand();
                 continue;
             }
             match self.count(node, *weight).map_err(at)? {
                 true => tally.understand(),
-                false => tally.skip_sample(|| format!("{of}: a weight of {weight} cannot be counted")),
+                false => tally.skip_sample(|| format!("{of}: a weight of {weight:?} cannot be counted")),
             }
         }
         let (samples, weights) = (profile.samples.len(), profile.weights.len());

@@ -1,9 +1,10 @@
 //! Samples in the order of their times, for speedscope: a profile for each thread.
 //!
 //! A weight is how long a sample stands for. The weights of a stack add up to its counts, as those of the whole profile
-//! do, so a weight is that time but for what the stack's whole counts are off. A pause is a sample without a stack; it
-//! ends when the next one begins, so that no difference adds up over a pause. Times and counts themselves stand in a key of
-//! our own.
+//! do, so a weight is that time but for what the stack's whole counts are off. Viewers place a sample where the weights
+//! before it end: one that would end after its time is cut short, and its stack gets the rest in small gaps before later
+//! samples of it, or in a profile of its own behind all threads ([`ROUNDING`]). So differences do not add up. A pause is
+//! a sample without a stack. Times and counts themselves stand in a key of our own.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -16,6 +17,10 @@ use crate::trie::NodeId;
 
 /// Pauses shorter than this are none: samples of a thread that runs are not exactly a period apart.
 const PAUSE_PERIODS: f64 = 0.5;
+/// A sample may end so much after its time: weights of samples are not exactly the time since the one before.
+const LATE_PERIODS: f64 = 0.25;
+/// The profile of what counts are more than times.
+const ROUNDING: &str = "[rounding]";
 /// Most frames of all samples together, each written anew: 100 MB. Larger profiles are written without times.
 const MAX_FRAMES: u64 = 1 << 24;
 
@@ -53,14 +58,15 @@ pub(super) fn write(
         (node, if weight_ns > 0 { count as f64 * period_ns / weight_ns as f64 } else { 0.0 })
     };
     let factors = sums.into_iter().map(factor).collect();
-    let mut writer = Writer { saved, frames, period_ns, factors, stacks: HashMap::new() };
+    let rests_ns = BTreeMap::new();
+    let mut writer = Writer { saved, frames, period_ns, factors, rests_ns, stacks: HashMap::new() };
     for (index, thread) in timeline.threads.iter().enumerate() {
         if index > 0 {
             writeln!(out, ",")?;
         }
         writer.thread(thread, out)?;
     }
-    Ok(())
+    writer.rounding(out)
 }
 
 struct Writer<'s> {
@@ -68,6 +74,8 @@ struct Writer<'s> {
     frames: &'s Frames<'s>,
     period_ns: f64,
     factors: HashMap<NodeId, f64>,
+    /// By node: what its samples were cut by and did not get back.
+    rests_ns: BTreeMap<NodeId, f64>,
     /// By node: its stack, as it is written.
     stacks: HashMap<NodeId, String>,
 }
@@ -81,12 +89,28 @@ impl Writer<'_> {
         // Each entry: its node, and its weight.
         let mut entries: Vec<(Option<NodeId>, f64)> = Vec::new();
         let mut now_ns = 0.0;
+        // By node: what its samples were cut by.
+        let mut rests_ns: BTreeMap<NodeId, f64> = BTreeMap::new();
         for sample in &thread.samples {
             let factor = sample.node.map_or(1.0, |node| self.factors.get(&node).copied().unwrap_or(1.0));
             // Without times that could be shared out, counts are the weights.
             let weight_ns = match sample.weight_ns {
                 0 => sample.count as f64 * self.period_ns,
                 weight_ns => weight_ns as f64 * factor,
+            };
+            let weight_ns = match sample.node {
+                Some(node) => {
+                    let rest_ns = rests_ns.remove(&node).unwrap_or(0.0);
+                    let wanted_ns = weight_ns + rest_ns.min(self.period_ns * PAUSE_PERIODS);
+                    let taken_ns = wanted_ns
+                        .min((sample.at_ns as f64 + self.period_ns * LATE_PERIODS - now_ns).max(0.0));
+                    let left_ns = weight_ns + rest_ns - taken_ns;
+                    if left_ns > 0.0 {
+                        rests_ns.insert(node, left_ns);
+                    }
+                    taken_ns
+                }
+                None => weight_ns,
             };
             let pause_ns = sample.at_ns as f64 - weight_ns - now_ns;
             if pause_ns > self.period_ns * PAUSE_PERIODS {
@@ -102,6 +126,34 @@ impl Writer<'_> {
             extra.counts.push(sample.count);
             now_ns += weight_ns;
         }
+        for (node, rest_ns) in rests_ns {
+            *self.rests_ns.entry(node).or_default() += rest_ns;
+        }
+        self.profile(extra, &entries, out)
+    }
+
+    /// Writes the rests of all threads, without times.
+    fn rounding(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        let rests_ns = std::mem::take(&mut self.rests_ns);
+        if rests_ns.values().sum::<f64>() < self.period_ns * LATE_PERIODS {
+            return Ok(());
+        }
+        let mut extra = ExtraThread::of(ROUNDING, None);
+        let none = vec![0; rests_ns.len()];
+        (extra.at_ns, extra.weight_ns, extra.counts) = (none.clone(), none.clone(), none);
+        let entries: Vec<_> = rests_ns.into_iter().map(|(node, rest_ns)| (Some(node), rest_ns)).collect();
+        writeln!(out, ",")?;
+        self.profile(extra, &entries, out)
+    }
+
+    /// Writes a profile of samples, each with its node and its weight.
+    fn profile(
+        &mut self,
+        extra: ExtraThread<'_>,
+        entries: &[(Option<NodeId>, f64)],
+        out: &mut dyn Write,
+    ) -> io::Result<()> {
+        let total_ns: f64 = entries.iter().map(|(_, weight_ns)| weight_ns).sum();
         begin(extra, out)?;
         for (index, (node, _)) in entries.iter().enumerate() {
             let stack = match node {
@@ -117,7 +169,7 @@ impl Writer<'_> {
         write!(
             out,
             "],\n\"unit\":\"milliseconds\",\"startValue\":0,\"endValue\":{}}}",
-            json(&(now_ns / 1e6))?
+            json(&(total_ns / 1e6))?
         )
     }
 

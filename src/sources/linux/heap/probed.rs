@@ -137,7 +137,7 @@ impl ProbedHeap {
         if percent > self.options.max_slowdown_percent {
             self.probes.remove();
             let why = format!(
-                "it calls its allocator so often that probes slow it by {percent:.0}%, more than --max-slowdown {}%",
+                "it calls its allocator so often that probes slow it by {percent:.0}% or more, above --max-slowdown {}%",
                 self.options.max_slowdown_percent
             );
             if is_first {

@@ -256,7 +256,7 @@ impl HeapSource {
             if !is_more && !is_main {
                 recorded.has_ended = true;
                 recorded.end_threads(pid, into);
-                into.push(recorded.process_event(pid, SourceEvent::ProcessEnded));
+                into.push(recorded.process_event(pid, SourceEvent::ProcessEnded { exited_ns: None }));
             }
         }
         Some(RingRead { bytes: progress.bytes, is_more: is_more || (is_draining && progress.bytes > 0) })
@@ -296,7 +296,10 @@ impl Recorded {
     /// Reports the end of all threads of its program.
     fn end_threads(&mut self, pid: u32, into: &mut Vec<TimedEvent>) {
         for tid in std::mem::take(&mut self.threads) {
-            let event = self.process_event(pid, SourceEvent::ThreadEnded(None, NOT_SAMPLED_AGAIN));
+            let event = self.process_event(
+                pid,
+                SourceEvent::ThreadEnded { cpu_ns: None, reason: NOT_SAMPLED_AGAIN, exited_ns: None },
+            );
             into.push(TimedEvent { thread: ThreadId(tid.into()), ..event });
         }
     }

@@ -281,8 +281,8 @@ impl Pipeline {
             WeighedEvent::Exec(name, threads_ns) => {
                 for tid in self.processes.exec(id) {
                     let used_ns = threads_ns.get(&tid).copied().unwrap_or(0);
-                    let event =
-                        SourceEvent::ThreadEnded(Some(used_ns), "replaced by exec before its next sample");
+                    let reason = "replaced by exec before its next sample";
+                    let event = SourceEvent::ThreadEnded { cpu_ns: Some(used_ns), reason, exited_ns: None };
                     into.push(self.timed_event(SampleId { tid, ..id }, event));
                 }
                 SourceEvent::Exec { name: Some(name) }
@@ -317,13 +317,19 @@ impl Pipeline {
         let ends = self.processes.end_batch(last_ns, watermark_ns, &*self.system.procfs, over);
         for (id, end) in ends {
             let event = match end {
-                End::Thread => {
-                    let used_ns = self.cpu_time.end_thread(id.pid, id.tid);
-                    SourceEvent::ThreadEnded(Some(used_ns), "thread ended before its next sample")
+                End::Thread(exited_ns) => {
+                    let cpu_ns = Some(self.cpu_time.end_thread(id.pid, id.tid));
+                    let exited_ns = Some(exited_ns.saturating_sub(self.origin_ns));
+                    SourceEvent::ThreadEnded {
+                        cpu_ns,
+                        reason: "thread ended before its next sample",
+                        exited_ns,
+                    }
                 }
-                End::Process => {
+                End::Process(exited_ns) => {
                     self.cpu_time.end_process(id.pid);
-                    SourceEvent::ProcessEnded
+                    let exited_ns = exited_ns.map(|time_ns| time_ns.saturating_sub(self.origin_ns));
+                    SourceEvent::ProcessEnded { exited_ns }
                 }
             };
             into.push(self.timed_event(id, event));

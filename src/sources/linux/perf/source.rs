@@ -492,7 +492,11 @@ impl PushedSource for PerfSource {
         self.finished = self.exits.all_exited();
         let reported_ns = self.read(into);
         if self.finished {
-            into.push(self.process_event(SourceEvent::Exited(self.exit_status())));
+            let mut exit = self.process_event(SourceEvent::Exited(self.exit_status()));
+            if let Some(exited_ns) = self.pipeline.processes.exited_ns(self.main) {
+                exit.at_ns = exit.at_ns.min(exited_ns.saturating_sub(self.times.origin_ns));
+            }
+            into.push(exit);
             return Ok(None);
         }
         Ok(Some(reported_ns))

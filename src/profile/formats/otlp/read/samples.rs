@@ -37,6 +37,7 @@ enum Attribute<'a> {
     Pid(u32),
     Thread(TextId),
     Tid(u64),
+    Cpu(u32),
     Waiting(bool),
     Incomplete,
     Weights(&'a [u8]),
@@ -50,6 +51,7 @@ struct Identity<'a> {
     pid: Option<u32>,
     thread: TextId,
     tid: Option<u64>,
+    cpu: Option<u32>,
     weights: &'a [u8],
 }
 
@@ -287,6 +289,7 @@ impl<'t, 'a> Reader<'t, 'a> {
                     // A stack that was not kept has no counts.
                     node: Some(node).filter(|_| sample.stack > 0 || count > 0),
                     count,
+                    cpu: identity.cpu,
                 });
             }
         }
@@ -303,7 +306,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         pid: Option<u32>,
     ) -> Result<Identity<'a>, Malformed> {
         let root = StackRoot { process, thread: None, complete: true, waiting: false };
-        let mut identity = Identity { root, pid, thread: TextId::EMPTY, tid: None, weights: &[] };
+        let mut identity = Identity { root, pid, thread: TextId::EMPTY, tid: None, cpu: None, weights: &[] };
         for index in &sample.attributes {
             match self.attribute(*index)? {
                 Attribute::Other | Attribute::BuildId(..) => {}
@@ -311,6 +314,7 @@ impl<'t, 'a> Reader<'t, 'a> {
                 Attribute::Pid(pid) => identity.pid = Some(pid),
                 Attribute::Thread(name) => identity.thread = name,
                 Attribute::Tid(tid) => identity.tid = Some(tid),
+                Attribute::Cpu(cpu) => identity.cpu = Some(cpu),
                 Attribute::Waiting(waiting) => {
                     identity.root.waiting = waiting;
                     self.builder.about().idle.get_or_insert(true);
@@ -339,6 +343,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         let found = match (key, value) {
             (key::TID | label::TID, Any::Int(tid)) => Attribute::Tid(tid),
             (key::PID, Any::Int(pid)) => u32::try_from(pid).map_or(Attribute::Other, Attribute::Pid),
+            (key::CPU, Any::Int(cpu)) => u32::try_from(cpu).map_or(Attribute::Other, Attribute::Cpu),
             (key::INCOMPLETE, Any::Bool(true)) => Attribute::Incomplete,
             (key::WEIGHTS, Any::Bytes(weights)) => Attribute::Weights(weights),
             (

@@ -72,9 +72,9 @@ fn named(event: &TimedEvent) -> String {
         SourceEvent::Restore { pointer } => format!("restore of {pointer:x}"),
         SourceEvent::ProcessStarted { name } => format!("start of {name}"),
         SourceEvent::Exec { name } => format!("exec of {}", name.as_deref().unwrap_or_default()),
-        SourceEvent::ProcessEnded => "end".to_owned(),
+        SourceEvent::ProcessEnded { .. } => "end".to_owned(),
         SourceEvent::ImagesChanged | SourceEvent::ImagesMayHaveChanged => "images".to_owned(),
-        SourceEvent::ThreadEnded(..) => format!("end of {}", event.thread.0),
+        SourceEvent::ThreadEnded { .. } => format!("end of {}", event.thread.0),
         other => format!("{other:?}"),
     }
 }
@@ -163,7 +163,7 @@ fn a_child_is_told_of_from_its_ring_to_its_end_and_its_files_are_removed() {
     ring.free(Kind::Free, (2, 3 << 12, 1));
     child.kill().unwrap();
     child.wait().unwrap();
-    let events = recording.events_until(|event| matches!(event, SourceEvent::ProcessEnded));
+    let events = recording.events_until(|event| matches!(event, SourceEvent::ProcessEnded { .. }));
     assert_eq!(
         events.iter().map(named).collect::<Vec<_>>(),
         ["free of 3000", "end of 1", "end of 77", "end"]

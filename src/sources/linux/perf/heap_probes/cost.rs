@@ -2,14 +2,13 @@
 //!
 //! Input: the programs that probes run; output: nanoseconds of a call, of this machine and kernel.
 
-use std::hint::black_box;
-use std::io;
-use std::time::Instant;
-
+use super::super::clocks::thread_cpu_ns;
 use super::probe::{Probe, mapped_file};
 use super::programs::{self, Role, Shared};
 use crate::binary::Mapping;
 use crate::sources::linux::images::Maps;
+use std::hint::black_box;
+use std::io;
 
 /// Calls of each measurement: some milliseconds.
 const CALLS: u32 = 2000;
@@ -43,14 +42,11 @@ pub(super) fn call_ns(shared: Shared) -> io::Result<u64> {
     Ok(probed_ns.saturating_sub(before_ns) / u64::from(CALLS))
 }
 
-/// The best of some measurements: what interrupts them is no part of the cost.
+/// CPU time of this thread: what interrupts it is no part of the cost.
 fn time_calls() -> u64 {
-    let time = || {
-        let begun = Instant::now();
-        for _ in 0..CALLS {
-            black_box(probed(black_box(0)));
-        }
-        u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    };
-    (0..3).map(|_| time()).min().unwrap_or(0)
+    let begun_ns = thread_cpu_ns();
+    for _ in 0..CALLS {
+        black_box(probed(black_box(0)));
+    }
+    thread_cpu_ns().saturating_sub(begun_ns)
 }

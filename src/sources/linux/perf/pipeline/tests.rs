@@ -76,7 +76,7 @@ fn a_thread_has_ended_when_its_last_wait_is_reported() {
     let started = whats.iter().filter(|event| matches!(event, SourceEvent::ThreadStarted { .. })).count();
     assert_eq!(started, 1, "{whats:?}");
     assert!(whats.iter().any(|event| matches!(event, SourceEvent::WaitLost { .. })), "{whats:?}");
-    assert!(matches!(whats.last(), Some(SourceEvent::ThreadEnded(..))), "{whats:?}");
+    assert!(matches!(whats.last(), Some(SourceEvent::ThreadEnded { .. })), "{whats:?}");
 }
 
 /// Whether samples and waits come between the start and the end of their threads.
@@ -87,7 +87,7 @@ fn are_of_running_threads(records: Vec<TimedEvent>) -> bool {
             running.insert(thread);
             true
         }
-        SourceEvent::ThreadEnded(..) => {
+        SourceEvent::ThreadEnded { .. } => {
             running.remove(&thread);
             true
         }
@@ -278,4 +278,55 @@ fn a_thread_has_the_start_that_a_record_reported() {
         })
         .collect();
     assert_eq!(starts, [(TID as u64, Some(100)), (pid() as u64, None)]);
+}
+
+#[test]
+fn a_sample_has_its_cpu() {
+    let (mut pipeline, mut records) = (pipeline(), Vec::new());
+    pipeline.push_record(id(TID, 100, 3), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.flush(BY_PERIODS, 200, &mut records);
+    let cpus: Vec<_> = records
+        .into_iter()
+        .filter_map(|record| match record.event {
+            SourceEvent::Sample(capture) => Some(capture.cpu),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(cpus, [Some(3)]);
+}
+
+/// When threads exited, of those that ended.
+fn exits(records: &[TimedEvent]) -> Vec<(u64, Option<u64>)> {
+    let exit = |record: &TimedEvent| match record.event {
+        SourceEvent::ThreadEnded { exited_ns, .. } => Some((record.thread.0, exited_ns)),
+        _ => None,
+    };
+    records.iter().filter_map(exit).collect()
+}
+
+/// It is reported behind what other threads did later.
+#[test]
+fn a_thread_ends_at_its_own_exit() {
+    let (mut pipeline, mut records) = (pipeline(), Vec::new());
+    pipeline.push_record(id(TID, 100, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(TID, 150, 0), PerfRecord::Exit);
+    pipeline.push_record(id(pid(), 900, 1), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.flush(BY_PERIODS, 1000, &mut records);
+    assert_eq!(exits(&records), []);
+    pipeline.flush(BY_PERIODS, 2000, &mut records);
+    assert_eq!(exits(&records), [(TID as u64, Some(150))]);
+}
+
+#[test]
+fn what_exited_in_the_last_batch_has_ended() {
+    let (mut pipeline, mut records) = (pipeline(), Vec::new());
+    pipeline.push_record(id(TID, 100, 0), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(TID, 150, 0), PerfRecord::Exit);
+    pipeline.push_record(id(pid(), 160, 1), PerfRecord::Sample(Sample::EMPTY));
+    pipeline.push_record(id(pid(), 170, 1), PerfRecord::Exit);
+    pipeline.flush(LAST, u64::MAX, &mut records);
+    let mut exits = exits(&records);
+    exits.sort_unstable();
+    assert_eq!(exits, [(pid() as u64, Some(170)), (TID as u64, Some(150))]);
+    assert_eq!(pipeline.processes.exited_ns(pid()), Some(170));
 }

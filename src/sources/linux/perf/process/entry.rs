@@ -61,6 +61,8 @@ pub(super) struct Exits {
     /// Threads that exited in the batch, and in the batches before.
     pub(super) now: Vec<SampleId>,
     pub(super) before: Vec<SampleId>,
+    /// When the last one exited, if all exits were recorded (monotonic clock).
+    pub(super) last_ns: Option<u64>,
     /// The first thread is among those that exited.
     pub(super) first_thread: bool,
     /// No thread was alive when the last batch ended.

@@ -38,10 +38,10 @@ enum MemoryChange {
 /// The end of a thread or of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum End {
-    /// A thread that the sampler knows of exited.
-    Thread,
-    /// A process has ended.
-    Process,
+    /// A thread that the sampler knows of exited, at this time (monotonic clock).
+    Thread(u64),
+    /// A process has ended; when its last thread exited, if that was recorded (monotonic clock).
+    Process(Option<u64>),
 }
 
 /// What the sampler does not know of a thread yet.
@@ -380,9 +380,15 @@ impl ProcessTable {
     pub(in super::super) fn exit_thread(&mut self, id: SampleId) {
         if let Some(entry) = self.entries.get_mut(&id.pid) {
             entry.exits.first_thread |= id.tid == id.pid;
+            entry.exits.last_ns = entry.exits.last_ns.max(Some(id.time_ns));
             entry.exits.now.push(id);
             self.exiting.push(id.pid);
         }
+    }
+
+    /// When the last thread of a process exited, whose first one has (monotonic clock).
+    pub(in super::super) fn exited_ns(&self, pid: pid_t) -> Option<u64> {
+        self.entries.get(&pid).filter(|entry| entry.exits.first_thread)?.exits.last_ns
     }
 
     /// The process runs another program: the threads that the sampler knows of, which have ended with that.
@@ -395,7 +401,7 @@ impl ProcessTable {
     }
 
     /// Ends a batch whose last event is of `last_ns`: the threads that exited in the batch before and the processes that
-    /// have ended with them, each with the time of that. A thread that exited at `watermark_ns` or later has waits that
+    /// have ended with them, each with the time of that; with the last batch, all that exited. A thread that exited at `watermark_ns` or later has waits that
     /// are reported with a batch to come, and it ends behind them. Threads whose records are over go to `over`.
     pub(in super::super) fn end_batch(
         &mut self,
@@ -406,9 +412,16 @@ impl ProcessTable {
     ) -> Vec<(SampleId, End)> {
         let mut ends = Vec::new();
         let exiting = sorted(std::mem::take(&mut self.exiting));
-        let before = sorted(std::mem::replace(&mut self.exiting_before, exiting.clone()));
-        for pid in before {
+        let mut before = std::mem::replace(&mut self.exiting_before, exiting.clone());
+        let is_last = watermark_ns == u64::MAX;
+        if is_last {
+            before.extend(&exiting);
+        }
+        for pid in sorted(before) {
             let Some(entry) = self.entries.get_mut(&pid) else { continue };
+            if is_last {
+                entry.exits.before.append(&mut entry.exits.now);
+            }
             let all = std::mem::take(&mut entry.exits.before);
             let (later, now): (Vec<SampleId>, Vec<SampleId>) =
                 all.into_iter().partition(|id| self.records_waits && id.time_ns >= watermark_ns);
@@ -418,7 +431,7 @@ impl ProcessTable {
                 over(pid, id.tid);
                 entry.starts.remove(&id.tid);
                 if entry.threads.remove(&id.tid) {
-                    ends.push((SampleId { time_ns: last_ns.max(id.time_ns), ..id }, End::Thread));
+                    ends.push((SampleId { time_ns: last_ns.max(id.time_ns), ..id }, End::Thread(id.time_ns)));
                 }
             }
             if !entry.exits.before.is_empty() {
@@ -430,7 +443,7 @@ impl ProcessTable {
             }
             // Its first thread has exited, and the others are exiting, or run on. When they have exited, their last records
             // may be in rings that were read before: the next batch holds these, if one comes.
-            let are_all_read = entry.exits.is_dead || watermark_ns == u64::MAX;
+            let are_all_read = entry.exits.is_dead || is_last;
             entry.exits.is_dead = !procfs.is_alive(pid);
             if !entry.exits.is_dead || !are_all_read {
                 self.exiting_before.push(pid);
@@ -438,10 +451,9 @@ impl ProcessTable {
             }
             if entry.is_announced {
                 // Behind what its threads report at the same time.
-                ends.push((
-                    SampleId { pid, tid: pid_t::MAX, time_ns: last_ns, ..SampleId::default() },
-                    End::Process,
-                ));
+                let time_ns = last_ns.max(entry.exits.last_ns.unwrap_or(0));
+                let end = End::Process(entry.exits.last_ns);
+                ends.push((SampleId { pid, tid: pid_t::MAX, time_ns, ..SampleId::default() }, end));
             }
             entry.exits.batches_left = Some(BATCHES_AFTER_END);
             self.ended.push(pid);
@@ -503,7 +515,7 @@ impl ProcessTable {
         }
         for (pid, entry) in self.entries.iter_mut().filter(|(pid, entry)| !entry.has_ended() && **pid > 0) {
             if !procfs.is_alive(*pid) {
-                (entry.exits.first_thread, entry.exits.is_dead) = (true, true);
+                (entry.exits.first_thread, entry.exits.is_dead, entry.exits.last_ns) = (true, true, None);
                 self.exiting_before.push(*pid);
                 continue;
             }

@@ -94,7 +94,7 @@ impl Sums {
                     expect(self.threads.contains(&key), "was missed and not started");
                     self.weigh(key, status.cpu_ns);
                 }
-                SourceEvent::ThreadEnded(used_ns, _) => {
+                SourceEvent::ThreadEnded { cpu_ns: used_ns, .. } => {
                     // A thread that an exec ended and only a wait reports may end twice: the second time with no CPU time.
                     let (by_samples_ns, used_ns) = (self.used_ns.remove(&key).unwrap_or(0), used_ns.unwrap());
                     let why = format!("ends with {used_ns} ns, its samples weigh {by_samples_ns}");
@@ -102,7 +102,7 @@ impl Sums {
                     self.threads.remove(&key);
                 }
                 // Threads whose exits were lost end with it.
-                SourceEvent::ProcessEnded => self.threads.retain(|(of, _)| *of != process),
+                SourceEvent::ProcessEnded { .. } => self.threads.retain(|(of, _)| *of != process),
                 SourceEvent::Dropped(samples, _) => self.dropped += samples,
                 SourceEvent::Late(ticks) => self.late += ticks,
                 SourceEvent::Wait { ns, .. } | SourceEvent::WaitLost { ns, .. } => {

@@ -86,6 +86,7 @@ impl Stacks {
         capture: &mut Capture,
     ) {
         capture.reset();
+        capture.cpu = Some(id.cpu);
         // Rings still hold what was copied by the size before.
         capture.size_number = self.sizes.number.wrapping_sub(u32::from(id.time_ns < self.sizes.since_ns));
         capture.stack.extend_from_slice(sample.stack);
