@@ -10,6 +10,7 @@ pub mod filter;
 pub mod formats;
 pub mod from_recording;
 mod full;
+mod lifetimes;
 mod merge;
 mod remap;
 mod root_names;
