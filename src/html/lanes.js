@@ -39,7 +39,11 @@ export function lanesOf(data, span, intervals) {
     else lane.use[Math.floor(end)] += value;
   }
   const list = [...lanes.values()].sort((a, b) => b.total - a.total || a.thread - b.thread);
-  for (const lane of list) lane.most = lane.use.reduce((a, b) => Math.max(a, b), 0);
+  for (const lane of list) {
+    // A sample may stand for CPU time that came before the one before it; a thread still has one CPU.
+    if (hz && data.threads.id[lane.thread] >= 0) lane.use.forEach((use, at) => (lane.use[at] = Math.min(1, use)));
+    lane.most = lane.use.reduce((a, b) => Math.max(a, b), 0);
+  }
   if (hz) return list;
   // Without a rate the busiest interval is the measure.
   const most = list.reduce((all, lane) => Math.max(all, lane.most), 0) || 1;

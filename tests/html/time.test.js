@@ -71,6 +71,9 @@ test("a thread uses one CPU at most, however short the intervals are", () => {
     const samples = lanes.reduce((all, lane) => all + lane.total, 0);
     assert.ok(Math.abs((sum * 2300) / intervals - samples) < 1.1, `${intervals}: ${sum}`);
   }
+  // CPU time that is charged late.
+  data.samples.value[100] += 7;
+  for (const lane of lanesOf(data, [0, 2300 * MS], 2300)) assert.ok(lane.most < 1 + 1e-9, `${lane.most}`);
 });
 
 test("a thread that waits uses no CPU", () => {
