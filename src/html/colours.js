@@ -98,6 +98,28 @@ function weightsBy(names, self, keyOf) {
   return weights;
 }
 
+/** Colours of libraries by the self counts that rank them. @type {WeakMap<Float64Array, Map<number, Rgb>>} */
+const knownColours = new WeakMap();
+
+/**
+ * @param {import("./names.js").Names} names
+ * @param {Float64Array} whole
+ */
+function libraryColours(names, whole) {
+  let colours = knownColours.get(whole);
+  if (colours) return colours;
+  const all = sumOf(whole);
+  const weights = weightsBy(names, whole, (id) => names.libraryKey(id));
+  colours = new Map();
+  let next = 0;
+  for (const [key, weight] of [...weights].sort((a, b) => b[1] - a[1] || a[0] - b[0])) {
+    if (key === KERNEL_LIBRARY) colours.set(key, VIOLET);
+    else if (weight >= all * LEAST_SHARE && next < LIBRARIES.length) colours.set(key, LIBRARIES[next++]);
+  }
+  knownColours.set(whole, colours);
+  return colours;
+}
+
 /**
  * @param {import("./names.js").Names} names
  * @param {import("./tree.js").Tree} tree
@@ -106,17 +128,8 @@ function weightsBy(names, self, keyOf) {
  * @param {Float64Array} shown
  */
 function byLibrary(names, tree, dark, whole, shown) {
-  const keyOf = (/** @type {number} */ id) => names.libraryKey(id);
-  const all = sumOf(whole);
-  const ranked = [...weightsBy(names, whole, keyOf)].sort((a, b) => b[1] - a[1] || a[0] - b[0]);
-  /** @type {Map<number, Rgb>} */
-  const colours = new Map();
-  let next = 0;
-  for (const [key, weight] of ranked) {
-    if (key === KERNEL_LIBRARY) colours.set(key, VIOLET);
-    else if (weight >= all * LEAST_SHARE && next < LIBRARIES.length) colours.set(key, LIBRARIES[next++]);
-  }
-  const weights = weightsBy(names, shown, keyOf);
+  const colours = libraryColours(names, whole);
+  const weights = weightsBy(names, shown, (id) => names.libraryKey(id));
   const total = sumOf(shown);
   /** @type {LegendEntry[]} */
   const legend = [];
@@ -210,7 +223,7 @@ function shaded(names, tree, of, dark) {
       hues.set(colour, hue);
       for (let shade = 0; shade < SHADES; shade++) fills.push(onPage(mix(colour, [255, 255, 255], shade * 0.1), dark));
     }
-    return hue + (hashOf(names.text(id)) % SHADES);
+    return hue + (names.hash(id) % SHADES);
   };
   for (let node = 0; node < tree.count; node++) {
     const name = tree.name[node];
@@ -268,12 +281,4 @@ export function mix(from, to, share) {
 /** @param {Rgb} colour */
 function css([red, green, blue]) {
   return `rgb(${red},${green},${blue})`;
-}
-
-/** @param {string} text */
-function hashOf(text) {
-  let hash = 0x811c9dc5;
-  const length = Math.min(text.length, 200);
-  for (let at = 0; at < length; at++) hash = Math.imul(hash ^ text.charCodeAt(at), 0x01000193);
-  return (hash ^ (hash >>> 15)) >>> 0;
 }

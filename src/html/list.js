@@ -37,6 +37,16 @@ export class VirtualList {
     this.rows.replaceChildren(...made);
   }
 
+  /**
+   * Shows a row in the middle.
+   * @param {number} index
+   */
+  centre(index) {
+    const { host } = this;
+    host.scrollTop = Math.max(0, (index + 0.5) * this.rowPx - host.clientHeight / 2);
+    this.paint();
+  }
+
   /** @param {number} index */
   reveal(index) {
     const top = index * this.rowPx;

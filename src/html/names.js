@@ -28,6 +28,8 @@ export class Names {
     this.known = new Map();
     /** @type {Map<number, string>} */
     this.shorts = new Map();
+    /** @type {number[]} */
+    this.hashes = [];
   }
 
   get count() {
@@ -55,6 +57,15 @@ export class Names {
   text(id) {
     if (id >= this.functions) return this.labels[id - this.functions].text;
     return this.data.strings[this.data.functions.name[id]] || UNKNOWN;
+  }
+
+  /**
+   * A number that depends on the name alone.
+   * @param {number} id
+   */
+  hash(id) {
+    const known = this.hashes[id];
+    return known === undefined ? (this.hashes[id] = hashOf(this.text(id))) : known;
   }
 
   /** @param {number} id */
@@ -154,6 +165,14 @@ export class Names {
  */
 export function isProgram(file) {
   return !/\.so(\.|$)|\.dylib$|\.dll$|\.node$|^\[/i.test(file);
+}
+
+/** @param {string} text */
+function hashOf(text) {
+  let hash = 0x811c9dc5;
+  const length = Math.min(text.length, 200);
+  for (let at = 0; at < length; at++) hash = Math.imul(hash ^ text.charCodeAt(at), 0x01000193);
+  return (hash ^ (hash >>> 15)) >>> 0;
 }
 
 /**

@@ -9,6 +9,9 @@ import { hasThreads, threadName } from "./data.js";
 const HOTTEST_MAX = 15;
 const NEIGHBOURS_MAX = 8;
 const THREADS_MAX = 8;
+/** Bar, gap and margins of a line. */
+const BESIDE_NAME_PX = 108;
+const CHARACTER_PX = 7.3;
 
 /**
  * @typedef {object} PanelContent
@@ -40,7 +43,7 @@ export function showPanel(host, content, hooks) {
   const { selected, names } = content;
   const isThere = selected >= 0 && selected < names.count && content.totals.total[selected] !== undefined;
   // How many characters of a name have room beside a bar.
-  const room = Math.max(16, Math.floor((host.clientWidth - 130) / 7.3));
+  const room = Math.max(16, Math.floor((host.clientWidth - BESIDE_NAME_PX) / CHARACTER_PX));
   fill(host, isThere ? details(content, hooks, room) : null, hottest(content, hooks, room));
 }
 

@@ -8,6 +8,8 @@ import { VirtualList } from "./list.js";
 import { clip, percent } from "./numbers.js";
 
 const PLACE_PX = 20;
+/** Bytes: x86. */
+const LONGEST_INSTRUCTION = 15;
 
 /**
  * @param {HTMLElement} host
@@ -73,7 +75,7 @@ function showLines(host, places, text, all) {
     return placeRow(byLine.get(number), number > 0 ? String(number) : "?", lines ? lines[index].slice(0, 2000) : "", all, most);
   });
   list.show(numbers.length);
-  list.reveal(Math.min(numbers.length - 1, numbers.indexOf(hottest.key) + 10));
+  list.centre(numbers.indexOf(hottest.key));
 }
 
 /**
@@ -85,27 +87,55 @@ function showLines(host, places, text, all) {
  */
 function showAddresses(host, data, fn, places, all) {
   const most = places.reduce((a, b) => Math.max(a, b.total), 0);
-  let byAddress = new Map(places.map((place) => [place.key, place]));
-  /** @type {{ address: number, text: string }[]} */
-  let rows = places.map((place) => ({ address: place.key, text: "" }));
-  const { instructions } = data;
-  if (instructions) {
-    const known = [];
-    for (let at = 0; at < instructions.function.length; at++) {
-      if (instructions.function[at] !== fn) continue;
-      known.push({ address: instructions.address[at], text: data.strings[instructions.text[at]] });
-    }
-    if (known.length > 0) {
-      known.sort((a, b) => a.address - b.address);
-      rows = known;
-      byAddress = byInstruction(places, known);
-    }
-  }
+  const { rows, byAddress } = instructionRows(data, fn, places);
   const list = new VirtualList(host, PLACE_PX, (index) => {
     const { address, text } = rows[index];
     return placeRow(byAddress.get(address), `0x${address.toString(16)}`, text, all, most);
   });
   list.show(rows.length);
+  const hottest = rows.reduce((best, { address }, at) => (totalAt(byAddress, address) > totalAt(byAddress, rows[best].address) ? at : best), 0);
+  list.centre(hottest);
+}
+
+/**
+ * @param {Map<number, import("./functions.js").Place>} places
+ * @param {number} address
+ */
+function totalAt(places, address) {
+  return places.get(address)?.total || 0;
+}
+
+/**
+ * Rows of the listing: all instructions of the function. Those of an inlined function are of the functions that it is inlined
+ * into, and only those with counts are shown. Without a disassembly there are addresses.
+ * @param {import("./data.js").Data} data
+ * @param {number} fn
+ * @param {import("./functions.js").Place[]} places
+ * @returns {{ rows: { address: number, text: string }[], byAddress: Map<number, import("./functions.js").Place> }}
+ */
+export function instructionRows(data, fn, places) {
+  const { instructions, functions } = data;
+  /** @type {{ address: number, text: string }[]} */
+  const own = [];
+  /** @type {{ address: number, text: string }[]} */
+  const around = [];
+  if (instructions) {
+    for (let at = 0; at < instructions.function.length; at++) {
+      const owner = instructions.function[at];
+      if (functions.library[owner] !== functions.library[fn]) continue;
+      const row = { address: instructions.address[at], text: data.strings[instructions.text[at]] };
+      around.push(row);
+      if (owner === fn) own.push(row);
+    }
+  }
+  const byOrder = (/** @type {{ address: number }} */ a, /** @type {{ address: number }} */ b) => a.address - b.address;
+  if (own.length > 0) return { rows: own.sort(byOrder), byAddress: byInstruction(places, own) };
+  const byAddress = byInstruction(places, around.sort(byOrder));
+  const rows = around.filter(({ address }) => byAddress.has(address));
+  // A function that is inlined into one without a listing.
+  const isListed = rows.length > 0 && rows.every(({ address }) => places.some(({ key }) => key - address >= 0 && key - address < LONGEST_INSTRUCTION));
+  if (isListed) return { rows, byAddress };
+  return { rows: places.map(({ key }) => ({ address: key, text: "" })), byAddress: new Map(places.map((place) => [place.key, place])) };
 }
 
 /**

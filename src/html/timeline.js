@@ -8,7 +8,7 @@ import { element, fill, toggle } from "./dom.js";
 import { EVENT_LOSS, threadName } from "./data.js";
 import { eventsNear, gapsOf } from "./events.js";
 import { heatOf, heatTime, paintHeat } from "./heat.js";
-import { lanesOf, paintLane, ticksOf } from "./lanes.js";
+import { OVER, lanesOf, paintLane, ticksOf } from "./lanes.js";
 import { clip, duration } from "./numbers.js";
 
 const LANE_PX = 22;
@@ -57,6 +57,9 @@ export class TimeView {
     this.lanes = [];
     /** @type {import("./heat.js").Heat | null} */
     this.heat = null;
+    /** What lanes and heat map were computed for: a range changes neither. */
+    this.lanesFor = 0;
+    this.heatFor = "";
     const { samples } = data;
     if (!samples || samples.time.length === 0) {
       host.hidden = true;
@@ -111,8 +114,8 @@ export class TimeView {
   show(state) {
     if (!this.canvas) return;
     this.state = state;
-    this.showHead();
     this.resize();
+    this.showHead();
   }
 
   showHead() {
@@ -130,9 +133,22 @@ export class TimeView {
       range
         ? element("button.filter", { type: "button", title: "show all times", onclick: () => this.hooks.change({ range: null, baseRange: null }) }, span(range), " ✕")
         : element("span.note", {}, "drag to select a range; with Shift, the one it is compared with"),
+      element("span.note", {}, time === "lanes" ? this.scaleWords() : this.columnWords()),
       data.events && time === "lanes" && gapsOf(data).length > 0 && element("span.note.losses", {}, "hatched: samples were lost"),
       range && baseRange && element("button.filter.base", { type: "button", onclick: () => this.hooks.change({ baseRange: null }) }, `base ${span(baseRange)} ✕`),
     );
+  }
+
+  /** What the height of a lane is. */
+  scaleWords() {
+    if (!this.data.sides.some((side) => side.hz)) return "";
+    const most = this.lanes.reduce((all, lane) => Math.max(all, lane.most), 0);
+    return most > OVER ? `height of a lane: one CPU; amber: its most, up to ${most.toFixed(1)} CPUs` : "height of a lane: one CPU";
+  }
+
+  /** How the heat map is read. */
+  columnWords() {
+    return this.heat ? `a column, from its top: ${duration(this.heat.columnNs)}` : "";
   }
 
   resize() {
@@ -143,11 +159,14 @@ export class TimeView {
     const threads = state.threads.length > 0 ? new Set(state.threads) : null;
     let height;
     if (state.time === "heat") {
-      this.heat = heatOf(data, this.endNs || 1, threads);
+      const key = state.threads.join(" ");
+      if (!this.heat || this.heatFor !== key) this.heat = heatOf(data, this.endNs || 1, threads);
+      this.heatFor = key;
       height = HEAT_PX + AXIS_PX;
     } else {
       const intervals = Math.max(50, Math.floor((width - GUTTER_PX) / 2));
-      this.lanes = lanesOf(data, [0, this.endNs || 1], intervals).slice(0, LANES_MAX);
+      if (this.lanesFor !== intervals) this.lanes = lanesOf(data, [0, this.endNs || 1], intervals).slice(0, LANES_MAX);
+      this.lanesFor = intervals;
       height = this.lanes.length * LANE_PX + AXIS_PX;
     }
     // With the border.

@@ -83,7 +83,7 @@ export function showOptions(host, state, { compares, threads, update }) {
  * @param {Update} update
  */
 export function showThreads(host, data, found, all, state, update) {
-  if (data.threads.count < 2) return fill(host);
+  if (found.length < 2) return fill(host);
   const wasOpen = host.querySelector("details")?.open;
   const { threads } = state;
   const word = threadWord(data);

@@ -169,7 +169,9 @@ impl Conversion<'_> {
                     samples.push(TimedSample { at_ns, weight_ns, node: stack.node, count: 0, cpu });
                 }
             }
-            let (last, mut begun_ns) = (parts.len().saturating_sub(1), thread.begun_ns);
+            let last = parts.len().saturating_sub(1);
+            // It may have waited for a while before it was seen.
+            let mut begun_ns = if thread.preexisting { 0 } else { thread.begun_ns };
             for (number, (program, samples)) in parts.into_iter().enumerate() {
                 let ended_ns = match number == last {
                     true => thread.ended_ns,

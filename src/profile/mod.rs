@@ -11,6 +11,7 @@ pub mod formats;
 mod from_heap;
 pub mod from_recording;
 mod full;
+mod lifetimes;
 mod merge;
 mod remap;
 mod root_names;

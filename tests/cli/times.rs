@@ -206,3 +206,43 @@ fn the_summary_names_what_is_left_of_the_times() {
     assert!(step.ends_with(" ms"), "{line}");
     assert_eq!(why, "--timeline-memory 64K is full; a larger one keeps more");
 }
+
+#[test]
+fn threads_of_a_file_begin_and_end_when_they_did() {
+    let place = Place::new();
+    // Threads that come and go in a process that was there before.
+    for seed in [1, 3, 8] {
+        place.run(&format!("--target sim:{seed} --threads -q -o r.firefox.json -o r.otlp")).succeeds();
+        place.run("render -q r.otlp -o back.firefox.json").succeeds();
+        let lives = |name: &str| {
+            let profile: serde_json::Value = serde_json::from_str(&place.read(name)).unwrap();
+            let threads = profile["threads"].as_array().unwrap().iter();
+            let life = |thread: &serde_json::Value| {
+                (thread["tid"].as_u64(), (thread["registerTime"].clone(), thread["unregisterTime"].clone()))
+            };
+            threads.map(life).collect::<BTreeMap<_, _>>()
+        };
+        let (recorded, read) = (lives("r.firefox.json"), lives("back.firefox.json"));
+        assert_eq!(read, recorded, "{seed}");
+        assert!(recorded.values().any(|(begun, _)| begun.as_f64() == Some(0.0)), "{seed}: {recorded:?}");
+    }
+}
+
+#[test]
+fn speedscope_opens_the_heaviest_thread() {
+    let place = recorded("--threads");
+    for input in ["r.firefox.json", "r.pb.gz"] {
+        place.run(&format!("render -q {input} -o a.speedscope.json")).succeeds();
+        let file: serde_json::Value = serde_json::from_str(&place.read("a.speedscope.json")).unwrap();
+        let total = |profile: &serde_json::Value| {
+            let pairs =
+                profile["weights"].as_array().unwrap().iter().zip(profile["samples"].as_array().unwrap());
+            let worked = pairs.filter(|(_, stack)| !stack.as_array().unwrap().is_empty());
+            worked.map(|(weight, _)| weight.as_f64().unwrap()).sum::<f64>()
+        };
+        let totals: Vec<f64> = file["profiles"].as_array().unwrap().iter().map(total).collect();
+        assert!(totals.len() > 1, "{input}");
+        let shown = totals[file["activeProfileIndex"].as_u64().unwrap() as usize];
+        assert!(totals.iter().all(|total| *total <= shown + 1e-3), "{input}: {shown} of {totals:?}");
+    }
+}

@@ -392,7 +392,11 @@ async function pictures(browser) {
       const context = await browser.newContext({ viewport: { width, height }, colorScheme });
       for (const [view, address] of Object.entries(views)) {
         const { page, wrong } = await open(context, "recording.html", address);
-        const fits = await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth);
+        // Nothing is beyond the window, and no number beyond its cell, which would cut it off.
+        const fits = await page.evaluate(() => {
+          const cut = [...document.querySelectorAll(".cell .bar")].filter((bar) => bar.getBoundingClientRect().right > bar.closest(".cell").getBoundingClientRect().right);
+          return document.documentElement.scrollWidth <= innerWidth && cut.length === 0;
+        });
         await page.screenshot({ path: join(directory, `recording-${view}-${width}-${colorScheme}.png`) });
         if (!fits || wrong.length > 0) check(false, `${view} at ${width} px, ${colorScheme}: ${wrong.join("; ")}`);
         await page.close();

@@ -55,9 +55,25 @@ test("a pause is a gap in the lane of its thread, and a busy thread is a whole C
   assert.equal(lanes.length, 2);
   const [main, busy] = [lanes.find((lane) => lane.thread === 0), lanes.find((lane) => lane.thread === 1)];
   for (let at = 0; at < 230; at++) {
-    assert.ok(Math.abs(main.use[at] - (at % 23 < 15 ? 1 : 0)) < 1e-9, `main ${at}`);
-    assert.ok(Math.abs(busy.use[at] - (at >= 100 && at < 200 ? 1 : 0)) < 1e-9, `busy ${at}`);
+    // A sample stands for the millisecond before it, a tenth of an interval.
+    assert.ok(Math.abs(main.use[at] - (at % 23 < 15 ? 1 : 0)) < 0.1 + 1e-9, `main ${at}`);
+    assert.ok(Math.abs(busy.use[at] - (at >= 100 && at < 200 ? 1 : 0)) < 0.1 + 1e-9, `busy ${at}`);
   }
+});
+
+test("a thread uses one CPU at most, however short the intervals are", () => {
+  const data = phases();
+  for (const intervals of [230, 2300, 3001, 23000]) {
+    const lanes = lanesOf(data, [0, 2300 * MS], intervals);
+    for (const lane of lanes) assert.ok(lane.most < 1 + 1e-9, `${intervals}: ${lane.most}`);
+    // What is between the first sample and the last is there, whole.
+    const sum = lanes.reduce((all, lane) => all + lane.use.reduce((a, b) => a + b, 0), 0);
+    const samples = lanes.reduce((all, lane) => all + lane.total, 0);
+    assert.ok(Math.abs((sum * 2300) / intervals - samples) < 1.1, `${intervals}: ${sum}`);
+  }
+  // CPU time that is charged late.
+  data.samples.value[100] += 7;
+  for (const lane of lanesOf(data, [0, 2300 * MS], 2300)) assert.ok(lane.most < 1 + 1e-9, `${lane.most}`);
 });
 
 test("a thread that waits uses no CPU", () => {

@@ -8,6 +8,7 @@ import { layOut, neighbour, nodeAt, nodeOfPath, pathOf } from "../../src/html/la
 import { KERNEL_LIBRARY, Names } from "../../src/html/names.js";
 import { matchNames, matchedCounts, nextMatch } from "../../src/html/search.js";
 import { select } from "../../src/html/selection.js";
+import { instructionRows } from "../../src/html/source.js";
 import { buildTree, calleesTree, invertTree, outermostNodes } from "../../src/html/tree.js";
 import { profile } from "./page.js";
 import { namesOf, random, randomStacks } from "./random.js";
@@ -287,4 +288,21 @@ test("counts inside of an instruction are those of the instruction", () => {
   assert.deepEqual([...found.values()].map(({ key, self, total }) => [key, self, total]), [[16, 1, 1], [19, 0, 6], [24, 3, 8]]);
   assert.equal(byInstruction([], instructions).size, 0);
   assert.equal(byInstruction(places, []).size, 0);
+});
+
+test("an inlined function shows the instructions that it became, a function all of its own", () => {
+  const place = (key, total) => ({ key, self: 0, total, base: 0 });
+  const data = {
+    functions: { library: [0, 0, 1] },
+    instructions: { function: [0, 0, 0, 2], address: [0x10, 0x14, 0x18, 0x14], text: [0, 1, 2, 3] },
+    strings: ["push", "add", "ret", "other library"],
+  };
+  const texts = ({ rows }) => rows.map(({ text }) => text);
+  assert.deepEqual(texts(instructionRows(data, 0, [place(0x15, 3)])), ["push", "add", "ret"]);
+  const inlined = instructionRows(data, 1, [place(0x14, 2), place(0x18, 1)]);
+  assert.deepEqual(texts(inlined), ["add", "ret"]);
+  assert.deepEqual([...inlined.byAddress.values()].map(({ total }) => total), [2, 1]);
+  // Beyond what is listed there are addresses.
+  const beyond = instructionRows(data, 1, [place(0x14, 2), place(0x90, 1)]);
+  assert.deepEqual([texts(beyond), beyond.rows.map(({ address }) => address)], [["", ""], [0x14, 0x90]]);
 });

@@ -248,3 +248,26 @@ fn a_target_may_end_in_any_phase() {
         }
     }
 }
+
+#[test]
+fn threads_that_waited_at_first_are_there_from_the_beginning_on() {
+    if !live() {
+        return;
+    }
+    for source in sources() {
+        let directory = TempDir::new().unwrap();
+        let file = directory.path().join("a.firefox.json");
+        let mut target = Fixture::start("many", ["4", "2", "0.2"]);
+        target.line("ready");
+        let running = attach(target.pid(), &["--source", source, "-o", file.to_str().unwrap()]);
+        target.go();
+        target.done();
+        let recorded = running.interrupt();
+        recorded.check_success();
+        let profile: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        let threads = profile["threads"].as_array().unwrap().iter();
+        let begun: Vec<_> = threads.map(|thread| thread["registerTime"].as_f64()).collect();
+        let all = begun.len() >= 2 && begun.iter().all(|ms| *ms == Some(0.0));
+        recorded.check(all, format!("{source}: threads begin at {begun:?} ms"));
+    }
+}

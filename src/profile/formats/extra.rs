@@ -128,6 +128,7 @@ impl<'a> Extra<'a> {
         }
         let timeline = into.times();
         (timeline.step_ns, timeline.losses, timeline.events) = (times.step_ns, losses, events);
+        timeline.set_lifetimes();
         Ok(())
     }
 

@@ -22,6 +22,7 @@ use super::extra::Extra;
 use crate::escape::{escape_json, escape_line};
 use crate::profile::root_names::INCOMPLETE;
 use crate::profile::saved::{Saved, StackRoot, UNKNOWN};
+use crate::profile::timeline::ThreadTimeline;
 use crate::profile::views::threads::{ByThread, OneThread};
 pub(super) use frame::FileFrame;
 use frame::{ExtraThread, WAITING};
@@ -50,8 +51,12 @@ pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Res
         write!(out, "{}{}", if index > 0 { ",\n" } else { "" }, json(frame)?)?;
     }
     write!(out, "]}},\"profiles\":[")?;
+    let mut totals = Vec::new();
     let rest = match timeline {
         Some(timeline) => {
+            let total =
+                |thread: &ThreadTimeline| thread.samples.iter().map(|sample| sample.count).sum::<u64>();
+            totals.extend(timeline.threads.iter().map(total));
             timed::write(saved, timeline, &frames, out)?;
             saved.without_times().map_err(io::Error::other)?
         }
@@ -64,20 +69,22 @@ pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Res
             if index > 0 || timeline.is_some_and(|timeline| !timeline.threads.is_empty()) {
                 writeln!(out, ",")?;
             }
-            one(saved, &by_thread, thread, &frames, out)?;
+            totals.push(one(saved, &by_thread, thread, &frames, out)?);
         }
     }
-    writeln!(out, "]}}")
+    // Viewers show one at first: the heaviest thread, not one of a shell that started the program.
+    let heaviest = (0..totals.len()).rev().max_by_key(|index| totals.get(*index)).unwrap_or(0);
+    writeln!(out, "],\"activeProfileIndex\":{heaviest}}}")
 }
 
-/// Writes the profile of a thread.
+/// Writes the profile of a thread. Returns its total.
 fn one(
     saved: &Saved,
     by_thread: &ByThread<'_>,
     thread: &OneThread,
     frames: &Frames<'_>,
     out: &mut dyn Write,
-) -> io::Result<()> {
+) -> io::Result<u64> {
     let name = thread.thread.map(|(name, id)| (saved.text(name), id));
     begin(ExtraThread::of(saved.text(thread.process), name), out)?;
     // The format wants all stacks before the first weight.
@@ -110,7 +117,8 @@ fn one(
     for (index, (count, _)) in weights.iter().enumerate() {
         write!(out, "{}{}", if index > 0 { "," } else { "" }, weight(*count)?)?;
     }
-    write!(out, "],\n\"unit\":\"{unit}\",\"startValue\":0,\"endValue\":{}}}", weight(total)?)
+    write!(out, "],\n\"unit\":\"{unit}\",\"startValue\":0,\"endValue\":{}}}", weight(total)?)?;
+    Ok(total)
 }
 
 /// Writes the beginning of a profile, up to its samples.

@@ -325,3 +325,23 @@ fn a_thread_ends_behind_its_start_and_its_last_sample() {
     let ends: Vec<_> = timeline.threads().iter().map(|thread| thread.ended_ns).collect();
     assert_eq!(ends, [Some(9 << UNIT_BITS), Some(5 << UNIT_BITS)]);
 }
+
+#[test]
+fn parts_that_are_reduced_one_by_one_are_the_whole() {
+    let samples = run(3, 50_000);
+    let mut kept = ThreadSamples::default();
+    samples.iter().for_each(|sample| kept.push(*sample));
+    let step_ns = 4 * PERIOD_NS;
+    kept.reduce(PERIOD_NS / 2, Detail::Steps(step_ns));
+    let reduced = kept.by_time();
+    assert!(reduced.len() < samples.len() / 2, "{}", reduced.len());
+    let (all, left) = (by_node(&samples), by_node(&reduced));
+    assert_eq!(all.keys().collect::<Vec<_>>(), left.keys().collect::<Vec<_>>());
+    let sum = |sums: &BTreeMap<u32, u64>| sums.values().sum::<u64>();
+    assert!(sum(&all) - sum(&left) < UNIT_NS);
+    // A stack is there once in a step, also where one part ends and the next begins.
+    let mut seen = std::collections::BTreeSet::new();
+    for sample in &reduced {
+        assert!(seen.insert((sample.at_ns / step_ns, sample.node)), "twice in a step: {sample:?}");
+    }
+}

@@ -120,39 +120,80 @@ impl ThreadSamples {
     }
 
     /// Keeps less: what `detail` says, with neighbours of one stack joined between which there is no pause of more
-    /// than `gap_ns`.
+    /// than `gap_ns`. A part of the samples is decoded at a time: all take ten times the memory of their bytes.
     pub(super) fn reduce(&mut self, gap_ns: u64, detail: Detail) {
-        let mut samples = self.by_time();
-        if detail.is_times_only() {
-            samples.iter_mut().for_each(|sample| sample.node = NOT_KEPT);
-        }
-        if let Some(step_ns) = detail.step_ns() {
-            samples = in_steps(samples, step_ns);
-        }
-        let mut reduced = ThreadSamples::default();
-        let mut open: Option<TimedSample> = None;
-        for sample in samples {
-            match &mut open {
-                Some(before)
-                    if before.node == sample.node
-                        && sample.at_ns.saturating_sub(sample.weight_ns)
-                            <= before.at_ns.saturating_add(gap_ns) =>
-                {
-                    before.join(&sample);
+        let mut joined = Joined { samples: ThreadSamples::default(), open: None, gap_ns };
+        let mut all = self.iter();
+        let mut part: Vec<TimedSample> = Vec::new();
+        loop {
+            let held = part.len();
+            part.extend(all.by_ref().take(DECODED_MAX));
+            let is_last = part.len() - held < DECODED_MAX;
+            if detail.is_times_only() {
+                part.iter_mut().for_each(|sample| sample.node = NOT_KEPT);
+            }
+            let mut whole = part.len();
+            match detail.step_ns() {
+                Some(step_ns) => {
+                    part = in_steps(part, step_ns);
+                    // More samples of the last step may follow.
+                    let step = part.last().map_or(0, |sample| sample.at_ns / step_ns);
+                    whole =
+                        if is_last { part.len() } else { part.partition_point(|s| s.at_ns / step_ns < step) };
                 }
-                _ => {
-                    if let Some(before) = open.replace(sample) {
-                        reduced.push(before);
-                    }
+                None if !part.is_sorted_by_key(|sample| sample.at_ns) => {
+                    part.sort_by_key(|sample| sample.at_ns);
                 }
+                None => {}
+            }
+            part.drain(..whole).for_each(|sample| joined.push(sample));
+            if is_last {
+                break;
             }
         }
-        if let Some(last) = open {
-            reduced.push(last);
-        }
+        drop(all);
+        let mut reduced = joined.finish();
         reduced.carried_ns += self.carried_ns;
         reduced.bytes.shrink_to_fit();
         *self = reduced;
+    }
+}
+
+/// Most samples that are decoded at once.
+const DECODED_MAX: usize = 1 << 14;
+
+/// Samples with neighbours of one stack joined.
+struct Joined {
+    samples: ThreadSamples,
+    open: Option<TimedSample>,
+    gap_ns: u64,
+}
+
+impl Joined {
+    fn push(&mut self, sample: TimedSample) {
+        match &mut self.open {
+            Some(before)
+                // One of the part before may be later.
+                if before.node == sample.node
+                    && before.at_ns <= sample.at_ns
+                    && sample.at_ns.saturating_sub(sample.weight_ns)
+                        <= before.at_ns.saturating_add(self.gap_ns) =>
+            {
+                before.join(&sample);
+            }
+            _ => {
+                if let Some(before) = self.open.replace(sample) {
+                    self.samples.push(before);
+                }
+            }
+        }
+    }
+
+    fn finish(mut self) -> ThreadSamples {
+        if let Some(last) = self.open {
+            self.samples.push(last);
+        }
+        self.samples
     }
 }
 

@@ -160,8 +160,13 @@ impl<'a> Pieces<'a> {
     fn walk(&mut self, walked: &mut dyn FnMut(Walked<'_>)) -> bool {
         let Some(Waiting { tid, captures, truth, told }) = self.waiting.pop_front() else { return false };
         for (way, capture) in captures.into_iter().enumerate() {
-            let sample =
-                Sample { thread: ThreadId(tid as u64), capture: Box::new(capture), at_ns: 0, waiting: false };
+            let sample = Sample {
+                thread: ThreadId(tid as u64),
+                capture: Box::new(capture),
+                at_ns: 0,
+                waiting: false,
+                off_cpu_ns: 0,
+            };
             let (process, frames) = (&mut self.process, &mut self.frames);
             let (ended, pieces) =
                 self.recorders[way].take_prefetched(process, sample, STACK_MAX_BYTES, frames);

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use super::categories::{JIT, KERNEL, LIBRARY, OTHER, USER};
+use super::categories::{JIT, KERNEL, LIBRARY, OTHER, Programs, USER};
 use super::columns::{
     ConstantColumn, FileThread, FrameColumns, FuncColumns, MarkerColumns, NativeSymbolColumns,
     ResourceColumns, SampleColumns, StackColumns, milliseconds,
@@ -29,6 +29,7 @@ pub(super) struct Code<'s> {
     /// By library and name of the function: its lowest address in the profile.
     starts: HashMap<(u32, TextId), u32>,
     has_modules: bool,
+    programs: Programs<'s>,
 }
 
 impl<'s> Code<'s> {
@@ -42,7 +43,8 @@ impl<'s> Code<'s> {
                 *start = (*start).min(*address);
             }
         }
-        Code { saved, libraries, starts, has_modules: !saved.mappings().is_empty() }
+        let has_modules = !saved.mappings().is_empty();
+        Code { saved, libraries, starts, has_modules, programs: Programs::of(saved) }
     }
 }
 
@@ -256,14 +258,15 @@ impl<'c, 's> Thread<'c, 's> {
     }
 
     fn category(&self, name: &str, path: &str) -> u8 {
-        // The kernel cuts names of processes; processes of one name have their number behind it.
-        let process = self.identity.process.split(" (").next().unwrap_or_default();
-        let is_program = !process.is_empty() && crate::escape::file_name(path).starts_with(process);
         match kind_of(name, path, self.code.has_modules) {
             FunctionKind::Kernel => KERNEL,
             FunctionKind::Jit => JIT,
             FunctionKind::Mark => OTHER,
-            FunctionKind::Code | FunctionKind::NoSymbol if !path.is_empty() && !is_program => LIBRARY,
+            FunctionKind::Code | FunctionKind::NoSymbol
+                if !path.is_empty() && !self.code.programs.has(path) =>
+            {
+                LIBRARY
+            }
             FunctionKind::Code | FunctionKind::NoSymbol => USER,
         }
     }
