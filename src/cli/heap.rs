@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 
 use serde::Serialize;
 
-use super::args::heap::Heap;
+use super::args::Heap;
 use super::system;
 use super::text::{bytes, causes, duration, grouped, percent, plural};
 use crate::error::{Error, ErrorKind};

@@ -12,6 +12,7 @@ mod from_heap;
 pub mod from_recording;
 mod full;
 mod merge;
+mod of_type;
 mod remap;
 mod root_names;
 pub mod saved;
