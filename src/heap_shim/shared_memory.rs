@@ -1,0 +1,434 @@
+//! The memory that the heap shim shares with stackprof: one control file, and one ring of records per
+//! recorded process. Both programs compile this file; it names nothing but `core`.
+//!
+//! The directory (mode 0700, its path in `STACKPROF_HEAP`) holds:
+//!
+//! | file | written by | content |
+//! |---|---|---|
+//! | `control` | stackprof, before the command starts | [`Control`], [`CONTROL_SIZE`] bytes, the rest zero |
+//! | `ring.PID.N` | the shim, at a process's first sample | [`RingHeader`], at [`DATA_OFFSET`] the records |
+//! | `maps.PID.N` | the shim, before that ring (Linux) | /proc/self/maps at that time |
+//! | `maps.PID.N.end` | the shim, when the process exits (Linux) | /proc/self/maps at exit, if the process reached it |
+//!
+//! PID is what `getpid()` gives in the process; N counts from 0 and is the first free number, so that
+//! a program started by `execve` in the same process has the next one.
+//!
+//! # Ring
+//!
+//! `RingHeader::write` and `RingHeader::read` count bytes and never go back; a position is
+//! `DATA_OFFSET + (count & (data_size - 1))`. A writer reserves by compare-and-swap on `write`, stores the
+//! record's [`Word`] as [`RESERVED`] at once, fills the record and stores the word as [`COMMITTED`]
+//! (release). Records begin at multiples of [`RECORD_ALIGNMENT`] and do not wrap: [`Kind::Pad`] fills the
+//! end of the ring.
+//!
+//! The reader loads the word at `read` (acquire): 0 or reserved: nothing to read yet; committed: it copies
+//! the record, **fills its bytes with zero**, then stores `read + length` (release). After the process has
+//! ended, a reserved record was never finished and is skipped by its length; a zero word before `write`
+//! ends the ring. The reader never truncates the file (the process would get SIGBUS); it unlinks it.
+//!
+//! Order: a free is in the ring before the allocator gets the block back, an allocation after the
+//! allocator gave it and before the program has it. So the records of one address are in order.
+//!
+//! A full ring loses the record: `RingHeader::lost_allocations`, `lost_frees`. The last eighth of the ring
+//! is for frees only. A lost allocation is not in the set of sampled blocks, so that its free has no record.
+//!
+//! What the shim writes is under the recorded program's control: the reader checks each length.
+
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// The environment variable with the directory's path.
+pub const DIRECTORY_VARIABLE: &str = "STACKPROF_HEAP";
+
+/// The control file's name in the directory.
+pub const CONTROL_NAME: &str = "control";
+
+/// The names of rings begin with it; `PID.N` follows.
+pub const RING_PREFIX: &str = "ring.";
+
+/// The names of copies of /proc/self/maps begin with it; `PID.N` or `PID.N.end` follows.
+pub const MAPS_PREFIX: &str = "maps.";
+
+/// The name of the shim in the directory.
+pub const SHIM_NAME: &str = if cfg!(target_vendor = "apple") { "heap.dylib" } else { "heap.so" };
+
+/// First word of `Control` and of `RingHeader`: "sp-heap" and the version of this layout.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"sp-heap\x01");
+
+/// Bytes of the control file.
+pub const CONTROL_SIZE: usize = 4096;
+
+/// Where the records of a ring begin; a multiple of every page size.
+pub const DATA_OFFSET: usize = 65536;
+
+/// Records begin at multiples of it, and their lengths are multiples of it.
+pub const RECORD_ALIGNMENT: usize = 16;
+
+/// The largest `Control::stack_size`.
+pub const MAX_STACK_SIZE: u32 = 65536;
+
+/// The smallest `Control::data_size`. The largest record must fit into half of the data.
+pub const MIN_DATA_SIZE: u64 = 4096;
+
+/// The largest `Control::data_size`.
+pub const MAX_DATA_SIZE: u64 = 1 << 32;
+
+/// Bytes of records in a ring, unless told otherwise: with the set of sampled blocks below 8 MB.
+pub const DEFAULT_DATA_SIZE: u64 = 4 << 20;
+
+/// Bytes of stack in a record, unless told otherwise.
+pub const DEFAULT_STACK_SIZE: u32 = 16384;
+
+/// Slots of the set of sampled blocks at the default rate: 512 KiB of memory. Each sampled live block takes
+/// one; half of the slots can be used before blocks are recorded with [`flag::UNTRACKED`].
+pub const DEFAULT_SET_SLOTS: u64 = 1 << 16;
+
+/// The largest `Control::set_slots`: 2 GiB of address space, which take memory where they are used.
+pub const MAX_SET_SLOTS: u64 = 1 << 28;
+
+/// What stackprof asks of the shim, and what processes report that have no ring. All processes map it.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Control {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// Mean number of bytes between samples; 1 records every allocation.
+    pub mean_bytes: u64,
+    /// Bytes of records in each ring: a power of two, [`MIN_DATA_SIZE`] to [`MAX_DATA_SIZE`].
+    pub data_size: u64,
+    /// Slots of the set of sampled blocks: a power of two, 64 to [`MAX_SET_SLOTS`].
+    pub set_slots: u64,
+    /// Bytes of stack per sample at most: a multiple of 16, at most [`MAX_STACK_SIZE`].
+    pub stack_size: u32,
+    /// Nonzero stops all recording: sampled allocations are lost without being counted.
+    pub is_stopped: AtomicU32,
+    /// Seed of the sampling intervals; 0 takes one from the clock. Two runs of a program with one thread and
+    /// the same seed sample the same allocations.
+    pub seed: u64,
+    /// Number of programs (processes that called `execve`) that the shim was loaded into. 0 after the command
+    /// ran: it is linked statically, runs with other privileges, or its environment was cleared.
+    pub programs: AtomicU64,
+    /// Number of processes that took a sample and could not make a ring, by [`Refusal`].
+    pub refusals: [AtomicU64; 8],
+}
+
+/// Why a process has no ring: the index into `Control::refusals`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The file could not be created: no right to the directory, no free descriptor.
+    Create = 0,
+    /// No space for the file, or more than the process may write (`RLIMIT_FSIZE`).
+    Space = 1,
+    /// No address space.
+    Map = 2,
+    /// `Control` has values that this layout does not allow.
+    Control = 3,
+}
+
+/// How a ring's process began.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// By `execve`: no block is older than the ring.
+    Program = 1,
+    /// By `fork`: it has copies of its parent's blocks, and frees of those that were sampled are recorded.
+    Fork = 2,
+}
+
+/// Numbers of allocations of one size class that did not fit into the ring.
+#[repr(C)]
+#[derive(Debug)]
+pub struct LostAllocations {
+    /// Number of sampled allocations.
+    pub count: AtomicU64,
+    /// Their bytes, unweighted.
+    pub bytes: AtomicU64,
+}
+
+/// Number of size classes of lost allocations.
+pub const SIZE_CLASSES: usize = 64;
+
+/// The beginning of a ring. Fields that are not atomic are constant once `magic` is [`MAGIC`].
+#[repr(C)]
+#[derive(Debug)]
+pub struct RingHeader {
+    /// [`MAGIC`], stored last (release); 0 before.
+    pub magic: AtomicU64,
+    /// Bytes of records: the file has `DATA_OFFSET` more. A power of two.
+    pub data_size: u64,
+    /// `Control::mean_bytes` of this process.
+    pub mean_bytes: u64,
+    /// CLOCK_MONOTONIC when the ring was made (macOS: CLOCK_UPTIME_RAW).
+    pub start_ns: u64,
+    /// What `getpid()` gives in the process.
+    pub pid: u32,
+    /// N of the file's name.
+    pub sequence: u32,
+    /// An [`Origin`].
+    pub origin: u32,
+    /// [`X86_64`] or [`AARCH64`].
+    pub processor: u32,
+    /// PID of the parent's ring after a fork (what `getpid()` gives in the parent), else 0.
+    pub parent_pid: u32,
+    /// N of the parent's ring; meaningless if `parent_has_ring` is 0.
+    pub parent_sequence: u32,
+    /// Whether the parent had a ring when it forked.
+    pub parent_has_ring: u32,
+    /// `Control::stack_size` of this process.
+    pub stack_size: u32,
+    /// The thread's name when the ring was made (Linux), with zero bytes behind it.
+    pub comm: [u8; 16],
+    /// Keeps `write` off the constant fields' cache line.
+    pub padding: [u64; 6],
+    /// Bytes reserved since the ring was made.
+    pub write: AtomicU64,
+    /// Keeps `read` off the cache line of `write`.
+    pub write_padding: [u64; 15],
+    /// Bytes that the reader has taken. Only the reader writes it.
+    pub read: AtomicU64,
+    /// Keeps the counters off the cache line of `read`.
+    pub read_padding: [u64; 15],
+    /// Number of frees of sampled blocks that did not fit: those blocks are not live, though no record says so.
+    pub lost_frees: AtomicU64,
+    /// Number of samples that a thread could not take: its process had not yet made the ring or set.
+    pub nested: AtomicU64,
+    /// CLOCK_MONOTONIC when the shim's destructor ran; 0 before, and if the process ended without.
+    /// Records may follow: exit handlers allocate.
+    pub end_ns: AtomicU64,
+    /// Zero.
+    pub reserved: [u64; 5],
+    /// Allocations that did not fit, by [`size_class`].
+    pub lost_allocations: [LostAllocations; SIZE_CLASSES],
+}
+
+/// `RingHeader::processor` of x86_64. Its registers are those of [`x86_64_register`].
+pub const X86_64: u32 = 62;
+
+/// `RingHeader::processor` of aarch64. Its registers are those of [`aarch64_register`].
+pub const AARCH64: u32 = 183;
+
+/// What a record is.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Nothing: skip its length. Only the word is valid.
+    Pad = 1,
+    /// [`Allocation`], then `stack_size` bytes of stack, then padding.
+    Allocation = 2,
+    /// [`Free`]: a sampled block is given back.
+    Free = 3,
+    /// [`Free`]: `realloc` failed; the block that the last `Free` of this address gave back is still live.
+    Restore = 4,
+}
+
+impl Kind {
+    /// The kind with this number.
+    pub const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(Self::Pad),
+            2 => Some(Self::Allocation),
+            3 => Some(Self::Free),
+            4 => Some(Self::Restore),
+            _ => None,
+        }
+    }
+}
+
+/// State of a record that is being written.
+pub const RESERVED: u8 = 1;
+
+/// State of a record that can be read.
+pub const COMMITTED: u8 = 2;
+
+/// Bits of a record's flags.
+pub mod flag {
+    /// The set of sampled blocks had no slot: the free of this block will have no record.
+    pub const UNTRACKED: u8 = 1;
+    /// The stack bytes end before `Control::stack_size` because the system refused to copy more
+    /// (`process_vm_readv`), not because mapped memory ends.
+    pub const STACK_REFUSED: u8 = 2;
+    /// Memory ends where the stack bytes end.
+    pub const STACK_END: u8 = 4;
+}
+
+/// The first eight bytes of a record: length << 32 | flags << 16 | kind << 8 | state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word {
+    /// Bytes of the record with this word: a multiple of `RECORD_ALIGNMENT`.
+    pub length: u32,
+    /// See [`flag`].
+    pub flags: u8,
+    /// A [`Kind`].
+    pub kind: u8,
+    /// 0, [`RESERVED`] or [`COMMITTED`].
+    pub state: u8,
+}
+
+impl Word {
+    /// The word as it is stored.
+    pub const fn encode(self) -> u64 {
+        (self.length as u64) << 32 | (self.flags as u64) << 16 | (self.kind as u64) << 8 | self.state as u64
+    }
+
+    /// The fields of a stored word.
+    pub const fn decode(word: u64) -> Self {
+        Self {
+            length: (word >> 32) as u32,
+            flags: (word >> 16) as u8,
+            kind: (word >> 8) as u8,
+            state: word as u8,
+        }
+    }
+}
+
+/// The function that a program called to allocate.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Function {
+    /// `malloc`.
+    Malloc = 1,
+    /// `calloc`.
+    Calloc = 2,
+    /// `realloc`, also of a null pointer.
+    Realloc = 3,
+    /// `reallocarray`.
+    Reallocarray = 4,
+    /// `posix_memalign`.
+    PosixMemalign = 5,
+    /// `aligned_alloc`.
+    AlignedAlloc = 6,
+    /// `memalign`.
+    Memalign = 7,
+    /// `valloc`.
+    Valloc = 8,
+    /// `pvalloc`.
+    Pvalloc = 9,
+}
+
+/// Number of registers in a record.
+pub const REGISTERS: usize = 16;
+
+/// Indices into `Allocation::registers` on x86_64; the rest is zero.
+pub mod x86_64_register {
+    /// rbx.
+    pub const RBX: usize = 0;
+    /// rbp.
+    pub const RBP: usize = 1;
+    /// r12; r13, r14 and r15 follow.
+    pub const R12: usize = 2;
+    /// rsp after the allocation function's return.
+    pub const SP: usize = 6;
+    /// The return address.
+    pub const PC: usize = 7;
+}
+
+/// Indices into `Allocation::registers` on aarch64; the rest is zero.
+pub mod aarch64_register {
+    /// x19; x20 to x29 follow.
+    pub const X19: usize = 0;
+    /// x30 at the call, which is the return address.
+    pub const X30: usize = 11;
+    /// The stack pointer at the call.
+    pub const SP: usize = 12;
+    /// The return address, from x30; a signed one keeps its signature.
+    pub const PC: usize = 13;
+}
+
+/// A sampled allocation. The stack bytes follow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// A [`Word`].
+    pub word: u64,
+    /// CLOCK_MONOTONIC after the allocator returned (macOS: CLOCK_UPTIME_RAW).
+    pub time_ns: u64,
+    /// The block; never null.
+    pub address: u64,
+    /// Bytes that the program asked for.
+    pub size: u64,
+    /// The thread (macOS: the low half of `pthread_threadid_np`).
+    pub tid: u32,
+    /// A [`Function`].
+    pub function: u32,
+    /// Bytes of stack that follow, from the register SP upwards.
+    pub stack_size: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// What the **caller** of the function has when it returns. PC is a return address: the calling
+    /// instruction ends there.
+    pub registers: [u64; REGISTERS],
+}
+
+/// A sampled block that is freed, or whose free is taken back.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Free {
+    /// A [`Word`].
+    pub word: u64,
+    /// CLOCK_MONOTONIC (macOS: CLOCK_UPTIME_RAW).
+    pub time_ns: u64,
+    /// The block.
+    pub address: u64,
+    /// The thread.
+    pub tid: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Bytes of a record of an allocation with that many bytes of stack.
+pub const fn allocation_length(stack_size: u32) -> u32 {
+    (size_of::<Allocation>() as u32 + stack_size).next_multiple_of(RECORD_ALIGNMENT as u32)
+}
+
+/// Bytes of a record of a free.
+pub const FREE_LENGTH: u32 = size_of::<Free>() as u32;
+
+/// Index into `RingHeader::lost_allocations` of a size: the number of its bits.
+pub const fn size_class(size: u64) -> usize {
+    let bits = (u64::BITS - size.leading_zeros()) as usize;
+    if bits < SIZE_CLASSES { bits } else { SIZE_CLASSES - 1 }
+}
+
+/// How many bytes of a ring may be filled by allocations; frees may fill all.
+pub const fn allocation_limit(data_size: u64) -> u64 {
+    data_size - data_size / 8
+}
+
+const _: () = assert!(size_of::<Control>() <= CONTROL_SIZE);
+const _: () = assert!(size_of::<RingHeader>() <= DATA_OFFSET);
+const _: () = assert!(size_of::<Free>() == 32 && size_of::<Allocation>() == 176);
+const _: () = assert!(core::mem::offset_of!(RingHeader, write) == 128);
+const _: () = assert!(core::mem::offset_of!(RingHeader, read) == 256);
+const _: () = assert!(core::mem::offset_of!(RingHeader, lost_frees) == 384);
+const _: () = assert!(core::mem::offset_of!(RingHeader, lost_allocations) == 448);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_come_back_as_they_were_stored() {
+        for word in [
+            Word { length: 0, flags: 0, kind: 0, state: 0 },
+            Word { length: 16, flags: 0, kind: Kind::Pad as u8, state: COMMITTED },
+            Word { length: u32::MAX, flags: 255, kind: 255, state: 255 },
+        ] {
+            assert_eq!(Word::decode(word.encode()), word);
+        }
+        assert_eq!(Word::decode(0).state, 0);
+    }
+
+    #[test]
+    fn records_keep_the_alignment() {
+        assert_eq!(allocation_length(0), 176);
+        assert_eq!(allocation_length(1), 192);
+        assert_eq!(allocation_length(17), 208);
+        assert_eq!(FREE_LENGTH as usize % RECORD_ALIGNMENT, 0);
+    }
+
+    #[test]
+    fn each_size_has_a_class() {
+        assert_eq!([size_class(0), size_class(1), size_class(2), size_class(3)], [0, 1, 2, 2]);
+        assert_eq!([size_class(u64::MAX), size_class(1 << 62), size_class(1 << 20)], [63, 63, 21]);
+    }
+}
