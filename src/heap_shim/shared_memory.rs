@@ -66,7 +66,8 @@ pub const RECORD_ALIGNMENT: usize = 16;
 /// The largest `Control::stack_size`.
 pub const MAX_STACK_SIZE: u32 = 65536;
 
-/// The smallest `Control::data_size`. The largest record must fit into half of the data.
+/// The smallest `Control::data_size`. Stacks are shortened so that a record takes
+/// at most a quarter of the data.
 pub const MIN_DATA_SIZE: u64 = 4096;
 
 /// The largest `Control::data_size`.
@@ -131,7 +132,8 @@ pub enum Refusal {
 pub enum Origin {
     /// By `execve`: no block is older than the ring.
     Program = 1,
-    /// By `fork`: it has copies of its parent's blocks, and frees of those that were sampled are recorded.
+    /// By `fork`: it has copies of its parent's blocks, whose frees have no record. Every block of its ring
+    /// was allocated after the fork.
     Fork = 2,
 }
 
@@ -168,11 +170,12 @@ pub struct RingHeader {
     pub origin: u32,
     /// [`X86_64`] or [`AARCH64`].
     pub processor: u32,
-    /// PID of the parent's ring after a fork (what `getpid()` gives in the parent), else 0.
+    /// After a fork: what `getpid()` gives in the nearest ancestor that has a ring, or else in the one that
+    /// called `execve`; 0 if this process did.
     pub parent_pid: u32,
-    /// N of the parent's ring; meaningless if `parent_has_ring` is 0.
+    /// N of that ancestor's ring; meaningless if `parent_has_ring` is 0.
     pub parent_sequence: u32,
-    /// Whether the parent had a ring when it forked.
+    /// Whether that ancestor has a ring.
     pub parent_has_ring: u32,
     /// `Control::stack_size` of this process.
     pub stack_size: u32,
@@ -190,8 +193,8 @@ pub struct RingHeader {
     pub read_padding: [u64; 15],
     /// Number of frees of sampled blocks that did not fit: those blocks are not live, though no record says so.
     pub lost_frees: AtomicU64,
-    /// Number of samples that a thread could not take: its process had not yet made the ring or set.
-    pub nested: AtomicU64,
+    /// Number of samples that threads did not take while another thread made the ring.
+    pub early: AtomicU64,
     /// CLOCK_MONOTONIC when the shim's destructor ran; 0 before, and if the process ended without.
     /// Records may follow: exit handlers allocate.
     pub end_ns: AtomicU64,

@@ -17,6 +17,7 @@ mod capture;
 #[cfg(unix)]
 pub mod child;
 pub mod gdb;
+pub mod heap_shim;
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
