@@ -20,7 +20,6 @@ pub mod gdb;
 #[cfg(unix)]
 pub mod heap;
 pub mod heap_shim;
-pub mod heap_shim;
 #[cfg(target_os = "linux")]
 pub mod linux;
 pub mod mach;
