@@ -38,6 +38,8 @@ const LIST_NS: u64 = 10_000_000;
 const BATCH_BYTES_MAX: u64 = 8 << 20;
 /// Images are read at once where that was not done for so long.
 const IMAGES_NS: u64 = 10_000_000;
+/// Processes at one time: anybody who can write to the directory can make files.
+const PROCESSES_MAX: usize = 1 << 16;
 /// Threads of a program that are told apart: a process can write any number.
 const THREADS_MAX: usize = 1 << 16;
 /// Captures that are kept for later ones.
@@ -149,17 +151,17 @@ impl HeapSource {
     /// Looks for new rings.
     fn list(&mut self) {
         for (pid, sequence, path) in self.directory.rings() {
-            let main = self.main();
             let Ok(number) = pid_t::try_from(pid) else { continue };
-            let new =
-                (!self.processes.contains_key(&pid)).then(|| Recorded::new(main.process.new_for(number)));
-            let recorded = match new {
-                Some(new) => self.processes.entry(pid).or_insert(new),
-                None => match self.processes.get_mut(&pid) {
-                    Some(known) => known,
-                    None => continue,
-                },
-            };
+            if !self.processes.contains_key(&pid) {
+                if self.processes.len() >= PROCESSES_MAX {
+                    self.directory.remove_ring(pid, sequence);
+                    self.losses.malformed += 1;
+                    continue;
+                }
+                let new = Recorded::new(self.main().process.new_for(number));
+                self.processes.insert(pid, new);
+            }
+            let Some(recorded) = self.processes.get_mut(&pid) else { continue };
             if recorded.sequence.is_none_or(|current| sequence > current) {
                 recorded.next.entry(sequence).or_insert(path);
             }
