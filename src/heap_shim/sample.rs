@@ -124,7 +124,7 @@ fn record(
     address: u64,
     size: u64,
 ) {
-    let (Some(ring), Some(blocks)) = (process.ring(), process::blocks()) else { return };
+    let (Some(ring), Some(blocks)) = (process.ring(size), process::blocks()) else { return };
     refresh(thread);
     let sp = registers[super::entry::SP];
     let above = thread.stack_top().wrapping_sub(sp);
