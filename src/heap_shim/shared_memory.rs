@@ -253,7 +253,7 @@ pub mod flag {
     /// The stack bytes end before `Control::stack_size`, and there may be more: the system refused to copy
     /// (Linux), or copies all or nothing (macOS).
     pub const STACK_REFUSED: u8 = 2;
-    /// Memory ends where the stack bytes end.
+    /// The stack ends where its bytes end: at its base, or where memory ends.
     pub const STACK_END: u8 = 4;
 }
 

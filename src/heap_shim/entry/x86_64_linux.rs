@@ -27,8 +27,8 @@ global_asm!(
     ".globl stackprof_heap_thread",
     ".hidden stackprof_heap_thread",
     ".type stackprof_heap_thread, @object",
-    ".size stackprof_heap_thread, 32",
-    "stackprof_heap_thread: .zero 32",
+    ".size stackprof_heap_thread, 48",
+    "stackprof_heap_thread: .zero 48",
     ".popsection",
 );
 

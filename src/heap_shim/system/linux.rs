@@ -161,7 +161,8 @@ struct ThreadWords {
     guard: u64,
     generation: u32,
     tid: u32,
-    stack_top: u64,
+    stack_low: u64,
+    stack_base: u64,
 }
 
 /// The thread-local words of the calling thread.
@@ -232,16 +233,46 @@ impl Thread {
         unsafe { (*self.0).tid }
     }
 
-    /// Where memory above the stack was seen to end, or 0: saves room in the ring, proves nothing.
-    pub fn stack_top(self) -> u64 {
+    /// Lowest address and base of the part of the thread's own stack that was read as a whole: it stays mapped as
+    /// long as the thread runs. Zeros: none was.
+    pub fn stack(self) -> (u64, u64) {
         // SAFETY: the calling thread's own.
-        unsafe { (*self.0).stack_top }
+        unsafe { ((*self.0).stack_low, (*self.0).stack_base) }
     }
 
-    /// Sets where memory above the stack ends.
-    pub fn set_stack_top(self, top: u64) {
-        // SAFETY: the calling thread's own.
-        unsafe { (*self.0).stack_top = top }
+    /// Notes that the bytes from `sp` up to `end` were read. They are the thread's own stack if they reach its base,
+    /// or what is known of it: other stacks are not next to it, since a guard page is below each.
+    pub fn add_to_stack(self, sp: u64, end: u64) {
+        let base = self.own_base();
+        let (low, known_base) = self.stack();
+        let is_own = sp < base && base <= end;
+        let is_below = base == known_base && sp < low && low <= end;
+        if is_own || is_below {
+            // SAFETY: the calling thread's own.
+            unsafe {
+                (*self.0).stack_low = sp;
+                (*self.0).stack_base = base;
+            }
+        }
+    }
+
+    /// An address above all frames of the thread's own stack, in the same memory: of the first thread, where the
+    /// program's arguments begin; of others, their control block. 0 where libc does not tell.
+    fn own_base(self) -> u64 {
+        if self.tid() == pid() {
+            let stack_end = weak_symbol!("__libc_stack_end").cast::<u64>();
+            // SAFETY: a variable of glibc's loader of this type.
+            return if stack_end.is_null() { 0 } else { unsafe { *stack_end } };
+        }
+        let pointer: u64;
+        // SAFETY: reads the thread pointer.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::asm!("mov {0}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly));
+            #[cfg(target_arch = "aarch64")]
+            core::arch::asm!("mrs {0}, tpidr_el0", out(reg) pointer, options(nostack, nomem));
+        }
+        pointer
     }
 }
 

@@ -135,13 +135,13 @@ impl Thread {
         id as u32
     }
 
-    /// Where memory above the stack was seen to end: not remembered here.
-    pub fn stack_top(self) -> u64 {
-        0
+    /// What of the thread's own stack is known to be mapped: not remembered here.
+    pub fn stack(self) -> (u64, u64) {
+        (0, 0)
     }
 
     /// Not remembered here.
-    pub fn set_stack_top(self, _: u64) {}
+    pub fn add_to_stack(self, _: u64, _: u64) {}
 }
 
 /// Signals are held back while it lives: a handler that leaves by `longjmp` or allocates would meet a record
