@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../src/heap_shim/shared_memory.rs"]
-#[allow(dead_code)] // the tests use a part
+#[allow(dead_code, unreachable_pub)] // the tests use a part
 mod shared_memory;
 
 mod program;
