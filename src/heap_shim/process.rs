@@ -8,11 +8,12 @@
 use super::block_set::{BlockSet, FILTER_SIZE};
 use super::interval::Random;
 use super::ring::Ring;
-use super::shared_memory::{
-    CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DIRECTORY_VARIABLE, MAGIC, MAPS_PREFIX, MAX_DATA_SIZE,
-    MAX_SET_SLOTS, MAX_STACK_SIZE, MIN_DATA_SIZE, Origin, RING_PREFIX, RingHeader,
-};
 use super::shared_memory::{Allocation, Refusal};
+use super::shared_memory::{
+    CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DIRECTORY_VARIABLE, LostAllocations, MAGIC,
+    MAPS_PREFIX, MAX_DATA_SIZE, MAX_SET_SLOTS, MAX_STACK_SIZE, MIN_DATA_SIZE, Origin, RING_PREFIX,
+    RingHeader, SIZE_CLASSES, size_class,
+};
 use super::system;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -53,7 +54,12 @@ static PID: AtomicU32 = AtomicU32::new(0);
 static SEQUENCE: AtomicU32 = AtomicU32::new(0);
 /// Changes whenever a ring is made, so that threads know that what they remember is of another process.
 static GENERATION: AtomicU32 = AtomicU32::new(1);
-static EARLY: AtomicU64 = AtomicU64::new(0);
+/// Samples that were due while another thread made the ring, by size class: the ring's first losses.
+static EARLY: [LostAllocations; SIZE_CLASSES] =
+    [const { LostAllocations { count: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; SIZE_CLASSES];
+
+/// Not zero: the process restricts its system calls (seccomp), and those that the shim makes could end it.
+static CONFINED: AtomicU32 = AtomicU32::new(0);
 
 /// Who may use `PATH` and `BUFFER`.
 static BUFFERS_ARE_USED: AtomicBool = AtomicBool::new(false);
@@ -177,7 +183,14 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
     else {
         return refuse(Refusal::Map);
     };
-    let seed = if control.seed == 0 { system::now_ns() ^ u64::from(system::pid()) << 32 } else { control.seed };
+    if control.seccomp_filters != 0
+        && system::seccomp_filters(BUFFER.pointer(), 4096) >= control.seccomp_filters
+    {
+        // More than stackprof has.
+        CONFINED.store(1, Ordering::Relaxed);
+    }
+    let seed =
+        if control.seed == 0 { system::now_ns() ^ u64::from(system::pid()) << 32 } else { control.seed };
     RANDOM.reseed(seed);
     CONTROL.store(core::ptr::from_ref(control).cast_mut(), Ordering::Relaxed);
     MEAN_BYTES.store(control.mean_bytes, Ordering::Relaxed);
@@ -266,28 +279,32 @@ impl Process {
         self.control.is_stopped.load(Ordering::Relaxed) != 0
     }
 
-    /// The ring, which the first call makes. None: it cannot be made, or another thread is making it.
-    pub fn ring(&self) -> Option<Ring> {
+    /// The ring, which the first call makes. None: it cannot be made, or another thread is making it; then the
+    /// sample of this size is lost.
+    pub fn ring(&self, size: u64) -> Option<Ring> {
         // SAFETY: mapped for good.
         let [state, is_owner] = unsafe { &*RING_STATE.load(Ordering::Relaxed) };
         match state.load(Ordering::Acquire) {
             HAS_RING => return ring(),
             NO_RING => {}
             MAKING_RING => {
-                EARLY.fetch_add(1, Ordering::Relaxed);
+                lose_early(size);
                 return None;
             }
             _ => return None,
         }
+        if is_confined() {
+            return None;
+        }
         if state.compare_exchange(NO_RING, MAKING_RING, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            EARLY.fetch_add(1, Ordering::Relaxed);
+            lose_early(size);
             return None;
         }
         let is_child = is_owner.load(Ordering::Relaxed) == 0;
         let pid = system::pid();
         let next = if !is_child && pid != PID.load(Ordering::Relaxed) {
             // In a child of vfork, which may become another program at any time. The ring is its parent's.
-            EARLY.fetch_add(1, Ordering::Relaxed);
+            lose_early(size);
             NO_RING
         } else {
             match self.make_ring(pid, is_child) {
@@ -355,7 +372,12 @@ impl Process {
                 (*header).parent_has_ring = u32::from(!inherited.is_null());
             }
             system::thread_name(&raw mut (*header).comm);
-            (*header).early.store(EARLY.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            for (early, lost) in EARLY.iter().zip(&(*header).lost_allocations) {
+                let count = early.count.swap(0, Ordering::Relaxed);
+                (*header).early.fetch_add(count, Ordering::Relaxed);
+                lost.count.fetch_add(count, Ordering::Relaxed);
+                lost.bytes.fetch_add(early.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            }
             (*header).magic.store(MAGIC, Ordering::Release);
         }
         PID.store(pid, Ordering::Relaxed);
@@ -381,8 +403,36 @@ fn release_buffers() {
     BUFFERS_ARE_USED.store(false, Ordering::Release);
 }
 
+fn lose_early(size: u64) {
+    let lost = &EARLY[size_class(size)];
+    lost.count.fetch_add(1, Ordering::Relaxed);
+    lost.bytes.fetch_add(size, Ordering::Relaxed);
+}
+
+/// Whether no system call may be made.
+pub fn is_confined() -> bool {
+    CONFINED.load(Ordering::Relaxed) != 0
+}
+
+/// The process is about to restrict its system calls: makes the ring while it can, and no call afterwards.
+#[cfg(not(target_vendor = "apple"))]
+pub extern "C" fn confine() {
+    if let Status::Recording(process) = status()
+        && !is_confined()
+    {
+        let _blocked = system::BlockedSignals::new();
+        // Of no size: if another thread makes it now, nothing is lost.
+        let _ = process.ring(0);
+        system::Thread::current().set_generation(generation());
+    }
+    CONFINED.store(1, Ordering::Relaxed);
+}
+
 /// The process exits: notes the time, and what is mapped now.
 pub fn end() {
+    if is_confined() {
+        return;
+    }
     let Some(ring) = ring() else { return };
     let header = ring.header();
     if let Some(path) = take_buffers() {

@@ -68,9 +68,22 @@ fn look_up() -> bool {
     for (function, (name, of_glibc)) in REAL.iter().zip(names) {
         function.store(find(name, of_glibc), Ordering::Release);
     }
+    REAL_PRCTL.store(find(c"prctl", core::ptr::null()), Ordering::Release);
+    REAL_SYSCALL.store(find(c"syscall", core::ptr::null()), Ordering::Release);
     LOOK_UP.store(DONE, Ordering::Release);
     true
 }
+
+/// Looks the functions up before the program can call `prctl` or `syscall`.
+pub fn load() {
+    look_up();
+}
+
+/// `prctl` of libc, whose callers may restrict their system calls; null until it is looked up.
+pub static REAL_PRCTL: AtomicPtr<()> = AtomicPtr::new(null_mut());
+
+/// `syscall` of libc.
+pub static REAL_SYSCALL: AtomicPtr<()> = AtomicPtr::new(null_mut());
 
 /// Calls one of the allocator's functions with a program's arguments.
 pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {

@@ -124,25 +124,36 @@ fn record(
     address: u64,
     size: u64,
 ) {
-    let (Some(ring), Some(blocks)) = (process.ring(), process::blocks()) else { return };
+    let (Some(ring), Some(blocks)) = (process.ring(size), process::blocks()) else { return };
     refresh(thread);
     let sp = registers[super::entry::SP];
-    let above = thread.stack_top().wrapping_sub(sp);
-    let is_near_top = above <= u64::from(process.stack_size());
-    let wanted = if is_near_top { above as u32 } else { process.stack_size() };
+    let (low, base) = thread.stack();
+    let is_known = (low..base).contains(&sp);
+    let limit = process.stack_size();
+    let wanted = if is_known { (base - sp).min(u64::from(limit)) as u32 } else { limit };
     let Some(room) = ring.reserve_allocation(allocation_length(wanted)) else {
         ring.lose_allocation(size);
         return;
     };
     let (to, _) = room.stack();
-    // SAFETY: the room is for that many bytes; the stack pointer is the caller's.
-    let (copied, is_refused) = unsafe { system::copy_stack(sp, to, wanted as usize) };
+    let (copied, is_refused) = if is_known {
+        // SAFETY: the thread's own stack, above its stack pointer; the room is for that many bytes.
+        unsafe { core::ptr::copy_nonoverlapping(sp as *const u8, to, wanted as usize) };
+        (wanted as usize, false)
+    } else {
+        // SAFETY: the room is for that many bytes; the stack pointer is the caller's.
+        unsafe { system::copy_stack(sp, to, wanted as usize) }
+    };
     let mut flags = 0;
     if is_refused {
         flags |= flag::STACK_REFUSED;
-    } else if copied < wanted as usize || is_near_top {
-        flags |= flag::STACK_END;
-        thread.set_stack_top(sp + copied as u64);
+    } else {
+        if copied < limit as usize {
+            flags |= flag::STACK_END;
+        }
+        if !is_known {
+            thread.add_to_stack(sp, sp + copied as u64);
+        }
     }
     if !blocks.insert(address) {
         flags |= flag::UNTRACKED;

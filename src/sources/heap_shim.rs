@@ -3,16 +3,19 @@
 // Parts of the library that can be tested here.
 #[cfg(test)]
 #[path = "../heap_shim/block_set.rs"]
+#[allow(dead_code, unreachable_pub)]
 mod block_set;
 #[cfg(test)]
 #[path = "../heap_shim/interval.rs"]
+#[allow(dead_code, unreachable_pub)]
 mod interval;
 #[cfg(test)]
 #[path = "../heap_shim/ring.rs"]
+#[allow(dead_code, unreachable_pub)]
 mod ring;
 #[cfg(test)]
 #[path = "../heap_shim/shared_memory.rs"]
-#[allow(dead_code)] // the reader uses the rest
+#[allow(dead_code, unreachable_pub)]
 mod shared_memory;
 
 /// The library, to be written to a file and loaded into a program, or why this build has none.

@@ -4,8 +4,8 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{FILTER_SHIFTS, FILTER_SIZE};
-use super::process::FILTER;
-use super::real::REAL;
+use super::process::{self, FILTER};
+use super::real::{REAL, REAL_PRCTL, REAL_SYSCALL};
 use super::sample;
 use super::shared_memory::{Function, X86_64, x86_64_register};
 use core::arch::{global_asm, naked_asm};
@@ -27,8 +27,8 @@ global_asm!(
     ".globl stackprof_heap_thread",
     ".hidden stackprof_heap_thread",
     ".type stackprof_heap_thread, @object",
-    ".size stackprof_heap_thread, 32",
-    "stackprof_heap_thread: .zero 32",
+    ".size stackprof_heap_thread, 48",
+    "stackprof_heap_thread: .zero 48",
     ".popsection",
 );
 
@@ -182,3 +182,83 @@ free!(free);
 free!(cfree);
 free!(free_sized);
 free!(free_aligned_sized);
+
+/// Calls `process::confine`; all arguments stay.
+///
+/// # Safety
+/// Called by an entry point whose own return address is on the top of the stack.
+#[unsafe(naked)]
+unsafe extern "C" fn confine() {
+    naked_asm!(
+        ".cfi_startproc",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push rcx",
+        "push r8",
+        "push r9",
+        ".cfi_def_cfa_offset 56",
+        "call {confine}",
+        "pop r9",
+        "pop r8",
+        "pop rcx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        ".cfi_def_cfa_offset 8",
+        "ret",
+        ".cfi_endproc",
+        confine = sym process::confine,
+    )
+}
+
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
+// shim is loaded there is nothing to go on to: as if the call were not there.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prctl() {
+    naked_asm!(
+        ".cfi_startproc",
+        // PR_SET_SECCOMP
+        "cmp edi, 22",
+        "jne 2f",
+        "call {confine}",
+        "2: mov r11, qword ptr [rip + {real}]",
+        "test r11, r11",
+        "je 3f",
+        "jmp r11",
+        "3: mov eax, -1",
+        "ret",
+        ".cfi_endproc",
+        confine = sym confine,
+        real = sym REAL_PRCTL,
+    )
+}
+
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
+// shim is loaded there is nothing to go on to: as if the call were not there.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall() {
+    naked_asm!(
+        ".cfi_startproc",
+        // seccomp
+        "cmp edi, 317",
+        "je 1f",
+        // prctl, PR_SET_SECCOMP
+        "cmp edi, 157",
+        "jne 2f",
+        "cmp esi, 22",
+        "jne 2f",
+        "1: call {confine}",
+        "2: mov r11, qword ptr [rip + {real}]",
+        "test r11, r11",
+        "je 3f",
+        "jmp r11",
+        "3: mov eax, -1",
+        "ret",
+        ".cfi_endproc",
+        confine = sym confine,
+        real = sym REAL_SYSCALL,
+    )
+}

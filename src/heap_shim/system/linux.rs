@@ -2,6 +2,7 @@
 //! that replaces functions of libc sees them.
 #![allow(unsafe_code)]
 
+use super::process::is_confined;
 use super::shared_memory::Refusal;
 use core::ptr::null;
 
@@ -160,7 +161,8 @@ struct ThreadWords {
     guard: u64,
     generation: u32,
     tid: u32,
-    stack_top: u64,
+    stack_low: u64,
+    stack_base: u64,
 }
 
 /// The thread-local words of the calling thread.
@@ -217,7 +219,7 @@ impl Thread {
 
     /// Begins a generation: asks for the thread's number.
     pub fn set_generation(self, generation: u32) {
-        let tid = call!(GETTID) as u32;
+        let tid = if is_confined() { 0 } else { call!(GETTID) as u32 };
         // SAFETY: the calling thread's own.
         unsafe {
             (*self.0).generation = generation;
@@ -231,22 +233,52 @@ impl Thread {
         unsafe { (*self.0).tid }
     }
 
-    /// Where memory above the stack was seen to end, or 0: saves room in the ring, proves nothing.
-    pub fn stack_top(self) -> u64 {
+    /// Lowest address and base of the part of the thread's own stack that was read as a whole: it stays mapped as
+    /// long as the thread runs. Zeros: none was.
+    pub fn stack(self) -> (u64, u64) {
         // SAFETY: the calling thread's own.
-        unsafe { (*self.0).stack_top }
+        unsafe { ((*self.0).stack_low, (*self.0).stack_base) }
     }
 
-    /// Sets where memory above the stack ends.
-    pub fn set_stack_top(self, top: u64) {
-        // SAFETY: the calling thread's own.
-        unsafe { (*self.0).stack_top = top }
+    /// Notes that the bytes from `sp` up to `end` were read. They are the thread's own stack if they reach its base,
+    /// or what is known of it: other stacks are not next to it, since a guard page is below each.
+    pub fn add_to_stack(self, sp: u64, end: u64) {
+        let base = self.own_base();
+        let (low, known_base) = self.stack();
+        let is_own = sp < base && base <= end;
+        let is_below = base == known_base && sp < low && low <= end;
+        if is_own || is_below {
+            // SAFETY: the calling thread's own.
+            unsafe {
+                (*self.0).stack_low = sp;
+                (*self.0).stack_base = base;
+            }
+        }
+    }
+
+    /// An address above all frames of the thread's own stack, in the same memory: of the first thread, where the
+    /// program's arguments begin; of others, their control block. 0 where libc does not tell.
+    fn own_base(self) -> u64 {
+        if self.tid() == pid() {
+            let stack_end = weak_symbol!("__libc_stack_end").cast::<u64>();
+            // SAFETY: a variable of glibc's loader of this type.
+            return if stack_end.is_null() { 0 } else { unsafe { *stack_end } };
+        }
+        let pointer: u64;
+        // SAFETY: reads the thread pointer.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::asm!("mov {0}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly));
+            #[cfg(target_arch = "aarch64")]
+            core::arch::asm!("mrs {0}, tpidr_el0", out(reg) pointer, options(nostack, nomem));
+        }
+        pointer
     }
 }
 
 /// Signals are held back while it lives: a handler that leaves by `longjmp` or allocates would meet a record
 /// that is half written. Not those that a fault raises: their handlers run as always.
-pub struct BlockedSignals(u64);
+pub struct BlockedSignals(Option<u64>);
 
 impl BlockedSignals {
     /// Holds signals back.
@@ -255,15 +287,20 @@ impl BlockedSignals {
         const OF_FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30;
         const SIG_BLOCK: usize = 0;
         let (blocked, mut before) = (!OF_FAULTS, 0u64);
+        if is_confined() {
+            return Self(None);
+        }
         call!(RT_SIGPROCMASK, SIG_BLOCK, &raw const blocked, &raw mut before, size_of::<u64>());
-        Self(before)
+        Self(Some(before))
     }
 }
 
 impl Drop for BlockedSignals {
     fn drop(&mut self) {
         const SIG_SETMASK: usize = 2;
-        call!(RT_SIGPROCMASK, SIG_SETMASK, &raw const self.0, null::<u64>(), size_of::<u64>());
+        if let Some(before) = &self.0 {
+            call!(RT_SIGPROCMASK, SIG_SETMASK, &raw const *before, null::<u64>(), size_of::<u64>());
+        }
     }
 }
 
@@ -280,7 +317,8 @@ pub fn now_ns() -> u64 {
         call!(CLOCK_GETTIME, CLOCK_MONOTONIC, &raw mut time);
     } else {
         // SAFETY: the function of that name in libc has this type.
-        let clock_gettime: extern "C" fn(i32, *mut [i64; 2]) -> i32 = unsafe { core::mem::transmute(of_libc) };
+        let clock_gettime: extern "C" fn(i32, *mut [i64; 2]) -> i32 =
+            unsafe { core::mem::transmute(of_libc) };
         clock_gettime(CLOCK_MONOTONIC as i32, &raw mut time);
     }
     time[0] as u64 * 1_000_000_000 + time[1] as u64
@@ -294,9 +332,11 @@ pub fn now_ns() -> u64 {
 pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool) {
     let local = [to as usize, length];
     let remote = [from as usize, length];
-    let copied = call!(PROCESS_VM_READV, pid(), &raw const local, 1, &raw const remote, 1, 0);
-    if copied >= 0 {
-        return (copied as usize, false);
+    if !is_confined() {
+        let copied = call!(PROCESS_VM_READV, pid(), &raw const local, 1, &raw const remote, 1, 0);
+        if copied >= 0 {
+            return (copied as usize, false);
+        }
     }
     let in_page = (PAGE_SIZE - from as usize % PAGE_SIZE).min(length);
     // SAFETY: a page is mapped as a whole, and other threads do not write this one's frames.
@@ -476,8 +516,25 @@ pub fn thread_name(name: *mut [u8; 16]) {
     call!(PRCTL, PR_GET_NAME, name);
 }
 
+/// Number of seccomp filters of the process, as /proc says.
+pub fn seccomp_filters(buffer: *mut u8, buffer_size: usize) -> u64 {
+    let descriptor = open(c"/proc/self/status".as_ptr().cast(), O_RDONLY);
+    if descriptor < 0 {
+        return 0;
+    }
+    let length = call!(READ, descriptor, buffer, buffer_size).max(0) as usize;
+    call!(CLOSE, descriptor);
+    // SAFETY: so many bytes were read into it.
+    let text = unsafe { core::slice::from_raw_parts(buffer, length) };
+    let name = b"Seccomp_filters:\t";
+    let value = text.windows(name.len()).position(|found| found == name).map_or(length, |at| at + name.len());
+    let digits = text.iter().skip(value).take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))
+}
+
 /// At load and at exit.
 extern "C" fn load() {
+    super::real::load();
     let _ = super::process::status();
 }
 
@@ -494,4 +551,3 @@ static LOAD: extern "C" fn() = load;
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static UNLOAD: extern "C" fn() = unload;
-
