@@ -247,7 +247,14 @@ fn control_bytes(options: HeapOptions) -> Vec<u8> {
     let stack_size = if is_frequent { DEFAULT_STACK_SIZE } else { MAX_STACK_SIZE };
     put(offset_of!(Control, stack_size), &stack_size.to_ne_bytes());
     put(offset_of!(Control, seed), &options.seed.to_ne_bytes());
+    put(offset_of!(Control, seccomp_filters), &seccomp_filters().map_or(0, |own| own + 1).to_ne_bytes());
     bytes
+}
+
+/// Filters of system calls that this process has; a program that has more may be ended by a call of the shim.
+fn seccomp_filters() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse().ok()
 }
 
 /// Whether code can be mapped from there: many systems forbid that in /tmp and /dev/shm.
