@@ -239,6 +239,19 @@ for target in "${targets[@]}"; do
         loads_only_libsystem "$other"
     done
 
+    # What dyld puts in the place of the allocator's functions: pairs of addresses. The build script compiles it,
+    # for which Debian's Rust has no standard library of the target.
+    if ((distro == 0)); then
+        shim="$(find "$CARGO_TARGET_DIR/$target" -path '*/out/heap_shim' -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2-)"
+        [[ -n $shim ]] || fail "no heap shim was built for $target"
+        # The first is the library itself.
+        loads="$(llvm-objdump-19 --macho --dylibs-used "$shim" | sed '1,2d;s/^[[:space:]]*//;s/ (.*//')"
+        [[ $loads == /usr/lib/libSystem.B.dylib ]] || fail "$shim loads: ${loads:-nothing}"
+        table="$(llvm-objdump-19 --macho --section-headers "$shim" | sed -n 's/^ *[0-9]* __interpose *0*\([0-9a-f]*\) .*/\1/p')"
+        [[ $table == 70 ]] || fail "$shim has an interposing table of 0x${table:-0} bytes, not of seven functions"
+        printf '%s: the heap shim replaces %s functions\n' "$target" "$((0x$table / 16))"
+    fi
+
     library="$(made "$target" '/libstackprof[^/]*\.rlib$')"
     calls="$(calls_of_xnu "$library")"
     unseen="$(comm -13 <(sort -u <<<"$calls") <(calls_in_text) | paste -sd ' ')"

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 
 use serde::Serialize;
 
-use super::args::heap::Heap;
+use super::args::Heap;
 use super::system;
 use super::text::{bytes, causes, duration, grouped, percent, plural};
 use crate::error::{Error, ErrorKind};
@@ -165,7 +165,6 @@ fn missing(profile: &Profile, values: &HeapValues, losses: &AllocationLosses) ->
     }
     let counted = causes([
         ("untracked, so never called in use", counters.untracked),
-        ("of threads while the process prepared for its first", losses.early),
         ("without a stack", counters.stacks_lost),
     ]);
     if !counted.is_empty() {

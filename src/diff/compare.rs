@@ -83,6 +83,8 @@ pub struct Side {
     pub period_s: Option<f64>,
     /// Length of the recording; `None` if the file has none.
     pub duration_s: Option<f64>,
+    /// Of a heap profile: bytes per sample on average.
+    pub sampled_every: Option<u64>,
 }
 
 impl Side {
@@ -96,7 +98,13 @@ impl Side {
             lost: LossTotals::of(run),
             period_s: run.about.period_ns().map(|ns| ns / 1e9),
             duration_s: run.about.duration_ns.map(|ns| ns as f64 / 1e9),
+            sampled_every: run.about.sampled_every,
         }
+    }
+
+    /// Samples that so many counts are of: of heap profiles counts are bytes.
+    fn samples_of(&self, count: u64) -> f64 {
+        count as f64 / self.sampled_every.unwrap_or(1).max(1) as f64
     }
 
     /// A count of this side as a value to compare.
@@ -148,8 +156,11 @@ impl Comparison {
                 return Err(Incomparable::NoSamples { source: run.source.clone(), waiting });
             }
         }
-        if base.about.unit != new.about.unit {
-            let of = |run: &Run| (run.source.clone(), run.about.unit.clone());
+        let kinds = (&base.about.value_type, &new.about.value_type);
+        let differ = matches!(kinds, (Some(base), Some(new)) if base != new);
+        if base.about.unit != new.about.unit || differ {
+            let kind = |run: &Run| run.about.value_type.clone().filter(|_| differ);
+            let of = |run: &Run| (run.source.clone(), kind(run).unwrap_or_else(|| run.about.unit.clone()));
             return Err(Incomparable::Units { base: of(base), new: of(new) });
         }
         let unit = base.about.unit.clone();
@@ -196,7 +207,10 @@ impl Comparison {
     /// profiles do not show how runs differ beyond that.
     #[must_use]
     pub fn is_counting_noise(&self, pair: Pair) -> bool {
-        let (base, new) = (pair.base as f64, pair.new as f64);
+        if [&self.base, &self.new].iter().all(|side| side.sampled_every == Some(1)) {
+            return false;
+        }
+        let (base, new) = (self.base.samples_of(pair.base), self.new.samples_of(pair.new));
         let factor = self.base_factor();
         (new - base * factor).abs() < COUNTING_ERRORS * (base * factor * factor + new).sqrt()
     }
@@ -257,6 +271,9 @@ fn measure(
             return Err(Incomparable::RateUnknown(without.source.clone()));
         }
         (Wish::Auto, (Some(_), Some(_))) => {}
+        (Wish::Auto, (None, None)) if base.sampled_every.and(new.sampled_every).is_some() => {
+            return Ok((Measure::Samples, "both are heap profiles"));
+        }
         (Wish::Auto, _) => return Ok((Measure::Share, "the files have no duration")),
     }
     if base.lost.apart(&new.lost) > LOST_MAX {
@@ -366,5 +383,29 @@ mod tests {
         stacks.add("b", &saved(About::default(), "work", &[]), None).expect("fits");
         let why = Comparison::of(&stacks, Wish::Auto).expect_err("empty");
         assert_eq!(why.to_string(), "b has no samples; record for longer");
+    }
+
+    #[test]
+    fn heap_profiles_are_compared_by_bytes_whose_noise_is_that_of_samples() {
+        let heap = |every, kind: &str| About {
+            unit: "bytes".into(),
+            value_type: Some(kind.into()),
+            sampled_every: Some(every),
+            ..About::default()
+        };
+        let compared = |every| {
+            let of = || heap(every, "inuse_space");
+            compare(of(), of(), Wish::Auto).expect("alike")
+        };
+        let coarse = compared(10);
+        assert_eq!(
+            (coarse.measure, coarse.why, &*coarse.unit),
+            (Measure::Samples, "both are heap profiles", "bytes")
+        );
+        // Six samples and ten.
+        assert!(coarse.is_counting_noise(Pair { base: 60, new: 100 }));
+        assert!(!compared(1).is_counting_noise(Pair { base: 60, new: 61 }));
+        let why = compare(heap(1, "inuse_space"), heap(1, "alloc_space"), Wish::Auto).expect_err("refused");
+        assert!(why.to_string().contains("inuse_space") && why.to_string().contains("alloc_space"), "{why}");
     }
 }

@@ -110,6 +110,9 @@ pub struct Control {
     pub programs: AtomicU64,
     /// Number of processes that took a sample and could not make a ring, by [`Refusal`].
     pub refusals: [AtomicU64; 8],
+    /// Number of seccomp filters of stackprof itself (`Seccomp_filters` in /proc/self/status), plus 1. A program that
+    /// starts with more is not recorded: the shim's system calls could end it. 0: not compared.
+    pub seccomp_filters: u64,
 }
 
 /// Why a process has no ring: the index into `Control::refusals`.
@@ -193,7 +196,7 @@ pub struct RingHeader {
     pub read_padding: [u64; 15],
     /// Number of frees of sampled blocks that did not fit: those blocks are not live, though no record says so.
     pub lost_frees: AtomicU64,
-    /// Number of samples that threads did not take while another thread made the ring.
+    /// How many of the lost allocations were lost while another thread made the ring.
     pub early: AtomicU64,
     /// CLOCK_MONOTONIC when the shim's destructor ran; 0 before, and if the process ended without.
     /// Records may follow: exit handlers allocate.
@@ -247,10 +250,10 @@ pub const COMMITTED: u8 = 2;
 pub mod flag {
     /// The set of sampled blocks had no slot: the free of this block will have no record.
     pub const UNTRACKED: u8 = 1;
-    /// The stack bytes end before `Control::stack_size` because the system refused to copy more
-    /// (`process_vm_readv`), not because mapped memory ends.
+    /// The stack bytes end before `Control::stack_size`, and there may be more: the system refused to copy
+    /// (Linux), or copies all or nothing (macOS).
     pub const STACK_REFUSED: u8 = 2;
-    /// Memory ends where the stack bytes end.
+    /// The stack ends where its bytes end: at its base, or where memory ends.
     pub const STACK_END: u8 = 4;
 }
 

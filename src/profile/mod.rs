@@ -13,6 +13,7 @@ pub mod from_recording;
 mod full;
 mod lifetimes;
 mod merge;
+mod of_type;
 mod remap;
 mod root_names;
 pub mod saved;

@@ -139,7 +139,7 @@ pub struct AllocationLosses {
     pub allocations: Vec<(u64, u64)>,
     /// Frees that did not fit: memory that is called in use, and is not.
     pub frees: u64,
-    /// Samples that threads did not take while their process prepared for the first one.
+    /// How many of the lost allocations threads lost while their process prepared for its first record.
     pub early: u64,
     /// Records that were not understood.
     pub malformed: u64,

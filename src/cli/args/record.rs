@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::heap::Heap;
+use super::heap_request::Heap;
 use super::output::{Destination, Output, check_distinct, outputs};
 use super::source::{Source, unwind};
 use super::values::{Naming, Verbosity, bad, colors, min_width_percent, number, percent, verbosity};

@@ -2,8 +2,7 @@
 
 use std::ffi::OsStr;
 
-use crate::cli::args::heap::Heap;
-use crate::cli::args::{Destination, Output, Verbosity};
+use crate::cli::args::{Destination, Heap, Output, Verbosity};
 use crate::cli::file::OutputFiles;
 use crate::cli::stats::{self, CommandState, RunFigures};
 use crate::cli::{hints, messages, outputs, summary, system, text, timeline_detail};

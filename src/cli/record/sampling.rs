@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::binary::Files;
-use crate::cli::args::heap::Heap;
+use crate::cli::args::Heap;
 use crate::cli::args::{LaunchOptions, Source, Verbosity};
 use crate::cli::progress::Progress;
 use crate::cli::stats::CommandState;

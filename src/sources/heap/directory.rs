@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 use super::HeapOptions;
 use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DEFAULT_DATA_SIZE, DEFAULT_SET_SLOTS, DEFAULT_STACK_SIZE, MAGIC,
-    MAPS_PREFIX, RING_PREFIX, Refusal, SHIM_NAME,
+    MAPS_PREFIX, MAX_STACK_SIZE, RING_PREFIX, Refusal, SHIM_NAME,
 };
 
 /// The names of directories begin with it.
@@ -28,7 +28,7 @@ const NEW_FOR: Duration = Duration::from_secs(60);
 /// Names that are tried.
 const TRIES: u32 = 100;
 
-/// Below this many bytes per sample rings are larger: more is written than is read at leisure.
+/// Below this many bytes per sample rings are larger, and stacks shorter: more is written than is read at leisure.
 const FREQUENT_BYTES: u64 = 16 << 10;
 const FREQUENT_DATA_SIZE: u64 = 64 << 20;
 const FREQUENT_SET_SLOTS: u64 = 1 << 24;
@@ -243,9 +243,18 @@ fn control_bytes(options: HeapOptions) -> Vec<u8> {
     put(offset_of!(Control, mean_bytes), &options.every_bytes.to_ne_bytes());
     put(offset_of!(Control, data_size), &data_size.to_ne_bytes());
     put(offset_of!(Control, set_slots), &set_slots.to_ne_bytes());
-    put(offset_of!(Control, stack_size), &DEFAULT_STACK_SIZE.to_ne_bytes());
+    // Programs with frames of 16 KiB are not rare: SQLite's shell has one in `main`.
+    let stack_size = if is_frequent { DEFAULT_STACK_SIZE } else { MAX_STACK_SIZE };
+    put(offset_of!(Control, stack_size), &stack_size.to_ne_bytes());
     put(offset_of!(Control, seed), &options.seed.to_ne_bytes());
+    put(offset_of!(Control, seccomp_filters), &seccomp_filters().map_or(0, |own| own + 1).to_ne_bytes());
     bytes
+}
+
+/// Filters of system calls that this process has; a program that has more may be ended by a call of the shim.
+fn seccomp_filters() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse().ok()
 }
 
 /// Whether code can be mapped from there: many systems forbid that in /tmp and /dev/shm.

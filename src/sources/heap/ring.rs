@@ -242,7 +242,7 @@ impl Ring {
         word_at(&self.file, offset_of!(RingHeader, lost_frees)).unwrap_or(0)
     }
 
-    /// Samples that threads did not take while another one made the ring.
+    /// How many of the lost allocations threads lost while another one made the ring.
     #[must_use]
     pub fn early(&self) -> u64 {
         word_at(&self.file, offset_of!(RingHeader, early)).unwrap_or(0)

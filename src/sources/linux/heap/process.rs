@@ -1,8 +1,10 @@
 //! One process whose allocations are recorded: its images, from /proc while it runs the program of its ring, else from
 //! the copies that the shim made.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use libc::pid_t;
@@ -111,16 +113,25 @@ impl HeapProcess {
         let Some(ring) = &self.ring else { return false };
         let [begin, end] = &ring.maps;
         let mut read = |path: &PathBuf| {
-            let is_short = fs::symlink_metadata(path)
-                .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAPS_BYTES_MAX);
-            let text = is_short.then(|| fs::read(path).ok()).flatten().filter(|text| !text.is_empty());
-            text.is_some_and(|text| {
+            read_copy(path).is_ok_and(|text| {
                 self.maps.take_copy(self.pid, text, out);
                 !out.is_empty()
             })
         };
         read(end) || (self.list.is_empty() && read(begin))
     }
+}
+
+/// Reads what the shim copied. The process can put anything in its place: nothing is waited for.
+fn read_copy(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC;
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut text = Vec::new();
+    file.take(MAPS_BYTES_MAX).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 impl Observed for HeapProcess {

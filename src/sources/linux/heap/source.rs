@@ -25,8 +25,10 @@ use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId, si
 
 /// Between two readings of the rings, nanoseconds: a ring of the usual size holds what is allocated in ten times that.
 const BATCH_NS: u64 = 50_000_000;
-/// While much is written.
-const BUSY_BATCH_NS: u64 = 1_000_000;
+/// The shortest, while much is written.
+const BATCH_MIN_NS: u64 = 1_000_000;
+/// A ring is read again when so much of it is filled, at the rate of the batch before.
+const RING_SHARE: u64 = 8;
 /// At the beginning, while a program loads its libraries and starts others.
 const FIRST_BATCHES_NS: u64 = 10_000_000;
 const BEGINNING_NS: u64 = 500_000_000;
@@ -34,10 +36,10 @@ const BEGINNING_NS: u64 = 500_000_000;
 const LIST_NS: u64 = 10_000_000;
 /// Bytes of a ring that one batch takes.
 const BATCH_BYTES_MAX: u64 = 8 << 20;
-/// More than this in one batch is much.
-const BUSY_BYTES: u64 = 256 << 10;
 /// Images are read at once where that was not done for so long.
 const IMAGES_NS: u64 = 10_000_000;
+/// Processes at one time: anybody who can write to the directory can make files.
+const PROCESSES_MAX: usize = 1 << 16;
 /// Threads of a program that are told apart: a process can write any number.
 const THREADS_MAX: usize = 1 << 16;
 /// Captures that are kept for later ones.
@@ -83,7 +85,9 @@ pub(crate) struct HeapSource {
     /// The monotonic clock at the engine's 0.
     origin_ns: u64,
     listed_ns: u64,
-    is_busy: bool,
+    /// When rings were read last, and how long until they are again.
+    read_ns: u64,
+    batch_ns: u64,
     ended: bool,
     finished: bool,
     exit_status: Option<ExitStatus>,
@@ -114,7 +118,8 @@ impl HeapSource {
             clock,
             began_ns,
             listed_ns: 0,
-            is_busy: false,
+            read_ns: began_ns,
+            batch_ns: BATCH_NS,
             ended: false,
             finished: false,
             exit_status: None,
@@ -138,28 +143,25 @@ impl HeapSource {
 
     fn wait(&self, until_ns: u64) {
         let now_ns = self.clock.now_ns();
-        let batch_ns = match () {
-            () if self.is_busy => BUSY_BATCH_NS,
-            () if now_ns < self.began_ns + BEGINNING_NS => FIRST_BATCHES_NS,
-            () => BATCH_NS,
-        };
+        let is_new = now_ns < self.began_ns + BEGINNING_NS;
+        let batch_ns = self.batch_ns.min(if is_new { FIRST_BATCHES_NS } else { BATCH_NS });
         std::thread::sleep(Duration::from_nanos(batch_ns.min(until_ns.saturating_sub(now_ns))));
     }
 
     /// Looks for new rings.
     fn list(&mut self) {
         for (pid, sequence, path) in self.directory.rings() {
-            let main = self.main();
             let Ok(number) = pid_t::try_from(pid) else { continue };
-            let new =
-                (!self.processes.contains_key(&pid)).then(|| Recorded::new(main.process.new_for(number)));
-            let recorded = match new {
-                Some(new) => self.processes.entry(pid).or_insert(new),
-                None => match self.processes.get_mut(&pid) {
-                    Some(known) => known,
-                    None => continue,
-                },
-            };
+            if !self.processes.contains_key(&pid) {
+                if self.processes.len() >= PROCESSES_MAX {
+                    self.directory.remove_ring(pid, sequence);
+                    self.losses.malformed += 1;
+                    continue;
+                }
+                let new = Recorded::new(self.main().process.new_for(number));
+                self.processes.insert(pid, new);
+            }
+            let Some(recorded) = self.processes.get_mut(&pid) else { continue };
             if recorded.sequence.is_none_or(|current| sequence > current) {
                 recorded.next.entry(sequence).or_insert(path);
             }
@@ -174,14 +176,20 @@ impl HeapSource {
             self.listed_ns = now_ns;
             self.list();
         }
-        let (mut taken, mut is_more) = (0, false);
+        let passed_ns = now_ns.saturating_sub(self.read_ns);
+        self.read_ns = now_ns;
+        let (mut fastest_ns, mut is_more) = (u64::MAX, false);
         let pids: Vec<u32> = self.processes.keys().copied().collect();
         for pid in pids {
             let read = self.read_process(pid, into).unwrap_or_default();
-            taken += read.bytes;
+            // Until so much is filled as is read again.
+            let fills_ns = (passed_ns.saturating_mul(read.ring_bytes / RING_SHARE)).checked_div(read.bytes);
+            fastest_ns = fastest_ns.min(fills_ns.unwrap_or(u64::MAX));
             is_more |= read.is_more;
         }
-        self.is_busy = taken > BUSY_BYTES;
+        // Slower again step by step: what is allocated in bursts comes again.
+        let slower_ns = self.batch_ns.saturating_mul(2).min(BATCH_NS);
+        self.batch_ns = fastest_ns.min(slower_ns).max(BATCH_MIN_NS);
         is_more
     }
 
@@ -224,6 +232,7 @@ impl HeapSource {
             into.extend(event.map(|event| recorded.process_event(pid, event)));
         }
         let ring = recorded.ring.as_mut()?;
+        let ring_bytes = ring.header().data_size;
         let mut read = ring.take(false, BATCH_BYTES_MAX, &mut self.records);
         let is_silent = matches!(&read, Ok(progress) if progress.bytes == 0);
         let ended = is_silent
@@ -259,7 +268,8 @@ impl HeapSource {
                 into.push(recorded.process_event(pid, SourceEvent::ProcessEnded { exited_ns: None }));
             }
         }
-        Some(RingRead { bytes: progress.bytes, is_more: is_more || (is_draining && progress.bytes > 0) })
+        let is_more = is_more || (is_draining && progress.bytes > 0);
+        Some(RingRead { bytes: progress.bytes, ring_bytes, is_more })
     }
 }
 
@@ -267,6 +277,8 @@ impl HeapSource {
 #[derive(Clone, Copy, Debug, Default)]
 struct RingRead {
     bytes: u64,
+    /// As much as the ring can hold.
+    ring_bytes: u64,
     /// More can be read at once.
     is_more: bool,
 }

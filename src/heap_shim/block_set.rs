@@ -1,0 +1,224 @@
+//! The set of sampled blocks, and the filter in front of it: tells the free of a sampled block from all others.
+//! Lock-free: a thread that stops anywhere holds up no other.
+//!
+//! The filter has a counter for each hash of an address: 0 means "not in the set", and is all that most frees
+//! read. The set is a table with linear probing; its memory is given by the caller and never moves.
+
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+
+/// Number of the filter's counters: 32 KiB, which stay in the processor's cache.
+pub const FILTER_SIZE: usize = 1 << FILTER_BITS;
+
+const FILTER_BITS: u32 = 15;
+
+/// How far `filter_index` shifts an address: by the second where the filter's bits end. Neighbouring blocks
+/// have neighbouring counters, so that a program that works in few places reads few cache lines.
+pub const FILTER_SHIFTS: (u32, u32) = (4, 4 + FILTER_BITS);
+
+/// A slot that was in use: a look-up goes on, an insertion may take it.
+const DELETED: u64 = 1;
+
+/// How many slots a look-up reads. At half of the slots in use, hardly any insertion finds none.
+const MAX_PROBES: usize = 64;
+
+/// The counter of an address. The entry points compute the same in assembly.
+pub const fn filter_index(address: u64) -> usize {
+    (address >> FILTER_SHIFTS.0 ^ address >> FILTER_SHIFTS.1) as usize & (FILTER_SIZE - 1)
+}
+
+/// Addresses of sampled blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockSet<'a> {
+    slots: &'a [AtomicU64],
+    filter: &'a [AtomicU8; FILTER_SIZE],
+}
+
+impl<'a> BlockSet<'a> {
+    /// A set in this memory, which is zero at first. The number of slots is a power of two.
+    pub fn new(slots: &'a [AtomicU64], filter: &'a [AtomicU8; FILTER_SIZE]) -> Self {
+        Self { slots, filter }
+    }
+
+    /// Adds an address, and says whether it is in the set now: there may be no slot for it.
+    pub fn insert(&self, address: u64) -> bool {
+        if self.find(address).is_some() {
+            return true;
+        }
+        self.add_to_filter(address);
+        for slot in self.probes(address) {
+            let mut found = slot.load(Relaxed);
+            while found <= DELETED {
+                match slot.compare_exchange_weak(found, address, Relaxed, Relaxed) {
+                    Ok(_) => return true,
+                    Err(now) => found = now,
+                }
+            }
+        }
+        self.take_from_filter(address);
+        false
+    }
+
+    /// Whether an address is in the set.
+    pub fn contains(&self, address: u64) -> bool {
+        self.find(address).is_some()
+    }
+
+    /// Takes an address out, and says whether it was there.
+    pub fn remove(&self, address: u64) -> bool {
+        let Some(slot) = self.find(address) else { return false };
+        // Of two threads that free one block, which is a fault of the program, one has removed it.
+        let is_removed = slot.compare_exchange(address, DELETED, Relaxed, Relaxed).is_ok();
+        if is_removed {
+            self.take_from_filter(address);
+        }
+        is_removed
+    }
+
+    fn find(&self, address: u64) -> Option<&'a AtomicU64> {
+        if address <= DELETED || self.counter(address).load(Relaxed) == 0 {
+            return None;
+        }
+        self.probes(address)
+            .map(|slot| (slot, slot.load(Relaxed)))
+            .take_while(|(_, found)| *found != 0)
+            .find(|(_, found)| *found == address)
+            .map(|(slot, _)| slot)
+    }
+
+    fn probes(&self, address: u64) -> impl Iterator<Item = &'a AtomicU64> + use<'a> {
+        let slots = self.slots;
+        let mask = slots.len().wrapping_sub(1);
+        let first = ((address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        (0..MAX_PROBES.min(slots.len())).filter_map(move |step| slots.get(first.wrapping_add(step) & mask))
+    }
+
+    fn counter(&self, address: u64) -> &AtomicU8 {
+        // In bounds: the index has FILTER_BITS bits.
+        &self.filter[filter_index(address)]
+    }
+
+    fn add_to_filter(&self, address: u64) {
+        let _ = self.counter(address).fetch_update(Relaxed, Relaxed, |count| count.checked_add(1));
+    }
+
+    /// A counter that reached its end no longer knows how many there are, and stays.
+    fn take_from_filter(&self, address: u64) {
+        let _ = self.counter(address).fetch_update(Relaxed, Relaxed, |count| {
+            if count == u8::MAX { None } else { count.checked_sub(1) }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::boxed::Box;
+    use std::collections::HashSet;
+    use std::vec::Vec;
+
+    fn memory(slots: usize) -> (Vec<AtomicU64>, Box<[AtomicU8; FILTER_SIZE]>) {
+        let filter: Vec<AtomicU8> = (0..FILTER_SIZE).map(|_| AtomicU8::new(0)).collect();
+        ((0..slots).map(|_| AtomicU64::new(0)).collect(), filter.try_into().expect("as many"))
+    }
+
+    /// Numbers that repeat.
+    fn numbers(mut seed: u64) -> impl FnMut() -> u64 {
+        move || {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            seed >> 20
+        }
+    }
+
+    #[test]
+    fn holds_what_was_inserted_and_not_removed() {
+        let (slots, filter) = memory(1 << 12);
+        let set = BlockSet::new(&slots, &filter);
+        let mut truth = HashSet::new();
+        let mut next = numbers(5);
+        for _ in 0..200_000 {
+            let address = (next() % 3000) * 16 + 0x7f00_0000_0000;
+            if next().is_multiple_of(2) {
+                // Up to 3000 of 4096 slots: a few find no place.
+                if set.insert(address) {
+                    truth.insert(address);
+                }
+            } else {
+                assert_eq!(set.remove(address), truth.remove(&address), "{address:#x}");
+            }
+        }
+        for step in 0..3000 {
+            let address = step * 16 + 0x7f00_0000_0000;
+            assert_eq!(set.contains(address), truth.contains(&address));
+        }
+        for address in truth {
+            assert!(set.remove(address));
+        }
+        assert!(filter.iter().all(|count| matches!(count.load(Relaxed), 0 | u8::MAX)));
+    }
+
+    #[test]
+    fn a_full_set_refuses_and_keeps_what_it_has() {
+        let (slots, filter) = memory(64);
+        let set = BlockSet::new(&slots, &filter);
+        let inserted: Vec<u64> = (1..=100).map(|n| n * 32).filter(|address| set.insert(*address)).collect();
+        assert_eq!(inserted.len(), 64);
+        assert!(inserted.iter().all(|address| set.contains(*address)));
+        assert!(set.remove(inserted[0]) && set.insert(5_000_000 * 16));
+        assert!(!set.insert(6_000_000 * 16) && !set.contains(6_000_000 * 16));
+    }
+
+    #[test]
+    fn half_full_it_has_a_place_for_each() {
+        let (slots, filter) = memory(1 << 16);
+        let set = BlockSet::new(&slots, &filter);
+        let mut next = numbers(9);
+        assert!((0..1 << 15).all(|_| set.insert((next() << 4) | 0x10)));
+    }
+
+    #[test]
+    fn a_counter_at_its_end_stays() {
+        let (slots, filter) = memory(1 << 12);
+        let set = BlockSet::new(&slots, &filter);
+        // Both shifts give the same bits, so that all have one counter, which ends at 255.
+        let addresses: Vec<u64> = (1..=400u64).map(|n| n << FILTER_SHIFTS.1 | n << FILTER_SHIFTS.0).collect();
+        assert!(addresses.iter().all(|address| filter_index(*address) == 0));
+        assert!(addresses.iter().all(|address| set.insert(*address)));
+        assert!(addresses.iter().all(|address| set.contains(*address)));
+        assert!(addresses.iter().all(|address| set.remove(*address)));
+        assert_eq!(filter[0].load(Relaxed), u8::MAX);
+    }
+
+    #[test]
+    fn null_is_never_in_it() {
+        let (slots, filter) = memory(64);
+        filter.iter().for_each(|count| count.store(u8::MAX, Relaxed));
+        let set = BlockSet::new(&slots, &filter);
+        assert!(!set.contains(0) && !set.remove(0) && !set.remove(1));
+    }
+
+    #[test]
+    fn threads_do_not_disturb_each_other() {
+        let (slots, filter) = memory(1 << 14);
+        let set = BlockSet::new(&slots, &filter);
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                scope.spawn(move || {
+                    let mut next = numbers(thread);
+                    let mut own = HashSet::new();
+                    for _ in 0..50_000 {
+                        // Addresses of one thread are those with its number below the alignment's bits.
+                        let address = (next() % 500 * 4 + thread) * 16 + 0x5500_0000_0000;
+                        if next().is_multiple_of(2) {
+                            assert!(set.insert(address));
+                            own.insert(address);
+                        } else {
+                            assert_eq!(set.remove(address), own.remove(&address));
+                        }
+                    }
+                    assert!(own.iter().all(|address| set.remove(*address)));
+                });
+            }
+        });
+        assert!(filter.iter().all(|count| count.load(Relaxed) == 0));
+    }
+}

@@ -1,0 +1,287 @@
+//! The functions that programs call instead of the allocator's, on aarch64 with ELF. Each call subtracts its size
+//! from the thread's counter, and jumps to the allocator while more is left. Argument registers, x30 and the stack
+//! stay as they are, so that the allocator sees the program as its caller.
+#![allow(unsafe_code)]
+
+use super::block_set::{FILTER_SHIFTS, FILTER_SIZE};
+use super::process::{self, FILTER};
+use super::real::{REAL, REAL_PRCTL, REAL_SYSCALL};
+use super::sample;
+use super::shared_memory::{AARCH64, Function, aarch64_register};
+use core::arch::{global_asm, naked_asm};
+
+/// What the ring says of these registers.
+pub const PROCESSOR: u32 = AARCH64;
+
+/// Number of registers that an entry point stores.
+pub const REGISTER_COUNT: usize = aarch64_register::PC + 1;
+
+/// Which of them is the stack pointer.
+pub const SP: usize = aarch64_register::SP;
+
+// `system::ThreadWords` of each thread. Initial-exec: a library that is loaded with the program has room in the
+// static TLS block, and no call is needed to find it.
+global_asm!(
+    ".pushsection .tbss, \"awT\", @nobits",
+    ".p2align 4",
+    ".globl stackprof_heap_thread",
+    ".hidden stackprof_heap_thread",
+    ".type stackprof_heap_thread, @object",
+    ".size stackprof_heap_thread, 48",
+    "stackprof_heap_thread: .zero 48",
+    ".popsection",
+);
+
+/// Stores the caller's registers and calls `sample::allocate` with three arguments, these and the number in w16.
+///
+/// # Safety
+/// Jumped to by an entry point, so that x30 is the return address of its caller.
+#[unsafe(naked)]
+unsafe extern "C" fn allocate_slowly() {
+    naked_asm!(
+        ".cfi_startproc",
+        "sub sp, sp, #144",
+        ".cfi_def_cfa_offset 144",
+        "stp x29, x30, [sp, #128]",
+        ".cfi_offset w29, -16",
+        ".cfi_offset w30, -8",
+        "stp x19, x20, [sp]",
+        "stp x21, x22, [sp, #16]",
+        "stp x23, x24, [sp, #32]",
+        "stp x25, x26, [sp, #48]",
+        "stp x27, x28, [sp, #64]",
+        "stp x29, x30, [sp, #80]",
+        // The stack pointer after the return, and the return address.
+        "add x9, sp, #144",
+        "stp x9, x30, [sp, #96]",
+        "add x29, sp, #128",
+        "mov x3, sp",
+        "mov w4, w16",
+        "bl {allocate}",
+        "ldp x29, x30, [sp, #128]",
+        "add sp, sp, #144",
+        ".cfi_def_cfa_offset 0",
+        ".cfi_restore w29",
+        ".cfi_restore w30",
+        "ret",
+        ".cfi_endproc",
+        allocate = sym sample::allocate,
+    )
+}
+
+/// A function of this name and number: its size, computed into x9.
+macro_rules! allocation {
+    ($name:ident, $function:ident, $($size:literal),+) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                $($size,)+
+                "mrs x10, tpidr_el0",
+                "adrp x11, :gottprel:stackprof_heap_thread",
+                "ldr x11, [x11, :gottprel_lo12:stackprof_heap_thread]",
+                "ldr x12, [x10, x11]",
+                "subs x12, x12, x9",
+                "str x12, [x10, x11]",
+                // The size is at least what was left.
+                "b.ls 2f",
+                "adrp x16, {real} + 8 * {function}",
+                "ldr x16, [x16, :lo12:{real} + 8 * {function}]",
+                "br x16",
+                "2: mov w16, #{function}",
+                "b {slow}",
+                ".cfi_endproc",
+                real = sym REAL,
+                function = const Function::$function as usize,
+                slow = sym allocate_slowly,
+            )
+        }
+    };
+}
+
+/// A function that may free the block in x0: asks the filter, too.
+macro_rules! reallocation {
+    ($name:ident, $function:ident, $($size:literal),+) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                $($size,)+
+                "mrs x10, tpidr_el0",
+                "adrp x11, :gottprel:stackprof_heap_thread",
+                "ldr x11, [x11, :gottprel_lo12:stackprof_heap_thread]",
+                "ldr x12, [x10, x11]",
+                "subs x12, x12, x9",
+                "str x12, [x10, x11]",
+                "b.ls 2f",
+                "lsr x13, x0, #{first}",
+                "eor x13, x13, x0, lsr #{second}",
+                "and x13, x13, #{mask}",
+                "adrp x14, {filter}",
+                "add x14, x14, :lo12:{filter}",
+                "ldrb w13, [x14, x13]",
+                "cbnz w13, 2f",
+                "adrp x16, {real} + 8 * {function}",
+                "ldr x16, [x16, :lo12:{real} + 8 * {function}]",
+                "br x16",
+                "2: mov w16, #{function}",
+                "b {slow}",
+                ".cfi_endproc",
+                real = sym REAL,
+                filter = sym FILTER,
+                first = const FILTER_SHIFTS.0,
+                second = const FILTER_SHIFTS.1,
+                mask = const FILTER_SIZE - 1,
+                function = const Function::$function as usize,
+                slow = sym allocate_slowly,
+            )
+        }
+    };
+}
+
+/// A function that frees the block in x0.
+macro_rules! free {
+    ($name:ident) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "lsr x13, x0, #{first}",
+                "eor x13, x13, x0, lsr #{second}",
+                "and x13, x13, #{mask}",
+                "adrp x14, {filter}",
+                "add x14, x14, :lo12:{filter}",
+                "ldrb w13, [x14, x13]",
+                "cbnz w13, 2f",
+                "adrp x16, {real}",
+                "ldr x16, [x16, :lo12:{real}]",
+                "br x16",
+                "2: b {slow}",
+                ".cfi_endproc",
+                real = sym REAL,
+                filter = sym FILTER,
+                first = const FILTER_SHIFTS.0,
+                second = const FILTER_SHIFTS.1,
+                mask = const FILTER_SIZE - 1,
+                slow = sym sample::free,
+            )
+        }
+    };
+}
+
+allocation!(malloc, Malloc, "mov x9, x0");
+// A product that overflows counts as the largest size.
+allocation!(calloc, Calloc, "mul x9, x0, x1", "umulh x10, x0, x1", "cmp x10, #0", "csinv x9, x9, xzr, eq");
+reallocation!(realloc, Realloc, "mov x9, x1");
+reallocation!(
+    reallocarray,
+    Reallocarray,
+    "mul x9, x1, x2",
+    "umulh x10, x1, x2",
+    "cmp x10, #0",
+    "csinv x9, x9, xzr, eq"
+);
+allocation!(posix_memalign, PosixMemalign, "mov x9, x2");
+allocation!(aligned_alloc, AlignedAlloc, "mov x9, x1");
+allocation!(memalign, Memalign, "mov x9, x1");
+allocation!(valloc, Valloc, "mov x9, x0");
+allocation!(pvalloc, Pvalloc, "mov x9, x0");
+free!(free);
+free!(cfree);
+free!(free_sized);
+free!(free_aligned_sized);
+
+/// Calls `process::confine`; all arguments stay. Its own return address is in x17.
+///
+/// # Safety
+/// Called by an entry point.
+#[unsafe(naked)]
+unsafe extern "C" fn confine() {
+    naked_asm!(
+        ".cfi_startproc",
+        "sub sp, sp, #96",
+        ".cfi_def_cfa_offset 96",
+        "stp x29, x30, [sp, #80]",
+        ".cfi_offset w29, -16",
+        ".cfi_offset w30, -8",
+        "stp x0, x1, [sp]",
+        "stp x2, x3, [sp, #16]",
+        "stp x4, x5, [sp, #32]",
+        "stp x6, x7, [sp, #48]",
+        "str x17, [sp, #64]",
+        "add x29, sp, #80",
+        "bl {confine}",
+        "ldr x17, [sp, #64]",
+        "ldp x6, x7, [sp, #48]",
+        "ldp x4, x5, [sp, #32]",
+        "ldp x2, x3, [sp, #16]",
+        "ldp x0, x1, [sp]",
+        "ldp x29, x30, [sp, #80]",
+        "add sp, sp, #96",
+        ".cfi_def_cfa_offset 0",
+        ".cfi_restore w29",
+        ".cfi_restore w30",
+        "br x17",
+        ".cfi_endproc",
+        confine = sym process::confine,
+    )
+}
+
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
+// shim is loaded there is nothing to go on to: as if the call were not there.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prctl() {
+    naked_asm!(
+        ".cfi_startproc",
+        // PR_SET_SECCOMP
+        "cmp w0, #22",
+        "b.ne 2f",
+        "adr x17, 2f",
+        "b {confine}",
+        "2: adrp x16, {real}",
+        "ldr x16, [x16, :lo12:{real}]",
+        "cbz x16, 3f",
+        "br x16",
+        "3: mov w0, #-1",
+        "ret",
+        ".cfi_endproc",
+        confine = sym confine,
+        real = sym REAL_PRCTL,
+    )
+}
+
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
+// shim is loaded there is nothing to go on to: as if the call were not there.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall() {
+    naked_asm!(
+        ".cfi_startproc",
+        // seccomp
+        "cmp w0, #277",
+        "b.eq 1f",
+        // prctl, PR_SET_SECCOMP
+        "cmp w0, #167",
+        "b.ne 2f",
+        "cmp w1, #22",
+        "b.ne 2f",
+        "1: adr x17, 2f",
+        "b {confine}",
+        "2: adrp x16, {real}",
+        "ldr x16, [x16, :lo12:{real}]",
+        "cbz x16, 3f",
+        "br x16",
+        "3: mov x0, #-1",
+        "ret",
+        ".cfi_endproc",
+        confine = sym confine,
+        real = sym REAL_SYSCALL,
+    )
+}

@@ -1,0 +1,264 @@
+//! The functions that programs call instead of the allocator's, on x86_64 with ELF. Each call subtracts its size
+//! from the thread's counter, and jumps to the allocator while more is left. Argument registers and the stack
+//! stay as they are, so that the allocator sees the program as its caller.
+#![allow(unsafe_code)]
+
+use super::block_set::{FILTER_SHIFTS, FILTER_SIZE};
+use super::process::{self, FILTER};
+use super::real::{REAL, REAL_PRCTL, REAL_SYSCALL};
+use super::sample;
+use super::shared_memory::{Function, X86_64, x86_64_register};
+use core::arch::{global_asm, naked_asm};
+
+/// What the ring says of these registers.
+pub const PROCESSOR: u32 = X86_64;
+
+/// Number of registers that an entry point stores.
+pub const REGISTER_COUNT: usize = x86_64_register::PC + 1;
+
+/// Which of them is the stack pointer.
+pub const SP: usize = x86_64_register::SP;
+
+// `system::ThreadWords` of each thread. Initial-exec: a library that is loaded with the program has room in the
+// static TLS block, and no call is needed to find it.
+global_asm!(
+    ".pushsection .tbss, \"awT\", @nobits",
+    ".p2align 4",
+    ".globl stackprof_heap_thread",
+    ".hidden stackprof_heap_thread",
+    ".type stackprof_heap_thread, @object",
+    ".size stackprof_heap_thread, 48",
+    "stackprof_heap_thread: .zero 48",
+    ".popsection",
+);
+
+/// Stores the caller's registers and calls `sample::allocate` with three arguments, these and the number in eax.
+///
+/// # Safety
+/// Jumped to by an entry point, so that the return address of its caller is on the top of the stack.
+#[unsafe(naked)]
+unsafe extern "C" fn allocate_slowly() {
+    naked_asm!(
+        ".cfi_startproc",
+        "sub rsp, 72",
+        ".cfi_def_cfa_offset 80",
+        "mov qword ptr [rsp], rbx",
+        "mov qword ptr [rsp + 8], rbp",
+        "mov qword ptr [rsp + 16], r12",
+        "mov qword ptr [rsp + 24], r13",
+        "mov qword ptr [rsp + 32], r14",
+        "mov qword ptr [rsp + 40], r15",
+        // After the return.
+        "lea rcx, [rsp + 80]",
+        "mov qword ptr [rsp + 48], rcx",
+        "mov rcx, qword ptr [rsp + 72]",
+        "mov qword ptr [rsp + 56], rcx",
+        "mov rcx, rsp",
+        "mov r8d, eax",
+        "call {allocate}",
+        "add rsp, 72",
+        ".cfi_def_cfa_offset 8",
+        "ret",
+        ".cfi_endproc",
+        allocate = sym sample::allocate,
+    )
+}
+
+/// A function of this name and number: its size, computed into rax.
+macro_rules! allocation {
+    ($name:ident, $function:ident, $($size:literal),+) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                $($size,)+
+                "mov r11, qword ptr [rip + stackprof_heap_thread@GOTTPOFF]",
+                "sub qword ptr fs:[r11], rax",
+                // The size is at least what was left.
+                "jbe 2f",
+                "jmp qword ptr [rip + {real} + 8 * {function}]",
+                "2: mov eax, {function}",
+                "jmp {slow}",
+                ".cfi_endproc",
+                real = sym REAL,
+                function = const Function::$function as usize,
+                slow = sym allocate_slowly,
+            )
+        }
+    };
+}
+
+/// A function that may free the block in rdi: asks the filter, too.
+macro_rules! reallocation {
+    ($name:ident, $function:ident, $($size:literal),+) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                $($size,)+
+                "mov r11, qword ptr [rip + stackprof_heap_thread@GOTTPOFF]",
+                "sub qword ptr fs:[r11], rax",
+                "jbe 2f",
+                "mov rax, rdi",
+                "mov rcx, rdi",
+                "shr rax, {first}",
+                "shr rcx, {second}",
+                "xor eax, ecx",
+                "and eax, {mask}",
+                "lea rcx, [rip + {filter}]",
+                "cmp byte ptr [rcx + rax], 0",
+                "jne 2f",
+                "jmp qword ptr [rip + {real} + 8 * {function}]",
+                "2: mov eax, {function}",
+                "jmp {slow}",
+                ".cfi_endproc",
+                real = sym REAL,
+                filter = sym FILTER,
+                first = const FILTER_SHIFTS.0,
+                second = const FILTER_SHIFTS.1,
+                mask = const FILTER_SIZE - 1,
+                function = const Function::$function as usize,
+                slow = sym allocate_slowly,
+            )
+        }
+    };
+}
+
+/// A function that frees the block in rdi.
+macro_rules! free {
+    ($name:ident) => {
+        // SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "mov rax, rdi",
+                "mov rcx, rdi",
+                "shr rax, {first}",
+                "shr rcx, {second}",
+                "xor eax, ecx",
+                "and eax, {mask}",
+                "lea rcx, [rip + {filter}]",
+                "cmp byte ptr [rcx + rax], 0",
+                "jne {slow}",
+                "jmp qword ptr [rip + {real}]",
+                ".cfi_endproc",
+                real = sym REAL,
+                filter = sym FILTER,
+                first = const FILTER_SHIFTS.0,
+                second = const FILTER_SHIFTS.1,
+                mask = const FILTER_SIZE - 1,
+                slow = sym sample::free,
+            )
+        }
+    };
+}
+
+allocation!(malloc, Malloc, "mov rax, rdi");
+// A product that overflows counts as the largest size.
+allocation!(calloc, Calloc, "mov rax, rdi", "mul rsi", "mov rcx, -1", "cmovo rax, rcx");
+reallocation!(realloc, Realloc, "mov rax, rsi");
+reallocation!(
+    reallocarray,
+    Reallocarray,
+    "mov r8, rdx",
+    "mov rax, rsi",
+    "mul rdx",
+    "mov rdx, r8",
+    "mov rcx, -1",
+    "cmovo rax, rcx"
+);
+allocation!(posix_memalign, PosixMemalign, "mov rax, rdx");
+allocation!(aligned_alloc, AlignedAlloc, "mov rax, rsi");
+allocation!(memalign, Memalign, "mov rax, rsi");
+allocation!(valloc, Valloc, "mov rax, rdi");
+allocation!(pvalloc, Pvalloc, "mov rax, rdi");
+free!(free);
+free!(cfree);
+free!(free_sized);
+free!(free_aligned_sized);
+
+/// Calls `process::confine`; all arguments stay.
+///
+/// # Safety
+/// Called by an entry point whose own return address is on the top of the stack.
+#[unsafe(naked)]
+unsafe extern "C" fn confine() {
+    naked_asm!(
+        ".cfi_startproc",
+        "push rdi",
+        "push rsi",
+        "push rdx",
+        "push rcx",
+        "push r8",
+        "push r9",
+        ".cfi_def_cfa_offset 56",
+        "call {confine}",
+        "pop r9",
+        "pop r8",
+        "pop rcx",
+        "pop rdx",
+        "pop rsi",
+        "pop rdi",
+        ".cfi_def_cfa_offset 8",
+        "ret",
+        ".cfi_endproc",
+        confine = sym process::confine,
+    )
+}
+
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
+// shim is loaded there is nothing to go on to: as if the call were not there.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn prctl() {
+    naked_asm!(
+        ".cfi_startproc",
+        // PR_SET_SECCOMP
+        "cmp edi, 22",
+        "jne 2f",
+        "call {confine}",
+        "2: mov r11, qword ptr [rip + {real}]",
+        "test r11, r11",
+        "je 3f",
+        "jmp r11",
+        "3: mov eax, -1",
+        "ret",
+        ".cfi_endproc",
+        confine = sym confine,
+        real = sym REAL_PRCTL,
+    )
+}
+
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
+// shim is loaded there is nothing to go on to: as if the call were not there.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn syscall() {
+    naked_asm!(
+        ".cfi_startproc",
+        // seccomp
+        "cmp edi, 317",
+        "je 1f",
+        // prctl, PR_SET_SECCOMP
+        "cmp edi, 157",
+        "jne 2f",
+        "cmp esi, 22",
+        "jne 2f",
+        "1: call {confine}",
+        "2: mov r11, qword ptr [rip + {real}]",
+        "test r11, r11",
+        "je 3f",
+        "jmp r11",
+        "3: mov eax, -1",
+        "ret",
+        ".cfi_endproc",
+        confine = sym confine,
+        real = sym REAL_SYSCALL,
+    )
+}

@@ -1,0 +1,56 @@
+//! The heap shim: a library that `stackprof heap` loads into a command (LD_PRELOAD, DYLD_INSERT_LIBRARIES).
+//! Calls of malloc and its kin in, records of sampled allocations in shared memory out.
+//!
+//! `build.rs` compiles this crate apart from stackprof, which embeds it. It has no standard library, allocates
+//! nothing, starts no thread and leaves no descriptor open. Order of the files:
+//!
+//! ```text
+//! entry       malloc, free ...: subtract from the thread's counter, go on to the allocator     (assembly)
+//! sample      the rest of the calls: draw, call the allocator, record
+//! process     what the environment and the control file say; the ring; after fork
+//! real        the allocator's own functions
+//! system      system calls, thread-local words                                                (by system)
+//! block_set   the addresses of sampled blocks       ring      room for records
+//! interval    when the next sample is due           shared_memory   layout, shared with stackprof
+//! ```
+#![no_std]
+#![deny(unsafe_op_in_unsafe_fn)]
+
+#[cfg(all(target_arch = "aarch64", not(target_vendor = "apple")))]
+#[path = "entry/aarch64_linux.rs"]
+mod entry;
+#[cfg(all(target_arch = "aarch64", target_vendor = "apple"))]
+#[path = "entry/aarch64_macos.rs"]
+mod entry;
+#[cfg(all(target_arch = "x86_64", not(target_vendor = "apple")))]
+#[path = "entry/x86_64_linux.rs"]
+mod entry;
+#[cfg(all(target_arch = "x86_64", target_vendor = "apple"))]
+#[path = "entry/x86_64_macos.rs"]
+mod entry;
+
+#[cfg(not(target_vendor = "apple"))]
+#[path = "system/linux.rs"]
+mod system;
+#[cfg(target_vendor = "apple")]
+#[path = "system/macos.rs"]
+mod system;
+
+mod block_set;
+mod interval;
+mod process;
+#[cfg(not(target_vendor = "apple"))]
+mod real;
+#[cfg(target_vendor = "apple")]
+#[path = "real_macos.rs"]
+mod real;
+mod ring;
+mod sample;
+#[allow(dead_code)] // each of the two programs uses a part
+mod shared_memory;
+
+/// Nothing here panics, and no panic can be reported from inside of malloc: the thread stops at once.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    system::trap()
+}

@@ -1,0 +1,445 @@
+//! What is true for the whole process: settings from the control file, the set of sampled blocks, and the
+//! ring, which is made at the first sample. After a fork the child has neither set nor ring, and makes its own.
+//!
+//! All states change by compare-and-swap, and no thread waits: one that meets another at work goes on
+//! without a sample.
+#![allow(unsafe_code)]
+
+use super::block_set::{BlockSet, FILTER_SIZE};
+use super::interval::Random;
+use super::ring::Ring;
+use super::shared_memory::{Allocation, Refusal};
+use super::shared_memory::{
+    CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DIRECTORY_VARIABLE, LostAllocations, MAGIC,
+    MAPS_PREFIX, MAX_DATA_SIZE, MAX_SET_SLOTS, MAX_STACK_SIZE, MIN_DATA_SIZE, Origin, RING_PREFIX,
+    RingHeader, SIZE_CLASSES, size_class,
+};
+use super::system;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// The filter of the set of sampled blocks; the entry points read it.
+pub static FILTER: [AtomicU8; FILTER_SIZE] = [const { AtomicU8::new(0) }; FILTER_SIZE];
+
+/// Random numbers of all threads.
+pub static RANDOM: Random = Random::new(0);
+
+/// One of the states below.
+static SETUP: AtomicU32 = AtomicU32::new(NOT_BEGUN);
+const NOT_BEGUN: u32 = 0;
+const BUSY: u32 = 1;
+const READY: u32 = 2;
+/// Nothing is recorded: no control file, or no memory for what is needed.
+const OFF: u32 = 3;
+
+// Constant once SETUP is READY.
+static CONTROL: AtomicPtr<Control> = AtomicPtr::new(null_mut());
+static MEAN_BYTES: AtomicU64 = AtomicU64::new(0);
+static DATA_SIZE: AtomicU64 = AtomicU64::new(0);
+static STACK_SIZE: AtomicU32 = AtomicU32::new(0);
+static SLOTS: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
+static SLOT_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// A page that the kernel fills with zero in a child of fork: the state of the ring, and whether this is
+/// the process that PID is of. A child of vfork has its parent's.
+static RING_STATE: AtomicPtr<[AtomicU32; 2]> = AtomicPtr::new(null_mut());
+const NO_RING: u32 = 0;
+const MAKING_RING: u32 = 1;
+const HAS_RING: u32 = 2;
+/// The ring could not be made; it is not tried again.
+const REFUSED: u32 = 3;
+
+// Of the ring, or of the parent's after a fork.
+static RING: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static PID: AtomicU32 = AtomicU32::new(0);
+static SEQUENCE: AtomicU32 = AtomicU32::new(0);
+/// Changes whenever a ring is made, so that threads know that what they remember is of another process.
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+/// Samples that were due while another thread made the ring, by size class: the ring's first losses.
+static EARLY: [LostAllocations; SIZE_CLASSES] =
+    [const { LostAllocations { count: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; SIZE_CLASSES];
+
+/// Not zero: the process restricts its system calls (seccomp), and those that the shim makes could end it.
+static CONFINED: AtomicU32 = AtomicU32::new(0);
+
+/// Who may use `PATH` and `BUFFER`.
+static BUFFERS_ARE_USED: AtomicBool = AtomicBool::new(false);
+static PATH: Buffer<PATH_SIZE> = Buffer::new();
+static BUFFER: Buffer<4096> = Buffer::new();
+const PATH_SIZE: usize = 4096;
+/// Length of the directory's path and the slash behind it, which `PATH` begins with.
+static DIRECTORY_LENGTH: AtomicUsize = AtomicUsize::new(0);
+
+/// Memory for what would need much stack: programs allocate on small ones.
+struct Buffer<const SIZE: usize>(core::cell::UnsafeCell<[u8; SIZE]>);
+
+// SAFETY: used by the thread that set BUFFERS_ARE_USED, or that holds SETUP at BUSY.
+unsafe impl<const SIZE: usize> Sync for Buffer<SIZE> {}
+
+impl<const SIZE: usize> Buffer<SIZE> {
+    const fn new() -> Self {
+        Self(core::cell::UnsafeCell::new([0; SIZE]))
+    }
+
+    const fn pointer(&self) -> *mut u8 {
+        self.0.get().cast()
+    }
+}
+
+/// Settings of a process that is recorded.
+#[derive(Clone, Copy)]
+pub struct Process {
+    control: &'static Control,
+    /// Mean number of bytes between samples.
+    pub mean_bytes: u64,
+}
+
+/// What a thread can do now.
+pub enum Status {
+    /// Sample.
+    Recording(Process),
+    /// Nothing yet: the environment is not there, or another thread is at work.
+    Later,
+    /// Nothing ever.
+    Off,
+}
+
+/// Settings, which the first call reads.
+pub fn status() -> Status {
+    match SETUP.load(Ordering::Acquire) {
+        READY => {}
+        OFF => return Status::Off,
+        _ => match set_up() {
+            READY => {}
+            OFF => return Status::Off,
+            _ => return Status::Later,
+        },
+    }
+    // SAFETY: mapped for good before SETUP became READY.
+    let control = unsafe { &*CONTROL.load(Ordering::Relaxed) };
+    Status::Recording(Process { control, mean_bytes: MEAN_BYTES.load(Ordering::Relaxed) })
+}
+
+fn set_up() -> u32 {
+    if SETUP.compare_exchange(NOT_BEGUN, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        return BUSY;
+    }
+    let state = match system::variable(DIRECTORY_VARIABLE) {
+        system::Variable::NotYet => NOT_BEGUN,
+        system::Variable::Absent => OFF,
+        system::Variable::Present(value) => {
+            // SAFETY: strings of the environment end with zero.
+            if unsafe { read_control(value) }.is_some() { READY } else { OFF }
+        }
+    };
+    SETUP.store(state, Ordering::Release);
+    state
+}
+
+/// Maps the control file in a directory and what it asks for.
+///
+/// # Safety
+/// A C string.
+unsafe fn read_control(directory: *const u8) -> Option<()> {
+    let path = PATH.pointer();
+    let mut length = 0;
+    // SAFETY: up to the string's end; the path's end keeps room for names.
+    unsafe {
+        while *directory.add(length) != 0 {
+            if length >= PATH_SIZE - 64 {
+                return None;
+            }
+            *path.add(length) = *directory.add(length);
+            length += 1;
+        }
+        *path.add(length) = b'/';
+    }
+    DIRECTORY_LENGTH.store(length + 1, Ordering::Relaxed);
+    set_name(path, &[Part::Text(CONTROL_NAME)]);
+    let control = system::map_control(path, CONTROL_SIZE)?.cast::<Control>();
+    // SAFETY: mapped for good, of that size; zero is valid for each field.
+    let control = unsafe { &*control };
+    if control.magic != MAGIC {
+        return None;
+    }
+    control.programs.fetch_add(1, Ordering::Relaxed);
+    let refuse = |refusal: Refusal| {
+        control.refusals[refusal as usize].fetch_add(1, Ordering::Relaxed);
+        None
+    };
+    let data_size = control.data_size;
+    let slots = control.set_slots;
+    let is_valid = control.mean_bytes > 0
+        && data_size.is_power_of_two()
+        && (MIN_DATA_SIZE..=MAX_DATA_SIZE).contains(&data_size)
+        && slots.is_power_of_two()
+        && (64..=MAX_SET_SLOTS).contains(&slots);
+    if !is_valid {
+        return refuse(Refusal::Control);
+    }
+    let largest = data_size / 4 - size_of::<Allocation>() as u64;
+    let stack_size = u64::from(control.stack_size.min(MAX_STACK_SIZE)).min(largest) as u32 & !15;
+    let (Some(table), Some(state)) =
+        (system::map_wiped(slots as usize * size_of::<u64>()), system::map_wiped(size_of::<[u32; 2]>()))
+    else {
+        return refuse(Refusal::Map);
+    };
+    if control.seccomp_filters != 0
+        && system::seccomp_filters(BUFFER.pointer(), 4096) >= control.seccomp_filters
+    {
+        // More than stackprof has.
+        CONFINED.store(1, Ordering::Relaxed);
+    }
+    let seed =
+        if control.seed == 0 { system::now_ns() ^ u64::from(system::pid()) << 32 } else { control.seed };
+    RANDOM.reseed(seed);
+    CONTROL.store(core::ptr::from_ref(control).cast_mut(), Ordering::Relaxed);
+    MEAN_BYTES.store(control.mean_bytes, Ordering::Relaxed);
+    DATA_SIZE.store(data_size, Ordering::Relaxed);
+    STACK_SIZE.store(stack_size, Ordering::Relaxed);
+    SLOTS.store(table.cast(), Ordering::Relaxed);
+    SLOT_COUNT.store(slots as usize, Ordering::Relaxed);
+    let state: *mut [AtomicU32; 2] = state.cast();
+    // SAFETY: mapped for good, and zero.
+    let [_, is_owner] = unsafe { &*state };
+    is_owner.store(1, Ordering::Relaxed);
+    RING_STATE.store(state, Ordering::Relaxed);
+    PID.store(system::pid(), Ordering::Relaxed);
+    Some(())
+}
+
+/// Piece of a file's name.
+enum Part {
+    Text(&'static str),
+    Number(u32),
+}
+
+/// Puts a name behind the directory in the path. Names are short: there is room.
+fn set_name(path: *mut u8, parts: &[Part]) {
+    let mut at = DIRECTORY_LENGTH.load(Ordering::Relaxed);
+    let mut push = |byte: u8| {
+        if at < PATH_SIZE {
+            // SAFETY: within the path's buffer, which this thread holds.
+            unsafe { *path.add(at) = byte };
+            at += 1;
+        }
+    };
+    for part in parts {
+        match part {
+            Part::Text(text) => text.bytes().for_each(&mut push),
+            Part::Number(number) => {
+                let mut divisor = 1_000_000_000;
+                while divisor > 1 && number / divisor == 0 {
+                    divisor /= 10;
+                }
+                while divisor > 0 {
+                    push(b'0' + (number / divisor % 10) as u8);
+                    divisor /= 10;
+                }
+            }
+        }
+    }
+    push(0);
+}
+
+/// Blocks that were sampled in this process; none before `status` is `Recording`.
+pub fn blocks() -> Option<BlockSet<'static>> {
+    let slots = SLOTS.load(Ordering::Acquire);
+    if slots.is_null() {
+        return None;
+    }
+    // SAFETY: mapped for good, with so many words; the count was stored before.
+    let slots = unsafe { core::slice::from_raw_parts(slots, SLOT_COUNT.load(Ordering::Relaxed)) };
+    Some(BlockSet::new(slots, &FILTER))
+}
+
+/// The ring of this process, if it has one.
+pub fn ring() -> Option<Ring> {
+    let state = RING_STATE.load(Ordering::Acquire);
+    // SAFETY: mapped for good.
+    if state.is_null() || unsafe { &*state }[0].load(Ordering::Acquire) != HAS_RING {
+        return None;
+    }
+    // SAFETY: the state says that the ring is mapped, and is wiped in a child, which has another.
+    Some(unsafe { Ring::new(RING.load(Ordering::Relaxed)) })
+}
+
+/// Number of the process's ring, at least 1: what a thread remembers of another number is of its parent.
+pub fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+impl Process {
+    /// Bytes of stack to record at most.
+    pub fn stack_size(&self) -> u32 {
+        STACK_SIZE.load(Ordering::Relaxed)
+    }
+
+    /// Whether stackprof has asked to record nothing more.
+    pub fn is_stopped(&self) -> bool {
+        self.control.is_stopped.load(Ordering::Relaxed) != 0
+    }
+
+    /// The ring, which the first call makes. None: it cannot be made, or another thread is making it; then the
+    /// sample of this size is lost.
+    pub fn ring(&self, size: u64) -> Option<Ring> {
+        // SAFETY: mapped for good.
+        let [state, is_owner] = unsafe { &*RING_STATE.load(Ordering::Relaxed) };
+        match state.load(Ordering::Acquire) {
+            HAS_RING => return ring(),
+            NO_RING => {}
+            MAKING_RING => {
+                lose_early(size);
+                return None;
+            }
+            _ => return None,
+        }
+        if is_confined() {
+            return None;
+        }
+        if state.compare_exchange(NO_RING, MAKING_RING, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            lose_early(size);
+            return None;
+        }
+        let is_child = is_owner.load(Ordering::Relaxed) == 0;
+        let pid = system::pid();
+        let next = if !is_child && pid != PID.load(Ordering::Relaxed) {
+            // In a child of vfork, which may become another program at any time. The ring is its parent's.
+            lose_early(size);
+            NO_RING
+        } else {
+            match self.make_ring(pid, is_child) {
+                Ok(()) => HAS_RING,
+                Err(refusal) => {
+                    self.control.refusals[refusal as usize].fetch_add(1, Ordering::Relaxed);
+                    REFUSED
+                }
+            }
+        };
+        is_owner.store(1, Ordering::Relaxed);
+        state.store(next, Ordering::Release);
+        ring()
+    }
+
+    fn make_ring(&self, pid: u32, is_child: bool) -> Result<(), Refusal> {
+        let parent = PID.load(Ordering::Relaxed);
+        let inherited = RING.load(Ordering::Relaxed);
+        let data_size = DATA_SIZE.load(Ordering::Relaxed);
+        let size = DATA_OFFSET + data_size as usize;
+        if is_child {
+            // In a child of fork, where no other thread is: what the parent's threads held is free.
+            BUFFERS_ARE_USED.store(false, Ordering::Relaxed);
+            // A counter at its end also marks what was allocated before the allocator was known.
+            for count in FILTER.iter().filter(|count| count.load(Ordering::Relaxed) != u8::MAX) {
+                count.store(0, Ordering::Relaxed);
+            }
+            if !inherited.is_null() {
+                system::unmap(inherited, size);
+                RING.store(null_mut(), Ordering::Relaxed);
+            }
+        }
+        let Some(path) = take_buffers() else { return Err(Refusal::Create) };
+        let mut sequence = 0;
+        let mapped = loop {
+            set_name(path, &name(RING_PREFIX, pid, sequence));
+            match system::make_ring(path, size) {
+                Err(system::RingError::Exists) if sequence < 1 << 20 => sequence += 1,
+                Err(system::RingError::Exists) => break Err(Refusal::Create),
+                Err(system::RingError::Refused(refusal)) => break Err(refusal),
+                Ok(mapped) => break Ok(mapped),
+            }
+        };
+        if mapped.is_ok() {
+            let [prefix, pid, dot, number] = name(MAPS_PREFIX, pid, sequence);
+            set_name(path, &[prefix, pid, dot, number]);
+            system::copy_maps(path, BUFFER.pointer(), 4096, size);
+        }
+        release_buffers();
+        let base = mapped?;
+        let header = base.cast::<RingHeader>();
+        // SAFETY: new, of that size, and nobody reads it before its magic is stored.
+        unsafe {
+            (*header).data_size = data_size;
+            (*header).mean_bytes = self.mean_bytes;
+            (*header).start_ns = system::now_ns();
+            (*header).pid = pid;
+            (*header).sequence = sequence;
+            (*header).processor = super::entry::PROCESSOR;
+            (*header).stack_size = self.stack_size();
+            (*header).origin = if is_child { Origin::Fork } else { Origin::Program } as u32;
+            if is_child {
+                (*header).parent_pid = parent;
+                (*header).parent_sequence = SEQUENCE.load(Ordering::Relaxed);
+                (*header).parent_has_ring = u32::from(!inherited.is_null());
+            }
+            system::thread_name(&raw mut (*header).comm);
+            for (early, lost) in EARLY.iter().zip(&(*header).lost_allocations) {
+                let count = early.count.swap(0, Ordering::Relaxed);
+                (*header).early.fetch_add(count, Ordering::Relaxed);
+                lost.count.fetch_add(count, Ordering::Relaxed);
+                lost.bytes.fetch_add(early.bytes.swap(0, Ordering::Relaxed), Ordering::Relaxed);
+            }
+            (*header).magic.store(MAGIC, Ordering::Release);
+        }
+        PID.store(pid, Ordering::Relaxed);
+        SEQUENCE.store(sequence, Ordering::Relaxed);
+        RING.store(base, Ordering::Relaxed);
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+const fn name(prefix: &'static str, pid: u32, sequence: u32) -> [Part; 4] {
+    [Part::Text(prefix), Part::Number(pid), Part::Text("."), Part::Number(sequence)]
+}
+
+fn take_buffers() -> Option<*mut u8> {
+    BUFFERS_ARE_USED
+        .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+        .ok()
+        .map(|_| PATH.pointer())
+}
+
+fn release_buffers() {
+    BUFFERS_ARE_USED.store(false, Ordering::Release);
+}
+
+fn lose_early(size: u64) {
+    let lost = &EARLY[size_class(size)];
+    lost.count.fetch_add(1, Ordering::Relaxed);
+    lost.bytes.fetch_add(size, Ordering::Relaxed);
+}
+
+/// Whether no system call may be made.
+pub fn is_confined() -> bool {
+    CONFINED.load(Ordering::Relaxed) != 0
+}
+
+/// The process is about to restrict its system calls: makes the ring while it can, and no call afterwards.
+#[cfg(not(target_vendor = "apple"))]
+pub extern "C" fn confine() {
+    if let Status::Recording(process) = status()
+        && !is_confined()
+    {
+        let _blocked = system::BlockedSignals::new();
+        // Of no size: if another thread makes it now, nothing is lost.
+        let _ = process.ring(0);
+        system::Thread::current().set_generation(generation());
+    }
+    CONFINED.store(1, Ordering::Relaxed);
+}
+
+/// The process exits: notes the time, and what is mapped now.
+pub fn end() {
+    if is_confined() {
+        return;
+    }
+    let Some(ring) = ring() else { return };
+    let header = ring.header();
+    if let Some(path) = take_buffers() {
+        let [prefix, pid, dot, number] = name(MAPS_PREFIX, header.pid, header.sequence);
+        set_name(path, &[prefix, pid, dot, number, Part::Text(".end")]);
+        system::copy_maps(path, BUFFER.pointer(), 4096, DATA_OFFSET + header.data_size as usize);
+        release_buffers();
+    }
+    header.end_ns.store(system::now_ns(), Ordering::Release);
+}

@@ -1,0 +1,211 @@
+//! The allocator's own functions: those of the next library that has them, be it libc or another allocator that
+//! the program links. They are looked up at the first call; what the look-up itself allocates comes from a small
+//! memory here.
+#![allow(unsafe_code)]
+
+use super::block_set::filter_index;
+use super::process::FILTER;
+use super::shared_memory::Function;
+use super::system::weak_symbol;
+use core::cell::UnsafeCell;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+/// Number of functions: `free`, then those of `Function`, whose numbers are indices.
+const COUNT: usize = Function::Pvalloc as usize + 1;
+
+const FREE: usize = 0;
+
+/// The functions, null until they are looked up; the entry points jump to them. Only `free` can be needed
+/// before any thread has allocated.
+pub static REAL: [AtomicPtr<()>; COUNT] = {
+    let mut functions = [const { AtomicPtr::new(null_mut()) }; COUNT];
+    functions[FREE] = AtomicPtr::new(first_free as *mut ());
+    functions
+};
+
+static LOOK_UP: AtomicU32 = AtomicU32::new(NOT_BEGUN);
+const NOT_BEGUN: u32 = 0;
+const BUSY: u32 = 1;
+const DONE: u32 = 2;
+
+// SAFETY: of the types that the C standard gives them, as far as a call of three words sees them.
+type Allocate = unsafe extern "C" fn(usize, usize, usize) -> usize;
+// SAFETY: of the type that dlsym(3) gives it.
+type Dlsym = unsafe extern "C" fn(*const (), *const u8) -> *mut ();
+
+fn look_up() -> bool {
+    if LOOK_UP.load(Ordering::Acquire) == DONE {
+        return true;
+    }
+    if LOOK_UP.compare_exchange(NOT_BEGUN, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        return LOOK_UP.load(Ordering::Acquire) == DONE;
+    }
+    const RTLD_NEXT: *const () = usize::MAX as *const ();
+    let dlsym = weak_symbol!("dlsym");
+    let find = |name: &core::ffi::CStr, of_glibc: *const ()| {
+        let mut found = null_mut();
+        if !dlsym.is_null() {
+            // SAFETY: the function of that name has this type, in each libc.
+            let dlsym: Dlsym = unsafe { core::mem::transmute(dlsym) };
+            // SAFETY: a C string.
+            found = unsafe { dlsym(RTLD_NEXT, name.as_ptr().cast()) };
+        }
+        if found.is_null() { of_glibc.cast_mut() } else { found }
+    };
+    let names: [(&core::ffi::CStr, *const ()); COUNT] = [
+        (c"free", weak_symbol!("__libc_free")),
+        (c"malloc", weak_symbol!("__libc_malloc")),
+        (c"calloc", weak_symbol!("__libc_calloc")),
+        (c"realloc", weak_symbol!("__libc_realloc")),
+        (c"reallocarray", weak_symbol!("__libc_reallocarray")),
+        (c"posix_memalign", core::ptr::null()),
+        (c"aligned_alloc", weak_symbol!("__libc_memalign")),
+        (c"memalign", weak_symbol!("__libc_memalign")),
+        (c"valloc", weak_symbol!("__libc_valloc")),
+        (c"pvalloc", weak_symbol!("__libc_pvalloc")),
+    ];
+    for (function, (name, of_glibc)) in REAL.iter().zip(names) {
+        function.store(find(name, of_glibc), Ordering::Release);
+    }
+    REAL_PRCTL.store(find(c"prctl", core::ptr::null()), Ordering::Release);
+    REAL_SYSCALL.store(find(c"syscall", core::ptr::null()), Ordering::Release);
+    LOOK_UP.store(DONE, Ordering::Release);
+    true
+}
+
+/// Looks the functions up before the program can call `prctl` or `syscall`.
+pub fn load() {
+    look_up();
+}
+
+/// `prctl` of libc, whose callers may restrict their system calls; null until it is looked up.
+pub static REAL_PRCTL: AtomicPtr<()> = AtomicPtr::new(null_mut());
+
+/// `syscall` of libc.
+pub static REAL_SYSCALL: AtomicPtr<()> = AtomicPtr::new(null_mut());
+
+/// Calls one of the allocator's functions with a program's arguments.
+pub fn allocate(function: Function, a: usize, b: usize, c: usize) -> usize {
+    if !look_up() {
+        return from_bootstrap(function, a, b, c);
+    }
+    if matches!(function, Function::Realloc | Function::Reallocarray)
+        && let Some(size) = bootstrap_size(a)
+    {
+        return leave_bootstrap(a, size, if function == Function::Realloc { b } else { b.saturating_mul(c) });
+    }
+    match get(function as usize) {
+        // SAFETY: the allocator's function, with what the program gave; it ignores what it does not take.
+        Some(real) => unsafe { real(a, b, c) },
+        None => replace(function, a, b, c),
+    }
+}
+
+fn get(index: usize) -> Option<Allocate> {
+    let function = REAL[index].load(Ordering::Acquire);
+    // SAFETY: looked up by the name of a function that takes at most three words and gives one.
+    (!function.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Allocate>(function) })
+}
+
+/// What a function does that this libc does not have: the program asked whether it is there, and found the shim's.
+fn replace(function: Function, a: usize, b: usize, c: usize) -> usize {
+    const PAGE: usize = 4096;
+    match function {
+        Function::Reallocarray => b.checked_mul(c).map_or(0, |size| allocate(Function::Realloc, a, size, 0)),
+        Function::AlignedAlloc => allocate(Function::Memalign, a, b, 0),
+        Function::Valloc => allocate(Function::Memalign, PAGE, a, 0),
+        Function::Pvalloc => allocate(Function::Memalign, PAGE, a.next_multiple_of(PAGE), 0),
+        Function::PosixMemalign => {
+            const ENOMEM: usize = 12;
+            let block = allocate(Function::Memalign, b, c, 0);
+            if block == 0 {
+                return ENOMEM;
+            }
+            // SAFETY: the program gave it for this.
+            unsafe { *(a as *mut usize) = block };
+            0
+        }
+        Function::Malloc | Function::Calloc | Function::Realloc | Function::Memalign => 0,
+    }
+}
+
+/// Gives a block back to the allocator.
+pub fn free(address: usize) {
+    if bootstrap_size(address).is_some() || !look_up() {
+        return;
+    }
+    if let Some(real) = get(FREE) {
+        // SAFETY: what the program gave.
+        unsafe { real(address, 0, 0) };
+    }
+}
+
+extern "C" fn first_free(address: usize) {
+    if look_up() && get(FREE).is_some_and(|real| real as *const () != first_free as *const ()) {
+        free(address);
+    }
+}
+
+// ---- blocks that the look-up itself allocates
+
+const BOOTSTRAP_SIZE: usize = 16384;
+
+#[repr(align(16))]
+struct Bootstrap(UnsafeCell<[u8; BOOTSTRAP_SIZE]>);
+
+// SAFETY: each thread takes bytes of its own by adding to BOOTSTRAP_USED.
+unsafe impl Sync for Bootstrap {}
+
+static BOOTSTRAP: Bootstrap = Bootstrap(UnsafeCell::new([0; BOOTSTRAP_SIZE]));
+static BOOTSTRAP_USED: AtomicUsize = AtomicUsize::new(0);
+/// In front of each block: its size.
+const HEADER: usize = 16;
+
+fn from_bootstrap(function: Function, a: usize, b: usize, c: usize) -> usize {
+    let (old, size) = match function {
+        Function::Malloc | Function::Valloc | Function::Pvalloc => (0, a),
+        Function::Calloc => (0, a.saturating_mul(b)),
+        Function::Realloc => (a, b),
+        Function::Reallocarray => (a, b.saturating_mul(c)),
+        Function::AlignedAlloc | Function::Memalign => (0, b),
+        Function::PosixMemalign => return 12,
+    };
+    if size > BOOTSTRAP_SIZE {
+        return 0;
+    }
+    let length = size.next_multiple_of(HEADER) + HEADER;
+    let at = BOOTSTRAP_USED.fetch_add(length, Ordering::Relaxed);
+    if at.saturating_add(length) > BOOTSTRAP_SIZE {
+        return 0;
+    }
+    let base = BOOTSTRAP.0.get().cast::<u8>();
+    // SAFETY: these bytes are this call's own, and aligned.
+    let block = unsafe {
+        base.add(at).cast::<usize>().write(size);
+        base.add(at + HEADER)
+    };
+    // Frees of it have to come here.
+    FILTER[filter_index(block as u64)].store(u8::MAX, Ordering::Relaxed);
+    if let Some(old_size) = bootstrap_size(old) {
+        // SAFETY: both blocks have so many bytes.
+        unsafe { core::ptr::copy_nonoverlapping(old as *const u8, block, old_size.min(size)) };
+    }
+    block as usize
+}
+
+fn bootstrap_size(address: usize) -> Option<usize> {
+    let begin = BOOTSTRAP.0.get() as usize;
+    // SAFETY: blocks in this memory have their size in front.
+    (address > begin && address < begin + BOOTSTRAP_SIZE)
+        .then(|| unsafe { *((address - HEADER) as *const usize) })
+}
+
+fn leave_bootstrap(old: usize, old_size: usize, size: usize) -> usize {
+    let block = allocate(Function::Malloc, size, 0, 0);
+    if block != 0 {
+        // SAFETY: both blocks have so many bytes.
+        unsafe { core::ptr::copy_nonoverlapping(old as *const u8, block as *mut u8, old_size.min(size)) };
+    }
+    block
+}

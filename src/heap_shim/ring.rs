@@ -1,0 +1,319 @@
+//! The writer of a ring: reserves room for a record, and commits it. The layout and its rules are in
+//! `shared_memory.rs`. Lock-free, for any number of threads; a full ring refuses at once.
+#![allow(unsafe_code)]
+
+use super::shared_memory::{
+    Allocation, COMMITTED, DATA_OFFSET, Free, Kind, RESERVED, RingHeader, Word, allocation_limit, size_class,
+};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// A mapped ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Ring {
+    base: *mut u8,
+}
+
+/// Room for a record, of which the word is stored.
+#[derive(Debug)]
+pub struct Reservation {
+    record: *mut u8,
+    length: u32,
+}
+
+impl Ring {
+    /// The ring that is mapped at an address.
+    ///
+    /// # Safety
+    /// `DATA_OFFSET + data_size` bytes are mapped there for as long as the ring is used, the header's constant
+    /// fields are set, `data_size` is a power of two, and nobody but writers and one reader changes the data.
+    pub unsafe fn new(base: *mut u8) -> Self {
+        Self { base }
+    }
+
+    /// The ring's header.
+    pub fn header(&self) -> &RingHeader {
+        // SAFETY: mapped, as `new` demands; the fields that change are atomic.
+        unsafe { &*self.base.cast() }
+    }
+
+    /// Room for an allocation's record of `length` bytes: none if the ring is full.
+    pub fn reserve_allocation(&self, length: u32) -> Option<Reservation> {
+        self.reserve(length, Kind::Allocation, allocation_limit(self.header().data_size))
+    }
+
+    /// Room for a record of a free.
+    pub fn reserve_free(&self, kind: Kind) -> Option<Reservation> {
+        self.reserve(size_of::<Free>() as u32, kind, self.header().data_size)
+    }
+
+    fn reserve(&self, length: u32, kind: Kind, limit: u64) -> Option<Reservation> {
+        let header = self.header();
+        let size = header.data_size;
+        let mut write = header.write.load(Ordering::Relaxed);
+        let (pad, record_at) = loop {
+            let offset = write & (size - 1);
+            let pad = if u64::from(length) <= size - offset { 0 } else { size - offset };
+            let end = write + pad + u64::from(length);
+            // Acquire: the reader has filled with zero what it gave back.
+            if end.wrapping_sub(header.read.load(Ordering::Acquire)) > limit {
+                return None;
+            }
+            match header.write.compare_exchange_weak(write, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => break (pad, (offset + pad) & (size - 1)),
+                Err(now) => write = now,
+            }
+        };
+        if pad > 0 {
+            // Less than a record, which has 32 bits of length.
+            self.store_word((size - pad) as usize, word(pad as u32, Kind::Pad, 0, COMMITTED));
+        }
+        self.store_word(record_at as usize, word(length, kind, 0, RESERVED));
+        // SAFETY: within the data, as is all of the record: it does not wrap.
+        let record = unsafe { self.base.add(DATA_OFFSET + record_at as usize) };
+        Some(Reservation { record, length })
+    }
+
+    fn store_word(&self, offset: usize, word: u64) {
+        // SAFETY: offsets of records are multiples of RECORD_ALIGNMENT within the mapped data.
+        let stored = unsafe { &*self.base.add(DATA_OFFSET + offset).cast::<AtomicU64>() };
+        stored.store(word, Ordering::Release);
+    }
+
+    /// Counts an allocation that did not fit.
+    pub fn lose_allocation(&self, size: u64) {
+        let lost = &self.header().lost_allocations[size_class(size)];
+        lost.count.fetch_add(1, Ordering::Relaxed);
+        lost.bytes.fetch_add(size, Ordering::Relaxed);
+    }
+
+    /// Counts a free that did not fit.
+    pub fn lose_free(&self) {
+        self.header().lost_frees.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+const fn word(length: u32, kind: Kind, flags: u8, state: u8) -> u64 {
+    Word { length, flags, kind: kind as u8, state }.encode()
+}
+
+impl Reservation {
+    /// Where the stack bytes of an allocation go, and how many fit.
+    pub fn stack(&self) -> (*mut u8, usize) {
+        let fixed = size_of::<Allocation>();
+        // SAFETY: an allocation's record is at least that long.
+        (unsafe { self.record.add(fixed) }, self.length as usize - fixed)
+    }
+
+    /// Stores an allocation and makes it readable. The rest of the room becomes a record of no meaning.
+    pub fn commit_allocation(self, mut record: Allocation, flags: u8) {
+        let used = super::shared_memory::allocation_length(record.stack_size).min(self.length);
+        record.word = word(self.length, Kind::Allocation, 0, RESERVED);
+        // SAFETY: reserved for it, and aligned; the reader reads nothing before the word is committed.
+        unsafe { self.record.cast::<Allocation>().write(record) };
+        if used < self.length {
+            self.store_word(used as usize, word(self.length - used, Kind::Pad, 0, COMMITTED));
+        }
+        self.store_word(0, word(used, Kind::Allocation, flags, COMMITTED));
+    }
+
+    /// Stores a free and makes it readable.
+    pub fn commit_free(self, mut record: Free, kind: Kind) {
+        record.word = word(self.length, kind, 0, RESERVED);
+        // SAFETY: reserved for it, and aligned.
+        unsafe { self.record.cast::<Free>().write(record) };
+        self.store_word(0, word(self.length, kind, 0, COMMITTED));
+    }
+
+    fn store_word(&self, offset: usize, word: u64) {
+        // SAFETY: within the record; lengths of records are multiples of RECORD_ALIGNMENT.
+        let stored = unsafe { &*self.record.add(offset).cast::<AtomicU64>() };
+        stored.store(word, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shared_memory::{FREE_LENGTH, REGISTERS, allocation_length};
+    use super::*;
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::vec::Vec;
+
+    struct Memory(*mut u8, usize);
+
+    impl Memory {
+        fn new(data_size: usize) -> (Self, Ring) {
+            let memory = Self(
+                // SAFETY: of a size that is not 0.
+                unsafe { alloc_zeroed(Self::layout(data_size)) },
+                data_size,
+            );
+            // SAFETY: there is room for a header, and zero is valid for all its fields.
+            unsafe { (*memory.0.cast::<RingHeader>()).data_size = data_size as u64 };
+            // SAFETY: as large as it says, and used by this test only.
+            let ring = unsafe { Ring::new(memory.0) };
+            (memory, ring)
+        }
+
+        fn layout(data_size: usize) -> Layout {
+            Layout::from_size_align(DATA_OFFSET + data_size, 64).expect("a size")
+        }
+
+        /// The record at the reader's position, which it moves on.
+        fn take(&self) -> Option<(Word, Vec<u8>)> {
+            // SAFETY: the header of `new`.
+            let header = unsafe { &*self.0.cast::<RingHeader>() };
+            let read = header.read.load(Ordering::Relaxed);
+            // SAFETY: within the data.
+            let at = unsafe { self.0.add(DATA_OFFSET + (read as usize & (self.1 - 1))) };
+            // SAFETY: aligned, as positions of records are.
+            let word = Word::decode(unsafe { &*at.cast::<AtomicU64>() }.load(Ordering::Acquire));
+            if word.state != COMMITTED {
+                return None;
+            }
+            // SAFETY: committed records lie within the data.
+            let bytes = unsafe { core::slice::from_raw_parts_mut(at, word.length as usize) };
+            let copied = bytes.to_vec();
+            bytes.fill(0);
+            header.read.store(read + u64::from(word.length), Ordering::Release);
+            Some((word, copied))
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            // SAFETY: allocated with this layout.
+            unsafe { dealloc(self.0, Self::layout(self.1)) };
+        }
+    }
+
+    // SAFETY: in the test with threads, writers use atomics and memory that they reserved.
+    unsafe impl Sync for Ring {}
+    // SAFETY: as above.
+    unsafe impl Send for Ring {}
+
+    fn allocation(address: u64, stack_size: u32) -> Allocation {
+        Allocation {
+            word: 0,
+            time_ns: 1,
+            address,
+            size: 100,
+            tid: 7,
+            function: 1,
+            stack_size,
+            reserved: 0,
+            registers: [0; REGISTERS],
+        }
+    }
+
+    fn free(address: u64) -> Free {
+        Free { word: 0, time_ns: 2, address, tid: 7, reserved: 0 }
+    }
+
+    #[test]
+    fn records_come_back_in_order_and_around_the_end() {
+        let (memory, ring) = Memory::new(4096);
+        let mut pads = 0;
+        for n in 0..1000u64 {
+            let stack_size = (n * 37 % 1500) as u32;
+            let room = ring.reserve_allocation(allocation_length(1500)).expect("an empty ring has room");
+            while let Some((word, _)) = memory.take() {
+                assert_eq!(word.kind, Kind::Pad as u8, "not readable before it is committed");
+                pads += 1;
+            }
+            room.commit_allocation(allocation(n, stack_size), 3);
+            ring.reserve_free(Kind::Free).expect("room").commit_free(free(n), Kind::Free);
+            let mut taken = Vec::new();
+            while let Some((word, bytes)) = memory.take() {
+                if word.kind == Kind::Pad as u8 {
+                    pads += 1;
+                } else {
+                    taken.push((word, u64::from_le_bytes(bytes[16..24].try_into().expect("eight"))));
+                }
+            }
+            assert_eq!(taken.len(), 2);
+            assert_eq!((taken[0].0.kind, taken[0].0.flags, taken[0].1), (Kind::Allocation as u8, 3, n));
+            assert_eq!(taken[0].0.length, allocation_length(stack_size));
+            assert_eq!((taken[1].0.kind, taken[1].1), (Kind::Free as u8, n));
+        }
+        assert!(pads > 100, "the end of the ring was reached");
+    }
+
+    /// At each fill of the ring: what fits is kept, what does not is refused, and room comes back.
+    #[test]
+    fn a_full_ring_refuses_allocations_before_frees() {
+        for offset in 0..64 {
+            let (memory, ring) = Memory::new(4096);
+            for _ in 0..offset {
+                ring.reserve_free(Kind::Free).expect("room").commit_free(free(1), Kind::Free);
+                memory.take().expect("committed");
+            }
+            let mut allocations = 0;
+            while let Some(room) = ring.reserve_allocation(allocation_length(200)) {
+                room.commit_allocation(allocation(1, 200), 0);
+                allocations += 1;
+            }
+            assert!((8..=9).contains(&allocations), "{allocations} at {offset}");
+            let mut frees = 0;
+            while let Some(room) = ring.reserve_free(Kind::Free) {
+                room.commit_free(free(2), Kind::Free);
+                frees += 1;
+            }
+            assert!(frees >= 4096 / 8 / FREE_LENGTH, "{frees} at {offset}");
+            let mut kinds = [0; 5];
+            while let Some((word, _)) = memory.take() {
+                kinds[word.kind as usize] += 1;
+            }
+            assert_eq!((kinds[Kind::Allocation as usize], kinds[Kind::Free as usize]), (allocations, frees));
+            assert!(ring.reserve_allocation(allocation_length(200)).is_some());
+        }
+    }
+
+    #[test]
+    fn losses_are_counted_by_size() {
+        let (_memory, ring) = Memory::new(4096);
+        ring.lose_allocation(100);
+        ring.lose_allocation(127);
+        ring.lose_allocation(1 << 20);
+        ring.lose_free();
+        let lost = |class: usize| {
+            let lost = &ring.header().lost_allocations[class];
+            (lost.count.load(Ordering::Relaxed), lost.bytes.load(Ordering::Relaxed))
+        };
+        assert_eq!((lost(7), lost(21), lost(0)), ((2, 227), (1, 1 << 20), (0, 0)));
+        assert_eq!(ring.header().lost_frees.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn threads_write_at_once() {
+        let (memory, ring) = Memory::new(1 << 16);
+        let per_thread = 20_000u64;
+        let mut next = [0u64; 4];
+        std::thread::scope(|scope| {
+            for thread in 0..4u64 {
+                scope.spawn(move || {
+                    for n in 0..per_thread {
+                        let room = loop {
+                            if let Some(room) = ring.reserve_allocation(allocation_length(64)) {
+                                break room;
+                            }
+                            std::thread::yield_now();
+                        };
+                        room.commit_allocation(allocation(thread << 32 | n, (n % 64) as u32), 0);
+                    }
+                });
+            }
+            while next != [per_thread; 4] {
+                let Some((word, bytes)) = memory.take() else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                if word.kind == Kind::Allocation as u8 {
+                    let address = u64::from_le_bytes(bytes[16..24].try_into().expect("eight"));
+                    let thread = (address >> 32) as usize;
+                    assert_eq!(address & 0xffff_ffff, next[thread], "of one thread in order");
+                    next[thread] += 1;
+                }
+            }
+        });
+    }
+}

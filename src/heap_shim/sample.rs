@@ -1,0 +1,212 @@
+//! What the entry points do not do in assembly: draws the next interval, calls the allocator, records the sampled
+//! allocation, and the free of a sampled block.
+#![allow(unsafe_code)]
+
+use super::interval::draw;
+use super::process::{self, Process, RANDOM, Status};
+use super::real;
+use super::ring::Ring;
+use super::shared_memory::{Allocation, Free, Function, Kind, REGISTERS, allocation_length, flag};
+use super::system::{self, BlockedSignals, Thread};
+
+/// Registers of the caller, as an entry point stores them.
+pub type CallerRegisters = [u64; super::entry::REGISTER_COUNT];
+
+/// More than any program allocates: the entry points come here no more.
+const NEVER: u64 = 1 << 62;
+
+/// An allocation whose size is at least what was left of the thread's interval, or the `realloc` of a block that
+/// may be sampled. The entry point has subtracted its size.
+///
+/// # Safety
+/// Called by an entry point with the program's arguments and the number of a `Function`.
+pub unsafe extern "C" fn allocate(
+    a: usize,
+    b: usize,
+    c: usize,
+    registers: &CallerRegisters,
+    function: u32,
+) -> usize {
+    let function = match function {
+        1 => Function::Malloc,
+        2 => Function::Calloc,
+        3 => Function::Realloc,
+        4 => Function::Reallocarray,
+        5 => Function::PosixMemalign,
+        6 => Function::AlignedAlloc,
+        7 => Function::Memalign,
+        8 => Function::Valloc,
+        _ => Function::Pvalloc,
+    };
+    let size = match function {
+        Function::Malloc | Function::Valloc | Function::Pvalloc => a as u64,
+        Function::Calloc => (a as u64).checked_mul(b as u64).unwrap_or(u64::MAX),
+        Function::Realloc | Function::AlignedAlloc | Function::Memalign => b as u64,
+        Function::Reallocarray => (b as u64).checked_mul(c as u64).unwrap_or(u64::MAX),
+        Function::PosixMemalign => c as u64,
+    };
+    let thread = Thread::current();
+    let before = thread.left().wrapping_add(size);
+    let sp = registers[super::entry::SP];
+    // The allocator calls itself, or a handler of a fault allocates. A greater stack pointer is of a call that
+    // was left by longjmp.
+    if thread.guard() != 0 && sp <= thread.guard() {
+        thread.set_left(before);
+        return real::allocate(function, a, b, c);
+    }
+    let process = match process::status() {
+        Status::Recording(process) => process,
+        Status::Later => {
+            thread.set_left(before);
+            return real::allocate(function, a, b, c);
+        }
+        Status::Off => {
+            thread.set_left(NEVER);
+            return real::allocate(function, a, b, c);
+        }
+    };
+    let is_new = thread.generation() == 0;
+    if is_new {
+        thread.set_generation(process::generation());
+    }
+    let left = if is_new { draw(&RANDOM, process.mean_bytes) } else { before };
+    let is_sampled = size >= left;
+    thread.set_left(if is_sampled { draw(&RANDOM, process.mean_bytes) } else { left - size });
+
+    let resized = if matches!(function, Function::Realloc | Function::Reallocarray) { a as u64 } else { 0 };
+    let is_tracked = resized != 0 && process::blocks().is_some_and(|blocks| blocks.contains(resized));
+    if !is_sampled && !is_tracked {
+        return real::allocate(function, a, b, c);
+    }
+
+    let _blocked = BlockedSignals::new();
+    let guard = thread.guard();
+    thread.set_guard(sp);
+    // Before the allocator can give the block to another thread.
+    let is_tracked = is_tracked && release(thread, resized);
+    let result = real::allocate(function, a, b, c);
+    let block = match function {
+        // An int: the rest of the register has no meaning.
+        Function::PosixMemalign if result as i32 != 0 => 0,
+        // SAFETY: the allocator has stored the block there.
+        Function::PosixMemalign => unsafe { *(a as *const u64) },
+        _ => result as u64,
+    };
+    if block == 0 {
+        // Of size 0 it is freed.
+        if is_tracked && size != 0 {
+            restore(thread, resized);
+        }
+    } else if is_sampled && !process.is_stopped() {
+        record(process, thread, registers, function, block, size);
+    }
+    thread.set_guard(guard);
+    result
+}
+
+/// The free of a block that may be sampled.
+///
+/// # Safety
+/// Called by an entry point with the program's argument.
+pub unsafe extern "C" fn free(address: usize) {
+    if process::blocks().is_some_and(|blocks| blocks.contains(address as u64)) {
+        let _blocked = BlockedSignals::new();
+        release(Thread::current(), address as u64);
+    }
+    real::free(address);
+}
+
+fn record(
+    process: Process,
+    thread: Thread,
+    registers: &CallerRegisters,
+    function: Function,
+    address: u64,
+    size: u64,
+) {
+    let (Some(ring), Some(blocks)) = (process.ring(size), process::blocks()) else { return };
+    refresh(thread);
+    let sp = registers[super::entry::SP];
+    let (low, base) = thread.stack();
+    let is_known = (low..base).contains(&sp);
+    let limit = process.stack_size();
+    let wanted = if is_known { (base - sp).min(u64::from(limit)) as u32 } else { limit };
+    let Some(room) = ring.reserve_allocation(allocation_length(wanted)) else {
+        ring.lose_allocation(size);
+        return;
+    };
+    let (to, _) = room.stack();
+    let (copied, is_refused) = if is_known {
+        // SAFETY: the thread's own stack, above its stack pointer; the room is for that many bytes.
+        unsafe { core::ptr::copy_nonoverlapping(sp as *const u8, to, wanted as usize) };
+        (wanted as usize, false)
+    } else {
+        // SAFETY: the room is for that many bytes; the stack pointer is the caller's.
+        unsafe { system::copy_stack(sp, to, wanted as usize) }
+    };
+    let mut flags = 0;
+    if is_refused {
+        flags |= flag::STACK_REFUSED;
+    } else {
+        if copied < limit as usize {
+            flags |= flag::STACK_END;
+        }
+        if !is_known {
+            thread.add_to_stack(sp, sp + copied as u64);
+        }
+    }
+    if !blocks.insert(address) {
+        flags |= flag::UNTRACKED;
+    }
+    let mut all = [0; REGISTERS];
+    all[..registers.len()].copy_from_slice(registers);
+    let record = Allocation {
+        word: 0,
+        time_ns: system::now_ns(),
+        address,
+        size,
+        tid: thread.tid(),
+        function: function as u32,
+        stack_size: copied as u32,
+        reserved: 0,
+        registers: all,
+    };
+    room.commit_allocation(record, flags);
+}
+
+/// After a fork the thread has another number.
+fn refresh(thread: Thread) {
+    if thread.generation() != process::generation() {
+        thread.set_generation(process::generation());
+    }
+}
+
+/// Takes a block out of the set and records that it is freed; false if another thread did so.
+fn release(thread: Thread, address: u64) -> bool {
+    let is_removed = process::blocks().is_some_and(|blocks| blocks.remove(address));
+    if is_removed && let Some(ring) = process::ring() {
+        push(&ring, thread, address, Kind::Free);
+    }
+    is_removed
+}
+
+/// Puts a block back that was not freed after all.
+fn restore(thread: Thread, address: u64) {
+    let is_inserted = process::blocks().is_some_and(|blocks| blocks.insert(address));
+    if let Some(ring) = process::ring() {
+        push(&ring, thread, address, Kind::Restore);
+        if !is_inserted {
+            ring.lose_free();
+        }
+    }
+}
+
+fn push(ring: &Ring, thread: Thread, address: u64, kind: Kind) {
+    refresh(thread);
+    let Some(room) = ring.reserve_free(kind) else {
+        ring.lose_free();
+        return;
+    };
+    let record = Free { word: 0, time_ns: system::now_ns(), address, tid: thread.tid(), reserved: 0 };
+    room.commit_free(record, kind);
+}

@@ -1,0 +1,553 @@
+//! System calls and thread-local words on Linux. Calls are made directly: `errno` stays, and no other library
+//! that replaces functions of libc sees them.
+#![allow(unsafe_code)]
+
+use super::process::is_confined;
+use super::shared_memory::Refusal;
+use core::ptr::null;
+
+#[cfg(target_arch = "x86_64")]
+mod number {
+    pub const READ: usize = 0;
+    pub const WRITE: usize = 1;
+    pub const CLOSE: usize = 3;
+    pub const LSEEK: usize = 8;
+    pub const MMAP: usize = 9;
+    pub const MUNMAP: usize = 11;
+    pub const RT_SIGPROCMASK: usize = 14;
+    pub const PWRITE64: usize = 18;
+    pub const MADVISE: usize = 28;
+    pub const GETPID: usize = 39;
+    pub const PRCTL: usize = 157;
+    pub const GETTID: usize = 186;
+    pub const CLOCK_GETTIME: usize = 228;
+    pub const OPENAT: usize = 257;
+    pub const UNLINKAT: usize = 263;
+    pub const FALLOCATE: usize = 285;
+    pub const PRLIMIT64: usize = 302;
+    pub const PROCESS_VM_READV: usize = 310;
+}
+
+#[cfg(target_arch = "aarch64")]
+mod number {
+    pub const UNLINKAT: usize = 35;
+    pub const FALLOCATE: usize = 47;
+    pub const OPENAT: usize = 56;
+    pub const CLOSE: usize = 57;
+    pub const LSEEK: usize = 62;
+    pub const READ: usize = 63;
+    pub const WRITE: usize = 64;
+    pub const PWRITE64: usize = 68;
+    pub const CLOCK_GETTIME: usize = 113;
+    pub const RT_SIGPROCMASK: usize = 135;
+    pub const PRCTL: usize = 167;
+    pub const GETPID: usize = 172;
+    pub const GETTID: usize = 178;
+    pub const MUNMAP: usize = 215;
+    pub const MMAP: usize = 222;
+    pub const MADVISE: usize = 233;
+    pub const PRLIMIT64: usize = 261;
+    pub const PROCESS_VM_READV: usize = 270;
+}
+
+// The same on both processors.
+const AT_FDCWD: usize = -100isize as usize;
+const O_RDONLY: usize = 0;
+const O_RDWR: usize = 2;
+const O_CREAT: usize = 0o100;
+const O_EXCL: usize = 0o200;
+const O_CLOEXEC: usize = 0o2_000_000;
+const EINTR: isize = 4;
+const EEXIST: isize = 17;
+const EOPNOTSUPP: isize = 95;
+const ENOSYS: isize = 38;
+const PROT_READ_WRITE: usize = 3;
+const MAP_SHARED: usize = 1;
+const MAP_PRIVATE: usize = 2;
+const MAP_ANONYMOUS: usize = 0x20;
+const MAP_NORESERVE: usize = 0x4000;
+const MADV_WIPEONFORK: usize = 18;
+const RLIMIT_FSIZE: usize = 1;
+const PR_GET_NAME: usize = 16;
+const SEEK_END: usize = 2;
+const CLOCK_MONOTONIC: usize = 1;
+/// The smallest page of any Linux.
+const PAGE_SIZE: usize = 4096;
+
+/// A system call; negative results are `-errno`.
+///
+/// # Safety
+/// What the call demands of its arguments.
+#[cfg(target_arch = "x86_64")]
+unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the kernel changes rcx, r11 and what the arguments say.
+    unsafe {
+        core::arch::asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b,
+            in("rdx") c, in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _,
+            options(nostack));
+    }
+    result
+}
+
+/// A system call; negative results are `-errno`.
+///
+/// # Safety
+/// What the call demands of its arguments.
+#[cfg(target_arch = "aarch64")]
+unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
+    let result: isize;
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: the kernel changes x0 and what the arguments say.
+    unsafe {
+        core::arch::asm!("svc 0", in("x8") number, inlateout("x0") a as isize => result, in("x1") b,
+            in("x2") c, in("x3") d, in("x4") e, in("x5") f, options(nostack));
+    }
+    result
+}
+
+/// A call whose arguments are numbers, or point to what outlives it.
+macro_rules! call {
+    ($number:ident $(, $argument:expr)*) => {{
+        let given = [$($argument as usize),*];
+        let mut arguments = [0; 6];
+        let mut index = 0;
+        while index < given.len() {
+            arguments[index] = given[index];
+            index += 1;
+        }
+        // SAFETY: each use gives what this call demands.
+        unsafe { call(number::$number, arguments) }
+    }};
+}
+
+/// The address of a symbol of the program's libraries, or null: a weak reference, since no library must have it.
+macro_rules! weak_symbol {
+    ($name:literal) => {{
+        let address: *const ();
+        // SAFETY: loads the symbol's entry of the global offset table.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::asm!(concat!(".weak ", $name), concat!("mov {}, qword ptr [rip + ", $name, "@GOTPCREL]"),
+                out(reg) address, options(nostack, readonly, preserves_flags));
+            #[cfg(target_arch = "aarch64")]
+            core::arch::asm!(concat!(".weak ", $name), concat!("adrp {0}, :got:", $name),
+                concat!("ldr {0}, [{0}, :got_lo12:", $name, "]"),
+                out(reg) address, options(nostack, readonly, preserves_flags));
+        }
+        address
+    }};
+}
+pub(crate) use weak_symbol;
+
+/// Ends the process at once.
+pub fn trap() -> ! {
+    loop {
+        // SAFETY: an instruction that is not valid: SIGILL or SIGTRAP.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::asm!("ud2");
+            #[cfg(target_arch = "aarch64")]
+            core::arch::asm!("brk #1");
+        }
+    }
+}
+
+/// What a thread remembers; zero at first. The entry points know that `left` is the first.
+#[repr(C)]
+struct ThreadWords {
+    left: u64,
+    guard: u64,
+    generation: u32,
+    tid: u32,
+    stack_low: u64,
+    stack_base: u64,
+}
+
+/// The thread-local words of the calling thread.
+#[derive(Clone, Copy)]
+pub struct Thread(*mut ThreadWords);
+
+impl Thread {
+    /// Those of the calling thread.
+    pub fn current() -> Self {
+        let words: *mut ThreadWords;
+        // SAFETY: adds the variable's offset to the thread pointer (System V ABI, initial-exec).
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::asm!("mov {0}, qword ptr fs:[0]",
+                "add {0}, qword ptr [rip + stackprof_heap_thread@GOTTPOFF]",
+                out(reg) words, options(nostack, readonly));
+            #[cfg(target_arch = "aarch64")]
+            core::arch::asm!("mrs {0}, tpidr_el0", "adrp {1}, :gottprel:stackprof_heap_thread",
+                "ldr {1}, [{1}, :gottprel_lo12:stackprof_heap_thread]", "add {0}, {0}, {1}",
+                out(reg) words, out(reg) _, options(nostack, readonly));
+        }
+        Self(words)
+    }
+
+    /// Bytes until the next sample; what the entry points subtract from.
+    pub fn left(self) -> u64 {
+        // SAFETY: the calling thread's own.
+        unsafe { (*self.0).left }
+    }
+
+    /// Sets the bytes until the next sample.
+    pub fn set_left(self, left: u64) {
+        // SAFETY: the calling thread's own.
+        unsafe { (*self.0).left = left }
+    }
+
+    /// The stack pointer of the allocation that the thread is in, or 0.
+    pub fn guard(self) -> u64 {
+        // SAFETY: the calling thread's own.
+        unsafe { (*self.0).guard }
+    }
+
+    /// Sets the stack pointer of the allocation that the thread is in.
+    pub fn set_guard(self, guard: u64) {
+        // SAFETY: the calling thread's own.
+        unsafe { (*self.0).guard = guard }
+    }
+
+    /// The generation that the rest was set in; 0 at first.
+    pub fn generation(self) -> u32 {
+        // SAFETY: the calling thread's own.
+        unsafe { (*self.0).generation }
+    }
+
+    /// Begins a generation: asks for the thread's number.
+    pub fn set_generation(self, generation: u32) {
+        let tid = if is_confined() { 0 } else { call!(GETTID) as u32 };
+        // SAFETY: the calling thread's own.
+        unsafe {
+            (*self.0).generation = generation;
+            (*self.0).tid = tid;
+        }
+    }
+
+    /// The thread's number.
+    pub fn tid(self) -> u32 {
+        // SAFETY: the calling thread's own.
+        unsafe { (*self.0).tid }
+    }
+
+    /// Lowest address and base of the part of the thread's own stack that was read as a whole: it stays mapped as
+    /// long as the thread runs. Zeros: none was.
+    pub fn stack(self) -> (u64, u64) {
+        // SAFETY: the calling thread's own.
+        unsafe { ((*self.0).stack_low, (*self.0).stack_base) }
+    }
+
+    /// Notes that the bytes from `sp` up to `end` were read. They are the thread's own stack if they reach its base,
+    /// or what is known of it: other stacks are not next to it, since a guard page is below each.
+    pub fn add_to_stack(self, sp: u64, end: u64) {
+        let base = self.own_base();
+        let (low, known_base) = self.stack();
+        let is_own = sp < base && base <= end;
+        let is_below = base == known_base && sp < low && low <= end;
+        if is_own || is_below {
+            // SAFETY: the calling thread's own.
+            unsafe {
+                (*self.0).stack_low = sp;
+                (*self.0).stack_base = base;
+            }
+        }
+    }
+
+    /// An address above all frames of the thread's own stack, in the same memory: of the first thread, where the
+    /// program's arguments begin; of others, their control block. 0 where libc does not tell.
+    fn own_base(self) -> u64 {
+        if self.tid() == pid() {
+            let stack_end = weak_symbol!("__libc_stack_end").cast::<u64>();
+            // SAFETY: a variable of glibc's loader of this type.
+            return if stack_end.is_null() { 0 } else { unsafe { *stack_end } };
+        }
+        let pointer: u64;
+        // SAFETY: reads the thread pointer.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::asm!("mov {0}, qword ptr fs:[0]", out(reg) pointer, options(nostack, readonly));
+            #[cfg(target_arch = "aarch64")]
+            core::arch::asm!("mrs {0}, tpidr_el0", out(reg) pointer, options(nostack, nomem));
+        }
+        pointer
+    }
+}
+
+/// Signals are held back while it lives: a handler that leaves by `longjmp` or allocates would meet a record
+/// that is half written. Not those that a fault raises: their handlers run as always.
+pub struct BlockedSignals(Option<u64>);
+
+impl BlockedSignals {
+    /// Holds signals back.
+    pub fn new() -> Self {
+        // SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS.
+        const OF_FAULTS: u64 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 30;
+        const SIG_BLOCK: usize = 0;
+        let (blocked, mut before) = (!OF_FAULTS, 0u64);
+        if is_confined() {
+            return Self(None);
+        }
+        call!(RT_SIGPROCMASK, SIG_BLOCK, &raw const blocked, &raw mut before, size_of::<u64>());
+        Self(Some(before))
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        const SIG_SETMASK: usize = 2;
+        if let Some(before) = &self.0 {
+            call!(RT_SIGPROCMASK, SIG_SETMASK, &raw const *before, null::<u64>(), size_of::<u64>());
+        }
+    }
+}
+
+/// What `getpid()` gives, also in a child that shares its parent's memory.
+pub fn pid() -> u32 {
+    call!(GETPID) as u32
+}
+
+/// CLOCK_MONOTONIC, by libc where it is there: it needs no system call.
+pub fn now_ns() -> u64 {
+    let mut time = [0i64; 2];
+    let of_libc = weak_symbol!("clock_gettime");
+    if of_libc.is_null() {
+        call!(CLOCK_GETTIME, CLOCK_MONOTONIC, &raw mut time);
+    } else {
+        // SAFETY: the function of that name in libc has this type.
+        let clock_gettime: extern "C" fn(i32, *mut [i64; 2]) -> i32 =
+            unsafe { core::mem::transmute(of_libc) };
+        clock_gettime(CLOCK_MONOTONIC as i32, &raw mut time);
+    }
+    time[0] as u64 * 1_000_000_000 + time[1] as u64
+}
+
+/// Copies `length` bytes of stack, or up to the end of mapped memory. Gives how many, and whether the system
+/// refused: then it is what lies in the page of `from`.
+///
+/// # Safety
+/// There is room for them, and the byte at `from` can be read.
+pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool) {
+    let local = [to as usize, length];
+    let remote = [from as usize, length];
+    if !is_confined() {
+        let copied = call!(PROCESS_VM_READV, pid(), &raw const local, 1, &raw const remote, 1, 0);
+        if copied >= 0 {
+            return (copied as usize, false);
+        }
+    }
+    let in_page = (PAGE_SIZE - from as usize % PAGE_SIZE).min(length);
+    // SAFETY: a page is mapped as a whole, and other threads do not write this one's frames.
+    unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to, in_page) };
+    (in_page, true)
+}
+
+/// What an environment variable is.
+pub enum Variable {
+    /// libc has no environment yet.
+    NotYet,
+    /// It is not set.
+    Absent,
+    /// A C string.
+    Present(*const u8),
+}
+
+/// Looks for a variable as libc has it now.
+pub fn variable(name: &str) -> Variable {
+    let environ = weak_symbol!("environ").cast::<*const *const u8>();
+    // SAFETY: a variable of libc of this type.
+    let mut entry = if environ.is_null() { null() } else { unsafe { *environ } };
+    if entry.is_null() {
+        return Variable::NotYet;
+    }
+    // SAFETY: the list ends with a null pointer, each string with zero; a comparison ends at the first difference.
+    unsafe {
+        while !(*entry).is_null() {
+            let text = *entry;
+            let is_it = name.bytes().enumerate().all(|(at, byte)| *text.add(at) == byte);
+            if is_it && *text.add(name.len()) == b'=' {
+                return Variable::Present(text.add(name.len() + 1));
+            }
+            entry = entry.add(1);
+        }
+    }
+    Variable::Absent
+}
+
+fn open(path: *const u8, flags: usize) -> isize {
+    loop {
+        let descriptor = call!(OPENAT, AT_FDCWD, path, flags | O_CLOEXEC, 0o600);
+        if descriptor != -EINTR {
+            return descriptor;
+        }
+    }
+}
+
+fn map(size: usize, flags: usize, descriptor: isize) -> Option<*mut u8> {
+    let address = call!(MMAP, null::<u8>(), size, PROT_READ_WRITE, flags, descriptor, 0);
+    (address >= 0 || address < -4095).then_some(address as *mut u8)
+}
+
+/// Maps a file of at least this size for good.
+pub fn map_control(path: *const u8, size: usize) -> Option<*mut u8> {
+    let descriptor = open(path, O_RDWR);
+    if descriptor < 0 {
+        return None;
+    }
+    let is_long = call!(LSEEK, descriptor, 0, SEEK_END) >= size as isize;
+    let mapped = if is_long { map(size, MAP_SHARED, descriptor) } else { None };
+    call!(CLOSE, descriptor);
+    mapped
+}
+
+/// Maps memory that is zero, here and again in each child of fork.
+pub fn map_wiped(size: usize) -> Option<*mut u8> {
+    let mapped = map(size, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1)?;
+    if call!(MADVISE, mapped, size, MADV_WIPEONFORK) < 0 {
+        unmap(mapped, size);
+        return None;
+    }
+    Some(mapped)
+}
+
+/// Ends a mapping.
+pub fn unmap(address: *mut u8, size: usize) {
+    call!(MUNMAP, address, size);
+}
+
+/// Why there is no ring.
+pub enum RingError {
+    /// A file of that name is there.
+    Exists,
+    /// Another reason.
+    Refused(Refusal),
+}
+
+/// Makes a file of zeros, whose blocks are allocated (else writing to it could raise SIGBUS), and maps it.
+pub fn make_ring(path: *const u8, size: usize) -> Result<*mut u8, RingError> {
+    // Beyond this limit the kernel would send SIGXFSZ.
+    if file_size_limit() < size as u64 {
+        return Err(RingError::Refused(Refusal::Space));
+    }
+    let descriptor = open(path, O_RDWR | O_CREAT | O_EXCL);
+    if descriptor == -EEXIST {
+        return Err(RingError::Exists);
+    }
+    if descriptor < 0 {
+        return Err(RingError::Refused(Refusal::Create));
+    }
+    let mapped = if allocate(descriptor, size) {
+        map(size, MAP_SHARED, descriptor).ok_or(Refusal::Map)
+    } else {
+        Err(Refusal::Space)
+    };
+    call!(CLOSE, descriptor);
+    mapped.map_err(|refusal| {
+        call!(UNLINKAT, AT_FDCWD, path, 0);
+        RingError::Refused(refusal)
+    })
+}
+
+fn file_size_limit() -> u64 {
+    let mut limit = [u64::MAX; 2];
+    call!(PRLIMIT64, 0, RLIMIT_FSIZE, null::<u64>(), &raw mut limit);
+    limit[0]
+}
+
+fn allocate(descriptor: isize, size: usize) -> bool {
+    static ZEROS: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+    let result = loop {
+        let result = call!(FALLOCATE, descriptor, 0, 0, size);
+        if result != -EINTR {
+            break result;
+        }
+    };
+    if result != -EOPNOTSUPP && result != -ENOSYS {
+        return result == 0;
+    }
+    let mut at = 0;
+    while at < size {
+        let written = call!(PWRITE64, descriptor, ZEROS.as_ptr(), ZEROS.len().min(size - at), at);
+        if written <= 0 && written != -EINTR {
+            return false;
+        }
+        at += written.max(0) as usize;
+    }
+    true
+}
+
+/// Copies /proc/self/maps into a new file, at most `limit` bytes of it.
+pub fn copy_maps(path: *const u8, buffer: *mut u8, buffer_size: usize, limit: usize) {
+    if file_size_limit() < limit as u64 {
+        return;
+    }
+    let from = open(c"/proc/self/maps".as_ptr().cast(), O_RDONLY);
+    let to = open(path, O_RDWR | O_CREAT | O_EXCL);
+    let mut total = 0;
+    while from >= 0 && to >= 0 && total < limit {
+        let length = call!(READ, from, buffer, buffer_size.min(limit - total));
+        if length <= 0 {
+            break;
+        }
+        let mut written = 0;
+        while written < length {
+            let result = call!(WRITE, to, buffer.wrapping_add(written as usize), length - written);
+            if result <= 0 {
+                break;
+            }
+            written += result;
+        }
+        if written < length {
+            break;
+        }
+        total += length as usize;
+    }
+    for descriptor in [from, to] {
+        if descriptor >= 0 {
+            call!(CLOSE, descriptor);
+        }
+    }
+}
+
+/// The calling thread's name: 16 bytes, the last of them zero.
+pub fn thread_name(name: *mut [u8; 16]) {
+    call!(PRCTL, PR_GET_NAME, name);
+}
+
+/// Number of seccomp filters of the process, as /proc says.
+pub fn seccomp_filters(buffer: *mut u8, buffer_size: usize) -> u64 {
+    let descriptor = open(c"/proc/self/status".as_ptr().cast(), O_RDONLY);
+    if descriptor < 0 {
+        return 0;
+    }
+    let length = call!(READ, descriptor, buffer, buffer_size).max(0) as usize;
+    call!(CLOSE, descriptor);
+    // SAFETY: so many bytes were read into it.
+    let text = unsafe { core::slice::from_raw_parts(buffer, length) };
+    let name = b"Seccomp_filters:\t";
+    let value = text.windows(name.len()).position(|found| found == name).map_or(length, |at| at + name.len());
+    let digits = text.iter().skip(value).take_while(|byte| byte.is_ascii_digit());
+    digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))
+}
+
+/// At load and at exit.
+extern "C" fn load() {
+    super::real::load();
+    let _ = super::process::status();
+}
+
+extern "C" fn unload() {
+    super::process::end();
+}
+
+// SAFETY: functions without arguments may stand there.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static LOAD: extern "C" fn() = load;
+
+// SAFETY: functions without arguments may stand there.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static UNLOAD: extern "C" fn() = unload;

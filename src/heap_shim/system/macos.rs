@@ -1,0 +1,370 @@
+//! Calls of libSystem and thread-specific words on macOS. Its calls set `errno` where they fail; none of those that
+//! are made here does, once the ring is there.
+#![allow(unsafe_code)]
+
+use super::shared_memory::Refusal;
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr::{null, null_mut};
+use core::sync::atomic::{AtomicUsize, Ordering};
+
+// SAFETY: functions of libSystem, of the types of its headers. Variadic ones are called with what they take.
+#[link(name = "System")]
+unsafe extern "C" {
+    fn open(path: *const c_char, flags: c_int, ...) -> c_int;
+    fn close(descriptor: c_int) -> c_int;
+    fn lseek(descriptor: c_int, offset: i64, whence: c_int) -> i64;
+    fn pwrite(descriptor: c_int, from: *const c_void, length: usize, offset: i64) -> isize;
+    fn unlink(path: *const c_char) -> c_int;
+    fn mmap(
+        at: *mut c_void,
+        size: usize,
+        protection: c_int,
+        flags: c_int,
+        fd: c_int,
+        offset: i64,
+    ) -> *mut c_void;
+    fn munmap(at: *mut c_void, size: usize) -> c_int;
+    fn minherit(at: *mut c_void, size: usize, inherit: c_int) -> c_int;
+    fn getpid() -> c_int;
+    fn getrlimit(resource: c_int, limit: *mut [u64; 2]) -> c_int;
+    fn getenv(name: *const c_char) -> *const c_char;
+    fn clock_gettime_nsec_np(clock: c_int) -> u64;
+    fn pthread_key_create(key: *mut usize, destructor: *const c_void) -> c_int;
+    fn pthread_setspecific(key: usize, value: *const c_void) -> c_int;
+    fn pthread_getspecific(key: usize) -> *mut c_void;
+    fn pthread_threadid_np(thread: usize, id: *mut u64) -> c_int;
+    fn pthread_sigmask(how: c_int, set: *const u32, before: *mut u32) -> c_int;
+    fn mach_vm_read_overwrite(task: u32, at: u64, size: u64, to: u64, copied: *mut u64) -> c_int;
+    fn __error() -> *mut c_int;
+    static mach_task_self_: u32;
+}
+
+const O_RDWR: c_int = 2;
+const O_CREAT: c_int = 0x200;
+const O_EXCL: c_int = 0x800;
+const O_CLOEXEC: c_int = 0x100_0000;
+const EEXIST: c_int = 17;
+const EINTR: c_int = 4;
+const SEEK_END: c_int = 2;
+const RLIMIT_FSIZE: c_int = 1;
+const PROT_READ_WRITE: c_int = 3;
+const MAP_SHARED: c_int = 1;
+const MAP_PRIVATE: c_int = 2;
+const MAP_ANON: c_int = 0x1000;
+const VM_INHERIT_ZERO: c_int = 3;
+const CLOCK_UPTIME_RAW: c_int = 8;
+/// The smallest page of any Mac.
+const PAGE_SIZE: usize = 4096;
+
+/// Where the thread's counter is, from the register that points to the thread-specific words; 0 before there are
+/// keys. The entry points read it. The layout is that of libpthread: a key is an index (`_PTHREAD_TSD_SLOT`).
+pub static LEFT_OFFSET: AtomicUsize = AtomicUsize::new(0);
+static GUARD_KEY: AtomicUsize = AtomicUsize::new(0);
+static GENERATION_KEY: AtomicUsize = AtomicUsize::new(0);
+
+/// Ends the process at once.
+pub fn trap() -> ! {
+    loop {
+        // SAFETY: an instruction that is not valid: SIGILL or SIGTRAP.
+        unsafe {
+            #[cfg(target_arch = "x86_64")]
+            core::arch::asm!("ud2");
+            #[cfg(target_arch = "aarch64")]
+            core::arch::asm!("brk #1");
+        }
+    }
+}
+
+/// The thread-specific words of the calling thread: zero at first, also before there are keys.
+#[derive(Clone, Copy)]
+pub struct Thread;
+
+impl Thread {
+    /// Those of the calling thread.
+    pub fn current() -> Self {
+        Self
+    }
+
+    fn get(key: usize) -> u64 {
+        // SAFETY: a key of this library, or 0, which no key is.
+        if key == 0 { 0 } else { unsafe { pthread_getspecific(key) as u64 } }
+    }
+
+    fn set(key: usize, value: u64) {
+        if key != 0 {
+            // SAFETY: a key of this library.
+            unsafe { pthread_setspecific(key, value as *const c_void) };
+        }
+    }
+
+    /// Bytes until the next sample; what the entry points subtract from.
+    pub fn left(self) -> u64 {
+        Self::get(LEFT_OFFSET.load(Ordering::Relaxed) / size_of::<usize>())
+    }
+
+    /// Sets the bytes until the next sample.
+    pub fn set_left(self, left: u64) {
+        Self::set(LEFT_OFFSET.load(Ordering::Relaxed) / size_of::<usize>(), left);
+    }
+
+    /// The stack pointer of the allocation that the thread is in, or 0.
+    pub fn guard(self) -> u64 {
+        Self::get(GUARD_KEY.load(Ordering::Relaxed))
+    }
+
+    /// Sets the stack pointer of the allocation that the thread is in.
+    pub fn set_guard(self, guard: u64) {
+        Self::set(GUARD_KEY.load(Ordering::Relaxed), guard);
+    }
+
+    /// The generation that the rest was set in; 0 at first.
+    pub fn generation(self) -> u32 {
+        Self::get(GENERATION_KEY.load(Ordering::Relaxed)) as u32
+    }
+
+    /// Begins a generation.
+    pub fn set_generation(self, generation: u32) {
+        Self::set(GENERATION_KEY.load(Ordering::Relaxed), u64::from(generation));
+    }
+
+    /// The low half of the thread's number.
+    pub fn tid(self) -> u32 {
+        let mut id = 0;
+        // SAFETY: of the calling thread, into a variable.
+        unsafe { pthread_threadid_np(0, &raw mut id) };
+        id as u32
+    }
+
+    /// What of the thread's own stack is known to be mapped: not remembered here.
+    pub fn stack(self) -> (u64, u64) {
+        (0, 0)
+    }
+
+    /// Not remembered here.
+    pub fn add_to_stack(self, _: u64, _: u64) {}
+}
+
+/// Signals are held back while it lives: a handler that leaves by `longjmp` or allocates would meet a record
+/// that is half written. Not those that a fault raises: their handlers run as always.
+pub struct BlockedSignals(u32);
+
+impl BlockedSignals {
+    /// Holds signals back.
+    pub fn new() -> Self {
+        // SIGILL, SIGTRAP, SIGABRT, SIGFPE, SIGBUS, SIGSEGV, SIGSYS.
+        const OF_FAULTS: u32 = 1 << 3 | 1 << 4 | 1 << 5 | 1 << 7 | 1 << 9 | 1 << 10 | 1 << 11;
+        const SIG_BLOCK: c_int = 1;
+        let (blocked, mut before) = (!OF_FAULTS, 0);
+        // SAFETY: sets are 32 bits wide.
+        unsafe { pthread_sigmask(SIG_BLOCK, &raw const blocked, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        const SIG_SETMASK: c_int = 3;
+        // SAFETY: sets are 32 bits wide.
+        unsafe { pthread_sigmask(SIG_SETMASK, &raw const self.0, null_mut()) };
+    }
+}
+
+/// The process's number.
+pub fn pid() -> u32 {
+    // SAFETY: takes nothing.
+    unsafe { getpid() as u32 }
+}
+
+/// CLOCK_UPTIME_RAW.
+pub fn now_ns() -> u64 {
+    // SAFETY: a clock's number.
+    unsafe { clock_gettime_nsec_np(CLOCK_UPTIME_RAW) }
+}
+
+/// Copies `length` bytes of stack; where some of them are not mapped, a half, a quarter and so on, at least what lies in
+/// the page of `from`. Gives how many, and whether there may be more.
+///
+/// # Safety
+/// There is room for them, and the byte at `from` can be read.
+pub unsafe fn copy_stack(from: u64, to: *mut u8, length: usize) -> (usize, bool) {
+    let mut copied = 0;
+    let mut wanted = length as u64;
+    while wanted >= PAGE_SIZE as u64 {
+        // SAFETY: copies within this task, and fails where memory is not mapped.
+        let result =
+            unsafe { mach_vm_read_overwrite(mach_task_self_, from, wanted, to as u64, &raw mut copied) };
+        if result == 0 {
+            return (wanted as usize, wanted < length as u64);
+        }
+        wanted /= 2;
+    }
+    let in_page = (PAGE_SIZE - from as usize % PAGE_SIZE).min(length);
+    // SAFETY: a page is mapped as a whole, and other threads do not write this one's frames.
+    unsafe { core::ptr::copy_nonoverlapping(from as *const u8, to, in_page) };
+    (in_page, true)
+}
+
+/// What an environment variable is.
+pub enum Variable {
+    /// libSystem has no environment yet; dyld loads libraries after it has.
+    #[allow(dead_code)]
+    NotYet,
+    /// It is not set.
+    Absent,
+    /// A C string.
+    Present(*const u8),
+}
+
+/// Looks for a variable, and makes the keys of the thread-specific words.
+pub fn variable(name: &str) -> Variable {
+    let mut text = [0u8; 32];
+    let room = text.len() - 1;
+    text.iter_mut().take(room).zip(name.bytes()).for_each(|(to, byte)| *to = byte);
+    // SAFETY: ends with zero.
+    let value = unsafe { getenv(text.as_ptr().cast()) };
+    if value.is_null() || !make_keys() {
+        return Variable::Absent;
+    }
+    Variable::Present(value.cast())
+}
+
+fn make_keys() -> bool {
+    let mut keys = [0; 3];
+    for key in &mut keys {
+        // SAFETY: a variable for the key; no destructor.
+        if unsafe { pthread_key_create(&raw mut *key, null()) } != 0 {
+            return false;
+        }
+    }
+    let [left, guard, generation] = keys;
+    GUARD_KEY.store(guard, Ordering::Relaxed);
+    GENERATION_KEY.store(generation, Ordering::Relaxed);
+    LEFT_OFFSET.store(left * size_of::<usize>(), Ordering::Release);
+    true
+}
+
+fn open_file(path: *const u8, flags: c_int) -> c_int {
+    let mode: c_int = 0o600;
+    // SAFETY: a C string.
+    unsafe { open(path.cast(), flags | O_CLOEXEC, mode) }
+}
+
+fn map(size: usize, flags: c_int, descriptor: c_int) -> Option<*mut u8> {
+    // SAFETY: at no address of its own.
+    let address = unsafe { mmap(null_mut(), size, PROT_READ_WRITE, flags, descriptor, 0) };
+    (address as isize != -1).then_some(address.cast())
+}
+
+/// Maps a file of at least this size for good.
+pub fn map_control(path: *const u8, size: usize) -> Option<*mut u8> {
+    let descriptor = open_file(path, O_RDWR);
+    if descriptor < 0 {
+        return None;
+    }
+    // SAFETY: an open descriptor.
+    let is_long = unsafe { lseek(descriptor, 0, SEEK_END) } >= size as i64;
+    let mapped = if is_long { map(size, MAP_SHARED, descriptor) } else { None };
+    // SAFETY: opened above.
+    unsafe { close(descriptor) };
+    mapped
+}
+
+/// Maps memory that is zero, here and again in each child of fork.
+pub fn map_wiped(size: usize) -> Option<*mut u8> {
+    let size = size.next_multiple_of(16384);
+    let mapped = map(size, MAP_PRIVATE | MAP_ANON, -1)?;
+    // SAFETY: mapped above, whole pages.
+    if unsafe { minherit(mapped.cast(), size, VM_INHERIT_ZERO) } != 0 {
+        unmap(mapped, size);
+        return None;
+    }
+    Some(mapped)
+}
+
+/// Ends a mapping.
+pub fn unmap(address: *mut u8, size: usize) {
+    // SAFETY: a mapping of this library.
+    unsafe { munmap(address.cast(), size) };
+}
+
+/// Why there is no ring.
+pub enum RingError {
+    /// A file of that name is there.
+    Exists,
+    /// Another reason.
+    Refused(Refusal),
+}
+
+/// Makes a file of zeros, which are written (else writing to it could raise SIGBUS), and maps it.
+pub fn make_ring(path: *const u8, size: usize) -> Result<*mut u8, RingError> {
+    let mut limit = [u64::MAX; 2];
+    // SAFETY: two words.
+    unsafe { getrlimit(RLIMIT_FSIZE, &raw mut limit) };
+    // Beyond this limit the kernel would send SIGXFSZ.
+    if limit[0] < size as u64 {
+        return Err(RingError::Refused(Refusal::Space));
+    }
+    let descriptor = open_file(path, O_RDWR | O_CREAT | O_EXCL);
+    if descriptor < 0 {
+        // SAFETY: the calling thread's errno.
+        let is_there = unsafe { *__error() } == EEXIST;
+        return Err(if is_there { RingError::Exists } else { RingError::Refused(Refusal::Create) });
+    }
+    let mapped = if write_zeros(descriptor, size) {
+        map(size, MAP_SHARED, descriptor).ok_or(Refusal::Map)
+    } else {
+        Err(Refusal::Space)
+    };
+    // SAFETY: opened above.
+    unsafe { close(descriptor) };
+    mapped.map_err(|refusal| {
+        // SAFETY: a C string.
+        unsafe { unlink(path.cast()) };
+        RingError::Refused(refusal)
+    })
+}
+
+fn write_zeros(descriptor: c_int, size: usize) -> bool {
+    static ZEROS: [u8; 16384] = [0; 16384];
+    let mut at = 0;
+    while at < size {
+        // SAFETY: so many bytes are there.
+        let written =
+            unsafe { pwrite(descriptor, ZEROS.as_ptr().cast(), ZEROS.len().min(size - at), at as i64) };
+        // SAFETY: the calling thread's errno.
+        if written <= 0 && unsafe { *__error() } != EINTR {
+            return false;
+        }
+        at += written.max(0) as usize;
+    }
+    true
+}
+
+/// There is no such file: stackprof asks the kernel for the images of a task.
+pub fn copy_maps(_: *const u8, _: *mut u8, _: usize, _: usize) {}
+
+/// There is no seccomp.
+pub fn seccomp_filters(_: *mut u8, _: usize) -> u64 {
+    0
+}
+
+/// Threads have names of their own only.
+pub fn thread_name(_: *mut [u8; 16]) {}
+
+extern "C" fn load() {
+    let _ = super::process::status();
+}
+
+extern "C" fn unload() {
+    super::process::end();
+}
+
+// SAFETY: functions without arguments may stand there.
+#[used]
+#[unsafe(link_section = "__DATA,__mod_init_func,mod_init_funcs")]
+static LOAD: extern "C" fn() = load;
+
+// SAFETY: functions without arguments may stand there.
+#[used]
+#[unsafe(link_section = "__DATA,__mod_term_func,mod_term_funcs")]
+static UNLOAD: extern "C" fn() = unload;

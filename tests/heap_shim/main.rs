@@ -1,0 +1,13 @@
+//! The heap shim in real programs: each allocation that a program logs has its record, and no program says anything
+//! else than without it, whatever becomes of the reader. Programs are compiled from `tests/fixtures/heap_*.c`.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../src/heap_shim/shared_memory.rs"]
+#[allow(dead_code, unreachable_pub)] // the tests use a part
+mod shared_memory;
+
+mod program;
+mod records;
+mod ring;
+mod same_output;

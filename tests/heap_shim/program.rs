@@ -1,0 +1,152 @@
+//! Programs with the shim in them, and without.
+
+use std::cell::Cell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use tempfile::TempDir;
+
+use crate::ring::Ring;
+use crate::shared_memory::{CONTROL_NAME, CONTROL_SIZE, DIRECTORY_VARIABLE, MAGIC, RING_PREFIX, SHIM_NAME};
+
+/// The compiled fixtures.
+pub(crate) struct Fixtures {
+    _directory: TempDir,
+    /// Allocates by libc.
+    pub(crate) calls: PathBuf,
+    /// Allocates by `allocator`.
+    pub(crate) calls_of_library: PathBuf,
+    /// A library with an allocator.
+    pub(crate) allocator: PathBuf,
+}
+
+/// Compiles them once.
+pub(crate) fn fixtures() -> &'static Fixtures {
+    static FIXTURES: OnceLock<Fixtures> = OnceLock::new();
+    FIXTURES.get_or_init(|| {
+        let directory = TempDir::new().unwrap();
+        let source = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        let compile = |name: &str, to: &Path, flags: &[&str]| {
+            let mut cc = Command::new("cc");
+            cc.args(["-O1", "-g", "-w", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-o"]);
+            let output = cc.arg(to).arg(source(name)).args(flags).output().unwrap();
+            assert!(output.status.success(), "{cc:?}: {}", String::from_utf8_lossy(&output.stderr));
+        };
+        let at = |name: &str| directory.path().join(name);
+        let (calls, calls_of_library, allocator) =
+            (at("calls"), at("calls_of_library"), at("liballocator.so"));
+        compile("heap_calls.c", &calls, &["-pthread", "-ldl"]);
+        compile("heap_allocator.c", &allocator, &["-shared", "-fPIC", "-fno-builtin"]);
+        let library = allocator.to_str().unwrap();
+        let flags = ["-pthread", "-Wl,--no-as-needed", library, "-ldl"];
+        compile("heap_calls.c", &calls_of_library, &flags);
+        Fixtures { _directory: directory, calls, calls_of_library, allocator }
+    })
+}
+
+/// What the control file asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) mean_bytes: u64,
+    pub(crate) data_size: u64,
+    pub(crate) set_slots: u64,
+    pub(crate) stack_size: u32,
+    pub(crate) seed: u64,
+}
+
+impl Settings {
+    /// Every allocation, and room for all of them.
+    pub(crate) fn all() -> Self {
+        Self { mean_bytes: 1, data_size: 64 << 20, set_slots: 1 << 20, stack_size: 512, seed: 0 }
+    }
+}
+
+/// A directory as stackprof makes it.
+pub(crate) struct Directory(TempDir, Cell<u32>);
+
+impl Directory {
+    pub(crate) fn new(settings: Settings) -> Self {
+        let Settings { mean_bytes, data_size, set_slots, stack_size, seed } = settings;
+        let mut control = Vec::new();
+        for number in [MAGIC, mean_bytes, data_size, set_slots, u64::from(stack_size), seed] {
+            control.extend(number.to_ne_bytes());
+        }
+        control.resize(CONTROL_SIZE, 0);
+        let directory = Self(TempDir::new().unwrap(), Cell::new(0));
+        fs::write(directory.path().join(CONTROL_NAME), control).unwrap();
+        let library = stackprof::sources::heap_shim::library().expect("this build has a shim");
+        fs::write(directory.path().join(SHIM_NAME), library).unwrap();
+        directory
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// A number of the control file.
+    pub(crate) fn control(&self, offset: usize) -> u64 {
+        let bytes = fs::read(self.path().join(CONTROL_NAME)).unwrap();
+        u64::from_ne_bytes(bytes[offset..offset + 8].try_into().unwrap())
+    }
+
+    /// A command with the shim in it.
+    pub(crate) fn command(&self, program: &Path, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null());
+        command.env("LD_PRELOAD", self.path().join(SHIM_NAME)).env(DIRECTORY_VARIABLE, self.path());
+        command
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn run(&self, program: &Path, arguments: &[&str]) -> Output {
+        self.start(program, arguments).wait_with_output().unwrap()
+    }
+
+    /// Starts it; its output is kept.
+    pub(crate) fn start(&self, program: &Path, arguments: &[&str]) -> Child {
+        let mut command = self.command(program, arguments);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        self.1.set(child.id());
+        child
+    }
+
+    /// The first ring of the process that was started last, once it is there.
+    pub(crate) fn ring(&self) -> Option<Ring> {
+        let name = format!("{RING_PREFIX}{}.0", self.1.get());
+        Ring::all(self.path()).into_iter().find(|ring| ring.name == name)
+    }
+}
+
+/// One line of a program's log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Logged {
+    pub(crate) what: char,
+    pub(crate) address: u64,
+    pub(crate) size: u64,
+}
+
+/// What a program logged, in the order of its calls.
+pub(crate) fn log_of(output: &Output) -> Vec<Logged> {
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines = text.lines().filter_map(|line| line.strip_prefix("log "));
+    lines
+        .map(|line| {
+            let mut fields = line.split(' ');
+            Logged {
+                what: fields.next().unwrap().chars().next().unwrap(),
+                address: u64::from_str_radix(fields.next().unwrap(), 16).unwrap(),
+                size: fields.next().unwrap().parse().unwrap(),
+            }
+        })
+        .collect()
+}
+
+/// What a program printed, but for addresses.
+pub(crate) fn said(output: &Output) -> (Option<i32>, String, String) {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("log ")).collect();
+    (output.status.code(), lines.join("\n"), String::from_utf8_lossy(&output.stderr).into_owned())
+}

@@ -1,0 +1,296 @@
+//! What is recorded is what the program did.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::program::{Directory, Logged, Settings, fixtures, log_of};
+use crate::ring::{Record, Ring};
+use crate::shared_memory::{
+    Function, MAPS_PREFIX, Origin, RING_PREFIX, RingHeader, aarch64_register, flag, x86_64_register,
+};
+
+/// The program's return address, stack pointer and frame pointer among the registers.
+fn pc_sp_fp(registers: &[u64]) -> (u64, u64, u64) {
+    if cfg!(target_arch = "x86_64") {
+        (registers[x86_64_register::PC], registers[x86_64_register::SP], registers[x86_64_register::RBP])
+    } else {
+        (
+            registers[aarch64_register::PC],
+            registers[aarch64_register::SP],
+            registers[aarch64_register::X19 + 10],
+        )
+    }
+}
+
+/// Where a file is mapped, by the copy of /proc/self/maps that belongs to a ring.
+fn mapped(directory: &Path, ring: &Ring, program: &Path) -> Vec<(u64, u64)> {
+    let name = ring.name.replace(RING_PREFIX, MAPS_PREFIX);
+    let maps = fs::read_to_string(directory.join(name)).unwrap();
+    let end = fs::read_to_string(directory.join(ring.name.replace(RING_PREFIX, MAPS_PREFIX) + ".end"));
+    assert!(end.is_err() || end.unwrap().contains("[stack]"));
+    let lines = maps.lines().filter(|line| line.ends_with(program.to_str().unwrap()));
+    let range = |line: &str| {
+        let (begin, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        (u64::from_str_radix(begin, 16).unwrap(), u64::from_str_radix(end, 16).unwrap())
+    };
+    let ranges: Vec<_> = lines.map(range).collect();
+    assert!(!ranges.is_empty(), "{program:?} is not in {maps}");
+    ranges
+}
+
+/// Of each address what happened to it, in order; of the program's own calls only.
+fn by_address(events: impl Iterator<Item = Logged>) -> HashMap<u64, Vec<(char, u64)>> {
+    let mut found: HashMap<u64, Vec<(char, u64)>> = HashMap::new();
+    for event in events {
+        found.entry(event.address).or_default().push((event.what, event.size));
+    }
+    found
+}
+
+/// The records of allocations that the program itself made, and of what became of them.
+fn of_program(records: &[Record], ranges: &[(u64, u64)]) -> Vec<Logged> {
+    let mut is_own: HashMap<u64, bool> = HashMap::new();
+    let event = |what, address, size| Logged { what, address, size };
+    let mut found = Vec::new();
+    for record in records {
+        match record {
+            Record::Allocation(allocation) => {
+                let (pc, ..) = pc_sp_fp(&allocation.registers);
+                let own = ranges.iter().any(|(begin, end)| (*begin..*end).contains(&pc));
+                is_own.insert(allocation.address, own);
+                if own {
+                    found.push(event('+', allocation.address, allocation.size));
+                }
+            }
+            Record::Free { address } if is_own.get(address) == Some(&true) => {
+                found.push(event('-', *address, 0))
+            }
+            Record::Restore { address } if is_own.get(address) == Some(&true) => {
+                found.push(event('!', *address, 0));
+            }
+            Record::Free { .. } | Record::Restore { .. } => {}
+        }
+    }
+    found
+}
+
+fn check_log(mode: &str, program: &Path) {
+    let directory = Directory::new(Settings::all());
+    let log = log_of(&directory.run(program, &[mode]));
+    assert!(!log.is_empty());
+    let ring = &directory.ring().unwrap();
+    assert_eq!((ring.lost_allocations(), ring.lost_frees()), ((0, 0), 0));
+    let recorded = of_program(&ring.take_all(), &mapped(directory.path(), ring, program));
+    let (logged, recorded) = (by_address(log.into_iter()), by_address(recorded.into_iter()));
+    for (address, events) in &logged {
+        assert_eq!(recorded.get(address), Some(events), "{mode}: {address:#x}");
+    }
+    assert_eq!(logged.len(), recorded.len());
+}
+
+#[test]
+fn each_function_is_recorded_as_the_program_called_it() {
+    check_log("calls", &fixtures().calls);
+}
+
+#[test]
+fn a_thousand_threads_are_recorded_and_blocks_that_others_free() {
+    check_log("threads", &fixtures().calls);
+    check_log("few-threads", &fixtures().calls);
+}
+
+#[test]
+fn allocations_before_main_and_after_exit_handlers_are_recorded() {
+    check_log("ends", &fixtures().calls);
+}
+
+#[test]
+fn allocations_on_coroutines_and_alternate_stacks_are_recorded() {
+    check_log("coroutines", &fixtures().calls);
+}
+
+#[test]
+fn programs_that_restrict_their_system_calls_are_recorded() {
+    check_log("filter", &fixtures().calls);
+    check_log("filter-by-syscall", &fixtures().calls);
+}
+
+#[test]
+fn a_child_of_vfork_writes_into_its_parents_ring() {
+    check_log("vforks", &fixtures().calls);
+}
+
+#[test]
+fn another_allocator_is_called_and_recorded() {
+    check_log("few-threads", &fixtures().calls_of_library);
+}
+
+/// Registers and stack bytes lead from the allocation to its callers, by frame pointers.
+#[test]
+fn registers_and_stack_are_those_of_the_caller() {
+    let program = &fixtures().calls;
+    let directory = Directory::new(Settings { stack_size: 4096, ..Settings::all() });
+    log_of(&directory.run(program, &["callers"]));
+    let ring = &directory.ring().unwrap();
+    let base = mapped(directory.path(), ring, program)[0].0;
+    let records = ring.take_all();
+    let allocation = records
+        .iter()
+        .find_map(|record| match record {
+            Record::Allocation(allocation) if allocation.size == 4242 => Some(allocation),
+            _ => None,
+        })
+        .unwrap();
+    assert_eq!(allocation.function, Function::Malloc as u32);
+    assert!(allocation.tid > 0 && allocation.flags & flag::STACK_REFUSED == 0);
+    let (pc, sp, mut fp) = pc_sp_fp(&allocation.registers);
+    let word = |address: u64| {
+        let at = (address - sp) as usize;
+        u64::from_ne_bytes(allocation.stack[at..at + 8].try_into().unwrap())
+    };
+    let symbols = symbols(program);
+    let name = |address: u64| {
+        let at = address - 1 - base;
+        symbols
+            .iter()
+            .find(|(begin, size, _)| (*begin..begin + size).contains(&at))
+            .map(|found| found.2.as_str())
+    };
+    let mut names = vec![name(pc)];
+    for _ in 0..4 {
+        names.push(name(word(fp + 8)));
+        fp = word(fp);
+    }
+    assert_eq!(names, ["logged_malloc", "inner", "middle", "outer", "main"].map(Some));
+}
+
+/// Address, size and name of each function.
+fn symbols(program: &Path) -> Vec<(u64, u64, String)> {
+    let output = Command::new("nm").args(["--print-size", "--defined-only"]).arg(program).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let symbol = |line: &str| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [begin, size, _, name] = fields[..] else { return None };
+        Some((u64::from_str_radix(begin, 16).ok()?, u64::from_str_radix(size, 16).ok()?, name.to_owned()))
+    };
+    text.lines().filter_map(symbol).collect()
+}
+
+#[test]
+fn stacks_that_end_say_so() {
+    let directory = Directory::new(Settings { stack_size: 65536, ..Settings::all() });
+    log_of(&directory.run(&fixtures().calls, &["coroutines"]));
+    let mut on_small_stacks = 0;
+    for record in directory.ring().unwrap().take_all() {
+        let Record::Allocation(allocation) = record else { continue };
+        if (100..120).contains(&allocation.size) {
+            // A stack of five pages, with no memory above.
+            assert!(allocation.stack.len() <= 5 * 4096 && allocation.flags & flag::STACK_END != 0);
+            on_small_stacks += 1;
+        }
+    }
+    assert!(on_small_stacks >= 800, "{on_small_stacks}");
+}
+
+#[test]
+fn children_of_fork_have_rings_of_their_own() {
+    let directory = Directory::new(Settings { data_size: 1 << 20, ..Settings::all() });
+    let output = directory.run(&fixtures().calls, &["forks"]);
+    assert!(output.status.success(), "{output:?}");
+    let rings = Ring::all(directory.path());
+    // The program, a tree of 3 + 9 + 27 children that all allocate, and 30 children among threads.
+    assert_eq!(rings.len(), 1 + 39 + 30);
+    let field = |ring: &Ring, at| ring.u32_at(at);
+    let pids: Vec<u32> =
+        rings.iter().map(|ring| field(ring, std::mem::offset_of!(RingHeader, pid))).collect();
+    let (mut programs, mut of_tree) = (0, 0);
+    for (ring, pid) in rings.iter().zip(&pids) {
+        assert_eq!(ring.name, format!("{RING_PREFIX}{pid}.0"));
+        let origin = field(ring, std::mem::offset_of!(RingHeader, origin));
+        let parent = field(ring, std::mem::offset_of!(RingHeader, parent_pid));
+        if origin == Origin::Program as u32 {
+            programs += 1;
+            continue;
+        }
+        assert!(origin == Origin::Fork as u32 && pids.contains(&parent) && parent != *pid);
+        assert_eq!(field(ring, std::mem::offset_of!(RingHeader, parent_has_ring)), 1);
+        let sizes: Vec<u64> = ring
+            .take_all()
+            .iter()
+            .filter_map(|record| match record {
+                Record::Allocation(allocation) => {
+                    assert!(allocation.tid == *pid, "the only thread");
+                    Some(allocation.size)
+                }
+                _ => None,
+            })
+            .filter(|size| (1000..1050).contains(size))
+            .collect();
+        if !sizes.is_empty() {
+            assert_eq!(sizes, (1000..1050).collect::<Vec<u64>>());
+            of_tree += 1;
+        }
+    }
+    assert_eq!((programs, of_tree), (1, 39));
+    assert_eq!(directory.control(48), 1, "programs");
+}
+
+#[test]
+fn a_program_that_follows_by_exec_has_the_next_ring() {
+    let directory = Directory::new(Settings::all());
+    log_of(&directory.run(&fixtures().calls, &["exec"]));
+    let rings = Ring::all(directory.path());
+    let names: Vec<&str> = rings.iter().map(|ring| ring.name.as_str()).collect();
+    let pid = rings[0].u32_at(std::mem::offset_of!(RingHeader, pid));
+    assert_eq!(names, [format!("ring.{pid}.0"), format!("ring.{pid}.1")]);
+    for ring in &rings {
+        assert_eq!(ring.u32_at(std::mem::offset_of!(RingHeader, origin)), Origin::Program as u32);
+    }
+    // The first ended by execve, without a destructor.
+    let end = std::mem::offset_of!(RingHeader, end_ns);
+    assert!(rings[0].u64_at(end) == 0 && rings[1].u64_at(end) > 0);
+    assert_eq!(directory.control(48), 2, "programs");
+}
+
+/// Weights of the samples add up to the bytes of all allocations, within what chance allows. The seed makes
+/// each run the same.
+#[test]
+fn samples_stand_for_all_allocations() {
+    let mut errors = Vec::new();
+    for seed in 1..=20 {
+        let mean = 16384.0;
+        let directory = Directory::new(Settings { mean_bytes: 16384, seed, ..Settings::all() });
+        let log = log_of(&directory.run(&fixtures().calls, &["sizes"]));
+        let ring = &directory.ring().unwrap();
+        let ranges = mapped(directory.path(), ring, &fixtures().calls);
+        let records = of_program(&ring.take_all(), &ranges);
+        let (mut bytes, mut variance) = (0.0, 0.0);
+        let mut live = HashMap::new();
+        for record in &records {
+            let size = record.size as f64;
+            if record.what == '+' {
+                let p = -(-size / mean).exp_m1();
+                bytes += size / p;
+                live.insert(record.address, ());
+            } else {
+                assert!(live.remove(&record.address).is_some());
+            }
+        }
+        let mut all_bytes = 0.0;
+        for call in log.iter().filter(|call| call.what == '+') {
+            let size = call.size as f64;
+            let p = -(-size / mean).exp_m1();
+            all_bytes += size;
+            if call.size > 0 {
+                variance += size * size * (1.0 - p) / p;
+            }
+        }
+        assert!(records.len() > 1000, "{}", records.len());
+        errors.push((bytes - all_bytes) / f64::sqrt(variance));
+    }
+    let mean_error = errors.iter().sum::<f64>() / errors.len() as f64;
+    assert!(errors.iter().all(|error| error.abs() < 4.0), "{errors:?}");
+    assert!(mean_error.abs() < 4.0 / f64::sqrt(errors.len() as f64), "{errors:?}");
+}

@@ -1,0 +1,134 @@
+//! Programs say the same with the shim as without it: whatever they do, and whatever becomes of the reader.
+
+use std::fs;
+use std::io::Read;
+
+use crate::program::{Directory, Settings, fixtures, log_of, said};
+use crate::ring::{Record, Ring};
+use crate::shared_memory::{CONTROL_NAME, MIN_DATA_SIZE, SHIM_NAME};
+
+const MODES: [&str; 12] = [
+    "calls",
+    "threads",
+    "few-threads",
+    "ends",
+    "coroutines",
+    "forks",
+    "vforks",
+    "exec",
+    "descriptors",
+    "limits",
+    "filter",
+    "filter-by-syscall",
+];
+
+/// Of each mode what it prints without the shim.
+fn compare(settings: Settings, spoil: impl Fn(&Directory)) {
+    let fixtures = fixtures();
+    let allocator = fixtures.allocator.to_str().unwrap();
+    let mut cases: Vec<_> = MODES.map(|mode| (&fixtures.calls, vec![mode])).into();
+    cases.push((&fixtures.calls, vec!["plugin", allocator]));
+    cases.push((&fixtures.calls_of_library, vec!["handlers"]));
+    cases.push((&fixtures.calls_of_library, vec!["ends"]));
+    for (program, arguments) in cases {
+        let directory = Directory::new(settings);
+        spoil(&directory);
+        let with = said(&directory.run(program, &arguments));
+        let mut command = std::process::Command::new(program);
+        let without = said(&command.args(&arguments).output().unwrap());
+        assert_eq!(with, without, "{arguments:?} with {settings:?}");
+        assert_eq!(with.0, Some(0), "{with:?}");
+    }
+}
+
+#[test]
+fn of_all_allocations() {
+    compare(Settings { data_size: 4 << 20, set_slots: 1 << 16, ..Settings::all() }, |_| {});
+}
+
+#[test]
+fn with_nobody_who_reads() {
+    compare(Settings { data_size: MIN_DATA_SIZE, set_slots: 64, ..Settings::all() }, |_| {});
+}
+
+#[test]
+fn of_some_allocations() {
+    compare(Settings { mean_bytes: 300, data_size: 65536, ..Settings::all() }, |_| {});
+}
+
+#[test]
+fn without_a_directory_or_with_a_damaged_control_file() {
+    // The library has to stay, or the loader says so.
+    compare(Settings::all(), |directory| fs::remove_file(directory.path().join(CONTROL_NAME)).unwrap());
+    for (offset, byte) in [(0, 0), (8, 0), (16, 3), (24, 3), (28, 255)] {
+        let spoil = |directory: &Directory| {
+            let path = directory.path().join(CONTROL_NAME);
+            let mut bytes = fs::read(&path).unwrap();
+            bytes[offset] = byte;
+            if offset == 8 {
+                bytes[8..16].fill(0);
+            }
+            fs::write(path, bytes).unwrap();
+        };
+        let directory = Directory::new(Settings::all());
+        spoil(&directory);
+        let with = said(&directory.run(&fixtures().calls, &["calls"]));
+        assert_eq!(with.0, Some(0), "{with:?}");
+        assert!(Ring::all(directory.path()).is_empty());
+    }
+    let directory = Directory::new(Settings::all());
+    fs::write(directory.path().join(CONTROL_NAME), b"sp-heap").unwrap();
+    assert_eq!(said(&directory.run(&fixtures().calls, &["calls"])).0, Some(0));
+}
+
+/// The directory goes while the program runs: as when stackprof was killed and somebody cleaned up.
+#[test]
+fn when_the_directory_is_gone() {
+    let directory = Directory::new(Settings::all());
+    let control = directory.path().join(CONTROL_NAME);
+    let kept = tempfile::TempDir::new().unwrap();
+    let shim = kept.path().join(SHIM_NAME);
+    fs::copy(directory.path().join(SHIM_NAME), &shim).unwrap();
+    fs::remove_file(control).unwrap();
+    let mut command = directory.command(&fixtures().calls, &["forks"]);
+    command.env("LD_PRELOAD", &shim);
+    drop(directory);
+    assert_eq!(said(&command.output().unwrap()).0, Some(0));
+}
+
+/// A reader that ends at each record: the program goes on, and what was read is the beginning of what it did.
+#[test]
+fn when_the_reader_ends_at_any_record() {
+    let program = &fixtures().calls;
+    let without = said(&std::process::Command::new(program).arg("few-threads").output().unwrap());
+    for index in 0..60 {
+        let settings = Settings { data_size: 8192, stack_size: 256, set_slots: 1 << 12, ..Settings::all() };
+        let directory = Directory::new(settings);
+        let child = directory.start(program, &["few-threads"]);
+        let mut taken = 0;
+        let mut is_full = false;
+        // Rounds of the loop, not time: at the end of the program there is nothing more to take.
+        let mut child = child;
+        while taken < index && !is_full {
+            match directory.ring().and_then(|ring| ring.take()) {
+                Some(_) => taken += 1,
+                None => is_full = child.try_wait().unwrap().is_some(),
+            }
+        }
+        let mut output = Vec::new();
+        child.stdout.take().unwrap().read_to_end(&mut output).unwrap();
+        let output = child.wait_with_output().map(|mut ended| {
+            ended.stdout = output;
+            ended
+        });
+        let output = output.unwrap();
+        assert_eq!(said(&output), without, "the reader ended at record {index}");
+        // All that the program did is recorded or counted as lost.
+        let ring = &directory.ring().unwrap();
+        let (lost, _) = ring.lost_allocations();
+        let rest = ring.take_all().iter().filter(|record| matches!(record, Record::Allocation(_))).count();
+        let logged = log_of(&output).iter().filter(|call| call.what == '+').count();
+        assert!(taken + rest + lost as usize >= logged, "{taken} + {rest} + {lost} of {logged}");
+        assert!(lost > 0, "the ring was full");
+    }
+}
