@@ -3,7 +3,7 @@
 //! stay as they are, so that the allocator sees the program as its caller.
 #![allow(unsafe_code)]
 
-use super::block_set::{FILTER_SHIFTS, FILTER_SIZE};
+use super::block_set::{FILTER_BITS, FILTER_SHIFT};
 use super::process::{self, FILTER};
 use super::real::{REAL, REAL_PRCTL, REAL_SYSCALL};
 use super::sample;
@@ -118,9 +118,7 @@ macro_rules! reallocation {
                 "subs x12, x12, x9",
                 "str x12, [x10, x11]",
                 "b.ls 2f",
-                "lsr x13, x0, #{first}",
-                "eor x13, x13, x0, lsr #{second}",
-                "and x13, x13, #{mask}",
+                "ubfx x13, x0, #{shift}, #{bits}",
                 "adrp x14, {filter}",
                 "add x14, x14, :lo12:{filter}",
                 "ldrb w13, [x14, x13]",
@@ -133,9 +131,8 @@ macro_rules! reallocation {
                 ".cfi_endproc",
                 real = sym REAL,
                 filter = sym FILTER,
-                first = const FILTER_SHIFTS.0,
-                second = const FILTER_SHIFTS.1,
-                mask = const FILTER_SIZE - 1,
+                shift = const FILTER_SHIFT,
+                bits = const FILTER_BITS,
                 function = const Function::$function as usize,
                 slow = sym allocate_slowly,
             )
@@ -152,9 +149,7 @@ macro_rules! free {
         unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
-                "lsr x13, x0, #{first}",
-                "eor x13, x13, x0, lsr #{second}",
-                "and x13, x13, #{mask}",
+                "ubfx x13, x0, #{shift}, #{bits}",
                 "adrp x14, {filter}",
                 "add x14, x14, :lo12:{filter}",
                 "ldrb w13, [x14, x13]",
@@ -166,9 +161,8 @@ macro_rules! free {
                 ".cfi_endproc",
                 real = sym REAL,
                 filter = sym FILTER,
-                first = const FILTER_SHIFTS.0,
-                second = const FILTER_SHIFTS.1,
-                mask = const FILTER_SIZE - 1,
+                shift = const FILTER_SHIFT,
+                bits = const FILTER_BITS,
                 slow = sym sample::free,
             )
         }

@@ -3,7 +3,7 @@
 //! stay as they are, so that the allocator sees the program as its caller.
 #![allow(unsafe_code)]
 
-use super::block_set::{FILTER_SHIFTS, FILTER_SIZE};
+use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
 use super::process::{self, FILTER};
 use super::real::{REAL, REAL_PRCTL, REAL_SYSCALL};
 use super::sample;
@@ -103,11 +103,8 @@ macro_rules! reallocation {
                 "mov r11, qword ptr [rip + stackprof_heap_thread@GOTTPOFF]",
                 "sub qword ptr fs:[r11], rax",
                 "jbe 2f",
-                "mov rax, rdi",
-                "mov rcx, rdi",
-                "shr rax, {first}",
-                "shr rcx, {second}",
-                "xor eax, ecx",
+                "mov eax, edi",
+                "shr eax, {shift}",
                 "and eax, {mask}",
                 "lea rcx, [rip + {filter}]",
                 "cmp byte ptr [rcx + rax], 0",
@@ -118,8 +115,7 @@ macro_rules! reallocation {
                 ".cfi_endproc",
                 real = sym REAL,
                 filter = sym FILTER,
-                first = const FILTER_SHIFTS.0,
-                second = const FILTER_SHIFTS.1,
+                shift = const FILTER_SHIFT,
                 mask = const FILTER_SIZE - 1,
                 function = const Function::$function as usize,
                 slow = sym allocate_slowly,
@@ -137,11 +133,8 @@ macro_rules! free {
         unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
-                "mov rax, rdi",
-                "mov rcx, rdi",
-                "shr rax, {first}",
-                "shr rcx, {second}",
-                "xor eax, ecx",
+                "mov eax, edi",
+                "shr eax, {shift}",
                 "and eax, {mask}",
                 "lea rcx, [rip + {filter}]",
                 "cmp byte ptr [rcx + rax], 0",
@@ -150,8 +143,7 @@ macro_rules! free {
                 ".cfi_endproc",
                 real = sym REAL,
                 filter = sym FILTER,
-                first = const FILTER_SHIFTS.0,
-                second = const FILTER_SHIFTS.1,
+                shift = const FILTER_SHIFT,
                 mask = const FILTER_SIZE - 1,
                 slow = sym sample::free,
             )
