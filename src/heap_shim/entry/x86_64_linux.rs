@@ -5,7 +5,7 @@
 
 use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
 use super::process::{self, FILTER};
-use super::real::{REAL, REAL_PRCTL, REAL_SYSCALL};
+use super::real::{self, REAL, REAL_PRCTL, REAL_SYSCALL};
 use super::sample;
 use super::shared_memory::{Function, X86_64, x86_64_register};
 use core::arch::{global_asm, naked_asm};
@@ -175,37 +175,44 @@ free!(cfree);
 free!(free_sized);
 free!(free_aligned_sized);
 
-/// Calls `process::confine`; all arguments stay.
-///
-/// # Safety
-/// Called by an entry point whose own return address is on the top of the stack.
-#[unsafe(naked)]
-unsafe extern "C" fn confine() {
-    naked_asm!(
-        ".cfi_startproc",
-        "push rdi",
-        "push rsi",
-        "push rdx",
-        "push rcx",
-        "push r8",
-        "push r9",
-        ".cfi_def_cfa_offset 56",
-        "call {confine}",
-        "pop r9",
-        "pop r8",
-        "pop rcx",
-        "pop rdx",
-        "pop rsi",
-        "pop rdi",
-        ".cfi_def_cfa_offset 8",
-        "ret",
-        ".cfi_endproc",
-        confine = sym process::confine,
-    )
+/// A function that calls one without arguments and keeps those of its caller.
+macro_rules! keeping_arguments {
+    ($name:ident, $called:path) => {
+        /// # Safety
+        /// Called by an entry point whose own return address is on the top of the stack.
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "push rcx",
+                "push r8",
+                "push r9",
+                // Two return addresses and six words: a multiple of 16, as at any call.
+                ".cfi_def_cfa_offset 56",
+                "call {called}",
+                "pop r9",
+                "pop r8",
+                "pop rcx",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                ".cfi_def_cfa_offset 8",
+                "ret",
+                ".cfi_endproc",
+                called = sym $called,
+            )
+        }
+    };
 }
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
-// shim is loaded there is nothing to go on to: as if the call were not there.
+keeping_arguments!(confine, process::confine);
+keeping_arguments!(look_up, real::load);
+
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+// constructor of another library may call it before the shim is loaded.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prctl() {
@@ -219,16 +226,22 @@ unsafe extern "C" fn prctl() {
         "test r11, r11",
         "je 3f",
         "jmp r11",
-        "3: mov eax, -1",
+        "3: call {look_up}",
+        "mov r11, qword ptr [rip + {real}]",
+        "test r11, r11",
+        "je 4f",
+        "jmp r11",
+        "4: mov rax, -1",
         "ret",
         ".cfi_endproc",
         confine = sym confine,
+        look_up = sym look_up,
         real = sym REAL_PRCTL,
     )
 }
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
-// shim is loaded there is nothing to go on to: as if the call were not there.
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+// constructor of another library may call it before the shim is loaded.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn syscall() {
@@ -247,10 +260,16 @@ unsafe extern "C" fn syscall() {
         "test r11, r11",
         "je 3f",
         "jmp r11",
-        "3: mov eax, -1",
+        "3: call {look_up}",
+        "mov r11, qword ptr [rip + {real}]",
+        "test r11, r11",
+        "je 4f",
+        "jmp r11",
+        "4: mov rax, -1",
         "ret",
         ".cfi_endproc",
         confine = sym confine,
+        look_up = sym look_up,
         real = sym REAL_SYSCALL,
     )
 }
