@@ -9,11 +9,12 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 /// Number of the filter's counters: 32 KiB, which stay in the processor's cache.
 pub const FILTER_SIZE: usize = 1 << FILTER_BITS;
 
-const FILTER_BITS: u32 = 15;
+/// Number of bits of a counter's index.
+pub const FILTER_BITS: u32 = 15;
 
-/// How far `filter_index` shifts an address: by the second where the filter's bits end. Neighbouring blocks
-/// have neighbouring counters, so that a program that works in few places reads few cache lines.
-pub const FILTER_SHIFTS: (u32, u32) = (4, 4 + FILTER_BITS);
+/// Which bits of an address `filter_index` takes: from this one, `FILTER_BITS` of them. Neighbouring blocks have
+/// neighbouring counters, so that a program that works in few places reads few cache lines.
+pub const FILTER_SHIFT: u32 = 4;
 
 /// A slot that was in use: a look-up goes on, an insertion may take it.
 const DELETED: u64 = 1;
@@ -23,7 +24,7 @@ const MAX_PROBES: usize = 64;
 
 /// The counter of an address. The entry points compute the same in assembly.
 pub const fn filter_index(address: u64) -> usize {
-    (address >> FILTER_SHIFTS.0 ^ address >> FILTER_SHIFTS.1) as usize & (FILTER_SIZE - 1)
+    (address >> FILTER_SHIFT) as usize & (FILTER_SIZE - 1)
 }
 
 /// Addresses of sampled blocks.
@@ -179,8 +180,8 @@ mod tests {
     fn a_counter_at_its_end_stays() {
         let (slots, filter) = memory(1 << 12);
         let set = BlockSet::new(&slots, &filter);
-        // Both shifts give the same bits, so that all have one counter, which ends at 255.
-        let addresses: Vec<u64> = (1..=400u64).map(|n| n << FILTER_SHIFTS.1 | n << FILTER_SHIFTS.0).collect();
+        // All have one counter, which ends at 255.
+        let addresses: Vec<u64> = (1..=400u64).map(|n| n << (FILTER_SHIFT + FILTER_BITS)).collect();
         assert!(addresses.iter().all(|address| filter_index(*address) == 0));
         assert!(addresses.iter().all(|address| set.insert(*address)));
         assert!(addresses.iter().all(|address| set.contains(*address)));

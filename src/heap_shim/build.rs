@@ -59,9 +59,11 @@ fn compile() -> Result<(), String> {
     }
     rustc.args(linker_flags(&variable("CARGO_ENCODED_RUSTFLAGS")));
     rustc.arg("-o").arg(&output).arg("src/heap_shim/lib.rs");
-    let result = rustc.output().map_err(|error| format!("{rustc:?} did not start: {error}"))?;
+    let result = rustc.output().map_err(|error| format!("rustc did not start: {error}"))?;
     if !result.status.success() {
-        return Err(format!("{rustc:?} failed: {}", first_error(&String::from_utf8_lossy(&result.stderr))));
+        println!("cargo::warning={rustc:?} failed");
+        let messages = String::from_utf8_lossy(&result.stderr);
+        return Err(format!("the heap shim could not be compiled for {target}: {}", first_error(&messages)));
     }
     Ok(())
 }

@@ -74,8 +74,8 @@ fn look_up() -> bool {
     true
 }
 
-/// Looks the functions up before the program can call `prctl` or `syscall`.
-pub fn load() {
+/// Looks the functions up: when the shim is loaded, or for a constructor that calls `prctl` or `syscall` before.
+pub extern "C" fn load() {
     look_up();
 }
 

@@ -3,9 +3,9 @@
 //! stay as they are, so that the allocator sees the program as its caller.
 #![allow(unsafe_code)]
 
-use super::block_set::{FILTER_SHIFTS, FILTER_SIZE};
+use super::block_set::{FILTER_BITS, FILTER_SHIFT};
 use super::process::{self, FILTER};
-use super::real::{REAL, REAL_PRCTL, REAL_SYSCALL};
+use super::real::{self, REAL, REAL_PRCTL, REAL_SYSCALL};
 use super::sample;
 use super::shared_memory::{AARCH64, Function, aarch64_register};
 use core::arch::{global_asm, naked_asm};
@@ -118,9 +118,7 @@ macro_rules! reallocation {
                 "subs x12, x12, x9",
                 "str x12, [x10, x11]",
                 "b.ls 2f",
-                "lsr x13, x0, #{first}",
-                "eor x13, x13, x0, lsr #{second}",
-                "and x13, x13, #{mask}",
+                "ubfx x13, x0, #{shift}, #{bits}",
                 "adrp x14, {filter}",
                 "add x14, x14, :lo12:{filter}",
                 "ldrb w13, [x14, x13]",
@@ -133,9 +131,8 @@ macro_rules! reallocation {
                 ".cfi_endproc",
                 real = sym REAL,
                 filter = sym FILTER,
-                first = const FILTER_SHIFTS.0,
-                second = const FILTER_SHIFTS.1,
-                mask = const FILTER_SIZE - 1,
+                shift = const FILTER_SHIFT,
+                bits = const FILTER_BITS,
                 function = const Function::$function as usize,
                 slow = sym allocate_slowly,
             )
@@ -152,9 +149,7 @@ macro_rules! free {
         unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
-                "lsr x13, x0, #{first}",
-                "eor x13, x13, x0, lsr #{second}",
-                "and x13, x13, #{mask}",
+                "ubfx x13, x0, #{shift}, #{bits}",
                 "adrp x14, {filter}",
                 "add x14, x14, :lo12:{filter}",
                 "ldrb w13, [x14, x13]",
@@ -166,9 +161,8 @@ macro_rules! free {
                 ".cfi_endproc",
                 real = sym REAL,
                 filter = sym FILTER,
-                first = const FILTER_SHIFTS.0,
-                second = const FILTER_SHIFTS.1,
-                mask = const FILTER_SIZE - 1,
+                shift = const FILTER_SHIFT,
+                bits = const FILTER_BITS,
                 slow = sym sample::free,
             )
         }
@@ -197,44 +191,50 @@ free!(cfree);
 free!(free_sized);
 free!(free_aligned_sized);
 
-/// Calls `process::confine`; all arguments stay. Its own return address is in x17.
-///
-/// # Safety
-/// Called by an entry point.
-#[unsafe(naked)]
-unsafe extern "C" fn confine() {
-    naked_asm!(
-        ".cfi_startproc",
-        "sub sp, sp, #96",
-        ".cfi_def_cfa_offset 96",
-        "stp x29, x30, [sp, #80]",
-        ".cfi_offset w29, -16",
-        ".cfi_offset w30, -8",
-        "stp x0, x1, [sp]",
-        "stp x2, x3, [sp, #16]",
-        "stp x4, x5, [sp, #32]",
-        "stp x6, x7, [sp, #48]",
-        "str x17, [sp, #64]",
-        "add x29, sp, #80",
-        "bl {confine}",
-        "ldr x17, [sp, #64]",
-        "ldp x6, x7, [sp, #48]",
-        "ldp x4, x5, [sp, #32]",
-        "ldp x2, x3, [sp, #16]",
-        "ldp x0, x1, [sp]",
-        "ldp x29, x30, [sp, #80]",
-        "add sp, sp, #96",
-        ".cfi_def_cfa_offset 0",
-        ".cfi_restore w29",
-        ".cfi_restore w30",
-        "br x17",
-        ".cfi_endproc",
-        confine = sym process::confine,
-    )
+/// A function that calls one without arguments and keeps those of its caller. It returns to x17.
+macro_rules! keeping_arguments {
+    ($name:ident, $called:path) => {
+        /// # Safety
+        /// Jumped to by an entry point.
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "sub sp, sp, #96",
+                ".cfi_def_cfa_offset 96",
+                "stp x29, x30, [sp, #80]",
+                ".cfi_offset w29, -16",
+                ".cfi_offset w30, -8",
+                "stp x0, x1, [sp]",
+                "stp x2, x3, [sp, #16]",
+                "stp x4, x5, [sp, #32]",
+                "stp x6, x7, [sp, #48]",
+                "str x17, [sp, #64]",
+                "add x29, sp, #80",
+                "bl {called}",
+                "ldr x17, [sp, #64]",
+                "ldp x6, x7, [sp, #48]",
+                "ldp x4, x5, [sp, #32]",
+                "ldp x2, x3, [sp, #16]",
+                "ldp x0, x1, [sp]",
+                "ldp x29, x30, [sp, #80]",
+                "add sp, sp, #96",
+                ".cfi_def_cfa_offset 0",
+                ".cfi_restore w29",
+                ".cfi_restore w30",
+                "br x17",
+                ".cfi_endproc",
+                called = sym $called,
+            )
+        }
+    };
 }
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
-// shim is loaded there is nothing to go on to: as if the call were not there.
+keeping_arguments!(confine, process::confine);
+keeping_arguments!(look_up, real::load);
+
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+// constructor of another library may call it before the shim is loaded.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prctl() {
@@ -249,16 +249,23 @@ unsafe extern "C" fn prctl() {
         "ldr x16, [x16, :lo12:{real}]",
         "cbz x16, 3f",
         "br x16",
-        "3: mov w0, #-1",
+        "3: adr x17, 4f",
+        "b {look_up}",
+        "4: adrp x16, {real}",
+        "ldr x16, [x16, :lo12:{real}]",
+        "cbz x16, 5f",
+        "br x16",
+        "5: mov x0, #-1",
         "ret",
         ".cfi_endproc",
         confine = sym confine,
+        look_up = sym look_up,
         real = sym REAL_PRCTL,
     )
 }
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
-// shim is loaded there is nothing to go on to: as if the call were not there.
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+// constructor of another library may call it before the shim is loaded.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn syscall() {
@@ -278,10 +285,17 @@ unsafe extern "C" fn syscall() {
         "ldr x16, [x16, :lo12:{real}]",
         "cbz x16, 3f",
         "br x16",
-        "3: mov x0, #-1",
+        "3: adr x17, 4f",
+        "b {look_up}",
+        "4: adrp x16, {real}",
+        "ldr x16, [x16, :lo12:{real}]",
+        "cbz x16, 5f",
+        "br x16",
+        "5: mov x0, #-1",
         "ret",
         ".cfi_endproc",
         confine = sym confine,
+        look_up = sym look_up,
         real = sym REAL_SYSCALL,
     )
 }

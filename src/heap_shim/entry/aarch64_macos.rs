@@ -3,7 +3,7 @@
 //! while more is left. Argument registers, x30 and the stack stay as they are.
 #![allow(unsafe_code)]
 
-use super::block_set::{FILTER_SHIFTS, FILTER_SIZE};
+use super::block_set::{FILTER_BITS, FILTER_SHIFT};
 use super::process::FILTER;
 use super::real::REAL;
 use super::sample;
@@ -104,9 +104,7 @@ macro_rules! filtered {
         pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
-                "lsr x13, x0, #{first}",
-                "eor x13, x13, x0, lsr #{second}",
-                "and x13, x13, #{mask}",
+                "ubfx x13, x0, #{shift}, #{bits}",
                 "adrp x14, {filter}@PAGE",
                 "add x14, x14, {filter}@PAGEOFF",
                 "ldrb w13, [x14, x13]",
@@ -119,9 +117,8 @@ macro_rules! filtered {
                 ".cfi_endproc",
                 real = sym REAL,
                 filter = sym FILTER,
-                first = const FILTER_SHIFTS.0,
-                second = const FILTER_SHIFTS.1,
-                mask = const FILTER_SIZE - 1,
+                shift = const FILTER_SHIFT,
+                bits = const FILTER_BITS,
                 slow = sym $slow,
             )
         }

@@ -3,9 +3,9 @@
 //! stay as they are, so that the allocator sees the program as its caller.
 #![allow(unsafe_code)]
 
-use super::block_set::{FILTER_SHIFTS, FILTER_SIZE};
+use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
 use super::process::{self, FILTER};
-use super::real::{REAL, REAL_PRCTL, REAL_SYSCALL};
+use super::real::{self, REAL, REAL_PRCTL, REAL_SYSCALL};
 use super::sample;
 use super::shared_memory::{Function, X86_64, x86_64_register};
 use core::arch::{global_asm, naked_asm};
@@ -103,11 +103,8 @@ macro_rules! reallocation {
                 "mov r11, qword ptr [rip + stackprof_heap_thread@GOTTPOFF]",
                 "sub qword ptr fs:[r11], rax",
                 "jbe 2f",
-                "mov rax, rdi",
-                "mov rcx, rdi",
-                "shr rax, {first}",
-                "shr rcx, {second}",
-                "xor eax, ecx",
+                "mov eax, edi",
+                "shr eax, {shift}",
                 "and eax, {mask}",
                 "lea rcx, [rip + {filter}]",
                 "cmp byte ptr [rcx + rax], 0",
@@ -118,8 +115,7 @@ macro_rules! reallocation {
                 ".cfi_endproc",
                 real = sym REAL,
                 filter = sym FILTER,
-                first = const FILTER_SHIFTS.0,
-                second = const FILTER_SHIFTS.1,
+                shift = const FILTER_SHIFT,
                 mask = const FILTER_SIZE - 1,
                 function = const Function::$function as usize,
                 slow = sym allocate_slowly,
@@ -137,11 +133,8 @@ macro_rules! free {
         unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
-                "mov rax, rdi",
-                "mov rcx, rdi",
-                "shr rax, {first}",
-                "shr rcx, {second}",
-                "xor eax, ecx",
+                "mov eax, edi",
+                "shr eax, {shift}",
                 "and eax, {mask}",
                 "lea rcx, [rip + {filter}]",
                 "cmp byte ptr [rcx + rax], 0",
@@ -150,8 +143,7 @@ macro_rules! free {
                 ".cfi_endproc",
                 real = sym REAL,
                 filter = sym FILTER,
-                first = const FILTER_SHIFTS.0,
-                second = const FILTER_SHIFTS.1,
+                shift = const FILTER_SHIFT,
                 mask = const FILTER_SIZE - 1,
                 slow = sym sample::free,
             )
@@ -183,37 +175,44 @@ free!(cfree);
 free!(free_sized);
 free!(free_aligned_sized);
 
-/// Calls `process::confine`; all arguments stay.
-///
-/// # Safety
-/// Called by an entry point whose own return address is on the top of the stack.
-#[unsafe(naked)]
-unsafe extern "C" fn confine() {
-    naked_asm!(
-        ".cfi_startproc",
-        "push rdi",
-        "push rsi",
-        "push rdx",
-        "push rcx",
-        "push r8",
-        "push r9",
-        ".cfi_def_cfa_offset 56",
-        "call {confine}",
-        "pop r9",
-        "pop r8",
-        "pop rcx",
-        "pop rdx",
-        "pop rsi",
-        "pop rdi",
-        ".cfi_def_cfa_offset 8",
-        "ret",
-        ".cfi_endproc",
-        confine = sym process::confine,
-    )
+/// A function that calls one without arguments and keeps those of its caller.
+macro_rules! keeping_arguments {
+    ($name:ident, $called:path) => {
+        /// # Safety
+        /// Called by an entry point whose own return address is on the top of the stack.
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "push rcx",
+                "push r8",
+                "push r9",
+                // Two return addresses and six words: a multiple of 16, as at any call.
+                ".cfi_def_cfa_offset 56",
+                "call {called}",
+                "pop r9",
+                "pop r8",
+                "pop rcx",
+                "pop rdx",
+                "pop rsi",
+                "pop rdi",
+                ".cfi_def_cfa_offset 8",
+                "ret",
+                ".cfi_endproc",
+                called = sym $called,
+            )
+        }
+    };
 }
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
-// shim is loaded there is nothing to go on to: as if the call were not there.
+keeping_arguments!(confine, process::confine);
+keeping_arguments!(look_up, real::load);
+
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+// constructor of another library may call it before the shim is loaded.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn prctl() {
@@ -227,16 +226,22 @@ unsafe extern "C" fn prctl() {
         "test r11, r11",
         "je 3f",
         "jmp r11",
-        "3: mov eax, -1",
+        "3: call {look_up}",
+        "mov r11, qword ptr [rip + {real}]",
+        "test r11, r11",
+        "je 4f",
+        "jmp r11",
+        "4: mov rax, -1",
         "ret",
         ".cfi_endproc",
         confine = sym confine,
+        look_up = sym look_up,
         real = sym REAL_PRCTL,
     )
 }
 
-// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. Before the
-// shim is loaded there is nothing to go on to: as if the call were not there.
+// SAFETY: replaces the function of this name, keeps the ABI, and changes only what a call may change. The
+// constructor of another library may call it before the shim is loaded.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn syscall() {
@@ -255,10 +260,16 @@ unsafe extern "C" fn syscall() {
         "test r11, r11",
         "je 3f",
         "jmp r11",
-        "3: mov eax, -1",
+        "3: call {look_up}",
+        "mov r11, qword ptr [rip + {real}]",
+        "test r11, r11",
+        "je 4f",
+        "jmp r11",
+        "4: mov rax, -1",
         "ret",
         ".cfi_endproc",
         confine = sym confine,
+        look_up = sym look_up,
         real = sym REAL_SYSCALL,
     )
 }

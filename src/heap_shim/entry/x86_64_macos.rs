@@ -3,7 +3,7 @@
 //! while more is left. Argument registers and the stack stay as they are.
 #![allow(unsafe_code)]
 
-use super::block_set::{FILTER_SHIFTS, FILTER_SIZE};
+use super::block_set::{FILTER_SHIFT, FILTER_SIZE};
 use super::process::FILTER;
 use super::real::REAL;
 use super::sample;
@@ -92,11 +92,8 @@ macro_rules! filtered {
         pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
-                "mov rax, rdi",
-                "mov rcx, rdi",
-                "shr rax, {first}",
-                "shr rcx, {second}",
-                "xor eax, ecx",
+                "mov eax, edi",
+                "shr eax, {shift}",
                 "and eax, {mask}",
                 "lea rcx, [rip + {filter}]",
                 "cmp byte ptr [rcx + rax], 0",
@@ -106,8 +103,7 @@ macro_rules! filtered {
                 ".cfi_endproc",
                 real = sym REAL,
                 filter = sym FILTER,
-                first = const FILTER_SHIFTS.0,
-                second = const FILTER_SHIFTS.1,
+                shift = const FILTER_SHIFT,
                 mask = const FILTER_SIZE - 1,
                 slow = sym $slow,
             )
