@@ -70,6 +70,8 @@ pub fn heap_text(
         ("stacks", stacks(stats)),
         ("lost", lost(stats)),
         ("names", names(figures)),
+        // The shim costs next to nothing; probes and breakpoints do not.
+        ("source", source(process).filter(|_| process.backend != "heap")),
         ("suspend", suspended(stats)),
         ("exit", exit(stats, figures)),
         ("wrote", wrote(figures)),
