@@ -166,6 +166,66 @@ fn registers_and_stack_are_those_of_the_caller() {
     assert_eq!(names, ["logged_malloc", "inner", "middle", "outer", "main"].map(Some));
 }
 
+/// Values that a program put into the registers that calls keep, and its stack pointer.
+#[test]
+fn kept_registers_and_the_stack_pointer_are_exact() {
+    let directory = Directory::new(Settings::all());
+    let log = log_of(&directory.run(&fixtures().calls, &["registers"]));
+    let sp = log.iter().find(|call| call.what == 's').unwrap().address;
+    let records = directory.ring().unwrap().take_all();
+    let registers = records.iter().find_map(|record| match record {
+        Record::Allocation(allocation) if allocation.size == 5151 => Some(allocation.registers.clone()),
+        _ => None,
+    });
+    let registers = registers.unwrap();
+    let (_, recorded_sp, fp) = pc_sp_fp(&registers);
+    assert_eq!(recorded_sp, sp);
+    if cfg!(target_arch = "x86_64") {
+        let first = x86_64_register::R12;
+        assert_eq!(registers[first..first + 4], [0x1212, 0x1313, 0x1414, sp]);
+        assert_eq!(fp, 0x6666);
+    } else {
+        let first = aarch64_register::X19;
+        assert_eq!(registers[first..first + 4], [0x1212, 0x1313, 0x1414, sp]);
+        assert_eq!(registers[first + 9], 0x6666);
+    }
+}
+
+/// Handlers that come at any moment, allocate, and leave by `longjmp`: each record that was begun is finished.
+#[test]
+fn no_handler_leaves_half_a_record() {
+    let directory = Directory::new(Settings { data_size: 1 << 16, stack_size: 256, ..Settings::all() });
+    let mut child = directory.start(&fixtures().calls_of_library, &["handlers"]);
+    let mut taken = 0;
+    // There is room for more as long as it runs.
+    while child.try_wait().unwrap().is_none() {
+        taken += directory.ring().map_or(0, |ring| ring.take_all().len());
+    }
+    assert!(child.wait().unwrap().success());
+    let ring = directory.ring().unwrap();
+    taken += ring.take_all().len();
+    assert!(taken > 1000, "{taken}");
+    let position = |at| ring.u64_at(at);
+    assert_eq!(
+        position(std::mem::offset_of!(RingHeader, read)),
+        position(std::mem::offset_of!(RingHeader, write))
+    );
+}
+
+/// Where a child of vfork takes the first sample, the ring is still that of the process that goes on.
+#[test]
+fn a_child_of_vfork_makes_no_ring() {
+    let settings = Settings { mean_bytes: 1 << 20, seed: 1, ..Settings::all() };
+    let directory = Directory::new(settings);
+    let output = directory.run(&fixtures().calls, &["vfork-first"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(Ring::all(directory.path()).len(), 1);
+    let ring = directory.ring().unwrap();
+    // That of the child is lost, as the ring says.
+    assert_eq!(ring.lost_allocations(), (1, 64 << 20));
+    assert_eq!(ring.take_all().len(), 1);
+}
+
 /// Address, size and name of each function.
 fn symbols(program: &Path) -> Vec<(u64, u64, String)> {
     let output = Command::new("nm").args(["--print-size", "--defined-only"]).arg(program).output().unwrap();
