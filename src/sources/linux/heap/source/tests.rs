@@ -226,8 +226,16 @@ fn the_command_that_ends_ends_the_recording_after_its_last_record() {
     recording.command.kill().unwrap();
     let events = recording.events_until(|event| matches!(event, SourceEvent::Exited(_)));
     let names: Vec<String> = events.iter().map(named).collect();
-    let expected =
-        ["images", "allocation of 10", "exec of prog", "images", "allocation of 20", "Exited(Signal(9))"];
+    let expected = [
+        "exec of prog",
+        "images",
+        "allocation of 10",
+        "end of 77",
+        "exec of prog",
+        "images",
+        "allocation of 20",
+        "Exited(Signal(9))",
+    ];
     assert_eq!(names, expected);
     assert!(recording.source.next_batch(u64::MAX, &mut Vec::new()).unwrap().is_none());
 }
