@@ -31,6 +31,9 @@ _stackprof() {
             stackprof,gate)
                 cmd="stackprof__subcmd__gate"
                 ;;
+            stackprof,heap)
+                cmd="stackprof__subcmd__heap"
+                ;;
             stackprof,help)
                 cmd="stackprof__subcmd__help"
                 ;;
@@ -58,6 +61,9 @@ _stackprof() {
             stackprof__subcmd__help,gate)
                 cmd="stackprof__subcmd__help__subcmd__gate"
                 ;;
+            stackprof__subcmd__help,heap)
+                cmd="stackprof__subcmd__help__subcmd__heap"
+                ;;
             stackprof__subcmd__help,help)
                 cmd="stackprof__subcmd__help__subcmd__help"
                 ;;
@@ -77,7 +83,7 @@ _stackprof() {
 
     case "${cmd}" in
         stackprof)
-            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --pprof-timestamps --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process record demo dump render open diff gate completions help"
+            opts="-p -a -F -d -o -q -v -h -V --pid --gdb --exec --all --cgroup --container --user --as --kill-after --hz --duration --idle --threads --unwind --max-depth --timeline-memory --no-timeline --source --kernel --no-kernel --max-stop --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --pprof-timestamps --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version --off-cpu --children --no-children --per-process record heap demo dump render open diff gate completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -384,7 +390,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__diff)
-            opts="-o -q -h -V --base --new --absolute --share --idle --no-normalize --no-inline --output --top --title --min-width --colors --dark --inverted --no-inverted --strict --quiet --help --version"
+            opts="-o -q -h -V --base --new --absolute --share --idle --no-normalize --no-inline --output --top --title --min-width --colors --dark --inverted --no-inverted --type --strict --quiet --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -435,6 +441,13 @@ _stackprof() {
                     ;;
                 --colors)
                     COMPREPLY=($(compgen -W "hot blue-orange" -- "${cur}"))
+                    return 0
+                    ;;
+                --type)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 *)
@@ -495,7 +508,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__gate)
-            opts="-o -q -h -V --base --new --update-baseline --allow-different-names --max-increase --min-share --false-alarms --strict --seed --no-normalize --inline --output --markdown --junit --github --top --quiet --help --version"
+            opts="-o -q -h -V --base --new --update-baseline --type --allow-different-names --max-increase --min-share --false-alarms --strict --seed --no-normalize --inline --output --markdown --junit --github --top --quiet --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -511,6 +524,13 @@ _stackprof() {
                     ;;
                 --update-baseline)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --type)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
                     return 0
                     ;;
                 --max-increase)
@@ -571,8 +591,127 @@ _stackprof() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        stackprof__subcmd__heap)
+            opts="-d -o -q -v -h -V --every --peak --type --callers --skip --per-process --kill-after --duration --threads --unwind --max-depth --output --format --open --viewer --no-browser --timeout --stats --no-source --source-dir --title --reverse --no-inline --lines --short-names --min-width --colors --dark --inverted --no-inverted --quiet --verbose --help --version"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --every)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --type)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --callers)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --skip)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --duration)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                -d)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --unwind)
+                    COMPREPLY=($(compgen -W "auto cfi fp exidx code scan" -- "${cur}"))
+                    return 0
+                    ;;
+                --max-depth)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --output)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -o)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --format)
+                    COMPREPLY=($(compgen -W "svg html folded pprof speedscope firefox otlp" -- "${cur}"))
+                    return 0
+                    ;;
+                --viewer)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --timeout)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --stats)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --source-dir)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --title)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --min-width)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --colors)
+                    COMPREPLY=($(compgen -W "hot blue-orange" -- "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         stackprof__subcmd__help)
-            opts="record demo dump render open diff gate completions help"
+            opts="record heap demo dump render open diff gate completions help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -642,6 +781,20 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__help__subcmd__gate)
+            opts=""
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        stackprof__subcmd__help__subcmd__heap)
             opts=""
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 3 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
@@ -910,7 +1063,7 @@ _stackprof() {
             return 0
             ;;
         stackprof__subcmd__render)
-            opts="-o -q -h -V --output --format --top --title --pprof-timestamps --reverse --lines --min-width --colors --dark --inverted --no-inverted --from --to --thread --source-dir --include --exclude --root --strict --quiet --help --version"
+            opts="-o -q -h -V --output --format --top --title --pprof-timestamps --reverse --lines --min-width --colors --dark --inverted --no-inverted --from --to --thread --source-dir --include --exclude --root --type --strict --quiet --help --version"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -993,6 +1146,13 @@ _stackprof() {
                     return 0
                     ;;
                 --root)
+                    COMPREPLY=("${cur}")
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o nospace
+                    fi
+                    return 0
+                    ;;
+                --type)
                     COMPREPLY=("${cur}")
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o nospace

@@ -90,6 +90,7 @@ complete -c stackprof -n "__fish_stackprof_needs_command" -l children -d 'Also r
 complete -c stackprof -n "__fish_stackprof_needs_command" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_needs_command" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "record" -d 'Record a profile (the default).'
+complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "heap" -d 'Record who allocates the memory of a command, and who never frees it.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "demo" -d 'Record a small built-in program, to see a profile without one of your own.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "dump" -d 'Show the threads, images, symbols or stacks of a process, without recording.'
 complete -c stackprof -n "__fish_stackprof_needs_command" -f -a "render" -d 'Turn saved profiles into a flame graph or any other format; several are merged.'
@@ -161,6 +162,52 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l off-cpu -
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l children -d 'Also record the processes that it starts [default for a command]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l no-children -d 'Record the process alone [default with --pid]'
 complete -c stackprof -n "__fish_stackprof_using_subcommand record" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l every -d 'Bytes per sample on average, such as 64K; 1 takes every allocation [default: 512K]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l type -d 'What pictures and folded stacks show: inuse_space, inuse_objects, alloc_space, alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof has all [default: inuse_space]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l callers -d 'Callers in the table of leaks, from the allocator on, 1 to 64 [default: 1]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l skip -d 'Functions that the table of leaks passes over, as it does operator new and xmalloc; may be given more than once' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
+cfi\t''
+fp\t''
+exidx\t''
+code\t''
+scan\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l max-depth -d 'Frames kept per stack, 1 to 65536 [default: 1024]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s o -l output -d 'Write the profile here; may be given more than once. The extension tells the format (.svg .html .folded .txt .pb.gz .pprof .speedscope.json .firefox.json .otlp .otlp.gz), - is folded stacks on standard output [default: stackprof-NAME-PID.svg]' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l format -d 'Format of outputs whose extension is none of these: svg, html, folded, pprof, speedscope, firefox or otlp (OpenTelemetry profiles, experimental)' -r -f -a "svg\t''
+html\t''
+folded\t''
+pprof\t''
+speedscope\t''
+firefox\t''
+otlp\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l viewer -d 'firefox, speedscope, html (a page in a file), or the address of a Firefox Profiler that you host [default: firefox; html without a network]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l timeout -d 'End when nothing was asked for this many seconds, counted from the first request; 0 is never [default: 60]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l stats -d 'Write the numbers of the closing summary as JSON' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l source-dir -d 'Source in .html outputs from below this directory instead; may be given more than once' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l title -d 'Heading of the flame graph [default: NAME (pid N)]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
+blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l peak -d 'What is in use: when most was [default: at the end]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l per-process -d 'One root frame per process, `name (pid)`, instead of one per name'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l kill-after -d 'End a command that still runs when the recording ends: SIGTERM, after 5 s SIGKILL [default: it runs on]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l threads -d 'One subtree per thread instead of one for all'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l open -d 'Then look at the profile in a viewer, as `stackprof open` does'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l no-browser -d 'Start no browser: print the address'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l no-source -d 'No source in .html outputs [default: files below the working directory that debug information names]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l no-inline -d 'No frames for inlined functions'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l lines -d 'Frames with their source line: function (file:line)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l short-names -d 'Leave out the arguments of templates: std::vector<..>::push_back(..)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l dark -d 'Flame graph on a dark page'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l inverted -d 'Flame graph with its root at the top, as an icicle [default]'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l no-inverted -d 'Flame graph with its root at the bottom'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s q -l quiet -d 'Print errors only: no progress line, summary or report'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s v -l verbose -d 'Also print why names are missing, file by file'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s h -l help -d 'Print this text'
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -s F -l hz -d 'Ticks per second, 1 to 10000 [default: 997]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand demo" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''
@@ -246,6 +293,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l source-di
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l include -d 'Only stacks with a matching frame; given twice, one match is enough' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l exclude -d 'No stacks with a matching frame' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l root -d 'Only stacks with a matching function, seen from the outermost one on' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l type -d 'Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space, alloc_objects or another one of the file [default: the one that it shows]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l pprof-timestamps -d 'In pprof each sample by itself, with a label that says when it was taken (end_timestamp_ns), where the profile knows that'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l reverse -d 'Stack-reversed flame graph: leaf functions at the root, then their callers'
 complete -c stackprof -n "__fish_stackprof_using_subcommand render" -l lines -d 'Frames with their source line: function (file:line), where the profile has them'
@@ -272,6 +320,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l title -d 'H
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l min-width -d 'Leave out frames narrower than this part of the graph [default: 0.01]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l colors -d 'Colours of the flame graph: hot, or blue-orange for colour-blind readers [default: hot]' -r -f -a "hot\t''
 blue-orange\t''"
+complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l type -d 'Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space, alloc_objects or another one of the file [default: the one that it shows]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l absolute -d 'Compare CPU seconds; samples where no file tells its rate'
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l share -d 'Compare shares of the profile'
 complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -l idle -d 'Also compare waiting threads, for profiles recorded with --idle'
@@ -287,6 +336,7 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand diff" -s V -l versio
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l base -d 'Recordings before the change, or a directory of them' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l new -d 'Recordings after the change, or a directory of them' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l update-baseline -d 'If the gate passes, or without --base, keep the new recordings here as the base of later gates, in place of those kept before; the directory is for these only' -r -F
+complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l type -d 'Of the values of a heap profile this one: inuse_space, inuse_objects, alloc_space, alloc_objects or another one of the file [default: the one that it shows]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l max-increase -d 'Growth that passes, of the program\'s CPU time and of a function\'s own [default: 5%]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l min-share -d 'A function\'s growth by less than this part of the program\'s CPU time is no regression; functions too small for it are not tested [default: 0.5%]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -l false-alarms -d 'How often a gate of unchanged code may fail [default: 5%]' -r -f
@@ -305,15 +355,16 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s h -l help -
 complete -c stackprof -n "__fish_stackprof_using_subcommand gate" -s V -l version -d 'Print the version'
 complete -c stackprof -n "__fish_stackprof_using_subcommand completions" -s h -l help -d 'Print this text'
 complete -c stackprof -n "__fish_stackprof_using_subcommand completions" -s V -l version -d 'Print the version'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "record" -d 'Record a profile (the default).'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "demo" -d 'Record a small built-in program, to see a profile without one of your own.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "dump" -d 'Show the threads, images, symbols or stacks of a process, without recording.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "render" -d 'Turn saved profiles into a flame graph or any other format; several are merged.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "open" -d 'Look at a saved profile in the Firefox Profiler, speedscope, or a page of its own.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "diff" -d 'Show what changed between two profiles: self and total of every function.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
-complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record demo dump render open diff gate completions help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record heap demo dump render open diff gate completions help" -f -a "record" -d 'Record a profile (the default).'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record heap demo dump render open diff gate completions help" -f -a "heap" -d 'Record who allocates the memory of a command, and who never frees it.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record heap demo dump render open diff gate completions help" -f -a "demo" -d 'Record a small built-in program, to see a profile without one of your own.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record heap demo dump render open diff gate completions help" -f -a "dump" -d 'Show the threads, images, symbols or stacks of a process, without recording.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record heap demo dump render open diff gate completions help" -f -a "render" -d 'Turn saved profiles into a flame graph or any other format; several are merged.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record heap demo dump render open diff gate completions help" -f -a "open" -d 'Look at a saved profile in the Firefox Profiler, speedscope, or a page of its own.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record heap demo dump render open diff gate completions help" -f -a "diff" -d 'Show what changed between two profiles: self and total of every function.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record heap demo dump render open diff gate completions help" -f -a "gate" -d 'Fail when a program got slower: several recordings before, several after.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record heap demo dump render open diff gate completions help" -f -a "completions" -d 'Print a script that completes stackprof\'s commands and options in a shell.'
+complete -c stackprof -n "__fish_stackprof_using_subcommand help; and not __fish_seen_subcommand_from record heap demo dump render open diff gate completions help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 
 # Processes for --pid: the names that one process has, and all numbers.
 function __fish_stackprof_processes

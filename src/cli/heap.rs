@@ -5,9 +5,8 @@
 
 use std::ffi::OsStr;
 
-use serde::Serialize;
-
 use super::args::Heap;
+use super::heap_figures::HeapFigures;
 use super::system;
 use super::text::{bytes, causes, duration, grouped, percent, plural};
 use crate::error::{Error, ErrorKind};
@@ -21,34 +20,6 @@ use crate::sources::pushed::AllocationLosses;
 const LEAKS_SHOWN: usize = 10;
 /// Of 95 % of a normal distribution, standard errors.
 const ERRORS_95: f64 = 1.96;
-
-/// Heap statistics for `--stats`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct HeapFigures {
-    every_bytes: u64,
-    moment: &'static str,
-    samples: u64,
-    inuse_space: u64,
-    inuse_space_error: f64,
-    inuse_objects: u64,
-    inuse_objects_error: f64,
-    alloc_space: u64,
-    alloc_space_error: f64,
-    alloc_objects: u64,
-    alloc_objects_error: f64,
-    churn_space: u64,
-    churn_objects: u64,
-    peak_space: u64,
-    frees: u64,
-    frees_unknown: u64,
-    frees_missing: u64,
-    frees_lost: u64,
-    samples_lost: u64,
-    samples_lost_bytes: u64,
-    samples_early: u64,
-    samples_untracked: u64,
-    records_malformed: u64,
-}
 
 /// The statistics of a recording.
 pub(super) fn figures(profile: &Profile, values: &HeapValues) -> HeapFigures {

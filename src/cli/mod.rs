@@ -20,6 +20,7 @@ pub mod format;
 pub mod functions;
 pub mod gate;
 pub mod heap;
+mod heap_figures;
 mod hints;
 pub mod messages;
 mod naming;

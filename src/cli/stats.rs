@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Serialize, Serializer};
 
-use super::heap::HeapFigures;
+use super::heap_figures::HeapFigures;
 use crate::escape::escape_json;
 use crate::recording::Stats;
 use crate::sources::{ExitStatus, Process};
@@ -46,7 +46,7 @@ pub struct RunFigures {
     /// The functions with the most self counts, as the summary shows them.
     pub hottest: Option<String>,
     /// Of a recording of allocations.
-    pub heap: Option<HeapFigures>,
+    pub(super) heap: Option<HeapFigures>,
     /// What is left of the times of samples, as the summary shows it, if not each has its own.
     pub times: Option<String>,
     /// Distinct stacks in the trie.

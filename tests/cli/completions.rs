@@ -85,7 +85,8 @@ fn offered(place: &Place, shell: &str, line: &str) -> Vec<String> {
 #[test]
 fn shells_offer_commands_before_options() {
     let place = Place::new();
-    let commands = ["record", "demo", "dump", "render", "open", "diff", "gate", "completions", "help"];
+    let commands =
+        ["record", "heap", "demo", "dump", "render", "open", "diff", "gate", "completions", "help"];
     for (shell, _) in SHELLS.into_iter().filter(|(shell, _)| has(shell)) {
         let mut first = offered(&place, shell, "stackprof ");
         let mut expected = commands.map(str::to_owned);

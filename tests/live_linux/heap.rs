@@ -201,37 +201,35 @@ fn what_cannot_be_recorded_is_said_with_its_reason() {
 fn the_shared_directory_is_gone_after_a_signal_and_after_the_next_run_of_one_that_was_killed() {
     let place = Place::new();
     let leaks = fixture("leaks");
-    let waiting = |place: &Place| {
-        let mut command =
-            place.command(&["--every", "1", "-o", "a.pb.gz"], &[leaks.as_os_str(), OsStr::new("wait")]);
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let begin = |place: &Place| {
+        let words = [leaks.as_os_str(), OsStr::new("wait")];
+        let mut command = place.command(&["--every", "1", "-o", "a.pb.gz"], &words);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
         // The program says when it has allocated all.
         let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
-            .unwrap();
+        let mut output = std::io::BufReader::new(child.stdout.take().unwrap());
+        std::io::BufRead::read_line(&mut output, &mut line).unwrap();
         assert_eq!(line, "done\n");
-        child
+        let commands = children_of(child.id());
+        assert_eq!(commands.len(), 1);
+        (child, commands[0])
     };
-    let child = waiting(&place);
+    let (mut child, command) = begin(&place);
     send(child.id(), libc::SIGINT);
-    let pid_of_command = children_of(child.id());
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
+    let status = child.wait().unwrap();
+    send(command, libc::SIGKILL);
+    assert!(status.success(), "{status}");
     assert_eq!(place.left(), 0);
-    pid_of_command.into_iter().for_each(|pid| send(pid, libc::SIGKILL));
     assert_eq!(below(&place.saved("a.pb.gz", None), "leak_cache"), 21_000);
 
-    let mut child = waiting(&place);
-    let pid_of_command = children_of(child.id());
+    let (mut child, command) = begin(&place);
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(place.left(), 1);
-    // The command runs on, and never waits for anybody.
-    for pid in pid_of_command {
-        assert!(Path::new(&format!("/proc/{pid}")).exists());
-        send(pid, libc::SIGKILL);
-    }
+    // The command runs on.
+    assert!(Path::new(&format!("/proc/{command}")).exists());
+    send(command, libc::SIGKILL);
     let output = place.run(&["--every", "1", "-o", "b.pb.gz"], &[&leaks]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(place.left(), 0);

@@ -10,6 +10,7 @@ use clap_complete::Shell;
 
 use super::diff::DiffFlags;
 use super::gate::GateFlags;
+use super::heap::HeapFlags;
 use super::open::OpenFlags;
 use super::render::RenderFlags;
 use super::values::{Split, split, usage};
@@ -91,9 +92,10 @@ pub fn shells() -> [Shell; 5] {
 
 /// Every command by its name, in the order of `stackprof --help`.
 #[must_use]
-pub fn commands() -> [(&'static str, clap::Command); 8] {
+pub fn commands() -> [(&'static str, clap::Command); 9] {
     [
         ("record", RecordFlags::command().about("Record a profile (the default).")),
+        ("heap", HeapFlags::command()),
         ("demo", DemoFlags::command()),
         ("dump", DumpFlags::command()),
         ("render", RenderFlags::command()),

@@ -95,7 +95,7 @@ pub(crate) struct HeapSource {
     lost: RingLosses,
     losses: AllocationLosses,
     records: Vec<Record>,
-    spare: Vec<Box<Capture>>,
+    spare: Vec<Capture>,
 }
 
 impl HeapSource {
@@ -202,9 +202,11 @@ impl HeapSource {
     fn forget_ended(&mut self) {
         let main = self.main.unsigned_abs();
         let is_over =
-            |pid: &u32, recorded: &Recorded| *pid != main && recorded.has_ended && recorded.next.is_empty();
-        let ended = self.processes.extract_if(.., |pid, recorded| is_over(pid, recorded));
-        for (pid, recorded) in ended {
+            |pid: u32, recorded: &Recorded| pid != main && recorded.has_ended && recorded.next.is_empty();
+        let of = self.processes.iter().filter(|(pid, recorded)| is_over(**pid, recorded));
+        let ended: Vec<u32> = of.map(|(pid, _)| *pid).collect();
+        for pid in ended {
+            let Some(recorded) = self.processes.remove(&pid) else { continue };
             self.lost.merge(&recorded.lost);
             if let Some(sequence) = recorded.sequence {
                 self.directory.remove_ring(pid, sequence);
@@ -362,7 +364,7 @@ impl Recorded {
         record: Record,
         origin_ns: u64,
         now_ns: u64,
-        spare: &mut Vec<Box<Capture>>,
+        spare: &mut Vec<Capture>,
     ) -> TimedEvent {
         let (time_ns, tid, event) = match record {
             Record::Allocation(record) => {
@@ -371,7 +373,7 @@ impl Recorded {
                     bytes: record.size,
                     untracked: record.untracked,
                 };
-                let mut capture = spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
+                let mut capture = Box::new(spare.pop().unwrap_or_else(|| Capture::with_capacity(0)));
                 let (time_ns, tid) = (record.time_ns, record.tid);
                 let processor = self.ring.as_ref().map(|ring| ring.header().processor);
                 fill(&mut capture, *record, processor);
@@ -511,7 +513,7 @@ impl PushedSource for HeapSource {
 
     fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
         if self.spare.len() < SPARE_MAX {
-            self.spare.push(capture);
+            self.spare.push(*capture);
         }
     }
 

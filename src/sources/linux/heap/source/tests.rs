@@ -188,8 +188,8 @@ fn the_images_of_a_process_that_is_gone_are_those_that_the_shim_copied() {
     assert!(process.mappings(&mut list).is_err());
     std::fs::write(&begin, &text).unwrap();
     process.mappings(&mut list).unwrap();
-    let is_libc = |mapping: &Mapping| mapping.path.contains("libc");
-    assert!(list.iter().any(is_libc), "{list:?}");
+    // Which libraries are there by now is a matter of chance.
+    assert!(list.iter().any(|mapping| mapping.path.starts_with('/')), "{list:?}");
     // The later copy is preferred.
     std::fs::write(&end, "1000-2000 r-xp 00000000 08:01 5 /bin/late\n").unwrap();
     process.mappings(&mut list).unwrap();
@@ -226,8 +226,16 @@ fn the_command_that_ends_ends_the_recording_after_its_last_record() {
     recording.command.kill().unwrap();
     let events = recording.events_until(|event| matches!(event, SourceEvent::Exited(_)));
     let names: Vec<String> = events.iter().map(named).collect();
-    let expected =
-        ["images", "allocation of 10", "exec of prog", "images", "allocation of 20", "Exited(Signal(9))"];
+    let expected = [
+        "exec of prog",
+        "images",
+        "allocation of 10",
+        "end of 77",
+        "exec of prog",
+        "images",
+        "allocation of 20",
+        "Exited(Signal(9))",
+    ];
     assert_eq!(names, expected);
     assert!(recording.source.next_batch(u64::MAX, &mut Vec::new()).unwrap().is_none());
 }
