@@ -166,6 +166,13 @@ complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l every -d 'B
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l type -d 'What pictures and folded stacks show: inuse_space, inuse_objects, alloc_space, alloc_objects, churn_space or churn_objects (freed within 1 ms); pprof has all [default: inuse_space]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l callers -d 'Callers in the table of leaks, from the allocator on, 1 to 64 [default: 1]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l skip -d 'Functions that the table of leaks passes over, as it does operator new and xmalloc; may be given more than once' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l older-than -d 'Count as in use what was allocated this many seconds before the end, or earlier: what is leaked lives long' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l max-slowdown -d 'With --pid: end the recording if it slows the process by more than this share of its CPU time [default: 10]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l alloc -d 'With --gdb: a function that allocates as many bytes as its first argument says; may be given more than once [default: malloc and others that are known]' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l free -d 'With --gdb: a function that frees the block of its first argument' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s p -l pid -d 'Process to attach to, by id or name; a recording may have several' -r -f -f -a "(__fish_stackprof_processes)"
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l gdb -d 'Target behind a stub of the gdb remote protocol (QEMU, OpenOCD, gdbserver, lldb-server): HOST:PORT, or \'|COMMAND\' for a stub on its standard input and output' -r -f
+complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l exec -d 'With --gdb: the program\'s file, where the stub does not name it' -r -F
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -s d -l duration -d 'Stop after this many seconds (0.5 works) [default: at the end of the program or Ctrl-C]' -r -f
 complete -c stackprof -n "__fish_stackprof_using_subcommand heap" -l unwind -d 'How stacks are walked: auto, cfi (unwind information) or fp (frame pointers); 32-bit Arm also exidx, code or scan [default: auto]' -r -f -a "auto\t''
 cfi\t''

@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+/// Bytes of a thread's name, at most.
+const COMM_BYTES_MAX: usize = 15;
 /// What perf prints for what it does not know.
 pub(super) const UNKNOWN: &str = "[unknown]";
 /// Least digits of an address that stands behind other text.
@@ -82,7 +84,8 @@ fn bare_place(line: &str, start: usize, end: usize) -> Option<EventLine<'_>> {
 pub(super) fn bare_event(line: &str) -> Option<EventLine<'_>> {
     let (comm, ids) = line.trim().rsplit_once(' ')?;
     let comm = comm.trim();
-    if comm.is_empty() || ids.split('/').count() > 2 || !ids.split('/').all(is_signed) {
+    // Folded stacks have a number at their end, too; no name of a thread is longer (TASK_COMM_LEN).
+    if comm.is_empty() || comm.len() > COMM_BYTES_MAX || ids.split('/').count() > 2 || !ids.split('/').all(is_signed) {
         return None;
     }
     let (pid, tid) = process_and_thread(ids);
