@@ -37,6 +37,7 @@ mod reservation;
 mod resume;
 mod seccomp;
 mod sleeping_thread;
+mod source;
 mod standstill;
 mod stop;
 mod stopped_thread;
@@ -70,19 +71,9 @@ pub(crate) use perf::SimKernel;
 pub use privileges::{restrict, restrict_to_naming, set_caller};
 pub use process_list::processes;
 pub use refusal::gains_rights;
+pub use source::Source;
 pub use standstill::{why_it_is_frozen, why_it_stands, why_it_stands_again};
 pub use target::LinuxTarget;
-
-/// Which process.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A running one, by process id.
-    Attach(u32),
-    /// A new one.
-    Launch(Launch),
-    /// Running ones, of which there may be more later.
-    Several(ProcessSelection),
-}
 
 /// Prepares this process for tracing. Call it from the first thread before others start, since they inherit the
 /// signal mask: only the tracer may receive SIGCHLD. Call it before other changes of signals: a parent may have set

@@ -85,7 +85,11 @@ pub(super) fn bare_event(line: &str) -> Option<EventLine<'_>> {
     let (comm, ids) = line.trim().rsplit_once(' ')?;
     let comm = comm.trim();
     // Folded stacks have a number at their end, too; no name of a thread is longer (TASK_COMM_LEN).
-    if comm.is_empty() || comm.len() > COMM_BYTES_MAX || ids.split('/').count() > 2 || !ids.split('/').all(is_signed) {
+    if comm.is_empty()
+        || comm.len() > COMM_BYTES_MAX
+        || ids.split('/').count() > 2
+        || !ids.split('/').all(is_signed)
+    {
         return None;
     }
     let (pid, tid) = process_and_thread(ids);
