@@ -96,7 +96,8 @@ fn fields(live: &Live, process: &str, elapsed: Duration, limit: Option<Duration>
         Field { rank: 1, text: format!("{} {samples_word}", grouped(samples)) },
         Field { rank: 4, text: plural(threads, "thread") },
     ];
-    if seconds > 0.0 {
+    // Allocations are sampled by bytes, without ticks.
+    if seconds > 0.0 && ticks > 0 {
         fields.push(Field { rank: 5, text: format!("{:.1} Hz", ticks as f64 / seconds) });
     }
     if target_cpu_ns > 0 {

@@ -10,16 +10,17 @@ mod sampling;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::args::{self, Destination, Naming, Output, Recording, Source, Verbosity};
+use super::args::{self, Destination, Heap, Naming, Output, Recording, Source, Verbosity};
 use super::embedded_code::EmbeddedCode;
 use super::file::OutputFiles;
 use super::format::Format;
 use super::outputs::{self, Presentation};
-use super::stats::RunFigures;
+use super::stats::{CommandState, RunFigures};
 use super::{functions, messages, naming, open, summary, system, text};
 use crate::binary::Files;
 use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
+use crate::heap::HeapValues;
 use crate::profile::{Circumstances, FunctionTable, Saved};
 use crate::recording::Profile;
 use crate::sampler;
@@ -73,15 +74,7 @@ pub fn run(request: &Recording) -> Result<()> {
     let memory = system::own_memory();
     signals::enter(Phase::Output);
     if profile.stats.samples == 0 {
-        let program = match &request.source {
-            Source::Launch(command) => command.first().map(|program| &**program),
-            _ => None,
-        };
-        if let Some(heap) = &request.heap {
-            return Err(super::heap::nothing_recorded(&profile, program, heap));
-        }
-        let nothing = report::Nothing { idle: request.idle, off_cpu: request.off_cpu, program, command };
-        return Err(report::nothing_sampled(&profile, &nothing));
+        return Err(nothing_recorded(request, &profile, command));
     }
 
     // Name.
@@ -94,12 +87,7 @@ pub fn run(request: &Recording) -> Result<()> {
     // Write.
     system::restrict(Role::Writing);
     let circumstances = circumstances(request, launched, &profile, &outputs);
-    if let Some(age_ns) = request.heap.as_ref().and_then(|heap| heap.older_than_ns) {
-        let before_ns = (profile.stats.begun_ns + profile.stats.duration_ns).saturating_sub(age_ns);
-        profile.heap.iter_mut().for_each(|heap| heap.model.forget_since(before_ns));
-    }
-    let heap = request.heap.as_ref().zip(profile.heap.as_ref());
-    let heap = heap.map(|(heap, recorded)| (heap, recorded.model.values(heap.moment)));
+    let heap = request.heap.as_ref().and_then(|heap| Some((heap, heap_values(heap, &mut profile)?)));
     let saved = match &heap {
         Some((heap, values)) => Saved::from_heap(&profile, &names, circumstances, values, heap.shown),
         None => Saved::from_recording(&profile, &names, circumstances),
@@ -143,6 +131,32 @@ pub fn run(request: &Recording) -> Result<()> {
         open::show(saved, &graph.title, source.as_deref(), code.as_ref(), opening, request.verbosity)?;
     }
     report::cut_short(&profile).map_or(Ok(()), Err)
+}
+
+/// Why there is nothing to write.
+fn nothing_recorded(request: &Recording, profile: &Profile, command: CommandState) -> Error {
+    let program = match &request.source {
+        Source::Launch(command) => command.first().map(|program| &**program),
+        _ => None,
+    };
+    match &request.heap {
+        Some(heap) => super::heap::nothing_recorded(profile, program, heap),
+        None => {
+            let nothing = report::Nothing { idle: request.idle, off_cpu: request.off_cpu, program, command };
+            report::nothing_sampled(profile, &nothing)
+        }
+    }
+}
+
+/// What is known of the memory that was allocated, if that was recorded. Only old blocks are in use where that was asked
+/// for.
+fn heap_values(heap: &Heap, profile: &mut Profile) -> Option<HeapValues> {
+    let end_ns = profile.stats.begun_ns + profile.stats.duration_ns;
+    let recorded = profile.heap.as_mut()?;
+    if let Some(age_ns) = heap.older_than_ns {
+        recorded.model.forget_since(end_ns.saturating_sub(age_ns));
+    }
+    Some(recorded.model.values(heap.moment))
 }
 
 /// Names the frames of a recording.

@@ -105,6 +105,16 @@ impl State {
             State::Steady => "steady",
         }
     }
+
+    /// The word for it in reports for people, of what is measured in this unit.
+    #[must_use]
+    pub fn word_of(self, unit: Unit) -> &'static str {
+        match (self, unit) {
+            (State::Slower, Unit::Bytes) => "more",
+            (State::Faster, Unit::Bytes) => "less",
+            _ => self.word(),
+        }
+    }
 }
 
 /// A function that was tested.
@@ -214,4 +224,21 @@ pub struct Report {
     pub moved_why: Option<MovedWhy>,
     /// Where the total grew most, if it did and no function explains it.
     pub total_place: Option<CallPath>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_more_or_less_and_not_slower() {
+        assert_eq!(
+            (State::Slower.word_of(Unit::Bytes), State::Faster.word_of(Unit::Bytes)),
+            ("more", "less")
+        );
+        assert_eq!(
+            (State::Slower.word_of(Unit::Seconds), State::Moved.word_of(Unit::Bytes)),
+            ("slower", "moved")
+        );
+    }
 }

@@ -142,6 +142,16 @@ pub(super) fn parse(
         return Err(usage("heap follows one process; give one --pid"));
     }
     let source = source::source(&flags.source, launch, find)?;
+    check(&flags, &source)?;
+    let heap = request(&flags, matches!(source, Source::Gdb(_)))?;
+    let launch = record::launch_options(&source, flags.launch)?;
+    let scope = ScopeFlags { per_process: flags.per_process, ..ScopeFlags::default() };
+    let recording = record::recording(source, launch, &scope, flags.recording)?;
+    Ok(Split::Flags(Recording { heap: Some(heap), hz: HZ, timeline_bytes: 0, ..recording }))
+}
+
+/// Refuses options that are not for what is recorded.
+fn check(flags: &HeapFlags, source: &Source) -> Result<()> {
     let is_probed = matches!(source, Source::Pid(_));
     let is_stub = matches!(source, Source::Gdb(_));
     if flags.max_slowdown.is_some() && !is_probed {
@@ -176,7 +186,12 @@ pub(super) fn parse(
     if let Some((option, _)) = of_cpu_time.iter().find(|(_, given)| *given) {
         return Err(usage(format!("{option} is for recordings of CPU time; leave it out of heap")));
     }
-    let heap = Heap {
+    Ok(())
+}
+
+/// How allocations are recorded, and shown.
+fn request(flags: &HeapFlags, is_stub: bool) -> Result<Heap> {
+    Ok(Heap {
         every_bytes: match &flags.every {
             Some(text) => size("--every", text, "a size from 1 to 1G, such as 512K", 1..=EVERY_MAX_BYTES)?,
             None if is_stub => 1,
@@ -212,12 +227,8 @@ pub(super) fn parse(
             }
             None => MAX_SLOWDOWN_PERCENT,
         },
-        allocator: AllocatorNames { allocate: flags.alloc, free: flags.free },
-    };
-    let launch = record::launch_options(&source, flags.launch)?;
-    let scope = ScopeFlags { per_process: flags.per_process, ..ScopeFlags::default() };
-    let recording = record::recording(source, launch, &scope, flags.recording)?;
-    Ok(Split::Flags(Recording { heap: Some(heap), hz: HZ, timeline_bytes: 0, ..recording }))
+        allocator: AllocatorNames { allocate: flags.alloc.clone(), free: flags.free.clone() },
+    })
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub fn markdown(report: &Report, top: usize) -> String {
         let _ = writeln!(
             out,
             "| {} | {} | {} | {} | {} | {} | {:.1}% → {:.1}% | {} | {} | {place} |",
-            row.state.word(),
+            row.state.word_of(report.unit),
             code(&row.name),
             amount(row.cpu.base, report.unit),
             amount(row.cpu.new, report.unit),

@@ -59,7 +59,7 @@ pub fn headline(report: &Report) -> String {
                     "PASS{weak}: no growth beyond {limit}% that these runs can tell from noise (total {total}){also}"
                 )
             } else {
-                format!("PASS{weak}: nothing got slower by more than {limit}%{also}")
+                format!("PASS{weak}: nothing {} by more than {limit}%{also}", report.unit.grew())
             }
         }
     }

@@ -110,7 +110,7 @@ fn line(report: &Report, row: &FunctionChange) -> String {
     let shares = format!("{:.1}% -> {:.1}%", 100.0 * row.share_base, 100.0 * row.share_new);
     format!(
         "{:<7} {:>10} {:>10} {:>8}  {:<18} {shares:>16} {:>8} {:>8} {:>8}  {}",
-        row.state.word(),
+        row.state.word_of(report.unit),
         number(row.cpu.base, report.unit),
         number(row.cpu.new, report.unit),
         change(row),
