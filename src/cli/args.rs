@@ -49,6 +49,7 @@ const COMMANDS: [&str; 9] =
 
 /// What the command line asks for.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant, reason = "a program has one of them")]
 pub enum Command {
     /// Record a profile.
     Record(Recording),

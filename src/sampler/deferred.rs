@@ -33,5 +33,6 @@ pub(super) enum DueSamples {
 pub(super) struct Rewalk<'a> {
     pub(super) stack_max_bytes: usize,
     pub(super) frames: &'a mut Frames,
+    #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
     pub(super) spare: &'a mut Vec<Box<Capture>>,
 }

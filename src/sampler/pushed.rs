@@ -154,6 +154,7 @@ struct PushedDriver<'a> {
     /// Threads that wait.
     open_waits: OpenWaits,
     frames: Frames,
+    #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
     spare: Vec<Box<Capture>>,
 }
 

@@ -102,6 +102,7 @@ pub(super) struct StopDriver<'a> {
     pub(super) unsampled_ns: HashMap<String, u64>,
     /// Captured in this tick and not yet walked; buffers are kept in `spare`.
     pub(super) captured: Vec<Sample>,
+    #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
     pub(super) spare: Vec<Box<Capture>>,
     pub(super) frames: Frames,
     /// Threads that wait, captured in this tick without a stop.

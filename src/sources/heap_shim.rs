@@ -14,9 +14,7 @@ mod interval;
 #[allow(dead_code, unreachable_pub)]
 mod ring;
 #[cfg(test)]
-#[path = "../heap_shim/shared_memory.rs"]
-#[allow(dead_code, unreachable_pub)]
-mod shared_memory;
+use crate::sources::heap::shared_memory;
 
 /// The library, to be written to a file and loaded into a program, or why this build has none.
 pub fn library() -> Result<&'static [u8], &'static str> {

@@ -64,6 +64,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]

@@ -157,7 +157,7 @@ fn check(flags: &HeapFlags, source: &Source) -> Result<()> {
     if flags.max_slowdown.is_some() && !is_probed {
         return Err(usage("--max-slowdown is for a process that runs already; leave it out without --pid"));
     }
-    if !is_stub && !(flags.alloc.is_empty() && flags.free.is_empty()) {
+    if !is_stub && (!flags.alloc.is_empty() || !flags.free.is_empty()) {
         return Err(usage("--alloc and --free name the functions of firmware; leave them out without --gdb"));
     }
     if flags.alloc.is_empty() != flags.free.is_empty() {

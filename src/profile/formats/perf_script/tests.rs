@@ -1,4 +1,5 @@
 //! What `perf script` prints with each option, and what stands between.
+#![allow(clippy::unwrap_used)]
 
 use super::*;
 use crate::profile::ByName;
@@ -360,6 +361,7 @@ fn more_than_half_is_refused() {
 }
 
 /// When each sample of a profile was, of which thread and CPU it is: milliseconds, process, thread, CPU.
+#[allow(clippy::type_complexity)]
 fn times(saved: &Saved) -> Vec<(u64, Option<u32>, u64, Option<u32>, u64)> {
     let threads = saved.timeline().map_or(&[][..], |timeline| &timeline.threads);
     let samples = threads.iter().flat_map(|thread| {

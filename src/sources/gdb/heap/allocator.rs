@@ -120,6 +120,7 @@ pub(super) fn result(registers: &Registers) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
     use crate::arch::{Arm, X86_64};
 

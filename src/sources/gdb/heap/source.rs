@@ -28,6 +28,7 @@ pub struct GdbHeapSource {
     last_ns: u64,
     ended: bool,
     finished: bool,
+    #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
     spare: Vec<Box<Capture>>,
 }
 

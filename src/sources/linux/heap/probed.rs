@@ -56,6 +56,7 @@ pub(crate) struct ProbedHeap {
     finished: bool,
     /// Why the probes were removed before the end.
     ended_early: Option<String>,
+    #[allow(clippy::vec_box, reason = "samples are handed on in their boxes")]
     spare: Vec<Box<Capture>>,
 }
 
