@@ -251,7 +251,7 @@ def options(environment: dict[str, str]) -> list[str]:
     """Options of the help that no page has."""
     pages = "\n".join(page.read_text() for page in PAGES)
     wrong = []
-    for command in ("record", "demo", "dump", "render", "diff", "gate", "completions"):
+    for command in ("record", "heap", "demo", "dump", "render", "diff", "gate", "completions"):
         shown = subprocess.run(["stackprof", "help", command], env=environment, capture_output=True, text=True)
         if shown.returncode != 0:
             wrong.append(f"`stackprof help {command}`: {shown.stderr}")

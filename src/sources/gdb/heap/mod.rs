@@ -133,7 +133,7 @@ impl GdbHeap {
     ///
     /// # Errors
     /// [`Fault::Gone`], [`Fault::Lost`].
-    pub fn next(&mut self, until_ns: u64, capture: &mut Capture) -> std::result::Result<HeapEvent, Fault> {
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> std::result::Result<HeapEvent, Fault> {
         loop {
             if let Some((event, captured)) = self.events.pop_front() {
                 if let Some(captured) = captured {
