@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::block_set::{BlockSet, FILTER_SIZE};
-use super::interval::Random;
+use super::interval::{Random, draw};
 use super::ring::Ring;
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
@@ -189,9 +189,7 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
         // More than stackprof has.
         CONFINED.store(1, Ordering::Relaxed);
     }
-    let seed =
-        if control.seed == 0 { system::now_ns() ^ u64::from(system::pid()) << 32 } else { control.seed };
-    RANDOM.reseed(seed);
+    RANDOM.reseed(if control.seed == 0 { of_now() } else { control.seed });
     CONTROL.store(core::ptr::from_ref(control).cast_mut(), Ordering::Relaxed);
     MEAN_BYTES.store(control.mean_bytes, Ordering::Relaxed);
     DATA_SIZE.store(data_size, Ordering::Relaxed);
@@ -205,6 +203,27 @@ unsafe fn read_control(directory: *const u8) -> Option<()> {
     RING_STATE.store(state, Ordering::Relaxed);
     PID.store(system::pid(), Ordering::Relaxed);
     Some(())
+}
+
+/// A seed that no other process has.
+fn of_now() -> u64 {
+    system::now_ns() ^ u64::from(system::pid()) << 32
+}
+
+/// In a child of `fork`, called by libc: what its thread has left of an interval, and the random numbers behind it, are those
+/// of all children. Samples of each are to be independent, else the error of their sum is not what its samples say.
+#[cfg(not(target_vendor = "apple"))]
+pub extern "C" fn begin_child() {
+    if SETUP.load(Ordering::Acquire) != READY || is_confined() {
+        return;
+    }
+    // SAFETY: mapped for good before SETUP became READY.
+    let control = unsafe { &*CONTROL.load(Ordering::Relaxed) };
+    RANDOM.reseed(of_now() ^ control.seed);
+    let thread = system::Thread::current();
+    if thread.generation() != 0 {
+        thread.set_left(draw(&RANDOM, MEAN_BYTES.load(Ordering::Relaxed)));
+    }
 }
 
 /// Piece of a file's name.

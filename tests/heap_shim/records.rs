@@ -354,3 +354,16 @@ fn samples_stand_for_all_allocations() {
     assert!(errors.iter().all(|error| error.abs() < 4.0), "{errors:?}");
     assert!(mean_error.abs() < 4.0 / f64::sqrt(errors.len() as f64), "{errors:?}");
 }
+
+/// How many of many equal children have a sample: if they shared what is left of an interval, it would be all or none.
+#[test]
+fn samples_of_children_are_independent_of_each_other() {
+    let directory = Directory::new(Settings { mean_bytes: 65_536, data_size: 65_536, ..Settings::all() });
+    let output = directory.run(&fixtures().calls, &["siblings"]);
+    assert!(output.status.success(), "{output:?}");
+    let origin = |ring: &Ring| ring.u32_at(std::mem::offset_of!(RingHeader, origin));
+    let sampled =
+        Ring::all(directory.path()).iter().filter(|ring| origin(ring) == Origin::Fork as u32).count();
+    // 200 (1 - exp(-20,000 / 65,536)) = 53, with a standard deviation of 6.2.
+    assert!((12..95).contains(&sampled), "{sampled} of 200 children have a sample");
+}

@@ -7,7 +7,7 @@ use crate::program::{Directory, Settings, fixtures, log_of, said};
 use crate::ring::{Record, Ring};
 use crate::shared_memory::{CONTROL_NAME, MIN_DATA_SIZE, SHIM_NAME};
 
-const MODES: [&str; 12] = [
+const MODES: [&str; 14] = [
     "calls",
     "threads",
     "few-threads",
@@ -20,6 +20,8 @@ const MODES: [&str; 12] = [
     "limits",
     "filter",
     "filter-by-syscall",
+    "strict",
+    "siblings",
 ];
 
 /// Of each mode what it prints without the shim.

@@ -71,6 +71,7 @@ const RLIMIT_FSIZE: usize = 1;
 const PR_GET_NAME: usize = 16;
 const SEEK_END: usize = 2;
 const CLOCK_MONOTONIC: usize = 1;
+const CLOCK_MONOTONIC_COARSE: usize = 6;
 /// The smallest page of any Linux.
 const PAGE_SIZE: usize = 4096;
 
@@ -309,17 +310,19 @@ pub fn pid() -> u32 {
     call!(GETPID) as u32
 }
 
-/// CLOCK_MONOTONIC, by libc where it is there: it needs no system call.
+/// CLOCK_MONOTONIC, by libc where it is there: it needs no system call. Of a process that restricts its system calls, to a
+/// tick of the kernel: strict seccomp forbids the time stamp counter, too (kernel/seccomp.c, `disable_TSC`).
 pub fn now_ns() -> u64 {
     let mut time = [0i64; 2];
+    let clock = if is_confined() { CLOCK_MONOTONIC_COARSE } else { CLOCK_MONOTONIC };
     let of_libc = weak_symbol!("clock_gettime");
     if of_libc.is_null() {
-        call!(CLOCK_GETTIME, CLOCK_MONOTONIC, &raw mut time);
+        call!(CLOCK_GETTIME, clock, &raw mut time);
     } else {
         // SAFETY: the function of that name in libc has this type.
         let clock_gettime: extern "C" fn(i32, *mut [i64; 2]) -> i32 =
             unsafe { core::mem::transmute(of_libc) };
-        clock_gettime(CLOCK_MONOTONIC as i32, &raw mut time);
+        clock_gettime(clock as i32, &raw mut time);
     }
     time[0] as u64 * 1_000_000_000 + time[1] as u64
 }
@@ -532,10 +535,30 @@ pub fn seccomp_filters(buffer: *mut u8, buffer_size: usize) -> u64 {
     digits.fold(0, |number, digit| number * 10 + u64::from(digit - b'0'))
 }
 
+/// Has libc call a function in each child of `fork`.
+fn at_fork(child: extern "C" fn()) {
+    let of_glibc = weak_symbol!("__register_atfork");
+    let of_posix = weak_symbol!("pthread_atfork");
+    if !of_glibc.is_null() {
+        // SAFETY: `int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)` of glibc (LSB 5.0); no
+        // library's end removes what has no handle.
+        let register: extern "C" fn(*const (), *const (), extern "C" fn(), *const ()) -> i32 =
+            unsafe { core::mem::transmute(of_glibc) };
+        register(null(), null(), child, null());
+    } else if !of_posix.is_null() {
+        // SAFETY: pthread_atfork(3).
+        let register: extern "C" fn(*const (), *const (), extern "C" fn()) -> i32 =
+            unsafe { core::mem::transmute(of_posix) };
+        register(null(), null(), child);
+    }
+}
+
 /// At load and at exit.
 extern "C" fn load() {
     super::real::load();
-    let _ = super::process::status();
+    if let super::process::Status::Recording(_) = super::process::status() {
+        at_fork(super::process::begin_child);
+    }
 }
 
 extern "C" fn unload() {
