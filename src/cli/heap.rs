@@ -46,7 +46,7 @@ pub(super) fn figures(profile: &Profile, values: &HeapValues) -> HeapFigures {
         frees_unknown,
         frees_missing,
         frees_lost: losses.frees,
-        samples_lost: losses.allocations.iter().map(|(count, _)| count).sum(),
+        samples_lost: losses.allocation_count(),
         samples_lost_bytes: lost_bytes(profile, values).map_or(0, |(_, bytes)| bytes),
         samples_early: losses.early,
         samples_untracked: untracked,
@@ -76,11 +76,16 @@ pub(super) fn lines(profile: &Profile, values: &HeapValues) -> Vec<(&'static str
     let total = |kind| values.total(kind);
     let moment = if values.moment == Moment::Peak { "at the peak" } else { "at the end" };
     let (space, objects) = (total(ValueKind::AllocSpace), total(ValueKind::AllocObjects));
+    // The error is that of sampling alone.
+    let unseen = match lost_bytes(profile, values) {
+        Some((_, lost)) => format!(", without about {} that were lost", bytes(lost)),
+        None => String::new(),
+    };
     let mut lines = vec![
         (
             "in use",
             format!(
-                "{}{} in {} {moment}",
+                "{}{} in {} {moment}{unseen}",
                 bytes(total(ValueKind::InuseSpace)),
                 error(&values.inuse.0),
                 plural(total(ValueKind::InuseObjects), "block"),
@@ -88,7 +93,7 @@ pub(super) fn lines(profile: &Profile, values: &HeapValues) -> Vec<(&'static str
         ),
         (
             "allocated",
-            format!("{}{} in {}", bytes(space), error(&values.allocated.0), plural(objects, "block")),
+            format!("{}{} in {}{unseen}", bytes(space), error(&values.allocated.0), plural(objects, "block")),
         ),
         ("peak", format!("{} at {}", bytes(values.peak_bytes), duration(peak_at(profile, values)))),
     ];
@@ -122,7 +127,7 @@ fn error(estimate: &Estimate) -> String {
 /// What is not in the figures, or may not be right.
 fn missing(profile: &Profile, values: &HeapValues, losses: &AllocationLosses) -> Option<String> {
     let counters = values.counters;
-    let lost: u64 = losses.allocations.iter().map(|(count, _)| count).sum();
+    let lost = losses.allocation_count();
     let mut parts = Vec::new();
     if lost > 0 {
         let about = lost_bytes(profile, values).map_or(0, |(_, bytes)| bytes);

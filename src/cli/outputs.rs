@@ -99,6 +99,10 @@ pub(super) fn write(
                 by_name = Some(stacks);
             }
             Format::Svg => {
+                if saved.total() == 0 && saved.about.sampled_every.is_some() {
+                    write_to(files, &output.to, &mut |out| flamegraph::write_empty(&shown.graph, out))?;
+                    continue;
+                }
                 let direction = if shown.reverse { Direction::FromLeaf } else { Direction::FromRoot };
                 let least = shown.graph.min_width_percent / 100.0;
                 let tree = CallTree::of(saved, shown.lines, direction, least).map_err(too_large)?;

@@ -95,9 +95,10 @@ pub fn record(
             end_ns = end_ns.saturating_add(suspended_ns);
         }
         if !ends && (live.shall_stop() || clock.now_ns() >= end_ns) {
+            // Closing what samples may take long.
+            driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
             source.end();
             ends = true;
-            driver.recorder.stats.duration_ns = clock.now_ns() - start_ns;
         }
         let complete_until_ns = match source.next_batch(end_ns, &mut waiting) {
             Ok(complete_until_ns) => complete_until_ns,

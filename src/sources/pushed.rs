@@ -153,6 +153,14 @@ pub struct AllocationLosses {
     pub ended_early: Option<String>,
 }
 
+impl AllocationLosses {
+    /// Sampled allocations that did not fit. A program can write any numbers into its ring.
+    #[must_use]
+    pub fn allocation_count(&self) -> u64 {
+        self.allocations.iter().fold(0, |sum, (count, _)| sum.saturating_add(*count))
+    }
+}
+
 /// How much of the copied stack a walk used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StackUse {

@@ -149,8 +149,14 @@ impl Directory {
     #[must_use]
     pub fn refused(&self) -> Vec<(&'static str, u64)> {
         let reasons = [
-            (Refusal::Create, "a file could not be made in its directory"),
-            (Refusal::Space, "there is no space for its file"),
+            (
+                Refusal::Create,
+                "it could not make its ring: it has changed its user or its root directory, or has no descriptor left",
+            ),
+            (
+                Refusal::Space,
+                "no space for its ring: set XDG_RUNTIME_DIR to a directory with more, or raise --every",
+            ),
             (Refusal::Map, "it has no address space left"),
             (Refusal::Control, "the control file was changed"),
         ];

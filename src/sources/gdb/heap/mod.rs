@@ -33,7 +33,7 @@ const MAX_CALLS: usize = 1024;
 
 /// What happened to the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HeapEvent {
+enum HeapEvent {
     /// A block was allocated; the capture is of the call.
     Allocated {
         /// Who called.

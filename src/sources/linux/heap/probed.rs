@@ -16,7 +16,7 @@ use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::error::Result;
 use crate::sources::linux::files::TargetFiles;
-use crate::sources::linux::perf::{self, HeapProbes, HeapSample};
+use crate::sources::linux::perf::{self, HeapProbes, HeapSample, ProbeCost};
 use crate::sources::linux::{describe, refusal, sys};
 use crate::sources::pushed::{
     AllocationLosses, PushedSource, SampledAllocation, SampledFree, SourceEvent, StackUse, TimedEvent,
@@ -90,12 +90,14 @@ impl ProbedHeap {
         let number = describe::process_id(pid)?;
         refusal::check_process(number)?;
         let probes = HeapProbes::open(pid, options.every_bytes)?;
+        let ProbeCost { entry_ns, return_ns } = probes.cost();
         let process = Process {
             backend: "probes",
             backend_why: format!(
-                "uprobes in {}; a call of malloc takes {:.1} us longer",
+                "uprobes in {}; a call of malloc takes up to {:.1} us longer, one of free {:.1} us",
                 probes.allocator(),
-                probes.call_ns() as f64 / 1000.0
+                (entry_ns + return_ns) as f64 / 1000.0,
+                entry_ns as f64 / 1000.0
             ),
             stops_waits_unseen: true,
             ..describe::describe(number)
@@ -138,7 +140,7 @@ impl ProbedHeap {
         if percent > self.options.max_slowdown_percent {
             self.probes.remove();
             let why = format!(
-                "it calls its allocator so often that probes slow it by {percent:.0}% or more, above --max-slowdown {}%",
+                "it calls its allocator so often that probes slow it by about {percent:.0}%, more than --max-slowdown {}%",
                 self.options.max_slowdown_percent
             );
             if is_first {

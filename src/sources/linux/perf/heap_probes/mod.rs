@@ -2,7 +2,7 @@
 //!
 //! Input: a process; output: sampled blocks with the registers and the stack of the call, and those of them that are freed.
 //! Every call of the allocator runs into a probe, whether it is sampled or not, so the cost is measured before the first
-//! one ([`HeapProbes::call_ns`]), and [`HeapProbes::held_ns`] adds it up. The kernel removes all probes when
+//! one ([`HeapProbes::cost`]), and [`HeapProbes::held_ns`] adds it up. The kernel removes all probes when
 //! this is dropped or when this process ends, however it ends. Blocks that were allocated before are not known; child
 //! processes are not followed.
 //!
@@ -35,6 +35,7 @@ use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::sources::linux::images::Maps;
 use crate::sources::{Capture, ThreadId};
 use allocator::Allocator;
+pub(in crate::sources::linux) use cost::ProbeCost;
 use probe::Probe;
 use programs::Shared;
 
@@ -87,7 +88,7 @@ pub(in crate::sources::linux) struct HeapProbes {
     _intervals: Array,
     calls: HashMap<u32, Call>,
     spare: Vec<Capture>,
-    call_ns: u64,
+    cost: ProbeCost,
 }
 
 impl HeapProbes {
@@ -116,7 +117,7 @@ impl HeapProbes {
         intervals.put(&intervals_list.iter().copied().flat_map(u64::to_ne_bytes).collect::<Vec<u8>>())?;
         let states = CpuArray::create(programs::STATE_BYTES, cpus)?;
         // Nothing is sampled before all probes are set, one after the other.
-        states.put(&[0, i64::MAX.cast_unsigned(), 0].map(u64::to_ne_bytes).concat().repeat(cpus))?;
+        states.put(&[0, i64::MAX.cast_unsigned(), 0, 0].map(u64::to_ne_bytes).concat().repeat(cpus))?;
         let ring = ProgramRing::create(RING_BYTES, programs::CALL_BYTES)?;
         let maps = [bpf_sys::create_map(CALLS_MAX)?, bpf_sys::create_address_map(BLOCKS_MAX)?];
         let shared = Shared {
@@ -127,7 +128,7 @@ impl HeapProbes {
             ring: ring.descriptor(),
             namespace: pid_namespace("self").ok_or(io::ErrorKind::Unsupported)?,
         };
-        let call_ns = cost::call_ns(shared)?;
+        let cost = ProbeCost::measure(shared)?;
         let mut opened = HeapProbes {
             probes: Vec::new(),
             allocator,
@@ -137,7 +138,7 @@ impl HeapProbes {
             _intervals: intervals,
             calls: HashMap::new(),
             spare: Vec::new(),
-            call_ns,
+            cost,
         };
         let file = probe::mapped_file(pid, &opened.allocator.mapping);
         for function in &opened.allocator.functions {
@@ -158,17 +159,18 @@ impl HeapProbes {
         &self.allocator.mapping.path
     }
 
-    /// What a call of an allocating function takes longer by its probes, as it was measured, nanoseconds.
+    /// What a call takes longer by its probes, as it was measured.
     #[must_use]
-    pub(in crate::sources::linux) fn call_ns(&self) -> u64 {
-        self.call_ns
+    pub(in crate::sources::linux) fn cost(&self) -> ProbeCost {
+        self.cost
     }
 
     /// How long threads of the process were held by probes so far, by the measured cost, nanoseconds.
     #[must_use]
     pub(in crate::sources::linux) fn held_ns(&self) -> u64 {
-        // Entry and return each count, and the measured cost is of both.
-        self.total(programs::CALLS).saturating_mul(self.call_ns) / 2
+        let ProbeCost { entry_ns, return_ns } = self.cost;
+        let (entries, returns) = (self.total(programs::ENTRIES), self.total(programs::RETURNS));
+        entries.saturating_mul(entry_ns).saturating_add(returns.saturating_mul(return_ns))
     }
 
     /// Records that found no room so far.
@@ -276,7 +278,7 @@ fn returns_to(capture: &Capture) -> Option<u64> {
 fn first_states(intervals: &[u64], cpus: usize) -> Vec<u8> {
     let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let mut random = crate::rng::Rng::new(seed.map_or(1, |time| time.as_nanos() as u64));
-    let state = |_| [0, intervals[random.below(intervals.len())], 0].map(u64::to_ne_bytes).concat();
+    let state = |_| [0, intervals[random.below(intervals.len())], 0, 0].map(u64::to_ne_bytes).concat();
     (0..cpus).flat_map(state).collect()
 }
 

@@ -37,11 +37,13 @@ pub(super) const CALLED: u64 = 1;
 pub(super) const RETURNED: u64 = 2;
 pub(super) const FREED: u64 = 3;
 
-/// What each CPU keeps: calls of probes, bytes until the next sample, records that found no room.
-pub(super) const CALLS: i16 = 0;
+/// What each CPU keeps: probes hit at entries, bytes until the next sample, records that found no room, probes hit at
+/// returns.
+pub(super) const ENTRIES: i16 = 0;
 pub(super) const LEFT: i16 = 8;
 pub(super) const LOST: i16 = 16;
-pub(super) const STATE_BYTES: usize = 24;
+pub(super) const RETURNS: i16 = 24;
+pub(super) const STATE_BYTES: usize = 32;
 
 /// Places on the program's stack, relative to r10.
 const ZERO: i16 = -16;
@@ -85,14 +87,15 @@ struct Builder {
 }
 
 impl Builder {
-    fn new(shared: Shared) -> Builder {
+    /// `counter`: what counts the hits of the probe.
+    fn new(shared: Shared, counter: i16) -> Builder {
         let mut program = CopyProgram::default();
         program.extend([op(MOVE_REGISTER, 6, CONTEXT, 0, 0), op(STORE_VALUE_DOUBLE, 10, 0, ZERO, 0)]);
         let mut builder = Builder { shared, program };
         builder.call_map(MAP_LOOKUP, shared.states, ZERO);
         builder.program.end_by(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
         builder.program.extend([op(STORE_DOUBLE, 10, 0, STATE, 0)]);
-        builder.count(CALLS);
+        builder.count(counter);
         builder
     }
 
@@ -227,7 +230,7 @@ impl Builder {
 
 /// What runs at the entry of a function.
 pub(super) fn at_entry(role: Role, shared: Shared) -> Vec<u64> {
-    let mut builder = Builder::new(shared);
+    let mut builder = Builder::new(shared, ENTRIES);
     let argument = |register: u8, number: usize| op(LOAD_DOUBLE, register, 6, argument_offset(number), 0);
     let bytes = match role {
         Role::Free { block } => {
@@ -251,7 +254,7 @@ pub(super) fn at_entry(role: Role, shared: Shared) -> Vec<u64> {
 
 /// What runs where a function that allocates returns.
 pub(super) fn at_return(shared: Shared) -> Vec<u64> {
-    let mut builder = Builder::new(shared);
+    let mut builder = Builder::new(shared, RETURNS);
     builder.call_map(MAP_LOOKUP, shared.calls, TID);
     builder.program.end_by(op(JUMP_IF_EQUAL, 0, 0, 0, 0));
     builder.program.extend([op(LOAD_DOUBLE, 7, 0, 0, 0)]);
@@ -297,7 +300,7 @@ mod tests {
     /// A machine whose thread has 5,000 bytes of stack.
     fn machine(every_bytes: u64) -> Machine {
         let mut machine = Machine::new(77, 70, SHARED.namespace);
-        let state = [0, intervals(every_bytes)[INTERVALS / 2], 0].map(u64::to_le_bytes).concat();
+        let state = [0, intervals(every_bytes)[INTERVALS / 2], 0, 0].map(u64::to_le_bytes).concat();
         let all = intervals(every_bytes).into_iter().flat_map(u64::to_le_bytes).collect();
         machine.lists = vec![(SHARED.states, 0, state), (SHARED.intervals, 0, all)];
         machine.maps = vec![(SHARED.calls, Vec::new())];
@@ -371,7 +374,7 @@ mod tests {
         machine.room = 0;
         call_and_return(&mut machine, Role::Allocate { bytes: 0 }, &[100], 0x5000);
         let state = &machine.lists[0].2;
-        assert_eq!((state[CALLS as usize], state[LOST as usize]), (2, 2));
+        assert_eq!((state[ENTRIES as usize], state[RETURNS as usize], state[LOST as usize]), (1, 1, 2));
     }
 
     #[test]
