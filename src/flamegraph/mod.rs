@@ -75,13 +75,13 @@ pub fn write_empty(graph: &Graph, mut out: impl Write) -> io::Result<()> {
     let page = palette::page(graph.dark);
     let text = |text: &str| quick_xml::escape::escape(escape_line(text).into_owned()).into_owned();
     let (title, subtitle) = (text(&graph.title), text(&graph.subtitle));
-    write!(
+    writeln!(
         out,
         "<svg version=\"1.1\" width=\"1200\" height=\"70\" viewBox=\"0 0 1200 70\" xmlns=\"http://www.w3.org/2000/svg\">\
          <rect width=\"100%\" height=\"100%\" fill=\"{background}\"/>\
          <g font-family=\"monospace\" fill=\"{color}\" text-anchor=\"middle\">\
          <text x=\"600\" y=\"24\" font-size=\"17\">{title}</text>\
-         <text x=\"600\" y=\"48\" font-size=\"12\">{subtitle}</text></g></svg>\n",
+         <text x=\"600\" y=\"48\" font-size=\"12\">{subtitle}</text></g></svg>",
         background = page.background,
         color = page.text,
     )

@@ -282,3 +282,14 @@ fn a_dark_page_has_light_text() {
     let svg = draw(&Graph { dark: true, ..graph() }, &[("p", 1)]);
     assert!(svg.contains("#subtitle { fill:rgb(170,172,176); }") && svg.contains("stop-color=\"#1b1d21\""));
 }
+
+#[test]
+fn a_picture_of_nothing_has_its_heading() {
+    let graph = Graph { title: "a<b".to_owned(), subtitle: "0 B in use".to_owned(), ..Graph::default() };
+    let mut out = Vec::new();
+    write_empty(&graph, &mut out).expect("it is written");
+    let text = String::from_utf8(out).expect("text");
+    assert!(text.contains("a&lt;b") && text.contains("0 B in use"), "{text}");
+    let mut reader = quick_xml::Reader::from_str(&text);
+    while !matches!(reader.read_event().expect("XML"), quick_xml::events::Event::Eof) {}
+}

@@ -243,3 +243,14 @@ pub trait PushedSource: Observed {
         None
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_that_a_program_wrote_do_not_overflow() {
+        let losses = AllocationLosses { allocations: vec![(u64::MAX, 1), (2, 1)], ..Default::default() };
+        assert_eq!(losses.allocation_count(), u64::MAX);
+    }
+}
