@@ -88,12 +88,18 @@ pub(super) fn lines(profile: &Profile, values: &HeapValues) -> Vec<(&'static str
                 "{}{} in {} {moment}{unseen}",
                 bytes(total(ValueKind::InuseSpace)),
                 error(&values.inuse.0),
-                plural(total(ValueKind::InuseObjects), "block"),
+                plural(total(ValueKind::InuseObjects), "block") + &error(&values.inuse.1),
             ),
         ),
         (
             "allocated",
-            format!("{}{} in {}{unseen}", bytes(space), error(&values.allocated.0), plural(objects, "block")),
+            format!(
+                "{}{} in {}{}{unseen}",
+                bytes(space),
+                error(&values.allocated.0),
+                plural(objects, "block"),
+                error(&values.allocated.1)
+            ),
         ),
         ("peak", format!("{} at {}", bytes(values.peak_bytes), duration(peak_at(profile, values)))),
     ];

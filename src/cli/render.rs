@@ -112,10 +112,11 @@ fn merged(render: &Render) -> Result<Saved> {
 fn read_one(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Result<Saved> {
     let (name, saved) = saved_files::read(path, strictness, value_type)?;
     if saved.total() == 0 {
-        return Err(Error::new(
-            ErrorKind::NoData,
-            format!("{name}: the profile has no samples; record for longer, or with --idle"),
-        ));
+        let why = match saved.about.sampled_every {
+            Some(_) => "the heap profile has nothing of this type; try --type alloc_space",
+            None => "the profile has no samples; record for longer, or with --idle",
+        };
+        return Err(Error::new(ErrorKind::NoData, format!("{name}: {why}")));
     }
     Ok(saved)
 }

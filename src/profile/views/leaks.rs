@@ -152,21 +152,12 @@ const WRAPPER_BEGINNINGS: &[&str] = &[
     "<alloc::",
     "hashbrown::raw::",
     "<hashbrown::raw::",
-    "std::alloc::",
-    "<std::alloc::",
-    "std::sys::alloc::",
     "core::alloc::",
     "<core::alloc::",
-    "std::allocator",
-    "std::__new_allocator",
-    "__gnu_cxx::new_allocator",
-    "__gnu_cxx::__alloc_traits",
-    "std::_Vector_base",
-    "std::__allocate_guarded",
-    "std::__allocated_ptr",
-    "std::__1::allocator",
-    "std::__1::__libcpp_allocate",
-    "std::__1::__libcpp_operator_new",
+    // The standard libraries: who called them is of interest, and they call nothing in between.
+    "std::",
+    "<std::",
+    "__gnu_cxx::",
 ];
 
 /// What a compiler appends to the name of a part of a function.
@@ -177,9 +168,25 @@ const SUFFIXES: [&str; 5] = [".part.", ".constprop.", ".isra.", ".cold", ".llvm.
 pub fn is_wrapper(name: &str) -> bool {
     let end = SUFFIXES.iter().filter_map(|suffix| name.find(suffix)).min().unwrap_or(name.len());
     let name = name.get(..end).unwrap_or(name);
+    let name = without_return_type(name);
     // Arguments; `operator()` is none of these.
     let bare = name.split('(').next().unwrap_or_default();
     WRAPPERS.contains(&bare) || WRAPPER_BEGINNINGS.iter().any(|begin| name.starts_with(begin))
+}
+
+/// The name of a function that was made of a C++ template, before which its demangled form has the return type.
+fn without_return_type(name: &str) -> &str {
+    let (mut depth, mut start) = (0usize, 0);
+    for (at, c) in name.char_indices() {
+        match c {
+            '<' => depth += 1,
+            '>' => depth = depth.saturating_sub(1),
+            '(' if depth == 0 => break,
+            ' ' if depth == 0 && !name[..at].ends_with("operator") => start = at + 1,
+            _ => {}
+        }
+    }
+    &name[start..]
 }
 
 /// What some callers have in use.
@@ -240,6 +247,9 @@ mod tests {
             "alloc::raw_vec::RawVec<T,A>::grow_one",
             "<alloc::alloc::Global as core::alloc::Allocator>::allocate",
             "std::allocator_traits<std::allocator<int> >::allocate(std::allocator<int>&, unsigned long)",
+            "std::vector<int>::push_back",
+            "void std::__cxx11::basic_string<char, std::char_traits<char> >::_M_construct<char const*>(char const*, char const*)",
+            "std::_MakeUniq<Node>::__single_object std::make_unique<Node, int>(int&&)",
         ] {
             assert!(is_wrapper(name), "{name}");
         }
@@ -247,7 +257,8 @@ mod tests {
             "main",
             "leak_malloc",
             "read_config(char const*)",
-            "std::vector<int>::push_back",
+            "std::vector<int> read_config<int>(char const*)",
+            "load<std::string>(std::string const&)",
             "mallocate",
             "",
         ] {

@@ -55,7 +55,7 @@ impl Breakpoints {
         self.0.iter().any(|breakpoint| breakpoint.place.at == at)
     }
 
-    /// Sets one, or shares the one that is set. The target stands.
+    /// Sets one, or shares the one that is set. The target is stopped.
     ///
     /// # Errors
     /// The stub has none left, or cannot be talked to.
@@ -80,7 +80,7 @@ impl Breakpoints {
         Err(unexpected("Z0", &refused))
     }
 
-    /// One less waits for it: clears it if that was the last. The target stands.
+    /// One less waits for it: clears it if that was the last. The target is stopped.
     ///
     /// # Errors
     /// The stub cannot be talked to.
@@ -96,7 +96,7 @@ impl Breakpoints {
         Ok(())
     }
 
-    /// Runs the instruction under the breakpoint that a thread stands at, if it stands at one. The target stands.
+    /// Runs the instruction under the breakpoint that a thread is stopped at, if it is at one. The target is stopped.
     ///
     /// # Errors
     /// The stub cannot be talked to, or does not come back from the step.
@@ -112,7 +112,7 @@ impl Breakpoints {
         stepped
     }
 
-    /// Clears all of them, whatever the stub says to that. The target stands.
+    /// Clears all of them, whatever the stub says to that. The target is stopped.
     pub(super) fn clear(&mut self, stub: &mut Stub) {
         for breakpoint in self.0.drain(..) {
             let _ = order(stub, 'z', breakpoint);

@@ -1,8 +1,8 @@
 //! Blocks that come and go behind a stub: breakpoints at the functions of the allocator, and where calls of them return.
 //!
-//! Input: a target that stands or runs behind a stub in all-stop mode, a board or an emulator. Output: each block with the
+//! Input: a target that is stopped or runs behind a stub in all-stop mode, a board or an emulator. Output: each block with the
 //! registers and the stack of the call that allocated it, and each block that is freed: all of them, none is sampled. The
-//! target stands twice for each allocation and once for each free. Dropping it clears the breakpoints and lets the target
+//! target is stopped twice for each allocation and once for each free. Dropping it clears the breakpoints and lets the target
 //! run. A stub whose connection ends without that may keep them: QEMU's does.
 
 mod allocator;
@@ -34,7 +34,7 @@ const MAX_CALLS: usize = 1024;
 /// What happened to the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeapEvent {
-    /// A block was allocated; the capture is of the call.
+    /// A block was allocated; the capture belongs to the call.
     Allocated {
         /// Who called.
         thread: ThreadId,
@@ -156,11 +156,11 @@ impl GdbHeap {
 
     /// Waits for a stop, takes what it says of the heap, and lets the target run on.
     fn take_stop(&mut self, at_most: Duration) -> std::result::Result<(), ConnectionError> {
-        let Some(told) = self.target.stub.await_stop(at_most)? else { return Ok(()) };
+        let Some(stopped) = self.target.stub.await_stop(at_most)? else { return Ok(()) };
         let begun_ns = self.target.clock.now_ns();
         self.target.stub.within(STOP, "a breakpoint");
         self.target.update_threads(begun_ns)?;
-        let tid = told.or_else(|| self.target.stub.run.threads.first().copied());
+        let tid = stopped.or_else(|| self.target.stub.run.threads.first().copied());
         if let Some(tid) = tid
             && let Some(registers) = self.registers(tid)?
         {
@@ -178,8 +178,8 @@ impl GdbHeap {
     }
 
     fn registers(&mut self, tid: Tid) -> std::result::Result<Option<Registers>, ConnectionError> {
-        let told = self.target.stub.registers(&[tid], &self.target.layout)?.pop().flatten();
-        Ok(told.map(|told| told.registers))
+        let known = self.target.stub.registers(&[tid], &self.target.layout)?.pop().flatten();
+        Ok(known.map(|known| known.registers))
     }
 
     fn take_breakpoint(

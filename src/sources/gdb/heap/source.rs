@@ -36,7 +36,7 @@ impl GdbHeapSource {
     /// Of a target that runs.
     #[must_use]
     pub fn new(mut heap: GdbHeap, clock: RealClock) -> GdbHeapSource {
-        let why = "breakpoints at the allocator: every block, and the target stands for each".to_owned();
+        let why = "breakpoints at the allocator: every block, and the target is stopped for each".to_owned();
         let process = Process { backend_why: why, ..heap.target().process().clone() };
         GdbHeapSource { heap, process, clock, last_ns: 0, ended: false, finished: false, spare: Vec::new() }
     }

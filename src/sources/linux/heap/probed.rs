@@ -1,8 +1,7 @@
 //! The allocations of a process that runs, sampled by probes, as events.
 //!
 //! Input: a process and its probes; output: allocations and frees in the order of their times. Every call of the allocator
-//! costs the process about a microsecond, so what that is of its CPU time is kept below a limit: the probes are removed when
-//! it is more.
+//! costs the process some microseconds. Their share of its CPU time has a limit: above it the probes are removed.
 
 use std::sync::Arc;
 use std::time::Duration;

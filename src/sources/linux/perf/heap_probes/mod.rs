@@ -49,7 +49,7 @@ const BLOCKS_MAX: u32 = 1 << 20;
 /// What happened to a sampled block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources::linux) enum HeapSample {
-    /// It was allocated; the capture is of the call.
+    /// It was allocated; the capture belongs to the call.
     Allocated {
         /// Who called.
         thread: ThreadId,
@@ -266,7 +266,7 @@ fn fill(capture: &mut Capture, record: &[u8], stack_bytes: usize) -> Option<()> 
     Some(())
 }
 
-/// Where the function returns to whose entry a capture is of.
+/// The return address of the function at whose entry a capture was made.
 fn returns_to(capture: &Capture) -> Option<u64> {
     match &capture.registers {
         Registers::Aarch64(aarch64) => Some(aarch64.x[crate::arch::Aarch64::LR]),

@@ -54,9 +54,9 @@ const STATE: i16 = -40;
 /// What a function of an allocator does; numbers are those of its arguments, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Returns a block of so many bytes.
+    /// Returns a block of this many bytes.
     Allocate { bytes: usize },
-    /// Returns a block of so many items of a size.
+    /// Returns a block of this many items of a size.
     AllocateItems { count: usize, bytes: usize },
     /// Frees a block and returns another one.
     Reallocate { block: usize, bytes: usize },
