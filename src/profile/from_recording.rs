@@ -279,7 +279,7 @@ struct Stack {
     program: Option<u32>,
 }
 
-/// What is told of a recording beside its stacks.
+/// What is known of a recording besides its stacks.
 pub(super) fn about(profile: &Profile, circumstances: Circumstances) -> About {
     let stats = &profile.stats;
     let owned = |counts: &std::collections::BTreeMap<&'static str, u64>| {

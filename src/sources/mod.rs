@@ -14,6 +14,7 @@ use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::binary::{Files, ImageBytes, Mapping, NoFiles, OpenError, ProgramPath};
 
+mod allocator;
 mod capture;
 #[cfg(unix)]
 pub mod child;

@@ -7,19 +7,7 @@
 use crate::addr::Svma;
 use crate::arch::Registers;
 use crate::binary::elf::entries;
-
-/// What a function of an allocator does; numbers are those of its arguments, from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// Returns a block of this many bytes.
-    Allocate { bytes: usize },
-    /// Returns a block of this many items of a size.
-    AllocateItems { count: usize, bytes: usize },
-    /// Moves a block, or frees it where the size is 0.
-    Reallocate { block: usize, bytes: usize },
-    /// Frees a block.
-    Free { block: usize },
-}
+use crate::sources::allocator::Role;
 
 /// A function of an allocator in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

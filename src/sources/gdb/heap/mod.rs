@@ -12,8 +12,8 @@ mod source;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use allocator::AllocatorFunction;
 pub use allocator::AllocatorNames;
-use allocator::{AllocatorFunction, Role};
 use breakpoints::{Breakpoints, CodePlace};
 pub use source::GdbHeapSource;
 
@@ -26,6 +26,7 @@ use super::waits::System;
 use crate::arch::{Aarch64, Arm, Registers};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
+use crate::sources::allocator::Role;
 use crate::sources::{Capture, Fault, Outcome, ThreadId};
 
 /// Most calls of the allocator that have not returned.

@@ -3,9 +3,9 @@
 //! A program's own definition of `malloc` comes before those of libraries, and a library that is not the C library before
 //! that: so the dynamic loader resolves the name, of preloaded libraries and of those that the program was linked with.
 
-use super::programs::Role;
 use crate::binary::elf::{Elf, entries};
 use crate::binary::{ImageBytes, Mapping, MappingKind};
+use crate::sources::allocator::Role;
 
 /// The functions of an allocator, by the names of C.
 const FUNCTIONS: [(&str, Role); 6] = [

@@ -8,8 +8,9 @@
 
 use super::super::clocks::thread_cpu_ns;
 use super::probe::{Probe, mapped_file};
-use super::programs::{self, Role, Shared};
+use super::programs::{self, Shared};
 use crate::binary::Mapping;
+use crate::sources::allocator::Role;
 use crate::sources::linux::images::Maps;
 use std::hint::black_box;
 use std::io;

@@ -14,6 +14,7 @@ use super::super::bpf::instructions::{
 };
 use super::super::bpf::memory_copies::CopyProgram;
 use super::thread_registers::{self, RESULT_OFFSET, SP_OFFSET, argument_offset};
+use crate::sources::allocator::Role;
 
 /// Random intervals that programs choose from: a power of two.
 pub(super) const INTERVALS: usize = 4096;
@@ -50,19 +51,6 @@ const ZERO: i16 = -16;
 const KEY: i16 = -24;
 const VALUE: i16 = -32;
 const STATE: i16 = -40;
-
-/// What a function of an allocator does; numbers are those of its arguments, from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
-    /// Returns a block of this many bytes.
-    Allocate { bytes: usize },
-    /// Returns a block of this many items of a size.
-    AllocateItems { count: usize, bytes: usize },
-    /// Frees a block and returns another one.
-    Reallocate { block: usize, bytes: usize },
-    /// Frees a block.
-    Free { block: usize },
-}
 
 /// The descriptors of what programs share.
 #[derive(Clone, Copy, Debug)]

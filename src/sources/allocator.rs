@@ -1,0 +1,14 @@
+//! What the functions of an allocator do, for the sources that follow calls of them.
+
+/// What a function of an allocator does; numbers are those of its arguments, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::sources) enum Role {
+    /// Returns a block of this many bytes.
+    Allocate { bytes: usize },
+    /// Returns a block of this many items of a size.
+    AllocateItems { count: usize, bytes: usize },
+    /// Moves a block, or frees it where the size is 0.
+    Reallocate { block: usize, bytes: usize },
+    /// Frees a block.
+    Free { block: usize },
+}
