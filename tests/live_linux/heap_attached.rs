@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
+#[cfg(target_arch = "x86_64")]
 use crate::boards::{firmware, silent_board};
 use crate::support::{Fixture, PATIENCE, fixture, is_root, live, not_here, stackprof};
 
@@ -103,6 +104,7 @@ fn leaks_of_a_process_that_runs_are_exact_by_probes() {
     }
 }
 
+#[cfg(target_arch = "x86_64")] // as the boards
 #[test]
 fn leaks_of_firmware_are_exact_and_named_three_callers_up() {
     if !live() {
