@@ -332,7 +332,7 @@ const struct shim system_shims[] = {
     {"dyld_stub_binder", (void *)dyld_stub_binder},
     SAME(abort), SAME(calloc), SAME(free), SAME(malloc), SAME(realloc), SAME(posix_memalign),
     SAME(memcmp), SAME(memcpy), SAME(memmove), SAME(memset), SAME(strlen), SAME(strcmp), SAME(getenv),
-    SAME(exp), SAME(log), SAME(sin), SAME(cos), SAME(tan), SAME(pow), SAME(fmod), SAME(sched_yield),
+    SAME(exp), SAME(expm1), SAME(log), SAME(sin), SAME(cos), SAME(tan), SAME(pow), SAME(fmod), SAME(sched_yield),
     SAME(_Unwind_Backtrace), SAME(_Unwind_DeleteException), SAME(_Unwind_GetDataRelBase), SAME(_Unwind_GetIP),
     SAME(_Unwind_GetIPInfo), SAME(_Unwind_GetLanguageSpecificData), SAME(_Unwind_GetRegionStart),
     SAME(_Unwind_GetTextRelBase), SAME(_Unwind_RaiseException), SAME(_Unwind_Resume), SAME(_Unwind_SetGR),
