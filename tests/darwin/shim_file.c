@@ -319,6 +319,7 @@ static int d_rmdir(const char *path) { return RESULT(rmdir(path)); }
 static int d_pipe(int fds[2]) { return RESULT(pipe(fds)); }
 static int d_rename(const char *from, const char *to) { return RESULT(rename(from, to)); }
 static int d_ftruncate(int fd, int64_t size) { return RESULT(ftruncate(fd, size)); }
+static ssize_t d_pread(int fd, void *to, size_t size, int64_t at) { return RESULT(pread(fd, to, size, at)); }
 static ssize_t d_pwrite(int fd, const void *from, size_t size, int64_t at) { return RESULT(pwrite(fd, from, size, at)); }
 /* The operations have the numbers of Linux. */
 static int d_flock(int fd, int operation) { return RESULT(flock(fd, operation)); }
@@ -354,7 +355,7 @@ static int d_poll(struct pollfd *fds, unsigned count, int timeout) { return RESU
 const struct shim file_shims[] = {
     SHIM(open), SHIM(fcntl), SHIM(ioctl), SHIM(isatty), SHIM(mmap), SHIM(mprotect), SHIM(munmap), SHIM(madvise),
     SHIM(closedir), SHIM(dirfd), SHIM(dup), SHIM(dup2), SHIM(chdir), SHIM(fchmod), SHIM(fchown), SHIM(mkdir),
-    SHIM(rmdir), SHIM(pipe), SHIM(rename), SHIM(ftruncate), SHIM(flock), SHIM(pwrite), SHIM(fsetattrlist), SHIM(unlink), SHIM(read), SHIM(write), SHIM(readv), SHIM(writev),
+    SHIM(rmdir), SHIM(pipe), SHIM(rename), SHIM(ftruncate), SHIM(flock), SHIM(pwrite), SHIM(pread), SHIM(fsetattrlist), SHIM(unlink), SHIM(read), SHIM(write), SHIM(readv), SHIM(writev),
     SHIM(readlink), SHIM(poll), SHIM(lseek), SHIM(getcwd), SHIM(close),
     NAMED("_close$NOCANCEL", d_close), NAMED("_realpath$DARWIN_EXTSN", d_realpath),
     NAMED("_stat$INODE64", d_stat), NAMED("_lstat$INODE64", d_lstat), NAMED("_fstat$INODE64", d_fstat),
