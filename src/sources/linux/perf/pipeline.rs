@@ -29,6 +29,8 @@ use super::waits::wait::{Stack, Wait, WaitOutcome};
 use crate::sources::pushed::{SourceEvent, THROTTLED, TimedEvent};
 use crate::sources::{Activity, Capture, ThreadId, ThreadStatus};
 
+mod control;
+
 /// Why samples are lost: rings were full.
 const KERNEL_DROPPED: &str = "the kernel dropped them";
 /// Why a sample is missed.
@@ -64,9 +66,9 @@ pub(super) struct Pipeline {
     events: EventQueue,
     /// Process events at or after the watermark: other rings may still hold older records.
     after_watermark: Queue<ProcessEvent>,
-    pub(super) processes: ProcessTable,
-    pub(super) cpu_time: CpuTime,
-    pub(super) stacks: Stacks,
+    processes: ProcessTable,
+    cpu_time: CpuTime,
+    stacks: Stacks,
     /// `None` unless waits are recorded.
     waits: Option<WaitRecorder>,
     /// Boxed, which keeps events small.
@@ -165,16 +167,6 @@ impl Pipeline {
         let mut capture = self.spare.capture();
         self.stacks.copy(id, sample, &mut capture);
         capture
-    }
-
-    /// Takes back the buffers of a sample.
-    pub(super) fn give_back(&mut self, capture: Box<Capture>) {
-        self.spare.give_back(capture);
-    }
-
-    /// Ends a batch of buffers. Returns the bytes that were freed.
-    pub(super) fn end_buffers(&mut self) -> usize {
-        self.spare.end_batch()
     }
 
     /// Adds samples that did not fit into the rings of CPUs ([`CpuTime::add_lost`]).
@@ -387,76 +379,6 @@ impl Pipeline {
         let thread = ThreadId(id.tid.unsigned_abs().into());
         let (at_ns, process) = (id.time_ns.saturating_sub(self.origin_ns), id.pid.unsigned_abs());
         TimedEvent { at_ns, process, thread, event }
-    }
-}
-
-/// Outside of batches.
-impl Pipeline {
-    /// Passes added and removed processes on.
-    pub(super) fn update_processes(&mut self) {
-        for (id, event) in self.processes.take_events() {
-            self.cpu_time.push_change(id.pid, &event);
-            if matches!(event, ProcessEvent::Removed) {
-                self.stacks.forget_process(id.pid);
-            }
-        }
-    }
-
-    /// Records these processes, too, if they are selected.
-    pub(super) fn select(&mut self, pids: &[pid_t]) {
-        for pid in pids {
-            self.processes.select(*pid, &*self.system.procfs);
-        }
-        self.update_processes();
-    }
-
-    /// Selects among the running processes, before any is sampled.
-    pub(super) fn select_all(&mut self) {
-        self.processes.select_all(&*self.system.procfs);
-        self.update_processes();
-    }
-
-    /// Whether waits are recorded.
-    pub(super) fn records_waits(&self) -> bool {
-        self.waits.is_some()
-    }
-
-    /// A thread existed when the recording began, at this time.
-    pub(super) fn list_thread(&mut self, pid: pid_t, tid: pid_t, now_ns: u64) {
-        if let Some(waits) = &mut self.waits {
-            waits.list(pid, tid, now_ns);
-        }
-    }
-
-    /// Polls some of the threads whose stacks are unknown.
-    pub(super) fn poll_threads(&mut self) {
-        if let Some(waits) = &mut self.waits {
-            waits.poll(&*self.system.threads, &*self.system.clocks, &mut self.spare);
-        }
-    }
-
-    /// Accepts context switches until this time from the rings that are read next.
-    pub(super) fn accept_switches_until(&mut self, until_ns: u64) {
-        if let Some(waits) = &mut self.waits {
-            waits.accept_until(until_ns);
-        }
-    }
-
-    /// Accepts context switches from this time on.
-    pub(super) fn accept_switches_from(&mut self, from_ns: u64) {
-        if let Some(waits) = &mut self.waits {
-            waits.accept_from(from_ns);
-        }
-    }
-
-    /// Processes that were started by `listed` and their descendants, by records that were not flushed yet.
-    pub(super) fn started_by(&self, listed: &[pid_t]) -> Vec<pid_t> {
-        self.events.started_by(listed)
-    }
-
-    /// When a selected process started, ended, was named or mapped code last (monotonic clock).
-    pub(super) fn changed_ns(&self) -> u64 {
-        self.events.changed_ns()
     }
 }
 

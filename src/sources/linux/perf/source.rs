@@ -9,9 +9,8 @@ use libc::pid_t;
 
 use super::bpf::sample_filter::SampleFilter;
 use super::buffers::Usage;
-use super::clocks::{SystemClocks, monotonic_ns};
+use super::clocks::monotonic_ns;
 use super::cpu_time::accounting::{BatchOptions, CpuTime};
-use super::cpu_time::wakeup_latency::IntervalAction;
 use super::events::cpus;
 use super::events::options::EventOptions;
 use super::events::set::Events;
@@ -41,20 +40,8 @@ mod reopen;
 use process_exits::ProcessExits;
 use read_ahead_timer::ReadAheadTimer;
 
-/// Interval between batches while processes start, end or map, nanoseconds: what records name is read from /proc while it
-/// is still there.
-const BATCH_NS: u64 = 50_000_000;
-/// Interval while nothing starts, ends or maps: there is less to read, and each wakeup of the reader takes a CPU,
-/// which servers' latencies show.
-const STEADY_BATCHES_NS: u64 = 120_000_000;
-const STEADY_AFTER_NS: u64 = 1_000_000_000;
-/// At the beginning, when a program loads its libraries, more often.
-const FIRST_BATCHES_NS: u64 = 5_000_000;
+/// A program that begins loads its libraries, nanoseconds.
 const BEGINNING_NS: u64 = 300_000_000;
-/// Where large stacks are copied, so that their ring does not fill.
-const LARGE_BATCHES_NS: u64 = 15_000_000;
-/// Where ranges of stacks are read.
-const PREFETCH_BATCHES_NS: u64 = 40_000_000;
 /// Free this many bytes of buffers before pages are given back to the system.
 const TRIM_BYTES: usize = 4 << 20;
 /// Clocks that are compared are read within this time, or again, at most this often.
@@ -184,10 +171,10 @@ impl PerfSource {
             self.raise_priority();
         }
         self.read_clocks_together(|source| {
-            source.pipeline.cpu_time.begin(&SystemClocks);
+            source.pipeline.begin_clocks();
             if source.is_machine() {
                 source.machine = machine_ticks().map(|ticks| [ticks, ticks]);
-                source.pipeline.cpu_time.begin_machine(&procfs::all_processes(), &SystemClocks);
+                source.pipeline.begin_machine_clocks(&procfs::all_processes());
             }
         });
         let now_ns = monotonic_ns();
@@ -198,7 +185,7 @@ impl PerfSource {
 
     /// Whether all processes of the machine are recorded.
     fn is_machine(&self) -> bool {
-        self.pipeline.processes.filter().is_all()
+        self.pipeline.filter().is_all()
     }
 
     /// Reads clocks that are compared with each other; again if the reader was delayed in between.
@@ -227,9 +214,9 @@ impl PerfSource {
             let has_memory = |pid: &pid_t| procfs::has_user_memory(*pid);
             let pids: Vec<pid_t> = procfs::all_processes().into_iter().filter(has_memory).collect();
             self.pipeline.select(&pids);
-            self.pipeline.cpu_time.begin(&SystemClocks);
+            self.pipeline.begin_clocks();
         }
-        for pid in self.pipeline.processes.running() {
+        for pid in self.pipeline.running() {
             for tid in threads::list(pid).unwrap_or_default() {
                 self.pipeline.list_thread(pid, tid, now_ns);
             }
@@ -239,7 +226,7 @@ impl PerfSource {
 
     /// Sets the process once the command runs.
     pub(super) fn set_spawned(&mut self, process: Process) {
-        if let Some(main) = self.pipeline.processes.get_mut(self.main) {
+        if let Some(main) = self.pipeline.process_mut(self.main) {
             main.set_spawned(process);
         }
     }
@@ -251,7 +238,7 @@ impl PerfSource {
 
     /// Makes the kernel drop the samples of excluded processes.
     fn exclude_from_samples(&mut self) {
-        for (pid, excluded) in self.pipeline.processes.take_filter_changes() {
+        for (pid, excluded) in self.pipeline.take_filter_changes() {
             self.filter.exclude(pid, excluded);
         }
     }
@@ -259,16 +246,9 @@ impl PerfSource {
     /// Waits until there are records to read, the process has ended, or the interval is over.
     fn wait(&mut self, until_ns: u64) {
         let (now_ns, monotonic_ns) = (self.clock.now_ns(), monotonic_ns());
-        let Pipeline { stacks, cpu_time, .. } = &self.pipeline;
-        let batch_ns = match now_ns - self.times.began_ns {
-            ..BEGINNING_NS => FIRST_BATCHES_NS,
-            _ if stacks.copies_tails() => LARGE_BATCHES_NS,
-            _ if stacks.prefetches() => PREFETCH_BATCHES_NS,
-            _ if monotonic_ns < self.pipeline.changed_ns().saturating_add(STEADY_AFTER_NS) => BATCH_NS,
-            _ => STEADY_BATCHES_NS,
-        };
-        let ends_ns = cpu_time.interval_ends_ns().filter(|_| !self.disabled && !self.finished);
-        let batch_ns = ends_ns.map_or(batch_ns, |ends_ns| batch_ns.min(ends_ns.saturating_sub(monotonic_ns)));
+        let begins = now_ns - self.times.began_ns < BEGINNING_NS;
+        let samples = !self.disabled && !self.finished;
+        let batch_ns = self.pipeline.batch_ns(begins, monotonic_ns, samples);
         let at_most_ms = batch_ns.min(until_ns.saturating_sub(now_ns)).div_ceil(1_000_000);
         self.exits.wait(self.events.descriptors(), at_most_ms);
     }
@@ -292,7 +272,7 @@ impl PerfSource {
                 break;
             }
         }
-        self.memory.freed_bytes += self.pipeline.stacks.read();
+        self.memory.freed_bytes += self.pipeline.read_stacks();
         self.pipeline.apply_latency();
         // Samples in user mode only say nothing of the time in the kernel.
         let batch = BatchOptions { by_clock: options.kernel, last: self.finished };
@@ -300,7 +280,10 @@ impl PerfSource {
         self.exclude_from_samples();
         self.release_memory(into);
         self.reduce_load();
-        self.apply_interval_action();
+        if !self.disabled && !self.finished {
+            let events = &self.events;
+            self.pipeline.apply_interval_action(monotonic_ns(), |record| events.record_switches(record));
+        }
         self.set_periods();
         if self.finished {
             self.finish(into);
@@ -333,12 +316,11 @@ impl PerfSource {
     /// Changes the rates, and reopens the events for other CPUs or namespaces, if it is time.
     fn set_periods(&mut self) {
         let since_ns = monotonic_ns();
-        if !self.disabled && self.pipeline.cpu_time.may_set_periods(since_ns) {
+        if !self.disabled && self.pipeline.may_set_periods(since_ns) {
             let periods_ns = self.events.randomize_periods(&mut self.rates);
-            self.pipeline.cpu_time.set_periods(since_ns, &periods_ns);
+            self.pipeline.set_periods(since_ns, &periods_ns);
         }
-        let misses =
-            self.pipeline.processes.take_added().into_iter().any(|pid| self.filter.is_outside_namespace(pid));
+        let misses = self.pipeline.take_added().into_iter().any(|pid| self.filter.is_outside_namespace(pid));
         let lets_more_through = misses && self.filter.let_unknown_through().is_ok();
         if !self.disabled && (lets_more_through || self.events.cpus_changed(since_ns)) {
             self.reopen(self.events.options());
@@ -348,10 +330,8 @@ impl PerfSource {
     /// Reports what is left at the end of the recording.
     fn finish(&mut self, into: &mut Vec<TimedEvent>) {
         self.pipeline.end_waits(self.times.ended_ns.unwrap_or_else(monotonic_ns), into);
-        self.pipeline.cpu_time.end(&SystemClocks);
-        if self.follows_by_inheritance() {
-            self.pipeline.cpu_time.add_counted(self.events.counted_ns());
-        }
+        let counted_ns = self.follows_by_inheritance().then(|| self.events.counted_ns());
+        self.pipeline.end_clocks(counted_ns);
         let options = self.events.options();
         if options.samples_running() {
             let reason = if options.kernel { NOT_SAMPLED_AGAIN } else { IN_KERNEL };
@@ -369,7 +349,7 @@ impl PerfSource {
 
     /// Acts on rings that fill up.
     fn reduce_load(&mut self) {
-        let pressure = self.pipeline.stacks.pressure(self.events.take_pressure());
+        let pressure = self.pipeline.pressure(self.events.take_pressure());
         if self.disabled {
             return;
         }
@@ -378,28 +358,8 @@ impl PerfSource {
             self.raise_priority();
             return;
         }
-        if let Some(options) = self.pipeline.stacks.relieve(pressure, self.events.options()) {
+        if let Some(options) = self.pipeline.relieve(pressure, self.events.options()) {
             self.reopen(options);
-        }
-    }
-
-    /// Opens or ends an interval in which context switches are recorded, where it is time.
-    fn apply_interval_action(&mut self) {
-        let action = self.pipeline.cpu_time.interval_action(monotonic_ns());
-        match action {
-            _ if self.disabled || self.finished => {}
-            IntervalAction::None => {}
-            IntervalAction::Open if self.events.record_switches(true) => {
-                self.pipeline.cpu_time.apply_interval_action(action, &SystemClocks);
-            }
-            IntervalAction::Open => {
-                self.events.record_switches(false);
-                self.pipeline.cpu_time.turn_latency_off();
-            }
-            IntervalAction::Close => {
-                self.pipeline.cpu_time.apply_interval_action(action, &SystemClocks);
-                self.events.record_switches(false);
-            }
         }
     }
 
@@ -427,12 +387,12 @@ fn read_rings(events: &mut Events, scratch: &mut Vec<u8>, pipeline: &mut Pipelin
 impl PerfSource {
     fn main(&self) -> &ProcessEntry {
         // It is there from the beginning to the end.
-        let main = self.pipeline.processes.get(self.main);
+        let main = self.pipeline.process(self.main);
         main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
 
     fn main_mut(&mut self) -> &mut ProcessEntry {
-        let main = self.pipeline.processes.get_mut(self.main);
+        let main = self.pipeline.process_mut(self.main);
         main.unwrap_or_else(|| unreachable!("the main process is kept"))
     }
 }
@@ -470,7 +430,7 @@ impl Observed for PerfSource {
 impl PushedSource for PerfSource {
     fn observed(&mut self, process: u32) -> Option<&mut dyn Observed> {
         let pid = pid_t::try_from(process).ok()?;
-        self.pipeline.processes.get_mut(pid).map(|process| process as &mut dyn Observed)
+        self.pipeline.process_mut(pid).map(|process| process as &mut dyn Observed)
     }
 
     fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault> {
@@ -493,7 +453,7 @@ impl PushedSource for PerfSource {
         let reported_ns = self.read(into);
         if self.finished {
             let mut exit = self.process_event(SourceEvent::Exited(self.exit_status()));
-            if let Some(exited_ns) = self.pipeline.processes.exited_ns(self.main) {
+            if let Some(exited_ns) = self.pipeline.exited_ns(self.main) {
                 exit.at_ns = exit.at_ns.min(exited_ns.saturating_sub(self.times.origin_ns));
             }
             into.push(exit);
@@ -507,7 +467,7 @@ impl PushedSource for PerfSource {
     }
 
     fn set_time(&mut self, at_ns: u64) {
-        self.pipeline.processes.set_time(at_ns.saturating_add(self.times.origin_ns));
+        self.pipeline.set_time(at_ns.saturating_add(self.times.origin_ns));
     }
 
     fn end(&mut self) {
@@ -519,7 +479,7 @@ impl PushedSource for PerfSource {
                 if let (Some([_, end]), Some(now)) = (&mut source.machine, machine_ticks()) {
                     *end = now;
                 }
-                source.pipeline.cpu_time.stop(&SystemClocks);
+                source.pipeline.stop_clocks();
             });
         }
     }
@@ -537,37 +497,33 @@ impl PushedSource for PerfSource {
     }
 
     fn walked(&mut self, capture: Box<Capture>, needed: StackUse) {
-        let size_number = capture.size_number;
-        self.pipeline.give_back(capture);
         if self.disabled {
-            return;
+            return self.pipeline.give_back(capture);
         }
         let (options, may_copy) = (self.events.options(), self.may_copy());
-        if let Some(options) = self.pipeline.stacks.walked(size_number, needed, options, may_copy) {
+        if let Some(options) = self.pipeline.take_back(capture, needed, options, may_copy) {
             self.reopen(options);
         }
     }
 
     fn prefetches(&self) -> bool {
-        self.may_copy() && self.pipeline.stacks.may_prefetch()
+        self.may_copy() && self.pipeline.may_prefetch()
     }
 
     fn prefetch(&mut self, thread: ThreadId, ranges: &[u64]) {
         let Ok(tid) = pid_t::try_from(thread.0) else { return };
-        if !self.disabled && !self.pipeline.stacks.prefetches() && self.prefetches() {
+        if !self.disabled && !self.pipeline.prefetches() && self.prefetches() {
             self.reopen(EventOptions { prefetch: true, ..self.events.options() });
-            self.pipeline.stacks.note_prefetch();
+            self.pipeline.note_prefetch();
         }
-        self.pipeline.stacks.prefetch(tid, ranges);
+        self.pipeline.prefetch(tid, ranges);
     }
 
     fn wait_walked(&mut self, capture: Box<Capture>, needed: Option<StackUse>) {
-        let size_number = capture.size_number;
-        self.pipeline.give_back(capture);
-        if let Some(needed) = needed.filter(|_| !self.disabled)
-            && let Some(options) =
-                self.pipeline.stacks.wait_walked(size_number, needed, self.events.options())
-        {
+        let Some(needed) = needed.filter(|_| !self.disabled) else {
+            return self.pipeline.give_back(capture);
+        };
+        if let Some(options) = self.pipeline.take_back_at_switch(capture, needed, self.events.options()) {
             self.reopen(options);
         }
     }
@@ -579,11 +535,11 @@ impl PushedSource for PerfSource {
     }
 
     fn memory_bytes(&self) -> (u64, u64) {
-        let ring_bytes = self.events.ring_bytes() + self.pipeline.stacks.ring_bytes();
+        let ring_bytes = self.events.ring_bytes() + self.pipeline.ring_bytes();
         (ring_bytes, self.memory.stacks_bytes as u64)
     }
 
     fn target_cpu_ns(&self) -> Option<u64> {
-        Some(self.pipeline.cpu_time.used_ns())
+        Some(self.pipeline.used_ns())
     }
 }

@@ -227,7 +227,7 @@ fn a_name_that_comes_after_the_first_sample_is_reported() {
     let thread = ThreadId(TID as u64);
     let named: Vec<_> = named.collect();
     assert_eq!(named, [(thread, "late".to_owned()), (thread, "last".to_owned())]);
-    let of_it = pipeline.processes.get_mut(pid()).map(|process| process.thread_name(thread));
+    let of_it = pipeline.process_mut(pid()).map(|process| process.thread_name(thread));
     assert_eq!(of_it, Some(Some("last".to_owned())));
 }
 
@@ -243,7 +243,7 @@ fn a_thread_has_the_name_of_the_one_that_started_it() {
     pipeline.flush(BY_PERIODS, 40, &mut records);
     let mut name = |tid: pid_t| {
         let thread = ThreadId(tid as u64);
-        pipeline.processes.get_mut(pid()).and_then(|process| process.thread_name(thread))
+        pipeline.process_mut(pid()).and_then(|process| process.thread_name(thread))
     };
     assert_eq!(name(TID).as_deref(), Some("own"));
     assert_eq!(name(TID + 1).as_deref(), Some("creator"));
@@ -252,7 +252,7 @@ fn a_thread_has_the_name_of_the_one_that_started_it() {
 #[test]
 fn samples_that_did_not_fit_stand_for_the_distance_of_ticks_on_their_cpu() {
     let (mut pipeline, mut records) = (pipeline(), Vec::new());
-    pipeline.cpu_time.set_periods(0, &[(0, 800_000), (1, 1_250_000)]);
+    pipeline.set_periods(0, &[(0, 800_000), (1, 1_250_000)]);
     pipeline.push_record(id(TID, 900_000, 0), PerfRecord::Sample(Sample::EMPTY));
     // What records say is of all records.
     pipeline.push_record(id(TID, 950_000, 0), PerfRecord::Lost(1_000));
@@ -328,5 +328,5 @@ fn what_exited_in_the_last_batch_has_ended() {
     let mut exits = exits(&records);
     exits.sort_unstable();
     assert_eq!(exits, [(pid() as u64, Some(170)), (TID as u64, Some(150))]);
-    assert_eq!(pipeline.processes.exited_ns(pid()), Some(170));
+    assert_eq!(pipeline.exited_ns(pid()), Some(170));
 }

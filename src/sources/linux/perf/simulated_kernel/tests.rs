@@ -228,17 +228,17 @@ impl Run {
         self.pipeline.select_all();
         self.exclude();
         let least_ns = self.main_cpu_ns();
-        self.pipeline.cpu_time.begin(&self.machine);
+        self.pipeline.begin_clocks();
         self.main_began_ns = (least_ns, self.main_cpu_ns());
-        if self.pipeline.processes.filter().is_all() {
+        if self.pipeline.filter().is_all() {
             let pids = self.machine.0.borrow().pids();
-            self.pipeline.cpu_time.begin_machine(&pids, &self.machine);
+            self.pipeline.begin_machine_clocks(&pids);
         }
         self.machine.0.borrow_mut().samples = true;
     }
 
     fn exclude(&mut self) {
-        for (pid, excluded) in self.pipeline.processes.take_filter_changes() {
+        for (pid, excluded) in self.pipeline.take_filter_changes() {
             self.machine.0.borrow_mut().exclude(pid, excluded);
         }
     }
@@ -277,7 +277,7 @@ impl Run {
 
     /// Weights and losses of each process add up to what its clock counted.
     fn compare(&mut self) {
-        let now = self.pipeline.cpu_time.balances();
+        let now = self.pipeline.balances();
         for (pid, balance) in &now {
             // Of a number that two processes have had, which one a balance is of is not known here.
             let is_one = !self.machine.0.borrow().reused.contains(pid);
@@ -303,18 +303,18 @@ impl Run {
             self.machine.0.borrow_mut().advance(passed_ns);
             self.batch(false);
             let now_ns = self.machine.0.borrow().now_ns;
-            if self.pipeline.cpu_time.may_set_periods(now_ns) {
+            if self.pipeline.may_set_periods(now_ns) {
                 let periods_ns = self.machine.0.borrow_mut().set_periods();
-                self.pipeline.cpu_time.set_periods(now_ns, &periods_ns);
+                self.pipeline.set_periods(now_ns, &periods_ns);
             }
         }
         self.machine.0.borrow_mut().samples = false;
         self.ended_ns = self.machine.0.borrow().now_ns;
         let least_ns = self.main_cpu_ns();
-        self.pipeline.cpu_time.stop(&self.machine);
+        self.pipeline.stop_clocks();
         self.main_ended_ns = (least_ns, self.main_cpu_ns());
         self.batch(true);
-        self.pipeline.cpu_time.end(&self.machine);
+        self.pipeline.end_clocks(None);
         let mut records = Vec::new();
         self.pipeline.report_rest(self.machine.0.borrow().now_ns, "not sampled again", &mut records);
         self.take(&mut records, u64::MAX);
@@ -344,7 +344,7 @@ impl Run {
         let accounted_ns = weights_ns + balance.lost_ns;
         let (least_ns, most_ns) = self.main_began_ns;
         let is_all = (clock_ns.saturating_sub(most_ns)..=clock_ns - least_ns).contains(&accounted_ns);
-        if (!is_all || clock_ns > self.main_ended_ns.1) && !self.pipeline.processes.filter().is_all() {
+        if (!is_all || clock_ns > self.main_ended_ns.1) && !self.pipeline.filter().is_all() {
             let complaint = format!(
                 "main: {accounted_ns} ns of {clock_ns}, from {:?} to {:?}",
                 self.main_began_ns, self.main_ended_ns
@@ -357,7 +357,7 @@ impl Run {
     fn check_all_is_accounted(&mut self) {
         let weights_ns: u64 = self.sums.weights_ns.values().sum();
         let reported_ns = weights_ns + self.sums.dropped * PERIOD_NS;
-        let used_ns = self.pipeline.cpu_time.used_ns();
+        let used_ns = self.pipeline.used_ns();
         // Where two processes have had a number, a sample of the first one may be of neither.
         let is_exact = self.machine.0.borrow().reused.is_empty();
         let is_right = reported_ns.abs_diff(used_ns) <= PERIOD_NS;
@@ -415,7 +415,7 @@ fn samples_are_those_of_selected_processes() {
     for seed in 0..30 {
         let run = Run::new(seed, false).run(6);
         let excluded: BTreeSet<u32> = {
-            let filter = run.pipeline.processes.filter();
+            let filter = run.pipeline.filter();
             let all = run.sums.weights_ns.keys().copied();
             all.filter(|pid| filter.is_excluded(pid.cast_signed())).collect()
         };
@@ -424,7 +424,7 @@ fn samples_are_those_of_selected_processes() {
         let (taken, recorded) =
             (kernel.sampled.get(&run.main), run.sums.samples.get(&run.main.unsigned_abs()));
         assert_eq!(recorded, taken, "seed {seed}");
-        if run.pipeline.processes.filter().is_one() {
+        if run.pipeline.filter().is_one() {
             assert!(run.sums.weights_ns.len() <= 1, "seed {seed}");
         }
     }
@@ -442,7 +442,7 @@ fn waits_of_a_thread_are_its_time_off_cpus() {
             *truth_ns.entry(*key).or_default() += run.ended_ns.saturating_sub(*since_ns);
         }
         for ((pid, tid), off_cpu_ns) in truth_ns {
-            if pid == run.pipeline.processes.main() && !kernel.reused.contains(&tid) {
+            if pid == run.main && !kernel.reused.contains(&tid) {
                 let key = (pid.unsigned_abs(), ThreadId(tid as u64));
                 let waited_ns = run.sums.waits_ns.get(&key).copied().unwrap_or(0);
                 assert_eq!(waited_ns, off_cpu_ns, "seed {seed}: thread {tid}");

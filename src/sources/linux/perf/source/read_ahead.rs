@@ -14,9 +14,9 @@ impl PerfSource {
             return;
         }
         self.memory.file_pages.bound();
-        if self.pipeline.stacks.reads_ahead(self.events.fill_per_mille()) {
+        if self.pipeline.reads_ahead(self.events.fill_per_mille()) {
             read_rings(&mut self.events, &mut self.scratch, &mut self.pipeline);
-            self.memory.freed_bytes += self.pipeline.stacks.read();
+            self.memory.freed_bytes += self.pipeline.read_stacks();
             self.reduce_load();
         }
     }

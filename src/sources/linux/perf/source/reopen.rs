@@ -17,7 +17,7 @@ impl PerfSource {
         }
         let mut listed = self.exits.pids();
         for _ in 0..MAX_PASSES {
-            let running = self.pipeline.processes.running();
+            let running = self.pipeline.running();
             let started: Vec<pid_t> = running.into_iter().filter(|pid| !listed.contains(pid)).collect();
             if started.is_empty() {
                 break;
@@ -32,7 +32,7 @@ impl PerfSource {
 
     /// Whether what processes start is sampled by events that it inherits.
     pub(super) fn follows_by_inheritance(&self) -> bool {
-        self.events.options().scope == Scope::Threads && self.pipeline.processes.filter().follows_children()
+        self.events.options().scope == Scope::Threads && self.pipeline.filter().follows_children()
     }
 
     /// Whether events can have a program that copies more of stacks. Events of CPUs are tried; reopening those of
@@ -45,30 +45,24 @@ impl PerfSource {
     pub(super) fn reopen(&mut self, options: EventOptions) {
         let may_copy = self.may_copy();
         let filter = &mut self.filter;
-        let options = self.pipeline.stacks.prepare(options, may_copy, |program| filter.copy(program));
+        let options = self.pipeline.prepare(options, may_copy, |program| filter.copy(program));
         let inherited = self.follows_by_inheritance();
-        let running = self.pipeline.processes.running();
+        let running = self.pipeline.running();
         let new = Events::open(&running, &self.filter, options);
         let counted_ns = if inherited { self.events.counted_ns() } else { 0 };
         let new = new.and_then(|new| new.enable().map(|()| new));
         let new = new.and_then(|new| if inherited { self.with_started(new, running) } else { Ok(new) });
         let since_ns = monotonic_ns();
-        self.pipeline.cpu_time.abandon_interval();
         let Ok(new) = new else {
             self.events.sample_until(u64::MAX);
-            self.pipeline.stacks.keep(self.events.options());
-            return;
+            return self.pipeline.keep_events(self.events.options());
         };
-        self.pipeline.cpu_time.add_counted(counted_ns);
-        self.pipeline.stacks.reopened(since_ns);
-        self.pipeline.cpu_time.set_periods(since_ns, &new.randomize_periods(&mut self.rates));
-        // Both record each context switch for a moment.
-        self.pipeline.accept_switches_until(since_ns);
+        let periods_ns = new.randomize_periods(&mut self.rates);
+        self.pipeline.replace_events(since_ns, counted_ns, &periods_ns);
         self.events.disable();
         let mut old = std::mem::replace(&mut self.events, new);
         read_rings(&mut old, &mut self.scratch, &mut self.pipeline);
-        self.pipeline.stacks.drained(options);
-        self.pipeline.accept_switches_from(since_ns);
+        self.pipeline.end_replaced_events(since_ns, options);
     }
 
     /// New events, which are enabled, with those of processes that were started while they were opened and so
