@@ -53,6 +53,8 @@ pub(super) struct Budget {
     long_ns: u64,
     /// Sum over the ticks since the last one that was allowed to stop threads, in millionths.
     due_ppm: i128,
+    /// The tick may stop threads: the target was not stopped for too long.
+    may_stop: bool,
 }
 
 impl Budget {
@@ -73,6 +75,7 @@ impl Budget {
             copy_ns: COPY_NS,
             long_ns: 0,
             due_ppm: 0,
+            may_stop: true,
         }
     }
 
@@ -126,9 +129,20 @@ impl Budget {
         delayed_ns
     }
 
-    /// Whether this tick may stop threads. Ticks are jittered, so the remaining ones see work in step with them in
+    /// A tick begins. The last one may stop threads whatever that costs: what was used since the one before is of no use
+    /// without.
+    pub(super) fn begin_tick(&mut self, is_last: bool) {
+        self.may_stop = is_last || self.allows_stops();
+    }
+
+    /// Whether the tick may stop threads.
+    pub(super) fn may_stop(&self) -> bool {
+        self.may_stop
+    }
+
+    /// Whether the next tick may stop threads. Ticks are jittered, so the remaining ones see work in step with them in
     /// every phase, too.
-    pub(super) fn allows_stops(&mut self) -> bool {
+    fn allows_stops(&mut self) -> bool {
         let Some(ppm) = self.share_ppm else { return true };
         let most_debt = FULL_DEBT_NS * i128::from(ppm.max(1));
         let part_ppm = (self.credit + most_debt) * WHOLE_PPM / (most_debt + most_debt / 2);

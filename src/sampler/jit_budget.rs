@@ -142,7 +142,8 @@ mod tests {
             capture.registers = Registers::X86_64(X86_64 { gpr, rip: START + 0x1000 + pc, fs_base: 0 });
             capture.stack_base = Avma(0x7fff_0000);
             capture.stack.resize(64, 0);
-            recorder.walk(&mut process, THREAD, &capture, 1 << 16, &mut Frames::default()).0
+            let frames = &mut Frames::default();
+            recorder.walk(&mut process, THREAD, &capture, 1 << 16, frames).expect("known").0
         };
         // Each address costs some hundred instructions at least.
         let first = (0..100_000).find(|pc| ended(&mut recorder, *pc) == StackEnd::JitBudget).expect("an end");

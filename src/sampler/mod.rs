@@ -8,35 +8,36 @@
 //! threads run again.
 
 mod budget;
-mod decide;
-mod deferral;
+mod captures;
 mod deferred;
 mod heap;
 mod image_loads;
 mod image_refresh;
 mod jit_budget;
-mod lifecycle;
 mod options;
+mod poll_order;
 mod prefetch;
 mod prefetch_list;
-mod process;
-mod process_cpu;
+mod processes;
 pub mod pushed;
 mod recorded_process;
 mod recorder;
 mod red_zone;
 mod sample;
-mod sleeping;
-mod snapshot;
+mod schedule;
+mod stack_extent;
 mod stack_size;
+mod stack_walker;
 mod stops;
-mod suspension;
-mod target_process;
+mod target_processes;
 mod thread;
+mod thread_clock;
 mod ticks;
-mod times;
+mod tracks;
+mod unsampled;
 mod wait_sampling;
 mod waits;
+mod weighted_stacks;
 mod weights;
 
 use crate::clock::Clock;
@@ -50,7 +51,7 @@ pub use options::Options;
 pub use recorded_process::{FIRST, ProcessIndex};
 pub use recorder::Recorder;
 pub use sample::Sample;
-pub use snapshot::{Snapshot, ThreadStack, snapshot};
+pub use stops::{Snapshot, ThreadStack, snapshot};
 
 /// Records a target until it ends, the time is over or `live` says stop.
 ///
@@ -65,7 +66,7 @@ pub fn record(target: &mut dyn Target, clock: &dyn Clock, options: &Options, liv
     match ended {
         Ok(()) | Err(Fault::Gone) => Ok(driver.finish()),
         Err(Fault::Lost(why)) => {
-            driver.recorder.stats.cut_short = Some(why);
+            driver.cut_short(why);
             Ok(driver.finish())
         }
         Err(fault) => Err(Error::new(ErrorKind::System, format!("the recording failed: {fault}"))),

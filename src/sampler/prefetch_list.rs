@@ -1,11 +1,15 @@
 //! What is prefetched of a thread's stack, and how long it is kept.
 
 use crate::addr::Avma;
-use crate::sources::{PREFETCH_RANGES_MAX, PrefetchedWords};
+use crate::sources::pushed::StackUse;
+use crate::sources::{Capture, PREFETCH_RANGES_MAX, PrefetchedWords};
 use crate::walk::OuterStack;
 
 /// Searches in which a range that is not used stays on the list.
-pub(super) const SEARCHES_KEPT: u32 = 8;
+const SEARCHES_KEPT: u32 = 8;
+
+/// The part of the copied bytes whose words are prefetched all the same: deeper samples have them above theirs.
+pub(super) const UNCOPIED_PARTS: usize = 4;
 
 /// Samples that come without any range after a list was given out: they were taken before. Then it is given out
 /// again; doubled each time.
@@ -16,43 +20,71 @@ const PATIENCE_MAX: u32 = 1 << 7;
 
 /// What is prefetched of a thread's stack.
 #[derive(Debug, Default)]
-pub(super) struct Prefetch {
+pub(super) struct PrefetchList {
     /// The address of the first byte of each range, and the search that used it last.
-    pub(super) ranges: Vec<(u64, u32)>,
+    ranges: Vec<(u64, u32)>,
     /// The addresses, ascending.
-    pub(super) list: Vec<u64>,
+    list: Vec<u64>,
     /// A range that the list before this one did not have.
-    pub(super) newest: Option<u64>,
-    pub(super) searches: u32,
+    newest: Option<u64>,
+    searches: u32,
     /// The list is to be given out.
-    pub(super) is_new: bool,
+    is_new: bool,
     /// Samples without ranges since then, and how many are no wonder.
-    pub(super) unserved: u32,
-    pub(super) unserved_max: u32,
+    unserved: u32,
+    unserved_max: u32,
     /// Stacks that may run out before the next search.
-    pub(super) patience: u32,
-    pub(super) next_patience: u32,
+    patience: u32,
+    next_patience: u32,
     /// The last search led out of all memory.
-    pub(super) unbounded: bool,
+    unbounded: bool,
     /// It needed more ranges than a list holds.
-    pub(super) too_many: bool,
+    too_many: bool,
     /// A walk went through ranges since the last search.
-    pub(super) served: bool,
+    served: bool,
 }
 
-impl Prefetch {
+impl PrefetchList {
     /// Whether a stack that ran out with these ranges is one that ranges are to complete: the stack size stays.
     pub(super) fn may_complete(&self, ranges: &PrefetchedWords) -> bool {
         !self.unbounded && !self.too_many && !self.is_current(ranges)
     }
 
     /// Whether ranges were read by the list as it is, and not by one from before.
-    pub(super) fn is_current(&self, ranges: &PrefetchedWords) -> bool {
+    fn is_current(&self, ranges: &PrefetchedWords) -> bool {
         !ranges.is_empty() && self.newest.is_none_or(|start| ranges.word(start, size_of::<u64>()).is_some())
     }
 
+    /// The ranges to prefetch from now on, if they have changed.
+    pub(super) fn take_new(&mut self) -> Option<&[u64]> {
+        std::mem::take(&mut self.is_new).then_some(&*self.list)
+    }
+
+    /// Takes in a walk that did not leave what was copied: how much of that it needed.
+    pub(super) fn take_enough(&mut self, capture: &Capture, needed: StackUse) -> StackUse {
+        if capture.prefetched.is_empty() {
+            return needed;
+        }
+        self.was_enough();
+        // The words above that part are on the list, and are not to be copied beside it.
+        StackUse { bytes: needed.bytes.min(capture.stack.len() / UNCOPIED_PARTS), ..needed }
+    }
+
+    /// What a walk that ran out asks of the stacks to come: ranges, if these may complete them, or so many `bytes`.
+    pub(super) fn take_truncated(&self, capture: &Capture, needed: StackUse, bytes: usize) -> StackUse {
+        if self.unbounded {
+            return StackUse { truncated: false, unbounded: true, ..needed };
+        }
+        if self.may_complete(&capture.prefetched) {
+            // Until all ranges are there nothing shows how much is to be copied: half of it, as a beginning.
+            let bytes = needed.bytes.max(capture.stack.len() / 8);
+            return StackUse { truncated: false, bytes, ..needed };
+        }
+        StackUse { bytes, ..needed }
+    }
+
     /// A walk with ranges did not run out.
-    pub(super) fn was_enough(&mut self) {
+    fn was_enough(&mut self) {
         self.served = true;
         (self.patience, self.next_patience, self.unserved) = (0, 0, 0);
     }
@@ -108,5 +140,38 @@ pub(super) struct Prefetched<'a>(pub(super) &'a PrefetchedWords);
 impl OuterStack for Prefetched<'_> {
     fn word(&self, at: Avma, word_bytes: usize) -> Option<u64> {
         self.0.word(at.0, word_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_keep_what_was_used_of_late_and_searches_in_vain_become_rare() {
+        let mut prefetch = PrefetchList::default();
+        assert!(prefetch.shall_search(false));
+        prefetch.found(Some(vec![0x1000, 0x2000]));
+        assert!(prefetch.is_new && prefetch.list == [0x1000, 0x2000]);
+        assert!(!prefetch.shall_search(false), "taken before the list was");
+        prefetch.was_enough();
+        assert!(prefetch.shall_search(true));
+        prefetch.found(Some(vec![0x1800, 0x2000]));
+        assert_eq!(prefetch.list, [0x1000, 0x1800, 0x2000]);
+        for _ in 0..=SEARCHES_KEPT {
+            prefetch.found(Some(vec![0x1800]));
+        }
+        assert_eq!(prefetch.list, [0x1800]);
+        prefetch.found(Some((0..PREFETCH_RANGES_MAX as u64 + 1).map(|number| number * 64).collect()));
+        assert!(prefetch.list == [0x1800] && !prefetch.may_complete(&PrefetchedWords::default()));
+        let mut prefetch = PrefetchList::default();
+        let mut searches = 0;
+        for _ in 0..10_000 {
+            if prefetch.shall_search(false) {
+                searches += 1;
+                prefetch.found(None);
+            }
+        }
+        assert!(searches < 100 && prefetch.unbounded, "{searches}");
     }
 }

@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use super::deferred::{DueSamples, Rewalk};
 use super::options::Options;
 use super::recorded_process::{FIRST, ProcessIndex};
-use super::recorder::{Recorder, SampleOutcome};
+use super::recorder::{Recorder, SampleOutcome, UNKNOWN_THREAD};
 use super::sample::Sample;
 use super::thread::unknown_status;
 use super::waits::OpenWaits;
@@ -79,8 +79,7 @@ pub fn record(
         spare: Vec::new(),
     };
     // Waits are events of their own, each with its time.
-    driver.recorder.by_wall = false;
-    driver.recorder.begin_heap(source.allocation_rate());
+    driver.recorder.expect_events(source.allocation_rate());
     driver.recorder.begin_times(start_ns);
     let (first_ns, mut start_ns) = (start_ns, start_ns);
     let mut end_ns = options.duration_ns.map_or(u64::MAX, |duration_ns| start_ns.saturating_add(duration_ns));
@@ -202,24 +201,12 @@ impl PushedDriver<'_> {
             self.pids_in_batch.push(pid);
         }
         match event {
-            SourceEvent::ThreadStarted { stack_top, status, preexisting, started_ns } => {
-                match self.recorder.threads.get_mut(&thread) {
-                    // A wait of it was reported before: of an earlier moment.
-                    Some(account) if account.process == of => {
-                        account.stack_top = account.stack_top.or(stack_top);
-                    }
-                    _ => {
-                        self.recorder.add_thread(of, process, thread, stack_top, status, preexisting);
-                        self.recorder.set_start(thread, started_ns);
-                    }
-                }
-            }
             SourceEvent::Sample(capture) => {
                 // Samples come by time: a command may have run before the driver did.
                 if self.recorder.stats.samples_pushed == 0 && at_ns < self.recorder.stats.begun_ns {
                     self.recorder.begin_times(at_ns);
                 }
-                self.recorder.may_prefetch = prefetches;
+                self.recorder.walker().set_may_prefetch(prefetches);
                 let taken = self.take_sample(of, process, thread, at_ns, capture);
                 let Some((capture, needed)) = taken else { return };
                 source.walked(capture, needed);
@@ -235,12 +222,40 @@ impl PushedDriver<'_> {
                 source.walked(capture, StackUse::default());
             }
             SourceEvent::Free(_) | SourceEvent::Restore { .. } => {
-                self.recorder.take_free(pid, at_ns, &event);
+                self.recorder.heap().take_free(pid, at_ns, &event);
             }
             SourceEvent::WaitStarted(_) | SourceEvent::Wait { .. } | SourceEvent::WaitLost { .. } => {
                 self.know_thread(of, process, thread);
                 if let Some((capture, needed)) = self.take_wait_event(of, process, thread, at_ns, event) {
                     source.wait_walked(capture, needed);
+                }
+            }
+            SourceEvent::ThreadStarted { .. }
+            | SourceEvent::Missed(..)
+            | SourceEvent::ThreadEnded { .. }
+            | SourceEvent::ThreadNamed { .. } => self.take_thread_event(of, process, thread, event),
+            _ => self.take_process_event(of, pid, process, event),
+        }
+        self.spare.clear();
+    }
+
+    /// Takes an event of a thread that has no stack.
+    fn take_thread_event(
+        &mut self,
+        of: ProcessIndex,
+        process: &mut dyn Observed,
+        thread: ThreadId,
+        event: SourceEvent,
+    ) {
+        match event {
+            SourceEvent::ThreadStarted { stack_top, status, preexisting, started_ns } => {
+                match self.recorder.account_mut(thread) {
+                    // A wait of it was reported before: of an earlier moment.
+                    Some(account) if account.process == of => account.stack.set_top(stack_top),
+                    _ => {
+                        self.recorder.add_thread(of, process, thread, stack_top, status, preexisting);
+                        self.recorder.set_start(thread, started_ns);
+                    }
                 }
             }
             SourceEvent::Missed(status, reason) => {
@@ -255,9 +270,8 @@ impl PushedDriver<'_> {
                 self.open_waits.forget(thread);
             }
             SourceEvent::ThreadNamed { name } => self.recorder.set_name(thread, name),
-            _ => self.take_process_event(of, pid, process, event),
+            _ => {}
         }
-        self.spare.clear();
     }
 
     /// Takes what a thread reports of its waits. The stack of it is given back, and how much of it was needed, if it was
@@ -314,7 +328,7 @@ impl PushedDriver<'_> {
             SourceEvent::Exec { name } => {
                 self.walk_deferred(of, process, DueSamples::All);
                 let program = name.as_deref().unwrap_or(&process.process().name);
-                self.recorder.end_heap(pid);
+                self.recorder.heap().end_process(pid);
                 self.recorder.note_event(EventKind::Exec, pid, program);
                 self.recorder.begin_program(of, name.as_deref().map(|name| (pid, name)));
             }
@@ -322,7 +336,7 @@ impl PushedDriver<'_> {
                 self.walk_all_deferred_of(of, process);
                 self.time.go_back_to(exited_ns);
                 self.recorder.note_event(EventKind::ProcessEnd, pid, "");
-                self.recorder.end_heap(pid);
+                self.recorder.heap().end_process(pid);
                 self.recorder.end_process(of);
                 self.index_by_pid.remove(&pid);
             }
@@ -336,7 +350,7 @@ impl PushedDriver<'_> {
 
     /// Takes in a thread that only its waits report.
     fn know_thread(&mut self, of: ProcessIndex, process: &mut dyn Observed, thread: ThreadId) {
-        if !self.recorder.threads.contains_key(&thread) {
+        if self.recorder.account(thread).is_none() {
             self.recorder.add_thread(of, process, thread, None, unknown_status(), false);
         }
     }
@@ -357,9 +371,9 @@ impl PushedDriver<'_> {
             let sample = Sample { thread, capture, at_ns, waiting: false, off_cpu_ns: 0 };
             self.recorder.take(process, sample, weight_ns, STACK_MAX_BYTES, &mut self.frames)
         });
-        self.recorder.may_prefetch = false;
+        self.recorder.walker().set_may_prefetch(false);
         if taken.is_none() {
-            self.recorder.lose_samples("its thread is not known", 1);
+            self.recorder.lose_samples(UNKNOWN_THREAD, 1);
         }
         let taken = taken?;
         self.walk_deferred(of, process, DueSamples::ImagesRead);
@@ -443,7 +457,7 @@ impl PushedDriver<'_> {
         live.ticks
             .store(ticks(self.recorder.stats.samples_pushed, passed_ns, target_cpu_ns), Ordering::Relaxed);
         live.samples.store(self.recorder.samples(), Ordering::Relaxed);
-        live.threads.store(self.recorder.threads.len() as u64, Ordering::Relaxed);
+        live.threads.store(self.recorder.thread_count() as u64, Ordering::Relaxed);
         live.target_cpu_ns.store(target_cpu_ns, Ordering::Relaxed);
     }
 

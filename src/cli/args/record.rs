@@ -139,7 +139,7 @@ pub(super) fn recording(
     let format =
         flags.format.as_deref().map(|name| Format::from_name(&name.to_string_lossy())).transpose()?;
     let outputs = outputs(&flags.output, format)?;
-    let stats = flags.stats.map(Destination::from);
+    let stats = flags.stats.clone().map(Destination::from);
     check_distinct(outputs.iter().map(|output| &output.to).chain(&stats))?;
     let hz = match &flags.hz {
         Some(hz) => number("--hz", hz, &format!("a whole number from 1 to {HZ_MAX}"), |hz| {
@@ -157,29 +157,7 @@ pub(super) fn recording(
     let min_width_percent = min_width_percent(flags.min_width.as_deref())?;
     let (children, children_needed) = children(&source, scope.children, scope.no_children);
     let method = method(flags.source.as_deref())?;
-    if matches!(source, Source::Gdb(_)) {
-        let given = [
-            ("--source", flags.source.is_some()),
-            ("--children", scope.children),
-            ("--off-cpu", scope.off_cpu),
-        ];
-        if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
-            let why = format!("{option} is for processes of this system; leave it out with --gdb");
-            return Err(Error::new(ErrorKind::Usage, why));
-        }
-    }
-    check_off_cpu(&source, method, flags.idle, scope.off_cpu)?;
-    if method == SamplingMethod::Ptrace
-        && matches!(&source, Source::Several(several) if several.pids.is_empty())
-    {
-        // What is a part of the machine only the kernel sees.
-        let why = "--source ptrace records a command, or processes by --pid; leave it out for others";
-        return Err(Error::new(ErrorKind::Usage, why));
-    }
-    if flags.no_timeline && flags.pprof_timestamps {
-        let why = "--pprof-timestamps writes the times that --no-timeline leaves out; give one of them";
-        return Err(Error::new(ErrorKind::Usage, why));
-    }
+    check_combinations(&source, method, scope, &flags)?;
     let unwind = unwind(flags.unwind.as_deref(), &source)?;
     Ok(Recording {
         source,
@@ -222,6 +200,39 @@ pub(super) fn recording(
             .map(|seed| number("--seed", seed, "a whole number", |_: u64| true))
             .transpose()?,
     })
+}
+
+/// Checks options that do not go together, or not with what is recorded.
+fn check_combinations(
+    source: &Source,
+    method: SamplingMethod,
+    scope: &ScopeFlags,
+    flags: &RecordingFlags,
+) -> Result<()> {
+    if matches!(source, Source::Gdb(_)) {
+        let given = [
+            ("--source", flags.source.is_some()),
+            ("--children", scope.children),
+            ("--off-cpu", scope.off_cpu),
+        ];
+        if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+            let why = format!("{option} is for processes of this system; leave it out with --gdb");
+            return Err(Error::new(ErrorKind::Usage, why));
+        }
+    }
+    check_off_cpu(source, method, flags.idle, scope.off_cpu)?;
+    if method == SamplingMethod::Ptrace
+        && matches!(source, Source::Several(several) if several.pids.is_empty())
+    {
+        // What is a part of the machine only the kernel sees.
+        let why = "--source ptrace records a command, or processes by --pid; leave it out for others";
+        return Err(Error::new(ErrorKind::Usage, why));
+    }
+    if flags.no_timeline && flags.pprof_timestamps {
+        let why = "--pprof-timestamps writes the times that --no-timeline leaves out; give one of them";
+        return Err(Error::new(ErrorKind::Usage, why));
+    }
+    Ok(())
 }
 
 /// How the profile is shown when it is recorded.

@@ -3,6 +3,8 @@
 //! Input: the first bytes of a file, or the keys of a JSON file. Output: a sentence with the
 //! next step. One table, so that a new kind is one line.
 
+const PICTURE: &str = "a picture cannot be read; render the profile that it was made of (.pb.gz, .folded)";
+
 /// What a file is that begins in this way; `name` is the file as a command line would name it.
 pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
     let starts = |magic: &[u8]| head.starts_with(magic);
@@ -20,12 +22,11 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
             quoted(name)
         ));
     }
-    let picture = "a picture cannot be read; render the profile that it was made of (.pb.gz, .folded)";
     let known: [(&[u8], &str); 14] = [
-        (b"\x89PNG", picture),
-        (b"GIF8", picture),
-        (b"\xff\xd8\xff", picture),
-        (b"%PDF", picture),
+        (b"\x89PNG", PICTURE),
+        (b"GIF8", PICTURE),
+        (b"\xff\xd8\xff", PICTURE),
+        (b"%PDF", PICTURE),
         (b"\x7fELF", "a program (ELF); to profile it, run: stackprof -- PROGRAM"),
         (b"\xcf\xfa\xed\xfe", "a program (Mach-O); to profile it, run: stackprof -- PROGRAM"),
         (
@@ -44,12 +45,16 @@ pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
         return Some((*advice).to_owned());
     }
     let text = String::from_utf8_lossy(head.get(..1024.min(head.len())).unwrap_or_default());
-    let text = text.trim_start().to_ascii_lowercase();
+    text_advice(&text.trim_start().to_ascii_lowercase(), name)
+}
+
+/// What a text is that begins in this way, in lower case.
+fn text_advice(text: &str, name: &str) -> Option<String> {
     // A function's name can begin with `<`, too.
     let is_markup = text.starts_with("<?xml") || text.starts_with("<!doctype");
     let is_svg = ["<svg ", "<svg>", "<svg\n"].iter().any(|tag| text.starts_with(tag));
     if is_svg || is_markup && text.contains("<svg") {
-        return Some(picture.to_owned());
+        return Some(PICTURE.to_owned());
     }
     if text.starts_with("<!doctype html") || text.starts_with("<html>") || text.starts_with("<html ") {
         return Some("a web page cannot be read; render the profile that it was made of".to_owned());

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 
-use super::super::prefetch_list::{Prefetch, SEARCHES_KEPT};
 use super::super::recorded_process::FIRST;
 use super::super::thread::unknown_status;
 use super::super::{Options, Recorder};
@@ -109,7 +108,7 @@ fn sample(config: SimConfig, samples: u32, late: usize, random: &mut Rng) -> u32
     target.threads(&mut threads);
     recorder.add_thread(FIRST, &mut target, THREAD, threads[0].1, unknown_status(), true);
     recorder.read_images(FIRST, &mut target);
-    recorder.may_prefetch = target.prefetches();
+    recorder.walker().set_may_prefetch(target.prefetches());
     let mut frames = Frames::default();
     let mut lists: VecDeque<Option<Vec<u64>>> = VecDeque::new();
     let mut complete = 0;
@@ -207,32 +206,4 @@ fn ranges_hold_all_words_and_touch_no_page_without_need() {
         }
         assert!(ranges.is_sorted());
     }
-}
-
-#[test]
-fn lists_keep_what_was_used_of_late_and_searches_in_vain_become_rare() {
-    let mut prefetch = Prefetch::default();
-    assert!(prefetch.shall_search(false));
-    prefetch.found(Some(vec![0x1000, 0x2000]));
-    assert!(prefetch.is_new && prefetch.list == [0x1000, 0x2000]);
-    assert!(!prefetch.shall_search(false), "taken before the list was");
-    prefetch.was_enough();
-    assert!(prefetch.shall_search(true));
-    prefetch.found(Some(vec![0x1800, 0x2000]));
-    assert_eq!(prefetch.list, [0x1000, 0x1800, 0x2000]);
-    for _ in 0..=SEARCHES_KEPT {
-        prefetch.found(Some(vec![0x1800]));
-    }
-    assert_eq!(prefetch.list, [0x1800]);
-    prefetch.found(Some((0..PREFETCH_RANGES_MAX as u64 + 1).map(|number| number * 64).collect()));
-    assert!(prefetch.list == [0x1800] && !prefetch.may_complete(&PrefetchedWords::default()));
-    let mut prefetch = Prefetch::default();
-    let mut searches = 0;
-    for _ in 0..10_000 {
-        if prefetch.shall_search(false) {
-            searches += 1;
-            prefetch.found(None);
-        }
-    }
-    assert!(searches < 100 && prefetch.unbounded, "{searches}");
 }

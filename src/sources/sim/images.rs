@@ -252,6 +252,33 @@ fn text(arch: Arch, functions: &[Range<u64>], bare: &[bool], text_bytes: u64) ->
     code
 }
 
+/// The symbol table, a symbol for each function, and its names.
+fn symbols(image: &SimImage, functions: &[Range<u64>]) -> (Writer, Strings) {
+    let (mut symbols, mut names) = (Writer::default(), Strings::new());
+    symbols.pad_to(SYMBOL_BYTES); // the null symbol
+    for (function, range) in image.functions.iter().zip(functions) {
+        symbols.u32(&[names.add(&function.name)]);
+        symbols.0.extend_from_slice(&[1 << 4 | 2, 0]); // STB_GLOBAL, STT_FUNC; STV_DEFAULT
+        symbols.u16(&[TEXT_SECTION]);
+        symbols.u64(&[image.text_svma + range.start, range.end - range.start]);
+    }
+    (symbols, names)
+}
+
+/// The header of a file with 3 segments and so many sections, the sixth of which has their names.
+fn header(out: &mut Writer, arch: Arch, sections_offset: u64, sections: u16) {
+    let machine: u16 = match arch {
+        Arch::X86_64 | Arch::X86 => 62,
+        Arch::Aarch64 | Arch::Arm => 183,
+    };
+    out.0.extend_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    out.u16(&[3, machine]); // ET_DYN
+    out.u32(&[1]);
+    out.u64(&[0, 64, sections_offset]);
+    out.u32(&[0]);
+    out.u16(&[64, 56, 3, 64, sections, 5]);
+}
+
 /// The file, in order: header and 3 segments, build id, text, symbols, names, `.eh_frame` unless it is empty, 6 or 7
 /// sections.
 pub(super) fn elf(
@@ -265,21 +292,7 @@ pub(super) fn elf(
     let note_offset = 64 + 3 * 56;
     let note_bytes = 16 + 8;
     let text_bytes = text.len() as u64;
-    let machine: u16 = match arch {
-        Arch::X86_64 | Arch::X86 => 62,
-        Arch::Aarch64 | Arch::Arm => 183,
-    };
-
-    let mut names = Strings::new();
-    let mut symbols = Writer::default();
-    symbols.pad_to(SYMBOL_BYTES); // the null symbol
-    for (function, range) in image.functions.iter().zip(functions) {
-        symbols.u32(&[names.add(&function.name)]);
-        symbols.0.extend_from_slice(&[1 << 4 | 2, 0]); // STB_GLOBAL, STT_FUNC; STV_DEFAULT
-        symbols.u16(&[TEXT_SECTION]);
-        symbols.u64(&[image.text_svma + range.start, range.end - range.start]);
-    }
-
+    let (symbols, names) = symbols(image, functions);
     let symbols_offset = image.text_offset + text_bytes;
     let names_offset = symbols_offset + symbols.offset();
     let section_names_offset = names_offset + names.0.len() as u64;
@@ -292,12 +305,7 @@ pub(super) fn elf(
     let sections_offset = (eh_frame_offset + eh_frame.len() as u64).next_multiple_of(8);
 
     let mut out = Writer::default();
-    out.0.extend_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-    out.u16(&[3, machine]); // ET_DYN
-    out.u32(&[1]);
-    out.u64(&[0, 64, sections_offset]);
-    out.u32(&[0]);
-    out.u16(&[64, 56, 3, 64, 6 + u16::from(eh_frame_name.is_some()), 5]);
+    header(&mut out, arch, sections_offset, 6 + u16::from(eh_frame_name.is_some()));
 
     // p_type, p_flags, p_offset, p_vaddr, p_paddr, p_filesz, p_memsz, p_align
     let mut segment = |kind: u32, flags: u32, offset: u64, svma: u64, bytes: u64, align: u64| {

@@ -1,8 +1,8 @@
 //! Suspensions of a recording: the target is detached before, and the time between is left out.
 
-use super::process_cpu::BY_NO_KNOWN_THREAD;
-use super::pushed::away_ns;
-use super::stops::{RunEnd, StopDriver, StopState};
+use super::super::pushed::away_ns;
+use super::super::target_processes::BY_NO_KNOWN_THREAD;
+use super::{RunEnd, StopDriver, StopState};
 use crate::sources::{CallThread, Fault};
 
 /// The cause under which CPU time used during a suspension is lost.
@@ -13,7 +13,7 @@ const EVENTS_MIN: usize = 1024;
 
 impl StopDriver<'_> {
     /// Records to the end, across suspensions. Calls that belong to the tracer thread run there.
-    pub(super) fn record(&mut self) -> Result<(), Fault> {
+    pub(in super::super) fn record(&mut self) -> Result<(), Fault> {
         let thread = self.target.call_thread();
         let thread = thread.as_deref();
         let ended = self.record_segments(thread);
@@ -54,10 +54,7 @@ impl StopDriver<'_> {
     /// Resumes the recording; `suspended_ns` is left out of its time.
     fn go_on(&mut self, suspended_ns: u64) -> Result<RunEnd, Fault> {
         self.target.reattach()?;
-        self.start_ns += suspended_ns;
-        self.end_ns = self.end_ns.saturating_add(suspended_ns);
-        self.ticks.skip(suspended_ns);
-        self.earned_until_ns = self.clock.now_ns();
+        self.schedule.leave_out(suspended_ns, self.clock.now_ns());
         self.recorder.stats.suspended_ns += suspended_ns;
         // Nobody will tell of stops that were asked for before.
         for state in self.threads.values_mut() {

@@ -1,12 +1,13 @@
 //! One stack of every thread, once: what `dump stacks` shows. The stops and walks of
 //! a recording, without ticks and weights.
 
-use super::options::Options;
-use super::recorded_process::FIRST;
-use super::sample::Sample;
+use super::super::budget::Budget;
+use super::super::options::Options;
+use super::super::recorded_process::FIRST;
+use super::super::sample::Sample;
+use super::super::stack_size::FIRST_STACK_BYTES;
 use super::sleeping::leads_as_far_as_a_stop;
-use super::stack_size::FIRST_STACK_BYTES;
-use super::stops::{EVENTS_AT_ONCE, StopDriver};
+use super::{EVENTS_AT_ONCE, StopDriver};
 use crate::addr::LookupAvma;
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -65,6 +66,15 @@ pub struct ThreadStack {
     pub ended: std::result::Result<StackEnd, &'static str>,
 }
 
+impl ThreadStack {
+    /// Takes what a walk found.
+    fn show(&mut self, frames: &Frames, ended: StackEnd) {
+        self.addresses.clone_from(&frames.addresses);
+        self.methods.clone_from(&frames.methods);
+        self.ended = Ok(ended);
+    }
+}
+
 /// Reads each thread once: one that waits as it is, where that leads to a whole stack, others while they
 /// are stopped, for as long as registers and stack take to copy.
 ///
@@ -91,18 +101,18 @@ pub fn snapshot(
     };
     let live = Live::default();
     let mut driver = StopDriver::new(target, clock, &options, &live);
-    driver.budget = super::budget::Budget::unlimited();
-    driver.recorder.jit_budget = super::jit_budget::JitBudget::unlimited();
+    driver.budget = Budget::unlimited();
+    driver.recorder.walker().follow_all_jit_code();
     let gone = |fault| Error::new(ErrorKind::Attach, format!("cannot look at the process: {fault}"));
     driver.add_threads();
     driver.recorder.read_images(FIRST, driver.target);
     let (mut stacks, mut of_program) = (Vec::new(), None);
     // What was captured of one program is not shown as another's.
     for _ in 0..PROGRAMS_MAX {
-        if of_program == Some(driver.programs_begun) {
+        if of_program == Some(driver.processes.programs_begun()) {
             break;
         }
-        of_program = Some(driver.programs_begun);
+        of_program = Some(driver.processes.programs_begun());
         stacks = driver.stacks_of_all().map_err(gone)?;
     }
     // Those that ended before their turn have no stack, and nothing is wrong.
@@ -114,15 +124,12 @@ impl StopDriver<'_> {
     /// One stack of every thread that there is.
     fn stacks_of_all(&mut self) -> std::result::Result<Vec<ThreadStack>, Fault> {
         let (mut stacks, mut frames) = (Vec::<ThreadStack>::new(), Frames::default());
-        for (id, account) in &self.recorder.threads {
-            let Ok(status) = self.target.poll(*id) else { continue };
-            let track = self.recorder.tracks.get(account.track as usize);
-            let name = track.and_then(|track| Some(track.thread.as_ref()?.name.clone()));
-            let activity = status.activity;
+        for (id, name) in self.recorder.named_threads() {
+            let Ok(status) = self.target.poll(id) else { continue };
             stacks.push(ThreadStack {
-                thread: *id,
-                name: name.unwrap_or_default(),
-                activity,
+                thread: id,
+                name: name.to_owned(),
+                activity: status.activity,
                 addresses: Vec::new(),
                 methods: Vec::new(),
                 ended: Ok(StackEnd::DeeperThanCopied),
@@ -136,9 +143,9 @@ impl StopDriver<'_> {
                 matches!(stack.ended, Ok(StackEnd::DeeperThanCopied | StackEnd::OtherStack))
             };
             for stack in stacks.iter_mut().filter(deeper) {
-                if let Some(account) = self.recorder.threads.get_mut(&stack.thread) {
+                if let Some(account) = self.recorder.account_mut(stack.thread) {
                     if stack.ended == Ok(StackEnd::DeeperThanCopied) {
-                        account.stack_size.reach(stack_bytes, MAX_STACK_BYTES as usize);
+                        account.stack.reach(stack_bytes, MAX_STACK_BYTES as usize);
                     }
                     if !self.walk_sleeping(stack, &mut frames) {
                         self.ask(stack.thread, stack.activity != Activity::Runnable);
@@ -153,18 +160,18 @@ impl StopDriver<'_> {
                 {
                     stack.activity = status.activity;
                 }
-                let (ended, needed) = self.recorder.walk(self.target, id, &capture, most, &mut frames);
+                let walked = self.recorder.walk(self.target, id, &capture, most, &mut frames);
+                // Its thread has ended since.
+                let Some((ended, needed)) = walked else { continue };
                 // It goes on where nothing was copied: the next stop reads what it needs there.
                 if ended == StackEnd::OtherStack && self.target.prefetches() {
-                    self.recorder.search_above(self.target, id, &capture, needed, true);
+                    self.recorder.search_above(self.target, id, &capture, needed);
                     if let Some(ranges) = self.recorder.new_ranges(id) {
                         self.target.prefetch(id, ranges);
                     }
                 }
                 if let Some(stack) = stacks.iter_mut().find(|stack| stack.thread == id) {
-                    stack.addresses.clone_from(&frames.addresses);
-                    stack.methods.clone_from(&frames.methods);
-                    stack.ended = Ok(ended);
+                    stack.show(&frames, ended);
                 }
             }
             for stack in &mut stacks {
@@ -193,7 +200,7 @@ impl StopDriver<'_> {
         if stack.activity != Activity::Waiting {
             return false;
         }
-        let mut capture = self.spare.pop().unwrap_or_default();
+        let mut capture = self.captures.buffer();
         let seen = self.target.capture_sleeping(id, self.stack_bytes(id), &mut capture);
         let shown = match seen {
             // A wait that has just begun bears a stop.
@@ -207,14 +214,15 @@ impl StopDriver<'_> {
             }
             SleepingThread::Captured => {
                 let most = self.budget.stack_max_bytes();
-                let (ended, _) = self.recorder.walk(self.target, id, &capture, most, frames);
-                stack.addresses.clone_from(&frames.addresses);
-                stack.methods.clone_from(&frames.methods);
-                stack.ended = Ok(ended);
-                leads_as_far_as_a_stop(ended) || self.target.is_harmed_by_stops(id)
+                let walked = self.recorder.walk(self.target, id, &capture, most, frames);
+                let leads = walked.is_some_and(|(ended, _)| {
+                    stack.show(frames, ended);
+                    leads_as_far_as_a_stop(ended)
+                });
+                leads || self.target.is_harmed_by_stops(id)
             }
         };
-        self.spare.push(capture);
+        self.captures.give_back(capture);
         shown
     }
 
@@ -228,7 +236,7 @@ impl StopDriver<'_> {
             while self.threads.values().any(|state| state.stop_pending)
                 && self.one_event(self.clock.now_ns() + POLL_NS)?
             {
-                samples.append(&mut self.captured);
+                samples.append(&mut self.captures.take_samples());
             }
             let asked: Vec<ThreadId> =
                 self.threads.iter().filter(|(_, state)| state.stop_pending).map(|(id, _)| *id).collect();
@@ -244,7 +252,7 @@ impl StopDriver<'_> {
                     if !self.one_event(0).unwrap_or(false) {
                         break;
                     }
-                    samples.append(&mut self.captured);
+                    samples.append(&mut self.captures.take_samples());
                 }
                 return Ok(samples);
             }

@@ -1,9 +1,9 @@
 //! Threads that wait, in a recording of wall-clock time: captured without a stop where that gives the whole
 //! stack.
 
-use super::sample::Sample;
-use super::stops::StopDriver;
-use super::target_process::observed;
+use super::super::sample::Sample;
+use super::super::target_processes::observed;
+use super::StopDriver;
 use crate::sources::{Capture, Fault, SleepingThread, ThreadId};
 use crate::walk::StackEnd;
 
@@ -19,13 +19,13 @@ impl StopDriver<'_> {
     /// Captures a thread that waits without a stop, to be walked when no thread is stopped; where the source
     /// cannot, requests a stop. True if a stop was requested.
     pub(super) fn capture_waiting(&mut self, id: ThreadId) -> bool {
-        let mut capture = self.spare.pop().unwrap_or_default();
+        let mut capture = self.captures.buffer();
         let seen = self.target.capture_sleeping(id, self.stack_bytes(id), &mut capture);
         if seen == SleepingThread::Captured {
-            self.sleeping.push((id, capture));
+            self.captures.push_sleeping(id, capture);
             return false;
         }
-        self.spare.push(capture);
+        self.captures.give_back(capture);
         if seen == SleepingThread::Hidden && self.target.is_harmed_by_stops(id) {
             let waited_ns = self.weigh(id, None).unwrap_or(0);
             self.recorder.lose(UNSHOWN, waited_ns);
@@ -37,23 +37,23 @@ impl StopDriver<'_> {
 
     /// Walks the threads captured without a stop, and stops those of which a stop shows more.
     pub(super) fn walk_sleeping_threads(&mut self) -> std::result::Result<(), Fault> {
-        if self.sleeping.is_empty() {
+        let mut sleeping = self.captures.take_sleeping();
+        if sleeping.is_empty() {
             return Ok(());
         }
-        let mut sleeping = std::mem::take(&mut self.sleeping);
         for (id, capture) in sleeping.drain(..) {
             if self.is_shown_whole(id, &capture) || self.target.is_harmed_by_stops(id) {
                 if let Some(state) = self.threads.get_mut(&id) {
                     state.was_waiting = true;
                 }
                 let at_ns = self.clock.now_ns();
-                self.captured.push(Sample { thread: id, capture, at_ns, waiting: true, off_cpu_ns: 0 });
+                self.captures.push(Sample { thread: id, capture, at_ns, waiting: true, off_cpu_ns: 0 });
             } else {
-                self.spare.push(capture);
+                self.captures.give_back(capture);
                 self.ask(id, true);
             }
         }
-        self.sleeping = sleeping;
+        self.captures.reuse_sleeping(sleeping);
         self.collect()?;
         self.walk_captured();
         Ok(())
@@ -66,7 +66,7 @@ impl StopDriver<'_> {
         }
         let most = self.budget.stack_max_bytes();
         let Some(process) = observed(self.target, pid) else { return false };
-        let (ended, _) = self.recorder.walk(process, id, capture, most, &mut self.frames);
-        leads_as_far_as_a_stop(ended)
+        let walked = self.recorder.walk(process, id, capture, most, &mut self.frames);
+        walked.is_some_and(|(ended, _)| leads_as_far_as_a_stop(ended))
     }
 }

@@ -4,12 +4,13 @@
 //! A process is known to the recorder from its first sample on: of the many that live for less than
 //! a tick most have none.
 
-use super::deferred::{DueSamples, Rewalk};
-use super::process_cpu::BY_NO_KNOWN_THREAD;
-use super::recorded_process::{FIRST, UNSAMPLED};
-use super::stops::{StopDriver, StopState};
-use super::target_process::{CpuBalance, TargetProcess, observed};
-use super::thread::unknown_status;
+use hashbrown::HashMap;
+
+use super::super::deferred::{DueSamples, Rewalk};
+use super::super::recorded_process::FIRST;
+use super::super::target_processes::{BY_NO_KNOWN_THREAD, observed};
+use super::super::thread::unknown_status;
+use super::{StopDriver, StopState};
 use crate::addr::Avma;
 use crate::recording::Profile;
 use crate::recording::timeline::EventKind;
@@ -17,15 +18,6 @@ use crate::sources::{ThreadId, ThreadStatus};
 
 /// The last polls of threads and their names take this long at most, nanoseconds.
 const LAST_POLLS_NS: u64 = 20_000_000;
-
-const SECOND_NS: u64 = 1_000_000_000;
-
-/// Of a program so much that no sample stood for is kept for first samples that lack something, in
-/// periods of the rate: it varies by the root of the number of processes that run at a time.
-const KEPT_PERIODS: u64 = 8;
-
-/// Programs of which is remembered what their processes used and no sample stood for.
-const PROGRAMS_MAX: usize = 4096;
 
 /// Why time is lost of threads that came and went.
 const ENDED: &str = "thread ended before its next sample";
@@ -45,7 +37,7 @@ impl StopDriver<'_> {
             let status = self.target.poll(id);
             self.add_thread(id, stack_top, status.unwrap_or_else(|_| unknown_status()), true);
         }
-        self.begin_balances();
+        self.processes.begin_balances(|pid| self.target.process_cpu_ns(pid));
     }
 
     pub(super) fn add_thread(
@@ -57,18 +49,10 @@ impl StopDriver<'_> {
     ) {
         let pid = self.target.process_of(id);
         let Some(process) = observed(self.target, pid) else { return };
-        let stats = &mut self.recorder.stats;
-        let known = self.known.entry(pid).or_insert_with(|| {
-            stats.processes_seen += 1;
-            // Of one that is not found running the clock begins with the recording.
-            TargetProcess {
-                of: UNSAMPLED,
-                name: process.process().name.clone(),
-                cpu: CpuBalance::new(Some(0)),
-            }
-        });
+        let (of, is_new) = self.processes.add(pid, &process.process().name);
+        self.recorder.stats.processes_seen += u64::from(is_new);
         self.threads.insert(id, StopState::new(pid));
-        self.recorder.add_thread(known.of, process, id, stack_top, status, preexisting);
+        self.recorder.add_thread(of, process, id, stack_top, status, preexisting);
     }
 
     pub(super) fn remove_thread(&mut self, id: ThreadId, cpu_ns: Option<u64>) {
@@ -76,13 +60,10 @@ impl StopDriver<'_> {
         let Some(state) = self.threads.remove(&id) else { return };
         self.walk_deferred(state.process, DueSamples::ThreadEnded(id));
         let before_ns = self.recorder.stats.target_cpu_ns;
-        let program = self.stands_for(state.process, id).map(str::to_owned);
-        let has_room = |program: &String| {
-            self.unsampled_ns.len() < PROGRAMS_MAX || self.unsampled_ns.contains_key(program)
-        };
-        if let Some(program) = program.filter(has_room) {
-            let unsampled_ns = self.recorder.leave_thread(id, cpu_ns);
-            *self.unsampled_ns.entry(program).or_default() += unsampled_ns;
+        let program =
+            self.stands_for(state.process, id).filter(|program| self.unsampled.has_room_for(program));
+        if let Some(program) = program.map(str::to_owned) {
+            self.unsampled.add(program, self.recorder.leave_thread(id, cpu_ns));
         } else {
             self.recorder.remove_thread(id, cpu_ns, ENDED);
         }
@@ -91,10 +72,7 @@ impl StopDriver<'_> {
 
     /// A thread of a process has left the account, which stood at this before.
     fn note_ended(&mut self, pid: u32, before_ns: u64) {
-        let used_ns = self.recorder.stats.target_cpu_ns - before_ns;
-        if let Some(known) = self.known.get_mut(&pid) {
-            known.cpu.thread_ended(used_ns);
-        }
+        self.processes.thread_ended(pid, self.recorder.stats.target_cpu_ns - before_ns);
     }
 
     /// Asks for the last name of a thread: many are named after they were sampled first.
@@ -128,49 +106,38 @@ impl StopDriver<'_> {
             unsampled_ns = self.recorder.leave_thread(id, Some(status.cpu_ns));
             self.note_ended(pid, before_ns);
         }
-        self.programs_begun += 1;
+        self.processes.note_exec();
         self.begin_program(pid);
         self.add_thread(id, stack_top, status, false);
-        if let Some(account) = self.recorder.threads.get_mut(&id) {
-            account.add_unsampled(unsampled_ns);
+        if let Some(account) = self.recorder.account_mut(id) {
+            account.clock.add_unsampled(unsampled_ns);
         }
         self.read_program(pid);
     }
 
-    /// The program of which a thread stands for others: of the first thread of a process that the
-    /// target started. A process of a few milliseconds uses a large part of them after its last
-    /// sample, if it has one at all: the first sample of others that run the same program stands for that.
-    fn stands_for(&self, process: u32, id: ThreadId) -> Option<&str> {
-        let known = self.known.get(&process)?;
-        let does = !self.options.idle && known.of != FIRST && id.0 == u64::from(process);
-        does.then_some(known.name.as_str())
+    /// The program of which a thread stands for others ([`UnsampledTime`]), where CPU time is recorded.
+    ///
+    /// [`UnsampledTime`]: super::super::unsampled::UnsampledTime
+    fn stands_for(&self, pid: u32, id: ThreadId) -> Option<&str> {
+        self.processes.stands_for(pid, id).filter(|_| !self.options.idle)
     }
 
     /// A sample of a thread is about to be weighed. If it is the first of its process, it is given a
-    /// part of what others used: what it lacks to the time between two ticks, so that a sample of a
-    /// beginning weighs what one of any other moment does. On average that is what ends leave. Where
-    /// threads are sampled less often, more is left, and given out, too.
+    /// part of what others used.
     pub(super) fn add_unsampled(&mut self, id: ThreadId, status: Option<ThreadStatus>) {
-        if self.unsampled_ns.is_empty() {
+        if self.unsampled.is_empty() {
             return;
         }
-        let account = self.recorder.threads.get(&id);
-        let Some(used_ns) =
-            account.zip(status).and_then(|(account, status)| account.used_unsampled_ns(status))
+        let clock = self.recorder.account(id).map(|account| &account.clock);
+        let Some(used_ns) = clock.zip(status).and_then(|(clock, status)| clock.used_unsampled_ns(status))
         else {
             return;
         };
-        let Some(process) = self.threads.get(&id).map(|state| state.process) else { return };
-        let Some(program) = self.stands_for(process, id).map(str::to_owned) else { return };
-        if let Some(unsampled_ns) = self.unsampled_ns.get_mut(&program)
-            && let Some(account) = self.recorder.threads.get_mut(&id)
-        {
-            let period_ns = SECOND_NS / u64::from(self.options.hz.max(1));
-            let lacks_ns = self.interval_ns.saturating_sub(used_ns).min(*unsampled_ns);
-            let surplus_ns = (*unsampled_ns - lacks_ns).saturating_sub(KEPT_PERIODS * period_ns);
-            let given_ns = lacks_ns + surplus_ns / 2;
-            *unsampled_ns -= given_ns;
-            account.add_unsampled(given_ns);
+        let Some(pid) = self.threads.get(&id).map(|state| state.process) else { return };
+        let Some(program) = self.stands_for(pid, id).map(str::to_owned) else { return };
+        let given_ns = self.unsampled.take(&program, self.schedule.interval_ns(), used_ns);
+        if let Some(account) = self.recorder.account_mut(id) {
+            account.clock.add_unsampled(given_ns);
         }
     }
 
@@ -185,35 +152,32 @@ impl StopDriver<'_> {
     /// A sample of a thread was taken: from now on the recorder knows its process, and images of a
     /// while ago are read again. False if there is no room for that.
     pub(super) fn place_thread(&mut self, pid: u32, id: ThreadId) -> bool {
-        let Some(known) = self.known.get_mut(&pid) else { return false };
-        if known.of == FIRST {
+        let recorder = &mut self.recorder;
+        let Some(of) = self.processes.place(pid, |name| recorder.add_process(pid, name)) else {
+            return false;
+        };
+        if of == FIRST {
             return true;
         }
-        if known.of == UNSAMPLED {
-            let Some(of) = self.recorder.add_process(pid, &known.name) else { return false };
-            known.of = of;
-        }
         let Some(process) = observed(self.target, pid) else { return false };
-        self.recorder.place_thread(known.of, process, id);
-        self.recorder.refresh_images(known.of, process);
+        recorder.place_thread(of, process, id);
+        recorder.refresh_images(of, process);
         true
     }
 
     /// A process runs another program from now on.
     pub(super) fn begin_program(&mut self, pid: u32) {
         let Some(process) = observed(self.target, pid) else { return };
-        let Some(known) = self.known.get_mut(&pid) else { return };
         let name = &process.process().name;
-        let renamed = (known.name != *name).then_some((pid, name.as_str()));
+        let Some((of, is_renamed)) = self.processes.begin_program(pid, name) else { return };
         self.recorder.note_event(EventKind::Exec, pid, name);
-        self.recorder.begin_program(known.of, renamed);
-        known.name.clone_from(name);
+        self.recorder.begin_program(of, is_renamed.then_some((pid, name)));
     }
 
     /// Reads the images of a new program: of the first process, which is certain to be sampled. Those
     /// of others are read when that is needed, with the libraries that are loaded by then.
     pub(super) fn read_program(&mut self, pid: u32) {
-        match self.known.get(&pid).map(|known| known.of) {
+        match self.processes.index(pid) {
             Some(FIRST) => {
                 self.recorder.read_images(FIRST, self.target);
             }
@@ -225,10 +189,10 @@ impl StopDriver<'_> {
     /// Walks what is there of a process that is about to end: its images can still be read.
     pub(super) fn walk_all_deferred_of(&mut self, pid: u32) {
         let is_of_it = |id: &ThreadId| self.threads.get(id).is_some_and(|state| state.process == pid);
-        if self.captured.iter().any(|sample| is_of_it(&sample.thread)) {
+        if self.captures.samples().iter().any(|sample| is_of_it(&sample.thread)) {
             self.walk_captured();
         }
-        let Some(of) = self.known.get(&pid).map(|known| known.of) else { return };
+        let Some(of) = self.processes.index(pid) else { return };
         if self.recorder.has_deferred(of)
             && let Some(process) = observed(self.target, pid)
         {
@@ -241,9 +205,42 @@ impl StopDriver<'_> {
         self.walk_captured();
         self.walk_deferred(pid, DueSamples::All);
         self.lose_rest_of_ended(pid);
-        if let Some(known) = self.known.remove(&pid) {
+        if let Some(of) = self.processes.end(pid) {
             self.recorder.note_event(EventKind::ProcessEnd, pid, "");
-            self.recorder.end_process(known.of);
+            self.recorder.end_process(of);
+        }
+    }
+
+    // ---- clocks of processes
+
+    /// The clocks of all processes now.
+    pub(super) fn process_clocks(&mut self) -> HashMap<u32, u64> {
+        self.processes.clocks_ns(|pid| self.target.process_cpu_ns(pid))
+    }
+
+    /// Loses for this reason what processes used by these clocks beside their threads.
+    pub(super) fn lose_rests(&mut self, clocks_ns: &HashMap<u32, u64>, reason: &'static str) {
+        let mut alive_ns: HashMap<u32, u64> = HashMap::new();
+        for (id, state) in &self.threads {
+            let used_ns = self.recorder.account(*id).map_or(0, |account| account.clock.used_cpu_ns());
+            *alive_ns.entry(state.process).or_default() += used_ns;
+        }
+        let rest_ns = self.processes.take_rests_ns(clocks_ns, &alive_ns);
+        self.lose_rest(reason, rest_ns);
+    }
+
+    /// Loses what one process that has ended, with its threads, used beside them.
+    fn lose_rest_of_ended(&mut self, pid: u32) {
+        let clock_ns = self.target.process_cpu_ns(pid);
+        let rest_ns = self.processes.take_rest_of_ended_ns(pid, clock_ns);
+        self.lose_rest(BY_NO_KNOWN_THREAD, rest_ns);
+    }
+
+    fn lose_rest(&mut self, reason: &'static str, rest_ns: u64) {
+        self.recorder.stats.target_cpu_ns += rest_ns;
+        // Wall-clock time is that of threads which are known.
+        if !self.options.idle {
+            self.recorder.lose_since(reason, self.schedule.start_ns(), rest_ns);
         }
     }
 
@@ -253,7 +250,7 @@ impl StopDriver<'_> {
     pub(super) fn refresh_images(&mut self) {
         self.recorder.refresh_images(FIRST, self.target);
         for pid in self.recorder.with_deferred() {
-            if let Some(of) = self.known.get(&pid).map(|known| known.of)
+            if let Some(of) = self.processes.index(pid)
                 && of != FIRST
                 && let Some(process) = observed(self.target, pid)
             {
@@ -264,14 +261,14 @@ impl StopDriver<'_> {
 
     /// Walks deferred samples of a process.
     pub(super) fn walk_deferred(&mut self, pid: u32, due: DueSamples) {
-        let Some(known) = self.known.get(&pid) else { return };
+        let Some(of) = self.processes.index(pid) else { return };
         let Some(process) = observed(self.target, pid) else { return };
         let mut rewalk = Rewalk {
             stack_max_bytes: self.budget.stack_max_bytes(),
             frames: &mut self.frames,
-            spare: &mut self.spare,
+            spare: self.captures.spare(),
         };
-        self.recorder.walk_deferred(known.of, process, due, &mut rewalk);
+        self.recorder.walk_deferred(of, process, due, &mut rewalk);
     }
 
     /// Walks deferred samples of all processes.
@@ -284,13 +281,13 @@ impl StopDriver<'_> {
     // ---- the end
 
     /// Closes all accounts.
-    pub(super) fn finish(mut self) -> Profile {
+    pub(in super::super) fn finish(mut self) -> Profile {
         self.walk_captured();
         self.walk_all_deferred(DueSamples::All);
         if self.recorder.stats.duration_ns == 0 {
-            self.recorder.stats.duration_ns = self.clock.now_ns() - self.start_ns;
+            self.recorder.stats.duration_ns = self.clock.now_ns() - self.schedule.start_ns();
         }
-        self.recorder.timeline.close();
+        self.recorder.close_times();
         let mut ids: Vec<ThreadId> = self.threads.keys().copied().collect();
         ids.sort_unstable();
         // Before the polls, which take time in which more is used.
@@ -315,8 +312,8 @@ impl StopDriver<'_> {
             }
         }
         self.lose_rests(&clocks, BY_NO_KNOWN_THREAD);
-        for unsampled_ns in self.unsampled_ns.values() {
-            self.recorder.lose_since(ENDED, self.start_ns, *unsampled_ns);
+        for unsampled_ns in self.unsampled.left_ns() {
+            self.recorder.lose_since(ENDED, self.schedule.start_ns(), unsampled_ns);
         }
         self.recorder.finish(self.target)
     }

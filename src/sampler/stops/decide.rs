@@ -1,10 +1,7 @@
 //! What a tick does with a thread that it polled: ask it to stop, weigh a waiting stack
 //! that is known again, or leave it alone.
 
-use std::cmp::Reverse;
-
-use super::stops::{StopDriver, Waits};
-use crate::rng::mix;
+use super::{StopDriver, WaitStack};
 use crate::sources::{Activity, Fault, ThreadId, ThreadStatus};
 
 /// CPU time that a thread which is never found running may have before it is sampled where
@@ -16,10 +13,10 @@ impl StopDriver<'_> {
     /// True if a stop is on its way.
     pub(super) fn decide(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
         let moved = self.note(id, status);
-        if !self.may_stop {
+        if !self.budget.may_stop() {
             return false;
         }
-        let Some(account) = self.recorder.threads.get_mut(&id) else { return false };
+        let Some(account) = self.recorder.account_mut(id) else { return false };
         match status.activity {
             // Where only a stop tells, it also tells whether there is anything to record.
             Activity::Running | Activity::Unknown => self.ask(id, false),
@@ -28,18 +25,20 @@ impl StopDriver<'_> {
             // A thread that is ready but got no CPU since its last sample weighs nothing.
             // Without a change to show it may still be running on: then every runnable
             // thread has a CPU.
-            Activity::Runnable if moved || self.runnable <= self.target.process().cpus => self.ask(id, false),
+            Activity::Runnable if moved || self.polls.runnable() <= self.target.process().cpus => {
+                self.ask(id, false)
+            }
             Activity::Waiting if self.options.idle => self.decide_waiting(id, status),
             // It ran and waits again. Its time is carried to a sample that finds it running,
             // which shows where it was used; to find it waiting every time, chance alone
             // is not enough (e^-4).
             Activity::Waiting if moved && self.target.process().stops_waits_unseen => {
-                let periods = if self.closing { 1 } else { CARRIED_PERIODS };
-                account.used_at_least(periods, self.options.hz) && self.ask(id, true)
+                let periods = if self.schedule.is_closing() { 1 } else { CARRIED_PERIODS };
+                account.clock.used_at_least(periods, self.options.hz) && self.ask(id, true)
             }
             // It is left alone, and its next stack must not stand for this time.
             Activity::Stopped if self.options.idle => {
-                let stopped_ns = account.weigh_wall(status, self.clock.now_ns());
+                let stopped_ns = account.clock.weigh_wall(status, self.clock.now_ns());
                 self.recorder.lose("stopped by job control", stopped_ns);
                 false
             }
@@ -50,9 +49,9 @@ impl StopDriver<'_> {
     /// Takes in a poll; whether the thread was on a CPU since its last sample.
     pub(super) fn note(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
         let tick = self.recorder.stats.ticks;
-        let Some(account) = self.recorder.threads.get_mut(&id) else { return false };
-        account.update(status, tick);
-        let moved = account.ran_since_sample(status);
+        let Some(account) = self.recorder.account_mut(id) else { return false };
+        account.clock.update(status, tick);
+        let moved = account.clock.ran_since_sample(status);
         self.earn(id);
         moved
     }
@@ -63,20 +62,17 @@ impl StopDriver<'_> {
         if self.target.process().stops_hold_all || self.options.idle {
             return;
         }
-        if let Some(account) = self.recorder.threads.get_mut(&id) {
-            self.budget.earn(account.newly_used_ns());
+        if let Some(account) = self.recorder.account_mut(id) {
+            self.budget.earn(account.clock.newly_used_ns());
         }
     }
 
     /// Asks the threads that may be on a CPU, as many as CPUs are left for them: those first that
     /// were seen to use one last, and of these at random.
     pub(super) fn ask_maybe_running(&mut self, cpus_left: usize) -> std::result::Result<(), Fault> {
-        let mut maybe_running = std::mem::take(&mut self.maybe_running);
-        let tick = self.recorder.stats.ticks;
-        maybe_running.sort_by_cached_key(|id| {
-            let used_at_tick = self.recorder.threads.get(id).map(|account| account.used_at_tick);
-            (Reverse(used_at_tick), mix(id.0 ^ tick.rotate_left(32)))
-        });
+        let (tick, recorder) = (self.recorder.stats.ticks, &self.recorder);
+        let used_at_tick = |id| recorder.account(id).map(|account| account.clock.used_at_tick());
+        let maybe_running = self.polls.take_put_off(tick, used_at_tick);
         let mut pending_stops = 0;
         for id in &maybe_running {
             if pending_stops >= cpus_left {
@@ -91,23 +87,23 @@ impl StopDriver<'_> {
                 }
             }
         }
-        self.maybe_running = maybe_running;
+        self.polls.give_back(maybe_running);
         Ok(())
     }
 
     fn decide_waiting(&mut self, id: ThreadId, status: ThreadStatus) -> bool {
         let Some(state) = self.threads.get_mut(&id) else { return false };
-        let stack = match state.waits {
-            Waits::With { stack, status: then } if then == status => stack,
+        let stack = match state.wait_stack {
+            WaitStack::With { stack, status: then } if then == status => stack,
             // Back from our stop, at the same place as far as the system tells.
-            Waits::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
-                state.waits = Waits::With { stack, status };
+            WaitStack::Returning { stack, at } if self.target.waits_at(id).is_none_or(|now| now == at) => {
+                state.wait_stack = WaitStack::With { stack, status };
                 stack
             }
             _ => return self.capture_waiting(id),
         };
-        let Some(account) = self.recorder.threads.get_mut(&id) else { return false };
-        let weight_ns = account.weigh_wall(status, self.clock.now_ns());
+        let Some(account) = self.recorder.account_mut(id) else { return false };
+        let weight_ns = account.clock.weigh_wall(status, self.clock.now_ns());
         self.recorder.repeat(id, stack.node, stack.ended, weight_ns);
         false
     }

@@ -8,6 +8,7 @@ use crate::binary::elf::build;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::FakeClock;
 use crate::sampler::Options;
+use crate::sampler::Recorder;
 use crate::sampler::thread::unknown_status;
 use crate::sources::{Capture, Fault, Process};
 use crate::walk::{Frames, UnwindMethod};
@@ -80,7 +81,7 @@ fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
     capture.registers = Registers::X86_64(X86_64 { gpr, rip: mapped.start + RETURN - 4, fs_base: 0 });
     capture.stack_base = Avma(STACK);
     capture.stack.resize(64, 0);
-    recorder.walk(mapped, thread, &capture, 1 << 16, &mut Frames::default());
+    recorder.walk(mapped, thread, &capture, 1 << 16, &mut Frames::default()).expect("known");
 }
 
 #[test]
@@ -101,7 +102,7 @@ fn what_one_process_learned_of_a_file_is_learned_for_all() {
     };
     let (mut first, mut second) = (process(7, 0x5555_0000_0000), process(8, 0x7f00_0000_0000));
     let recorder = || Recorder::new(&clock, &options, &process(7, 0).process);
-    let facts_after = |recorder: &Recorder<'_>| recorder.facts.len();
+    let facts_after = |recorder: &Recorder<'_>| recorder.processes().facts_learned();
     let mut alone = recorder();
     walk(&mut alone, FIRST, &mut first);
     let learned = facts_after(&alone);

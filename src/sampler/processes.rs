@@ -1,0 +1,249 @@
+//! The processes that a recorder records: their images and their code, as far as walks need them.
+//!
+//! Input: processes that come, run another program and end; lists of their mappings. Output: the code of a process for a
+//! walk, and which files it mapped. Thousands of processes come and go on a whole machine: of one that has ended only
+//! the numbers are kept, and of those that have not been walked for long nothing of what walks learned.
+
+use std::sync::Arc;
+
+use super::image_refresh::ImageRefresh;
+use super::recorded_process::{ProcessIndex, RecordedProcess};
+use super::tracks::Tracks;
+use crate::binary::Files;
+use crate::clock::Clock;
+use crate::images::{ImageView, Images, JitCode};
+use crate::sources::{Observed, ThreadId};
+use crate::walk::{FileFacts, Unwinder};
+
+/// Processes of which what walks learned is kept; some tens of kilobytes each.
+const MAX_UNWIND_CACHES: usize = 256;
+
+/// A file that a process mapped while it was recorded.
+pub(super) struct ImageLoad {
+    pub(super) pid: u32,
+    /// When that was seen, nanoseconds of the engine's clock.
+    pub(super) at_ns: u64,
+    pub(super) path: String,
+}
+
+/// What a walk needs of a process.
+pub(super) struct ProcessCode<'p> {
+    pub(super) images: ImageView<'p>,
+    pub(super) jit: &'p mut JitCode,
+    pub(super) unwinder: &'p mut Unwinder,
+}
+
+/// The processes of a recording, by index.
+pub(super) struct Processes {
+    images: Images,
+    list: Vec<RecordedProcess>,
+    /// Those whose unwinders have cached something.
+    with_unwind_cache: Vec<ProcessIndex>,
+    /// What walks learned of files, whichever process mapped them.
+    facts: FileFacts,
+    loads: Vec<ImageLoad>,
+}
+
+impl Processes {
+    /// One process, whose index is [`FIRST`](super::FIRST), which runs the program of this index.
+    pub(super) fn new(pid: u32, program: u32) -> Processes {
+        let facts = FileFacts::default();
+        Processes {
+            images: Images::default(),
+            list: vec![RecordedProcess::new(0, pid, program, &facts)],
+            with_unwind_cache: Vec::new(),
+            facts,
+            loads: Vec::new(),
+        }
+    }
+
+    fn get(&self, of: ProcessIndex) -> Option<&RecordedProcess> {
+        self.list.get(of.0 as usize)
+    }
+
+    fn get_mut(&mut self, of: ProcessIndex) -> Option<&mut RecordedProcess> {
+        self.list.get_mut(of.0 as usize)
+    }
+
+    // ---- from its beginning to its end
+
+    /// Adds a process, which runs a program of this name; `None` where no more fit.
+    pub(super) fn add(&mut self, pid: u32, name: &str, tracks: &mut Tracks) -> Option<ProcessIndex> {
+        let image_space_id = self.images.begin_process()?;
+        let index = ProcessIndex(u32::try_from(self.list.len()).ok()?);
+        let program = tracks.add_program(pid, name);
+        self.list.push(RecordedProcess::new(image_space_id, pid, program, &self.facts));
+        Some(index)
+    }
+
+    /// The process runs another program: addresses mean something else from now on. Its stacks are
+    /// kept under the name that the process, of this number, has now, if it is given.
+    pub(super) fn begin_program(
+        &mut self,
+        of: ProcessIndex,
+        renamed: Option<(u32, &str)>,
+        tracks: &mut Tracks,
+    ) {
+        let Some(process) = self.list.get_mut(of.0 as usize) else { return };
+        self.images.begin_space(process.image_space_id);
+        process.unwinder.images_changed();
+        process.refresh.begin_program();
+        process.files = None;
+        if let Some((pid, name)) = renamed {
+            (process.program, process.merged) = (tracks.add_program(pid, name), None);
+        }
+    }
+
+    /// Forgets what only a process that runs needs. Its deferred samples are walked before.
+    pub(super) fn end(&mut self, of: ProcessIndex) {
+        if let Some(process) = self.list.get_mut(of.0 as usize) {
+            let (merged, files) = (process.merged, process.files.take());
+            let RecordedProcess { image_space_id, pid, program, .. } = *process;
+            *process = RecordedProcess {
+                merged,
+                files,
+                ..RecordedProcess::new(image_space_id, pid, program, &self.facts)
+            };
+            self.with_unwind_cache.retain(|other| *other != of);
+        }
+    }
+
+    /// The track that the stacks of a thread are kept under.
+    pub(super) fn track(
+        &mut self,
+        of: ProcessIndex,
+        process: &mut dyn Observed,
+        id: ThreadId,
+        tracks: &mut Tracks,
+    ) -> u32 {
+        self.get_mut(of).map_or(0, |recorded| {
+            let name = || process.thread_name(id).unwrap_or_default();
+            tracks.add_thread(recorded.program, &mut recorded.merged, id, name)
+        })
+    }
+
+    /// The system's number of a process.
+    pub(super) fn pid(&self, of: ProcessIndex) -> Option<u32> {
+        Some(self.get(of)?.pid)
+    }
+
+    // ---- walks
+
+    /// Notes that a process is walked: where too many were, what was learned of them is forgotten.
+    pub(super) fn note_walked(&mut self, of: ProcessIndex) {
+        let Some(process) = self.get_mut(of).filter(|process| !process.has_unwind_cache) else { return };
+        process.has_unwind_cache = true;
+        self.with_unwind_cache.push(of);
+        if self.with_unwind_cache.len() > MAX_UNWIND_CACHES {
+            for other in self.with_unwind_cache.drain(..).filter(|other| *other != of) {
+                if let Some(other) = self.list.get_mut(other.0 as usize) {
+                    other.unwinder.images_changed();
+                    other.has_unwind_cache = false;
+                }
+            }
+            self.with_unwind_cache.push(of);
+        }
+    }
+
+    /// The code of a process, for a walk.
+    pub(super) fn code(&mut self, of: ProcessIndex) -> Option<ProcessCode<'_>> {
+        let RecordedProcess { image_space_id, jit, unwinder, .. } = self.list.get_mut(of.0 as usize)?;
+        Some(ProcessCode { images: self.images.of(*image_space_id), jit, unwinder })
+    }
+
+    /// See [`Unwinder::set_red_zone_read_later`].
+    pub(super) fn set_red_zone_read_later(&mut self, of: ProcessIndex, later: bool) {
+        if let Some(recorded) = self.get_mut(of) {
+            recorded.unwinder.set_red_zone_read_later(later);
+        }
+    }
+
+    // ---- images
+
+    /// The images that a process has now.
+    pub(super) fn images_of(&self, of: ProcessIndex) -> Option<ImageView<'_>> {
+        Some(self.images.of(self.get(of)?.image_space_id))
+    }
+
+    /// When images of a process are read.
+    pub(super) fn refresh(&self, of: ProcessIndex) -> Option<&ImageRefresh> {
+        self.get(of).map(|recorded| &recorded.refresh)
+    }
+
+    /// The process says that its images have changed.
+    pub(super) fn note_change(&mut self, of: ProcessIndex) {
+        if let Some(recorded) = self.get_mut(of) {
+            recorded.refresh.note_change();
+        }
+    }
+
+    /// The images of a process are not known: they are read as soon as a stack is walked.
+    pub(super) fn forget_images_read(&mut self, of: ProcessIndex) {
+        if let Some(recorded) = self.get_mut(of) {
+            recorded.refresh = ImageRefresh::default();
+        }
+    }
+
+    /// Reads the images of a process; whether they changed.
+    pub(super) fn read_images(
+        &mut self,
+        of: ProcessIndex,
+        process: &mut dyn Observed,
+        clock: &dyn Clock,
+    ) -> bool {
+        let Some(recorded) = self.list.get_mut(of.0 as usize) else { return false };
+        let at_ns = clock.now_ns();
+        let changed = recorded.read_images(process, &|| clock.now_ns(), &mut self.images);
+        if changed {
+            let load = |path| ImageLoad { pid: recorded.pid, at_ns, path };
+            self.loads.extend(recorded.refresh.take_new_paths().into_iter().map(load));
+        }
+        changed
+    }
+
+    /// Reads the images again unless that was done just now; whether they changed.
+    pub(super) fn retry_images(
+        &mut self,
+        of: ProcessIndex,
+        process: &mut dyn Observed,
+        clock: &dyn Clock,
+    ) -> bool {
+        let now_ns = clock.now_ns();
+        let may = self.refresh(of).is_some_and(|refresh| refresh.may_retry(now_ns));
+        may && self.read_images(of, process, clock)
+    }
+
+    /// The files that processes were seen to map since this was asked last.
+    pub(super) fn take_loads(&mut self) -> Vec<ImageLoad> {
+        std::mem::take(&mut self.loads)
+    }
+
+    /// Up to when the images are known, and how often in a row reading them showed nothing new.
+    pub(super) fn images_read(&self, of: ProcessIndex) -> (u64, u32) {
+        self.refresh(of).map_or((0, 0), |refresh| (refresh.covers_ns(), refresh.unchanged_reads()))
+    }
+
+    // ---- the end
+
+    /// The files of processes that made code at run time, by their numbers in the images.
+    pub(super) fn files(&mut self) -> Vec<(u32, Arc<dyn Files>)> {
+        self.list
+            .iter_mut()
+            .filter_map(|process| Some((process.image_space_id, process.files.take()?)))
+            .collect()
+    }
+
+    /// How many rules walks have learned of files.
+    #[cfg(test)]
+    pub(super) fn facts_learned(&self) -> usize {
+        self.facts.len()
+    }
+
+    /// The images of all processes.
+    pub(super) fn into_images(self) -> Images {
+        self.images
+    }
+}
+
+#[cfg(test)]
+mod tests;
