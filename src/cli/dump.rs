@@ -15,7 +15,7 @@ use crate::recording::Frame;
 use crate::sampler::{self, Snapshot};
 use crate::sources::gdb;
 use crate::sources::sim::{SimConfig, SimTarget};
-use crate::sources::{Activity, Capture, Event, Fault, Role, Target, ThreadId, ThreadStatus};
+use crate::sources::{Activity, Capture, Fault, Role, Target, TargetEvent, ThreadId, ThreadStatus};
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, Style, demangle, short};
 use crate::trie::FrameId;
@@ -135,11 +135,11 @@ fn poll_by_stop(
     let mut statuses = Vec::new();
     while left > 0 {
         match target.next(until_ns, &mut capture) {
-            Ok(Event::Stopped { thread, .. }) => {
+            Ok(TargetEvent::Stopped { thread, .. }) => {
                 left -= 1;
                 statuses.extend(capture.status.map(|status| (thread, status)));
             }
-            Ok(Event::Timeout) | Err(_) => break,
+            Ok(TargetEvent::Timeout) | Err(_) => break,
             Ok(_) => {}
         }
     }
@@ -181,7 +181,7 @@ fn read_images(target: &mut dyn Target, clock: &dyn Clock) -> Result<(Vec<Mappin
         }
         let next_poll_ns = clock.now_ns().saturating_add(AGAIN_NS);
         match target.next(next_poll_ns, &mut Capture::with_capacity(0)) {
-            Ok(Event::Exited(_)) => return Err(failed(&Fault::Gone)),
+            Ok(TargetEvent::Exited(_)) => return Err(failed(&Fault::Gone)),
             Ok(_) => {}
             Err(fault) => return Err(failed(&fault)),
         }

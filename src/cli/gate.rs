@@ -15,7 +15,7 @@ use crate::cli::file::OutputFiles;
 use crate::diff::stacks::Stacks;
 use crate::error::{Error, ErrorKind, Result, cannot_read};
 use crate::gate::report::{github, json, junit, markdown, text};
-use crate::gate::{self, Verdict};
+use crate::gate::{self, Report, Verdict};
 use crate::profile::Saved;
 use crate::profile::formats::detect::Strictness;
 use crate::profile::formats::pprof;
@@ -77,30 +77,7 @@ pub fn run(request: &Gate) -> Result<Verdict> {
     }
     let report = gate::check(&stacks, base.len(), request.allow_different_names, &request.options)
         .map_err(|why| Error::new(ErrorKind::NoData, why.to_string()).caused_by(why))?;
-    for output in &request.outputs {
-        let text = match output.format {
-            ReportFormat::Json => json::json(&report),
-            ReportFormat::Junit => junit::junit(&report, request.top),
-            _ => markdown::markdown(&report, request.top),
-        };
-        write_to(&outputs, &output.to, &mut |out| out.write_all(text.as_bytes()))?;
-    }
-    let on_stdout = request.outputs.iter().any(|output| output.to == Destination::Stdout);
-    if request.verbosity != Verbosity::Quiet && !on_stdout {
-        let text = text::text(&report, request.top);
-        messages::result(&if request.github { github::without_commands(&text) } else { text });
-    }
-    if request.github {
-        messages::result(&github::annotations(&report));
-    }
-    if let Some(summary) = &summary {
-        let text = markdown::markdown(&report, request.top);
-        outputs.write(&summary.path, |out| {
-            // What an earlier step wrote may lack its line end.
-            out.write_all(if summary.is_empty { b"" } else { b"\n" })?;
-            out.write_all(text.as_bytes())
-        })?;
-    }
+    write_reports(&outputs, request, &report, summary.as_ref())?;
     match report.verdict {
         Verdict::Pass => update(&outputs, request, &kept)?,
         Verdict::Regression => {
@@ -122,6 +99,40 @@ pub fn run(request: &Gate) -> Result<Verdict> {
 struct StepSummary {
     path: PathBuf,
     is_empty: bool,
+}
+
+/// Writes what was asked for of a verdict, and shows it.
+fn write_reports(
+    outputs: &OutputFiles,
+    request: &Gate,
+    report: &Report,
+    summary: Option<&StepSummary>,
+) -> Result<()> {
+    for output in &request.outputs {
+        let text = match output.format {
+            ReportFormat::Json => json::json(report),
+            ReportFormat::Junit => junit::junit(report, request.top),
+            _ => markdown::markdown(report, request.top),
+        };
+        write_to(outputs, &output.to, &mut |out| out.write_all(text.as_bytes()))?;
+    }
+    let on_stdout = request.outputs.iter().any(|output| output.to == Destination::Stdout);
+    if request.verbosity != Verbosity::Quiet && !on_stdout {
+        let text = text::text(report, request.top);
+        messages::result(&if request.github { github::without_commands(&text) } else { text });
+    }
+    if request.github {
+        messages::result(&github::annotations(report));
+    }
+    if let Some(summary) = summary {
+        let text = markdown::markdown(report, request.top);
+        outputs.write(&summary.path, |out| {
+            // What an earlier step wrote may lack its line end.
+            out.write_all(if summary.is_empty { b"" } else { b"\n" })?;
+            out.write_all(text.as_bytes())
+        })?;
+    }
+    Ok(())
 }
 
 /// Opens the file that GITHUB_STEP_SUMMARY names. Reports if there is none, as outside of GitHub.

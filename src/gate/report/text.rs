@@ -47,6 +47,19 @@ pub fn text(report: &Report, top: usize) -> String {
     } else {
         out.push('\n');
     }
+    table(&mut out, report, &rows, top);
+    if rows.len() > top {
+        let more = rows.len() - top;
+        let _ = match more {
+            1 => writeln!(out, "1 more function changed; --top N shows N"),
+            _ => writeln!(out, "{more} more functions changed; --top N shows N"),
+        };
+    }
+    out
+}
+
+/// The rows of the table, `top` at most, and their sum where functions have moved.
+fn table(out: &mut String, report: &Report, rows: &[&FunctionChange], top: usize) {
     if !rows.is_empty() {
         let _ = writeln!(
             out,
@@ -87,14 +100,6 @@ pub fn text(report: &Report, top: usize) -> String {
             percent(sum)
         );
     }
-    if rows.len() > top {
-        let more = rows.len() - top;
-        let _ = match more {
-            1 => writeln!(out, "1 more function changed; --top N shows N"),
-            _ => writeln!(out, "{more} more functions changed; --top N shows N"),
-        };
-    }
-    out
 }
 
 /// The functions with the largest differences, where none is beyond noise.
