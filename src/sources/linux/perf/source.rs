@@ -106,7 +106,6 @@ pub(crate) struct PerfSource {
     times: Times,
     /// Of a whole machine: its ticks at the beginning, all and idle, and at the end.
     machine: Option<[(u64, u64); 2]>,
-    disabled: bool,
     finished: bool,
     /// Of the CPUs.
     rates: TickRates,
@@ -152,7 +151,6 @@ impl PerfSource {
             launched,
             times: Times { began_ns, ended_ns: None, origin_ns },
             machine: None,
-            disabled: false,
             finished: false,
             rates: TickRates::new(u64::from(pid.unsigned_abs())),
             scratch: Vec::new(),
@@ -181,6 +179,11 @@ impl PerfSource {
         self.events.enable()?;
         self.list_threads(now_ns);
         Ok(())
+    }
+
+    /// Whether sampling has ended; what was sampled may still be read.
+    fn is_disabled(&self) -> bool {
+        self.times.ended_ns.is_some()
     }
 
     /// Whether all processes of the machine are recorded.
@@ -247,7 +250,7 @@ impl PerfSource {
     fn wait(&mut self, until_ns: u64) {
         let (now_ns, monotonic_ns) = (self.clock.now_ns(), monotonic_ns());
         let begins = now_ns - self.times.began_ns < BEGINNING_NS;
-        let samples = !self.disabled && !self.finished;
+        let samples = !self.is_disabled() && !self.finished;
         let batch_ns = self.pipeline.batch_ns(begins, monotonic_ns, samples);
         let at_most_ms = batch_ns.min(until_ns.saturating_sub(now_ns)).div_ceil(1_000_000);
         self.exits.wait(self.events.descriptors(), at_most_ms);
@@ -280,7 +283,7 @@ impl PerfSource {
         self.exclude_from_samples();
         self.release_memory(into);
         self.reduce_load();
-        if !self.disabled && !self.finished {
+        if !self.is_disabled() && !self.finished {
             let events = &self.events;
             self.pipeline.apply_interval_action(monotonic_ns(), |record| events.record_switches(record));
         }
@@ -316,13 +319,13 @@ impl PerfSource {
     /// Changes the rates, and reopens the events for other CPUs or namespaces, if it is time.
     fn set_periods(&mut self) {
         let since_ns = monotonic_ns();
-        if !self.disabled && self.pipeline.may_set_periods(since_ns) {
+        if !self.is_disabled() && self.pipeline.may_set_periods(since_ns) {
             let periods_ns = self.events.randomize_periods(&mut self.rates);
             self.pipeline.set_periods(since_ns, &periods_ns);
         }
         let misses = self.pipeline.take_added().into_iter().any(|pid| self.filter.is_outside_namespace(pid));
         let lets_more_through = misses && self.filter.let_unknown_through().is_ok();
-        if !self.disabled && (lets_more_through || self.events.cpus_changed(since_ns)) {
+        if !self.is_disabled() && (lets_more_through || self.events.cpus_changed(since_ns)) {
             self.reopen(self.events.options());
         }
     }
@@ -350,7 +353,7 @@ impl PerfSource {
     /// Acts on rings that fill up.
     fn reduce_load(&mut self) {
         let pressure = self.pipeline.pressure(self.events.take_pressure());
-        if self.disabled {
+        if self.is_disabled() {
             return;
         }
         if !self.preferred && Backlog::is_late(pressure) {
@@ -437,7 +440,7 @@ impl PushedSource for PerfSource {
         if self.finished {
             return Ok(None);
         }
-        if self.disabled {
+        if self.is_disabled() {
             self.finished = true;
             self.read(into);
             return Ok(None);
@@ -471,9 +474,8 @@ impl PushedSource for PerfSource {
     }
 
     fn end(&mut self) {
-        if !self.disabled {
+        if !self.is_disabled() {
             self.events.disable();
-            self.disabled = true;
             self.times.ended_ns = Some(monotonic_ns());
             self.read_clocks_together(|source| {
                 if let (Some([_, end]), Some(now)) = (&mut source.machine, machine_ticks()) {
@@ -497,7 +499,7 @@ impl PushedSource for PerfSource {
     }
 
     fn walked(&mut self, capture: Box<Capture>, needed: StackUse) {
-        if self.disabled {
+        if self.is_disabled() {
             return self.pipeline.give_back(capture);
         }
         let (options, may_copy) = (self.events.options(), self.may_copy());
@@ -512,7 +514,7 @@ impl PushedSource for PerfSource {
 
     fn prefetch(&mut self, thread: ThreadId, ranges: &[u64]) {
         let Ok(tid) = pid_t::try_from(thread.0) else { return };
-        if !self.disabled && !self.pipeline.prefetches() && self.prefetches() {
+        if !self.is_disabled() && !self.pipeline.prefetches() && self.prefetches() {
             self.reopen(EventOptions { prefetch: true, ..self.events.options() });
             self.pipeline.note_prefetch();
         }
@@ -520,7 +522,7 @@ impl PushedSource for PerfSource {
     }
 
     fn wait_walked(&mut self, capture: Box<Capture>, needed: Option<StackUse>) {
-        let Some(needed) = needed.filter(|_| !self.disabled) else {
+        let Some(needed) = needed.filter(|_| !self.is_disabled()) else {
             return self.pipeline.give_back(capture);
         };
         if let Some(options) = self.pipeline.take_back_at_switch(capture, needed, self.events.options()) {

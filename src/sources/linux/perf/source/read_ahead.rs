@@ -10,7 +10,7 @@ use super::{PerfSource, read_rings};
 impl PerfSource {
     /// Reads rings that fill up while a batch is walked, if it is time.
     pub(super) fn read_ahead(&mut self) {
-        if self.disabled || self.finished || !self.read_ahead.is_due(monotonic_ns()) {
+        if self.is_disabled() || self.finished || !self.read_ahead.is_due(monotonic_ns()) {
             return;
         }
         self.memory.file_pages.bound();
