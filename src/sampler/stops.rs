@@ -17,7 +17,7 @@ use super::unsampled::UnsampledTime;
 use crate::addr::Avma;
 use crate::clock::Clock;
 use crate::live::Live;
-use crate::sources::{Activity, Capture, Event, Fault, Outcome, Target, ThreadId, ThreadStatus};
+use crate::sources::{Activity, Capture, Fault, Outcome, Target, TargetEvent, ThreadId, ThreadStatus};
 use crate::trie::NodeId;
 use crate::walk::{Frames, StackEnd};
 
@@ -309,11 +309,11 @@ impl<'a> StopDriver<'a> {
     fn one_event(&mut self, until_ns: u64) -> std::result::Result<bool, Fault> {
         let mut capture = self.captures.buffer();
         match self.target.next(until_ns, &mut capture) {
-            Ok(Event::Stopped { thread, outcome }) => {
+            Ok(TargetEvent::Stopped { thread, outcome }) => {
                 self.stopped(thread, outcome, capture);
                 return Ok(true);
             }
-            Ok(Event::Timeout) => {
+            Ok(TargetEvent::Timeout) => {
                 self.captures.give_back(capture);
                 return Ok(false);
             }
@@ -324,9 +324,9 @@ impl<'a> StopDriver<'a> {
         Ok(true)
     }
 
-    fn happened(&mut self, event: Event) {
+    fn happened(&mut self, event: TargetEvent) {
         match event {
-            Event::ThreadStarted { thread, stack_top } => {
+            TargetEvent::ThreadStarted { thread, stack_top } => {
                 self.add_thread(
                     thread,
                     stack_top,
@@ -334,25 +334,25 @@ impl<'a> StopDriver<'a> {
                     false,
                 );
             }
-            Event::ThreadExited { thread, cpu_ns } => {
+            TargetEvent::ThreadExited { thread, cpu_ns } => {
                 self.rename(thread);
                 self.remove_thread(thread, cpu_ns);
             }
-            Event::Exec { thread, stack_top } => self.exec_thread(thread, stack_top),
-            Event::Leaving { process } => self.walk_all_deferred_of(process),
-            Event::ProcessEnded { process } => self.end_process(process),
-            Event::Exited(status) => {
+            TargetEvent::Exec { thread, stack_top } => self.exec_thread(thread, stack_top),
+            TargetEvent::Leaving { process } => self.walk_all_deferred_of(process),
+            TargetEvent::ProcessEnded { process } => self.end_process(process),
+            TargetEvent::Exited(status) => {
                 self.recorder.stats.exit_status = Some(status);
                 self.schedule.end();
             }
-            Event::ImagesChanged => {
+            TargetEvent::ImagesChanged => {
                 // Those captured before belong to the images of before.
                 self.walk_captured();
                 self.walk_all_deferred(DueSamples::All);
                 self.recorder.images_changed(FIRST, self.target);
             }
-            Event::Terminate => self.live.ask_to_stop(),
-            Event::Timeout | Event::Stopped { .. } => {}
+            TargetEvent::Terminate => self.live.ask_to_stop(),
+            TargetEvent::Timeout | TargetEvent::Stopped { .. } => {}
         }
     }
 
