@@ -16,7 +16,7 @@ use stackprof::binary::frame_rule::{AnyRow, Cfa, Column, RETURN_ADDRESS, Row};
 use stackprof::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use stackprof::clock::{Clock, RealClock};
 use stackprof::images::Images;
-use stackprof::sources::{Capture, Event, Fault, Observed, Outcome, Target, linux};
+use stackprof::sources::{Capture, Fault, Observed, Outcome, Target, TargetEvent, linux};
 
 /// The argument that makes this program the recorded one.
 pub(super) const WORK: &str = "--work";
@@ -124,18 +124,18 @@ fn record(name: &'static str, command: &[OsString]) -> Result<Program, String> {
         let mut capture = Capture::with_capacity(STACK_BYTES);
         let text = |fault: Fault| fault.to_string();
         while recorded.len() < RECORDED && clock.now_ns() < give_up_ns {
-            while target.next(until_ns, &mut capture).map_err(text)? != Event::Timeout {}
+            while target.next(until_ns, &mut capture).map_err(text)? != TargetEvent::Timeout {}
             target.threads(&mut threads);
             let Some(&(thread, top)) = threads.first() else { break };
             target.interrupt(thread, STACK_BYTES, true).map_err(text)?;
             let wait_ns = clock.now_ns() + 100_000_000;
             loop {
                 let event = target.next(wait_ns, &mut capture).map_err(text)?;
-                if let Event::Stopped { outcome: Outcome::Captured, .. } = event {
+                if let TargetEvent::Stopped { outcome: Outcome::Captured, .. } = event {
                     let (base, registers) = (capture.stack_base, capture.registers);
                     recorded.push(Stack { base, bytes: capture.stack.clone(), registers, top });
                 }
-                if matches!(event, Event::Timeout | Event::Stopped { .. }) {
+                if matches!(event, TargetEvent::Timeout | TargetEvent::Stopped { .. }) {
                     break;
                 }
             }

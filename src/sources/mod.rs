@@ -272,7 +272,7 @@ pub enum ExitStatus {
 
 /// What [`Target::next`] saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum TargetEvent {
     /// The time given to `next` was reached.
     Timeout,
     /// A thread with a stop request stopped and runs again.
@@ -385,7 +385,7 @@ pub trait CallThread {
 /// A process that can be sampled, or several: as [`Observed`] it is the main process, or a placeholder for several.
 ///
 /// Contract: between calls no thread of the target is stopped by this backend, except those with a pending stop
-/// request, and the one of the last [`Event::Leaving`]. Dropping the target lets every thread run and releases the
+/// request, and the one of the last [`TargetEvent::Leaving`]. Dropping the target lets every thread run and releases the
 /// processes without stopping them.
 pub trait Target: Observed {
     /// The process of a thread, by its number. That of the last event of [`Target::next`] is known.
@@ -439,14 +439,14 @@ pub trait Target: Observed {
     /// byte of each, ascending.
     fn prefetch(&mut self, _thread: ThreadId, _ranges: &[u64]) {}
 
-    /// The next thing that happened, at the latest [`Event::Timeout`] at `until_ns`
+    /// The next thing that happened, at the latest [`TargetEvent::Timeout`] at `until_ns`
     /// of the engine's clock. Passes the target's own signals on and keeps up with
     /// threads that come and go. For [`Outcome::Captured`] the registers and stack
     /// bytes are in `capture`, and the thread already runs again.
     ///
     /// # Errors
     /// [`Fault::Gone`] after the process has exited, [`Fault::Fatal`] when the system fails.
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault>;
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault>;
 
     /// How long in all [`Target::next`] has returned late because the system woke this thread late;
     /// `None` where that is not known.

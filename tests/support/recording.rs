@@ -17,7 +17,7 @@ use stackprof::recording::timeline::DEFAULT_MEMORY_BYTES;
 use stackprof::recording::{Frame, Profile};
 use stackprof::sampler::{self, Options};
 use stackprof::sources::sim::{SimConfig, SimLedger, SimTarget, Truth};
-use stackprof::sources::{Capture, Event, Fault, Observed, Process, Target, ThreadId, ThreadStatus};
+use stackprof::sources::{Capture, Fault, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus};
 use stackprof::symbol::{self, Names};
 use stackprof::trie::FrameId;
 use stackprof::walk::UnwindMethod;
@@ -325,14 +325,14 @@ pub struct Watched<'a> {
     /// Times of looks at any thread, each once: the ticks.
     pub ticks_ns: Vec<u64>,
     /// Called before each wait for an event with the time; what it gives is returned instead.
-    pub before_next: Box<dyn FnMut(u64) -> Option<std::result::Result<Event, Fault>> + 'a>,
+    pub before_next: Box<dyn FnMut(u64) -> Option<std::result::Result<TargetEvent, Fault>> + 'a>,
 }
 
 impl<'a> Watched<'a> {
     pub fn new(
         target: &'a mut SimTarget,
         clock: &FakeClock,
-        before_next: impl FnMut(u64) -> Option<std::result::Result<Event, Fault>> + 'a,
+        before_next: impl FnMut(u64) -> Option<std::result::Result<TargetEvent, Fault>> + 'a,
     ) -> Watched<'a> {
         let clock = clock.clone();
         Watched { target, clock, ticks_ns: Vec::new(), before_next: Box::new(before_next) }
@@ -383,7 +383,7 @@ impl Target for Watched<'_> {
         self.target.interrupt(thread, stack_bytes, keep_waiting)
     }
 
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> std::result::Result<Event, Fault> {
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> std::result::Result<TargetEvent, Fault> {
         match (self.before_next)(self.clock.now_ns()) {
             Some(instead) => instead,
             None => self.target.next(until_ns, capture),

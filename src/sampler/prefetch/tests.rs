@@ -11,7 +11,7 @@ use crate::arch::Arch;
 use crate::clock::FakeClock;
 use crate::rng::Rng;
 use crate::sources::sim::{FunctionId, SimActivity, SimConfig, SimImage, SimPhase, SimTarget, SimThread};
-use crate::sources::{Event, Outcome, PREFETCH_RANGES_MAX, PrefetchedWords, Target};
+use crate::sources::{Outcome, PREFETCH_RANGES_MAX, PrefetchedWords, Target, TargetEvent};
 use crate::walk::Frames;
 
 #[cfg(target_os = "linux")]
@@ -118,8 +118,8 @@ fn sample(config: SimConfig, samples: u32, late: usize, random: &mut Rng) -> u32
         let mut capture = Box::<Capture>::default();
         loop {
             match target.next(u64::MAX, &mut capture).expect("it lives") {
-                Event::Stopped { outcome: Outcome::Captured, .. } => break,
-                Event::Timeout => panic!("no stop"),
+                TargetEvent::Stopped { outcome: Outcome::Captured, .. } => break,
+                TargetEvent::Timeout => panic!("no stop"),
                 _ => {}
             }
         }

@@ -13,7 +13,7 @@ use super::waits::{self, AROUND_BYTES, ThreadState};
 use crate::addr::Avma;
 use crate::arch::Registers;
 use crate::clock::Clock;
-use crate::sources::{Activity, Capture, Event, OtherStack, Outcome, ThreadId, ThreadStatus};
+use crate::sources::{Activity, Capture, OtherStack, Outcome, TargetEvent, ThreadId, ThreadStatus};
 
 /// Places in code of which it is known whether threads wait there.
 const MAX_PLACES: usize = 4096;
@@ -310,7 +310,7 @@ impl GdbTarget {
             |told: &ThreadRegisters| self.images.contains(told.registers.pc().0 & self.process.code_mask);
         let unknown = copies.iter().filter_map(|copy| copy.told.as_ref()).any(|told| !known(told));
         if unknown && self.stub.run.non_stop {
-            self.events.push_back(Event::ImagesChanged);
+            self.events.push_back(TargetEvent::ImagesChanged);
             return Ok(());
         }
         let due = now_ns.saturating_sub(self.stops.maps_ns) >= MAPS_NS;
@@ -320,7 +320,7 @@ impl GdbTarget {
         (self.stops.maps_ns, self.stops.maps_wanted) = (now_ns, false);
         if self.images.learn(&mut self.stub, None)? {
             self.stops.forget_places();
-            self.events.push_back(Event::ImagesChanged);
+            self.events.push_back(TargetEvent::ImagesChanged);
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::sources::{
-    Activity, Capture, Event, Fault, LocalFiles, Observed, Process, Target, ThreadId, ThreadStatus,
+    Activity, Capture, Fault, LocalFiles, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus,
 };
 
 /// How a target is left by [`attach`](super::attach).
@@ -63,7 +63,7 @@ pub struct GdbTarget {
     names_ns: Option<u64>,
     listed_ns: u64,
     pub(super) stops: Stops,
-    pub(super) events: VecDeque<Event>,
+    pub(super) events: VecDeque<TargetEvent>,
     /// Where the stub is, for messages.
     place: String,
     /// Why it cannot be talked to any more.
@@ -203,7 +203,7 @@ impl GdbTarget {
         for thread in present.iter().copied() {
             if !self.threads.contains_key(&thread) {
                 self.threads.insert(thread, Thread::default());
-                self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
+                self.events.push_back(TargetEvent::ThreadStarted { thread, stack_top: None });
                 new = true;
             }
         }
@@ -212,7 +212,7 @@ impl GdbTarget {
         ended.sort_unstable();
         for thread in ended {
             self.threads.remove(&thread);
-            self.events.push_back(Event::ThreadExited { thread, cpu_ns: None });
+            self.events.push_back(TargetEvent::ThreadExited { thread, cpu_ns: None });
         }
         if new && !self.stub.run.non_stop && self.tasks.is_none() {
             self.ask_names(now_ns)?;
@@ -233,7 +233,7 @@ impl GdbTarget {
     pub(super) fn take_news(&mut self) {
         while let Some(news) = self.stub.run.news.pop_front() {
             match news {
-                TargetChange::Ended(status) => self.events.push_back(Event::Exited(status)),
+                TargetChange::Ended(status) => self.events.push_back(TargetEvent::Exited(status)),
                 TargetChange::Exec(path, tid) => {
                     let first = self.stub.run.threads.first().copied();
                     let Some(tid) = tid.or(first) else { continue };
@@ -248,7 +248,7 @@ impl GdbTarget {
                     if let Some(name) = path.rsplit('/').next().filter(|name| !name.is_empty()) {
                         name.clone_into(&mut self.process.name);
                     }
-                    self.events.push_back(Event::Exec { thread, stack_top: None });
+                    self.events.push_back(TargetEvent::Exec { thread, stack_top: None });
                 }
             }
         }
@@ -355,7 +355,7 @@ impl Target for GdbTarget {
         Ok(())
     }
 
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         let mut attended = false;
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -363,7 +363,7 @@ impl Target for GdbTarget {
             }
             if let Some(stopped) = self.stops.made.pop_front() {
                 self.stops.spare.push(std::mem::replace(capture, stopped.capture));
-                return Ok(Event::Stopped { thread: stopped.thread, outcome: stopped.outcome });
+                return Ok(TargetEvent::Stopped { thread: stopped.thread, outcome: stopped.outcome });
             }
             if let Some(lost) = &self.lost {
                 return Err(Fault::Lost(lost.clone()));
@@ -374,7 +374,7 @@ impl Target for GdbTarget {
             let done = if self.stops.asked.is_empty() {
                 let left_ns = until_ns.saturating_sub(self.clock.now_ns());
                 if left_ns == 0 && (attended || until_ns == 0) {
-                    return Ok(Event::Timeout);
+                    return Ok(TargetEvent::Timeout);
                 }
                 attended = true;
                 self.stub.attend(Duration::from_nanos(left_ns))

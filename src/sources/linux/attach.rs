@@ -12,7 +12,7 @@ use super::traced_process::TracedProcess;
 use super::{launch, refusal, seccomp, sys, threads};
 use crate::clock::{Clock, RealClock};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sources::{Capture, Event, ExitStatus, Target};
+use crate::sources::{Capture, ExitStatus, Target, TargetEvent};
 
 /// Passes over the thread list until one finds nothing new: a process that starts threads
 /// all the time has its new ones followed by the kernel (TRACECLONE) after the first pass.
@@ -143,18 +143,18 @@ pub(super) fn launch(
     loop {
         let until_ns = deadline_ns.min(clock.now_ns() + EXEC_ASKED_NS);
         match target.next(until_ns, &mut capture) {
-            Ok(Event::Exec { .. }) => break,
-            Ok(Event::Exited(ExitStatus::Signal(signal))) => {
+            Ok(TargetEvent::Exec { .. }) => break,
+            Ok(TargetEvent::Exited(ExitStatus::Signal(signal))) => {
                 return Err(Error::new(
                     ErrorKind::Attach,
                     format!("cannot run {}: killed by signal {signal}", program(command)),
                 ));
             }
-            Ok(Event::Exited(_)) | Err(_) => {
+            Ok(TargetEvent::Exited(_)) | Err(_) => {
                 let error = started.map(launch::ExecOutcome::join).and_then(|how| how.err());
                 return Err(failed(&error.unwrap_or_else(|| std::io::ErrorKind::NotFound.into())));
             }
-            Ok(Event::Timeout) if clock.now_ns() >= deadline_ns => {
+            Ok(TargetEvent::Timeout) if clock.now_ns() >= deadline_ns => {
                 return Err(failed(&std::io::ErrorKind::TimedOut.into()));
             }
             Ok(_) => {}

@@ -15,7 +15,7 @@ use super::target::{LinuxTarget, thread_id};
 use super::threads::{self, Thread};
 use super::traced_process::TracedProcess;
 use crate::addr::Avma;
-use crate::sources::{Event, ExitStatus, Observed};
+use crate::sources::{ExitStatus, Observed, TargetEvent};
 
 /// Numbers of what is new that are kept until it is seen: mostly that is the next stop.
 const ANNOUNCED_MAX: usize = 4096;
@@ -92,7 +92,7 @@ impl LinuxTarget {
 
     /// A thread that the kernel attached for us, before its first instruction: of a process that is
     /// known, or the first one of another.
-    pub(super) fn new_thread(&mut self, stopped: StoppedThread) -> Option<Event> {
+    pub(super) fn new_thread(&mut self, stopped: StoppedThread) -> Option<TargetEvent> {
         let tid = stopped.tid;
         if self.must_end_before(&stopped) {
             std::mem::forget(stopped);
@@ -119,7 +119,7 @@ impl LinuxTarget {
             None
         };
         if self.adopt(pid, tid, stack_top).is_ok() {
-            return Some(Event::ThreadStarted { thread: thread_id(tid), stack_top });
+            return Some(TargetEvent::ThreadStarted { thread: thread_id(tid), stack_top });
         }
         // A process made by clone() with another exit signal than SIGCHLD: not ours.
         if stopped.is_some() && !self.processes.contains_key(&pid) {
@@ -129,7 +129,7 @@ impl LinuxTarget {
     }
 
     /// The thread that called `exec` continues under the process's number; the others have ended.
-    pub(super) fn exec(&mut self, stopped: StoppedThread) -> Option<Event> {
+    pub(super) fn exec(&mut self, stopped: StoppedThread) -> Option<TargetEvent> {
         let pid = stopped.tid;
         let before: Vec<pid_t> = self.processes.get(&pid)?.threads.iter().copied().collect();
         for tid in before {
@@ -140,7 +140,7 @@ impl LinuxTarget {
         process.replaced();
         let stack_top = process.start_stack();
         let _ = self.adopt(pid, pid, stack_top);
-        Some(Event::Exec { thread: thread_id(pid), stack_top })
+        Some(TargetEvent::Exec { thread: thread_id(pid), stack_top })
     }
 
     /// Handles the exit of a thread: reads its last figures before it is released.
@@ -162,7 +162,7 @@ impl LinuxTarget {
         if tid != self.main || !self.spawning {
             let _ = sys::reap(tid);
         }
-        self.queue.push_back(Event::ThreadExited { thread: thread_id(tid), cpu_ns });
+        self.queue.push_back(TargetEvent::ThreadExited { thread: thread_id(tid), cpu_ns });
         self.process_ended(tid, status);
     }
 
@@ -173,14 +173,14 @@ impl LinuxTarget {
         for other in process.threads.iter().copied().collect::<Vec<_>>() {
             self.no_longer_pending(other);
             self.threads.remove(&other);
-            self.queue.push_back(Event::ThreadExited { thread: thread_id(other), cpu_ns: None });
+            self.queue.push_back(TargetEvent::ThreadExited { thread: thread_id(other), cpu_ns: None });
         }
         let waited_for = self.ends_with.len();
         self.ends_with.retain(|pid| *pid != tid);
         if waited_for > 0 && self.ends_with.is_empty() {
             return self.all_ended(status);
         }
-        self.queue.push_back(Event::ProcessEnded { process: tid.unsigned_abs() });
+        self.queue.push_back(TargetEvent::ProcessEnded { process: tid.unsigned_abs() });
         if tid != self.main {
             self.gone.push(tid);
         }

@@ -7,7 +7,7 @@ use libc::pid_t;
 use super::target::{LinuxTarget, thread_id};
 use super::{attach, refusal, seccomp, sys, threads};
 use crate::error::Error;
-use crate::sources::{Event, ExitStatus, Fault};
+use crate::sources::{ExitStatus, Fault, TargetEvent};
 
 /// Passes over the thread list until one finds nothing new, as when attaching.
 const MAX_PASSES: u32 = 16;
@@ -41,14 +41,14 @@ impl LinuxTarget {
             let thread = thread_id(tid);
             self.queue
                 .iter()
-                .any(|event| matches!(event, Event::ThreadExited { thread: of, .. } if *of == thread))
+                .any(|event| matches!(event, TargetEvent::ThreadExited { thread: of, .. } if *of == thread))
         };
         let tids = self.threads.keys().copied();
         let mut new: Vec<pid_t> = tids.filter(|tid| !known.contains(tid) || has_ended(*tid)).collect();
         new.sort_unstable();
         for tid in new {
             let stack_top = self.threads.get(&tid).and_then(|thread| thread.stack_top);
-            self.queue.push_back(Event::ThreadStarted { thread: thread_id(tid), stack_top });
+            self.queue.push_back(TargetEvent::ThreadStarted { thread: thread_id(tid), stack_top });
         }
         Ok(())
     }
@@ -107,7 +107,7 @@ impl LinuxTarget {
         }
         if let Some(thread) = self.threads.remove(&tid) {
             let cpu_ns = thread.sched().map(|sched| sched.cpu_ns);
-            self.queue.push_back(Event::ThreadExited { thread: thread_id(tid), cpu_ns });
+            self.queue.push_back(TargetEvent::ThreadExited { thread: thread_id(tid), cpu_ns });
         }
     }
 
@@ -122,7 +122,7 @@ impl LinuxTarget {
         let stack_top = process.start_stack();
         // Without descriptors for its files a thread is not recorded, and runs.
         let _ = self.adopt(pid, pid, stack_top);
-        self.queue.push_back(Event::Exec { thread: thread_id(pid), stack_top });
+        self.queue.push_back(TargetEvent::Exec { thread: thread_id(pid), stack_top });
         // Threads that the new program has started since.
         for tid in before.into_iter().filter(|tid| *tid != pid) {
             let _ = self.adopt_found(pid, tid);

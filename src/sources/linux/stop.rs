@@ -16,7 +16,7 @@ use super::{prefetch, sys};
 use crate::addr::Avma;
 use crate::arch::Abi;
 use crate::clock::Clock;
-use crate::sources::{Activity, Capture, Event, Outcome, ThreadStatus};
+use crate::sources::{Activity, Capture, Outcome, TargetEvent, ThreadStatus};
 
 /// Never more of a stack is copied: the default stack limit.
 const MAX_STACK_BYTES: usize = 8 << 20;
@@ -32,28 +32,28 @@ impl LinuxTarget {
         &mut self,
         stopped: StoppedThread,
         capture: &mut Capture,
-    ) -> Option<Event> {
+    ) -> Option<TargetEvent> {
         let thread = thread_id(stopped.tid);
         let Some(pending) = self.no_longer_pending(stopped.tid) else {
             self.pass_on(stopped);
             return None;
         };
         let outcome = self.collect(stopped, pending, capture);
-        Some(Event::Stopped { thread, outcome })
+        Some(TargetEvent::Stopped { thread, outcome })
     }
 
     /// An exiting thread. With the first one the process mostly exits: its memory exists as long as this thread is
     /// stopped, which is until the engine polls again.
-    pub(super) fn leaves(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<Event> {
+    pub(super) fn leaves(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<TargetEvent> {
         let tid = stopped.tid;
         if !self.processes.contains_key(&tid) {
             return self.collect_if_pending(stopped, capture);
         }
-        self.queue.push_back(Event::Leaving { process: tid.unsigned_abs() });
+        self.queue.push_back(TargetEvent::Leaving { process: tid.unsigned_abs() });
         let pending = self.no_longer_pending(tid);
         let event = pending.map(|pending| {
             let outcome = self.read_at(tid, pending, capture);
-            Event::Stopped { thread: thread_id(tid), outcome }
+            TargetEvent::Stopped { thread: thread_id(tid), outcome }
         });
         self.leaving = Some(stopped);
         event.or_else(|| self.queue.pop_front())

@@ -15,7 +15,7 @@ use super::traced_process::TracedProcess;
 use super::tracer::Tracer;
 use super::tracer_cpu::TracerCpu;
 use crate::clock::RealClock;
-use crate::sources::{Event, ThreadId};
+use crate::sources::{TargetEvent, ThreadId};
 
 /// Processes traced through ptrace. Belongs to the thread that made it.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct LinuxTarget {
     /// A stopped exiting thread, until the engine requests the next event.
     pub(super) leaving: Option<StoppedThread>,
     pub(super) clock: RealClock,
-    pub(super) queue: VecDeque<Event>,
+    pub(super) queue: VecDeque<TargetEvent>,
     pub(super) raw: registers::Block,
     /// Threads with a pending stop request.
     pub(super) outstanding: usize,

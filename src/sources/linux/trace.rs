@@ -25,7 +25,7 @@ use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError, ProgramPath};
 use crate::clock::{Clock, RealClock};
 use crate::sources::{
-    CallThread, Capture, Event, ExitStatus, Fault, Observed, Process, SleepingThread, Target, ThreadId,
+    CallThread, Capture, ExitStatus, Fault, Observed, Process, SleepingThread, Target, TargetEvent, ThreadId,
     ThreadStatus, signals,
 };
 
@@ -123,7 +123,13 @@ impl LinuxTarget {
     }
 
     /// Acts on a stop; an event if the engine has to know.
-    fn stopped(&mut self, tid: pid_t, signal: c_int, event: c_int, capture: &mut Capture) -> Option<Event> {
+    fn stopped(
+        &mut self,
+        tid: pid_t,
+        signal: c_int,
+        event: c_int,
+        capture: &mut Capture,
+    ) -> Option<TargetEvent> {
         match event {
             0 if signal == AT_CALL => {
                 self.at_call(tid);
@@ -144,7 +150,7 @@ impl LinuxTarget {
                         }
                         let pending = self.no_longer_pending(tid)?;
                         let outcome = self.read_stopped(tid, pending, capture);
-                        Some(Event::Stopped { thread: thread_id(tid), outcome })
+                        Some(TargetEvent::Stopped { thread: thread_id(tid), outcome })
                     }
                     () => self.collect_if_pending(stopped, capture),
                 }
@@ -166,7 +172,7 @@ impl LinuxTarget {
     /// continue.
     pub(super) fn all_ended(&mut self, status: ExitStatus) {
         self.ended = true;
-        self.queue.push_back(Event::Exited(status));
+        self.queue.push_back(TargetEvent::Exited(status));
     }
 
     /// Sleeps until something may have happened.
@@ -224,8 +230,8 @@ impl LinuxTarget {
     }
 
     /// As [`Target::next`].
-    pub(super) fn next_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
-        if !matches!(self.queue.front(), Some(Event::Leaving { .. })) {
+    pub(super) fn next_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
+        if !matches!(self.queue.front(), Some(TargetEvent::Leaving { .. })) {
             self.leaving = None;
         }
         self.give_file_pages_back();
@@ -257,7 +263,7 @@ impl LinuxTarget {
                     }
                     // A target that lives on signals must not keep the engine from its ticks.
                     if before_ns >= until_ns {
-                        return Ok(Event::Timeout);
+                        return Ok(TargetEvent::Timeout);
                     }
                     continue;
                 }
@@ -281,7 +287,7 @@ impl LinuxTarget {
                 }
             }
             if before_ns >= until_ns {
-                return Ok(Event::Timeout);
+                return Ok(TargetEvent::Timeout);
             }
             let until_ns = until_ns.min(self.end_repeated_waits());
             self.sleep(until_ns.saturating_sub(before_ns));
@@ -383,7 +389,7 @@ impl Target for LinuxTarget {
         Ok(())
     }
 
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         self.next_event(until_ns, capture)
     }
 

@@ -16,7 +16,7 @@ use super::task::MachTarget;
 use super::threads::is_gone;
 use crate::addr::Avma;
 use crate::clock::Clock;
-use crate::sources::{Activity, Event, Outcome, ThreadStatus};
+use crate::sources::{Activity, Outcome, TargetEvent, ThreadStatus};
 
 impl MachTarget<'_> {
     /// Holds the task and copies threads with a stop request.
@@ -73,7 +73,7 @@ impl MachTarget<'_> {
             self.stops.made.push_back(stop);
         }
         if new_code {
-            self.events.push_back(Event::ImagesChanged);
+            self.events.push_back(TargetEvent::ImagesChanged);
         }
     }
 

@@ -25,7 +25,7 @@ use crate::binary::macho::{MachO, export};
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::Clock;
 use crate::sources::{
-    Activity, Capture, Event, ExitStatus, Fault, Observed, Process, Target, ThreadId, ThreadStatus,
+    Activity, Capture, ExitStatus, Fault, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus,
 };
 
 /// How long a process without task is taken to be on its way through exec or exit.
@@ -48,7 +48,7 @@ pub struct MachTarget<'k> {
     /// Empty until it was searched.
     label_offset: OnceCell<Option<LabelOffset>>,
     /// What [`Target::next`] will say: events before stops.
-    pub(super) events: VecDeque<Event>,
+    pub(super) events: VecDeque<TargetEvent>,
     pub(super) stops: Stops,
     polls: Polls,
     /// Since when the process has no task that we could have.
@@ -151,7 +151,7 @@ impl<'k> MachTarget<'k> {
             Err(_) => {}
         }
         if self.dyld.has_changed(&self.memory) {
-            self.events.push_back(Event::ImagesChanged);
+            self.events.push_back(TargetEvent::ImagesChanged);
         }
         true
     }
@@ -161,11 +161,11 @@ impl<'k> MachTarget<'k> {
         let clock = self.clock;
         let changes = self.threads.list(self.kernel, self.task, now_ns, || clock.now_ns() >= pause_ns)?;
         for thread in changes.started {
-            self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
+            self.events.push_back(TargetEvent::ThreadStarted { thread, stack_top: None });
         }
         for thread in changes.ended {
             self.stops.forget(thread);
-            self.events.push_back(Event::ThreadExited { thread, cpu_ns: None });
+            self.events.push_back(TargetEvent::ThreadExited { thread, cpu_ns: None });
         }
         Ok(changes.done)
     }
@@ -213,7 +213,7 @@ impl<'k> MachTarget<'k> {
     fn end(&mut self, status: ExitStatus) {
         self.ended = true;
         self.stops.answer_asked("process ended before it was stopped");
-        self.events.push_back(Event::Exited(status));
+        self.events.push_back(TargetEvent::Exited(status));
     }
 
     /// How our child ended, if it has.
@@ -232,7 +232,7 @@ impl<'k> MachTarget<'k> {
             // Its stacks would be wrong: the recording ends with what it has.
             let _ = self.kernel.port_deallocate(acquired.task.0);
             self.ended = true;
-            self.events.push_back(Event::Terminate);
+            self.events.push_back(TargetEvent::Terminate);
             return true;
         }
         let now_ns = self.clock.now_ns();
@@ -258,9 +258,9 @@ impl<'k> MachTarget<'k> {
         self.jit = Jit::default();
         self.label_offset = OnceCell::new();
         self.taskless_ns = None;
-        self.events.push_back(Event::Exec { thread, stack_top: None });
+        self.events.push_back(TargetEvent::Exec { thread, stack_top: None });
         for thread in started {
-            self.events.push_back(Event::ThreadStarted { thread, stack_top: None });
+            self.events.push_back(TargetEvent::ThreadStarted { thread, stack_top: None });
         }
         true
     }
@@ -390,7 +390,7 @@ impl Target for MachTarget<'_> {
         Ok(())
     }
 
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         if until_ns > 0 && !std::mem::replace(&mut self.qos_requested, true) {
             // By the thread that samples. A thread of background QoS is woken up to 100 ms late. What
             // is refused changes nothing: ticks then come when they come.
@@ -403,7 +403,7 @@ impl Target for MachTarget<'_> {
                 return Ok(event);
             }
             if let Some((thread, outcome)) = self.stops.take(capture) {
-                return Ok(Event::Stopped { thread, outcome });
+                return Ok(TargetEvent::Stopped { thread, outcome });
             }
             if self.ended {
                 return Err(Fault::Gone);
@@ -413,11 +413,11 @@ impl Target for MachTarget<'_> {
                 continue;
             }
             if until_ns == 0 {
-                return Ok(Event::Timeout);
+                return Ok(TargetEvent::Timeout);
             }
             let now_ns = self.clock.now_ns();
             if now_ns >= until_ns && (polled_late || !self.polls.is_due(now_ns)) {
-                return Ok(Event::Timeout);
+                return Ok(TargetEvent::Timeout);
             }
             let due_ns = until_ns.min(self.polls.due_between_ticks_ns());
             if now_ns < due_ns {

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use crate::sources::{Activity, Event, ExitStatus, ThreadId, ThreadStatus};
+use crate::sources::{Activity, ExitStatus, TargetEvent, ThreadId, ThreadStatus};
 
 use super::config::SimActivity;
 use super::ledger::SimLedger;
@@ -33,7 +33,7 @@ struct Cpu {
 /// Events of the machine.
 #[derive(Debug)]
 pub(super) enum MachineOutput {
-    Event(Event),
+    Event(TargetEvent),
     /// This thread is stopped and waits to be collected.
     Ready(usize),
 }
@@ -103,7 +103,7 @@ impl Machine {
             stop_latency_ns: setup.stop_latency_ns,
         };
         machine.happen();
-        machine.out.retain(|out| matches!(out, MachineOutput::Event(Event::Exited(_))));
+        machine.out.retain(|out| matches!(out, MachineOutput::Event(TargetEvent::Exited(_))));
         machine
     }
 
@@ -263,7 +263,10 @@ impl Machine {
                 MachineEvent::Start(index) if self.threads[index].place == Place::Unborn => {
                     let Thread { id, .. } = self.threads[index];
                     let stack_top = self.threads[index].stack_top();
-                    self.out.push_back(MachineOutput::Event(Event::ThreadStarted { thread: id, stack_top }));
+                    self.out.push_back(MachineOutput::Event(TargetEvent::ThreadStarted {
+                        thread: id,
+                        stack_top,
+                    }));
                     self.enter_phase(index);
                 }
                 MachineEvent::Start(_) => {}
@@ -274,7 +277,7 @@ impl Machine {
                     _ => self.die(index),
                 },
                 MachineEvent::Exec => self.exec(),
-                MachineEvent::Terminate => self.out.push_back(MachineOutput::Event(Event::Terminate)),
+                MachineEvent::Terminate => self.out.push_back(MachineOutput::Event(TargetEvent::Terminate)),
                 MachineEvent::Exit => self.end_process(),
             }
         }
@@ -423,7 +426,7 @@ impl Machine {
         }
         thread.pending = None;
         thread.place = Place::Dead;
-        let event = Event::ThreadExited { thread: thread.id, cpu_ns: Some(thread.cpu_ns) };
+        let event = TargetEvent::ThreadExited { thread: thread.id, cpu_ns: Some(thread.cpu_ns) };
         self.out.push_back(MachineOutput::Event(event));
         self.fill_cpus();
         if !self.ended && !self.threads.iter().any(Thread::alive) {
@@ -441,7 +444,7 @@ impl Machine {
                 self.die(index);
             }
         }
-        self.out.push_back(MachineOutput::Event(Event::Exited(self.exit)));
+        self.out.push_back(MachineOutput::Event(TargetEvent::Exited(self.exit)));
     }
 
     /// The leader (or a thread that is left) replaces the program; the other threads end. A stopped thread cannot
@@ -470,7 +473,7 @@ impl Machine {
         thread.program = program;
         thread.phase = 0;
         thread.place = Place::Off;
-        let event = Event::Exec { thread: thread.id, stack_top: thread.stack_top() };
+        let event = TargetEvent::Exec { thread: thread.id, stack_top: thread.stack_top() };
         self.out.push_back(MachineOutput::Event(event));
         self.enter_phase(leader);
     }

@@ -30,7 +30,8 @@ use crate::clock::{Clock, FakeClock};
 use crate::rng;
 
 use super::{
-    Capture, Event, Fault, Observed, Outcome, PREFETCH_RANGE_BYTES, Process, Target, ThreadId, ThreadStatus,
+    Capture, Fault, Observed, Outcome, PREFETCH_RANGE_BYTES, Process, Target, TargetEvent, ThreadId,
+    ThreadStatus,
 };
 
 pub use config::{
@@ -55,7 +56,7 @@ pub struct SimTarget {
     code: Code,
     machine: Machine,
     faults: Faults,
-    /// [`Event::Exited`] was returned.
+    /// [`TargetEvent::Exited`] was returned.
     exit_told: bool,
     /// Ranges that captures of each thread hold.
     ranges: BTreeMap<ThreadId, Vec<u64>>,
@@ -169,12 +170,12 @@ impl SimTarget {
     }
 
     /// Lets time pass until there is something to tell or `until_ns` is reached.
-    fn await_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+    fn await_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         loop {
             match self.machine.out.pop_front() {
-                Some(MachineOutput::Event(Event::Exited(status))) => {
+                Some(MachineOutput::Event(TargetEvent::Exited(status))) => {
                     self.exit_told = true;
-                    return Ok(Event::Exited(status));
+                    return Ok(TargetEvent::Exited(status));
                 }
                 Some(MachineOutput::Event(event)) => return Ok(event),
                 Some(MachineOutput::Ready(index)) => {
@@ -187,7 +188,7 @@ impl SimTarget {
                     let more = self.machine.step(until_ns.max(self.machine.now_ns));
                     self.clock.advance_to(self.machine.now_ns);
                     if !more {
-                        return Ok(Event::Timeout);
+                        return Ok(TargetEvent::Timeout);
                     }
                 }
             }
@@ -195,7 +196,7 @@ impl SimTarget {
     }
 
     /// Captures a stopped thread and lets it go; `None` if it died meanwhile.
-    fn collect(&mut self, index: usize, capture: &mut Capture) -> Option<Event> {
+    fn collect(&mut self, index: usize, capture: &mut Capture) -> Option<TargetEvent> {
         let now_ns = self.machine.now_ns;
         let thread = self.machine.threads[index].id;
         let pending = self.machine.threads[index].pending?;
@@ -244,7 +245,7 @@ impl SimTarget {
         capture.stood_ns = capture.pause_ns;
         drop(stopped);
         self.clock.advance_to(self.machine.now_ns);
-        Some(Event::Stopped { thread, outcome })
+        Some(TargetEvent::Stopped { thread, outcome })
     }
 
     fn is_mapped(&self, image: &SimImage) -> bool {
@@ -361,7 +362,7 @@ impl Target for SimTarget {
         Ok(())
     }
 
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         self.machine.run_to(self.clock.now_ns());
         let event = self.await_event(until_ns, capture)?;
         let jump_ns = self.faults.take(None, self.machine.now_ns, |kind| match kind {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, FakeClock};
-use crate::sources::{Capture, Event, Fault, Observed, Process, Target, ThreadId, ThreadStatus};
+use crate::sources::{Capture, Fault, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus};
 
 use super::{SimConfig, SimLedger, SimTarget};
 
@@ -31,7 +31,7 @@ pub struct SimTree {
     members: Vec<SimTarget>,
     /// Those that have not begun, the next one last.
     unborn: Vec<SimProcess>,
-    queue: VecDeque<Event>,
+    queue: VecDeque<TargetEvent>,
     /// Reported to have ended; removed by the next call.
     gone: Option<u32>,
     ledgers: Vec<(u32, Rc<SimLedger>)>,
@@ -79,7 +79,7 @@ impl SimTree {
             if let Some(new) = self.members.last_mut() {
                 new.threads(&mut threads);
             }
-            let started = |(thread, stack_top)| Event::ThreadStarted { thread, stack_top };
+            let started = |(thread, stack_top)| TargetEvent::ThreadStarted { thread, stack_top };
             self.queue.extend(threads.into_iter().map(started));
         }
     }
@@ -96,18 +96,18 @@ impl SimTree {
     }
 
     /// The next event of one of them.
-    fn poll(&mut self, capture: &mut Capture) -> Result<Option<Event>, Fault> {
+    fn poll(&mut self, capture: &mut Capture) -> Result<Option<TargetEvent>, Fault> {
         let now_ns = self.clock.now_ns();
         for (at, member) in self.members.iter_mut().enumerate() {
             if member.exit_told && at > 0 {
                 continue;
             }
             match member.next(now_ns, capture)? {
-                Event::Timeout => {}
-                Event::Exited(_) if at > 0 => {
+                TargetEvent::Timeout => {}
+                TargetEvent::Exited(_) if at > 0 => {
                     let process = member.process.pid;
                     self.gone = Some(process);
-                    return Ok(Some(Event::ProcessEnded { process }));
+                    return Ok(Some(TargetEvent::ProcessEnded { process }));
                 }
                 event => return Ok(Some(event)),
             }
@@ -176,7 +176,7 @@ impl Target for SimTree {
         self.of(thread).interrupt(thread, stack_bytes, keep_waiting)
     }
 
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         if let Some(pid) = self.gone.take() {
             self.members.retain(|member| member.process.pid != pid);
         }
@@ -189,7 +189,7 @@ impl Target for SimTree {
             }
             let now_ns = self.clock.now_ns();
             if now_ns >= until_ns {
-                return Ok(Event::Timeout);
+                return Ok(TargetEvent::Timeout);
             }
             self.clock.advance_to(self.next_instant().clamp(now_ns, until_ns));
             self.begin_due();

@@ -39,7 +39,7 @@ use stackprof::sampler::{self, Options};
 use stackprof::sources::sim::{
     FaultKind, FunctionId, SimActivity, SimConfig, SimExec, SimFault, SimPhase, SimThread,
 };
-use stackprof::sources::{Activity, Event, ExitStatus, Fault};
+use stackprof::sources::{Activity, ExitStatus, Fault, TargetEvent};
 use stackprof::walk::StackEnd;
 
 /// A seeded process, whose late plugin is used only once its loading was noticed: what

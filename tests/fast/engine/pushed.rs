@@ -15,7 +15,9 @@ use stackprof::rng::Rng;
 use stackprof::sampler::pushed;
 use stackprof::sources::pushed::{PushedSource, SourceEvent, TimedEvent};
 use stackprof::sources::sim::{SimConfig, SimTarget};
-use stackprof::sources::{Capture, Event, Fault, Observed, Outcome, Process, Target, ThreadId, ThreadStatus};
+use stackprof::sources::{
+    Capture, Fault, Observed, Outcome, Process, Target, TargetEvent, ThreadId, ThreadStatus,
+};
 use stackprof::symbol;
 use stackprof::trie::FrameId;
 
@@ -114,11 +116,11 @@ impl Target for Logged {
         self.target.interrupt(thread, stack_bytes, keep_waiting)
     }
 
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         let event = self.target.next(until_ns, capture);
         self.told_ns = self.clock.now_ns();
         match &event {
-            Ok(Event::Stopped { thread, outcome }) => {
+            Ok(TargetEvent::Stopped { thread, outcome }) => {
                 let status = self.target.poll(*thread).ok();
                 capture.status = capture.status.or(status);
                 match outcome {
@@ -140,7 +142,7 @@ impl Target for Logged {
                     _ => {}
                 }
             }
-            Ok(Event::ThreadStarted { thread, stack_top }) => {
+            Ok(TargetEvent::ThreadStarted { thread, stack_top }) => {
                 self.walk_stopped();
                 let status = stackprof::sources::ThreadStatus {
                     cpu_ns: 0,
@@ -157,7 +159,7 @@ impl Target for Logged {
                     },
                 );
             }
-            Ok(Event::ThreadExited { thread, cpu_ns }) => {
+            Ok(TargetEvent::ThreadExited { thread, cpu_ns }) => {
                 self.walk_stopped();
                 let reason = "thread ended before its next sample";
                 let exited_ns = Some(self.clock.now_ns());

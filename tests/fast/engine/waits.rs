@@ -12,7 +12,7 @@ use stackprof::sampler::{Options, pushed};
 use stackprof::sources::pushed::{PushedSource, SourceEvent, StackUse, TimedEvent};
 use stackprof::sources::sim::{SimConfig, SimTarget};
 use stackprof::sources::{
-    Activity, Capture, Event, Fault, Observed, Outcome, Process, Target, ThreadId, ThreadStatus,
+    Activity, Capture, Fault, Observed, Outcome, Process, Target, TargetEvent, ThreadId, ThreadStatus,
 };
 
 use super::recording::options;
@@ -87,8 +87,8 @@ fn capture(target: &mut SimTarget, clock: &FakeClock) -> Capture {
         loop {
             let mut capture = Capture::with_capacity(0);
             match target.next(until_ns, &mut capture) {
-                Ok(Event::Stopped { outcome: Outcome::Captured, .. }) => return capture,
-                Ok(Event::Timeout | Event::Exited(_)) | Err(_) => break,
+                Ok(TargetEvent::Stopped { outcome: Outcome::Captured, .. }) => return capture,
+                Ok(TargetEvent::Timeout | TargetEvent::Exited(_)) | Err(_) => break,
                 Ok(_) => {}
             }
         }

@@ -154,7 +154,7 @@ fn a_snapshot_keeps_what_it_has_when_images_change() {
     let mut calls = 0;
     let changing = |_| {
         calls += 1;
-        (calls % 2 == 0).then_some(Ok(Event::ImagesChanged))
+        (calls % 2 == 0).then_some(Ok(TargetEvent::ImagesChanged))
     };
     let mut target = Watched::new(&mut target, &clock, changing);
     let snapshot = sampler::snapshot(&mut target, &clock, 8192, UnwindMethod::Auto).unwrap();

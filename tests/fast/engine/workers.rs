@@ -57,7 +57,7 @@ impl Target for WithWorkers<'_> {
         self.target.interrupt(thread, stack_bytes, keep_waiting)
     }
 
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         self.target.next(until_ns, capture)
     }
 

@@ -6,7 +6,7 @@ use stackprof::binary::{ImageBytes, Mapping, OpenError};
 use stackprof::live::Live;
 use stackprof::sampler::{self, Options};
 use stackprof::sources::mach::MachTarget;
-use stackprof::sources::{Capture, Event, Fault, Observed, Process, Target, ThreadId, ThreadStatus};
+use stackprof::sources::{Capture, Fault, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus};
 
 use super::recorded::options;
 use crate::sim_kernel::*;
@@ -53,7 +53,7 @@ impl Target for InGroups<'_> {
         self.0.interrupt(thread, stack_bytes, keep)
     }
 
-    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault> {
+    fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         self.0.next(until_ns, capture)
     }
 }

@@ -12,7 +12,9 @@ fn with_fault(fault: SimFault) -> SimConfig {
 
 /// One interrupt of the leader at 1 ms; what it and the next event gave, and that
 /// the fault was counted and everybody runs.
-fn first_stop(fault: FaultKind) -> (Result<(), Fault>, Result<Event, Fault>, Capture, SimTarget, FakeClock) {
+fn first_stop(
+    fault: FaultKind,
+) -> (Result<(), Fault>, Result<TargetEvent, Fault>, Capture, SimTarget, FakeClock) {
     let (mut target, clock, mut capture) = start(&with_fault(SimFault::once(fault).from_time(MS)));
     clock.advance_to(MS);
     let asked = target.interrupt(LEADER, STACK_BYTES, false);
@@ -23,7 +25,8 @@ fn first_stop(fault: FaultKind) -> (Result<(), Fault>, Result<Event, Fault>, Cap
     (asked, event, capture, target, clock)
 }
 
-const DEAD_LEADER: Result<Event, Fault> = Ok(Event::ThreadExited { thread: LEADER, cpu_ns: Some(MS) });
+const DEAD_LEADER: Result<TargetEvent, Fault> =
+    Ok(TargetEvent::ThreadExited { thread: LEADER, cpu_ns: Some(MS) });
 
 #[test]
 fn a_thread_dies_between_look_and_interrupt() {
@@ -38,7 +41,7 @@ fn a_thread_dies_between_look_and_interrupt() {
 fn a_thread_dies_between_interrupt_and_capture() {
     let (asked, event, _, target, _) = first_stop(FaultKind::DieBeforeCollect);
     assert_eq!(asked, Ok(()));
-    assert_eq!(event, Ok(Event::ThreadExited { thread: LEADER, cpu_ns: Some(MS + 2_000) }));
+    assert_eq!(event, Ok(TargetEvent::ThreadExited { thread: LEADER, cpu_ns: Some(MS + 2_000) }));
     assert_eq!(target.ledger().died_stopped(), 1);
 }
 
@@ -48,7 +51,7 @@ fn a_stack_can_end_early_or_not_be_read() {
     assert_eq!(event, Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(capture.stack.len(), RED_ZONE_BYTES as usize + 20);
     let (_, event, _, target, _) = first_stop(FaultKind::Unreadable);
-    assert!(matches!(event, Ok(Event::Stopped { thread: LEADER, outcome: Outcome::Unreadable(_) })));
+    assert!(matches!(event, Ok(TargetEvent::Stopped { thread: LEADER, outcome: Outcome::Unreadable(_) })));
     assert_eq!(target.ledger().captures(), 0);
 }
 
@@ -78,9 +81,9 @@ fn the_process_can_end_within_a_tick() {
     assert_eq!(target.poll(SECOND_THREAD), Err(Fault::Gone));
     assert!(matches!(
         target.next(SECOND, &mut capture),
-        Ok(Event::ThreadExited { thread: SECOND_THREAD, .. })
+        Ok(TargetEvent::ThreadExited { thread: SECOND_THREAD, .. })
     ));
-    assert_eq!(target.next(SECOND, &mut capture), Ok(Event::Exited(ExitStatus::Code(0))));
+    assert_eq!(target.next(SECOND, &mut capture), Ok(TargetEvent::Exited(ExitStatus::Code(0))));
     assert_eq!(target.next(SECOND, &mut capture), Err(Fault::Gone));
 }
 
@@ -101,8 +104,10 @@ fn the_process_can_exec_within_a_tick_also_while_its_leader_stands() {
     target.interrupt(SECOND_THREAD, STACK_BYTES, false).expect("alive until the leader goes on");
     let seen = events(&mut target, 2 * MS);
     assert_eq!(seen[0], stopped(LEADER, Outcome::Captured));
-    assert!(seen.iter().any(|event| matches!(event, Event::ThreadExited { thread: SECOND_THREAD, .. })));
-    assert!(matches!(seen.last(), Some(Event::Exec { thread: LEADER, .. })), "{seen:?}");
+    assert!(
+        seen.iter().any(|event| matches!(event, TargetEvent::ThreadExited { thread: SECOND_THREAD, .. }))
+    );
+    assert!(matches!(seen.last(), Some(TargetEvent::Exec { thread: LEADER, .. })), "{seen:?}");
     assert_eq!((target.ledger().stopped(), target.ledger().stops()), (0, target.ledger().resumes()));
 
     // The thread that asks for it is the leader: it stops in its new program.
@@ -110,8 +115,11 @@ fn the_process_can_exec_within_a_tick_also_while_its_leader_stands() {
     let (mut target, _, _) = start(&config);
     target.interrupt(LEADER, STACK_BYTES, false).expect("goes on");
     assert_eq!(target.interrupt(SECOND_THREAD, STACK_BYTES, false), Err(Fault::ThreadGone));
-    assert!(matches!(target.next(MS, &mut capture), Ok(Event::ThreadExited { thread: SECOND_THREAD, .. })));
-    assert!(matches!(target.next(MS, &mut capture), Ok(Event::Exec { .. })));
+    assert!(matches!(
+        target.next(MS, &mut capture),
+        Ok(TargetEvent::ThreadExited { thread: SECOND_THREAD, .. })
+    ));
+    assert!(matches!(target.next(MS, &mut capture), Ok(TargetEvent::Exec { .. })));
     assert_eq!(target.next(MS, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(target.ledger().last_capture().expect("captured").names, ["g0"]);
 }
@@ -156,7 +164,7 @@ fn a_panic_at_the_third_capture_leaves_nobody_stopped() {
             let _ = target.interrupt(LEADER, STACK_BYTES, false);
             let _ = target.interrupt(SECOND_THREAD, STACK_BYTES, false);
             let tick_ns = clock.now_ns() + MS;
-            while target.next(tick_ns, &mut capture) != Ok(Event::Timeout) {}
+            while target.next(tick_ns, &mut capture) != Ok(TargetEvent::Timeout) {}
         }
     }));
     let message = outcome.map(|()| String::new()).map_err(|panic| panic.downcast_ref::<String>().cloned());
@@ -192,7 +200,7 @@ fn a_fault_keeps_to_its_time_its_thread_its_order_and_its_count() {
         for thread in [LEADER, SECOND_THREAD] {
             target.interrupt(thread, STACK_BYTES, false).expect("alive");
             let event = target.next(SECOND, &mut capture);
-            outcomes.push(matches!(event, Ok(Event::Stopped { outcome: Outcome::Unreadable(_), .. })));
+            outcomes.push(matches!(event, Ok(TargetEvent::Stopped { outcome: Outcome::Unreadable(_), .. })));
         }
     }
     assert_eq!(outcomes, [false, false, false, false, true, false, true, false, false, false]);

@@ -13,7 +13,7 @@ use crate::addr::Avma;
 use crate::arch::Arch;
 use crate::arch::{Aarch64, RED_ZONE_BYTES, Registers, X86_64};
 use crate::clock::{Clock, FakeClock};
-use crate::sources::{Activity, Capture, Event, ExitStatus, Fault, Outcome, Target, ThreadId};
+use crate::sources::{Activity, Capture, ExitStatus, Fault, Outcome, Target, TargetEvent, ThreadId};
 
 use super::*;
 
@@ -57,11 +57,11 @@ pub(super) fn start(config: &SimConfig) -> (SimTarget, FakeClock, Capture) {
 }
 
 /// Events until nothing is left to tell up to `until_ns`.
-pub(super) fn events(target: &mut SimTarget, until_ns: u64) -> Vec<Event> {
+pub(super) fn events(target: &mut SimTarget, until_ns: u64) -> Vec<TargetEvent> {
     let mut capture = Capture::with_capacity(STACK_BYTES);
     let mut events = Vec::new();
     while let Ok(event) = target.next(until_ns, &mut capture) {
-        if event == Event::Timeout {
+        if event == TargetEvent::Timeout {
             break;
         }
         events.push(event);
@@ -69,8 +69,8 @@ pub(super) fn events(target: &mut SimTarget, until_ns: u64) -> Vec<Event> {
     events
 }
 
-pub(super) fn stopped(thread: ThreadId, outcome: Outcome) -> Event {
-    Event::Stopped { thread, outcome }
+pub(super) fn stopped(thread: ThreadId, outcome: Outcome) -> TargetEvent {
+    TargetEvent::Stopped { thread, outcome }
 }
 
 /// What a sampling run saw, as text, for comparison; and some sums.
@@ -111,18 +111,18 @@ pub(super) fn sample(
         }
         loop {
             match target.next(tick_ns, &mut capture) {
-                Ok(Event::Timeout) => break,
+                Ok(TargetEvent::Timeout) => break,
                 Ok(event) => {
                     seen.trace.push(format!("{} {event:?}", clock.now_ns()));
                     match event {
-                        Event::Stopped { thread, outcome: Outcome::Captured } => {
+                        TargetEvent::Stopped { thread, outcome: Outcome::Captured } => {
                             seen.captures += 1;
                             check(target, thread, &capture);
                         }
-                        Event::ThreadExited { thread, cpu_ns: Some(cpu_ns) } => {
+                        TargetEvent::ThreadExited { thread, cpu_ns: Some(cpu_ns) } => {
                             seen.ended.push((thread, cpu_ns));
                         }
-                        Event::Exited(_) => seen.exits += 1,
+                        TargetEvent::Exited(_) => seen.exits += 1,
                         _ => {}
                     }
                 }

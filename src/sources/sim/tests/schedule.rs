@@ -56,7 +56,7 @@ fn a_running_thread_stops_after_the_latency_pauses_and_is_exact_afterwards() {
     assert_eq!(target.next(2 * MS, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(clock.now_ns(), MS + 2_000 + 8_000);
     assert_eq!(capture.pause_ns, 10_000);
-    assert_eq!(target.next(2 * MS, &mut capture), Ok(Event::Timeout));
+    assert_eq!(target.next(2 * MS, &mut capture), Ok(TargetEvent::Timeout));
     assert_eq!(clock.now_ns(), 2 * MS);
     // It was switched out with exact accounting, and put on a CPU again.
     let status = target.poll(LEADER).expect("alive");
@@ -73,7 +73,7 @@ fn a_stop_of_a_thread_without_a_cpu_waits_for_its_turn_and_delays_nobody() {
     clock.advance_to(MS);
     target.interrupt(SECOND_THREAD, STACK_BYTES, false).expect("alive");
     // Until its slice begins at 3 ms nothing stands, and the other one runs on.
-    assert_eq!(target.next(2 * MS, &mut capture), Ok(Event::Timeout));
+    assert_eq!(target.next(2 * MS, &mut capture), Ok(TargetEvent::Timeout));
     assert_eq!(target.ledger().stops(), 0);
     target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
@@ -94,7 +94,7 @@ fn a_stopped_thread_continues_its_slice_so_that_sampling_is_fair() {
     while clock.now_ns() < 2 * SECOND {
         target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
         let tick_ns = clock.now_ns() + MS;
-        while target.next(tick_ns, &mut capture) != Ok(Event::Timeout) {}
+        while target.next(tick_ns, &mut capture) != Ok(TargetEvent::Timeout) {}
     }
     let shares: Vec<u64> = target.truth().into_values().collect();
     assert!(shares[0].abs_diff(shares[1]) < 50 * MS, "{shares:?}");
@@ -164,7 +164,7 @@ fn threads_come_and_go_with_their_cpu_time_and_then_the_process() {
     );
     let seen = events(&mut target, SECOND);
     let top = target.machine.threads[1].stack_top();
-    let exited = |thread: u64, cpu_ms: u64| Event::ThreadExited {
+    let exited = |thread: u64, cpu_ms: u64| TargetEvent::ThreadExited {
         thread: ThreadId(thread),
         cpu_ns: Some(cpu_ms * MS),
     };
@@ -172,12 +172,12 @@ fn threads_come_and_go_with_their_cpu_time_and_then_the_process() {
     assert_eq!(
         seen,
         [
-            Event::ThreadStarted { thread: SECOND_THREAD, stack_top: top },
+            TargetEvent::ThreadStarted { thread: SECOND_THREAD, stack_top: top },
             exited(4244, 3),
-            Event::Terminate,
+            TargetEvent::Terminate,
             exited(4243, 7),
             exited(4242, 20),
-            Event::Exited(ExitStatus::Signal(11)),
+            TargetEvent::Exited(ExitStatus::Signal(11)),
         ]
     );
     assert_eq!(clock.now_ns(), 20 * MS);
@@ -195,7 +195,7 @@ fn a_process_whose_threads_have_all_ended_exits() {
     let mut config = process(Arch::X86_64, 1, vec![vec![run(5, &[0])]]);
     config.threads[0].looping = false;
     let (mut target, clock, _) = start(&config);
-    assert_eq!(events(&mut target, SECOND).last(), Some(&Event::Exited(ExitStatus::Code(0))));
+    assert_eq!(events(&mut target, SECOND).last(), Some(&TargetEvent::Exited(ExitStatus::Code(0))));
     assert_eq!(clock.now_ns(), 5 * MS);
 }
 
@@ -231,8 +231,8 @@ fn an_exec_leaves_one_thread_with_new_images_and_a_new_stack() {
     assert_eq!(paths(&mut target), ["/sim/libalpha.so"]);
     let seen = events(&mut target, 20 * MS);
     assert_eq!(seen.len(), 2, "{seen:?}");
-    assert_eq!(seen[0], Event::ThreadExited { thread: SECOND_THREAD, cpu_ns: Some(0) });
-    assert!(matches!(seen[1], Event::Exec { thread: LEADER, stack_top: Some(_) }));
+    assert_eq!(seen[0], TargetEvent::ThreadExited { thread: SECOND_THREAD, cpu_ns: Some(0) });
+    assert!(matches!(seen[1], TargetEvent::Exec { thread: LEADER, stack_top: Some(_) }));
     assert_eq!(paths(&mut target), ["/sim/next"]);
     target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
