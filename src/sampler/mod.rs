@@ -51,7 +51,7 @@ pub use options::Options;
 pub use recorded_process::{FIRST, ProcessIndex};
 pub use recorder::Recorder;
 pub use sample::Sample;
-pub use stops::{Snapshot, ThreadStack, snapshot};
+pub use stops::snapshot::{Snapshot, ThreadStack, snapshot};
 
 /// Records a target until it ends, the time is over or `live` says stop.
 ///

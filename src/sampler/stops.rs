@@ -24,10 +24,8 @@ use crate::walk::{Frames, StackEnd};
 mod decide;
 mod lifecycle;
 mod sleeping;
-mod snapshot;
+pub(super) mod snapshot;
 mod suspension;
-
-pub use snapshot::{Snapshot, ThreadStack, snapshot};
 
 /// Events handled in a row before the engine reads the clock again.
 const EVENTS_AT_ONCE: u32 = 256;
