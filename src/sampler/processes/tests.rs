@@ -7,9 +7,9 @@ use crate::arch::{Arch, Registers, X86_64};
 use crate::binary::elf::build;
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 use crate::clock::FakeClock;
-use crate::sampler::Options;
-use crate::sampler::Recorder;
+use crate::sampler::recorder::UNKNOWN_THREAD;
 use crate::sampler::thread::unknown_status;
+use crate::sampler::{Options, Recorder, Sample};
 use crate::sources::{Capture, Fault, Process};
 use crate::walk::{Frames, UnwindMethod};
 
@@ -70,24 +70,19 @@ fn process(pid: u32, start: u64) -> Mapped {
     Mapped { process, start }
 }
 
-/// Walks right in front of the return.
-fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
-    let thread = ThreadId(mapped.process.pid.into());
-    recorder.add_thread(of, mapped, thread, None, unknown_status(), true);
-    recorder.read_images(of, mapped);
+/// The thread of a process, and a capture of it right in front of the return.
+fn capture(mapped: &Mapped) -> (ThreadId, Capture) {
     let mut capture = Capture::with_capacity(64);
     let mut gpr = [0; 16];
     gpr[X86_64::RSP] = STACK;
     capture.registers = Registers::X86_64(X86_64 { gpr, rip: mapped.start + RETURN - 4, fs_base: 0 });
     capture.stack_base = Avma(STACK);
     capture.stack.resize(64, 0);
-    recorder.walk(mapped, thread, &capture, 1 << 16, &mut Frames::default()).expect("known");
+    (ThreadId(mapped.process.pid.into()), capture)
 }
 
-#[test]
-fn what_one_process_learned_of_a_file_is_learned_for_all() {
-    let clock = FakeClock::default();
-    let options = Options {
+fn options() -> Options {
+    Options {
         timeline_bytes: 0,
         hz: 997,
         duration_ns: None,
@@ -99,7 +94,21 @@ fn what_one_process_learned_of_a_file_is_learned_for_all() {
         unwind: UnwindMethod::Auto,
         seed: 1,
         max_stop: 1.0,
-    };
+    }
+}
+
+/// Takes the thread of a process in and walks its stack.
+fn walk(recorder: &mut Recorder<'_>, of: ProcessIndex, mapped: &mut Mapped) {
+    let (thread, capture) = capture(mapped);
+    recorder.add_thread(of, mapped, thread, None, unknown_status(), true);
+    recorder.read_images(of, mapped);
+    recorder.walk(mapped, thread, &capture, 1 << 16, &mut Frames::default()).expect("known");
+}
+
+#[test]
+fn what_one_process_learned_of_a_file_is_learned_for_all() {
+    let clock = FakeClock::default();
+    let options = options();
     let (mut first, mut second) = (process(7, 0x5555_0000_0000), process(8, 0x7f00_0000_0000));
     let recorder = || Recorder::new(&clock, &options, &process(7, 0).process);
     let facts_after = |recorder: &Recorder<'_>| recorder.processes().facts_learned();
@@ -118,4 +127,21 @@ fn what_one_process_learned_of_a_file_is_learned_for_all() {
     // What one learns that ends is not lost.
     other.end_process(of);
     assert_eq!(facts_after(&other), learned);
+}
+
+#[test]
+fn a_sample_of_a_thread_that_has_ended_is_lost_by_its_own_reason() {
+    let (clock, options) = (FakeClock::default(), options());
+    let mut mapped = process(7, 0x5555_0000_0000);
+    let mut recorder = Recorder::new(&clock, &options, &mapped.process);
+    walk(&mut recorder, FIRST, &mut mapped);
+    let (thread, capture) = capture(&mapped);
+    recorder.remove_thread(thread, None, "ended");
+    let sample = Sample { thread, capture: Box::new(capture), at_ns: 0, waiting: false, off_cpu_ns: 0 };
+    let mut frames = Frames::default();
+    let outcome = recorder.take(&mut mapped, sample, 5_000_000, 1 << 16, &mut frames);
+    assert!(outcome.stack.is_none() && frames.addresses.is_empty());
+    let stats = recorder.finish(&mapped).stats;
+    assert_eq!(Vec::from_iter(stats.samples_lost), [(UNKNOWN_THREAD, 5)]);
+    assert!(stats.samples == 0 && stats.stacks_incomplete.is_empty());
 }

@@ -25,7 +25,7 @@ use super::stack::memory::{SystemMemory, TargetMemory};
 use super::stack::stacks::Stacks;
 use super::waits::recorder::WaitRecorder;
 use super::waits::sleeping_thread::{SleepingThreads, SystemThreads};
-use super::waits::wait::{Stack, Wait, WaitOutcome};
+use super::waits::wait::{SwitchStack, Wait, WaitOutcome};
 use crate::sources::pushed::{SourceEvent, THROTTLED, TimedEvent};
 use crate::sources::{Activity, Capture, ThreadId, ThreadStatus};
 
@@ -136,16 +136,16 @@ impl Pipeline {
             return;
         }
         let stack = if self.is_unreadable(id, sample) {
-            Stack::Missing(COMPAT)
+            SwitchStack::Missing(COMPAT)
         } else if sample.registers.is_none() {
             // A thread of the kernel, or one that is exiting.
-            Stack::NotRecorded
+            SwitchStack::NotRecorded
         } else {
-            Stack::Copied(self.copy(id, sample))
+            SwitchStack::Copied(self.copy(id, sample))
         };
         let unused = match (&mut self.waits, stack) {
             (Some(waits), stack) => waits.push_stack(id, stack),
-            (None, Stack::Copied(capture)) => self.cpu_time.push_stack(id, capture),
+            (None, SwitchStack::Copied(capture)) => self.cpu_time.push_stack(id, capture),
             (None, _) => None,
         };
         if let Some(unused) = unused {

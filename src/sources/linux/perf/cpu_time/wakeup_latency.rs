@@ -39,7 +39,7 @@ pub(super) struct ClockReading {
 pub(super) type ClockReadings = HashMap<pid_t, ClockReading>;
 
 #[derive(Debug, Default)]
-enum State {
+enum IntervalState {
     /// Nothing is measured.
     Off,
     #[default]
@@ -79,7 +79,7 @@ struct OnCpu {
 /// Measures the CPU time that processes are charged before their threads run.
 #[derive(Debug)]
 pub(in crate::sources::linux::perf) struct WakeupLatency {
-    state: State,
+    state: IntervalState,
     last_ns: Option<u64>,
     /// Switches in the last interval, or so far in this one.
     switches: u64,
@@ -99,7 +99,7 @@ pub(in crate::sources::linux::perf) struct WakeupLatency {
 impl Default for WakeupLatency {
     fn default() -> WakeupLatency {
         WakeupLatency {
-            state: State::Closed,
+            state: IntervalState::Closed,
             last_ns: None,
             switches: 0,
             interval_ns: INTERVAL_MIN_NS,
@@ -115,12 +115,12 @@ impl Default for WakeupLatency {
 impl WakeupLatency {
     /// Measures nothing.
     pub(super) fn off() -> WakeupLatency {
-        WakeupLatency { state: State::Off, ..WakeupLatency::default() }
+        WakeupLatency { state: IntervalState::Off, ..WakeupLatency::default() }
     }
 
     /// Measures nothing from now on: no event records switches.
     pub(super) fn turn_off(&mut self) {
-        self.state = State::Off;
+        self.state = IntervalState::Off;
     }
 
     /// Reads a record of any kind; those of one CPU come in order. Returns the buffer of a stack that is not needed.
@@ -143,20 +143,22 @@ impl WakeupLatency {
     /// When the open interval ends, if one is open (monotonic clock).
     pub(in crate::sources::linux::perf) fn ends_ns(&self) -> Option<u64> {
         match self.state {
-            State::Open { since_ns, .. } => Some(since_ns + self.interval_ns),
-            State::Off | State::Closed | State::AwaitingRecords { .. } => None,
+            IntervalState::Open { since_ns, .. } => Some(since_ns + self.interval_ns),
+            IntervalState::Off | IntervalState::Closed | IntervalState::AwaitingRecords { .. } => None,
         }
     }
 
     /// Whether switches are recorded now, or were recorded and have not been read.
     fn is_open(&self) -> bool {
-        !matches!(self.state, State::Off | State::Closed)
+        !matches!(self.state, IntervalState::Off | IntervalState::Closed)
     }
 
     /// Whether to begin or end an interval.
     pub(in crate::sources::linux::perf) fn action(&self, now_ns: u64) -> IntervalAction {
         match self.state {
-            State::Closed if self.last_ns.is_none_or(|last_ns| now_ns >= last_ns + INTERVAL_EVERY_NS) => {
+            IntervalState::Closed
+                if self.last_ns.is_none_or(|last_ns| now_ns >= last_ns + INTERVAL_EVERY_NS) =>
+            {
                 IntervalAction::Open
             }
             _ if self.ends_ns().is_some_and(|ends_ns| now_ns >= ends_ns) => IntervalAction::Close,
@@ -225,12 +227,12 @@ impl WakeupLatency {
         self.cpus.clear();
         self.on_cpu_spans.clear();
         (self.switches, self.dropped) = (0, false);
-        self.state = State::Open { since_ns: now_ns, clocks };
+        self.state = IntervalState::Open { since_ns: now_ns, clocks };
     }
 
     pub(super) fn end(&mut self, now_ns: u64, ended: ClockReadings) {
-        if let State::Open { since_ns, clocks: began } = std::mem::take(&mut self.state) {
-            self.state = State::AwaitingRecords { began, ended };
+        if let IntervalState::Open { since_ns, clocks: began } = std::mem::take(&mut self.state) {
+            self.state = IntervalState::AwaitingRecords { began, ended };
             let passed_ns = now_ns.saturating_sub(since_ns);
             let wanted_ns =
                 u128::from(passed_ns) * u128::from(SWITCHES_WANTED) / u128::from(self.switches.max(1));
@@ -242,17 +244,17 @@ impl WakeupLatency {
     /// Discards the interval: its events are closed.
     pub(in crate::sources::linux::perf) fn abandon(&mut self) {
         if self.is_open() {
-            self.state = State::Closed;
+            self.state = IntervalState::Closed;
         }
     }
 
     /// For each process: what its clock counted in the interval, and the part before its threads ran, nanoseconds,
     /// which may be negative since times are inexact. All records of the interval have been read.
     pub(super) fn measured(&mut self) -> Vec<(pid_t, u64, i64)> {
-        if !matches!(self.state, State::AwaitingRecords { .. }) {
+        if !matches!(self.state, IntervalState::AwaitingRecords { .. }) {
             return Vec::new();
         }
-        let State::AwaitingRecords { began, ended } = std::mem::take(&mut self.state) else {
+        let IntervalState::AwaitingRecords { began, ended } = std::mem::take(&mut self.state) else {
             return Vec::new();
         };
         for on in self.cpus.values() {

@@ -59,7 +59,7 @@ pub(super) struct Process {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum TaskState {
     Ready,
     Running,
     Asleep { until_ns: u64 },
@@ -68,7 +68,7 @@ enum State {
 #[derive(Debug)]
 struct Thread {
     pid: pid_t,
-    state: State,
+    state: TaskState,
 }
 
 #[derive(Debug)]
@@ -246,14 +246,14 @@ impl Kernel {
         let pid = self.new_number();
         let threads = BTreeSet::from([pid]);
         self.processes.insert(pid, Process { parent, name: name.to_owned(), threads, cpu_ns: 0 });
-        self.threads.insert(pid, Thread { pid, state: State::Ready });
+        self.threads.insert(pid, Thread { pid, state: TaskState::Ready });
         pid
     }
 
     fn start_thread(&mut self, pid: pid_t) -> Option<pid_t> {
         let tid = self.new_number();
         self.processes.get_mut(&pid)?.threads.insert(tid);
-        self.threads.insert(tid, Thread { pid, state: State::Ready });
+        self.threads.insert(tid, Thread { pid, state: TaskState::Ready });
         Some(tid)
     }
 
@@ -321,7 +321,7 @@ impl Kernel {
         }
         let ends = self.now_ns >= self.cpus[cpu].slice_ends_ns;
         if let Some(tid) = self.cpus[cpu].running.filter(|_| ends) {
-            self.leave(cpu, tid, State::Ready);
+            self.leave(cpu, tid, TaskState::Ready);
         }
         if self.cpus[cpu].running.is_none() {
             self.pick(cpu);
@@ -334,7 +334,7 @@ impl Kernel {
         match self.random.within(0, 999) {
             0..30 => {
                 let until_ns = self.now_ns + self.random.within(1, 60) * STEP_NS;
-                self.leave(cpu, tid, State::Asleep { until_ns });
+                self.leave(cpu, tid, TaskState::Asleep { until_ns });
             }
             30..36 if self.threads.len() < THREADS_MAX => {
                 let name = self.processes.get(&pid).map(|process| process.name.clone()).unwrap_or_default();
@@ -398,14 +398,14 @@ impl Kernel {
         }
     }
 
-    fn leave(&mut self, cpu: usize, tid: pid_t, state: State) {
+    fn leave(&mut self, cpu: usize, tid: pid_t, state: TaskState) {
         self.cpus[cpu].running = None;
         let Some(thread) = self.threads.get_mut(&tid) else { return };
         thread.state = state;
         let pid = thread.pid;
         if self.setup.switches {
             let id = self.id(cpu, pid, tid);
-            self.write(id, records::switch(id, Some(state == State::Ready)), false);
+            self.write(id, records::switch(id, Some(state == TaskState::Ready)), false);
             if self.samples {
                 self.off_since_ns.insert((pid, tid), self.now_ns);
             }
@@ -418,9 +418,9 @@ impl Kernel {
             .threads
             .iter()
             .filter(|(_, thread)| match thread.state {
-                State::Ready => true,
-                State::Asleep { until_ns } => until_ns <= now_ns,
-                State::Running => false,
+                TaskState::Ready => true,
+                TaskState::Asleep { until_ns } => until_ns <= now_ns,
+                TaskState::Running => false,
             })
             .map(|(tid, _)| *tid)
             .collect();
@@ -429,7 +429,7 @@ impl Kernel {
         }
         let tid = ready[self.random.below(ready.len())];
         let Some(thread) = self.threads.get_mut(&tid) else { return };
-        thread.state = State::Running;
+        thread.state = TaskState::Running;
         let pid = thread.pid;
         self.cpus[cpu].running = Some(tid);
         self.cpus[cpu].slice_ends_ns = now_ns + self.random.within(2, 80) * STEP_NS;

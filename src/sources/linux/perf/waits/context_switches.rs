@@ -9,14 +9,14 @@ use libc::pid_t;
 
 use super::super::reorder::queue::Queue;
 use super::super::ring::record::SampleId;
-use super::wait::{STACK_DROPPED, Stack, Switch};
+use super::wait::{STACK_DROPPED, SwitchStack, ThreadEvent};
 
 /// Switches that are not in order yet.
 #[derive(Debug)]
 pub(super) struct ContextSwitches {
-    queue: Queue<Switch>,
+    queue: Queue<ThreadEvent>,
     /// By CPU: the stack that was copied of the thread that leaves it next.
-    copied: HashMap<u32, (pid_t, Stack)>,
+    copied: HashMap<u32, (pid_t, SwitchStack)>,
     /// Switches are accepted from this time on, and until this one: two sets of events may record the same.
     from_ns: u64,
     until_ns: u64,
@@ -61,11 +61,11 @@ impl ContextSwitches {
         // The record of its thread leaving may be among them, and the next one that leaves does not replace it.
         self.copied.remove(&id.cpu);
         let since_ns = self.last_ns.get(&id.cpu).copied().unwrap_or(0);
-        self.queue.push(id, Switch::Dropped { since_ns });
+        self.queue.push(id, ThreadEvent::Dropped { since_ns });
     }
 
     /// A thread is about to leave its CPU, with this stack. What is left of another is given back.
-    pub(super) fn copied(&mut self, id: SampleId, stack: Stack) -> Option<Stack> {
+    pub(super) fn copied(&mut self, id: SampleId, stack: SwitchStack) -> Option<SwitchStack> {
         if !self.is_accepted(id.time_ns) {
             return Some(stack);
         }
@@ -79,20 +79,20 @@ impl ContextSwitches {
         }
         let stack = match self.copied.remove(&id.cpu) {
             Some((tid, stack)) if tid == id.tid => stack,
-            _ => Stack::Missing(STACK_DROPPED),
+            _ => SwitchStack::Missing(STACK_DROPPED),
         };
-        self.queue.push(id, Switch::Out { stack, preempted });
+        self.queue.push(id, ThreadEvent::Out { stack, preempted });
     }
 
     /// Another change of a thread.
-    pub(super) fn note(&mut self, id: SampleId, switch: Switch) {
-        if !matches!(switch, Switch::In) || self.is_accepted(id.time_ns) {
+    pub(super) fn note(&mut self, id: SampleId, switch: ThreadEvent) {
+        if !matches!(switch, ThreadEvent::In) || self.is_accepted(id.time_ns) {
             self.queue.push(id, switch);
         }
     }
 
     /// What happened before this time, in the order of times.
-    pub(super) fn release(&mut self, watermark_ns: u64) -> Vec<(SampleId, Switch)> {
+    pub(super) fn release(&mut self, watermark_ns: u64) -> Vec<(SampleId, ThreadEvent)> {
         self.queue.release_before(watermark_ns)
     }
 }
@@ -107,9 +107,9 @@ mod tests {
 
     fn released(switches: &mut ContextSwitches, until_ns: u64) -> Vec<(pid_t, u64, &'static str)> {
         let words = |switch| match switch {
-            Switch::Out { stack: Stack::NotRecorded, .. } => "out",
-            Switch::Out { stack: Stack::Missing(why), .. } => why,
-            Switch::In => "in",
+            ThreadEvent::Out { stack: SwitchStack::NotRecorded, .. } => "out",
+            ThreadEvent::Out { stack: SwitchStack::Missing(why), .. } => why,
+            ThreadEvent::In => "in",
             other => panic!("{other:?}"),
         };
         switches
@@ -123,9 +123,9 @@ mod tests {
     fn what_another_ring_may_still_precede_waits_for_the_next_batch() {
         let mut switches = ContextSwitches::default();
         // Ring 0 is read before thread 5 leaves CPU 0, ring 1 after it has CPU 1.
-        switches.note(id(5, 900, 1), Switch::In);
+        switches.note(id(5, 900, 1), ThreadEvent::In);
         assert_eq!(released(&mut switches, 800), []);
-        assert!(switches.copied(id(5, 850, 0), Stack::NotRecorded).is_none());
+        assert!(switches.copied(id(5, 850, 0), SwitchStack::NotRecorded).is_none());
         switches.left(id(5, 851, 0), false);
         assert_eq!(released(&mut switches, 1_000), [(5, 851, "out"), (5, 900, "in")]);
     }
@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn a_stack_belongs_to_the_thread_that_leaves_next() {
         let mut switches = ContextSwitches::default();
-        assert!(switches.copied(id(5, 10, 0), Stack::NotRecorded).is_none());
+        assert!(switches.copied(id(5, 10, 0), SwitchStack::NotRecorded).is_none());
         switches.left(id(6, 20, 0), false);
         switches.left(id(5, 30, 0), false);
         assert_eq!(released(&mut switches, 100), [(6, 20, STACK_DROPPED), (5, 30, STACK_DROPPED)]);
@@ -142,11 +142,12 @@ mod tests {
     #[test]
     fn a_stack_is_not_that_of_a_later_wait_if_what_followed_was_dropped() {
         let mut switches = ContextSwitches::default();
-        assert!(switches.copied(id(5, 10, 0), Stack::NotRecorded).is_none());
+        assert!(switches.copied(id(5, 10, 0), SwitchStack::NotRecorded).is_none());
         switches.dropped(id(5, 20, 0));
         switches.left(id(5, 30, 0), false);
         let left = switches.release(100).pop();
-        let missing = |switch| matches!(switch, Switch::Out { stack: Stack::Missing(STACK_DROPPED), .. });
+        let missing =
+            |switch| matches!(switch, ThreadEvent::Out { stack: SwitchStack::Missing(STACK_DROPPED), .. });
         assert!(left.is_some_and(|(_, switch)| missing(switch)));
     }
 
@@ -155,11 +156,11 @@ mod tests {
         let mut switches = ContextSwitches::default();
         switches.accept_until(100);
         for time_ns in [90, 110] {
-            switches.note(id(5, time_ns, 0), Switch::In);
+            switches.note(id(5, time_ns, 0), ThreadEvent::In);
         }
         switches.accept_from(100);
         for time_ns in [91, 111] {
-            switches.note(id(5, time_ns, 0), Switch::In);
+            switches.note(id(5, time_ns, 0), ThreadEvent::In);
         }
         assert_eq!(released(&mut switches, 1_000), [(5, 90, "in"), (5, 111, "in")]);
     }

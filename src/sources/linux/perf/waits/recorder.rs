@@ -13,7 +13,7 @@ use super::super::reorder::exited_threads::EXITED_TID;
 use super::super::ring::record::{PerfRecord, SampleId};
 use super::context_switches::ContextSwitches;
 use super::sleeping_thread::{self, SleepingThreads};
-use super::wait::{Stack, Switch, Wait, WaitTracker};
+use super::wait::{SwitchStack, ThreadEvent, Wait, WaitTracker};
 use crate::sources::Capture;
 
 /// Threads polled per batch: some milliseconds, and some megabytes of stacks.
@@ -64,11 +64,11 @@ impl WaitRecorder {
             PerfRecord::Lost(_) => self.switches.dropped(id),
             // The idle task is not a thread, and an exited thread does not wait.
             _ if !selected || id.pid <= 0 || id.tid == EXITED_TID => {}
-            PerfRecord::SwitchIn { .. } => self.switches.note(id, Switch::In),
+            PerfRecord::SwitchIn { .. } => self.switches.note(id, ThreadEvent::In),
             PerfRecord::SwitchOut { preempted } => self.switches.left(id, *preempted),
-            PerfRecord::Exit => self.switches.note(id, Switch::Exited),
-            PerfRecord::Fork { .. } => self.switches.note(id, Switch::Started),
-            PerfRecord::Comm { exec: true, .. } => self.switches.note(id, Switch::Exec),
+            PerfRecord::Exit => self.switches.note(id, ThreadEvent::Exited),
+            PerfRecord::Fork { .. } => self.switches.note(id, ThreadEvent::Started),
+            PerfRecord::Comm { exec: true, .. } => self.switches.note(id, ThreadEvent::Exec),
             _ => {}
         }
         self.switches.note_record(id);
@@ -78,17 +78,17 @@ impl WaitRecorder {
     pub(in crate::sources::linux::perf) fn push_stack(
         &mut self,
         id: SampleId,
-        stack: Stack,
+        stack: SwitchStack,
     ) -> Option<Box<Capture>> {
         match self.switches.copied(id, stack) {
-            Some(Stack::Copied(capture)) => Some(capture),
+            Some(SwitchStack::Copied(capture)) => Some(capture),
             _ => None,
         }
     }
 
     /// A thread existed when the recording began, at this time.
     pub(in crate::sources::linux::perf) fn list(&mut self, pid: pid_t, tid: pid_t, time_ns: u64) {
-        self.switches.note(SampleId { pid, tid, time_ns, cpu: 0 }, Switch::Listed);
+        self.switches.note(SampleId { pid, tid, time_ns, cpu: 0 }, ThreadEvent::Listed);
         self.request_poll(pid, tid);
     }
 
@@ -112,7 +112,7 @@ impl WaitRecorder {
                 spare.give_back(unused);
             }
             let id = SampleId { pid, tid, time_ns: clocks.monotonic_ns(), cpu: 0 };
-            self.switches.note(id, Switch::Polled(stack));
+            self.switches.note(id, ThreadEvent::Polled(stack));
         }
     }
 
@@ -126,14 +126,15 @@ impl WaitRecorder {
     ) -> Vec<Wait> {
         for (id, switch) in self.switches.release(watermark_ns) {
             if self.held == Some(id.pid) {
-                if !matches!(switch, Switch::Exec) {
+                if !matches!(switch, ThreadEvent::Exec) {
                     give_back(switch, spare);
                     continue;
                 }
                 self.held = None;
             }
-            let has_stack = matches!(switch, Switch::Out { stack: Stack::Copied(_), .. });
-            let of_thread = !matches!(switch, Switch::Started | Switch::Exited | Switch::Dropped { .. });
+            let has_stack = matches!(switch, ThreadEvent::Out { stack: SwitchStack::Copied(_), .. });
+            let of_thread =
+                !matches!(switch, ThreadEvent::Started | ThreadEvent::Exited | ThreadEvent::Dropped { .. });
             let is_selected = select(id.pid, has_stack);
             if of_thread && !is_selected {
                 give_back(switch, spare);
@@ -167,9 +168,9 @@ impl WaitRecorder {
     }
 }
 
-fn give_back(switch: Switch, spare: &mut Pool<Box<Capture>>) {
-    if let Switch::Out { stack: Stack::Copied(capture), .. } | Switch::Polled(Some(Stack::Copied(capture))) =
-        switch
+fn give_back(switch: ThreadEvent, spare: &mut Pool<Box<Capture>>) {
+    if let ThreadEvent::Out { stack: SwitchStack::Copied(capture), .. }
+    | ThreadEvent::Polled(Some(SwitchStack::Copied(capture))) = switch
     {
         spare.give_back(capture);
     }

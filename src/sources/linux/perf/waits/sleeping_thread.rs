@@ -5,7 +5,7 @@ use std::path::Path;
 
 use libc::pid_t;
 
-use super::wait::Stack;
+use super::wait::SwitchStack;
 use crate::sources::linux::sleeping_thread;
 use crate::sources::{Capture, SleepingThread};
 
@@ -43,10 +43,10 @@ pub(super) fn poll(
     pid: pid_t,
     tid: pid_t,
     mut capture: Box<Capture>,
-) -> (Option<Stack>, Option<Box<Capture>>) {
+) -> (Option<SwitchStack>, Option<Box<Capture>>) {
     match threads.capture(pid, tid, STACK_BYTES, &mut capture) {
-        SleepingThread::Captured => (Some(Stack::Copied(capture)), None),
+        SleepingThread::Captured => (Some(SwitchStack::Copied(capture)), None),
         SleepingThread::Awake => (None, Some(capture)),
-        SleepingThread::Hidden => (Some(Stack::Missing(NOT_SHOWN)), Some(capture)),
+        SleepingThread::Hidden => (Some(SwitchStack::Missing(NOT_SHOWN)), Some(capture)),
     }
 }

@@ -26,7 +26,7 @@ const EXITED_MAX: usize = 32_768;
 
 /// The stack at which a thread left its CPU.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) enum Stack {
+pub(in crate::sources::linux::perf) enum SwitchStack {
     /// What the kernel copied, or what was read while the thread waited on.
     Copied(Box<Capture>),
     /// The sampler has it.
@@ -39,15 +39,15 @@ pub(in crate::sources::linux::perf) enum Stack {
 
 /// What happened to a thread.
 #[derive(Debug)]
-pub(in crate::sources::linux::perf) enum Switch {
+pub(in crate::sources::linux::perf) enum ThreadEvent {
     /// It left its CPU: it waits, or it was `preempted` and is ready for one.
-    Out { stack: Stack, preempted: bool },
+    Out { stack: SwitchStack, preempted: bool },
     /// It got a CPU.
     In,
     /// It existed when the recording began.
     Listed,
     /// The stack that /proc showed at this time, while it stayed off its CPU; `None`: it is ready, or on one.
-    Polled(Option<Stack>),
+    Polled(Option<SwitchStack>),
     /// It was started: its number no longer belongs to an earlier thread.
     Started,
     /// It exited.
@@ -89,21 +89,21 @@ struct OffCpuTime {
     waits: bool,
     /// It is known from a record that it left its CPU, or from a poll that it waited.
     certain: bool,
-    stack: Stack,
+    stack: SwitchStack,
     /// When `stack` was read, where that was later than `since_ns`.
     polled_ns: u64,
 }
 
 #[derive(Debug)]
-enum State {
-    On { since_ns: u64, cpu: u32 },
+enum ThreadState {
+    OnCpu { since_ns: u64, cpu: u32 },
     OffCpu(OffCpuTime),
 }
 
 /// Threads, on a CPU or off it.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux::perf) struct WaitTracker {
-    threads: HashMap<pid_t, State>,
+    threads: HashMap<pid_t, ThreadState>,
     /// Records the time in which threads are ready for a CPU, too.
     record_runnable: bool,
     /// By CPU: since when its last dropped records were missing.
@@ -135,30 +135,30 @@ impl WaitTracker {
     }
 
     /// Applies a switch. Times of one thread rise.
-    pub(in crate::sources::linux::perf) fn push_switch(&mut self, id: SampleId, switch: Switch) {
+    pub(in crate::sources::linux::perf) fn push_switch(&mut self, id: SampleId, switch: ThreadEvent) {
         match switch {
-            Switch::Out { stack, preempted } => self.left_cpu(id, stack, preempted),
-            Switch::In => self.got_cpu(id),
-            Switch::Listed => {
+            ThreadEvent::Out { stack, preempted } => self.left_cpu(id, stack, preempted),
+            ThreadEvent::In => self.got_cpu(id),
+            ThreadEvent::Listed => {
                 let off_cpu = OffCpuTime {
                     pid: id.pid,
                     since_ns: id.time_ns,
                     waits: true,
                     certain: false,
-                    stack: Stack::Missing(BEGAN_BEFORE),
+                    stack: SwitchStack::Missing(BEGAN_BEFORE),
                     polled_ns: 0,
                 };
-                self.threads.entry(id.tid).or_insert(State::OffCpu(off_cpu));
+                self.threads.entry(id.tid).or_insert(ThreadState::OffCpu(off_cpu));
             }
-            Switch::Polled(seen) => self.polled(id, seen),
-            Switch::Started => {
+            ThreadEvent::Polled(seen) => self.polled(id, seen),
+            ThreadEvent::Started => {
                 for exited in &mut self.exited {
                     exited.remove(&id.tid);
                 }
                 self.threads.remove(&id.tid);
             }
-            Switch::Exited => {
-                if let Some(State::OffCpu(off_cpu)) = self.threads.remove(&id.tid) {
+            ThreadEvent::Exited => {
+                if let Some(ThreadState::OffCpu(off_cpu)) = self.threads.remove(&id.tid) {
                     self.end_wait(id.tid, off_cpu, id.time_ns);
                 }
                 if self.exited[0].len() >= EXITED_MAX {
@@ -166,17 +166,17 @@ impl WaitTracker {
                 }
                 self.exited[0].insert(id.tid);
             }
-            Switch::Exec => {
+            ThreadEvent::Exec => {
                 for exited in &mut self.exited {
                     exited.remove(&id.tid);
                 }
-                let on = State::On { since_ns: id.time_ns, cpu: id.cpu };
-                if let Some(State::OffCpu(off_cpu)) = self.threads.insert(id.tid, on) {
+                let on = ThreadState::OnCpu { since_ns: id.time_ns, cpu: id.cpu };
+                if let Some(ThreadState::OffCpu(off_cpu)) = self.threads.insert(id.tid, on) {
                     // It runs: the record of that was dropped, or has its other number.
                     self.discard(off_cpu.stack);
                 }
             }
-            Switch::Dropped { since_ns } => {
+            ThreadEvent::Dropped { since_ns } => {
                 self.dropped_since_ns.insert(id.cpu, since_ns);
             }
         }
@@ -186,13 +186,13 @@ impl WaitTracker {
         self.exited.iter().any(|exited| exited.contains(&tid))
     }
 
-    fn discard(&mut self, stack: Stack) {
-        if let Stack::Copied(capture) = stack {
+    fn discard(&mut self, stack: SwitchStack) {
+        if let SwitchStack::Copied(capture) = stack {
             self.unused.push(capture);
         }
     }
 
-    fn left_cpu(&mut self, id: SampleId, stack: Stack, preempted: bool) {
+    fn left_cpu(&mut self, id: SampleId, stack: SwitchStack, preempted: bool) {
         if self.has_exited(id.tid) {
             return self.discard(stack);
         }
@@ -201,9 +201,9 @@ impl WaitTracker {
             stack
         } else {
             self.discard(stack);
-            Stack::NotRecorded
+            SwitchStack::NotRecorded
         };
-        if matches!(stack, Stack::Copied(_) | Stack::Missing(_)) {
+        if matches!(stack, SwitchStack::Copied(_) | SwitchStack::Missing(_)) {
             self.left.push((id.pid, id.tid));
         }
         let off_cpu = OffCpuTime {
@@ -215,8 +215,8 @@ impl WaitTracker {
             polled_ns: 0,
         };
         // It left twice: it ran in between. One that is uncertain ran all along.
-        if let Some(State::OffCpu(before)) = self.threads.insert(id.tid, State::OffCpu(off_cpu)) {
-            let lost = before.certain && !matches!(before.stack, Stack::NotRecorded);
+        if let Some(ThreadState::OffCpu(before)) = self.threads.insert(id.tid, ThreadState::OffCpu(off_cpu)) {
+            let lost = before.certain && !matches!(before.stack, SwitchStack::NotRecorded);
             if lost {
                 self.lose(id.tid, &before, id.time_ns, END_DROPPED);
             }
@@ -228,11 +228,11 @@ impl WaitTracker {
         if self.has_exited(id.tid) {
             return;
         }
-        match self.threads.insert(id.tid, State::On { since_ns: id.time_ns, cpu: id.cpu }) {
-            Some(State::OffCpu(off_cpu)) => self.end_wait(id.tid, off_cpu, id.time_ns),
+        match self.threads.insert(id.tid, ThreadState::OnCpu { since_ns: id.time_ns, cpu: id.cpu }) {
+            Some(ThreadState::OffCpu(off_cpu)) => self.end_wait(id.tid, off_cpu, id.time_ns),
             // The record of its leaving was dropped: it left after it got that CPU, and after records were dropped
             // there.
-            Some(State::On { since_ns, cpu }) => {
+            Some(ThreadState::OnCpu { since_ns, cpu }) => {
                 let dropped_ns = self.dropped_since_ns.get(&cpu).copied().unwrap_or(0);
                 let since_ns = since_ns.max(dropped_ns).min(id.time_ns);
                 let outcome = WaitOutcome::Lost(STACK_DROPPED);
@@ -249,10 +249,10 @@ impl WaitTracker {
         }
     }
 
-    fn polled(&mut self, id: SampleId, seen: Option<Stack>) {
+    fn polled(&mut self, id: SampleId, seen: Option<SwitchStack>) {
         let state = self.threads.get_mut(&id.tid);
         let lacking = state.and_then(|state| match state {
-            State::OffCpu(off_cpu) if matches!(off_cpu.stack, Stack::Missing(_)) => Some(off_cpu),
+            ThreadState::OffCpu(off_cpu) if matches!(off_cpu.stack, SwitchStack::Missing(_)) => Some(off_cpu),
             _ => None,
         });
         let (Some(off_cpu), Some(stack)) = (lacking, seen) else { return };
@@ -271,14 +271,14 @@ impl WaitTracker {
         let polled_late = off_cpu.polled_ns > until_ns;
         let OffCpuTime { pid, since_ns, .. } = off_cpu;
         let outcome = match off_cpu.stack {
-            Stack::NotRecorded => return,
-            Stack::Missing(why) => WaitOutcome::Lost(why),
+            SwitchStack::NotRecorded => return,
+            SwitchStack::Missing(why) => WaitOutcome::Lost(why),
             stack if polled_late => {
                 self.discard(stack);
                 WaitOutcome::Lost(STACK_DROPPED)
             }
-            Stack::Copied(capture) => WaitOutcome::Ended(Some(capture)),
-            Stack::Reported => WaitOutcome::Ended(None),
+            SwitchStack::Copied(capture) => WaitOutcome::Ended(Some(capture)),
+            SwitchStack::Reported => WaitOutcome::Ended(None),
         };
         self.reported.push(Wait { pid, tid, since_ns, until_ns, outcome });
     }
@@ -295,15 +295,15 @@ impl WaitTracker {
         lacking: &mut impl Extend<(pid_t, pid_t)>,
     ) {
         for (pid, tid) in self.left.drain(..) {
-            let Some(State::OffCpu(off_cpu)) = self.threads.get_mut(&tid) else { continue };
-            match std::mem::replace(&mut off_cpu.stack, Stack::Reported) {
-                Stack::Copied(capture) => {
+            let Some(ThreadState::OffCpu(off_cpu)) = self.threads.get_mut(&tid) else { continue };
+            match std::mem::replace(&mut off_cpu.stack, SwitchStack::Reported) {
+                SwitchStack::Copied(capture) => {
                     let since_ns = off_cpu.since_ns;
                     let outcome = WaitOutcome::Continues(capture);
                     self.reported.push(Wait { pid, tid, since_ns, until_ns: since_ns, outcome });
                 }
                 stack => {
-                    if off_cpu.waits && matches!(stack, Stack::Missing(STACK_DROPPED)) {
+                    if off_cpu.waits && matches!(stack, SwitchStack::Missing(STACK_DROPPED)) {
                         lacking.extend([(pid, tid)]);
                     }
                     off_cpu.stack = stack;
@@ -319,9 +319,9 @@ impl WaitTracker {
         is_there: impl Fn(pid_t, pid_t) -> bool,
     ) {
         for (tid, state) in std::mem::take(&mut self.threads) {
-            let State::OffCpu(off_cpu) = state else { continue };
+            let ThreadState::OffCpu(off_cpu) = state else { continue };
             // A thread without a switch and without a poll may have run.
-            if !off_cpu.certain || matches!(off_cpu.stack, Stack::NotRecorded) {
+            if !off_cpu.certain || matches!(off_cpu.stack, SwitchStack::NotRecorded) {
                 self.discard(off_cpu.stack);
             } else if is_there(off_cpu.pid, tid) {
                 let until_ns = until_ns.max(off_cpu.since_ns);
@@ -345,16 +345,16 @@ mod tests {
         SampleId { pid: PID, tid, time_ns, cpu }
     }
 
-    fn stack() -> Stack {
-        Stack::Copied(Box::new(Capture::with_capacity(0)))
+    fn stack() -> SwitchStack {
+        SwitchStack::Copied(Box::new(Capture::with_capacity(0)))
     }
 
-    fn waits() -> Switch {
-        Switch::Out { stack: stack(), preempted: false }
+    fn waits() -> ThreadEvent {
+        ThreadEvent::Out { stack: stack(), preempted: false }
     }
 
-    fn preempted() -> Switch {
-        Switch::Out { stack: stack(), preempted: true }
+    fn preempted() -> ThreadEvent {
+        ThreadEvent::Out { stack: stack(), preempted: true }
     }
 
     /// Thread, length and outcome: `ended`, `reported` for one whose stack was reported before, `continues`,
@@ -370,7 +370,10 @@ mod tests {
     }
 
     /// What is reported of these events, up to the end of the recording at 1000, with every thread there.
-    fn run(record_runnable: bool, events: Vec<(pid_t, u64, u32, Switch)>) -> Vec<(pid_t, u64, &'static str)> {
+    fn run(
+        record_runnable: bool,
+        events: Vec<(pid_t, u64, u32, ThreadEvent)>,
+    ) -> Vec<(pid_t, u64, &'static str)> {
         let mut all = WaitTracker::new(record_runnable);
         for (tid, time_ns, cpu, switch) in events {
             all.push_switch(id(tid, time_ns, cpu), switch);
@@ -381,13 +384,13 @@ mod tests {
 
     #[test]
     fn a_wait_is_from_leaving_a_cpu_to_having_one_whichever_that_is() {
-        let events = vec![(1, 100, 0, waits()), (2, 110, 0, Switch::In), (1, 350, 1, Switch::In)];
+        let events = vec![(1, 100, 0, waits()), (2, 110, 0, ThreadEvent::In), (1, 350, 1, ThreadEvent::In)];
         assert_eq!(run(false, events), [(1, 250, "ended")]);
     }
 
     #[test]
     fn who_was_preempted_is_ready_and_does_not_wait() {
-        let events = || vec![(1, 100, 0, preempted()), (1, 350, 1, Switch::In)];
+        let events = || vec![(1, 100, 0, preempted()), (1, 350, 1, ThreadEvent::In)];
         assert_eq!(run(false, events()), []);
         assert_eq!(run(true, events()), [(1, 250, "ended")]);
     }
@@ -397,7 +400,7 @@ mod tests {
         let mut all = WaitTracker::new(false);
         all.push_switch(id(1, 100, 0), waits());
         all.push_switch(id(2, 200, 0), waits());
-        all.push_switch(id(2, 250, 0), Switch::In);
+        all.push_switch(id(2, 250, 0), ThreadEvent::In);
         let mut lacking = Vec::new();
         all.report_continuing(&mut lacking);
         assert_eq!(reported(&mut all), [(2, 50, "ended"), (1, 0, "continues")]);
@@ -412,39 +415,42 @@ mod tests {
 
     #[test]
     fn a_stack_that_was_dropped_is_polled_for_and_counted_as_lost_if_it_is_not_found() {
-        let out = || Switch::Out { stack: Stack::Missing(STACK_DROPPED), preempted: false };
-        assert_eq!(run(false, vec![(1, 100, 0, out()), (1, 350, 0, Switch::In)]), [(1, 250, STACK_DROPPED)]);
+        let out = || ThreadEvent::Out { stack: SwitchStack::Missing(STACK_DROPPED), preempted: false };
+        assert_eq!(
+            run(false, vec![(1, 100, 0, out()), (1, 350, 0, ThreadEvent::In)]),
+            [(1, 250, STACK_DROPPED)]
+        );
         let mut all = WaitTracker::new(false);
         all.push_switch(id(1, 100, 0), out());
         let mut lacking = Vec::new();
         all.report_continuing(&mut lacking);
         assert_eq!(lacking, [(PID, 1)]);
-        all.push_switch(id(1, 200, 0), Switch::Polled(Some(stack())));
+        all.push_switch(id(1, 200, 0), ThreadEvent::Polled(Some(stack())));
         all.report_continuing(&mut lacking);
-        all.push_switch(id(1, 350, 0), Switch::In);
+        all.push_switch(id(1, 350, 0), ThreadEvent::In);
         assert_eq!(reported(&mut all), [(1, 0, "continues"), (1, 250, "reported")]);
     }
 
     #[test]
     fn a_poll_of_a_later_wait_says_nothing_of_the_one_before() {
-        let out = Switch::Out { stack: Stack::Missing(STACK_DROPPED), preempted: false };
+        let out = ThreadEvent::Out { stack: SwitchStack::Missing(STACK_DROPPED), preempted: false };
         let mut all = WaitTracker::new(false);
         all.push_switch(id(1, 100, 0), out);
         // Read at 400, taken in before what the thread did at 300.
-        all.push_switch(id(1, 400, 0), Switch::Polled(Some(stack())));
-        all.push_switch(id(1, 300, 0), Switch::In);
+        all.push_switch(id(1, 400, 0), ThreadEvent::Polled(Some(stack())));
+        all.push_switch(id(1, 300, 0), ThreadEvent::In);
         assert_eq!(reported(&mut all), [(1, 200, STACK_DROPPED)]);
     }
 
     #[test]
     fn a_dropped_end_and_a_dropped_beginning_are_lost_time() {
-        let twice = vec![(1, 100, 0, waits()), (1, 300, 0, waits()), (1, 400, 0, Switch::In)];
+        let twice = vec![(1, 100, 0, waits()), (1, 300, 0, waits()), (1, 400, 0, ThreadEvent::In)];
         assert_eq!(run(false, twice), [(1, 200, END_DROPPED), (1, 100, "ended")]);
         // On CPU 0 since 100, whose records were dropped from 250 on: it left between 250 and 600.
         let never_left = vec![
-            (1, 100, 0, Switch::In),
-            (9, 500, 0, Switch::Dropped { since_ns: 250 }),
-            (1, 600, 1, Switch::In),
+            (1, 100, 0, ThreadEvent::In),
+            (9, 500, 0, ThreadEvent::Dropped { since_ns: 250 }),
+            (1, 600, 1, ThreadEvent::In),
         ];
         assert_eq!(run(false, never_left), [(1, 350, STACK_DROPPED)]);
     }
@@ -452,13 +458,13 @@ mod tests {
     #[test]
     fn the_last_switch_of_a_thread_that_has_ended_is_no_wait_until_its_number_is_another_ones() {
         let events = vec![
-            (1, 100, 0, Switch::In),
-            (1, 200, 0, Switch::Exited),
+            (1, 100, 0, ThreadEvent::In),
+            (1, 200, 0, ThreadEvent::Exited),
             (1, 210, 0, waits()),
-            (1, 220, 0, Switch::In),
+            (1, 220, 0, ThreadEvent::In),
             (1, 230, 0, waits()),
-            (1, 400, 0, Switch::Started),
-            (1, 410, 0, Switch::In),
+            (1, 400, 0, ThreadEvent::Started),
+            (1, 410, 0, ThreadEvent::In),
             (1, 420, 0, waits()),
         ];
         assert_eq!(run(false, events), [(1, 580, "ended")]);
@@ -466,17 +472,20 @@ mod tests {
 
     #[test]
     fn who_ends_while_away_waited_until_then() {
-        assert_eq!(run(false, vec![(1, 100, 0, waits()), (1, 300, 1, Switch::Exited)]), [(1, 200, "ended")]);
+        assert_eq!(
+            run(false, vec![(1, 100, 0, waits()), (1, 300, 1, ThreadEvent::Exited)]),
+            [(1, 200, "ended")]
+        );
     }
 
     #[test]
     fn after_an_exec_by_another_thread_the_number_of_the_first_is_in_use() {
         let events = vec![
-            (PID, 100, 0, Switch::Exited),
+            (PID, 100, 0, ThreadEvent::Exited),
             (PID, 110, 0, waits()),
-            (PID, 200, 1, Switch::Exec),
+            (PID, 200, 1, ThreadEvent::Exec),
             (PID, 300, 1, waits()),
-            (PID, 450, 1, Switch::In),
+            (PID, 450, 1, ThreadEvent::In),
         ];
         assert_eq!(run(false, events), [(PID, 150, "ended")]);
     }
@@ -485,18 +494,18 @@ mod tests {
     fn threads_of_before_wait_from_the_beginning_if_they_are_seen_to() {
         let events = vec![
             // Polled while it waits; never polled, and running; preempted as the recording began.
-            (1, 10, 0, Switch::Listed),
-            (2, 10, 0, Switch::Listed),
-            (3, 10, 0, Switch::Listed),
-            (4, 10, 0, Switch::Listed),
-            (1, 20, 0, Switch::Polled(Some(stack()))),
-            (2, 30, 0, Switch::Polled(None)),
+            (1, 10, 0, ThreadEvent::Listed),
+            (2, 10, 0, ThreadEvent::Listed),
+            (3, 10, 0, ThreadEvent::Listed),
+            (4, 10, 0, ThreadEvent::Listed),
+            (1, 20, 0, ThreadEvent::Polled(Some(stack()))),
+            (2, 30, 0, ThreadEvent::Polled(None)),
             (2, 500, 0, waits()),
-            (2, 600, 0, Switch::In),
-            (3, 60, 0, Switch::In),
+            (2, 600, 0, ThreadEvent::In),
+            (3, 60, 0, ThreadEvent::In),
             // Its first switch was recorded before it was polled.
             (3, 70, 0, waits()),
-            (3, 65, 0, Switch::Polled(Some(stack()))),
+            (3, 65, 0, ThreadEvent::Polled(Some(stack()))),
         ];
         let mut seen = run(false, events);
         seen.sort_unstable();
@@ -513,8 +522,8 @@ mod tests {
 
     #[test]
     fn threads_of_the_kernel_do_not_wait() {
-        let out = || Switch::Out { stack: Stack::NotRecorded, preempted: false };
-        let events = vec![(1, 100, 0, out()), (1, 300, 0, Switch::In), (1, 400, 0, out())];
+        let out = || ThreadEvent::Out { stack: SwitchStack::NotRecorded, preempted: false };
+        let events = vec![(1, 100, 0, out()), (1, 300, 0, ThreadEvent::In), (1, 400, 0, out())];
         assert_eq!(run(true, events), []);
     }
 }
