@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 
 use super::super::recorded_process::FIRST;
 use super::super::thread::unknown_status;
-use super::super::{Options, Recorder};
+use super::super::{Options, Recorder, Sample};
 use super::*;
 use crate::addr::CodeAddress;
 use crate::arch::Arch;
 use crate::clock::FakeClock;
 use crate::rng::Rng;
 use crate::sources::sim::{FunctionId, SimActivity, SimConfig, SimImage, SimPhase, SimTarget, SimThread};
-use crate::sources::{Outcome, PREFETCH_RANGES_MAX, PrefetchedWords, Target, TargetEvent};
+use crate::sources::{Outcome, Target, TargetEvent, ThreadId};
 use crate::walk::Frames;
 
 #[cfg(target_os = "linux")]
