@@ -68,7 +68,7 @@ pub mod walk;
 
 pub mod cli;
 
-/// How long tests take.
+/// CPU time of tests.
 #[cfg(test)]
 #[path = "../tests/support/cpu_time.rs"]
 mod cpu_time;
