@@ -48,7 +48,7 @@ fn word(first: u16, second: u16) -> u32 {
     u32::from(first) << 16 | u32::from(second)
 }
 
-/// Writes what is not known. 15 is no register there.
+/// Sets a register to an unknown value. 15 is no register here.
 fn set(state: &mut State, register: u16) {
     if register & 0xf != u16::from(PC) {
         state.set((register & 0xf) as u8, Value::Unknown);
