@@ -1,4 +1,4 @@
-//! Addresses, each in the type of its own space.
+//! Addresses, with a type for each address space.
 //!
 //! Separate types keep the spaces apart: mixing them "works until the first program that is not loaded where it
 //! was linked". Input and output: plain numbers.

@@ -43,12 +43,12 @@ impl Rng {
         number
     }
 
-    /// A number in `low..=high`. The slight bias of the remainder does not matter here.
+    /// A number in `low..=high`, with a slight, acceptable bias.
     pub fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low).saturating_add(1)
     }
 
-    /// An index below `len`; 0 if there is none. The slight bias does not matter here.
+    /// An index below `len`, with a slight, acceptable bias; 0 if `len` is 0.
     pub fn below(&mut self, len: usize) -> usize {
         if len == 0 { 0 } else { usize::try_from(self.next() % len as u64).unwrap_or(0) }
     }

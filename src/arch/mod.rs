@@ -73,7 +73,7 @@ impl Arch {
         }
     }
 
-    /// The largest red zone of this processor, for code whose ABI is not known.
+    /// The largest red zone of this processor, for code with unknown ABI.
     #[must_use]
     pub const fn red_zone_bytes_max(self) -> u64 {
         let (system_v, apple) = (self.red_zone_bytes(Abi::SystemV), self.red_zone_bytes(Abi::Apple));

@@ -29,7 +29,7 @@ impl X86_64 {
     pub const RSP: usize = 7;
 }
 
-/// aarch64 registers, in DWARF order (x0..x30, then sp; pc beside them).
+/// aarch64 registers, in DWARF order (x0..x30, then sp), and pc.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Aarch64 {
     /// x0..=x30; x29 is the frame pointer, x30 the link register.

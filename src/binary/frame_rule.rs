@@ -128,7 +128,7 @@ pub enum Column {
     In(u8),
     /// In memory, at the value of a DWARF expression with the CFA as initial stack.
     AtExpression(Box<[u8]>),
-    /// The value of such an expression.
+    /// The value of a DWARF expression with the CFA as initial stack.
     IsExpression(Box<[u8]>),
 }
 

@@ -233,8 +233,8 @@ impl JitCode {
         }
     }
 
-    /// Records that the conclusion on an address depends on the blocks whose bytes were returned, and on the
-    /// blocks that follow them, as far as they were read.
+    /// Records that the conclusion on an address depends on the returned blocks, and on the blocks that follow
+    /// them, if they were read.
     fn commit_dependencies(&self, lookup: Avma) {
         self.requests.with_dependencies(|touched, is_all| {
             let (mut dependencies, mut seen) = (self.dependencies.borrow_mut(), self.seen.borrow_mut());

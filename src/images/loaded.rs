@@ -50,7 +50,7 @@ impl std::error::Error for ImageError {
 /// An executable or library that was loaded.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// Path as the target sees it, or the kernel's name in brackets.
+    /// Path in the target's view, or the kernel's name in brackets.
     pub path: String,
     /// File name, or the kernel's name in brackets: `libc.so.6`, `[vdso]`.
     pub name: String,
@@ -121,7 +121,8 @@ impl Image {
         self.started_as.as_deref().unwrap_or(&self.path)
     }
 
-    /// The name of the module in frames: `redis-server`, though `/usr/bin/redis-server` is a link to `redis-check-rdb`.
+    /// The name of the module in frames: `redis-server`, although `/usr/bin/redis-server` is a link to
+    /// `redis-check-rdb`.
     #[must_use]
     pub fn shown_name(&self) -> &str {
         let started_as = self.started_as.as_deref();
@@ -183,7 +184,7 @@ impl Image {
         }
     }
 
-    /// The table of functions of a PE image for x86_64, if it has one.
+    /// The function table of a PE image for x86_64, if it has one.
     pub(super) fn pe_functions(&self) -> Option<PeFunctions<'_>> {
         PeFunctions::find(self.object()?.pe()?, self.bytes.as_ref().ok()?.bytes())
     }
@@ -207,7 +208,7 @@ impl Image {
         *self.jit_descriptor.get_or_init(find)
     }
 
-    /// The summary of the image's headers, if its format is understood.
+    /// The summary of the image's headers, if its format is supported.
     #[must_use]
     pub fn object(&self) -> Option<&Object> {
         self.object.as_ref().ok()

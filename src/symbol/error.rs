@@ -79,7 +79,7 @@ pub enum DebugFileError {
         /// The checksum in `.gnu_debuglink`.
         wanted: u32,
     },
-    /// It is not the supplementary file (DWARF 5, 7.3.6) of this debug file.
+    /// It is not this debug file's supplementary file (DWARF 5, 7.3.6).
     OtherSupplement,
     /// It is not the split file of this unit.
     OtherSplit,

@@ -2,7 +2,7 @@
 //!
 //! Input: a Mach-O file, hostile, and addresses. Output: the name of the function that the stub at an address
 //! jumps to. No symbol names stubs; the section states the size of each and the start of their entries in the
-//! indirect symbol table. Not for: images of the shared cache, whose builder removes nearly all stubs.
+//! indirect symbol table. Not for: images of the shared cache, where nearly all stubs were removed.
 //!
 //! Format: `<mach-o/loader.h>` of xnu, `S_SYMBOL_STUBS` (`__stubs`, `__auth_stubs`).
 

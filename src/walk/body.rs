@@ -1,5 +1,5 @@
-//! The row at an address whose unwind information describes only function bodies, or is missing: Mach-O images.
-//! Input: an address, its unwind information, and code; output: a row and its source. If instructions and unwind
+//! The row at an address with unwind information for function bodies only, or without any: Mach-O images. Input:
+//! an address, its unwind information, and code; output: a row and its source. If instructions and unwind
 //! information differ, the address is in a prologue or an epilogue, and the instructions are right.
 
 use super::flow;

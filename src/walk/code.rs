@@ -37,7 +37,7 @@ pub struct FilePlace {
     pub mapped: Range<Avma>,
 }
 
-/// The code of the target, as far as its images are known.
+/// The known code of the target.
 ///
 /// # JIT code
 /// Bytes of JIT code are read when a walk first needs them, and may change later. So implementations record each

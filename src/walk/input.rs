@@ -24,7 +24,7 @@ pub struct Input<'a> {
     pub code_mask: u64,
     /// The target's code.
     pub code: &'a dyn Code,
-    /// Memory of the stack above the copied bytes, as far as it was read.
+    /// Known memory of the stack above the copied bytes.
     pub outer: Option<&'a dyn OuterStack>,
     /// The signals that the thread blocks, one bit each; `None` if unknown.
     pub blocked_signals: Option<u64>,

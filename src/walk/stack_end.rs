@@ -32,7 +32,7 @@ pub enum StackEnd {
     /// Code without unwind information, without a frame record that leads further, and with instructions that lead
     /// to no caller either: JIT code, or compilers with their own conventions.
     Undescribed,
-    /// JIT code without cached facts, after the budget for following such code was spent.
+    /// JIT code without cached facts, after the budget for following it was spent.
     JitBudget,
     /// The limit of `--max-depth` frames.
     DepthLimit,

@@ -1,7 +1,7 @@
 //! A few bytes of JIT code at an address, read during a walk. A walk that needs a block of code must be repeated,
 //! which is too expensive for words that only resemble return addresses (all memory of Chez Scheme is executable).
 //!
-//! Input: reads of the target's memory. Output: [`Glance`]s, kept as long as conclusions on such code.
+//! Input: reads of the target's memory. Output: [`Glance`]s, cached as long as conclusions on JIT code.
 
 use std::cell::RefCell;
 

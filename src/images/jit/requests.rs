@@ -30,7 +30,7 @@ pub(super) struct Requests {
     spent: Cell<u64>,
     /// A search was skipped because the budget was spent.
     is_over_budget: Cell<bool>,
-    /// Blocks, by aligned address, whose bytes were returned since the last conclusion.
+    /// Blocks with bytes returned since the last conclusion, by aligned address.
     touched: RefCell<Vec<u64>>,
 }
 

@@ -21,7 +21,7 @@ pub(in crate::walk) struct Unwinder {
     cache: Cache,
     /// The frames of [`Unwinder::confirms`].
     confirmed: Frames,
-    /// The frames of a second walk in the other instruction set, where the leaf's is unknown.
+    /// The frames of a second walk in the other instruction set, if the leaf's is unknown.
     others: Frames,
 }
 

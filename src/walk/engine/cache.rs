@@ -28,7 +28,7 @@ pub(in crate::walk) struct Cache<P: Unwind> {
     rules: Table<Rule>,
     unusual: Vec<UnusualRule<P>>,
     pub(super) by_calls: CallRows<P>,
-    /// Rows by instructions at program counters, for those whose unwind information fails.
+    /// Rows by instructions at program counters where unwind information fails.
     by_code: HashMap<u64, Option<Box<RowOf<P>>>>,
     callees: P::Callees,
     shared: SharedRules<P>,
@@ -94,7 +94,7 @@ impl<P: Unwind> Cache<P> {
         }
     }
 
-    /// The row at a program counter by its instructions, for addresses whose unwind information fails.
+    /// The row at a program counter by its instructions, where unwind information fails.
     pub(super) fn by_code(&mut self, pc: Avma, code: &dyn Code) -> Option<&RowOf<P>> {
         if self.by_code.len() >= BY_CODE_MAX {
             self.by_code.clear();

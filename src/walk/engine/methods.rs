@@ -52,7 +52,7 @@ pub(in crate::walk) trait Unwind: Processor {
         FrameSwitch::No
     }
 
-    /// The row at a program counter by its instructions alone, for addresses whose unwind information fails.
+    /// The row at a program counter by its instructions alone, where unwind information fails.
     fn row_by_code(_pc: Avma, _code: &dyn Code, _callees: &mut Self::Callees) -> Option<Box<RowOf<Self>>> {
         None
     }

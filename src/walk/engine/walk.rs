@@ -196,7 +196,7 @@ impl<P: Unwind> Engine<P> {
         let checked = step.next.and_then(|(next, method)| self.check(frame, next, method, input));
         let checked = match (checked, frame.address) {
             // Where registers are exchanged, instructions are no better than rows; a row relative to a register
-            // other than the stack pointer indicates such code.
+            // other than the stack pointer indicates this.
             (Err(Failure::Refused), CodeAddress::Pc(pc)) if step.by_sp && step.switch == FrameSwitch::No => {
                 match self.cache.by_code(pc, input.code) {
                     Some(row) => frame

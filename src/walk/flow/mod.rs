@@ -271,8 +271,8 @@ pub(super) fn ends_chain<P: Processor>(entry: Avma, at: Avma, returned: bool, co
     arrives && ends && !paths.differ && !paths.is_full
 }
 
-/// Whether the code at an address is in the function that made the call, as far as bounds are known: after a
-/// noreturn call another function begins. `true` for a program counter, unless a function begins there.
+/// Whether the code at an address is in the function that made the call, by known bounds: after a noreturn call
+/// another function begins. `true` for a program counter, unless a function begins there.
 pub(super) fn is_behind_own_call(address: CodeAddress, code: &dyn Code) -> bool {
     let at = address.at();
     let begins_image = code.entry(at) == Some(at);

@@ -325,7 +325,7 @@ fn takes_frame_off(instruction: &Instruction, next: Avma, code: &dyn Code) -> bo
     }
 }
 
-/// The row of a function whose frame record rbp points to.
+/// The row of a function with rbp pointing to its frame record.
 fn record<P: Intel>() -> RowOf<P> {
     let mut row: RowOf<P> = Row::new(Cfa::Register(P::FRAME_POINTER, 2 * P::POINTER));
     row.columns[P::RETURN_COLUMN] = Column::At(-P::POINTER);

@@ -89,7 +89,7 @@ struct Thread {
     goal: usize,
 }
 
-/// A process whose threads run simulated code, one instruction at a time, from a seed.
+/// A process with threads that run simulated code, one instruction at a time, from a seed.
 pub(crate) struct Stepped {
     process: Process,
     random: Rng,
