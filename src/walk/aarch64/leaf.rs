@@ -51,7 +51,7 @@ fn is_caller(pc: Avma, link: u64, frame_pointer: u64, own_record: Option<bool>, 
         None => in_record != Some(link) && !same_function(pc, link, input.code),
     };
     // After the call in a function that saved only the link register, it holds the pc itself. (It also does at the
-    // entry of a function that follows the end of its noreturn caller.)
+    // entry of a noreturn function that directly follows its caller.)
     let is_stale = link == pc.0 && record::reloads_link_register(pc, input.code);
     no_record && link != 0 && !is_stale && is_code(link, input.code)
 }

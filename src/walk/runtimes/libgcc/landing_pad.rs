@@ -16,9 +16,9 @@ const FRAME_BYTES_MAX: u64 = 4096;
 const CFA: u64 = 18;
 const RA: u64 = 19;
 
-/// A partly replaced frame of the walk: libgcc overwrites its saved words, the return address last, with those
-/// saved by the frames above. Its original return address is stored in the context that unwinding started from.
-/// Other replaced words can be recognized by their second copy further up.
+/// A frame of the walk that may be partly replaced: libgcc overwrites its saved words, the return address last,
+/// with those saved by the frames above. Its original return address is stored in the context that unwinding
+/// started from. Other replaced words can be recognized by their second copy further up.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::walk) struct LandingPad {
     /// Its CFA.
