@@ -55,7 +55,7 @@ impl<'a> ImageView<'a> {
         image.is_t32(svma)
     }
 
-    /// The entry of the Arm exception handling ABI's tables at a code address, and its bounds, clipped to the
+    /// The entry of the 32-bit Arm exception handling ABI's tables at a code address, and its bounds, clipped to the
     /// mapping.
     #[must_use]
     pub fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, TableSays)> {

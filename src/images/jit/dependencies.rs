@@ -103,8 +103,9 @@ impl Dependencies {
     }
 }
 
-/// A 64-bit hash of the bytes. Each step is a bijection of the state before it and of the word, so a difference in
-/// one word is always detected. Four lanes hide the latency of multiplication.
+/// A 64-bit hash of the bytes: different ones collide with probability 2^-64. Each step is a bijection of the
+/// state before it and of the word, so a difference in one word is always detected. Four lanes hide the latency of
+/// multiplication.
 fn fingerprint(bytes: &[u8]) -> u64 {
     // Odd: the fractional part of the golden ratio (Knuth, The Art of Computer Programming, 6.4).
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
