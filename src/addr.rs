@@ -1,7 +1,7 @@
-//! Addresses, each in the type of its own space.
+//! Addresses, with a type for each address space.
 //!
-//! Mixing the spaces "works until the first program that is not loaded where it
-//! was linked"; so the types do not mix. Input and output: plain numbers.
+//! Separate types keep the spaces apart: mixing them "works until the first program that is not loaded where it
+//! was linked". Input and output: plain numbers.
 
 use std::fmt;
 use std::ops::{Add, Range, Sub};
@@ -15,15 +15,15 @@ pub struct Avma(pub u64);
 pub struct Svma(pub u64);
 
 impl Avma {
-    /// Whether the address is the kernel's: on 64-bit processors these have the highest bit set
-    /// (Documentation/arch/x86/x86_64/mm.rst, Documentation/arch/arm64/memory.rst).
+    /// Whether the address is in the kernel's half of the address space: on 64-bit processors, with the highest
+    /// bit set (Documentation/arch/x86/x86_64/mm.rst, Documentation/arch/arm64/memory.rst).
     #[must_use]
     pub fn is_kernel(self) -> bool {
         self.0 >> 63 == 1 && !self.is_vsyscall()
     }
 
-    /// Whether the address is in the page of entry points that the kernel of x86_64 emulates for programs
-    /// (Documentation/arch/x86/x86_64/mm.rst: "legacy vsyscall ABI"), which lies among the kernel's own addresses.
+    /// Whether the address is in the vsyscall page, which the x86_64 kernel emulates for programs
+    /// (Documentation/arch/x86/x86_64/mm.rst: "legacy vsyscall ABI") and which lies among kernel addresses.
     #[must_use]
     pub fn is_vsyscall(self) -> bool {
         const PAGE: u64 = 0xffff_ffff_ff60_0000;
@@ -31,21 +31,21 @@ impl Avma {
     }
 }
 
-/// Stands for the frame of an exception's handler of an M-profile core, plus its number: an address that no
-/// program has on any processor.
+/// Base of the pseudo addresses for exception frames of M-profile cores; the exception number is added. No program
+/// has these addresses on any processor.
 const EXCEPTIONS: u64 = 0x7fff_ffff_0000_0000;
-/// Numbers of exceptions have nine bits (Armv7-M Architecture Reference Manual, B1.4.2).
+/// Exception numbers have nine bits (Armv7-M Architecture Reference Manual, B1.4.2).
 const EXCEPTION_MAX: u32 = 0x1ff;
 
 impl Avma {
-    /// Stands for the exception with a number between the code that handles it and what it interrupted;
-    /// 0 if the number is not known.
+    /// The pseudo address of the exception frame between a handler and the code that it interrupted; 0 if the
+    /// number is unknown.
     #[must_use]
     pub fn exception(number: u32) -> Avma {
         Avma(EXCEPTIONS + u64::from(number.min(EXCEPTION_MAX)))
     }
 
-    /// The number of the exception that the address stands for.
+    /// The exception number of a pseudo address.
     #[must_use]
     pub fn as_exception(self) -> Option<u32> {
         let number = u32::try_from(self.0.checked_sub(EXCEPTIONS)?).ok()?;
@@ -53,8 +53,8 @@ impl Avma {
     }
 }
 
-/// An address of the target that code is looked up at: inside the instruction that executes or calls,
-/// so a return address minus one. Made by [`CodeAddress::lookup`].
+/// Address for code look-ups: inside the instruction that executes or calls, so a return address minus one.
+/// Created by [`CodeAddress::lookup`].
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LookupAvma(pub u64);
 
@@ -74,14 +74,14 @@ impl From<LookupAvma> for u64 {
     }
 }
 
-/// Where a code address in a stack came from, which decides how it is looked up.
+/// The origin of a code address in a stack, which decides how it is looked up.
 ///
 /// A return address names the instruction *after* the call. When the call was the
 /// last instruction of its function (a `noreturn` callee), that address already
 /// belongs to the next function, so look-ups use the address minus one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodeAddress {
-    /// The program counter of a thread, or of a frame interrupted by a signal.
+    /// The program counter of a thread, or of a frame that a signal interrupted.
     Pc(Avma),
     /// An address that a call pushed (or that the link register holds).
     Return(Avma),
@@ -96,14 +96,14 @@ impl CodeAddress {
         at
     }
 
-    /// Whether a call left it.
+    /// Whether it is a return address.
     #[must_use]
     #[inline(always)]
     pub fn is_return(self) -> bool {
         matches!(self, CodeAddress::Return(_))
     }
 
-    /// The address to look up: inside the instruction that is executing or calling.
+    /// The address to look up: inside the instruction that executes or calls.
     #[must_use]
     #[inline]
     pub fn lookup(self) -> LookupAvma {
@@ -152,7 +152,7 @@ address!(Avma);
 address!(Svma);
 address!(LookupAvma);
 
-/// Number of bytes in a range of addresses; 0 for a reversed one.
+/// Number of bytes in an address range; 0 for a reversed one.
 #[must_use]
 pub fn len(range: &Range<Avma>) -> u64 {
     range.end.0.saturating_sub(range.start.0)
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_of_vsyscalls_is_not_the_kernels() {
+    fn the_vsyscall_page_is_not_the_kernels() {
         let is_kernel = |at: u64| (Avma(at).is_kernel(), Avma(at).is_vsyscall());
         assert_eq!(is_kernel(0xffff_ffff_ff60_0400), (false, true));
         assert_eq!(is_kernel(0xffff_ffff_ff60_1000), (true, false));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_ends_do_not_overflow() {
+    fn reversed_and_overflowing_ranges_have_no_length() {
         assert_eq!(CodeAddress::Return(Avma(0)).lookup(), LookupAvma(u64::MAX));
         assert_eq!(Avma(u64::MAX).checked_add(1), None);
         assert_eq!(len(&(Avma(5)..Avma(3))), 0);

@@ -1,6 +1,6 @@
-//! Time, as the engine sees it: nanoseconds of a monotonic clock, real or fake.
+//! The engine's clock: nanoseconds of a monotonic clock, real or fake.
 //!
-//! The engine asks no other clock, so a simulated run replays exactly.
+//! The engine reads no other clock, so a simulated run replays exactly.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ pub struct RealClock {
 }
 
 impl RealClock {
-    /// A clock that starts at 0 now.
+    /// A clock with 0 at the time of the call.
     #[must_use]
     pub fn new() -> RealClock {
         RealClock { start: Instant::now() }
@@ -38,7 +38,7 @@ impl Clock for RealClock {
     }
 }
 
-/// A clock that moves only when told to; clones share the time.
+/// A clock that moves only when advanced; clones share the time.
 #[derive(Clone, Debug, Default)]
 pub struct FakeClock {
     now_ns: Rc<Cell<u64>>,

@@ -1,4 +1,4 @@
-//! The one error type: a kind that decides the exit code, and one line for a person.
+//! The one error type: a kind that decides the exit code, and one line of text.
 //!
 //! Text is lower case, names the subject (path, pid, option value), what was
 //! expected and the next step; `cli` prints it after `stackprof: `. Not finding
@@ -6,26 +6,25 @@
 
 use std::fmt;
 
-/// What an error means to the caller; exit codes are in the CLI contract.
+/// The consequence of an error for the caller; exit codes are in the CLI contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Attaching to the target was refused, or it does not exist.
+    /// The target does not exist, or attaching was refused.
     Attach,
-    /// A file or profile could not be read or has another form than expected.
+    /// A file or profile could not be read or has an unexpected format.
     Input,
     /// An output could not be written.
     Output,
-    /// The command line asks for something that cannot be.
+    /// The command line is invalid.
     Usage,
     /// Nothing was sampled, or there is nothing to compare.
     NoData,
-    /// The operating system refused something that normally works.
+    /// The operating system refused an operation that normally works.
     System,
 }
 
-/// An error with its one line of text, which says all that a person needs; what caused it is kept
-/// for programs.
+/// An error with one line of text, which is complete by itself; the source error is kept for programs.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -42,13 +41,13 @@ impl Error {
         Error { kind, text: text.into(), source: None }
     }
 
-    /// This error with its cause, which [`source`](std::error::Error::source) gives.
+    /// This error with its cause, returned by [`source`](std::error::Error::source).
     #[must_use]
     pub fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error { source: Some(Box::new(source)), ..self }
     }
 
-    /// What the error means to the caller.
+    /// The kind of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
@@ -73,21 +72,21 @@ impl std::error::Error for Error {
     }
 }
 
-/// A file or directory that the user named cannot be read; `name` is what the user called it.
+/// The error for a file or directory that cannot be read; `name` is what the user called it.
 #[must_use]
 pub fn cannot_read(name: impl fmt::Display, error: std::io::Error) -> Error {
     let why = io_text(&error);
     let next = match error.kind() {
         std::io::ErrorKind::NotFound => "; check the name",
         std::io::ErrorKind::PermissionDenied => "; read it as a user who may, or name another",
-        // `ELOOP`, whose kind is not stable in Rust.
+        // `ELOOP`, which has no stable `ErrorKind`.
         _ if why.contains("symbolic link") => "; a link leads to itself: name the file",
         _ => "",
     };
     Error::new(ErrorKind::Input, format!("cannot read `{name}`: {why}{next}")).caused_by(error)
 }
 
-/// The words for an I/O error without Rust's "(os error N)" tail.
+/// The text of an I/O error without Rust's "(os error N)" tail.
 #[must_use]
 pub fn io_text(error: &std::io::Error) -> String {
     let text = error.to_string();
@@ -104,19 +103,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn io_errors_read_as_plain_words() {
+    fn io_errors_have_no_os_error_tail() {
         assert_eq!(io_text(&std::io::Error::from_raw_os_error(2)), "no such file or directory");
     }
 
     #[test]
-    fn context_stands_in_front() {
+    fn context_precedes_the_text() {
         let error = Error::new(ErrorKind::Input, "expected \"stack count\"").context("a.folded:3");
         assert_eq!(error.to_string(), "a.folded:3: expected \"stack count\"");
         assert_eq!(error.kind(), ErrorKind::Input);
     }
 
     #[test]
-    fn what_caused_an_error_stays_with_it() {
+    fn an_error_keeps_its_source() {
         use std::error::Error as _;
         let error = Error::new(ErrorKind::Output, "cannot write").caused_by(std::io::Error::other("full"));
         let error = error.context("a.svg");

@@ -1,17 +1,16 @@
-//! Makes the characters of a text visible that steer what shows it: a terminal, a picture, a page.
+//! Escapes invisible characters, which can manipulate a terminal, a picture or a page.
 //!
-//! Names of functions, threads, processes and files come from the program that is looked at, and
-//! profiles come from anybody. A control character in one moves the cursor of a terminal, a bidi
-//! control turns the rest of a line round, and a character without a glyph makes two names look
-//! alike. Input: text from outside. Output: the text with each of them as `\u{202e}`. Nothing
-//! else is changed, so an escaped text stays as it is when it is escaped again.
+//! Names of functions, threads, processes and files come from the target, and profiles come from anybody. A
+//! control character moves the cursor of a terminal, a bidi control reverses the rest of a line, and a character
+//! without a glyph makes two names look alike. Input: untrusted text. Output: the text with each of these as
+//! `\u{202e}`. Nothing else changes, so escaping is idempotent.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Whether a character has no glyph of its own and is no space: controls (C0, DEL, C1), format
-/// characters (Unicode's Cf: bidi, zero width, tags), separators of lines and paragraphs,
-/// variation selectors, fillers, whatever else Unicode lets a font ignore, and noncharacters.
+/// Whether a character has no glyph and is no space: controls (C0, DEL, C1), format characters (Unicode's Cf:
+/// bidi, zero width, tags), line and paragraph separators, variation selectors, fillers, other default ignorable
+/// code points, and noncharacters.
 #[must_use]
 pub fn is_invisible(c: char) -> bool {
     matches!(
@@ -48,19 +47,19 @@ pub fn is_invisible(c: char) -> bool {
     ) || u32::from(c) & 0xfffe == 0xfffe
 }
 
-/// The text as a part of one line.
+/// Escapes text that is part of one line.
 #[must_use]
 pub fn escape_line(text: &str) -> Cow<'_, str> {
     escape(text, is_invisible)
 }
 
-/// The text as lines, whose ends stay.
+/// Escapes text of several lines; keeps line feeds.
 #[must_use]
 pub fn escape_lines(text: &str) -> Cow<'_, str> {
     escape(text, |c| c != '\n' && is_invisible(c))
 }
 
-/// The text of a source file: lines end with a line feed, and tabs stay.
+/// Escapes the text of a source file: keeps tabs, and converts CRLF to line feeds.
 #[must_use]
 pub fn escape_source(text: &str) -> Cow<'_, str> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -71,14 +70,14 @@ pub fn escape_source(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A JSON document whose strings hold the same characters as before, each invisible one as `\u202e`.
-/// Outside of strings JSON has no such character but the line ends and tabs that stay.
+/// Escapes a JSON document, with each invisible character in strings as `\u202e`: the values are unchanged.
+/// Outside of strings JSON allows no invisible characters but line ends and tabs, which are kept.
 #[must_use]
 pub fn escape_json(document: &str) -> Cow<'_, str> {
     let is_escaped = |c: char| !matches!(c, '\t' | '\n' | '\r') && is_invisible(c);
     replace(document, is_escaped, |c, out| {
         for unit in c.encode_utf16(&mut [0; 2]) {
-            // A String takes everything.
+            // Writing to a String cannot fail.
             let _ = write!(out, "\\u{unit:04x}");
         }
     })
@@ -89,7 +88,7 @@ fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
 }
 
 fn replace(text: &str, is_replaced: impl Fn(char) -> bool, put: impl Fn(char, &mut String)) -> Cow<'_, str> {
-    // The quick way: nearly all texts, of which there may be millions, are plain ASCII.
+    // Fast path: nearly all texts, of which there may be millions, are plain ASCII.
     let is_plain = text.bytes().all(|byte| matches!(byte, b' '..=b'~'));
     if is_plain || !text.contains(&is_replaced) {
         return Cow::Borrowed(text);
@@ -105,8 +104,7 @@ fn replace(text: &str, is_replaced: impl Fn(char) -> bool, put: impl Fn(char, &m
     Cow::Owned(out)
 }
 
-/// The last component of a path of any system. The backslash of an escaped character separates
-/// nothing.
+/// The last component of a path of any system. The backslash of an escaped character is no separator.
 #[must_use]
 pub fn file_name(path: &str) -> &str {
     let mut end = path.len();
@@ -120,7 +118,7 @@ pub fn file_name(path: &str) -> &str {
     path
 }
 
-/// Whether a text goes on as an escaped character does after its backslash: `u{202e}`.
+/// Whether the text after a backslash is an escaped character: `u{202e}`.
 fn is_escape(text: &str) -> bool {
     let digits = text.strip_prefix("u{").and_then(|rest| rest.split_once('}')).map(|(digits, _)| digits);
     let code =
@@ -133,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_seen_is_escaped() {
+    fn invisible_characters_are_escaped() {
         for (text, escaped) in [
             ("", ""),
             ("a b~", "a b~"),
@@ -156,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn json_says_what_it_said() {
+    fn escaped_json_has_the_same_values() {
         let text = "a\u{1b}\u{7f}\u{9b}\u{202e}\u{e0041}\u{2028}\n\"\\";
         let document = serde_json::to_string_pretty(&[text]).expect("JSON");
         let escaped = escape_json(&document);
@@ -166,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_file_may_have_escaped_characters() {
+    fn a_file_name_may_contain_escaped_characters() {
         for (path, name) in [
             ("", ""),
             ("a.c", "a.c"),

@@ -1,9 +1,9 @@
-//! What SIGINT, SIGTERM and SIGHUP to the profiler itself mean, by what it does when they come.
+//! How the profiler responds to SIGINT, SIGTERM and SIGHUP, by its phase.
 //!
-//! A leaf without system calls and without time: signals and phases in, answers out.
-//! `sources::signals` takes the signals, and keeps the time that [`Interruption::limit`] asks for.
+//! A leaf without system calls and without time: signals and phases in, answers out. `sources::signals` receives
+//! the signals and enforces the time limit of [`Interruption::limit`].
 
-/// A signal that asks the profiler to end.
+/// A signal that requests the profiler to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// SIGINT, Ctrl-C.
@@ -14,31 +14,31 @@ pub enum Signal {
     Hangup,
 }
 
-/// What the profiler does.
+/// The current activity of the profiler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Nothing is recorded yet, or nothing will be: it attaches, starts a command, or reads its inputs.
+    /// No recording yet, or none at all: it attaches, starts a command, or reads its inputs.
     Start,
-    /// It records.
+    /// Recording.
     Recording,
-    /// It names what was recorded, and writes it.
+    /// Symbolicating and writing what was recorded.
     Output,
-    /// It waits for the reader of a pipe, which may never come.
+    /// Waiting for the reader of a pipe, which may never come.
     Reader,
-    /// It serves what was recorded, until it is told to end.
+    /// Serving what was recorded, until a signal.
     Server,
 }
 
-/// What a signal causes.
+/// The response to a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The process ends by this signal, now.
+    /// The process ends by this signal immediately.
     End(Signal),
-    /// The recording ends; it is named and written.
+    /// The recording ends; it is symbolicated and written.
     EndRecording,
     /// The launched command gets the signal.
     PassOn(Signal),
-    /// The output has a short time to become whole.
+    /// The output must be complete within a short time.
     Finish,
 }
 
@@ -49,18 +49,18 @@ pub struct Interruption {
     /// A launched command gets the first SIGTERM or SIGHUP.
     passes_on: bool,
     passed_on: bool,
-    /// A signal was answered: the next one ends the process.
+    /// A signal was handled: the next one ends the process.
     ending: bool,
-    /// The process ends by this signal unless it is done in a short time.
+    /// The process ends by this signal unless it finishes within a short time.
     limit: Option<Signal>,
-    /// The signal that ended the recording, or the command, which ended it.
+    /// The signal that ended the recording, directly or through the command.
     ended_by: Option<Signal>,
-    /// The limit is that of the wait for a reader alone.
+    /// The limit applies only to the wait for a reader.
     is_for_reader: bool,
 }
 
 impl Interruption {
-    /// At the start of a command.
+    /// The state at the start of a command.
     #[must_use]
     pub const fn new() -> Interruption {
         Interruption {
@@ -74,17 +74,17 @@ impl Interruption {
         }
     }
 
-    /// A launched command decides what it does on SIGTERM and SIGHUP; the recording ends when it ends.
+    /// Lets a launched command handle SIGTERM and SIGHUP; the recording ends when the command ends.
     pub fn pass_on(&mut self) {
         self.passes_on = true;
     }
 
-    /// The profiler does something else from now on.
+    /// Enters another phase.
     pub fn enter(&mut self, phase: Phase) {
         match (self.phase, phase) {
-            // What was passed on reaches the command now.
+            // The command receives the forwarded signal now.
             (_, Phase::Recording) => self.limit = None,
-            // Naming and writing end by themselves, this wait may not.
+            // Symbolication and writing end by themselves; the wait for a reader may not.
             (_, Phase::Reader) if self.limit.is_none() => {
                 self.limit = self.ended_by;
                 self.is_for_reader = true;
@@ -95,19 +95,19 @@ impl Interruption {
         self.phase = phase;
     }
 
-    /// What the profiler does.
+    /// The current phase.
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// The signal that the process ends by if it is not done in a short time.
+    /// The signal that ends the process unless it finishes within a short time.
     #[must_use]
     pub fn limit(&self) -> Option<Signal> {
         self.limit
     }
 
-    /// Answers a signal.
+    /// Handles a signal.
     pub fn receive(&mut self, signal: Signal) -> Answer {
         if self.ending {
             return Answer::End(signal);
@@ -117,7 +117,7 @@ impl Interruption {
             Phase::Start | Phase::Recording if passes_on => {
                 self.passed_on = true;
                 self.ended_by = Some(signal);
-                // The command may never begin.
+                // The command may never start.
                 self.limit = Some(signal).filter(|_| self.phase == Phase::Start);
                 Answer::PassOn(signal)
             }
@@ -127,7 +127,7 @@ impl Interruption {
             }
             Phase::Recording => {
                 self.ending = true;
-                // Somebody asked before, and the command did not end.
+                // The command got a signal before and did not end.
                 self.limit = Some(signal).filter(|_| self.passed_on);
                 self.ended_by = Some(signal);
                 Answer::EndRecording
@@ -163,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn before_anything_is_recorded_each_signal_ends_the_process() {
+    fn before_recording_each_signal_ends_the_process() {
         for signal in SIGNALS {
             assert_eq!(Interruption::new().receive(signal), Answer::End(signal));
         }
     }
 
     #[test]
-    fn the_first_signal_ends_the_recording_which_has_all_the_time_it_needs_to_be_written() {
+    fn the_first_signal_ends_the_recording_without_a_time_limit_for_its_output() {
         for signal in SIGNALS {
             let mut interruption = at(Phase::Recording);
             assert_eq!(interruption.receive(signal), Answer::EndRecording);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_signal_ends_the_process_whichever_the_first_was() {
+    fn the_second_signal_ends_the_process() {
         for first in SIGNALS {
             for second in SIGNALS {
                 for (phase, then) in [
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_output_that_waits_has_a_short_time_from_the_first_signal_on() {
+    fn a_signal_during_output_sets_a_time_limit() {
         for signal in SIGNALS {
             let mut interruption = at(Phase::Output);
             assert_eq!(interruption.limit(), None);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_is_waited_for_a_short_time_once_a_signal_has_ended_the_recording() {
+    fn the_wait_for_a_reader_is_limited_after_a_signal() {
         for signal in SIGNALS {
             let mut interruption = at(Phase::Recording);
             interruption.receive(signal);
@@ -239,7 +239,7 @@ mod tests {
             interruption.pass_on();
             assert_eq!(interruption.receive(signal), Answer::PassOn(signal));
             assert_eq!(interruption.limit(), None, "the command may take its time");
-            // It did not end: what was recorded is kept if that is quickly done.
+            // It did not end: the recording is kept if that is done quickly.
             assert_eq!(interruption.receive(signal), Answer::EndRecording);
             assert_eq!(interruption.limit(), Some(signal));
             assert_eq!(interruption.receive(signal), Answer::End(signal));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_launched_command_has_ctrl_c_from_the_terminal() {
+    fn ctrl_c_is_not_forwarded_to_a_launched_command() {
         let mut interruption = at(Phase::Recording);
         interruption.pass_on();
         assert_eq!(interruption.receive(Interrupt), Answer::EndRecording);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_for_a_command_that_never_begins_ends_the_process() {
+    fn a_forwarded_signal_ends_the_process_if_the_command_never_starts() {
         let mut interruption = Interruption::new();
         interruption.pass_on();
         assert_eq!(interruption.receive(Terminate), Answer::PassOn(Terminate));

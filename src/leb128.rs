@@ -1,18 +1,18 @@
-//! LEB128: whole numbers of seven bits a byte (DWARF 5, 7.6). Input: bytes; output: a number, and the other way round.
+//! LEB128: integers in seven bits a byte (DWARF 5, 7.6). Input: bytes; output: a number, and the reverse.
 
-/// A number as it was read.
+/// A decoded number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Leb128 {
     /// The lowest 64 bits.
     pub(crate) bits: u64,
-    /// How many bits its bytes have.
+    /// Number of bits in its bytes.
     width: u32,
     /// Whether bits beyond 64 are set.
     overflows: bool,
 }
 
 impl Leb128 {
-    /// Reads a number of at most `most_bytes` bytes; `None` if it is longer or cut short.
+    /// Reads a number of at most `most_bytes` bytes; `None` if it is longer or truncated.
     pub(crate) fn read(bytes: &mut impl Iterator<Item = u8>, most_bytes: u32) -> Option<Leb128> {
         let mut number = Leb128 { bits: 0, width: 0, overflows: false };
         for byte in bytes.take(most_bytes as usize) {
@@ -28,15 +28,15 @@ impl Leb128 {
         None
     }
 
-    /// The number with its sign.
+    /// The number, sign-extended.
     pub(crate) fn signed(self) -> i64 {
         let unused = 64 - self.width.min(64);
         (self.bits << unused).cast_signed() >> unused
     }
 }
 
-/// Takes an unsigned number of at most 10 bytes from the front of `bytes`; `None`
-/// if it is longer, is cut short, or does not fit 64 bits.
+/// Takes an unsigned number of at most 10 bytes from the front of `bytes`; `None` if it is longer, truncated, or
+/// does not fit 64 bits.
 pub(crate) fn take_unsigned(bytes: &mut &[u8]) -> Option<u64> {
     let mut rest = bytes.iter();
     let number = Leb128::read(&mut rest.by_ref().copied(), 10).filter(|number| !number.overflows)?;
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_read_as_they_were_written() {
+    fn numbers_survive_a_round_trip() {
         for number in [0, 1, 0x7f, 0x80, 0x3fff, 0x4000, u64::MAX >> 1, u64::MAX] {
             let mut bytes = Vec::new();
             put_unsigned(number, &mut bytes);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_of_64_bits_is_left_where_it_is() {
+    fn invalid_numbers_are_not_consumed() {
         for bytes in
             [&[][..], &[0x80], &[0xff; 11], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2]]
         {

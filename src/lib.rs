@@ -4,20 +4,20 @@
 //!
 //! ```text
 //! sources     processes: threads, stops, the kernel's samples, memory, images (the OS calls)
-//! sampler     ticks, which threads to stop, weights, losses
-//! walk        registers + stack bytes -> frames + why the walk ended
+//! sampler     ticks, selection of threads to stop, weights, losses
+//! walk        registers + stack bytes -> frames + reason why the walk ended
 //! trie        one node per (parent, address), counts
 //! heap        sampled allocations -> bytes in use by stack, their sampling error
-//! images      which image an address belongs to, and where in it
-//! binary      what is in the files of images
+//! images      address -> image + address in it
+//! binary      contents of the files of images
 //! recording   trie + images + losses
-//! symbol      once per unique address -> names
+//! symbol      each unique address once -> names
 //! profile     recording + names, saved; formats of files; views
 //! disassembly machine code -> text
-//! server      a profile for a viewer in a browser: which requests are answered, and how
+//! server      HTTP requests of a viewer in a browser -> responses from a profile
 //! flamegraph  the picture
 //! diff        two profiles -> what changed
-//! gate        several profiles a side -> a verdict
+//! gate        several profiles per side -> a verdict
 //! cli         the command line, the only module that prints
 //! ```
 //!
@@ -68,7 +68,7 @@ pub mod walk;
 
 pub mod cli;
 
-/// How long tests take.
+/// CPU time of tests.
 #[cfg(test)]
 #[path = "../tests/support/cpu_time.rs"]
 mod cpu_time;

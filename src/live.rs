@@ -1,39 +1,39 @@
-//! Shared state of a running recording: its counters, and requests to end or to suspend it.
+//! Shared state of a running recording: its counters, and requests to stop or suspend it.
 //!
-//! A leaf: the sampler counts and answers, the progress line reads, the signal thread makes requests.
-//! Nothing depends on these numbers; the profile's own are in `recording::Stats`.
+//! A leaf: the sampler counts and responds, the progress line reads, the signal thread makes requests. Nothing
+//! depends on these counters; the profile has its own in `recording::Stats`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Whether a recording is to be suspended, and whether it is.
+/// Whether a suspension was requested, and whether it has taken effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Suspension {
-    /// It records.
+    /// Recording.
     #[default]
     None,
-    /// A suspension was requested.
+    /// Suspension was requested.
     Wanted,
     /// The target is detached; the sampler waits for [`Live::resume`].
     Parked,
 }
 
-/// Shared between a recording and those who watch it. All zero until the first tick.
+/// State shared between a recording and its observers. All zero until the first tick.
 #[derive(Debug, Default)]
 pub struct Live {
     /// Ticks so far.
     pub ticks: AtomicU64,
     /// Samples so far.
     pub samples: AtomicU64,
-    /// Threads now alive.
+    /// Threads currently alive.
     pub threads: AtomicU64,
-    /// All stops together, nanoseconds.
+    /// Total stop time of all threads, nanoseconds.
     pub pause_ns: AtomicU64,
-    /// CPU time the target used while recorded, nanoseconds; 0 where not known.
+    /// CPU time of the target during the recording, nanoseconds; 0 if unknown.
     pub target_cpu_ns: AtomicU64,
-    /// Set when the recording shall end: the sampler looks at it once per tick.
+    /// Set to stop the recording: the sampler reads it once per tick.
     stop: AtomicBool,
-    /// The sampler has seen that, or has ended by itself.
+    /// The sampler has seen the request, or has ended by itself.
     answered: AtomicBool,
     /// Whether `suspension` is not `None`; cheap to read at each tick.
     suspends: AtomicBool,
@@ -42,12 +42,12 @@ pub struct Live {
 }
 
 impl Live {
-    /// Asks the recording to end.
+    /// Requests that the recording stop.
     pub fn ask_to_stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the recording is to end; called by the sampler, and counts as its answer.
+    /// Whether the recording should stop; called by the sampler, which acknowledges the request by that.
     #[must_use]
     pub fn shall_stop(&self) -> bool {
         let stop = self.stop.load(Ordering::Relaxed);
@@ -57,18 +57,18 @@ impl Live {
         stop
     }
 
-    /// The sampler has ended, or has seen that it shall.
+    /// Records that the sampler has ended, or has seen the request to stop.
     pub fn answer(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the sampler has seen that it shall end, or has ended by itself.
+    /// Whether the sampler has seen the request to stop, or has ended by itself.
     #[must_use]
     pub fn has_answered(&self) -> bool {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// Asks the recording to let its target go for a while.
+    /// Requests that the recording detach from its target for a while.
     pub fn ask_to_suspend(&self) {
         let mut suspension = self.suspension();
         if *suspension == Suspension::None {
@@ -83,15 +83,15 @@ impl Live {
         self.suspends.load(Ordering::Relaxed)
     }
 
-    /// Marks the target as detached, and waits until [`Live::resume`]. Returns at once if the request was
-    /// taken back.
+    /// Marks the target as detached, and waits until [`Live::resume`]. Returns immediately if the request was
+    /// withdrawn.
     pub fn park(&self) {
         let mut suspension = self.suspension();
         if *suspension == Suspension::None {
             return;
         }
         while *suspension != Suspension::None {
-            // Another request may come before this thread has woken from the one before.
+            // Another request may arrive before this thread has woken from the previous one.
             *suspension = Suspension::Parked;
             suspension = self.resumed.wait(suspension).unwrap_or_else(PoisonError::into_inner);
         }
@@ -103,7 +103,7 @@ impl Live {
         *self.suspension() == Suspension::Parked
     }
 
-    /// Lets the recording go on.
+    /// Resumes the recording.
     pub fn resume(&self) {
         *self.suspension() = Suspension::None;
         self.suspends.store(false, Ordering::Relaxed);
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_to_stop_is_answered_by_who_looks_at_it() {
+    fn the_sampler_acknowledges_a_request_to_stop() {
         let live = Live::default();
         assert!(!live.shall_stop() && !live.has_answered());
         live.ask_to_stop();
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_to_suspend_that_was_taken_back_parks_nobody() {
+    fn a_withdrawn_suspension_does_not_park() {
         let live = Live::default();
         live.park();
         live.ask_to_suspend();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_parked_is_parked_for_the_next_request_too() {
+    fn a_parked_recording_stays_parked_for_the_next_request() {
         let live = Live::default();
         live.ask_to_suspend();
         std::thread::scope(|scope| {
@@ -148,7 +148,7 @@ mod tests {
             while !live.is_parked() {
                 std::thread::yield_now();
             }
-            // As `resume`, followed by a request before the parked thread has the lock.
+            // Like `resume`, followed by a request before the parked thread has the lock.
             *live.suspension() = Suspension::Wanted;
             live.resumed.notify_all();
             while !live.is_parked() {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_parked_goes_on_when_that_is_over() {
+    fn a_parked_recording_resumes() {
         let live = Live::default();
         live.ask_to_suspend();
         std::thread::scope(|scope| {

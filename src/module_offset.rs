@@ -1,21 +1,21 @@
-//! How code without a name is called: the one rule for all that write such names or read them.
+//! Names for code without a symbol: the one format for everything that writes or reads them.
 //!
-//! Input: a module and bytes from its lowest stated address, or a name. Output: the name, or
-//! what it says. Not for: finding out where a function begins.
+//! Input: a module and bytes from its lowest stated address, or a name. Output: the name, or its parts. Not for:
+//! finding the start of a function.
 
 use std::fmt;
 
-/// Code of a module that has no name.
+/// Code of a module without a symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModuleOffset<'a> {
-    /// A function of which only its beginning is known: `[module:fn+0x1f40]`.
+    /// A function of which only the start is known: `[module:fn+0x1f40]`.
     Function {
         /// File name of the module.
         module: &'a str,
         /// Its first address, in bytes from the module's lowest stated address.
         start: u64,
     },
-    /// One address of it: `[module+0x1f40]`.
+    /// A single address: `[module+0x1f40]`.
     Address {
         /// File name of the module.
         module: &'a str,
@@ -24,11 +24,11 @@ pub enum ModuleOffset<'a> {
     },
 }
 
-/// What stands between module and offset where that is a function's.
+/// Separator between module and offset in names of functions.
 const FUNCTION: &str = ":fn";
 
 impl<'a> ModuleOffset<'a> {
-    /// What a name says, if it is of this form.
+    /// Parses a name; `None` if it has another form.
     #[must_use]
     pub fn parse(name: &'a str) -> Option<ModuleOffset<'a>> {
         let (module, offset) = name.strip_prefix('[')?.strip_suffix(']')?.rsplit_once("+0x")?;
@@ -53,7 +53,7 @@ impl<'a> ModuleOffset<'a> {
 
 impl fmt::Display for ModuleOffset<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The kernel's own names have brackets already.
+        // Names of the kernel already have brackets.
         let module = self.module().trim_start_matches('[').trim_end_matches(']');
         match self {
             ModuleOffset::Function { start, .. } => write!(f, "[{module}{FUNCTION}+{start:#x}]"),
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_they_are_written() {
+    fn names_survive_a_round_trip() {
         for (offset, name) in [
             (
                 ModuleOffset::Function { module: "libruby.so.3.1", start: 0x9_dd20 },
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_are_no_offsets() {
+    fn other_names_are_not_parsed() {
         for name in ["", "[]", "[unknown]", "main", "[a+0x]", "[a+0x+1]", "[a+0xg]", "[a+0x10", "a+0x10]"] {
             assert_eq!(ModuleOffset::parse(name), None, "{name}");
         }

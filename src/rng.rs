@@ -1,5 +1,5 @@
-//! Seeded numbers: a splitmix64 generator and a hash built on the same mixing step. A leaf:
-//! the simulated process and the resampling of `gate` must replay from one number.
+//! Seeded numbers: a splitmix64 generator and a hash with the same mixing step. A leaf: the simulated process and
+//! the resampling of `gate` must replay from one number.
 //!
 //! Input: a seed. Output: the same numbers on every platform. Not for cryptography.
 
@@ -13,7 +13,7 @@ pub fn mix(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// One number out of several, depending on their order.
+/// A hash of several numbers that depends on their order.
 #[must_use]
 #[inline]
 pub fn hash(parts: &[u64]) -> u64 {
@@ -27,14 +27,14 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// A generator whose whole sequence follows from `seed`.
+    /// A generator with a sequence that depends on `seed` alone.
     #[must_use]
     pub fn new(seed: u64) -> Rng {
         Rng { state: seed }
     }
 
     /// The next number, all 64 bits.
-    // An endless sequence: there is no end that an `Iterator` could tell.
+    // Not an `Iterator`: the sequence never ends.
     #[allow(clippy::should_implement_trait)]
     #[inline]
     pub fn next(&mut self) -> u64 {
@@ -43,17 +43,17 @@ impl Rng {
         number
     }
 
-    /// A number in `low..=high`. The slight bias of the remainder does not matter here.
+    /// A number in `low..=high`, with a slight, acceptable bias.
     pub fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low).saturating_add(1)
     }
 
-    /// An index below `len`; 0 if there is none. The slight bias does not matter here.
+    /// An index below `len`, with a slight, acceptable bias; 0 if `len` is 0.
     pub fn below(&mut self, len: usize) -> usize {
         if len == 0 { 0 } else { usize::try_from(self.next() % len as u64).unwrap_or(0) }
     }
 
-    /// One of these, of which there is one at least.
+    /// One of these elements, at random.
     ///
     /// # Panics
     /// If there is none.
@@ -67,7 +67,7 @@ impl Rng {
     }
 }
 
-/// Which seeds tests run, shared with those of tests/.
+/// The seeds that tests run, shared with those of tests/.
 #[cfg(test)]
 #[path = "../tests/support/rounds.rs"]
 pub(crate) mod rounds;
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stay_within_their_bounds_and_reach_them() {
+    fn numbers_stay_in_range_and_reach_its_bounds() {
         let mut rng = Rng::new(7);
         let mut seen = [false; 4];
         for _ in 0..200 {

@@ -1,5 +1,4 @@
-//! Processors: their names, the size of their pointers, and the registers that walking a stack begins
-//! with.
+//! Processors: names, pointer size, and the registers that a stack walk starts with.
 
 mod registers;
 
@@ -12,20 +11,20 @@ pub enum Arch {
     X86_64,
     /// 64-bit Arm.
     Aarch64,
-    /// 32-bit programs of Intel processors.
+    /// 32-bit x86.
     X86,
     /// 32-bit Arm: A32 and T32, with or without an operating system.
     Arm,
 }
 
-/// In which order the bytes of a word stand in memory.
+/// Order of the bytes of a word in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteOrder {
-    /// The lowest byte first.
+    /// Least significant byte first.
     Little,
 }
 
-/// The conventions that a system's code keeps to.
+/// The ABI of a system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Abi {
     /// System V and the procedure call standards of Arm: Linux, programs without an operating system.
@@ -46,7 +45,7 @@ impl Arch {
         }
     }
 
-    /// Bytes of an address in memory: 4 or 8.
+    /// Bytes of a pointer: 4 or 8.
     #[must_use]
     pub const fn pointer_bytes(self) -> u64 {
         match self {
@@ -55,8 +54,8 @@ impl Arch {
         }
     }
 
-    /// The order of bytes of what is read from targets. Big-endian ones are refused where they are
-    /// named, so there is one order only.
+    /// The byte order of data read from targets. Big-endian targets are refused where they are identified, so
+    /// there is only one.
     #[must_use]
     pub const fn byte_order(self) -> ByteOrder {
         ByteOrder::Little
@@ -74,7 +73,7 @@ impl Arch {
         }
     }
 
-    /// The largest red zone of this processor, for code whose ABI is not known.
+    /// The largest red zone of this processor, for code with unknown ABI.
     #[must_use]
     pub const fn red_zone_bytes_max(self) -> u64 {
         let (system_v, apple) = (self.red_zone_bytes(Abi::SystemV), self.red_zone_bytes(Abi::Apple));

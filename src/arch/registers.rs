@@ -1,4 +1,4 @@
-//! The registers of a stopped thread, per architecture: a leaf that target and walk share.
+//! The registers of a stopped thread, per architecture: a leaf module that target and walk share.
 
 use super::Arch;
 use crate::addr::Avma;
@@ -6,12 +6,12 @@ use crate::addr::Avma;
 /// The largest red zone of any processor and ABI; see [`Arch::red_zone_bytes`].
 pub const RED_ZONE_BYTES: u64 = 128;
 
-/// Stands for a register that nobody told: no address of a program's memory, of 32 bits or of 64, and not 0, which ends a
-/// chain of frame records. A word of a program that is the same only makes a stack incomplete.
+/// Placeholder for a register without a value: not a valid program address on 32 or 64 bits, and not 0, which ends
+/// a chain of frame records. A program word of the same value only makes a stack incomplete.
 pub const UNKNOWN_REGISTER: u64 = 0xdead_dead_dead_dea8;
 
-/// x86_64 registers. `gpr` is in DWARF register order (System V AMD64 ABI, figure 3.36),
-/// which is not the order of the encoding: rax rdx rcx rbx rsi rdi rbp rsp r8..r15.
+/// x86_64 registers. `gpr` is in DWARF register order (System V AMD64 ABI, figure 3.36), which differs from the
+/// encoding order: rax rdx rcx rbx rsi rdi rbp rsp r8..r15.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct X86_64 {
     /// General registers 0..=15 by DWARF number.
@@ -29,7 +29,7 @@ impl X86_64 {
     pub const RSP: usize = 7;
 }
 
-/// aarch64 registers, in DWARF order (x0..x30, then sp; pc beside them).
+/// aarch64 registers, in DWARF order (x0..x30, then sp), and pc.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Aarch64 {
     /// x0..=x30; x29 is the frame pointer, x30 the link register.
@@ -47,8 +47,8 @@ impl Aarch64 {
     pub const LR: usize = 30;
 }
 
-/// i386 registers, in DWARF order (System V i386 ABI, table 2.14): eax ecx edx ebx esp ebp esi edi.
-/// Values are zero-extended, so that [`UNKNOWN_REGISTER`] is none of them.
+/// i386 registers, in DWARF order (System V i386 ABI, table 2.14): eax ecx edx ebx esp ebp esi edi. Values are
+/// zero-extended, so none equals [`UNKNOWN_REGISTER`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct X86 {
     /// General registers 0..=7 by DWARF number.
@@ -69,9 +69,9 @@ impl X86 {
 pub struct Arm {
     /// r0..=r15; r13 is the stack pointer, r14 the link register, r15 the program counter.
     pub r: [u64; 16],
-    /// The status register: CPSR, or xPSR of an M-profile core; `None` where it is not told.
+    /// The status register: CPSR, or xPSR of an M-profile core; `None` if it is unknown.
     pub cpsr: Option<u32>,
-    /// The core is of the M profile (Cortex-M): T32 only, and exceptions push a frame of their own.
+    /// The core is of the M profile (Cortex-M): T32 only, and exceptions push a frame.
     pub m_profile: bool,
 }
 
@@ -104,7 +104,7 @@ impl Default for Registers {
 }
 
 impl Registers {
-    /// The processor that they are of.
+    /// The processor of these registers.
     #[must_use]
     pub fn arch(&self) -> Arch {
         match self {

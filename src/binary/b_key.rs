@@ -1,28 +1,26 @@
-//! The marks of functions that sign their return addresses with the B key, as arm64e code
-//! does, and of those that tag their stack: the letters `B` and `G` in the augmentation of a
-//! CIE. gimli does not know them and refuses the entries. Input: an `.eh_frame` section;
-//! output: a copy that it reads, if there are any.
+//! CIE augmentations of aarch64 that gimli refuses: `B` for functions that sign return addresses with the B key,
+//! as arm64e code does, and `G` for functions that tag their stack. Input: an `.eh_frame` section; output: a copy
+//! that gimli reads, if there are any.
 //!
-//! Nothing here depends on them: signatures are stripped, and tags belong to data addresses. Format: AADWARF64, 4.3.
-//! Compilers do not write them to `.debug_frame` (gas `output_cie`, LLVM `EmitCIE`).
+//! Nothing here depends on them: signatures are stripped, and tags belong to data addresses. Format: AADWARF64,
+//! 4.3. Compilers do not emit them in `.debug_frame` (gas `output_cie`, LLVM `EmitCIE`).
 
 use std::sync::OnceLock;
 
-/// Longest augmentation that is searched, in bytes; compilers write up to 5.
+/// Limit on augmentations searched, in bytes; compilers emit up to 5.
 const AUGMENTATION_MAX: usize = 16;
 
-/// A section as gimli reads it; searched on first use.
+/// A section in the form that gimli reads; searched on first use.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Readable(OnceLock<Option<Rewritten>>);
 
 impl Readable {
-    /// Of a processor that has no such marks.
+    /// A section of a processor without these augmentations.
     pub(super) fn as_is() -> Readable {
         Readable(OnceLock::from(None))
     }
 
-    /// The section, and the CIEs whose mark of signal trampolines is not theirs. `bytes` are
-    /// the same each time.
+    /// The section, and the CIEs with an added signal trampoline augmentation. `bytes` must be the same each time.
     pub(super) fn of<'a>(&'a self, bytes: &'a [u8]) -> (&'a [u8], &'a [usize]) {
         match self.0.get_or_init(|| rewrite(bytes)) {
             Some(rewritten) => (&rewritten.bytes, &rewritten.not_signal),
@@ -31,20 +29,20 @@ impl Readable {
     }
 }
 
-/// A section in which the marks are written as the one of signal trampolines (`S`).
+/// A section with the augmentations replaced by that of signal trampolines (`S`).
 #[derive(Clone, Debug)]
 struct Rewritten {
     bytes: Vec<u8>,
-    /// Offsets of the CIEs without a signal trampoline; rising.
+    /// Offsets of the CIEs that are no signal trampolines; ascending.
     not_signal: Vec<usize>,
 }
 
-/// Rewrites a section; `None` if nothing in it has a mark.
+/// Rewrites a section; `None` if it has none of these augmentations.
 fn rewrite(section: &[u8]) -> Option<Rewritten> {
     let mut rewritten: Option<Rewritten> = None;
     let word = |at: usize| section.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word));
     let mut at = 0usize;
-    // An entry with a length of 64 bits, which compilers do not write, ends this as it does gimli's use.
+    // An entry with a 64-bit length, which compilers do not emit, ends this, and gimli's use too.
     while let Some(length) = word(at).filter(|length| (4..0xffff_fff0).contains(length)) {
         let augmentation = at + 9;
         if word(at + 4) == Some(0) {
@@ -75,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_is_rewritten_in_each_cie_and_nowhere_else() {
+    fn the_augmentation_is_rewritten_in_each_cie_and_nowhere_else() {
         let section = [cie(b"zR"), cie(b"zRB"), cie(b"zRSB"), cie(b"zRBG"), b"BGBGBG".to_vec()].concat();
         let rewritten = rewrite(&section).expect("three marks");
         let expected = [cie(b"zR"), cie(b"zRS"), cie(b"zRSS"), cie(b"zRSS"), b"BGBGBG".to_vec()].concat();
@@ -86,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_sections_end() {
+    fn malformed_sections_end() {
         for bytes in [&[][..], &[4], &[4, 0, 0, 0], &[0xff; 40], &[5, 0, 0, 0, 0, 0, 0, 0, 1, b'B']] {
             let _ = rewrite(bytes);
         }

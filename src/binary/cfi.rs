@@ -1,10 +1,9 @@
-//! DWARF unwind information of ELF files for x86_64, i386, aarch64 and 32-bit Arm: how a function's caller is
-//! found at one instruction. Input: file bytes (or a vDSO's memory) and a stated address;
-//! output: a [`Row`]. The entries of Mach-O files are read here, too (see `macho::unwind`).
+//! DWARF unwind information of ELF files for x86_64, i386, aarch64 and 32-bit Arm: the rule for a function's
+//! caller at one instruction. Input: file bytes (or a vDSO's memory) and a stated address; output: a [`Row`]. Also
+//! reads the entries of Mach-O files (see `macho::unwind`).
 //!
-//! `.eh_frame` through the binary search table of `.eh_frame_hdr` where that has one, else
-//! through an index (see `entries`), `.debug_frame` for functions that are only there, and Go's own
-//! table (see `gopclntab`).
+//! Uses `.eh_frame` through the binary search table of `.eh_frame_hdr` if there is one, or else an index (see
+//! `entries`), `.debug_frame` for functions that are only there, and Go's own table (see `gopclntab`).
 //! Formats: LSB Core, "Exception Frames"; DWARF 5, 6.4; AADWARF64, 4.
 
 mod entries;
@@ -33,32 +32,32 @@ use crate::binary::frame_rule::{
 };
 use crate::binary::unpack;
 
-/// Longest DWARF expression that is kept, in bytes. Compilers and C libraries write up to 20.
+/// Limit on the length of DWARF expressions, in bytes. Compilers and C libraries emit up to 20.
 const EXPRESSION_BYTES_MAX: usize = 256;
 
-/// Most bytes of an unpacked `.debug_frame`, which is kept during a recording. Those of Go programs of 100 MB have 5
-/// MB.
+/// Limit on the bytes of an uncompressed `.debug_frame`, which is kept during a recording. Those of Go programs of
+/// 100 MB have 5 MB.
 const UNPACKED_MAX: u64 = 64 << 20;
 
-/// Where the unwind information of a file is.
+/// The unwind information of a file.
 #[derive(Clone, Debug)]
 pub struct Cfi {
     /// `.eh_frame`, then `.debug_frame`.
     tables: Vec<Table>,
     bases: BaseAddresses,
-    /// For a Go program stripped of `.debug_frame`: its own table.
+    /// Go's own table, for a Go program stripped of `.debug_frame`.
     go: Option<GoFunctions>,
-    /// Registers that a row of the file's processor has.
+    /// Number of registers in a row of the file's processor.
     columns: usize,
-    /// Bytes of an address.
+    /// Pointer size in bytes.
     address_bytes: u8,
 }
 
 #[derive(Clone, Debug)]
 struct Table {
-    /// Where the section is in the file.
+    /// The section's range in the file.
     frames: Range<usize>,
-    /// What it unpacks to, if it is compressed: the `.debug_frame` of Go is.
+    /// The uncompressed section, if it is compressed, as Go's `.debug_frame` is.
     unpacked: Option<Arc<[u8]>>,
     is_debug: bool,
     search: Search,
@@ -68,15 +67,14 @@ struct Table {
 /// How the entry of an address is found.
 #[derive(Clone, Debug)]
 enum Search {
-    /// By the table of `.eh_frame_hdr`, which is here in the file.
+    /// By the table of `.eh_frame_hdr` at this range of the file.
     Header(Range<usize>),
-    /// By first address, one after the last, and where the entry is; sorted.
+    /// By first address, end address, and offset of the entry; sorted.
     Index(Vec<(u64, u64, usize)>),
 }
 
 impl Cfi {
-    /// Finds the sections; `None` if the file has none, or is no ELF file for x86_64, aarch64 or
-    /// i386.
+    /// Finds the sections; `None` if the file has none, or is no ELF file for x86_64, aarch64 or i386.
     #[must_use]
     pub fn find(bytes: &[u8]) -> Option<Cfi> {
         match class(bytes).ok()? {
@@ -106,7 +104,7 @@ impl Cfi {
             let is_compressed = section.sh_flags(endian).0 & SHF_COMPRESSED.0 != 0;
             Some((section.sh_addr(endian).into(), checked(bytes, offset, size)?, is_compressed))
         };
-        // What is loaded is never compressed.
+        // Loaded sections are never compressed.
         let section = |name| {
             any_section(name).filter(|(.., compressed)| !compressed).map(|(svma, range, _)| (svma, range))
         };
@@ -148,8 +146,8 @@ impl Cfi {
         (!tables.is_empty() || go.is_some()).then_some(Cfi { tables, go, bases, columns, address_bytes })
     }
 
-    /// The row at an instruction, of the processor that the file is for; `bytes` are those that [`Cfi::find`]
-    /// was given. `None` where there is no information.
+    /// The row at an instruction, for the file's processor; `bytes` are those passed to [`Cfi::find`]. `None`
+    /// without information.
     #[must_use]
     pub fn any_row(&self, bytes: &[u8], pc: Svma) -> Option<AnyRow> {
         match self.columns {
@@ -161,8 +159,8 @@ impl Cfi {
         }
     }
 
-    /// The row at an instruction; `bytes` are those that [`Cfi::find`] was given. `None`
-    /// where there is no information, and for the rows of another processor.
+    /// The row at an instruction; `bytes` are those passed to [`Cfi::find`]. `None` without information, and for
+    /// the rows of another processor.
     #[must_use]
     pub fn row<C: Columns>(&self, bytes: &[u8], pc: Svma) -> Option<Row<C>> {
         if C::COUNT != self.columns {
@@ -187,9 +185,9 @@ impl Cfi {
         by_table.or_else(|| self.go.as_ref()?.row(bytes, pc))
     }
 
-    /// The bounds of the last function that begins at a stated address or before, as the
-    /// entries have them, which each describe one function or a part that was split off. It
-    /// may end before the address. `bytes` are those that [`Cfi::find`] was given.
+    /// The bounds of the last function that begins at or before a stated address, by the entries, each of which
+    /// describes one function or a split-off part. It may end before the address. `bytes` are those passed to
+    /// [`Cfi::find`].
     #[must_use]
     pub fn last_function(&self, bytes: &[u8], at: Svma) -> Option<Range<Svma>> {
         let of_table = |table: &Table| {
@@ -204,13 +202,12 @@ impl Cfi {
         let of_go = self.go.as_ref().and_then(|go| go.at(bytes, at));
         let of_go = of_go.map(|function| function.range.start.0..function.range.end.0);
         let ranges = self.tables.iter().filter_map(of_table).chain(of_go).filter(|range| range.start <= at.0);
-        // Of two that describe the same function the one that covers the address.
+        // Of two entries for the same function, the one that covers the address.
         let last = ranges.max_by_key(|range| (range.start, range.end))?;
         Some(Svma(last.start)..Svma(last.end))
     }
 
-    /// The content of a table, and in it the offset of the last entry that begins at an
-    /// address or before.
+    /// The content of a table, and the offset of its last entry that begins at or before an address.
     fn last_entry<'a>(&self, table: &'a Table, bytes: &'a [u8], at: Svma) -> Option<(&'a [u8], usize)> {
         let frames = match &table.unpacked {
             Some(unpacked) => unpacked,
@@ -223,20 +220,20 @@ impl Cfi {
         Some((frames, offset))
     }
 
-    /// The offset of the entry of an address, by the table of `.eh_frame_hdr`.
+    /// The offset of an address's entry, by the table of `.eh_frame_hdr`.
     fn offset_in(&self, header: &[u8], pc: Svma) -> Option<usize> {
         let header = EhFrameHdr::new(header, LittleEndian).parse(&self.bases, self.address_bytes).ok()?;
         let pointer = header.table()?.lookup(pc.0, &self.bases).ok()?;
-        // Not gimli's `pointer_to_offset`, which overflows on a damaged table.
+        // Not gimli's `pointer_to_offset`, which overflows on a malformed table.
         let offset = pointer.direct().ok()?.checked_sub(header.eh_frame_ptr().direct().ok()?)?;
         usize::try_from(offset).ok()
     }
 }
 
-/// Bytes of an address in the Mach-O files whose unwind information is read.
+/// Pointer size in Mach-O files with readable unwind information.
 const MACHO_ADDRESS_BYTES: u8 = 8;
 
-/// An `.eh_frame` section that is searched by offset or by an index of its own.
+/// An `.eh_frame` section that is searched by offset or by its own index.
 #[derive(Clone, Debug)]
 pub(super) struct Entries {
     bases: BaseAddresses,
@@ -245,25 +242,24 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    /// Of a section that the file states at `svma`; `text` is what text-relative pointers
-    /// count from.
+    /// Entries of a section at the stated address `svma`; `text` is the base of text-relative pointers.
     pub(super) fn new(svma: Svma, text: Svma) -> Entries {
         let bases = BaseAddresses::default().set_eh_frame(svma.0).set_text(text.0);
         Entries { bases, index: OnceLock::new(), marks: Readable::default() }
     }
 
-    /// The row at `pc` of the entry that begins at `offset` in the section `bytes`.
+    /// The row at `pc` by the entry at `offset` in the section `bytes`.
     pub(super) fn row<C: Columns>(&self, bytes: &[u8], offset: usize, pc: Svma) -> Option<Row<C>> {
         let (bytes, not_signal) = self.marks.of(bytes);
         row_of(entries::eh_frame(bytes, MACHO_ADDRESS_BYTES), bytes, &self.bases, offset, pc, not_signal)
     }
 
-    /// The row at `pc`, whose entry is searched for.
+    /// The row at `pc`, after a search for its entry.
     pub(super) fn search<C: Columns>(&self, bytes: &[u8], pc: Svma) -> Option<Row<C>> {
         self.row(bytes, entries::entry_at(self.index(bytes), pc.0)?, pc)
     }
 
-    /// The bounds of the function at a stated address, as the entry that covers it has them.
+    /// The bounds of the function at a stated address, by the entry that covers it.
     pub(super) fn function(&self, bytes: &[u8], at: Svma) -> Option<Range<Svma>> {
         let (start, end, _) = entries::last_entry(self.index(bytes), at.0)?;
         (at.0 < *end).then_some(Svma(*start)..Svma(*end))
@@ -280,7 +276,7 @@ impl Entries {
 /// The program counter of 32-bit Arm by DWARF number.
 const ARM_PC: usize = 15;
 
-/// The row of the entry at an offset of a section, which is that of `bytes`.
+/// The row of the entry at an offset of a section with these `bytes`.
 fn row_of<'a, S, C: Columns>(
     section: S,
     bytes: &[u8],
@@ -311,8 +307,8 @@ where
     };
     let mut found = Row::<C>::new(cfa);
     for (register, rule) in row.registers() {
-        // Others are not kept: vector registers, whether the return address is signed (it is
-        // stripped all the same).
+        // Other registers are not stored: vector registers, and whether the return address is signed (it is
+        // stripped anyway).
         let Some(column) = found.columns.as_mut().get_mut(usize::from(register.0)) else { continue };
         *column = match rule {
             RegisterRule::Undefined => Column::Undefined,
@@ -334,16 +330,15 @@ where
     if return_column.is_some_and(|column| found.columns[column] == Column::Same) {
         return None;
     }
-    // LLVM's assembler leaves out of `.debug_frame` what marks signal frames, and which column has the return
-    // address. On 32-bit Arm only what was interrupted has a pc of its own beside lr.
+    // LLVM's assembler omits the signal frame augmentation and the return address column from `.debug_frame`. On
+    // 32-bit Arm only interrupted code has a pc separate from lr.
     let is_interrupt = C::COUNT == ARM_COLUMNS && matches!(found.columns[ARM_PC], Column::At(_));
     found.signal = is_interrupt
         || fde.cie().is_signal_trampoline() && not_signal.binary_search(&fde.cie().offset()).is_err();
     Some(found)
 }
 
-/// What a compressed section unpacks to. `None` if that is not possible, or more
-/// than [`UNPACKED_MAX`].
+/// Uncompresses a section. `None` if that fails, or exceeds [`UNPACKED_MAX`].
 fn unpacked(section: &[u8], address_bytes: u8) -> Option<Arc<[u8]>> {
     let (packing, size, body) = match address_bytes {
         4 => unpack::of_elf_section::<CompressionHeader32<object::LittleEndian>>(section),
@@ -370,7 +365,8 @@ fn header_segment<H: FileHeader<Endian = object::LittleEndian>>(bytes: &[u8]) ->
     Some((segment.p_vaddr(endian).into(), checked(bytes, offset, size)?))
 }
 
-/// `.eh_frame` of such a file: from the address in the header to the end of the segment; it ends with a zero length.
+/// `.eh_frame` of a file without section headers: from the address in `.eh_frame_hdr` to the end of the segment;
+/// it ends with a zero length.
 fn frames_after_header<H: FileHeader<Endian = object::LittleEndian>>(
     bytes: &[u8],
     header: &(u64, Range<usize>),
@@ -392,8 +388,8 @@ fn frames_after_header<H: FileHeader<Endian = object::LittleEndian>>(
     })
 }
 
-/// Whether `.eh_frame_hdr` has a binary search table: linkers may leave it out, and one of
-/// more entries than fit into the section would make gimli's search overflow.
+/// Whether `.eh_frame_hdr` has a binary search table: linkers may omit it, and a count that exceeds the section
+/// would overflow gimli's search.
 fn has_table(header: &[u8], bases: &BaseAddresses, address_bytes: u8) -> bool {
     const ENTRY_BYTES_MIN: usize = 4;
     EhFrameHdr::new(header, LittleEndian).parse(bases, address_bytes).is_ok_and(|parsed| {

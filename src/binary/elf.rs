@@ -1,8 +1,7 @@
 //! ELF: the bytes of a file (or of a vDSO) → segments, entry point, build id.
 //!
-//! Input: little-endian ELF of either class, from disk or from a target's memory;
-//! every byte is hostile. Output: a small owned summary. Not for: symbols (see
-//! `symbol::table`), unwind tables, relocations.
+//! Input: little-endian ELF of either class, from disk or from a target's memory; every byte is hostile. Output: a
+//! small owned summary. Not for: symbols (see `symbol::table`), unwind tables, relocations.
 //!
 //! Format: System V ABI (gABI), chapters "ELF Header", "Program Header", "Note Section".
 
@@ -24,31 +23,31 @@ use object::read::elf::{FileHeader, NoteIterator, ProgramHeader, SectionHeader};
 use super::FormatError;
 use crate::addr::Svma;
 
-/// Most `PT_LOAD` segments that are read of one file; linkers write about four.
+/// Limit on `PT_LOAD` segments of a file; linkers create about four.
 pub const MAX_SEGMENTS: usize = 256;
 
-/// Longest build id that is kept, in bytes. Linkers write 8 to 32.
+/// Limit on the length of a build id, in bytes. Linkers create 8 to 32.
 pub const MAX_BUILD_ID_BYTES: usize = 64;
 
-/// Most notes that are searched for a build id, over all note segments of a file.
+/// Limit on notes searched for a build id, over all note segments of a file.
 const MAX_NOTES: usize = 1024;
 
-/// Most bytes read of a section's name. The names that are searched are far shorter; those of `-ffunction-sections`
-/// are longer, and cut.
+/// Limit on bytes read of a section's name. The names searched for are far shorter; those of `-ffunction-sections`
+/// are longer, and truncated.
 pub(crate) const MAX_SECTION_NAME_BYTES: usize = 64;
 
-/// The largest page size of the supported architectures (aarch64 with 64 KiB pages):
-/// a segment is mapped in whole pages, so up to this much around it belongs to it.
+/// The largest page size of the supported architectures (aarch64 with 64 KiB pages): segments are mapped in whole
+/// pages, so up to this much around one belongs to it.
 const PAGE_BYTES_MAX: u64 = 64 * 1024;
 
-/// A `PT_LOAD` segment: a part of the file and the addresses it is linked at.
+/// A `PT_LOAD` segment: a part of the file and its link-time addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Bytes of the file (`p_offset`, `p_filesz`).
     pub file: Range<u64>,
-    /// Address of the first byte as the file states it (`p_vaddr`).
+    /// Stated address of the first byte (`p_vaddr`).
     pub svma: Svma,
-    /// Whether it holds code (`PF_X`).
+    /// Whether it contains code (`PF_X`).
     pub executable: bool,
 }
 
@@ -62,7 +61,7 @@ impl Segment {
         }
     }
 
-    /// How far a file offset is from this segment, in bytes; 0 inside.
+    /// The distance in bytes of a file offset from this segment; 0 inside.
     fn distance(&self, file_offset: u64) -> u64 {
         if file_offset < self.file.start {
             self.file.start - file_offset
@@ -74,14 +73,14 @@ impl Segment {
     }
 }
 
-/// What is needed of an ELF file to place addresses in it.
+/// The part of an ELF file that is needed to locate addresses in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elf {
-    /// `e_machine`: a number of [`machine`].
+    /// `e_machine`, one of the constants in [`machine`].
     pub machine: u16,
     /// Whether the file has class `ELFCLASS64`.
     pub is_64: bool,
-    /// `e_entry`: where a process begins to run; 0 in most libraries.
+    /// `e_entry`: the entry point of a process; 0 in most libraries.
     pub entry: Svma,
     /// `PT_LOAD` segments in file order, at most [`MAX_SEGMENTS`].
     pub segments: Vec<Segment>,
@@ -93,7 +92,7 @@ impl Elf {
     /// Reads the headers and the build id.
     ///
     /// # Errors
-    /// No ELF file, or what is wrong with its headers.
+    /// No ELF file, or invalid headers.
     pub fn parse(bytes: &[u8]) -> Result<Elf, FormatError> {
         Ok(match class(bytes)? {
             Class::Elf32 => summary::<FileHeader32<LittleEndian>>(bytes)?,
@@ -101,9 +100,8 @@ impl Elf {
         })
     }
 
-    /// The stated address of a byte of the file that is mapped as code, or `None` when
-    /// no segment is near it. Segments that hold code are preferred: linkers may put
-    /// the same page of the file into two segments.
+    /// The stated address of a byte of the file that is mapped as code, or `None` if no segment is near it.
+    /// Prefers segments with code: linkers may put the same page of the file into two segments.
     #[must_use]
     pub fn svma_of(&self, file_offset: u64) -> Option<Svma> {
         let inside = |segment: &&Segment| segment.file.contains(&file_offset);
@@ -116,8 +114,8 @@ impl Elf {
         segment.svma_of(file_offset)
     }
 
-    /// The offset and the stated address of the first byte of code in a part of the file: of the segment that
-    /// has most of it. (Segments of lld share pages of the file, so a mapping begins with bytes of the one before.)
+    /// The offset and the stated address of the first code byte in a part of the file, in the segment that covers
+    /// most of it. (Segments of lld share pages of the file, so a mapping begins with bytes of the preceding one.)
     #[must_use]
     pub fn code_in(&self, part: &Range<u64>) -> Option<(u64, Svma)> {
         let shared = |segment: &Segment| {
@@ -129,7 +127,7 @@ impl Elf {
         code.filter_map(shared).max_by_key(|(bytes, ..)| *bytes).map(|(_, start, svma)| (start, svma))
     }
 
-    /// The offset in the file of a stated address; `None` outside the segments.
+    /// The file offset of a stated address; `None` outside the segments.
     #[must_use]
     pub fn file_offset_of(&self, svma: Svma) -> Option<u64> {
         self.segments.iter().find_map(|segment| {
@@ -145,10 +143,9 @@ impl Elf {
     }
 }
 
-/// Whether a file is the one that was mapped, judged by the first bytes of the mapping:
-/// ELF header, program headers as far as they were read, and build id where both have
-/// one. For file systems whose device numbers differ between `stat` and the mapping
-/// (btrfs, overlayfs).
+/// Whether a file is the one that was mapped, by the first bytes of the mapping: ELF header, available program
+/// headers, and build id if both have one. For file systems with device numbers that differ between `stat` and the
+/// mapping (btrfs, overlayfs).
 #[must_use]
 pub fn same_file(memory_head: &[u8], file: &[u8]) -> bool {
     let Ok(class) = class(file) else { return false };
@@ -171,7 +168,7 @@ pub fn same_file(memory_head: &[u8], file: &[u8]) -> bool {
     headers.iter().all(|range| equal_prefix(range.start, range.end))
 }
 
-/// The two classes of ELF files.
+/// The classes of ELF files.
 #[derive(Clone, Copy)]
 pub(crate) enum Class {
     Elf32,
@@ -189,7 +186,7 @@ pub(crate) fn class(bytes: &[u8]) -> Result<Class, FormatError> {
     }
 }
 
-/// The bytes that hold the names of sections (`e_shstrndx`); empty if there are none.
+/// The bytes of section names (`e_shstrndx`); empty if there are none.
 pub(crate) fn section_names<'a, H: FileHeader<Endian = LittleEndian>>(
     header: &H,
     bytes: &'a [u8],
@@ -199,7 +196,7 @@ pub(crate) fn section_names<'a, H: FileHeader<Endian = LittleEndian>>(
     sections.get(index).and_then(|names| names.data(LittleEndian, bytes).ok()).unwrap_or_default()
 }
 
-/// By section: the stated addresses that it takes, if it holds instructions.
+/// By section: its stated addresses, if it contains instructions.
 pub(crate) fn code_ranges<H: FileHeader<Endian = LittleEndian>>(
     sections: &[H::SectionHeader],
 ) -> Vec<Option<Range<u64>>> {
@@ -236,8 +233,8 @@ fn summary<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> object::read::
     })
 }
 
-/// The build id, from `PT_NOTE` segments or else from note sections: objects for
-/// debuggers (`objcopy --only-keep-debug`) may have the segment without its bytes.
+/// The build id, from `PT_NOTE` segments or else from note sections: debug files (`objcopy --only-keep-debug`) may
+/// have the segment without its bytes.
 fn build_id<H: FileHeader<Endian = LittleEndian>>(
     header: &H,
     endian: LittleEndian,
@@ -278,8 +275,8 @@ fn build_id_in<H: FileHeader<Endian = LittleEndian>>(
     None
 }
 
-/// Where the program headers and the note segments are in a file, as far as the first
-/// segment maps them: only there the offsets in the file are those in memory too.
+/// The program headers and note segments of a file, as far as the first segment maps them: only there do offsets
+/// in the file equal those in memory.
 fn program_headers<H: FileHeader<Endian = LittleEndian>>(bytes: &[u8]) -> Option<Vec<Range<usize>>> {
     let header = H::parse(bytes).ok()?;
     let endian = header.endian().ok()?;
@@ -311,8 +308,8 @@ mod tests {
     }
 
     #[test]
-    fn addresses_follow_the_segment_that_holds_code() {
-        // As lld lays files out: the page at file offset 0x1000 is in both segments.
+    fn addresses_follow_the_segment_with_code() {
+        // Layout of lld: the page at file offset 0x1000 is in both segments.
         let elf = elf(vec![
             Segment { file: 0..0x1200, svma: Svma(0), executable: false },
             Segment { file: 0x1200..0x3000, svma: Svma(0x2200), executable: true },
@@ -324,7 +321,7 @@ mod tests {
         assert_eq!(elf.svma_of(0x3010), Some(Svma(0x4010)));
         assert_eq!(elf.svma_of(0x80_0000), None);
         assert_eq!(elf.file_offset_of(Svma(0x2200)), Some(0x1200));
-        // What is mapped of the second segment begins with bytes of the first.
+        // The mapping of the second segment begins with bytes of the first.
         assert_eq!(elf.code_in(&(0x1000..0x3000)), Some((0x1200, Svma(0x2200))));
         assert_eq!(elf.code_in(&(0x2000..0x3000)), Some((0x2000, Svma(0x3000))));
         assert_eq!((elf.code_in(&(0..0x1000)), elf.code_in(&(0x1200..0x1200))), (None, None));
@@ -343,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_test_executable_is_understood() {
+    fn the_test_executable_is_parsed() {
         let elf = Elf::parse(&this_test()).unwrap();
         assert!(elf.is_64);
         assert_eq!(elf.machine, if cfg!(target_arch = "x86_64") { 62 } else { 183 });
@@ -353,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_elf_is_refused_with_the_reason() {
+    fn other_formats_are_refused_with_the_reason() {
         let reason = |bytes: &[u8]| Elf::parse(bytes).unwrap_err().to_string();
         assert_eq!(reason(b""), "an empty file");
         assert_eq!(reason(b"#!/bin/sh\n"), "not an ELF file");
@@ -382,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_build_id_tells_files_apart() {
+    fn the_build_id_distinguishes_files() {
         let (a, b) = (with_build_id(b"0123456789abcdefghij"), with_build_id(b"0123456789abcdefghiJ"));
         assert_eq!(Elf::parse(&a).unwrap().build_id.as_deref(), Some(b"0123456789abcdefghij".as_slice()));
         assert!(same_file(&a, &a) && same_file(&b, &b));
@@ -391,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_file_is_noticed() {
+    fn a_replaced_file_is_detected() {
         let file = this_test();
         let head = &file.clone()[..4096];
         assert!(same_file(head, &file));

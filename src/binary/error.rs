@@ -1,9 +1,8 @@
-//! Why bytes cannot be read, or are invalid.
+//! Errors of reading and parsing files.
 //!
-//! [`OpenError`] is about a file or a target's memory, [`FormatError`] about the headers of an
-//! image, [`UnpackError`] about packed sections. Each is one line for people, without the path,
-//! which the caller knows, and keeps what caused it. Not for: addresses without a name, which are
-//! values with a reason.
+//! [`OpenError`] is about a file or a target's memory, [`FormatError`] about the headers of an image,
+//! [`UnpackError`] about compressed sections. Each is one line of text, without the path, which the caller knows,
+//! and keeps its cause. Not for: addresses without a name, which are values with a reason.
 
 use std::error::Error;
 use std::fmt;
@@ -14,64 +13,64 @@ use ruzstd::decoding::errors::FrameDecoderError;
 
 use crate::error::io_text;
 
-/// Why the bytes of a file or of an image cannot be had. Cheap to copy: an image keeps it for as
-/// long as its recording.
+/// The reason why the bytes of a file or image are unavailable. Cheap to clone: an image keeps it for the whole
+/// recording.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The system refused to open, map or read.
     System(Arc<io::Error>),
-    /// The system refused a file that the caller did not name.
+    /// The system refused a file other than the one that the caller named.
     At {
         /// The file.
         path: &'static str,
-        /// Why it cannot be read.
+        /// The cause.
         error: Arc<io::Error>,
     },
     /// A pipe, a device, a directory.
     NotRegular,
-    /// The file is longer than is read, in bytes.
+    /// The file exceeds the limit.
     TooLong {
-        /// Most bytes that are read.
+        /// The limit in bytes.
         bytes_max: u64,
     },
-    /// The vDSO is longer than any is.
+    /// The vDSO is longer than any real one.
     LongVdso {
         /// Its length.
         bytes: u64,
     },
     /// The mapping has no file.
     Anonymous,
-    /// The file has no name any more, and nothing else leads to it.
+    /// The file has been deleted, and nothing else refers to it.
     Deleted,
-    /// Another file has its name now.
+    /// Another file has its name.
     Replaced,
     /// The mapping no longer exists.
     Unloaded,
-    /// A file in /tmp that belongs to neither the process's user nor root.
+    /// A file in /tmp owned by neither the process's user nor root.
     Foreign {
         /// Its owner's user id.
         owner: u32,
     },
-    /// A symbolic link in the way to a file of names, of neither the process's user nor root.
+    /// A symbolic link to a file of symbol names, owned by neither the process's user nor root.
     ForeignLink {
         /// Its owner's user id.
         owner: u32,
     },
-    /// Opening or reading it did not end: a file system in user space, or on a network.
+    /// Opening or reading it timed out: a file system in user space, or on a network.
     NoAnswer,
-    /// A file of a process id that was written before the process began.
+    /// A file for a process id that was written before the process started.
     Older,
-    /// The file of an image was found and is no use.
+    /// The file of an image was found but is unusable.
     Unfit(FormatError),
-    /// A file of another machine was searched on this one.
+    /// A file of another machine was looked for on this one.
     NotHere(Arc<OpenError>),
-    /// What only one source of samples can say, as one line.
+    /// A reason specific to one source of samples, as one line.
     Because(&'static str),
 }
 
 impl OpenError {
-    /// Whether there is no file at all, which may be no fault.
+    /// Whether the file does not exist, which may be no error.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         matches!(self, OpenError::System(error) if error.kind() == io::ErrorKind::NotFound)
@@ -128,29 +127,29 @@ impl From<FormatError> for OpenError {
     }
 }
 
-/// Why a file is no image that is understood, or not the one that is wanted.
+/// The reason why a file is no supported image, or not the wanted one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FormatError {
     /// No bytes.
     Empty,
-    /// None of the formats that are understood.
+    /// An unknown format.
     Unknown,
-    /// No ELF file, where one was expected.
+    /// No ELF file.
     NotElf,
     /// Big-endian, or of a class that is neither 32 nor 64 bits.
     ElfVariant,
-    /// No Mach-O file, where one was expected.
+    /// No Mach-O file.
     NotMachO,
     /// Big-endian.
     MachOVariant,
-    /// No PE file, where one was expected.
+    /// No PE file.
     NotPe,
     /// Neither PE32 nor PE32+.
     PeVariant,
-    /// A fat file, where one image was expected.
+    /// A fat file instead of one image.
     Fat,
-    /// Without `__TEXT` the address of the image is unknown.
+    /// There is no `__TEXT`, so the address of the image is unknown.
     NoText,
     /// Headers or load commands that contradict the file.
     Damaged(object::read::Error),
@@ -195,23 +194,23 @@ impl From<object::read::Error> for FormatError {
     }
 }
 
-/// Why packed bytes cannot be unpacked.
+/// The reason why compressed bytes cannot be unpacked.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum UnpackError {
-    /// The size that is stated is more than [`MAX_RATIO`](super::unpack::MAX_RATIO) allows.
+    /// The stated size exceeds [`MAX_RATIO`](super::unpack::MAX_RATIO).
     StatedTooLarge,
-    /// There is more in it than [`MAX_RATIO`](super::unpack::MAX_RATIO) allows.
+    /// The content exceeds [`MAX_RATIO`](super::unpack::MAX_RATIO).
     TooLarge,
-    /// A zlib stream that its decoder refuses.
+    /// A zlib stream that the decoder refuses.
     Zlib,
-    /// A zstd frame whose header its decoder refuses.
+    /// A zstd frame with a header that the decoder refuses.
     Zstd(FrameDecoderError),
-    /// A stream that breaks off or contradicts itself.
+    /// A truncated or inconsistent stream.
     Stream(io::Error),
-    /// Packed by a method newer than this program.
+    /// An unknown, newer compression method.
     UnknownPacking,
-    /// Another number of bytes came out than was stated.
+    /// The unpacked size differs from the stated one.
     OtherSize,
 }
 
@@ -244,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_caused_an_error_stays_with_it() {
+    fn an_error_keeps_its_source() {
         let gone = OpenError::from(io::Error::from_raw_os_error(2));
         assert!(gone.is_not_found());
         let chain = OpenError::NotHere(Arc::new(gone));

@@ -1,9 +1,9 @@
 //! Unwind tables of 32-bit Arm: the rule for a caller in the body of a function. Input: file bytes and a stated
 //! address, all hostile. Output: the bounds of the entry there and a [`TableSays`].
 //!
-//! Found by program header, by section, or by the symbols that linker scripts put around the table. `opcodes.rs`
-//! interprets the instructions of an entry. Not for: prologues and epilogues, which these tables do not describe, and
-//! landing pads of exceptions.
+//! Found by program header, by section, or by the symbols that linker scripts define around the table.
+//! `opcodes.rs` interprets the instructions of an entry. Not for: prologues and epilogues, which these tables do
+//! not describe, and landing pads of exceptions.
 //!
 //! Source: "Exception Handling ABI for the Arm Architecture" (IHI 0038), 5 to 7 and 10.
 
@@ -25,27 +25,27 @@ use crate::binary::frame_rule::TableSays;
 /// Program header and section of the table (ELF for the Arm Architecture, 5.3.3 and 6.1).
 const PT_ARM_EXIDX: u32 = 0x7000_0001;
 const SHT_ARM_EXIDX: u32 = 0x7000_0001;
-/// Bytes of an entry: the address of the function, and its content or the address of that.
+/// Size of an entry: the address of the function, and its content or the address of that.
 const ENTRY_BYTES: usize = 8;
-/// "No caller can be found": word of an entry (IHI 0038, 5).
+/// Entry word for "no caller can be found" (IHI 0038, 5).
 const CANTUNWIND: u32 = 1;
 
-/// Where the table of a file is.
+/// The table of a file.
 #[derive(Clone, Debug)]
 pub struct Exidx {
     /// The table in the file.
     table: Range<usize>,
     /// Its stated address.
     svma: u32,
-    /// What is loaded of the file: stated address, and where in the file.
+    /// Loaded parts of the file: stated address and file range.
     segments: Vec<(u32, Range<usize>)>,
 }
 
-/// The entry of an address.
+/// The entry for an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// From its first instruction to that of the next entry. Linkers leave out entries that say the
-    /// same as the one before, so these may be several functions.
+    /// From its first instruction to that of the next entry. Linkers drop entries equal to the preceding one, so
+    /// these may be several functions.
     pub function: Range<Svma>,
     /// Its content.
     pub said: TableSays,
@@ -91,15 +91,14 @@ impl Exidx {
         (table.len() >= ENTRY_BYTES).then_some(Exidx { table, svma, segments })
     }
 
-    /// The entry that an address is in; `bytes` are those that [`Exidx::find`] was given. `None` in
-    /// front of the first one.
+    /// The entry for an address; `bytes` are those passed to [`Exidx::find`]. `None` before the first one.
     #[must_use]
     pub fn entry(&self, bytes: &[u8], at: Svma) -> Option<Entry> {
         let table = bytes.get(self.table.clone())?.as_chunks::<ENTRY_BYTES>().0;
         let at = u32::try_from(at.0).ok()?;
         let index = self.last(table, at)?;
         let start = self.start_of(table, index)?;
-        // Behind the last entry nothing is known of an end; linkers write one that ends the code.
+        // The last entry has no end; linkers emit one at the end of the code.
         let end = self.start_of(table, index + 1).unwrap_or(u32::MAX);
         let said = match self.instructions(bytes, table, index) {
             Instructions::CannotUnwind => TableSays::CannotUnwind,
@@ -112,9 +111,9 @@ impl Exidx {
         Some(Entry { function: Svma(start.into())..Svma(end.into()), said })
     }
 
-    /// The last entry whose function begins at an address or before.
+    /// The last entry with a function that begins at or before an address.
     fn last(&self, table: &[[u8; ENTRY_BYTES]], at: u32) -> Option<usize> {
-        // Sorted by the linker. In a damaged table any entry is found, which its bounds show.
+        // Sorted by the linker. A malformed table may give any entry, which its bounds show.
         let (mut low, mut high) = (0, table.len());
         while low < high {
             let middle = low + (high - low) / 2;
@@ -142,7 +141,7 @@ impl Exidx {
             return Instructions::CannotUnwind;
         }
         if word >> 31 == 1 {
-            // Inline: of personality routine 0 only, three bytes.
+            // Inline: three bytes, for personality routine 0 only.
             return match word.to_be_bytes() {
                 [0x80, code @ ..] => Instructions::These(code.to_vec()),
                 _ => Instructions::Damaged,
@@ -154,7 +153,7 @@ impl Exidx {
         code.map_or(Instructions::Damaged, Instructions::These)
     }
 
-    /// The bytes of the file from a stated address on.
+    /// The bytes of the file from a stated address.
     fn loaded<'a>(&self, bytes: &'a [u8], at: u32) -> Option<&'a [u8]> {
         self.segments.iter().find_map(|(svma, range)| {
             let into = usize::try_from(at.checked_sub(*svma)?).ok()?;
@@ -169,13 +168,13 @@ enum Instructions {
     Damaged,
 }
 
-/// The unwinding instructions of an entry of `.ARM.extab`: in words, the highest byte first.
+/// The unwind instructions of an entry of `.ARM.extab`: in words, highest byte first.
 fn compact(entry: &[u8]) -> Option<Vec<u8>> {
     let mut words = entry.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
     let mut first = words.next()?;
-    // A routine of its own (`__gxx_personality_v0` and its like): the compiler's tables begin with
-    // a word that has the number of further words and three instructions, since all that GCC and LLVM
-    // know call `__gnu_unwind_frame` (libgcc config/arm/unwind-arm.c).
+    // A custom personality routine (like `__gxx_personality_v0`): the compiler's tables begin with a word of three
+    // instructions and the number of further words, since all routines known to GCC and LLVM call
+    // `__gnu_unwind_frame` (libgcc config/arm/unwind-arm.c).
     let (further, count) = if first >> 31 == 0 {
         first = words.next()?;
         ((first >> 24) as usize, 3)
@@ -194,7 +193,7 @@ fn compact(entry: &[u8]) -> Option<Vec<u8>> {
     Some(code)
 }
 
-/// The distance that a word with a place-relative offset of 31 bits has (IHI 0038, 5).
+/// Decodes a place-relative 31-bit offset (IHI 0038, 5).
 fn prel31(word: u32) -> i32 {
     (word << 1).cast_signed() >> 1
 }

@@ -1,4 +1,4 @@
-//! Files with a target's debug information, by the paths that the target sees.
+//! Files with a target's debug information, by paths in the target's view.
 //!
 //! [`Files`] is the trait that `symbol` uses; each backend implements it: Linux opens files in the target's mount
 //! namespace. All open through `sources::target_file`.
@@ -10,59 +10,58 @@ use std::path::Path;
 use super::map::Map;
 use super::{ImageBytes, OpenError};
 
-/// Longest map of a JIT compiler that is read, in bytes; a long run of node has some megabytes.
+/// Limit on the size of a JIT compiler's map, in bytes; a long run of node has some megabytes.
 pub(crate) const MAX_JIT_MAP_BYTES: u64 = 256 << 20;
 
-/// Most names of a directory that are read.
+/// Limit on names read from a directory.
 pub(crate) const MAX_LISTED: usize = 65_536;
 
-/// Opens files as a target sees them. Outlives the target: names are found after its exit.
+/// Opens files in a target's view. Outlives the target: names are found after its exit.
 pub trait Files: Send + Sync {
-    /// The bytes of a regular file by its absolute path.
+    /// Opens a regular file by its absolute path.
     ///
     /// # Errors
-    /// Why it cannot be opened or mapped, without the path.
+    /// It cannot be opened or mapped; the error lacks the path.
     fn open(&self, path: &str) -> Result<ImageBytes, OpenError>;
 
-    /// The bytes of a regular file on the system that the profiler runs on. For files that are certain to be the
-    /// right ones by their content: a target with a root of its own (container, chroot) may
-    /// not have the debug files of what it runs, and the system that started it may.
+    /// Opens a regular file on the profiler's system. For files that are verified by their content: a target with
+    /// a separate root (container, chroot) may lack the debug files of its programs, and the host may have them.
     ///
     /// # Errors
-    /// Why it cannot be opened or mapped, without the path.
+    /// It cannot be opened or mapped; the error lacks the path.
     fn open_outside(&self, _path: &str) -> Result<ImageBytes, OpenError> {
         Err(OpenError::Because("no such file or directory"))
     }
 
-    /// The bytes of a file that a JIT compiler in the target wrote, from which names are taken: only
-    /// the process's user and root may have written it.
+    /// Opens a file written by a JIT compiler in the target, to read names from it: only the process's user and
+    /// root may have written it.
     ///
     /// # Errors
-    /// Why it cannot be opened or mapped, or is not trusted, without the path.
+    /// It cannot be opened or mapped, or is not trusted; the error lacks the path.
     fn open_jit_dump(&self, path: &str) -> Result<ImageBytes, OpenError> {
         self.open(path)
     }
 
-    /// The bytes of a source file that debug information names, to be shown: no link of another user but root leads
-    /// to it, who could choose a file that only this user may read.
+    /// Opens a source file named by debug information, for display: no symbolic link on the way may belong to a
+    /// user other than root, who could choose a file that only this user may read.
     ///
     /// # Errors
-    /// Why it cannot be opened or mapped, without the path.
+    /// It cannot be opened or mapped; the error lacks the path.
     fn open_source(&self, path: &str) -> Result<ImageBytes, OpenError> {
         self.open(path)
     }
 
-    /// When a file was changed last, in seconds since 1970; `None` if that is unknown.
+    /// The last modification of a file, in seconds since 1970; `None` if unknown.
     fn modified_s(&self, _path: &str) -> Option<u64> {
         None
     }
 
-    /// The names in a directory, at most 65,536 of them, sorted; empty if it cannot be read.
+    /// The names in a directory, at most 65,536, sorted; empty if it cannot be read.
     fn list(&self, _directory: &str) -> Vec<String> {
         Vec::new()
     }
 
-    /// The number of the process, as it knows itself; `None` where it is not known.
+    /// The process id in the process's own namespace; `None` if unknown.
     fn own_pid(&self) -> Option<&str> {
         None
     }
@@ -72,8 +71,8 @@ pub trait Files: Send + Sync {
         None
     }
 
-    /// What the kernel calls code of its own at these addresses, one by one; `None` where it does not answer, and its
-    /// list must be read.
+    /// The kernel's names for addresses of its own code, one by one; `None` if it does not answer, and its list
+    /// must be read.
     fn kernel_names(&self, _addresses: &[u64]) -> Option<Vec<Option<String>>> {
         None
     }
@@ -81,18 +80,18 @@ pub trait Files: Send + Sync {
     /// The kernel's list of its symbols (`/proc/kallsyms`).
     ///
     /// # Errors
-    /// Why it cannot be opened; names the list.
+    /// It cannot be opened; the error names the list.
     fn kernel_symbols(&self) -> Result<Box<dyn Read>, OpenError> {
         Err(OpenError::Because("this system does not list the symbols of its kernel"))
     }
 
-    /// Paths of debug files with a UUID that the system's own index knows (Spotlight).
+    /// Paths of debug files with a UUID that the system's index knows (Spotlight).
     fn known_by_uuid(&self, _uuid: &[u8]) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// No files: of a simulated process.
+/// No files: for a simulated process.
 #[derive(Debug, Default)]
 pub struct NoFiles;
 
@@ -111,10 +110,10 @@ pub(crate) fn list(directory: &Path) -> Vec<String> {
     names
 }
 
-/// Maps a regular file that the user names: it may be a link of any kind, and is not waited for.
+/// Maps a regular file named by the user: may follow any symbolic link, and does not block.
 ///
 /// # Errors
-/// It cannot be opened or mapped, or is none.
+/// It cannot be opened or mapped, or is not regular.
 pub(crate) fn map_regular(path: &Path) -> Result<ImageBytes, OpenError> {
     let mut options = OpenOptions::new();
     options.read(true);

@@ -1,48 +1,48 @@
-//! The rule for a frame's caller at one instruction: a leaf that images and walk share. [`Row`] has all of the unwind
-//! information, [`FrameRule`] its packed common form.
+//! The rule for a frame's caller at one instruction: a leaf module that images and walk share. [`Row`] has all of
+//! the unwind information, [`FrameRule`] its packed common form.
 
 use std::fmt::Debug;
 use std::ops::IndexMut;
 
-/// Columns of a [`Row`]: the 16 general registers of x86_64 by DWARF number, then the
-/// return address (System V AMD64 ABI, figure 3.36).
+/// Number of columns of a [`Row`]: the 16 general registers of x86_64 by DWARF number, then the return address
+/// (System V AMD64 ABI, figure 3.36).
 pub const COLUMNS: usize = 17;
 
 /// The column of the return address.
 pub const RETURN_ADDRESS: usize = 16;
 
-/// Columns of a row of aarch64: x0 to x30 and the stack pointer by DWARF number, then the
-/// program counter, which only signal frames have apart from x30 (AADWARF64, 4.1).
+/// Number of columns of an aarch64 row: x0 to x30 and the stack pointer by DWARF number, then the program counter,
+/// which only signal frames have separate from x30 (AADWARF64, 4.1).
 pub const AARCH64_COLUMNS: usize = 33;
 
-/// The column of the program counter that a signal interrupted, on aarch64.
+/// The column of the interrupted program counter in signal frames, on aarch64.
 pub const AARCH64_PC: usize = 32;
 
-/// Columns of a row of i386: the 8 general registers by DWARF number, then the return address (System
-/// V i386 ABI, table 2.14).
+/// Number of columns of an i386 row: the 8 general registers by DWARF number, then the return address (System V
+/// i386 ABI, table 2.14).
 pub const X86_COLUMNS: usize = 9;
 
 /// The column of the return address, on i386.
 pub const X86_RETURN_ADDRESS: usize = 8;
 
-/// Columns of a row of 32-bit Arm: r0 to r15 by DWARF number (AADWARF32, 4.1). The return address is
-/// in the column of r14; only signal frames have one of their own in that of r15.
+/// Number of columns of a 32-bit Arm row: r0 to r15 by DWARF number (AADWARF32, 4.1). The return address is in the
+/// column of r14; only signal frames have a separate one in that of r15.
 pub const ARM_COLUMNS: usize = 16;
 
-/// The columns of a [`Row`]: one for each register of a processor that a row may name.
+/// The columns of a [`Row`]: one for each register of a processor that rows refer to.
 pub trait Columns:
     Clone + Debug + PartialEq + Eq + IndexMut<usize, Output = Column> + AsRef<[Column]> + AsMut<[Column]>
 {
     /// The values of these registers.
     type Values: Copy + Debug + IndexMut<usize, Output = u64> + AsRef<[u64]> + AsMut<[u64]>;
 
-    /// How many they are.
+    /// Number of columns.
     const COUNT: usize;
 
-    /// Every register of the caller is still in its register.
+    /// All registers of the caller unchanged.
     fn same() -> Self;
 
-    /// A row with these columns; `None` for one of another processor.
+    /// The row with these columns; `None` for another processor.
     fn row(any: AnyRow) -> Option<Row<Self>>;
 }
 
@@ -91,19 +91,19 @@ columns!(AARCH64_COLUMNS, Aarch64);
 columns!(X86_COLUMNS, X86);
 columns!(ARM_COLUMNS, Arm);
 
-/// A full row of unwind information; of x86_64 unless it has another processor.
+/// A full row of unwind information; for x86_64 by default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row<C: Columns = [Column; COLUMNS]> {
-    /// Where the canonical frame address (CFA) is: the stack pointer before the call.
+    /// The canonical frame address (CFA): the stack pointer before the call.
     pub cfa: Cfa,
-    /// Where each register of the caller is.
+    /// The place of each of the caller's registers.
     pub columns: C,
-    /// The "caller" was interrupted by a signal: its registers are all exact, and its
-    /// program counter is one, not a return address.
+    /// The "caller" was interrupted by a signal: its registers are all exact, and its program counter is no return
+    /// address.
     pub signal: bool,
 }
 
-/// How the CFA is found.
+/// The rule for the CFA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cfa {
     /// A register by DWARF number plus bytes.
@@ -112,28 +112,27 @@ pub enum Cfa {
     Expression(Box<[u8]>),
 }
 
-/// Where a register of the caller is (DWARF 5, 6.4.1).
+/// The place of a register of the caller (DWARF 5, 6.4.1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Column {
-    /// In its register still.
+    /// Unchanged, in its register.
     #[default]
     Same,
-    /// Nowhere. For the return address: there is no caller.
+    /// Unrecoverable. For the return address: there is no caller.
     Undefined,
-    /// In memory, bytes from the CFA.
+    /// In memory, at the CFA plus bytes.
     At(i64),
-    /// It is the CFA plus bytes.
+    /// The CFA plus bytes.
     Is(i64),
     /// In another register.
     In(u8),
-    /// In memory, at the value of a DWARF expression that begins with the CFA.
+    /// In memory, at the value of a DWARF expression with the CFA as initial stack.
     AtExpression(Box<[u8]>),
-    /// It is the value of such an expression.
+    /// The value of a DWARF expression with the CFA as initial stack.
     IsExpression(Box<[u8]>),
 }
 
-/// Placeholder for the return address of a function that was entered from another stack, without a call: no address
-/// of code.
+/// Placeholder for the return address of a function entered from another stack without a call: no code address.
 pub const CALLED_FROM_ELSEWHERE: Column = Column::Is(0);
 
 /// A row of aarch64.
@@ -145,37 +144,37 @@ pub type RowX86 = Row<[Column; X86_COLUMNS]>;
 /// A row of 32-bit Arm.
 pub type RowArm = Row<[Column; ARM_COLUMNS]>;
 
-/// An entry of the tables of 32-bit Arm's exception handling ABI, for the body of its functions.
+/// An entry of the tables of 32-bit Arm's exception handling ABI, for function bodies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableSays {
-    /// How the caller is found.
+    /// The rule for the caller.
     Row(Box<RowArm>),
-    /// That it cannot be found: start code, code in assembly, or what no entry describes.
+    /// No caller can be found: start code, assembly, or code without an entry.
     CannotUnwind,
-    /// Nothing that is understood: reserved or damaged instructions, or "refuse to unwind".
+    /// Reserved or malformed instructions, or "refuse to unwind".
     Refused,
 }
 
 impl<C: Columns> Row<C> {
-    /// A row that saves nothing.
+    /// A row that saves no registers.
     #[must_use]
     pub fn new(cfa: Cfa) -> Row<C> {
         Row { cfa, columns: C::same(), signal: false }
     }
 }
 
-/// Unwind information for the body of a function. Its prologue and epilogue, which Mach-O does not describe, are read
-/// from the instructions.
+/// Unwind information for the body of a function. Mach-O does not describe prologue and epilogue, which are
+/// decoded from instructions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Body {
     /// The row in the body.
     pub row: AnyRow,
-    /// By compact unwind information, otherwise DWARF.
+    /// From compact unwind information, otherwise DWARF.
     pub compact: bool,
 }
 
 impl Row {
-    /// The row in its ordinary form, if it has that.
+    /// The row in ordinary form, if it fits.
     #[must_use]
     pub fn ordinary(&self) -> Option<FrameRule> {
         const RBP: u8 = 6;
@@ -203,23 +202,22 @@ impl Row {
     }
 }
 
-/// A row of unwind information in the only form that compilers use for ordinary code:
-/// the canonical frame address (CFA, the stack pointer before the call) is a register
-/// plus an offset, and what was saved lies at offsets from it.
+/// A row of unwind information in the only form that compilers use for ordinary code: the canonical frame address
+/// (CFA, the stack pointer before the call) is a register plus an offset, and saved registers are at offsets from
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameRule {
-    /// What the CFA is counted from.
+    /// The base register of the CFA.
     pub base: CfaBase,
-    /// Bytes from there to the CFA.
+    /// Bytes from the base to the CFA.
     pub cfa_offset: i64,
-    /// Where the caller's frame pointer was saved, bytes from the CFA; `None`: it is in
-    /// its register still.
+    /// Offset of the caller's frame pointer from the CFA in bytes; `None`: it is unchanged in its register.
     pub frame_pointer_at: Option<i64>,
-    /// Where the return address is, bytes from the CFA; `None`: there is no caller.
+    /// Offset of the return address from the CFA in bytes; `None`: there is no caller.
     pub return_at: Option<i64>,
 }
 
-/// The register that a CFA is counted from.
+/// The base register of a CFA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CfaBase {
     /// Stack pointer.

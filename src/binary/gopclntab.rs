@@ -1,13 +1,13 @@
-//! The table of functions that each Go program carries for its own tracebacks, stripped or not (`.gopclntab`):
-//! addresses and names of functions, and the distance of the stack pointer from the return address at each
-//! instruction.
+//! The function table that each Go program contains for its tracebacks, stripped or not (`.gopclntab`): addresses
+//! and names of functions, and the distance of the stack pointer from the return address at each instruction.
 //!
-//! Input: the bytes of an ELF file, hostile, and a stated address. Output: functions, and a [`Row`]. Only the offsets
-//! of its parts are kept. Not for: lines and inlined functions, which the table has too (the latter only through data
-//! of the runtime whose address it lacks); or Mach-O files, whose symbols stay and whose code keeps frame pointers.
+//! Input: the bytes of an ELF file, hostile, and a stated address. Output: functions, and a [`Row`]. Stores only
+//! the offsets of its parts. Not for: lines and inlined functions, which the table also has (the latter only
+//! through runtime data at an unknown address); or Mach-O files, which keep their symbols and have code with frame
+//! pointers.
 //!
-//! Format: Go, src/runtime/symtab.go (`pcHeader`, `_func`, `pcvalue`), src/debug/gosym/pclntab.go;
-//! versions 1.2, 1.16, 1.18 and 1.20, which is the newest.
+//! Format: Go, src/runtime/symtab.go (`pcHeader`, `_func`, `pcvalue`), src/debug/gosym/pclntab.go; versions 1.2,
+//! 1.16, 1.18 and 1.20, which is the newest.
 
 use std::ops::Range;
 
@@ -21,37 +21,38 @@ use super::frame_rule::{
 use crate::addr::Svma;
 use crate::leb128::take_unsigned;
 
-/// What the section is called; the second in a file that is loaded anywhere.
+/// Section names; the second in a position-independent file.
 const SECTIONS: [&str; 2] = [".gopclntab", ".data.rel.ro.gopclntab"];
-/// Where linkers of C put it in such files, each Go program's own mark, and what the table is aligned to.
+/// The section that C linkers merge it into in position-independent files, the mark of every Go program, and the
+/// table's alignment.
 const MERGED_SECTION: &str = ".data.rel.ro";
 const BUILD_ID_SECTION: &str = ".note.go.buildid";
 const ALIGNMENT: usize = 8;
-/// Most steps of the stack pointer's distance that are read of one function. Generated code has thousands.
+/// Limit on steps of the stack pointer's distance read per function. Generated code has thousands.
 const STEPS_MAX: u32 = 1 << 16;
-/// Most functions whose place is known by something else, and the longest name of one.
+/// Limits on functions with an address known from elsewhere, and on the length of their names.
 const LANDMARKS_MAX: usize = 1 << 12;
 const LANDMARK_BYTES_MAX: usize = 256;
-/// The flag of a function that nothing called (`abi.FuncFlagTopFrame`).
+/// The flag of a function without a caller (`abi.FuncFlagTopFrame`).
 const TOP_FRAME: u8 = 1;
-/// Least bytes of a table for each of its functions: its place in the list, and what is known of it.
+/// Minimum bytes of a table per function: its list entry and its data.
 const FUNCTION_BYTES_MIN: usize = 40;
 
-/// What a version of the table has in front of its parts.
+/// Header layout of a version of the table.
 struct Version {
     /// The first four bytes, as a number.
     magic: u32,
-    /// Words of the size of a pointer, behind the eight bytes that all versions begin with.
+    /// Number of pointer-sized words after the eight bytes common to all versions.
     words: usize,
-    /// Which of them are the address that functions are counted from, and where names, steps and functions
-    /// begin.
+    /// Indexes of the words with the base of function addresses, and with the offsets of names, steps and
+    /// functions.
     text: Option<usize>,
     parts: Option<[usize; 3]>,
-    /// Where the flags of a function are behind its entry.
+    /// Offset of the flags of a function from its entry.
     flags_at: Option<usize>,
 }
 
-/// The newest first.
+/// Newest first.
 const VERSIONS: [Version; 4] = [
     Version { magic: 0xffff_fff1, words: 8, text: Some(2), parts: Some([3, 6, 7]), flags_at: Some(37) },
     Version { magic: 0xffff_fff0, words: 8, text: Some(2), parts: Some([3, 6, 7]), flags_at: Some(33) },
@@ -59,7 +60,7 @@ const VERSIONS: [Version; 4] = [
     Version { magic: 0xffff_fffb, words: 1, text: None, parts: None, flags_at: None },
 ];
 
-/// How Go's code on a processor finds its caller.
+/// The conventions of Go's code on a processor for finding a caller.
 #[derive(Clone, Copy, Debug)]
 struct Convention {
     columns: usize,
@@ -67,27 +68,28 @@ struct Convention {
     stack_pointer: u8,
     /// The column of the return address.
     returns: usize,
-    /// Calls leave the return address on the stack, not in a register that the callee stores at its stack pointer.
+    /// Calls push the return address on the stack, instead of a link register that the callee stores at its stack
+    /// pointer.
     pushes: bool,
 }
 
-/// Go's table of functions: where it is in the file, and where its parts are.
+/// Go's function table: its range in the file, and the offsets of its parts.
 #[derive(Clone, Debug)]
 pub struct GoFunctions {
-    /// In the file.
+    /// Range in the file.
     table: Range<usize>,
-    /// What the addresses of functions are counted from.
+    /// Base of function addresses.
     text: u64,
-    /// How many functions.
+    /// Number of functions.
     count: usize,
-    /// Bytes of an address or a distance in the list of functions, which begins at `functions` of the table.
+    /// Size of an address or offset in the list of functions, which begins at offset `functions` of the table.
     field_bytes: usize,
     functions: usize,
-    /// Where what is known of a function is counted from, and where names and steps begin.
+    /// Base of the offsets of function data, and offsets of names and steps.
     base: usize,
     names: usize,
     steps: usize,
-    /// Bytes of an address, and of the shortest instruction.
+    /// Size of a pointer, and of the shortest instruction.
     pointer_bytes: usize,
     instruction_bytes: u64,
     flags_at: Option<usize>,
@@ -99,16 +101,16 @@ pub struct GoFunctions {
 pub struct GoFunction {
     /// From its first address to that of the next function.
     pub range: Range<Svma>,
-    /// Offset of its name, which ends with a NUL, behind [`GoFunctions::names`].
+    /// Offset of its name, which is NUL-terminated, from [`GoFunctions::names`].
     pub name: u32,
     /// Offset of the steps of its stack pointer.
     steps: usize,
-    /// Nothing called it: threads and goroutines begin in it.
+    /// It has no caller: threads and goroutines begin in it.
     is_top_frame: bool,
 }
 
 impl GoFunctions {
-    /// Finds the table; `None` if the file has none, or one that is not understood.
+    /// Finds the table; `None` if the file has none, or one of unknown format.
     #[must_use]
     pub fn find(bytes: &[u8]) -> Option<GoFunctions> {
         let file = object::File::parse(bytes).ok()?;
@@ -122,7 +124,7 @@ impl GoFunctions {
             Some([names, steps, functions]) => [part(names)?, part(steps)?, part(functions)?],
             None => [0, 0, 0],
         };
-        // 0 in a file that is loaded anywhere, and in those of the newest linkers.
+        // 0 in a position-independent file, and in those of the newest linkers.
         let slot = |at: usize| address.wrapping_add(8 + (at * pointer_bytes) as u64);
         let text = version.text.map_or(Some(0), |at| match word(at)? {
             0 => relocated(&file, slot(at)),
@@ -149,12 +151,12 @@ impl GoFunctions {
         Some(found)
     }
 
-    /// The base of addresses, by functions whose address is known otherwise; `None` if none is known, or if they
-    /// disagree.
+    /// The base of addresses, by functions with an address known from elsewhere; `None` if none is known, or if
+    /// they disagree.
     fn text_by_landmarks(&self, bytes: &[u8], file: &object::File<'_>) -> Option<u64> {
         let landmarks = landmarks(file);
         let of_symbols = self.text_where(bytes, |name| landmarks.get(name).copied());
-        // Where Go's own linker made the file; else it begins to run in C's start code.
+        // Valid if Go's linker created the file; otherwise the entry point is C's start code.
         of_symbols.or_else(|| self.text_where(bytes, |name| is_first(name).then(|| file.entry())))
     }
 
@@ -169,14 +171,14 @@ impl GoFunctions {
         texts.all(|other| other == text).then_some(text)
     }
 
-    /// Where in the file the names of functions begin, up to the end of the table.
+    /// Range of the file from the first function name to the end of the table.
     #[must_use]
     pub fn names(&self) -> Range<usize> {
         self.table.start.saturating_add(self.names).min(self.table.end)..self.table.end
     }
 
-    /// The functions, in the order of the table, which is that of their addresses. `bytes` are those that
-    /// [`GoFunctions::find`] was given.
+    /// The functions in the order of the table, sorted by address. `bytes` are those passed to
+    /// [`GoFunctions::find`].
     pub fn iter<'a>(&'a self, bytes: &'a [u8]) -> impl Iterator<Item = GoFunction> + 'a {
         (0..self.count).filter_map(|index| self.get(bytes, index))
     }
@@ -213,7 +215,7 @@ impl GoFunctions {
             *column = Column::At(-pointer_bytes);
             return Some(row);
         }
-        // As `.debug_frame` of Go has it, the stack pointer's column, too.
+        // Like Go's `.debug_frame`, including the stack pointer's column.
         if function.is_top_frame {
             *column = Column::Undefined;
         } else if distance > 0 {
@@ -223,7 +225,7 @@ impl GoFunctions {
         Some(row)
     }
 
-    /// How far the stack pointer is below where it was at the function's first instruction.
+    /// The distance of the stack pointer below its value at the function's first instruction.
     fn distance(&self, bytes: &[u8], function: &GoFunction, pc: Svma) -> Option<i32> {
         let content = self.content(bytes)?;
         let mut steps = content.get(self.steps.checked_add(function.steps)?..)?;
@@ -257,7 +259,7 @@ impl GoFunctions {
         (start < end).then_some(GoFunction { range: Svma(start)..Svma(end), name, steps, is_top_frame })
     }
 
-    /// Where a function begins; that of the number behind the last one is where the last one ends.
+    /// The start of a function; the index after the last one gives its end.
     fn start(&self, content: &[u8], index: usize) -> Option<u64> {
         let place = self.functions.checked_add(index.checked_mul(2 * self.field_bytes)?)?;
         self.text.checked_add(number(content, place, self.field_bytes)?)
@@ -268,7 +270,7 @@ impl GoFunctions {
     }
 }
 
-/// Where the table is: its stated address, and where in the file it begins and at the latest ends.
+/// The place of the table: its stated address, its start in the file, and its latest end.
 fn place(file: &object::File<'_>, bytes: &[u8]) -> Option<(u64, Range<usize>)> {
     let of = |name: &str| {
         let section = file.section_by_name(name)?;
@@ -279,7 +281,7 @@ fn place(file: &object::File<'_>, bytes: &[u8]) -> Option<(u64, Range<usize>)> {
     if let Some(found) = SECTIONS.iter().find_map(|name| of(name)) {
         return Some(found);
     }
-    // Other linkers put it among data of that kind.
+    // Other linkers put it among data of this kind.
     file.section_by_name(BUILD_ID_SECTION)?;
     let (address, range) = of(MERGED_SECTION)?;
     let content = bytes.get(range.clone())?;
@@ -288,7 +290,7 @@ fn place(file: &object::File<'_>, bytes: &[u8]) -> Option<(u64, Range<usize>)> {
     Some((address.checked_add(into as u64)?, range.start + into..range.end))
 }
 
-/// What a table begins with: its version, the bytes of the shortest instruction, and those of a pointer.
+/// The start of a table: its version, the size of the shortest instruction, and of a pointer.
 fn head(content: &[u8]) -> Option<(&'static Version, u8, u8)> {
     let (magic, rest) = content.split_first_chunk::<4>()?;
     let version = VERSIONS.iter().find(|version| version.magic == u32::from_le_bytes(*magic))?;
@@ -307,8 +309,7 @@ fn relocated(file: &object::File<'_>, slot: u64) -> Option<u64> {
     is_relative.then(|| u64::try_from(relocation.addend()).ok()).flatten().filter(|text| *text > 0)
 }
 
-/// The functions that other files see, by name, and where they are: a program that has C in it needs some of
-/// Go's.
+/// The exported functions by name, with their addresses: a program that contains C needs some of Go's.
 fn landmarks<'a>(file: &object::File<'a>) -> HashMap<&'a [u8], u64> {
     let functions =
         file.dynamic_symbols().filter(|symbol| symbol.is_definition() && symbol.kind() == SymbolKind::Text);

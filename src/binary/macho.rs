@@ -3,7 +3,8 @@
 //!
 //! Input: little-endian Mach-O, 64-bit or i386; every byte is hostile. Only the header and the load commands are
 //! read, so the first `32 + sizeofcmds` bytes of an image in a target's memory are enough. Output: a small owned
-//! summary. Not for: symbols (see `symbol::table`), unwind tables (see [`unwind`]), fixups, fat files (see [`fat`]).
+//! summary. Not for: symbols (see `symbol::table`), unwind tables (see [`unwind`]), fixups, fat files (see
+//! [`fat`]).
 //!
 //! Format: `<mach-o/loader.h>` and `<mach/machine.h>` of xnu.
 
@@ -33,10 +34,10 @@ use object::read::macho::{LoadCommandData, MachHeader, Section, Segment as Segme
 use super::FormatError;
 use crate::addr::Svma;
 
-/// Most segments that are read of one file; linkers write four to six.
+/// Limit on segments of a file; linkers create four to six.
 pub const MAX_SEGMENTS: usize = 256;
 
-/// Most sections: a symbol has one byte for the number of its section.
+/// Limit on sections: a symbol has one byte for its section number.
 pub const MAX_SECTIONS: usize = 255;
 
 /// `CPU_TYPE_X86_64`.
@@ -48,41 +49,41 @@ pub const CPU_I386: u32 = 7;
 /// `CPU_TYPE_ARM64`; arm64e is its subtype 2.
 pub const CPU_ARM64: u32 = 0x0100_000c;
 
-/// The bits of a subtype that name it; those above are capabilities (`CPU_SUBTYPE_MASK`).
+/// Mask of the subtype number; the higher bits are capabilities (`CPU_SUBTYPE_MASK`).
 const SUBTYPE_BITS: u32 = 0x00ff_ffff;
 
-/// `MH_MAGIC_64`, as it stands in a little-endian file.
+/// `MH_MAGIC_64` in a little-endian file.
 pub(crate) const MAGIC: [u8; 4] = [0xcf, 0xfa, 0xed, 0xfe];
 
 /// `MH_MAGIC`, of 32-bit files.
 const MAGIC_32: [u8; 4] = [0xce, 0xfa, 0xed, 0xfe];
 
-/// Bytes of an `nlist_64` entry, and of an `nlist` entry of 32 bits.
+/// Size of an `nlist_64` entry, and of an `nlist` entry of 32 bits.
 const NLIST_BYTES: u64 = 16;
 pub(crate) const NLIST_32_BYTES: u64 = 12;
 
-/// A segment: a part of the file and the addresses it is linked at.
+/// A segment: a part of the file and its link-time addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Name, as a rule `__TEXT`, `__DATA_CONST`, `__DATA`, `__LINKEDIT`.
+    /// Name, usually `__TEXT`, `__DATA_CONST`, `__DATA`, `__LINKEDIT`.
     pub name: String,
-    /// Addresses as the file states them (`vmaddr`, `vmsize`).
+    /// Stated addresses (`vmaddr`, `vmsize`).
     pub svma: Range<Svma>,
-    /// Bytes of the file (`fileoff`, `filesize`), relative to the Mach-O header. In an
-    /// image of the shared cache: bytes of one of the cache's files.
+    /// Bytes of the file (`fileoff`, `filesize`), relative to the Mach-O header. For an image of the shared cache:
+    /// bytes of one of the cache's files.
     pub file: Range<u64>,
     /// Initial protection: 1 read, 2 write, 4 execute.
     pub protection: u32,
 }
 
-/// Where the symbol table is in the file, in bytes from the Mach-O header; as stated, not
-/// checked against the file's size.
+/// The location of the symbol tables in the file, in bytes from the Mach-O header; as stated, not checked against
+/// the file's size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Linkedit {
     /// `nlist_64` entries of 16 bytes (`symoff`, `nsyms`); of 32 bits, `nlist` entries of 12.
     pub nlists: Range<u64>,
-    /// The pool of their names (`stroff`, `strsize`). Images of a shared cache have one
-    /// pool in common: hundreds of megabytes that must never be copied whole.
+    /// The string pool (`stroff`, `strsize`). Images of a shared cache share one pool: hundreds of megabytes that
+    /// must never be copied whole.
     pub strings: Range<u64>,
     /// `LC_FUNCTION_STARTS`; see [`function_starts`].
     pub function_starts: Range<u64>,
@@ -90,12 +91,12 @@ pub struct Linkedit {
     pub exports_trie: Range<u64>,
 }
 
-/// What is needed of a Mach-O file to place addresses in it and to find its symbols.
+/// The parts of a Mach-O file that are needed to locate addresses in it and to find its symbols.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachO {
     /// `cputype`: [`CPU_X86_64`], [`CPU_ARM64`] or [`CPU_I386`], or another.
     pub cpu_type: u32,
-    /// Whether the file is one of 64 bits.
+    /// Whether it is a 64-bit file.
     pub is_64: bool,
     /// `cpusubtype` without its capability bits: 2 is arm64e, 8 x86_64h.
     pub cpu_subtype: u32,
@@ -103,26 +104,25 @@ pub struct MachO {
     pub file_type: u32,
     /// `flags`; 0x8000_0000 is an image in the shared cache.
     pub flags: u32,
-    /// Whether the code in the file is encrypted (`LC_ENCRYPTION_INFO_64`); in memory it
-    /// is not.
+    /// Whether the code in the file is encrypted (`LC_ENCRYPTION_INFO_64`); in memory it is not.
     pub encrypted: bool,
     /// `LC_UUID`, the same in a file, in its dSYM and in memory.
     pub uuid: Option<[u8; 16]>,
-    /// Where a program begins to run (`LC_MAIN`, or `LC_UNIXTHREAD` before OS X 10.8); `None` in libraries.
+    /// Entry point of a program (`LC_MAIN`, or `LC_UNIXTHREAD` before OS X 10.8); `None` in libraries.
     pub entry: Option<Svma>,
-    /// The addresses of `__TEXT`: they alone are the image's own. In the shared cache the
-    /// other segments are far away, among those of other images.
+    /// The addresses of `__TEXT`, the only ones that belong to the image alone. In the shared cache the other
+    /// segments are far away, among those of other images.
     pub text: Range<Svma>,
     /// Segments in the order of the file, at most [`MAX_SEGMENTS`].
     pub segments: Vec<Segment>,
-    /// Sections in the order of the file, at most [`MAX_SECTIONS`]: the addresses of those
-    /// that hold instructions. The section number of a symbol is its index here plus 1.
+    /// Sections in the order of the file, at most [`MAX_SECTIONS`]: the addresses of those with instructions. The
+    /// section number of a symbol is its index here plus 1.
     pub code: Vec<Option<Range<Svma>>>,
     /// `__TEXT,__unwind_info`: compact unwind information.
     pub unwind_info: Option<Range<Svma>>,
     /// `__TEXT,__eh_frame`: DWARF unwind information.
     pub eh_frame: Option<Range<Svma>>,
-    /// Where the symbols are.
+    /// Location of the symbol tables.
     pub linkedit: Linkedit,
 }
 
@@ -130,7 +130,7 @@ impl MachO {
     /// Reads the header and the load commands.
     ///
     /// # Errors
-    /// No Mach-O file, or what is wrong with its commands.
+    /// No Mach-O file, or invalid commands.
     pub fn parse(bytes: &[u8]) -> Result<MachO, FormatError> {
         match bytes {
             [] => Err(FormatError::Empty),
@@ -165,16 +165,16 @@ impl MachO {
         })
     }
 
-    /// Whether threads begin to run in an image of this file name: in dyld's `start`, which
-    /// calls a program's `main` (before macOS 12 `start` of libdyld.dylib did), and in
-    /// `thread_start` and `start_wqthread` of libsystem_pthread.dylib.
+    /// Whether threads start in an image with this file name: in dyld's `start`, which calls a program's `main`
+    /// (before macOS 12 `start` of libdyld.dylib did), and in `thread_start` and `start_wqthread` of
+    /// libsystem_pthread.dylib.
     #[must_use]
     pub fn begins_threads(&self, name: &str) -> bool {
         self.file_type == MH_DYLINKER.0 || matches!(name, "libsystem_pthread.dylib" | "libdyld.dylib")
     }
 
-    /// The stated address of a byte of the file: in `__TEXT`, as far as it reaches in
-    /// memory, or else in another segment. `None` outside all of them.
+    /// The stated address of a byte of the file: in `__TEXT`, up to its size in memory, or else in another
+    /// segment. `None` outside all of them.
     ///
     /// For files, and for the `__TEXT` of any image: in the shared cache, offsets in
     /// other segments belong to other files of the cache.
@@ -191,8 +191,7 @@ impl MachO {
         })
     }
 
-    /// The offset in the file of a stated address; `None` outside the segments, and where
-    /// they are zero-filled memory.
+    /// The file offset of a stated address; `None` outside the segments, and in zero-filled memory.
     #[must_use]
     pub fn file_offset_of(&self, svma: Svma) -> Option<u64> {
         self.segments.iter().find_map(|segment| {
@@ -202,8 +201,8 @@ impl MachO {
         })
     }
 
-    /// The stated address of a byte of [`Linkedit`], for reading it from memory: the same
-    /// in files and in the shared cache. `None` without `__LINKEDIT`.
+    /// The stated address of a byte of [`Linkedit`], for reading it from memory; equal in files and in the shared
+    /// cache. `None` without `__LINKEDIT`.
     #[must_use]
     pub fn linkedit_svma(&self, file_offset: u64) -> Option<Svma> {
         let segment = self.segments.iter().find(|segment| segment.name == "__LINKEDIT")?;
@@ -211,8 +210,8 @@ impl MachO {
     }
 }
 
-/// Where functions begin: the content of `LC_FUNCTION_STARTS`, ULEB128 distances from the
-/// start of `__TEXT` that a 0 ends. Rising; ends at the first damaged number.
+/// The starts of functions from `LC_FUNCTION_STARTS`: ULEB128 distances from the start of `__TEXT`, terminated by
+/// 0. Ascending; ends at the first malformed number.
 pub fn function_starts(mut bytes: &[u8], text: Svma) -> impl Iterator<Item = Svma> {
     let mut at = text;
     std::iter::from_fn(move || {
@@ -226,12 +225,12 @@ pub fn function_starts(mut bytes: &[u8], text: Svma) -> impl Iterator<Item = Svm
     })
 }
 
-/// What the load commands say, as far as they were read.
+/// The load commands' data, as far as they were read.
 #[derive(Default)]
 struct LoadCommands {
     uuid: Option<[u8; 16]>,
     entry_offset: Option<u64>,
-    /// Where `LC_UNIXTHREAD` says that the first thread begins.
+    /// The first thread's entry point according to `LC_UNIXTHREAD`.
     entry: Option<Svma>,
     encrypted: bool,
     segments: Vec<Segment>,
@@ -253,7 +252,7 @@ fn summary<'a, H: MachHeader<Endian = LittleEndian>>(
     Ok(header)
 }
 
-/// Takes in a segment and its sections.
+/// Adds a segment and its sections.
 fn take_segment<S: SegmentCommand<Endian = LittleEndian>>(
     command: LoadCommandData<'_, LittleEndian>,
     found: &mut LoadCommands,
@@ -290,12 +289,11 @@ fn take_segment<S: SegmentCommand<Endian = LittleEndian>>(
     Ok(())
 }
 
-/// The program counter in an `LC_UNIXTHREAD` command: behind its number and size stand flavors, each with
-/// the number of its words and these. Source: osfmk/mach/i386/thread_status.h and _structs.h.
+/// The program counter in an `LC_UNIXTHREAD` command: its number and size are followed by flavors, each with a
+/// word count and its words. Source: osfmk/mach/i386/thread_status.h and _structs.h.
 fn unix_thread_entry(command: &[u8], is_64: bool) -> Option<Svma> {
     let word = |index: usize| Some(u32::from_le_bytes(*command.get(4 * index..)?.first_chunk()?));
-    // x86_THREAD_STATE32, in which eip is the eleventh word; x86_THREAD_STATE64, rip the words from the
-    // 33rd on.
+    // x86_THREAD_STATE32, with eip as the eleventh word; x86_THREAD_STATE64, with rip from the 33rd word on.
     let (flavor, at) = if is_64 { (4, 32) } else { (1, 10) };
     let mut index = 2;
     while let (Some(found), Some(count)) = (word(index), word(index + 1)) {
@@ -348,7 +346,7 @@ fn take(
         LC_DYLD_INFO | LC_DYLD_INFO_ONLY => {
             let info = command.data::<DyldInfoCommand<LittleEndian>>()?;
             let range = from_to(info.export_off.get(endian), info.export_size.get(endian).into());
-            // The new command has precedence: dyld looks for it first.
+            // The new command has priority: dyld looks for it first.
             if found.linkedit.exports_trie.is_empty() {
                 found.linkedit.exports_trie = range;
             }

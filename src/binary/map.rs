@@ -1,9 +1,9 @@
-//! Files of images, mapped into memory: pages are read on first use, and reading is safe whatever other programs do
-//! to the file meanwhile.
+//! Memory-mapped files of images: pages are read on first use, and reading is safe whatever other programs do to
+//! the file meanwhile.
 //!
-//! A mapped file can be rewritten in place: by `cp` onto a program that has just ended, or by a target that truncates
-//! its own library. If it has become shorter, reading is a SIGBUS, which `on_bus_error` handles; if not, the bytes
-//! read belong to another file, which [`Map::unchanged`] detects. Why so, and at what cost:
+//! A mapped file can be rewritten in place: by `cp` onto a program that has just ended, or by a target that
+//! truncates its own library. If it has become shorter, reading raises SIGBUS, which `on_bus_error` handles; if
+//! not, the bytes belong to another file, which [`Map::unchanged`] detects. For reasons and costs see
 //! docs/decisions/rewritten-files.md.
 #![allow(unsafe_code)]
 
@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::OpenError;
 
-/// A whole file, mapped to be read.
+/// A whole file, mapped for reading.
 #[derive(Debug)]
 pub(crate) struct Map {
-    /// Declared before the bytes, so that a range is forgotten before its addresses are free.
+    /// Declared before the bytes, so that the range is removed before its addresses are unmapped.
     #[cfg(unix)]
     known: ranges::KnownRange,
     bytes: memmap2::Mmap,
@@ -31,7 +31,7 @@ pub(crate) struct Map {
 }
 
 impl Map {
-    /// Maps a file, and keeps it open where descriptors are not scarce: [`Map::unchanged`] asks it.
+    /// Maps a file, and keeps it open for [`Map::unchanged`] unless descriptors are scarce.
     pub(crate) fn new(file: File) -> io::Result<Map> {
         #[cfg(unix)]
         if !descriptors_suffice(&file) {
@@ -47,12 +47,11 @@ impl Map {
         })
     }
 
-    /// Maps a file without keeping it open, for many at once: [`Map::unchanged`] knows only of
-    /// pages that were missed.
+    /// Maps a file without keeping it open, for many at once: [`Map::unchanged`] then only detects lost pages.
     pub(crate) fn briefly(file: &File) -> io::Result<Map> {
-        // SAFETY: the map is private and read-only, and only ever read as plain bytes through
-        // bounds-checked parsers that take anything. Others may change these bytes: what was read then
-        // is refused (`unchanged`); a page that is lost is replaced (`on_bus_error`).
+        // SAFETY: the map is private and read-only, and only read as plain bytes through bounds-checked parsers
+        // that accept any bytes. Others may change these bytes: data read meanwhile is refused (`unchanged`), and
+        // a lost page is replaced (`on_bus_error`).
         let bytes = unsafe { memmap2::Mmap::map(file) }?;
         #[cfg(unix)]
         watch();
@@ -65,13 +64,14 @@ impl Map {
         })
     }
 
-    /// Whether what was read so far is what the file was when it was mapped.
+    /// Checks that the bytes read so far equal the file's content when it was mapped.
     ///
     /// # Errors
-    /// [`OpenError::Replaced`]: it was written to, by its times and length. Or a part of it could not be read.
+    /// [`OpenError::Replaced`]: the file was written to, by its times and length. Or a part of it could not be
+    /// read.
     #[cfg(unix)]
     pub(crate) fn unchanged(&self) -> Result<(), OpenError> {
-        // Pages are lost after the file has changed, so a lost one is known before the file is checked.
+        // Pages are lost after the file has changed, so lost pages are known before the file is checked.
         let lost = self.known.is_lost();
         match &self.held {
             Some(held) if held.was_written_to()? => Err(OpenError::Replaced),
@@ -81,7 +81,7 @@ impl Map {
         }
     }
 
-    /// Nothing to check: on this system a file cannot be written to while it is mapped.
+    /// Nothing to check: on this system a mapped file cannot be written to.
     #[cfg(not(unix))]
     pub(crate) fn unchanged(&self) -> Result<(), OpenError> {
         Ok(())
@@ -105,9 +105,9 @@ struct OpenFile {
 
 #[cfg(unix)]
 impl OpenFile {
-    /// Whether its content changed. `cp -p` and `rsync` set the time of the content back, which changes that of the
-    /// inode. But so do removing a name and renaming, by which most programs are updated while they run: their
-    /// content stays, which the number of links or the path shows.
+    /// Whether its content changed. `cp -p` and `rsync` restore the modification time, which changes the inode's
+    /// change time. But so do unlinking and renaming, by which most programs are updated while they run: their
+    /// content is unchanged, which the link count or the path shows.
     fn was_written_to(&self) -> io::Result<bool> {
         let (before, now) = (&self.stamp, Stamp::of(&self.file)?);
         let same = (before.length, before.modified) == (now.length, now.modified);
@@ -116,12 +116,12 @@ impl OpenFile {
     }
 }
 
-/// Files with smaller numbers are kept open: half of the 256 that systems let a process have at least, unless
+/// Files with lower descriptors are kept open: half of the 256 that systems allow a process at least, unless
 /// [`keep_open_below`] was called.
 #[cfg(unix)]
 static KEPT_BELOW: AtomicU64 = AtomicU64::new(128);
 
-/// Keeps files open whose numbers are below this one, from now on: the others are for what is opened for a moment.
+/// Keeps files with descriptors below this one open from now on: the others are for short-lived files.
 #[cfg(unix)]
 #[allow(dead_code, reason = "only where the limit is raised")]
 pub(crate) fn keep_open_below(number: u64) {
@@ -134,14 +134,15 @@ fn descriptors_suffice(file: &File) -> bool {
     u64::from(file.as_raw_fd().unsigned_abs()) < KEPT_BELOW.load(Relaxed)
 }
 
-/// Gives back the pages of all maps that were read so far: they are read again on use, mostly from the page cache.
-/// Otherwise a profiler of many programs would keep all that it once read.
+/// Releases the resident pages of all maps: they are read again on use, mostly from the page cache. Otherwise a
+/// profiler of many programs would keep everything that it once read.
 pub(crate) fn release_pages() {
     #[cfg(unix)]
     ranges::visit(|range| {
         let start = std::ptr::without_provenance_mut(range.start);
-        // SAFETY: the range is that of a map, whose owner waits in `KnownRange`'s drop before it unmaps it. The map is private
-        // and never written to, so its pages are those of the file again, or zeros where `put_zeros` was.
+        // SAFETY: the range is that of a map, and its owner waits in `KnownRange`'s drop before it unmaps it. The
+        // map is private and never written to, so its pages are those of the file again, or zeros after
+        // `put_zeros`.
         unsafe { libc::madvise(start, range.len(), libc::MADV_DONTNEED) };
     });
 }
@@ -159,9 +160,9 @@ fn path_of(file: &File) -> Option<PathBuf> {
 #[derive(Debug)]
 struct Stamp {
     length: u64,
-    /// Of the last change of the content, seconds and nanoseconds.
+    /// Last modification of the content, seconds and nanoseconds.
     modified: (i64, i64),
-    /// Of the last change of the inode, which no program can set back.
+    /// Last change of the inode, which no program can set.
     changed: (i64, i64),
     links: u64,
 }
@@ -180,17 +181,16 @@ impl Stamp {
     }
 }
 
-/// What SIGBUS did before.
+/// The previous action of SIGBUS.
 #[cfg(unix)]
 static BEFORE: std::sync::OnceLock<Option<libc::sigaction>> = std::sync::OnceLock::new();
 
-/// Has [`on_bus_error`] called from now on. Not where SIGBUS is ignored: a program inherits what is
-/// ignored through `exec`, but not what is handled (execve(2)), and one that is recorded is to run as
-/// without a profiler.
+/// Installs [`on_bus_error`]. Not if SIGBUS is ignored: a program inherits ignored signals through `exec`, but not
+/// handlers (execve(2)), and recorded programs should run as without a profiler.
 #[cfg(unix)]
 fn watch() {
     BEFORE.get_or_init(|| {
-        // SAFETY: all bytes zero are a `sigaction`; the call only writes to it.
+        // SAFETY: all zero bytes are a valid `sigaction`; the call only writes to it.
         let (asked, before) = unsafe {
             let mut before: libc::sigaction = std::mem::zeroed();
             (libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut before) == 0, before)
@@ -202,9 +202,9 @@ fn watch() {
     SET.call_once(|| {
         if BEFORE.get().is_some_and(Option::is_some) {
             let handler: extern "C" fn(_, _, _) = on_bus_error;
-            // SAFETY: all bytes zero are a `sigaction` with an empty mask; the handler has the signature of SA_SIGINFO
-            // and calls only async-signal-safe functions. It runs on the signal stack, like Rust's own handler, which
-            // it calls and which reports stack overflows.
+            // SAFETY: all zero bytes are a `sigaction` with an empty mask; the handler has the signature for
+            // SA_SIGINFO and calls only async-signal-safe functions. It runs on the signal stack, like Rust's own
+            // handler, which it calls and which reports stack overflows.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = handler as libc::sighandler_t;
@@ -215,23 +215,23 @@ fn watch() {
     });
 }
 
-/// Puts zeros where a map of ours has lost a page, and lets the thread read on; leaves all others to
-/// what SIGBUS did before. Allocates nothing and takes no lock (signal-safety(7)).
+/// Replaces a map of ours that has lost a page by zeros, and lets the thread continue; passes all other cases to
+/// the previous action of SIGBUS. Allocates nothing and takes no lock (signal-safety(7)).
 ///
-/// The whole map is replaced, not the page: what is left of the file is another's by now, and one
-/// signal is all that a map can cause.
+/// The whole map is replaced, not the page: the rest of the file has different content by now, and each map raises
+/// one signal at most.
 #[cfg(unix)]
 extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the system passes a live `siginfo_t` to a handler of SA_SIGINFO.
     let (code, at) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    // If a process sent the signal, its number and user are in place of the address (Linux), which is hardly one of
-    // ours; then one map is lost for nothing.
+    // If a process sent the signal, its pid and user are in place of the address (Linux), which is unlikely to be
+    // in one of our maps; then one map is lost for nothing.
     if ranges::lose(at, put_zeros) {
         return;
     }
     let before = BEFORE.get().and_then(Option::as_ref);
     match before.filter(|before| before.sa_sigaction != libc::SIG_DFL) {
-        // SAFETY: the system gave this address as that of a handler, and its flags say of which form.
+        // SAFETY: the system returned this address as that of a handler, and its flags state its signature.
         Some(before) => unsafe {
             if before.sa_flags & libc::SA_SIGINFO == 0 {
                 let handler: extern "C" fn(libc::c_int) = std::mem::transmute(before.sa_sigaction);
@@ -242,8 +242,8 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
                 handler(signal, info, context);
             }
         },
-        // SAFETY: all of these are allowed in a handler. The instruction is run again and its thread ends by
-        // the signal; one that was sent is sent again, to come when this returns.
+        // SAFETY: all of these are allowed in a handler. The instruction runs again and its thread ends by the
+        // signal; a signal that was sent is raised again, to be delivered when this returns.
         None => unsafe {
             libc::signal(signal, libc::SIG_DFL);
             if was_sent(code) {
@@ -253,21 +253,21 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
     }
 }
 
-/// Whether a signal of this code was sent by a process. The kernel's own codes are above 0 (sigaction(2)), and on macOS
-/// below that of `kill` (`SI_USER`, 0x10001 in bsd/sys/signal.h).
+/// Whether a process sent the signal with this code. The kernel's own codes are above 0 (sigaction(2)), and on
+/// macOS below that of `kill` (`SI_USER`, 0x10001 in bsd/sys/signal.h).
 #[cfg(unix)]
 fn was_sent(code: libc::c_int) -> bool {
     code <= 0 || code > 0xffff
 }
 
-/// Replaces a map by zeros; whether that could be done.
+/// Replaces a map by zeros. Returns whether it succeeded.
 #[cfg(unix)]
 fn put_zeros(range: std::ops::Range<usize>) -> bool {
     let start = std::ptr::without_provenance_mut(range.start);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    // SAFETY: the range is all of a map that a thread is just reading, so it is not unmapped meanwhile
-    // and nothing else lies there. The old map goes in the same step in which the new one comes, and
-    // is read-only like it. mmap(2) is a plain system call.
+    // SAFETY: the range is a whole map that a thread is reading, so it is not unmapped meanwhile and contains
+    // nothing else. The new map replaces the old one atomically, and is read-only like it. mmap(2) is a plain
+    // system call.
     let placed = unsafe { libc::mmap(start, range.len(), libc::PROT_READ, flags, -1, 0) };
     placed != libc::MAP_FAILED
 }
@@ -303,7 +303,7 @@ mod tests {
         File::options().write(true).open(path).unwrap()
     }
 
-    /// Longer than the kernel's clock for times of files takes for a tick.
+    /// Waits longer than a tick of the kernel's clock for file times.
     fn a_tick_later() {
         std::thread::sleep(Duration::from_millis(25));
     }
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!((bytes.bytes()[BYTES - 1], piece.bytes()[0]), (7, 7));
         assert!(bytes.unchanged().is_ok() && brief.unchanged().is_ok());
         to_write(&path).set_len(10).unwrap();
-        // Also by threads that get there at the same time.
+        // Also from several threads simultaneously.
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| assert!(bytes.bytes()[BYTES / 2..].iter().all(|byte| *byte == 0)));
@@ -329,7 +329,7 @@ mod tests {
         assert!(matches!(brief.unchanged(), Err(OpenError::Replaced)));
     }
 
-    /// Bytes of a range that are resident, by mincore(2) of pages that only this map has.
+    /// Resident bytes of a range, by mincore(2) of pages that only this map has.
     #[cfg(target_os = "linux")]
     fn resident_bytes(of: &[u8]) -> u64 {
         let at = format!("{:x}-", of.as_ptr().addr());
@@ -341,14 +341,14 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn pages_that_were_read_are_given_back_and_can_be_read_again() {
+    fn released_pages_can_be_read_again() {
         let (_dir, path) = written();
         let bytes = mapped(&path);
         let sum = || bytes.bytes().iter().map(|byte| u64::from(*byte)).sum::<u64>();
         let before = (sum(), resident_bytes(bytes.bytes()));
         assert_eq!(before, (7 * BYTES as u64, BYTES as u64));
         release_pages();
-        // Other tests release theirs, too.
+        // Other tests also release their pages.
         assert_eq!(resident_bytes(bytes.bytes()), 0);
         assert_eq!(sum(), before.0);
         assert!(bytes.unchanged().is_ok());
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_loses_its_name_is_what_it_was() {
+    fn an_unlinked_file_is_unchanged() {
         let (dir, path) = written();
         let bytes = mapped(&path);
         let paths_are_told = path_of(&File::open(&path).unwrap()).is_some();
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!(bytes.bytes()[BYTES - 1], 7);
     }
 
-    /// The variable that has [`the_signal_of_others_is_theirs`] raise it, and how.
+    /// Environment variable that makes [`the_signal_of_others_is_theirs`] raise the signal, and how.
     const RAISE: &str = "STACKPROF_TEST_RAISES_SIGBUS";
 
     #[test]
@@ -400,13 +400,13 @@ mod tests {
             Ok(how) => {
                 let ours = mapped(&path);
                 let file = File::open(&path).unwrap();
-                // SAFETY: read as plain bytes only; that this ends the process is what is tried.
+                // SAFETY: read as plain bytes only; the test expects this to end the process.
                 let others = unsafe { memmap2::Mmap::map(&file) }.unwrap();
                 to_write(&path).set_len(0).unwrap();
                 assert_eq!(ours.bytes()[BYTES - 1], 0);
                 if how == "sent" {
-                    // Twice: Rust's own handler takes itself away the first time.
-                    // SAFETY: the calls take a number only.
+                    // Twice: Rust's own handler uninstalls itself the first time.
+                    // SAFETY: the calls take only a number.
                     unsafe { (libc::raise(libc::SIGBUS), libc::raise(libc::SIGBUS)) };
                 }
                 std::hint::black_box(others[BYTES - 1]);

@@ -1,5 +1,5 @@
-//! Executable mappings of a process, and the bytes behind them: plain types that backends create and that images and
-//! symbols read.
+//! Executable mappings of a process, and the bytes behind them: plain types that backends create and that images
+//! and symbols read.
 
 use std::fmt;
 use std::ops::Range;
@@ -9,50 +9,50 @@ use super::OpenError;
 use super::map::Map;
 use crate::addr::Avma;
 
-/// What a mapped range of code is.
+/// The kind of a mapped code range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MappingKind {
-    /// A file, as the target sees its path.
+    /// A file, by its path in the target's view.
     File,
     /// Code the kernel maps into every process (Linux vDSO): readable from memory only.
     Vdso,
     /// Executable memory without a file: JIT code, trampolines.
     Anonymous,
-    /// JIT code that its compiler registered with debuggers (`images::GdbJit`).
+    /// JIT code that its compiler registered through GDB's JIT interface (`images::GdbJit`).
     Registered,
 }
 
 /// One executable range of a target's address space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where it is.
+    /// Its addresses.
     pub avma: Range<Avma>,
-    /// Offset in the file of its first byte.
+    /// File offset of its first byte.
     pub file_offset: u64,
-    /// Path as the target sees it, or the kernel's name in brackets; may be empty.
+    /// Path in the target's view, or the kernel's name in brackets; may be empty.
     pub path: String,
-    /// What it is.
+    /// Its kind.
     pub kind: MappingKind,
-    /// The file's identity as mapped: device and inode. Zero where there is none.
+    /// Identity of the mapped file: device and inode. Zero if there is none.
     pub identity: (u64, u64),
 }
 
-/// The executable of a process that was started by another path: a link to it.
+/// The executable of a process that was started through a symbolic link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramPath {
-    /// The path that its mappings have.
+    /// The path of its mappings.
     pub file: String,
     /// The absolute path that it was started by; it leads to that file.
     pub started_as: String,
 }
 
-/// What names the functions of a Mach-O image that was read from memory, each piece where
-/// its load commands have another place for it. Any of them may be empty.
+/// Symbol data of a Mach-O image that was read from memory, each piece located by its load commands. Any of them
+/// may be empty.
 #[derive(Clone, Debug)]
 pub struct Linkedit {
     /// `nlist_64` entries; their names are in `strings`.
     pub nlists: ImageBytes,
-    /// Names by offset, each ended by NUL.
+    /// NUL-terminated names by offset.
     pub strings: ImageBytes,
     /// Content of `LC_FUNCTION_STARTS`.
     pub function_starts: ImageBytes,
@@ -60,13 +60,13 @@ pub struct Linkedit {
     pub exports_trie: ImageBytes,
 }
 
-/// The bytes of an image: a mapped file, or what was read from the target's memory.
+/// The bytes of an image: a mapped file, or memory read from the target.
 #[derive(Clone)]
 pub struct ImageBytes {
     bytes: Arc<dyn AsRef<[u8]> + Send + Sync>,
     first_offset: u64,
     linkedit: Option<Arc<Linkedit>>,
-    /// The file that they are in, all or a part of it.
+    /// The file that contains them, completely or as a part.
     file: Option<Arc<Map>>,
 }
 
@@ -82,13 +82,13 @@ impl ImageBytes {
         ImageBytes { bytes: Arc::clone(&file) as _, first_offset: 0, linkedit: None, file: Some(file) }
     }
 
-    /// These bytes as a part of `whole`: what happens to its file happens to these.
+    /// Marks these bytes as a part of `whole`: a change of its file applies to them.
     pub(super) fn part_of(self, whole: &ImageBytes) -> ImageBytes {
         ImageBytes { file: whole.file.clone(), ..self }
     }
 
-    /// Whether the file still has what it had when it was mapped; all that was read of it before is
-    /// right then. Costs a system call.
+    /// Checks that the file is unchanged since it was mapped; then all data read from it is valid. Costs a system
+    /// call.
     ///
     /// # Errors
     /// [`OpenError::Replaced`]: it was written to meanwhile. Or a part of it could not be read.
@@ -96,8 +96,8 @@ impl ImageBytes {
         self.file.as_ref().map_or(Ok(()), |file| file.unchanged())
     }
 
-    /// The header and `__TEXT` of a Mach-O image as they are in memory, and its symbols.
-    /// `first_offset` is where `__TEXT` begins in its file: 0, except in the shared cache.
+    /// The header and `__TEXT` of a Mach-O image in memory, and its symbols. `first_offset` is the file offset of
+    /// `__TEXT`: 0, except in the shared cache.
     #[must_use]
     pub fn in_memory(self, first_offset: u64, linkedit: Linkedit) -> ImageBytes {
         ImageBytes { first_offset, linkedit: Some(Arc::new(linkedit)), ..self }
@@ -109,7 +109,7 @@ impl ImageBytes {
         (*self.bytes).as_ref()
     }
 
-    /// The bytes from an offset in the file on; empty outside.
+    /// The bytes from a file offset; empty outside.
     #[must_use]
     #[inline]
     pub fn from_offset(&self, file_offset: u64) -> &[u8] {

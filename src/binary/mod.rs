@@ -1,8 +1,8 @@
-//! Files of images (ELF, Mach-O, PE): their headers, unwind information, packed sections, and how files are opened
+//! Files of images (ELF, Mach-O, PE): headers, unwind information, compressed sections, and how files are opened
 //! and mapped.
 //!
-//! Input: hostile bytes, of files and of a target's memory. Output: plain types. No address of a process is known
-//! here, except where a mapping lies ([`Mapping`]).
+//! Input: hostile bytes, of files and of a target's memory. Output: plain types. Process addresses occur only in
+//! [`Mapping`].
 
 mod b_key;
 pub mod cfi;

@@ -1,4 +1,4 @@
-//! The file of an image in any format, for placing addresses.
+//! The file of an image in any format, for locating addresses.
 //!
 //! Input: the bytes of a file, hostile. Output: offset → stated address, the lowest
 //! address, the build id, the entry point. Not for: symbols (see `symbol::table`).
@@ -12,14 +12,14 @@ use super::pe::Pe;
 use crate::addr::Svma;
 use crate::binary::{FormatError, ImageBytes};
 
-/// The formats that are understood.
+/// The supported formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Linux and most others.
     Elf,
     /// macOS.
     MachO,
-    /// Windows: what Wine runs.
+    /// Windows, run by Wine.
     Pe,
 }
 
@@ -27,8 +27,8 @@ impl Format {
     /// The format of a file, by its first bytes.
     ///
     /// # Errors
-    /// [`FormatError::Empty`], [`FormatError::Unknown`]. Variants of a format that are
-    /// not understood (32-bit Mach-O) pass here and are refused by its parser.
+    /// [`FormatError::Empty`], [`FormatError::Unknown`]. Unsupported variants of a format (32-bit Mach-O) pass
+    /// here and are refused by its parser.
     pub fn of(bytes: &[u8]) -> Result<Format, FormatError> {
         match bytes {
             [] => Err(FormatError::Empty),
@@ -57,7 +57,7 @@ impl Object {
     /// Reads the headers.
     ///
     /// # Errors
-    /// None of the formats, or what is wrong with the file.
+    /// No supported format, or an invalid file.
     pub fn parse(bytes: &[u8]) -> Result<Object, FormatError> {
         match Format::of(bytes)? {
             Format::Elf => Elf::parse(bytes).map(Object::Elf),
@@ -77,7 +77,7 @@ impl Object {
         }
     }
 
-    /// The offset and the stated address of the first byte of code in a part of the file that is mapped as code.
+    /// The offset and the stated address of the first code byte in a part of the file that is mapped as code.
     #[must_use]
     pub fn code_in(&self, part: &Range<u64>) -> Option<(u64, Svma)> {
         match self {
@@ -87,7 +87,7 @@ impl Object {
         }
     }
 
-    /// The offset in the file of a stated address; `None` outside the segments.
+    /// The file offset of a stated address; `None` outside the segments.
     #[must_use]
     pub fn file_offset_of(&self, svma: Svma) -> Option<u64> {
         match self {
@@ -97,8 +97,8 @@ impl Object {
         }
     }
 
-    /// What `[module+0x1f40]` counts from: the lowest stated address of an ELF file, the
-    /// start of `__TEXT` (below it a program has its zero page) of a Mach-O file, the image base of a PE file.
+    /// Base of the offset in `[module+0x1f40]`: the lowest stated address of an ELF file, the start of `__TEXT` of
+    /// a Mach-O file (below it a program has its zero page), the image base of a PE file.
     #[must_use]
     pub fn base_svma(&self) -> Svma {
         match self {
@@ -118,8 +118,8 @@ impl Object {
         }
     }
 
-    /// The entry point (ELF `e_entry`, Mach-O `LC_MAIN`), if the file has one. The entry of a PE file is a function
-    /// that is called.
+    /// The entry point (ELF `e_entry`, Mach-O `LC_MAIN`), if the file has one. The entry of a PE file is a called
+    /// function.
     #[must_use]
     pub fn entry(&self) -> Option<Svma> {
         match self {
@@ -148,7 +148,7 @@ impl Object {
     }
 }
 
-/// A part of a file's bytes, as the bytes of an image of its own. Clipped to the file.
+/// A part of a file's bytes, as the bytes of a separate image. Clipped to the file.
 pub(crate) fn part(bytes: &ImageBytes, range: &Range<u64>) -> ImageBytes {
     let length = bytes.bytes().len();
     let clip = |offset: u64| usize::try_from(offset).unwrap_or(length).min(length);
@@ -156,12 +156,12 @@ pub(crate) fn part(bytes: &ImageBytes, range: &Range<u64>) -> ImageBytes {
     ImageBytes::new(Part { bytes: bytes.clone(), range: clip(range.start).min(end)..end }).part_of(bytes)
 }
 
-/// The NUL-terminated name at an offset, cut at `max` bytes; empty if there is none. Searching further for the NUL
-/// would be unbounded work: many names may begin in one long one.
+/// The NUL-terminated name at an offset, truncated at `max` bytes; empty if there is none. Searching further for
+/// the NUL would be unbounded work: many names may begin in one long one.
 pub(crate) fn name_at(strings: &[u8], offset: u32, max: usize) -> &[u8] {
     let rest = strings.get(offset as usize..).unwrap_or_default();
     let rest = &rest[..rest.len().min(max)];
-    // The standard library searches by words, which is quicker than byte by byte.
+    // The standard library searches by words, which is faster than by bytes.
     CStr::from_bytes_until_nul(rest).map_or(rest, CStr::to_bytes)
 }
 

@@ -1,4 +1,4 @@
-//! PE: the bytes of a Windows program or library, as Wine runs them → sections, image base, build id.
+//! PE: the bytes of a Windows program or library, run by Wine → sections, image base, build id.
 //!
 //! Input: PE32 or PE32+, from disk; every byte is hostile. Output: a small owned summary. Stated addresses are
 //! relative to the preferred image base, as in `objdump` and DWARF. Not for: symbols (see `symbol::table`), unwind
@@ -29,30 +29,30 @@ use object::read::pe::{DataDirectories, ImageNtHeaders, ImageOptionalHeader, opt
 use super::FormatError;
 use crate::addr::Svma;
 
-/// Most sections that are read of one file: what Windows loads.
+/// Limit on sections of a file: the limit of Windows.
 pub const MAX_SECTIONS: usize = 96;
-/// Most names of exports that are searched for one.
+/// Limit on export names searched for one.
 const MAX_EXPORTS: usize = 1 << 16;
-/// Longest name of a function that is looked for.
+/// Limit on the length of a function name that is looked up.
 const MAX_NAME_BYTES: usize = 64;
-/// An entry of the debug directory, and the most that are read.
+/// Size of a debug directory entry, and limit on entries read.
 const DEBUG_ENTRY_BYTES: usize = 28;
 const MAX_DEBUG_ENTRIES: usize = 64;
-/// Bytes from the signature to the optional header, and from there to the image base. That of PE32 has half the size,
-/// behind four bytes that nothing is judged by.
+/// Offsets of the optional header from the signature, and of the image base in it. PE32's image base has half the
+/// size, after an unused field of four bytes.
 const OPTIONAL_HEADER_AT: usize = 24;
 const IMAGE_BASE_AT: usize = 24;
 /// `IMAGE_DEBUG_TYPE_CODEVIEW`.
 const CODEVIEW: u32 = 2;
 
-/// A part of the file, and where it is in memory.
+/// A part of the file, and its addresses in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
-    /// Addresses from the image's base on, as far as the file has bytes for them.
+    /// Addresses relative to the image base, as far as the file has bytes for them.
     pub rva: Range<u32>,
-    /// Offset of its bytes.
+    /// File offset of its bytes.
     pub file_start: u32,
-    /// Whether it holds code.
+    /// Whether it contains code.
     pub executable: bool,
 }
 
@@ -63,22 +63,22 @@ impl Section {
     }
 }
 
-/// What is needed of a PE file to place addresses in it.
+/// The parts of a PE file that are needed to locate addresses in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pe {
     /// `IMAGE_FILE_MACHINE_*`: 0x8664 for x86_64.
     pub machine: u16,
     /// Whether it is PE32+.
     pub is_64: bool,
-    /// Where the file asks to be loaded.
+    /// The preferred load address.
     pub image_base: Svma,
-    /// Bytes of address space that the image takes.
+    /// Size of the image in memory.
     pub image_bytes: u32,
-    /// Headers, which are in memory as they are in the file.
+    /// Size of the headers, which are identical in memory and in the file.
     pub header_bytes: u32,
     /// In file order, at most [`MAX_SECTIONS`], without those that have no bytes in the file.
     pub sections: Vec<Section>,
-    /// The table of functions (`.pdata`), by address from the base on; empty if there is none.
+    /// The function table (`.pdata`), relative to the image base; empty if there is none.
     pub functions: Range<u32>,
     /// The GUID that links the file to its PDB, if it has one.
     pub build_id: Option<Vec<u8>>,
@@ -88,7 +88,7 @@ impl Pe {
     /// Reads the headers.
     ///
     /// # Errors
-    /// No PE file, or what is wrong with its headers.
+    /// No PE file, or invalid headers.
     pub fn parse(bytes: &[u8]) -> Result<Pe, FormatError> {
         match bytes {
             [] => return Err(FormatError::Empty),
@@ -102,17 +102,17 @@ impl Pe {
         })
     }
 
-    /// Whether its code is of x86_64.
+    /// Whether its code is for x86_64.
     #[must_use]
     pub fn is_x86_64(&self) -> bool {
         self.is_64 && self.machine == IMAGE_FILE_MACHINE_AMD64.0
     }
 
-    /// The stated address of a byte of the file; `None` where it is not loaded.
+    /// The stated address of a byte of the file; `None` if it is not loaded.
     #[must_use]
     pub fn svma_of(&self, file_offset: u64) -> Option<Svma> {
         let inside = |section: &&Section| section.file().contains(&file_offset);
-        // Mapped in whole pages: what stands behind the bytes of a section is zero in memory.
+        // Mapped in whole pages: bytes after the end of a section are zero in memory.
         let rva = match self.sections.iter().find(inside) {
             Some(section) => u64::from(section.rva.start) + (file_offset - section.file().start),
             None => Some(file_offset).filter(|offset| *offset < u64::from(self.header_bytes))?,
@@ -120,19 +120,19 @@ impl Pe {
         self.image_base.checked_add(rva)
     }
 
-    /// The offset in the file of a stated address; `None` where the file has no byte for it.
+    /// The file offset of a stated address; `None` if the file has no byte for it.
     #[must_use]
     pub fn file_offset_of(&self, svma: Svma) -> Option<u64> {
         self.file_offset_at(self.rva(svma)?).map(|offset| offset as u64)
     }
 
-    /// The address from the image's base on.
+    /// The address relative to the image base.
     #[must_use]
     pub fn rva(&self, svma: Svma) -> Option<u32> {
         u32::try_from(svma.0.checked_sub(self.image_base.0)?).ok()
     }
 
-    /// The stated addresses of a range from the base on.
+    /// The stated addresses of a range relative to the image base.
     fn svmas(&self, rvas: &Range<u32>) -> Range<Svma> {
         self.image_base + u64::from(rvas.start)..self.image_base + u64::from(rvas.end)
     }
@@ -142,7 +142,7 @@ impl Pe {
         usize::try_from(section.file().start + u64::from(rva - section.rva.start)).ok()
     }
 
-    /// The bytes from an address on, to the end of its section; `None` outside the sections and the file.
+    /// The bytes from an address to the end of its section; `None` outside the sections and the file.
     #[must_use]
     pub fn bytes_at<'a>(&self, bytes: &'a [u8], rva: u32) -> Option<&'a [u8]> {
         let section = self.sections.iter().find(|section| section.rva.contains(&rva))?;
@@ -151,7 +151,8 @@ impl Pe {
         bytes.get(start..end).filter(|bytes| !bytes.is_empty())
     }
 
-    /// Where the loader changes addresses if it does not load the file where that asks to be, from the base on, sorted.
+    /// Addresses that the loader relocates if it does not load the file at its preferred address, relative to the
+    /// image base, sorted.
     #[must_use]
     pub fn relocations(&self, bytes: &[u8]) -> Vec<u32> {
         let mut found = match self.is_64 {
@@ -163,7 +164,7 @@ impl Pe {
         found
     }
 
-    /// The address of a function that the file exports, from the base on.
+    /// The address of an exported function, relative to the image base.
     #[must_use]
     pub fn export(&self, bytes: &[u8], name: &str) -> Option<u32> {
         let exports = exports(bytes)?;
@@ -178,8 +179,8 @@ impl Pe {
     }
 }
 
-/// Whether a file is the one that was mapped, judged by the headers, which the first bytes of the mapping are. The loader
-/// writes where the image is into those in memory.
+/// Whether a file is the one that was mapped, by its headers, which the mapping starts with. In memory, the loader
+/// overwrites the image base in them.
 #[must_use]
 pub fn same_file(memory_head: &[u8], file: &[u8]) -> bool {
     let Ok(pe) = Pe::parse(file) else { return false };
@@ -192,7 +193,7 @@ pub fn same_file(memory_head: &[u8], file: &[u8]) -> bool {
     base.end <= length && !memory.iter().zip(file).enumerate().any(differs)
 }
 
-/// The table of exports, of a file of either kind.
+/// The export table, of PE32 or PE32+.
 pub(crate) fn exports(bytes: &[u8]) -> Option<object::read::pe::ExportTable<'_>> {
     fn of<H: ImageNtHeaders>(bytes: &[u8]) -> Option<object::read::pe::ExportTable<'_>> {
         let (headers, directories, offset) = headers::<H>(bytes).ok()?;

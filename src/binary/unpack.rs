@@ -1,7 +1,7 @@
-//! Packed bytes → bytes: zlib and zstd of sections, xz of `.gnu_debugdata`.
+//! Decompression: zlib and zstd for sections, xz for `.gnu_debugdata`.
 //!
 //! Input: hostile bytes. Output: at most the requested length, or the reason. Every allocation is bounded by the
-//! packed size times [`MAX_RATIO`] and by [`MAX_BYTES`].
+//! compressed size times [`MAX_RATIO`] and by [`MAX_BYTES`].
 
 use std::io::Read;
 
@@ -11,30 +11,30 @@ use object::read::elf::CompressionHeader;
 
 use super::UnpackError;
 
-/// Most bytes made of one packed byte. Real DWARF unpacks to some five times its size,
-/// zero-filled parts to more; what claims more than this is made to harm.
+/// Limit on the compression ratio. Real DWARF unpacks to some five times its size, zero-filled parts to more;
+/// higher claims are malicious.
 pub const MAX_RATIO: u64 = 100;
 
-/// Most bytes that are made of one section.
+/// Limit on the unpacked size of one section.
 pub const MAX_BYTES: u64 = 4 << 30;
 
-/// Largest dictionary of an xz stream: what `xz -9` uses. It is taken as the stream states it,
-/// however short the stream is: `xz` states 8 MiB for anything.
+/// Limit on the dictionary of an xz stream: the size that `xz -9` uses. It is allocated as stated by the stream,
+/// however short that is: `xz` states 8 MiB for anything.
 pub const MAX_XZ_DICTIONARY: usize = 64 << 20;
 
-/// How bytes are packed.
+/// A compression method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
     /// zlib (RFC 1950).
     Zlib,
     /// Zstandard (RFC 8878).
     Zstd,
-    /// Something newer.
+    /// An unknown, newer method.
     Unknown,
 }
 
-/// How a section with `SHF_COMPRESSED` is packed (gABI, "Section Compression"): the packing, the
-/// size it unpacks to, the packed bytes. `None` if it is too short to say.
+/// The compression of a section with `SHF_COMPRESSED` (gABI, "Section Compression"): method, unpacked size,
+/// compressed bytes. `None` if it is too short.
 #[must_use]
 pub fn of_elf_section<C: CompressionHeader<Endian = LittleEndian>>(
     section: &[u8],
@@ -51,7 +51,7 @@ pub fn of_elf_section<C: CompressionHeader<Endian = LittleEndian>>(
 /// Unpacks to exactly `size` bytes.
 ///
 /// # Errors
-/// The data is damaged, or does not unpack to that size, or to too much.
+/// The data is malformed, or does not unpack to that size, or exceeds the limits.
 pub fn exact(packing: Packing, bytes: &[u8], size: u64) -> Result<Vec<u8>, UnpackError> {
     let most = (bytes.len() as u64).saturating_mul(MAX_RATIO).saturating_add(1024).min(MAX_BYTES);
     let size = usize::try_from(size).ok().filter(|_| size <= most);
@@ -70,7 +70,7 @@ pub fn exact(packing: Packing, bytes: &[u8], size: u64) -> Result<Vec<u8>, Unpac
             out
         }
         Packing::Zstd => {
-            // A frame that names no window has one of its content's size.
+            // A frame without a stated window has one of its content's size.
             let window = (size as u64).max(1 << 20);
             let reader = ruzstd::decoding::StreamingDecoder::new_with_max_window_size(bytes, window)
                 .map_err(UnpackError::Zstd)?;
@@ -84,7 +84,7 @@ pub fn exact(packing: Packing, bytes: &[u8], size: u64) -> Result<Vec<u8>, Unpac
 /// Unpacks an xz stream.
 ///
 /// # Errors
-/// The data is damaged, or unpacks to too much.
+/// The data is malformed, or exceeds the limits.
 pub fn xz(bytes: &[u8]) -> Result<Vec<u8>, UnpackError> {
     let most = (bytes.len() as u64).saturating_mul(MAX_RATIO).min(MAX_BYTES);
     let most = usize::try_from(most).unwrap_or(usize::MAX);

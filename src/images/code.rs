@@ -1,4 +1,4 @@
-//! The images of a process as the walker needs them: the trait `Code`. Input: code addresses. Output: bytes,
+//! Implements the walker's trait `Code` for the images of a process. Input: code addresses. Output: bytes,
 //! functions, rows.
 
 use std::ops::Range;
@@ -19,7 +19,7 @@ impl Code for ImageView<'_> {
 
     fn file_place(&self, at: Avma) -> Option<FilePlace> {
         let region = self.space.find(at.0).filter(|region| !region.is_registered)?;
-        // A file that holds no program may be memory that a JIT compiler writes to.
+        // A file that is not an executable may be memory that a JIT compiler writes to.
         self.images.get(region.image as usize)?.object()?;
         let mapped = Avma(region.start)..Avma(region.end);
         Some(FilePlace { image: region.image, file_offset: region.file_offset, mapped })

@@ -1,5 +1,5 @@
-//! Facts about frames from images: unwind information, functions, first instructions. Input: a code address. Output:
-//! a row or function, or none. What is read of an image for that is kept.
+//! Facts about frames from images: unwind information, functions, first instructions. Input: a code address.
+//! Output: a row or function, or none. Tables are read once per image and kept.
 
 use std::ops::Range;
 
@@ -14,14 +14,14 @@ use crate::binary::object::Object;
 use crate::binary::pe::epilogue;
 
 impl<'a> ImageView<'a> {
-    /// The rule for the caller at a code address, in the packed form; `None` if it is not known or not of that form.
+    /// The unwind rule at a code address in the packed form; `None` if it is unknown or does not fit that form.
     #[must_use]
     pub fn frame_rule(&self, pc: Avma) -> Option<FrameRule> {
         let by_table = || self.row(pc).and_then(<[Column; COLUMNS]>::row);
         self.row_in_epilogue(pc).or_else(by_table)?.ordinary()
     }
 
-    /// The row of the unwind information of an ELF or PE image at a code address; `None` if there is none.
+    /// The unwind table row of an ELF or PE image at a code address; `None` if there is none.
     #[must_use]
     pub fn row(&self, pc: Avma) -> Option<AnyRow> {
         let (image, svma) = self.at(pc)?;
@@ -33,16 +33,16 @@ impl<'a> ImageView<'a> {
         cfi.as_ref()?.any_row(bytes, svma)
     }
 
-    /// The row at an instruction of an epilogue of a PE image, whose unwind information describes bodies and
-    /// prologues; `None` if that is right.
+    /// The row at an instruction of an epilogue of a PE image, which unwind codes do not describe; `None` outside
+    /// epilogues.
     #[must_use]
     pub fn row_in_epilogue(&self, pc: Avma) -> Option<Row> {
         let (image, svma) = self.at(pc)?;
         epilogue::row(image.object()?.pe()?, &image.pe_functions()?, svma)
     }
 
-    /// Whether an address is in an image that contains V8: what has no rows there are its built-in
-    /// functions, which its compiler made when it was built.
+    /// Whether an address is in an image that contains V8. Code without rows there is V8's embedded builtins,
+    /// which its compiler generated at build time.
     #[must_use]
     pub fn is_built_into_v8(&self, at: Avma) -> bool {
         self.at(at).is_some_and(|(image, _)| crate::binary::v8::is_in(&image.name))
@@ -55,8 +55,8 @@ impl<'a> ImageView<'a> {
         image.is_t32(svma)
     }
 
-    /// What the tables of 32-bit Arm's exception handling ABI say at a code address,
-    /// and the bounds of the entry, as far as they lie in the same mapping.
+    /// The entry of the 32-bit Arm exception handling ABI's tables at a code address, and its bounds, clipped to the
+    /// mapping.
     #[must_use]
     pub fn exidx(&self, pc: Avma) -> Option<(Range<Avma>, TableSays)> {
         let region = self.space.find(pc.0)?;
@@ -67,8 +67,7 @@ impl<'a> ImageView<'a> {
         Some((Avma(start)..Avma(end), entry.said))
     }
 
-    /// Whether the image at a code address has unwind information for
-    /// any of its functions.
+    /// Whether the image at a code address has unwind information for any of its functions.
     #[must_use]
     pub fn describes_frames(&self, pc: Avma) -> bool {
         let Some((image, _)) = self.at(pc) else { return false };
@@ -93,8 +92,8 @@ impl<'a> ImageView<'a> {
         unwind.as_ref()?.body(macho, image.bytes.as_ref().ok()?, svma)
     }
 
-    /// Whether the first functions of threads are in the Mach-O image at a code address of
-    /// the current space; `None` elsewhere, where they may be anywhere.
+    /// Whether the Mach-O image at a code address of the current space contains the first functions of threads;
+    /// `None` for other formats, where they may be anywhere.
     #[must_use]
     pub fn begins_threads(&self, pc: Avma) -> Option<bool> {
         let (image, _) = self.at(pc)?;
@@ -118,15 +117,14 @@ impl<'a> ImageView<'a> {
         Some(Avma(object.entry()?.0.wrapping_add(bias)))
     }
 
-    /// The bounds of the function at a code address as unwind information has them,
-    /// as far as they lie in the same mapping; `None` where there is none.
+    /// The bounds of the function at a code address by unwind information, clipped to the mapping; `None` if there
+    /// is none.
     #[must_use]
     pub fn described_function(&self, pc: Avma) -> Option<Range<Avma>> {
         self.bounds(pc, Image::described_function)
     }
 
-    /// The bounds of the function at a code address, as far as they
-    /// lie in the same mapping; `None` where they are not known.
+    /// The bounds of the function at a code address, clipped to the mapping; `None` if they are unknown.
     #[must_use]
     pub fn function(&self, pc: Avma) -> Option<Range<Avma>> {
         self.bounds(pc, Image::function)

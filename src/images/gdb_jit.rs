@@ -1,11 +1,11 @@
-//! JIT code that its compiler registered by GDB's JIT interface: LLVM (numba, PostgreSQL) and QEMU keep a list of
-//! object files in memory, with addresses, unwind information and names.
+//! JIT code registered through GDB's JIT interface: LLVM (numba, PostgreSQL) and QEMU keep a list of object files
+//! in memory, with addresses, unwind information and names.
 //!
 //! Input: the images of a process and reads of its memory while it runs, hostile and changing. Output: mappings of
-//! such code in place of memory without a file, and the object file of each. Not for: 32-bit processes.
+//! that code in place of memory without a file, and the object file of each. Not for: 32-bit processes.
 //!
 //! Format: GDB manual, "JIT Compilation Interface": `__jit_debug_descriptor` has version, action, the entry that
-//! the last action was about, and the first entry; an entry has the next, the one before, and where its file is.
+//! the last action concerned, and the first entry; an entry has next, previous, and the file's address and size.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -22,18 +22,17 @@ use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 const VERSION: u64 = 1;
 const DESCRIPTOR_BYTES: usize = 24;
 const ENTRY_BYTES: usize = 32;
-/// Most lists of a process: each library that has LLVM in it has one.
+/// Limit on lists per process: each library that contains LLVM has one.
 const LISTS_MAX: usize = 8;
-/// Most entries of a list that are followed: the first ones, which LLVM registered last.
+/// Limit on entries followed per list: the first ones, which LLVM registered last.
 const ENTRIES_MAX: usize = 4096;
-/// Longest file.
+/// Limit on the size of a file.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// What a process has registered. One for each process.
+/// The registered JIT code of one process.
 #[derive(Debug, Default)]
 pub struct GdbJit {
-    /// The lists when they were read: address and content of each. `None` if they have to be read again, since they
-    /// were changing.
+    /// The lists as last read: address and content of each. `None` if they were changing and must be read again.
     lists: Option<Vec<(Avma, [u8; DESCRIPTOR_BYTES])>>,
     files: Vec<File>,
 }
@@ -41,30 +40,30 @@ pub struct GdbJit {
 /// A registered file.
 #[derive(Debug)]
 struct File {
-    /// Where the process has it.
+    /// Its address range in the process.
     at: Range<u64>,
-    /// Its first bytes there, and its section headers, which say where the code is.
+    /// Its first bytes and its section headers, which locate the code.
     seen: Vec<u8>,
-    /// Of its content. Files of the same content are one image, of whatever process.
+    /// Hash of the content. Files of equal content are one image, whatever their process.
     identity: (u64, u64),
-    /// The linked file, until images have it.
+    /// The linked file, until images take it.
     bytes: Option<Vec<u8>>,
     code: Vec<Range<Avma>>,
 }
 
-/// While lists are read.
+/// State while lists are read.
 struct Reading<'r> {
-    /// What was registered before, by where it is.
+    /// Files registered before, by address.
     known: HashMap<u64, File>,
-    /// Addresses of the files that were read.
+    /// Addresses of the files already read.
     taken: HashSet<u64>,
-    /// How many bytes may still be read of them.
+    /// Bytes of files that may still be read.
     room: usize,
     read: Read<'r>,
 }
 
 impl GdbJit {
-    /// Reads again what is registered, if that has changed; whether it has.
+    /// Reads the registered files again if the lists changed. Returns whether they changed.
     pub fn update(&mut self, process: u32, images: &Images, read: Read<'_>) -> bool {
         let mut lists = Vec::new();
         for at in images.of(process).jit_descriptors().into_iter().take(LISTS_MAX) {
@@ -88,7 +87,7 @@ impl GdbJit {
         self.files.iter().map(|file| file.identity).ne(before)
     }
 
-    /// Takes the files of a list in; whether all of it was understood.
+    /// Reads the files of a list. Returns whether all of it was valid.
     fn follow(&mut self, first: u64, reading: &mut Reading<'_>) -> bool {
         let (mut at, mut is_whole) = (first, true);
         for _ in 0..ENTRIES_MAX {
@@ -105,8 +104,8 @@ impl GdbJit {
         is_whole
     }
 
-    /// Reads a file of this many bytes, if there is room. Returns whether it could be read. A known one is not read
-    /// again.
+    /// Reads a file of `size` bytes, if the limits allow it and it is not known yet. Returns whether it could be
+    /// read.
     fn take(&mut self, start: u64, size: u64, reading: &mut Reading<'_>) -> bool {
         let Some(end) = start.checked_add(size).filter(|_| (1..=FILE_BYTES_MAX).contains(&size)) else {
             return false;
@@ -125,7 +124,7 @@ impl GdbJit {
             self.files.push(known);
             return true;
         }
-        // Of what is read, whether it is a file or not: a list may lead anywhere.
+        // Counts every read, whether it yields a file or not: a list may lead anywhere.
         let Some(left) = reading.room.checked_sub(size as usize) else { return true };
         reading.room = left;
         let mut bytes = vec![0; size as usize];
@@ -135,7 +134,7 @@ impl GdbJit {
         if let Some(linked) = relocated_object::link(bytes) {
             let mut hasher = DefaultHasher::new();
             linked.bytes.hash(&mut hasher);
-            // No file system has a device of this number.
+            // No file system has this device number.
             let identity = (u64::MAX, hasher.finish());
             let (bytes, code) = (Some(linked.bytes), linked.code);
             self.files.push(File { at: start..end, seen, identity, bytes, code });
@@ -143,8 +142,8 @@ impl GdbJit {
         true
     }
 
-    /// The mappings, sorted by address, with what is registered in the place of memory without a file; `None` if
-    /// nothing is.
+    /// The mappings, sorted by address, with registered code in place of memory without a file; `None` if no code
+    /// is registered.
     #[must_use]
     pub fn place_in(&self, mappings: &[Mapping]) -> Option<Vec<Mapping>> {
         let ranges =
@@ -153,7 +152,7 @@ impl GdbJit {
         if code.is_empty() {
             return None;
         }
-        // Of two that begin at one address the first of the list, which was registered last.
+        // Of two files at one address, the first in the list wins: it was registered last.
         code.sort_by_key(|(range, order)| (range.start, *order));
         let mut code = code.into_iter().peekable();
         let mut placed = Vec::with_capacity(mappings.len());
@@ -169,7 +168,7 @@ impl GdbJit {
                 }
                 rest.start = range.end;
                 placed.push(Mapping {
-                    // The offset in the file as `linked` has it.
+                    // The file offset that `linked` assigned.
                     file_offset: range.start.0,
                     avma: range,
                     path: mapping.path.clone(),
@@ -184,7 +183,7 @@ impl GdbJit {
         Some(placed)
     }
 
-    /// The file behind a mapping that [`GdbJit::place_in`] made, once; `None` for other mappings.
+    /// The file behind a mapping that [`GdbJit::place_in`] created, once; `None` for other mappings.
     pub fn open(&mut self, mapping: &Mapping) -> Option<Result<ImageBytes, OpenError>> {
         if mapping.kind != MappingKind::Registered {
             return None;
@@ -194,13 +193,13 @@ impl GdbJit {
         Some(bytes.map(ImageBytes::new).ok_or(OpenError::Anonymous))
     }
 
-    /// Images have taken what they need.
+    /// Drops the files' bytes, after the images have taken what they need.
     pub fn drop_file_bytes(&mut self) {
         self.files.iter_mut().for_each(|file| file.bytes = None);
     }
 }
 
-/// Eight bytes as a number; 0 beyond the end.
+/// Reads eight bytes as a number; 0 beyond the end.
 fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }

@@ -1,8 +1,8 @@
-//! The images of processes over time: which image a code address belongs to, and where in it.
+//! The images of processes over time: maps a code address to an image and an address in it.
 //!
 //! Input: the executable mappings at several times, and a closure that opens a file. Output: address → image and
-//! stated address, in any address space that the processes had. Files are shared by all; each process has its own
-//! spaces, and [`Images::of`] is the current one.
+//! stated address, in any address space that the processes had. All processes share files; each has its own
+//! spaces, and [`Images::of`] returns the current one.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,37 +14,36 @@ use super::view::ImageView;
 use crate::addr::{Avma, Svma};
 use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 
-/// Most address spaces over time. Beyond it the current one is changed in place, so old addresses may get a wrong
-/// name; see [`Images::spaces_full`].
+/// Limit on address spaces over time. Beyond it the current one is changed in place, so old addresses may get a
+/// wrong name; see [`Images::spaces_full`].
 pub const MAX_SPACES: usize = 65_536;
 
-/// Most images over time: each may hold a mapped file. Code of further ones is
-/// `[unknown]`, counted by [`Images::images_refused`].
+/// Limit on images over time: each may hold a mapped file. Code of further images is `[unknown]`, counted by
+/// [`Images::images_refused`].
 pub const MAX_IMAGES: usize = 8192;
 
-/// Most of these that compilers registered (`gdb_jit.rs`), and most bytes of them.
+/// Limits on images that JIT compilers registered (`gdb_jit.rs`), and on their bytes.
 const MAX_REGISTERED: usize = MAX_IMAGES / 2;
 const MAX_REGISTERED_BYTES: usize = 128 << 20;
 
-/// Most regions of all spaces together (32 MiB of memory). A quarter is kept for the
-/// current space: when older ones hold the rest, no new space begins, as with
-/// [`MAX_SPACES`]. Regions that do not fit are counted by [`Images::regions_refused`].
+/// Limit on regions of all spaces together (32 MiB of memory). A quarter is reserved for the current space: when
+/// older ones fill the rest, no new space begins, as with [`MAX_SPACES`]. Regions that do not fit are counted by
+/// [`Images::regions_refused`].
 pub const MAX_REGIONS: usize = 1 << 20;
 
-/// Most names of memory without files that are kept; a process has a handful.
+/// Limit on stored names of memory without files; a process has a handful.
 const MAX_LABELS: usize = 64;
-/// Longest of these names, in bytes; the kernel's limit is 80.
+/// Limit on the length of these names, in bytes; the kernel's limit is 80.
 const MAX_LABEL_BYTES: usize = 128;
 
-/// Where an address lies.
+/// The location of an address.
 #[derive(Clone, Copy, Debug)]
 pub struct Location<'a> {
     /// Index of the image in [`Images::images`].
     pub index: u32,
     /// The image.
     pub image: &'a Image,
-    /// The address as the image's file states it. For an image whose format
-    /// is not understood: the offset in the file.
+    /// The address in the image's file. For an unknown file format: the file offset.
     pub svma: Svma,
     /// Bytes from the image's lowest stated address: what `[module+0x1f40]` shows.
     pub relative: u64,
@@ -53,11 +52,11 @@ pub struct Location<'a> {
 /// The spaces of one process.
 #[derive(Clone, Debug, Default)]
 struct Process {
-    /// The one that it has now.
+    /// Number of its current space.
     current: u32,
-    /// The one that its last program began with.
+    /// Number of the space that its last program began with.
     program: u32,
-    /// The link by which that program was started.
+    /// The symbolic link that the program was started by.
     path: Option<Arc<ProgramPath>>,
 }
 
@@ -67,18 +66,18 @@ pub struct Images {
     pub(super) images: Vec<Image>,
     /// Images by device and inode; the few of one identity differ in their path.
     by_identity: BTreeMap<(u64, u64), Vec<u32>>,
-    /// What the system calls regions without image, by number; the first is empty.
+    /// Kernel names of regions without an image, by number; the first is empty.
     labels: Vec<String>,
-    /// Numbered by position. Never empty.
+    /// By space number. Never empty.
     spaces: Vec<Space>,
-    /// Numbered by position. Never empty.
+    /// By process number. Never empty.
     processes: Vec<Process>,
-    /// Regions of all spaces.
+    /// Number of regions in all spaces.
     regions: usize,
     spaces_full: bool,
     images_refused: u64,
     regions_refused: u64,
-    /// How many are registered, and their bytes.
+    /// Number of registered images, and their bytes.
     registered: (usize, usize),
 }
 
@@ -100,7 +99,7 @@ impl Default for Images {
 }
 
 impl Images {
-    /// The images that a process has now, by the number that [`Images::begin_process`] gave.
+    /// The current images of a process, by the number that [`Images::begin_process`] returned.
     #[must_use]
     #[inline]
     pub fn of(&self, process: u32) -> ImageView<'_> {
@@ -108,9 +107,8 @@ impl Images {
         ImageView { images: &self.images, space: &self.spaces[number as usize], number }
     }
 
-    /// Takes the executable mappings that a process has now, sorted by address. An image that was
-    /// not seen before (by identity and path) is opened with `open`, once, and again when its file
-    /// was rewritten.
+    /// Takes the current executable mappings of a process, sorted by address. A new image (by identity and path)
+    /// is opened with `open`, once, and again when its file was rewritten.
     ///
     /// The current space is kept while every address in it keeps its meaning; a new one begins when a part of an
     /// image disappeared, or when another file or another part of it is now at its addresses. Returns whether
@@ -135,7 +133,7 @@ impl Images {
         true
     }
 
-    /// Begins a new, empty space of a process, which replaced its program (`exec`).
+    /// Begins a new, empty space for a process that replaced its program (`exec`).
     pub fn begin_space(&mut self, process: u32) {
         self.new_space(process, 0);
         self.replace(process, Vec::new(), Vec::new());
@@ -145,16 +143,16 @@ impl Images {
         }
     }
 
-    /// Sets the path by which the program of a process was started, before its mappings are added: its file is an
-    /// image of its own under that name.
+    /// Sets the path by which a process started its program, before its mappings are added: the file becomes a
+    /// separate image under that name.
     pub fn set_program_path(&mut self, process: u32, path: Option<Arc<ProgramPath>>) {
         if let Some(process) = self.processes.get_mut(process as usize) {
             process.path = path;
         }
     }
 
-    /// Begins another process, with an empty space. Its number; `None` beyond
-    /// [`MAX_SPACES`] and [`MAX_REGIONS`]. The first process, number 0, is there from the beginning.
+    /// Adds a process with an empty space. Returns its number; `None` beyond [`MAX_SPACES`] and [`MAX_REGIONS`].
+    /// Process number 0 always exists.
     pub fn begin_process(&mut self) -> Option<u32> {
         let number = self.processes.len() as u32;
         let space = self.push_space(number, 0)?;
@@ -168,29 +166,28 @@ impl Images {
         self.spaces.get(space as usize).map_or(0, |space| space.process)
     }
 
-    /// Whether a space belongs to a program that its process has replaced since (`exec`).
+    /// Whether a space belongs to a program that its process has since replaced (`exec`).
     #[must_use]
     pub fn is_of_earlier_program(&self, space: u32) -> bool {
         let process = self.processes.get(self.process_of(space) as usize);
         process.is_some_and(|process| space < process.program)
     }
 
-    /// The image that an address belonged to in one of the process's address spaces.
+    /// The image at an address in one of a process's address spaces.
     #[must_use]
     pub fn locate(&self, space: u32, avma: Avma) -> Option<Location<'_>> {
         let region = self.spaces.get(space as usize)?.find(avma.0)?;
         let image = self.images.get(region.image as usize)?;
         let offset = region.file_offset.checked_add(avma.0 - region.start)?;
-        // Without segments (unknown format, or none near) the file offset is still the same in
-        // every run, so it is a better name than the run-time address.
+        // Without segments (unknown format, or none covers the offset) the file offset is still the same in every
+        // run, so it is a better name than the run-time address.
         let svma = image.object().and_then(|object| object.svma_of(offset)).unwrap_or(Svma(offset));
         Some(Location { index: region.image, image, svma, relative: svma - image.base_svma })
     }
 
-    /// Whether an address was in executable memory that a program filled itself: without a file,
-    /// or with one that exists in memory only and holds no program or library. Output: what the
-    /// system calls that memory (`[anon:v8]`, `/memfd:jit`, `/dev/zero`), empty if nothing. Code
-    /// of such memory that has been unmapped since counts too.
+    /// The kernel's name for the executable memory at an address, if a program filled that memory itself: memory
+    /// without a file, or with a file that exists in memory only and is no executable (`[anon:v8]`, `/memfd:jit`,
+    /// `/dev/zero`). Empty if it has no name. Includes memory unmapped since.
     #[must_use]
     pub fn jit_memory(&self, space: u32, avma: Avma) -> Option<&str> {
         let space = self.spaces.get(space as usize)?;
@@ -214,12 +211,12 @@ impl Images {
         images.into_iter().filter_map(|image| self.images.get(image as usize))
     }
 
-    /// How many bytes of files that compilers register may still be taken in.
+    /// Bytes of registered files that may still be read.
     pub(crate) fn room_for_registered(&self) -> usize {
         MAX_REGISTERED_BYTES.saturating_sub(self.registered.1)
     }
 
-    /// The paths of the files of a name that the last program of a process has mapped, now or before.
+    /// The paths of files with this name that the last program of a process has mapped, now or before.
     #[must_use]
     pub fn paths_in_program(&self, process: u32, name: &str) -> Vec<&str> {
         let is_mapped = |index: usize| {
@@ -236,8 +233,8 @@ impl Images {
         paths
     }
 
-    /// The mapping of an image that an address lay in in one of the process's address
-    /// spaces: the image, the addresses (Avma), and the file offset of the first one. `None` for JIT code.
+    /// The mapping that contained an address in one of the process's address spaces: the image, the addresses
+    /// (Avma), and the file offset of the first one. `None` for JIT code.
     #[must_use]
     pub fn mapping_of(&self, space: u32, avma: Avma) -> Option<(&Image, Range<Avma>, u64)> {
         let region = self.spaces.get(space as usize)?.find(avma.0).filter(|region| !region.is_registered)?;
@@ -258,37 +255,36 @@ impl Images {
         })
     }
 
-    /// All images seen, in the order in which they were.
+    /// All images, in the order they were first mapped.
     #[must_use]
     pub fn images(&self) -> &[Image] {
         &self.images
     }
 
-    /// Whether [`MAX_SPACES`] or [`MAX_REGIONS`] kept a new space from beginning: names
-    /// of code that was unloaded before may be wrong from then on.
+    /// Whether [`MAX_SPACES`] or [`MAX_REGIONS`] prevented a new space: later names of unloaded code may be wrong.
     #[must_use]
     pub fn spaces_full(&self) -> bool {
         self.spaces_full
     }
 
-    /// How often an image was not taken because of [`MAX_IMAGES`].
+    /// Number of times an image was refused because of [`MAX_IMAGES`].
     #[must_use]
     pub fn images_refused(&self) -> u64 {
         self.images_refused
     }
 
-    /// How often a region was not taken: beyond [`MAX_REGIONS`], or overlapping another.
+    /// Number of times a region was refused: beyond [`MAX_REGIONS`], or overlapping another.
     #[must_use]
     pub fn regions_refused(&self) -> u64 {
         self.regions_refused
     }
 
-    /// The number of the space that a process has now; that of the first for one that is not known.
+    /// The number of a process's current space; that of the first process for an unknown one.
     fn current(&self, process: u32) -> u32 {
         self.processes.get(process as usize).map_or(0, |process| process.current)
     }
 
-    /// What a process has now becomes this.
+    /// Replaces the regions of a process's current space.
     fn replace(&mut self, process: u32, regions: Vec<Region>, vanished: Vec<Range<u64>>) {
         let current = self.current(process) as usize;
         let space = &mut self.spaces[current];
@@ -306,7 +302,7 @@ impl Images {
         }
     }
 
-    /// Adds an empty space for this many regions; `None` if a limit is reached.
+    /// Adds an empty space with room for this many regions; `None` if a limit is reached.
     fn push_space(&mut self, process: u32, regions: usize) -> Option<u32> {
         let wanted = regions.max(MAX_REGIONS / 4);
         if self.spaces.len() >= MAX_SPACES || self.regions + wanted > MAX_REGIONS {
@@ -343,7 +339,7 @@ impl Images {
             let image = self.image(process, mapping, open);
             let file_offset = match mapping.kind {
                 MappingKind::File | MappingKind::Registered => mapping.file_offset,
-                // A vDSO's bytes are the mapping's own memory.
+                // The bytes of a vDSO are the mapping's own memory.
                 MappingKind::Vdso => 0,
                 MappingKind::Anonymous => self.label(&mapping.path),
             };
@@ -354,7 +350,7 @@ impl Images {
         regions
     }
 
-    /// The number of a label; 0, which is none, for those beyond [`MAX_LABELS`].
+    /// The number of a label; 0, no label, for those beyond [`MAX_LABELS`].
     fn label(&mut self, label: &str) -> u64 {
         let known = self.labels.iter().position(|known| known == label);
         let number = known.or_else(|| {
@@ -367,7 +363,7 @@ impl Images {
         number.unwrap_or(0) as u64
     }
 
-    /// The index of a mapping's image, opened if it is new.
+    /// The index of a mapping's image, which is opened if it is new.
     fn image(
         &mut self,
         process: u32,
@@ -387,15 +383,15 @@ impl Images {
         let same = |index: &&u32| {
             same_file(index) && self.images[**index as usize].started_as.as_deref() == started_as
         };
-        // A file that was rewritten in place is another image from then on, with the same code as what
-        // its mappings have now. One that holds no program may be memory that a JIT compiler writes to.
+        // A file rewritten in place becomes another image, with the code that its mappings have now. A file that
+        // is no executable may be memory that a JIT compiler writes to.
         let is_as_loaded = |image: &Image| image.object().is_none() || image.overwritten().is_none();
         let known = self.by_identity.get(&mapping.identity).map_or(&[][..], Vec::as_slice);
         let last = known.iter().rev().find(same);
         if let Some(&index) = last.filter(|index| is_as_loaded(&self.images[**index as usize])) {
             return index;
         }
-        // The bytes of a file that was started by another name already.
+        // Shares the bytes of a file that was started by another name.
         let other = known.iter().rev().find(same_file).map(|index| &self.images[*index as usize]);
         let other = other.filter(|image| image.object().is_some() && is_as_loaded(image));
         let bytes = other.and_then(|image| image.bytes.clone().ok());
@@ -417,9 +413,8 @@ impl Images {
     }
 }
 
-/// What a file that exists in memory only is called, if it is one: shared memory without a name
-/// (shmem_zero_setup in mm/shmem.c, hugetlb_file_setup in fs/hugetlbfs/inode.c), memfd_create(2),
-/// shm_open(3), shmget(2).
+/// The name of a file that exists in memory only: shared memory without a name (shmem_zero_setup in mm/shmem.c,
+/// hugetlb_file_setup in fs/hugetlbfs/inode.c), memfd_create(2), shm_open(3), shmget(2). `None` for other files.
 fn in_memory_only(path: &str) -> Option<&str> {
     let path = path.strip_suffix(" (deleted)").unwrap_or(path);
     const IN_MEMORY: [&str; 5] = ["/dev/zero", "/memfd:", "/dev/shm/", "/SYSV", "/anon_hugepage"];

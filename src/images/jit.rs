@@ -1,10 +1,11 @@
-//! The bytes of code that belongs to no file: code of JIT compilers, and deleted files. Input: the executable
-//! mappings, and reads of the target's memory while it runs. Output: code for the walker, which follows it like other
-//! code without unwind information.
+//! The bytes of code without a file: JIT code and deleted files. Input: the executable mappings, and reads of the
+//! target's memory while it runs. Output: code for the walker, which treats it like other code without unwind
+//! information.
 //!
-//! Such code is replaced without notification. So bytes are read when a walk first needs them and serve that walk
-//! only. The walker keeps what it concluded from them; every [`KEPT_NS`] the bytes that a conclusion depends on are
-//! read again (`dependencies.rs`), and it is dropped if they changed. Nothing is read while a thread is stopped.
+//! JIT code is replaced without notification. So bytes are read when a walk first needs them and are valid for
+//! that walk only. The walker caches its conclusions; every [`KEPT_NS`] the bytes that they depend on are read
+//! again (`dependencies.rs`), and conclusions on changed code are dropped. Nothing is read while a thread is
+//! stopped.
 
 mod dependencies;
 mod glances;
@@ -27,50 +28,50 @@ use crate::binary::v8;
 use crate::binary::{Mapping, MappingKind};
 use crate::walk::{Code, CodeTraits, FilePlace, Glance, NeedsBytes};
 
-/// How long what was learned of such code is relied on before its bytes are read again, nanoseconds.
+/// How long conclusions on JIT code are kept before its bytes are read again, nanoseconds.
 pub const KEPT_NS: u64 = 1_000_000_000;
-/// Cost of reading a block or a few bytes, in instructions decoded.
+/// Cost of reading a block, and of a glance (a few bytes), in instructions decoded.
 const BLOCK_COST: u64 = 100;
 const GLANCE_COST: u64 = 20;
-/// Longest instruction: near the end of a block the next one is needed.
+/// Longest instruction: closer to the end of a block, the next block is needed.
 const INSTRUCTION_BYTES_MAX: u64 = 15;
 
-/// Whether an image of this name is the virtual machine of OpenJDK.
+/// Whether an image of this name is OpenJDK's virtual machine.
 fn is_hotspot(image: &str) -> bool {
     image.starts_with("libjvm.")
 }
 
-/// JIT code of a process: where it is mapped, and what was read of it for the walk at hand.
+/// JIT code of a process: its mappings, and the bytes read for the current walk.
 #[derive(Debug, Default)]
 pub struct JitCode {
-    /// Where code without a file is mapped; sorted, disjoint.
+    /// Mappings of code without a file; sorted, disjoint.
     regions: Vec<Range<u64>>,
-    /// V8 is in the process: it made the code.
+    /// V8 is in the process and generated the code.
     by_v8: bool,
-    /// HotSpot is in the process: it made the code.
+    /// HotSpot is in the process and generated the code.
     by_hotspot: bool,
-    /// What was read for this walk; disjoint, none follows another.
+    /// Bytes read for this walk; disjoint and not adjacent.
     pieces: Vec<Piece>,
-    /// What the walk requested.
+    /// Requests of this walk.
     requests: Requests,
-    /// Index of the piece that was requested last.
+    /// Index of the piece requested last.
     last: Cell<usize>,
-    /// Blocks that `dependencies` has seen as they are in the pieces, by first address.
+    /// Blocks that `dependencies` has seen with the content of `pieces`, by first address.
     seen: RefCell<Vec<u64>>,
     dependencies: RefCell<Dependencies>,
     glances: Glances,
-    /// When what was learned was checked last.
+    /// When the dependencies were last checked.
     checked_ns: u64,
 }
 
 #[derive(Debug)]
 struct Piece {
     start: u64,
-    /// Shorter than what was requested where memory is not mapped.
+    /// Shorter than requested where memory is not mapped.
     bytes: Vec<u8>,
-    /// What was requested.
+    /// End of the requested range.
     end: u64,
-    /// Where the region ends that it is in.
+    /// End of the region that contains it.
     region_end: u64,
 }
 
@@ -88,11 +89,11 @@ impl Piece {
 }
 
 impl JitCode {
-    /// Takes the executable mappings that a process has now, sorted by address, after [`Images::update`].
+    /// Takes the current executable mappings of a process, sorted by address, after [`Images::update`].
     pub fn update(&mut self, process: u32, mappings: &[Mapping], images: &Images) {
         let current = images.of(process);
         let without_file = |mapping: &&Mapping| {
-            // Shared memory has a file that exists in memory only, and can be read as any other.
+            // Shared memory has a file that exists in memory only, and can be read like any other.
             mapping.kind == MappingKind::Anonymous
                 || current.code(mapping.avma.start).is_none()
                 || images.jit_memory(current.space(), mapping.avma.start).is_some()
@@ -127,22 +128,22 @@ impl JitCode {
         self.regions.get(after.checked_sub(1)?).filter(|region| region.contains(&at))
     }
 
-    /// Begins another walk: what was read before may have been replaced. `budget`: most instructions to decode.
+    /// Begins another walk: bytes read before may be stale. `budget`: limit on decoded instructions.
     pub fn begin_walk(&mut self, budget: u64) {
         self.requests.begin(budget);
         self.pieces.clear();
         self.seen.get_mut().clear();
     }
 
-    /// Ends a round of this walk, which may continue when more of its stack is known. Returns the instructions
-    /// decoded so far, with the cost of reading them, and whether the budget ran out.
+    /// Ends a round of this walk, which may continue with more of its stack. Returns the cost so far in decoded
+    /// instructions, reads included, and whether the budget ran out.
     pub fn end_round(&mut self) -> (u64, bool) {
         self.requests.go_on();
         (self.requests.spent(), self.requests.is_over_budget())
     }
 
-    /// Every [`KEPT_NS`], reads the dependencies again, and calls `forget` with a predicate: whether the conclusions
-    /// on a look-up address no longer hold.
+    /// Every [`KEPT_NS`], reads the dependencies again, and calls `forget` with a predicate: whether the
+    /// conclusions on a look-up address no longer hold.
     pub fn check(&mut self, now_ns: u64, read: Read<'_>, forget: impl FnOnce(&dyn Fn(Avma) -> bool)) {
         if self.regions.is_empty() || now_ns.saturating_sub(self.checked_ns) < KEPT_NS {
             return;
@@ -161,7 +162,7 @@ impl JitCode {
             }
         }
         if !blocks.is_empty() && unreadable.len() == blocks.len() {
-            // The process has ended: its last samples are of the code before.
+            // The process has ended: its last samples are of the earlier code.
             return;
         }
         for (start, end) in unreadable {
@@ -176,8 +177,8 @@ impl JitCode {
         self.dependencies.get_mut().forget_changed();
     }
 
-    /// Reads the block with the bytes that a walk needs, and its nearest neighbour, since a function may continue
-    /// there; and again the pieces that they touch, so that the code is in one piece, of one time.
+    /// Reads the block that a walk needs and its nearest neighbour, where a function may continue. Adjacent pieces
+    /// are read again, so that the code is one piece from one time.
     pub fn read(&mut self, NeedsBytes(Avma(at)): NeedsBytes, read: Read<'_>) {
         self.requests.note_read(2);
         self.requests.spend(2 * BLOCK_COST);
@@ -215,7 +216,7 @@ impl JitCode {
         piece.bytes.get((at.0 - piece.start) as usize..).filter(|bytes| !bytes.is_empty())
     }
 
-    /// The piece that an address is in: mostly that of the instruction before.
+    /// The piece that contains an address: mostly that of the previous instruction.
     fn piece(&self, at: u64) -> Option<&Piece> {
         if let Some(last) = self.pieces.get(self.last.get()).filter(|last| last.contains(at)) {
             return Some(last);
@@ -225,15 +226,15 @@ impl JitCode {
         self.pieces.get(index)
     }
 
-    /// Requests bytes of code without a file; other addresses have none.
+    /// Requests bytes, if the address is in code without a file.
     fn request(&self, at: Avma) {
         if self.contains(at) {
             self.requests.request(at.0);
         }
     }
 
-    /// Records that what was learned about an address depends on the blocks whose bytes were returned, and those
-    /// behind them as far as they were read.
+    /// Records that the conclusion on an address depends on the returned blocks, and on the blocks that follow
+    /// them, if they were read.
     fn commit_dependencies(&self, lookup: Avma) {
         self.requests.with_dependencies(|touched, is_all| {
             let (mut dependencies, mut seen) = (self.dependencies.borrow_mut(), self.seen.borrow_mut());
@@ -267,11 +268,11 @@ impl JitCode {
 /// The code of a target: that of its images, and JIT code.
 #[derive(Clone, Copy, Debug)]
 pub struct TargetCode<'a> {
-    /// Of its images.
+    /// Code of images.
     pub images: ImageView<'a>,
-    /// Of no image.
+    /// Code of no image.
     pub jit: &'a JitCode,
-    /// Where a few bytes of that are read from.
+    /// Reader for a few bytes of JIT code.
     pub memory: Option<&'a CodeMemory<'a>>,
 }
 
@@ -281,7 +282,7 @@ impl Code for TargetCode<'_> {
     }
 
     fn code(&self, at: Avma) -> Option<&[u8]> {
-        // Of no image: that need not be found out instruction by instruction.
+        // Bytes already read are JIT code: this avoids a look-up of the image for each instruction.
         if let Some(piece) = self.jit.piece(at.0) {
             return self.jit.given(piece, at);
         }
@@ -404,12 +405,12 @@ mod tests {
         }
     }
 
-    /// Whether bytes that are to be had were not given since this was asked last.
+    /// Whether readable bytes were missing since the last call.
     fn lacks(jit: &JitCode) -> bool {
         !jit.requests.is_whole()
     }
 
-    /// Reads what the walk needs; whether it needs anything.
+    /// Reads the bytes that the walk needs. Returns whether it needed any.
     fn fill(jit: &mut JitCode, read: Read<'_>) -> bool {
         let needs = jit.requests.missing_bytes();
         needs.into_iter().for_each(|needs| jit.read(needs, &mut *read));
@@ -429,7 +430,7 @@ mod tests {
         jit
     }
 
-    /// Reads as if each byte were the number of its page.
+    /// Fills each byte with the number of its page.
     fn page_numbers(at: Avma, into: &mut [u8]) -> usize {
         for (index, byte) in into.iter_mut().enumerate() {
             *byte = ((at.0 - START + index as u64) >> 12) as u8;
@@ -438,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_read_once_and_in_one_piece() {
+    fn requested_code_is_read_once_and_in_one_piece() {
         let mut jit = jit(0x9000);
         assert_eq!((jit.code(Avma(START - 1)), lacks(&jit)), (None, false), "no code at all");
         assert_eq!((jit.code(Avma(START + 8)), lacks(&jit)), (None, true));
@@ -460,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_gone_is_not_asked_for_again_and_again() {
+    fn unreadable_memory_is_not_requested_again() {
         let mut jit = jit(0x9000);
         assert_eq!((jit.code(Avma(START + 0x2000)), lacks(&jit)), (None, true));
         assert!(fill(&mut jit, &mut |_, _| 0));
@@ -468,7 +469,7 @@ mod tests {
         assert!(!fill(&mut jit, &mut |_, _| 0));
     }
 
-    /// What is kept of `START` and of the fourth block behind it, after a check that reads by `read`.
+    /// Whether conclusions on `START` and on the fourth block after it survive a check that reads by `read`.
     fn kept_after(read: Read<'_>) -> (bool, bool) {
         let mut jit = jit(0x20_000);
         let far = Avma(START + 0x10_000);
@@ -485,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_learned_is_forgotten_with_the_code_and_not_with_the_process() {
+    fn conclusions_are_dropped_with_the_code_but_not_with_the_process() {
         assert_eq!(kept_after(&mut page_numbers), (true, true));
         assert_eq!(kept_after(&mut |_, _| 0), (true, true), "the process has ended");
         let unmapped = &mut |at: Avma, into: &mut [u8]| {
@@ -503,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_reads_no_more_than_its_share() {
+    fn a_walk_reads_a_limited_number_of_blocks() {
         let mut jit = jit(1 << 30);
         let mut reads = 0;
         for block in 0..2 * BLOCKS_MAX as u64 {

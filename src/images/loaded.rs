@@ -1,5 +1,5 @@
 //! One executable or library: its bytes and headers, and tables that are read on first use. Input: a file. Output:
-//! functions, rows, why it cannot be used.
+//! functions, rows, the reason why it cannot be used.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,15 +17,15 @@ use crate::binary::object::Object;
 use crate::binary::pe::unwind::{Functions as PeFunctions, StackStarts};
 use crate::binary::{FormatError, ImageBytes, Mapping, MappingKind, OpenError};
 
-/// The name of images that compilers registered. Their path is what the system calls the memory.
+/// The name of images that JIT compilers registered. Their path is the kernel's name of the memory.
 const REGISTERED_NAME: &str = "[jit]";
 
-/// Why addresses of an image cannot be named.
+/// The reason why addresses of an image cannot be named.
 #[derive(Clone, Debug)]
 pub enum ImageError {
-    /// Its bytes cannot be had: `deleted from disk since it was loaded`.
+    /// The bytes are unavailable: `deleted from disk since it was loaded`.
     Open(OpenError),
-    /// They are not understood: `neither ELF, Mach-O nor PE`.
+    /// The format is unknown: `neither ELF, Mach-O nor PE`.
     Format(FormatError),
 }
 
@@ -50,11 +50,11 @@ impl std::error::Error for ImageError {
 /// An executable or library that was loaded.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// Path as the target sees it, or the kernel's name in brackets.
+    /// Path in the target's view, or the kernel's name in brackets.
     pub path: String,
     /// File name, or the kernel's name in brackets: `libc.so.6`, `[vdso]`.
     pub name: String,
-    /// The path that the program was started by, where that is a link to this file.
+    /// The symbolic link to this file that the program was started by.
     pub started_as: Option<String>,
     /// File, vDSO or registered code; anonymous memory has no image.
     pub kind: MappingKind,
@@ -66,20 +66,20 @@ pub struct Image {
     pub base_svma: Svma,
     pub(super) identity: (u64, u64),
     object: Result<Object, ImageError>,
-    /// Read when a stack first leads here.
+    /// Read when a stack first leads to this image.
     pub(super) cfi: OnceLock<Option<Cfi>>,
     pub(super) exidx: OnceLock<Option<Exidx>>,
     pub(super) unwind: OnceLock<Option<Unwind>>,
-    /// Read when first requested: most images of a process are never on top of a stack.
+    /// Read on first request: most images of a process are never on top of a stack.
     functions: OnceLock<Functions>,
     elf_functions: OnceLock<ElfFunctions>,
     /// Searched if a process has JIT code.
     jit_descriptor: OnceLock<Option<Svma>>,
-    /// Where stacks of Windows begin.
+    /// Functions of Windows where stacks begin.
     pe_stack_starts: OnceLock<StackStarts>,
 }
 
-/// What debuggers know the list of registered code by (`gdb_jit.rs`), and its size in 64-bit programs.
+/// The symbol of GDB's JIT interface (`gdb_jit.rs`), and its size in 64-bit programs.
 const JIT_DESCRIPTOR: (&str, u64) = ("__jit_debug_descriptor", 24);
 
 impl Image {
@@ -115,23 +115,24 @@ impl Image {
         }
     }
 
-    /// The path that people know it by: the one that it was started by, or that of its file. Both lead to it.
+    /// The path that users know: the link that the program was started by, or else the file's path.
     #[must_use]
     pub fn shown_path(&self) -> &str {
         self.started_as.as_deref().unwrap_or(&self.path)
     }
 
-    /// The name of the module in frames: `redis-server`, though `/usr/bin/redis-server` is a link to `redis-check-rdb`.
+    /// The name of the module in frames: `redis-server`, although `/usr/bin/redis-server` is a link to
+    /// `redis-check-rdb`.
     #[must_use]
     pub fn shown_name(&self) -> &str {
         let started_as = self.started_as.as_deref();
         started_as.map_or(&self.name, |path| path.rsplit('/').next().unwrap_or_default())
     }
 
-    /// The bounds of the function at a stated address by the file's list of functions (Mach-O), or else by its unwind
-    /// information; a split-off part of a function has its own. `None` if neither has it. Tables of 32-bit Arm have
-    /// one entry for neighbours with equal content: several functions may be one here, but not all that the tables
-    /// lack.
+    /// The bounds of the function at a stated address by the file's list of functions (Mach-O), or else by its
+    /// unwind information; a split-off part of a function has its own. `None` if neither has it. The tables of
+    /// 32-bit Arm merge neighbours with equal content: several functions may be one here, but not all that the
+    /// tables lack.
     #[must_use]
     pub fn described_function(&self, svma: Svma) -> Option<Range<Svma>> {
         if let Some(macho) = self.object()?.macho() {
@@ -149,8 +150,8 @@ impl Image {
         described.filter(|function| function.contains(&svma))
     }
 
-    /// The bounds of the last function of an ELF or a PE image that begins at a stated address or
-    /// before, as its unwind information has them. It may end before the address.
+    /// The bounds, by unwind information, of the last function of an ELF or PE image that begins at or before a
+    /// stated address. It may end before the address.
     #[must_use]
     pub fn last_described_function(&self, svma: Svma) -> Option<Range<Svma>> {
         if let Some(functions) = self.pe_functions() {
@@ -164,7 +165,7 @@ impl Image {
         self.cfi.get_or_init(|| Cfi::find(bytes)).as_ref()?.last_function(bytes, svma)
     }
 
-    /// The entry at a stated address of the tables of 32-bit Arm's exception handling ABI.
+    /// The entry at a stated address in the tables of 32-bit Arm's exception handling ABI.
     pub(super) fn exidx_entry(&self, svma: Svma) -> Option<Entry> {
         let bytes = self.bytes.as_ref().ok()?.bytes();
         self.exidx.get_or_init(|| Exidx::find(bytes)).as_ref()?.entry(bytes, svma)
@@ -183,12 +184,12 @@ impl Image {
         }
     }
 
-    /// The table of functions of a PE image for x86_64, if it has one.
+    /// The function table of a PE image for x86_64, if it has one.
     pub(super) fn pe_functions(&self) -> Option<PeFunctions<'_>> {
         PeFunctions::find(self.object()?.pe()?, self.bytes.as_ref().ok()?.bytes())
     }
 
-    /// Where stacks of Windows begin in a PE image.
+    /// Functions of a PE image where stacks of Windows begin.
     pub(super) fn pe_stack_starts(&self) -> &StackStarts {
         let find = || self.pe_functions().map(|functions| functions.stack_starts(&self.name));
         self.pe_stack_starts.get_or_init(|| find().unwrap_or_default())
@@ -200,27 +201,27 @@ impl Image {
         self.elf_functions.get_or_init(|| ElfFunctions::read(bytes.bytes())).is_t32(svma)
     }
 
-    /// Stated address of the list of code that the image's JIT compiler registers with debuggers, if it has one.
+    /// Stated address of the image's `__jit_debug_descriptor`, if it has one.
     pub(super) fn jit_descriptor(&self) -> Option<Svma> {
         let (name, size) = JIT_DESCRIPTOR;
         let find = || variables::of_size(self.bytes.as_ref().ok()?.bytes(), name, size);
         *self.jit_descriptor.get_or_init(find)
     }
 
-    /// The summary of the image's headers, if its format is understood.
+    /// The summary of the image's headers, if its format is supported.
     #[must_use]
     pub fn object(&self) -> Option<&Object> {
         self.object.as_ref().ok()
     }
 
-    /// Why addresses of this image cannot be named; `None` if nothing is wrong.
+    /// Why addresses of this image cannot be named; `None` if they can.
     #[must_use]
     pub fn problem(&self) -> Option<&ImageError> {
         self.object.as_ref().err()
     }
 
-    /// Why the bytes of this image differ from those that were loaded, if they do. Facts read before may be wrong
-    /// then, except the headers. Costs a system call.
+    /// The reason why the image's bytes differ from those that were loaded, if they do. Facts read before may then
+    /// be wrong, except the headers. Costs a system call.
     #[must_use]
     pub fn overwritten(&self) -> Option<OpenError> {
         self.bytes.as_ref().ok()?.unchanged().err()

@@ -8,7 +8,7 @@ use crate::binary::macho::build::{File, TEXT};
 use crate::binary::{ImageBytes, Mapping, MappingKind};
 
 #[test]
-fn an_image_counts_from_its_text() {
+fn relative_addresses_count_from_the_text_segment() {
     let bytes = ImageBytes::new(File { entry: Some(0x1010), ..File::default() }.build());
     let load = 0x1_0480_c000;
     let mapping = Mapping {
@@ -31,7 +31,7 @@ fn an_image_counts_from_its_text() {
 }
 
 #[test]
-fn bounds_are_given_where_the_image_is_loaded_and_end_with_its_mapping() {
+fn function_bounds_are_run_time_addresses_clipped_to_the_mapping() {
     let bytes = File { function_starts: vec![0x1000, 0x1800], ..File::default() }.build();
     let mapping = |from: u64, to: u64| Mapping {
         avma: Avma(LOADED + from)..Avma(LOADED + to),
@@ -55,7 +55,7 @@ fn bounds_are_given_where_the_image_is_loaded_and_end_with_its_mapping() {
     let described = |at| images.images()[0].described_function(Svma(TEXT + at));
     assert_eq!(described(0x17ff), Some(Svma(TEXT + 0x1000)..Svma(TEXT + 0x1800)));
     assert_eq!(described(0x2000), None);
-    // Half of a function, in a mapping of its own.
+    // Half of a function, in a separate mapping.
     images.begin_space(0);
     images.update(0, &[mapping(0x1400, 0x1600)], &mut open);
     assert_eq!(at(&images, 0x1500), Some((0x1400, 0x1600)));

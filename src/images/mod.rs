@@ -1,7 +1,8 @@
-//! The images of processes over time, and JIT code. Input: mappings and bytes. Output: image and Svma of an address,
-//! rows and functions. `history.rs`: which image an address belongs to (`space.rs`: one address space, `loaded.rs`:
+//! The images of processes over time, and JIT code. Input: mappings and bytes. Output: image and Svma of an
+//! address, rows and functions. `history.rs`: the image of an address (`space.rs`: one address space, `loaded.rs`:
 //! one image); `frames.rs`: facts about frames from images; `jit.rs`: JIT code; `gdb_jit.rs`: JIT code that its
-//! compilers registered; `view.rs`: the current images of one process; `code.rs`: the walker's view of all of these.
+//! compiler registered; `view.rs`: the current images of one process; `code.rs`: the walker's view of all of
+//! these.
 //!
 //! Pure: no OS calls, no clock. Not for: names (see `symbol`).
 

@@ -1,15 +1,14 @@
-//! One address space of a process: which executable range holds which part of which image.
+//! One address space of a process: the part of an image that each executable range maps.
 //!
-//! Input: successive region lists. Output: look-ups by address, and whether a later list can be part of the same
-//! space, that is, whether no address changes its meaning. Not for: opening or reading files.
+//! Input: successive region lists. Output: look-ups by address, and whether a later list fits the same space, that
+//! is, whether no address changes its meaning. Not for: opening or reading files.
 
 use std::ops::Range;
 
 /// "No image": executable memory without a file, or beyond a limit.
 pub(super) const NO_IMAGE: u32 = u32::MAX;
 
-/// Most separate ranges of vanished anonymous code that a space remembers; one more
-/// begins a new space.
+/// Limit on separate ranges of unmapped anonymous code that a space remembers; one more begins a new space.
 const MAX_VANISHED: usize = 4096;
 
 /// An executable range, in the target's addresses.
@@ -19,18 +18,17 @@ pub(super) struct Region {
     pub start: u64,
     /// First address after it.
     pub end: u64,
-    /// Offset in the image's bytes of the first address; of a region without image the number
-    /// of its label.
+    /// Image offset of the first address; for a region without an image, the number of its label.
     pub file_offset: u64,
     /// Index of the image, or [`NO_IMAGE`].
     pub image: u32,
-    /// JIT code that its compiler registered: that may happen later than the mapping.
+    /// JIT code that its compiler registered, possibly after it was mapped.
     pub is_registered: bool,
 }
 
 impl Region {
-    /// What decides the meaning of the region's addresses: the image, and the distance
-    /// between address and file offset.
+    /// What defines the meaning of the region's addresses: the image, and the distance between address and file
+    /// offset.
     fn meaning(&self) -> (u32, u64) {
         if self.image == NO_IMAGE {
             (NO_IMAGE, 0)
@@ -44,16 +42,16 @@ impl Region {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Space {
     pub regions: Vec<Region>,
-    /// Anonymous code that was unmapped since the space began; sorted and disjoint.
-    /// JIT engines do that all the time. It has no name anyway, so it begins a new space
-    /// only if a file is mapped there later: otherwise old addresses would get its names.
+    /// Anonymous code unmapped since the space began; sorted and disjoint. JIT engines unmap code all the time. It
+    /// has no name, so it begins a new space only if a file is mapped there later: otherwise old addresses would
+    /// get that file's names.
     vanished: Vec<Range<u64>>,
-    /// Its process.
+    /// Number of its process.
     pub process: u32,
 }
 
 impl Space {
-    /// An empty one, of this process.
+    /// An empty space of this process.
     pub(super) fn of(process: u32) -> Space {
         Space { process, ..Space::default() }
     }
@@ -66,15 +64,14 @@ impl Space {
         (address < region.end).then_some(region)
     }
 
-    /// Whether code without a file was at an address, but no longer is.
+    /// Whether code without a file at an address has been unmapped.
     pub(super) fn had_vanished(&self, address: u64) -> bool {
         let first = self.vanished.partition_point(|range| range.end <= address);
         self.vanished.get(first).is_some_and(|range| range.contains(&address))
     }
 
-    /// The vanished ranges after `new` replaced the current regions, or `None` if `new`
-    /// cannot be part of this space: an image disappeared (even in part), or a file now
-    /// lies where other code was.
+    /// The vanished ranges after `new` replaced the current regions, or `None` if `new` cannot be part of this
+    /// space: an image disappeared (even in part), or a file now lies where other code was.
     pub(super) fn follow(&self, new: &[Region]) -> Option<Vec<Range<u64>>> {
         let mut vanished = self.vanished.clone();
         let mut next = 0;
@@ -113,7 +110,7 @@ impl Space {
         files.all(|region| !overlaps(&vanished, region)).then_some(vanished)
     }
 
-    /// Replaces the regions, with the ranges that [`Space::follow`] gave.
+    /// Replaces the regions, with the ranges that [`Space::follow`] returned.
     pub(super) fn replace(&mut self, regions: Vec<Region>, vanished: Vec<Range<u64>>) {
         self.regions = regions;
         self.vanished = vanished;
@@ -195,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn code_that_is_told_of_later_keeps_the_space_until_that_is_taken_back() {
+    fn code_registered_later_keeps_the_space_until_it_is_unregistered() {
         let before = space(&[jit(0x1000, 0x3000)]);
         let told = [jit(0x1000, 0x1800), registered(0x1800, 0x2000, 0), jit(0x2000, 0x3000)];
         assert_eq!(before.follow(&told), Some(Vec::new()));

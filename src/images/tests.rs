@@ -96,7 +96,7 @@ fn each_file_is_opened_once() {
         Ok(this_test())
     };
     let (a, b) = (mapping("/lib/a.so", 1, BASE), mapping("/lib/b.so", 2, BASE * 2 / 3));
-    // Two mappings of one file, another file, and one of the same number at another path.
+    // Two mappings of one file, another file, and one with the same inode at another path.
     let again = mapping("/lib/a.so", 1, BASE + 0x4000_0000);
     let renamed = mapping("/lib/renamed.so", 1, BASE + 0x8000_0000);
     images.update(0, &[b.clone(), a.clone()], &mut open);
@@ -211,7 +211,7 @@ fn the_number_of_regions_is_bounded() {
 }
 
 #[test]
-fn mappings_that_cannot_be_are_left_out() {
+fn invalid_mappings_are_ignored() {
     let mut images = Images::default();
     let overlapping = [anonymous(0x3000, 0x1000), anonymous(0x1000, 0x4000), anonymous(0x2000, 0x5000)];
     images.update(0, &overlapping, &mut open);
@@ -243,7 +243,7 @@ fn processes_share_files_and_keep_their_addresses_apart() {
     assert_eq!(opened, 1);
 }
 
-/// What walks learn is shared by what this says is equal.
+/// Walks share what they learn between places that compare equal here.
 #[test]
 fn the_same_part_of_the_same_file_is_one_place_in_all_processes() {
     let place_in = |images: &mut Images, mapping: &Mapping| {
@@ -271,7 +271,7 @@ fn the_same_part_of_the_same_file_is_one_place_in_all_processes() {
         place_in(&mut images, &Mapping { file_offset: here.file_offset + 0x1000, ..here.clone() }),
         place
     );
-    // Memory of the process alone.
+    // Memory that only this process has.
     assert_eq!(place_in(&mut images, &Mapping { kind: MappingKind::Registered, ..here.clone() }), None);
     assert_eq!(place_in(&mut images, &anonymous(BASE, BASE + 0x1000)), None);
     let process = images.begin_process().unwrap();
@@ -281,7 +281,7 @@ fn the_same_part_of_the_same_file_is_one_place_in_all_processes() {
 }
 
 #[test]
-fn code_of_which_tables_say_nothing_is_not_one_function() {
+fn code_missing_from_arm_tables_is_not_one_function() {
     use crate::binary::exidx::tests::{TEXT, file};
     // pop {r4, lr}; cannot unwind; pop {r4, r5, lr}
     let entries = [(TEXT, 0x80a8_b0b0), (TEXT + 0x10, 1), (TEXT + 0x80, 0x80a9_b0b0)];
@@ -298,7 +298,7 @@ fn code_of_which_tables_say_nothing_is_not_one_function() {
     assert_eq!([0xf, 0x7f].map(last), [Some(0), Some(0x10)], "where another one begins it still tells");
 }
 
-/// A file that a process has mapped while it is rewritten is another image from then on.
+/// A file that is rewritten while a process has it mapped becomes another image.
 #[test]
 fn a_file_that_is_rewritten_is_opened_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -317,9 +317,9 @@ fn a_file_that_is_rewritten_is_opened_again() {
     assert!(images.of(0).code(pc).is_some() && images.of(0).row(pc).is_some());
     let place = images.of(0).file_place(pc);
 
-    // A file that is written to twice in a tick of the kernel has one time.
+    // Two writes within one tick of the kernel leave the same modification time.
     std::thread::sleep(std::time::Duration::from_millis(25));
-    // What is left of it has no rows and no code, and reading it ends nothing.
+    // The truncated file has no rows and no code; reading it does not crash.
     std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
     assert!(images.of(0).code(pc).is_none_or(|code| code.iter().all(|byte| *byte == 0)));
     let _ = (images.of(0).row(pc), images.of(0).function(pc), images.of(0).described_function(pc));
@@ -337,7 +337,7 @@ fn a_file_that_is_rewritten_is_opened_again() {
 }
 
 #[test]
-fn shared_memory_is_jit_code_though_it_can_be_read() {
+fn shared_memory_is_jit_code_although_it_can_be_read() {
     let made_in = |path: &str, bytes: Vec<u8>| {
         let mut mapping = mapping(path, 1, BASE);
         (mapping.file_offset, mapping.avma) = (0, Avma(BASE)..Avma(BASE + 0x1000));
@@ -349,14 +349,14 @@ fn shared_memory_is_jit_code_though_it_can_be_read() {
     };
     let code = || vec![0xc3; 0x1000];
     assert!(made_in("/memfd:doublemapper (deleted)", code()) && made_in("/dev/zero (deleted)", code()));
-    // Programs are run from such memory, too; and any file may have no headers.
+    // Programs are also run from memory files, and any file may lack headers.
     assert!(!made_in("/memfd:program (deleted)", this_test().bytes().to_vec()));
     assert!(!made_in("/srv/boot.bin", code()));
 }
 
 #[test]
-fn lists_of_registered_code_are_where_their_segments_are() {
-    // As lld lays files out: the code's mapping begins with a page that the segment before it has, too.
+fn jit_descriptors_are_at_the_address_of_their_segment() {
+    // Layout of lld: the code's mapping begins with a page that it shares with the preceding segment.
     use crate::binary::elf::build;
     // STB_GLOBAL, STT_OBJECT, section 1
     let (name, size) = (1_u32.to_le_bytes(), 24_u64.to_le_bytes());
@@ -379,7 +379,7 @@ fn lists_of_registered_code_are_where_their_segments_are() {
 }
 
 #[test]
-fn a_program_that_was_started_by_two_names_is_two_images_of_one_file() {
+fn a_program_started_by_two_names_is_two_images_of_one_file() {
     let path = |started_as: &str| {
         Some(Arc::new(ProgramPath { file: "/usr/bin/work".to_owned(), started_as: started_as.to_owned() }))
     };
@@ -414,7 +414,7 @@ fn a_program_that_was_started_by_two_names_is_two_images_of_one_file() {
 }
 
 #[test]
-fn rows_in_epilogues_of_images_are_passed_on_by_the_code_of_a_target() {
+fn rows_in_epilogues_of_images_reach_the_walker() {
     use crate::binary::pe::build::{File, Function, TEXT};
     use crate::walk::Code;
 
@@ -424,7 +424,7 @@ fn rows_in_epilogues_of_images_are_passed_on_by_the_code_of_a_target() {
     let info = vec![1, 6, 3, 0, 6, 0x42, 2, 0x30, 1, 0x50, 0, 0];
     let functions = vec![Function { begin: TEXT, end: TEXT + CODE.len() as u32, info }];
     let file = File { code: CODE.to_vec(), functions, ..File::default() }.build();
-    // Of the code.
+    // The mapping of the code.
     let mut mapping = mapping("C:/work.exe", 1, BASE);
     (mapping.file_offset, mapping.avma) = (0x400, Avma(BASE)..Avma(BASE + 0x1000));
     let mut images = Images::default();

@@ -1,4 +1,4 @@
-//! The current images of one process: which code there is, and its bytes.
+//! The current images of one process: code look-ups and bytes.
 //!
 //! A view of [`Images`](super::Images); `frames.rs` has the unwind information, `code.rs` implements the walker's
 //! trait.
@@ -33,12 +33,12 @@ impl<'a> ImageView<'a> {
         self.space.find(avma.0).is_some()
     }
 
-    /// The file's bytes from a code address to the end of its mapping (or of the file); `None` where they are not
-    /// known.
+    /// The file's bytes from a code address to the end of its mapping (or of the file); `None` if they are
+    /// unknown.
     #[must_use]
     pub fn code(&self, pc: Avma) -> Option<&'a [u8]> {
         let region = self.space.find(pc.0)?;
-        // What is registered is in memory only.
+        // Registered code is in memory only.
         let image = self.images.get(region.image as usize).filter(|_| !region.is_registered)?;
         let bytes = image.bytes.as_ref().ok()?;
         let bytes = bytes.from_offset(region.file_offset.checked_add(pc.0 - region.start)?);
@@ -46,7 +46,7 @@ impl<'a> ImageView<'a> {
         bytes.get(..length.min(bytes.len())).filter(|bytes| !bytes.is_empty())
     }
 
-    /// Where the process has the lists of code that JIT compilers register with debuggers.
+    /// Addresses of the JIT descriptors (GDB's JIT interface) in the process.
     pub(crate) fn jit_descriptors(&self) -> Vec<Avma> {
         let descriptor = |region: &Region| {
             let image = self.images.get(region.image as usize)?;

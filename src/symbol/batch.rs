@@ -1,11 +1,11 @@
-//! The names of several images' addresses at once, on several threads.
+//! Names the addresses of several images at once, on several threads.
 //!
-//! Input: images, each with its addresses, sorted. Output: for each address its functions
-//! or the reason why there are none, in the order of the input whatever thread did what.
+//! Input: images, each with its addresses, sorted. Output: the functions of each address or the reason why there
+//! are none, in input order independent of threads.
 //!
-//! Work is divided where it is independent: the symbols of an image, finding its DWARF units, and each unit. So one
-//! large image keeps all processors busy, and so do many small ones. Plain threads and one counter are enough: the
-//! pieces are many and take milliseconds, so a work-stealing scheduler would gain nothing.
+//! Work is divided into independent pieces: the symbols of an image, finding its DWARF units, and each unit. So
+//! one large image keeps all processors busy, and so do many small ones. Plain threads and one counter are enough:
+//! there are many pieces of milliseconds, so a work-stealing scheduler would gain nothing.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,22 +19,22 @@ use crate::addr::Svma;
 use crate::binary::{Files, ImageBytes, OpenError};
 use crate::images::Image;
 
-/// Files of more bytes are not left in memory as far as they were read.
+/// Pages of larger files are released after reading.
 const LARGE_BYTES: usize = 8 << 20;
 
-/// What was found for the addresses of an image.
+/// The names of an image's addresses.
 #[derive(Debug, Default)]
 pub struct ImageNames {
-    /// For each address its functions, outermost first and never none.
+    /// The functions of each address, outermost first, at least one.
     pub names: Vec<Result<Vec<LineInfo>, Why>>,
-    /// Lines for people.
+    /// Lines for the user.
     pub problems: Vec<String>,
 }
 
-/// An image on its way.
+/// An image being symbolicated.
 struct ImageTask<'a> {
     image: &'a Image,
-    /// Those of the image, unless its file was rewritten while it was recorded.
+    /// The image's bytes, unless its file was rewritten during the recording.
     bytes: Result<ImageBytes, OpenError>,
     wanted: Vec<u64>,
     located: OnceLock<DebugFiles>,
@@ -56,7 +56,7 @@ impl<'a> ImageTask<'a> {
         })
     }
 
-    /// Whether none of the files that names were made of was rewritten meanwhile.
+    /// Checks that no file used for names was rewritten meanwhile.
     fn unchanged(&self, opened: &[OpenDwarf<'_>]) -> Result<(), Why> {
         if let Ok(bytes) = &self.bytes {
             bytes.unchanged().map_err(|why| Why::NoFile(why.to_string()))?;
@@ -70,12 +70,12 @@ impl<'a> ImageTask<'a> {
 
 type Symbols = Vec<Result<Arc<str>, Why>>;
 
-/// DWARF that has some of an image's addresses.
+/// DWARF for some of an image's addresses.
 struct OpenDwarf<'f> {
     debug: Debug,
     splits: SplitFiles<'f>,
-    /// The addresses as the DWARF states them, and for each its index among those of the
-    /// image; `None` where both are the same.
+    /// The addresses as stated by the DWARF, and for each its index among the image's addresses; `None` if both
+    /// are equal.
     translated: Option<(Vec<u64>, Vec<u32>)>,
 }
 
@@ -91,7 +91,7 @@ impl<'f> OpenDwarf<'f> {
         OpenDwarf { debug: Debug::new(main, shared, wanted), splits, translated: None }
     }
 
-    /// Does one of the jobs; the chains have indices of the image's addresses.
+    /// Runs one of the jobs; the chains have indices of the image's addresses.
     fn run(&self, job: &Job, wanted: &[u64], ask: Ask, texts: &mut Texts<'_>) -> Vec<Chain> {
         let Some((addresses, indices)) = &self.translated else {
             return self.debug.run(job, wanted, ask, &self.splits, texts);
@@ -151,7 +151,7 @@ pub(super) fn name(
         }
     }
 
-    // The units of all images, the longest first: so threads end at about the same time.
+    // The units of all images, longest first, so that threads end at about the same time.
     let mut jobs: Vec<_> = opened
         .iter()
         .enumerate()
@@ -182,10 +182,10 @@ pub(super) fn name(
     answers
 }
 
-/// Adds the functions that DWARF has at an address to its symbol.
+/// Adds DWARF's functions at an address to its symbol.
 ///
-/// The outermost function keeps the name of its symbol: it is the same with and without DWARF, it is the mangled one
-/// where DWARF has only `f`, and it distinguishes parts that compilers split off (`f [clone .cold]`).
+/// The outermost function keeps the name of its symbol: it is independent of DWARF, it is mangled even if DWARF
+/// has only `f`, and it distinguishes parts that compilers split off (`f [clone .cold]`).
 fn merge(names: &mut [Result<Vec<LineInfo>, Why>], chain: Chain, inlines: bool) {
     let Some(known) = names.get_mut(chain.wanted as usize) else { return };
     let mut functions = chain.functions;
@@ -231,10 +231,10 @@ fn symbols(asked: &ImageTask<'_>, options: &Options<'_>, texts: &mut Texts<'_>) 
     found
 }
 
-/// Finds the addresses without a name in one file.
+/// Looks up the addresses without a name in one file.
 fn look_up(bytes: &ImageBytes, asked: &ImageTask<'_>, found: &mut Symbols, texts: &mut Texts<'_>) {
     let table = SymbolTable::parse(bytes);
-    // Neighbouring addresses are mostly in one function. Two of one start differ in their end.
+    // Neighboring addresses are mostly in one function. Symbols with the same start differ in their end.
     let mut last: Option<(Svma, Svma, Option<Arc<str>>)> = None;
     for (svma, found) in asked.wanted.iter().zip(found) {
         if found.is_ok() {
@@ -256,15 +256,14 @@ fn look_up(bytes: &ImageBytes, asked: &ImageTask<'_>, found: &mut Symbols, texts
                 last = Some((symbol.start, symbol.end, name.clone()));
                 *found = name.ok_or(Why::TooMuchText);
             }
-            // Another file may have symbols; the reason stays if none has.
+            // Another file may have symbols; the reason remains if none has.
             Err(Why::NoSymbols) => {}
             Err(why) => *found = Err(why),
         }
     }
 }
 
-/// The symbol of an address, unless it has no end and a function ends or begins between the two by unwind
-/// information.
+/// The symbol of an address, unless it has no end and unwind information shows a function boundary in between.
 fn within<'s>(symbol: Symbol<'s>, image: &Image, at: Svma) -> Result<Symbol<'s>, Why> {
     let last = if symbol.open_ended { image.last_described_function(at) } else { None };
     let is_other = |last: Range<Svma>| {
@@ -273,8 +272,8 @@ fn within<'s>(symbol: Symbol<'s>, image: &Image, at: Svma) -> Result<Symbol<'s>,
     if last.is_some_and(is_other) { Err(Why::NotCovered) } else { Ok(symbol) }
 }
 
-/// The symbol of an address behind its size: unwind information has one function from the symbol on to the address,
-/// and no other symbol is between. Assemblers and linkers' scripts may state less than there is.
+/// The symbol of an address after the symbol's end: unwind information has one function from the symbol to the
+/// address, without another symbol in between. Assemblers and linker scripts may state too small a size.
 fn behind_its_size<'s>(table: &'s SymbolTable, image: &Image, at: Svma) -> Result<Symbol<'s>, Why> {
     let function = image.described_function(at).ok_or(Why::NotCovered)?;
     let symbol = table.lookup(function.start)?;
@@ -319,8 +318,8 @@ fn open<'f>(asked: &ImageTask<'_>, options: &Options<'f>, ask: Ask) -> (Vec<Open
     (opened, problems)
 }
 
-/// Names for addresses that are in no image: those of JIT compilers, in their dumps, which are at these
-/// paths, and in the process's map. Addresses are sorted, with duplicates.
+/// Names addresses outside images, from the dumps of JIT compilers at these paths, and from the process's map.
+/// Addresses are sorted, with duplicates.
 pub(super) fn name_anonymous(
     addresses: impl Iterator<Item = u64>,
     dumps: &[&str],
@@ -368,8 +367,8 @@ pub(super) fn name_anonymous(
     answer
 }
 
-/// Runs `count` pieces of work on up to `threads` threads, each with its own names; the
-/// results are in the order of the pieces.
+/// Runs `count` pieces of work on up to `threads` threads, each with its own names; results are in the order of
+/// the pieces.
 fn in_parallel<R: Send>(
     threads: usize,
     count: usize,
@@ -389,7 +388,7 @@ fn in_parallel<R: Send>(
         }
     };
     let mut done = std::thread::scope(|scope| {
-        // This thread works too; without others it does all.
+        // This thread also works; if no others can be spawned, it does everything.
         let others: Vec<_> = (1..threads.min(count))
             .filter_map(|_| {
                 std::thread::Builder::new().name("symbols".to_owned()).spawn_scoped(scope, worker).ok()

@@ -1,11 +1,12 @@
 //! The debug map of a linked Mach-O image: its addresses → the object files with their DWARF.
 //!
-//! Apple's linkers leave DWARF in the object files, and note in the symbol table which function came from which
-//! (stabs). Input: an image, hostile, and sorted addresses. Output: object files, each with those addresses in its
-//! own terms. Not for: reading the DWARF (see `dwarf`), images with a dSYM, in which `dsymutil` has joined it all.
+//! Apple's linkers leave DWARF in the object files, and record in the symbol table which function came from which
+//! (stabs). Input: an image, hostile, and sorted addresses. Output: object files, each with the translated
+//! addresses. Not for: reading the DWARF (see `dwarf`), images with a dSYM, where `dsymutil` has merged
+//! everything.
 //!
-//! Format: `<mach-o/stab.h>` of xnu; the stabs of a function are `N_FUN` with its name and
-//! address, then `N_FUN` without name with its size.
+//! Format: `<mach-o/stab.h>` of xnu; the stabs of a function are `N_FUN` with its name and address, then `N_FUN`
+//! without name with its size.
 
 mod archive;
 
@@ -25,26 +26,25 @@ use crate::binary::{Files, FormatError, ImageBytes};
 use crate::images::Image;
 use archive::Archive;
 
-/// Lines about object files of one image; the others are counted in one more.
+/// Limit on reported object files of one image; one more line counts the rest.
 const MAX_PROBLEMS: usize = 4;
 
-/// An object file that has DWARF for some of the addresses.
+/// An object file with DWARF for some of the addresses.
 #[derive(Debug)]
 pub(super) struct ObjectFile {
     /// The file, or the member of an archive.
     pub bytes: ImageBytes,
-    /// Addresses as the object file states them, rising and without duplicates.
+    /// Addresses as stated by the object file, ascending and without duplicates.
     pub addresses: Vec<u64>,
     /// The index of each among the requested addresses.
     pub indices: Vec<u32>,
 }
 
-/// The object files of an image that have some of the addresses, `wanted`, which are sorted
-/// stated addresses of the image; and what could not be used, each a line for people. None
-/// for images without debug map.
+/// The object files with DWARF for some of the addresses `wanted`, which are sorted stated addresses of the image;
+/// and the unusable ones, one line each. None for images without a debug map.
 ///
-/// An object file has no UUID. It is recognised by the time of its last change, which the map notes; without one in
-/// the map it is taken as it is.
+/// An object file has no UUID. It is identified by its modification time, which the map records; if the map lacks
+/// it, the file is accepted.
 #[must_use]
 pub(super) fn objects(
     image: &Image,
@@ -53,7 +53,7 @@ pub(super) fn objects(
     files: &dyn Files,
 ) -> (Vec<ObjectFile>, Vec<String>) {
     let Some(macho) = image.object().and_then(|object| object.macho()) else { return Default::default() };
-    // Paths of object files are relative to the image's file; what was read from memory has none.
+    // Paths of object files are relative to the image's file; an image read from memory has none.
     let nlists = if bytes.linkedit().is_some() { None } else { Nlists::read(bytes.bytes()) };
     let Some(nlists) = nlists else { return Default::default() };
     let directory = image.path.rsplit_once('/').map_or("", |(directory, _)| directory);
@@ -78,12 +78,12 @@ pub(super) fn objects(
     (found, problems)
 }
 
-/// An object file as the map names it.
+/// An object file referred to by the map.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct ObjectPath {
     /// Offset of its path.
     path: u32,
-    /// When it was changed last, in seconds since 1970; 0 if the map does not say.
+    /// Its modification time, in seconds since 1970; 0 if the map lacks it.
     modified_s: u64,
 }
 
@@ -96,7 +96,7 @@ struct FunctionStab {
     file: ObjectPath,
 }
 
-/// The functions of a map that have addresses, by their start.
+/// The functions of a map with addresses, sorted by start.
 struct Map(Vec<FunctionStab>);
 
 /// A requested address in an object file.
@@ -128,12 +128,12 @@ impl Map {
             }
         }
         functions.sort_by_key(|function| function.start);
-        // Where the linker folded equal functions, the first one serves.
+        // If the linker folded equal functions, the first one is used.
         functions.dedup_by_key(|function| function.start);
         Map(functions)
     }
 
-    /// The addresses by path and time of change of their object file.
+    /// The addresses by path and modification time of their object file.
     fn by_file(
         &self,
         wanted: &[u64],
@@ -151,11 +151,11 @@ impl Map {
         let mut files: BTreeMap<(String, u64), Vec<ObjectQuery<'_>>> = BTreeMap::new();
         for (named, asked) in by_place {
             let path = String::from_utf8_lossy(nlists.name(named.path, MAX_NAME_BYTES));
-            // With `-oso_prefix`, the directory that was built in is cut off.
+            // `-oso_prefix` strips the build directory.
             let path = if path.starts_with('/') { path.into_owned() } else { format!("{directory}/{path}") };
             files.entry((path, named.modified_s)).or_default().extend(asked);
         }
-        // A path can be in the names more than once.
+        // The string pool may contain a path more than once.
         files.values_mut().for_each(|asked| asked.sort_unstable_by_key(|asked| asked.index));
         files
     }
@@ -170,7 +170,7 @@ struct Opener<'f> {
 }
 
 impl Opener<'_> {
-    /// A file by its path, or `archive.a(member.o)`; paths come sorted.
+    /// Opens a file by its path, or `archive.a(member.o)`; paths are sorted.
     fn open(&mut self, path: &str, modified_s: u64) -> Result<ImageBytes, ObjectFileError> {
         let in_archive = path.strip_suffix(')').and_then(|path| path.rsplit_once('('));
         let Some((archive, member)) = in_archive else {
@@ -194,7 +194,7 @@ impl Opener<'_> {
         }
     }
 
-    /// The part of a fat file, or the file.
+    /// The image of a fat file for the processor, or the file itself.
     fn for_processor(&self, bytes: &ImageBytes) -> Result<ImageBytes, FormatError> {
         if !fat::is_fat(bytes.bytes()) {
             return Ok(bytes.clone());
@@ -205,8 +205,7 @@ impl Opener<'_> {
     }
 }
 
-/// Where the addresses are in an object file: its functions have the same names there, and
-/// others addresses.
+/// Translates the addresses to an object file, where the functions have the same names at other addresses.
 fn place(
     bytes: ImageBytes,
     asked: &[ObjectQuery<'_>],

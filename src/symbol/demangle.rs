@@ -1,39 +1,37 @@
-//! Mangled name → readable name: Rust (legacy and v0), C++ (Itanium ABI), and Swift through a [`Demangler`] of the
-//! caller.
+//! Mangled name → readable name: Rust (legacy and v0), C++ (Itanium ABI), and Swift through the caller's
+//! [`Demangler`].
 //!
-//! Input: a name from a file, hostile. Output: the readable name, or the name as it is
-//! if it is in no known mangling or beyond a limit. Not for: escaping what an output
-//! format reserves, D, or MSVC names.
+//! Input: a name from a file, hostile. Output: the readable name, or the unchanged name if its mangling is unknown
+//! or it exceeds a limit. Not for: escaping for output formats, D, or MSVC names.
 
 use std::fmt::{self, Write};
 
 use cpp_demangle::{BorrowedSymbol, DemangleOptions, ParseOptions};
 
-/// Longest mangled name that is demangled, in bytes.
+/// Limit on the length of a mangled name, in bytes.
 pub const MAX_MANGLED_BYTES: usize = 16 * 1024;
 
-/// Longest readable name, in bytes; a name that would be longer stays mangled. By references to their own parts,
-/// short names can expand without bounds.
+/// Limit on the length of a readable name, in bytes; longer ones remain mangled. By back references, short names
+/// can expand without bounds.
 pub const MAX_DEMANGLED_BYTES: usize = 64 * 1024;
 
 /// Depth of nested C++ constructs.
 const MAX_DEPTH: u32 = 128;
 
-/// Makes readable names of Swift's; `None` for what it does not know. Its only complete reader
-/// is the Swift runtime, which is the system's: names come out where there is one.
+/// Demangles Swift names; `None` for unknown ones. The only complete demangler is in the Swift runtime, so these
+/// names are readable only on systems that have it.
 pub type Demangler = fn(&str) -> Option<String>;
 
-/// The readable form of a symbol's name, Swift's as they are. See [`demangle_with`].
+/// Demangles a symbol's name, except Swift's. See [`demangle_with`].
 #[must_use]
 pub fn demangle(name: impl AsRef<[u8]>) -> String {
     demangle_with(name, |_| None)
 }
 
-/// The readable form of a symbol's name. Bytes that are not UTF-8 are replaced.
+/// Demangles a symbol's name. Bytes that are not UTF-8 are replaced.
 ///
-/// The hash of Rust names and the return type of C++ templates are left out. Parts that
-/// compilers split off or specialise are marked as `c++filt` does:
-/// `fill(int*) [clone .cold]`; the number that ThinLTO appends (`.llvm.123`) differs
+/// Rust hashes and the return types of C++ templates are omitted. Parts that compilers split off or specialize are
+/// marked like in `c++filt`: `fill(int*) [clone .cold]`; the number that ThinLTO appends (`.llvm.123`) differs
 /// from build to build and is removed.
 #[must_use]
 pub fn demangle_with(name: impl AsRef<[u8]>, swift: Demangler) -> String {
@@ -57,9 +55,8 @@ pub fn demangle_with(name: impl AsRef<[u8]>, swift: Demangler) -> String {
     out
 }
 
-/// Swift 5 and 4 (`$s`, `$S`), embedded Swift (`$e`), Swift 4 before its ABI was stable (`_T0`),
-/// and macros; with the underscore that Mach-O puts before names or without
-/// (swift/docs/ABI/Mangling.rst).
+/// Swift 5 and 4 (`$s`, `$S`), embedded Swift (`$e`), Swift 4 before its ABI was stable (`_T0`), and macros; with
+/// or without Mach-O's leading underscore (swift/docs/ABI/Mangling.rst).
 fn is_swift(name: &str) -> bool {
     let plain = name.strip_prefix('_').unwrap_or(name);
     ["$s", "$S", "$e"].iter().any(|prefix| plain.starts_with(prefix))
@@ -83,7 +80,7 @@ fn readable(name: &str) -> Option<String> {
     (!out.text.is_empty()).then_some(out.text)
 }
 
-/// A string that refuses to become longer than [`MAX_DEMANGLED_BYTES`].
+/// A string that does not grow beyond [`MAX_DEMANGLED_BYTES`].
 struct Bounded {
     text: String,
 }
@@ -98,8 +95,8 @@ impl Write for Bounded {
     }
 }
 
-/// `memcpy@@GLIBC_2.14` and `memcpy@GLIBC_2.2.5` without their version (older linkers
-/// write it into the names of `.symtab`).
+/// Removes the version from `memcpy@@GLIBC_2.14` and `memcpy@GLIBC_2.2.5` (older linkers write it into the names
+/// of `.symtab`).
 fn without_version(name: &str) -> &str {
     let is_version = |text: &str| {
         let text = text.strip_prefix('@').unwrap_or(text);
@@ -111,16 +108,16 @@ fn without_version(name: &str) -> &str {
     }
 }
 
-/// Go's assembly functions without the mark of their calling convention: where both are linked,
-/// `runtime.newproc` calls `runtime.newproc.abi0` at once, or is another name of it
-/// (go/src/cmd/compile/abi-internal.md; `cmd/link` writes the suffix).
+/// Removes the calling convention from names of Go's assembly functions: if both are linked, `runtime.newproc`
+/// directly calls `runtime.newproc.abi0`, or is an alias of it (go/src/cmd/compile/abi-internal.md; `cmd/link`
+/// adds the suffix).
 fn without_abi(name: &str) -> &str {
     name.strip_suffix(".abi0").filter(|stem| stem.contains('.')).unwrap_or(name)
 }
 
-/// Splits off what compilers append to a function's name when they clone or split it:
-/// `.cold`, `.part.0`, `.constprop.0`, `.isra.0`, `.lto_priv.0` (GCC), `.llvm.123`,
-/// `.__uniq.123` (LLVM). Returns the stem and the parts, each a word with its number.
+/// Splits off the suffixes that compilers append to a function's name when they clone or split it: `.cold`,
+/// `.part.0`, `.constprop.0`, `.isra.0`, `.lto_priv.0` (GCC), `.llvm.123`, `.__uniq.123` (LLVM). Returns the stem
+/// and the suffixes, each a word with its number.
 fn split_clones(name: &str) -> (&str, Vec<&str>) {
     const WORDS: [&str; 9] =
         ["cold", "part", "constprop", "isra", "lto_priv", "localalias", "clone", "llvm", "__uniq"];
@@ -184,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_stay_as_they_are() {
+    fn other_names_are_unchanged() {
         for name in
             ["main", "_start", "_Z", "_R", "_ZN", "__libc_start_main", "a.b.c", "operator@", "@x", "caml_x$1"]
         {
@@ -195,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn swift_names_are_given_to_the_demangler() {
+    fn swift_names_are_passed_to_the_demangler() {
         fn fake(name: &str) -> Option<String> {
             match name {
                 "$sdamaged" => None,
@@ -205,7 +202,7 @@ mod tests {
             }
         }
         let check = |mangled: &str, readable: &str| assert_eq!(demangle_with(mangled, fake), readable);
-        // Versions and clones are not looked for: `@` and `.` may be part of the name.
+        // Versions and clones are not split off: `@` and `.` may be part of the name.
         for name in
             ["$s4main3fooyyF", "_$s4main3fooyyF", "$S4main", "_T04main", "$e4main", "@__swiftmacro_4main"]
         {
@@ -229,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn clones_say_what_they_are() {
+    fn clones_are_marked() {
         check("_ZN5space3fooEi.cold", "space::foo(int) [clone .cold]");
         check("_ZN5space3fooEi.part.0", "space::foo(int) [clone .part.0]");
         check("_ZN5space3fooEi.constprop.0.isra.2", "space::foo(int) [clone .constprop.0] [clone .isra.2]");
@@ -247,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_names_stay_raw_and_take_no_time() {
+    fn hostile_names_remain_mangled_and_take_no_time() {
         let started = crate::cpu_time::CpuTime::start();
         let long = format!("_ZN{}E", "1a".repeat(MAX_MANGLED_BYTES));
         check(&long, &long);
@@ -255,7 +252,7 @@ mod tests {
         check(&deep, &deep);
         let deep = format!("_RNvC1a1f{}", "T".repeat(10_000));
         check(&deep, &deep);
-        // Each type is a pair of the next one: 2^11 words if it were written out.
+        // Each type is a pair of the next one: 2^11 words if expanded.
         let pairs: String = ["T0_", "T1_", "T2_", "T3_", "T4_", "T5_", "T6_", "T7_", "T8_", "T9_", "TA_"]
             .map(|next| format!("St4pairI{next}{next}E"))
             .concat();

@@ -1,30 +1,30 @@
-//! Why a file with debug information cannot be used.
+//! The reasons why a file with debug information cannot be used.
 //!
-//! [`SectionError`] is about one packed section, [`DebugFileError`] about a separate file with
-//! symbols or DWARF, [`ObjectFileError`] about what a debug map names. Each is one line for people
-//! without the path, which the caller knows, and keeps what caused it. Not for: addresses without
-//! a name, which are values with a reason ([`Why`](super::Why)).
+//! [`SectionError`] is about one compressed section, [`DebugFileError`] about a separate file with symbols or
+//! DWARF, [`ObjectFileError`] about files referred to by a debug map. Each is one line of text without the path,
+//! which the caller knows, and keeps its cause. Not for: addresses without a name, which are values with a reason
+//! ([`Why`](super::Why)).
 
 use std::error::Error;
 use std::fmt;
 
 use crate::binary::{FormatError, OpenError, UnpackError};
 
-/// Why the content of a section cannot be had.
+/// The reason why the content of a section is unavailable.
 #[derive(Debug)]
 pub enum SectionError {
-    /// Unpacked, it and those before it would be more than is made of one file.
+    /// Its unpacked size, with earlier sections, exceeds the limit for one file.
     OutOfProportion {
         /// Its name.
         name: String,
-        /// The size that it states.
+        /// Its stated size.
         bytes: u64,
     },
-    /// It cannot be unpacked.
+    /// It cannot be uncompressed.
     Packed {
         /// Its name.
         name: String,
-        /// Why.
+        /// The cause.
         error: UnpackError,
     },
 }
@@ -49,49 +49,49 @@ impl Error for SectionError {
     }
 }
 
-/// Why a separate file with symbols or DWARF is not used.
+/// The reason why a separate file with symbols or DWARF is not used.
 #[derive(Debug)]
 pub enum DebugFileError {
     /// It cannot be opened.
     Open(OpenError),
-    /// Its headers are not understood.
+    /// Its headers are invalid.
     Format(FormatError),
     /// One of its sections cannot be read.
     Section(SectionError),
     /// It belongs to another build, by its build id.
     OtherBuildId {
-        /// That of the file.
+        /// The file's build id.
         found: Vec<u8>,
-        /// That of the image.
+        /// The image's build id.
         wanted: Vec<u8>,
     },
     /// It belongs to another build, by its UUID.
     OtherUuid {
-        /// That of the file.
+        /// The file's UUID.
         found: [u8; 16],
-        /// That of the image.
+        /// The image's UUID.
         wanted: [u8; 16],
     },
-    /// Its bytes are not those that `.gnu_debuglink` has the checksum of.
+    /// Its checksum differs from the one in `.gnu_debuglink`.
     OtherChecksum {
-        /// That of the file.
+        /// The file's checksum.
         found: u32,
-        /// That of `.gnu_debuglink`.
+        /// The checksum in `.gnu_debuglink`.
         wanted: u32,
     },
-    /// It is not the supplementary file (DWARF 5, 7.3.6) of this debug file.
+    /// It is not this debug file's supplementary file (DWARF 5, 7.3.6).
     OtherSupplement,
     /// It is not the split file of this unit.
     OtherSplit,
-    /// Without a build id it cannot be known whether it fits.
+    /// Without a build id it cannot be verified.
     NoBuildId,
-    /// Without a UUID it cannot be known whether it fits.
+    /// Without a UUID it cannot be verified.
     NoUuid,
     /// It is no split file.
     NoSplitDwarf,
 }
 
-/// The first bytes of a build id, as people compare them.
+/// The first bytes of a build id, for display.
 fn short_id(id: &[u8]) -> String {
     id.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
@@ -164,29 +164,29 @@ impl From<SectionError> for DebugFileError {
     }
 }
 
-/// Why an object file that a debug map names is not used. Cheap to copy: one archive may have
-/// thousands of them.
+/// The reason why an object file in a debug map is not used. Cheap to clone: one archive may have thousands of
+/// them.
 #[derive(Clone, Debug)]
 pub(super) enum ObjectFileError {
-    /// It, or the archive that it is in, cannot be opened.
+    /// It, or the archive that contains it, cannot be opened.
     Open(OpenError),
-    /// A fat file that is damaged, or has no code for the processor.
+    /// A fat file that is invalid, or has no code for the processor.
     Format(FormatError),
-    /// Another program was linked with it.
+    /// It has changed since it was linked.
     Changed,
-    /// It cannot be known whether it is the one that was linked.
+    /// It cannot be verified that it is the linked one.
     NoTime,
-    /// The file in front of the parenthesis is no archive.
+    /// The file before the parenthesis is no archive.
     NotAnArchive,
-    /// An archive that names files.
+    /// An archive that refers to files.
     ThinArchive,
-    /// Read, the names of its members would be more than the archive.
+    /// The names of its members would exceed the size of the archive.
     NamesOverlap,
-    /// The archive has no member of the name.
+    /// The archive has no member with this name.
     NoMember,
     /// No Mach-O file of type `MH_OBJECT`.
     NotAnObject,
-    /// It defines no function of those that the map has from it.
+    /// It defines none of the functions that the map attributes to it.
     NoFunctions,
 }
 
@@ -234,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_packed_section_that_is_damaged_is_named_and_keeps_its_cause() {
+    fn a_malformed_compressed_section_is_named_and_keeps_its_cause() {
         let error = SectionError::Packed { name: ".debug_info".to_owned(), error: UnpackError::Zlib };
         let error = DebugFileError::from(error);
         assert_eq!(error.to_string(), ".debug_info: the zlib data is damaged");

@@ -1,9 +1,9 @@
 //! Names of JIT code: the lines of `/tmp/perf-PID.map`, or the loads of a jitdump (`jitdump.rs`).
 //!
-//! Input: the text, hostile, and sorted addresses. Output: a name for each address, and the number of lines that were
-//! not understood. Node (`--perf-basic-prof`), Java agents and .NET (`DOTNET_PerfMapEnabled=1`) write it as they
-//! compile, so it is read after the recording; of several lines for an address the last one counts, since code is
-//! moved and replaced.
+//! Input: the text, hostile, and sorted addresses. Output: a name for each address, and the number of malformed
+//! lines. Node (`--perf-basic-prof`), Java agents and .NET (`DOTNET_PerfMapEnabled=1`) write it as they compile,
+//! so it is read after the recording; of several lines for an address the last one counts, since code is moved and
+//! replaced.
 //!
 //! Format: `START SIZE name`, numbers in hex without prefix (Linux
 //! `tools/perf/Documentation/jit-interface.txt`).
@@ -13,11 +13,11 @@
 pub struct JitNames<'t> {
     /// The name of each address.
     pub names: Vec<Option<&'t [u8]>>,
-    /// Lines that are not of the form.
+    /// Number of malformed lines.
     pub bad_lines: u64,
 }
 
-/// Finds the names of addresses, sorted and without duplicates, in the text of a map.
+/// Finds the names of sorted, distinct addresses in the text of a map.
 #[must_use]
 pub fn names<'t>(text: &'t [u8], wanted: &[u64]) -> JitNames<'t> {
     let mut bad_lines = 0;
@@ -28,7 +28,7 @@ pub fn names<'t>(text: &'t [u8], wanted: &[u64]) -> JitNames<'t> {
             return None;
         }
         let function = read(line);
-        // The last line may be half written, since the program still runs.
+        // The last line may be incomplete, since the program is still running.
         bad_lines += u64::from(function.is_none() && from_end > 0);
         function
     });
@@ -36,9 +36,9 @@ pub fn names<'t>(text: &'t [u8], wanted: &[u64]) -> JitNames<'t> {
     JitNames { names, bad_lines }
 }
 
-/// The name that the last function at each address has, of functions from the last to the first: where they
-/// begin and end, and their names. The addresses are sorted and without duplicates. Each function costs one
-/// search, and each address one change; no table is made.
+/// The name of the last function at each address, from functions in reverse order: their start, end and name. The
+/// addresses are sorted and distinct. Each function costs one search, and each address one change; no table is
+/// built.
 pub(super) fn last_at<'t>(
     functions: impl Iterator<Item = (u64, u64, &'t [u8])>,
     wanted: &[u64],
@@ -114,7 +114,7 @@ mod tests {
             &[Some("ok"), None],
             8,
         );
-        // The last line may be half written.
+        // The last line may be incomplete.
         check("10 4 f\n20 4", &[0x10, 0x20], &[Some("f"), None], 0);
         check("", &[1], &[None], 0);
     }

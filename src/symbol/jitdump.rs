@@ -1,41 +1,41 @@
 //! Names of JIT code: the loads in a `jit-PID.dump`.
 //!
-//! Input: the file, hostile. Output: the address range of each function, in the order of loads, for `jit`. V8
-//! (`--perf-prof`), CPython (`-X perf_jit`), Erlang and Java agents write it; they map a page of it as executable, by
-//! which it is found. Its other records (code, lines, unwind information) are not read.
+//! Input: the file, hostile. Output: the address range of each function, in load order, for `jit`. V8
+//! (`--perf-prof`), CPython (`-X perf_jit`), Erlang and Java agents write it; they map a page of it as executable,
+//! by which it is found. Its other records (code, lines, unwind information) are ignored.
 //!
-//! Format: Linux `tools/perf/Documentation/jitdump-specification.txt`. The crate that reads it
-//! (linux-perf-data) brings six others for what is a list of two kinds of records.
+//! Format: Linux `tools/perf/Documentation/jitdump-specification.txt`. The crate that reads it (linux-perf-data)
+//! brings six others for a list of two kinds of records.
 
 use std::ops::Range;
 
 use hashbrown::HashMap;
 
-/// `JiTD` as the processor has it that wrote the file.
+/// `JiTD` in the byte order of the processor that wrote the file.
 const MAGIC: u32 = 0x4a69_5444;
-/// Bytes of the header, which has its own size, and of that of a record: kind, size, time.
+/// Size of the header, which states its own size, and of a record header: kind, size, time.
 const HEADER_BYTES: usize = 40;
 const RECORD_HEADER_BYTES: usize = 16;
 /// Kinds of records.
 const CODE_LOAD: u32 = 0;
 const CODE_MOVE: u32 = 1;
-/// Of a load behind its header: process, thread, vma, address, size, index; then the name, which ends in
-/// a 0, and the code.
+/// Size of a load after its header: process, thread, vma, address, size, index; then the NUL-terminated name, and
+/// the code.
 const LOAD_BYTES: usize = 40;
-/// Of a move: process, thread, vma, old address, new address, size, index.
+/// Size of a move: process, thread, vma, old address, new address, size, index.
 const MOVE_BYTES: usize = 48;
 
-/// Where a function was made, or moved to (Avma).
+/// The address range where a function was loaded, or moved to (Avma).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Load<'t> {
     /// The addresses of its code.
     pub code: Range<u64>,
-    /// What it is called.
+    /// Its name.
     pub name: &'t [u8],
 }
 
-/// The loads of a file, in the order of its records; `None` for what is no such file, or of another
-/// processor's order of bytes. A record that is cut off ends the list: the program may still run.
+/// The loads of a file, in record order; `None` for another format, or another byte order. A truncated record ends
+/// the list: the program may still be running.
 #[must_use]
 pub fn loads(file: &[u8]) -> Option<Vec<Load<'_>>> {
     let header_bytes = usize::try_from(u32_at(file, 8)?).ok()?;
@@ -95,7 +95,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 pub(super) mod tests {
     use super::*;
 
-    /// A file with these records behind its header.
+    /// A file with these records after its header.
     pub(in crate::symbol) fn file(records: &[Vec<u8>]) -> Vec<u8> {
         let mut file = Vec::new();
         for word in [MAGIC, 1, 40, 62, 0, 4242] {
@@ -121,7 +121,7 @@ pub(super) mod tests {
         bytes
     }
 
-    /// A load of `size` bytes at `start`, under that index.
+    /// A load of `size` bytes at `start`, with this index.
     pub(in crate::symbol) fn a_load(start: u64, size: u64, index: u64, name: &str) -> Vec<u8> {
         let mut of = words(&[start, start, size, index]);
         of.extend(name.as_bytes());
@@ -160,7 +160,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_ends_the_list() {
+    fn a_truncated_record_ends_the_list() {
         let file = file(&[a_load(0x1000, 0x20, 1, "f"), a_load(0x2000, 0x10, 2, "g")]);
         for bytes in 0..file.len() {
             let count = loads(&file[..bytes]).map(|loads| loads.len());
@@ -168,7 +168,7 @@ pub(super) mod tests {
             assert_eq!(count.is_some(), bytes >= HEADER_BYTES, "{bytes} bytes");
         }
         assert_eq!(loads(&file).map(|loads| loads.len()), Some(2));
-        // Of a record without an end there is no next one.
+        // A record without a size has no successor.
         let mut endless = file.clone();
         endless[HEADER_BYTES + 4..][..4].fill(0);
         assert_eq!(loads(&endless), Some(Vec::new()));

@@ -1,39 +1,39 @@
 //! Names of kernel functions, from the kernel's list of symbols.
 //!
-//! Input: the kernel's answer for each address, or else the text of `/proc/kallsyms` (proc(5)): `ffffffff81000000 T
-//! name`, and `[module]` after the names of modules. Output: names for addresses, marked `_[k]` as by
-//! stackcollapse-perf. Not for: inlined functions or lines, which would need the debug file of the kernel.
+//! Input: the kernel's answer for each address, or else the text of `/proc/kallsyms` (proc(5)): `ffffffff81000000
+//! T name`, and `[module]` after the names of modules. Output: names for addresses, marked `_[k]` like by
+//! stackcollapse-perf. Not for: inlined functions or lines, which require the kernel's debug file.
 
 use std::fmt::Write;
 use std::io::{self, Read};
 
 use super::{LineInfo, Why};
 
-/// What the kernel's frames end in.
+/// Suffix of the kernel's frames.
 pub const MARK: &str = "_[k]";
 
-/// Code of the kernel without a name.
+/// Name of kernel code without a symbol.
 pub const UNNAMED: &str = "[kernel]_[k]";
 
-/// Bytes that are read at once; a longer line is no symbol.
+/// Bytes read at once; a longer line is no symbol.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// The symbol that is nearest before an address.
+/// The nearest symbol before an address.
 #[derive(Clone, Debug)]
 struct Nearest {
     start: u64,
-    /// The text after the kind: the name, and perhaps the module.
+    /// The text after the type: the name, and optionally the module.
     name: Box<[u8]>,
 }
 
-/// Names code of the kernel at addresses, which rise, from a list of its symbols. Only what these
-/// need is kept of the list, which is ten megabytes long. Lines of another form are left out; addresses that
-/// are hidden (`kernel.kptr_restrict`) are 0 and left out, too.
+/// Names kernel code at ascending addresses, from a list of symbols. Stores only what these need of the list,
+/// which is ten megabytes long. Malformed lines are skipped, and so are hidden addresses (`kernel.kptr_restrict`),
+/// which are 0.
 ///
 /// # Errors
-/// When the list cannot be read to its end.
+/// The list cannot be read to its end.
 pub fn name(list: &mut dyn Read, addresses: &[u64]) -> io::Result<Vec<Result<Vec<LineInfo>, Why>>> {
-    // By address: the nearest symbol that is behind the address before it.
+    // By address: the nearest symbol after the preceding address.
     let mut nearest: Vec<Option<Nearest>> = vec![None; addresses.len()];
     let mut any = false;
     for_each_line(list, |line| {
@@ -41,7 +41,7 @@ pub fn name(list: &mut dyn Read, addresses: &[u64]) -> io::Result<Vec<Result<Vec
         any = true;
         let behind = addresses.partition_point(|address| *address < start);
         let Some(slot) = nearest.get_mut(behind) else { return };
-        // Of several names of one address the first counts, as perf has it.
+        // Of several names of one address the first counts, like in perf.
         if slot.as_ref().is_none_or(|known| known.start < start) {
             *slot = Some(Nearest { start, name: name.into() });
         }
@@ -58,12 +58,12 @@ pub fn name(list: &mut dyn Read, addresses: &[u64]) -> io::Result<Vec<Result<Vec
     Ok(named.collect())
 }
 
-/// The marked name of one address, as the kernel reported it.
+/// The marked name of one address, as reported by the kernel.
 pub fn told(name: Option<String>) -> Result<Vec<LineInfo>, Why> {
     name.map(|name| marked(name.as_bytes())).ok_or(Why::NotCovered)
 }
 
-/// The function of a symbol, marked as the kernel's. Programs that were loaded (`[bpf]`) are no module.
+/// The function of a symbol, marked as the kernel's. BPF programs (`[bpf]`) are no module.
 fn marked(symbol: &[u8]) -> Vec<LineInfo> {
     let symbol = String::from_utf8_lossy(symbol);
     let mut words = symbol.split_ascii_whitespace();
@@ -93,7 +93,7 @@ fn for_each_line(list: &mut dyn Read, mut each: impl FnMut(&[u8])) -> io::Result
             rest = behind.get(1..).unwrap_or_default();
         }
         if read == 0 {
-            // The last line may have no end; a chunk without any is no line.
+            // The last line may lack a newline; a full chunk without one is no line.
             if filled < CHUNK_BYTES {
                 each(rest);
                 return Ok(());
@@ -107,7 +107,7 @@ fn for_each_line(list: &mut dyn Read, mut each: impl FnMut(&[u8])) -> io::Result
     }
 }
 
-/// Address and text after the kind of a line for code.
+/// Address, and text after the type, of a line for code.
 fn symbol(line: &[u8]) -> Option<(u64, &[u8])> {
     let space = memchr::memchr(b' ', line.get(..17.min(line.len()))?)?;
     let mut address = 0;
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_in_any_order_and_any_length_name_what_is_nearest() {
+    fn lists_in_any_order_and_of_any_length_give_the_nearest_name() {
         for seed in 0..50 {
             // Knuth's linear congruence (MMIX).
             let mut state: u64 = seed;
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_the_kernel_tells_look_like_those_of_the_list() {
+    fn names_reported_by_the_kernel_equal_those_of_the_list() {
         let told = |name: &str| told(Some(name.to_owned())).unwrap()[0].name.as_deref().unwrap().to_owned();
         let text = "ffffffffc0000000 t poll_it\t[driver]\nffffffffc0000100 t bpf_prog_12_x\t[bpf]\n";
         let listed = names(text, &[0xffff_ffff_c000_0000, 0xffff_ffff_c000_0100]);

@@ -1,11 +1,11 @@
-//! Finds the files with symbols and DWARF of an image: its own, or separate ones.
+//! Finds the files with an image's symbols and DWARF: its own, or separate ones.
 //!
-//! Input: an image, and [`Files`] that opens paths. Output: files that certainly belong to the image, and why others
-//! were refused. Not for: reading their content.
+//! Input: an image, and [`Files`] that opens paths. Output: files that certainly belong to the image, and the
+//! reasons for refusing others. Not for: reading their content.
 //!
-//! Linux: "Separate Debug Files" of the gdb manual, and "MiniDebugInfo". Fetching from `DEBUGINFOD_URLS` would be one
-//! more [`Files`] behind the build id's path in `of_elf`: it needs an HTTP client and the user's consent to go
-//! online, so this version has none.
+//! Linux: "Separate Debug Files" of the gdb manual, and "MiniDebugInfo". Fetching from `DEBUGINFOD_URLS` would be
+//! another [`Files`] after the build id's path in `of_elf`: it needs an HTTP client and the user's consent to go
+//! online, so this version does not support it.
 
 mod macho;
 mod supplementary;
@@ -18,35 +18,35 @@ use super::error::DebugFileError;
 use super::sections;
 use super::table::pe;
 
-/// Where Linux distributions keep debug files.
+/// Directory of debug files in Linux distributions.
 const DEBUG_ROOT: &str = "/usr/lib/debug";
 
-/// Longest file whose checksum is computed, in bytes: one of holes would take hours.
+/// Limit on the size of a checksummed file, in bytes: a sparse one would take hours.
 const MAX_CHECKED_BYTES: usize = 4 << 30;
 
 type Open = fn(&dyn Files, &str) -> Result<ImageBytes, OpenError>;
 
-/// How a file is opened that is known by its build id or by a checksum: as the target sees it, or
-/// else as the profiler does.
+/// Opens a file that is identified by its build id or by a checksum: in the target's view, or else in the
+/// profiler's.
 const OPENED_BY: [Open; 2] = [|files, path| files.open(path), |files, path| files.open_outside(path)];
 
 /// The files of an image.
 #[derive(Debug, Default)]
 pub struct DebugFiles {
-    /// Files to search for symbols, the best first.
+    /// Files to search for symbols, best first.
     pub symbols: Vec<ImageBytes>,
     /// The file with the DWARF.
     pub debug: Option<ImageBytes>,
-    /// The file that the DWARF shares with others (dwz).
+    /// The supplementary file that the DWARF shares with others (dwz).
     pub shared: Option<ImageBytes>,
     /// All split files in one (`.dwp`).
     pub package: Option<ImageBytes>,
-    /// What was found and refused, and why.
+    /// Refused files with reasons.
     pub problems: Vec<String>,
 }
 
 impl DebugFiles {
-    /// All of them; some occur twice.
+    /// All files; some occur twice.
     pub(super) fn files(&self) -> impl Iterator<Item = &ImageBytes> {
         self.symbols.iter().chain(&self.debug).chain(&self.shared).chain(&self.package)
     }
@@ -64,7 +64,7 @@ pub fn locate(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool)
     found
 }
 
-/// What of a file names functions.
+/// The kinds of names in a file.
 struct Content {
     symtab: bool,
     dwarf: bool,
@@ -112,7 +112,7 @@ fn of_elf(image: &Image, bytes: &ImageBytes, files: &dyn Files, dwarf: bool, fou
                 Err(why) => found.problems.push(format!("{}: .gnu_debugdata: {why}", image.path)),
             }
         }
-        // What is exported is not repeated in `.gnu_debugdata`.
+        // `.gnu_debugdata` does not repeat exported symbols.
         found.symbols.push(bytes.clone());
     }
     if let Some(debug) = found.debug.clone().filter(|_| dwarf && is_file) {
@@ -133,7 +133,7 @@ fn build_id_path(id: &[u8]) -> Option<String> {
     Some(format!("{DEBUG_ROOT}/.build-id/{first:02x}/{rest}.debug"))
 }
 
-/// Debug files are for one build only: why a file is not, if it is not.
+/// Checks that a debug file belongs to the build.
 fn mismatch(bytes: &[u8], id: &[u8]) -> Result<(), DebugFileError> {
     match Elf::parse(bytes)?.build_id {
         Some(other) if other == id => Ok(()),
@@ -171,8 +171,8 @@ fn separate(
         let Ok(debug) = files.open(&path) else { continue };
         let other = Elf::parse(debug.bytes()).ok().and_then(|elf| elf.build_id);
         let fits = match (id, other) {
-            // Both files have a build id, which is more certain than the checksum: that is of the file when it was
-            // linked, and sections may have been compressed since.
+            // Both files have a build id, which is more reliable than the checksum: that is of the file at link
+            // time, and sections may have been compressed since.
             (Some(id), Some(_)) => mismatch(debug.bytes(), id),
             _ if debug.bytes().len() > MAX_CHECKED_BYTES => {
                 let most = MAX_CHECKED_BYTES >> 20;
@@ -197,11 +197,11 @@ fn debug_link(section: &[u8]) -> Option<(String, u32)> {
     let end = section.iter().position(|byte| *byte == 0)?;
     let name = std::str::from_utf8(&section[..end]).ok()?;
     let crc = section.get((end + 1).next_multiple_of(4)..)?.first_chunk::<4>()?;
-    // A file name without directories: a path could lead out of those that are searched.
+    // A file name without directories: a path could lead out of the searched ones.
     (!name.is_empty() && !name.contains('/')).then(|| (name.to_owned(), u32::from_le_bytes(*crc)))
 }
 
-/// The checksum of `.gnu_debuglink`: CRC-32 of IEEE 802.3, as zlib has it.
+/// The checksum of `.gnu_debuglink`: CRC-32 of IEEE 802.3, like in zlib.
 #[must_use]
 pub fn crc32(bytes: &[u8]) -> u32 {
     const TABLES: [[u32; 256]; 8] = crc_tables();

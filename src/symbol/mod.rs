@@ -1,8 +1,8 @@
 //! Names for code addresses, each unique address looked up once, after the recording.
 //!
-//! Input: the distinct frames of a trie and the images of the process. Output: a name for each frame; frames without
-//! one are counted by reason. Nothing here runs while a target is sampled. Not for: opening files, or deciding what
-//! an output shows.
+//! Input: the distinct frames of a trie and the images of the process. Output: a name for each frame; frames
+//! without one are counted by reason. Nothing here runs while a target is sampled. Not for: opening files, or
+//! selecting what an output shows.
 
 mod batch;
 mod debug_map;
@@ -44,14 +44,14 @@ pub use options::Options;
 use runtime::JitRuntimes;
 pub use why::{MAX_TEXT_BYTES, Style, Why};
 
-/// Addresses of one image that have no name for the same reason.
+/// Addresses of one image that lack a name for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unnamed {
     /// Index of the image in [`Images::images`].
     pub image: u32,
     /// The reason.
     pub why: Why,
-    /// How many unique addresses.
+    /// Number of unique addresses.
     pub addresses: u64,
 }
 
@@ -64,26 +64,27 @@ pub struct Names {
     functions: Vec<LineInfo>,
     /// Distinct code addresses: pairs of image and stated address, and addresses in no image.
     pub addresses_unique: u64,
-    /// Look-ups; equal to `addresses_unique`, but counted where they happen.
+    /// Look-ups; equal to `addresses_unique`, but counted when they happen.
     pub addresses_looked_up: u64,
-    /// Addresses that got the name of a symbol.
+    /// Addresses named by a symbol.
     pub addresses_named: u64,
-    /// Debug files that were refused, JIT maps with bad lines: each a line for people.
+    /// Refused debug files, JIT maps with bad lines: one line each.
     pub notes: Vec<String>,
-    /// Addresses without a symbol's name, by reason.
+    /// Addresses not named by a symbol, by reason.
     pub addresses_unnamed: BTreeMap<Why, u64>,
-    /// Addresses without a symbol's name by image, sorted by image and reason, without [`Why::NoImage`].
+    /// Addresses not named by a symbol, by image; sorted by image and reason, without [`Why::NoImage`].
     pub unnamed_by_image: Vec<Unnamed>,
 }
 
 impl Names {
-    /// The names of a frame, outermost first: more than one where functions are inlined. Empty for [`Frame::Root`] and for frames that were not given.
+    /// The names of a frame, outermost first: more than one with inlined functions. Empty for [`Frame::Root`] and
+    /// for unknown frames.
     #[must_use]
     pub fn get(&self, frame: FrameId) -> &[Arc<str>] {
         self.names.get(self.span(frame)).unwrap_or_default()
     }
 
-    /// The functions of a frame, outermost first, with source file and line apart from the name.
+    /// The functions of a frame, outermost first, with source file and line separate from the name.
     #[must_use]
     pub fn functions(&self, frame: FrameId) -> &[LineInfo] {
         self.functions.get(self.span(frame)).unwrap_or_default()
@@ -95,21 +96,21 @@ impl Names {
     }
 }
 
-/// An address to name, in the order in which they are looked up.
+/// An address to name, in look-up order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Address {
     owner: Owner,
-    /// In no image, the number of the process.
+    /// Number of the process, if it is in no image.
     process: u32,
-    /// Stated address; in no image, the address itself.
+    /// Stated address; if it is in no image, the address itself.
     svma: u64,
     frame: FrameId,
     relative: u64,
-    /// The address space that it was seen in.
+    /// The address space of the sample.
     space: u32,
 }
 
-/// What an address belongs to, in the order in which they are named.
+/// The owner of an address, in the order of naming.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Owner {
     /// An image, by its index.
@@ -131,14 +132,13 @@ impl Owner {
     }
 }
 
-/// Most bytes of image files whose names are made at a time, if they are more than one:
-/// what is read of a file stays in memory as long as it is open.
+/// Limit on the bytes of image files named at a time, if there are several: pages of a file stay in memory while
+/// it is open.
 const MAX_BATCH_BYTES: u64 = 512 << 20;
 
-/// Names the frames of a trie. Frame numbers are taken to be dense, as a trie gives them.
+/// Names the frames of a trie. Frame numbers are assumed to be dense, like a trie's.
 ///
-/// Addresses are grouped by image and looked up in rising order. Files are read only for
-/// images that have addresses.
+/// Addresses are grouped by image and looked up in ascending order. Files are read only for images with addresses.
 #[must_use]
 pub fn symbolicate(
     frames: impl Iterator<Item = (FrameId, Frame)>,
@@ -161,7 +161,7 @@ pub fn symbolicate(
     };
     let of_kernel = groups.iter().find(|group| group[0].owner == Owner::Kernel);
     std::thread::scope(|scope| {
-        // Its list of symbols takes as long as inlined functions do, most of it in the kernel.
+        // Reading its list of symbols takes as long as naming inlined functions, mostly in the kernel.
         let thread = || std::thread::Builder::new().name("kernel-names".to_owned());
         let mut kernel = of_kernel.map(|group| {
             let named = thread().spawn_scoped(scope, || name_kernel(group, options.files));
@@ -176,7 +176,7 @@ pub fn symbolicate(
             });
             let (batch, after) = rest.split_at(fits.count().max(1));
             rest = after;
-            // Of the images before.
+            // Pages of the previous images.
             crate::binary::map::release_pages();
             let asked = batch.iter().filter_map(|group| {
                 let unique = group.chunk_by(|a, b| a.svma == b.svma);
@@ -193,7 +193,7 @@ pub fn symbolicate(
                     }
                     None => {
                         let files = options.files_of(group[0].process);
-                        // The name has the pid: a process maps no other process's.
+                        // The name contains the pid: a process maps no other process's dump.
                         let dumps = files.own_pid().map_or_else(Vec::new, |pid| {
                             images.paths_in_program(group[0].process, &format!("jit-{pid}.dump"))
                         });
@@ -210,7 +210,7 @@ pub fn symbolicate(
     names
 }
 
-/// Where the addresses of frames are in files, in the order in which they are named.
+/// The addresses of frames in files, in the order of naming.
 fn sorted_addresses(frames: impl Iterator<Item = (FrameId, Frame)>, images: &Images) -> Vec<Address> {
     let mut addresses: Vec<Address> = frames
         .filter_map(|(frame, what)| match what {
@@ -241,7 +241,7 @@ fn sorted_addresses(frames: impl Iterator<Item = (FrameId, Frame)>, images: &Ima
     addresses
 }
 
-/// Names stated addresses of one file, in any order, each with its functions outermost first.
+/// Names stated addresses of one file, in any order, with functions outermost first.
 #[must_use]
 pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options: &Options<'_>) -> ImageNames {
     let mapping = Mapping {
@@ -266,7 +266,7 @@ pub fn name_addresses(path: &str, bytes: ImageBytes, addresses: &[u64], options:
     answer
 }
 
-/// Notes what was found for the addresses of one image (or of none), sorted by stated address.
+/// Stores the names of one image's addresses (or of none), sorted by stated address.
 fn take(
     addresses: &[Address],
     image: Option<&Image>,
@@ -290,7 +290,7 @@ fn take(
             Err(why) => {
                 let unnamed = match image {
                     Some(image) => {
-                        // Where its functions begin is in the file, too.
+                        // Starts of functions are also read from the file.
                         let has_file = !matches!(why, Why::NoFile(_));
                         let stubs: &Vec<Range<u64>> = stubs
                             .get_or_insert_with(|| if has_file { plt::ranges(image) } else { Vec::new() });
@@ -320,8 +320,8 @@ fn take(
     }
 }
 
-/// Names addresses of code made at run time that no map has named, by the files that their compiler registered with
-/// debuggers, if it did: these may say less of code that is moved and replaced.
+/// Names JIT code that no map has named, by the files that its compiler registered: these may be less accurate for
+/// code that is moved and replaced.
 fn name_registered(
     addresses: &[Address],
     images: &Images,
@@ -333,7 +333,7 @@ fn name_registered(
     let nameless = distinct.filter(|(index, _)| answer.names.get(*index).is_some_and(Result::is_err));
     let mut located: Vec<(u32, u64, usize)> = nameless
         .filter_map(|(index, same)| {
-            // Of several programs of one address the last.
+            // Of several programs at one address, the last.
             let at = images.locate(same.last()?.space, Avma(same[0].svma))?;
             (at.image.kind == MappingKind::Registered).then_some((at.index, at.svma.0, index))
         })
@@ -360,10 +360,10 @@ fn joined(thread: Result<ScopedJoinHandle<'_, ImageNames>, ImageNames>) -> Image
     thread.map_or_else(Ok, join).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Names of the kernel's functions at addresses, sorted; one for each distinct address.
+/// Names of the kernel's functions at sorted addresses, one per distinct address.
 fn name_kernel(addresses: &[Address], files: &dyn Files) -> ImageNames {
     let distinct: Vec<u64> = addresses.chunk_by(|a, b| a.svma == b.svma).map(|same| same[0].svma).collect();
-    // If it answers with no name at all, its list may say why.
+    // If it answers without any name, its list may state why.
     if let Some(told) = files.kernel_names(&distinct).filter(|told| told.iter().any(Option::is_some)) {
         return ImageNames { names: told.into_iter().map(kernel::told).collect(), problems: Vec::new() };
     }
@@ -376,8 +376,8 @@ fn name_kernel(addresses: &[Address], files: &dyn Files) -> ImageNames {
     }
 }
 
-/// What code of an image without a name is called: one name for each function whose beginning
-/// is known. `stubs` is where the image has stubs; without, nothing more is read of its file.
+/// The name of code in an image without a symbol: one per function with a known start. `stubs` are the image's
+/// stub sections; without them, nothing more is read of its file.
 fn unnamed(image: &Image, address: &Address, stubs: Option<&Vec<Range<u64>>>) -> String {
     let module = image.shown_name();
     let function = stubs.and_then(|stubs| {
@@ -395,7 +395,7 @@ fn unnamed(image: &Image, address: &Address, stubs: Option<&Vec<Range<u64>>>) ->
 
 fn count_unnamed(names: &mut Names, image: Option<u32>, why: Why) {
     if let Some(image) = image {
-        // Images come one after the other, so only the last few entries can match.
+        // Images are consecutive, so only the last few entries can match.
         let of_image = names.unnamed_by_image.iter_mut().rev().take_while(|unnamed| unnamed.image == image);
         match of_image.into_iter().find(|unnamed| unnamed.why == why) {
             Some(unnamed) => unnamed.addresses += 1,
@@ -416,7 +416,7 @@ impl Texts {
     fn function(&mut self, function: &LineInfo) -> Arc<str> {
         let name = function.name.as_deref().unwrap_or("[unknown]");
         let Some(file) = &function.file else { return self.shared(name) };
-        // The function shows which of several files of one name it is.
+        // The function shows which of several files with one name it is.
         let file = file.rsplit(['/', '\\']).next().unwrap_or_default();
         match function.line {
             0 => self.shared(&format!("{name} ({file})")),

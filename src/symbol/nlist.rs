@@ -1,4 +1,4 @@
-//! The raw symbol table of a Mach-O file, of object files too: entries, their names, and the indirect table.
+//! The raw symbol table of a Mach-O file, including object files: entries, names, and the indirect table.
 //!
 //! Input: a whole file, hostile. Output: slices of it. Not for: choosing the symbol of an address (see
 //! `table::macho`, `stubs`, `debug_map`), images in memory.
@@ -24,18 +24,18 @@ pub(super) fn is_defined(symbol: &Nlist) -> bool {
     stab(symbol).is_none() && symbol.n_type.0 & N_TYPE == N_SECT.0
 }
 
-/// The tables of a file; empty where it has none.
+/// The tables of a file; empty if it has none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Nlists<'a> {
     /// The entries, in the order of the file.
     pub symbols: &'a [Nlist],
-    /// Numbers of entries: the targets of stubs and pointers.
+    /// Entry indices: the targets of stubs and pointers.
     pub indirect: &'a [U32<LittleEndian, IndirectSymbol>],
     strings: &'a [u8],
 }
 
 impl<'a> Nlists<'a> {
-    /// Finds the tables; `None` if the file is not Mach-O of 64 bits, or has no symbols.
+    /// Finds the tables; `None` if the file is not 64-bit Mach-O, or has no symbols.
     pub(super) fn read(data: &'a [u8]) -> Option<Nlists<'a>> {
         let header = MachHeader64::<LittleEndian>::parse(data, 0).ok()?;
         let endian = header.endian().ok()?;
@@ -59,7 +59,7 @@ impl<'a> Nlists<'a> {
         (!found.symbols.is_empty()).then_some(found)
     }
 
-    /// The name at an offset, cut at `max_bytes`; empty if there is none.
+    /// The name at an offset, truncated at `max_bytes`; empty if there is none.
     pub(super) fn name(&self, offset: u32, max_bytes: usize) -> &'a [u8] {
         name_at(self.strings, offset, max_bytes)
     }

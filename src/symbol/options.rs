@@ -6,23 +6,23 @@ use super::demangle::Demangler;
 use super::why::Style;
 use crate::binary::{Files, NoFiles};
 
-/// What names are made of.
+/// Options for names.
 #[derive(Clone, Copy)]
 pub struct Options<'f> {
-    /// A frame for each function that is inlined at an address.
+    /// A frame for each function inlined at an address.
     pub inlines: bool,
     /// `function (file:line)`.
     pub lines: bool,
-    /// How names are written.
+    /// The style of names.
     pub style: Style,
-    /// Makes Swift's names readable.
+    /// Demangler for Swift names.
     pub swift: Demangler,
-    /// Where debug files are.
+    /// Access to debug files.
     pub files: &'f dyn Files,
-    /// Files of single processes, by their numbers in the images: what JIT compilers say of their
-    /// code there. Of others, `files` say it.
+    /// Access to files of single processes by their number in the images, for the maps and dumps of JIT compilers.
+    /// Other processes use `files`.
     pub files_by_process: &'f [(u32, Arc<dyn Files>)],
-    /// How many threads.
+    /// Number of threads.
     pub threads: usize,
 }
 

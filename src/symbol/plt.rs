@@ -1,13 +1,13 @@
-//! Names of PLT stubs: the code through which a file calls the functions of others.
+//! Names of PLT stubs: the code through which a file calls functions of others.
 //!
-//! Input: an ELF file, hostile, and addresses. Output: the name of the function that the stub
-//! at an address jumps to. No symbol names them; each jumps through a slot of the GOT, and the
-//! relocation of that slot has the name. Reading the jump and not counting stubs serves all
-//! layouts that linkers write (`.plt`, `.plt.sec`, `.plt.got`; with IBT or BTI or without).
+//! Input: an ELF file, hostile, and addresses. Output: the name of the function that the stub at an address jumps
+//! to. No symbol names stubs; each jumps through a slot of the GOT, and the relocation of that slot has the name.
+//! Decoding the jump instead of counting stubs supports all linker layouts (`.plt`, `.plt.sec`, `.plt.got`; with
+//! or without IBT or BTI).
 //!
-//! Format: "System V ABI, AMD64 Architecture Processor Supplement", figures 5.2 and 12.2; "System V ABI,
-//! Intel386 Architecture Processor Supplement", figures 5-7 and 5-8; "ELF for the Arm 64-bit
-//! Architecture", `R_AARCH64_JUMP_SLOT`.
+//! Format: "System V ABI, AMD64 Architecture Processor Supplement", figures 5.2 and 12.2; "System V ABI, Intel386
+//! Architecture Processor Supplement", figures 5-7 and 5-8; "ELF for the Arm 64-bit Architecture",
+//! `R_AARCH64_JUMP_SLOT`.
 
 use std::ops::Range;
 
@@ -26,14 +26,14 @@ pub struct Stubs<'a> {
     machine: u16,
     /// The symbols that relocations refer to, and their names.
     tables: Vec<(&'a [u8], &'a [u8])>,
-    /// Symbol by the address of the slot, and by the number of the relocation in `.rela.plt`.
+    /// Symbols by slot address, and by relocation number in `.rela.plt`.
     slots: HashMap<u64, Symbol>,
     lazy: Vec<Symbol>,
-    /// Where slots are counted from in code that may be anywhere (`.got.plt`, or `.got`); i386.
+    /// Base of slots in position-independent code (`.got.plt`, or `.got`); i386.
     got: u64,
 }
 
-/// The sections of stubs of an ELF image, by stated address.
+/// The stub sections of an ELF image, by stated address.
 #[must_use]
 pub(super) fn ranges(image: &Image) -> Vec<Range<u64>> {
     let Ok(bytes) = &image.bytes else { return Vec::new() };
@@ -46,25 +46,24 @@ fn is_plt(section: &Section<'_>) -> bool {
     section.is_code && section.name.starts_with(".plt")
 }
 
-/// The table, and the symbol in it. Names are built only for requested ones: all relocations of a file may refer to
-/// one long name.
+/// Table and symbol index. Names are built only on request: all relocations of a file may refer to one long name.
 type Symbol = (u8, u32);
 
-/// Most sections of stubs; linkers write up to three.
+/// Limit on stub sections; linkers create up to three.
 const MAX_SECTIONS: usize = 16;
 const X86_64: u16 = 62;
 const AARCH64: u16 = 183;
 const I386: u16 = 3;
-/// A relocation (`Elf64_Rela`) and a symbol (`Elf64_Sym`).
+/// Size of a relocation (`Elf64_Rela`) and a symbol (`Elf64_Sym`).
 const ENTRY_BYTES: usize = 24;
-/// A relocation (`Elf32_Rel`) and a symbol (`Elf32_Sym`) of 32-bit files.
+/// Size of a relocation (`Elf32_Rel`) and a symbol (`Elf32_Sym`) of 32-bit files.
 const NARROW_RELOCATION_BYTES: usize = 8;
 const NARROW_SYMBOL_BYTES: usize = 16;
 /// Longest stub: on aarch64 with BTI and pointer authentication.
 const STUB_BYTES: usize = 24;
 
 impl<'a> Stubs<'a> {
-    /// Reads the relocations, if any address lies in a PLT.
+    /// Reads the relocations, if any address is in a PLT.
     #[must_use]
     pub fn read(data: &'a [u8], mut addresses: impl Iterator<Item = u64>) -> Option<Stubs<'a>> {
         let sections = sections::all(data).ok()?;
@@ -92,7 +91,7 @@ impl<'a> Stubs<'a> {
             let table = stubs.tables.len() as u8;
             stubs.tables.push((symbols.bytes, strings.bytes));
             let wide = |entry: &[u8; ENTRY_BYTES]| (word(entry, 0), (word(entry, 8) >> 32) as u32);
-            // r_offset; the number of the symbol in the upper 24 bits of r_info
+            // r_offset; the symbol number is the upper 24 bits of r_info
             let narrow = |entry: &[u8; NARROW_RELOCATION_BYTES]| {
                 let both = u64::from_le_bytes(*entry);
                 (both & u64::from(u32::MAX), (both >> 40) as u32)
@@ -149,7 +148,7 @@ impl<'a> Stubs<'a> {
                     let slot = (self.got as u32).wrapping_add(operand(at + 2)?);
                     return self.slots.get(&u64::from(slot)).copied();
                 }
-                // push $offset in .rel.plt, with IBT all that the lazy half of a stub has.
+                // push $offset in .rel.plt, with IBT the only content of a stub's lazy half.
                 [0x68, ..] => {
                     let number = usize::try_from(operand(at + 1)?).ok()? / NARROW_RELOCATION_BYTES;
                     return self.lazy.get(number).copied();
@@ -161,7 +160,7 @@ impl<'a> Stubs<'a> {
     }
 
     fn x86_64(&self, section: &Section<'a>, into: usize) -> Option<Symbol> {
-        // Stubs have 16 bytes; those of `.plt.got` 8 without IBT.
+        // Stubs have 16 bytes; those of `.plt.got` have 8 without IBT.
         let size = if section.name == ".plt.got" && !section.bytes.starts_with(&[0xf3, 0x0f, 0x1e]) {
             8
         } else {
@@ -178,7 +177,7 @@ impl<'a> Stubs<'a> {
                     let slot = next.wrapping_add_signed(operand(at + 2)?.into());
                     return self.slots.get(&slot).copied();
                 }
-                // push $number, with IBT all that the lazy half of a stub has.
+                // push $number, with IBT the only content of a stub's lazy half.
                 [0x68, ..] => {
                     let number = usize::try_from(operand(at + 1)?).ok()?;
                     return self.lazy.get(number).copied();
@@ -194,7 +193,7 @@ impl<'a> Stubs<'a> {
         let instruction = |at: usize| Some(u32::from_le_bytes(*section.bytes.get(at..)?.first_chunk()?));
         let at = into - into % 4;
         let end = (at..at + STUB_BYTES).step_by(4).find(|at| is_jump(instruction(*at).unwrap_or(0)))?;
-        // A jump before this one ends the stub before.
+        // A jump before this one ends the preceding stub.
         for at in (end.saturating_sub(STUB_BYTES)..end).rev().filter(|at| at % 4 == 0) {
             let adrp = instruction(at)?;
             if is_jump(adrp) {
@@ -214,7 +213,7 @@ impl<'a> Stubs<'a> {
     }
 }
 
-/// `br x17`, and the same with pointer authentication (`braa x17, x16`).
+/// `br x17`, also with pointer authentication (`braa x17, x16`).
 fn is_jump(instruction: u32) -> bool {
     matches!(instruction, 0xd61f_0220 | 0xd71f_0a30)
 }

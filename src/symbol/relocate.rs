@@ -3,7 +3,7 @@
 //! Input: an object file, hostile, and the content of one of its debug sections. Output: the content with every
 //! section at its address in the object file. Not for: code, which has many more kinds of relocations.
 //!
-//! A relocation without a symbol needs nothing: the content is the address in the object file already. Format:
+//! A relocation without a symbol needs no change: the content is already the address in the object file. Format:
 //! `<mach-o/reloc.h>`, `<mach-o/arm64/reloc.h>`, `<mach-o/x86_64/reloc.h>` of xnu.
 
 use std::borrow::Cow;
@@ -18,15 +18,14 @@ use object::read::macho::MachHeader as _;
 
 use super::nlist::Nlists;
 
-/// Where the relocations of a section are in its file.
+/// The relocations of a section in its file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Relocations {
     pub offset: u64,
     pub count: u32,
 }
 
-/// Puts the addresses of symbols into the content of a section. What is damaged is left as
-/// it is.
+/// Adds the addresses of symbols to the content of a section. Malformed relocations are ignored.
 pub(super) fn apply<'a>(data: &'a [u8], at: Relocations, content: Cow<'a, [u8]>) -> Cow<'a, [u8]> {
     if at.count == 0 {
         return content;
@@ -37,7 +36,7 @@ pub(super) fn apply<'a>(data: &'a [u8], at: Relocations, content: Cow<'a, [u8]>)
     }
 }
 
-/// The new content; `None` if nothing in it changes.
+/// The new content; `None` if nothing changes.
 fn relocated(data: &[u8], at: Relocations, content: &[u8]) -> Option<Vec<u8>> {
     let header = MachHeader64::<LittleEndian>::parse(data, 0).ok()?;
     let cpu = header.cputype(LittleEndian);
@@ -48,7 +47,7 @@ fn relocated(data: &[u8], at: Relocations, content: &[u8]) -> Option<Vec<u8>> {
     };
     let relocations: &[Relocation<LittleEndian>] =
         data.read_slice_at(at.offset, at.count as usize).ok().filter(|_| {
-            // In what is linked, relocations are the loader's.
+            // In linked files, relocations are for the loader.
             header.filetype(LittleEndian) == MH_OBJECT
         })?;
     let is_external = |entry: &&Relocation<LittleEndian>| {
@@ -61,7 +60,7 @@ fn relocated(data: &[u8], at: Relocations, content: &[u8]) -> Option<Vec<u8>> {
         let info = entry.info(LittleEndian);
         let symbol = symbols.get(info.r_symbolnum as usize).map(|symbol| symbol.n_value.get(LittleEndian));
         let Some(symbol) = symbol.filter(|_| !info.r_pcrel) else { continue };
-        // The two parts of a difference follow each other at one address: each is added.
+        // The two parts of a difference are adjacent relocations at one address: each is added.
         let change = match info.r_type {
             kind if kind == unsigned => symbol,
             kind if kind == subtractor => symbol.wrapping_neg(),
@@ -96,9 +95,9 @@ mod tests {
     /// An object file with two symbols, at 0x1000 and 0x20, and relocations.
     fn object(cpu: u32, kind: u32, relocations: &[[u32; 2]]) -> (Vec<u8>, Relocations) {
         let symbols_at = (RELOCATIONS_AT + relocations.len() * 8) as u32;
-        // Magic, processor, subtype, file type, commands, their bytes, flags, reserved.
+        // Magic, processor, subtype, file type, commands, their size, flags, reserved.
         let header = [0xfeed_facf, cpu, 0, kind, 1, SYMTAB_BYTES as u32, 0, 0];
-        // LC_SYMTAB: entries, how many, strings, their bytes.
+        // LC_SYMTAB: entries, their count, strings, their size.
         let symtab = [2, SYMTAB_BYTES as u32, symbols_at, 2, symbols_at, 0];
         let symbols = [[0u32, 0x0100_000e_u32.swap_bytes(), 0x1000, 0], [0, 0, 0x20, 0]];
         let words = header.into_iter().chain(symtab).chain(relocations.iter().flatten().copied());
@@ -131,18 +130,18 @@ mod tests {
             // A difference: the first symbol minus the second.
             let minus = [0, EXTERNAL | EIGHT_BYTES | subtractor | 1];
             check(cpu, object, &[minus, [0, EXTERNAL | EIGHT_BYTES]], [0xfe5, 7]);
-            // Of a section: the address is there already.
+            // Of a section: the address is already there.
             check(cpu, object, &[[0, EIGHT_BYTES | 1]], [5, 7]);
-            // In what is linked they are not for us.
+            // In linked files they are ignored.
             check(cpu, dsym, &[[0, EXTERNAL | EIGHT_BYTES]], [5, 7]);
         }
         check(0x0100_0012, object, &[[0, EXTERNAL | EIGHT_BYTES]], [5, 7]);
     }
 
     #[test]
-    fn what_is_damaged_is_left_out() {
+    fn malformed_relocations_are_ignored() {
         let good = [0, EXTERNAL | EIGHT_BYTES];
-        // No such symbol; beyond the end; across it; another kind; relative to the place.
+        // No such symbol; beyond the end; across it; another kind; pc-relative.
         for bad in [
             [8, EXTERNAL | EIGHT_BYTES | 2],
             [16, EXTERNAL | EIGHT_BYTES],

@@ -1,6 +1,6 @@
 //! Names JIT code by its runtime: `[php jit]`.
 //!
-//! Input: the system's name of its memory, and the names of the images of the process. Output: the runtime, if it is
+//! Input: the kernel's name of its memory, and the names of the images of the process. Output: the runtime, if
 //! known: by the memory's name, else by the loaded runtime, both names if there are two. A library that compiles a
 //! little (regular expressions) counts only without a runtime. Not for: names of functions (see `jit`).
 
@@ -11,7 +11,7 @@ use crate::addr::Avma;
 use crate::binary::v8;
 use crate::images::Images;
 
-/// Runtimes by how their executables, libraries and frameworks begin.
+/// Runtimes by prefixes of their executables, libraries and frameworks.
 const RUNTIMES: [(&str, &[&str]); 20] = [
     ("java", &["libjvm.", "libj9jit"]),
     ("v8", &v8::IMAGES),
@@ -36,11 +36,11 @@ const RUNTIMES: [(&str, &[&str]); 20] = [
     ("sbcl", &["sbcl"]),
 ];
 
-/// Libraries that compile parts of what programs do.
+/// Libraries that compile parts of programs.
 const LIBRARIES: [(&str, &[&str]); 4] =
     [("llvm", &["libLLVM"]), ("pcre2", &["libpcre2"]), ("pcre", &["libpcre."]), ("orc", &["liborc-"])];
 
-/// What runtimes call their memory.
+/// Names that runtimes give their memory.
 const LABELS: [(&str, &str); 4] = [
     ("doublemapper", "dotnet"), // coreclr, doublemapping.cpp
     ("v8", "v8"),
@@ -51,7 +51,7 @@ const LABELS: [(&str, &str); 4] = [
 /// Memory that PHP's compiler shares with its other processes (zend_shared_alloc.c).
 const SHARED: [&str; 4] = ["/dev/zero", "/dev/shm/", "/SYSV", "/anon_hugepage"];
 
-/// The runtimes of the code of a process, each memory examined once.
+/// The runtimes of a process's JIT code, each memory examined once.
 #[derive(Debug)]
 pub struct JitRuntimes<'i> {
     images: &'i Images,
@@ -60,7 +60,7 @@ pub struct JitRuntimes<'i> {
 }
 
 impl<'i> JitRuntimes<'i> {
-    /// Of the process with these images.
+    /// The runtimes of the process with these images.
     #[must_use]
     pub fn new(images: &'i Images) -> JitRuntimes<'i> {
         JitRuntimes { images, known: BTreeMap::new() }
@@ -78,7 +78,8 @@ impl<'i> JitRuntimes<'i> {
     }
 }
 
-/// The name of code in memory of this name in a process with these images; `None` if its runtime is unknown.
+/// The name of JIT code in memory with this name, in a process with these images; `None` if its runtime is
+/// unknown.
 #[must_use]
 pub fn name<'i>(label: &str, images: impl Iterator<Item = &'i str> + Clone) -> Option<String> {
     let loaded = |runtimes: &[(&'static str, &[&str])]| -> Vec<&'static str> {
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_is_told_by_the_images() {
+    fn the_images_decide_the_runtime() {
         check("", &["java", "libjvm.so", "libc.so.6"], Some("[java jit]"));
         check("", &["node"], Some("[v8 jit]"));
         check("", &["nodejs", "libnode.so.108"], Some("[v8 jit]"));
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_the_memory_comes_first() {
+    fn the_name_of_the_memory_has_priority() {
         check("/dev/zero", &["php8.2", "opcache.so", "libpcre2-8.so.0"], Some("[php jit]"));
         check("", &["php8.2", "opcache.so"], Some("[php jit]"));
         check("/dev/zero", &["work"], None);

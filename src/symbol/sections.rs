@@ -1,7 +1,7 @@
-//! The sections of a file by name, in any format, unpacked if they are packed.
+//! The sections of a file by name, in any format, uncompressed.
 //!
-//! Input: the bytes of an ELF, Mach-O or PE file, hostile. Output: names, places and contents.
-//! Sections that are not packed are not copied. Not for: symbols (see `table`), DWARF.
+//! Input: the bytes of an ELF, Mach-O or PE file, hostile. Output: names, locations and contents. Uncompressed
+//! sections are not copied. Not for: symbols (see `table`), DWARF.
 
 use std::borrow::Cow;
 
@@ -21,15 +21,15 @@ use crate::binary::object::{Format, name_at};
 use crate::binary::pe::{self, Pe};
 use crate::binary::unpack::{self, Packing};
 
-/// Most sections of a file; object files of `-ffunction-sections` have the most.
+/// Limit on sections of a file; object files of `-ffunction-sections` have the most.
 pub const MAX_SECTIONS: usize = 1 << 18;
 
-/// A section as the file has it.
+/// A section of a file.
 #[derive(Clone, Debug)]
 pub struct Section<'a> {
-    /// `.debug_info`, cut if it is very long; the Mach-O name `__debug_info` reads the same.
+    /// `.debug_info`, truncated if very long; the Mach-O name `__debug_info` is converted.
     pub name: Cow<'a, str>,
-    /// Its bytes in the file, perhaps packed; empty where it has none there.
+    /// Its bytes in the file, possibly compressed; empty if it has none.
     pub bytes: &'a [u8],
     /// Stated address; 0 for sections that are not loaded.
     pub svma: u64,
@@ -43,21 +43,21 @@ pub struct Section<'a> {
     pub info: u32,
     /// ELF `sh_flags`, Mach-O `flags`, PE `Characteristics`.
     pub flags: u64,
-    /// Whether it holds code; not set for Mach-O, where it is not used.
+    /// Whether it contains code; not set for Mach-O, where it is not used.
     pub is_code: bool,
     packing: Option<(Packing, u64)>,
-    /// Those of an object file.
+    /// The relocations of an object file.
     pub(super) relocations: Relocations,
 }
 
 impl<'a> Section<'a> {
-    /// Whether a stated address is in it.
+    /// Whether it contains a stated address.
     #[must_use]
     pub fn holds(&self, svma: u64) -> bool {
         svma.checked_sub(self.svma).is_some_and(|into| into < self.size)
     }
 
-    /// A section with nothing in it.
+    /// An empty section.
     #[cfg(test)]
     pub(super) fn named(name: &'a str) -> Section<'a> {
         Section {
@@ -75,10 +75,10 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// The content, unpacked. `left` is how many bytes may still be made for this file.
+    /// The uncompressed content. `left` is the remaining limit of bytes for this file.
     ///
     /// # Errors
-    /// It cannot be unpacked, or only to more than may still be made.
+    /// It cannot be uncompressed, or exceeds the limit.
     pub fn content(&self, left: &mut u64) -> Result<Cow<'a, [u8]>, SectionError> {
         let Some((packing, size)) = self.packing else { return Ok(Cow::Borrowed(self.bytes)) };
         if size > *left {
@@ -94,7 +94,7 @@ impl<'a> Section<'a> {
 /// The sections of a file, in its order.
 ///
 /// # Errors
-/// The file has another format, or its headers are damaged.
+/// The file has another format, or invalid headers.
 pub fn all(data: &[u8]) -> Result<Vec<Section<'_>>, FormatError> {
     let found = match Format::of(data)? {
         Format::MachO => of_macho(data),
@@ -141,7 +141,7 @@ fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(
         if found.flags & elf::SHF_COMPRESSED.0 != 0 {
             packed(&mut found);
         } else if let Some(rest) = found.name.strip_prefix(".zdebug_") {
-            // What GNU tools wrote before the gABI had SHF_COMPRESSED: "ZLIB", the size.
+            // GNU's format before SHF_COMPRESSED: "ZLIB", the size.
             if let Some((head, body)) = found.bytes.split_first_chunk::<12>()
                 && let [b'Z', b'L', b'I', b'B', size @ ..] = *head
             {
@@ -155,7 +155,7 @@ fn of_elf<'a, H: FileHeader<Endian = LittleEndian>>(
     Ok(out)
 }
 
-/// Notes how a section with `SHF_COMPRESSED` is packed.
+/// Records the compression of a section with `SHF_COMPRESSED`.
 fn packed<C: CompressionHeader<Endian = LittleEndian>>(section: &mut Section<'_>) {
     if let Some((packing, size, body)) = unpack::of_elf_section::<C>(section.bytes) {
         section.packing = Some((packing, size));
@@ -201,7 +201,7 @@ fn of_macho(data: &[u8]) -> object::read::Result<Vec<Section<'_>>> {
 fn of_pe<H: ImageNtHeaders>(data: &[u8]) -> object::read::Result<Vec<Section<'_>>> {
     let (headers, _, offset) = pe::headers::<H>(data)?;
     let table = headers.sections(data, offset)?;
-    // Names of more than eight letters are among those of symbols, which a stripped file lacks.
+    // Names of more than eight letters are in the symbol string table, which a stripped file lacks.
     let symbols = headers.symbols(data).unwrap_or_default();
     let base = headers.optional_header().image_base();
     let section = |section: &'_ object::pe::ImageSectionHeader| {

@@ -1,12 +1,12 @@
-//! Readable names without the arguments of templates and generics: `std::vector<int,
-//! std::allocator<int> >::push_back(int const&)` → `std::vector<..>::push_back(..)`.
+//! Readable names without the arguments of templates and generics: `std::vector<int, std::allocator<int>
+//! >::push_back(int const&)` → `std::vector<..>::push_back(..)`.
 //!
 //! Input: a readable name. Output: the same with `..` in each pair of brackets. Pure.
 
 /// Shortens the text in `<…>` after a name, and the parameters.
 ///
-/// Operators keep their letters (`operator<`, `operator->`, `operator()`), and so do Rust's
-/// `<T as Trait>::f` and `{impl#0}`, in which the brackets are most of the name.
+/// Unchanged are operators (`operator<`, `operator->`, `operator()`), and Rust's `<T as Trait>::f` and `{impl#0}`,
+/// in which the brackets are most of the name.
 #[must_use]
 pub fn shorten(name: &str) -> String {
     let bytes = name.as_bytes();
@@ -47,7 +47,7 @@ fn rest_is_turbofish(name: &str, at: usize) -> bool {
     name[..at].ends_with("::") && at > 2
 }
 
-/// `operator` and its letters, at a place where a word begins.
+/// `operator` and its signs, if a word starts here.
 fn operator(name: &str, at: usize) -> Option<&str> {
     let rest = &name[at..];
     let after = rest.strip_prefix("operator")?;
@@ -63,8 +63,8 @@ fn operator(name: &str, at: usize) -> Option<&str> {
     (signs > 0).then(|| &rest[.."operator".len() + signs.min(3)])
 }
 
-/// For each opening bracket, where it closes; `None` for all other bytes. Computed for all at once: one by one is
-/// quadratic in names that open many and close none.
+/// For each opening bracket the index of its closing one; `None` for all other bytes. Computed for all at once:
+/// one by one is quadratic in names that open many and close none.
 fn closings(bytes: &[u8]) -> Vec<Option<u32>> {
     let mut closings = vec![None; bytes.len()];
     let mut open = Vec::new();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn brackets_that_never_close_cost_no_more_than_others() {
+    fn unclosed_brackets_cost_no_more_than_others() {
         let name = "a<".repeat(32 * 1024);
         let started = crate::cpu_time::CpuTime::start();
         assert!((0..40).all(|_| shorten(&name) == name));

@@ -1,9 +1,8 @@
-//! Names of Mach-O stubs: the code through which an image calls the functions of others.
+//! Names of Mach-O stubs: the code through which an image calls functions of others.
 //!
-//! Input: a Mach-O file, hostile, and addresses. Output: the name of the function that the stub
-//! at an address jumps to. No symbol names stubs; the section says how long each is and where
-//! their entries in the indirect symbol table begin. Not for: images of the shared cache, whose
-//! builder takes nearly all stubs out.
+//! Input: a Mach-O file, hostile, and addresses. Output: the name of the function that the stub at an address
+//! jumps to. No symbol names stubs; the section states the size of each and the start of their entries in the
+//! indirect symbol table. Not for: images of the shared cache, where nearly all stubs were removed.
 //!
 //! Format: `<mach-o/loader.h>` of xnu, `S_SYMBOL_STUBS` (`__stubs`, `__auth_stubs`).
 
@@ -22,7 +21,7 @@ pub struct Stubs<'a> {
 }
 
 impl<'a> Stubs<'a> {
-    /// Finds the tables, if any address lies in a section of stubs.
+    /// Finds the tables, if any address is in a stub section.
     #[must_use]
     pub fn read(data: &'a [u8], mut addresses: impl Iterator<Item = u64>) -> Option<Stubs<'a>> {
         let mut sections = sections::all(data).ok()?;
@@ -31,7 +30,7 @@ impl<'a> Stubs<'a> {
         Some(Stubs { sections, nlists: Nlists::read(data)? })
     }
 
-    /// The function that the stub at an address jumps to, as the source has it.
+    /// The function that the stub at an address jumps to, by its source name.
     #[must_use]
     pub fn name(&self, address: u64) -> Option<&'a [u8]> {
         let section = self.sections.iter().find(|section| section.holds(address))?;

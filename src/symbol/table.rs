@@ -1,9 +1,8 @@
 //! The function symbols of one file: stated address → symbol.
 //!
-//! Input: the bytes of a file, hostile, or the pieces of an image that has none. Output:
-//! the innermost symbol that covers an address, or the reason why there is none. Names
-//! are not copied: a table costs 24 bytes a symbol. Not for: demangling, DWARF, symbols in
-//! separate debug files.
+//! Input: the bytes of a file, hostile, or the pieces of an image without a file. Output: the innermost symbol
+//! that covers an address, or the reason why there is none. Names are not copied: a table costs 24 bytes a symbol.
+//! Not for: demangling, DWARF, symbols in separate debug files.
 
 mod elf;
 mod exports;
@@ -21,23 +20,23 @@ use crate::addr::Svma;
 use crate::binary::ImageBytes;
 use crate::binary::object::{Format, name_at, part};
 
-/// Most symbols around one address that are searched for one that covers it. Functions do not nest; labels in
+/// Limit on symbols around one address that are searched for one that covers it. Functions do not nest; labels in
 /// hand-written assembly do, two or three deep.
 pub const MAX_NESTING: usize = 1024;
 
-/// Longest symbol name in bytes; a longer one is cut. The longest seen in large
-/// template-heavy programs are some ten thousand bytes.
+/// Limit on the length of a symbol name in bytes; longer ones are truncated. The longest in large template-heavy
+/// programs are some ten thousand bytes.
 pub const MAX_NAME_BYTES: usize = 64 * 1024;
 
-/// How much of two names is compared when they are for the same address.
+/// Bytes compared of two names for the same address.
 const MAX_COMPARED_BYTES: usize = 1024;
 
-/// The most memory a table of an ELF file takes, in bytes for each byte of the file: 24
-/// bytes for a symbol that takes at least 16, as in the symbol table of a Mach-O
-/// file. Its exports trie may need [`macho::TRIE_MEMORY_FACTOR`].
+/// Maximum memory of a table of an ELF file, per byte of the file: 24 bytes for a symbol of at least 16, like in
+/// the symbol table of a Mach-O file. Its exports trie may need [`macho::TRIE_MEMORY_FACTOR`].
 pub const MEMORY_FACTOR: f64 = 1.5;
 
-/// The most memory a table of a PE file takes, in bytes for each byte of the file: 24 bytes for the name of an export, which may take 6, and for a symbol of 18.
+/// Maximum memory of a table of a PE file, per byte of the file: 24 bytes for an export name of 6 or more, and for
+/// a symbol of 18.
 pub const PE_MEMORY_FACTOR: f64 = 5.5;
 
 /// Set in [`Entry::link`] of a symbol without an end in the file. A file would need 32 GiB of symbols to reach it.
@@ -45,8 +44,7 @@ const OPEN_ENDED: u32 = 1 << 31;
 /// No enclosing symbol.
 const NONE: u32 = OPEN_ENDED - 1;
 
-/// A symbol. While the table is built, `link` holds how good its name is, the smaller the
-/// better.
+/// A symbol. While the table is built, `link` is the rank of its name, lower is better.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     start: u64,
@@ -54,8 +52,8 @@ struct Entry {
     end: u64,
     /// Offset of the name in the pool.
     name: u32,
-    /// The nearest entry before this one that ends after it: the next candidate for an
-    /// address that lies after this one; and [`OPEN_ENDED`].
+    /// The nearest earlier entry that ends after this one: the next candidate for an address after this one; and
+    /// [`OPEN_ENDED`].
     link: u32,
 }
 
@@ -64,32 +62,31 @@ const _: () = assert!(size_of::<Entry>() == 24);
 /// A function symbol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Symbol<'a> {
-    /// Name as the file has it, mangled, without the underscore that Mach-O puts before
-    /// each; not empty, at most [`MAX_NAME_BYTES`]. Borrowed where the file has it in one
-    /// piece.
+    /// Mangled name in the file, without Mach-O's leading underscore; not empty, at most [`MAX_NAME_BYTES`].
+    /// Borrowed if it is contiguous in the file.
     pub name: Cow<'a, [u8]>,
     /// First address.
     pub start: Svma,
     /// First address after it.
     pub end: Svma,
-    /// The file does not have its end: `end` is where it must have ended.
+    /// The file lacks its end: `end` is an upper bound.
     pub open_ended: bool,
 }
 
-/// Names by offset: a string pool in memory, or one that is fetched piece by piece. A table requests the names that
-/// it looks up, and while it is built those of addresses with several.
+/// Names by offset: a string pool in memory, or one that is fetched piece by piece. A table requests the names
+/// that it looks up, and during construction those of addresses with several.
 pub trait Strings: fmt::Debug + Send + Sync {
-    /// The name at an offset, without the NUL that ends it, cut at `max_bytes`; empty if
-    /// there is none, or if it cannot be had.
+    /// The name at an offset, without its NUL, truncated at `max_bytes`; empty if there is none, or if it is
+    /// unavailable.
     fn name(&self, offset: u32, max_bytes: usize) -> Cow<'_, [u8]>;
 
-    /// Memory it takes for itself, in bytes, besides the file.
+    /// Its memory in bytes, besides the file.
     fn memory_bytes(&self) -> usize {
         0
     }
 }
 
-/// A pool that is at hand, a part of a file.
+/// A pool in a part of a file.
 #[derive(Debug)]
 struct Pool(ImageBytes);
 
@@ -99,7 +96,7 @@ impl Strings for Pool {
     }
 }
 
-/// Two of them: offsets count through the second as if it followed the first.
+/// Two pools: offsets continue in the second as if it followed the first.
 #[derive(Debug)]
 struct Pools([Pool; 2]);
 
@@ -117,17 +114,17 @@ impl Strings for Pools {
 #[derive(Clone, Debug)]
 pub struct SymbolTable {
     names: Arc<dyn Strings>,
-    /// Sorted by start, and those of one start by falling end.
+    /// Sorted by start, then by descending end.
     entries: Vec<Entry>,
 }
 
 impl SymbolTable {
-    /// Reads the symbols of a file: ELF `.symtab`, or if that has no functions `.dynsym` and what a
-    /// Go program lists; Mach-O symbol table and exports trie (see [`macho::Parts`]); COFF symbols and exports of
+    /// Reads the symbols of a file: ELF `.symtab`, or if that has no functions `.dynsym` and a Go program's
+    /// function table; Mach-O symbol table and exports trie (see [`macho::Parts`]); COFF symbols and exports of
     /// PE.
     ///
     /// # Errors
-    /// [`Why::BadFile`] if the file is not understood, [`Why::NoSymbols`] if it has none.
+    /// [`Why::BadFile`] if the file is invalid, [`Why::NoSymbols`] if it has none.
     pub fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
         match Format::of(bytes.bytes())? {
             Format::Elf => {
@@ -145,10 +142,10 @@ impl SymbolTable {
         SymbolTable { names, entries }
     }
 
-    /// The innermost symbol that covers an address: of those, the one that starts last.
+    /// The innermost symbol that covers an address: the one that starts last.
     ///
     /// # Errors
-    /// [`Why::NotCovered`] if the address lies between symbols.
+    /// [`Why::NotCovered`] if the address is between symbols.
     pub fn lookup(&self, svma: Svma) -> Result<Symbol<'_>, Why> {
         let mut index = self.entries.partition_point(|entry| entry.start <= svma.0).wrapping_sub(1);
         for _ in 0..MAX_NESTING {
@@ -166,7 +163,7 @@ impl SymbolTable {
         Err(Why::NotCovered)
     }
 
-    /// Where the last symbol begins that does so at an address or before.
+    /// The start of the last symbol at or before an address.
     #[must_use]
     pub fn last_before(&self, svma: Svma) -> Option<Svma> {
         let behind = self.entries.partition_point(|entry| entry.start <= svma.0);
@@ -178,7 +175,7 @@ impl SymbolTable {
         self.entries.iter().filter_map(|entry| self.symbol(entry))
     }
 
-    /// Number of symbols, with those that only mark where the one before ends; never 0.
+    /// Number of symbols, including those that only mark the end of the preceding one; never 0.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a table without symbols is Why::NoSymbols")]
     pub fn len(&self) -> usize {

@@ -1,4 +1,4 @@
-//! Naming frames: counts, sharing, reasons, and the test's own functions as they run.
+//! Naming frames: counts, sharing, reasons, and functions of the running test.
 #![allow(clippy::unwrap_used)]
 
 use super::jitdump::tests::a_load;
@@ -11,8 +11,7 @@ use crate::binary::{ImageBytes, Mapping, MappingKind, OpenError};
 
 const BASE: u64 = 0x7f00_0000_0000;
 
-/// A mapping of a whole file's addresses at `base`: enough for files whose addresses are
-/// their offsets, which is checked.
+/// A mapping of all of a file's addresses at `base`, for files with addresses equal to offsets, which is checked.
 fn mapping(bytes: &ImageBytes, path: &str, inode: u64, base: u64) -> Mapping {
     let elf = crate::binary::elf::Elf::parse(bytes.bytes()).unwrap();
     let code = elf.segments.iter().find(|segment| segment.executable).unwrap();
@@ -120,7 +119,7 @@ fn an_image_without_names_keeps_its_reason() {
 }
 
 #[test]
-fn functions_without_a_name_are_called_by_where_they_begin() {
+fn functions_without_a_name_are_named_by_their_start() {
     const SOURCE: &str = "__attribute__((noinline)) static int hidden(int x) { return x * 3 + 1; }
         __attribute__((noinline)) static int other(int x) { return hidden(x) * hidden(x + 7); }
         int exported(int x) { return other(x) + 1; }";
@@ -140,8 +139,8 @@ fn functions_without_a_name_are_called_by_where_they_begin() {
     assert_eq!((names.addresses_named, names.addresses_unnamed[&Why::NotCovered]), (1, 4));
 }
 
-/// Assembly without sizes and types, as NASM makes it: of two functions only the first is seen
-/// by other files, and so are a label and, behind code that is described, a third.
+/// Assembly without sizes and types, like NASM's: of two functions only the first is exported, and so are a label
+/// and, after code with unwind information, a third.
 #[cfg(target_arch = "x86_64")]
 const ASSEMBLY: &str = r#"
 __asm__(".text\n.balign 16\n.globl first\nfirst: test %edi,%edi\n je 1f\n ret\n1: xor %eax,%eax\n"
@@ -153,7 +152,7 @@ __asm__(".text\n.balign 16\n.globl first\nfirst: test %edi,%edi\n je 1f\n ret\n1
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn a_symbol_without_a_size_names_no_more_than_its_function() {
+fn a_symbol_without_a_size_names_only_its_function() {
     let flags = ["-shared", "-fPIC"];
     let (_dir, whole) = super::table::tests::compile(ASSEMBLY, &flags);
     let (_dir, stripped) = super::table::tests::compile(ASSEMBLY, &[&flags[..], &["-s"]].concat());
@@ -165,7 +164,7 @@ fn a_symbol_without_a_size_names_no_more_than_its_function() {
     };
     for (at, in_stripped, in_whole) in [
         (first, Ok("first"), "first"),
-        (first + 8, Ok("first"), "first"), // behind the first of its returns
+        (first + 8, Ok("first"), "first"), // after the first of its returns
         (second, Err(Why::NotCovered), "second"),
         (third, Ok("third"), "third"),
         (third + 1, Ok("third"), "third"),
@@ -175,12 +174,12 @@ fn a_symbol_without_a_size_names_no_more_than_its_function() {
         assert_eq!(name(&stripped, at), in_stripped.map(str::to_owned), "{:#x}", at - first);
         assert_eq!(name(&whole, at), Ok(in_whole.to_owned()), "{:#x}", at - first);
     }
-    // Behind the function that is described nobody knows, in neither file.
+    // After the described function the code is unknown, in both files.
     assert_eq!(name(&stripped, described + 3), Err(Why::NotCovered));
     assert_eq!(name(&whole, described + 3), Err(Why::NotCovered));
 }
 
-/// Functions that are longer than their symbols say: one that is described, one that is not, and one in which
+/// Functions longer than the size of their symbols: one with unwind information, one without, and one in which
 /// another symbol begins.
 #[cfg(target_arch = "x86_64")]
 const SHORT_SYMBOLS: &str = r#"
@@ -192,7 +191,7 @@ __asm__(".text\n.macro function name\n.globl \\name\n.type \\name,@function\n.si
 
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn a_symbol_that_is_shorter_than_its_function_names_all_of_it() {
+fn a_symbol_shorter_than_its_function_names_all_of_it() {
     let (_dir, file) = super::table::tests::compile(SHORT_SYMBOLS, &["-shared", "-fPIC"]);
     let [described, bare, outer, inner] =
         ["described", "bare", "outer", "inner"].map(|name| address_of(&file, name));
@@ -213,7 +212,7 @@ fn a_symbol_that_is_shorter_than_its_function_names_all_of_it() {
 }
 
 #[test]
-fn inlined_functions_are_called_with_what_they_are_in() {
+fn inlined_functions_have_their_scope() {
     const SOURCE: &str = "volatile long sink;
         namespace outer { namespace {
         struct S { template <class T> inline T twice(T x) { return spin(x) * 2; }
@@ -246,13 +245,13 @@ fn inlined_functions_are_called_with_what_they_are_in() {
     );
     assert!(deepest.contains(" > outer::(anonymous namespace)::S::twice<long"), "{readable:?}");
     assert!(deepest.contains(" > outer::(anonymous namespace)::S::spin"), "{readable:?}");
-    // Whoever wants names as files have them gets them.
+    // Mangled names are available on request.
     let mangled = chains(Style::Mangled);
     assert!(mangled.iter().all(|chain| chain.starts_with("_ZN5outer7visibleEl")), "{mangled:?}");
 }
 
 #[test]
-fn code_made_at_run_time_is_called_by_what_made_it() {
+fn jit_code_is_named_by_its_runtime() {
     let memory = |start: u64, path: &str, kind: MappingKind, inode: u64| Mapping {
         avma: Avma(start)..Avma(start + 0x1000),
         file_offset: 0x3000,
@@ -282,7 +281,7 @@ fn code_made_at_run_time_is_called_by_what_made_it() {
     let expected =
         ["[unknown]", "[php jit]", "[cache]", "[php jit]", "[memfd:elf (deleted)+0x3008]", "[unknown]"];
     assert_eq!(texts.concat(), expected);
-    // The compiler's own map comes first, for shared memory too.
+    // The compiler's own map has priority, also for shared memory.
     let frames = addresses.into_iter().enumerate();
     let frames = frames.map(|(index, (space, at))| (FrameId(index as u32), code(space, at)));
     struct Map;
@@ -331,8 +330,8 @@ fn a_function_of_this_test(x: u64) -> u64 {
     std::hint::black_box(x) + 1
 }
 
-/// The whole way with the truth at hand: this process's own mappings and a function whose
-/// run-time address the language gives.
+/// End to end with known truth: this process's own mappings, and a function with a run-time address from the
+/// language.
 #[test]
 fn this_process_names_its_own_functions() {
     let mut mappings = Vec::new();
@@ -396,7 +395,7 @@ fn a_jit_map_names_code_of_the_last_program_only() {
     images.update(0, &[anonymous(0x1000, 0x2000)], &mut open);
     images.begin_space(0);
     images.update(0, &[anonymous(0x1000, 0x2000), library], &mut open);
-    // The library is gone: a new space, of the same program.
+    // The library is unmapped: a new space of the same program.
     images.update(0, &[anonymous(0x1000, 0x2000)], &mut open);
     assert_eq!(
         (images.of(0).space(), images.is_of_earlier_program(0), images.is_of_earlier_program(1)),
@@ -411,7 +410,7 @@ fn a_jit_map_names_code_of_the_last_program_only() {
     assert_eq!(names.addresses_unnamed.into_iter().collect::<Vec<_>>(), [(Why::NoImage, 1)]);
 }
 
-/// A process whose compiler writes a jitdump, and a map that says less.
+/// A process with a jitdump, and a less accurate map.
 struct WithDump;
 
 impl Files for WithDump {
@@ -431,7 +430,7 @@ impl Files for WithDump {
 }
 
 #[test]
-fn a_jitdump_of_the_last_program_comes_before_its_map() {
+fn a_jitdump_of_the_last_program_has_priority_over_its_map() {
     let made = |start: u64, end: u64, path: &str| Mapping {
         avma: Avma(start)..Avma(end),
         file_offset: 0,
@@ -441,7 +440,7 @@ fn a_jitdump_of_the_last_program_comes_before_its_map() {
     };
     let mut images = Images::default();
     let mut open = |_: &Mapping| Err(OpenError::Because("not an image"));
-    // An earlier program and another process have dumps of their own.
+    // An earlier program and another process have their own dumps.
     images.update(0, &[made(0x9000, 0xa000, "/home/old/jit-7.dump")], &mut open);
     images.begin_space(0);
     let mappings = [
@@ -461,8 +460,8 @@ fn a_jitdump_of_the_last_program_comes_before_its_map() {
 }
 
 #[test]
-fn an_address_has_the_same_name_whichever_others_are_asked_for() {
-    // Two names for one start: the shorter function is the better one where it reaches.
+fn the_name_of_an_address_is_independent_of_other_requests() {
+    // Two names with one start: the shorter function is the better one within its size.
     let names = b"\0shortg\0longl\0".to_vec();
     let mut long = build::function(8, build::TEXT, 0x101);
     long[4] = 0x02; // STB_LOCAL
@@ -480,9 +479,9 @@ fn an_address_has_the_same_name_whichever_others_are_asked_for() {
     }
 }
 
-/// Neither symbols nor where functions begin are read of a file that is another by now.
+/// Neither symbols nor function starts are read from a file that has been replaced.
 #[test]
-fn a_file_that_was_rewritten_names_nothing() {
+fn a_rewritten_file_names_nothing() {
     let (dir, bytes) = zoo(&["-shared", "-fPIC"]);
     let path = dir.path().join("mapped.so");
     std::fs::write(&path, bytes.bytes()).unwrap();
@@ -492,7 +491,7 @@ fn a_file_that_was_rewritten_names_nothing() {
     let at = address_of(&bytes, "zoo_sized") + 4;
     let frames = [code(0, BASE + at)];
     assert_eq!(named(&frames, &images).1, [["zoo_sized"]]);
-    // A file that is written to twice in a tick of the kernel has one time.
+    // Two writes within one tick of the kernel leave the same modification time.
     std::thread::sleep(std::time::Duration::from_millis(25));
     std::fs::write(&path, bytes.bytes()).unwrap();
     let (names, texts) = named(&frames, &images);

@@ -1,25 +1,25 @@
-//! Why an address has no name, and how names are written.
+//! The reason why an address has no name, and the style of names.
 
 use std::fmt;
 
 use crate::binary::FormatError;
 
-/// Most memory for the text of distinct names, in bytes. Real programs stay far below;
-/// a file can be made whose names overlap, each 64 KiB long.
+/// Limit on the text of distinct names, in bytes. Real programs are far below; in a malicious file names may
+/// overlap, each 64 KiB long.
 pub const MAX_TEXT_BYTES: usize = 128 * 1024 * 1024;
 
-/// Why an address has no name. Not finding a symbol is a result, not an error.
+/// The reason why an address has no name. Not finding a symbol is a result, not an error.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// The address is in no image: JIT code, or memory that is not code.
+    /// The address is in no image: JIT code, or memory without code.
     NoImage,
     /// The image's file could not be read, for this reason.
     NoFile(String),
-    /// The image's file is not understood, for this reason.
+    /// The image's file is invalid, for this reason.
     BadFile(String),
     /// The file has no function symbols: it was stripped.
     NoSymbols,
-    /// The address lies between the symbols of its file.
+    /// The address is between the symbols of its file.
     NotCovered,
     /// [`MAX_TEXT_BYTES`] was reached.
     TooMuchText,
@@ -43,14 +43,14 @@ impl From<FormatError> for Why {
     }
 }
 
-/// How names are written.
+/// The style of names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// As people know them.
+    /// Demangled.
     #[default]
     Readable,
-    /// As people know them, without the arguments of templates and generics.
+    /// Demangled, without the arguments of templates and generics.
     Short,
-    /// As files have them.
+    /// Mangled, as stored in files.
     Mangled,
 }

@@ -1,20 +1,20 @@
-//! The tree below the nodes of a trie, which knows only each node's parent.
+//! The children of the nodes of a trie, which stores only each node's parent.
 //!
-//! Output: the children of a node, and walks over whole subtrees. Memory is eight bytes a node;
-//! a walk has its own stack, because stacks of files can be deep.
+//! Output: the children of a node, and walks over whole subtrees. Memory is eight bytes a node; a walk has an
+//! explicit stack, because stacks of files can be deep.
 
 use super::tables::NodeTable;
 
 /// The children of every node.
 #[derive(Clone, Debug)]
 pub struct Children {
-    /// By node: where its children begin in `nodes`; one more at the end.
+    /// By node: index of its first child in `nodes`; one more at the end.
     starts: Vec<u32>,
     nodes: Vec<u32>,
 }
 
 impl Children {
-    /// Reads them from a trie's nodes.
+    /// Builds the table from a trie's nodes.
     pub(super) fn of(table: &NodeTable) -> Children {
         let mut starts = vec![0u32; table.len() + 1];
         for node in table.iter().skip(1) {
@@ -40,15 +40,15 @@ impl Children {
         Children { starts, nodes }
     }
 
-    /// The children of a node, in the order in which they were made.
+    /// The children of a node, in order of creation.
     #[must_use]
     pub fn below(&self, node: u32) -> &[u32] {
         let at = |node: usize| self.starts.get(node).map_or(0, |start| *start as usize);
         self.nodes.get(at(node as usize)..at(node as usize + 1)).unwrap_or_default()
     }
 
-    /// Visits a node and all below it, each with its distance from the first: a node comes
-    /// before those below it, siblings in the order in which they were made.
+    /// Visits a node and its descendants in preorder, each with its depth below the first; siblings in order of
+    /// creation.
     pub fn walk(&self, from: u32, visit: &mut dyn FnMut(u32, usize)) {
         visit(from, 0);
         let mut open = vec![self.below(from)];

@@ -1,11 +1,11 @@
 //! Hashes: a whole stack to 96 bits in one pass, and the small keys of the other tables.
 //!
-//! Fixed seeds: the same stack has the same print in every run. Not cryptographic: a
-//! target that is built to collide can merge its own stacks with each other, no more.
+//! Seeds are fixed: a stack has the same fingerprint in every run. Not cryptographic: a target that is built to
+//! collide can merge its own stacks with each other, no more.
 
 use super::limits::FrameWords;
 
-/// Digits of pi, as good as any numbers nobody chose.
+/// Digits of pi: nothing-up-my-sleeve numbers.
 const PI: [u64; 11] = [
     0x243f_6a88_85a3_08d3,
     0x1319_8a2e_0370_7344,
@@ -20,35 +20,34 @@ const PI: [u64; 11] = [
     0x2ffd_72db_d01a_dfb7,
 ];
 
-/// What a whole stack is known by.
+/// The fingerprint of a whole stack.
 ///
-/// Stacks that differ in one word, or in two that are taken in at once, differ in the state behind them. As
-/// far as the rest is as good as random numbers, two different stacks share all 96 bits with
-/// probability 2^-96, and 2^-64 if they differ in no more than two words. Debug builds compare the whole path
-/// as well.
+/// Stacks that differ in one word, or in two that are absorbed together, have different states. If the rest
+/// behaves like random numbers, two different stacks share all 96 bits with probability 2^-96, and 2^-64 if they
+/// differ in no more than two words. Debug builds also compare the whole path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fingerprint {
-    /// Where to look, and the first 64 bits of the comparison.
+    /// Hash table key, and the first 64 bits of the comparison.
     pub(super) hash: u64,
-    /// 32 more bits, taken from the same 128-bit state by another function.
+    /// 32 more bits, from the same 128-bit state by another function.
     pub(super) check: u32,
 }
 
-/// 128 bits of state. One word that enters a 64-bit state would be lost with 2^-64 before
-/// any bit of the result is compared; so each word enters a state wider than the print.
+/// 128 bits of state. Absorbing into a 64-bit state loses a word with probability 2^-64 before any bit of the
+/// result is compared; so the state is wider than the fingerprint.
 type Lane = (u64, u64);
 
-/// Odd, so that multiplying by them can be undone: fractional parts of the golden ratio (Knuth, The Art of
-/// Computer Programming, 6.4) and of the square root of 3.
+/// Odd, so that multiplication is invertible: fractional parts of the golden ratio (Knuth, The Art of Computer
+/// Programming, 6.4) and of the square root of 3.
 const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbb67_ae85_84ca_a73b];
 
-/// Takes in two words. One to one in the state: states that differ never become the same by words that do not,
-/// however many these are. A recursion is a thousand times the same words, and a step that only
-/// behaves like random numbers forgets below it what stood above.
+/// Absorbs two words. A bijection of the state: different states never become equal by absorbing equal words,
+/// however many. Recursion repeats a word a thousand times, and a step that only behaves like random numbers loses
+/// the state before it.
 ///
-/// With `u = x * f`, `v = y * g`: `l = v ^ high(u)`, `r = low(u) ^ rotl(l, 29)`. From `l` and `r` follow low(u), from it
-/// x, from this high(u), v and y. What differs in a word is spread over 64 bits before the next word meets
-/// it, which cancels it with 2^-64; without the high half a difference in few high bits would stay one.
+/// With `u = x * f`, `v = y * g`: `l = v ^ high(u)`, `r = low(u) ^ rotl(l, 29)`. From `l` and `r` follow low(u),
+/// then x, then high(u), v and y. A difference in a word is spread over 64 bits before the next word meets it,
+/// which cancels it with 2^-64; without the high half, a difference in a few high bits would remain one.
 #[inline(always)]
 fn absorb((left, right): Lane, a: u64, b: u64) -> Lane {
     let u = u128::from(left ^ a) * u128::from(FACTORS[0]);
@@ -65,8 +64,7 @@ fn fold(x: u64, y: u64) -> u64 {
 }
 
 impl Fingerprint {
-    /// The print of a stack. The four lanes do not wait for each other: a chain of
-    /// multiplications costs its latency, four beside each other cost their number.
+    /// The fingerprint of a stack. Four independent lanes hide the latency of multiplication.
     #[inline]
     pub(super) fn of<W: Copy + Into<u64>>(head: u64, leaf_first: &[W]) -> Fingerprint {
         let mut a = (PI[0], PI[1]);
@@ -96,15 +94,14 @@ impl Fingerprint {
         if let [w0] = rest {
             d = absorb(d, (*w0).into(), 0);
         }
-        // Halves change sides, so that equal differences in two lanes do not cancel. What is
-        // no word comes in here, after the words: in a seed it would be xored with
-        // the first word, and a bit of the head would look like a bit of that word. The
-        // length tells an odd end from one with a zero after it.
+        // Halves change sides, so that equal differences in two lanes do not cancel. The head and the length come
+        // after the words: in a seed the head would be xored with the first word, and their bits would be
+        // indistinguishable. The length distinguishes an odd end from one with a trailing zero.
         let ab = absorb(a, b.1, b.0);
         let cd = absorb(c, d.1 ^ head, d.0 ^ leaf_first.len() as u64);
         let (left, right) = absorb(ab, cd.1, cd.0);
-        // The low bits of a product's low half and the high bits of its high half are
-        // biased; both parts of the print are folded out of the whole state instead.
+        // The low bits of a product's low half and the high bits of its high half are biased; so both parts of the
+        // fingerprint are folded from the whole state.
         Fingerprint {
             hash: fold(left ^ PI[8], right ^ PI[9]),
             check: fold(left.wrapping_add(right.rotate_left(32)), PI[10]) as u32,
@@ -112,13 +109,13 @@ impl Fingerprint {
     }
 }
 
-/// Hash of a frame: as good for the low bits as for the high ones of either word.
+/// Hash of a frame: equally good for the low and the high bits of either word.
 #[inline]
 pub(super) fn of_frame((a, b): FrameWords) -> u64 {
     fold(a ^ PI[0], b ^ PI[1])
 }
 
-/// Hash of a node's place: its parent and its frame.
+/// Hash of a node's key: its parent and its frame.
 #[inline]
 pub(super) fn of_place(parent: u32, frame: u32) -> u64 {
     fold((u64::from(parent) << 32 | u64::from(frame)) ^ PI[4], PI[5])
@@ -135,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_before_a_step_follows_from_what_is_behind_it() {
+    fn the_previous_state_follows_from_the_next_one() {
         let mut lane = (PI[0], PI[1]);
         for step in 0..100_000_u64 {
             // Addresses, small numbers, zeros, all bits.

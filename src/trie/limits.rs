@@ -1,29 +1,28 @@
-//! How much a trie holds, and what a frame is to it.
+//! Limits of a trie, and the representation of frames.
 
 use std::fmt;
 
-/// Most nodes of a trie, the top included: 200 MB of nodes. Their leaves and indexes take
-/// 70 MB beside them when one node in ten is a leaf, 740 MB when every one is.
+/// Limit on nodes of a trie, including the top: 200 MB of nodes. Their leaves and indexes take another 70 MB if
+/// one node in ten is a leaf, 740 MB if every one is.
 pub const MAX_NODES: usize = 1 << 24;
 
-/// Most distinct frames of a trie: about 110 MB, and as many symbol look-ups.
+/// Limit on distinct frames of a trie: about 110 MB, and as many symbol look-ups.
 pub const MAX_FRAMES: usize = 1 << 22;
 
-/// A frame in two words, which are hashed and compared at once.
+/// A frame as two words, which are hashed and compared together.
 pub type FrameWords = (u64, u64);
 
-/// A stack was refused because a table has reached its limit. The trie is as it was
-/// before, and stacks that it knows still count.
+/// A stack was refused because a table has reached its limit. The trie is unchanged, and known stacks still count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Full {
-    /// The stack needs more nodes than [`MAX_NODES`] leaves.
+    /// The stack needs more nodes than [`MAX_NODES`] allows.
     Nodes,
-    /// The stack needs more frames than [`MAX_FRAMES`] leaves.
+    /// The stack needs more frames than [`MAX_FRAMES`] allows.
     Frames,
 }
 
 impl Full {
-    /// Words for the summary's list of what was lost.
+    /// Text for the summary's list of losses.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {

@@ -1,10 +1,9 @@
 //! The hashed call-stack trie: one node per distinct (parent, frame), counts on the node.
 //!
-//! Memory grows with distinct stacks, not with time. A stack seen before is found by
-//! one hash of the whole stack and costs no walk; a new one costs only the part below
-//! what it shares with the new one before it. Input: frames, root first or leaf
-//! first, and weights. Output: stacks in an order that depends on nothing but the
-//! stacks. No strings, no OS, no clock, no randomness.
+//! Memory grows with distinct stacks, not with time. A known stack is found by one hash of the whole stack,
+//! without a walk; a new one costs only the part that it does not share with the previous new stack. Input:
+//! frames, root first or leaf first, and weights. Output: stacks in an order that depends only on the stacks. No
+//! strings, no OS, no clock, no randomness.
 
 mod children;
 mod fingerprint;
@@ -31,21 +30,21 @@ pub struct NodeId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u32);
 
-/// A frame as a trie tells it apart. What it stands for is the business of whoever makes the trie.
+/// Identity of a frame. The creator of the trie defines its meaning.
 pub trait Key: Copy + Ord {
-    /// All of it, as it is kept: two frames that differ have other words.
+    /// The complete key as stored: different frames have different words.
     fn words(self) -> FrameWords;
 
-    /// The frame of such words.
+    /// The frame with these words.
     fn of(words: FrameWords) -> Self;
 }
 
-/// A key of stacks that are given whole: a head, then a word for each frame below it.
+/// A key for stacks that are inserted whole: a head, then a word for each frame below it.
 pub trait Stacked: Key {
-    /// What stands above the words, and what all of them are in.
+    /// The outermost frame and the address space of the words.
     type Head: Copy;
 
-    /// A word: what stands for a frame, told apart by its 64 bits.
+    /// A frame below the head, identified by its 64 bits.
     type Word: Copy + Eq + Into<u64>;
 
     /// The outermost frame.
@@ -54,25 +53,25 @@ pub trait Stacked: Key {
     /// The frame of a word.
     fn word(head: Self::Head, word: Self::Word) -> Self;
 
-    /// All of a head, in 64 bits: two heads that differ have other bits.
+    /// The complete head in 64 bits: different heads have different bits.
     fn bits(head: Self::Head) -> u64;
 }
 
-/// The last stack that was new, with the nodes along it: the next new one is mostly
-/// the same thread a little later, and shares the outer part.
+/// The last new stack, with its nodes: the next new stack is mostly from the same thread a little later, and
+/// shares the outer part.
 #[derive(Clone, Default)]
 struct LastNew {
     /// The bits of its head.
     head: u64,
     leaf_first: Vec<u64>,
-    /// The head's node, then one node a word, outermost first; empty: no such stack.
+    /// The head's node, then one node per word, outermost first; empty: no such stack.
     nodes: Vec<u32>,
 }
 
 /// The trie.
 #[derive(Clone)]
 pub struct Trie<K> {
-    /// In front of everything: whole stack to leaf.
+    /// Whole stack to leaf; looked up first.
     leaves: LeafTable,
     nodes: NodeTable,
     frames: FrameTable,
@@ -89,8 +88,8 @@ impl<K: Key> Trie<K> {
         Trie::with_limits(MAX_NODES, MAX_FRAMES)
     }
 
-    /// An empty trie with lower limits; higher ones than [`MAX_NODES`] and [`MAX_FRAMES`]
-    /// are lowered to them. The top is a node and always fits.
+    /// An empty trie with lower limits; limits above [`MAX_NODES`] and [`MAX_FRAMES`] are clamped. The top is a
+    /// node and always fits.
     #[must_use]
     pub fn with_limits(nodes_max: usize, frames_max: usize) -> Trie<K> {
         Trie {
@@ -104,8 +103,7 @@ impl<K: Key> Trie<K> {
         }
     }
 
-    /// Counts a path of frames, root first, as a merge or an import has it. An empty path
-    /// counts on the top.
+    /// Counts a path of frames, root first, for merges and imports. An empty path counts on the top.
     ///
     /// # Errors
     /// [`Full`] if the path is new and does not fit.
@@ -115,8 +113,8 @@ impl<K: Key> Trie<K> {
         Ok(leaf)
     }
 
-    /// The one child of a node with a frame, made if need be; `NodeId(0)` is the top. For
-    /// readers that find a stack by what it shares with the one before it.
+    /// The child of a node with a frame, added if missing; `NodeId(0)` is the top. For readers that find a stack
+    /// by its common prefix with the previous one.
     ///
     /// # Errors
     /// [`Full`] if it is new and does not fit.
@@ -124,8 +122,8 @@ impl<K: Key> Trie<K> {
         self.child(parent.0, frame.words()).map(NodeId)
     }
 
-    /// Adds weight to a known leaf, as for a sleeping thread whose stack is taken again.
-    /// Does nothing for a node that this trie does not have.
+    /// Adds weight to a known leaf, for a sleeping thread with an unchanged stack. Does nothing for a node that
+    /// this trie does not have.
     #[inline]
     pub fn add(&mut self, node: NodeId, weight: u64) {
         if weight == 0 {
@@ -141,11 +139,11 @@ impl<K: Key> Trie<K> {
     /// Adds all stacks of another trie. Any order of merges gives the same stacks and counts.
     ///
     /// # Errors
-    /// [`Full`] if a node did not fit (the last limit met). Everything else is merged:
-    /// the weight that was lost is what [`total`](Trie::total) did not grow by.
+    /// [`Full`] if a node did not fit (the last limit met). Everything else is merged: the lost weight is missing
+    /// from [`total`](Trie::total).
     pub fn merge(&mut self, other: &Trie<K>) -> Result<(), Full> {
         let mut merged = Ok(());
-        // Other's nodes to ours; `None` where a node was refused, and so all below it.
+        // The other trie's nodes to this one's; `None` for refused nodes and their descendants.
         let ours = other.map_nodes(Some(0), |_, frame, parent| {
             parent
                 .and_then(|parent| self.child(parent, frame.words()).map_err(|full| merged = Err(full)).ok())
@@ -158,19 +156,19 @@ impl<K: Key> Trie<K> {
         merged
     }
 
-    /// A frame by its number; `None` for a number that it does not have.
+    /// A frame by its number; `None` if it is out of range.
     #[must_use]
     pub fn frame(&self, frame: FrameId) -> Option<K> {
         self.frames.as_slice().get(frame.0 as usize).copied().map(K::of)
     }
 
-    /// A node's frame itself; `None` for the top.
+    /// A node's frame key; `None` for the top.
     #[must_use]
     pub fn key(&self, node: NodeId) -> Option<K> {
         self.frame_of(node).and_then(|frame| self.frame(frame))
     }
 
-    /// Number of distinct frames; their ids are the numbers below it.
+    /// Number of distinct frames; their ids are below it.
     #[must_use]
     pub fn frame_count(&self) -> usize {
         self.frames.len()
@@ -181,7 +179,7 @@ impl<K: Key> Trie<K> {
         self.frames.as_slice().iter().copied().map(K::of)
     }
 
-    /// Number of nodes, the top included; their ids are the numbers below it.
+    /// Number of nodes, including the top; their ids are below it.
     #[must_use]
     pub fn node_count(&self) -> usize {
         self.nodes.len()
@@ -199,9 +197,8 @@ impl<K: Key> Trie<K> {
         if node.0 == 0 { None } else { self.nodes.get(node.0).map(|node| FrameId(node.frame)) }
     }
 
-    /// Goes over all nodes but the top, callers before what they call: `map` gets a node, its
-    /// frame and what it gave for the node's caller, `top` for that of roots. All that it gave,
-    /// by node; `top` first.
+    /// Maps all nodes but the top, callers before callees: `map` gets a node, its frame and the result for the
+    /// node's caller, `top` for roots. Returns the results by node, `top` first.
     pub fn map_nodes<T>(&self, top: T, mut map: impl FnMut(NodeId, K, &T) -> T) -> Vec<T> {
         let Ok(mapped) =
             self.try_map_nodes(top, |node, frame, caller| Ok::<T, Infallible>(map(node, frame, caller)));
@@ -211,7 +208,7 @@ impl<K: Key> Trie<K> {
     /// [`map_nodes`](Trie::map_nodes) that ends at the first error.
     ///
     /// # Errors
-    /// What `map` gives.
+    /// The error of `map`.
     pub fn try_map_nodes<T, E>(
         &self,
         top: T,
@@ -219,7 +216,7 @@ impl<K: Key> Trie<K> {
     ) -> Result<Vec<T>, E> {
         let mut mapped = Vec::with_capacity(self.node_count());
         mapped.push(top);
-        // A node is made after its caller, so its number is higher.
+        // A node is added after its caller, so its number is higher.
         for (id, node) in (0..).zip(self.nodes.iter()).skip(1) {
             let caller = mapped.get(node.parent as usize);
             if let (Some(caller), Some(frame)) = (caller, self.frame(FrameId(node.frame))) {
@@ -243,19 +240,19 @@ impl<K: Key> Trie<K> {
         leaf.map_or(0, |leaf| leaf.count)
     }
 
-    /// Weight of all stacks.
+    /// Total weight of all stacks.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Number of different stacks with a weight.
+    /// Number of distinct stacks with a weight.
     #[must_use]
     pub fn distinct_stacks(&self) -> usize {
         self.distinct_stacks
     }
 
-    /// Bytes allocated for all tables, whether in use or not.
+    /// Bytes allocated for all tables, including unused capacity.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.leaves.memory_bytes()
@@ -265,16 +262,15 @@ impl<K: Key> Trie<K> {
             + self.last_new.nodes.capacity() * size_of::<u32>()
     }
 
-    /// Visits each stack that has a weight: its frames, root first, and the weight.
+    /// Visits each stack with a weight: its frames, root first, and the weight.
     ///
-    /// A stack comes before those it is the beginning of; siblings come in the order of
-    /// their frames. The order of insertion has no influence.
+    /// A stack precedes those that extend it; siblings are sorted by their frames. The order of insertion has no
+    /// influence.
     pub fn for_each_stack(&self, mut visit: impl FnMut(&[FrameId], u64)) {
         self.for_each_leaf(|_, frames, weight| visit(frames, weight));
     }
 
-    /// Visits each stack that has a weight as [`for_each_stack`](Trie::for_each_stack) does, with the node that it
-    /// ends at.
+    /// Like [`for_each_stack`](Trie::for_each_stack), with the last node of each stack.
     pub fn for_each_leaf(&self, visit: impl FnMut(NodeId, &[FrameId], u64)) {
         order::for_each_stack::<K>(
             self.frames.as_slice(),
@@ -284,8 +280,8 @@ impl<K: Key> Trie<K> {
         );
     }
 
-    /// Gives every weight another value: callers before what they call, siblings in the order of
-    /// their places; stacks whose frames have the same places follow each other.
+    /// Replaces every weight: callers before callees, siblings in the order of their places; stacks with equal
+    /// places are adjacent.
     pub fn recount<P: Ord>(&mut self, place: impl Fn(K) -> P, mut value: impl FnMut(u64) -> u64) {
         let mut recounted = Vec::with_capacity(self.distinct_stacks);
         order::by_place(self.frames.as_slice(), &self.nodes, place, |node| match self.count(node) {
@@ -301,8 +297,8 @@ impl<K: Key> Trie<K> {
         }
     }
 
-    /// The node that `frames` lead to from a node, made if need be; all nodes on the way
-    /// are appended to `path`. If they do not all fit, none is made.
+    /// The node at the end of `frames` below a node, added if missing; appends all nodes of the path to `path`. If
+    /// they do not all fit, none is added.
     fn extend(
         &mut self,
         from: u32,
@@ -320,7 +316,7 @@ impl<K: Key> Trie<K> {
             node = known;
             path.push(node);
         }
-        // Nothing below a missing node exists, so no node from here on needs a look-up.
+        // A missing node has no descendants, so the rest needs no look-up.
         self.nodes.reserve(frames.clone().count())?;
         let (first, frames_before) = (path.len(), self.frames.len());
         for frame in frames {
@@ -339,7 +335,7 @@ impl<K: Key> Trie<K> {
         Ok(NodeId(node))
     }
 
-    /// The number of a node's leaf, made if need be; `None` if there is no such node.
+    /// The number of a node's leaf, added if missing; `None` if there is no such node.
     #[inline]
     fn leaf(&mut self, node: u32) -> Option<u32> {
         let place = self.nodes.get_mut(node)?;
@@ -349,7 +345,7 @@ impl<K: Key> Trie<K> {
         Some(place.leaf)
     }
 
-    /// The one child of a node with a frame, made if need be.
+    /// The child of a node with a frame, added if missing.
     fn child(&mut self, parent: u32, frame: FrameWords) -> Result<u32, Full> {
         if let Some(known) = self.nodes.find(parent, frame, &self.frames) {
             return Ok(known);
@@ -363,8 +359,8 @@ impl<K: Key> Trie<K> {
 impl<K: Stacked> Trie<K> {
     /// Counts a stack: the head, then the words from last (outermost) to first (leaf).
     ///
-    /// Without words the head itself is the leaf. Weight 0 makes the stack known.
-    /// Two different stacks are taken for one with probability 2^-64 at most, mostly 2^-96.
+    /// Without words the head itself is the leaf. Weight 0 adds the stack without counting it. Two different
+    /// stacks are mistaken for one with probability 2^-64 at most, mostly 2^-96.
     ///
     /// # Errors
     /// [`Full`] if the stack is new and does not fit.
@@ -373,7 +369,7 @@ impl<K: Stacked> Trie<K> {
         let print = Fingerprint::of(K::bits(head), leaf_first);
         let leaf = match self.leaves.find(print) {
             Some(leaf) => {
-                // In place: a known stack touches its leaf and no node.
+                // Fast path: a known stack touches its leaf and no node.
                 self.distinct_stacks += usize::from(leaf.count == 0 && weight != 0);
                 self.total = self.total.saturating_add(weight);
                 leaf.count = leaf.count.saturating_add(weight);
@@ -389,11 +385,11 @@ impl<K: Stacked> Trie<K> {
         Ok(leaf)
     }
 
-    /// Makes a stack known that has no fingerprint in the table yet.
+    /// Adds a stack without a fingerprint in the table.
     #[cold]
     #[inline(never)]
     fn learn(&mut self, print: Fingerprint, head: K::Head, leaf_first: &[K::Word]) -> Result<NodeId, Full> {
-        // Taken out: if the stack is refused, nothing of it may stay behind here either.
+        // Taken out: a refused stack must leave nothing behind here either.
         let mut last = std::mem::take(&mut self.last_new);
         let mut shared = 0;
         if last.head == K::bits(head) && !last.nodes.is_empty() {

@@ -1,7 +1,7 @@
-//! The order in which stacks are read: by their frames from the root on, whoever came first.
+//! The order in which stacks are read: by their frames from the root, independent of insertion.
 //!
-//! Input: the tables. Output: each counted stack once, or each node. Memory is 12 bytes a node and
-//! the depth of one stack; walks have their own stack, because a target's may be deep.
+//! Input: the tables. Output: each counted stack once, or each node. Memory is 12 bytes a node and the depth of
+//! one stack; walks have an explicit stack, because a target's may be deep.
 
 use super::tables::NodeTable;
 use super::{FrameId, FrameWords, Key, NodeId};
@@ -13,7 +13,7 @@ pub(super) fn for_each_stack<K: Key>(
     mut visit: impl FnMut(NodeId, &[FrameId], u64),
 ) {
     let rank = ranks_by(frames, K::of);
-    // (parent, rank of the frame, node): sorted, the children of one node lie side by side in order.
+    // (parent, rank of the frame, node): after sorting, the children of a node are adjacent and in order.
     let mut children: Vec<(u32, u32, u32)> = Vec::with_capacity(nodes.len());
     for (id, node) in nodes.iter().enumerate().skip(1) {
         let rank = rank.get(node.frame as usize).copied().unwrap_or(u32::MAX);
@@ -25,7 +25,7 @@ pub(super) fn for_each_stack<K: Key>(
     if count(0) > 0 {
         visit(NodeId(0), &path, count(0));
     }
-    // The children still to visit of each node of the path.
+    // The unvisited children of each node of the path.
     let mut open = vec![of(&children, 0)];
     while let Some(siblings) = open.last_mut() {
         let Some((&(_, _, id), later)) = siblings.split_first() else {
@@ -44,8 +44,8 @@ pub(super) fn for_each_stack<K: Key>(
     }
 }
 
-/// All nodes, callers before what they call, in the order of the places of their frames. Stacks
-/// whose frames have the same places lie side by side, as if they were one.
+/// Visits all nodes, callers before callees, in the order of the places of their frames. Stacks with equal places
+/// are adjacent, as if they were one.
 pub(super) fn by_place<K: Key, P: Ord>(
     frames: &[FrameWords],
     nodes: &NodeTable,
@@ -58,7 +58,7 @@ pub(super) fn by_place<K: Key, P: Ord>(
         children.push((node.parent, rank.get(node.frame as usize).copied().unwrap_or(u32::MAX), id as u32));
     }
     children.sort_unstable();
-    // (depth, rank, node), what comes next last: the nodes of one place lie on top of each other.
+    // (depth, rank, node), next one last: nodes with equal places are adjacent.
     let mut open: Vec<(u32, u32, u32)> = vec![(0, 0, 0)];
     let mut same: Vec<u32> = Vec::new();
     while let Some((depth, rank, node)) = open.pop() {
@@ -78,7 +78,7 @@ pub(super) fn by_place<K: Key, P: Ord>(
     }
 }
 
-/// The rank of each frame's place; frames with the same place have the same rank.
+/// The rank of each frame's place; frames with equal places have equal ranks.
 fn ranks_by<P: Ord>(frames: &[FrameWords], place: impl Fn(FrameWords) -> P) -> Vec<u32> {
     let mut sorted: Vec<(P, u32)> = frames.iter().map(|frame| place(*frame)).zip(0..).collect();
     sorted.sort_unstable();

@@ -1,15 +1,15 @@
-//! The tables of the trie: frames by contents, nodes by place (parent and frame), leaves
-//! by the fingerprint of their whole stack.
+//! The tables of the trie: frames by content, nodes by key (parent and frame), leaves by the fingerprint of their
+//! whole stack.
 //!
-//! Each numbers what it holds from 0 without gaps and finds it again by a hash of what
-//! is stored, so the index beside it is four bytes an entry. Limits are theirs to keep.
+//! Each numbers its entries from 0 without gaps and finds them by a hash of the stored content, so its index is
+//! four bytes an entry. The tables enforce the limits.
 
 use hashbrown::HashTable;
 
 use super::fingerprint::{Fingerprint, of_frame, of_place};
 use super::limits::{FrameWords, Full};
 
-/// Frames, each once, in order of first use.
+/// Distinct frames, in order of first use.
 #[derive(Clone)]
 pub(super) struct FrameTable {
     frames: Vec<FrameWords>,
@@ -40,7 +40,7 @@ impl FrameTable {
             .copied()
     }
 
-    /// The number of a frame, which is known from now on.
+    /// The number of a frame, which is added if it is new.
     #[inline]
     pub(super) fn intern(&mut self, frame: FrameWords) -> Result<u32, Full> {
         if let Some(id) = self.find(frame) {
@@ -58,7 +58,7 @@ impl FrameTable {
         Ok(id)
     }
 
-    /// Forgets the frames from number `len` on; no node may have them.
+    /// Removes the frames from number `len` on; no node may refer to them.
     pub(super) fn truncate(&mut self, len: usize) {
         for (id, &frame) in self.frames.iter().enumerate().skip(len) {
             if let Ok(entry) = self.index.find_entry(of_frame(frame), |&known| known as usize == id) {
@@ -73,8 +73,8 @@ impl FrameTable {
     }
 }
 
-/// A node. Its children are not in it: they are found by their place. Its count is not
-/// either: most nodes are nobody's leaf, and counts that lie together stay in the cache.
+/// A node. Children are found by their key. Counts are in the leaves: most nodes are no leaf, and adjacent counts
+/// stay in the cache.
 #[derive(Clone, Copy)]
 pub(super) struct Node {
     pub(super) parent: u32,
@@ -85,7 +85,7 @@ pub(super) struct Node {
 
 const _: () = assert!(size_of::<Node>() == 12, "nodes are most of the trie's memory");
 
-/// No number: the frame of the top, the leaf of a node where no stack ends.
+/// No number: the frame of the top, or the leaf of a node where no stack ends.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// log2 of the nodes in one chunk: 48 KiB.
@@ -94,9 +94,9 @@ const CHUNK: usize = 1 << CHUNK_BITS;
 
 /// Nodes in chunks that never move: growing neither copies the nodes nor doubles their memory.
 ///
-/// A new stack's nodes are made one after the other, so a node's first child is nearly
-/// always the node after it. Those are found by looking there; only the others are in
-/// the index. That is one node a stack, and a walk along them reads memory in order.
+/// The nodes of a new stack are added one after the other, so a node's first child is nearly always the next node.
+/// That one is found without the index, which contains only the others: one node per stack. A walk along the stack
+/// reads memory in order.
 #[derive(Clone)]
 pub(super) struct NodeTable {
     chunks: Vec<Vec<Node>>,
@@ -106,7 +106,7 @@ pub(super) struct NodeTable {
 }
 
 impl NodeTable {
-    /// A table with only the top in it, for at most `limit` nodes (the top is one).
+    /// A table that contains only the top, for at most `limit` nodes including the top.
     pub(super) fn new(limit: usize) -> NodeTable {
         let top = Node { parent: NONE, frame: NONE, leaf: NONE };
         NodeTable { chunks: vec![vec![top]], len: 1, index: HashTable::new(), limit }
@@ -131,7 +131,7 @@ impl NodeTable {
         self.chunks.iter().flatten()
     }
 
-    /// The child of a node with a frame. The frame's number is looked up only if need be.
+    /// The child of a node with a frame. The frame's number is looked up only if the next node does not match.
     #[inline]
     pub(super) fn find(&self, parent: u32, frame: FrameWords, frames: &FrameTable) -> Option<u32> {
         let after = parent.wrapping_add(1);
@@ -157,7 +157,7 @@ impl NodeTable {
         let id = self.len as u32;
         let node = Node { parent, frame, leaf: NONE };
         match self.chunks.last_mut() {
-            // The first chunk grows as a vector does, so that a small trie stays small.
+            // The first chunk grows like a vector, so that a small trie stays small.
             Some(chunk) if chunk.len() < CHUNK => chunk.push(node),
             _ => {
                 let mut chunk = Vec::with_capacity(CHUNK);
@@ -188,7 +188,7 @@ fn get(chunks: &[Vec<Node>], id: u32) -> Option<&Node> {
     chunks.get((id >> CHUNK_BITS) as usize)?.get(id as usize % CHUNK)
 }
 
-/// A node where stacks end: all that a stack seen again needs, in one place.
+/// A node where stacks end: all data that a repeated stack needs, in one place.
 #[derive(Clone, Copy)]
 pub(super) struct Leaf {
     hash: u64,
@@ -203,7 +203,7 @@ const _: () = assert!(size_of::<Leaf>() == 24, "a known stack touches one of the
 #[derive(Clone, Default)]
 pub(super) struct LeafTable {
     leaves: Vec<Leaf>,
-    /// Only leaves whose whole stack has a fingerprint; those of imports and merges have none.
+    /// Only leaves with a fingerprint of their whole stack; those of imports and merges have none.
     index: HashTable<u32>,
 }
 
@@ -235,7 +235,7 @@ impl LeafTable {
         self.leaves.len() as u32 - 1
     }
 
-    /// Lets a leaf be found by its whole stack, which is not known yet.
+    /// Adds a leaf to the index by the fingerprint of its whole stack.
     pub(super) fn name(&mut self, id: u32, print: Fingerprint) {
         let Some(leaf) = self.leaves.get_mut(id as usize) else { return };
         leaf.hash = print.hash;

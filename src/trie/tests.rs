@@ -1,4 +1,4 @@
-//! The trie against what it must equal: small tries by hand, large ones by a plain map.
+//! Compares the trie with expected content: small tries by hand, large ones with a plain map.
 
 #![allow(clippy::print_stderr)]
 
@@ -23,7 +23,7 @@ impl Random {
     }
 }
 
-/// Prints the seed of a test that fails.
+/// Prints the seed of a failing test.
 struct ShowSeed(u64);
 
 impl Drop for ShowSeed {
@@ -80,7 +80,7 @@ fn code(space: u32, address: u64) -> Frame {
     Frame::Code { space, address }
 }
 
-/// The same path as `Trie::insert` makes of its arguments.
+/// The path that `Trie::insert` creates for these arguments.
 fn path(root: u32, space: u32, leaf_first: &[u64]) -> Vec<Frame> {
     let codes = leaf_first.iter().rev().map(|&address| code(space, address));
     std::iter::once(Frame::Root(root)).chain(codes).collect()
@@ -95,7 +95,7 @@ fn stacks(trie: &Trie) -> Vec<(Vec<Frame>, u64)> {
     all
 }
 
-/// Everything the trie says about itself that the stacks decide.
+/// Checks every property of the trie that depends on the stacks.
 #[track_caller]
 fn check_against(trie: &Trie, expected: &HashMap<Vec<Frame>, u64>) {
     let sorted: BTreeMap<_, _> = expected.iter().filter(|(_, count)| **count > 0).collect();
@@ -122,7 +122,7 @@ fn check_against(trie: &Trie, expected: &HashMap<Vec<Frame>, u64>) {
     }
 }
 
-/// A stack from a small world, so that prefixes, recursion and repetitions are frequent.
+/// A stack from few addresses, so that prefixes, recursion and repetitions are frequent.
 fn random_stack(random: &mut Random) -> (u32, u32, Vec<u64>) {
     let depth = random.below(12);
     let mut addresses: Vec<u64> = (0..depth).map(|_| 0x1000 + random.below(3) as u64).collect();
@@ -213,7 +213,7 @@ fn merges_are_unions_in_any_order() {
                 union.merge(&parts[index]).expect("fits");
             }
             check_against(&union, &map);
-            // What was merged is found again by whole stacks.
+            // Merged stacks are found again by their whole stack.
             let (root, space, addresses) = random_stack(&mut random);
             let known = map.get(&path(root, space, &addresses)).copied().unwrap_or(0);
             let leaf = union.insert((root, space), &addresses, 1).expect("fits");
@@ -223,7 +223,7 @@ fn merges_are_unions_in_any_order() {
 }
 
 #[test]
-fn the_order_of_insertion_does_not_show() {
+fn the_order_of_insertion_has_no_influence() {
     let mut random = Random(9);
     let mut samples: Vec<_> = (0..500).map(|_| random_stack(&mut random)).collect();
     let mut seen = None;
@@ -279,7 +279,7 @@ fn frames_of_a_refused_stack_are_forgotten() {
 }
 
 #[test]
-fn a_merge_keeps_what_fits() {
+fn a_merge_keeps_everything_that_fits() {
     let mut other = Trie::new();
     other.insert((0, 0), &[2, 1], 5).expect("fits");
     other.insert((0, 0), &[4, 3, 1], 7).expect("fits");
@@ -290,7 +290,7 @@ fn a_merge_keeps_what_fits() {
 }
 
 #[test]
-fn tiny_limits_leave_the_top() {
+fn tiny_limits_leave_only_the_top() {
     let mut trie = Trie::with_limits(0, 0);
     assert_eq!(trie.insert((0, 0), &[1], 1), Err(Full::Nodes));
     assert_eq!(trie.insert_path(&[], 3), Ok(NodeId(0)));
@@ -298,7 +298,7 @@ fn tiny_limits_leave_the_top() {
 }
 
 #[test]
-fn deep_stacks_need_no_deep_recursion() {
+fn deep_stacks_need_no_recursion() {
     const DEPTH: u64 = 65_536;
     let mut trie = Trie::new();
     let recursion: Vec<u64> = vec![0x1000; DEPTH as usize];
@@ -331,7 +331,7 @@ fn counts_saturate() {
 }
 
 #[test]
-fn numbers_of_another_trie_do_no_harm() {
+fn numbers_of_another_trie_are_harmless() {
     let mut trie = Trie::new();
     for id in [1, 4096, u32::MAX] {
         trie.add(NodeId(id), 1);
@@ -356,10 +356,10 @@ fn a_known_stack_takes_no_memory() {
     }
 }
 
-/// A million stacks that differ as little as stacks can.
+/// A million stacks with minimal differences.
 fn similar_stacks(mut visit: impl FnMut(u32, u32, &[u64])) {
     let mut random = Random(11);
-    // Single bits of every word, of the root and of the space, at every length: odd ends too.
+    // Single bits of every word, of the root and of the space, at every length, including odd ends.
     for depth in 0..=50 {
         let mut stack: Vec<u64> =
             (0..depth).map(|_| 0x5581_2c40_0000 + random.below(4 << 20) as u64).collect();
@@ -394,7 +394,7 @@ fn similar_stacks(mut visit: impl FnMut(u32, u32, &[u64])) {
         stack.rotate_left(1);
         visit(12, 2, &stack);
     }
-    // All orders of nine words, in two lanes' reach of each other (Heap's algorithm).
+    // All orders of nine words, across two lanes (Heap's algorithm).
     let mut nine: Vec<u64> = (0..9).map(|word| 0x7f00_0000_1000 + 16 * word).collect();
     let mut cursor = [0; 9];
     visit(13, 0, &nine);
@@ -420,8 +420,8 @@ fn similar_stacks(mut visit: impl FnMut(u32, u32, &[u64])) {
     for pair in 0..600_000 {
         visit(16, 0, &[pair % 775, pair / 775, 0x1000]);
     }
-    // Different functions below the same deep recursion: of one function, of two in turns, of code at
-    // addresses and of frames that a saved profile numbers.
+    // Different functions below the same deep recursion: of one function, of two alternating ones, of code
+    // addresses and of frame numbers from a saved profile.
     let mut deep = [0; 1026];
     for (kind, again) in
         (17..).zip([[3, 3], [3, 4], [0x5555_5555_61d0; 2], [0x7fff_f7a1_0c33, 0x5555_5555_61d0]])
@@ -447,7 +447,7 @@ fn similar_stacks_have_different_fingerprints() {
         values.len()
     };
     assert_eq!(distinct(prints.iter().map(|print| print.hash).collect()), prints.len());
-    // Any 32 bits alone collide as often as random numbers do: n^2 / 2^33 pairs.
+    // Any 32 bits alone collide as often as random numbers: n^2 / 2^33 pairs.
     let expected = (prints.len() as f64).powi(2) / (1u64 << 33) as f64;
     let checks: Vec<u64> = prints.iter().map(|print| u64::from(print.check)).collect();
     let low: Vec<u64> = prints.iter().map(|print| print.hash & 0xffff_ffff).collect();
@@ -459,7 +459,7 @@ fn similar_stacks_have_different_fingerprints() {
             "{name}: {collisions} collisions, {expected:.0} expected"
         );
     }
-    // Hash and check know different things: equal checks do not come with near hashes.
+    // Hash and check are independent: equal checks do not imply similar hashes.
     let mut both: Vec<u64> =
         prints.iter().map(|print| u64::from(print.check) << 32 | print.hash >> 32).collect();
     both.sort_unstable();
@@ -468,9 +468,9 @@ fn similar_stacks_have_different_fingerprints() {
 }
 
 #[test]
-fn recounting_takes_stacks_of_the_same_places_for_one_and_leaves_no_old_weight() {
+fn recounting_merges_stacks_of_equal_places_and_drops_old_weights() {
     let mut trie = Trie::new();
-    // Two spaces, which are no part of a place, and roots from the last to the first.
+    // Two spaces, which are not part of a place, and roots in reverse order.
     trie.insert((1, 0), &[3, 1], 30).expect("fits");
     trie.insert((0, 0), &[9], 20).expect("fits");
     trie.insert((1, 1), &[2, 1], 40).expect("fits");
@@ -486,7 +486,7 @@ fn recounting_takes_stacks_of_the_same_places_for_one_and_leaves_no_old_weight()
         seen.push(weight);
         weight / 20
     });
-    // Those of the same places in either order.
+    // Stacks of equal places in either order.
     seen[2..4].sort_unstable();
     assert_eq!(seen, [10, 40, 30, 31, 5, 20]);
     assert_eq!((trie.total(), trie.distinct_stacks()), (2 + 1 + 1 + 1, 4));

@@ -1,5 +1,5 @@
-//! The code of a target, as the walker reads it. Input: addresses; output: bytes of code, unwind information, bounds of
-//! functions. Implemented for images and JIT code by `images`.
+//! The walker's interface to the code of a target. Input: addresses; output: bytes of code, unwind information,
+//! bounds of functions. Implemented for images and JIT code by `images`.
 
 use std::ops::Range;
 
@@ -7,155 +7,156 @@ use super::glance::Glance;
 use crate::addr::Avma;
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 
-/// What is known about the compiler of code.
+/// Properties of code that depend on its compiler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CodeTraits {
-    /// It is JIT code, which may be replaced at any time.
+    /// JIT code, which may be replaced at any time.
     pub is_jit: bool,
-    /// It belongs to a runtime (V8) that walks its own frames by their records, so that each function
-    /// that has called another keeps a record.
+    /// Code of a runtime (V8) that walks its own frame records, so that every function that has called another has
+    /// one.
     pub keeps_frame_records: bool,
-    /// It is code of HotSpot, which keeps a header in front of each piece of code, and whose interpreter pushes return
+    /// Code of HotSpot, which has a header before each piece of code, and an interpreter that pushes return
     /// addresses instead of calling.
     pub has_hotspot_headers: bool,
 }
 
-/// The walk needs the bytes of JIT code at this address, which have not been read yet. The caller reads them and walks
-/// the same stack again.
+/// The walk needs the bytes of JIT code at this address, which have not been read. The caller reads them and
+/// repeats the walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NeedsBytes(pub Avma);
 
-/// The part of a file that code is mapped from. Where it is equal in two processes, so is the code from the first
-/// address of the mapping to the last, and all that images know about it, except the address that it begins at.
+/// A file mapping. If it is equal in two processes, so is the code between its first and last address, with all
+/// facts of images about it, except the start address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilePlace {
-    /// A number for the file as it was when it was mapped.
+    /// Number of the file in the version that was mapped.
     pub image: u32,
-    /// Where the mapping begins in the file.
+    /// File offset of the mapping.
     pub file_offset: u64,
     /// The addresses of the mapping.
     pub mapped: Range<Avma>,
 }
 
-/// The code of the target, as far as its images are known.
+/// The known code of the target.
 ///
 /// # JIT code
-/// Bytes of JIT code are read when a walk first needs them, and may change later. So whoever implements this keeps
-/// a record of each look-up, which is what the walker learns about one address:
+/// Bytes of JIT code are read when a walk first needs them, and may change later. So implementations record each
+/// look-up, the unit in which the walker learns about an address:
 ///
-/// - [`Code::code`] returns `None` for bytes that have not been read, and remembers the first such address. What the walk
-///   finds afterwards is discarded: [`Code::is_interrupted`] lets it stop early, and [`unwind`](super::unwind) returns
-///   [`NeedsBytes`] with [`Code::missing_bytes`].
-/// - Bytes that were returned are dependencies of the look-up; [`Code::note_search`] and [`Code::note_dependency`] add
-///   others. [`Code::commit_dependencies`] ends the look-up: its result may be cached if all bytes were there.
-/// - [`Code::may_follow`] refuses look-ups in JIT code when the walk has used up its budget.
+/// - [`Code::code`] returns `None` for bytes that have not been read, and records the first of these addresses.
+///   The result of the walk is void: [`Code::is_interrupted`] lets it stop early, and [`unwind`](super::unwind)
+///   returns [`NeedsBytes`] with [`Code::missing_bytes`].
+/// - Returned bytes are dependencies of the look-up; [`Code::note_search`] and [`Code::note_dependency`] add
+///   others. [`Code::commit_dependencies`] ends the look-up: its result may be cached if no bytes were missing.
+/// - [`Code::may_follow`] refuses look-ups in JIT code after the walk has spent its budget.
 ///
 /// `code` does not return an error itself: see `docs/decisions/jit-code.md`.
 pub trait Code {
-    /// Whether an address is known to be in executable memory. Other words are no return addresses.
+    /// Whether an address is known to be in executable memory. Other words cannot be return addresses.
     fn is_code(&self, at: Avma) -> bool;
 
     /// The bytes from `at` to the end of the mapped code; `None` outside known images, and for JIT code that was not
     /// read.
     fn code(&self, at: Avma) -> Option<&[u8]>;
 
-    /// The first bytes of the code at an address. For JIT code they may be as old as cached results may be, and they are
-    /// not a dependency.
+    /// The first bytes of the code at an address. For JIT code they may be as old as cached results, and are no
+    /// dependency.
     fn glance(&self, at: Avma) -> Glance {
         self.code(at).map(Glance::of).unwrap_or_default()
     }
 
-    /// What is known about the compiler of the code at an address.
+    /// Properties of the code at an address.
     fn traits(&self, _at: Avma) -> CodeTraits {
         CodeTraits::default()
     }
 
-    /// The mapping of a file that an address is in; `None` for code that is in memory only.
+    /// The file mapping that contains an address; `None` for code in memory only.
     fn file_place(&self, _at: Avma) -> Option<FilePlace> {
         None
     }
 
-    /// Notes that this look-up uses a cached result that depends on code between two addresses, the last included.
+    /// Records that this look-up uses a cached result that depends on the code between two addresses, inclusive.
     fn note_dependency(&self, _first: Avma, _last: Avma) {}
 
-    /// Notes that all bytes between two addresses were examined. (From the bytes that [`Code::code`] returns, other
-    /// look-ups examine 4 KiB at most, and mostly one instruction.)
+    /// Records that all bytes between two addresses were examined. (Other look-ups examine at most 4 KiB of the
+    /// bytes that [`Code::code`] returns, and mostly one instruction.)
     fn note_search(&self, _from: Avma, _to: Avma) {}
 
-    /// Ends a look-up: records that what was learned about an address depends on the bytes that were returned since the
-    /// last call. Returns false if bytes were missing: then the result must not be cached.
+    /// Ends a look-up: records that its result depends on the bytes returned since the last call. Returns false if
+    /// bytes were missing: then the result must not be cached.
     fn commit_dependencies(&self, _lookup: Avma) -> bool {
         true
     }
 
-    /// The bytes that the walk lacked and that can be read.
+    /// The readable bytes that the walk lacked.
     fn missing_bytes(&self) -> Option<NeedsBytes> {
         None
     }
 
-    /// Whether bytes were missing or a look-up was refused, so that whatever the walk still finds is discarded.
+    /// Whether bytes were missing or a look-up was refused, so that the rest of the walk is void.
     fn is_interrupted(&self) -> bool {
         false
     }
 
-    /// Whether the budget of this walk allows following the code at a look-up address that nothing is cached for. If not,
-    /// nothing is learned about the address.
+    /// Whether the walk's budget allows following the code at an uncached look-up address. If not, nothing is
+    /// learned about the address.
     fn may_follow(&self, _lookup: Avma) -> bool {
         true
     }
 
-    /// The row of unwind information at a look-up address, for the processor of its image; `None` where there is none.
+    /// The row of unwind information at a look-up address, for the processor of its image; `None` if there is
+    /// none.
     fn row(&self, _lookup: Avma) -> Option<AnyRow> {
         None
     }
 
-    /// The row at the instruction `pc` of an epilogue, where unwind information leaves these to the
-    /// instructions (PE); `None` where [`Code::row`] is right.
+    /// The row at the instruction `pc` of an epilogue, if unwind information does not describe epilogues (PE);
+    /// `None` if [`Code::row`] applies.
     fn row_in_epilogue(&self, _pc: Avma) -> Option<Row> {
         None
     }
 
-    /// Whether code of 32-bit Arm at an address is T32 and not A32; `None` where that is unknown.
+    /// Whether 32-bit Arm code at an address is T32 rather than A32; `None` if unknown.
     fn is_t32(&self, _pc: Avma) -> Option<bool> {
         None
     }
 
-    /// The entry of the tables of 32-bit Arm's exception handling ABI that a look-up address is in, and
-    /// where its function begins and ends, without the bit of T32; `None` where there is none.
+    /// The entry of the Arm exception handling ABI's tables for a look-up address, and the bounds of its function
+    /// without the T32 bit; `None` if there is none.
     fn exidx(&self, _lookup: Avma) -> Option<(Range<Avma>, TableSays)> {
         None
     }
 
-    /// Whether the image at a look-up address has unwind information for any of its
-    /// functions. Then one that has none is an exception, which may not keep a frame record.
+    /// Whether the image at a look-up address has unwind information for any function. If so, a function without
+    /// it is an exception, and may not keep a frame record.
     fn describes_frames(&self, _lookup: Avma) -> bool {
         false
     }
 
-    /// The unwind information of a Mach-O image for the body of the function at a look-up address; `None` where there
+    /// The unwind information of a Mach-O image for the body of the function at a look-up address; `None` if there
     /// is none.
     fn body(&self, _lookup: Avma) -> Option<Body> {
         None
     }
 
-    /// Whether threads begin to run in the Mach-O image at a look-up address; `None` in other images, where threads may
-    /// begin anywhere.
+    /// Whether threads start in the Mach-O image at a look-up address; `None` in other images, where threads may
+    /// start anywhere.
     fn begins_threads(&self, _lookup: Avma) -> Option<bool> {
         None
     }
 
-    /// Where the image that `pc` is in begins to run, if it says so.
+    /// The entry point of the image that contains `pc`, if it has one.
     fn entry(&self, _pc: Avma) -> Option<Avma> {
         None
     }
 
-    /// The bounds of the function at a look-up address as unwind information has them, a part that was
-    /// split off by itself; `None` where there is none.
+    /// The bounds of the function at a look-up address by unwind information, with split-off parts as separate
+    /// functions; `None` if there is none.
     fn described_function(&self, _lookup: Avma) -> Option<Range<Avma>> {
         None
     }
 
-    /// The bounds of the function at `pc`; `None` where they are not known.
+    /// The bounds of the function at `pc`; `None` if unknown.
     fn function(&self, _pc: Avma) -> Option<Range<Avma>> {
         None
     }

@@ -1,7 +1,7 @@
-//! DWARF expressions of unwind information: bytes, registers and the copied stack in, a
-//! number out. Bounded: a fixed stack, and a fixed number of operations.
+//! DWARF expressions of unwind information. Input: bytes, registers and the copied stack; output: a number.
+//! Bounded: a fixed stack, and a limit on operations.
 //!
-//! Source: DWARF 5, 2.5 and 7.7.1. Only what call frame information may contain (6.4.2).
+//! Source: DWARF 5, 2.5 and 7.7.1. Only operations allowed in call frame information (6.4.2).
 
 use std::marker::PhantomData;
 
@@ -11,18 +11,18 @@ use crate::addr::Avma;
 use crate::leb128::Leb128;
 use crate::walk::Input;
 
-/// Deepest stack of values.
+/// Limit on the depth of the value stack.
 const VALUES_MAX: usize = 32;
-/// Most operations of one evaluation: a branch backwards may repeat them for ever.
+/// Limit on operations of one evaluation: a backward branch may loop forever.
 const OPERATIONS_MAX: usize = 256;
 
-/// What an expression reads.
+/// The inputs of an expression.
 pub(super) struct Machine<'a, W: Word> {
-    /// What addresses are kept in.
+    /// The address type.
     pub word: PhantomData<W>,
     /// Registers by DWARF number; the last is the program counter.
     pub registers: &'a [u64],
-    /// Lowest address that the frame may keep a word at: below lie its callees.
+    /// Lowest address where the frame may have a word: its callees are below.
     pub lowest: Avma,
     pub input: &'a Input<'a>,
 }
@@ -49,11 +49,11 @@ impl Values {
 }
 
 impl<W: Word> Machine<'_, W> {
-    /// The value of an expression that begins with `initial` on its stack.
+    /// Evaluates an expression with `initial` on its stack.
     ///
     /// # Errors
-    /// [`Failure::OutsideCopy`] for memory of the stack above what was copied;
-    /// [`Failure::Refused`] for other memory, an operation that is not known, and damaged bytes.
+    /// [`Failure::OutsideCopy`] for stack memory above the copied bytes; [`Failure::Refused`] for other memory,
+    /// unknown operations and malformed expressions.
     pub(super) fn evaluate(&self, code: &[u8], initial: Option<u64>) -> Result<u64, Failure> {
         let mut values = Values { values: [0; VALUES_MAX], len: 0 };
         if let Some(initial) = initial {
@@ -81,7 +81,7 @@ impl<W: Word> Machine<'_, W> {
         values.push(word).ok_or(Failure::Refused)
     }
 
-    /// Executes the operation at `at`; returns where the next one is.
+    /// Executes the operation at `at`; returns the offset of the next one.
     fn operation(&self, code: &[u8], at: usize, values: &mut Values) -> Option<usize> {
         let mut operands = Operands { code, at: at + 1 };
         let register = |number: u64| self.registers.get(usize::try_from(number).ok()?).copied();
@@ -211,7 +211,7 @@ impl Operands<'_> {
         self.leb().map(|number| number.signed().cast_unsigned())
     }
 
-    /// A LEB128 number, which may be padded to more bytes than 64 bits take.
+    /// A LEB128 number, which may be padded beyond the bytes of 64 bits.
     fn leb(&mut self) -> Option<Leb128> {
         let mut rest = self.code.get(self.at..)?.iter();
         let number = Leb128::read(&mut rest.by_ref().copied(), 11)?;
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_frame_without_callees_has_words_below_the_stack_pointer() {
+    fn only_a_leaf_has_words_below_the_stack_pointer() {
         // sha512_block_data_order_avx2 of OpenSSL: breg7 -8; deref; plus_uconst 8
         let row = [0x77, 0x78, 0x06, 0x23, 8];
         assert_eq!(evaluate(&row, None, 0x1000 - 128), Ok(0x333b));
@@ -260,14 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn a_word_above_the_copy_is_told_from_one_that_is_not_on_the_stack() {
+    fn a_word_above_the_copy_is_distinguished_from_one_off_the_stack() {
         // breg6 N; deref, of realigned frames
         assert_eq!(evaluate(&[0x76, 0x08, 0x06], None, 0x1000), Err(Failure::OutsideCopy));
         assert_eq!(evaluate(&[0x76, 0x80, 0x80, 0x02, 0x06], None, 0x1000), Err(Failure::Refused));
     }
 
     #[test]
-    fn the_expressions_that_linkers_and_compilers_write() {
+    fn expressions_of_linkers_and_compilers() {
         // .plt of GNU ld: breg7 8; breg16 0; lit15; and; lit11; ge; lit3; shl; plus
         let plt = [0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
         assert_eq!(value(&plt, None), Some(0x1010));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_signed_where_dwarf_says_so() {
+    fn dwarf_operations_are_signed_where_specified() {
         assert_eq!(value(&[0x09, 0xfe, 0x32, 0x1b], None), Some(u64::MAX));
         assert_eq!(value(&[0x11, 0x7f, 0x30, 0x2d], None), Some(1));
         assert_eq!(value(&[0x31, 0x32, 0x33, 0x17], None), Some(2));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_expressions_have_no_value() {
+    fn malformed_expressions_have_no_value() {
         for code in [
             &[][..],
             &[0x22],

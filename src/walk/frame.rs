@@ -1,6 +1,5 @@
-//! One frame with all its registers, and what every processor has in common of the step to its
-//! caller. Input: a frame, a row of unwind information; output: the caller's registers, not yet
-//! checked.
+//! One frame with all its registers, and the processor-independent part of the step to its caller. Input: a frame,
+//! a row of unwind information; output: the caller's registers, not yet checked.
 
 use std::marker::PhantomData;
 
@@ -20,14 +19,13 @@ pub(super) struct Frame<P: Processor> {
 }
 
 impl<P: Processor> Frame<P> {
-    /// The leaf of a thread that was stopped with these registers; `mask` as in
-    /// [`Processor::values`].
+    /// The leaf of a thread stopped with these registers; for `mask` see [`Processor::values`].
     pub(super) fn new(registers: &P, mask: u64) -> Frame<P> {
         let registers = registers.values(mask);
         Frame { address: CodeAddress::Pc(Avma(registers[P::Columns::COUNT - 1])), registers }
     }
 
-    /// A frame of an address with all registers by column.
+    /// A frame with an address and all registers by column.
     pub(super) fn of(address: CodeAddress, registers: Values<P>) -> Frame<P> {
         Frame { address, registers }
     }
@@ -37,8 +35,8 @@ impl<P: Processor> Frame<P> {
         Avma(self.registers[usize::from(P::STACK_POINTER)])
     }
 
-    /// Lowest address that it may keep words at. Only what no call has left has any below its
-    /// stack pointer.
+    /// The lowest address where the frame may have a word. Only a leaf that has not called has any below its stack
+    /// pointer.
     fn lowest(&self) -> Avma {
         match self.address {
             CodeAddress::Pc(_) => Avma(self.sp().0.saturating_sub(P::RED_ZONE_BYTES)),
@@ -46,8 +44,8 @@ impl<P: Processor> Frame<P> {
         }
     }
 
-    /// The registers of the caller by a row of any form, with the stack pointer at the CFA. The
-    /// address is still that of `self`.
+    /// The caller's registers by a row of any form, with the stack pointer at the CFA. The address is still that
+    /// of `self`.
     pub(super) fn by_row(&self, row: &RowOf<P>, input: &Input<'_>) -> Result<Frame<P>, Failure> {
         let (word, lowest) = (PhantomData::<P::Word>, self.lowest());
         let machine = Machine { word, registers: self.registers.as_ref(), lowest, input };
@@ -63,8 +61,8 @@ impl<P: Processor> Frame<P> {
         for (register, column) in row.columns.as_ref().iter().enumerate() {
             next.registers[register] = match column {
                 Column::Same | Column::Undefined => continue,
-                // Below the stack pointer: an epilogue has loaded it already, which rows of
-                // compilers do not say.
+                // Below the stack pointer: an epilogue has already loaded it, which compilers' rows do not
+                // describe.
                 Column::At(offset)
                     if register < P::RETURN_COLUMN
                         && !row.signal
@@ -85,21 +83,21 @@ impl<P: Processor> Frame<P> {
         Ok(next)
     }
 
-    /// What it means that a chain of frame records ends here.
+    /// The stack end if a chain of frame records ends here.
     pub(super) fn end_of_records(&self, reached: Avma, input: &Input<'_>) -> StackEnd {
         let outermost = self.address.is_return().then_some(self.address.at());
         let next = self.registers[usize::from(P::FRAME_POINTER)] & input.code_mask;
-        // The copy begins below the stack pointer, at which a thread's first function has nothing.
+        // The copy starts below the stack pointer, where a thread's first function has nothing.
         let above = if outermost.is_none() { self.sp() } else { input.stack.base };
         let chain = root::Chain { next, above, reached, outermost };
         match chain.end::<P>(input) {
             StackEnd::Root if chain.place_decides(input) => StackEnd::Root,
-            // A search of the stack may lead further.
+            // A stack scan may lead further.
             _ => StackEnd::BadFrame,
         }
     }
 
-    /// The word at an address of the stack.
+    /// The word at a stack address.
     #[inline]
     pub(super) fn word(&self, at: Avma, input: &Input<'_>) -> Result<u64, Failure> {
         input.read::<P::Word>(at).ok_or_else(|| why_not(at, input))

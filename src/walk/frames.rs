@@ -1,23 +1,23 @@
-//! The frames that a walk found, each with how it was found, and the methods of walking.
+//! The frames found by a walk, with the method that found each, and the methods of walking.
 
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 
-/// How stacks are walked.
+/// Methods of walking stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnwindMethod {
-    /// Unwind information where it exists, code and frame pointers where it does not, and a
-    /// search of the stack as the last resort; every step checked.
+    /// Unwind information if there is any, otherwise code and frame pointers, and a stack scan as the last resort;
+    /// every step checked.
     #[default]
     Auto,
-    /// Frame pointers only (but for the caller of the leaf).
+    /// Frame pointers only (except for the caller of the leaf).
     FramePointer,
     /// Unwind information and the code of functions without it; on 32-bit Arm DWARF rows only.
     Cfi,
     /// The tables of 32-bit Arm's exception handling ABI only.
     Exidx,
-    /// What the instructions of functions say only (prologue analysis); 32-bit Arm.
+    /// Instructions of functions only (prologue analysis); 32-bit Arm.
     Code,
-    /// A search of the stack only; 32-bit Arm.
+    /// A stack scan only; 32-bit Arm.
     Scan,
 }
 
@@ -32,14 +32,14 @@ impl UnwindMethod {
         (UnwindMethod::Scan, "scan"),
     ];
 
-    /// Whether only 32-bit Arm is walked so.
+    /// Whether the method exists only on 32-bit Arm.
     #[must_use]
     pub fn is_of_arm(self) -> bool {
         matches!(self, UnwindMethod::Exidx | UnwindMethod::Code | UnwindMethod::Scan)
     }
 }
 
-/// How a frame was found.
+/// The source of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Method {
     /// The registers of the stopped thread.
@@ -48,7 +48,7 @@ pub enum Method {
     Cfi,
     /// Compact unwind information (Mach-O).
     Compact,
-    /// The tables of 32-bit Arm's exception handling ABI, of its callee.
+    /// The tables of 32-bit Arm's exception handling ABI, for its callee.
     Exidx,
     /// The instructions of its callee, which has no unwind information.
     Code,
@@ -56,12 +56,12 @@ pub enum Method {
     FramePointer,
     /// A word on the stack that looks like a return address.
     Scan,
-    /// What an exception of an M-profile core left on the stack.
+    /// The frame pushed by an exception of an M-profile core.
     Exception,
 }
 
 impl Method {
-    /// Every method, in the order of their numbers.
+    /// Every method, in numeric order.
     pub const ALL: [Method; 8] = [
         Method::Context,
         Method::Cfi,
@@ -92,14 +92,14 @@ impl Method {
 /// A walked stack, leaf first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frames {
-    /// Where each frame's code is looked up.
+    /// Look-up address of each frame.
     pub addresses: Vec<LookupAvma>,
-    /// How each was found.
+    /// Method that found each frame.
     pub methods: Vec<Method>,
 }
 
 impl Frames {
-    /// Forgets all of them; the buffers stay.
+    /// Removes all frames; keeps the buffers.
     pub fn clear(&mut self) {
         self.addresses.clear();
         self.methods.clear();
@@ -111,16 +111,15 @@ impl Frames {
         self.methods.push(method);
     }
 
-    /// The return address by which the last frame was pushed.
+    /// The return address of the last frame.
     pub(super) fn last_return(&self) -> CodeAddress {
         let lookup = self.addresses.last().map_or(0, |last| last.0);
         CodeAddress::Return(Avma(lookup.wrapping_add(1)))
     }
 
-    /// Says that the last frame, which was pushed by its return address, called nothing. The
-    /// handler of a signal returns to the first instruction of the trampoline (signal(7)), and
-    /// so does the first function of a context to that of `__start_context`: the code in front
-    /// of it belongs to another function, or to none.
+    /// Marks the last frame, pushed by its return address, as not called. A signal handler returns to the first
+    /// instruction of the trampoline (signal(7)), and the first function of a context to that of
+    /// `__start_context`: the code before it belongs to another function, or to none.
     pub(super) fn last_is_not_called(&mut self, address: CodeAddress) {
         if let (CodeAddress::Return(at), Some(last)) = (address, self.addresses.last_mut()) {
             *last = CodeAddress::Pc(at).lookup();

@@ -1,7 +1,7 @@
-//! A few bytes of code, copied: enough for one instruction or a pattern. Most words that are checked for a call in
-//! front are no return addresses, so these bytes are read without the code around them.
+//! A copy of a few bytes of code, enough for one instruction or a pattern. Most words checked for a preceding call
+//! are no return addresses, so these bytes are read without the surrounding code.
 
-/// Bytes of a glance.
+/// Size of a glance.
 pub const GLANCE_BYTES: usize = 16;
 
 /// The first bytes of code at an address, as many as there are.
@@ -12,7 +12,7 @@ pub struct Glance {
 }
 
 impl Glance {
-    /// The first of these bytes.
+    /// Copies the first of these bytes.
     #[must_use]
     pub fn of(code: &[u8]) -> Glance {
         let len = code.len().min(GLANCE_BYTES);
@@ -21,7 +21,7 @@ impl Glance {
         Glance { bytes, len }
     }
 
-    /// The bytes; none where there is no code, or it cannot be read.
+    /// The bytes; empty if there is no code, or it cannot be read.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]

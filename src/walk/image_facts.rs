@@ -1,10 +1,10 @@
-//! What was learned about code in mapped files, for all processes that map them: a build runs the same compiler a
-//! thousand times. Input: code addresses, what was learned there; output: the same, at any address and in any
+//! Facts about code in mapped files, shared by all processes that map them: a build runs the same compiler a
+//! thousand times. Input: code addresses and facts about them; output: the same facts, at any address and in any
 //! process.
 //!
-//! A fact is shared only if it depends on nothing but the bytes of one mapping of one file: [`Scope`] watches what is
-//! requested while it is learned. Where two processes map the same part of the same file, all that can be requested
-//! there has the same answer (see [`FilePlace`]). Code in memory only belongs to one process.
+//! A fact is shared only if it depends on nothing but the bytes of one mapping of one file: [`Scope`] monitors the
+//! requests while it is learned. If two processes map the same part of the same file, all requests within it have
+//! the same answer (see [`FilePlace`]). Code in memory only belongs to one process.
 
 use std::cell::{Cell, RefCell};
 use std::hash::Hash;
@@ -18,31 +18,31 @@ use super::glance::Glance;
 use crate::addr::{Avma, CodeAddress};
 use crate::binary::frame_rule::{AnyRow, Body, Row, TableSays};
 
-/// Most facts of one kind; with one more all are forgotten. As many as a hash table of 65,536 slots takes.
+/// Limit on facts of one kind; one more clears them all. The capacity of a hash table with 65,536 slots.
 const FACTS_MAX: usize = 7 << 13;
-/// Most of them that hold a whole row, which is half a kilobyte.
+/// Limit on facts that contain a whole row, which is half a kilobyte.
 const ROWS_MAX: usize = 4096;
-/// Most mappings that have facts.
+/// Limit on mappings with facts.
 const MAPPINGS_MAX: usize = 1 << 14;
-/// The bit that distinguishes the key of a return address from that of a program counter; offsets lie below.
+/// The bit that marks the key of a return address rather than a program counter; offsets are below it.
 const IS_RETURN: u64 = 1 << 31;
 
-/// A mapping of a file: the image, where it begins in the file, its size in bytes.
+/// A file mapping: the image, its file offset, its size in bytes.
 type Mapping = (u32, u64, u64);
 
-/// The place of a fact, in all processes: a number for the mapping and the offset in it; and what else it depends on.
+/// The key of a fact, in all processes: a number for the mapping and the offset in it; and its other dependency.
 type Key<E> = (u64, E);
 
-/// Facts of one kind. `E`: what a fact depends on beside its address.
+/// Facts of one kind. `E`: the dependency of a fact besides its address.
 #[derive(Debug)]
 struct Facts<E, F> {
     mappings: HashMap<Mapping, u32>,
     facts: HashMap<Key<E>, F>,
-    /// How many of the facts hold a whole row.
+    /// Number of facts that contain a whole row.
     rows: usize,
 }
 
-/// Facts of one kind that unwinders share. Copies share them.
+/// Facts of one kind, shared by unwinders. Clones share them.
 #[derive(Debug)]
 pub(in crate::walk) struct ImageFacts<E, F>(Rc<RefCell<Facts<E, F>>>);
 
@@ -59,7 +59,7 @@ impl<E, F> Clone for ImageFacts<E, F> {
     }
 }
 
-/// A code address in the file that it was mapped from.
+/// A code address relative to the mapped file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::walk) struct Place {
     address: u64,
@@ -68,7 +68,7 @@ pub(in crate::walk) struct Place {
 }
 
 impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
-    /// Where in a file an address is; `None` for code that no file has.
+    /// The place of an address in its file; `None` for code outside files.
     pub(in crate::walk) fn place(&self, address: CodeAddress, code: &dyn Code) -> Option<Place> {
         let lookup = address.lookup().at();
         let FilePlace { image, file_offset, mapped } = code.file_place(lookup)?;
@@ -84,18 +84,18 @@ impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
         Some(Place { address: u64::from(mapping) << 32 | is_return | offset, mapped })
     }
 
-    /// What is known about a place.
+    /// The fact about a place.
     pub(in crate::walk) fn get(&self, place: &Place, depends_on: E) -> Option<F> {
         self.0.borrow().facts.get(&(place.address, depends_on)).cloned()
     }
 
-    /// How many facts are kept.
+    /// Number of cached facts.
     #[cfg(test)]
     pub(in crate::walk) fn len(&self) -> usize {
         self.0.borrow().facts.len()
     }
 
-    /// Keeps what was learned about a place. `has_row`: it holds a whole row.
+    /// Caches a fact about a place. `has_row`: it contains a whole row.
     pub(in crate::walk) fn insert(&self, place: &Place, depends_on: E, fact: F, has_row: bool) {
         let mut facts = self.0.borrow_mut();
         if facts.facts.len() >= FACTS_MAX || has_row && facts.rows >= ROWS_MAX {
@@ -109,7 +109,7 @@ impl<E: Copy + Eq + Hash, F: Clone> ImageFacts<E, F> {
 }
 
 impl<E, F> Facts<E, F> {
-    /// Forgets the numbers of mappings, too: places that were made before must not be used any more.
+    /// Also clears the numbers of mappings: places created before must no longer be used.
     fn clear(&mut self) {
         self.mappings.clear();
         self.facts.clear();
@@ -117,7 +117,7 @@ impl<E, F> Facts<E, F> {
     }
 }
 
-/// Code while a fact of one mapping is learned: notes whether anything else was requested.
+/// Code while a fact about one mapping is learned: records whether anything else was requested.
 pub(in crate::walk) struct Scope<'c> {
     code: &'c dyn Code,
     mapped: Range<Avma>,
@@ -129,7 +129,7 @@ impl<'c> Scope<'c> {
         Scope { code, mapped, is_left: Cell::new(false) }
     }
 
-    /// Whether code of other mappings was requested, or an address that is in none.
+    /// Whether code outside the mapping was requested.
     pub(in crate::walk) fn is_left(&self) -> bool {
         self.is_left.get()
     }
@@ -142,7 +142,7 @@ impl<'c> Scope<'c> {
     }
 }
 
-/// Every method of [`Code`] must be here: its own defaults would answer for the code otherwise.
+/// Must implement every method of [`Code`]: a default method would answer instead of the wrapped code.
 impl Code for Scope<'_> {
     fn is_code(&self, at: Avma) -> bool {
         self.note(at).is_code(at)
@@ -231,7 +231,7 @@ impl Code for Scope<'_> {
 mod tests {
     use super::*;
 
-    /// A file that is mapped somewhere, of which nothing else is known.
+    /// A mapped file without other facts.
     struct MappedFile(FilePlace);
 
     impl Code for MappedFile {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_facts_of_its_own() {
+    fn an_address_has_separate_facts_as_pc_and_return_address() {
         let facts: ImageFacts<(), u64> = ImageFacts::default();
         let code = mapped(1, 0x1000);
         let (pc, returned) = (CodeAddress::Pc(Avma(START + 4)), CodeAddress::Return(Avma(START + 5)));
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn cached_facts_are_bounded() {
         let facts: ImageFacts<(), u64> = ImageFacts::default();
         for at in 0..2 * FACTS_MAX as u64 {
             facts.insert(&place(&facts, 1, at), (), at, false);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_tells_that_it_was_left() {
+    fn a_scope_reports_requests_outside_it() {
         let code = mapped(1, 0x1000);
         let left = |ask: &dyn Fn(&dyn Code)| {
             let scope = Scope::new(&code, code.0.mapped.clone());

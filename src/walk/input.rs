@@ -1,45 +1,44 @@
-//! What a walk reads: the copied stack with what is known about its bounds, memory around it, and the target's code.
+//! The input of a walk: the copied stack and its bounds, memory around it, and the target's code.
 
 use super::code::Code;
 use super::words::StackBytes;
 use crate::addr::Avma;
 
-/// What a walk reads.
+/// The input of a walk.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
     /// The copied stack.
     pub stack: StackBytes<'a>,
-    /// Stack pointer at the thread's first instruction: every frame lies below. `None` if not known.
+    /// Stack pointer at the thread's first instruction: every frame is below it. `None` if unknown.
     pub stack_top: Option<Avma>,
-    /// First address above the memory of the stack the thread is on, where that is known:
-    /// a record at or above it is no record, so the chain ended rather than left the copied bytes.
+    /// First address above the memory of the thread's current stack, if known: an address at or above it is no
+    /// record, so there the chain ended rather than left the copied bytes.
     pub stack_limit: Option<Avma>,
-    /// Whether the platform's ABI keeps the frame pointer a valid frame record or 0 at all
-    /// times. Apple does for arm64 ("Writing ARM64 code for Apple platforms"): 0 then means
-    /// that there is no caller, wherever it is found.
+    /// Whether the platform's ABI requires the frame pointer to be a valid frame record or 0 at all times, as
+    /// Apple's does for arm64 ("Writing ARM64 code for Apple platforms"): then 0 always means that there is no
+    /// caller.
     pub fp_always: bool,
-    /// Frames to find at most.
+    /// Limit on frames.
     pub max_depth: usize,
-    /// Bits of a code pointer, or of a saved frame pointer, that are address (see
-    /// `Process::code_mask`).
+    /// Address bits of a code pointer, or of a saved frame pointer (see `Process::code_mask`).
     pub code_mask: u64,
     /// The target's code.
     pub code: &'a dyn Code,
-    /// Memory of the stack above the copied bytes, as far as it was read.
+    /// Known memory of the stack above the copied bytes.
     pub outer: Option<&'a dyn OuterStack>,
-    /// The signals that the thread blocks, one bit each; `None` where that is not known.
+    /// The signals that the thread blocks, one bit each; `None` if unknown.
     pub blocked_signals: Option<u64>,
 }
 
-/// Memory of a stack above its copied bytes, and of other stacks that a walk leads to, known in pieces.
+/// Partially known memory of a stack above its copied bytes, and of other stacks that a walk leads to.
 pub trait OuterStack {
-    /// The little-endian word of this size at an address, zero-extended; `None` where it is not known.
+    /// The little-endian word of this size at an address, zero-extended; `None` if unknown.
     fn word(&self, at: Avma, word_bytes: usize) -> Option<u64>;
 }
 
 impl<'a> Input<'a> {
-    /// A stack of which no bounds are known, code whose ABI promises nothing of frame pointers, pointers whose
-    /// bits are all address, and as many frames as there are: what else is known is set on it.
+    /// A stack without known bounds, code of an ABI without guarantees for frame pointers, pointers with address
+    /// bits only, and no limit on frames: the caller sets what else is known.
     pub fn new(stack: StackBytes<'a>, code: &'a dyn Code) -> Input<'a> {
         Input {
             stack,
@@ -55,12 +54,12 @@ impl<'a> Input<'a> {
     }
 }
 
-/// The second stack of a processor that has two at a time: what the process stack pointer of a Cortex-M
-/// points to while a handler runs on the main stack.
+/// The second stack of a processor with two: that of a Cortex-M's process stack pointer while a handler runs on
+/// the main stack.
 #[derive(Clone, Copy, Debug)]
 pub struct OtherStack<'a> {
     /// The copied bytes, from its stack pointer upward.
     pub stack: StackBytes<'a>,
-    /// First address above its memory, where that is known.
+    /// First address above its memory, if known.
     pub limit: Option<Avma>,
 }

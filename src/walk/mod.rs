@@ -1,11 +1,12 @@
-//! The unwinder: registers + copied stack bytes in, code addresses and why it ended out.
+//! The unwinder. Input: registers and copied stack bytes; output: code addresses and the reason why the walk
+//! ended.
 //!
 //! Pure: no OS calls, no clock. Allocates only its caches and the caller's frame buffer. `engine/` walks by unwind
-//! information and code, and has what all processors share: proof, completeness, frame switches, cached rules. `fp/`
-//! follows frame records, `flow/` instructions. `processor.rs` describes a processor, and each has a folder:
-//! `x86_64/`, `x86/` (i386), `aarch64/`, `arm/`; `intel/` is shared by the first two. `runtimes/` has the conventions
-//! of language runtimes and C libraries. A walk reads `code.rs` and `input.rs`; `frames.rs` and `stack_end.rs` are
-//! its result.
+//! information and code, with the parts common to all processors: proof, completeness, frame switches, cached
+//! rules. `fp/` follows frame records, `flow/` instructions. `processor.rs` describes a processor, and each has a
+//! folder: `x86_64/`, `x86/` (i386), `aarch64/`, `arm/`; the first two share `intel/`. `runtimes/` has the
+//! conventions of language runtimes and C libraries. `code.rs` and `input.rs` are the input of a walk; `frames.rs`
+//! and `stack_end.rs` are its result.
 
 mod aarch64;
 mod arm;
@@ -51,8 +52,8 @@ use fp::Facts;
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
 
-/// What walks learned about code in files, shared by the unwinders of all processes. Copies share it.
-/// Files are known by the numbers of [`FilePlace::image`], which must be the same in all these processes.
+/// Facts about code in files, shared by the unwinders of all processes. Clones share them. A file is identified by
+/// [`FilePlace::image`], which must be the same in all these processes.
 #[derive(Clone, Debug, Default)]
 pub struct FileFacts {
     x86_64: x86_64::Shared,
@@ -61,15 +62,15 @@ pub struct FileFacts {
 }
 
 impl FileFacts {
-    /// How many rules of x86_64 there are.
+    /// Number of cached rules of x86_64.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.x86_64.len()
     }
 }
 
-/// What walks cache. Valid for one state of the target's images:
-/// [`Unwinder::images_changed`] when they change.
+/// The caches of walks. Valid for one state of the target's images: call [`Unwinder::images_changed`] when they
+/// change.
 #[derive(Clone, Debug, Default)]
 pub struct Unwinder {
     x86_64: x86_64::Unwinder,
@@ -80,7 +81,7 @@ pub struct Unwinder {
 }
 
 impl Unwinder {
-    /// An unwinder that shares with others what it learns about code in files.
+    /// An unwinder that shares its facts about code in files.
     #[must_use]
     pub fn new(facts: &FileFacts) -> Unwinder {
         Unwinder {
@@ -91,7 +92,7 @@ impl Unwinder {
         }
     }
 
-    /// Forgets what was learned about addresses, which may have another meaning now. Facts about files remain valid.
+    /// Forgets facts about addresses, which may have another meaning now. Facts about files remain valid.
     pub fn images_changed(&mut self) {
         self.x86_64.images_changed();
         self.aarch64.images_changed();
@@ -100,7 +101,7 @@ impl Unwinder {
         self.facts.clear();
     }
 
-    /// Forgets what was learned about the addresses for which `is_gone` returns true: JIT code is replaced without
+    /// Forgets facts about the addresses for which `is_gone` returns true: JIT code is replaced without
     /// notification.
     pub fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.x86_64.forget(is_gone);
@@ -110,17 +111,17 @@ impl Unwinder {
         self.facts.forget(is_gone);
     }
 
-    /// Sets whether the bytes below the stack pointer were read later than the others. On x86_64, a caller that a row
-    /// finds by them needs confirmation.
+    /// Sets whether the bytes below the stack pointer were read later than the others. On x86_64, a caller found
+    /// in them then needs confirmation.
     pub fn set_red_zone_read_later(&mut self, later: bool) {
         self.x86_64.set_red_zone_read_later(later);
     }
 }
 
-/// Walks as `how` says. Clears `out`, then pushes each frame, leaf first.
+/// Walks by the method `how`. Clears `out`, then pushes each frame, leaf first.
 ///
 /// # Errors
-/// The bytes of JIT code that the walk needs; what it found without them is void.
+/// The bytes of JIT code that the walk needs; its result is void.
 pub fn unwind(
     how: UnwindMethod,
     registers: &Registers,
@@ -143,7 +144,7 @@ pub fn unwind(
     input.code.missing_bytes().map_or(Ok(walked), Err)
 }
 
-/// Walks as `how` says, where a second stack was copied. What is needed of each stack counts from its own stack
+/// Walks by the method `how` with a second copied stack. The needed size of each stack counts from its own stack
 /// pointer; [`Walked::reached`] is the larger of the two, as an address of the first stack.
 ///
 /// # Errors
@@ -166,8 +167,8 @@ pub fn unwind_on_two(
     }
 }
 
-/// Finds the stack pointer that a running thread began with, at most [`SEARCH_BYTES`] above
-/// `from`, by the return address into the code that ends the thread.
+/// Finds the initial stack pointer of a running thread, at most [`SEARCH_BYTES`] above `from`, by the return
+/// address into the code that ends the thread.
 #[must_use]
 pub fn find_stack_top(arch: Arch, stack: StackBytes<'_>, from: Avma, code: &dyn Code) -> Option<Avma> {
     match arch {

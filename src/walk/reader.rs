@@ -1,5 +1,5 @@
-//! Reads code along paths, one instruction after the other: code in files is requested once and
-//! not for each instruction. Input: addresses; output: the bytes from there on.
+//! Reads code along paths, one instruction after the other, with one request for code in files instead of one per
+//! instruction. Input: addresses; output: the bytes from there.
 
 use super::Code;
 use crate::addr::Avma;
@@ -8,9 +8,9 @@ use crate::addr::Avma;
 #[derive(Clone)]
 pub(super) struct Reader<'c> {
     code: &'c dyn Code,
-    /// What was given last of code that stays as it is, and where that begins.
+    /// The last returned unchanging code, with its address.
     given: Option<(Avma, &'c [u8])>,
-    /// Bytes were requested that may change later, or that do not exist.
+    /// Requested bytes may change later, or do not exist.
     may_change: bool,
 }
 
@@ -19,7 +19,7 @@ impl<'c> Reader<'c> {
         Reader { code, given: None, may_change: false }
     }
 
-    /// See [`Code::code`].
+    /// Like [`Code::code`].
     #[inline]
     pub(super) fn at(&mut self, at: Avma) -> Option<&'c [u8]> {
         if let Some((start, bytes)) = self.given
@@ -30,7 +30,7 @@ impl<'c> Reader<'c> {
             return Some(rest);
         }
         let bytes = self.code.code(at);
-        // JIT code is requested each time: that makes it a dependency of the look-up.
+        // JIT code is requested each time, to record the dependency of the look-up.
         match bytes.filter(|_| !self.code.traits(at).is_jit) {
             Some(bytes) => self.given = Some((at, bytes)),
             None => self.may_change = true,
@@ -38,7 +38,7 @@ impl<'c> Reader<'c> {
         bytes
     }
 
-    /// Whether all that was requested stays as it is while the images do.
+    /// Whether all requested code is unchanging while the images are.
     pub(super) fn is_lasting(&self) -> bool {
         !self.may_change
     }
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use crate::walk::CodeTraits;
 
-    /// A file of 16 bytes at 0x1000, and JIT code right behind it.
+    /// A file of 16 bytes at 0x1000, followed by JIT code.
     struct Counted {
         bytes: [u8; 32],
         asked: Cell<u32>,
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn code_in_files_is_asked_for_once_and_other_code_each_time() {
+    fn code_in_files_is_requested_once_and_jit_code_each_time() {
         let code = Counted { bytes: std::array::from_fn(|index| index as u8), asked: Cell::new(0) };
         let mut reader = Reader::new(&code);
         for at in 0x1004..0x1010 {

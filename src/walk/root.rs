@@ -1,26 +1,25 @@
-//! The outermost frame of a thread: how a chain of frame records is known to have
-//! reached it, and where it is for a thread that already ran when we attached.
+//! The outermost frame of a thread: proof that a chain of frame records has reached it, and its address for a
+//! thread that was running before we attached.
 //!
-//! The C library's start code is built without frame pointers on common systems, so the
-//! outermost record of a program holds an arbitrary word as the caller's frame pointer
-//! (1 with glibc 2.36). That a chain is whole is therefore proved by *where* it ended,
-//! within [`START_CODE_BYTES`] of the stack pointer that the thread began with, and by
-//! what its last return address returns to: the code that ends a program or a thread.
+//! The C library's start code is built without frame pointers on common systems, so the outermost record of a
+//! program has an arbitrary word as the caller's frame pointer (1 with glibc 2.36). So a chain is proved complete
+//! by *where* it ended, within [`START_CODE_BYTES`] of the thread's initial stack pointer, and by the target of
+//! its last return address: the code that ends a program or a thread.
 
 use super::bounds::MAX_STACK_BYTES;
 use super::processor::Processor;
 use super::{Code, Input, StackBytes, StackEnd};
 use crate::addr::{Avma, CodeAddress};
 
-/// Room for the frames of the start code between the outermost frame record and the
-/// thread's first stack pointer: `_start`, `__libc_start_main`, `__libc_start_call_main`
-/// (432 bytes in glibc 2.36), or `clone3`, `start_thread` (208 bytes).
+/// Space for the frames of start code between the outermost frame record and the thread's initial stack pointer:
+/// `_start`, `__libc_start_main`, `__libc_start_call_main` (432 bytes in glibc 2.36), or `clone3`, `start_thread`
+/// (208 bytes).
 const START_CODE_BYTES: u64 = 1024;
 
-/// How far above a thread's last frame record its first stack pointer is searched for.
+/// Distance above a thread's last frame record that is searched for its initial stack pointer.
 pub const SEARCH_BYTES: u64 = 16 << 10;
 
-/// A chain of frame records at its end.
+/// The end of a chain of frame records.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Chain {
     /// The saved frame pointer that leads to no further record.
@@ -34,27 +33,26 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// What it means that the chain ends here.
+    /// The stack end if the chain ends here.
     #[must_use]
     pub(super) fn end<P: Processor>(&self, input: &Input<'_>) -> StackEnd {
         let lookup = |outermost| CodeAddress::Return(outermost).lookup().at();
         let begins_threads =
             self.outermost.and_then(|outermost| input.code.begins_threads(lookup(outermost)));
         let whole = match (input.stack_top, self.outermost) {
-            // Of Mach-O images it is known where threads begin.
+            // In Mach-O images, the start of threads is known.
             _ if begins_threads.is_some() => begins_threads == Some(true) && self.next == 0,
             _ if input.fp_always && self.next == 0 => true,
-            // In the thread's first function itself, which nothing called: not even a return
-            // address is on its stack.
+            // In the thread's first function, which has no caller: its stack does not even have a return address.
             (top, None) => top == Some(self.above),
-            // On the thread's own stack position decides, and the code returned to.
+            // On the thread's own stack, position and the code returned to decide.
             (Some(top), Some(outermost)) if self.reached <= top && top - self.above <= MAX_STACK_BYTES => {
                 top - self.reached <= START_CODE_BYTES
                     && input.code.code(outermost).is_none_or(|code| P::is_start_code(code))
             }
-            // On another stack (a coroutine's), or an unknown one: a null frame pointer
-            // marks the deepest frame (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6) where code keeps
-            // one. Whether it does the caller finds out ([`Chain::place_decides`]).
+            // On another stack (a coroutine's), or an unknown one: a null frame pointer marks the deepest frame
+            // (System V AMD64 ABI 3.4.1, AAPCS64 6.4.6) if code keeps one. The caller checks that
+            // ([`Chain::place_decides`]).
             _ => self.next == 0,
         };
         match whole {
@@ -65,8 +63,8 @@ impl Chain {
         }
     }
 
-    /// Whether more than a null frame pointer decides what [`Chain::end`] says: the ABI, where
-    /// threads begin, or the place on the thread's own stack and known code there.
+    /// Whether more than a null frame pointer decides the result of [`Chain::end`]: the ABI, the start of threads,
+    /// or the position on the thread's own stack and known code there.
     #[must_use]
     pub(super) fn place_decides(&self, input: &Input<'_>) -> bool {
         let on_own_stack =
@@ -79,21 +77,20 @@ impl Chain {
     }
 }
 
-/// Whether a return address is in the start code of a Mach-O image, where the result of `main` goes to
-/// `exit`. dyld for Intel before macOS 12 has the number of arguments above the null frame pointer of
-/// the outermost record, which is no return address (dyld 852, src/dyldStartup.s).
+/// Whether a return address is in the start code of a Mach-O image, where the result of `main` is passed to
+/// `exit`. In dyld for Intel before macOS 12 the word above the null frame pointer of the outermost record is
+/// argc, not a return address (dyld 852, src/dyldStartup.s).
 #[must_use]
 pub(super) fn ends_program<P: Processor>(returned_to: Avma, code: &dyn Code) -> bool {
     code.begins_threads(CodeAddress::Return(returned_to).lookup().at()) == Some(true)
         && code.code(returned_to).is_some_and(P::is_start_code)
 }
 
-/// Finds the stack pointer that a running thread began with, by the return address
-/// into the code that ends the thread: the words from `from` up are searched for one
-/// that points to `exit(2)` being called with a function's result.
+/// Finds the initial stack pointer of a running thread by the return address into the code that ends the thread:
+/// searches the words from `from` up for one that points to a call of `exit(2)` with a function's result.
 ///
-/// Sources: glibc sysdeps/unix/sysv/linux/x86_64/clone.S and clone3.S, musl
-/// src/thread/x86_64/clone.s; aarch64: the same files of that architecture.
+/// Sources: glibc sysdeps/unix/sysv/linux/x86_64/clone.S and clone3.S, musl src/thread/x86_64/clone.s; the same
+/// files for aarch64.
 #[must_use]
 pub(super) fn find_stack_top<P: Processor>(
     stack: StackBytes<'_>,
@@ -140,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn near_its_birth_a_chain_is_whole_only_if_it_returns_to_start_code() {
+    fn near_the_stack_top_a_chain_is_complete_only_if_it_returns_to_start_code() {
         let check = |arch, code: &'static [u8], next, expected| {
             let stack = StackBytes { base: Avma(0x1000), bytes: &[] };
             let code = CodeAt(0x4321, code);
@@ -165,14 +162,14 @@ mod tests {
         // bl exit; ldr x0, [x19]
         check(Arch::Aarch64, &[0x10, 0x20, 0x00, 0x94], 1, StackEnd::Root);
         check(Arch::Aarch64, &[0x60, 0x02, 0x40, 0xf9], 1, StackEnd::BadFrame);
-        // mov (%rsp,%rdx,4),%rax has the last byte of bl
+        // mov (%rsp,%rdx,4),%rax contains the last byte of bl
         check(Arch::X86_64, &[0x48, 0x8b, 0x44, 0x94, 0x10], 1, StackEnd::BadFrame);
-        // stp x20, x19, [sp, #16] has the byte of hlt
+        // stp x20, x19, [sp, #16] contains the byte of hlt
         check(Arch::Aarch64, &[0xf4, 0x4f, 0x01, 0xa9], 1, StackEnd::BadFrame);
     }
 
     #[test]
-    fn only_the_first_function_of_a_thread_has_nothing_on_its_stack() {
+    fn only_the_first_function_of_a_thread_has_an_empty_stack() {
         let check = |above: u64, stack_top, expected| {
             let stack = StackBytes { base: Avma(above), bytes: &[] };
             let input = Input { stack_top, max_depth: 9, ..Input::new(stack, &CodeAt(1, &[])) };

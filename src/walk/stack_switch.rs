@@ -1,15 +1,15 @@
-//! Stack switches that a walk follows: a handler of a signal on the alternate stack (sigaltstack(2)), below which
-//! the kernel saved the registers of what it interrupted, and functions that call on a stack of their choice
-//! (`__morestack` of split stacks, `rust_psm_on_stack`) and whose rows count from the frame pointer.
+//! Stack switches that a walk follows: a signal handler on the alternate stack (sigaltstack(2)), where the kernel
+//! saved the interrupted registers, and functions that call on another stack (`__morestack` of split stacks,
+//! `rust_psm_on_stack`) and have rows relative to the frame pointer.
 //!
-//! Input: a frame and its caller; output: the [`Input`] that the walk goes on with. Its words are those of
-//! [`OuterStack`](super::OuterStack), as far as they are known about the moment of the sample.
+//! Input: a frame and its caller; output: the [`Input`] for the rest of the walk. Its words are those of
+//! [`OuterStack`](super::OuterStack), as far as they are known for the time of the sample.
 //!
-//! A saved context outlives its handler: a coroutine that was made by a signal returns from the handler and is
-//! entered again by longjmp, while the interrupted stack has moved on. So a context counts only while the thread
-//! blocks more signals than it did when it was interrupted, as the kernel arranges until sigreturn. Who makes a
-//! coroutine so raises the signal itself; where a system call was interrupted, each call whose target is known must
-//! also have called the function that the frame below is in.
+//! A saved context outlives its handler: a coroutine created by a signal returns from the handler and is resumed
+//! by longjmp, while the interrupted stack has moved on. So a context is valid only while the thread blocks more
+//! signals than when it was interrupted, as the kernel ensures until sigreturn. Programs that create coroutines
+//! like this raise the signal themselves; so if a system call was interrupted, each call with a known target must
+//! also have called the function of the frame below.
 
 use super::bounds::{Failure, is_on_other_stack};
 use super::frame::Frame;
@@ -17,34 +17,33 @@ use super::processor::Processor;
 use super::{Input, StackBytes, StackEnd};
 use crate::addr::{Avma, CodeAddress};
 
-/// Most switches of one walk. A segment of a split stack has a page or more.
+/// Limit on switches of one walk. A segment of a split stack has a page or more.
 const SWITCHES_MAX: u32 = 1024;
 
 /// The switches of a walk so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StackSwitches {
     count: u32,
-    /// The stack pointer behind the switch whose number is the last power of two: one that comes again is that of
-    /// a ring.
+    /// The stack pointer after the switch numbered by the last power of two: if it recurs, the switches form a
+    /// cycle.
     mark: Avma,
     /// A system call was interrupted.
     by_call: bool,
 }
 
 impl StackSwitches {
-    /// Whether the signal of the last switch came in a system call, which may have raised it. Coroutines are made so,
-    /// and their handlers have returned: what of the stack was called since by others contradicts the frames.
+    /// Whether the signal of the last switch interrupted a system call, which may have raised it. Coroutines are
+    /// created like this, and their handlers have returned: later calls on that stack contradict the frames.
     pub(super) fn is_by_call(&self) -> bool {
         self.by_call
     }
 
-    /// How far a walk came that goes on at this stack pointer: addresses on other stacks do not show how much
-    /// of the first one was needed.
+    /// The new reach of a walk at this stack pointer: other stacks do not count for the first one.
     pub(super) fn further(&self, reached: Avma, sp: Avma, input: &Input<'_>) -> Avma {
         if self.count > 0 { reached } else { super::bounds::further(reached, sp, input) }
     }
 
-    /// Why a walk ended that led nowhere.
+    /// The end of a walk after a failed step.
     pub(super) fn ended(&self, failure: Failure) -> StackEnd {
         match failure {
             Failure::OutsideCopy if self.count > 0 => StackEnd::OtherStack,
@@ -52,11 +51,11 @@ impl StackSwitches {
         }
     }
 
-    /// Goes to the stack of `next` where `from` is the trampoline of a handler on the alternate stack, and `next`
+    /// Switches to the stack of `next` if `from` is the trampoline of a handler on the alternate stack, and `next`
     /// was interrupted on another one.
     ///
     /// # Errors
-    /// Why the walk ends.
+    /// The walk ends.
     pub(super) fn leave_handler<P: Processor>(
         &mut self,
         from: &Frame<P>,
@@ -64,7 +63,7 @@ impl StackSwitches {
         input: &mut Input<'_>,
     ) -> Result<(), StackEnd> {
         let CodeAddress::Return(trampoline) = from.address else { return Ok(()) };
-        // Where the blocked signals are not known, words of this stack may still lead to the caller.
+        // If the blocked signals are unknown, words of this stack may still lead to the caller.
         let Some(blocked) = input.blocked_signals else { return Ok(()) };
         let Some(layout) = P::SIGNAL_FRAME else { return Ok(()) };
         if !input.code.code(trampoline).is_some_and(P::is_sigreturn) {
@@ -78,7 +77,7 @@ impl StackSwitches {
         if !is_on(from.sp()) || is_on(next.sp()) {
             return Ok(());
         }
-        // Handlers that unblock their signal themselves cannot be distinguished from ones that have returned.
+        // Handlers that unblock their own signal look the same as handlers that have returned.
         let is_live = word(layout.blocked).is_some_and(|saved| blocked & saved == saved && blocked != saved);
         if !is_live {
             return Err(StackEnd::OtherStack);
@@ -91,11 +90,11 @@ impl StackSwitches {
         self.go_to(lowest, input)
     }
 
-    /// Goes to the stack that the row of `frame` counts from, whose function has called on another one: `lowest` is
-    /// the lowest address that the row reads at. The stack pointer of the frame becomes that.
+    /// Switches to the stack that the row of `frame` refers to, if its function has called on another one:
+    /// `lowest` is the lowest address that the row reads, and becomes the frame's stack pointer.
     ///
     /// # Errors
-    /// Why the walk ends.
+    /// The walk ends.
     pub(super) fn leave_callee<P: Processor>(
         &mut self,
         frame: &mut Frame<P>,
@@ -122,7 +121,7 @@ impl StackSwitches {
     }
 }
 
-/// Whether nothing at an address of a frame was copied: it is above the copy, or on another stack.
+/// Whether the bytes at an address of a frame were not copied: above the copy, or on another stack.
 pub(super) fn is_outside_copy(at: Avma, input: &Input<'_>) -> bool {
     at >= input.stack.end() || is_on_other_stack(at, input)
 }

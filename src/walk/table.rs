@@ -1,11 +1,9 @@
-//! A table of what is known about code addresses, for look-ups at every frame. Input: keys made
-//! of addresses; output: a small value for each. Not for: keys that must not be lost, since a
-//! full table overwrites.
+//! A table of facts about code addresses, for look-ups at every frame. Input: keys made of addresses; output: a
+//! small value for each. Not for: keys that must not be lost, since a full table overwrites.
 //!
-//! Open addressing from a home slot. It grows with the addresses that stacks lead to, at
-//! most a quarter full, so that nearly every key is found at its home; in a direct-mapped
-//! table of fixed size a few hundred addresses already evict each other, and each loss costs
-//! as much as a hundred look-ups.
+//! Open addressing from a home slot. The table grows with the number of addresses and is at most a quarter full,
+//! so that nearly every key is in its home slot. In a direct-mapped table of fixed size a few hundred addresses
+//! already evict each other, and each loss costs as much as a hundred look-ups.
 
 use crate::addr::{Avma, CodeAddress};
 
@@ -13,17 +11,17 @@ use crate::addr::{Avma, CodeAddress};
 const NO_KEY: u64 = u64::MAX;
 /// The bit that distinguishes the key of a return address from that of a program counter.
 const IS_RETURN: u64 = 1 << 63;
-/// Slots of a table with one entry, and at most; powers of two.
+/// Slots of a table with one entry, and the limit; powers of two.
 const SLOTS_MIN: usize = 64;
 const SLOTS_MAX: usize = 1 << 17;
 /// Slots per entry while the table may grow.
 const SLOTS_PER_ENTRY: usize = 4;
-/// Slots from its home on that may hold a key.
+/// Number of slots, from its home on, that may hold a key.
 const PROBES: usize = 8;
 
-/// The key of an address. The same address is another one as a return address than as a
-/// program counter. No address in user mode has the highest bit: those that have it share keys
-/// with others, and may then look like no return address.
+/// The key of an address, which differs between return address and program counter. User-mode addresses never have
+/// the highest bit set: addresses with it share keys with others, and may then not be recognized as return
+/// addresses.
 #[inline(always)]
 pub(super) fn key(address: CodeAddress) -> u64 {
     match address {
@@ -32,12 +30,12 @@ pub(super) fn key(address: CodeAddress) -> u64 {
     }
 }
 
-/// The look-up address of the address that has a key.
+/// The look-up address of a key.
 pub(super) fn lookup_of(key: u64) -> Avma {
     Avma(key & !IS_RETURN)
 }
 
-/// Values by key, with open addressing. Holds nothing and allocates nothing until the first insertion.
+/// Values by key, with open addressing. Allocates nothing until the first insertion.
 #[derive(Clone, Debug)]
 pub(super) struct Table<V> {
     slots: Box<[(u64, V)]>,
@@ -51,13 +49,13 @@ impl<V: Copy + Default> Default for Table<V> {
 }
 
 impl<V: Copy + Default> Table<V> {
-    /// Forgets all keys, and the memory they took.
+    /// Removes all keys and frees their memory.
     pub(super) fn clear(&mut self) {
         *self = Table::default();
     }
 
-    /// The value of a key, if it was inserted and not overwritten since. The key `u64::MAX` has
-    /// either none or the default value.
+    /// The value of a key, if it was inserted and not overwritten since. The key `u64::MAX` has no value or the
+    /// default value.
     #[inline(always)]
     pub(super) fn get(&self, key: u64) -> Option<V> {
         let (found, value) = self.slots.get(home(key) & self.slots.len().wrapping_sub(1))?;
@@ -71,7 +69,7 @@ impl<V: Copy + Default> Table<V> {
         filled.into_iter().find(|slot| slot.0 == key).map(|slot| slot.1)
     }
 
-    /// Sets the value of a key; another key may lose its own.
+    /// Sets the value of a key; may evict another key.
     pub(super) fn insert(&mut self, key: u64, value: V) {
         if key == NO_KEY {
             return;
@@ -83,9 +81,9 @@ impl<V: Copy + Default> Table<V> {
         self.place(key, value);
     }
 
-    /// Forgets the keys that `stays` does not want kept.
+    /// Removes the keys for which `stays` returns false.
     pub(super) fn retain(&mut self, stays: impl Fn(u64) -> bool) {
-        // Mostly all of them stay, and a new table is memory that is touched for the first time.
+        // Mostly all of them stay, and a new table would touch fresh memory.
         let goes = |(key, _): &(u64, V)| *key != NO_KEY && !stays(*key);
         if self.slots.iter().any(goes) {
             self.rebuild(self.slots.len(), stays);
@@ -115,8 +113,8 @@ impl<V: Copy + Default> Table<V> {
     }
 }
 
-/// The first slot for a key, beyond the size of the table too. Neighbouring functions differ in
-/// the low bits, libraries in the high ones.
+/// The home slot of a key, before reduction to the table size. Neighboring functions differ in the low bits,
+/// libraries in the high ones.
 #[inline(always)]
 fn home(key: u64) -> usize {
     (key ^ key >> 13) as u32 as usize
@@ -146,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_wanted_any_more_is_forgotten_and_nothing_else() {
+    fn retain_removes_only_unwanted_keys() {
         let mut table = Table::default();
         keys(1000).for_each(|key| table.insert(key, key));
         table.retain(|key| key % 2 == 0);
@@ -177,8 +175,8 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_one_home_are_found_and_looking_for_them_is_bounded() {
-        // The low 13 bits and the ones folded onto them are those of 1.
+    fn keys_with_one_home_are_found_with_bounded_probes() {
+        // The low 13 bits and the ones folded onto them equal those of 1.
         let same_home = |index: u64| 1 | index << 45;
         let mut table = Table::default();
         for index in 0..PROBES as u64 {

@@ -1,4 +1,4 @@
-//! Code of tests: bytes from an address on, and what else is known about them.
+//! Code for tests: bytes from an address, and facts about them.
 
 use std::ops::Range;
 
@@ -6,34 +6,34 @@ use super::{Code, CodeTraits};
 use crate::addr::Avma;
 use crate::binary::frame_rule::AnyRow;
 
-/// Code from an address on. Nothing else is known about it, unless a test sets it.
+/// Code from an address, without other facts unless a test sets them.
 #[derive(Clone, Default)]
 pub(super) struct Text {
     start: u64,
     bytes: Vec<u8>,
-    /// Addresses of functions.
+    /// Bounds of functions.
     pub(super) functions: Vec<Range<u64>>,
     is_described: bool,
     row: Option<AnyRow>,
     traits: CodeTraits,
     entry: Option<u64>,
     begins_threads: Option<bool>,
-    /// What a symbol says, of Arm.
+    /// Instruction set by a symbol, for Arm.
     pub(super) is_t32: Option<bool>,
 }
 
 impl Text {
-    /// These bytes at `start`.
+    /// Code with these bytes at `start`.
     pub(super) fn new(start: u64, bytes: impl Into<Vec<u8>>) -> Text {
         Text { start, bytes: bytes.into(), ..Text::default() }
     }
 
-    /// Instructions of four bytes.
+    /// Code of four-byte instructions.
     pub(super) fn of_words(start: u64, words: &[u32]) -> Text {
         Text::new(start, words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>())
     }
 
-    /// Functions begin so far behind the first byte, and end where the next one begins.
+    /// Sets functions at these offsets, each up to the next one.
     pub(super) fn with_functions(mut self, offsets: &[u64]) -> Text {
         let ends = offsets.iter().skip(1).copied().chain([self.bytes.len() as u64]);
         self.functions =
@@ -41,27 +41,27 @@ impl Text {
         self
     }
 
-    /// Unwind information has all of it as one function.
+    /// Makes all of it one function by unwind information.
     pub(super) fn described(self) -> Text {
         Text { is_described: true, ..self }
     }
 
-    /// All of it has this row.
+    /// Sets the row of all addresses.
     pub(super) fn with_row(self, row: Option<AnyRow>) -> Text {
         Text { row, ..self }
     }
 
-    /// Who made it.
+    /// Sets the compiler's properties.
     pub(super) fn with_traits(self, traits: CodeTraits) -> Text {
         Text { traits, ..self }
     }
 
-    /// Its image begins to run at this address.
+    /// Sets the entry point of its image.
     pub(super) fn with_entry(self, entry: u64) -> Text {
         Text { entry: Some(entry), ..self }
     }
 
-    /// Threads begin in its image, or not.
+    /// Sets whether threads begin in its image.
     pub(super) fn with_threads(self, begin: bool) -> Text {
         Text { begins_threads: Some(begin), ..self }
     }

@@ -1,16 +1,17 @@
-//! The places that paths have reached, and what was noted there first. Looked up at every instruction that is followed.
-//! Input: code addresses; output: what was noted before. Not for: more than some thousand places, which is all that
-//! is followed of a function.
+//! The addresses that paths have reached, each with the value noted there first. Looked up at every followed
+//! instruction. Input: code addresses; output: the earlier value. Not for: more than some thousand addresses, the
+//! limit for a function.
 //!
-//! Open addressing by the low bits of addresses: neighbouring instructions have neighbouring
-//! slots. Clearing is free, unlike clearing a map.
+//! Open addressing by the low bits of addresses: neighboring instructions have neighboring slots. Clearing is
+//! free, unlike for a map.
 
 use crate::addr::Avma;
 
-/// Slots at first, a power of two; they double where half are taken.
+/// Initial number of slots, a power of two; doubles when half of them are used.
 const SLOTS_MIN: usize = 512;
 
-/// The places that paths have come to, each with what was noted there first. Allocates nothing until the first note.
+/// The addresses that paths have reached, each with the value noted there first. Allocates nothing until the first
+/// note.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visited<V> {
     slots: Vec<Slot<V>>,
@@ -27,17 +28,17 @@ struct Slot<V> {
 }
 
 impl<V: Copy + Default> Visited<V> {
-    /// Forgets all places.
+    /// Removes all addresses.
     pub(super) fn clear(&mut self) {
         self.len = 0;
         self.round = self.round.wrapping_add(1);
         if self.round == 0 {
-            // Slots of four thousand million rounds ago would look like those of this one.
+            // After wrapping around, slots of an old round would look like those of this one.
             self.slots.clear();
         }
     }
 
-    /// Notes a place, or gives what was noted there before, which stays.
+    /// Notes a value at an address, or returns the earlier one, which is kept.
     #[inline]
     pub(super) fn note(&mut self, at: Avma, noted: V) -> Option<V> {
         if 2 * self.len >= self.slots.len() {
@@ -53,7 +54,7 @@ impl<V: Copy + Default> Visited<V> {
         None
     }
 
-    /// Where a place is noted, or the free slot where it is to be: half of them are free.
+    /// The slot of an address, or the free slot for it: half of them are free.
     #[inline]
     fn slot_of(&self, at: u64) -> usize {
         let mask = self.slots.len() - 1;
@@ -67,7 +68,7 @@ impl<V: Copy + Default> Visited<V> {
     #[cold]
     fn grow(&mut self) {
         let wanted = (2 * self.slots.len()).max(SLOTS_MIN);
-        // A fresh slot belongs to the round before this one.
+        // A free slot belongs to the previous round.
         let free = Slot { at: 0, round: self.round.wrapping_sub(1), noted: V::default() };
         let before = std::mem::replace(&mut self.slots, vec![free; wanted]);
         for slot in before.into_iter().filter(|slot| slot.round == self.round) {
@@ -86,12 +87,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_noted_first_stays_until_all_is_forgotten() {
+    fn the_first_value_is_kept_until_cleared() {
         let mut visited = Visited::default();
         for round in 0..40 {
             let mut expected = HashMap::new();
             for number in 0..round * 70 {
-                // Of one function, and of another one whose addresses have the same low bits; many come again.
+                // Addresses of one function, and of another with the same low bits; many repeat.
                 let scattered = (number + round) * 2_654_435_761 % 2003;
                 let at = 0x5555_0000 + scattered + ((number % 3 / 2) << 32);
                 let before = expected.get(&at).copied();
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_begin_anew_when_their_numbers_do() {
+    fn rounds_restart_when_their_number_wraps() {
         let mut visited = Visited::default();
         assert_eq!(visited.note(Avma(1), 'a'), None);
         visited.round = u32::MAX;

@@ -1,23 +1,23 @@
-//! The aligned words of a copied stack: what a walk reads at every frame, with one comparison
-//! for bounds and alignment, and how large they are. Input: [`StackBytes`]; output: words. Not for:
-//! unaligned reads, which [`StackBytes::word`] does.
+//! The aligned words of a copied stack, which a walk reads at every frame, with one comparison for bounds and
+//! alignment; and their size. Input: [`StackBytes`]; output: words. Not for: unaligned reads, which
+//! [`StackBytes::word`] does.
 
 use crate::addr::Avma;
 
-/// The words that a processor keeps addresses in: `u64`, or `u32`.
+/// The address type of a processor: `u64`, or `u32`.
 pub(super) trait Word: Copy + std::fmt::Debug {
-    /// Their bytes, in the order of memory.
+    /// Its bytes, in memory order.
     type Bytes: Copy + std::fmt::Debug;
-    /// How many those are, as a power of two.
+    /// log2 of their number.
     const SHIFT: u32;
 
-    /// Bytes as whole words.
+    /// Reinterprets bytes as whole words.
     fn whole(bytes: &[u8]) -> &[Self::Bytes];
 
     /// The little-endian value, zero-extended.
     fn value(bytes: &Self::Bytes) -> u64;
 
-    /// The value of the first bytes, which need not be aligned; `None` if they are too few.
+    /// The value of the first bytes, which need not be aligned; `None` if there are too few.
     fn first(bytes: &[u8]) -> Option<u64>;
 }
 
@@ -78,8 +78,7 @@ impl StackBytes<'_> {
         self.read::<u64>(at)
     }
 
-    /// The little-endian word of a processor's size at `at`, zero-extended, or `None` outside the
-    /// copy.
+    /// The little-endian word of the processor's size at `at`, zero-extended, or `None` outside the copy.
     #[inline]
     pub(in crate::walk) fn read<W: Word>(&self, at: Avma) -> Option<u64> {
         let offset = usize::try_from(at.0.checked_sub(self.base.0)?).ok()?;
@@ -117,7 +116,7 @@ impl<'a, W: Word> Words<'a, W> {
     /// The little-endian word at `at`; `None` outside the copy, or if `at` is not aligned.
     #[inline(always)]
     pub(super) fn word(&self, at: u64) -> Option<u64> {
-        // Rotated, the bits of an unaligned offset make it too large for any copy.
+        // Rotation makes the offset of an unaligned address too large for any copy.
         let index = usize::try_from(at.wrapping_sub(self.start).rotate_right(W::SHIFT)).ok()?;
         self.words.get(index).map(W::value)
     }
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn aligned_words_are_those_of_the_copy_and_others_none() {
+    fn aligned_words_are_read_and_others_are_not() {
         check::<u64>(8);
         check::<u32>(4);
     }

@@ -1,8 +1,8 @@
-//! The entries of `.eh_frame` and `.debug_frame`: each by its offset, and an index of all by address. Input: the
-//! bytes of a section, hostile. Not for: the content of an entry (see `cfi`).
+//! The entries of `.eh_frame` and `.debug_frame`: single ones by offset, and an index of all by address. Input:
+//! the bytes of a section, hostile. Not for: the content of an entry (see `cfi`).
 //!
-//! Entries far longer than real ones are refused before they are read: thousands can refer to one CIE, and the
-//! instructions of an entry are executed again for each address.
+//! Entries far longer than real ones are refused without being read: thousands can refer to one CIE, and the
+//! instructions of an entry are executed for each address.
 
 use std::ops::Range;
 
@@ -13,21 +13,21 @@ use gimli::{
 
 pub(super) type Reader<'a> = EndianSlice<'a, LittleEndian>;
 
-/// Longest CIE that is read, in bytes: those of libc, LLVM, rustc and node have up to 36.
+/// Limit on the length of a CIE, in bytes: those of libc, LLVM, rustc and node have up to 36.
 const CIE_BYTES_MAX: u64 = 1024;
-/// Longest FDE that is read, in bytes: the longest of LLVM has 2,880, of rustc 11,596.
+/// Limit on the length of an FDE, in bytes: the longest of LLVM has 2,880, of rustc 11,596.
 const FDE_BYTES_MAX: u64 = 64 * 1024;
 
-/// `.eh_frame` of a processor whose addresses have this many bytes.
+/// `.eh_frame` for a processor with this pointer size.
 pub(super) fn eh_frame(bytes: &[u8], address_bytes: u8) -> EhFrame<Reader<'_>> {
     let mut section = EhFrame::new(bytes, LittleEndian);
     section.set_address_size(address_bytes);
-    // The others have no such instruction, so the processor need not be known.
+    // Other processors lack the vendor's instruction, so the processor need not be known.
     section.set_vendor(Vendor::AArch64);
     section
 }
 
-/// `.debug_frame` of such a processor.
+/// `.debug_frame` for a processor with this pointer size.
 pub(super) fn debug_frame(bytes: &[u8], address_bytes: u8) -> DebugFrame<Reader<'_>> {
     let mut section = DebugFrame::new(bytes, LittleEndian);
     section.set_address_size(address_bytes);
@@ -35,15 +35,15 @@ pub(super) fn debug_frame(bytes: &[u8], address_bytes: u8) -> DebugFrame<Reader<
     section
 }
 
-/// The entries of a section by first address, with one after the last and where they are;
-/// sorted. Those that are damaged are left out, or end the list if their length is.
+/// The entries of a section by first address, end address and offset; sorted. Malformed entries are skipped; a
+/// malformed length ends the list.
 pub(super) fn index<'a, S>(section: S, bytes: &[u8], bases: &BaseAddresses) -> Vec<(u64, u64, usize)>
 where
     S: UnwindSection<Reader<'a>>,
     S::Offset: UnwindOffset<usize>,
 {
     let (mut at, mut index) = (0, Vec::new());
-    // Not gimli's iterator, which ends at a CIE that it does not understand.
+    // Not gimli's iterator, which ends at a CIE that it does not support.
     while let Some((head, length)) = length_at(bytes, at).filter(|(_, length)| *length > 0) {
         if let Some(range) = range(&section, bytes, bases, at) {
             index.push((range.start, range.end, at));
@@ -61,7 +61,7 @@ pub(super) fn entry_at(index: &[(u64, u64, usize)], pc: u64) -> Option<usize> {
     last_entry(index, pc).filter(|(_, end, _)| pc < *end).map(|(.., offset)| *offset)
 }
 
-/// The last entry that begins at an address or before.
+/// The last entry that begins at or before an address.
 pub(super) fn last_entry(index: &[(u64, u64, usize)], at: u64) -> Option<&(u64, u64, usize)> {
     index.get(index.partition_point(|(start, ..)| *start <= at).checked_sub(1)?)
 }
@@ -82,8 +82,8 @@ where
     (fde.initial_address() < end).then_some(fde.initial_address()..end)
 }
 
-/// The FDE at an offset of a section, which is that of `bytes`; `None` if it is a CIE, damaged
-/// or too long, and if its CIE is.
+/// The FDE at an offset of a section with these `bytes`; `None` for a CIE, or if the FDE or its CIE is malformed
+/// or too long.
 pub(super) fn fde<'a, S>(
     section: &S,
     bytes: &[u8],
@@ -103,7 +103,7 @@ where
     section.fde_from_offset(bases, S::Offset::from(offset), cie).ok()
 }
 
-/// The length of the entry at an offset, and how many bytes that takes (DWARF 5, 7.4).
+/// The length of the entry at an offset, and the size of the length field (DWARF 5, 7.4).
 fn length_at(bytes: &[u8], offset: usize) -> Option<(usize, u64)> {
     let rest = bytes.get(offset..)?;
     match u32::from_le_bytes(*rest.first_chunk()?) {
@@ -116,7 +116,7 @@ fn length_at(bytes: &[u8], offset: usize) -> Option<(usize, u64)> {
 mod tests {
     use super::*;
 
-    /// An entry of `.debug_frame`, filled up with `DW_CFA_nop`.
+    /// An entry of `.debug_frame`, padded with `DW_CFA_nop`.
     fn entry(id: u32, content: &[u8]) -> Vec<u8> {
         let mut bytes = [&id.to_le_bytes(), content].concat();
         bytes.resize((bytes.len() + 4).next_multiple_of(8) - 4, 0);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_not_understood_loses_itself_only() {
+    fn an_unsupported_entry_loses_only_itself() {
         let mut section = [cie(b""), fde_of(0, 0x1000, 0)].concat();
         let unknown = section.len();
         section.extend(cie(b"?"));
@@ -148,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn lengths_out_of_proportion_are_refused() {
+    fn excessive_lengths_are_refused() {
         let long = FDE_BYTES_MAX as usize;
         let section = [cie(b""), fde_of(0, 0x1000, long), fde_of(0, 0x2000, long - 100)].concat();
         assert_eq!(indexed(&section), [0x2000]);
         let section = [cie(&[b'S'; 900]), fde_of(0, 0x1000, 0)].concat();
         assert_eq!(indexed(&section), [0x1000]);
-        // Read for each entry, this would take minutes.
+        // Reading it for each entry would take minutes.
         let mut section = cie(&vec![b'S'; 600_000]);
         section.extend(fde_of(0, 0x1000, 0).repeat(60_000));
         let started = crate::cpu_time::CpuTime::start();
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_lengths_end() {
+    fn malformed_lengths_end() {
         for bytes in [&[][..], &[9], &[0xff; 4], &[0xff; 12], &[0xff; 40], &[0; 8], &[8, 0, 0, 0, 1]] {
             assert!(indexed(bytes).is_empty(), "{bytes:?}");
         }

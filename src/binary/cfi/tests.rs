@@ -1,4 +1,4 @@
-//! Rows of this test executable, of damaged copies of it, and of entries made to cost much.
+//! Rows of this test executable, of corrupted copies of it, and of entries built to be expensive.
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::binary::elf::build::{self, AARCH64, PROGBITS, X86_64};
@@ -22,12 +22,12 @@ fn at_its_first_instruction_a_function_has_only_its_return_address() {
         all += 1;
         right += usize::from(rule(&cfi, &bytes, function.address()) == Some(entry));
     }
-    // Hand-written start code is the exception.
+    // Except hand-written start code.
     assert!(all > 500 && right * 1000 >= all * 995, "{right} of {all}");
 }
 
 #[test]
-fn what_is_no_file_or_no_code_has_no_rule() {
+fn unsupported_files_and_addresses_have_no_rule() {
     let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     let cfi = Cfi::find(&bytes).unwrap();
     assert_eq!(cfi.row::<[Column; COLUMNS]>(&bytes, Svma(0)), None);
@@ -63,7 +63,7 @@ fn without_the_search_table_or_section_headers_the_rows_are_the_same() {
 }
 
 #[test]
-fn damaged_tables_give_rows_or_none_and_end() {
+fn corrupted_tables_give_rows_or_none_and_end() {
     let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
     let file = object::File::parse(&*bytes).unwrap();
     let range = |name: &str| file.section_by_name(name).unwrap().file_range().unwrap();
@@ -79,7 +79,7 @@ fn damaged_tables_give_rows_or_none_and_end() {
     };
     let mut mutated = bytes.clone();
     for round in 0..300 {
-        // Damage adds up; every tenth round begins with a whole file again.
+        // Corruption accumulates; every tenth round starts from the original file.
         if round % 10 == 0 {
             mutated.copy_from_slice(&bytes);
         }
@@ -102,12 +102,12 @@ fn damaged_tables_give_rows_or_none_and_end() {
     }
 }
 
-/// Where the sections of [`with_marks`] are in memory.
+/// Addresses of the sections of [`with_marks`].
 const FRAMES: u64 = 0x3000;
 const HEADER: u64 = 0x4000;
 
-/// A file with a function of 16 bytes, at 0x1000, 0x1010 and so on, for each augmentation;
-/// all say that the CFA is 16 bytes above the stack pointer.
+/// A file with a 16-byte function at 0x1000, 0x1010 and so on for each augmentation; the CFA of each is 16 bytes
+/// above the stack pointer.
 fn with_marks(machine: u16, augmentations: &[&[u8]], with_header: bool) -> Vec<u8> {
     let entry = |content: &[u8]| {
         let mut content = content.to_vec();
@@ -144,7 +144,7 @@ fn with_marks(machine: u16, augmentations: &[&[u8]], with_header: bool) -> Vec<u
 }
 
 #[test]
-fn the_marks_of_aarch64_lose_no_entry() {
+fn augmentations_of_aarch64_lose_no_entry() {
     for with_header in [false, true] {
         let bytes = with_marks(AARCH64, &[b"zR", b"zRB", b"zRG", b"zRBS", b"zR"], with_header);
         let cfi = Cfi::find(&bytes).unwrap();
@@ -155,7 +155,7 @@ fn the_marks_of_aarch64_lose_no_entry() {
                 cfi.row(&bytes, Svma(pc)).unwrap_or_else(|| panic!("{pc:#x} {with_header}"));
             assert_eq!((&row.cfa, row.signal), (&RowCfa::Register(31, 16), signal), "{pc:#x}");
         }
-        // x86_64 has no such marks: what is not known is refused.
+        // x86_64 has no such augmentations: unknown ones are refused.
         let bytes = with_marks(X86_64, &[b"zRB", b"zR"], with_header);
         let cfi = Cfi::find(&bytes).unwrap();
         assert_eq!(cfi.row::<[Column; COLUMNS]>(&bytes, Svma(0x1008)), None);
@@ -163,7 +163,7 @@ fn the_marks_of_aarch64_lose_no_entry() {
     }
 }
 
-/// A file whose `.debug_frame`, of a function of 16 bytes at 0x1000, is packed as Go packs it.
+/// A file with a compressed `.debug_frame` in Go's format, for a 16-byte function at 0x1000.
 fn with_packed_frames(claimed_size: Option<u64>) -> Vec<u8> {
     let entry = |content: &[&[u8]]| {
         let mut content = content.concat();
@@ -182,7 +182,7 @@ fn with_packed_frames(claimed_size: Option<u64>) -> Vec<u8> {
 }
 
 #[test]
-fn packed_frames_are_unpacked_as_far_as_that_is_in_proportion() {
+fn compressed_frames_are_unpacked_up_to_a_ratio() {
     let bytes = with_packed_frames(None);
     let cfi = Cfi::find(&bytes).unwrap();
     let row: Row = cfi.row(&bytes, Svma(0x1008)).unwrap();

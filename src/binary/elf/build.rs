@@ -1,7 +1,7 @@
 //! Builds ELF files for tests, byte by byte.
 //!
 //! Input: the content. Output: the bytes of a file: headers, a page of "code" in `.text`, the other sections. Also
-//! included by tests/memory/hostile_work.rs, so it names nothing of the crate.
+//! included by tests/memory/hostile_work.rs, so it refers to nothing in the crate.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test needs another part")]
 
 pub const X86_64: u16 = 62;
@@ -17,10 +17,10 @@ pub const DYNSYM: u32 = 11;
 /// `sh_flags` of code.
 pub const CODE: u64 = 6;
 
-/// Where `.text` is, in the file and in memory; its size is the same.
+/// Offset and address of `.text`; also its size.
 pub const TEXT: u64 = 0x1000;
 
-/// The number of the first requested section.
+/// The number of the first section in the list.
 pub const FIRST: u32 = 2;
 
 /// A section.
@@ -34,18 +34,18 @@ pub struct Section {
     pub link: u32,
 }
 
-/// One that is not loaded.
+/// A section that is not loaded.
 pub fn section(name: &str, kind: u32, content: Vec<u8>, link: u32) -> Section {
     Section { name: name.to_owned(), kind, flags: 0, svma: 0, content, link }
 }
 
-/// A function of `.text` in the symbol table: offset of its name, address, size.
+/// A symbol table entry for a function in `.text`: offset of its name, address, size.
 pub fn function(name: u32, svma: u64, size: u64) -> Vec<u8> {
     // STB_GLOBAL, STT_FUNC, section 1
     [&name.to_le_bytes()[..], &[0x12, 0, 1, 0], &svma.to_le_bytes(), &size.to_le_bytes()].concat()
 }
 
-/// The symbols, from those of [`function`], and the names that they refer to.
+/// The symbol table with entries of [`function`], and its string table.
 pub fn symbols(symbols: &[Vec<u8>], names: Vec<u8>) -> [Section; 2] {
     let symbols = [vec![0; 24], symbols.concat()].concat();
     [section(".symtab", SYMTAB, symbols, FIRST + 1), section(".strtab", STRTAB, names, 0)]

@@ -1,7 +1,8 @@
-//! Entries of functions of an ELF file, by their names.
+//! Entry points of an ELF file's functions, by name.
 //!
-//! Input: the bytes of a file, hostile. Output: stated addresses and sizes. Of 32-bit Arm the last bit of an address says
-//! that the function is T32 (ELF for the Arm Architecture, 5.5.3). Not for: names of addresses (see `symbol::table`).
+//! Input: the bytes of a file, hostile. Output: stated addresses and sizes. For 32-bit Arm, the lowest bit of an
+//! address marks a T32 function (ELF for the Arm Architecture, 5.5.3). Not for: names of addresses (see
+//! `symbol::table`).
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
@@ -10,17 +11,17 @@ use object::read::elf::{FileHeader, Sym};
 use super::{Class, class};
 use crate::addr::Svma;
 
-/// The entry of a function.
+/// The entry point of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Its stated address.
     pub svma: Svma,
-    /// Size of the function, 0 where the symbol has none.
+    /// Size of the function, 0 if the symbol has none.
     pub bytes: u64,
 }
 
-/// The entry of each of these functions, `None` where the file defines none of that name, or several. Symbols for the
-/// dynamic loader come after those of the linker, which a stripped file lacks.
+/// The entry of each of these functions, `None` if the file defines none with that name, or several. The static
+/// symbol table comes first, then the dynamic one, which stripped files still have.
 #[must_use]
 pub fn find(bytes: &[u8], names: &[&str]) -> Vec<Option<Entry>> {
     let mut entries = vec![None; names.len()];
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_are_found_by_name_and_others_are_not() {
+    fn functions_are_found_by_name() {
         assert_eq!(find(b"\x7fELF", &["main"]), [None]);
         let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         if class(&program).is_err() {

@@ -1,10 +1,10 @@
-//! The functions of an ELF file as ranges, for code that is followed from its entry.
+//! The functions of an ELF file as ranges, for following code from its entry.
 //!
-//! Input: the bytes of a file, hostile. Output: address -> range. The start has to be an entry: symbols of function
-//! type count, functions that Go programs list, and the sections `.init` and `.fini`, which are one function each.
-//! Not for: names (see `symbol::table`), or functions that only unwind information has.
+//! Input: the bytes of a file, hostile. Output: address -> range. The start must be an entry: symbols of function
+//! type, functions listed by Go programs, and the sections `.init` and `.fini`, each a single function. Not for:
+//! names (see `symbol::table`), or functions known only from unwind information.
 //!
-//! Names are read on look-up: those of a compiler are 20 MB, which would all be resident.
+//! Names are read on look-up: those of a compiler are 20 MB, which would all become resident.
 
 use std::ops::Range;
 
@@ -16,12 +16,12 @@ use super::{Class, class, code_ranges, section_names};
 use crate::addr::Svma;
 use crate::binary::gopclntab::GoFunctions;
 
-/// Sections that are one function, put together by the linker of pieces without symbols.
+/// Sections that are one function, assembled by the linker from pieces without symbols.
 const WHOLE: [&[u8]; 2] = [b".init", b".fini"];
-/// Most bytes of a symbol's name that are read.
+/// Limit on bytes read of a symbol's name.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// The ranges of an ELF file's functions, sorted by start, and those of one start by how far they reach.
+/// The ranges of an ELF file's functions, sorted by start, then by descending end.
 #[derive(Clone, Debug, Default)]
 pub struct Functions(Vec<FunctionRange>);
 
@@ -30,19 +30,19 @@ struct FunctionRange {
     start: u64,
     end: u64,
     name: Name,
-    /// 32-bit Arm: its instructions are T32, not A32; if a symbol shows it.
+    /// Whether its instructions are T32 rather than A32 on 32-bit Arm, if a symbol shows it.
     is_t32: Option<bool>,
 }
 
-/// How to decide whether the start of a function is an entry. gcc moves rarely used parts of functions elsewhere,
-/// with a symbol of their own: their first instruction runs in the frame of the function.
+/// Whether the start of a function is an entry. gcc moves rarely executed parts of functions elsewhere, with a
+/// separate symbol: their first instruction runs in the frame of the function.
 #[derive(Clone, Copy, Debug)]
 enum Name {
-    /// None is needed: it is an entry.
+    /// Certainly an entry.
     OfEntry,
-    /// The name of the symbol, by its offset in the file.
+    /// Decided by the symbol's name, at this file offset.
     At(u32),
-    /// Beyond what is read.
+    /// The name is beyond the limit.
     Unknown,
 }
 
@@ -89,24 +89,24 @@ impl Functions {
         Functions(found)
     }
 
-    /// Whether the function at an address of 32-bit Arm, or the part of one, is T32: the lowest bit of its symbol
-    /// (ELF for the Arm Architecture, 5.5.3). `None` without a symbol.
+    /// Whether the function or part at an address of 32-bit Arm is T32: the lowest bit of its symbol (ELF for the
+    /// Arm Architecture, 5.5.3). `None` without a symbol.
     #[must_use]
     pub fn is_t32(&self, svma: Svma) -> Option<bool> {
         self.last(svma).first()?.is_t32
     }
 
-    /// The function at an address of the file with these bytes; `None` without a symbol, and in parts of functions
-    /// apart from their entry.
+    /// The function at an address of the file with these bytes; `None` without a symbol, and in parts separate
+    /// from their entry.
     #[must_use]
     pub fn at(&self, svma: Svma, file: &[u8]) -> Option<Range<Svma>> {
         let found = self.last(svma);
-        // Of one address the symbol that reaches furthest; a part is never an entry.
+        // Of several symbols at one address, the longest; a part is never an entry.
         let first = found.first().filter(|_| found.iter().all(|symbol| symbol.name.is_of_entry(file)))?;
         Some(Svma(first.start)..Svma(first.end))
     }
 
-    /// The symbols of the function or part that holds an address.
+    /// The symbols of the function or part that contains an address.
     fn last(&self, svma: Svma) -> &[FunctionRange] {
         let after = self.0.partition_point(|function| function.start <= svma.0);
         let Some(start) = after.checked_sub(1).map(|last| self.0[last].start) else { return &[] };
@@ -116,7 +116,7 @@ impl Functions {
     }
 }
 
-/// The function symbols of both tables and the sections that are functions.
+/// The function symbols of both tables, and the sections that are functions.
 fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::Result<Vec<FunctionRange>> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
@@ -165,9 +165,9 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(data: &[u8]) -> object::read::R
     Ok(found)
 }
 
-/// Whether a name belongs to the rarely used part of a function that gcc split off: `name.cold`, in older versions
-/// `name.cold.7` (gcc/final.cc, `cold_function_name`). LLVM names outlined functions, which are called,
-/// `name.cold.1`; these are not distinguished.
+/// Whether a name belongs to the rarely executed part of a function that gcc split off: `name.cold`, in older
+/// versions `name.cold.7` (gcc/final.cc, `cold_function_name`). LLVM's outlined functions, which are called, have
+/// names like `name.cold.1`; these are not distinguished.
 fn is_part(name: &[u8]) -> bool {
     let name = &name[..name.len().min(MAX_NAME_BYTES)];
     let without_number = {
@@ -182,7 +182,7 @@ fn is_part(name: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// A file that is two names, of an entry and of a part.
+    /// A file that consists of two names, of an entry and of a part.
     const NAMES: &[u8] = b"\0f\0f.cold\0";
 
     fn functions(list: &[(u64, u64, bool)]) -> Functions {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_holds_its_bytes_and_no_others() {
+    fn a_function_contains_its_bytes_and_no_others() {
         let functions = functions(&[(0x10, 0x20, true), (0x30, 0x40, false), (0x40, 0x50, true)]);
         let at = |address| functions.at(Svma(address), NAMES);
         assert_eq!(at(0xf), None);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_symbols_at_one_address_a_part_is_no_entry() {
+    fn with_several_symbols_at_one_address_a_part_is_no_entry() {
         let functions =
             functions(&[(0x10, 0x20, true), (0x10, 0x18, true), (0x20, 0x40, true), (0x20, 0x30, false)]);
         let at = |address| functions.at(Svma(address), NAMES);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_not_in_the_file_is_of_no_entry() {
+    fn a_name_outside_the_file_is_of_no_entry() {
         let name = |name: Name, file| name.is_of_entry(file);
         assert!(name(Name::At(1), NAMES) && !name(Name::At(3), NAMES));
         assert!(name(Name::OfEntry, b"") && !name(Name::Unknown, NAMES));
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_gcc_split_off_are_known_by_their_names() {
+    fn parts_split_off_by_gcc_are_recognized_by_name() {
         for part in ["main.cold", "main.cold.12", "f.part.0.cold"] {
             assert!(is_part(part.as_bytes()), "{part}");
         }

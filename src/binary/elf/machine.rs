@@ -1,4 +1,4 @@
-//! Machine numbers of ELF files (`e_machine`) -> processor.
+//! ELF machine numbers (`e_machine`).
 
 use object::elf;
 

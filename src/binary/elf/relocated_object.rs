@@ -1,9 +1,9 @@
-//! Links an object file that a JIT compiler registered with debuggers.
+//! Links an object file that a JIT compiler registered through GDB's JIT interface.
 //!
-//! Input: 64-bit ELF, hostile: an object whose sections have the addresses where they were loaded (LLVM's
-//! `RuntimeDyld`), or that describes one range of memory (QEMU). Output: the same bytes with absolute symbols and
-//! relocated sections, and a segment for each section of code, so that readers of executables can read it. Not for:
-//! the code itself, which is relocated in the target's memory only.
+//! Input: 64-bit ELF, hostile: an object with load addresses in its section headers (LLVM's `RuntimeDyld`), or one
+//! that describes one range of memory (QEMU). Output: the same bytes with absolute symbols, relocated sections,
+//! and a segment for each code section, as in an executable. Not for: the code itself, which is relocated only in
+//! the target's memory.
 //!
 //! Formats: System V ABI (gABI), "Relocation"; System V AMD64 ABI 4.4; ELF for the Arm 64-bit Architecture 5.7.
 
@@ -20,7 +20,7 @@ use crate::binary::object::name_at;
 type Header = FileHeader64<LittleEndian>;
 type Section = SectionHeader64<LittleEndian>;
 
-/// Bytes of a program header, and of the fields that are written here (gABI, "ELF Header").
+/// Size of a program header, and offsets of the patched fields (gABI, "ELF Header").
 const PHDR_BYTES: u16 = 56;
 const E_TYPE_AT: usize = 16;
 const E_PHOFF_AT: usize = 32;
@@ -30,16 +30,16 @@ const E_PHNUM_AT: usize = 56;
 const SH_SIZE_AT: usize = 32;
 const ST_VALUE_AT: usize = 8;
 
-/// A registered object file, rewritten as a linker would have written it.
+/// A registered object file in linked form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelocatedObject {
-    /// The file. A byte of code has its own address as its offset, since it is not in the file.
+    /// The file. The offset of a code byte is its address, since the file does not contain the code.
     pub bytes: Vec<u8>,
-    /// Where the code is; at most [`MAX_SEGMENTS`] ranges, none empty.
+    /// Address ranges of the code; at most [`MAX_SEGMENTS`], none empty.
     pub code: Vec<Range<Avma>>,
 }
 
-/// Links a registered file; `None` where it is not understood, or describes no code.
+/// Links a registered file; `None` if it is invalid, or describes no code.
 #[must_use]
 pub fn link(mut bytes: Vec<u8>) -> Option<RelocatedObject> {
     let Plan { code, changes } = plan(&bytes)?;
@@ -65,8 +65,8 @@ pub fn link(mut bytes: Vec<u8>) -> Option<RelocatedObject> {
     Some(RelocatedObject { bytes, code })
 }
 
-/// The file header and section headers of a file of this many bytes, which show where its code is. `read` fills a
-/// buffer from an offset on, and returns whether it could.
+/// The file header and section headers of a file of this many bytes, which contain the code's addresses. `read`
+/// fills a buffer from an offset, and returns whether it could.
 pub fn headers_of(file_bytes: u64, read: &mut dyn FnMut(u64, &mut [u8]) -> bool) -> Option<Vec<u8>> {
     let mut headers = vec![0; size_of::<Header>()];
     if !read(0, &mut headers) {
@@ -83,7 +83,7 @@ pub fn headers_of(file_bytes: u64, read: &mut dyn FnMut(u64, &mut [u8]) -> bool)
     Some(headers)
 }
 
-/// Bytes of the file that become others.
+/// A change to bytes of the file.
 #[derive(Clone, Copy, Debug)]
 struct Patch {
     at: usize,
@@ -104,13 +104,13 @@ struct Plan {
     changes: Vec<Patch>,
 }
 
-/// A file that is linked.
+/// A file being linked.
 struct Object<'a> {
     bytes: &'a [u8],
     sections: &'a [Section],
     names: &'a [u8],
     machine: elf::Machine,
-    /// Symbols count from the start of their section.
+    /// Symbol values are relative to the start of their section.
     is_relocatable: bool,
 }
 
@@ -137,7 +137,7 @@ fn plan(bytes: &[u8]) -> Option<Plan> {
     };
     let is_code = |section: &&Section| code_of(section).is_some();
     if sections.iter().filter(is_code).all(|section| section.sh_type(endian) == elf::SHT_NOBITS) {
-        // The symbol and the debug information of a whole buffer are the name of nothing in it.
+        // The symbol and the debug information of a whole buffer name nothing in it.
         let is_name = |section: &&Section| {
             section.sh_type(endian) == elf::SHT_SYMTAB || object.name_of(section) == b".debug_info"
         };
@@ -153,7 +153,7 @@ fn plan(bytes: &[u8]) -> Option<Plan> {
             let target = section.sh_info(endian) as usize;
             let before = changes.len();
             if object.relocate(section, target, &mut changes).is_none() {
-                // Half of it would describe other addresses than those that it is about.
+                // A partly relocated section would describe wrong addresses.
                 changes.truncate(before);
                 changes.push(Patch { at: size_at(target)?, value: 0, width: 8 });
             }
@@ -162,7 +162,7 @@ fn plan(bytes: &[u8]) -> Option<Plan> {
     Some(Plan { code, changes })
 }
 
-/// The addresses of a section of code that was loaded.
+/// The addresses of a loaded code section.
 fn code_of(section: &Section) -> Option<Range<Avma>> {
     let start = section.sh_addr(LittleEndian);
     let end = start.checked_add(section.sh_size(LittleEndian))?;
@@ -182,7 +182,7 @@ impl Object<'_> {
         Some((symbols, usize::try_from(offset).ok()?))
     }
 
-    /// Where a symbol is loaded; `None` for what the file does not define.
+    /// The load address of a symbol; `None` if the file does not define it.
     fn address_of(&self, symbol: &Sym64<LittleEndian>) -> Option<u64> {
         let value = symbol.st_value(LittleEndian);
         match symbol.st_shndx(LittleEndian) {
@@ -205,7 +205,7 @@ impl Object<'_> {
         }
     }
 
-    /// Relocates what describes code, which is in the section of that number; `None` if that cannot be done.
+    /// Applies relocations to section number `target`, if it describes code; `None` if that fails.
     fn relocate(&self, relocations: &Section, target: usize, changes: &mut Vec<Patch>) -> Option<()> {
         let Some(section) = self.sections.get(target) else { return Some(()) };
         let name = self.name_of(section);
@@ -218,7 +218,7 @@ impl Object<'_> {
         let entries: &[Rela64<LittleEndian>] = relocations.data_as_array(LittleEndian, self.bytes).ok()?;
         for entry in entries {
             let symbol = symbols.get(entry.r_sym(LittleEndian, false) as usize)?;
-            // Personalities and the like, which are elsewhere and not needed.
+            // Personality routines and other external symbols, which are not needed.
             let Some(symbol) = self.address_of(symbol) else { continue };
             let offset = entry.r_offset.get(LittleEndian);
             let absolute = symbol.wrapping_add_signed(entry.r_addend.get(LittleEndian));
@@ -241,11 +241,11 @@ impl Object<'_> {
     }
 }
 
-/// The value of a relocation, in this many bytes.
+/// The kind of a relocation, with its size in bytes.
 enum Relocation {
-    /// An address plus a number.
+    /// Symbol plus addend.
     Absolute(usize),
-    /// An address plus a number, counted from where it is written.
+    /// Symbol plus addend, relative to the relocated place.
     Relative(usize),
 }
 

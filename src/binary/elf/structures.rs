@@ -1,15 +1,15 @@
 //! Offsets of members of C structures, from the debug information of a 32-bit ELF file.
 //!
-//! Input: the bytes of a file, hostile, and names. Output: sizes and offsets. For the few structures of an operating
-//! system that are searched by name. Not for: packed debug sections, C++ classes, bit fields.
+//! Input: the bytes of a file, hostile, and names. Output: sizes and offsets. For the few structures of an
+//! operating system that are looked up by name. Not for: compressed debug sections, C++ classes, bit fields.
 
 use gimli::{AttributeValue, Dwarf, EndianSlice, LittleEndian, UnitOffset};
 use object::read::elf::ElfFile32;
 use object::{Object, ObjectSection};
 
-/// Entries of debug information that are read, at most: what takes a second.
+/// Limit on entries of debug information read: about one second.
 const MAX_ENTRIES: usize = 8 << 20;
-/// Members of one structure.
+/// Limit on members of one structure.
 const MAX_MEMBERS: usize = 256;
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
@@ -26,18 +26,18 @@ pub struct Structure {
 struct Member {
     name: String,
     offset: u64,
-    /// Elements, of an array.
+    /// Number of elements, for an array.
     count: Option<u64>,
 }
 
 impl Structure {
-    /// Where a member begins.
+    /// The offset of a member.
     #[must_use]
     pub fn offset(&self, name: &str) -> Option<u64> {
         self.member(name).map(|member| member.offset)
     }
 
-    /// How many elements a member has that is an array.
+    /// The number of elements of an array member.
     #[must_use]
     pub fn count(&self, name: &str) -> Option<u64> {
         self.member(name)?.count
@@ -48,11 +48,11 @@ impl Structure {
     }
 }
 
-/// The structures of these names, each `None` if the file does not describe it.
+/// The structures with these names; `None` if the file does not describe it.
 #[must_use]
 pub fn find(file: &[u8], names: &[&str]) -> Vec<Option<Structure>> {
     let mut found = vec![None; names.len()];
-    // What was found before something damaged stays.
+    // Structures found before an error are kept.
     let _ = collect(file, names, &mut found);
     found
 }
@@ -70,7 +70,7 @@ fn collect(file: &[u8], names: &[&str], found: &mut [Option<Structure>]) -> Opti
     while let Some(header) = headers.next().ok()? {
         let Ok(unit) = dwarf.unit(header) else { continue };
         let mut entries = unit.entries();
-        // The structure that is being read, and its depth.
+        // The current structure, and its depth.
         let mut inside: Option<(usize, isize)> = None;
         while let Ok(Some(entry)) = entries.next_dfs() {
             left = left.checked_sub(1)?;
@@ -104,7 +104,7 @@ fn collect(file: &[u8], names: &[&str], found: &mut [Option<Structure>]) -> Opti
                     };
                     structure.members.push(Member {
                         name: String::from_utf8_lossy(name).into_owned(),
-                        // Of the first member it may be left out.
+                        // May be omitted for the first member.
                         offset: number(gimli::DW_AT_data_member_location).unwrap_or(0),
                         count,
                     });
@@ -119,7 +119,7 @@ fn collect(file: &[u8], names: &[&str], found: &mut [Option<Structure>]) -> Opti
     Some(())
 }
 
-/// How many elements the array type at an offset has; `None` for other types.
+/// The number of elements of the array type at an offset; `None` for other types.
 fn elements(unit: &gimli::Unit<Slice<'_>>, at: UnitOffset) -> Option<u64> {
     let mut entries = unit.entries_at_offset(at).ok()?;
     let array = entries.next_dfs().ok()??;

@@ -1,8 +1,8 @@
 //! Addresses of variables of an ELF file, by name.
 //!
-//! Input: the bytes of a file, hostile. Output: address and size. A name that the linker made unique
-//! (`name.lto_priv.0`, `name.123`) is found without the suffix. Not for: functions (see `functions`), names of
-//! addresses (see `symbol::table`).
+//! Input: the bytes of a file, hostile. Output: address and size. Suffixes by which the linker made a name unique
+//! (`name.lto_priv.0`, `name.123`) are ignored. Not for: functions (see `functions`), names of addresses (see
+//! `symbol::table`).
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader32, FileHeader64};
@@ -16,11 +16,11 @@ use crate::addr::Svma;
 pub struct Variable {
     /// Its stated address.
     pub svma: Svma,
-    /// Its size, 0 where the symbol has none.
+    /// Its size, 0 if the symbol has none.
     pub bytes: u64,
 }
 
-/// The variables of these names, each `None` if there is none, or several.
+/// The variables with these names; `None` if there is none, or several.
 #[must_use]
 pub fn find(bytes: &[u8], names: &[&str]) -> Vec<Option<Variable>> {
     let found = match class(bytes) {
@@ -37,7 +37,7 @@ pub fn find(bytes: &[u8], names: &[&str]) -> Vec<Option<Variable>> {
     (0..names.len()).map(one).collect()
 }
 
-/// The address of the variable with a name and size, by its symbol or dynamic symbol.
+/// The address of the variable with this name and size, by its static or dynamic symbol.
 #[must_use]
 pub fn of_size(bytes: &[u8], name: &str, size: u64) -> Option<Svma> {
     match class(bytes).ok()? {
@@ -52,7 +52,7 @@ fn of_size_in<H: FileHeader<Endian = LittleEndian>>(data: &[u8], name: &str, siz
     let sections = header.sections(endian, data).ok()?;
     [elf::SHT_DYNSYM, elf::SHT_SYMTAB].into_iter().find_map(|kind| {
         let table = sections.symbols(endian, data, kind).ok()?;
-        // By size first: names are all over the file.
+        // By size first: names are scattered over the file.
         let of_size = table.iter().filter(|symbol| {
             symbol.st_size(endian).into() == size
                 && symbol.st_type() == elf::STT_OBJECT
@@ -73,7 +73,7 @@ fn collect<H: FileHeader<Endian = LittleEndian>>(
     let table = header.sections(endian, data)?.symbols(endian, data, elf::SHT_SYMTAB)?;
     let mut found = Vec::new();
     for symbol in table.iter() {
-        // gcc for Arm gives local variables no type where it does not optimise, but their size.
+        // gcc for Arm emits local variables without type but with size if it does not optimize.
         let is_variable = match symbol.st_type() {
             elf::STT_OBJECT => true,
             elf::STT_NOTYPE => symbol.st_size(endian).into() != 0,

@@ -1,12 +1,12 @@
-//! Interprets the instructions of an unwind table entry: bytes in, a row out. Bounded by their number; an instruction
-//! only ever adds to the virtual stack pointer.
+//! Interprets the instructions of an unwind table entry: bytes in, a row out. Bounded by their number; an
+//! instruction can only increase the virtual stack pointer.
 //!
 //! Source: IHI 0038, 10.3, table 4; B4 and B5 of the Armv8.1-M pointer authentication in release 2020Q4.
 
 use crate::binary::frame_rule::{ARM_COLUMNS, Cfa, Column, RowArm};
 use crate::leb128::Leb128;
 
-/// Numbers of registers (AADWARF32, 4.1).
+/// Register numbers (AADWARF32, 4.1).
 const SP: u8 = 13;
 const LR: usize = 14;
 const PC: usize = 15;
@@ -17,14 +17,14 @@ const DEREF: u8 = 0x06;
 const CONSTS: u8 = 0x11;
 const PLUS: u8 = 0x22;
 
-/// A place in memory: a register of the frame plus bytes.
+/// A memory slot: a register of the frame plus bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Slot {
     register: u8,
     offset: i64,
 }
 
-/// What the virtual stack pointer counts from.
+/// The base of the virtual stack pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
     /// A register of the frame.
@@ -41,9 +41,9 @@ struct Machine {
 }
 
 impl Machine {
-    /// Pops the registers of a mask, the lowest first.
+    /// Pops the registers of a mask, lowest first.
     fn pop(&mut self, mask: u16) -> Option<()> {
-        // Behind a stack pointer that was itself popped nothing is.
+        // After popping the stack pointer itself, nothing can be popped.
         let Base::Register(register) = self.base else { return None };
         let mut loaded = None;
         for number in (0..ARM_COLUMNS).filter(|number| mask >> number & 1 == 1) {
@@ -60,7 +60,7 @@ impl Machine {
         Some(())
     }
 
-    /// Sets the virtual stack pointer to a register, as it is now.
+    /// Sets the virtual stack pointer to the current value of a register.
     fn set(&mut self, register: u8) {
         let popped = self.popped.get(usize::from(register)).copied().flatten();
         self.base = popped.map_or(Base::Register(register), Base::Word);
@@ -84,7 +84,7 @@ impl Machine {
             if number == usize::from(SP) {
                 continue;
             }
-            // The return address is that of the program counter, if that was saved.
+            // The return address is the saved program counter, if there is one.
             let column = if number == PC { LR } else { number };
             row.columns[column] = match self.base {
                 Base::Register(register) if register == slot.register => {
@@ -97,7 +97,7 @@ impl Machine {
     }
 }
 
-/// The row of these instructions; `None` for those that refuse, are reserved, or end too soon.
+/// The row of these instructions; `None` if they refuse to unwind, are reserved, or truncated.
 pub(super) fn row(code: &[u8]) -> Option<RowArm> {
     let mut machine = Machine { base: Base::Register(SP), offset: 0, popped: [None; ARM_COLUMNS] };
     let mut bytes = code.iter().copied();
@@ -132,14 +132,14 @@ pub(super) fn row(code: &[u8]) -> Option<RowArm> {
                 machine.pop(mask.into())?;
             }
             0xb2 => machine.offset += 0x204 + (uleb(&mut bytes)? << 2),
-            // VFP registers as FSTMX saves them: a word more.
+            // VFP registers saved by FSTMX: one word more.
             0xb3 => machine.offset += registers(bytes.next()?) * 8 + 4,
-            // The code that signs the return address.
+            // The return address authentication code.
             0xb4 => machine.offset += 4,
-            // The stack pointer here is what it is signed with.
+            // The stack pointer at this point is the signing modifier.
             0xb5 => {}
             0xb8..=0xbf => machine.offset += (i64::from(byte & 7) + 1) * 8 + 4,
-            // Registers of WMMX: data, then control.
+            // WMMX registers: data, then control.
             0xc0..=0xc5 => machine.offset += (i64::from(byte & 7) + 1) * 8,
             0xc6 => machine.offset += registers(bytes.next()?) * 8,
             0xc7 => {
@@ -149,7 +149,7 @@ pub(super) fn row(code: &[u8]) -> Option<RowArm> {
                 }
                 machine.offset += i64::from(mask.count_ones()) * 4;
             }
-            // VFP registers as VPUSH saves them: from d16 on, from d0 on, from d8 on.
+            // VFP registers saved by VPUSH: from d16, d0 or d8.
             0xc8 | 0xc9 => machine.offset += registers(bytes.next()?) * 8,
             0xd0..=0xd7 => machine.offset += (i64::from(byte & 7) + 1) * 8,
             _ => return None,
@@ -158,7 +158,7 @@ pub(super) fn row(code: &[u8]) -> Option<RowArm> {
     machine.row()
 }
 
-/// The number of registers in a byte with first one and number less one.
+/// The number of registers from a byte with the first register and the count minus one.
 fn registers(byte: u8) -> i64 {
     i64::from(byte & 0xf) + 1
 }

@@ -12,7 +12,7 @@ fn relative(place: u32, to: u32) -> u32 {
     to.wrapping_sub(place) & 0x7fff_ffff
 }
 
-/// A file with these entries, each of a function and a second word, and an `.ARM.extab`.
+/// A file with these entries, each with its function and second word, and an `.ARM.extab`.
 pub(crate) fn file(entries: &[(u32, u32)], extab: &[u32]) -> Vec<u8> {
     let mut file = vec![0; 0x600];
     file[..20].copy_from_slice(b"\x7fELF\x01\x01\x01\0\0\0\0\0\0\0\0\0\x02\0\x28\0");
@@ -58,7 +58,7 @@ fn saved(row: &RowArm) -> Vec<(usize, i64)> {
 }
 
 #[test]
-fn an_entry_reaches_to_the_next_one() {
+fn an_entry_extends_to_the_next_one() {
     // pop {r4, lr}; cannot unwind; in the other table
     let elsewhere = relative(TABLE + 20, EXTAB + 4);
     let entries = [(TEXT, 0x80a8_b0b0), (TEXT + 0x10, CANTUNWIND), (TEXT + 0x21, elsewhere)];
@@ -78,7 +78,7 @@ fn an_entry_reaches_to_the_next_one() {
 }
 
 #[test]
-fn instructions_say_what_the_abi_says() {
+fn instructions_have_the_effect_of_the_abi() {
     let check = |code: &[u8], cfa: i64, columns: &[(usize, i64)]| {
         let row = row(code).unwrap_or_else(|| panic!("{code:x?} is refused"));
         assert_eq!((&row.cfa, saved(&row).as_slice()), (&Cfa::Register(13, cfa), columns), "{code:x?}");
@@ -95,12 +95,12 @@ fn instructions_say_what_the_abi_says() {
     check(&[0xc1, 0xc6, 0x10, 0xc7, 0x05], 16 + 8 + 8, &[]);
     check(&[0xc8, 0x02, 0xc9, 0x83], 24 + 32, &[]);
     check(&[0xd1, 0xa8], 16 + 8, &[(4, -8), (14, -4)]);
-    // The program counter that was saved is where the function returns to.
+    // The saved program counter is the return address.
     check(&[0x88, 0x01], 8, &[(4, -8), (14, -4)]);
 }
 
 #[test]
-fn a_stack_pointer_that_was_saved_is_read() {
+fn a_saved_stack_pointer_is_read() {
     // APCS: vsp = fp; vsp -= 12; pop {fp, ip, lr}; vsp = ip
     let row = row(&[0x9b, 0x42, 0x85, 0x80, 0x9c, 0xb0]).expect("a row");
     assert_eq!(row.cfa, Cfa::Expression([0x7b, 0x78, 0x06, 0x11, 0x00, 0x22].into()));
@@ -109,7 +109,7 @@ fn a_stack_pointer_that_was_saved_is_read() {
 }
 
 #[test]
-fn what_is_reserved_or_cut_off_is_refused() {
+fn reserved_or_truncated_instructions_are_refused() {
     for code in [
         &[0x80, 0x00][..],
         &[0x9d],
@@ -133,9 +133,9 @@ fn what_is_reserved_or_cut_off_is_refused() {
 }
 
 #[test]
-fn damaged_files_have_no_rows_and_do_no_harm() {
+fn malformed_files_have_no_rows_and_do_not_panic() {
     let good = file(&[(TEXT, 0x80a8_b0b0), (TEXT + 0x10, relative(TABLE + 12, EXTAB))], &[0x82ff_0000]);
-    // More words than there are: they are read as far as the segment goes.
+    // More words than available: they are read up to the end of the segment.
     assert!(entry(&good, TEXT + 0x10).is_some_and(|entry| entry.said == TableSays::Refused));
     for at in 0..good.len() {
         for value in [0, 1, 0x7f, 0x80, 0xff] {

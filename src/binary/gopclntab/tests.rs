@@ -1,5 +1,5 @@
-//! Tables of each version, made byte by byte; damaged ones. That those of real compilers are read right
-//! is in tests/live_linux/runtimes.rs.
+//! Tables of each version, built byte by byte; and malformed ones. tests/live_linux/runtimes.rs tests those of
+//! real compilers.
 #![allow(clippy::unwrap_used)]
 use super::*;
 use crate::binary::elf::build::{self, AARCH64, PROGBITS, Section, X86_64};
@@ -7,10 +7,10 @@ use crate::binary::elf::build::{self, AARCH64, PROGBITS, Section, X86_64};
 const TEXT: u64 = build::TEXT;
 const FUNCTIONS: [(&str, u64); 3] = [("main.main", 0x40), ("main.work", 0x90), ("runtime.goexit", 0x100)];
 const END: u64 = 0x140;
-/// From an entry on: 0 for 4 instructions, 24 for 32, 0 again for 8; of the smallest size.
+/// From an entry: 0 for 4 instructions, 24 for 32, 0 again for 8; in units of the shortest instruction.
 const STEPS: &[u8] = &[2, 4, 48, 32, 47, 8, 0];
 
-/// A table of a version; `text`: what it has for the address that its functions are counted from.
+/// A table of a version; `text`: its base of function addresses.
 fn table(magic: u32, pointer_bytes: usize, quantum: u8, text: u64) -> Vec<u8> {
     let version = VERSIONS.iter().find(|version| version.magic == magic).unwrap();
     let word = |value: u64| value.to_le_bytes()[..pointer_bytes].to_vec();
@@ -23,8 +23,7 @@ fn table(magic: u32, pointer_bytes: usize, quantum: u8, text: u64) -> Vec<u8> {
     }
     let base = if version.text.is_some() { 0 } else { TEXT };
     let header_bytes = 8 + version.words * pointer_bytes;
-    // Behind the header: names, steps, the list of functions, what is known of each. Old versions have
-    // the list first.
+    // After the header: names, steps, the list of functions, the data of each. Old versions have the list first.
     let list_bytes = (2 * FUNCTIONS.len() + 1) * field_bytes;
     let (list_at, names_at) = match version.parts {
         Some(_) => (header_bytes + names.len() + STEPS.len(), header_bytes),
@@ -97,7 +96,7 @@ fn functions_and_rows_are_found_in_tables_of_all_versions() {
             let at = go.at(&bytes, Svma(TEXT + into));
             assert_eq!(at, expected.map(|index: usize| all[index].clone()), "{into:#x}");
         }
-        // The steps of the second function, and behind them nothing.
+        // The steps of the second function, and the end after them.
         for (into, expected) in
             [(0, Some(8)), (3, Some(8)), (4, Some(32)), (35, Some(32)), (36, Some(8)), (44, None)]
         {
@@ -108,19 +107,19 @@ fn functions_and_rows_are_found_in_tables_of_all_versions() {
 }
 
 #[test]
-fn where_calls_leave_the_return_address_in_a_register_frames_have_it_at_their_end() {
+fn with_a_link_register_frames_have_the_return_address_at_their_end() {
     let bytes = file(AARCH64, ".gopclntab", table(VERSIONS[0].magic, 8, 4, TEXT), &[]);
     let go = GoFunctions::find(&bytes).unwrap();
     let row = |into: u64| go.row::<[Column; AARCH64_COLUMNS]>(&bytes, Svma(TEXT + 0x40 + into)).unwrap();
     assert_eq!((row(0).cfa, &row(0).columns[30]), (Cfa::Register(31, 0), &Column::Same));
-    // Of four bytes each.
+    // Instructions of four bytes.
     assert_eq!((row(16).cfa, &row(16).columns[30]), (Cfa::Register(31, 24), &Column::At(-24)));
     // In `runtime.goexit`.
     assert_eq!(row(0xc0 + 16).columns[30], Column::Undefined);
 }
 
 #[test]
-fn files_that_are_loaded_anywhere_tell_by_what_they_also_know() {
+fn position_independent_files_get_their_base_from_other_sources() {
     let table = || table(VERSIONS[0].magic, 8, 1, 0);
     let names = b"\0runtime.goexit\0main.work\0".to_vec();
     let symbols = |list: &[Vec<u8>]| {
@@ -151,7 +150,7 @@ fn other_linkers_put_the_table_among_other_data() {
 }
 
 #[test]
-fn only_where_it_begins_to_run_is_first() {
+fn only_the_entry_point_is_first() {
     assert!(is_first(b"_rt0_amd64_linux") && is_first(b"_rt0_arm64_darwin"));
     assert!(
         ["_rt0_amd64", "_rt0_amd64_linux_lib", "rt0_go", ""].iter().all(|name| !is_first(name.as_bytes()))
@@ -159,7 +158,7 @@ fn only_where_it_begins_to_run_is_first() {
 }
 
 #[test]
-fn damaged_tables_are_read_as_far_as_they_are_sound() {
+fn malformed_tables_are_read_up_to_the_error() {
     let mut state = 0x60_7ab_u64;
     // xorshift64; from 0 to below.
     let mut random = |below: usize| {

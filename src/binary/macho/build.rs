@@ -1,7 +1,8 @@
 //! Builds Mach-O files for tests, byte by byte.
 //!
-//! Input: the content. Output: the bytes of a file, laid out as by linkers: header and commands, zero bytes of "code"
-//! for each section, then `__LINKEDIT`. Also included by tests/files/hostile.rs, so it names nothing of the crate.
+//! Input: the content. Output: the bytes of a file in a linker's layout: header and commands, zero bytes of "code"
+//! for each section, then `__LINKEDIT`. Also included by tests/files/hostile.rs, so it refers to nothing in the
+//! crate.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test needs another part")]
 
 /// Section flags of compiled code (`S_ATTR_PURE_INSTRUCTIONS | S_ATTR_SOME_INSTRUCTIONS`).
@@ -9,14 +10,14 @@ pub const CODE: u32 = 0x8000_0400;
 pub const X86_64: u32 = 0x0100_0007;
 pub const ARM64: u32 = 0x0100_000c;
 
-/// `n_type`: defined in a section, seen by other images or not; private external.
+/// `n_type`: defined in a section, external or not; private external.
 pub const EXT: u8 = 0x0f;
 pub const LOCAL: u8 = 0x0e;
 pub const PRIVATE: u8 = 0x1e;
 /// `N_FUN`, a debugging symbol.
 pub const STAB_FUN: u8 = 0x24;
 
-/// Where `__TEXT` of a program begins.
+/// Start of a program's `__TEXT`.
 pub const TEXT: u64 = 0x1_0000_0000;
 
 /// A section of `__TEXT`.
@@ -24,7 +25,7 @@ pub const TEXT: u64 = 0x1_0000_0000;
 pub struct Section {
     pub name: &'static str,
     pub flags: u32,
-    /// Bytes from the start of `__TEXT`.
+    /// Offset from the start of `__TEXT`.
     pub offset: u64,
     pub size: u64,
 }
@@ -36,7 +37,7 @@ pub struct Nlist {
     pub kind: u8,
     pub section: u8,
     pub desc: u16,
-    /// Bytes from the start of `__TEXT`.
+    /// Offset from the start of `__TEXT`.
     pub offset: u64,
 }
 
@@ -56,13 +57,13 @@ pub struct File {
     pub text_size: u64,
     pub sections: Vec<Section>,
     pub nlists: Vec<Nlist>,
-    /// Bytes from the start of `__TEXT`, rising.
+    /// Offsets from the start of `__TEXT`, ascending.
     pub function_starts: Vec<u64>,
-    /// The exports trie, as [`trie`] makes it.
+    /// The exports trie, built by [`trie`].
     pub trie: Vec<u8>,
     /// Whether the trie is in `LC_DYLD_INFO_ONLY`, as before macOS 12.
     pub dyld_info: bool,
-    /// `LC_MAIN`: bytes from the start of `__TEXT`.
+    /// `LC_MAIN`: offset from the start of `__TEXT`.
     pub entry: Option<u64>,
 }
 
@@ -144,7 +145,7 @@ impl File {
         file
     }
 
-    /// The `nlist_64` entries and their pool of names, which begins with an empty one.
+    /// The `nlist_64` entries and their string pool, which begins with an empty name.
     pub fn symtab(&self) -> (Vec<u8>, Vec<u8>) {
         let (mut nlists, mut strings) = (Vec::new(), vec![0]);
         for nlist in &self.nlists {
@@ -222,8 +223,8 @@ fn function_starts(offsets: &[u64]) -> Vec<u8> {
     out
 }
 
-/// An exports trie of names with their terminal parts (see [`at`]), branching where the
-/// names differ. Offsets of nodes are padded to four bytes, as some linkers do.
+/// An exports trie of names with their terminal data (see [`at`]), branching where the names differ. Offsets of
+/// nodes are padded to four bytes, as some linkers do.
 pub fn trie(exports: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let mut out = Vec::new();
     let all: Vec<(&[u8], &[u8])> =
@@ -232,7 +233,7 @@ pub fn trie(exports: &[(&str, Vec<u8>)]) -> Vec<u8> {
     out
 }
 
-/// The terminal part of an export: flags, then numbers.
+/// The terminal data of an export: flags, then numbers.
 pub fn at(flags: u64, numbers: &[u64]) -> Vec<u8> {
     let numbers = numbers.iter().flat_map(|number| uleb(*number));
     uleb(flags).into_iter().chain(numbers).collect()
@@ -296,9 +297,9 @@ pub fn fat(images: &[(u32, u32, Vec<u8>)], wide: bool) -> Vec<u8> {
     out
 }
 
-/// A program of i386 with the functions `start` and `main`, of 8 bytes each from 0x2000 on, laid out as
-/// ld64 did: `__TEXT` with one section, the symbol table, function starts, and the first thread's
-/// registers. Source: `<mach-o/loader.h>`.
+/// An i386 program with the functions `start` and `main`, of 8 bytes each from 0x2000, in ld64's layout: `__TEXT`
+/// with one section, the symbol table, function starts, and the first thread's registers. Source:
+/// `<mach-o/loader.h>`.
 pub(crate) fn i386() -> Vec<u8> {
     const COMMANDS: u32 = 56 + 68 + 24 + 16 + 80;
     let words = |words: &[u32]| -> Vec<u8> { words.iter().flat_map(|word| word.to_le_bytes()).collect() };

@@ -1,19 +1,19 @@
 //! Finds one name in an exports trie.
 //!
-//! Input: the bytes of the trie, hostile, and the name as in the trie (with its underscore). Output: its address. For
-//! all names at once see `symbol::table`.
+//! Input: the bytes of the trie, hostile, and the name as stored in the trie (with its underscore). Output: its
+//! address. For all names at once see `symbol::table`.
 //!
 //! Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`.
 
 use crate::leb128::take_unsigned;
 
-/// Edges from the root to a name, at most: each takes a letter of it, but for odd tries.
+/// Limit on edges from the root to a name: each consumes a letter of it, except in malformed tries.
 const MAX_EDGES: usize = 1024;
-/// The terminal names another library's symbol, or a resolver: no address of its own.
+/// Flags of re-exports and resolvers, which have no address in this image.
 const NOT_HERE: u64 = 0x08 | 0x10;
 
-/// Offset of `name` from the start of `__TEXT`; `None` if it is not exported from here, or the trie is damaged on the
-/// way.
+/// Offset of `name` from the start of `__TEXT`; `None` if this image does not export it, or the trie is malformed
+/// on the path.
 #[must_use]
 pub fn find(trie: &[u8], name: &[u8]) -> Option<u64> {
     let (mut at, mut rest) = (0, name);
@@ -46,7 +46,7 @@ pub fn find(trie: &[u8], name: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// `_a` at 0x10, `_ab` at 0x20, and `_x` that another library has.
+    /// `_a` at 0x10, `_ab` at 0x20, and `_x`, re-exported from another library.
     const TRIE: &[u8] = &[
         0, 1, b'_', 0, 5, // 0: the root, "_" leads to 5
         0, 2, b'a', 0, 13, b'x', 0, 24, // 5: "a", "x"
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_tries_end_the_search() {
+    fn malformed_tries_end_the_search() {
         for length in 0..TRIE.len() {
             assert!(find(&TRIE[..length], b"_ab").is_none_or(|found| found == 0x20), "cut at {length}");
         }
@@ -76,7 +76,7 @@ mod tests {
                 let _ = find(&damaged, b"_ab");
             }
         }
-        // A node that leads to itself without taking a letter.
+        // A node with an edge to itself that consumes no letter.
         assert_eq!(find(&[0, 1, 0, 0], b"_a"), None);
     }
 }

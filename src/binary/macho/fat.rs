@@ -1,10 +1,10 @@
-//! Fat (universal) files: one file, a Mach-O image for each of several processors.
+//! Fat (universal) files: one file with a Mach-O image for each of several processors.
 //!
-//! Input: a whole file, hostile, and the facts about the wanted image. Output: the bytes of that image. Thin files
-//! pass through the same check, so a caller need not know which it has. Not for: archives, or the content of the
+//! Input: a whole file, hostile, and the identity of the wanted image. Output: the bytes of that image. Thin files
+//! pass through the same check, so the caller need not distinguish them. Not for: archives, or the content of the
 //! image.
 //!
-//! Format: `<mach-o/fat.h>` of xnu; big-endian, whatever the images are.
+//! Format: `<mach-o/fat.h>` of xnu; big-endian for any processor.
 
 use std::ops::Range;
 
@@ -15,26 +15,26 @@ use super::{MachO, SUBTYPE_BITS};
 use crate::binary::object::part;
 use crate::binary::{FormatError, ImageBytes};
 
-/// Most images in one file. Java class files begin with the same magic number, followed
-/// by a version that is at least 45 where fat files have this count.
+/// Limit on images in one file. Java class files begin with the same magic number, followed by a version of at
+/// least 45 in place of this count.
 pub const MAX_IMAGES: u32 = 32;
 
-/// What is known of the image that is wanted.
+/// The identity of the wanted image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageIdentity {
-    /// UUID of the loaded image: decides alone. A file may hold arm64 and arm64e code
-    /// that differ in all addresses, and which of them runs is not the caller's to guess.
+    /// UUID of the loaded image, sufficient by itself. A file may contain arm64 and arm64e code with completely
+    /// different addresses, and the caller cannot guess which one runs.
     pub uuid: Option<[u8; 16]>,
-    /// `cputype`, where there is no UUID.
+    /// `cputype`, if there is no UUID.
     pub cpu_type: u32,
-    /// `cpusubtype`, where there is no UUID and several images have the type.
+    /// `cpusubtype`, if there is no UUID and several images have the type.
     pub cpu_subtype: u32,
 }
 
-/// The image of a fat or thin file that is wanted.
+/// Selects the wanted image of a fat or thin file.
 ///
 /// # Errors
-/// [`FormatError::OtherUuid`], [`FormatError::NoProcessor`], or what is wrong with the file.
+/// [`FormatError::OtherUuid`], [`FormatError::NoProcessor`], or an invalid file.
 pub fn choose(bytes: &ImageBytes, wanted: &ImageIdentity) -> Result<ImageBytes, FormatError> {
     let data = bytes.bytes();
     let slices = slices(data)?;
@@ -57,14 +57,14 @@ pub struct Slice {
     pub cpu_type: u32,
     /// `cpusubtype` without its capability bits.
     pub cpu_subtype: u32,
-    /// Its bytes in the file, as stated; all offsets inside are relative to the start.
+    /// Its stated bytes in the file; all offsets inside are relative to its start.
     pub range: Range<u64>,
 }
 
-/// The images of a fat file in its order; a thin file is one image.
+/// The images of a fat file in file order; a thin file is one image.
 ///
 /// # Errors
-/// What is wrong with the file, if it is neither.
+/// The file is neither, or invalid.
 pub fn slices(bytes: &[u8]) -> Result<Vec<Slice>, FormatError> {
     if !is_fat(bytes) {
         let macho = MachO::parse(bytes)?;
@@ -77,7 +77,7 @@ pub fn slices(bytes: &[u8]) -> Result<Vec<Slice>, FormatError> {
     }
 }
 
-/// Whether a file begins as fat files do.
+/// Whether a file has the magic number of fat files.
 pub(crate) fn is_fat(bytes: &[u8]) -> bool {
     match bytes {
         [0xca, 0xfe, 0xba, 0xbe | 0xbf, count @ ..] => {

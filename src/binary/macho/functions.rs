@@ -1,7 +1,7 @@
 //! The functions of a Mach-O file as ranges.
 //!
 //! Input: a summary and the bytes it was read from, hostile. Output: address -> range. The list
-//! (`LC_FUNCTION_STARTS`) exists in stripped files too. Not for: names.
+//! (`LC_FUNCTION_STARTS`) also exists in stripped files. Not for: names.
 
 use std::ops::Range;
 
@@ -9,25 +9,24 @@ use super::{MachO, function_starts};
 use crate::addr::Svma;
 use crate::binary::ImageBytes;
 
-/// Where the functions of a file begin, and its sections with instructions.
+/// The starts of a file's functions, and its sections with instructions.
 #[derive(Clone, Debug, Default)]
 pub struct Functions {
-    /// Bytes from the start of `__TEXT`, rising: half the memory that addresses need.
+    /// Offsets from the start of `__TEXT`, ascending: half the memory of addresses.
     starts: Vec<u32>,
     text: Svma,
-    /// A function ends with its section at the latest: the stubs that follow `__text` are
-    /// in no list.
+    /// A function extends at most to the end of its section: the stubs after `__text` are in no list.
     code: Vec<Range<Svma>>,
 }
 
 impl Functions {
-    /// Reads the list; empty if the file has none. At most one entry per byte of it.
+    /// Reads the list; empty if the file has none. At most one entry per byte.
     #[must_use]
     pub fn read(macho: &MachO, bytes: &ImageBytes) -> Functions {
         let range = &macho.linkedit.function_starts;
         let in_file =
             || bytes.bytes().get(usize::try_from(range.start).ok()?..usize::try_from(range.end).ok()?);
-        // An image that was read from memory has it apart.
+        // An image read from memory has it separately.
         let list = bytes.linkedit().map(|linkedit| linkedit.function_starts.bytes()).or_else(in_file);
         let starts = function_starts(list.unwrap_or_default(), macho.text.start);
         Functions {
@@ -37,8 +36,8 @@ impl Functions {
         }
     }
 
-    /// The function at an address: from its start to the next one's, or to the end of its
-    /// section. `None` outside the sections with code and before the first function of one.
+    /// The function at an address: from its start to that of the next one, or to the end of its section. `None`
+    /// outside code sections and before the first function of one.
     #[must_use]
     pub fn at(&self, svma: Svma) -> Option<Range<Svma>> {
         let section = self.code.iter().find(|section| section.contains(&svma))?;
@@ -68,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_reaches_to_the_next_or_to_the_end_of_its_section() {
+    fn a_function_extends_to_the_next_or_to_the_end_of_its_section() {
         // `__text` is 0x1000..0x2000, `__stubs` 0x2000..0x2100, then constants.
         let file = File { function_starts: vec![0x1010, 0x1040, 0x1f00], ..File::default() };
         let functions = functions(&file);
@@ -77,7 +76,7 @@ mod tests {
         check(&functions, 0x103f, Some(0x1010..0x1040));
         check(&functions, 0x1040, Some(0x1040..0x1f00));
         check(&functions, 0x1fff, Some(0x1f00..0x2000));
-        // The stubs belong to no function, least of all to the last one of `__text`.
+        // The stubs belong to no function, in particular not to the last one of `__text`.
         check(&functions, 0x2000, None);
         check(&functions, 0x2200, None);
         assert_eq!(functions.at(Svma(0)), None);
@@ -90,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_bytes_give_ranges_that_hold_the_address_or_none() {
+    fn malformed_bytes_give_ranges_that_contain_the_address_or_none() {
         let file = File { function_starts: (0..64).map(|n| 0x1000 + n * 0x40).collect(), ..File::default() };
         let bytes = file.build();
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;

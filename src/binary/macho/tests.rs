@@ -11,7 +11,7 @@ fn parse(file: &File) -> MachO {
 }
 
 #[test]
-fn the_commands_say_where_things_are() {
+fn load_commands_locate_everything() {
     let file = File {
         entry: Some(0x1010),
         nlists: vec![nlist("_main", 0x0f, 0x1010)],
@@ -43,10 +43,10 @@ fn the_commands_say_where_things_are() {
 }
 
 #[test]
-fn the_new_command_for_exports_has_precedence() {
+fn the_new_command_for_exports_has_priority() {
     let mut bytes = File { trie: vec![0, 0], ..File::default() }.build();
     let before = MachO::parse(&bytes).unwrap().linkedit;
-    // Another command behind the last one, in the space before the code.
+    // Another command after the last one, in the space before the code.
     let (count, size) = (bytes[16], u16::from_le_bytes([bytes[20], bytes[21]]));
     let end = 32 + usize::from(size);
     bytes[16] = count + 1;
@@ -78,7 +78,7 @@ fn a_dsym_has_addresses_without_bytes() {
 }
 
 #[test]
-fn in_the_shared_cache_offsets_of_other_files_do_not_mix() {
+fn offsets_of_other_files_of_the_shared_cache_do_not_mix() {
     // `__TEXT` and `__LINKEDIT` are in different files of the cache, at the same offset.
     let mut macho = parse(&File::default());
     macho.segments[1].file = 0x5000..0x9000;
@@ -98,14 +98,14 @@ fn hostile_segments_do_not_overflow() {
     for offset in [0, u64::MAX - 9, u64::MAX - 1, u64::MAX] {
         let _ = (macho.svma_of(offset), macho.linkedit_svma(offset), macho.file_offset_of(Svma(offset)));
     }
-    // A segment whose end would be beyond the last address.
+    // A segment that would end beyond the last address.
     let mut bytes = File::default().build();
     bytes[32 + 72 + 32..][..8].copy_from_slice(&u64::MAX.to_le_bytes());
     assert_eq!(MachO::parse(&bytes).unwrap().text, Svma(TEXT)..Svma(u64::MAX));
 }
 
 #[test]
-fn what_is_not_mach_o_is_refused_with_the_reason() {
+fn other_formats_are_refused_with_the_reason() {
     let reason = |bytes: &[u8]| MachO::parse(bytes).unwrap_err().to_string();
     assert_eq!(reason(b""), "an empty file");
     assert_eq!(reason(b"#!/bin/sh\n"), "not a Mach-O file");
@@ -138,7 +138,7 @@ fn wanted(uuid: Option<[u8; 16]>, cpu_subtype: u32) -> ImageIdentity {
 }
 
 #[test]
-fn the_uuid_decides_between_images_of_one_file() {
+fn the_uuid_selects_between_images_of_one_file() {
     let (intel, plain, signed) = (*b"intel___________", *b"arm64___________", *b"arm64e__________");
     let image = |cpu, subtype, uuid| File { cpu, subtype, uuid: Some(uuid), ..File::default() }.build();
     let images = [
@@ -178,7 +178,7 @@ fn a_thin_file_passes_the_same_check() {
 }
 
 #[test]
-fn damaged_fat_files_are_refused_or_cut() {
+fn malformed_fat_files_are_refused_or_truncated() {
     let file = fat_file(&[(ARM64, 0, File::default().build())], false);
     assert!(slices(&file[..20]).is_err(), "the table is cut");
     let cut = ImageBytes::new(file[..0x4100].to_vec());
@@ -195,7 +195,7 @@ fn damaged_fat_files_are_refused_or_cut() {
 }
 
 #[test]
-fn a_file_of_i386_says_where_it_begins_to_run() {
+fn an_i386_file_has_its_entry_point() {
     let bytes = super::build::i386();
     let macho = MachO::parse(&bytes).unwrap();
     assert_eq!((macho.cpu_type, macho.is_64, macho.entry), (CPU_I386, false, Some(Svma(0x2000))));
@@ -209,7 +209,7 @@ fn a_file_of_i386_says_where_it_begins_to_run() {
     for cut in 0..bytes.len() {
         let _ = MachO::parse(&bytes[..cut]);
     }
-    // A flavor that claims more words than there are.
+    // A flavor with a word count beyond the end.
     assert_eq!(
         unix_thread_entry(&[5, 0, 0, 0, 16, 0, 0, 0, 9, 0, 0, 0, 0xff, 0xff, 0xff, 0xff], false),
         None

@@ -1,8 +1,8 @@
 //! The unwind information of a Mach-O image: the rule for the caller in the body of the function at an address.
 //!
-//! Input: a summary and the bytes it was read from (a file, or an image in memory, of a shared cache, too: the
-//! sections lie in `__TEXT`). Output: a [`Body`]. `__unwind_info` lists the functions that are described in
-//! `__eh_frame`; files without the former are searched there.
+//! Input: a summary and the bytes it was read from (a file, or an image in memory, including one of a shared
+//! cache: the sections are in `__TEXT`). Output: a [`Body`]. `__unwind_info` refers to `__eh_frame` for some
+//! functions; files without the former are searched in the latter.
 
 use super::unwind_info::{self, CompactRow};
 use super::{CPU_ARM64, CPU_X86_64, MachO};
@@ -12,7 +12,7 @@ use crate::binary::cfi::Entries;
 use crate::binary::frame_rule::{Body, COLUMNS, Column, Columns, Row, RowAarch64};
 use std::ops::Range;
 
-/// Where the sections are.
+/// The location of the sections.
 #[derive(Clone, Debug)]
 pub struct Unwind {
     /// Offsets in the file.
@@ -57,8 +57,8 @@ impl Unwind {
         }
     }
 
-    /// The bounds of the function at a stated address, as `__eh_frame` has them. Not by
-    /// `__unwind_info`: linkers merge entries of neighbours that are alike.
+    /// The bounds of the function at a stated address by `__eh_frame`. Not by `__unwind_info`: linkers merge equal
+    /// entries of neighbors.
     pub(crate) fn function(&self, bytes: &ImageBytes, at: Svma) -> Option<Range<Svma>> {
         let (range, entries) = self.eh_frame.as_ref()?;
         entries.function(section(bytes, range), at)
@@ -90,7 +90,7 @@ impl Unwind {
     }
 }
 
-/// A section's bytes, clipped to those that there are.
+/// A section's bytes, clipped to the available ones.
 fn section<'a>(bytes: &'a ImageBytes, range: &Range<u64>) -> &'a [u8] {
     let from = bytes.from_offset(range.start);
     let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
@@ -106,8 +106,7 @@ mod tests {
     const SECTION: u64 = 0x1_0000_8000;
     const FUNCTION: u64 = 0x1_0000_4000;
 
-    /// `__eh_frame` of one function of 0x40 bytes: a CIE with `augmentation`, and an FDE
-    /// with `instructions`.
+    /// `__eh_frame` of one 0x40-byte function: a CIE with `augmentation`, and an FDE with `instructions`.
     fn eh_frame(augmentation: &str, instructions: &[u8]) -> Vec<u8> {
         let entry = |content: Vec<u8>| {
             let mut content = content;
@@ -143,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_signal_trampolines_say_so() {
+    fn entries_of_signal_trampolines_are_marked() {
         assert!(row(&eh_frame("zRS", &[]), FUNCTION).unwrap().signal);
     }
 
     #[test]
-    fn entries_for_return_addresses_signed_with_the_other_key_are_read() {
-        // As arm64e code has it.
+    fn entries_for_return_addresses_signed_with_the_b_key_are_read() {
+        // In the form of arm64e code.
         let section = eh_frame("zRB", &[0x44, 0x2d, 0x44, 0x0e, 16, 0x9e, 1]);
         let body = row(&section, FUNCTION + 8).unwrap();
         assert_eq!(

@@ -1,15 +1,14 @@
-//! Compact unwind information: the section `__unwind_info` → the entry of an address, and an
-//! entry → the row in its function's body.
+//! Compact unwind information: the section `__unwind_info` → the entry of an address, and an entry → the row in
+//! its function's body.
 //!
-//! Input: the section's bytes and an offset from the image's header, hostile. Output: an
-//! [`Entry`], or a [`Row`]. Each look-up is two binary searches in the bytes; nothing is kept.
-//! Not for: prologues and epilogues, which entries do not describe, and `__eh_frame`.
+//! Input: the section's bytes and an offset from the image's header, hostile. Output: an [`Entry`], or a [`Row`].
+//! Each look-up is two binary searches in the bytes; nothing is cached. Not for: prologues and epilogues, which
+//! entries do not describe, and `__eh_frame`.
 //!
-//! Not the crate `macho-unwind-info`: it indexes tables by numbers of the file unchecked, so
-//! that damaged files make it panic. Tests compare the two.
+//! Not the crate `macho-unwind-info`: it indexes tables by unchecked numbers from the file, so malformed files
+//! make it panic. Tests compare the two.
 //!
-//! Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h; what rows mean:
-//! src/CompactUnwinder.hpp.
+//! Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h; semantics: src/CompactUnwinder.hpp.
 
 use crate::binary::frame_rule::{
     AARCH64_COLUMNS, COLUMNS, Cfa, Column, Columns, RETURN_ADDRESS, Row, RowAarch64,
@@ -19,7 +18,7 @@ use crate::binary::frame_rule::{
 const REGULAR: u32 = 2;
 const COMPRESSED: u32 = 3;
 
-/// Bytes of an entry of the first level: function offset, page offset, LSDA offset.
+/// Size of a first-level entry: function offset, page offset, LSDA offset.
 const INDEX_BYTES: usize = 12;
 
 /// `UNWIND_X86_64_MODE_*` and `UNWIND_ARM64_MODE_*`, shifted by 24 bits.
@@ -43,26 +42,26 @@ const SP: u8 = 31;
 /// The entry for the functions in a range of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Bytes from the image's header to the first function of the range. Linkers merge equal entries of neighbours,
-    /// so it need not be the requested one.
+    /// Offset of the range's first function from the image's header. Linkers merge equal entries of neighbors, so
+    /// it need not be the requested function.
     pub start: u32,
-    /// Bytes to the next range.
+    /// Offset of the next range.
     pub end: u32,
-    /// `compact_unwind_encoding_t`; 0 is no information.
+    /// `compact_unwind_encoding_t`; 0 means no information.
     pub encoding: u32,
 }
 
-/// How the callers of a range of functions are found.
+/// The rule for the callers of a range of functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CompactRow<C: Columns> {
-    /// By this row.
+    /// This row.
     Row(Row<C>),
-    /// By the entry of `__eh_frame` at this offset; 0 where it does not fit into 24 bits.
+    /// The entry of `__eh_frame` at this offset; 0 if it does not fit into 24 bits.
     Dwarf(u32),
 }
 
 /// Finds an offset from the image's header in the content of `__unwind_info`. `None` without an entry, or if the
-/// section is damaged.
+/// section is malformed.
 #[must_use]
 pub fn find(section: &[u8], offset: u32) -> Option<Entry> {
     let word = |at: usize| word(section, at);
@@ -74,7 +73,7 @@ pub fn find(section: &[u8], offset: u32) -> Option<Entry> {
     let (index, index_count) = (word(20)? as usize, word(24)? as usize);
     let first = |number: usize| word(index.checked_add(number.checked_mul(INDEX_BYTES)?)?);
     let number = last_not_above(index_count, offset, first)?;
-    // The last entry of the first level only marks the end of the functions.
+    // The last first-level entry only marks the end of the functions.
     let page_end = first(number.checked_add(1)?).filter(|_| number + 1 < index_count)?;
     let page_start = first(number)?;
     let page = word(index + number * INDEX_BYTES + 4)? as usize;
@@ -109,7 +108,7 @@ pub fn find(section: &[u8], offset: u32) -> Option<Entry> {
     (start <= offset && offset < end).then_some(Entry { start, end, encoding })
 }
 
-/// The last of `count` rising numbers that is not above `wanted`.
+/// The last of `count` ascending numbers that does not exceed `wanted`.
 fn last_not_above(count: usize, wanted: u32, number: impl Fn(usize) -> Option<u32>) -> Option<usize> {
     let (mut low, mut high) = (0, count);
     while low < high {
@@ -127,8 +126,8 @@ fn word(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().map(|word| u32::from_le_bytes(*word))
 }
 
-/// The row of an encoding of an x86_64 image. `function` are the bytes of the code from the function's first
-/// instruction on: large frames are stated there only.
+/// The row of an x86_64 encoding. `function` is the code from the function's first instruction: large frame sizes
+/// are only there.
 ///
 /// ```text
 /// RBP_FRAME         CFA = rbp + 16; registers below rbp - 8 * offset
@@ -142,7 +141,7 @@ pub fn x86_64(encoding: u32, function: &[u8]) -> Option<CompactRow<[Column; COLU
         let mut row: Row = Row::new(Cfa::Register(RSP, cfa));
         row.columns[RETURN_ADDRESS] = Column::At(-8);
         let registers = permutation(bits(10, 3), bits(0, 10))?;
-        // The last one pushed is the first one listed.
+        // The last register pushed is the first one listed.
         for (words, register) in (2..).zip(registers.into_iter().flatten().rev()) {
             row.columns[usize::from(register)] = Column::At(-8 * words);
         }
@@ -174,7 +173,7 @@ pub fn x86_64(encoding: u32, function: &[u8]) -> Option<CompactRow<[Column; COLU
     Some(CompactRow::Row(row))
 }
 
-/// A number that is none of `UNWIND_X86_64_REG_*`.
+/// A number outside `UNWIND_X86_64_REG_*`.
 struct UnknownRegister;
 
 /// `UNWIND_X86_64_REG_*` → DWARF number; `None` for `UNWIND_X86_64_REG_NONE`.
@@ -183,15 +182,15 @@ fn register(number: u32) -> Result<Option<u8>, UnknownRegister> {
     NUMBERS.get(number as usize).copied().ok_or(UnknownRegister)
 }
 
-/// The registers of a frameless function, in the order in which they are popped: `number` is
-/// their place in a list of all arrangements of `count` of the six (Lehmer code).
+/// The registers of a frameless function, in pop order: `number` is the index of the permutation of `count` of the
+/// six (Lehmer code).
 fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
     let count = usize::try_from(count).ok().filter(|count| *count <= 6)?;
     let mut left: Vec<u32> = (1..=6).collect();
     let mut rest = number;
     let mut registers = [None; 6];
     for (index, place) in registers.iter_mut().enumerate().take(count) {
-        // Arrangements of the registers that follow: 6 registers have as many as 5.
+        // Number of permutations of the remaining registers: 6 registers have as many as 5.
         let after: u32 = (index + 1..count).map(|later| 6 - later as u32).product();
         let chosen = rest / after;
         rest %= after;
@@ -203,7 +202,7 @@ fn permutation(count: u32, number: u32) -> Option<[Option<u8>; 6]> {
     Some(registers)
 }
 
-/// The row of an encoding of an arm64 image.
+/// The row of an arm64 encoding.
 ///
 /// ```text
 /// FRAME       CFA = x29 + 16; pairs of registers below the record
@@ -226,7 +225,7 @@ pub fn arm64(encoding: u32) -> Option<CompactRow<[Column; AARCH64_COLUMNS]>> {
         ARM64_DWARF => return Some(CompactRow::Dwarf(bits(0, 24))),
         _ => return None,
     };
-    // x19 and x20 to x27 and x28; floating-point registers are not kept.
+    // Pairs x19/x20 to x27/x28; floating-point registers are ignored.
     for pair in (0..5).filter(|pair| bits(*pair, 1) == 1) {
         for register in [19 + 2 * pair, 20 + 2 * pair] {
             below -= 8;

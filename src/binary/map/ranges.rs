@@ -1,20 +1,20 @@
 //! Addresses of mapped files, for a signal handler, which may take no lock and allocate nothing.
 //!
-//! Input: ranges of addresses that come and go. Output: the range of an address, and whether it lost a page. Slots
-//! are never freed, but used again: there are as many as ranges were known at once.
+//! Input: ranges of addresses, added and removed. Output: the range of an address, and whether it lost a page.
+//! Slots are never freed, but reused: there are as many as ranges existed at once.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// A range, or room for one. Written by the one thread that has taken it.
+/// A range, or space for one. Written only by the thread that has taken it.
 #[derive(Debug)]
 struct Slot {
-    /// Odd while the range is being written: who reads the same even number before and after it has
-    /// read a whole one.
+    /// Odd while the range is being written (a seqlock): a reader that sees the same even number before and after
+    /// has read a consistent range.
     version: AtomicUsize,
     start: AtomicUsize,
-    /// As `start` where there is no range.
+    /// Equal to `start` if there is no range.
     end: AtomicUsize,
     lost: AtomicBool,
 }
@@ -37,7 +37,7 @@ impl Slot {
         self.version.fetch_add(1, SeqCst);
     }
 
-    /// The range, unless it is being written: that of the thread that asks never is.
+    /// The range, unless it is being written: that of the calling thread never is.
     fn get(&self) -> Option<Range<usize>> {
         let version = self.version.load(SeqCst);
         let range = self.start.load(SeqCst)..self.end.load(SeqCst);
@@ -45,10 +45,10 @@ impl Slot {
     }
 }
 
-/// Slots that are added at a time.
+/// Number of slots added at a time.
 const SLOTS: usize = 64;
 
-/// A list that only grows, so that it can be read without a lock: `OnceLock::get` is an atomic load.
+/// A list that only grows, so it can be read without a lock: `OnceLock::get` is an atomic load.
 struct Block {
     slots: [Slot; SLOTS],
     next: OnceLock<Box<Block>>,
@@ -56,19 +56,19 @@ struct Block {
 
 static FIRST: OnceLock<Box<Block>> = OnceLock::new();
 
-/// Slots without a range. Also held while a block is added.
+/// Slots without a range. Also locked while a block is added.
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 
 fn blocks() -> impl Iterator<Item = &'static Block> {
     std::iter::successors(FIRST.get(), |block| block.next.get()).map(|block| &**block)
 }
 
-/// A range that is known until this is dropped.
+/// A range that is registered until this is dropped.
 #[derive(Debug)]
 pub(super) struct KnownRange(&'static Slot);
 
 impl KnownRange {
-    /// Makes a range known; others that are known do not overlap it.
+    /// Registers a range, which overlaps no other.
     pub(super) fn new(range: Range<usize>) -> KnownRange {
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let slot = free.pop().unwrap_or_else(|| {
@@ -95,17 +95,17 @@ impl Drop for KnownRange {
     }
 }
 
-/// Notes that the known range with an address lost a page, and replaces it; whether there is one, and
-/// it could be replaced. For a handler of a signal of a thread that was reading there.
+/// Marks the range that contains an address as lost, and replaces it. Returns whether there is one, and it could
+/// be replaced. For the signal handler of a thread that was reading there.
 pub(super) fn lose(at: usize, replace: impl FnOnce(Range<usize>) -> bool) -> bool {
     let has_it = |slot: &&Slot| slot.get().is_some_and(|range| range.contains(&at));
     let Some(slot) = blocks().flat_map(|block| &block.slots).find(has_it) else { return false };
-    // First: who reads the zeros is to find it noted.
+    // First, so that a reader of the zeros finds the mark.
     slot.lost.store(true, SeqCst);
     slot.get().is_some_and(replace)
 }
 
-/// Calls `visit` with each known range. None is forgotten meanwhile, so that its addresses stay those of its map.
+/// Calls `visit` with each registered range. None is removed meanwhile, so their addresses stay mapped.
 pub(super) fn visit(mut visit: impl FnMut(Range<usize>)) {
     let _free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     let ranges = blocks().flat_map(|block| &block.slots).filter_map(Slot::get);
@@ -120,7 +120,7 @@ mod tests {
     const BASE: usize = usize::MAX / 4 * 3;
 
     #[test]
-    fn the_range_with_an_address_is_found_however_many_there_are() {
+    fn the_range_of_an_address_is_found_among_any_number() {
         let mut known: Vec<Option<KnownRange>> = (0..3 * SLOTS)
             .map(|number| BASE + number * 0x2000)
             .map(|start| Some(KnownRange::new(start..start + 0x1000)))
@@ -144,7 +144,7 @@ mod tests {
                 }
             }
         }
-        // A slot that is used again has lost nothing.
+        // A reused slot has lost nothing.
         let again = KnownRange::new(BASE..BASE + 0x1000);
         assert!(!again.is_lost());
         assert!(!lose(BASE, |_| false), "it could not be replaced");

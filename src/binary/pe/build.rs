@@ -1,11 +1,11 @@
 //! Builds PE files for tests, byte by byte.
 //!
 //! Input: the content. Output: the bytes of a file: headers, then `.text`, `.rdata` with exports and unwind
-//! information, `.pdata`, and COFF symbols. Also included by tests/files/hostile.rs, so it names nothing of the
-//! crate.
+//! information, `.pdata`, and COFF symbols. Also included by tests/files/hostile.rs, so it refers to nothing in
+//! the crate.
 #![allow(dead_code, missing_docs, unreachable_pub, reason = "each test needs another part")]
 
-/// Where a program asks to be loaded, and where its sections are from there on.
+/// Preferred load address of a program, and relative addresses of its sections.
 pub const BASE: u64 = 0x1_4000_0000;
 pub const TEXT: u32 = 0x1000;
 pub const RDATA: u32 = 0x10_0000;
@@ -15,7 +15,7 @@ const HEADER_BYTES: u32 = 0x400;
 const CODE: u32 = 0x6000_0020;
 const DATA: u32 = 0x4000_0040;
 
-/// A function of `.pdata`: addresses from the base on, and its unwind information.
+/// A function in `.pdata`: relative addresses, and its unwind information.
 #[derive(Clone, Debug)]
 pub struct Function {
     pub begin: u32,
@@ -27,7 +27,7 @@ pub struct Function {
 #[derive(Clone, Debug)]
 pub struct Symbol {
     pub name: &'static str,
-    /// From the beginning of `.text` on.
+    /// Offset in `.text`.
     pub value: u32,
     pub is_function: bool,
     pub is_external: bool,
@@ -37,10 +37,10 @@ pub struct Symbol {
 pub struct File {
     pub code: Vec<u8>,
     pub functions: Vec<Function>,
-    /// Names, sorted, and addresses from the base on.
+    /// Names, sorted, and relative addresses.
     pub exports: Vec<(&'static str, u32)>,
     pub symbols: Vec<Symbol>,
-    /// Sections are at whole pages of the file, so that they can be mapped.
+    /// Sections start at whole pages of the file, so that they can be mapped.
     pub is_mappable: bool,
 }
 
@@ -48,7 +48,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Where the unwind information of a function is, from the base on.
+/// The relative address of a function's unwind information.
 pub fn info_at(functions: &[Function], index: usize) -> u32 {
     let before: usize =
         functions[..index].iter().map(|function| function.info.len().next_multiple_of(4)).sum();

@@ -1,18 +1,18 @@
-//! An entry of the table of functions (`.pdata`): bytes in, addresses out.
+//! An entry of the function table (`.pdata`): bytes in, addresses out.
 
-/// A `RUNTIME_FUNCTION`: addresses from the image's base on.
+/// A `RUNTIME_FUNCTION`: addresses relative to the image base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// First address.
     pub begin: u32,
     /// First address after it.
     pub end: u32,
-    /// Where its unwind information is.
+    /// Address of its unwind information.
     pub info: u32,
 }
 
 impl Entry {
-    /// Reads one; `None` for damaged ones.
+    /// Reads an entry; `None` if it is malformed.
     #[must_use]
     pub fn read(bytes: &[u8]) -> Option<Entry> {
         let word = |at: usize| Some(u32::from_le_bytes(*bytes.get(at..)?.first_chunk()?));

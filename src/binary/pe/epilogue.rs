@@ -1,12 +1,12 @@
-//! Epilogues of PE code for x86_64, which unwind information does not describe: the row at an instruction that pops
-//! registers, returns, or jumps to another function.
+//! Epilogues of PE code for x86_64, which unwind information does not describe: the row at an instruction that
+//! pops registers, returns, or jumps to another function.
 //!
-//! Input: the table of functions, a stated address, hostile. Output: a [`Row`], or nothing if the row of the
-//! function's body is right: also at the first instruction of an epilogue, which has undone nothing.
+//! Input: the function table, a stated address, hostile. Output: a [`Row`], or nothing if the row of the
+//! function's body applies, as it does at the first instruction of an epilogue, which has undone nothing yet.
 //!
-//! An epilogue is `add $n,%rsp` or `lea n(%reg),%rsp`, then pops, then a return or a jump ("x64 prolog and epilog",
-//! Microsoft). It pops registers in the reverse order in which the prologue pushed them: code that pops others is
-//! none.
+//! An epilogue is `add $n,%rsp` or `lea n(%reg),%rsp`, then pops, then a return or a jump ("x64 prolog and
+//! epilog", Microsoft). It pops registers in the reverse order of the prologue's pushes: code that pops others is
+//! no epilogue.
 
 use super::Pe;
 use super::entry::Entry;
@@ -17,19 +17,19 @@ use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 
 const RSP: u8 = 7;
 
-/// How an epilogue ends.
+/// The end of an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// By a return.
+    /// A return.
     Return,
-    /// By a jump that only leads to other functions: by memory, as to what is imported, or with a REX.W that no other
-    /// has.
+    /// A jump that always leads to another function: through memory, as to imports, or with a REX.W that no other
+    /// jump has.
     JumpAway,
-    /// By a jump to an address from the base on.
+    /// A jump to a relative address.
     JumpTo(u32),
 }
 
-/// The row at a stated address, if it is behind the first instruction of an epilogue.
+/// The row at a stated address after the first instruction of an epilogue.
 #[must_use]
 pub fn row(pe: &Pe, functions: &Functions<'_>, at: Svma) -> Option<Row> {
     let rva = pe.rva(at)?;
@@ -56,7 +56,7 @@ pub fn row(pe: &Pe, functions: &Functions<'_>, at: Svma) -> Option<Row> {
     Some(row)
 }
 
-/// The registers that are popped from here on, by DWARF number, and how it ends.
+/// The registers popped from here on, by DWARF number, and the end of the epilogue.
 fn instructions(code: &[u8], at: u32) -> Option<(Vec<u8>, End)> {
     let (mut left, mut popped) = (code, Vec::new());
     loop {
@@ -65,7 +65,7 @@ fn instructions(code: &[u8], at: u32) -> Option<(Vec<u8>, End)> {
             |behind: u32, distance: i32| End::JumpTo(from.wrapping_add(behind).wrapping_add_signed(distance));
         let (register, rest) = match left {
             [low @ 0x58..=0x5f, rest @ ..] => (low - 0x58, rest),
-            // With a REX prefix, of which only B has a meaning here.
+            // With a REX prefix, of which only B matters here.
             [rex @ 0x40..=0x4f, low @ 0x58..=0x5f, rest @ ..] => (low - 0x58 + 8 * (rex & 1), rest),
             [0xc3 | 0xc2, ..] | [0xf3, 0xc3, ..] => return Some((popped, End::Return)),
             [0xeb, distance, ..] => return Some((popped, target(2, i32::from(distance.cast_signed())))),
@@ -73,9 +73,9 @@ fn instructions(code: &[u8], at: u32) -> Option<(Vec<u8>, End)> {
                 let distance = i32::from_le_bytes(*rest.first_chunk()?);
                 return Some((popped, target(5, distance)));
             }
-            // jmp *n(%rip), with REX.W or without.
+            // jmp *n(%rip), with or without REX.W.
             [0xff, 0x25, ..] | [0x48, 0xff, 0x25, ..] => return Some((popped, End::JumpAway)),
-            // Others without REX.W may be of a switch.
+            // Other jumps without REX.W may belong to a switch.
             [0x48..=0x4f, 0xff, operand, ..] if operand >> 3 & 7 == 4 => {
                 return Some((popped, End::JumpAway));
             }
@@ -94,11 +94,11 @@ fn instructions(code: &[u8], at: u32) -> Option<(Vec<u8>, End)> {
     }
 }
 
-/// Whether a jump leaves the function. After pops any place in another function is enough; without pops it must be an
-/// entry: the frame may still exist, and the target be a part of the function.
+/// Whether a jump leaves the function. After pops any address in another function is enough; without pops it must
+/// be an entry: the frame may still exist, and the target be a part of the function.
 fn leaves(functions: &Functions<'_>, entry: Entry, target: u32, is_bare: bool) -> bool {
     let is_inside = (entry.begin..entry.end).contains(&target);
-    // A jump to the function's own first instruction is a call of itself.
+    // A jump to the function's own first instruction is a recursive tail call.
     if is_inside {
         target == entry.begin && functions.is_entry(target)
     } else {
@@ -106,7 +106,7 @@ fn leaves(functions: &Functions<'_>, entry: Entry, target: u32, is_bare: bool) -
     }
 }
 
-/// Whether registers are those that the prologue pushed first, the last of them in front; `None` for damaged codes.
+/// Whether registers are the first that the prologue pushed, in reverse order; `None` for malformed codes.
 fn is_tail_of_pushes(infos: &[UnwindInfo<'_>], popped: &[u8]) -> Option<bool> {
     let mut pushed = Vec::new();
     for info in infos {

@@ -1,4 +1,5 @@
-//! Rows of PE functions: known ones, random ones that are executed instruction by instruction, and damaged files.
+//! Rows of PE functions: known ones, random ones that are executed instruction by instruction, and malformed
+//! files.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -13,7 +14,7 @@ use crate::rng::Rng;
 
 const RSP: usize = 7;
 
-/// The row at a byte of `.text`, as the walker asks for it.
+/// The row at a byte of `.text`, by the walker's method.
 fn row_at(file: &[u8], offset: u32) -> Option<Row> {
     let pe = Pe::parse(file).unwrap();
     let functions = Functions::find(&pe, file)?;
@@ -21,14 +22,14 @@ fn row_at(file: &[u8], offset: u32) -> Option<Row> {
     epilogue::row(&pe, &functions, at).or_else(|| functions.row(at))
 }
 
-/// A file of one function.
+/// A file with one function.
 fn file_of(code: &[u8], info: &[u8]) -> Vec<u8> {
     let functions = vec![Function { begin: TEXT, end: TEXT + code.len() as u32, info: info.to_vec() }];
     File { code: code.to_vec(), functions, ..File::default() }.build()
 }
 
 #[test]
-fn headers_place_addresses() {
+fn headers_locate_addresses() {
     let bytes =
         File { code: vec![0x90; 0x1234], exports: vec![("work", TEXT + 16)], ..File::default() }.build();
     assert_eq!(Format::of(&bytes), Ok(Format::Pe));
@@ -48,7 +49,7 @@ fn headers_place_addresses() {
 }
 
 #[test]
-fn a_file_is_the_one_that_was_mapped_but_for_where_it_was_loaded() {
+fn a_file_matches_its_mapping_except_for_the_load_address() {
     let file = File { code: vec![0x90; 64], ..File::default() }.build();
     let mut memory = file[..0x400].to_vec();
     assert!(same_file(&memory, &file));
@@ -78,9 +79,9 @@ fn each_instruction_has_its_row() {
 }
 
 #[test]
-fn a_jump_ends_a_function_only_where_it_leads_to_another_one() {
-    // The function as above, but for what it ends with, three bytes behind an `add`; then a leaf, a function with a
-    // prologue, and a part of the first that has its frame.
+fn a_jump_ends_a_function_only_if_it_leads_to_another_one() {
+    // The function above with another end, three bytes after an `add`; then a leaf, a function with a prologue,
+    // and a part of the first that has its frame.
     let jump = |ending: &[u8]| {
         let mut code = PLAIN[..11].to_vec();
         code.extend(ending);
@@ -105,21 +106,21 @@ fn a_jump_ends_a_function_only_where_it_leads_to_another_one() {
     // jmp to +0x20, to +0x40, to +0x22 (within), to +0x1f (a leaf), to itself
     assert!(jump(&[0xeb, 0x13]) && !jump(&[0xeb, 0x33]) && !jump(&[0xeb, 0x15]) && jump(&[0xeb, 0x12]));
     assert!(jump(&[0xe9, 0x10, 0, 0, 0]) && jump(&[0xeb, 0xf3]) && !jump(&[0xeb, 0xf4]));
-    // jmp *0(%rip); rex.W jmp *%rax; jmp *%rax may be of a switch
+    // jmp *0(%rip); rex.W jmp *%rax; jmp *%rax may belong to a switch
     assert!(jump(&[0xff, 0x25, 0, 0, 0, 0]) && jump(&[0x48, 0xff, 0xe0]) && !jump(&[0xff, 0xe0]));
     assert!(jump(&[0xc2, 8, 0]) && jump(&[0xf3, 0xc3]) && !jump(&[0x90, 0xc3]));
 }
 
 #[test]
 fn pops_that_undo_no_push_are_no_epilogue() {
-    // sub $8,%rsp; nop; pop %rcx; ret: of what fills the stack up.
+    // sub $8,%rsp; nop; pop %rcx; ret: the pop removes alignment.
     let file = file_of(&[0x48, 0x83, 0xec, 8, 0x90, 0x59, 0xc3], &[1, 4, 1, 0, 4, 0x02, 0, 0]);
     let cfa = |at| row_at(&file, at).unwrap().cfa;
     assert_eq!([cfa(5), cfa(6)], [16, 8].map(|bytes| Cfa::Register(RSP as u8, bytes)));
 }
 
 #[test]
-fn a_frame_register_holds_while_the_stack_pointer_moves() {
+fn a_frame_register_is_valid_while_the_stack_pointer_moves() {
     // push %rbp; sub $0x40,%rsp; lea 0x20(%rsp),%rbp; nop
     let code = [&[0x55, 0x48, 0x83, 0xec, 0x40, 0x48, 0x8d, 0x6c, 0x24, 0x20][..], &[0x90; 8]].concat();
     let info = [1, 10, 3, 0x25, 10, 0x03, 5, 0x72, 1, 0x50, 0, 0];
@@ -131,7 +132,7 @@ fn a_frame_register_holds_while_the_stack_pointer_moves() {
 }
 
 #[test]
-fn what_the_processor_interrupted_has_its_own_registers() {
+fn code_interrupted_by_the_processor_has_its_own_registers() {
     // Wine's KiUserExceptionDispatcher: pushframe, stackalloc 0x590.
     let info = [1, 0, 3, 0, 0, 0x01, 0xb2, 0, 0, 0x0a, 0, 0];
     let row = row_at(&file_of(&[0x90; 16], &info), 4).unwrap();
@@ -139,7 +140,7 @@ fn what_the_processor_interrupted_has_its_own_registers() {
     assert_eq!((&row.columns[RETURN_ADDRESS], &row.columns[RSP]), (&Column::At(-40), &Column::At(-16)));
     let with_code = [1, 0, 1, 0, 0, 0x1a, 0, 0];
     assert_eq!(row_at(&file_of(&[0x90; 16], &with_code), 4).unwrap().cfa, Cfa::Register(RSP as u8, 48));
-    // Nothing can have been pushed before.
+    // Nothing can be pushed before the machine frame.
     let damaged = [1, 0, 2, 0, 0, 0x0a, 0, 0x50];
     assert_eq!(row_at(&file_of(&[0x90; 16], &damaged), 4), None);
 }
@@ -156,7 +157,7 @@ fn codes_of_epilogues_are_skipped() {
     assert_eq!(row_at(&file_of(PLAIN, &[&[3], &PLAIN_INFO[1..]].concat()), 6), None, "version 3");
 }
 
-/// Pieces that follow each other are one function, and have the rows of all that they are chained to.
+/// Adjacent pieces are one function, with the rows of all entries that they are chained to.
 #[test]
 fn pieces_lead_to_their_function() {
     let piece = |begin: u32, end: u32, info: Vec<u8>| Function { begin: TEXT + begin, end: TEXT + end, info };
@@ -166,7 +167,7 @@ fn pieces_lead_to_their_function() {
     };
     let first = piece(0, 14, PLAIN_INFO.to_vec());
     let at = info_at(std::slice::from_ref(&first), 0);
-    // mov %rsi,0x40(%rsp) behind the prologue of the first
+    // mov %rsi,0x40(%rsp) after the prologue of the first
     let second = piece(14, 24, chain(&[0x21, 5, 2, 0, 5, 0x64, 8, 0], at, 0, 14));
     let apart = piece(0x40, 0x48, chain(&[0x21, 0, 0, 0], at, 0, 14));
     let functions = vec![first, second, apart];
@@ -186,20 +187,20 @@ fn pieces_lead_to_their_function() {
         [bounds(3), bounds(20), bounds(0x44), bounds(30)],
         [Some([0, 14]), Some([0, 24]), Some([0x40, 0x48]), None]
     );
-    // One that is chained to itself.
+    // An entry chained to itself.
     let loops = piece(0, 14, chain(&[0x21, 0, 0, 0], at, 0, 14));
     let file = File { code: vec![0x90; 0x50], functions: vec![loops], ..File::default() }.build();
     assert_eq!(row_at(&file, 3), None);
 }
 
-/// A machine of what prologues and epilogues use, registers by DWARF number.
+/// A machine for prologues and epilogues, registers by DWARF number.
 #[derive(Clone)]
 struct Machine {
     registers: [u64; 16],
     memory: HashMap<u64, u64>,
 }
 
-/// An instruction of random functions; registers by their number in instructions.
+/// An instruction of random functions; registers by instruction number.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Push(u8),
@@ -279,7 +280,7 @@ impl Op {
     }
 }
 
-/// A random function that keeps to the ABI, with the codes that a compiler writes for it.
+/// A random function that conforms to the ABI, with a compiler's unwind codes for it.
 fn function(random: &mut Rng) -> (Vec<Op>, Vec<u8>) {
     let mut kept: Vec<u8> = vec![3, 5, 6, 7, 12, 13, 14, 15];
     for index in (1..kept.len()).rev() {
@@ -291,7 +292,7 @@ fn function(random: &mut Rng) -> (Vec<Op>, Vec<u8>) {
     let size =
         8 * (saves.len() as i32 + random.below(40) as i32 + if random.chance(1, 8) { 70_000 } else { 0 });
     let mut ops: Vec<Op> = Vec::new();
-    // Slots of codes, in the order of the prologue; the first byte is filled in when they are done.
+    // Code slots, in prologue order; the first byte is set when they are complete.
     let mut codes: Vec<Vec<u8>> = Vec::new();
     let mut done = 0;
     let mut add = |ops: &mut Vec<Op>, op: Op, code: u8, operand: &[u8]| {
@@ -389,7 +390,7 @@ fn each_instruction_of_random_functions_leads_to_the_caller() {
 }
 
 #[test]
-fn damaged_files_are_refused_or_answer() {
+fn malformed_files_are_refused_or_give_an_answer() {
     let mut random = Rng::new(7);
     for seed in 0..300 {
         let mut of_seed = Rng::new(seed);
@@ -409,7 +410,7 @@ fn damaged_files_are_refused_or_answer() {
         for _ in 0..20 {
             let mut bytes = whole.clone();
             for _ in 0..=random.below(6) {
-                // Mostly what steers: headers, and what follows the code.
+                // Mostly control data: headers, and the data after the code.
                 let at = if random.chance(1, 2) { random.below(0x400) } else { random.below(bytes.len()) };
                 bytes[at] = if random.chance(1, 3) { 0xff } else { random.next() as u8 };
             }
@@ -428,7 +429,7 @@ fn damaged_files_are_refused_or_answer() {
 }
 
 #[test]
-fn the_build_helper_places_what_it_is_told() {
+fn the_build_helper_places_its_content() {
     let file = file_of(PLAIN, PLAIN_INFO);
     let pe = Pe::parse(&file).unwrap();
     assert_eq!(pe.bytes_at(&file, TEXT).unwrap(), PLAIN);
@@ -436,8 +437,8 @@ fn the_build_helper_places_what_it_is_told() {
 }
 
 #[test]
-fn functions_that_nothing_calls_say_so_in_the_library_they_are_in() {
-    // Each of 0x10 bytes: two that push nothing, one with the frame of an exception, one that has none yet.
+fn stack_starts_are_recognized_in_their_library() {
+    // Each of 0x10 bytes: two that push nothing, one with the frame of an exception, one without it yet.
     let by_rbp = vec![1, 4, 2, 5, 4, 0x03, 4, 0x50];
     let infos = [vec![1, 0, 0, 0], vec![1, 0, 0, 0], vec![1, 0, 0, 0], by_rbp.clone(), by_rbp];
     let names = ["KiUserApcDispatcher", "KiUserCallbackDispatcher", "KiUserExceptionDispatcher"];

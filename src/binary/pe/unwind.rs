@@ -1,8 +1,8 @@
-//! The table of functions of a PE file for x86_64 (`.pdata`): the function at an address, and its rows.
+//! The function table of a PE file for x86_64 (`.pdata`): the function at an address, and its rows.
 //!
-//! Input: a summary and the file's bytes, hostile. Output: bounds, a [`Row`] in the body or the prologue. Epilogues
-//! are not described (see [`epilogue`](super::epilogue)). By the ABI a function without an entry saves nothing and
-//! calls nothing; assembly violates this, so such functions get no row.
+//! Input: a summary and the file's bytes, hostile. Output: bounds, a [`Row`] in the body or the prologue.
+//! Epilogues are not described (see [`epilogue`](super::epilogue)). By the ABI a function without an entry saves
+//! nothing and calls nothing; assembly violates this, so these functions get no row.
 //!
 //! Format: "x64 exception handling" (Microsoft), "struct RUNTIME_FUNCTION".
 
@@ -14,26 +14,27 @@ use super::unwind_info::{self, UnwindInfo};
 use crate::addr::Svma;
 use crate::binary::frame_rule::{CALLED_FROM_ELSEWHERE, Cfa, Column, RETURN_ADDRESS, Row};
 
-/// An entry: first address, end, and where its unwind information is.
+/// Size of an entry: start, end, and address of the unwind information.
 const ENTRY_BYTES: usize = 12;
-/// Most pieces of one function that are put together.
+/// Limit on pieces of one function that are joined.
 const MAX_PIECES: usize = 256;
-/// Most entries that lead from a piece to its function. Compilers write one or two.
+/// Limit on entries from a piece to its function. Compilers emit one or two.
 pub(super) const MAX_CHAINED: usize = 32;
-/// Set in the place of an entry's unwind information: it is the address of another entry.
+/// Flag of an entry with the address of another entry in place of unwind information.
 const INDIRECT: u32 = 1;
 
-/// The file that threads of Windows begin in, and the functions: the second runs in a new thread before the first does.
+/// The library where Windows threads start, and the functions: the second runs in a new thread before the first
+/// does.
 const LIBRARY: &str = "ntdll.dll";
 const THREAD_STARTS: [&str; 2] = ["RtlUserThreadStart", "LdrInitializeThunk"];
-/// What the other side of a system call calls in the program, from a stack of its own.
+/// The function called by the other side of a system call, from a separate stack.
 const CALLBACK: &str = "KiUserCallbackDispatcher";
-/// Functions that continue the program where it was interrupted. With rbp as their frame register they have put a
-/// return address where the interrupted code had its stack pointer.
+/// Functions that resume interrupted code. With rbp as their frame register they have stored a return address at
+/// the interrupted code's stack pointer.
 const INTERRUPTS: [&str; 2] = ["KiUserExceptionDispatcher", "KiUserApcDispatcher"];
 const RBP: u8 = 6;
 
-/// The table of an image.
+/// The function table of an image.
 #[derive(Clone, Copy, Debug)]
 pub struct Functions<'a> {
     pe: &'a Pe,
@@ -42,7 +43,7 @@ pub struct Functions<'a> {
 }
 
 impl<'a> Functions<'a> {
-    /// Finds it; `None` if there is none, or in a file for another processor.
+    /// Finds the table; `None` if there is none, or the file is for another processor.
     #[must_use]
     pub fn find(pe: &'a Pe, bytes: &'a [u8]) -> Option<Functions<'a>> {
         let range = &pe.functions;
@@ -51,7 +52,7 @@ impl<'a> Functions<'a> {
         Some(Functions { pe, bytes, table })
     }
 
-    /// The entry that an address from the base on is in.
+    /// The entry that contains a relative address.
     #[must_use]
     pub fn entry(&self, rva: u32) -> Option<Entry> {
         self.get(self.last_at(rva)?).filter(|entry| rva < entry.end)
@@ -63,8 +64,8 @@ impl<'a> Functions<'a> {
         self.last_function(at).filter(|function| function.contains(&at))
     }
 
-    /// The bounds of the last function that begins at a stated address or before: from its first piece on, if its
-    /// pieces follow each other; else of the piece.
+    /// The bounds of the last function that begins at or before a stated address: from its first piece on, if its
+    /// pieces are adjacent; else of the piece.
     #[must_use]
     pub fn last_function(&self, at: Svma) -> Option<Range<Svma>> {
         let last = self.last_at(self.pe.rva(at)?)?;
@@ -85,7 +86,7 @@ impl<'a> Functions<'a> {
         Some(self.pe.svmas(&(start.begin..piece.end)))
     }
 
-    /// The row at a stated address: in the body of its function, or at this point of its prologue.
+    /// The row at a stated address: in the body of its function, or at this instruction of its prologue.
     #[must_use]
     pub fn row(&self, at: Svma) -> Option<Row> {
         let rva = self.pe.rva(at)?;
@@ -110,8 +111,8 @@ impl<'a> Functions<'a> {
         }
     }
 
-    /// Whether a function begins at an address that calls lead to: not one in whose middle the frame is set up already,
-    /// as the rarely used part of a function is that gcc moves elsewhere.
+    /// Whether a function with a callable entry begins at an address: not one that starts with an existing frame,
+    /// like the rarely executed part of a function that gcc moves elsewhere.
     #[must_use]
     pub fn is_entry(&self, rva: u32) -> bool {
         let Some(entry) = self.entry(rva) else { return true };
@@ -119,13 +120,13 @@ impl<'a> Functions<'a> {
         infos.is_some_and(|infos| matches!(&*infos, [only] if only.prologue_bytes > 0 || only.is_empty()))
     }
 
-    /// The code at an address from the base on.
+    /// The code at a relative address.
     #[must_use]
     pub fn code(&self, rva: u32) -> &'a [u8] {
         self.pe.bytes_at(self.bytes, rva).unwrap_or_default()
     }
 
-    /// Where stacks of Windows begin, in the file of that name.
+    /// Functions where Windows stacks begin, in the file with this name.
     #[must_use]
     pub fn stack_starts(&self, file_name: &str) -> StackStarts {
         if !file_name.eq_ignore_ascii_case(LIBRARY) {
@@ -156,7 +157,7 @@ impl<'a> Functions<'a> {
         None
     }
 
-    /// The entry itself, or the one it refers to.
+    /// The entry itself, or the one that it refers to.
     fn direct(&self, entry: Entry) -> Option<Entry> {
         match entry.info & INDIRECT {
             0 => Some(entry),
@@ -167,7 +168,7 @@ impl<'a> Functions<'a> {
         }
     }
 
-    /// The number of the last entry that begins at an address or before.
+    /// The index of the last entry that begins at or before an address.
     fn last_at(&self, rva: u32) -> Option<usize> {
         let begin = |index: usize| {
             let entry = self.table.get(index.checked_mul(ENTRY_BYTES)?..)?;
@@ -190,7 +191,7 @@ impl<'a> Functions<'a> {
     }
 }
 
-/// Functions that no call leads to, by stated address.
+/// Functions that are not called, by stated address.
 #[derive(Clone, Debug, Default)]
 pub struct StackStarts {
     threads: Vec<Range<Svma>>,
@@ -199,8 +200,8 @@ pub struct StackStarts {
 }
 
 impl StackStarts {
-    /// The kind of root that an address in such a function is: the outermost function of a thread has no caller, that
-    /// of a callback is on another stack, and that of an exception is where it happened.
+    /// The row at an address, adapted if it is in one of these functions: the outermost function of a thread has
+    /// no caller, that of a callback has it on another stack, and that of an exception at the interrupted code.
     #[must_use]
     pub fn row(&self, at: Svma, row: Row) -> Row {
         let mut row = row;
@@ -212,7 +213,7 @@ impl StackStarts {
         } else if is_in(&self.interrupts) {
             match row.cfa {
                 Cfa::Register(RBP, _) => row.signal = true,
-                // The return address is not there yet.
+                // The return address has not been stored yet.
                 _ => row.columns[RETURN_ADDRESS] = CALLED_FROM_ELSEWHERE,
             }
         }

@@ -1,18 +1,18 @@
-//! `UNWIND_INFO`: what a function's prologue does → the row at an address in it or behind it.
+//! `UNWIND_INFO`: the operations of a function's prologue → the row at an address in it or after it.
 //!
-//! Input: the bytes of the information, hostile. Output: [`UnwindInfo`], a [`Row`]. Not for: epilogues, exception
-//! handlers, which follow the codes.
+//! Input: the bytes of the information, hostile. Output: [`UnwindInfo`], a [`Row`]. Not for: epilogues, and
+//! exception handlers, which follow the codes.
 //!
-//! Format: "x64 exception handling" (Microsoft), "struct UNWIND_INFO"; version 2, whose codes of epilogues are
+//! Format: "x64 exception handling" (Microsoft), "struct UNWIND_INFO"; for version 2, with epilogue codes that are
 //! skipped here: `EPILOG` of LLVM, include/llvm/Support/Win64EH.h.
 
 use super::entry::Entry;
 use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 
-/// Flag of an entry that continues in another one.
+/// Flag of an entry that is chained to another one.
 const CHAINED: u8 = 4;
 
-/// Codes, the low half of their second byte.
+/// Operation codes, the low half of their second byte.
 const PUSH_NONVOL: u8 = 0;
 const ALLOC_LARGE: u8 = 1;
 const ALLOC_SMALL: u8 = 2;
@@ -24,7 +24,7 @@ const SAVE_XMM128: u8 = 8;
 const SAVE_XMM128_FAR: u8 = 9;
 const PUSH_MACHFRAME: u8 = 10;
 
-/// Registers as instructions have them → by DWARF number.
+/// Register number in instructions → DWARF number.
 pub(super) const DWARF_NUMBERS: [u8; 16] = [0, 2, 1, 3, 7, 6, 4, 5, 8, 9, 10, 11, 12, 13, 14, 15];
 const RSP: usize = 7;
 
@@ -34,36 +34,35 @@ const BREG0: u8 = 0x70;
 /// The unwind information of a function, or of a piece of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnwindInfo<'a> {
-    /// Bytes of the prologue.
+    /// Size of the prologue.
     pub prologue_bytes: u8,
-    /// The register that the frame is counted from, by DWARF number, and its distance from where the stack pointer was
-    /// when it was set.
+    /// The frame register by DWARF number, and its distance from the stack pointer at the time it was set.
     pub frame: Option<(u8, i64)>,
-    /// Two bytes each, the last instruction of the prologue first.
+    /// Two bytes each, last instruction of the prologue first.
     slots: &'a [[u8; 2]],
-    /// The entry that it continues in.
+    /// The entry that it is chained to.
     pub chained: Option<Entry>,
 }
 
-/// A step of a prologue.
+/// An operation of a prologue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A register was pushed, by DWARF number.
+    /// A register, by DWARF number, was pushed.
     Push(u8),
-    /// The stack pointer fell by bytes.
+    /// The stack pointer was decremented by bytes.
     Allocate(i64),
-    /// The frame's register was set.
+    /// The frame register was set.
     SetFrame,
-    /// A register was stored at bytes from the frame's base.
+    /// A register was stored at an offset from the frame's base.
     Save(u8, i64),
-    /// The processor had pushed what it interrupted, with an error code or without.
+    /// The processor pushed a machine frame, with an error code or without.
     Interrupt(bool),
-    /// Nothing that a row has: a register of vectors was stored.
+    /// Irrelevant for rows: a vector register was stored.
     Nothing,
 }
 
 impl<'a> UnwindInfo<'a> {
-    /// Reads the head and finds the codes; `None` for versions that are not known.
+    /// Reads the header and finds the codes; `None` for unknown versions.
     #[must_use]
     pub fn read(bytes: &'a [u8]) -> Option<UnwindInfo<'a>> {
         let (&[version, prologue_bytes, count, frame], rest) = bytes.split_first_chunk::<4>()?;
@@ -77,7 +76,7 @@ impl<'a> UnwindInfo<'a> {
         };
         let chained = match version >> 3 & CHAINED {
             0 => None,
-            // Behind an even number of codes.
+            // After an even number of codes.
             _ => Some(Entry::read(rest.get(2 * count.next_multiple_of(2)..)?)?),
         };
         let register = DWARF_NUMBERS[usize::from(frame & 15)];
@@ -85,14 +84,14 @@ impl<'a> UnwindInfo<'a> {
         Some(UnwindInfo { prologue_bytes, frame, slots, chained })
     }
 
-    /// Whether it has no codes: the function leaves the stack pointer where it was.
+    /// Whether it has no codes: the function does not move the stack pointer.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// The steps, the last one first, and how far into the function each is done. An item is `None` where codes are
-    /// damaged or not known.
+    /// The operations, last one first, each with its end offset in the function. An item is `None` if codes are
+    /// malformed or unknown.
     pub fn steps(&self) -> impl Iterator<Item = Option<(u8, Step)>> + '_ {
         let mut left = self.slots;
         std::iter::from_fn(move || {
@@ -114,21 +113,21 @@ impl<'a> UnwindInfo<'a> {
                 (PUSH_MACHFRAME, 0 | 1) => (Some(Step::Interrupt(info == 1)), 0),
                 _ => (None, 0),
             };
-            // Behind what is not known nothing is.
+            // The length of an unknown code is unknown, so nothing can follow.
             left = if step.is_some() { rest.get(operands..).unwrap_or_default() } else { &[] };
             Some(step.map(|step| (done_at, step)))
         })
     }
 }
 
-/// What is behind the codes of epilogues, which version 2 has first: an even number, the last one filled up with zeros.
+/// The slots after the epilogue codes, which version 2 has first: an even number, padded with zeros.
 fn without_epilogues(slots: &[[u8; 2]]) -> &[[u8; 2]] {
     let epilogues = slots.iter().take_while(|slot| slot[1] & 15 == EPILOG).count();
     let filled = epilogues % 2 == 1 && slots.get(epilogues) == Some(&[0, 0]);
     slots.get(epilogues + usize::from(filled)..).unwrap_or_default()
 }
 
-/// A place in the frame: bytes from the stack pointer, or from the frame's register.
+/// A place in the frame: an offset from the stack pointer, or from the frame register.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     /// By DWARF number.
@@ -142,15 +141,15 @@ impl Place {
     }
 }
 
-/// The row at an address `into` bytes after the beginning of the first of `infos`, which is chained to the others.
-/// `None` if they have none, or none that is understood.
+/// The row at an address `into` bytes after the start of the first of `infos`, which is chained to the others.
+/// `None` if they have none, or one that is unknown.
 #[must_use]
 pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
     let mut sp = Place { register: RSP as u8, offset: 0 };
     let mut saved: [Option<Place>; 16] = [None; 16];
     let mut interrupt = None;
     for (number, info) in infos.iter().enumerate() {
-        // Of what it is chained to, the prologue is done.
+        // The prologues of chained entries are complete.
         let is_done =
             |done_at: u8| number > 0 || into >= info.prologue_bytes.into() || into >= done_at.into();
         let mut is_set = info.frame.is_some();
@@ -165,7 +164,7 @@ pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
         };
         for step in info.steps() {
             let (done_at, step) = step?;
-            // Nothing was pushed before what was interrupted.
+            // Nothing is pushed before the machine frame.
             if interrupt.is_some() {
                 return None;
             }
@@ -199,7 +198,7 @@ pub fn row(infos: &[UnwindInfo<'_>], into: u32) -> Option<Row> {
             Some(place) => Column::AtExpression(based(place)),
         };
     }
-    // The stack pointer is where the CFA is, whatever was pushed.
+    // The stack pointer is the CFA, whatever was pushed.
     row.columns[RSP] = Column::Same;
     row.columns[RETURN_ADDRESS] = Column::At(-8);
     if interrupt.is_some() {

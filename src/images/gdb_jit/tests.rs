@@ -6,14 +6,14 @@ use super::*;
 use crate::addr::Svma;
 use crate::binary::elf::build::{self, X86_64};
 
-/// Where the library with the list is mapped, and where in it that stands.
+/// Where the library with the list is mapped, and the list's address in it.
 const LIBRARY: u64 = 0x7f00_1000_0000;
 const LIST: u64 = LIBRARY + build::TEXT + 0x80;
 const ENTRIES: u64 = 0x5555_0000_0000;
 const FILES: u64 = 0x5555_0010_0000;
 const CODE: u64 = 0x7f00_2000_0000;
 
-/// A process's memory, by the first address of each piece.
+/// A process's memory, by the start address of each piece.
 #[derive(Clone, Default)]
 struct Memory(BTreeMap<u64, Vec<u8>>);
 
@@ -30,7 +30,7 @@ impl Memory {
         self.0.insert(at, words.iter().flat_map(|word| word.to_le_bytes()).collect());
     }
 
-    /// A list of files of these addresses and sizes; the descriptor names the entry that was changed last.
+    /// Writes a list of files with these addresses and sizes; the descriptor names the entry that changed last.
     fn list(&mut self, files: &[(u64, u64)]) {
         let entry = |index: usize| ENTRIES + 0x100 * index as u64;
         for (index, (at, size)) in files.iter().enumerate() {
@@ -49,7 +49,7 @@ impl Memory {
     }
 }
 
-/// A file with one function, whose code was loaded at an address.
+/// A file with one function, loaded at address `code`.
 fn file(code: u64) -> Vec<u8> {
     let mut bytes =
         build::file(X86_64, &build::symbols(&[build::function(1, code, 0x40)], b"\0f\0".to_vec()));
@@ -70,7 +70,7 @@ fn mappings() -> [Mapping; 2] {
     [mapping(LIBRARY, 2 * build::TEXT, "/lib/libLLVM.so"), mapping(CODE, 0x3000, "")]
 }
 
-/// The images of a process with the library.
+/// The images of a process that has mapped the library.
 fn images() -> Images {
     let mut list = build::function(1, LIST - LIBRARY, DESCRIPTOR_BYTES as u64);
     list[4] = 0x11; // STB_GLOBAL, STT_OBJECT
@@ -86,7 +86,7 @@ fn update(registered: &mut GdbJit, images: &Images, memory: &Memory) -> bool {
     registered.update(0, images, &mut |at, into| memory.read(at, into))
 }
 
-/// Where code is registered, in the order of addresses.
+/// The ranges of registered code, in address order.
 fn placed(registered: &GdbJit) -> Vec<(u64, u64)> {
     let placed = registered.place_in(&mappings()).unwrap_or_default();
     let code = placed.iter().filter(|mapping| mapping.kind == MappingKind::Registered);
@@ -94,7 +94,7 @@ fn placed(registered: &GdbJit) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn code_is_named_by_what_was_registered_for_it() {
+fn registered_code_replaces_memory_without_a_file() {
     let (mut images, mut memory, mut registered) = (images(), Memory::default(), GdbJit::default());
     assert!(!update(&mut registered, &images, &memory), "there is no list");
     let one = memory.file(FILES, CODE + 0x1000);
@@ -125,7 +125,7 @@ fn code_is_named_by_what_was_registered_for_it() {
 }
 
 #[test]
-fn a_file_in_the_place_of_another_is_read_again() {
+fn a_new_file_at_the_address_of_another_is_read() {
     let (images, mut memory, mut registered) = (images(), Memory::default(), GdbJit::default());
     let one = memory.file(FILES, CODE + 0x1000);
     memory.list(&[one]);
@@ -137,7 +137,7 @@ fn a_file_in_the_place_of_another_is_read_again() {
 }
 
 #[test]
-fn what_is_outside_of_memory_without_a_file_or_overlaps_is_left_out() {
+fn code_outside_anonymous_memory_and_overlaps_are_ignored() {
     let (images, mut memory, mut registered) = (images(), Memory::default(), GdbJit::default());
     let starts = [CODE - 0x100, CODE + 0x1000, CODE + 0x1100, CODE + 0x2f00, LIBRARY + 0x100];
     let files: Vec<_> =
@@ -148,7 +148,7 @@ fn what_is_outside_of_memory_without_a_file_or_overlaps_is_left_out() {
 }
 
 #[test]
-fn lists_in_motion_are_looked_at_again() {
+fn lists_read_while_they_change_are_read_again() {
     let (images, mut memory, mut registered) = (images(), Memory::default(), GdbJit::default());
     let one = memory.file(FILES, CODE + 0x1000);
     memory.list(&[one, (FILES + 0x10_0000, 0x1000)]);
@@ -158,7 +158,7 @@ fn lists_in_motion_are_looked_at_again() {
     assert!(update(&mut registered, &images, &memory), "though the list itself is as it was");
     assert_eq!(placed(&registered).len(), 2);
 
-    // In motion again, and then its library is gone.
+    // The list changes again, then its library is unmapped.
     let missing = (FILES + 0x20_0000, 0x1000);
     memory.list(&[one, missing, missing]);
     assert!(update(&mut registered, &images, &memory), "the second is gone");
@@ -168,7 +168,7 @@ fn lists_in_motion_are_looked_at_again() {
 }
 
 #[test]
-fn lists_without_end_or_sense_cost_no_more_than_others() {
+fn endless_and_malformed_lists_cost_no_more_than_others() {
     let (images, mut memory, mut registered) = (images(), Memory::default(), GdbJit::default());
     let one = memory.file(FILES, CODE + 0x1000);
     memory.list(&[one]);
@@ -186,7 +186,7 @@ fn lists_without_end_or_sense_cost_no_more_than_others() {
         update(&mut registered, &images, &memory);
         assert_eq!(registered.place_in(&mappings()), None, "{start:#x}, {size:#x}");
     }
-    // A list that leads to files of nothing, each of which would have to be read.
+    // A list of invalid files, each of which must be read.
     let mut broken = file(CODE + 0x1000);
     let text_flags = word(&broken, 40) as usize + 64 + 8;
     broken[text_flags..text_flags + 8].fill(0);

@@ -1,12 +1,12 @@
-//! The bytes of JIT code that each conclusion depends on, so that it is kept while they are unchanged. Input: blocks
-//! of code, and look-up addresses. Output: whether the conclusion on an address still holds. Not for: reading memory,
+//! The bytes of JIT code that each conclusion depends on: it is kept while they are unchanged. Input: blocks of
+//! code, and look-up addresses. Output: whether the conclusion on an address still holds. Not for: reading memory,
 //! and the conclusions themselves, which the walker has.
 
 use hashbrown::{HashMap, HashSet};
 
-/// Most blocks that are compared; code of 8 MiB.
+/// Limit on blocks that are compared; code of 8 MiB.
 pub(super) const BLOCKS_MAX: usize = 1024;
-/// Most addresses of which is known what they rest on.
+/// Limit on addresses with known dependencies.
 const LEARNED_MAX: usize = 65_536;
 
 /// The blocks of JIT code that were read, and which addresses depend on each.
@@ -16,30 +16,29 @@ pub(super) struct Dependencies {
     blocks: HashMap<u64, Block>,
     /// By look-up address: the first addresses of blocks.
     learned: HashMap<u64, Box<[u64]>>,
-    /// Blocks that are not what they were when something was learned of them.
+    /// Blocks that changed after a conclusion depended on them.
     changed: HashSet<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Block {
-    /// The first address behind it.
+    /// The first address after it.
     end: u64,
     fingerprint: u64,
 }
 
 impl Dependencies {
-    /// Nothing is known of anything any more.
+    /// Forgets everything.
     pub(super) fn clear(&mut self) {
         *self = Dependencies::default();
     }
 
-    /// The blocks that are known: first address, and first address behind it.
+    /// The known blocks: first address, and first address after it.
     pub(super) fn blocks(&self) -> Vec<(u64, u64)> {
         self.blocks.iter().map(|(start, block)| (*start, block.end)).collect()
     }
 
-    /// Takes a block as it was read just now: from now on, or since it was seen first.
-    /// `false` where there is no room for it.
+    /// Adds a block as just read, or compares it with the first read. Returns `false` if there is no room for it.
     pub(super) fn see(&mut self, start: u64, end: u64, bytes: &[u8]) -> bool {
         let fingerprint = fingerprint(bytes);
         if let Some(known) = self.blocks.get(&start) {
@@ -55,8 +54,8 @@ impl Dependencies {
         has_room
     }
 
-    /// What was learned of an address rests on these blocks, all of them seen, beside those that
-    /// other things learned of it rest on.
+    /// Records that the conclusion on an address depends on these blocks, which have all been seen, in addition to
+    /// earlier ones.
     pub(super) fn note(&mut self, lookup: u64, blocks: &[u64]) {
         let has_room = self.learned.len() < LEARNED_MAX;
         match self.learned.get_mut(&lookup) {
@@ -72,13 +71,13 @@ impl Dependencies {
         }
     }
 
-    /// What was learned of an address rests on something that is not known.
+    /// Records that the conclusion on an address has an unknown dependency.
     pub(super) fn forget(&mut self, lookup: u64) {
         self.learned.remove(&lookup);
     }
 
-    /// Whether the conclusion on an address is known to hold since all was compared last; `None` if its dependencies
-    /// were not noted.
+    /// Whether the conclusion on an address held at the last comparison; `None` if its dependencies were not
+    /// recorded.
     pub(super) fn holds(&self, lookup: u64) -> Option<bool> {
         let blocks = self.learned.get(&lookup)?;
         Some(!blocks.iter().any(|block| self.changed.contains(block)))
@@ -98,15 +97,15 @@ impl Dependencies {
         self.blocks.retain(|start, _| !changed.contains(start));
     }
 
-    /// Whether all is dropped next: see [`Dependencies::forget_changed`].
+    /// Whether [`Dependencies::forget_changed`] will drop everything.
     pub(super) fn is_full(&self) -> bool {
         self.blocks.len() >= BLOCKS_MAX || self.learned.len() >= LEARNED_MAX
     }
 }
 
-/// A number that differs for different bytes, but by a chance of one in 2^64. Each step is one to one
-/// in what came before and in the word, so a single word that differs is always seen. Four of them
-/// at once: the processor multiplies faster than it waits for a product.
+/// A 64-bit hash of the bytes: different ones collide with probability 2^-64. Each step is a bijection of the
+/// state before it and of the word, so a difference in one word is always detected. Four lanes hide the latency of
+/// multiplication.
 fn fingerprint(bytes: &[u8]) -> u64 {
     // Odd: the fractional part of the golden ratio (Knuth, The Art of Computer Programming, 6.4).
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -131,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_rests_on_a_block_that_changed_holds_no_more() {
+    fn conclusions_on_a_changed_block_no_longer_hold() {
         let mut dependencies = Dependencies::default();
         assert!(dependencies.see(0, 4, &[1, 2, 3, 4]) && dependencies.see(8, 12, &[5, 6, 7, 8]));
         dependencies.note(1, &[0]);
@@ -139,7 +138,7 @@ mod tests {
         dependencies.note(2, &[0]);
         assert!(dependencies.see(0, 4, &[1, 2, 3, 4]));
         assert_eq!([1, 2, 3].map(|lookup| dependencies.holds(lookup)), [Some(true), Some(true), None]);
-        // Also when it is back what it was: something was learned in between, perhaps.
+        // Also after the block changes back: something may have been learned in between.
         assert!(dependencies.see(8, 12, &[5, 6, 7, 9]) && dependencies.see(8, 12, &[5, 6, 7, 8]));
         assert_eq!([1, 2].map(|lookup| dependencies.holds(lookup)), [Some(true), Some(false)]);
         dependencies.forget_changed();
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_begins_anew() {
+    fn a_full_table_is_cleared() {
         let mut dependencies = Dependencies::default();
         for start in 0..BLOCKS_MAX as u64 {
             assert!(dependencies.see(start, start + 1, &[0]));

@@ -1,7 +1,7 @@
-//! A few bytes of JIT code at an address, read during a walk. A walk that needs a block of code is repeated with it,
-//! which is too much for words that only resemble return addresses (all memory of Chez Scheme is executable).
+//! A few bytes of JIT code at an address, read during a walk. A walk that needs a block of code must be repeated,
+//! which is too expensive for words that only resemble return addresses (all memory of Chez Scheme is executable).
 //!
-//! Input: reads of the target's memory. Output: [`Glance`]s, kept as long as conclusions on such code.
+//! Input: reads of the target's memory. Output: [`Glance`]s, cached as long as conclusions on JIT code.
 
 use std::cell::RefCell;
 
@@ -11,10 +11,10 @@ use super::memory::CodeMemory;
 use crate::addr::Avma;
 use crate::walk::{GLANCE_BYTES, Glance};
 
-/// Most that are kept.
+/// Limit on cached glances.
 const KEPT_MAX: usize = 1 << 14;
 
-/// What was read, by address.
+/// Bytes read, by address.
 #[derive(Debug, Default)]
 pub(super) struct Glances(RefCell<HashMap<u64, Glance>>);
 
@@ -24,12 +24,12 @@ impl Glances {
         self.0.get_mut().clear();
     }
 
-    /// What was read at an address before.
+    /// The bytes read at an address before.
     pub(super) fn get(&self, at: Avma) -> Option<Glance> {
         self.0.borrow().get(&at.0).copied()
     }
 
-    /// Reads at an address.
+    /// Reads the bytes at an address.
     pub(super) fn read(&self, at: Avma, memory: &CodeMemory<'_>) -> Glance {
         let mut bytes = [0; GLANCE_BYTES];
         let len = memory.read(at, &mut bytes);

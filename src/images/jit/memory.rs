@@ -5,14 +5,14 @@ use std::fmt;
 
 use crate::addr::Avma;
 
-/// Reads memory from an address on; how many bytes from the start of the buffer were read.
+/// Reads memory from an address on. Returns the number of bytes read.
 pub type Read<'a> = &'a mut dyn FnMut(Avma, &mut [u8]) -> usize;
 
 /// The memory of a target, for walks.
 pub struct CodeMemory<'a>(RefCell<Read<'a>>);
 
 impl<'a> CodeMemory<'a> {
-    /// Of what reads it.
+    /// Wraps a reader.
     pub fn new(read: Read<'a>) -> CodeMemory<'a> {
         CodeMemory(RefCell::new(read))
     }

@@ -1,36 +1,36 @@
-//! Requests of one walk for JIT code: the address whose bytes are missing, the instructions decoded, and the blocks
-//! that its next conclusion depends on.
+//! Requests of one walk for JIT code: the address of missing bytes, the number of decoded instructions, and the
+//! blocks that its next conclusion depends on.
 //!
-//! Input: requests, through a shared reference, as the walker has one. Output: whether the walk is valid, or the
-//! bytes to read before it is repeated.
+//! Input: requests, through the walker's shared reference. Output: whether the walk is valid, or the bytes to read
+//! before it is repeated.
 
 use std::cell::{Cell, RefCell};
 
 use crate::addr::Avma;
 use crate::walk::NeedsBytes;
 
-/// Bytes are read in blocks of this size, a power of two; more than a walker decodes from one address on (see
+/// Bytes are read in blocks of this size, a power of two; more than a walker decodes from one address (see
 /// [`Code::note_search`](crate::walk::Code::note_search)).
 pub(super) const BLOCK_BYTES: u64 = 8 << 10;
-/// Most blocks that one walk reads, two at once, before it is repeated: a deep stack has code of this many functions.
+/// Limit on blocks that one walk reads, two at once, before it is repeated: enough code for a deep stack.
 pub(super) const BLOCKS_MAX: usize = 512;
 
 /// The requests of one walk.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    /// An address whose bytes are missing.
+    /// Address of the missing bytes.
     missing: Cell<Option<u64>>,
-    /// Bytes that can be read were missing since the last conclusion.
+    /// Readable bytes were missing since the last conclusion.
     lacked: Cell<bool>,
-    /// Bytes were not given since the last finding, as the walk may read no more.
+    /// Bytes were withheld since the last conclusion, because the walk reached its limit of reads.
     refused: Cell<bool>,
     blocks_read: usize,
-    /// Instructions that may be decoded, and that were.
+    /// Limit on decoded instructions, and their number so far.
     budget: u64,
     spent: Cell<u64>,
-    /// Something was not followed since there was no budget for it.
+    /// A search was skipped because the budget was spent.
     is_over_budget: Cell<bool>,
-    /// Blocks, by aligned address, whose bytes were given since the last finding.
+    /// Blocks with bytes returned since the last conclusion, by aligned address.
     touched: RefCell<Vec<u64>>,
 }
 
@@ -42,13 +42,13 @@ impl Requests {
         self.touched.get_mut().clear();
     }
 
-    /// Continues the walk, of whose stack more may be known now.
+    /// Continues the walk, possibly with more of its stack.
     pub(super) fn go_on(&mut self) {
         self.missing.set(None);
         self.touched.get_mut().clear();
     }
 
-    /// Requests bytes from an address on, which are not read yet.
+    /// Requests bytes from an address on, which have not been read.
     pub(super) fn request(&self, at: u64) {
         if self.is_missing() {
             self.lacked.set(true);
@@ -60,23 +60,23 @@ impl Requests {
         }
     }
 
-    /// Whether bytes are missing: no others are given until they are read, since all that follows is for nothing.
+    /// Whether bytes are missing. No others are returned until they are read, since the rest of the walk is void.
     pub(super) fn is_missing(&self) -> bool {
         self.missing.get().is_some()
     }
 
-    /// The bytes that the walk needs, if it is to be repeated with them.
+    /// The bytes that the walk needs before it is repeated.
     pub(super) fn missing_bytes(&self) -> Option<NeedsBytes> {
         self.missing.get().filter(|_| !self.is_over_budget.get()).map(|at| NeedsBytes(Avma(at)))
     }
 
-    /// Notes that blocks are read.
+    /// Records that blocks were read.
     pub(super) fn note_read(&mut self, blocks: usize) {
         self.go_on();
         self.blocks_read += blocks;
     }
 
-    /// Notes that bytes of a block were given.
+    /// Records that bytes of a block were returned.
     pub(super) fn touch(&self, at: u64) {
         let block = at & !(BLOCK_BYTES - 1);
         let mut touched = self.touched.borrow_mut();
@@ -85,7 +85,8 @@ impl Requests {
         }
     }
 
-    /// Whether the current look-up had all bytes that it requested; if not, its result is void. Begins the next one.
+    /// Whether the current look-up had all bytes that it requested; if not, its result is void. Begins the next
+    /// one.
     pub(super) fn is_whole(&self) -> bool {
         let is_whole = !self.lacked.take();
         if !is_whole {
@@ -116,7 +117,7 @@ impl Requests {
         self.spent.get() < self.budget
     }
 
-    /// Notes that something was not followed since there was no budget for it.
+    /// Records that a search was skipped because the budget was spent.
     pub(super) fn note_over_budget(&self) {
         self.is_over_budget.set(true);
     }

@@ -1,7 +1,7 @@
 //! The configuration of a simulated process: images, threads with scripts, times and faults.
 //!
-//! Plain data with public fields, so that a test states one exact situation;
-//! `seeded.rs` makes a random one. Times are nanoseconds of the fake clock.
+//! Plain data with public fields, so that a test can state one exact situation; `seeded.rs` generates random ones.
+//! Times are nanoseconds of the fake clock.
 
 use crate::addr::Avma;
 use crate::arch::Arch;
@@ -9,10 +9,10 @@ use crate::sources::ExitStatus;
 
 use super::faults::SimFault;
 
-/// Memory reserved for each stack; below the stack pointer it reads as zeros.
+/// Memory reserved per stack; below the stack pointer it reads as zeros.
 pub(super) const STACK_BYTES: u64 = 8 << 20;
 
-/// A function of a simulated image: index of the image, index in the image.
+/// A function of a simulated image: image index, function index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionId {
     /// Index into [`SimConfig::images`].
@@ -21,7 +21,7 @@ pub struct FunctionId {
     pub function: usize,
 }
 
-/// A function: a name and a size, laid out one after the other in its image.
+/// A function: name and size; functions are laid out one after the other in their image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SimFunction {
     /// Symbol name.
@@ -30,25 +30,25 @@ pub struct SimFunction {
     pub code_bytes: u64,
 }
 
-/// A fake module: an executable or library whose ELF file exists in memory only.
+/// A fake module: an executable or library with an ELF file that exists only in memory.
 #[derive(Clone, Debug)]
 pub struct SimImage {
-    /// Path as the target sees it; its identity together with the index.
+    /// Path in the target's view; with the index, its identity.
     pub path: String,
-    /// Where its executable range is mapped: a multiple of 4096.
+    /// Address of its executable range: a multiple of 4096.
     pub text_avma: Avma,
-    /// Stated address of the executable range, above `text_offset` and a multiple of
-    /// 4096; different from the offset, so that mixing up the two shows.
+    /// Stated address of the executable range, above `text_offset` and a multiple of 4096; different from the
+    /// offset, to expose mix-ups of the two.
     pub text_svma: u64,
     /// File offset of the executable range: a multiple of 4096, not 0.
     pub text_offset: u64,
-    /// Its functions, in order of address, without gaps.
+    /// Its functions, in address order, without gaps.
     pub functions: Vec<SimFunction>,
-    /// Mapped from then on.
+    /// Time of mapping.
     pub load_ns: u64,
-    /// Unmapped from then on. No stack may use it later.
+    /// Time of unmapping. No stack may use it later.
     pub unload_ns: Option<u64>,
-    /// Part of the program that an exec brings: mapped only after it. The others go with it.
+    /// Part of the program started by an exec: mapped only after it. The others are unmapped then.
     pub after_exec: bool,
 }
 
@@ -74,16 +74,16 @@ impl SimImage {
 /// One frame of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimFrame {
-    /// Whose frame.
+    /// Function of the frame.
     pub function: FunctionId,
-    /// Bytes of locals in it; rounded up to 16.
+    /// Bytes of its locals; rounded up to 16.
     pub local_bytes: u64,
 }
 
-/// What a thread does in a phase.
+/// The activity of a thread in a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SimActivity {
-    /// Computes: wants a CPU until it has used the phase's duration of CPU time.
+    /// Computes: needs a CPU until it has used the phase's duration of CPU time.
     Run,
     /// Blocked for the phase's duration.
     Wait,
@@ -91,25 +91,25 @@ pub enum SimActivity {
     Stopped,
 }
 
-/// A stretch of a thread's life with one stack.
+/// A period of a thread's life with one stack.
 #[derive(Clone, Debug)]
 pub struct SimPhase {
     /// Frames from the root (the thread's start function) to the leaf; at least one.
     pub stack: Vec<SimFrame>,
-    /// What the thread does.
+    /// The thread's activity.
     pub activity: SimActivity,
     /// CPU time for [`SimActivity::Run`], else wall time; raised to [`SimPhase::MIN_NS`].
     pub duration_ns: u64,
-    /// The leaf has no frame record: its return address is in the link register
-    /// (aarch64) or on top of the stack (x86_64), and the frame pointer is its caller's.
+    /// The leaf has no frame record: its return address is in the link register (aarch64) or on top of the stack
+    /// (x86_64), and the frame pointer is its caller's.
     pub frameless_leaf: bool,
 }
 
 impl SimPhase {
-    /// The shortest phase: a bound on events per virtual second.
+    /// The shortest phase; bounds events per virtual second.
     pub const MIN_NS: u64 = 1_000;
 
-    /// A phase whose frames, root first, have 32 bytes of locals each.
+    /// A phase with these frames, root first, of 32 bytes of locals each.
     #[must_use]
     pub fn new(activity: SimActivity, duration_ns: u64, stack: &[FunctionId]) -> SimPhase {
         let stack = stack.iter().map(|function| SimFrame { function: *function, local_bytes: 32 }).collect();
@@ -117,21 +117,21 @@ impl SimPhase {
     }
 }
 
-/// A simulated thread. The first of [`SimConfig::threads`] is the leader and has the
-/// process id as its number; the others follow.
+/// A simulated thread. The first of [`SimConfig::threads`] is the leader and has the process id as its thread id;
+/// the others follow.
 #[derive(Clone, Debug)]
 pub struct SimThread {
-    /// Its name, if it has one.
+    /// Its name, if any.
     pub name: Option<String>,
-    /// Exists from then on; at 0, it was there before the profiler.
+    /// Start time; at 0, it existed before the profiler.
     pub start_ns: u64,
-    /// Ends then at the latest; `None`: with its script or the process.
+    /// Latest end; `None`: ends with its script or the process.
     pub exit_ns: Option<u64>,
     /// Phases, one after the other; at least one.
     pub script: Vec<SimPhase>,
-    /// Starts over after the last phase; else the thread ends.
+    /// Starts over after the last phase; otherwise the thread ends.
     pub looping: bool,
-    /// The profiler knows where its stack begins.
+    /// The profiler knows its initial stack pointer.
     pub stack_top_known: bool,
 }
 
@@ -153,58 +153,58 @@ impl SimThread {
 /// The process replaces its program: the leader continues, all other threads end.
 #[derive(Clone, Debug)]
 pub struct SimExec {
-    /// When; `u64::MAX` leaves it to [`super::FaultKind::Exec`].
+    /// Time; `u64::MAX` leaves it to [`super::FaultKind::Exec`].
     pub at_ns: u64,
-    /// The leader's script after that, repeated; its functions belong to images with [`SimImage::after_exec`].
+    /// The leader's script afterwards, repeated; its functions belong to images with [`SimImage::after_exec`].
     pub script: Vec<SimPhase>,
 }
 
 /// A simulated process.
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// Seeds what is not stated: words in locals, instants within functions, fault rates.
+    /// Seed for unspecified data: words in locals, program counters within functions, fault rates.
     pub seed: u64,
-    /// Process id, and number of the first thread.
+    /// Process id, and id of the first thread.
     pub pid: u32,
     /// Process name.
     pub name: String,
-    /// Instruction set: x86_64 or aarch64. There is no simulated code of 32-bit processors; in place of
-    /// one its relative of 64 bits is simulated, and named.
+    /// Instruction set: x86_64 or aarch64. 32-bit processors have no simulated code; the related 64-bit one is
+    /// simulated and reported instead.
     pub arch: Arch,
-    /// Return addresses on stacks carry a signature in their upper 16 bits (aarch64 only).
+    /// Return addresses on stacks have a signature in their upper 16 bits (aarch64 only).
     pub signed_returns: bool,
     /// CPUs, at least 1.
     pub cpus: usize,
-    /// How long a thread keeps a CPU that others want.
+    /// Time slice of a thread on a CPU that others need.
     pub slice_ns: u64,
-    /// How often the CPU time of a running thread is brought up to date.
+    /// Interval of CPU time updates for a running thread.
     pub accounting_tick_ns: u64,
-    /// From a stop request to a running thread until it is stopped.
+    /// Latency from a stop request to the stop of a running thread.
     pub stop_latency_ns: u64,
-    /// From collecting a stopped thread until it runs again.
+    /// Time from collecting a stopped thread until it runs again.
     pub pause_ns: u64,
-    /// Listing the mappings takes this long; nothing by default.
+    /// Duration of listing the mappings; 0 by default.
     pub list_ns: u64,
-    /// Images, also later ones.
+    /// Images, including later ones.
     pub images: Vec<SimImage>,
-    /// Threads, also later ones; the first exists from the start.
+    /// Threads, including later ones; the first exists from the start.
     pub threads: Vec<SimThread>,
-    /// The process ends then.
+    /// End of the process.
     pub exit_ns: u64,
-    /// How it ends.
+    /// Exit status.
     pub exit: ExitStatus,
-    /// It replaces its program.
+    /// Replacement of its program.
     pub exec: Option<SimExec>,
-    /// The profiler is requested to end.
+    /// Time of a request to end the profiler.
     pub terminate_ns: Option<u64>,
-    /// What goes wrong.
+    /// Injected faults.
     pub faults: Vec<SimFault>,
-    /// Captures have the requested ranges of stacks.
+    /// Captures include the requested stack ranges.
     pub prefetches: bool,
 }
 
 impl SimConfig {
-    /// The instruction set that is simulated.
+    /// The simulated instruction set.
     #[must_use]
     pub(super) fn simulated_arch(&self) -> Arch {
         match self.arch {
@@ -213,8 +213,8 @@ impl SimConfig {
         }
     }
 
-    /// A process without threads, images or faults on `cpus` CPUs that ends at
-    /// `exit_ns` with code 0; the caller fills in the rest.
+    /// A process without threads, images or faults on `cpus` CPUs that ends at `exit_ns` with code 0; the caller
+    /// fills in the rest.
     #[must_use]
     pub fn new(arch: Arch, cpus: usize, exit_ns: u64) -> SimConfig {
         SimConfig {
@@ -257,7 +257,7 @@ impl SimConfig {
         self
     }
 
-    /// Checks what the simulation relies on; the text names the first thing that is wrong.
+    /// Checks the assumptions of the simulation; the text names the first violation.
     pub(super) fn check(&self) -> Result<(), String> {
         if self.cpus == 0 || self.slice_ns == 0 || self.accounting_tick_ns == 0 {
             return Err("a simulated process needs a CPU, a slice and an accounting tick".to_owned());

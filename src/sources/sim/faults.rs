@@ -1,7 +1,8 @@
-//! The faults of a simulated process: which, when and how often.
+//! The faults of a simulated process: kinds, times and rates.
 //!
-//! Input: occasions (an interrupt, a capture, a listing of mappings). Output: changes of what the profiler gets. Each
-//! fault that happened is counted by name in the ledger, so that a test can distinguish "handled" from "never tried".
+//! Input: occasions (an interrupt, a capture, a listing of mappings). Output: changes of the profiler's results.
+//! Each injected fault is counted by name in the ledger, so that a test can distinguish "handled" from "never
+//! tried".
 
 use std::rc::Rc;
 
@@ -10,30 +11,30 @@ use crate::sources::ThreadId;
 use super::ledger::SimLedger;
 use crate::rng::Rng;
 
-/// What goes wrong. The occasion is in brackets.
+/// The kind of a fault. The occasion is in parentheses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The thread has died since it was listed and polled (interrupt).
+    /// The thread dies after it was listed and polled (interrupt).
     DieBeforeInterrupt,
     /// The thread dies while it is stopped, before it is collected (capture).
     DieBeforeCollect,
     /// The stack's memory ends after this many bytes (capture).
     ShortStack {
-        /// Bytes that could still be read.
+        /// Bytes that can be read.
         bytes: usize,
     },
     /// Registers or stack cannot be read at all (capture).
     Unreadable,
     /// The thread is stopped for this long instead of [`super::SimConfig::pause_ns`] (capture).
     LongStop {
-        /// How long it is stopped.
+        /// Duration of the stop.
         pause_ns: u64,
     },
     /// The profiler panics while the thread is stopped (capture).
     Panic,
     /// The profiler itself gets no CPU for this long; no thread is stopped for it (return of an event).
     ClockJump {
-        /// How far the clock jumps.
+        /// Distance of the clock jump.
         by_ns: u64,
     },
     /// The process ends (interrupt).
@@ -44,11 +45,11 @@ pub enum FaultKind {
     NoName,
     /// The list of mappings is refused (mappings).
     MappingsDenied,
-    /// The list of mappings is in motion (mappings).
+    /// The list of mappings is changing (mappings).
     MappingsTransient,
-    /// The image's file does not exist any longer (image bytes).
+    /// The image's file no longer exists (image bytes).
     ImageDeleted,
-    /// The memory was unmapped under the read (read memory).
+    /// The memory is unmapped during the read (read memory).
     MemoryUnmapped,
 }
 
@@ -75,55 +76,55 @@ impl FaultKind {
     }
 }
 
-/// A fault and which of its occasions it takes.
+/// A fault and its occasions.
 #[derive(Clone, Copy, Debug)]
 pub struct SimFault {
-    /// What goes wrong.
+    /// Its kind.
     pub kind: FaultKind,
     /// Earliest time.
     pub from_ns: u64,
-    /// Only for this thread, where the occasion has one.
+    /// Only for this thread, if the occasion has one.
     pub thread: Option<ThreadId>,
-    /// Occasions that pass first.
+    /// Number of occasions skipped first.
     pub skip: u64,
-    /// How often it happens at most.
+    /// Limit on injections.
     pub count: u64,
-    /// Chance of each remaining occasion, in parts of a million.
+    /// Probability at each remaining occasion, in millionths.
     pub per_million: u32,
 }
 
 impl SimFault {
-    /// Happens once, at the first occasion.
+    /// A fault at the first occasion only.
     #[must_use]
     pub fn once(kind: FaultKind) -> SimFault {
         SimFault { kind, from_ns: 0, thread: None, skip: 0, count: 1, per_million: 1_000_000 }
     }
 
-    /// Happens at every occasion.
+    /// A fault at every occasion.
     #[must_use]
     pub fn always(kind: FaultKind) -> SimFault {
         SimFault { count: u64::MAX, ..SimFault::once(kind) }
     }
 
-    /// Happens at random, `per_million` times in a million occasions.
+    /// A random fault at `per_million` of a million occasions.
     #[must_use]
     pub fn rate(kind: FaultKind, per_million: u32) -> SimFault {
         SimFault { per_million, ..SimFault::always(kind) }
     }
 
-    /// This fault, from `from_ns` on.
+    /// The fault, from `from_ns` on.
     #[must_use]
     pub fn from_time(self, from_ns: u64) -> SimFault {
         SimFault { from_ns, ..self }
     }
 
-    /// This fault, after `skip` occasions.
+    /// The fault, after `skip` occasions.
     #[must_use]
     pub fn after(self, skip: u64) -> SimFault {
         SimFault { skip, ..self }
     }
 
-    /// This fault, for one thread only.
+    /// The fault, for one thread only.
     #[must_use]
     pub fn of_thread(self, thread: ThreadId) -> SimFault {
         SimFault { thread: Some(thread), ..self }
@@ -143,7 +144,7 @@ impl Faults {
         Faults { plan, rng: Rng::new(seed ^ 0x6661_756c_7473), ledger }
     }
 
-    /// At an occasion for the faults that `pick` knows: the value of the first that happens.
+    /// At an occasion for the faults that `pick` selects: the value of the first one injected.
     pub(super) fn take<T>(
         &mut self,
         thread: Option<ThreadId>,

@@ -1,8 +1,8 @@
-//! The fake images of a simulated process: where each function is, and a valid ELF file.
+//! The fake images of a simulated process: the address of each function, and a valid ELF file.
 //!
-//! Input: [`SimImage`]s. Output: ranges of functions and the bytes of a small 64-bit little-endian shared object with
-//! a build id and a symbol table. Functions have a prologue and an epilogue, by which a walker decides whether the
-//! leaf has a frame record; the code between is filler that is not executed.
+//! Input: [`SimImage`]s. Output: ranges of functions and the bytes of a small 64-bit little-endian shared object
+//! with a build id and a symbol table. Functions have a prologue and an epilogue, by which a walker decides
+//! whether the leaf has a frame record; the code in between is filler and is never executed.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ const SYMBOL_BYTES: u64 = 24;
 /// Index of `.text` in the section headers below.
 const TEXT_SECTION: u16 = 2;
 
-/// One image, laid out.
+/// One image with its layout.
 #[derive(Clone, Debug)]
 pub(super) struct Module {
     /// The mapped executable range.
     pub(super) text: Range<Avma>,
-    /// Where the file's first byte is mapped (readable, not executable).
+    /// Address of the file's first byte (readable, not executable).
     pub(super) head: Avma,
     /// Device and inode.
     pub(super) identity: (u64, u64),
@@ -37,16 +37,16 @@ pub(super) struct Module {
     text_offset: u64,
 }
 
-/// One function, laid out.
+/// One function with its layout.
 #[derive(Clone, Debug)]
 struct Function {
     range: Range<Avma>,
-    /// It never makes a frame record: it is only ever a leaf without one (aarch64).
+    /// Never creates a frame record: always a leaf without one (aarch64).
     bare: bool,
 }
 
 impl Module {
-    /// Reads its mapped memory at `from`; how many bytes were there.
+    /// Reads its mapped memory at `from`. Returns the number of bytes read.
     pub(super) fn read(&self, from: Avma, into: &mut [u8]) -> Option<usize> {
         let text_bytes = self.text.end - self.text.start;
         for (start, offset, bytes) in
@@ -64,7 +64,7 @@ impl Module {
     }
 }
 
-/// All images of a process, with what is needed to pick addresses in them.
+/// All images of a process, with data for picking addresses in them.
 #[derive(Debug)]
 pub(super) struct Code {
     pub(super) arch: Arch,
@@ -79,15 +79,14 @@ impl Code {
         Code { arch: config.simulated_arch(), modules, seed: config.seed }
     }
 
-    /// Where a function is while its image is mapped.
+    /// The range of a function while its image is mapped.
     pub(super) fn range(&self, id: FunctionId) -> Range<Avma> {
         self.modules[id.image].functions[id.function].range.clone()
     }
 
-    /// The return address that a call from `caller` to `callee` leaves: the same for
-    /// each such call, behind the prologue and the call, and sometimes the first byte
-    /// after the caller, as behind a call that does not return. On x86_64 all of it is
-    /// calls, since a walk by unwind information asks for one.
+    /// The return address of a call from `caller` to `callee`: equal for all of these calls, after the prologue
+    /// and a call, and sometimes the first byte after the caller, like after a noreturn call. On x86_64 the body
+    /// consists of calls, since a walk by unwind information requires one.
     pub(super) fn return_address(&self, caller: FunctionId, callee: FunctionId) -> Avma {
         let range = self.range(caller);
         let ids = [caller.image, caller.function, callee.image, callee.function].map(|n| n as u64);
@@ -104,9 +103,8 @@ impl Code {
         }
     }
 
-    /// A program counter in a function, at an instruction where its frame record is in
-    /// place or, `frameless`, where it is not: at the first one or at the `ret`, and
-    /// anywhere in a function that never makes one.
+    /// A program counter in a function, at an instruction where its frame record exists or, `frameless`, where it
+    /// does not: the first one or the `ret`, and anywhere in a function that never creates one.
     pub(super) fn pc(&self, id: FunctionId, frameless: bool, random: u64) -> Avma {
         let Function { range, bare } = &self.modules[id.image].functions[id.function];
         let bytes = range.end - range.start;
@@ -125,7 +123,7 @@ impl Code {
         range.start + at
     }
 
-    /// The address of some instruction, as stale words on stacks have it.
+    /// The address of some instruction, like in stale words on stacks.
     pub(super) fn anywhere(&self, random: u64) -> Avma {
         let module = &self.modules[random as usize % self.modules.len()];
         let bytes = module.text.end - module.text.start;
@@ -133,9 +131,8 @@ impl Code {
     }
 }
 
-/// Whether a function is a leaf without a frame record whenever it appears. On x86_64 a
-/// walk by frame pointers cannot see that in the middle of such a function, so there all
-/// make one.
+/// Whether a function is always a leaf without a frame record. On x86_64 a walk by frame pointers cannot detect
+/// that in the middle of a function, so there all functions create one.
 fn is_bare(config: &SimConfig, function: FunctionId) -> bool {
     let scripts = config.threads.iter().map(|thread| &thread.script);
     let mut phases = scripts.chain(config.exec.iter().map(|exec| &exec.script)).flatten();
@@ -148,7 +145,7 @@ fn is_bare(config: &SimConfig, function: FunctionId) -> bool {
 
 fn module(config: &SimConfig, index: u64, image: &SimImage) -> Module {
     let mut functions = Vec::with_capacity(image.functions.len());
-    // The text does not begin with the first function, as behind a .plt.
+    // The text does not start with the first function, like after a .plt.
     let mut at = 64;
     for function in &image.functions {
         let bytes = function.code_bytes.max(32).next_multiple_of(16);
@@ -166,7 +163,7 @@ fn module(config: &SimConfig, index: u64, image: &SimImage) -> Module {
     Module {
         text: start..start + text_bytes,
         head: Avma(start.0 - image.text_svma),
-        // Processes of one simulation have files of their own.
+        // Processes of one simulation have separate files.
         identity: (0x51, (u64::from(config.pid) << 16) + index),
         file: file.into(),
         functions: functions
@@ -200,7 +197,7 @@ impl Writer {
     }
 }
 
-/// A string table, which begins with the empty string.
+/// A string table, starting with the empty string.
 struct Strings(Vec<u8>);
 
 impl Strings {
@@ -215,7 +212,7 @@ impl Strings {
     }
 }
 
-/// The code: functions that make a frame record first and remove it last, or only return.
+/// The code: functions that create a frame record first and remove it last, or only return.
 fn text(arch: Arch, functions: &[Range<u64>], bare: &[bool], text_bytes: u64) -> Vec<u8> {
     let (filler, prologue, epilogue, ret): (&[u8], &[u8], &[u8], &[u8]) = match arch {
         Arch::X86_64 | Arch::X86 => (
@@ -241,7 +238,7 @@ fn text(arch: Arch, functions: &[Range<u64>], bare: &[bool], text_bytes: u64) ->
             code[end - epilogue.len()..end].copy_from_slice(epilogue);
         }
         if arch == Arch::X86_64 {
-            // jne to the call behind the return: the path there shows where its frame is.
+            // jne to the call after the return: the path there shows the frame.
             const JNE_BYTES: usize = 6;
             let after = start + prologue.len() + JNE_BYTES;
             let distance = u32::try_from(end + 1 - after).unwrap_or(0);

@@ -1,7 +1,7 @@
-//! The ledger of a simulation: what really happened, to compare a profile with.
+//! The ledger of a simulation: ground truth to compare a profile with.
 //!
-//! Shared by `Rc`, so that it can be read after the target was dropped, also by a
-//! panic. Input: the machine's own accounting. It decides nothing.
+//! Shared by `Rc`, so that it can be read after the target was dropped, even by a panic. Input: the machine's own
+//! accounting. It decides nothing.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,18 +12,18 @@ use crate::sources::ThreadId;
 /// Time in nanoseconds (or a count) by thread and stack: function names from the root to the leaf.
 pub type Truth = BTreeMap<(ThreadId, Vec<String>), u64>;
 
-/// What one capture should be walked to.
+/// The true stack of one capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrueStack {
     /// The captured thread.
     pub thread: ThreadId,
     /// Function names from the root to the leaf.
     pub names: Vec<String>,
-    /// The program counter, then return addresses outward; as many as there are names.
+    /// The program counter, then return addresses outward; one per name.
     pub addresses: Vec<Avma>,
 }
 
-/// One thread's one stack, with the time spent there.
+/// One stack of one thread, with the time spent there.
 #[derive(Debug)]
 struct Slot {
     thread: ThreadId,
@@ -34,7 +34,7 @@ struct Slot {
     captures: u64,
 }
 
-/// What really happened in a simulated process.
+/// Ground truth of a simulated process.
 #[derive(Debug, Default)]
 pub struct SimLedger {
     stopped: RefCell<BTreeSet<ThreadId>>,
@@ -57,49 +57,49 @@ fn bump(cell: &Cell<u64>, by: u64) {
 }
 
 impl SimLedger {
-    /// Threads that are stopped now for the profiler.
+    /// Threads currently stopped for the profiler.
     #[must_use]
     pub fn stopped(&self) -> usize {
         self.stopped.borrow().len()
     }
 
-    /// Times a thread stopped.
+    /// Number of stops.
     #[must_use]
     pub fn stops(&self) -> u64 {
         self.stops.get()
     }
 
-    /// Times a stopped thread was released, also by its death.
+    /// Number of releases of stopped threads, including deaths.
     #[must_use]
     pub fn resumes(&self) -> u64 {
         self.resumes.get()
     }
 
-    /// Of the resumes, threads that died while stopped.
+    /// Number of threads that died while stopped; included in resumes.
     #[must_use]
     pub fn died_stopped(&self) -> u64 {
         self.died_stopped.get()
     }
 
-    /// Stop requests to a waiting thread; a CPU profile has no reason for them.
+    /// Stop requests to a waiting thread, which a CPU profile never needs.
     #[must_use]
     pub fn interrupted_waiting(&self) -> u64 {
         self.interrupted_waiting.get()
     }
 
-    /// Stop requests to a thread under job control, which must be left alone.
+    /// Stop requests to a thread under job control, which the profiler must not make.
     #[must_use]
     pub fn interrupted_stopped(&self) -> u64 {
         self.interrupted_stopped.get()
     }
 
-    /// Stacks handed out.
+    /// Number of captured stacks.
     #[must_use]
     pub fn captures(&self) -> u64 {
         self.captures.get()
     }
 
-    /// Stopped time of all threads, nanoseconds.
+    /// Total stop time of all threads, nanoseconds.
     #[must_use]
     pub fn stood_ns(&self) -> u64 {
         self.stood_ns.get()
@@ -111,37 +111,37 @@ impl SimLedger {
         self.longest_stand_ns.get()
     }
 
-    /// Time that CPUs had nothing to run, all CPUs together, nanoseconds.
+    /// Total idle time of all CPUs, nanoseconds.
     #[must_use]
     pub fn idle_cpu_ns(&self) -> u64 {
         self.idle_cpu_ns.get()
     }
 
-    /// How often each fault of the plan happened, by [`super::FaultKind::name`].
+    /// Number of injections of each fault, by [`super::FaultKind::name`].
     #[must_use]
     pub fn faults(&self) -> BTreeMap<&'static str, u64> {
         self.faults.borrow().clone()
     }
 
-    /// CPU time really used, by thread and stack, nanoseconds.
+    /// CPU time actually used, by thread and stack, nanoseconds.
     #[must_use]
     pub fn truth(&self) -> Truth {
         self.by_stack(|slot| slot.cpu_ns)
     }
 
-    /// Time really spent waiting, by thread and stack, nanoseconds.
+    /// Time actually spent waiting, by thread and stack, nanoseconds.
     #[must_use]
     pub fn truth_waiting(&self) -> Truth {
         self.by_stack(|slot| slot.waited_ns)
     }
 
-    /// Stacks handed out, by thread and stack: counts.
+    /// Captured stacks by thread and stack: counts.
     #[must_use]
     pub fn captures_by_stack(&self) -> Truth {
         self.by_stack(|slot| slot.captures)
     }
 
-    /// What the last capture should be walked to.
+    /// The true stack of the last capture.
     #[must_use]
     pub fn last_capture(&self) -> Option<TrueStack> {
         let (slot, pc) = self.last.get()?;
@@ -159,7 +159,7 @@ impl SimLedger {
         truth
     }
 
-    /// A place to account the time of one stack of `thread`; `returns` from the leaf outward.
+    /// Adds a slot for one stack of `thread`; `returns` from the leaf outward.
     pub(super) fn add_slot(&self, thread: ThreadId, names: Vec<String>, returns: Vec<Avma>) -> usize {
         let mut slots = self.slots.borrow_mut();
         slots.push(Slot { thread, names, returns, cpu_ns: 0, waited_ns: 0, captures: 0 });
@@ -184,7 +184,7 @@ impl SimLedger {
         }
     }
 
-    /// The thread is no longer stopped, after `stood_ns`. A second call changes nothing.
+    /// Records the release of a thread, after `stood_ns`. A second call has no effect.
     pub(super) fn let_go(&self, thread: ThreadId, stood_ns: u64, died: bool) {
         if self.stopped.borrow_mut().remove(&thread) {
             bump(&self.resumes, 1);

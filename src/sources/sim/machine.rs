@@ -1,8 +1,7 @@
 //! The simulated machine: threads that share CPUs in virtual time, from event to event.
 //!
-//! Input: programs, times and requests to stop. Output: events in order, with every
-//! nanosecond accounted in the ledger. It knows nothing of the profiler's buffers,
-//! of faults or of the fake clock (see `mod.rs`).
+//! Input: programs, times and stop requests. Output: events in order, with every nanosecond accounted in the
+//! ledger. It is independent of the profiler's buffers, of faults and of the fake clock (see `mod.rs`).
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -13,7 +12,7 @@ use super::config::SimActivity;
 use super::ledger::SimLedger;
 use super::thread::{Pending, Phase, Place, Program, Thread};
 
-/// What happens at a stated time. At the same time, in this order.
+/// An event at a planned time. At equal times, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum MachineEvent {
     Start(usize),
@@ -30,11 +29,11 @@ struct Cpu {
     lent_by: Option<usize>,
 }
 
-/// Events of the machine.
+/// Output of the machine.
 #[derive(Debug)]
 pub(super) enum MachineOutput {
     Event(TargetEvent),
-    /// This thread is stopped and waits to be collected.
+    /// This thread is stopped and can be collected.
     Ready(usize),
 }
 
@@ -51,10 +50,10 @@ pub(super) struct Machine {
     cpus: Vec<Cpu>,
     queue: VecDeque<usize>,
     turns: u64,
-    /// Sorted; what has happened is taken off the front.
+    /// Sorted; past events are removed from the front.
     timeline: VecDeque<(u64, MachineEvent)>,
     exec_program: Option<Program>,
-    /// The number of the process and its first thread.
+    /// Id of the process and its first thread.
     leader: ThreadId,
     exec_due: bool,
     exit: ExitStatus,
@@ -63,7 +62,7 @@ pub(super) struct Machine {
     stop_latency_ns: u64,
 }
 
-/// How a machine is set up.
+/// Parameters of a machine.
 pub(super) struct Setup {
     pub(super) now_ns: u64,
     pub(super) threads: Vec<Thread>,
@@ -79,7 +78,7 @@ pub(super) struct Setup {
 }
 
 impl Machine {
-    /// Threads whose start is not after now exist from the outset, without an event.
+    /// Threads with a start time up to now exist from the outset, without an event.
     pub(super) fn new(setup: Setup) -> Machine {
         let mut timeline = setup.timeline;
         timeline.sort_unstable();
@@ -111,8 +110,8 @@ impl Machine {
         self.threads.iter().position(|known| known.id == thread && known.alive())
     }
 
-    /// What the system shows of a thread: its CPU time as of the last accounting
-    /// tick while it runs, exact while it does not.
+    /// The state of a thread visible to the system: its CPU time as of the last accounting tick while it runs,
+    /// exact otherwise.
     pub(super) fn poll(&self, index: usize) -> ThreadStatus {
         let thread = &self.threads[index];
         let lag_ns = match thread.place {
@@ -130,7 +129,7 @@ impl Machine {
         ThreadStatus { cpu_ns: thread.cpu_ns - lag_ns, switches: thread.switches, activity }
     }
 
-    /// Requests a stop: a thread stops as soon as it is on a CPU; at once if it does not want one.
+    /// Requests a stop: a thread stops as soon as it is on a CPU; immediately if it does not need one.
     pub(super) fn ask(&mut self, index: usize, stack_bytes: usize, keep_waiting: bool) {
         let thread = &mut self.threads[index];
         thread.pending = Some(Pending {
@@ -149,7 +148,7 @@ impl Machine {
         }
     }
 
-    /// An upper bound of the time that a stopped thread has been stopped, as the profiler can know it.
+    /// An upper bound of a thread's stop time, from the profiler's point of view.
     pub(super) fn pause_ns(&self, index: usize) -> u64 {
         let thread = &self.threads[index];
         let since_ns = match (thread.place, thread.pending) {
@@ -160,7 +159,7 @@ impl Machine {
         self.now_ns - since_ns
     }
 
-    /// Lets a stopped thread run, wait or end again. Saying it twice changes nothing.
+    /// Releases a stopped thread, which runs, waits or ends. A second call has no effect.
     pub(super) fn let_go(&mut self, index: usize) {
         let thread = &mut self.threads[index];
         let Place::Stopped { since_ns } = thread.place else { return };
@@ -202,12 +201,12 @@ impl Machine {
         next_ns.is_some()
     }
 
-    /// Runs to `limit_ns`; what happens on the way is in `out`.
+    /// Runs to `limit_ns`; events on the way are in `out`.
     pub(super) fn run_to(&mut self, limit_ns: u64) {
         while self.step(limit_ns) {}
     }
 
-    /// When the next event happens, without interference.
+    /// Time of the next event, without interference.
     pub(super) fn next_instant(&self) -> Option<u64> {
         if self.ended {
             return None;
@@ -229,7 +228,7 @@ impl Machine {
         (next < u64::MAX).then_some(next.max(self.now_ns))
     }
 
-    /// Lets time pass in which nothing happens, and accounts for it.
+    /// Advances time without events, and accounts for it.
     fn advance(&mut self, to_ns: u64) {
         let ns = to_ns.saturating_sub(self.now_ns);
         if ns == 0 {
@@ -252,7 +251,7 @@ impl Machine {
         self.ledger.cpus_idle(self.cpus.iter().filter(|cpu| cpu.runs.is_none()).count() as u64 * ns);
     }
 
-    /// Does what the timeline has for now.
+    /// Executes the timeline's events that are due.
     fn happen(&mut self) {
         while let Some(&(at_ns, what)) = self.timeline.front() {
             if self.ended || at_ns > self.now_ns {
@@ -283,7 +282,7 @@ impl Machine {
         }
     }
 
-    /// Does what is due for each thread now.
+    /// Executes the actions that are due for each thread.
     fn settle(&mut self) {
         for index in 0..self.threads.len() {
             let thread = &self.threads[index];
@@ -299,8 +298,8 @@ impl Machine {
                 _ => {}
             }
         }
-        // Slices that end at the same time end in the order in which they began, or
-        // the first threads would always be first in the queue again.
+        // Slices that end at the same time end in the order of their start; otherwise the first threads would
+        // always be first in the queue.
         while !self.queue.is_empty()
             && let Some((cpu, index)) = self.expired()
         {
@@ -313,7 +312,7 @@ impl Machine {
         self.fill_cpus();
     }
 
-    /// The CPU and thread whose slice is over since longest.
+    /// The CPU and thread with the longest expired slice.
     fn expired(&self) -> Option<(usize, usize)> {
         let running = self.cpus.iter().enumerate().filter_map(|(cpu, state)| Some((cpu, state.runs?)));
         let expired = running.filter(|(_, index)| self.threads[*index].slice_ns == 0);
@@ -325,7 +324,7 @@ impl Machine {
         thread.phase += 1;
         if thread.phase == thread.program.phases.len() {
             if !thread.program.looping {
-                // Account for its end under its last phase.
+                // Account for its end in its last phase.
                 thread.phase -= 1;
                 self.die(index);
                 return;
@@ -350,7 +349,7 @@ impl Machine {
             self.leave_cpu(index);
             self.threads[index].place = Place::Off;
             if self.threads[index].pending.is_some() {
-                // A thread with a stop pending does not get to sleep.
+                // A thread with a pending stop does not start to sleep.
                 self.stand(index);
             }
         }
@@ -394,7 +393,7 @@ impl Machine {
             thread.slice_ns = self.slice_ns;
         }
         if let Some(pending) = &mut thread.pending {
-            // A stop is delivered before the thread gets back to user mode.
+            // A stop is delivered before the thread returns to user mode.
             pending.due_ns = self.now_ns;
         }
     }
@@ -412,7 +411,7 @@ impl Machine {
         }
     }
 
-    /// A thread ends, wherever it is.
+    /// Ends a thread in any state.
     pub(super) fn die(&mut self, index: usize) {
         self.leave_cpu(index);
         self.queue.retain(|queued| *queued != index);
@@ -434,7 +433,7 @@ impl Machine {
         }
     }
 
-    /// The process ends: reports the end of each thread, then its own.
+    /// Ends the process: reports the end of each thread, then its own.
     pub(super) fn end_process(&mut self) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -447,8 +446,8 @@ impl Machine {
         self.out.push_back(MachineOutput::Event(TargetEvent::Exited(self.exit)));
     }
 
-    /// The leader (or a thread that is left) replaces the program; the other threads end. A stopped thread cannot
-    /// execute anything and does so when it is released.
+    /// Replaces the program: the leader (or a remaining thread) continues, the other threads end. A stopped thread
+    /// cannot execute anything, so it does this when it is released.
     pub(super) fn exec(&mut self) {
         let Some(leader) = self.threads.iter().position(Thread::alive) else { return };
         if let Place::Stopped { .. } = self.threads[leader].place {
@@ -468,7 +467,7 @@ impl Machine {
         self.leave_cpu(leader);
         self.queue.clear();
         let thread = &mut self.threads[leader];
-        // The thread that calls exec continues under the number of the process.
+        // The thread that calls exec continues under the process id.
         thread.id = self.leader;
         thread.program = program;
         thread.phase = 0;

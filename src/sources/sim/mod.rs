@@ -1,9 +1,8 @@
-//! A simulated process as a target: `--target sim:SEED`, and the ground of the engine's tests.
+//! A simulated process as a target: `--target sim:SEED`, and the basis of the engine's tests.
 //!
-//! Input: a [`SimConfig`] (from a seed, or stated in a test) and a fake clock. Output:
-//! the [`Target`] trait, deterministic to the nanosecond, with injected faults, and a
-//! [`SimLedger`] of what really happened. No OS calls: it exists on every platform.
-//! Not a model of any CPU: no instructions execute, only stacks and times are real.
+//! Input: a [`SimConfig`] (from a seed, or stated in a test) and a fake clock. Output: the [`Target`] trait,
+//! deterministic to the nanosecond, with injected faults, and a [`SimLedger`] of the ground truth. No OS calls: it
+//! exists on every platform. Not a model of any CPU: no instructions execute, only stacks and times are real.
 
 mod config;
 mod faults;
@@ -12,7 +11,7 @@ mod ledger;
 mod machine;
 mod seeded;
 mod stack;
-// Its tests have the kernel's part, which is Linux's.
+// Its tests contain the kernel's part, which is Linux's.
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod stepped;
 mod thread;
@@ -58,18 +57,18 @@ pub struct SimTarget {
     faults: Faults,
     /// [`TargetEvent::Exited`] was returned.
     exit_told: bool,
-    /// Ranges that captures of each thread hold.
+    /// Stack ranges captured for each thread.
     ranges: BTreeMap<ThreadId, Vec<u64>>,
 }
 
-/// Where a thread is: a waiting one stays at one instruction, a running one is anywhere.
+/// The program counter of a thread: constant while it waits, anywhere while it runs.
 fn pc(code: &Code, seed: u64, thread: &Thread, now_ns: u64) -> Avma {
     let phase = thread.phase();
     let instant = if phase.activity == SimActivity::Run { now_ns } else { 0 };
     phase.stack.pc(code, rng::hash(&[seed, thread.id.0, phase.slot as u64, instant]))
 }
 
-/// A thread that stands still; it runs again when this goes, also by a panic.
+/// A stopped thread; dropping this resumes it, even in a panic.
 struct StoppedThread<'a> {
     machine: &'a mut Machine,
     index: usize,
@@ -82,10 +81,10 @@ impl Drop for StoppedThread<'_> {
 }
 
 impl SimTarget {
-    /// A process that lives on `clock`; what its plan has before the clock's time is past.
+    /// A process in the time of `clock`; planned events before the clock's time are skipped.
     ///
     /// # Panics
-    /// When `config` contradicts itself; the message names what is wrong.
+    /// If `config` is inconsistent; the message names the violation.
     #[must_use]
     pub fn new(config: SimConfig, clock: FakeClock) -> SimTarget {
         if let Err(wrong) = config.check() {
@@ -121,10 +120,9 @@ impl SimTarget {
             backend_why: String::new(),
             cpus: config.cpus,
             code_mask: if signed { CODE_MASK } else { u64::MAX },
-            // Its code keeps frame records, and nothing else tells where its threads begin.
+            // Its code keeps frame records, which are the only indication of where its threads begin.
             fp_always: true,
-            // Its code for aarch64 has records, but neither unwind information nor calls in front of
-            // the return addresses.
+            // Its aarch64 code has records, but neither unwind information nor calls before the return addresses.
             cfi: config.simulated_arch() == crate::arch::Arch::X86_64,
             stops_waits_unseen: false,
             stops_hold_all: false,
@@ -146,19 +144,19 @@ impl SimTarget {
         SimTarget { process, clock, config, code, machine, faults, exit_told: false, ranges: BTreeMap::new() }
     }
 
-    /// What really happens, readable also after this target was dropped.
+    /// The ground truth, readable also after this target was dropped.
     #[must_use]
     pub fn ledger(&self) -> Rc<SimLedger> {
         Rc::clone(&self.machine.ledger)
     }
 
-    /// CPU time really used so far, by thread and stack, nanoseconds.
+    /// CPU time actually used so far, by thread and stack, nanoseconds.
     #[must_use]
     pub fn truth(&self) -> Truth {
         self.machine.ledger.truth()
     }
 
-    /// Catches up with the clock, which others may have moved.
+    /// Catches up with the clock, which others may have advanced.
     fn catch_up(&mut self) -> Result<(), Fault> {
         self.machine.run_to(self.clock.now_ns());
         if self.machine.ended { Err(Fault::Gone) } else { Ok(()) }
@@ -169,7 +167,7 @@ impl SimTarget {
         self.machine.alive(thread).ok_or(Fault::ThreadGone)
     }
 
-    /// Lets time pass until there is something to tell or `until_ns` is reached.
+    /// Advances time until there is an event or `until_ns` is reached.
     fn await_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         loop {
             match self.machine.out.pop_front() {
@@ -195,7 +193,7 @@ impl SimTarget {
         }
     }
 
-    /// Captures a stopped thread and lets it go; `None` if it died meanwhile.
+    /// Captures a stopped thread and releases it; `None` if it died meanwhile.
     fn collect(&mut self, index: usize, capture: &mut Capture) -> Option<TargetEvent> {
         let now_ns = self.machine.now_ns;
         let thread = self.machine.threads[index].id;
@@ -299,7 +297,7 @@ impl Observed for SimTarget {
         if self.faults.happens(FaultKind::ImageDeleted, None, self.clock.now_ns()) {
             return Err(OpenError::Because("deleted from disk"));
         }
-        // An image that is no longer mapped is still on the simulated disk.
+        // An unmapped image is still on the simulated disk.
         let module = self.code.modules.iter().find(|module| module.identity == mapping.identity);
         module.map(|module| ImageBytes::new(module.file.clone())).ok_or(OpenError::Because("not on disk"))
     }
@@ -383,7 +381,7 @@ impl Target for SimTarget {
 }
 
 impl Drop for SimTarget {
-    /// Every thread that still stands runs again.
+    /// Resumes all stopped threads.
     fn drop(&mut self) {
         for index in 0..self.machine.threads.len() {
             self.machine.let_go(index);
@@ -391,7 +389,7 @@ impl Drop for SimTarget {
     }
 }
 
-/// What programs are made from.
+/// The inputs for building programs.
 struct Builder<'a> {
     config: &'a SimConfig,
     code: &'a Code,
@@ -399,7 +397,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// A script, with the memory of its stacks at the place number `place`.
+    /// A script, with stack memory at place number `place`.
     fn program(&self, thread: ThreadId, place: usize, script: &[SimPhase], looping: bool) -> Program {
         let place = StackPlace::new(self.config.seed, place as u64);
         let name = |frame: &SimFrame| {

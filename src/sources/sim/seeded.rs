@@ -1,6 +1,6 @@
 //! A random but sensible simulated process from a seed.
 //!
-//! Input: a seed. Output: a [`SimConfig`] that passes its own check. The same seed gives the same process on every
+//! Input: a seed. Output: a [`SimConfig`] that passes its own check. A seed gives the same process on every
 //! platform; a changed generator gives others.
 
 use crate::addr::Avma;
@@ -20,10 +20,9 @@ const NAMES: [&str; 20] = [
 const LIBRARIES: [&str; 5] = ["alpha", "beta", "gamma", "delta", "epsilon"];
 
 impl SimConfig {
-    /// A random but sensible process: 1 to 8 threads on 1 to 4 CPUs, 2 to 5 images
-    /// (further ones by an exchanged plugin or an exec), stacks up to 60 deep, threads
-    /// that come and go, a few faults (never a refusal or a panic), for 2 to 4 virtual
-    /// seconds.
+    /// A random but sensible process: 1 to 8 threads on 1 to 4 CPUs, 2 to 5 images (more after a plugin swap or an
+    /// exec), stacks up to 60 deep, threads that start and end, a few faults (never a refusal or a panic), for 2
+    /// to 4 virtual seconds.
     #[must_use]
     pub fn from_seed(seed: u64) -> SimConfig {
         config(seed)
@@ -65,7 +64,7 @@ fn usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// 2 to 5 images with 5 to 40 functions together; the first is the executable.
+/// 2 to 5 images with 5 to 40 functions in total; the first is the executable.
 fn images(config: &mut SimConfig, rng: &mut Rng) {
     let count = usize(rng.within(2, 5));
     let functions = usize(rng.within(5, 40));
@@ -135,14 +134,14 @@ fn stack(
         .into_iter()
         .map(|function| SimFrame { function, local_bytes: local_bytes(config.seed, function) })
         .collect();
-    // The first function is called by nothing: its frame is small. With it the start code
-    // takes a few hundred bytes, with frame records (aarch64) or without (x86_64).
+    // The first function has no caller and a small frame. With it, start code takes a few hundred bytes, with
+    // frame records (aarch64) or without (x86_64).
     frames[0].local_bytes = frames[0].local_bytes.min(96);
     frames.iter_mut().take(2).for_each(|frame| frame.local_bytes = frame.local_bytes.min(256));
     frames
 }
 
-/// A function's frames are all of one size; few are large.
+/// All frames of a function have one size; few are large.
 fn local_bytes(seed: u64, function: FunctionId) -> u64 {
     let random = rng::hash(&[seed, function.image as u64, function.function as u64]);
     match random % 16 {
@@ -189,8 +188,8 @@ fn thread(rng: &mut Rng, config: &SimConfig, images: &[usize], index: usize) -> 
     thread
 }
 
-/// A plugin is unloaded and another one loaded at the same address; each has its own thread. The old one's ends some
-/// time before, since it cannot while it is stopped.
+/// A plugin is unloaded and another one loaded at the same address; each has its own thread. The old one's ends
+/// earlier, since it cannot end while it is stopped.
 fn swap_plugin(config: &mut SimConfig, rng: &mut Rng, libraries: &[usize]) {
     let swap_ns = rng.within(config.exit_ns / 4, config.exit_ns / 2);
     for (index, name) in ["plugin_old", "plugin_new"].into_iter().enumerate() {
@@ -223,7 +222,7 @@ fn replace_program(config: &mut SimConfig, rng: &mut Rng) {
     config.exec = Some(SimExec { at_ns: rng.within(config.exit_ns / 2, config.exit_ns), script });
 }
 
-/// A few faults of the kinds that a recording survives with most of its samples.
+/// A few faults of kinds that leave a recording with most of its samples.
 fn faults(config: &mut SimConfig, rng: &mut Rng) {
     let kinds = [
         FaultKind::DieBeforeInterrupt,

@@ -1,7 +1,7 @@
 //! The memory of a simulated thread's stack: frame records, return addresses, locals.
 //!
-//! Input: a phase's frames. Output: bytes from the stack pointer up and registers
-//! that a frame pointer walk turns back into exactly these frames.
+//! Input: a phase's frames. Output: bytes from the stack pointer up and registers that a frame pointer walk maps
+//! back to exactly these frames.
 //!
 //! ```text
 //! x86_64                              aarch64
@@ -25,21 +25,21 @@ use super::config::{FunctionId, STACK_BYTES, SimPhase};
 use super::images::Code;
 use crate::rng;
 
-/// Bits of a code pointer that are not part of the signature.
+/// Bits of a code pointer outside the signature.
 pub(super) const CODE_MASK: u64 = (1 << 48) - 1;
 const PAGE_BYTES: u64 = 4096;
 
-/// Where a thread's stack is.
+/// The location of a thread's stack.
 #[derive(Clone, Debug)]
 pub(super) struct StackPlace {
     /// Mapped memory.
     pub(super) mapped: Range<Avma>,
-    /// Stack pointer at the thread's first instruction; what is above it is not frames.
+    /// Stack pointer at the thread's first instruction; there are no frames above it.
     pub(super) top: Avma,
 }
 
 impl StackPlace {
-    /// The place of the stack number `index`.
+    /// The location of stack number `index`.
     pub(super) fn new(seed: u64, index: u64) -> StackPlace {
         let end = Avma(0x7ffc_0000_0000 - index * 2 * STACK_BYTES);
         let above = rng::hash(&[seed, index, 0x746f_7000]) % (PAGE_BYTES / 16) * 16;
@@ -53,18 +53,18 @@ pub(super) struct StackImage {
     place: StackPlace,
     sp: Avma,
     fp: u64,
-    /// aarch64: what the link register holds.
+    /// aarch64: the link register.
     lr: u64,
     leaf: FunctionId,
     frameless_leaf: bool,
-    /// From the stack pointer to the end of the mapping.
+    /// Bytes from the stack pointer to the end of the mapping.
     bytes: Vec<u8>,
     /// Return addresses from the leaf outward, without signatures.
     pub(super) returns: Vec<Avma>,
 }
 
 impl StackImage {
-    /// Lays out the stack of `phase`. `sign` puts signatures on the return addresses in memory.
+    /// Lays out the stack of `phase`. `sign` adds signatures to the return addresses in memory.
     pub(super) fn new(
         code: &Code,
         phase: &SimPhase,
@@ -108,7 +108,7 @@ impl StackImage {
                     sp -= locals(callee) + 16;
                     words.extend([(sp, fp), (sp + 8, saved)]);
                     fp = sp;
-                    // What a function that has not called anything yet still has in lr.
+                    // The value that is still in lr before the function calls.
                     lr = saved;
                 }
             }
@@ -117,7 +117,7 @@ impl StackImage {
         let leaf = phase.stack[depth - 1].function;
         let frameless_leaf = phase.frameless_leaf && depth > 1;
         if !frameless_leaf && rng::hash(&[seed, sp, fp]).is_multiple_of(2) {
-            // What is left in lr after a call has returned: an address in the function itself.
+            // The value left in lr after a call: an address in the function itself.
             lr = code.pc(leaf, false, rng::hash(&[seed, fp])).0;
         }
         let base = sp - RED_ZONE_BYTES;
@@ -134,12 +134,12 @@ impl StackImage {
         StackImage { place: place.clone(), sp: Avma(sp), fp, lr, leaf, frameless_leaf, bytes, returns }
     }
 
-    /// The program counter at the instant `random`.
+    /// The program counter at the time `random`.
     pub(super) fn pc(&self, code: &Code, random: u64) -> Avma {
         code.pc(self.leaf, self.frameless_leaf, random)
     }
 
-    /// The registers with this program counter; those without a role hold filler.
+    /// The registers with this program counter; unused ones contain filler.
     pub(super) fn registers(&self, code: &Code, pc: Avma) -> Registers {
         let word = |number: u64| filler(code, &self.place, rng::hash(&[pc.0, number]));
         match code.arch {
@@ -161,13 +161,12 @@ impl StackImage {
         }
     }
 
-    /// Where the bytes begin, below the stack pointer.
+    /// Start address of the bytes, below the stack pointer.
     pub(super) fn base(&self) -> Avma {
         Avma(self.sp.0 - RED_ZONE_BYTES)
     }
 
-    /// Copies what lies below the stack pointer and up to `stack_bytes` from there upward, at
-    /// most to the stack's top.
+    /// Copies the bytes below the stack pointer and up to `stack_bytes` above it, at most to the stack's top.
     pub(super) fn copy_stack(&self, stack_bytes: usize, into: &mut Vec<u8>) {
         let used = usize::try_from(self.place.top - self.sp).unwrap_or(usize::MAX);
         let length = stack_bytes.min(used).saturating_add(RED_ZONE_BYTES as usize);
@@ -175,7 +174,7 @@ impl StackImage {
         into.extend_from_slice(&self.bytes[..length.min(self.bytes.len())]);
     }
 
-    /// Reads the stack's memory; how many bytes were there.
+    /// Reads the stack's memory. Returns the number of bytes read.
     pub(super) fn read(&self, from: Avma, into: &mut [u8]) -> Option<usize> {
         if !self.place.mapped.contains(&from) {
             return None;
@@ -191,7 +190,7 @@ impl StackImage {
     }
 }
 
-/// A word such as lies in locals: zero, small, on the stack, in the code, or anything.
+/// A typical word of locals: zero, small, on the stack, in the code, or anything.
 fn filler(code: &Code, place: &StackPlace, random: u64) -> u64 {
     let value = random >> 8;
     match random % 8 {

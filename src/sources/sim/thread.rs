@@ -13,12 +13,12 @@ use super::stack::StackImage;
 pub(super) struct Phase {
     pub(super) activity: SimActivity,
     pub(super) duration_ns: u64,
-    /// Where the ledger accounts for it.
+    /// The ledger slot of its times.
     pub(super) slot: usize,
     pub(super) stack: StackImage,
 }
 
-/// What a thread runs.
+/// The program of a thread.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) phases: Vec<Phase>,
@@ -26,7 +26,7 @@ pub(super) struct Program {
     pub(super) stack_top: Option<Avma>,
 }
 
-/// A request to stop that was not collected yet.
+/// A stop request that has not been collected.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
     pub(super) stack_bytes: usize,
@@ -34,7 +34,7 @@ pub(super) struct Pending {
     pub(super) asked_ns: u64,
     /// The thread has been on a CPU since the request.
     pub(super) running_since_asked: bool,
-    /// When a thread on a CPU stops.
+    /// Time of the stop for a thread on a CPU.
     pub(super) due_ns: u64,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Pending {
 pub(super) enum Place {
     Unborn,
     Cpu(usize),
-    /// Wants a CPU.
+    /// Needs a CPU.
     Queue,
     /// Waits or is under job control.
     Off,
@@ -62,14 +62,14 @@ pub(super) struct Thread {
     pub(super) place: Place,
     /// CPU time until a running phase ends.
     pub(super) left_ns: u64,
-    /// When a waiting phase ends.
+    /// End of a waiting phase.
     pub(super) until_ns: u64,
-    /// What is left of its slice.
+    /// Rest of its slice.
     pub(super) slice_ns: u64,
     pub(super) cpu_ns: u64,
     pub(super) on_cpu_since_ns: u64,
     pub(super) switches: u64,
-    /// When it was last put on a CPU, in order over all threads.
+    /// When it was last scheduled, in order over all threads.
     pub(super) turn: u64,
     pub(super) pending: Option<Pending>,
     /// Ends as soon as it is no longer stopped.

@@ -1,5 +1,5 @@
-//! Several simulated processes as one target: the first one, and others that begin while it runs and end before it or
-//! with it.
+//! Several simulated processes as one target: the first one, and others that start while it runs and end before it
+//! or with it.
 //!
 //! Each has its own CPUs, code, threads and faults; they share the clock. The recording ends with the first one.
 
@@ -14,12 +14,12 @@ use crate::sources::{Capture, Fault, Observed, Process, Target, TargetEvent, Thr
 
 use super::{SimConfig, SimLedger, SimTarget};
 
-/// A process of a [`SimTree`], by when it begins.
+/// A process of a [`SimTree`], by its start time.
 #[derive(Clone, Debug)]
 pub struct SimProcess {
-    /// Nanoseconds of the clock; times in the configuration are of that clock, too.
+    /// Nanoseconds of the clock; so are times in the configuration.
     pub start_ns: u64,
-    /// What it is. Its threads have the numbers from its pid on, which no other process may have.
+    /// Its configuration. Thread ids count from its pid, and no other process may use them.
     pub config: SimConfig,
 }
 
@@ -27,9 +27,9 @@ pub struct SimProcess {
 #[derive(Debug)]
 pub struct SimTree {
     clock: FakeClock,
-    /// In the order in which they began, the first process first.
+    /// In the order of their start, the first process first.
     members: Vec<SimTarget>,
-    /// Those that have not begun, the next one last.
+    /// Processes that have not started, the next one last.
     unborn: Vec<SimProcess>,
     queue: VecDeque<TargetEvent>,
     /// Reported to have ended; removed by the next call.
@@ -38,10 +38,10 @@ pub struct SimTree {
 }
 
 impl SimTree {
-    /// The `first` process, and `others`, in any order.
+    /// A tree of the `first` process, and `others`, in any order.
     ///
     /// # Panics
-    /// As [`SimTarget::new`].
+    /// Like [`SimTarget::new`].
     #[must_use]
     pub fn new(first: SimConfig, others: Vec<SimProcess>, clock: FakeClock) -> SimTree {
         let mut unborn = others;
@@ -58,7 +58,7 @@ impl SimTree {
         tree
     }
 
-    /// What really happened in each process that has begun, by its pid.
+    /// The ground truth of each process that has started, by pid.
     #[must_use]
     pub fn ledgers(&self) -> &[(u32, Rc<SimLedger>)] {
         &self.ledgers
@@ -70,7 +70,7 @@ impl SimTree {
         self.members.push(member);
     }
 
-    /// Starts the processes whose time has come.
+    /// Starts the processes that are due.
     fn begin_due(&mut self) {
         while self.unborn.last().is_some_and(|process| process.start_ns <= self.clock.now_ns()) {
             let Some(process) = self.unborn.pop() else { return };
@@ -88,14 +88,14 @@ impl SimTree {
         &mut self.members[0]
     }
 
-    /// The process that has threads from this number on.
+    /// The process with this thread id.
     fn of(&mut self, thread: ThreadId) -> &mut SimTarget {
         let pid = self.process_of(thread);
         let at = self.members.iter().position(|member| member.process.pid == pid).unwrap_or(0);
         &mut self.members[at]
     }
 
-    /// The next event of one of them.
+    /// The next event of any of them.
     fn poll(&mut self, capture: &mut Capture) -> Result<Option<TargetEvent>, Fault> {
         let now_ns = self.clock.now_ns();
         for (at, member) in self.members.iter_mut().enumerate() {
@@ -115,7 +115,7 @@ impl SimTree {
         Ok(None)
     }
 
-    /// When something happens next.
+    /// Time of the next event.
     fn next_instant(&self) -> u64 {
         let of_members = self.members.iter().filter_map(|member| member.machine.next_instant());
         of_members.chain(self.unborn.last().map(|process| process.start_ns)).min().unwrap_or(u64::MAX)

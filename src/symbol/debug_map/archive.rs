@@ -1,7 +1,6 @@
-//! The members of a static library by name: `libfoo.a(bar.o)` of a debug map.
+//! The members of a static library by name: `libfoo.a(bar.o)` in a debug map.
 //!
-//! Input: the bytes of an archive, hostile. Output: the bytes of a member. Not for: its index
-//! of symbols.
+//! Input: the bytes of an archive, hostile. Output: the bytes of a member. Not for: its symbol index.
 
 use std::ops::Range;
 
@@ -12,19 +11,19 @@ use crate::binary::ImageBytes;
 use crate::binary::object::part;
 use crate::symbol::error::ObjectFileError;
 
-/// Most members of an archive; the largest static libraries have some ten thousand.
+/// Limit on members of an archive; the largest static libraries have some ten thousand.
 const MAX_MEMBERS: usize = 1 << 20;
 
-/// An archive whose members are known.
+/// An archive with an index of its members.
 #[derive(Debug)]
 pub(super) struct Archive {
     bytes: ImageBytes,
-    /// The members of each name, with the time of their last change.
+    /// The members with each name, with their modification time.
     members: HashMap<Vec<u8>, Vec<(Range<u64>, u64)>>,
 }
 
 impl Archive {
-    /// Reads the headers of the members, as far as they are sound.
+    /// Reads the headers of the members, up to a malformed one.
     pub(super) fn read(bytes: ImageBytes) -> Result<Archive, ObjectFileError> {
         let data = bytes.bytes();
         let file = ArchiveFile::parse(data).map_err(|_| ObjectFileError::NotAnArchive)?;
@@ -32,7 +31,7 @@ impl Archive {
             return Err(ObjectFileError::ThinArchive);
         }
         let mut members: HashMap<Vec<u8>, Vec<(Range<u64>, u64)>> = HashMap::new();
-        // Names lie beside each other in the file, unless many are made to begin in a long one.
+        // Names are stored next to each other in the file, unless a malicious file makes many begin in a long one.
         let mut left = data.len();
         for member in file.members().take(MAX_MEMBERS) {
             let Ok(member) = member else { break };
@@ -44,8 +43,7 @@ impl Archive {
         Ok(Archive { bytes, members })
     }
 
-    /// The member of a name that was changed last at a time, in seconds since 1970; at any
-    /// time if that is 0.
+    /// The member with this name and modification time, in seconds since 1970; any time if that is 0.
     pub(super) fn member(&self, name: &[u8], modified_s: u64) -> Result<ImageBytes, ObjectFileError> {
         let of_name = self.members.get(name).ok_or(ObjectFileError::NoMember)?;
         let found = of_name.iter().find(|(_, date)| modified_s == 0 || *date == modified_s);
@@ -80,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_overlap_are_refused() {
+    fn overlapping_names_are_refused() {
         // Copied, they would take 32 GiB.
         let names = format!("{}/\n", "a".repeat(1 << 20));
         let members = (0..1 << 16).map(|index| format!("/{index}"));

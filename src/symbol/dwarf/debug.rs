@@ -1,4 +1,4 @@
-//! The sections of a file, and the functions that its debug information has at addresses.
+//! The sections of a file, and the functions at addresses by its debug information.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,24 +12,23 @@ use crate::binary::{ImageBytes, OpenError};
 use crate::symbol::error::DebugFileError;
 use crate::symbol::{relocate, sections};
 
-/// Steps of work for each byte of a file: entries and their ranges, bytes and rows of line
-/// programs, bytes of abbreviations and texts. Real files need a few at most; files can be
-/// made whose parts all refer to one long list.
+/// Steps of work per byte of a file: entries and their ranges, bytes and rows of line programs, bytes of
+/// abbreviations and texts. Real files need a few; in malicious files all parts may refer to one long list.
 const STEPS_PER_BYTE: u64 = 64;
-/// Least bytes that say of one range of addresses which unit's they are: in `.debug_rnglists`,
-/// of which no two units share a list.
+/// Minimum bytes that assign an address range to a unit: in `.debug_rnglists`, with lists not shared between
+/// units.
 const CLAIM_BYTES_MIN: u64 = 3;
 /// Steps for any file.
 const STEPS_LEAST: u64 = 10_000_000;
 
-/// One function at an address, with its place in the source.
+/// One function at an address, with its source location.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LineInfo {
-    /// The readable name; `None` where DWARF has none.
+    /// The readable name; `None` if DWARF has none.
     pub name: Option<Arc<str>>,
-    /// Path of the source file; `None` if lines were not requested or are not known.
+    /// Path of the source file; `None` if lines were not requested or are unknown.
     pub file: Option<Arc<str>>,
-    /// Line in it: of the call, or of the address itself in the innermost function.
+    /// Line of the call, or of the address itself in the innermost function.
     pub line: u32,
 }
 
@@ -38,14 +37,14 @@ pub struct LineInfo {
 pub struct Chain {
     /// Index of the address in the requested list.
     pub wanted: u32,
-    /// The functions; empty where only the line is known.
+    /// The functions; empty if only the line is known.
     pub functions: Vec<LineInfo>,
 }
 
 /// The requested parts of DWARF.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
-    /// The functions that are inlined.
+    /// Inlined functions.
     pub inlines: bool,
     /// Source files and lines.
     pub lines: bool,
@@ -56,8 +55,7 @@ pub struct Ask {
 pub struct Sections {
     bytes: ImageBytes,
     parts: Vec<(SectionId, Part)>,
-    /// Where the code begins: entries of functions that the linker left out have addresses
-    /// below it.
+    /// Lowest code address: entries of functions that the linker dropped have lower addresses.
     pub code_start: u64,
 }
 
@@ -67,7 +65,7 @@ enum Part {
     Unpacked(Vec<u8>),
 }
 
-/// The sections that names need, and those that lines need too.
+/// The sections that names need, and those that lines also need.
 const FOR_NAMES: [SectionId; 12] = [
     SectionId::DebugAbbrev,
     SectionId::DebugAddr,
@@ -83,7 +81,7 @@ const FOR_NAMES: [SectionId; 12] = [
     SectionId::DebugTypes,
 ];
 const FOR_LINES: [SectionId; 1] = [SectionId::DebugLine];
-/// Other sections that a package's index may name: their ranges must exist even if they are not read.
+/// Other sections that a package's index may refer to: their ranges must exist even if they are not read.
 const FOR_PACKAGES: [SectionId; 5] = [
     SectionId::DebugLine,
     SectionId::DebugLoc,
@@ -93,11 +91,11 @@ const FOR_PACKAGES: [SectionId; 5] = [
 ];
 
 impl Sections {
-    /// Finds the sections of a file, unpacking those that are packed. `split` takes those
-    /// of a split file (`.debug_info.dwo`).
+    /// Finds the sections of a file, uncompressing them if necessary. `split` selects those of a split file
+    /// (`.debug_info.dwo`).
     ///
     /// # Errors
-    /// Its headers or a packed section are damaged. `Ok(None)`: the file has no DWARF.
+    /// Malformed headers or a malformed compressed section. `Ok(None)`: the file has no DWARF.
     pub fn read(bytes: &ImageBytes, split: bool, ask: Ask) -> Result<Option<Sections>, DebugFileError> {
         let data = bytes.bytes();
         let found = sections::all(data)?;
@@ -107,7 +105,7 @@ impl Sections {
         let lines = FOR_LINES.iter().filter(|_| ask.lines && !split);
         for &id in FOR_NAMES.iter().chain(lines).chain(FOR_PACKAGES.iter().filter(|_| split)) {
             let Some(name) = (if split { id.dwo_name() } else { Some(id.name()) }) else { continue };
-            // Mach-O has room for 16 letters; `__` replaces the dot.
+            // Mach-O names have 16 letters at most; `__` replaces the dot.
             let cut = name.get(..15).unwrap_or(name);
             let is_it = |section: &&sections::Section<'_>| {
                 (section.name == name || (section.name.starts_with(".debug") && section.name == cut))
@@ -128,7 +126,7 @@ impl Sections {
         Ok(has_info.then(|| Sections { bytes: bytes.clone(), parts, code_start: code_start.unwrap_or(0) }))
     }
 
-    /// The sections as gimli takes them; made for each thread, costs nothing.
+    /// The sections in gimli's form; created per thread at no cost.
     pub(in crate::symbol) fn dwarf(&self) -> Dwarf<'_> {
         let load = |id| Ok::<_, std::convert::Infallible>(self.get(id));
         match Dwarf::load(load) {
@@ -147,7 +145,7 @@ impl Sections {
         EndianSlice::new(bytes, LittleEndian)
     }
 
-    /// As [`ImageBytes::unchanged`], of the file that they are in.
+    /// Like [`ImageBytes::unchanged`], for the file that contains them.
     pub(in crate::symbol) fn unchanged(&self) -> Result<(), OpenError> {
         self.bytes.unchanged()
     }
@@ -162,8 +160,8 @@ impl Sections {
     }
 }
 
-/// The DWARF of an image: its sections, those of the file that it shares with others
-/// (`.gnu_debugaltlink`), and which unit has which address.
+/// The DWARF of an image: its sections, those of the file shared with others (`.gnu_debugaltlink`), and the unit
+/// of each address.
 #[derive(Debug)]
 pub struct Debug {
     pub(super) main: Sections,
@@ -189,13 +187,13 @@ impl Debug {
         debug
     }
 
-    /// The units with addresses; each is a piece of work of its own.
+    /// The units with addresses; each is a separate piece of work.
     #[must_use]
     pub fn jobs(&self) -> &[Job] {
         &self.index.jobs
     }
 
-    /// As [`ImageBytes::unchanged`], of its files.
+    /// Like [`ImageBytes::unchanged`], for its files.
     pub(in crate::symbol) fn unchanged(&self) -> Result<(), OpenError> {
         self.main.unchanged()?;
         self.shared.as_ref().map_or(Ok(()), Sections::unchanged)

@@ -1,30 +1,30 @@
 //! Assigns the requested addresses to units.
 //!
-//! Input: the headers of all units, hostile. Output: a job for each unit with addresses.
-//! From `.debug_aranges` where a unit is in it, else from the unit's first entry.
+//! Input: the headers of all units, hostile. Output: a job for each unit with addresses, by `.debug_aranges` if it
+//! contains the unit, else by the unit's first entry.
 
 use gimli::{DebugInfoOffset, Section as _, UnitType, constants as c};
 
 use super::budget::{Budget, Dwarf};
 use super::unit::{self, Abbrevs};
 
-/// The units of a file, as far as they are needed.
+/// The relevant units of a file.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// Where each unit begins, rising: entries refer to those of other units.
+    /// Offsets of all units, ascending: entries refer to those of other units.
     pub(super) units: Vec<usize>,
     /// The units with addresses.
     pub(super) jobs: Vec<Job>,
 }
 
-/// A unit with the addresses that lie in its code.
+/// A unit with the addresses in its code.
 #[derive(Debug)]
 pub struct Job {
     /// Offset of the unit.
     pub(super) unit: usize,
-    /// How much there is to read, in bytes.
+    /// Amount of data to read, in bytes.
     pub weight: u64,
-    /// Indices of the addresses, rising.
+    /// Indices of the addresses, ascending.
     pub(super) wanted: Vec<u32>,
 }
 
@@ -36,7 +36,7 @@ struct Claim {
 }
 
 impl Index {
-    /// Of up to `claims_max` ranges of addresses: units can be made that share their ranges.
+    /// Limited to `claims_max` address ranges: in malicious files units may share their ranges.
     pub(super) fn build(
         dwarf: &Dwarf<'_>,
         wanted: &[u64],
@@ -48,7 +48,7 @@ impl Index {
         let mut claim = |unit: usize, begin: u64, end: u64| {
             let first = wanted.partition_point(|address| *address < begin);
             let end = first + wanted[first..].partition_point(|address| *address < end);
-            // Code that the linker left out keeps its entries, at address 0 and on.
+            // Code dropped by the linker keeps its entries, at addresses from 0.
             if first < end && begin >= code_start && claims.len() < claims_max {
                 claims.push(Claim { unit, first, end });
             }
@@ -64,21 +64,21 @@ impl Index {
             if !has_code || in_aranges.binary_search(&offset).is_ok() {
                 continue;
             }
-            // What is damaged loses itself, not the units after it.
+            // A malformed unit loses itself, not the units after it.
             let Ok(opened) = unit::open(dwarf, header, &mut abbrevs, budget) else { continue };
             if matches!(opened.tag, c::DW_TAG_compile_unit | c::DW_TAG_skeleton_unit) {
                 let pc = opened.pc;
                 let _ = pc.each(dwarf, &opened.unit, budget, |begin, end| claim(offset, begin, end));
             }
         }
-        // `.debug_aranges` can name what is no unit: many of those might have the same entries.
+        // `.debug_aranges` may refer to offsets that are no unit, many of them with the same entries.
         claims.retain(|claim| units.binary_search(&claim.unit).is_ok());
         let jobs = assign(claims, wanted.len(), &units, dwarf.debug_info.reader().len());
         Index { units, jobs }
     }
 }
 
-/// Claims the addresses of the units that `.debug_aranges` has; returns those units, sorted.
+/// Claims the addresses of the units in `.debug_aranges`; returns those units, sorted.
 fn aranges(dwarf: &Dwarf<'_>, claim: &mut impl FnMut(usize, u64, u64)) -> Vec<usize> {
     let mut units = Vec::new();
     let mut headers = dwarf.debug_aranges.headers();
@@ -101,10 +101,10 @@ fn aranges(dwarf: &Dwarf<'_>, claim: &mut impl FnMut(usize, u64, u64)) -> Vec<us
     units
 }
 
-/// Gives each address to the first unit that claims it, as llvm-symbolizer does.
+/// Assigns each address to the first unit that claims it, like llvm-symbolizer.
 fn assign(mut claims: Vec<Claim>, wanted: usize, units: &[usize], info_bytes: usize) -> Vec<Job> {
     claims.sort_unstable_by_key(|claim| (claim.unit, claim.first));
-    // For each address the next one that is still free: claims may overlap without end.
+    // For each address the next free one: claims may overlap arbitrarily.
     let mut next: Vec<u32> = (0..=wanted as u32).collect();
     let mut free_from = |mut at: u32, taken: bool| {
         if taken {

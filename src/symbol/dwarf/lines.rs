@@ -1,7 +1,7 @@
 //! One run of a unit's line program: the source line of each address.
 //!
-//! Input: a line program, hostile, and sorted addresses. Output: file and line for each. No table of the rows is
-//! built: each is compared with the addresses as it is read.
+//! Input: a line program, hostile, and sorted addresses. Output: file and line for each. Does not build a table of
+//! rows: each is compared with the addresses when it is read.
 
 use std::sync::Arc;
 
@@ -26,9 +26,9 @@ pub(super) struct Lines<'l, 'a> {
 
 /// File number and line of an address.
 pub(super) type Row = (u64, u32);
-/// No file: from DWARF 5 on, 0 is the number of one.
+/// No file: from DWARF 5 on, 0 is a valid file number.
 pub(super) const NO_FILE: u64 = u64::MAX;
-/// Nothing is known of an address.
+/// No row for an address.
 pub(super) const NO_ROW: Row = (NO_FILE, 0);
 
 impl<'l, 'a> Lines<'l, 'a> {
@@ -45,7 +45,7 @@ impl<'l, 'a> Lines<'l, 'a> {
         Lines { dwarf, unit, comp_dir, program, budget: *budget, paths: HashMap::new() }
     }
 
-    /// The rows of addresses, sorted; [`NO_ROW`] where there is none.
+    /// The rows of sorted addresses; [`NO_ROW`] if there is none.
     pub(super) fn rows(&self, wanted: &[u64], code_start: u64) -> Vec<Row> {
         let mut found = vec![NO_ROW; wanted.len()];
         if let Some(program) = self.program.clone() {
@@ -69,7 +69,7 @@ impl<'l, 'a> Lines<'l, 'a> {
         let entry = header.file(file)?;
         let string = |value: AttributeValue<Slice<'a>>| self.dwarf.attr_string(self.unit, value).ok();
         let name = string(entry.path_name())?;
-        // Before DWARF 5, directory 0 is the one of compilation and not in the table.
+        // Before DWARF 5, directory 0 is the compilation directory and not in the table.
         let directory = match entry.directory_index() {
             0 if header.version() < 5 => None,
             _ => entry.directory(header).and_then(string),
@@ -89,7 +89,7 @@ impl<'l, 'a> Lines<'l, 'a> {
     }
 }
 
-/// The bytes that a program takes, header and all, by its length at an offset.
+/// The size of a program including its header, by the length at an offset.
 fn length_at(dwarf: &Dwarf<'_>, offset: DebugLineOffset) -> Option<u64> {
     let mut rest = *dwarf.debug_line.reader();
     rest.skip(offset.0).ok()?;
@@ -97,7 +97,7 @@ fn length_at(dwarf: &Dwarf<'_>, offset: DebugLineOffset) -> Option<u64> {
     Some(length.min(rest.len()) as u64)
 }
 
-/// Runs the program. A row holds from its address to that of the next row.
+/// Runs the program. A row is valid from its address to that of the next row.
 fn run(
     program: Program<'_>,
     wanted: &[u64],
@@ -126,7 +126,7 @@ fn run(
                 while let Some(found) =
                     wanted.get(at).filter(|wanted| **wanted < address).and(found.get_mut(at))
                 {
-                    // Sequences of code that the linker left out begin at address 0.
+                    // Sequences of code that the linker dropped begin at address 0.
                     if *found == NO_ROW && from >= code_start {
                         *found = known;
                     }

@@ -1,7 +1,7 @@
-//! An entry → the name of its function, through the entries that it refers to.
+//! The name of an entry's function, through the entries that it refers to.
 //!
-//! Input: entries, hostile. Output: mangled names as in the file, or plain ones; and readable names, each built once
-//! per thread.
+//! Input: entries, hostile. Output: mangled or plain names from the file; and readable names, each built once per
+//! thread.
 
 mod scopes;
 
@@ -19,32 +19,32 @@ use crate::symbol::short;
 use crate::symbol::table::MAX_NAME_BYTES;
 use crate::symbol::why::{MAX_TEXT_BYTES, Style};
 
-/// Most entries between a function and its name: an inlined one refers to its definition,
-/// that to a declaration, and each may be in another unit.
+/// Limit on references between a function and its name: an inlined one refers to its definition, that to a
+/// declaration, and each may be in another unit.
 const MAX_HOPS: usize = 8;
-/// Units of others that are kept open. Link-time optimisation makes units refer to many.
+/// Limit on other units kept open. With link-time optimization units refer to many.
 const MAX_OTHERS: usize = 64;
 
-/// A function's names as the file has them.
+/// A function's names in the file.
 #[derive(Clone, Copy, Debug, Default)]
 struct Name<'a> {
     /// The mangled name.
     linkage: Option<&'a [u8]>,
-    /// The name in the source, without what it is in.
+    /// The source name, without scope.
     plain: Option<&'a [u8]>,
 }
 
-/// Which file's units an entry is among.
+/// The file that contains an entry's unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum File {
     Own,
     Shared,
 }
 
-/// A unit by its offset; `None` is the one at hand.
+/// A unit by its offset; `None` is the current one.
 type InUnit = Option<(File, usize)>;
 
-/// An entry: its unit and its place in it.
+/// An entry: its unit and its offset.
 type EntryKey = (InUnit, UnitOffset);
 
 /// Finds the names of one unit's functions.
@@ -52,17 +52,17 @@ pub(super) struct NameReader<'n, 'a, 'b> {
     dwarf: &'n Dwarf<'a>,
     unit: &'n Unit<'a>,
     budget: &'n Budget<'b>,
-    /// Units by their offset, opened when they are referred to.
+    /// Units by offset, opened when they are referred to.
     others: HashMap<(File, usize), Option<Unit<'a>>>,
     abbrevs: Abbrevs,
-    /// Where the units of the own file begin, where that is known already.
+    /// Offsets of the units of the own file, if already known.
     units: Option<&'n [usize]>,
     own: OnceCell<Vec<usize>>,
     shared: OnceCell<Vec<usize>>,
 }
 
 impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
-    /// For the entries of a unit; `units` are the offsets of all units, where they are known.
+    /// A reader for the entries of a unit; `units` are the offsets of all units, if known.
     pub(super) fn new(
         dwarf: &'n Dwarf<'a>,
         unit: &'n Unit<'a>,
@@ -81,9 +81,8 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
         }
     }
 
-    /// The readable names of entries of the unit; those without one are left out. Of entries
-    /// that are `inlined` with all that they are in, of others as DWARF has them: these have
-    /// the names of symbols.
+    /// The readable names of entries of the unit; those without a name are omitted. Names of `inlined` entries
+    /// include their scope, others are as in DWARF: these have the names of symbols.
     pub(super) fn readable(
         &mut self,
         entries: impl Iterator<Item = (UnitOffset, bool)>,
@@ -109,8 +108,7 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
         readable
     }
 
-    /// The names of an entry, and the last of the entries that it refers to; what cannot be
-    /// followed is left out.
+    /// The names of an entry, and the last of the entries that it refers to; invalid references are ignored.
     fn follow(&mut self, mut at: EntryKey) -> (Name<'a>, EntryKey) {
         let mut name = Name::default();
         for _ in 0..MAX_HOPS {
@@ -122,14 +120,14 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
         (name, at)
     }
 
-    /// A unit that is open.
+    /// An open unit.
     fn unit(&self, unit: InUnit) -> Option<(&Dwarf<'a>, &Unit<'a>)> {
         let Some(key) = unit else { return Some((self.dwarf, self.unit)) };
         let dwarf = if key.0 == File::Shared { self.dwarf.sup()? } else { self.dwarf };
         Some((dwarf, self.others.get(&key)?.as_ref()?))
     }
 
-    /// Reads the names of one entry, and where it refers to.
+    /// Reads the names of one entry, and its reference to another.
     fn hop(&mut self, (unit_at, entry): EntryKey, name: &mut Name<'a>) -> Result<Option<EntryKey>> {
         let Some((dwarf, unit)) = self.unit(unit_at) else { return Ok(None) };
         let mut next = None;
@@ -161,7 +159,7 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
         })
     }
 
-    /// Opens the unit that an entry of a file is in.
+    /// Opens the unit that contains an entry of a file.
     fn open(&mut self, file: File, at: usize) -> Option<EntryKey> {
         let (dwarf, units) = match file {
             File::Own => (self.dwarf, &self.own),
@@ -185,7 +183,7 @@ impl<'n, 'a, 'b> NameReader<'n, 'a, 'b> {
     }
 }
 
-/// Where each unit of a file begins.
+/// Offsets of the units of a file.
 fn offsets(dwarf: &Dwarf<'_>, budget: &Budget<'_>) -> Vec<usize> {
     let mut units = Vec::new();
     let mut headers = dwarf.units();
@@ -199,7 +197,7 @@ fn offsets(dwarf: &Dwarf<'_>, budget: &Budget<'_>) -> Vec<usize> {
     units
 }
 
-/// What the threads that make names have in common.
+/// State shared by the threads that build names.
 #[derive(Debug)]
 pub struct TextsShared {
     bytes: AtomicUsize,
@@ -208,16 +206,16 @@ pub struct TextsShared {
 }
 
 impl TextsShared {
-    /// For names of one style; Swift's are made by `swift`.
+    /// For names of one style; `swift` demangles Swift's.
     #[must_use]
     pub fn new(style: Style, swift: Demangler) -> TextsShared {
         TextsShared { bytes: AtomicUsize::new(0), style, swift }
     }
 }
 
-/// Readable names, each made once by a thread.
+/// Readable names, each built once per thread.
 ///
-/// Names are known by where they are, so a `Texts` must not outlive the files it is used with.
+/// Names are identified by their address, so a `Texts` must not outlive the files it is used with.
 #[derive(Debug)]
 pub struct Texts<'s> {
     shared: &'s TextsShared,
@@ -226,13 +224,13 @@ pub struct Texts<'s> {
 }
 
 impl<'s> Texts<'s> {
-    /// For one thread.
+    /// The names of one thread.
     #[must_use]
     pub fn new(shared: &'s TextsShared) -> Texts<'s> {
         Texts { shared, mangled: HashMap::new(), known: HashSet::new() }
     }
 
-    /// The readable form of a mangled name; `None` if names take too much memory.
+    /// The readable form of a mangled name; `None` if names exceed the memory limit.
     pub fn mangled(&mut self, name: &[u8]) -> Option<Arc<str>> {
         let key = (name.as_ptr().addr(), name.len());
         if let Some(known) = self.mangled.get(&key) {
@@ -243,7 +241,7 @@ impl<'s> Texts<'s> {
         text
     }
 
-    /// The readable form of a mangled name that is not in a file, so cannot be known by its place.
+    /// The readable form of a mangled name that is not in a file and so cannot be identified by its address.
     pub fn mangled_anywhere(&mut self, name: &[u8]) -> Option<Arc<str>> {
         match self.shared.style {
             Style::Readable => self.plain(&self.readable(name)),
@@ -252,18 +250,18 @@ impl<'s> Texts<'s> {
         }
     }
 
-    /// The readable form of a mangled name, whatever the style; not kept.
+    /// The readable form of a mangled name, independent of style; not cached.
     #[must_use]
     pub fn readable(&self, name: &[u8]) -> String {
         demangle_with(name, self.shared.swift)
     }
 
-    /// A file that names were taken from is about to be closed.
+    /// Must be called before a file with names is closed.
     pub fn forget_places(&mut self) {
         self.mangled.clear();
     }
 
-    /// A text as it is; `None` if names take too much memory.
+    /// A text without demangling; `None` if names exceed the memory limit.
     pub fn plain(&mut self, text: &str) -> Option<Arc<str>> {
         if let Some(known) = self.known.get(text) {
             return Some(Arc::clone(known));
@@ -278,7 +276,7 @@ impl<'s> Texts<'s> {
         Some(text)
     }
 
-    /// The readable name of a function that is in something.
+    /// The readable name of a function with a scope.
     fn scoped(&mut self, scope: &str, name: &[u8]) -> Option<Arc<str>> {
         let name = format!("{scope}{}", String::from_utf8_lossy(name));
         match self.shared.style {
@@ -297,7 +295,7 @@ impl<'s> Texts<'s> {
     }
 }
 
-/// The bytes of a section's string, for as long as the section.
+/// The text of a section's string, with the lifetime of the section.
 pub(super) fn text<'a>(slice: Slice<'a>) -> std::borrow::Cow<'a, str> {
     String::from_utf8_lossy(slice.slice())
 }

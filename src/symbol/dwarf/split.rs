@@ -1,7 +1,7 @@
-//! Reads one unit with its addresses → chains of functions; its entries may be in another file (split DWARF, `.dwo`
-//! and `.dwp`).
+//! Reads one unit with its addresses → chains of functions; its entries may be in another file (split DWARF,
+//! `.dwo` and `.dwp`).
 //!
-//! Input: a job. Output: chains. Files are opened through a closure, with their identity checked.
+//! Input: a job. Output: chains. Files are opened through a closure and their identity is checked.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,11 +22,11 @@ use crate::symbol::error::DebugFileError;
 
 /// The split files of an image.
 pub struct SplitFiles<'f> {
-    /// All of them in one file beside the image, if there is one.
+    /// All of them in one file next to the image, if there is one.
     pub package: Option<Sections>,
-    /// Opens one of them, by the path that DWARF gives.
+    /// Opens one of them, by the path in DWARF.
     pub files: &'f dyn Files,
-    /// What could not be had, and why; each once.
+    /// Unavailable files with reasons; each once.
     pub problems: Mutex<Vec<String>>,
 }
 
@@ -46,8 +46,8 @@ impl SplitFiles<'_> {
 }
 
 impl Debug {
-    /// Does one job: the chains of its addresses, in their order. What is damaged is left
-    /// out: those addresses have the name of their symbol.
+    /// Runs one job: the chains of its addresses, in order. Malformed data is skipped: those addresses keep the
+    /// name of their symbol.
     pub fn run(
         &self,
         job: &Job,
@@ -64,7 +64,7 @@ impl Debug {
     }
 }
 
-/// Does a job.
+/// Runs a job.
 fn run<'a>(
     debug: &'a Debug,
     dwarf: &Dwarf<'a>,
@@ -132,7 +132,7 @@ struct Work<'w, 'a> {
 }
 
 impl<'a> Work<'_, 'a> {
-    /// The chains from the unit of a split file that belongs to the job's.
+    /// The chains from the split file's unit that belongs to the job's.
     fn split<'s>(
         &self,
         dwo: &Dwarf<'s>,

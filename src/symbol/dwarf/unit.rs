@@ -1,8 +1,8 @@
 //! A unit and the attributes of its first entry, without its line table.
 //!
-//! Input: a unit's header, hostile. Output: what reading its entries needs. gimli's own `Unit::new` also reads the
-//! header of the line program, with the names of all its files, which costs more than all the rest and is rarely
-//! needed.
+//! Input: a unit's header, hostile. Output: the data for reading its entries. gimli's own `Unit::new` also reads
+//! the header of the line program, with the names of all its files, which costs more than everything else and is
+//! rarely needed.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(super) struct OpenUnit<'a> {
     pub dwo_name: Option<Value<'a>>,
 }
 
-/// Where the code of an entry is: `DW_AT_low_pc`, `DW_AT_high_pc` and `DW_AT_ranges` (DWARF 5, 2.17).
+/// The code range of an entry: `DW_AT_low_pc`, `DW_AT_high_pc` and `DW_AT_ranges` (DWARF 5, 2.17).
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PcAttributes<'a> {
     pub low: Option<Value<'a>>,
@@ -40,7 +40,7 @@ pub(super) struct PcAttributes<'a> {
 }
 
 impl<'a> PcAttributes<'a> {
-    /// Calls `each` with every range that is not empty.
+    /// Calls `each` with every nonempty range.
     pub(super) fn each(
         &self,
         dwarf: &Dwarf<'a>,
@@ -63,7 +63,7 @@ impl<'a> PcAttributes<'a> {
         };
         let high = match self.high {
             None => return Ok(()),
-            // An offset from the start, as all but old compilers write it.
+            // An offset from the start, except by old compilers.
             Some(high) => match high.udata_value() {
                 Some(size) => low.checked_add(size),
                 None => dwarf.attr_address(unit, high)?,
@@ -76,7 +76,7 @@ impl<'a> PcAttributes<'a> {
     }
 }
 
-/// The abbreviations that were read last: neighbouring units often share them.
+/// The abbreviations that were read last: neighboring units often share them.
 #[derive(Debug, Default)]
 pub(super) struct Abbrevs {
     last: Option<(usize, usize, Arc<Abbreviations>)>,
@@ -98,8 +98,8 @@ impl Abbrevs {
             return Ok(Arc::clone(known));
         }
         let rest = section.get(at.0..).ok_or(gimli::Error::UnexpectedEof(gimli::ReaderOffsetId(0)))?;
-        // A table does not state its length. Trying a little first bounds files whose units all begin in the middle
-        // of one endless table.
+        // A table does not state its length. Trying a little first bounds files with units that all begin in the
+        // middle of one endless table.
         let mut tried = ABBREVIATION_BYTES;
         let found = loop {
             let piece = &rest[..tried.min(rest.len())];
@@ -143,7 +143,7 @@ pub(super) fn open<'a>(
     };
     let mut entries = header.entries_raw(&abbreviations, None)?;
     let root = entries.read_abbreviation()?.ok_or(gimli::Error::MissingUnitDie)?;
-    // Many small units can have one long list of attributes that take no bytes.
+    // Many small units can have one long list of attributes without data.
     budget.spend(root.attributes().len() as u64)?;
     let (mut pc, mut line) = (PcAttributes::default(), None);
     let (mut name, mut comp_dir, mut dwo_name) = (None, None, None);
@@ -171,7 +171,7 @@ pub(super) fn open<'a>(
             _ => {}
         }
     }
-    // Range lists count from it.
+    // Base of range lists.
     if let Some(low) = pc.low {
         unit.low_pc = dwarf.attr_address(&unit, low)?.unwrap_or(0);
     }

@@ -1,8 +1,7 @@
-//! One pass over the entries of a unit: the functions at each address, inlined ones included.
+//! One pass over the entries of a unit: the functions at each address, including inlined ones.
 //!
-//! Input: a unit, hostile, and the addresses in it, sorted. Output: for each address the
-//! innermost function, and for each function the one around it. Names come later, for the
-//! functions that are left.
+//! Input: a unit, hostile, and the addresses in it, sorted. Output: the innermost function at each address, and
+//! the parent of each function. Names are built later, for the remaining functions.
 
 use gimli::{AttributeSpecification, AttributeValue, UnitOffset, constants as c};
 
@@ -13,9 +12,9 @@ use super::unit::{PcAttributes, Unit};
 /// No function.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Usual size of an entry in most files, in bytes.
+/// Typical size of an entry in most files, in bytes.
 const ENTRY_BYTES: u64 = 8;
-/// More attributes than entries have that compilers write.
+/// More attributes than compilers emit per entry.
 const MANY_ATTRIBUTES: usize = 32;
 
 /// A function at some of the addresses.
@@ -23,11 +22,11 @@ const MANY_ATTRIBUTES: usize = 32;
 pub(super) struct FunctionNode {
     /// The function it is inlined in, or [`NONE`]; always an earlier one.
     pub parent: u32,
-    /// Functions around it.
+    /// Number of functions around it.
     pub depth: u32,
     /// Its entry.
     pub entry: UnitOffset,
-    /// Where it is called from in the one around it.
+    /// Call site in the function around it.
     pub call_file: u64,
     pub call_line: u32,
 }
@@ -36,14 +35,14 @@ pub(super) struct FunctionNode {
 #[derive(Debug)]
 pub(super) struct UnitFunctions {
     pub nodes: Vec<FunctionNode>,
-    /// For each address the innermost function, or [`NONE`].
+    /// The innermost function at each address, or [`NONE`].
     pub leaf: Vec<u32>,
 }
 
-/// Walks the entries of a unit. `wanted` are addresses, sorted.
+/// Walks the entries of a unit. `wanted` is sorted.
 ///
-/// Of functions inlined in each other the inner one is taken, which comes later, and of
-/// several that claim an address (the linker folded them) one of them.
+/// Of functions inlined in each other the inner one wins, which comes later; of several that claim an address
+/// (folded by the linker) one of them.
 pub(super) fn walk<'a>(
     dwarf: &Dwarf<'a>,
     unit: &Unit<'a>,
@@ -63,9 +62,9 @@ pub(super) fn walk<'a>(
         left: wanted.len(),
         jumped: false,
     };
-    // Damage ends the walk; what was found before it counts.
+    // Malformed data ends the walk; earlier results are kept.
     let _ = walk.pass(true);
-    // Functions that are nested in others (Fortran, Ada) were jumped over with them.
+    // Nested functions (Fortran, Ada) were skipped together with their parents.
     if walk.jumped && walk.found.leaf.contains(&NONE) {
         walk.found = UnitFunctions { nodes: Vec::new(), leaf: vec![NONE; wanted.len()] };
         walk.around.clear();
@@ -82,16 +81,16 @@ struct Walk<'w, 'a, 'b> {
     code_start: u64,
     budget: &'w Budget<'b>,
     found: UnitFunctions,
-    /// The functions with addresses around the entry at hand: depth in the tree, node.
+    /// The functions with addresses around the current entry: depth in the tree, node.
     around: Vec<(isize, u32)>,
-    /// Addresses of the function at hand, as ranges of indices.
+    /// Addresses of the current function, as ranges of indices.
     covered: Vec<(usize, usize)>,
     /// Addresses without a function so far.
     left: usize,
     jumped: bool,
 }
 
-/// What is read of a function's entry.
+/// The data read from a function's entry.
 #[derive(Default)]
 struct FunctionEntry<'a> {
     pc: PcAttributes<'a>,
@@ -103,24 +102,24 @@ struct FunctionEntry<'a> {
 impl<'a> Walk<'_, 'a, '_> {
     fn pass(&mut self, jump: bool) -> Result<()> {
         let mut entries = self.unit.entries_raw(None)?;
-        // Depth at which a jump restarts.
+        // Depth where a jump restarts.
         let mut base = 0;
-        // Once for all entries, of which there may be millions: units of the main file can be
-        // made that all have the same one of a split file.
+        // Once for all entries, of which there may be millions: in malicious files all units may refer to the same
+        // unit of a split file.
         self.budget.spend(self.unit.header.length_including_self() as u64 / ENTRY_BYTES)?;
         while !entries.is_empty() {
             let (offset, depth) = (entries.next_offset(), base + entries.next_depth());
             let Some(abbrev) = entries.read_abbreviation()? else { continue };
-            // An entry of one byte can have many attributes that take none.
+            // An entry of one byte can have many attributes without data.
             if abbrev.attributes().len() > MANY_ATTRIBUTES {
                 self.budget.spend(abbrev.attributes().len() as u64)?;
             }
-            // At every entry: a block beside a function may hold others.
+            // At every entry: a block next to a function may contain others.
             while self.around.last().is_some_and(|(around, _)| *around >= depth) {
                 self.around.pop();
             }
-            // All addresses are found and no function with addresses is open: most units have
-            // types behind their last function.
+            // All addresses are found and no function with addresses is open: most units have types after their
+            // last function.
             if self.around.is_empty() && self.left == 0 {
                 return Ok(());
             }
@@ -128,7 +127,7 @@ impl<'a> Walk<'_, 'a, '_> {
             let sibling = match abbrev.tag() {
                 c::DW_TAG_subprogram | c::DW_TAG_inlined_subroutine => {
                     let inlined = abbrev.tag() == c::DW_TAG_inlined_subroutine;
-                    // Inlined functions in functions without addresses are not needed.
+                    // Inlined functions in functions without addresses are irrelevant.
                     let parent = self.around.last().map_or(NONE, |(_, node)| *node);
                     if inlined && parent == NONE {
                         entries.skip_attributes(specs)?;
@@ -138,7 +137,7 @@ impl<'a> Walk<'_, 'a, '_> {
                     let parent = if inlined { parent } else { NONE };
                     if self.function(&function, offset, depth, parent)? { None } else { function.sibling }
                 }
-                // Types and the like, where they say how long they are (GCC does, LLVM does not).
+                // Skips types and similar entries if they state their length (GCC does, LLVM does not).
                 tag if jump
                     && abbrev.has_children()
                     && !matches!(
@@ -166,7 +165,7 @@ impl<'a> Walk<'_, 'a, '_> {
         Ok(())
     }
 
-    /// Notes a function for the addresses that it covers; false if there are none.
+    /// Records a function for the addresses that it covers; false if there are none.
     fn function(
         &mut self,
         function: &FunctionEntry<'a>,

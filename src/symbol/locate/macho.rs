@@ -1,6 +1,6 @@
 //! Finds the debug information of a Mach-O image: its dSYM.
 //!
-//! Input: an image and [`Files`]. Output: files with the image's UUID. dSYMs are searched next to the binary, in
+//! Input: an image and [`Files`]. Output: files with the image's UUID. Searches for dSYMs next to the binary, in
 //! cargo's `deps`, and through Spotlight.
 
 use super::DebugFiles;
@@ -9,7 +9,7 @@ use crate::binary::{Files, ImageBytes};
 use crate::images::Image;
 use crate::symbol::error::DebugFileError;
 
-/// Most dSYMs of one directory that are opened.
+/// Limit on dSYMs opened per directory.
 const MAX_CANDIDATES: usize = 256;
 
 pub(super) fn locate(
@@ -27,14 +27,14 @@ pub(super) fn locate(
             return;
         }
     }
-    // `target/debug/deps/work-0123456789abcdef.dSYM`, of any build of the same name.
+    // `target/debug/deps/work-0123456789abcdef.dSYM`, of any build with the same name.
     for path in in_deps(&image.path, files) {
         if try_dsym(&path, &uuid, macho, files, found, false) {
             return;
         }
     }
     for path in files.known_by_uuid(&uuid).into_iter().take(MAX_CANDIDATES) {
-        // Spotlight gives the bundle; what is in it is named like the binary.
+        // Spotlight returns the bundle; its content is named like the binary.
         for path in inside(&path, &image.name, files) {
             if try_dsym(&path, &uuid, macho, files, found, true) {
                 return;
@@ -63,14 +63,14 @@ fn inside(bundle: &str, name: &str, files: &dyn Files) -> Vec<String> {
 fn in_deps(path: &str, files: &dyn Files) -> Vec<String> {
     let Some((directory, name)) = path.rsplit_once('/') else { return Vec::new() };
     let deps = if directory.ends_with("/deps") { directory.to_owned() } else { format!("{directory}/deps") };
-    // Cargo names what it builds after the crate, in which `-` is `_`.
+    // Cargo names its output after the crate, with `_` for `-`.
     let stem = format!("{}-", name.replace('-', "_"));
     let is_it = |entry: &String| entry.ends_with(".dSYM") && entry.starts_with(&stem);
     let bundles = files.list(&deps).into_iter().filter(is_it).take(MAX_CANDIDATES);
     bundles.map(|bundle| format!("{deps}/{bundle}/{INSIDE}/{}", bundle.trim_end_matches(".dSYM"))).collect()
 }
 
-/// Takes a dSYM if it belongs to the image. `named`: it should belong, so report it if it does not.
+/// Accepts a dSYM if it belongs to the image. `named`: it should belong, so a mismatch is reported.
 fn try_dsym(
     path: &str,
     uuid: &[u8; 16],

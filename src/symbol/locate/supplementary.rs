@@ -1,10 +1,10 @@
-//! Finds the file that several debug files share: `dwz -m` moves common entries there.
+//! Finds the supplementary file shared by several debug files: `dwz -m` moves common entries there.
 //!
-//! Input: a debug file, hostile, and [`Files`]. Output: the file that it names, if it was written together with it.
+//! Input: a debug file, hostile, and [`Files`]. Output: the file that it refers to, if both were written together.
 //! Not for: reading it (see `dwarf`).
 //!
-//! Formats: `.gnu_debugaltlink` is a path and a build id (dwz(1)); `.debug_sup` of DWARF 5,
-//! 7.3.6, is a path and a checksum that the other file repeats.
+//! Formats: `.gnu_debugaltlink` is a path and a build id (dwz(1)); `.debug_sup` of DWARF 5, 7.3.6, is a path and a
+//! checksum that the other file repeats.
 
 use std::borrow::Cow;
 
@@ -19,7 +19,7 @@ enum Mark<'a> {
     Checksum(&'a [u8]),
 }
 
-/// Finds the file; `None` if none is named, or none fits, which is added to `problems`.
+/// Finds the file; `None` if there is no reference, or no match, which is added to `problems`.
 pub(super) fn find(
     debug: &ImageBytes,
     debug_path: &str,
@@ -54,7 +54,7 @@ pub(super) fn find(
     None
 }
 
-/// The path that a debug file names, and how the file is known.
+/// The path in a debug file, and the mark of the file there.
 fn named(debug: &[u8]) -> Option<(Cow<'_, str>, Mark<'_>)> {
     if let Some(link) = section(debug, ".gnu_debugaltlink") {
         let end = link.iter().position(|byte| *byte == 0)?;

@@ -1,9 +1,9 @@
-//! ELF: section headers → function symbols, one name for each address.
+//! ELF: section headers → function symbols, one name per address.
 //!
-//! Input: the bytes of a file, hostile. Output: entries sorted by address, each with its
-//! end and the one around it. Not for: look-ups, symbols in separate debug files.
+//! Input: the bytes of a file, hostile. Output: entries sorted by address, each with its end and the enclosing
+//! one. Not for: look-ups, symbols in separate debug files.
 //!
-//! Format: System V ABI (gABI), chapter "Symbol Table"; of Go see `binary::gopclntab`.
+//! Format: System V ABI (gABI), chapter "Symbol Table"; for Go see `binary::gopclntab`.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -18,9 +18,9 @@ use crate::binary::elf::{Class, class, code_ranges};
 use crate::binary::gopclntab::GoFunctions;
 use crate::symbol::Why;
 
-/// The function symbols of `.symtab`, or of `.dynsym` if the former has none (stripped
-/// files), then with those that a Go program lists itself; and where in the file their names are: the
-/// offset of a name counts through the two parts as if the second followed the first.
+/// The function symbols of `.symtab`, or of `.dynsym` if the former has none (stripped files), plus those in a Go
+/// program's function table; and the file ranges of their names: the offset of a name continues in the second
+/// range as if it followed the first.
 pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, [Range<usize>; 2]), Why> {
     let collected = match class(data)? {
         Class::Elf32 => collect::<FileHeader32<LittleEndian>>(data),
@@ -49,17 +49,17 @@ pub(super) fn read(data: &[u8]) -> Result<(Vec<Entry>, [Range<usize>; 2]), Why> 
     Ok((entries, [strings, of_go]))
 }
 
-/// What is read of a file.
+/// The symbol data of a file.
 #[derive(Default)]
 struct SymbolSections<'a> {
-    /// The function symbols as they are in the file.
+    /// The function symbols, in file order.
     entries: Vec<Entry>,
-    /// Where their names are.
+    /// File range of their names.
     strings: Range<usize>,
     /// The sections with instructions, by stated address.
     code: Vec<(u64, &'a [u8])>,
     machine: u16,
-    /// The file was stripped: functions that other files do not see have no symbol.
+    /// The file was stripped: functions that are not exported have no symbol.
     exported_only: bool,
 }
 
@@ -118,15 +118,15 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
         if !maybe_code(symbol) {
             continue;
         }
-        // A damaged section number loses one symbol, not the table.
+        // An invalid section number loses one symbol, not the table.
         let Ok(Some(section)) = table.symbol_section(endian, symbol, index) else { continue };
         let Some(Some(section)) = code.get(section.0) else { continue };
         let (value, size): (u64, u64) = (symbol.st_value(endian).into(), symbol.st_size(endian).into());
-        // The last bit of a function marks T32 ("ELF for the Arm Architecture", 5.5.3).
+        // The lowest bit of a function marks T32 ("ELF for the Arm Architecture", 5.5.3).
         let is_function = symbol.st_type() != elf::STT_NOTYPE;
         let start = if machine == elf::EM_ARM && is_function { value & !1 } else { value };
         let name = symbol.st_name(endian);
-        // Outside its section: `_etext` and other marks that linkers set.
+        // Outside its section: `_etext` and other linker-defined symbols.
         if name == 0 || !section.contains(&start) {
             continue;
         }
@@ -139,26 +139,23 @@ fn collect_from<H: FileHeader<Endian = LittleEndian>>(
     Ok((entries, strings))
 }
 
-/// Whether a symbol's type is one that names code: functions, and the labels of
-/// assembly without `.type`.
+/// Whether a symbol's type may name code: functions, and assembly labels without `.type`.
 fn maybe_code(symbol: &impl Sym<Endian = LittleEndian>) -> bool {
     matches!(symbol.st_type(), elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE)
         && symbol.st_shndx(LittleEndian) != elf::SHN_UNDEF
 }
 
-/// Whether a label is for tools and not the name of code: AArch64 mapping symbols (`$x`, `$d`
-/// and `$x.anything`: "ELF for the Arm 64-bit Architecture", 5.5.4), local labels that an
-/// assembler kept (`.L`), and the notes of the annobin compiler plugin, which Fedora's
-/// and Red Hat's packages have at each function.
+/// Whether a label is a marker for tools rather than a name of code: AArch64 mapping symbols (`$x`, `$d` and
+/// `$x.anything`: "ELF for the Arm 64-bit Architecture", 5.5.4), local labels kept by an assembler (`.L`), and the
+/// notes of the annobin compiler plugin at each function of Fedora's and Red Hat's packages.
 pub(super) fn is_mark(name: &[u8]) -> bool {
     matches!(name, [b'$', b'a' | b'd' | b't' | b'x'] | [b'$', b'a' | b'd' | b't' | b'x', b'.', ..])
         || name.starts_with(b".L")
         || name.starts_with(b".annobin_")
 }
 
-/// Lets symbols without a size end where their code plainly does, if not before: behind a symbol
-/// that other files see, functions may follow that have none. Linkers put no symbol behind them
-/// whatever their length, so the next symbol may be far away.
+/// Ends symbols without a size at an obvious end of their code: an exported symbol may be followed by functions
+/// without a symbol, so the next symbol may be far away.
 fn end_at_returns(entries: &mut [Entry], code: &[(u64, &[u8])], machine: u16) {
     for entry in entries.iter_mut().filter(|entry| entry.link & OPEN_ENDED != 0) {
         let code = code.iter().find_map(|(svma, code)| {
@@ -174,8 +171,8 @@ fn end_at_returns(entries: &mut [Entry], code: &[(u64, &[u8])], machine: u16) {
 
 const UNSIZED: u32 = 1;
 
-/// How good a symbol's name is for its address, the smaller the better: functions before
-/// labels, global before weak before local, with a size before without.
+/// The rank of a symbol's name for its address, lower is better: functions before labels, global before weak
+/// before local, with size before without.
 fn rank(symbol: &impl Sym<Endian = LittleEndian>, size: u64) -> u32 {
     let label = u32::from(symbol.st_type() == elf::STT_NOTYPE);
     let binding = match symbol.st_bind() {
@@ -186,8 +183,8 @@ fn rank(symbol: &impl Sym<Endian = LittleEndian>, size: u64) -> u32 {
     label << 3 | binding << 1 | if size == 0 { UNSIZED } else { 0 }
 }
 
-/// Sorts the entries, chooses among aliases, gives symbols without a size their end, and
-/// links each entry to the one around it.
+/// Sorts the entries, chooses among aliases, sets the end of symbols without a size, and links each entry to the
+/// enclosing one.
 pub(super) fn resolve(entries: &mut Vec<Entry>, names: &[u8]) {
     entries.sort_unstable_by_key(|entry| (entry.start, entry.link));
     let (mut kept, mut group, mut covered_to) = (0, 0, 0);
@@ -196,8 +193,8 @@ pub(super) fn resolve(entries: &mut Vec<Entry>, names: &[u8]) {
         let length = entries[group..].iter().take_while(|entry| entry.start == start).count();
         let sized = entries[group..group + length].iter().filter(|entry| entry.link & UNSIZED == 0);
         let sized_end = sized.map(|entry| entry.end).max();
-        // A label without a size inside a function with one is a place in that function,
-        // not a function: gdb decides the same way.
+        // A label without a size inside a sized function is a position in that function, not a function: gdb
+        // decides in the same way.
         let keep = if sized_end.is_none() && start < covered_to {
             0
         } else {
@@ -228,9 +225,8 @@ pub(super) fn resolve(entries: &mut Vec<Entry>, names: &[u8]) {
     }
 }
 
-/// Moves those of the aliases of one address that are kept to the front, sorted by
-/// falling end, the best one last; returns how many. More than one is kept only where
-/// the better one is shorter.
+/// Moves the aliases of one address to be kept to the front, sorted by descending end, best last; returns their
+/// number. More than one is kept only if the better one is shorter.
 fn choose(aliases: &mut [Entry], sized_end: Option<u64>, names: &[u8]) -> usize {
     if aliases.len() > 1 {
         let key = |entry: &Entry| {
@@ -238,7 +234,7 @@ fn choose(aliases: &mut [Entry], sized_end: Option<u64>, names: &[u8]) -> usize 
             let underscores = name.iter().take_while(|&&byte| byte == b'_').count();
             (name.is_empty(), entry.link, underscores, name.len(), name, Reverse(entry.end))
         };
-        // Nearly always one name is the best and none reaches further: then the order of the others does not matter.
+        // Mostly one name is the best and none extends further: then the order of the others is irrelevant.
         let best = aliases.iter().enumerate().map(|(index, entry)| (key(entry), index)).min();
         aliases.swap(0, best.map_or(0, |(_, index)| index));
         let reach = |entry: &Entry| sized_end.filter(|_| entry.link & UNSIZED != 0).unwrap_or(entry.end);

@@ -1,35 +1,35 @@
-//! The exports trie of a Mach-O image: names as paths, addresses at their ends.
+//! The exports trie of a Mach-O image: names as paths, addresses in their terminal nodes.
 //!
-//! Input: the bytes of the trie, hostile. Output: the exported addresses, and for each its name, built on request.
-//! Not for: exports that refer to another library's symbol, thread-local variables, absolute values.
+//! Input: the bytes of the trie, hostile. Output: the exported addresses, and the name of each, built on request.
+//! Not for: re-exports, thread-local variables, absolute values.
 //!
-//! Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`. A node is: ULEB size of its terminal part; that part (ULEB
-//! flags, then values by flags); a byte with the number of edges; and for each its NUL-terminated letters and the
-//! ULEB offset of the next node.
+//! Format: `<mach-o/loader.h>`, `EXPORT_SYMBOL_FLAGS_*`. A node is: ULEB size of its terminal data; that data
+//! (ULEB flags, then values by flags); a byte with the number of edges; and for each its NUL-terminated letters
+//! and the ULEB offset of the next node.
 
 use super::MAX_NAME_BYTES;
 use crate::binary::ImageBytes;
 use crate::leb128::take_unsigned;
 
-/// Most edges from the root to a node. Linkers branch where names differ; twenty is usual.
+/// Limit on edges from the root to a node. Linkers branch where names differ; twenty is usual.
 const MAX_DEPTH: u32 = 1024;
 
-/// Bits of a terminal's flags that say what it is; 0 is code or data at an address.
+/// Bits of a terminal's flags for its kind; 0 is code or data at an address.
 const KIND: u64 = 0x03;
-/// The terminal names another library's symbol.
+/// Flag of a re-export from another library.
 const REEXPORT: u64 = 0x08;
 
 /// "No edge": the root.
 const ROOT: u32 = u32::MAX;
 
-/// One edge of a trie; with those before it, a name.
+/// One edge of a trie; together with the edges before it, a name.
 #[derive(Clone, Copy, Debug)]
 struct Edge {
-    /// Index of the edge before, always a smaller one, or [`ROOT`].
+    /// Index of the preceding edge, always lower, or [`ROOT`].
     parent: u32,
     /// Offset of its letters in the trie.
     letters: u32,
-    /// Letters from the root to its end.
+    /// Number of letters from the root to its end.
     length: u32,
 }
 
@@ -43,15 +43,14 @@ pub(super) struct Exports {
 /// An exported symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Export {
-    /// Bytes from the start of `__TEXT`. Of a function that is chosen when the program is
-    /// loaded: of its stub.
+    /// Offset from the start of `__TEXT`. For a function with a resolver: the offset of its stub.
     pub offset: u64,
-    /// What [`Exports::name`] takes.
+    /// Argument for [`Exports::name`].
     pub name: u32,
 }
 
 impl Exports {
-    /// Reads a trie as far as it is sound; its exports in the order of the trie.
+    /// Reads a trie up to malformed parts; its exports in trie order.
     pub(super) fn read(trie: &ImageBytes) -> (Exports, Vec<Export>) {
         let bytes = trie.bytes();
         let mut walk = Walk { trie: bytes, left: bytes.len(), ..Walk::default() };
@@ -61,19 +60,19 @@ impl Exports {
             if walk.node(&node).is_none() {
                 break;
             }
-            // The one that is pushed last is read first.
+            // The last one pushed is read first.
             walk.pending[first_child..].reverse();
         }
         walk.edges.shrink_to_fit();
         (Exports { trie: trie.clone(), edges: walk.edges }, walk.exports)
     }
 
-    /// Forgets all names: none of the exports is used.
+    /// Drops all names, if none of the exports is used.
     pub(super) fn clear(&mut self) {
         self.edges = Vec::new();
     }
 
-    /// The name of an export, cut at `max_bytes`.
+    /// The name of an export, truncated at `max_bytes`.
     pub(super) fn name(&self, name: u32, max_bytes: usize) -> Vec<u8> {
         let edge = |index: u32| self.edges.get(index as usize);
         let length = |index| edge(index).map_or(0, |edge| edge.length as usize);
@@ -107,8 +106,8 @@ struct ExportNode {
 #[derive(Default)]
 struct Walk<'a> {
     trie: &'a [u8],
-    /// Bytes that may still be read: each belongs to one node, so a walk that reads more
-    /// than there are goes in circles, or through nodes that overlap.
+    /// Bytes that may still be read: each belongs to one node, so a walk that reads more is in a cycle, or in
+    /// overlapping nodes.
     left: usize,
     edges: Vec<Edge>,
     exports: Vec<Export>,
@@ -116,9 +115,9 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Reads one node; `None` if it is damaged, or there is nothing left to read.
+    /// Reads one node; `None` if it is malformed, or the byte limit is reached.
     fn node(&mut self, node: &ExportNode) -> Option<()> {
-        // One that begins outside loses its own names only.
+        // A node outside the trie loses only its own names.
         let Some(rest) = self.trie.get(node.at..).filter(|rest| !rest.is_empty()) else { return Some(()) };
         let mut rest = &rest[..rest.len().min(self.left)];
         let before = rest.len();
@@ -138,11 +137,11 @@ impl Walk<'_> {
         let length = self.edges.get(node.edge as usize).map_or(0, |edge| edge.length as usize);
         for _ in 0..children {
             let letters = rest.iter().position(|&byte| byte == 0)?;
-            // As far as the trie itself, which is longer than what is left to read of it.
+            // In the trie itself, which is longer than the remaining limit.
             let at = rest.as_ptr().addr() - self.trie.as_ptr().addr();
             rest = &rest[letters + 1..];
             let child = usize::try_from(take_unsigned(&mut rest)?).ok()?;
-            // No letters: ld64 lets a name that begins another end in a node of its own.
+            // No letters: ld64 creates a separate terminal node for a name that is a prefix of another.
             let length = length + letters;
             if length > MAX_NAME_BYTES || node.depth == MAX_DEPTH {
                 continue;

@@ -1,18 +1,17 @@
-//! The end of a function without a size: a return with padding behind it up to where the next function begins.
+//! The end of a function without a size: a return followed by padding up to the start of the next function.
 //!
-//! Input: instructions from a function's first one on, hostile. Output: the first address after the return. Not for:
-//! functions with a size, or with unwind information. Functions may return in several places, so a return alone does
-//! not count; if one ends exactly at the next boundary there is no padding, and the function that follows is taken
-//! for a part.
+//! Input: instructions from a function's first one, hostile. Output: the first address after the return. Not for:
+//! functions with a size, or with unwind information. Functions may return in several places, so a return alone is
+//! not sufficient; if one ends exactly at the next boundary there is no padding, and the following function is
+//! taken for a part.
 
 use crate::binary::elf::machine::{AARCH64, X86_64};
 
-/// What assembly functions are aligned to (x86inc.asm and perlasm: 16, the default of
-/// compilers).
+/// Alignment of assembly functions (x86inc.asm and perlasm: 16, the default of compilers).
 const ALIGNMENT: u64 = 16;
 
-/// The first address behind a function's last instruction. `code` is what lies at `start` and
-/// behind it; `machine` is ELF's `e_machine`. `None` where nothing shows it.
+/// The first address after a function's last instruction. `code` is the code from `start` on; `machine` is ELF's
+/// `e_machine`. `None` if there is no evidence.
 pub(super) fn of(code: &[u8], start: u64, machine: u16) -> Option<u64> {
     let fills_up = |at: usize, filling: fn(&[u8]) -> Option<usize>| {
         let boundary = start.checked_add(at as u64)?.checked_next_multiple_of(ALIGNMENT)?;
@@ -26,7 +25,7 @@ pub(super) fn of(code: &[u8], start: u64, machine: u16) -> Option<u64> {
         start.checked_add(at as u64)
     };
     match machine {
-        // ret; other instructions may have that byte, but not with such a filling behind it.
+        // ret; other instructions may contain that byte, but not with this padding after it.
         X86_64 => (0..code.len()).filter(|at| code[*at] == 0xc3).find_map(|at| fills_up(at + 1, nop_x86_64)),
         AARCH64 => (0..code.len() / 4)
             .map(|word| 4 * word)
@@ -36,8 +35,8 @@ pub(super) fn of(code: &[u8], start: u64, machine: u16) -> Option<u64> {
     }
 }
 
-/// The length of the filling at the front: `nop` in the forms that processor vendors advise and
-/// assemblers write (Intel SDM, volume 2, NOP), `int3`.
+/// The length of the padding at the start: `nop` in the forms that processor vendors recommend and assemblers emit
+/// (Intel SDM, volume 2, NOP), `int3`.
 fn nop_x86_64(code: &[u8]) -> Option<usize> {
     let prefixes = code.iter().take_while(|byte| matches!(byte, 0x66 | 0x2e)).count();
     Some(
@@ -55,7 +54,7 @@ fn nop_x86_64(code: &[u8]) -> Option<usize> {
     )
 }
 
-/// The length of the filling at the front: `nop`, and zeros, which are not an instruction.
+/// The length of the padding at the start: `nop`, and zeros, which are no instruction.
 fn nop_aarch64(code: &[u8]) -> Option<usize> {
     matches!(code.first_chunk()?, [0x1f, 0x20, 0x03, 0xd5] | [0, 0, 0, 0]).then_some(4)
 }
@@ -65,15 +64,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_return_with_filling_behind_it_ends_a_function() {
+    fn a_return_followed_by_padding_ends_a_function() {
         // 0x1000: test %edi,%edi; je +1; ret; xor %eax,%eax; ret; nopl 0x0(%rax,%rax,1)
         let code = b"\x85\xff\x74\x01\xc3\x31\xc0\xc3\x0f\x1f\x84\0\0\0\0\0\x90\xc3";
         assert_eq!(of(code, 0x1000, X86_64), Some(0x1008));
-        // No filling: the return ends on the boundary.
+        // No padding: the return ends on the boundary.
         assert_eq!(of(code, 0x1008, X86_64), None);
-        // Cut within the filling.
+        // Truncated within the padding.
         assert_eq!(of(&code[..12], 0x1000, X86_64), None);
-        // NASM's own filling, then a function; before it 0xc3 in mov $0x9090c3,%eax.
+        // NASM's padding, then a function; before it 0xc3 in mov $0x9090c3,%eax.
         let code = b"\xb8\xc3\x90\x90\x00\xc3\x90\x90\x90\x90\x90\x90\x90\x90\x90\x90\x53";
         assert_eq!(of(code, 0x1000, X86_64), Some(0x1006));
         assert_eq!(of(code, u64::MAX - 3, X86_64), None, "no overflow");

@@ -1,8 +1,8 @@
-//! Mach-O: symbol table, exports trie and function starts → one name for each address.
+//! Mach-O: symbol table, exports trie and function starts → one name per address.
 //!
-//! Input: the pieces of an image ([`Parts`]), hostile, from its file or from a target's
-//! memory. Output: a [`SymbolTable`] whose symbols do not overlap. Not for: finding the
-//! pieces (see `image::macho`), debug maps (stabs), names of stubs.
+//! Input: the pieces of an image ([`Parts`]), hostile, from its file or from a target's memory. Output: a
+//! [`SymbolTable`] of symbols that do not overlap. Not for: locating the pieces (see `image::macho`), debug maps
+//! (stabs), names of stubs.
 //!
 //! Format: `<mach-o/nlist.h>`, `<mach-o/stab.h>` and `<mach-o/loader.h>` of xnu.
 
@@ -21,64 +21,59 @@ use crate::binary::macho::{MachO, NLIST_32_BYTES, function_starts};
 use crate::binary::object::part;
 use crate::symbol::Why;
 
-/// The most memory a table takes for the exports trie, in bytes for each byte of it:
-/// 12 bytes for an edge that takes at least 2, and 24 for an export that takes 6 with its
-/// edge. Real tries need a tenth of it, and nothing when the symbol table has all their
+/// Maximum memory of a table for the exports trie, per byte of it: 12 bytes for an edge of at least 2, and 24 for
+/// an export of 6 with its edge. Real tries need a tenth of it, and nothing if the symbol table has all their
 /// functions.
 pub const TRIE_MEMORY_FACTOR: f64 = 10.0;
 
-/// The pieces of an image that name its functions, and where a remote reader finds them.
+/// The pieces of an image that name its functions, and how a remote reader finds them.
 ///
-/// [`SymbolTable::parse`] cuts them out of a file. For an image without file, read the
-/// header and `sizeofcmds` bytes after it from the target, give them to
-/// [`MachO::parse`], and read what [`MachO::linkedit`] lists at
-/// [`MachO::linkedit_svma`] + slide. Any piece that cannot be had may be empty.
+/// [`SymbolTable::parse`] cuts them out of a file. For an image without a file, read the header and `sizeofcmds`
+/// bytes after it from the target, pass them to [`MachO::parse`], and read the ranges in [`MachO::linkedit`] at
+/// [`MachO::linkedit_svma`] + slide. Unavailable pieces may be empty.
 #[derive(Clone, Debug)]
 pub struct Parts<'a> {
-    /// Start of `__TEXT` ([`MachO::text`]): function starts and exports count from it.
+    /// Start of `__TEXT` ([`MachO::text`]), the base of function starts and exports.
     pub text: Svma,
-    /// Stated addresses of the sections that hold code, by section number − 1
-    /// ([`MachO::code`]).
+    /// Stated addresses of code sections, by section number − 1 ([`MachO::code`]).
     pub code: &'a [Option<Range<Svma>>],
     /// `nlist_64` entries, 16 bytes each, in any order ([`Linkedit::nlists`]).
     ///
     /// [`Linkedit::nlists`]: crate::binary::macho::Linkedit::nlists
     pub nlists: &'a [u8],
-    /// The names of the entries by `n_strx`. Offsets from 2 GiB on are not asked for. The
-    /// pool of the shared cache is read name by name: a table asks for names of addresses
-    /// that have several, then for those it looks up.
+    /// The names of the entries by `n_strx`. Offsets from 2 GiB on are not requested. The pool of the shared cache
+    /// is read name by name: a table requests names of addresses with several, then those it looks up.
     pub strings: Arc<dyn Strings>,
-    /// Content of `LC_FUNCTION_STARTS`. Without it, symbols reach to the next one.
+    /// Content of `LC_FUNCTION_STARTS`. Without it, symbols extend to the next one.
     pub function_starts: &'a [u8],
-    /// The exports trie; kept as long as the table if it has names that the symbol table
-    /// lacks.
+    /// The exports trie; kept with the table if it has names that the symbol table lacks.
     pub exports_trie: ImageBytes,
 }
 
 /// `n_type` bits of a debugging symbol (`N_STAB`).
 const STAB: u8 = 0xe0;
-/// `n_type` bits that say what a symbol is (`N_TYPE`) …
+/// `n_type` bits for the kind of a symbol (`N_TYPE`) …
 const TYPE: u8 = 0x0e;
-/// … and their value for one that is defined in a section (`N_SECT`).
+/// … and their value for a symbol defined in a section (`N_SECT`).
 const IN_SECTION: u8 = 0x0e;
-/// `n_type` bit of a symbol that other images see (`N_EXT`).
+/// `n_type` bit of an external symbol (`N_EXT`).
 const EXTERNAL: u8 = 0x01;
-/// `n_desc` of `__mh_execute_header` and its like (`REFERENCED_DYNAMICALLY`): what is left
-/// of a stripped program, and not the name of its first function.
+/// `n_desc` of `__mh_execute_header` and similar symbols (`REFERENCED_DYNAMICALLY`): remains in a stripped
+/// program, and does not name its first function.
 const REFERENCED_DYNAMICALLY: u16 = 0x10;
-/// `n_desc` bit of a definition that another may replace (`N_WEAK_DEF`).
+/// `n_desc` bit of a weak definition (`N_WEAK_DEF`).
 const WEAK: u16 = 0x80;
 
-/// How good a name is for its address, the smaller the better; as for ELF.
+/// The rank of a name for its address, lower is better; like for ELF.
 const RANK_GLOBAL: u32 = 0;
 const RANK_WEAK: u32 = 1;
 const RANK_LOCAL: u32 = 2;
 const RANK_NAMELESS: u32 = 3;
 
-/// Set in [`Entry::name`] where the name is in the exports trie.
+/// Set in [`Entry::name`] if the name is in the exports trie.
 const EXPORTED: u32 = 1 << 31;
 
-/// The symbols of a file for one processor, or of an image that was read from memory.
+/// The symbols of a file for one processor, or of an image read from memory.
 pub(super) fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
     let macho = MachO::parse(bytes.bytes())?;
     if let Some(read) = bytes.linkedit() {
@@ -105,8 +100,7 @@ pub(super) fn parse(bytes: &ImageBytes) -> Result<SymbolTable, Why> {
     })
 }
 
-/// `nlist` entries of 32 bits as `nlist_64` entries, which differ in the size of the address, the last
-/// of their fields.
+/// Converts `nlist` entries of 32 bits to `nlist_64`, which differ in the size of the address, their last field.
 fn widened(nlists: &[u8]) -> Vec<u8> {
     let (entries, _) = nlists.as_chunks::<{ NLIST_32_BYTES as usize }>();
     entries.iter().flat_map(|entry| entry.iter().copied().chain([0; 4])).collect()
@@ -115,11 +109,10 @@ fn widened(nlists: &[u8]) -> Vec<u8> {
 impl SymbolTable {
     /// The function symbols of a Mach-O image.
     ///
-    /// Of the symbol table, those that are defined in a section with code count, and of
-    /// the exports trie those at addresses without an external symbol. They have no
-    /// sizes: each ends at the next symbol, the next function start or the end of its
-    /// section, whichever comes first. So the code of a function whose symbol was
-    /// stripped is not covered, rather than part of the one before.
+    /// Includes symbols of the symbol table that are defined in a code section, and exports at addresses without
+    /// an external symbol. They have no sizes: each ends at the next symbol, the next function start or the end of
+    /// its section, whichever comes first. So the code of a function without a symbol is not covered, rather than
+    /// part of the preceding one.
     ///
     /// # Errors
     /// [`Why::NoSymbols`] if there are none.
@@ -157,8 +150,7 @@ impl SymbolTable {
     }
 }
 
-/// The symbols of the symbol table that are in a section with code, with that section's
-/// end as theirs.
+/// The symbols of the symbol table in code sections, with the end of their section.
 fn collect(parts: &Parts<'_>) -> Vec<Entry> {
     let (nlists, _) = parts.nlists.as_chunks::<16>();
     // Debugging symbols may be most of a table.
@@ -174,7 +166,7 @@ fn collect(parts: &Parts<'_>) -> Vec<Entry> {
             continue;
         };
         let (name, link) = match (strx, desc) {
-            // Without a name a symbol still says where the one before ends.
+            // A symbol without a name still marks the end of the preceding one.
             (0 | EXPORTED.., _) | (_, REFERENCED_DYNAMICALLY) => (0, RANK_NAMELESS),
             _ if kind & EXTERNAL == 0 => (strx, RANK_LOCAL),
             _ if desc & WEAK != 0 => (strx, RANK_WEAK),
@@ -185,7 +177,7 @@ fn collect(parts: &Parts<'_>) -> Vec<Entry> {
     entries
 }
 
-/// Leaves one entry for each address; they are sorted by address and rank.
+/// Leaves one entry per address of the entries, which are sorted by address and rank.
 fn choose(entries: &mut Vec<Entry>, names: &SourceNames) {
     let (mut kept, mut group) = (0, 0);
     while group < entries.len() {
@@ -198,8 +190,8 @@ fn choose(entries: &mut Vec<Entry>, names: &SourceNames) {
     entries.truncate(kept);
 }
 
-/// The best name of an address: of the best rank that has one, with the fewest
-/// underscores in front, then the shortest, then the first in the alphabet.
+/// The best name of an address: of the best rank with a name, with the fewest leading underscores, then the
+/// shortest, then the alphabetically first.
 fn best(aliases: &[Entry], names: &SourceNames) -> Entry {
     if let [only] = aliases {
         return *only;
@@ -215,7 +207,7 @@ fn best(aliases: &[Entry], names: &SourceNames) -> Entry {
     of_rank.unwrap_or(aliases[0])
 }
 
-/// Lets each symbol end where the next symbol or function begins, if not before.
+/// Ends each symbol at the next symbol or function start, if not before.
 fn end(entries: &mut [Entry], starts: impl Iterator<Item = Svma>) {
     let mut starts = starts.peekable();
     for index in 0..entries.len() {
@@ -228,7 +220,7 @@ fn end(entries: &mut [Entry], starts: impl Iterator<Item = Svma>) {
     }
 }
 
-/// The names of an image, as the source has them, or empty where they name nothing.
+/// The source names of an image; empty if they name nothing.
 #[derive(Debug)]
 struct SourceNames {
     pool: Arc<dyn Strings>,
@@ -237,7 +229,7 @@ struct SourceNames {
 
 impl Strings for SourceNames {
     fn name(&self, offset: u32, max_bytes: usize) -> Cow<'_, [u8]> {
-        // One byte more for the underscore that is taken away.
+        // One byte more for the removed underscore.
         let name = match offset {
             0 => Cow::Borrowed(&[][..]),
             EXPORTED.. => Cow::Owned(self.exports.name(offset - EXPORTED, max_bytes + 1)),
@@ -251,9 +243,9 @@ impl Strings for SourceNames {
     }
 }
 
-/// A name without the one underscore that compilers put before each (Objective-C methods
-/// have none), and nothing for a name that is none: `<redacted>`, which the builder of
-/// the shared cache leaves of a local symbol, and the names of Mach-O headers.
+/// Removes the leading underscore that compilers add (except for Objective-C methods). Returns nothing for a name
+/// without information: `<redacted>`, which the builder of the shared cache leaves of a local symbol, and the
+/// names of Mach-O headers.
 fn in_source(name: Cow<'_, [u8]>, max_bytes: usize) -> Cow<'_, [u8]> {
     let skip = usize::from(name.starts_with(b"_"));
     let is_header = name.starts_with(b"__mh_") && name.ends_with(b"_header");

@@ -1,9 +1,9 @@
-//! PE: COFF symbols and the table of exports → one name for each address.
+//! PE: COFF symbols and the export table → one name per address.
 //!
-//! Input: the bytes of a file, hostile. Output: a [`SymbolTable`]. Symbols have no sizes: each reaches to the next
+//! Input: the bytes of a file, hostile. Output: a [`SymbolTable`]. Symbols have no sizes: each extends to the next
 //! one or to the end of its section, and unwind information shows code of other functions in between. In files
-//! without symbols, whose exports are few, a function without unwind information ends at its padding. Not for: names
-//! in a PDB.
+//! without symbols, which export few names, a function without unwind information ends at its padding. Not for:
+//! names in a PDB.
 //!
 //! Format: "PE Format" (Microsoft), "COFF Symbol Table", "The .edata Section".
 
@@ -27,21 +27,21 @@ use crate::binary::pe::unwind::Functions;
 use crate::binary::pe::{self, Pe};
 use crate::symbol::Why;
 
-/// Most symbols of exports.
+/// Limit on symbols of exports.
 const MAX_EXPORTS: usize = 1 << 16;
-/// A symbol, and the first bytes of it, where names of up to eight letters are.
+/// Size of a symbol, and of its first field, which contains names of up to eight letters.
 const SYMBOL_BYTES: usize = 18;
 const SHORT_NAME_BYTES: usize = 8;
-/// Set in [`Entry::name`] of a name in the symbol itself, which need not end with a NUL.
+/// Set in [`Entry::name`] of a name in the symbol itself, which may lack a NUL.
 const SHORT: u32 = 1 << 31;
 
-/// How good a name is for its address, the smaller the better.
+/// The rank of a name for its address, lower is better.
 const RANK_FUNCTION: u32 = 0;
 const RANK_EXPORT: u32 = 1;
 const RANK_LOCAL_FUNCTION: u32 = 2;
 const RANK_LABEL: u32 = 3;
 
-/// Whether a file has symbols beside what it exports.
+/// Whether a file has symbols besides its exports.
 pub(in crate::symbol) fn has_symbols(bytes: &[u8]) -> bool {
     Pe::parse(bytes).is_ok_and(|pe| !symbols(bytes, &pe).is_empty())
 }
@@ -93,7 +93,7 @@ fn symbols_of<H: ImageNtHeaders>(data: &[u8], pe: &Pe) -> Option<Vec<Entry>> {
         let link = match (symbol.storage_class(), is_function) {
             (IMAGE_SYM_CLASS_EXTERNAL | IMAGE_SYM_CLASS_WEAK_EXTERNAL, true) => RANK_FUNCTION,
             (IMAGE_SYM_CLASS_STATIC, true) => RANK_LOCAL_FUNCTION,
-            // Functions in assembly. Static ones are those of sections and places of jumps.
+            // Functions in assembly. Static ones are sections and jump targets.
             (IMAGE_SYM_CLASS_EXTERNAL, false) => RANK_LABEL,
             _ => return None,
         };
@@ -104,7 +104,7 @@ fn symbols_of<H: ImageNtHeaders>(data: &[u8], pe: &Pe) -> Option<Vec<Entry>> {
     Some(table.iter().filter_map(entry).collect())
 }
 
-/// What the file exports.
+/// The file's exports.
 fn exports(data: &[u8], pe: &Pe) -> Vec<Entry> {
     let Some(table) = pe::exports(data) else { return Vec::new() };
     let entry = |(pointer, index)| {
@@ -115,15 +115,15 @@ fn exports(data: &[u8], pe: &Pe) -> Vec<Entry> {
     table.name_iter().take(MAX_EXPORTS).filter_map(entry).collect()
 }
 
-/// A symbol in code, with the end of its section as its own.
+/// A symbol in code, with the end of its section.
 fn place(pe: &Pe, rva: u32, name: u32, link: u32) -> Option<Entry> {
     let section = pe.sections.iter().find(|section| section.executable && section.rva.contains(&rva))?;
     let at = |rva: u32| pe.image_base.checked_add(rva.into()).map(|svma| svma.0);
     Some(Entry { start: at(rva)?, end: at(section.rva.end)?, name, link })
 }
 
-/// Leaves one entry for each address: of the best rank that has a name, with the fewest underscores in front, then the
-/// shortest, then the first in the alphabet. They are sorted by address and rank.
+/// Leaves one entry per address: of the best rank with a name, with the fewest leading underscores, then the
+/// shortest, then the alphabetically first. Sorts them by address and rank.
 fn choose(entries: &mut Vec<Entry>, names: &Names) {
     let chosen = entries.chunk_by(|a, b| a.start == b.start).filter_map(|aliases| {
         if let [only] = aliases {
@@ -139,7 +139,7 @@ fn choose(entries: &mut Vec<Entry>, names: &Names) {
     *entries = chosen.collect();
 }
 
-/// Lets functions that unwind information does not know end behind their last return.
+/// Ends functions without unwind information after their last return.
 fn end_at_returns(entries: &mut [Entry], pe: &Pe, functions: &Functions<'_>, data: &[u8]) {
     for entry in entries.iter_mut() {
         let range: Range<u64> = entry.start..entry.end;
@@ -212,8 +212,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_exported_does_not_name_what_follows() {
-        // ret, filled up; then a function that is not exported and has unwind information.
+    fn exports_do_not_name_the_following_functions() {
+        // ret, padding; then a function that is not exported and has unwind information.
         let mut code = vec![0xcc; 0x40];
         code[0] = 0xc3;
         let info = vec![1, 4, 1, 0, 4, 0x02, 0, 0];
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_names_says_so() {
+    fn a_file_without_names_is_reported() {
         let bare = File { code: vec![0x90; 16], ..File::default() };
         assert_eq!(table(&bare).unwrap_err(), Why::NoSymbols);
     }

@@ -1,4 +1,4 @@
-//! Symbol tables of programs compiled here, checked against what `nm` says of them.
+//! Symbol tables of programs compiled here, compared with the output of `nm`.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -9,8 +9,8 @@ use super::elf::{is_mark, resolve};
 use super::*;
 use crate::binary::elf::build;
 
-/// Functions that never run: only their symbols matter, so bodies are zero bytes and the
-/// same text assembles for every architecture. Offsets from `zoo_sized` are in comments.
+/// Functions that never run: only their symbols matter, so bodies are zero bytes and the same text assembles for
+/// every architecture. Comments have offsets from `zoo_sized`.
 const ZOO: &str = r#"
 __asm__(".text\n.balign 64\n"
     ".globl zoo_sized\n.type zoo_sized, %function\nzoo_sized: .skip 32\n.size zoo_sized, 32\n" // 0
@@ -42,7 +42,7 @@ __attribute__((noinline)) static int hidden(int x) { return x * 3 + 1; }
 __attribute__((noinline)) int shown(int x) { return hidden(x) + hidden(x + 1); }
 "#;
 
-/// Compiles C, with a `main` unless a shared library is asked for.
+/// Compiles C, with a `main` unless a shared library is requested.
 pub(in crate::symbol) fn compile(source: &str, flags: &[&str]) -> (tempfile::TempDir, ImageBytes) {
     let dir = tempfile::tempdir().unwrap();
     let mut source = source.to_string();
@@ -63,7 +63,7 @@ pub(in crate::symbol) fn zoo(flags: &[&str]) -> (tempfile::TempDir, ImageBytes) 
     compile(ZOO, flags)
 }
 
-/// Names and size by address, of the functions that `nm` sees and that have a size.
+/// Names and sizes by address, for functions with a size according to `nm`.
 fn nm(dir: &Path, flag: &str) -> BTreeMap<u64, Vec<(String, u64)>> {
     let output =
         Command::new("nm").args(["-S", "--defined-only", flag]).arg(dir.join("a.out")).output().unwrap();
@@ -85,7 +85,7 @@ fn name(table: &SymbolTable, svma: u64) -> Result<String, Why> {
     table.lookup(Svma(svma)).map(|symbol| String::from_utf8(symbol.name.to_vec()).unwrap())
 }
 
-/// Each sized function of `nm`: its first, middle and last byte have one of its names.
+/// For each sized function of `nm`: its first, middle and last byte have one of its names.
 fn check_against_nm(table: &SymbolTable, dir: &Path, flag: &str) {
     let functions = nm(dir, flag);
     assert!(functions.len() > 5, "nm {flag}: {functions:?}");
@@ -93,7 +93,7 @@ fn check_against_nm(table: &SymbolTable, dir: &Path, flag: &str) {
     for (&start, names) in &functions {
         let size = names.iter().map(|(_, size)| *size).max().unwrap();
         for address in [start, start + size / 2, start + size - 1] {
-            // The innermost function that nm has at this address.
+            // The innermost function at this address according to `nm`.
             let inner = bounds.iter().rev().filter(|&&bound| bound <= address).find_map(|bound| {
                 let names: Vec<_> =
                     functions[bound].iter().filter(|(_, size)| address < bound + size).collect();
@@ -109,7 +109,7 @@ fn zoo_base(table: &SymbolTable) -> u64 {
     table.symbols().find(|symbol| *symbol.name == *b"zoo_sized").unwrap().start.0
 }
 
-/// For each offset in the zoo, from that one on to the next: the name.
+/// Checks the name from each offset in the zoo up to the next one.
 fn check_zoo(table: &SymbolTable, expected: &[(u64, Option<&str>)]) {
     let base = zoo_base(table);
     for pair in expected.windows(2) {
@@ -159,7 +159,7 @@ fn a_stripped_program_has_no_symbols() {
 }
 
 #[test]
-fn a_table_of_go_that_lists_nothing_is_no_table_of_symbols() {
+fn an_empty_go_table_is_no_symbol_table() {
     let mut words = [0u64; 8];
     words[2] = build::TEXT;
     let words = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -170,7 +170,7 @@ fn a_table_of_go_that_lists_nothing_is_no_table_of_symbols() {
 }
 
 #[test]
-fn a_stripped_library_has_what_it_exports() {
+fn a_stripped_library_has_its_exports() {
     let (dir, bytes) = zoo(&["-s", "-shared", "-fPIC"]);
     let table = SymbolTable::parse(&bytes).unwrap();
     check_against_nm(&table, dir.path(), "-D");
@@ -203,13 +203,13 @@ fn a_program_without_aslr_has_stated_addresses_far_from_zero() {
 }
 
 #[test]
-fn files_that_are_not_understood_say_why() {
+fn unsupported_files_report_the_reason() {
     let parse = |bytes: &'static [u8]| SymbolTable::parse(&ImageBytes::new(bytes)).unwrap_err();
     assert_eq!(parse(b"#!/bin/sh"), Why::BadFile("neither ELF, Mach-O nor PE".to_string()));
     assert!(matches!(parse(b"\x7fELF\x02\x01\x01"), Why::BadFile(_)));
 }
 
-/// A table over made-up symbols: start, size, name offset in `names`.
+/// A table of artificial symbols: start, size, name offset in `names`.
 fn table(symbols: &[(u64, u64, u32)], names: &'static [u8]) -> SymbolTable {
     let entry = |&(start, size, name): &(u64, u64, u32)| Entry { start, end: start + size, name, link: 0 };
     let mut entries = symbols.iter().map(entry).collect();
@@ -247,7 +247,7 @@ fn nested_symbols_agree_with_a_plain_search() {
 
 #[test]
 fn deep_nesting_is_bounded() {
-    // A million symbols, each inside the one before, and an address after all but one.
+    // A million symbols, each inside the preceding one, and an address after all but one.
     let count = 1_000_000;
     let symbols: Vec<_> = (0..count).map(|index| (index, 2 * (count - index) + 1, 1)).collect();
     let table = table(&symbols, b"\0f\0");
@@ -260,7 +260,7 @@ fn deep_nesting_is_bounded() {
 }
 
 #[test]
-fn a_symbol_without_a_name_is_not_an_answer() {
+fn a_symbol_without_a_name_is_no_answer() {
     let table = table(&[(0, 100, 1), (10, 10, 0), (30, 10, 77)], b"\0f\0");
     for address in [5, 15, 35] {
         assert_eq!(table.lookup(Svma(address)).unwrap().name, b"f".as_slice());
@@ -268,7 +268,7 @@ fn a_symbol_without_a_name_is_not_an_answer() {
 }
 
 #[test]
-fn marks_for_tools_are_not_names() {
+fn markers_for_tools_are_no_names() {
     for mark in ["$x", "$d", "$x.3", "$d.realdata", ".Lloop", ".annobin_main.c"] {
         assert!(is_mark(mark.as_bytes()), "{mark}");
     }

@@ -1,5 +1,5 @@
-//! Whether an address is one that a call of aarch64 returns to: the instruction in front of it. Input:
-//! code bytes; output: yes or no.
+//! Whether an address is a return address of an aarch64 call: decided by the instruction before it. Input: code
+//! bytes; output: yes or no.
 //!
 //! Encodings: Arm Architecture Reference Manual for A-profile, C6.2, BL, BLR.
 

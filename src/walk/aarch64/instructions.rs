@@ -1,8 +1,7 @@
-//! What instructions of aarch64 do to the stack pointer and to saved registers.
+//! The effects of aarch64 instructions on the stack pointer and saved registers.
 //!
-//! Registers are numbered as in DWARF: x0 to x30, then the stack pointer; 31 in an
-//! instruction is the stack pointer or no register. Whatever is not known here writes its
-//! destination with something unknown.
+//! Registers are numbered as in DWARF: x0 to x30, then the stack pointer; 31 in an instruction is the stack
+//! pointer or the zero register. Unknown instructions write an unknown value to their destination.
 //!
 //! Encodings: Arm Architecture Reference Manual for A-profile, C4.1 and C6.2.
 
@@ -11,7 +10,7 @@ use crate::walk::flow::state::{Effect, Place, State, Value};
 
 const SP: u8 = 31;
 
-/// See [`Processor::step`](crate::walk::processor::Processor::step).
+/// Implements [`Processor::step`](crate::walk::processor::Processor::step).
 pub(super) fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
     let word = u32::from_le_bytes(*bytes.first_chunk()?);
     let effect = match word >> 25 & 0b1111 {
@@ -43,7 +42,7 @@ fn signed(value: u32, bits: u32) -> i64 {
     i64::from((value << (32 - bits)).cast_signed() >> (32 - bits))
 }
 
-/// Where 31 is no register.
+/// Sets a register, where 31 is the zero register.
 fn set(state: &mut State, register: u8, value: Value) {
     if register != 31 {
         state.set(register, value);
@@ -64,9 +63,9 @@ fn immediate(word: u32, state: &mut State) {
                 state.set(to, value);
             }
         }
-        // Swift's mark in a frame pointer: orr x29, x29, #1<<60; and x29, x29, #~(1<<60)
+        // Swift's async mark in a frame pointer: orr x29, x29, #1<<60; and x29, x29, #~(1<<60)
         0b100 if matches!(word, 0xb244_03bd | 0x9243_fbbd) => {}
-        // and, orr, eor to the stack pointer align it
+        // and, orr, eor with the stack pointer as destination align it
         0b100 if word >> 29 & 0b11 != 0b11 => state.set(to, Value::Unknown),
         // movn, movz, movk
         0b101 => {
@@ -86,7 +85,7 @@ fn immediate(word: u32, state: &mut State) {
 
 fn register(word: u32, state: &mut State) {
     let (to, from, other) = (field(word, 0), field(word, 5), field(word, 16));
-    // pacia, autia, xpaci and their kin sign or strip what is there
+    // pacia, autia, xpaci and variants sign or strip the value in place
     if word & 0xffff_0000 == 0xdac1_0000 {
         return;
     }
@@ -95,7 +94,7 @@ fn register(word: u32, state: &mut State) {
         let value = if other == 31 { Value::Number(0) } else { state.get(other) };
         return set(state, to, value);
     }
-    // add, sub with an extended register, which are those that reach the stack pointer
+    // add, sub with an extended register, the form that can write the stack pointer
     if word & 0x1fe0_0000 == 0x0b20_0000 {
         let value = match state.get(other) {
             Value::Number(number) if word >> 31 == 1 && other != 31 => {
@@ -112,7 +111,7 @@ fn register(word: u32, state: &mut State) {
         }
         return;
     }
-    // ccmn, ccmp write flags alone
+    // ccmn, ccmp write only flags
     if word & 0x3fe0_0000 != 0x3a40_0000 {
         set(state, to, Value::Unknown);
     }
@@ -125,7 +124,7 @@ fn memory(word: u32, state: &mut State) {
     if word & 0x3a00_0000 == 0x2800_0000 {
         return pair(word, state);
     }
-    // literals; exclusive and atomic ones
+    // literal, exclusive and atomic forms
     if word & 0x3b00_0000 == 0x1800_0000 || word & 0x3f00_0000 == 0x0800_0000 {
         if !is_vector {
             set(state, first, Value::Unknown);
@@ -140,7 +139,7 @@ fn memory(word: u32, state: &mut State) {
         let mode = word >> 10 & 0b11;
         (signed(word >> 12 & 0x1ff, 9), mode & 1 == 1, mode != 1)
     } else {
-        // A register as distance, and what other forms there are.
+        // Register offset, and other forms.
         if !is_vector && word & 0x3a00_0000 == 0x3800_0000 {
             set(state, first, Value::Unknown);
         }
@@ -193,7 +192,7 @@ fn pair(word: u32, state: &mut State) {
     }
 }
 
-/// The address that is accessed; changes the base where the instruction does.
+/// The address of the access; updates the base register if the instruction does.
 fn access(state: &mut State, base: u8, distance: i64, writes_back: bool, is_before: bool) -> Option<Place> {
     let there = state.sum(base, distance);
     let place = state.place(base).map(|place| if is_before { place.plus(distance) } else { place });
@@ -203,7 +202,7 @@ fn access(state: &mut State, base: u8, distance: i64, writes_back: bool, is_befo
     place
 }
 
-/// What an instruction of the group of branches does, and where it leads to.
+/// The effect of a branch instruction, with its target.
 pub(super) fn branch(word: u32, at: Avma) -> Effect {
     let to = |from: u32, bits: u32| {
         Avma(at.0.wrapping_add_signed(signed(word >> from & ((1 << bits) - 1), bits) * 4))

@@ -1,11 +1,10 @@
-//! aarch64: where the caller of the leaf frame is.
+//! aarch64: the caller of the leaf frame.
 //!
-//! A function without a frame record (a leaf, a system call stub, a prologue before
-//! `stp`, an epilogue after `ldp`) has its caller in the link register only, and fp
-//! belongs to the caller: following fp alone would lose the caller. In the body of a
-//! function with a record the link register is stale. The code around the program
-//! counter decides which (see `record.rs`); without code the link register counts unless it
-//! repeats the record's return address or leads into the same function.
+//! A function without a frame record (a leaf, a system call stub, a prologue before `stp`, an epilogue after
+//! `ldp`) has its caller in the link register only, and fp belongs to the caller: following fp alone would lose
+//! the caller. In the body of a function with a record the link register is stale. The code around the program
+//! counter decides which (see `record.rs`); without code the link register counts unless it repeats the record's
+//! return address or leads into the same function.
 
 use super::record;
 use crate::addr::{Avma, CodeAddress, LookupAvma};
@@ -32,37 +31,38 @@ pub(super) fn walk(
         let lookup = facts.lookup::<Aarch64>(address, input.code);
         out.push(lookup.unwrap_or(CodeAddress::Return(address).lookup()));
     }
-    // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but the walk
-    // accepts 8 as some assembly does; progress and bounds are checked all the same.
+    // Records are 16-byte aligned with the stack pointer (AAPCS64 6.4.6), but some assembly aligns them to 8,
+    // which the walk accepts; it checks progress and bounds anyway.
     fp::follow::<Aarch64>(frame_pointer, sp, leaf_return, input, facts, out)
 }
 
-/// Whether the caller of the leaf at `pc` is in its link register: the leaf has no record.
+/// Whether the link register holds the caller of the leaf at `pc`, that is, the leaf has no record.
 pub(super) fn link_is_caller(pc: Avma, link: u64, frame_pointer: u64, input: &Input<'_>) -> bool {
     is_caller(pc, link, frame_pointer, record::is_own(pc, input.code), input)
 }
 
-/// As [`link_is_caller`], where it is known what [`record::is_own`] says.
+/// Like [`link_is_caller`], with the result of [`record::is_own`].
 fn is_caller(pc: Avma, link: u64, frame_pointer: u64, own_record: Option<bool>, input: &Input<'_>) -> bool {
     let in_record = input.read::<u64>(Avma(frame_pointer) + 8).map(|word| word & input.code_mask);
     let no_record = match own_record {
-        // Also when it repeats the record's return address: a function that recurses
-        // from one place is stopped in its prologue.
+        // Also if it repeats the record's return address: a function that recurses from one call site may be
+        // stopped in its prologue.
         Some(own) => !own,
         None => in_record != Some(link) && !same_function(pc, link, input.code),
     };
-    // Behind the call in a function that saved only the link register, it holds the pc itself.
-    // (So it does at a function whose caller, which it does not return to, ends right before.)
+    // After the call in a function that saved only the link register, it holds the pc itself. (It also does at the
+    // entry of a noreturn function that directly follows its caller.)
     let is_stale = link == pc.0 && record::reloads_link_register(pc, input.code);
     no_record && link != 0 && !is_stale && is_code(link, input.code)
 }
 
-/// Whether a link register can be one: the call before it is code, whatever comes after.
+/// Whether a link register can be a return address: the call before it is in code; the instruction after it may
+/// not be.
 fn is_code(address: u64, code: &dyn Code) -> bool {
     address.is_multiple_of(4) && code.is_code(CodeAddress::Return(Avma(address)).lookup().at())
 }
 
-/// Whether the link register is left over from a call that the function at `pc` made.
+/// Whether the link register is left over from a call made by the function at `pc`.
 fn same_function(pc: Avma, link: u64, code: &dyn Code) -> bool {
     let call = CodeAddress::Return(Avma(link)).lookup().at();
     code.function(pc).is_some_and(|function| function.contains(&call))
@@ -104,7 +104,7 @@ mod tests {
         0xd65f_03c0, // +4c ret
     ];
 
-    /// fp points to a record at STACK that returns to +10; lr is given.
+    /// fp points to a record at STACK that returns to +10; lr is `link`.
     fn walk_at(offset: u64, link: u64, words: &[u64]) -> Vec<u64> {
         let text = Text::of_words(TEXT, CODE);
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn the_link_register_counts_exactly_where_there_is_no_record() {
+    fn the_link_register_counts_only_where_there_is_no_record() {
         // The record of the caller returns to +38; lr holds +10 (an earlier or the current call).
         let words = [0, TEXT + 0x38];
         let link = TEXT + 0x10;
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_recurses_from_one_place_shows_each_call() {
+    fn recursion_from_one_call_site_shows_each_call() {
         // At the prologue of the framed function, called twice from its own +0c.
         let words = [STACK + 16, TEXT + 0x10, 0, TEXT + 0x38];
         assert_eq!(walk_at(0x00, TEXT + 0x10, &words), [0x00, 0x0f, 0x0f, 0x37]);
@@ -140,8 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn a_link_register_that_repeats_the_record_is_not_shown_twice_where_code_is_not_known() {
-        // Past the known code, into which the link register points.
+    fn without_code_a_link_register_equal_to_the_record_is_not_repeated() {
+        // After the known code, into which the link register points.
         assert_eq!(walk_at(0x50, TEXT + 0x38, &[0, TEXT + 0x38]), [0x50, 0x37]);
         assert_eq!(walk_at(0x50, TEXT + 0x10, &[0, TEXT + 0x38]), [0x50, 0x0f, 0x37]);
     }
@@ -153,9 +153,9 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_has_just_returned_left_no_caller_in_the_link_register() {
+    fn a_call_that_has_just_returned_leaves_no_caller_in_the_link_register() {
         assert_eq!(walk_at(0x48, TEXT + 0x48, &[0, TEXT + 0x38]), [0x48, 0x37]);
-        // After a call that does not return, to the function that follows.
+        // After a noreturn call, the entry of the next function.
         assert_eq!(walk_at(0x24, TEXT + 0x24, &[0, TEXT + 0x38]), [0x24, 0x23, 0x37]);
     }
 
@@ -185,7 +185,7 @@ mod tests {
             let mut out = Vec::new();
             assert_eq!(walk(&registers, &input, &mut Facts::default(), &mut out).ended, StackEnd::Root);
             assert_eq!(out.iter().map(|address| address.0 - TEXT).collect::<Vec<_>>(), expected);
-            // Where fp may be anything, 0 proves nothing about a thread without a caller.
+            // Without the ABI's guarantee, an fp of 0 does not prove that a thread has no caller.
             let input = Input { fp_always: false, ..input };
             let ended = walk(&registers, &input, &mut Facts::default(), &mut Vec::new()).ended;
             assert_eq!(ended, if link == 0 { StackEnd::Unproved } else { StackEnd::Root });
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_register_into_the_same_function_is_stale_where_code_is_not_known() {
+    fn without_code_a_link_register_into_the_same_function_is_stale() {
         struct NoBytes;
         impl Code for NoBytes {
             fn is_code(&self, _: Avma) -> bool {
@@ -209,7 +209,7 @@ mod tests {
         let bytes: Vec<u8> = [0, TEXT + 0x88].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         let stack = StackBytes { base: Avma(STACK), bytes: &bytes };
         let input = Input { max_depth: 9, ..Input::new(stack, &NoBytes) };
-        // The last return address of a function may be the end of it.
+        // The last return address of a function may be its end.
         for (link, caller) in [(0x20, None), (0x40, None), (0x44, Some(0x43))] {
             let mut registers = Aarch64 { pc: TEXT + 0x10, sp: STACK, ..Aarch64::default() };
             registers.x[Aarch64::FP] = STACK;

@@ -1,5 +1,5 @@
-//! The methods of aarch64 for the engine: what there is at an address, by unwind information, start code and
-//! instructions. Input: addresses, code; output: rows, or what else is found.
+//! The methods of aarch64 for the engine: rules by unwind information, start code and instructions. Input:
+//! addresses, code; output: rows and other rules.
 
 use super::{LR, SP, leaf, new_thread, start};
 use crate::addr::{Avma, CodeAddress};
@@ -21,7 +21,7 @@ impl Unwind for Aarch64 {
     fn find(address: CodeAddress, code: &dyn Code, (): &mut ()) -> (CallerRule<Aarch64>, bool) {
         let (at, is_return) = (address.at(), address.is_return());
         let is_root = is_return && (go::is_in_goexit(at, code) || start::is_in_start_of_libdyld(at, code));
-        // A handler of a signal returns to the trampoline, which did not call it.
+        // A signal handler returns to the trampoline, which did not call it.
         let returns = is_return
             && (Aarch64::returns(at, code)
                 || Aarch64::is_sigreturn(code.code(at).unwrap_or_default())
@@ -46,9 +46,9 @@ impl Unwind for Aarch64 {
         Ok(is_caller.then_some((frame.registers[SP], link)))
     }
 
-    /// The record is followed only where instructions lead nowhere, so it is not known that the function keeps one. Where
-    /// the ABI promises one, a function may still keep none in an image that describes its other functions; and in a leaf
-    /// whose instructions are not known (JIT code) the link register may no longer hold its caller.
+    /// The record is followed only if the instructions lead nowhere, so the function may not keep one. Even if the
+    /// ABI requires records, a function may lack one in an image that describes its other functions; and in a leaf
+    /// with unknown instructions (JIT code) the link register may be stale.
     fn is_record_certain(from: &Frame<Aarch64>, next: &Frame<Aarch64>, input: &Input<'_>) -> bool {
         let is_link = next.sp() == from.sp();
         let is_unknown = || matches!(from.address, CodeAddress::Pc(pc) if input.code.code(pc).is_none());
@@ -66,8 +66,7 @@ fn in_code(address: CodeAddress, code: &dyn Code) -> CallerRule<Aarch64> {
     let at = address.at();
     let lookup = address.lookup().at();
     let here = code.code(at).unwrap_or_default();
-    // Before the rows: those of the vDSO's trampoline lead to the caller of what the
-    // signal interrupted.
+    // Before the rows: those of the vDSO's trampoline lead to the caller of the interrupted code.
     if Aarch64::is_sigreturn(here) {
         return CallerRule::certain(signal_frame(), Method::Code);
     }
@@ -96,8 +95,8 @@ fn in_code(address: CodeAddress, code: &dyn Code) -> CallerRule<Aarch64> {
     }
 }
 
-/// The row of the trampoline of signals. The stack pointer is at `struct rt_sigframe`: 128 bytes of
-/// siginfo, then the context, whose registers begin 184 bytes into it.
+/// The row of the signal trampoline. The stack pointer is at `struct rt_sigframe`: 128 bytes of siginfo, then the
+/// context with the registers at offset 184.
 /// Source: Linux arch/arm64/kernel/signal.c and include/uapi/asm/{ucontext,sigcontext}.h.
 fn signal_frame() -> RowAarch64 {
     const REGISTERS_AT: i64 = 128 + 184;

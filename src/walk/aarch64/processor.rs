@@ -1,4 +1,4 @@
-//! aarch64 as the walker has it: its registers by DWARF number, and what its code looks like.
+//! The walker's view of aarch64: registers by DWARF number, and properties of its code.
 
 use super::{call, instructions, start};
 use crate::addr::Avma;

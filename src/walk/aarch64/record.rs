@@ -1,6 +1,6 @@
-//! aarch64: whether fp points to the frame record of the function at a program counter,
-//! or to that of its caller. Input: code, as it is mapped, and function bounds where they
-//! are known; output: yes, no, or that there is no code. Not for: any other register.
+//! aarch64: whether fp points to the frame record of the function at a program counter, or to its caller's. Input:
+//! mapped code, and function bounds if known; output: yes, no, or that there is no code. Not for: any other
+//! register.
 //!
 //! ```text
 //! stp x29, x30, [sp, #-N]!  or  [sp, #N]   the record is stored
@@ -8,12 +8,11 @@
 //! ldp x29, x30, [sp], #N  or  [sp, #N]     fp belongs to the caller again
 //! ret  or  b                               the function ends
 //! ```
-//! What is known about one instruction holds on every path to it and from it (unwind tables
-//! rely on that too). So the first instruction on *any* path from the pc that only makes
-//! sense with a record, or without, decides: a function that is about to reload the record
-//! has one, and so has one that is about to call, because a call overwrites the link
-//! register; one that is about to set fp or to return has none. Where all paths end first
-//! (in a trap, in a loop, in a jump through a table) the paths *to* the pc are searched.
+//! A fact about one instruction holds on every path to it and from it (unwind tables rely on that too). So the
+//! first instruction on *any* path from the pc that only makes sense with a record, or without, decides: a
+//! function that is about to reload the record has one, and so has one that is about to call, because a call
+//! overwrites the link register; one that is about to set fp or to return has none. If all paths end before that
+//! (in a trap, a loop, a jump through a table) the paths *to* the pc are searched.
 
 #[cfg(test)]
 mod tests;
@@ -25,67 +24,65 @@ use crate::addr::Avma;
 use crate::walk::Code;
 use crate::walk::flow::state::Effect;
 
-/// Most straight pieces of code that are followed, in either direction. Functions that
-/// need more than a few are loops without calls.
+/// Limit on straight pieces of code that are followed, in either direction. Functions that need more than a few
+/// are loops without calls.
 const PIECES_MAX: usize = 64;
 
-/// Most instructions that are read forward.
+/// Limit on instructions read forward.
 const FORWARD_MAX: usize = 4096;
 
-/// Instructions of a function that are read to see whether it is a piece of others.
+/// Limit on instructions read to recognize an outlined function.
 const OUTLINED_MAX: usize = 16;
 
-/// Most instructions that are read on the way back: some 100 µs, as no walk by frame pointers
-/// keeps what it found.
+/// Limit on instructions read backward: some 100 µs, since walks by frame pointers cache nothing.
 const BACKWARD_MAX: usize = 8 << 10;
 
-/// Bytes before the pc that are read where the start of the function is not known.
+/// Bytes read before the pc if the start of the function is unknown.
 const BACK_BYTES: u64 = 4096;
 
-/// Longest function whose branches are searched for the path to the pc.
+/// Limit on the size of a function searched for branches on the path to the pc.
 const FUNCTION_BYTES_MAX: u64 = 16 << 10;
 
-/// `ldr x30, [sp], #16`: the end of a call in a function that saved the link register alone.
+/// `ldr x30, [sp], #16`: follows a call in a function that saved only the link register.
 const POP_LINK_REGISTER: u32 = 0xf841_07fe;
 
-/// Whether the function at `pc` is about to reload the link register alone.
+/// Whether the function at `pc` is about to reload only the link register.
 pub(super) fn reloads_link_register(pc: Avma, code: &dyn Code) -> bool {
     code.code(pc).is_some_and(|code| code.starts_with(&POP_LINK_REGISTER.to_le_bytes()))
 }
 
-/// Whether fp points to the own record of the function at `pc`; `None` without code.
+/// Whether fp points to the record of the function at `pc` itself; `None` without code.
 pub(super) fn is_own(pc: Avma, code: &dyn Code) -> Option<bool> {
     code.code(pc)?;
     let function = code.function(pc).filter(|function| function.contains(&pc));
     let decided = forward(pc, function.as_ref(), code).or_else(|| backward(pc, function, code));
-    // A stub, or code that is none: what the link register holds is checked all the same.
+    // A stub, or no code at all: the caller checks the link register anyway.
     Some(decided.unwrap_or(false))
 }
 
-/// What one instruction means for the question.
+/// The meaning of one instruction for the frame record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RecordEffect {
-    /// The record is reloaded: fp points to it before, but not after.
+    /// Reloads the record: fp points to it before, but not after.
     Restores,
-    /// Memory is addressed by fp, or an address computed from it. The caller's frame is
-    /// nothing to a function without a record, but outlined pieces are no functions: it
-    /// counts where no `ret` follows soon.
+    /// Addresses memory by fp, or computes an address from it. A function without a record does not use its
+    /// caller's frame, but an outlined function may: this counts only if no `ret` follows soon.
     UsesFramePointer,
-    /// Only a function with a record calls; perhaps to a known place.
+    /// A call, which requires a record; with its target if known.
     Calls(Option<Avma>),
-    /// A call in a function without a record, which has saved only the link register and
-    /// restores it at once: the check of a large frame (`___chkstk_darwin`).
+    /// A call in a function without a record that saved only the link register and reloads it immediately: the
+    /// check of a large frame (`___chkstk_darwin`).
     CallsWithout,
     /// `stp x29, x30, ...`: fp does not point to it yet.
     Stores,
-    /// `add x29, sp, #N`: not before it, but after.
+    /// `add x29, sp, #N`: fp points to the record only after it.
     SetsFramePointer,
     /// `ret`.
     Returns,
-    /// To another place, always or perhaps.
+    /// An unconditional and a conditional jump.
     Jump(Avma),
     Branch(Avma),
-    /// A trap, or a jump to a place not known.
+    /// A trap, or a jump to an unknown address.
     Ends {
         indirect: bool,
     },
@@ -103,7 +100,7 @@ fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<
         let mut index = 0;
         loop {
             let at = text.address(index);
-            // A function that runs on into the next one says nothing about itself.
+            // A function that falls through into the next one gives no evidence.
             if left == 0 || Some(at) == known || function.is_some_and(|function| at == function.end) {
                 break;
             }
@@ -143,8 +140,8 @@ fn forward(pc: Avma, function: Option<&Range<Avma>>, code: &dyn Code) -> Option<
     uses_fp
 }
 
-/// A jump to the start of a function (its own included), or to a stub. A jump into the
-/// middle of another is one inside hand-written code that has several labels.
+/// Whether a jump leads to the start of a function (including its own), or to a stub. A jump into the middle of
+/// another function is internal to hand-written code with several labels.
 fn is_tail_call(target: Avma, function: &Range<Avma>, code: &dyn Code) -> bool {
     if function.contains(&target) {
         return function.start == target;
@@ -152,9 +149,8 @@ fn is_tail_call(target: Avma, function: &Range<Avma>, code: &dyn Code) -> bool {
     code.function(target).is_none_or(|other| other.start == target)
 }
 
-/// Whether the code before a jump or call to `function` has a record, if that is no
-/// function but a piece of others that LLVM's machine outliner made (-Oz): the end of a
-/// prologue, whose beginning has stored the record, or an epilogue, which reloads it.
+/// Whether the code before a jump or call to `function` has a record, if `function` is a piece split off by LLVM's
+/// machine outliner (-Oz): the end of a prologue after the record was stored, or an epilogue, which reloads it.
 fn outlined(function: Avma, code: &dyn Code) -> Option<bool> {
     let text = Text { start: function, bytes: code.code(function)? };
     for index in 0..OUTLINED_MAX {
@@ -168,9 +164,9 @@ fn outlined(function: Avma, code: &dyn Code) -> Option<bool> {
     None
 }
 
-/// The path from the start of the function to `pc`, backwards: where a jump comes before,
-/// on from a branch that leads to what was read since (not always to the first
-/// instruction: the heads of loops are aligned by `nop`s that nothing leads to).
+/// Follows the path from the start of the function to `pc` backwards. At an unconditional jump it continues from a
+/// branch into the code read since (not always to its first instruction: loop heads are aligned by unreachable
+/// `nop`s).
 fn backward(pc: Avma, function: Option<Range<Avma>>, code: &dyn Code) -> Option<bool> {
     let known = function.filter(|function| function.end - function.start <= FUNCTION_BYTES_MAX);
     let (start, bytes) = match &known {
@@ -227,7 +223,7 @@ fn code_before(pc: Avma, code: &dyn Code) -> Option<(Avma, &[u8])> {
     None
 }
 
-/// A stretch of code.
+/// A range of code.
 struct Text<'a> {
     start: Avma,
     bytes: &'a [u8],
@@ -254,8 +250,8 @@ impl Text<'_> {
         Some(if pops(&kind) { RecordEffect::CallsWithout } else { kind })
     }
 
-    /// Adds the branches and jumps that lead to one of `targets`, instructions of which each
-    /// runs on into the next; if there are none, the jumps through tables.
+    /// Adds the branches and jumps to any of `targets`, a straight run of instructions; if there are none, the
+    /// jumps through tables.
     fn ways_to(&self, targets: &RangeInclusive<Avma>, pieces: &mut Worklist) {
         let mut found = false;
         for wanted_indirect in [false, true] {
@@ -279,7 +275,7 @@ impl Text<'_> {
     }
 }
 
-/// Addresses to go on from, each once.
+/// Addresses to continue from, each once.
 struct Worklist {
     starts: [Avma; PIECES_MAX],
     length: usize,
@@ -300,7 +296,7 @@ impl Worklist {
         }
     }
 
-    /// The lowest of the addresses already gone on from that lies above `start`.
+    /// The lowest visited address above `start`.
     fn first_after(&self, start: Avma) -> Option<Avma> {
         self.starts[..self.next].iter().copied().filter(|other| *other > start).min()
     }
@@ -316,7 +312,7 @@ impl Worklist {
 fn kind(word: u32, at: Avma) -> RecordEffect {
     match word >> 25 & 0b1111 {
         0b1010 | 0b1011 => branch_kind(word, at),
-        // loads and stores; those of literals have no base
+        // loads and stores; literal loads have no base
         0b0100 | 0b0110 | 0b1100 | 0b1110 => match word & 0xffc0_7fff {
             // ldp x29, x30, [sp], #N; [sp, #N]
             0xa8c0_7bfd | 0xa940_7bfd => RecordEffect::Restores,
@@ -341,8 +337,8 @@ fn branch_kind(word: u32, at: Avma) -> RecordEffect {
     match branch(word, at) {
         Effect::Calls(target) => RecordEffect::Calls(target),
         Effect::Returns => RecordEffect::Returns,
-        // A tail call, a stub, a jump through a table; what loads the register does not show
-        // (clang -O0 reloads a computed label from the stack).
+        // A tail call, a stub, a jump through a table; the load of the register does not show which (clang -O0
+        // reloads a computed label from the stack).
         Effect::JumpsAnywhere => RecordEffect::Ends { indirect: true },
         Effect::Jumps(target) => RecordEffect::Jump(target),
         Effect::MayJump(target) => RecordEffect::Branch(target),

@@ -1,5 +1,5 @@
-//! aarch64 by frame pointers. A chain of records is whole without a function that keeps none, so it must not contradict
-//! unwind information. Input: registers, copied stack; output: [`Frames`] and why the walk ended.
+//! aarch64 by frame pointers. A chain of records looks complete without a function that keeps none, so it must not
+//! contradict unwind information. Input: registers, copied stack; output: [`Frames`] and the [`StackEnd`].
 
 use super::leaf;
 use crate::addr::LookupAvma;
@@ -28,11 +28,11 @@ impl Engine<Aarch64> {
         Walked { ended: if unproved { StackEnd::Unproved } else { walked.ended }, ..walked }
     }
 
-    /// Whether unwind information does not contradict a walk by frame pointers that found these
-    /// look-up addresses and claims to be complete: where any is known, it must lead to the same
-    /// ones. A chain of records is whole without a function that keeps none. Where the ABI
-    /// promises the records, it may lead less far, but to no other frame: code may break the
-    /// promise (`-fomit-frame-pointer`), and unwind information of an image may be missing.
+    /// Whether unwind information does not contradict a walk by frame pointers that found these look-up addresses
+    /// and claims to be complete: if there is any, it must lead to the same addresses. A chain of records looks
+    /// complete without a function that keeps none. If the ABI requires records, unwind information may end
+    /// earlier, but may not lead to another frame: code may violate the ABI (`-fomit-frame-pointer`), and an image
+    /// may lack unwind information.
     fn confirms(&mut self, addresses: &[LookupAvma], registers: &Aarch64, input: &Input<'_>) -> bool {
         if !fp::can_be_checked(addresses, input.code) {
             return true;

@@ -1,12 +1,12 @@
-//! Code of aarch64 that begins and ends threads and handlers of signals, by its instructions: as
-//! compilers make it of C libraries' sources. Input: bytes; output: yes or no.
+//! Start and exit code of threads and signal handlers on aarch64, recognized by the instructions that compilers
+//! generate from C library sources. Input: bytes; output: yes or no.
 
 use super::call;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 
-/// Whether code is what follows the call of `main` or of a thread's function: its result is passed
-/// to `exit`, or kept for `pthread_join`. Sources: as of x86_64.
+/// Whether code follows the call of `main` or of a thread's function: the result is passed to `exit`, or stored
+/// for `pthread_join`. Sources: see x86_64.
 pub(super) fn is_start_code(code: &[u8]) -> bool {
     let Some(word) = code.first_chunk::<4>() else { return false };
     let instruction = u32::from_le_bytes(*word);
@@ -14,7 +14,7 @@ pub(super) fn is_start_code(code: &[u8]) -> bool {
     instruction >> 26 == 0b10_0101 || instruction & 0xffc0_001f == 0xf900_0000
 }
 
-/// Whether code calls the system call `exit` as it does behind a thread's first function.
+/// Whether code makes the `exit` system call that follows a thread's first function.
 ///
 /// Sources: glibc sysdeps/unix/sysv/linux/aarch64/clone.S and clone3.S, musl
 /// src/thread/aarch64/clone.s.
@@ -28,17 +28,17 @@ pub(super) fn ends_thread(code: &[u8]) -> bool {
     FORMS.iter().any(|form| code.starts_with(form))
 }
 
-/// Whether code is the end of a signal handler: `mov x8, #139; svc #0`
-/// (arch/arm64/kernel/vdso/sigreturn.S; musl and glibc have the same).
+/// Whether code is a signal trampoline: `mov x8, #139; svc #0` (arch/arm64/kernel/vdso/sigreturn.S; identical in
+/// musl and glibc).
 pub(super) fn is_sigreturn(code: &[u8]) -> bool {
     code.starts_with(&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4])
 }
 
-/// Most instructions of start code.
+/// Limit on instructions of start code.
 const START_INSTRUCTIONS_MAX: usize = 64;
 
-/// Whether an address is in code that a process begins to run at `entry`, on the one way there: up to its first call, or
-/// behind it, where that returns the program's own entry, which is kept. The dynamic linker's has no unwind information.
+/// Whether an address is on the single path that a process executes from `entry`: up to its first call, or after
+/// it if the call returns the program's entry, which is saved. The dynamic linker has no unwind information there.
 ///
 /// Sources: glibc sysdeps/aarch64/dl-machine.h (`RTLD_START`, up to 2.36).
 pub(super) fn is_start(entry: Avma, address: CodeAddress, code: &dyn Code) -> bool {
@@ -47,7 +47,7 @@ pub(super) fn is_start(entry: Avma, address: CodeAddress, code: &dyn Code) -> bo
     let word = |at: Avma| Some(u32::from_le_bytes(*code.code(at)?.first_chunk::<4>()?));
     for _ in 0..START_INSTRUCTIONS_MAX {
         if here >= at {
-            // What is called in front of the entry has returned to no start code: it does not return.
+            // A call just before the entry returns into no start code: it is a noreturn call.
             return here == at && (here != entry || !address.is_return());
         }
         let Some(instruction) = word(here) else { return false };
@@ -68,7 +68,7 @@ pub(super) fn is_start(entry: Avma, address: CodeAddress, code: &dyn Code) -> bo
     false
 }
 
-/// Whether an instruction never leads to the next one: `b`; `br`, `ret` and the like; `brk`, `udf`.
+/// Whether an instruction never continues with the next one: `b`; `br`, `ret` and variants; `brk`, `udf`.
 fn leaves(instruction: u32) -> bool {
     instruction >> 26 == 0b00_0101
         || instruction >> 25 == 0b110_1011
@@ -76,8 +76,8 @@ fn leaves(instruction: u32) -> bool {
         || instruction >> 16 == 0
 }
 
-/// Whether an address is the second instruction of `start` of libdyld.dylib, which `main` returns to before
-/// macOS 12: dyld left its address in the link register, and no call did.
+/// Whether an address is the second instruction of `start` in libdyld.dylib, the return address of `main` before
+/// macOS 12: dyld put it in the link register without a call.
 /// Source: dyld 852, src/dyldStartup.s and src/start_glue.s.
 pub(super) fn is_in_start_of_libdyld(at: Avma, code: &dyn Code) -> bool {
     const NOP: u32 = 0xd503_201f;
@@ -133,19 +133,19 @@ mod tests {
     }
 
     #[test]
-    fn a_process_begins_on_the_one_way_from_its_entry() {
+    fn a_process_starts_on_the_single_path_from_its_entry() {
         for at in (4..0x2c).step_by(4) {
             assert!(check(&RTLD, pc(at)), "+{at:#x}");
         }
         assert!(check(&RTLD, returned(0x10)) && check(&RTLD, returned(0x20)));
-        // In front of it, and behind it.
+        // Before the code, and after it.
         for other in [pc(0), returned(4), pc(0x2c), returned(0x30), returned(0x12)] {
             assert!(!check(&RTLD, other), "{other:?}");
         }
     }
 
     #[test]
-    fn behind_a_call_that_may_not_return_another_function_stands() {
+    fn after_a_noreturn_call_another_function_begins() {
         let mut words = RTLD;
         words[4] = 0xaa01_03f5; // mov x21, x1
         assert!(check(&words, returned(0x10)) && !check(&words, returned(0x20)) && !check(&words, pc(0x14)));

@@ -1,5 +1,5 @@
-//! A32, the instructions of four bytes. Input: an instruction; output: what it does to the state, and
-//! where it leads, as if its condition were fulfilled.
+//! A32: 32-bit instructions. Input: an instruction; output: its effect on the state, and its target, as if its
+//! condition holds.
 //!
 //! Encodings: DDI 0406, A5 and A8.
 
@@ -10,10 +10,9 @@ use super::{LR, PC, SP};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};
 
-/// Executes `word`, which is at `at` and at the start of `bytes`.
+/// Executes `word`, at address `at` and at the start of `bytes`.
 pub(super) fn execute(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> Effect {
-    // Behind `mov lr, pc` a jump is a call: all that there was before Armv5T, and how LLVM calls functions that
-    // do not return.
+    // After `mov lr, pc` a jump is a call: the only form before Armv5T, and LLVM's calls of noreturn functions.
     let links = state.get(LR) == Value::Number(at.0 + 4);
     match by_class(at, bytes, word, state) {
         Effect::Jumps(target) if links => Effect::Calls(Some(target)),
@@ -37,7 +36,7 @@ fn by_class(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> Effect {
             let to = target(at.0 + 8, signed(word & 0xff_ffff, 24) * 4);
             if word >> 24 & 1 == 1 { Effect::Calls(Some(to)) } else { Effect::Jumps(to) }
         }
-        // svc: the kernel, or a debugger, preserves all registers but the result.
+        // svc: the kernel, or a debugger, preserves all registers except the result.
         0b111 if word >> 24 & 1 == 1 => {
             state.set(0, Value::Unknown);
             Effect::Plain
@@ -46,8 +45,8 @@ fn by_class(at: Avma, bytes: &[u8], word: u32, state: &mut State) -> Effect {
     }
 }
 
-/// Whether the flags are behind an instruction as before it. Loads, stores and branches keep them, and what
-/// computes does without bit S.
+/// Whether an instruction preserves the flags. Loads, stores and branches do, and data processing without the S
+/// bit.
 pub(super) fn keeps_flags(word: u32) -> bool {
     match word >> 25 & 0b111 {
         0b000 | 0b001 => word >> 20 & 1 == 0 && word & 0x0190_0000 != 0x0100_0000,
@@ -61,14 +60,14 @@ fn field(word: u32, from: u32) -> u8 {
     (word >> from & 0xf) as u8
 }
 
-/// Without a condition.
+/// Executes an unconditional instruction.
 fn unconditional(word: u32, state: &mut State) -> Effect {
     match word >> 25 & 0b111 {
         // blx: the function is T32.
         0b101 => Effect::Calls(None),
         // rfe, which returns from an exception; srs
         0b100 => Effect::Ends,
-        // vld and vst of elements move their base by a register, or by what they load.
+        // vld and vst of elements move their base by a register, or by the transfer size.
         0b010 if word & 0x0110_0000 == 0 => {
             if field(word, 0) != PC && field(word, 16) != PC {
                 state.set(field(word, 16), Value::Unknown);
@@ -80,7 +79,7 @@ fn unconditional(word: u32, state: &mut State) -> Effect {
     }
 }
 
-/// An immediate of eight bits, turned right (A5.2.4).
+/// An 8-bit immediate, rotated right (A5.2.4).
 fn immediate(word: u32) -> u32 {
     (word & 0xff).rotate_right(2 * (word >> 8 & 0xf))
 }
@@ -95,7 +94,7 @@ fn data(at: Avma, word: u32, state: &mut State) -> Effect {
         (false, true) => shifted(word, state),
     };
     let sets_flags = word >> 20 & 1 == 1;
-    // subs pc, lr, #4 and its kin return from an exception.
+    // subs pc, lr, #4 and variants return from an exception.
     if to == PC && sets_flags && !matches!(word >> 21 & 0xf, 8..=11) {
         return Effect::Ends;
     }
@@ -118,7 +117,7 @@ fn data(at: Avma, word: u32, state: &mut State) -> Effect {
     write(state, to, value)
 }
 
-/// A register shifted by a number; known only where it holds a number that is moved up.
+/// A register shifted by an immediate; known only for a number shifted left.
 fn shifted(word: u32, state: &State) -> Value {
     match (state.get(field(word, 0)), word >> 4 & 0b111) {
         (Value::Number(number), 0) => Value::Number(u64::from((number as u32) << (word >> 7 & 0x1f))),
@@ -147,16 +146,16 @@ fn miscellaneous(at: Avma, word: u32, state: &mut State) -> Effect {
             };
             state.set(to, value);
         }
-        // bkpt, hvc, eret, smc, which has the encoding of none above
+        // bkpt, hvc, eret, smc, with an encoding not matched above
         0x0120_0000 if word & 0x70 == 0x70 => return Effect::Ends,
         0x0160_0000 if word & 0x70 == 0x60 => return Effect::Ends,
-        // products of halves
+        // halfword multiplications
         _ if word & 0x0200_0090 == 0x0000_0080 => {
             for register in [to, field(word, 16)].into_iter().filter(|register| *register != PC) {
                 state.set(register, Value::Unknown);
             }
         }
-        // mrs, clz, and sums that saturate
+        // mrs, clz, and saturating arithmetic
         0x0100_0000 | 0x0140_0000 if to != PC => state.set(to, Value::Unknown),
         0x0120_0000 | 0x0160_0000 if word & 0xf0 != 0 && to != PC => state.set(to, Value::Unknown),
         _ => {}
@@ -168,7 +167,7 @@ fn multiply_or_extra(word: u32, state: &mut State) -> Effect {
     let (register, base) = (field(word, 12), field(word, 16));
     let kind = word >> 5 & 0b11;
     if kind == 0 {
-        // Products are written to either or both; swp, ldrex and strex write the lower.
+        // Multiplications write one or both; swp, ldrex and strex write the lower.
         let is_exclusive = word >> 24 & 1 == 1;
         for written in [Some(register), (!is_exclusive).then_some(base)].into_iter().flatten() {
             if written != PC {
@@ -214,7 +213,7 @@ fn media(word: u32, state: &mut State) -> Effect {
     if word & 0x0ff0_00f0 == 0x07f0_00f0 {
         return Effect::Ends;
     }
-    // Products and differences are written where others have an operand.
+    // Multiplications and absolute differences have the destination in another field.
     let to = match word >> 23 & 0b11 {
         0b10 => field(word, 16),
         0b11 if word & 0x0070_0000 == 0 => field(word, 16),
@@ -226,7 +225,7 @@ fn media(word: u32, state: &mut State) -> Effect {
     Effect::Plain
 }
 
-/// ldr, str and those of a byte.
+/// ldr, str and the byte forms.
 fn single(bytes: &[u8], word: u32, state: &mut State) -> Effect {
     let (register, base) = (field(word, 12), field(word, 16));
     let is_before = word >> 24 & 1 == 1;
@@ -274,7 +273,7 @@ fn block(word: u32, state: &mut State) -> Effect {
         (false, true) => -size,
         (false, false) => 4 - size,
     };
-    // Of another mode, or a return from an exception.
+    // User mode registers, or an exception return.
     if of_user {
         if is_load && list >> PC & 1 == 1 {
             return Effect::Ends;

@@ -1,10 +1,10 @@
-//! What was learned about each code address of 32-bit Arm: the row that leads to its caller, the method,
-//! and whether a call returns there. Void when the images change.
+//! Cached facts about code addresses of 32-bit Arm: the row that leads to the caller, the method, and whether a
+//! call returns there. Void when the images change.
 //!
-//! Which source decides in `auto`: at a return address, which is in a function's body, the rows of DWARF,
-//! then the tables of the exception handling ABI, then the instructions. At a program counter, which may
-//! be in a prologue or an epilogue that these do not describe, the instructions come first. The frame
-//! record of a function is last, since nothing says that it is kept.
+//! Priority of sources in `auto`: at a return address, which is in a function's body, DWARF rows, then the tables
+//! of the exception handling ABI, then instructions. At a program counter, which may be in a prologue or an
+//! epilogue that these do not describe, instructions come first. The frame record is last, since a function may
+//! not keep one.
 
 use std::collections::BTreeMap;
 
@@ -19,30 +19,30 @@ use crate::walk::processor::{self, Processor};
 use crate::walk::table::{Table, key, lookup_of};
 use crate::walk::{Code, flow};
 
-/// Most rows that are cached; the cache is emptied when it is full.
+/// Limit on cached rows; the cache is cleared when it is full.
 const ROWS_MAX: usize = 1 << 14;
-/// Most pairs of places of which something is kept.
+/// Limit on pairs of addresses with cached facts.
 const PAIRS_MAX: usize = 1 << 12;
-/// Most bytes of paths between two places.
+/// Limit on bytes of paths between two addresses.
 const PATH_BYTES_MAX: u64 = 4096;
 
-/// What was learned about code addresses of 32-bit Arm.
+/// Cached facts about code addresses of 32-bit Arm.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Cache {
     rules: [Table<Rule>; UnwindMethod::ALL.len()],
     rows: Vec<RowFacts>,
-    /// Whether the function that a call leads to may jump into another one.
+    /// Whether a call's target may jump into another function.
     jumps: Answers,
-    /// Whether paths from one place lead to another, and have not saved the link register.
+    /// Whether paths from one address lead to another without saving the link register.
     paths: Answers,
 }
 
-/// What was found out about pairs of places.
+/// Facts about pairs of addresses.
 #[derive(Clone, Debug, Default)]
 struct Answers(BTreeMap<(Avma, Avma), bool>);
 
 impl Answers {
-    /// The answer that is known, or else `find`'s, which is kept unless code was lacking.
+    /// The cached answer, or else the result of `find`, which is cached unless code was missing.
     fn of(&mut self, pair: (Avma, Avma), code: &dyn Code, find: impl FnOnce() -> bool) -> bool {
         if let Some(answer) = self.0.get(&pair) {
             return *answer;
@@ -58,21 +58,21 @@ impl Answers {
     }
 }
 
-/// A row, and what is known about it.
+/// A row, and facts about it.
 #[derive(Clone, Debug)]
 pub(super) struct RowFacts {
     pub row: RowArm,
     pub method: Method,
-    /// Where the function was assumed to begin, if only a search found it: its caller must call that
-    /// very place, or the row is not certain.
+    /// The assumed entry of the function, if only a search found it: the row is certain only if the caller calls
+    /// exactly this address.
     pub assumes: Option<Avma>,
 }
 
-/// What is known about a code address.
+/// Facts about a code address.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rule {
     pub kind: RuleKind,
-    /// For a return address: a call is in front of it.
+    /// For a return address: a call precedes it.
     pub returns: bool,
 }
 
@@ -94,7 +94,7 @@ impl Cache {
         self.paths.0.clear();
     }
 
-    /// Forgets what was learned about the addresses for which `is_gone` returns true.
+    /// Forgets facts about the addresses for which `is_gone` returns true.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rules.iter_mut().for_each(|rules| rules.retain(|key| !is_gone(lookup_of(key))));
         self.jumps.0.clear();
@@ -105,7 +105,7 @@ impl Cache {
         self.rows.get(index as usize)
     }
 
-    /// What is known about the address of a frame.
+    /// The rule at the address of a frame.
     pub(super) fn rule(&mut self, how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Rule {
         let with_bit = frame.code_address();
         let key = key(match frame.address {
@@ -127,8 +127,8 @@ impl Cache {
         rule
     }
 
-    /// Whether the call in front of a return address may have led to a frame: into its function, or to one that
-    /// jumps there. What a call leads elsewhere did not call the frame: one between them is missing.
+    /// Whether the call before a return address may have led to a frame: into its function, or to one that jumps
+    /// there. Otherwise a frame between them is missing.
     pub(super) fn may_have_called(&mut self, caller: &Frame, frame: &Frame, code: &dyn Code) -> bool {
         let Some(call::Call::To(target)) = call::before(caller.code_address(), code) else { return true };
         let Some(function) = code.function(frame.address.lookup().at()) else { return true };
@@ -139,8 +139,8 @@ impl Cache {
         self.jumps.of((target, function.start), code, find)
     }
 
-    /// Whether paths from where a call leads come to a program counter behind it, and have not saved where the
-    /// call came from. Both with the bit of T32.
+    /// Whether paths from a call's target lead to a program counter without saving the return address. Both
+    /// addresses include the T32 bit.
     pub(super) fn leads_to(&mut self, target: Avma, pc: Avma, code: &dyn Code) -> bool {
         if pc.0.wrapping_sub(target.0) > PATH_BYTES_MAX {
             return false;
@@ -163,7 +163,7 @@ impl Cache {
         match found(how, frame, code) {
             Some(found) if found.row.columns[usize::from(LR)] == Column::Undefined => RuleKind::Root,
             Some(found) => self.keep(found),
-            // Nothing but the place where the program begins leads there.
+            // No caller: the address is reached only from the program's entry point.
             None if how != UnwindMethod::Scan && is_after_start(frame, code) => RuleKind::Root,
             None => RuleKind::Unknown,
         }
@@ -178,15 +178,14 @@ impl Cache {
     }
 }
 
-/// Whether an address is in the function that the program begins with.
+/// Whether an address is in the program's entry function.
 fn is_in_first(lookup: Avma, code: &dyn Code) -> bool {
     let entry = code.entry(lookup).map(|entry| Avma(entry.0 & !T32));
     let function = code.function(lookup);
     function.zip(entry).is_some_and(|(function, entry)| function.contains(&entry))
 }
 
-/// Whether an address is behind where a program without symbols begins: the instructions from its beginning on lead
-/// to the frame.
+/// Whether a frame is on a path from the entry point of a program without symbols.
 fn is_after_start(frame: &Frame, code: &dyn Code) -> bool {
     let lookup = frame.address.lookup().at();
     let is_return = frame.address.is_return();
@@ -214,7 +213,7 @@ fn found(how: UnwindMethod, frame: &Frame, code: &dyn Code) -> Option<RowFacts> 
         UnwindMethod::Cfi => by_cfi(),
         UnwindMethod::Exidx => by_exidx(),
         UnwindMethod::Code => by_code(),
-        // The leaf may not have made its record yet.
+        // The leaf may not have created its record yet.
         UnwindMethod::FramePointer if is_return => by_record(),
         UnwindMethod::FramePointer => by_code().or_else(by_record),
         UnwindMethod::Scan => None,
@@ -243,19 +242,19 @@ fn by_code(frame: &Frame, code: &dyn Code) -> Option<RowFacts> {
     }
 }
 
-/// Where the function of a frame begins, with the bit of T32, as far as that is known.
+/// The entry of a frame's function, with the T32 bit; `None` if unknown.
 fn entry_of(frame: &Frame, code: &dyn Code) -> Option<Avma> {
     let (at, lookup) = (frame.code_address(), frame.address.lookup().at());
     let start = code.function(lookup).map(|function| Avma(function.start.0 | at.0 & T32));
     start.or_else(|| entry::row(at, frame.address.is_return(), code).map(|(_, entry)| entry))
 }
 
-/// Whether the call in front of a return address, with its bit of T32, may lead to this place.
+/// Whether the call before a return address (with its T32 bit) may lead to this entry.
 pub(super) fn calls(address: Avma, entry: Avma, code: &dyn Code) -> bool {
     call::before(address, code) == Some(call::Call::To(entry))
 }
 
-/// The row of the trampoline of signals: the registers are 32 bytes into `struct ucontext`.
+/// The row of the signal trampoline: the registers are 32 bytes into `struct ucontext`.
 /// Source: Linux arch/arm/kernel/signal.c, arch/arm/include/asm/ucontext.h,
 /// arch/arm/include/uapi/asm/sigcontext.h.
 fn signal_frame(of: SignalFrame) -> RowArm {

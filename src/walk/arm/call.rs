@@ -1,5 +1,5 @@
-//! Whether an address is one that a call of 32-bit Arm returns to: the instruction in front of it. Input:
-//! code; output: the target of the call, if it is known. The lowest bit of addresses marks T32.
+//! Whether an address is a return address of a 32-bit Arm call: decided by the instruction before it. Input: code;
+//! output: the target of the call, if known. The lowest bit of addresses marks T32.
 //!
 //! Encodings: DDI 0406, A8.8.25 (BL, BLX with an offset) and A8.8.26 (BLX with a register).
 
@@ -8,16 +8,16 @@ use super::operations::{signed, target};
 use crate::addr::Avma;
 use crate::walk::Code;
 
-/// Where the call in front of a return address leads.
+/// The target of the call before a return address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
-    /// To this address, with its bit of T32.
+    /// This address, with its T32 bit.
     To(Avma),
-    /// To the address in a register.
+    /// The address in a register.
     Anywhere,
 }
 
-/// The call in front of a return address; `None` if there is none.
+/// The call before a return address; `None` if there is none.
 pub(super) fn before(address: Avma, code: &dyn Code) -> Option<Call> {
     if address.0 & T32 != 0 { in_t32(Avma(address.0 & !T32), code) } else { in_a32(address, code) }
 }
@@ -35,7 +35,7 @@ fn in_t32(at: Avma, code: &dyn Code) -> Option<Call> {
     if !code.is_code(Avma(last)) {
         return None;
     }
-    // Nothing is known about the code.
+    // The code is unknown.
     let Some(second) = half(last, code) else { return Some(Call::Anywhere) };
     // blx, blxns
     if second & 0xff80 == 0x4780 {
@@ -74,7 +74,7 @@ fn in_a32(at: Avma, code: &dyn Code) -> Option<Call> {
             let jumps = call & 0x0fff_fff0 == 0x012f_ff10
                 || call & 0x0fff_fff0 == 0x01a0_f000
                 || call & 0x0c10_f000 == 0x0410_f000;
-            // So LLVM calls functions that do not return.
+            // LLVM's calls of noreturn functions.
             let branches = call >> 24 == 0xea;
             let links = || word(from.checked_sub(4)?, code).map(|word| word & 0x0fff_ffff == 0x01a0_e00f);
             match (branches, jumps) {

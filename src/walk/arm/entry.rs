@@ -1,9 +1,9 @@
-//! Where a function without a symbol may begin: searched backwards from an address for the
-//! instructions that save the link register. Input: an address, with its bit of T32, and code; output:
-//! the row there by the nearest of them from which the address is reached, and that place.
+//! The possible entry of a function without a symbol: searches backward from an address for instructions that save
+//! the link register. Input: an address, with its T32 bit, and code; output: the nearest entry from which paths
+//! reach the address, and the row by them.
 //!
-//! What looks like such an instruction may be data, or of another function: what counts is that the paths
-//! from there arrive, and the result is certain only if the caller calls that very place.
+//! Matching bytes may be data, or belong to another function: so paths from there must reach the address, and the
+//! result is certain only if the caller calls exactly that entry.
 
 use super::T32;
 use crate::addr::Avma;
@@ -11,19 +11,19 @@ use crate::arch::Arm;
 use crate::binary::frame_rule::RowArm;
 use crate::walk::{Code, flow};
 
-/// Most bytes in front of an address that are searched.
+/// Limit on bytes searched before an address.
 const SEARCHED_MAX: u64 = 4096;
-/// Most places that are tried.
+/// Limit on entries tried.
 const TRIES_MAX: u32 = 4;
 
-/// The row at `at`, and where its function is assumed to begin: by the nearest instructions in front of it that save
-/// the link register and from which it is reached. `returned`: a call has just returned.
+/// The row at `at` and the assumed entry of its function: the nearest instructions before it that save the link
+/// register and from which paths reach it. `returned`: a call has just returned.
 pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<(RowArm, Avma)> {
     let mut tries_left = TRIES_MAX;
     let (start, before) = code_before(Avma(at.0 & !T32), code)?;
     let is_t32 = at.0 & T32 != 0;
     let step = if is_t32 { 2 } else { 4 };
-    // The one at the address itself comes first.
+    // The instruction at the address itself comes first.
     let mut index = before.len() / step * step;
     while let Some(previous) = index.checked_sub(step) {
         index = previous;
@@ -48,7 +48,7 @@ pub(super) fn row(at: Avma, returned: bool, code: &dyn Code) -> Option<(RowArm, 
     None
 }
 
-/// The longest known code from before an address, up to and with the word there.
+/// The longest known code before an address, including the word there.
 fn code_before(at: Avma, code: &dyn Code) -> Option<(Avma, &[u8])> {
     let mut back = SEARCHED_MAX;
     loop {
@@ -87,8 +87,7 @@ fn saves_link_a32(bytes: &[u8], index: usize) -> bool {
     word(bytes, index).is_some_and(|word| word & 0xffff_4000 == 0xe92d_4000 || word == 0xe52d_e004)
 }
 
-/// Whether an instruction may precede that: arguments are saved before, where their number
-/// varies, or their place is made.
+/// Whether an instruction may precede the save: variadic functions push their arguments first, or reserve space.
 fn goes_before_t32(bytes: &[u8], index: usize) -> bool {
     half(bytes, index).is_some_and(|half| half & 0xfff0 == 0xb400 || half & 0xff80 == 0xb080)
 }

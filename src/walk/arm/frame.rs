@@ -1,5 +1,5 @@
-//! The step from a frame to its caller by a row, and what a frame of 32-bit Arm has beside its registers.
-//! Input: a frame, a row; output: the caller's frame, not yet checked.
+//! The step from a frame to its caller by a row, and the state of a 32-bit Arm frame besides its registers. Input:
+//! a frame, a row; output: the caller's frame, not yet checked.
 
 use super::{LR, PC, SP, T32};
 use crate::addr::{Avma, CodeAddress};
@@ -8,31 +8,31 @@ use crate::binary::frame_rule::{ARM_COLUMNS, Column, RowArm};
 use crate::walk::Input;
 use crate::walk::bounds::Failure;
 
-/// The state of T32 in the program status register.
+/// T32 bit of the program status register.
 const STATUS_T32: u32 = 1 << 5;
 
 /// A frame: its registers as they are while it is the leaf, or while its callee runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame {
-    /// Without the bit of T32.
+    /// Without the T32 bit.
     pub address: CodeAddress,
     pub registers: [u64; ARM_COLUMNS],
     pub is_t32: bool,
-    /// xPSR of the code that runs here, on an M-profile core: which exception it handles.
+    /// xPSR of this code, on an M-profile core: the exception that it handles.
     pub status: u32,
     pub is_m_profile: bool,
 }
 
-/// Where a step leads.
+/// The result of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
     pub frame: Frame,
-    /// The return address as it was found, with its lowest bit.
+    /// The return address as found, including its lowest bit.
     pub raw: u64,
 }
 
 impl Frame {
-    /// The instruction set of the leaf by the status register, if that is known.
+    /// The leaf's instruction set by the status register, if known.
     pub(super) fn status_is_t32(registers: &Arm) -> Option<bool> {
         let by_status = registers.cpsr.map(|status| status & STATUS_T32 != 0);
         if registers.m_profile { Some(true) } else { by_status }
@@ -56,12 +56,12 @@ impl Frame {
         Avma(self.registers[usize::from(SP)])
     }
 
-    /// Its address with the bit of T32.
+    /// Its address with the T32 bit.
     pub(super) fn code_address(&self) -> Avma {
         Avma(self.address.at().0 | u64::from(self.is_t32))
     }
 
-    /// As what is common to all processors has it.
+    /// The frame in the form shared by all processors.
     pub(super) fn inner(&self) -> crate::walk::frame::Frame<Arm> {
         crate::walk::frame::Frame::of(self.address, self.registers)
     }
@@ -90,7 +90,7 @@ impl Frame {
         Ok(self.called_from(raw, next.registers))
     }
 
-    /// The caller that a return address leads to, with these registers.
+    /// The caller at a return address, with these registers.
     pub(super) fn called_from(&self, raw: u64, mut registers: [u64; ARM_COLUMNS]) -> Caller {
         let at = raw & !T32;
         registers[usize::from(LR)] = UNKNOWN_REGISTER;

@@ -1,9 +1,9 @@
-//! What instructions of 32-bit Arm do to the stack pointer and to saved registers: what A32 and T32 have
-//! in common. `a32.rs`, `t32.rs` and `t32_wide.rs` know the encodings.
+//! The effects of 32-bit Arm instructions on the stack pointer and saved registers, common to A32 and T32.
+//! `a32.rs`, `t32.rs` and `t32_wide.rs` decode the encodings.
 //!
-//! Registers are numbered as in DWARF, which is as in instructions. Whatever is not known here writes
-//! its destination with something unknown. An instruction with a condition is one that may not have
-//! been executed: what it writes is unknown afterwards, and a return is [`Effect::MayReturn`].
+//! Registers are numbered as in DWARF, which matches the encodings. Unknown instructions write an unknown value to
+//! their destination. A conditional instruction may not have been executed: its results are unknown, and a return
+//! is [`Effect::MayReturn`].
 //!
 //! Encodings: Arm Architecture Reference Manual, Armv7-A and Armv7-R edition (DDI 0406), A5 and A6.
 
@@ -15,7 +15,7 @@ use crate::walk::flow::state::{Effect, State};
 /// `AL`: always.
 const ALWAYS: u8 = 14;
 
-/// See [`Processor::step`](crate::walk::processor::Processor::step).
+/// Implements [`Processor::step`](crate::walk::processor::Processor::step).
 pub(super) fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
     let takes = std::mem::take(&mut state.mode.takes);
     let it = state.mode.it;
@@ -48,12 +48,12 @@ pub(super) fn step(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect,
     Some((effect, length))
 }
 
-/// `ITSTATE` behind the next instruction (DDI 0406, A2.5.2).
+/// `ITSTATE` after the next instruction (DDI 0406, A2.5.2).
 fn after(it: u8) -> u8 {
     if it & 0b111 == 0 { 0 } else { it & 0xe0 | it << 1 & 0x1f }
 }
 
-/// What an instruction does if it may have a condition that is not fulfilled.
+/// The effect of an instruction with a condition that may not hold.
 fn under_condition(condition: u8, state: &mut State, execute: impl FnOnce(&mut State) -> Effect) -> Effect {
     if condition >= ALWAYS || state.mode.assumed == Some(condition) {
         return execute(state);
@@ -69,19 +69,19 @@ fn under_condition(condition: u8, state: &mut State, execute: impl FnOnce(&mut S
             merge(state, &executed);
             Effect::Calls(None)
         }
-        // Epilogues of an early return: one instruction takes off a part of the frame, the next returns.
+        // Early return epilogues: one instruction removes part of the frame, the next returns.
         Effect::Plain if executed.get(SP) != state.get(SP) => Effect::Forks(condition),
         Effect::Plain => {
             merge(state, &executed);
             Effect::Plain
         }
         other @ (Effect::MayJump(_) | Effect::MayReturn | Effect::Forks(_)) => other,
-        // Another path goes on.
+        // The other path continues.
         Effect::JumpsAnywhere | Effect::Ends => Effect::Plain,
     }
 }
 
-/// What holds whether an instruction was executed or not.
+/// Keeps what holds whether an instruction was executed or not.
 fn merge(state: &mut State, executed: &State) {
     state.merge(executed);
     state.mode.it = executed.mode.it;

@@ -1,14 +1,12 @@
-//! Walking on 32-bit Arm: A32, T32, and the exceptions of M-profile cores. Like `aarch64/`, file for
-//! file where that is possible: `unwinder.rs` is the loop, `cache.rs` finds what leads from an address
-//! to its caller, `frame.rs` makes the step; `instructions.rs` executes instructions (`a32.rs`, `t32.rs`
-//! and `t32_wide.rs` know the encodings); `call.rs` and `start.rs` know calls and start code, `record.rs`
-//! where a function keeps its frame record.
+//! Walking on 32-bit Arm: A32, T32, and the exceptions of M-profile cores. Structured like `aarch64/` where
+//! possible: `unwinder.rs` is the loop, `cache.rs` finds the rule at an address, `frame.rs` makes the step;
+//! `instructions.rs` executes instructions (`a32.rs`, `t32.rs` and `t32_wide.rs` decode the encodings); `call.rs`
+//! and `start.rs` recognize calls and start code, `record.rs` finds the layout of a function's frame record.
 //!
-//! What differs: the lowest bit of a code address is its instruction set, and is cleared
-//! where code is looked up; there is no one frame pointer, and no one layout of frame records; code
-//! without unwind tables is usual, so that `entry.rs` searches for where a function begins; exceptions
-//! of M-profile cores return to special values (`exception.rs`); and there is a search of the
-//! stack (`scan.rs`).
+//! Differences: the lowest bit of a code address is its instruction set, and is cleared for look-ups; there is no
+//! single frame pointer or layout of frame records; code without unwind tables is common, so `entry.rs` searches
+//! for function entries; exceptions of M-profile cores return to special values (`exception.rs`); and the stack
+//! may be scanned (`scan.rs`).
 
 mod a32;
 mod cache;

@@ -1,5 +1,5 @@
-//! What A32 and T32 have in common of instructions of 32-bit Arm: loads, stores, jumps and sums. Input: what an
-//! instruction says and a [`State`]; output: the state behind it.
+//! Operations common to A32 and T32: loads, stores, jumps and sums. Input: operands of an instruction and a
+//! [`State`]; output: the state after it.
 //!
 //! Encodings: Arm Architecture Reference Manual, Armv7-A and Armv7-R edition (DDI 0406), A5 and A6.
 
@@ -12,15 +12,15 @@ use crate::walk::flow::state::{Effect, Place, State, Value};
 pub(super) struct Access {
     pub register: u8,
     pub base: u8,
-    /// Bytes from the base.
+    /// Offset from the base in bytes.
     pub distance: i64,
     pub writes_back: bool,
-    /// The distance is added before the access.
+    /// The offset is added before the access.
     pub is_before: bool,
 }
 
 impl Access {
-    /// The address that is accessed; changes the base where the instruction does.
+    /// The address of the access; updates the base register if the instruction does.
     fn place(&self, state: &mut State) -> Option<Place> {
         let there = state.sum(self.base, self.distance);
         let place = state.place(self.base);
@@ -30,21 +30,21 @@ impl Access {
         place.map(|place| if self.is_before { place.plus(self.distance) } else { place })
     }
 
-    /// A word is stored.
+    /// Stores a word.
     pub(super) fn store(&self, state: &mut State) {
         let value = stored(state, self.register);
         let place = self.place(state);
         state.store(place, value);
     }
 
-    /// A word is loaded.
+    /// Loads a word.
     pub(super) fn load(&self, state: &mut State) -> Effect {
         let place = self.place(state);
         let value = state.load(place, SP);
         write(state, self.register, value)
     }
 
-    /// Something that is no word is loaded, or stored.
+    /// Loads or stores something other than a word.
     pub(super) fn other(&self, is_load: bool, state: &mut State) {
         self.place(state);
         if is_load && self.register != PC {
@@ -52,7 +52,7 @@ impl Access {
         }
     }
 
-    /// Two words; the second belongs to another register.
+    /// Loads or stores two words; the second is in another register.
     pub(super) fn two(&self, second: u8, is_load: bool, state: &mut State) {
         let values = [self.register, second].map(|register| stored(state, register));
         let place = self.place(state);
@@ -68,13 +68,13 @@ impl Access {
     }
 }
 
-/// What a register stores.
+/// The value stored from a register.
 fn stored(state: &State, register: u8) -> Value {
     if register == PC { Value::Unknown } else { state.get(register) }
 }
 
-/// A load or store of the registers in a list, the lowest first. `first`: bytes from the base to
-/// the first word; `moves`: bytes that the base moves, if it does.
+/// Loads or stores the registers in a list, lowest first. `first`: offset of the first word from the base;
+/// `moves`: bytes added to the base, if any.
 pub(super) fn multiple(
     state: &mut State,
     is_load: bool,
@@ -110,25 +110,25 @@ pub(super) fn multiple(
             state.set(register, value);
         }
     }
-    // Last, since the words lie where it was.
+    // Last, since the base may be the stack pointer.
     if let Some(value) = loaded_sp {
         state.set(SP, value);
     }
     effect
 }
 
-/// Whether a call has overwritten the link register. To push it then is the beginning of another function: the
-/// call in front of it did not return.
+/// Whether a call has overwritten the link register. Pushing it then is the start of another function: the
+/// preceding call did not return.
 pub(super) fn has_lost_link(state: &State) -> bool {
     state.get(LR) == Value::Unknown
 }
 
-/// Whether a register is what frames are counted from: the words there are those of the frame.
+/// Whether a register is a base of the frame, so that words there belong to it.
 fn is_frame(state: &State, base: u8) -> bool {
     base == SP || state.place(base).is_some_and(|place| place.register == SP) || matches!(base, 7 | 11)
 }
 
-/// Sets a register to a value that was computed, loaded or moved; the program counter jumps.
+/// Sets a register to a computed, loaded or moved value; writing the program counter jumps.
 pub(super) fn write(state: &mut State, register: u8, value: Value) -> Effect {
     if register == PC {
         return jump_to(state, value, true);
@@ -137,9 +137,9 @@ pub(super) fn write(state: &mut State, register: u8, value: Value) -> Effect {
     Effect::Plain
 }
 
-/// A jump to a value, which returns if that is what the link register held when the function began,
-/// or a word of the frame, where nothing but that is loaded to be jumped to. What the link register held
-/// is in its column then. `may_return`: the value belongs to the frame if it was loaded.
+/// A jump to a value. It is a return if the value is the link register's at the function's entry, or a loaded word
+/// of the frame: nothing else in the frame is a jump target. Then the value is set as the link register's.
+/// `may_return`: a loaded value is in the frame.
 pub(super) fn jump_to(state: &mut State, value: Value, may_return: bool) -> Effect {
     match value {
         Value::First(LR) => {
@@ -162,15 +162,15 @@ pub(super) fn jump_to(state: &mut State, value: Value, may_return: bool) -> Effe
 pub(super) fn exchange(at: Avma, register: u8, state: &mut State) -> Effect {
     match register {
         LR => Effect::Returns,
-        // `bx pc` in T32 goes on in A32, at the next word.
+        // `bx pc` in T32 continues in A32, at the next word.
         PC if state.mode.t32 => {
             state.mode.t32 = false;
             Effect::Jumps(Avma((at.0 & !3).wrapping_add(4)))
         }
         _ => {
             let value = state.get(register);
-            // Arguments lie above the frame, what was saved in it: a pointer to a function that
-            // was an argument is no return address.
+            // Arguments are above the frame, saved registers in it: a function pointer passed as an argument is no
+            // return address.
             let is_saved = match (value, state.place(SP)) {
                 (Value::Loaded(place), Some(sp)) => place.register == sp.register && place.offset < sp.offset,
                 _ => false,
@@ -197,23 +197,23 @@ pub(super) fn sum(state: &State, left: u8, right: Value, is_difference: bool) ->
     }
 }
 
-/// A word of the code, at a distance from the instruction at the start of `bytes`.
+/// A word of code, at an offset from the start of `bytes`.
 pub(super) fn literal(bytes: &[u8], distance: i64) -> Value {
     let word = usize::try_from(distance).ok().and_then(|from| bytes.get(from..)?.first_chunk::<4>());
     word.map_or(Value::Unknown, |word| Value::Number(u32::from_le_bytes(*word).into()))
 }
 
-/// A number of `bits` bits with a sign.
+/// A signed number of `bits` bits.
 pub(super) fn signed(value: u32, bits: u32) -> i64 {
     i64::from((value << (32 - bits)).cast_signed() >> (32 - bits))
 }
 
-/// Where a branch leads: `from` is what the program counter reads as.
+/// A branch target: `from` is the value that the program counter reads as.
 pub(super) fn target(from: u64, distance: i64) -> Avma {
     Avma(u64::from((from as u32).wrapping_add(distance as u32)))
 }
 
-/// The registers of VFP and other coprocessors, in the encoding that A32 and T32 share.
+/// Executes instructions of VFP and other coprocessors, in the encoding common to A32 and T32.
 pub(super) fn coprocessor(word: u32, state: &mut State) -> Effect {
     let (base, register) = ((word >> 16 & 0xf) as u8, (word >> 12 & 0xf) as u8);
     let is_load = word >> 20 & 1 == 1;
@@ -226,7 +226,7 @@ pub(super) fn coprocessor(word: u32, state: &mut State) -> Effect {
             }
         }
     } else if word & 0x0e00_0000 == 0x0c00_0000 {
-        // Loads and stores; vpush and vpop are those of a list with the stack pointer as base.
+        // Loads and stores; vpush and vpop have a list and the stack pointer as base.
         if word >> 21 & 1 == 1 {
             let bytes = i64::from(word & 0xff) * 4;
             let moved = state.sum(base, if word >> 23 & 1 == 1 { bytes } else { -bytes });
@@ -235,7 +235,7 @@ pub(super) fn coprocessor(word: u32, state: &mut State) -> Effect {
             }
         }
     } else if word & 0x0f00_0010 == 0x0e00_0010 && is_load && register != PC {
-        // From a coprocessor; to the program counter means to the flags.
+        // From a coprocessor; the program counter as destination denotes the flags.
         state.set(register, Value::Unknown);
     }
     Effect::Plain

@@ -1,4 +1,4 @@
-//! 32-bit Arm as the walker has it: its registers by DWARF number, and what its code looks like.
+//! The walker's view of 32-bit Arm: registers by DWARF number, and properties of its code.
 
 use super::registers::{LR, SP, T32};
 use super::{call, instructions, start};
@@ -15,7 +15,7 @@ impl Processor for Arm {
     const RED_ZONE_BYTES: u64 = Arch::Arm.red_zone_bytes_max();
     const STACK_POINTER: u8 = SP;
     const FRAME_POINTER: u8 = 11;
-    // Compilers differ: `record.rs` finds each function's own record.
+    // Differs between compilers: `record.rs` finds each function's layout.
     const FRAME_RECORD_AT: i64 = 0;
     const LINK: Option<u8> = Some(LR);
     const RETURN_COLUMN: usize = LR as usize;

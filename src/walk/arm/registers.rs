@@ -1,4 +1,4 @@
-//! The registers of 32-bit Arm that frames are found by, by DWARF number.
+//! The 32-bit Arm registers that frames are found by, by DWARF number.
 
 use crate::arch::Arm;
 

@@ -1,6 +1,6 @@
-//! The last resort: a word on the stack that is a return address. Input: the frame that the walk is stuck
-//! at; output: the frame that the word leads to. A stale word looks the same as a live one, so a
-//! stack that was found so is never complete.
+//! The last resort: a word on the stack that is a return address. Input: the frame where the walk is stuck;
+//! output: the frame that the word leads to. Stale words look like live ones, so a scanned stack is never
+//! complete.
 
 use super::call::{Call, before};
 use super::frame::{Caller, Frame};
@@ -9,15 +9,15 @@ use crate::addr::Avma;
 use crate::arch::UNKNOWN_REGISTER;
 use crate::walk::{Code, Input};
 
-/// How far above the stack pointer a return address is searched for.
+/// Distance above the stack pointer that is searched for a return address.
 const BYTES_MAX: u64 = 4096;
 
-/// The nearest word above the stack pointer that a call returns to. `confirmed`: only one whose call
-/// leads to the function of `stuck`; else one whose call is not known to lead elsewhere.
+/// The nearest word above the stack pointer that is a return address. `confirmed`: its call must lead to the
+/// function of `stuck`; otherwise it must not be known to lead elsewhere.
 pub(super) fn caller(stuck: &Frame, confirmed: bool, input: &Input<'_>) -> Option<Caller> {
     let mut slot = Avma(stuck.sp().0.checked_next_multiple_of(4)?);
     let end = slot.checked_add(BYTES_MAX)?;
-    // A leaf may not have saved it yet.
+    // A leaf may not have saved its link register yet.
     if !stuck.address.is_return() {
         let link = stuck.registers[usize::from(super::LR)];
         if is_caller(link, stuck, true, input.code) {
@@ -40,7 +40,7 @@ fn found(stuck: &Frame, raw: u64, sp: Avma) -> Caller {
     stuck.called_from(raw, registers)
 }
 
-/// Whether a word is an address behind a call that leads, or may lead, to the function of `stuck`.
+/// Whether a word is the return address of a call that leads, or may lead, to the function of `stuck`.
 fn is_caller(word: u64, stuck: &Frame, confirmed: bool, code: &dyn Code) -> bool {
     if stuck.is_m_profile && word & T32 == 0 || !code.is_code(Avma((word & !T32).wrapping_sub(1))) {
         return false;

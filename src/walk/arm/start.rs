@@ -1,17 +1,17 @@
-//! Code of 32-bit Arm that begins and ends threads and handlers of signals on Linux, by its
-//! instructions. Input: bytes; output: what they are. In A32 and in T32.
+//! Start and exit code of threads and signal handlers of 32-bit Arm on Linux, recognized by its instructions in
+//! A32 and T32. Input: bytes; output: what they are.
 
-/// What `sp` points to when the trampoline of a handler of signals runs.
+/// The target of `sp` in the signal trampoline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SignalFrame {
     /// `struct sigframe`.
     Old,
-    /// `struct rt_sigframe`, which has the 128 bytes of `siginfo` in front.
+    /// `struct rt_sigframe`, which starts with the 128 bytes of `siginfo`.
     Rt,
 }
 
-/// Whether code is the end of a handler of signals: the number of `sigreturn` or `rt_sigreturn` to r7,
-/// then `svc 0` (Linux arch/arm/kernel/sigreturn_codes.S; glibc sysdeps/unix/sysv/linux/arm/sigrestorer.S).
+/// Whether code is a signal trampoline: the number of `sigreturn` or `rt_sigreturn` to r7, then `svc 0` (Linux
+/// arch/arm/kernel/sigreturn_codes.S; glibc sysdeps/unix/sysv/linux/arm/sigrestorer.S).
 pub(super) fn sigreturn(code: &[u8]) -> Option<SignalFrame> {
     const FORMS: [(&[u8], SignalFrame); 6] = [
         (&[0x77, 0x70, 0xa0, 0xe3, 0, 0, 0, 0xef], SignalFrame::Old),
@@ -24,15 +24,15 @@ pub(super) fn sigreturn(code: &[u8]) -> Option<SignalFrame> {
     FORMS.iter().find(|(form, _)| code.starts_with(form)).map(|(_, frame)| *frame)
 }
 
-/// Whether code is what follows the call of `main`: its result is in r0 already, and `exit` is called.
+/// Whether code follows the call of `main`: the result is already in r0, and `exit` is called.
 pub(super) fn is_start_code(code: &[u8]) -> bool {
     let a32 = matches!(code, [_, _, _, 0xeb, ..]);
     let t32 = matches!(code, [_, first, _, second, ..] if first & 0xf8 == 0xf0 && second & 0xc0 == 0xc0);
     a32 || t32
 }
 
-/// Whether code calls the system call `exit` as it does behind a thread's first function: its number to
-/// r7, then `svc 0`. Sources: glibc sysdeps/unix/sysv/linux/arm/clone.S, musl src/thread/arm/clone.s.
+/// Whether code makes the `exit` system call that follows a thread's first function: its number to r7, then `svc
+/// 0`. Sources: glibc sysdeps/unix/sysv/linux/arm/clone.S, musl src/thread/arm/clone.s.
 pub(super) fn ends_thread(code: &[u8]) -> bool {
     const FORMS: [&[u8]; 3] = [
         &[0x01, 0x70, 0xa0, 0xe3, 0, 0, 0, 0xef],
@@ -46,8 +46,8 @@ pub(super) fn ends_thread(code: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// `mov r7, #NUMBER`, then `svc 0`: in A32, in 16 bits of T32, and in 32, as assemblers choose where `mov`
-    /// may not set flags.
+    /// `mov r7, #NUMBER`, then `svc 0`: in A32, in 16-bit T32, and in 32-bit T32, which assemblers choose if `mov`
+    /// must not set flags.
     fn calls_of(number: u8) -> [Vec<u8>; 3] {
         [
             vec![number, 0x70, 0xa0, 0xe3, 0, 0, 0, 0xef],
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told_by_their_system_calls() {
+    fn ends_are_recognized_by_their_system_calls() {
         for (number, frame, ends) in [
             (1, None, true),
             (119, Some(SignalFrame::Old), false),

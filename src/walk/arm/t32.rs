@@ -1,5 +1,5 @@
-//! T32, the instructions of two bytes; those of four are in `t32_wide.rs`. Input: an instruction; output:
-//! what it does to the state, and where it leads, as if its condition were fulfilled.
+//! T32: 16-bit instructions; the 32-bit ones are in `t32_wide.rs`. Input: an instruction; output: its effect on
+//! the state, and its target, as if its condition holds.
 //!
 //! Encodings: DDI 0406, A6.2 and A8.
 
@@ -8,7 +8,7 @@ use super::{LR, PC, SP, t32_wide};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};
 
-/// Executes the instruction that begins with `half`, at `at` and at the start of `bytes`.
+/// Executes the instruction that starts with `half`, at address `at` and at the start of `bytes`.
 pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, state: &mut State) -> Effect {
     if let Some(second) = second {
         return t32_wide::execute(at, bytes, half, second, state);
@@ -17,7 +17,7 @@ pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, st
     let (low, middle) = (field(half, 0), field(half, 3));
     let by_bits_8 = field(half, 8);
     match half >> 11 {
-        // lsls by nothing is a move
+        // lsls by 0 is a move
         0b00000 if half >> 6 & 0x1f == 0 => state.set(low, state.get(middle)),
         0b00000..=0b00010 => state.set(low, Value::Unknown),
         0b00011 => {
@@ -44,7 +44,7 @@ pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, st
             let distance = i64::from(half & 0xff) * 4 + 4 - (at.0 & 2).cast_signed();
             state.set(by_bits_8, literal(bytes, distance));
         }
-        // With a register as distance: str, strh, strb; all others load.
+        // Register offset: str, strh, strb; all others load.
         0b01010 | 0b01011 => {
             if half >> 9 & 0b111 > 0b010 {
                 state.set(low, Value::Unknown);
@@ -68,7 +68,7 @@ pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, st
         0b10110 | 0b10111 => return miscellaneous(at, half, state),
         0b11000 | 0b11001 => {
             let (is_load, list) = (half >> 11 & 1 == 1, half & 0xff);
-            // A base that is loaded does not move.
+            // A loaded base is not updated.
             let moves = !is_load || list >> by_bits_8 & 1 == 0;
             let size = 4 * i64::from(list.count_ones());
             return multiple(state, is_load, by_bits_8, list, 0, moves.then_some(size));
@@ -76,7 +76,7 @@ pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, st
         0b11010 | 0b11011 => {
             return match half >> 8 & 0xf {
                 14 => Effect::Ends,
-                // svc: the kernel, or a debugger, preserves all registers but the result.
+                // svc: the kernel, or a debugger, preserves all registers except the result.
                 15 => {
                     state.set(0, Value::Unknown);
                     Effect::Plain
@@ -89,11 +89,11 @@ pub(super) fn execute(at: Avma, bytes: &[u8], half: u16, second: Option<u16>, st
     Effect::Plain
 }
 
-/// Whether an instruction in an IT block may change the flags: there those of two bytes do so only if they
-/// compare (DDI 0406, A6.2.2).
+/// Whether an instruction in an IT block may change the flags: 16-bit instructions do so only if they compare (DDI
+/// 0406, A6.2.2).
 pub(super) fn sets_flags_in_block(half: u16, second: Option<u16>) -> bool {
     match second {
-        // Those that compute with bit S, and what writes the flags from elsewhere.
+        // Data processing with the S bit, and instructions that write the flags directly.
         Some(second) => match half >> 9 & 0b11_1111 {
             0b11_0101 => half >> 4 & 1 == 1,
             0b11_1000..=0b11_1011 => second >> 15 == 1 || half >> 4 & 1 == 1,
@@ -118,7 +118,7 @@ fn access(register: u8, base: u8, distance: i64) -> Access {
     Access { register, base, distance, writes_back: false, is_before: true }
 }
 
-/// Two low registers.
+/// Executes data processing on two low registers.
 fn computed(half: u16, to: u8, other: u8, state: &mut State) {
     let value = match (half >> 6 & 0xf, state.get(other)) {
         // tst, cmp, cmn
@@ -131,7 +131,7 @@ fn computed(half: u16, to: u8, other: u8, state: &mut State) {
     state.set(to, value);
 }
 
-/// Instructions that reach all registers.
+/// Executes instructions with access to all registers.
 fn high(at: Avma, half: u16, state: &mut State) -> Effect {
     let to = (half & 7 | half >> 4 & 8) as u8;
     let from = (half >> 3 & 0xf) as u8;
@@ -174,10 +174,10 @@ fn miscellaneous(at: Avma, half: u16, state: &mut State) -> Effect {
             let size = 4 * i64::from(list.count_ones());
             return multiple(state, true, SP, list, 0, Some(size));
         }
-        // bkpt; that of semihosting returns (Semihosting for AArch32 and AArch64, 2.3)
+        // bkpt, except semihosting, which returns (Semihosting for AArch32 and AArch64, 2.3)
         0b1110 if half & 0xff != 0xab => return Effect::Ends,
         0b1110 => state.set(0, Value::Unknown),
-        // it, if it has a mask
+        // it, with a nonzero mask
         0b1111 if half & 0xf != 0 => state.mode.it = half as u8,
         // cps, hints
         _ => {}

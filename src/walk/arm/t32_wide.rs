@@ -1,5 +1,5 @@
-//! T32, the instructions of four bytes. Input: their two halves; output: what they do to the state, and
-//! where they lead, as if their condition were fulfilled.
+//! T32: 32-bit instructions. Input: their two halves; output: their effect on the state, and their target, as if
+//! their condition holds.
 //!
 //! Encodings: DDI 0406, A6.3 and A8.
 
@@ -8,7 +8,7 @@ use super::{PC, SP};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, State, Value};
 
-/// Executes the instruction of these halves, which is at `at` and at the start of `bytes`.
+/// Executes the instruction with these halves, at address `at` and at the start of `bytes`.
 pub(super) fn execute(at: Avma, bytes: &[u8], first: u16, second: u16, state: &mut State) -> Effect {
     match first >> 11 & 0b11 {
         0b01 => match first >> 9 & 0b11 {
@@ -25,14 +25,14 @@ pub(super) fn execute(at: Avma, bytes: &[u8], first: u16, second: u16, state: &m
                 Effect::Plain
             }
             0b000 | 0b001 => single(at, bytes, first, second, state),
-            // With a register as operand; shifts, extensions, counts.
+            // Register operand: shifts, extensions, counts.
             0b010 => {
                 set(state, second >> 8 & 0xf);
                 Effect::Plain
             }
             0b011 => {
                 set(state, second >> 8 & 0xf);
-                // Long products
+                // Long multiplications
                 if first >> 7 & 1 == 1 {
                     set(state, second >> 12);
                 }
@@ -43,12 +43,12 @@ pub(super) fn execute(at: Avma, bytes: &[u8], first: u16, second: u16, state: &m
     }
 }
 
-/// As A32 would have it, without a condition.
+/// The equivalent A32 word, unconditional.
 fn word(first: u16, second: u16) -> u32 {
     u32::from(first) << 16 | u32::from(second)
 }
 
-/// Writes what is not known. 15 is no register there.
+/// Sets a register to an unknown value. 15 is no register here.
 fn set(state: &mut State, register: u16) {
     if register & 0xf != u16::from(PC) {
         state.set((register & 0xf) as u8, Value::Unknown);
@@ -68,7 +68,7 @@ fn block(first: u16, second: u16, state: &mut State) -> Effect {
     multiple(state, is_load, base, second, from, writes_back.then_some(moves))
 }
 
-/// ldrd, strd; exclusive loads and stores; jumps through tables.
+/// ldrd, strd; exclusive loads and stores; table branches.
 fn two_or_table(first: u16, second: u16, state: &mut State) -> Effect {
     let (is_before, writes_back) = (first >> 8 & 1 == 1, first >> 5 & 1 == 1);
     let (is_up, is_load) = (first >> 7 & 1 == 1, first >> 4 & 1 == 1);
@@ -82,7 +82,7 @@ fn two_or_table(first: u16, second: u16, state: &mut State) -> Effect {
             set(state, second >> 12);
             set(state, second >> 8);
         } else {
-            // Whether it stored; of the others bits that must be ones.
+            // The status register of a store; for other forms, bits that must be ones.
             set(state, if is_up { second } else { second >> 8 });
         }
         return Effect::Plain;
@@ -94,7 +94,7 @@ fn two_or_table(first: u16, second: u16, state: &mut State) -> Effect {
     Effect::Plain
 }
 
-/// Two registers, the second one shifted.
+/// Data processing on two registers, with the second one shifted.
 fn shifted(first: u16, second: u16, state: &mut State) -> Effect {
     let (left, to, right) = ((first & 0xf) as u8, (second >> 8 & 0xf) as u8, (second & 0xf) as u8);
     let is_plain = second & 0x70f0 == 0;
@@ -112,7 +112,7 @@ fn shifted(first: u16, second: u16, state: &mut State) -> Effect {
     Effect::Plain
 }
 
-/// A register and a number.
+/// Data processing on a register and an immediate.
 fn immediate(first: u16, second: u16, state: &mut State) -> Effect {
     let (left, to) = ((first & 0xf) as u8, (second >> 8 & 0xf) as u8);
     let low = u32::from(first >> 10 & 1) << 11 | u32::from(second >> 12 & 7) << 8 | u32::from(second & 0xff);
@@ -131,7 +131,7 @@ fn immediate(first: u16, second: u16, state: &mut State) -> Effect {
     } else {
         let half = u64::from(u32::from(left) << 12 | low);
         match (first >> 4 & 0x1f, state.get(to)) {
-            // addw, subw; from the program counter it is adr
+            // addw, subw; with the program counter as base it is adr
             (0b00000, _) if left != PC => sum(state, left, Value::Number(low.into()), false),
             (0b01010, _) if left != PC => sum(state, left, Value::Number(low.into()), true),
             // movw, movt
@@ -144,7 +144,7 @@ fn immediate(first: u16, second: u16, state: &mut State) -> Effect {
     Effect::Plain
 }
 
-/// The number that 12 bits encode (A6.3.2).
+/// The number encoded in 12 bits (A6.3.2).
 fn expanded(low: u32) -> u32 {
     let byte = low & 0xff;
     match low >> 8 & 0xf {
@@ -175,7 +175,7 @@ fn branch(at: Avma, first: u16, second: u16, state: &mut State) -> Effect {
         }
         _ => {
             match first & 0xfff0 {
-                // subs pc, lr, which returns from an exception; hvc, smc, udf
+                // subs pc, lr returns from an exception; hvc, smc, udf
                 0xf3d0 | 0xf7e0 | 0xf7f0 => return Effect::Ends,
                 // mrs
                 0xf3e0 | 0xf3f0 => set(state, second >> 8),
@@ -186,14 +186,14 @@ fn branch(at: Avma, first: u16, second: u16, state: &mut State) -> Effect {
     }
 }
 
-/// Elements of vectors move their base by a register, or by what they load or store.
+/// Vector element loads and stores move their base by a register, or by the transfer size.
 fn elements(first: u16, second: u16, state: &mut State) {
     if second & 0xf != u16::from(PC) {
         set(state, first);
     }
 }
 
-/// ldr, str and those of parts of words.
+/// ldr, str and their narrower forms.
 fn single(at: Avma, bytes: &[u8], first: u16, second: u16, state: &mut State) -> Effect {
     let (base, register) = ((first & 0xf) as u8, (second >> 12) as u8);
     let (is_load, is_word) = (first >> 4 & 1 == 1, first >> 5 & 0b11 == 0b10);
@@ -211,7 +211,7 @@ fn single(at: Avma, bytes: &[u8], first: u16, second: u16, state: &mut State) ->
         let number = if second >> 9 & 1 == 1 { number } else { -number };
         (number, second >> 8 & 1 == 1, second >> 10 & 1 == 1)
     } else {
-        // A register as distance.
+        // Register offset.
         return match (is_load, is_word && register == PC) {
             (true, true) => Effect::JumpsAnywhere,
             (true, false) => {

@@ -1,4 +1,4 @@
-//! Walks through small pieces of code of both instruction sets, at every instruction.
+//! Walks through small pieces of code in both instruction sets, at every instruction.
 
 use super::*;
 use crate::addr::Avma;
@@ -9,11 +9,11 @@ use crate::walk::{Input, OtherStack, StackBytes, StackEnd, Walked};
 
 const TEXT: u64 = 0x8000;
 const STACK: u64 = 0x2000_0000;
-/// Where the caller is: behind a `bl`.
+/// The caller: after a `bl`.
 const CALLER: u64 = TEXT + 4;
 
-/// Code that begins with `bl TEXT + 8` in either instruction set; what is called is one function, if no
-/// other begins behind it.
+/// Code that starts with `bl TEXT + 8` in either instruction set; the callee is one function, unless another
+/// follows.
 fn t32(halves: &[u16]) -> Text {
     // bl +4; udf; udf
     let all = [&[0xf000, 0xf802, 0xde00, 0xde00], halves].concat();
@@ -27,7 +27,7 @@ fn a32(words: &[u32]) -> Text {
     Text::new(TEXT, bytes).with_functions(&[8])
 }
 
-/// The first two frames, where the function is `offset` bytes in, with that stack and link register.
+/// The first two frames, `offset` bytes into the function, with this stack and link register.
 fn walk(text: &Text, registers: &Arm, words: &[u32]) -> (Vec<u64>, Vec<Method>, StackEnd) {
     walk_by(UnwindMethod::Auto, text, registers, words)
 }
@@ -42,7 +42,7 @@ fn walk_by(
     (out.addresses.iter().map(|address| address.0).collect(), out.methods, walked.ended)
 }
 
-/// The whole of a walk. `other`: where the process stack pointer is, and the words there.
+/// The complete walk. `other`: the process stack pointer, and the words there.
 fn walk_on_two(
     how: UnwindMethod,
     text: &Text,
@@ -116,7 +116,7 @@ fn the_caller_is_known_at_every_instruction_of_a32() {
         0xe24c_b004, // +08 sub fp, ip, #4
         0xe24d_d008, // +0c sub sp, sp, #8
         0xe350_0000, // +10 cmp r0, #0
-        0x089d_a800, // +14 ldmeq sp, {fp, sp, pc}: not there, a condition only
+        0x089d_a800, // +14 ldmeq sp, {fp, sp, pc}: not there, only conditional
         0xe24b_d00c, // +18 sub sp, fp, #12
         0xe89d_a800, // +1c ldm sp, {fp, sp, pc}
     ]);
@@ -137,13 +137,13 @@ fn the_caller_is_known_at_every_instruction_of_a32() {
 }
 
 #[test]
-fn without_a_status_register_a_symbol_tells_the_instruction_set() {
+fn without_a_status_register_a_symbol_decides_the_instruction_set() {
     let mut text = a32(&[
         0xe92d_4010, // +00 push {r4, lr}
         0xe3a0_4000, // +04 mov r4, #0
         0xe8bd_8010, // +08 pop {r4, pc}
     ]);
-    // The link register holds something else by now, which looks like a caller in T32.
+    // The link register is overwritten, and looks like a caller in T32.
     let mut registers = at(4, false, TEXT | T32);
     registers.cpsr = None;
     let words = [4, CALLER as u32];
@@ -152,13 +152,13 @@ fn without_a_status_register_a_symbol_tells_the_instruction_set() {
     text.is_t32 = Some(false);
     let (addresses, methods, _) = walk(&text, &registers, &words);
     assert_eq!((addresses, methods), (vec![TEXT + 12, CALLER - 1], vec![Method::Context, Method::Code]));
-    // What the status register says counts for more.
+    // The status register has priority.
     registers.cpsr = Some(1 << 5);
     assert_eq!(walk(&text, &registers, &words).1, [Method::Context, Method::Scan]);
 }
 
 #[test]
-fn an_exception_leads_to_what_it_interrupted() {
+fn an_exception_leads_to_the_interrupted_code() {
     // bx lr
     let text = t32(&[0x4770]);
     let handler = |returns: u64, status: u32| {
@@ -174,12 +174,12 @@ fn an_exception_leads_to_what_it_interrupted() {
     let (addresses, methods, _) = check(0xffff_fff9, &basic(1 << 24));
     assert_eq!(addresses, found);
     assert_eq!(methods[1..3], [Method::Exception; 2]);
-    // With registers of VFP behind it.
+    // Followed by VFP registers.
     assert_eq!(check(0xffff_ffe9, &[&basic(1 << 24)[..], &[0; 18]].concat()).0, found);
-    // The stack of the thread is another one.
+    // The thread uses the other stack.
     let (addresses, _, ended) = check(0xffff_fffd, &basic(1 << 24));
     assert_eq!((addresses.as_slice(), ended), (&found[..2], StackEnd::OtherStack));
-    // What is no frame.
+    // Invalid frames.
     assert_eq!(check(0xffff_fff9, &basic(0)).2, StackEnd::BadFrame);
     assert_eq!(check(0xffff_fff9, &basic(1 << 24)[..5]).2, StackEnd::DeeperThanCopied);
     // Reset
@@ -199,22 +199,22 @@ fn a_handler_leads_to_the_process_stack() {
     };
     let thread = frame(1 << 24);
     let found = [TEXT + 8, Avma::exception(15).0, TEXT + 8, CALLER - 1];
-    // Above the main stack or below it: what is needed counts from its own stack pointer.
+    // Above or below the main stack: the reached size counts from each stack's own stack pointer.
     for base in [STACK + 0x800, STACK - 0x800, 0x1000_0000] {
         let (addresses, walked) = check(0xffff_fffd, &[], Some((base, &thread)));
         assert_eq!((addresses.as_slice(), walked.reached), (&found[..], Avma(STACK + 32)), "{base:#x}");
     }
-    // A handler in between, on the main stack.
+    // A nested handler, on the main stack.
     let handler = frame(1 << 24 | 14);
     let mut nested = handler;
     nested[5] = 0xffff_fffd;
     let (addresses, _) = check(0xffff_fff1, &nested, Some((STACK - 0x800, &thread)));
     assert_eq!(addresses, [&found[..3], &[Avma::exception(14).0], &found[2..]].concat());
-    // Cores of Armv8-M without security states, and one whose handler runs in the other state.
+    // Armv8-M cores without security states, and a handler in the other security state.
     assert_eq!(check(0xffff_ffbc, &[], Some((STACK - 0x800, &thread))).0, found);
     let (addresses, walked) = check(0xffff_ffbd, &[], Some((STACK - 0x800, &thread)));
     assert_eq!((addresses.as_slice(), walked.ended), (&found[..2], StackEnd::OtherStack));
-    // What says that it is a thread, but handles an exception, and the other way round.
+    // Thread mode with an exception number, and the reverse.
     assert_eq!(check(0xffff_fffd, &[], Some((STACK - 0x800, &handler))).1.ended, StackEnd::BadFrame);
     assert_eq!(check(0xffff_fff1, &thread, None).1.ended, StackEnd::BadFrame);
     let (_, walked) = check(0xffff_fffd, &[], Some((STACK - 0x800, &thread[..4])));
@@ -222,7 +222,7 @@ fn a_handler_leads_to_the_process_stack() {
 }
 
 #[test]
-fn frame_records_lead_to_more_than_one_caller() {
+fn frame_records_lead_through_several_callers() {
     let text = a32(&[
         0xe1a0_c00d, // +00 mov ip, sp
         0xe92d_d800, // +04 push {fp, ip, lr, pc}
@@ -244,7 +244,7 @@ fn frame_records_lead_to_more_than_one_caller() {
 }
 
 #[test]
-fn an_alloca_in_a_loop_moves_the_stack_pointer_behind_its_first_instruction() {
+fn an_alloca_in_a_loop_moves_the_stack_pointer_after_the_prologue() {
     let text = a32(&[
         0xe92d_4800, // +00 push {fp, lr}
         0xe1a0_b00d, // +04 mov fp, sp
@@ -264,7 +264,7 @@ fn an_alloca_in_a_loop_moves_the_stack_pointer_behind_its_first_instruction() {
 }
 
 #[test]
-fn behind_a_call_that_never_returns_is_another_block() {
+fn after_a_noreturn_call_comes_another_block() {
     let mut text = a32(&[
         0xe350_0000, // +00 cmp r0, #0
         0x1a00_0001, // +04 bne +10
@@ -285,7 +285,7 @@ fn behind_a_call_that_never_returns_is_another_block() {
 }
 
 #[test]
-fn an_early_return_of_several_instructions_with_a_condition_is_one_way() {
+fn an_early_return_of_several_conditional_instructions_is_one_path() {
     let text = a32(&[
         0xe92d_4010, // +00 push {r4, lr}
         0xe24d_d008, // +04 sub sp, sp, #8
@@ -333,7 +333,7 @@ fn a_subroutine_inside_a_function_proves_no_end() {
     assert!(!ended(0xdead).is_complete());
 }
 
-/// As in libgcc's `__muldf3`: where a result is 0 the subroutine returns for the function, too.
+/// Like libgcc's `__muldf3`: for a result of 0 the subroutine also returns from the function.
 #[test]
 fn a_subroutine_that_returns_for_its_caller_proves_no_end_without_symbols() {
     let mut text = t32(&[
@@ -356,7 +356,7 @@ fn a_subroutine_that_returns_for_its_caller_proves_no_end_without_symbols() {
 }
 
 #[test]
-fn a_jump_behind_a_moved_program_counter_is_a_call() {
+fn a_jump_after_mov_lr_pc_is_a_call() {
     let text = a32(&[
         0xe92d_4010, // +00 push {r4, lr}
         0xe1a0_e00f, // +04 mov lr, pc

@@ -1,5 +1,5 @@
-//! Unwinding on 32-bit Arm, with all registers: from each frame to its caller by the row at its address.
-//! Input: registers, copied stack, `Code`; output: [`Frames`] and why the walk ended.
+//! Unwinding on 32-bit Arm, with all registers: from each frame to its caller by the row at its address. Input:
+//! registers, copied stack, `Code`; output: [`Frames`] and the [`StackEnd`].
 
 use super::cache::{Cache, RuleKind, calls};
 use super::frame::{Caller, Frame};
@@ -12,20 +12,20 @@ use crate::walk::engine::Completeness;
 use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::{Input, OtherStack, StackEnd, Walked};
 
-/// What the link register holds at reset, where nothing called (DDI 0403, B1.4.1).
+/// The link register at reset, before any call (DDI 0403, B1.4.1).
 const AT_RESET: u64 = 0xffff_ffff;
 
-/// What is kept from walk to walk; see [`walk::Unwinder`](crate::walk::Unwinder).
+/// State kept between walks; see [`walk::Unwinder`](crate::walk::Unwinder).
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Unwinder {
     cache: Cache,
     /// The frames of [`Unwinder::confirms`].
     confirmed: Frames,
-    /// The frames of a second walk in the other instruction set, where the leaf's is unknown.
+    /// The frames of a second walk in the other instruction set, if the leaf's is unknown.
     others: Frames,
 }
 
-/// Where a frame leads.
+/// The result of a step.
 enum Step {
     To(Caller, Method),
     Ends(StackEnd),
@@ -42,10 +42,10 @@ impl Unwinder {
 
     /// Walks from the registers of a stopped thread; see [`unwind_on_two`](crate::walk::unwind_on_two).
     ///
-    /// Samples of Linux have no status register (that of user space is not among those that
-    /// arch/arm64/kernel/perf_regs.c gives), so the instruction set of the leaf is unknown, unless a symbol states
-    /// it. Then the stack is followed in both, and is complete only if one of them leads to an end, or both to the
-    /// same.
+    /// Linux samples have no status register (it is not among the user registers of
+    /// arch/arm64/kernel/perf_regs.c), so the instruction set of the leaf is unknown, unless a symbol states it.
+    /// Then the stack is followed in both, and is complete only if exactly one of them leads to an end, or both to
+    /// the same.
     pub(in crate::walk) fn unwind<'a>(
         &mut self,
         how: UnwindMethod,
@@ -56,7 +56,7 @@ impl Unwinder {
     ) -> Walked {
         let by_symbol = || input.code.is_t32(Avma(registers.r[usize::from(PC)] & !T32));
         let is_t32 = Frame::status_is_t32(registers).or_else(by_symbol);
-        // Most functions are called by those of their own instruction set.
+        // Most functions are called by code in the same instruction set.
         let of_link = registers.r[usize::from(LR)] & T32 != 0;
         let leaf = Frame::new(registers, is_t32.unwrap_or(of_link));
         let walked = self.unwind_from(how, &leaf, input, other, out);
@@ -89,7 +89,7 @@ impl Unwinder {
         out: &mut Frames,
     ) -> Walked {
         let walked = self.walk(how, leaf, input, other, out);
-        // Frame records alone prove nothing: instructions and tables must lead to the same.
+        // Frame records alone prove nothing: instructions and tables must lead to the same frames.
         let claims = how == UnwindMethod::FramePointer && walked.ended.is_complete();
         let unproved = claims && !self.confirms(&out.addresses, leaf, input, other);
         Walked { ended: if unproved { StackEnd::Unproved } else { walked.ended }, ..walked }
@@ -122,7 +122,7 @@ impl Unwinder {
         let mut frame = *leaf;
         out.push(frame.address, Method::Context);
         let start = frame.sp();
-        // What is needed counts from the stack pointer of each stack.
+        // The needed size counts from the stack pointer of each stack.
         let (mut base, mut reached) = (start, start);
         let mut completeness = Completeness::default();
         if how == UnwindMethod::Scan {
@@ -140,11 +140,11 @@ impl Unwinder {
             if out.len() >= input.max_depth {
                 return Walked { ended: StackEnd::DepthLimit, reached };
             }
-            // Every bit of what a handler returns to has a meaning, the lowest too.
+            // Every bit of EXC_RETURN has a meaning, including the lowest.
             let returns_to = next.raw;
             let (mut next, mut found_by) = (next.frame, method);
             if exception::is_return(returns_to) && next.is_m_profile {
-                // The handler is shown between.
+                // The handler is shown in between.
                 let number = exception::number(frame.status);
                 out.push(CodeAddress::Pc(Avma::exception(number)), Method::Exception);
                 if out.len() >= input.max_depth {
@@ -178,10 +178,10 @@ impl Unwinder {
         other.is_ok_and(|other| other.raw == caller.raw && other.frame.sp() == caller.frame.sp())
     }
 
-    /// Whether the link register of a leaf was set by a call whose target lies between where its function begins, or is
-    /// assumed to, and where it is: then a function begins there, or a subroutine, which may be running. Where
-    /// its entry is unknown, the paths from the target of the call decide. `is_saved`: the row has the caller on
-    /// the stack.
+    /// Whether the link register of a leaf was set by a call to an address between the (assumed) entry of its
+    /// function and its program counter: then another function starts there, or a subroutine, which may be
+    /// running. If the entry is unknown, the paths from the call's target decide. `is_saved`: the row has the
+    /// caller on the stack.
     fn is_in_another(
         &mut self,
         frame: &Frame,
@@ -256,14 +256,14 @@ impl Unwinder {
         if !rises || !next.sp().0.is_multiple_of(4) {
             return Step::Ends(StackEnd::BadFrame);
         }
-        // What no instruction can be sure of: a frame record. And tables describe bodies only.
+        // Frame records prove nothing, and tables describe function bodies only.
         completeness.note_unproved(method == Method::FramePointer && how == UnwindMethod::Auto);
         let is_of_bodies = matches!(method, Method::Cfi | Method::Exidx) && !frame.address.is_return();
         completeness.note_unproved(is_of_bodies && !self.instructions_agree(frame, &caller, input));
         completeness.note_unproved(self.is_in_another(frame, assumes, is_saved, input));
-        // Start code leaves one of these where nothing called.
+        // Start code leaves one of these values in place of a caller.
         if caller.raw == 0 || caller.raw == AT_RESET {
-            // Where instructions were misread, a null word proves nothing: stacks are full of them.
+            // If instructions were misread, a null word proves nothing: stacks are full of them.
             let is_doubtful = assumes.is_some() || caller.raw == 0 && method == Method::Code;
             return Step::Ends(if is_doubtful { StackEnd::Unproved } else { StackEnd::Root });
         }
@@ -276,7 +276,8 @@ impl Unwinder {
         }
         completeness.note_unproved(!self.cache.may_have_called(next, frame, input.code));
         if let Some(entry) = assumes {
-            // A thread's first function is called through a register; that return address is on its stack once.
+            // A thread's first function is called through a register; this return address occurs once on its
+            // stack.
             let begins_thread = || start::ends_thread(input.code.code(next.address.at()).unwrap_or_default());
             completeness.note_unproved(!calls(next.code_address(), entry, input.code) && !begins_thread());
         }
@@ -284,28 +285,28 @@ impl Unwinder {
     }
 }
 
-/// Whether a return address is the first instruction of a function, which no call returns to: schedulers
-/// put it there for tasks, whose functions do not return (FreeRTOS: `portTASK_RETURN_ADDRESS`).
+/// Whether a return address is the first instruction of a function, so no call returns to it: schedulers set it
+/// for tasks with noreturn functions (FreeRTOS: `portTASK_RETURN_ADDRESS`).
 fn is_made_up(next: &Frame, input: &Input<'_>) -> bool {
     let at = next.address.at();
     input.code.function(at).is_some_and(|function| function.start == at)
 }
 
-/// Whether code that an interrupt of an A-profile core interrupted is T32. Such a core keeps the status register
-/// above the program counter (`SRS` and `RFE`: DDI 0406, B9.3.16 and B9.3.13). `None` where there is none.
+/// Whether code interrupted on an A-profile core is T32. These cores store the status register above the program
+/// counter (`SRS` and `RFE`: DDI 0406, B9.3.16 and B9.3.13). `None` if there is none.
 fn state_of_interrupt(caller: &Caller, pc_offset: i64, input: &Input<'_>) -> Option<bool> {
     const T32_STATE: u64 = 1 << 5;
-    /// Modes with bit 4 clear were those of processors with addresses of 26 bits.
+    /// Modes with bit 4 clear belonged to processors with 26-bit addresses.
     const MODE: u64 = 0x1f;
     const MODES: std::ops::RangeInclusive<u64> = 0x10..=0x1f;
     let at = caller.frame.sp().0.wrapping_add_signed(pc_offset).wrapping_add(4);
-    // Not above the frame of the interrupt, which ends where the stack of the interrupted code does.
+    // Must be below the interrupted code's stack pointer, where the frame of the interrupt ends.
     let status = caller.frame.inner().word(Avma(at), input).ok().filter(|_| at < caller.frame.sp().0)?;
     MODES.contains(&(status & MODE)).then_some(status & T32_STATE != 0)
 }
 
-/// What a signal interrupted, in the instruction set of its status register, which is behind the
-/// program counter in the context.
+/// The code interrupted by a signal, in the instruction set of its status register, which follows the program
+/// counter in the context.
 fn with_state_of_signal(caller: &Caller, frame: &Frame, input: &Input<'_>) -> Frame {
     const T32_STATE: u64 = 1 << 5;
     const STATUS_BYTES: [u64; 2] = [32 + 64, 128 + 32 + 64];

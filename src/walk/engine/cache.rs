@@ -1,6 +1,6 @@
-//! What was learned about each code address: how the caller of a frame there is found, and whether a call returns there.
-//! Input: code addresses; output: [`Rule`]s, and the rows behind those that are not ordinary. Void when the images
-//! change, but for what was learned about files, which other processes share.
+//! Cached rules for code addresses: how to find the caller of a frame there, and whether a call returns there.
+//! Input: code addresses; output: [`Rule`]s, and the rows of unusual ones. Void when the images change, except for
+//! facts about files, which processes share.
 
 use hashbrown::HashMap;
 
@@ -17,27 +17,27 @@ use crate::walk::image_facts::{ImageFacts, Scope};
 use crate::walk::processor::{RowOf, begins_trampoline};
 use crate::walk::table::{Table, key, lookup_of};
 
-/// Most unusual rows; the cache is emptied when it is full.
+/// Limit on unusual rows; the cache is cleared when it is full.
 const UNUSUAL_MAX: usize = 4096;
-/// Most rows by instructions alone.
+/// Limit on rows by instructions alone.
 const BY_CODE_MAX: usize = 4096;
 
-/// What is known about addresses of a processor.
+/// Cached facts about addresses of a processor.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Cache<P: Unwind> {
     rules: Table<Rule>,
     unusual: Vec<UnusualRule<P>>,
     pub(super) by_calls: CallRows<P>,
-    /// Rows at program counters by instructions, for those whose unwind information leads nowhere.
+    /// Rows by instructions at program counters where unwind information fails.
     by_code: HashMap<u64, Option<Box<RowOf<P>>>>,
     callees: P::Callees,
     shared: SharedRules<P>,
 }
 
-/// What was learned about addresses of code in files: the rule, and the row behind an unusual one.
+/// Facts about addresses of code in files: the rule, and the row of an unusual one.
 type SharedRules<P> = ImageFacts<(), (Rule, Option<Box<UnusualRule<P>>>)>;
 
-/// What was learned about code in files. Copies share it.
+/// Facts about code in files. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Shared<P: Unwind> {
     rules: SharedRules<P>,
@@ -45,16 +45,16 @@ pub(in crate::walk) struct Shared<P: Unwind> {
     callees: <P::Callees as CalleeCache>::Shared,
 }
 
-/// What is known about an address whose rule is [`RuleKind::Unusual`].
+/// Facts about an address with the rule [`RuleKind::Unusual`].
 #[derive(Clone, Debug)]
 pub(in crate::walk) struct UnusualRule<P: Unwind> {
     pub row: RowOf<P>,
     pub method: Method,
-    /// Whether the caller that it leads to can be relied on.
+    /// Whether the caller that the row leads to is reliable.
     pub switch: FrameSwitch,
-    /// Handlers of signals return there, and nothing is called from there.
+    /// A signal trampoline: handlers return there, and it calls nothing.
     pub is_trampoline: bool,
-    /// Whether something else must lead to the same caller (`intel/call_check.rs`).
+    /// Whether other evidence must confirm the caller (`intel/call_check.rs`).
     pub proof: Proof,
 }
 
@@ -72,19 +72,19 @@ impl<P: Unwind> Cache<P> {
         self.callees.clear();
     }
 
-    /// Forgets what was learned about the addresses for which `is_gone` returns true.
+    /// Forgets facts about the addresses for which `is_gone` returns true.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rules.retain(|key| !is_gone(lookup_of(key)));
         self.by_calls.forget(is_gone);
         self.by_code.retain(|at, _| !is_gone(Avma(*at)));
     }
 
-    /// The row behind a rule [`RuleKind::Unusual`], until the next address is learned.
+    /// The row of a rule [`RuleKind::Unusual`]; valid until the next address is learned.
     pub(in crate::walk) fn unusual(&self, index: u16) -> Option<&UnusualRule<P>> {
         self.unusual.get(usize::from(index))
     }
 
-    /// What is known about an address.
+    /// The rule at an address.
     #[inline]
     pub(in crate::walk) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
         let key = key(address);
@@ -94,7 +94,7 @@ impl<P: Unwind> Cache<P> {
         }
     }
 
-    /// The row at a program counter by its instructions: for what unwind information leads nowhere from.
+    /// The row at a program counter by its instructions, where unwind information fails.
     pub(super) fn by_code(&mut self, pc: Avma, code: &dyn Code) -> Option<&RowOf<P>> {
         if self.by_code.len() >= BY_CODE_MAX {
             self.by_code.clear();

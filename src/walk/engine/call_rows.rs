@@ -1,6 +1,6 @@
-//! Rows by the paths from a function's entry, which is the target of a call: where the callee's frame must be (see
-//! `intel/call_check.rs`). Cached, since the same calls occur on most stacks. Void when the images change, but for
-//! those of files, which other processes share.
+//! Rows by the paths from a function's entry, the target of a call: they show where the callee's frame must be
+//! (see `intel/call_check.rs`). Cached, since the same calls occur on most stacks. Void when the images change,
+//! except for rows of files, which processes share.
 
 use hashbrown::HashMap;
 
@@ -9,16 +9,16 @@ use crate::walk::image_facts::{ImageFacts, Scope};
 use crate::walk::processor::{Processor, RowOf};
 use crate::walk::{Code, flow};
 
-/// Most rows that are kept.
+/// Limit on cached rows.
 const ROWS_MAX: usize = 4096;
 
 /// An entry, an address, and whether a call has just returned there.
 type Key = (u64, u64, bool);
 
-/// Rows of code in files, by what the entry is away from the address.
+/// Rows of code in files, by the distance from address to entry.
 pub(in crate::walk) type SharedCallRows<P> = ImageFacts<u64, Option<Box<RowOf<P>>>>;
 
-/// Bytes were missing: what was found is not cached.
+/// Bytes were missing: the result is not cached.
 struct NotLasting;
 
 /// Rows by entry and address.
@@ -37,7 +37,7 @@ impl<P: Processor> CallRows<P> {
         self.rows.clear();
     }
 
-    /// Forgets what was learned about the addresses for which `is_gone` returns true.
+    /// Forgets facts about the addresses for which `is_gone` returns true.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.rows.retain(|(_, at, _), _| !is_gone(Avma(*at)));
     }
@@ -60,7 +60,7 @@ impl<P: Processor> CallRows<P> {
         self.rows.get(&key)?.as_deref()
     }
 
-    /// The row by the paths, if they agree on one.
+    /// The row by the paths, if they agree.
     fn learn(
         &self,
         entry: Avma,

@@ -1,24 +1,23 @@
-//! What a processor keeps about the functions that code calls, for its rows by instructions. Only those that follow
+//! Facts that a processor caches about called functions, for its rows by instructions. Only processors that follow
 //! code past calls need it; the others use `()`.
 
 use std::fmt::Debug;
 
-/// What is known about called functions, kept from row to row.
+/// Cached facts about called functions.
 pub(in crate::walk) trait CalleeCache: Clone + Debug + Default {
-    /// What is known about called functions in files, for all processes. Copies share it.
+    /// Facts about called functions in files, for all processes. Clones share it.
     type Shared: Clone + Debug + Default;
 
-    /// A cache that shares what it learns about files.
+    /// A cache that shares its facts about files.
     fn new(shared: &Self::Shared) -> Self;
 
-    /// Forgets what was learned about addresses.
+    /// Forgets facts about addresses.
     fn clear(&mut self);
 
-    /// Begins another row: the budget of instructions for callees is full again.
+    /// Begins another row, with a full budget of instructions for callees.
     fn begin_row(&mut self);
 
-    /// Whether the last row used up its budget: with what is cached by now, the same row may be found out more exactly
-    /// another time.
+    /// Whether the last row used up its budget: with the facts cached since, the row may be more exact next time.
     fn is_exhausted(&self) -> bool;
 }
 

@@ -1,5 +1,5 @@
-//! Decides whether a walk that reached an outermost frame is complete, for the loops of all processors. Input: each step
-//! that leaves a doubt; output: the [`StackEnd`].
+//! Decides whether a walk that reached an outermost frame is complete, for the loops of all processors. Input:
+//! each doubtful step; output: the [`StackEnd`].
 
 use super::frame_switch::FrameSwitch;
 use crate::addr::Avma;
@@ -13,17 +13,17 @@ use crate::walk::{Input, StackEnd};
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::walk) struct Completeness {
     switching: bool,
-    /// A frame record was followed from code that is not known to keep one, or instructions whose
-    /// function's entry is not known, and nothing confirms the caller that they lead to.
+    /// A frame record was followed from code that may not keep one, or instructions of a function with unknown
+    /// entry, and nothing confirms the caller.
     unproved: bool,
-    /// A caller was found by a search of the stack.
+    /// A caller was found by a stack scan.
     scanned: bool,
     landing_pad: Option<LandingPad>,
 }
 
 impl Completeness {
-    /// Notes a step `from` a frame to its caller `next`, which gets the return address that it
-    /// had where that was replaced. `by_sp`: by a rule that counts from the stack pointer.
+    /// Records a step `from` a frame to its caller `next`, and restores a replaced return address in `next`.
+    /// `by_sp`: the rule's CFA is relative to the stack pointer.
     pub(in crate::walk) fn note<P: Processor>(
         &mut self,
         by_sp: bool,
@@ -39,17 +39,17 @@ impl Completeness {
         }
     }
 
-    /// Notes whether a caller was found by what is not known to lead to it.
+    /// Records whether a caller was found without proof.
     pub(in crate::walk) fn note_unproved(&mut self, is_unproved: bool) {
         self.unproved |= is_unproved;
     }
 
-    /// Notes that a caller was found by a search of the stack.
+    /// Records that a caller was found by a stack scan.
     pub(in crate::walk) fn note_scanned(&mut self) {
         self.scanned = true;
     }
 
-    /// Notes that a caller was found by a frame's stack pointer or frame pointer.
+    /// Records that a caller was found by a frame's stack pointer or frame pointer.
     pub(in crate::walk) fn note_ordinary<P: Processor>(&mut self, by_sp: bool, from: &Frame<P>) {
         if let Some(landing_pad) = &mut self.landing_pad
             && !by_sp
@@ -63,8 +63,8 @@ impl Completeness {
         self.landing_pad.is_some()
     }
 
-    /// Why a walk ended that reached the first function, of a thread or of a fiber as `first`
-    /// says; `reached` is its stack pointer.
+    /// The end of a walk at the first function, of a thread or a fiber according to `first`; `reached` is its
+    /// stack pointer.
     pub(in crate::walk) fn at_outermost<P: Processor>(
         &self,
         first: StackEnd,
@@ -83,8 +83,7 @@ impl Completeness {
         }
     }
 
-    /// Why a walk ended at a frame whose caller was not found, where `otherwise` is the reason
-    /// if nothing is doubtful.
+    /// The end of a walk at a frame without a known caller; `otherwise` applies if nothing is doubtful.
     pub(in crate::walk) fn without_caller<P: Processor>(
         &self,
         frame: &Frame<P>,
@@ -97,8 +96,8 @@ impl Completeness {
                 StackEnd::Switching
             }
             (StackEnd::Root | StackEnd::Fiber, _) if self.unproved => StackEnd::Unproved,
-            // What a signal interrupted, on a stack that was not copied; or the caller of that, which the link
-            // register leads to wherever the stack is.
+            // Code interrupted by a signal, on a stack that was not copied; or its caller, found by the link
+            // register independent of the stack.
             (StackEnd::BadFrame, address)
                 if (P::LINK.is_some() || !address.is_return()) && is_on_other_stack(frame.sp(), input) =>
             {

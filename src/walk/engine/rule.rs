@@ -1,33 +1,33 @@
-//! How the caller of a frame is found, packed, so that a table of many addresses is small. Input:
-//! rows; output: [`Rule`]. x86_64 packs tighter (`x86_64/rule.rs`).
+//! The rule for the caller of a frame, packed, so that a table of many addresses is small. Input: rows; output:
+//! [`Rule`]. x86_64 packs tighter (`x86_64/rule.rs`).
 
 use crate::binary::frame_rule::{Cfa, Column, Columns};
 use crate::walk::frames::Method;
 use crate::walk::processor::{Processor, RowOf};
 
-/// An ordinary row saves at most x19 to x29 of aarch64; the return address is apart.
+/// An ordinary row saves at most x19 to x29 of aarch64; the return address is separate.
 const SAVED_MAX: usize = 11;
 
-/// A row whose CFA is a register plus a number and whose registers lie below it. The stack pointer of the caller is
-/// the CFA; where registers are saved is counted from it in words. Where a function keeps a frame record that is
-/// `(pc, sp, fp) = (fp[1], fp + 2 words, fp[0])`.
+/// A row with a CFA of register plus offset and saved registers below it. The caller's stack pointer is the CFA;
+/// offsets of saved registers are in words from it. For a function with a frame record that is `(pc, sp, fp) =
+/// (fp[1], fp + 2 words, fp[0])`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) struct Ordinary {
     pub cfa_offset: i32,
     pub cfa_register: u8,
     saved: u8,
-    /// Where the return address is; `None`: in the link register.
+    /// Offset of the return address; `None`: it is in the link register.
     pub return_words: Option<i16>,
     registers: [(u8, i16); SAVED_MAX],
 }
 
 impl Ordinary {
-    /// The saved registers, and where they are, in words from the CFA.
+    /// The saved registers with their offsets from the CFA in words.
     pub(super) fn saved(&self) -> &[(u8, i16)] {
         self.registers.get(..self.saved.into()).unwrap_or_default()
     }
 
-    /// A row in its ordinary form, if it has that.
+    /// Packs a row; `None` if it is unusual.
     pub(super) fn pack<P: Processor>(row: &RowOf<P>) -> Option<Ordinary> {
         let word = P::POINTER_BYTES.cast_signed();
         let words = |bytes: i64| i16::try_from(bytes / word).ok().filter(|_| bytes % word == 0);
@@ -56,28 +56,28 @@ impl Ordinary {
     }
 }
 
-/// How the caller of a frame at an address is found.
+/// How to find the caller of a frame at an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) enum RuleKind {
     Ordinary(Ordinary, Method),
-    /// Index of a row of another form, or of one that is not to be relied on.
+    /// Index of a row of another form, or of an unreliable one.
     Unusual(u16),
     /// The thread's first function.
     Root,
-    /// What the first function of a fiber returns to; `not_called`: has not returned to yet.
+    /// The return address of a fiber's first function; `not_called`: nothing has returned there yet.
     Fiber {
         not_called: bool,
     },
-    /// Neither unwind information nor understandable code.
+    /// Neither unwind information nor decodable code.
     #[default]
     Unknown,
 }
 
-/// What is known about a code address.
+/// Facts about a code address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) struct Rule {
     pub kind: RuleKind,
-    /// For a return address: a call is in front of it, or handlers of signals return there.
+    /// For a return address: a call precedes it, or signal handlers return there.
     pub returns: bool,
 }
 

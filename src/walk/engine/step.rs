@@ -1,5 +1,5 @@
-//! The step from a frame to its caller by a rule, by a row of any form, or by a frame record; and whether it can have
-//! led to a caller. Input: a frame, what is known about its address; output: the caller's frame.
+//! The step from a frame to its caller by a rule, a row of any form, or a frame record; and the check whether the
+//! result can be a caller. Input: a frame, the rule at its address; output: the caller's frame.
 
 use super::methods::Unwind;
 use super::rule::Ordinary;
@@ -13,7 +13,7 @@ use crate::walk::processor::{Processor, RowOf};
 use crate::walk::{Input, StackEnd, body, flow};
 
 impl<P: Processor> Frame<P> {
-    /// The link register, where it can hold the return address: a call overwrites it.
+    /// The link register, if it can hold the return address: a call overwrites it.
     fn link(&self) -> Result<u64, Failure> {
         match self.address {
             CodeAddress::Pc(_) => Ok(self.registers[P::RETURN_COLUMN]),
@@ -30,7 +30,7 @@ impl<P: Processor> Frame<P> {
         let mut next = self.by_row(row, input)?;
         let pc = P::Columns::COUNT - 1;
         if row.signal {
-            // Where a row has no program counter apart, it is the caller's link register.
+            // A row without a separate program counter has it in the caller's link register.
             if row.columns[pc] == Column::Same {
                 next.registers[pc] = next.registers[P::RETURN_COLUMN];
             }
@@ -50,7 +50,7 @@ impl<P: Processor> Frame<P> {
         Ok(next.called_from(sp, address, input))
     }
 
-    /// The caller whose other registers are those of `self`.
+    /// The caller, with the other registers of `self`.
     pub(in crate::walk) fn called_from(mut self, sp: u64, address: u64, input: &Input<'_>) -> Frame<P> {
         let frame_pointer = usize::from(P::FRAME_POINTER);
         self.registers[usize::from(P::STACK_POINTER)] = sp;
@@ -62,9 +62,9 @@ impl<P: Processor> Frame<P> {
         self
     }
 
-    /// This frame with its frame pointer, where that is unknown (only the stack pointer of a sleeping thread is
-    /// known): the instructions from the function's entry on say how far above the stack pointer it points, if all
-    /// paths to this one agree.
+    /// This frame with its frame pointer, if that is unknown (for a sleeping thread only the stack pointer is
+    /// known): the instructions from the function's entry show its distance above the stack pointer, if all paths
+    /// agree.
     pub(in crate::walk) fn with_frame_pointer(&self, input: &Input<'_>) -> Option<Frame<P>> {
         let (at, returned) = (self.address.at(), self.address.is_return());
         let function = input.code.function(self.address.lookup().at())?;
@@ -74,7 +74,7 @@ impl<P: Processor> Frame<P> {
         Some(frame)
     }
 
-    /// The caller by the frame record of a frame pointer.
+    /// The caller by the frame record at the frame pointer.
     pub(in crate::walk) fn caller_by_record(
         &self,
         frame_pointer: u64,
@@ -110,8 +110,7 @@ impl<P: Unwind> Frame<P> {
         };
         let mut next = *self;
         for &(register, words) in row.saved() {
-            // Below the stack pointer: an epilogue has loaded it already, which rows of
-            // compilers do not say.
+            // Below the stack pointer: an epilogue has already loaded it, which compilers' rows do not describe.
             if at(words) >= self.sp()
                 && let Some(value) = next.registers.as_mut().get_mut(usize::from(register))
             {
@@ -121,7 +120,7 @@ impl<P: Unwind> Frame<P> {
         Ok(next.called_from(cfa, address, input))
     }
 
-    /// The caller by the frame record, or of a leaf that is at an instruction where it has none.
+    /// The caller by the frame record, or the caller of a leaf at an instruction without a record.
     pub(in crate::walk) fn by_record(&self, input: &Input<'_>) -> Result<Frame<P>, Failure> {
         match P::without_record(self, input)? {
             Some((sp, address)) => Ok(self.called_from(sp, address, input)),
@@ -129,9 +128,9 @@ impl<P: Unwind> Frame<P> {
         }
     }
 
-    /// Why the walk ends at this frame, whose caller was not found.
+    /// The end of the walk at this frame without a known caller.
     pub(super) fn end(&self, by_records: bool, reached: Avma, input: &Input<'_>) -> StackEnd {
-        // On macOS thread_start makes no record, so that there is nothing left to read.
+        // On macOS, thread_start creates no record, so nothing is left to read.
         let frame_pointer = self.registers[usize::from(P::FRAME_POINTER)];
         match body::is_first(self.address, Avma(0), frame_pointer, input.code) {
             Some(true) => StackEnd::Root,
@@ -142,7 +141,7 @@ impl<P: Unwind> Frame<P> {
     }
 }
 
-/// Checks that a step leads to what can be a caller. `returns`: whether a call returns to an address.
+/// Checks that a step leads to a possible caller. `returns`: whether a call returns to an address.
 pub(in crate::walk) fn check<P: Processor>(
     from: &Frame<P>,
     next: Frame<P>,
@@ -152,7 +151,7 @@ pub(in crate::walk) fn check<P: Processor>(
 ) -> Result<(Frame<P>, Method), Failure> {
     let is_leaf = matches!(from.address, CodeAddress::Pc(_));
     let right = match next.address {
-        // A signal interrupts anywhere, and its handler may have a stack of its own.
+        // A signal interrupts at any instruction, and its handler may run on a separate stack.
         CodeAddress::Pc(pc) => next.sp() != from.sp() && input.code.is_code(pc),
         CodeAddress::Return(address) => {
             let frame_pointer = next.registers[usize::from(P::FRAME_POINTER)] & input.code_mask;
@@ -169,8 +168,8 @@ pub(in crate::walk) fn check<P: Processor>(
             {
                 return Err(Failure::Null);
             }
-            // A leaf may leave the stack pointer alone where calls do not push; where they do, one that has taken
-            // its return address off the stack has it in a register (`vfork`, whose child returns on the same stack).
+            // A leaf may leave the stack pointer unchanged if calls do not push. If they do, a leaf that has
+            // popped its return address has it in a register (`vfork`, since its child returns on the same stack).
             let may_stay =
                 || P::LINK.is_some() || from.registers.as_ref()[..P::RETURN_COLUMN].contains(&address.0);
             let rises = next.sp() > from.sp() || next.sp() == from.sp() && is_leaf && may_stay();

@@ -1,5 +1,5 @@
 //! The loop: from each frame to its caller, checked, until there is none. Input: registers, copied stack, `Code`;
-//! output: [`Frames`] and why the walk ended.
+//! output: [`Frames`] and the [`StackEnd`].
 
 use super::cache::{Cache, Shared};
 use super::completeness::Completeness;
@@ -16,7 +16,7 @@ use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::stack_switch::StackSwitches;
 use crate::walk::{Input, StackEnd, Walked};
 
-/// What is kept from walk to walk; see [`walk::Unwinder`](crate::walk::Unwinder).
+/// State kept between walks; see [`walk::Unwinder`](crate::walk::Unwinder).
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Engine<P: Unwind> {
     pub(in crate::walk) cache: Cache<P>,
@@ -24,16 +24,16 @@ pub(in crate::walk) struct Engine<P: Unwind> {
     pub(in crate::walk) confirmed: Frames,
 }
 
-/// What is known about a frame's address, and the caller that it leads to.
+/// The result of a step, and facts about the frame's address.
 struct Step<P: Unwind> {
     next: Result<(Frame<P>, Method), Failure>,
     switch: FrameSwitch,
     proof: Proof,
-    /// The CFA is counted from the stack pointer.
+    /// The CFA is relative to the stack pointer.
     by_sp: bool,
-    /// Nothing but a frame record is left to try.
+    /// Only a frame record is left to try.
     may_use_record: bool,
-    /// There is a row, or code that is understood.
+    /// There is a row, or decodable code.
     is_described: bool,
 }
 
@@ -45,7 +45,7 @@ impl<P: Unwind> Step<P> {
 }
 
 impl<P: Unwind> Engine<P> {
-    /// One that shares what it learns of files.
+    /// An engine that shares its facts about files.
     pub(in crate::walk) fn new(shared: &Shared<P>) -> Engine<P> {
         Engine { cache: Cache::new(shared), confirmed: Frames::default() }
     }
@@ -54,7 +54,7 @@ impl<P: Unwind> Engine<P> {
         self.cache.clear();
     }
 
-    /// Forgets what was learned about the addresses for which `is_gone` returns true.
+    /// Forgets facts about the addresses for which `is_gone` returns true.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.cache.forget(is_gone);
     }
@@ -128,7 +128,7 @@ impl<P: Unwind> Engine<P> {
             {
                 return Walked { ended, reached };
             }
-            // Nothing shows whether those that were called since left the stack as it was.
+            // Whether later calls left that stack unchanged is unknown.
             if switches.is_by_call() {
                 return Walked { ended: StackEnd::OtherStack, reached };
             }
@@ -142,7 +142,7 @@ impl<P: Unwind> Engine<P> {
         first.is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind == RuleKind::Root)
     }
 
-    /// The step from a frame, not yet checked; from a first function what that ends.
+    /// The step from a frame, not yet checked; from a first function, the end of the walk.
     fn step(
         &mut self,
         how: UnwindMethod,
@@ -151,8 +151,8 @@ impl<P: Unwind> Engine<P> {
         out: &mut Frames,
     ) -> Result<Step<P>, StackEnd> {
         let rule = self.cache.rule(frame.address, input.code);
-        // Only code that nothing else is known about may be walked by frame pointer: where unwind
-        // information leads to no caller, a frame record is that of another frame.
+        // Frame pointers are used only for code without other information: if unwind information leads to no
+        // caller, the frame record belongs to another frame.
         let by_code = |method: Method| how == UnwindMethod::Auto && method == Method::Code;
         Ok(match rule.kind {
             RuleKind::Root => return Err(StackEnd::Root),
@@ -186,7 +186,7 @@ impl<P: Unwind> Engine<P> {
         })
     }
 
-    /// The caller that a step leads to, checked; else by instructions alone, or by the frame record.
+    /// The checked caller of a step; else by instructions alone, or by the frame record.
     fn caller(
         &mut self,
         frame: &Frame<P>,
@@ -195,8 +195,8 @@ impl<P: Unwind> Engine<P> {
     ) -> Result<(Frame<P>, Method), Failure> {
         let checked = step.next.and_then(|(next, method)| self.check(frame, next, method, input));
         let checked = match (checked, frame.address) {
-            // Where registers are exchanged, instructions say no more than rows do; a row that counts
-            // from another register than the stack pointer belongs to such code.
+            // Where registers are exchanged, instructions are no better than rows; a row relative to a register
+            // other than the stack pointer indicates this.
             (Err(Failure::Refused), CodeAddress::Pc(pc)) if step.by_sp && step.switch == FrameSwitch::No => {
                 match self.cache.by_code(pc, input.code) {
                     Some(row) => frame
@@ -225,8 +225,7 @@ impl<P: Unwind> Engine<P> {
         check(from, next, method, input, |address| self.cache.rule(address, input.code).returns)
     }
 
-    /// Whether the caller that a step led to is the one that called. A frame record proves it only where the
-    /// processor says so.
+    /// Whether the caller of a step is proved. A frame record is proof only if the processor says so.
     fn is_proved(
         &mut self,
         from: &Frame<P>,

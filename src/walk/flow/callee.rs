@@ -1,21 +1,21 @@
-//! Whether a called function ever returns. Input: where it begins, code, and the bounds of functions;
-//! output: yes, or that no path through it leads to a return. Not for: functions without known bounds, and jumps
-//! to other functions, which are assumed to return.
+//! Whether a called function ever returns. Input: its entry, code, and the bounds of functions; output: yes, or
+//! that no path through it leads to a return. Not for: functions without known bounds, and jumps to other
+//! functions, which are assumed to return.
 //!
-//! Behind a call that does not return are other blocks of the function, with another frame, or data.
+//! After a noreturn call come other blocks of the function, with another frame, or data.
 
 use super::paths::{Arrived, Paths, function_around};
 use super::state::{Place, State, Value};
 use crate::addr::Avma;
 use crate::walk::processor::Processor;
 
-/// Most instructions of one callee that are followed.
+/// Limit on instructions followed per callee.
 const STEPS_MAX: u32 = 256;
-/// Most nested callees: a function that reports, one that ends, and the jump that it ends with.
+/// Limit on nested callees: a function that reports an error, one that exits, and its final jump.
 const DEPTH_MAX: u32 = 3;
 
 impl Paths<'_> {
-    /// Whether the function at `target`, which is called with `state`, is known not to return.
+    /// Whether the function at `target`, called with `state`, is known not to return.
     pub(super) fn never_returns<P: Processor>(&mut self, target: Avma, state: &State) -> bool {
         if !P::EVERY_PATH || self.callees.depth == DEPTH_MAX {
             return false;
@@ -23,7 +23,7 @@ impl Paths<'_> {
         if let Some((_, never)) = self.callees.known.iter().find(|(at, _)| *at == target) {
             return *never;
         }
-        // Until it is known: a function that calls itself.
+        // Provisional answer, for a function that calls itself.
         self.callees.known.push((target, false));
         let function = function_around(target, self.code).filter(|function| function.start == target);
         let Some(function) = function else { return false };
@@ -47,8 +47,8 @@ impl Paths<'_> {
     }
 }
 
-/// Whether a stack pointer was loaded from elsewhere than the stack, and where this was called from was not
-/// saved: `longjmp` returns so, to another frame. Code that switches tasks saves it, and returns.
+/// Whether the stack pointer was loaded from elsewhere than the stack, and the return address was not saved:
+/// `longjmp` leaves to another frame like this. Code that switches tasks saves it, and returns.
 fn leaves_stack<P: Processor>(state: &State) -> bool {
     let is_other = |place: Place| place.register != P::STACK_POINTER;
     let link = P::LINK.map(Value::First);

@@ -1,6 +1,5 @@
-//! Where jumps out of a function lead: its tail calls, and parts of it that were split off. Input: where it begins,
-//! code, and the bounds of functions; output: the targets, or that they are not all known. Not for: functions
-//! without known bounds.
+//! Targets of jumps out of a function: tail calls and split-off parts. Input: its entry, code, and the bounds of
+//! functions; output: the targets, or that some are unknown. Not for: functions without known bounds.
 
 use super::paths::{Arrived, Paths, function_around};
 use super::state::State;
@@ -8,11 +7,11 @@ use crate::addr::Avma;
 use crate::walk::Code;
 use crate::walk::processor::Processor;
 
-/// Most functions that lead to each other by jumps.
+/// Limit on functions that lead to each other by jumps.
 const HOPS_MAX: usize = 16;
 
-/// Whether code that is entered at `from` may get into the function around `to` by jumps alone. `true` also
-/// where a jump leads to a place that is not known.
+/// Whether code entered at `from` may reach the function around `to` by jumps alone. Also `true` if a jump target
+/// is unknown.
 pub(in crate::walk) fn may_jump_into<P: Processor>(from: Avma, to: Avma, code: &dyn Code) -> bool {
     let Some(wanted) = function_around(to, code) else { return true };
     let mut places = vec![from];
@@ -36,8 +35,8 @@ pub(in crate::walk) fn may_jump_into<P: Processor>(from: Avma, to: Avma, code: &
     false
 }
 
-/// The places outside the function around `at` that jumps from there lead to, with the bit of the
-/// instruction set; `None` if not all are known.
+/// The targets of jumps out of the function around `at`, with the bit of the instruction set; `None` if some are
+/// unknown.
 fn exits<P: Processor>(at: Avma, state: State, code: &dyn Code) -> Option<Vec<Avma>> {
     let function = function_around(at, code)?;
     let mut paths = Paths::new::<P>(Some(function), code);

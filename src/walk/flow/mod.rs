@@ -1,16 +1,14 @@
-//! The caller of a function by its instructions: they are followed along the paths that they
-//! can take, and what they do to the stack pointer, to saved registers and to the return
-//! address lead to the row at one of them. Input: code, and the bounds of functions where they
-//! are known; output: a [`Row`]. Not for: anything that executes, or reads the stack.
+//! The caller of a function by its instructions: following them along their possible paths, with their effects on
+//! the stack pointer, saved registers and the return address, gives the row at one of them. Input: code, and the
+//! bounds of functions if known; output: a [`Row`]. Not for: anything that executes, or reads the stack.
 //!
-//! Two questions lead to the same row, since what is known about one instruction holds on every
-//! path to it and from it (unwind tables rely on that, too):
-//! [`before_return`] goes on from the instruction to a return, where the stack pointer and
-//! the return address are where they were at the call; [`since_entry`] goes from the first
-//! instruction of the function to it. In prologues, in epilogues and between them.
+//! There are two ways to the same row, since a fact about one instruction holds on every path to it and from it
+//! (unwind tables rely on that, too): [`before_return`] follows paths from the instruction to a return, where the
+//! stack pointer and the return address are where they were at the call; [`since_entry`] follows paths from the
+//! function's first instruction. Both work in prologues, in epilogues and between them.
 //!
-//! Every path is bounded by [`STEPS_MAX`](paths::STEPS_MAX) instructions in all, and by [`LARGE_STEPS_MAX`] from the
-//! entry of a function that has more; what a processor's instructions do is in `intel/instructions.rs` and
+//! All paths together are limited to [`STEPS_MAX`](paths::STEPS_MAX) instructions, or [`LARGE_STEPS_MAX`] from the
+//! entry of a larger function. The effects of instructions are in `intel/instructions.rs` and
 //! `aarch64/instructions.rs`.
 
 mod callee;
@@ -31,15 +29,14 @@ pub(super) use paths::{after_call, function_around};
 pub(super) use rows::{row_at_return, row_in_function};
 pub(super) use state::{Effect, Place, State, Value};
 
-/// The row at `at`, by the paths from there to a return: the first that is found, or where every path is to
-/// be followed the one that all of them have. `returned`: a call has just returned, so that a link register holds
-/// nothing of the caller.
+/// The row at `at`, by the paths from there to a return: the first one found, or the common one if every path must
+/// be followed. `returned`: a call has just returned, so the link register does not hold the caller.
 pub(super) fn before_return<P: Processor>(at: Avma, returned: bool, code: &dyn Code) -> Option<RowOf<P>> {
     let (at, mut state) = P::begin(at);
     if let Some(link) = P::LINK.filter(|_| returned) {
         state.set(link, Value::Unknown);
     }
-    // The first instruction behind the call may be the next function's: it does not return.
+    // If the call does not return, the next instruction may belong to the next function.
     let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
     let mut paths = Paths::new::<P>(function, code);
     let (mut found, mut differ) = (None, false);
@@ -48,7 +45,7 @@ pub(super) fn before_return<P: Processor>(at: Avma, returned: bool, code: &dyn C
         if !P::EVERY_PATH {
             return Some(row);
         }
-        // A subroutine inside a function returns there, and its code also runs on to the end of the function.
+        // A subroutine inside a function returns there, and its code also continues to the end of the function.
         differ = found.as_ref().is_some_and(|found| !is_same_frame::<P>(found, &row));
         found = Some(row);
         differ.then(|| found.take()).flatten()
@@ -56,7 +53,7 @@ pub(super) fn before_return<P: Processor>(at: Avma, returned: bool, code: &dyn C
     if P::EVERY_PATH { found.filter(|_| !differ) } else { first }
 }
 
-/// The row at the beginning of a path that leaves its function, by the state there.
+/// The row at the start of a path that leaves its function, from the state at its end.
 fn row_where_it_ends<P: Processor>(paths: &mut Paths<'_>, arrived: &Arrived<'_>) -> Option<RowOf<P>> {
     match *arrived {
         Arrived::Returns(state) => row_at_return::<P>(state),
@@ -68,7 +65,7 @@ fn row_where_it_ends<P: Processor>(paths: &mut Paths<'_>, arrived: &Arrived<'_>)
             };
             row_at_return::<P>(&state)
         }
-        // Only code that has removed its frame, or never had one, leaves so.
+        // Only code that has removed its frame, or never had one, leaves like this.
         Arrived::LeavesAnywhere(state) => {
             let given_back = has_given_back::<P>(state);
             (given_back || P::JUMPS_KEEP_LINK && paths.function.is_none())
@@ -79,7 +76,7 @@ fn row_where_it_ends<P: Processor>(paths: &mut Paths<'_>, arrived: &Arrived<'_>)
     }
 }
 
-/// Whether a path has taken its frame off.
+/// Whether a path has removed its frame.
 fn has_given_back<P: Processor>(state: &State) -> bool {
     match P::LINK {
         Some(link) => matches!(state.get(link), Value::Loaded(_)),
@@ -90,7 +87,7 @@ fn has_given_back<P: Processor>(state: &State) -> bool {
     }
 }
 
-/// The row at `at`, by the paths from the first instruction of its function to there.
+/// The row at `at`, by the paths from its function's first instruction.
 pub(super) fn since_entry<P: Processor>(
     entry: Avma,
     at: Avma,
@@ -108,9 +105,9 @@ pub(super) fn since_entry<P: Processor>(
     })
 }
 
-/// The row at `at`, by all paths from the first instruction of its function, which must agree. What follows a call
-/// that does not return belongs to another path or to another function, so a single path may be one that is never
-/// taken. Without the bounds of the function at `at` any code may belong to it.
+/// The row at `at`, by all paths from its function's first instruction, which must agree. The code after a
+/// noreturn call belongs to another path or another function, so a single path may be one that is never taken.
+/// Without the bounds of the function at `at`, any code may belong to it.
 pub(super) fn since_entry_on_all_paths<P: Processor>(
     entry: Avma,
     at: Avma,
@@ -120,8 +117,8 @@ pub(super) fn since_entry_on_all_paths<P: Processor>(
     frame_on_all_paths::<P>((entry, at), returned, true, code)
 }
 
-/// The row at `at`, by all paths from `entry` that pass no call, so that all of them are in one function: where
-/// bounds are not known, another one may begin behind a call that does not return.
+/// The row at `at`, by all paths from `entry` without calls, so that they are in one function: without known
+/// bounds, another function may start after a noreturn call.
 pub(super) fn since_entry_past_no_call<P: Processor>(
     entry: Avma,
     at: Avma,
@@ -144,8 +141,8 @@ fn frame_on_all_paths<P: Processor>(
     })
 }
 
-/// Bytes from the stack pointer up to where the frame pointer points at `at`, by the paths from the
-/// first instruction of its function to there, which must all agree.
+/// The distance in bytes from the stack pointer up to the frame pointer at `at`, by the paths from its function's
+/// first instruction, which must agree.
 pub(super) fn frame_pointer_on_all_paths<P: Processor>(
     entry: Avma,
     at: Avma,
@@ -163,9 +160,8 @@ pub(super) fn frame_pointer_on_all_paths<P: Processor>(
     on_all_paths::<P, _>((entry, at), returned, (bases, true), code, distance, |one, other| one == other)
 }
 
-/// What `read` finds in the state at `at`, if every path from `entry` that arrives there agrees, and
-/// has the same place in one of the registers `bases` wherever two paths meet. `past_calls`: they go on
-/// where a call returns to.
+/// The result of `read` for the state at `at`, if all paths from `entry` agree on it, and on one of the registers
+/// `bases` wherever two paths meet. `past_calls`: paths continue after calls.
 fn on_all_paths<P: Processor, T>(
     (entry, at): (Avma, Avma),
     returned: bool,
@@ -187,7 +183,7 @@ fn on_all_paths<P: Processor, T>(
     if has_room { agreed } else { agreed_value::<P, _>(large, (entry, &state), &read, &is_same).0 }
 }
 
-/// The value that all paths agree on; and whether there was room to follow them all.
+/// The value that all paths agree on; and whether the limits allowed following them all.
 fn agreed_value<P: Processor, T>(
     mut paths: Paths<'_>,
     (entry, of_entry): (Avma, &State),
@@ -206,7 +202,7 @@ fn agreed_value<P: Processor, T>(
         found = value.or(found.take());
         differ.then_some(())
     });
-    // The target of a jump inside a function may be a subroutine, which has another frame.
+    // A jump target inside a function may be a subroutine with another frame.
     let inner = std::mem::take(&mut paths.inner);
     for target in inner {
         let mut from_call =
@@ -223,13 +219,13 @@ fn agreed_value<P: Processor, T>(
         differ |= from_call.left == 0;
     }
     differ |= paths.differ;
-    // Where not every path is requested, one that arrived is enough.
+    // Unless every path is required, one arrival is enough.
     let is_cut = paths.is_full || paths.left == 0 && (P::EVERY_PATH || found.is_none());
     (found.filter(|_| !differ && !is_cut), differ || !is_cut)
 }
 
-/// Whether any path from a function's entry leads to `at`, and does not save where it was called from: what does
-/// is a function behind one that does not return.
+/// Whether any path from a function's entry leads to `at` without saving the return address: a path that saves it
+/// is in a function after a noreturn one.
 pub(super) fn arrives<P: Processor>(entry: Avma, at: Avma, returned: bool, code: &dyn Code) -> bool {
     let mut paths = Paths::new::<P>(None, code);
     let (at, (entry, state)) = (P::begin(at).0, P::begin(entry));
@@ -250,9 +246,9 @@ pub(super) fn is_same_frame<P: Processor>(one: &RowOf<P>, other: &RowOf<P>) -> b
     one.cfa == other.cfa && registers.into_iter().flatten().all(same)
 }
 
-/// Whether the function's own code has ended the chain of frames: it pushed a zero and
-/// made its frame record there, so that its return address or its caller's frame pointer is
-/// that zero. By all paths from its entry to `at`.
+/// Whether the function's code has terminated the chain of frames: it pushed a zero and created its frame record
+/// there, so that its return address or its caller's frame pointer is that zero. By all paths from its entry to
+/// `at`.
 pub(super) fn ends_chain<P: Processor>(entry: Avma, at: Avma, returned: bool, code: &dyn Code) -> bool {
     let function = function_around(if returned { Avma(at.0.wrapping_sub(1)) } else { at }, code);
     let Some(function) = function.filter(|function| function.contains(&entry)) else { return false };
@@ -275,8 +271,8 @@ pub(super) fn ends_chain<P: Processor>(entry: Avma, at: Avma, returned: bool, co
     arrives && ends && !paths.differ && !paths.is_full
 }
 
-/// Whether the code at an address goes on in the function that made the call, as far as bounds are known: behind a
-/// call that does not return another function begins. `true` for a program counter, unless a function begins there.
+/// Whether the code at an address is in the function that made the call, by known bounds: after a noreturn call
+/// another function begins. `true` for a program counter, unless a function begins there.
 pub(super) fn is_behind_own_call(address: CodeAddress, code: &dyn Code) -> bool {
     let at = address.at();
     let begins_image = code.entry(at) == Some(at);

@@ -1,5 +1,5 @@
-//! Following the paths that instructions can take from one place, all within bounds: where each arrives, and with what
-//! state. Input: code, and the bounds of functions where they are known.
+//! Follows the possible paths of instructions from one address, within limits: where each arrives, and with what
+//! state. Input: code, and the bounds of functions if known.
 
 use std::ops::Range;
 
@@ -9,28 +9,28 @@ use crate::walk::Code;
 use crate::walk::processor::Processor;
 use crate::walk::reader::Reader;
 
-/// Most instructions that are followed for one row, over all paths.
+/// Limit on instructions followed for one row, over all paths.
 pub(super) const STEPS_MAX: u32 = 2048;
-/// Most places that branches lead to.
+/// Limit on branch targets.
 pub(super) const TARGETS_MAX: usize = 256;
-/// How much of a function is followed where that much is not enough: compilers that inline while the program
-/// runs make functions of 20 KB with 700 branches.
+/// Limits for large functions, if the first ones are exceeded: JIT compilers that inline produce functions of 20
+/// KB with 700 branches.
 pub(super) const LARGE_STEPS_MAX: u32 = 16_384;
 pub(super) const LARGE_TARGETS_MAX: usize = 2048;
-/// Most instructions of all callees that are followed for one row.
+/// Limit on instructions of all callees followed for one row.
 const CALLEE_STEPS_MAX: u32 = 4096;
-/// Most subroutines of a function.
+/// Limit on subroutines of a function.
 pub(super) const INNER_MAX: usize = 8;
-/// Most instructions of a callee that are followed: pieces of functions that LLVM's machine
-/// outliner made are that short.
+/// Limit on instructions followed in an outlined callee: pieces split off by LLVM's machine outliner are that
+/// short.
 pub(super) const PIECE_MAX: u32 = 16;
 
-/// The bounds of the function that an address is in, where they are known.
+/// The bounds of the function that contains an address, if known.
 pub(in crate::walk) fn function_around(at: Avma, code: &dyn Code) -> Option<Range<Avma>> {
     code.function(at).filter(|function| function.contains(&at))
 }
 
-/// What was found out about callees.
+/// Results for callees.
 #[derive(Clone, Debug)]
 pub(super) struct Callees {
     pub(super) known: Vec<(Avma, bool)>,
@@ -44,20 +44,20 @@ impl Default for Callees {
     }
 }
 
-/// Where a path has arrived.
+/// The end of a path.
 pub(super) enum Arrived<'a> {
     Returns(&'a State),
-    /// At a jump out of the function.
+    /// A jump out of the function.
     Leaves(&'a State, Option<Avma>),
     LeavesAnywhere(&'a State),
-    /// At the goal.
+    /// The goal.
     At(&'a State),
-    /// Where the function ends, not behind a call, or at what is no known instruction.
+    /// The end of the function, except after a call, or an unknown instruction.
     RunsOut,
 }
 
-/// The instruction that paths are to arrive at. Where a call has just returned to only that
-/// call leads; what jumps there may be on another path.
+/// The instruction where paths should arrive. If a call has just returned there, only that call leads to it; jumps
+/// there may be on another path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Goal {
     pub(super) at: Avma,
@@ -67,22 +67,22 @@ pub(super) struct Goal {
 #[derive(Clone)]
 pub(super) struct Paths<'c> {
     pub(super) function: Option<Range<Avma>>,
-    /// Registers that a frame is counted from, the first that can be before others.
+    /// Base registers of a frame, in order of preference.
     pub(super) bases: &'static [u8],
     pub(super) goal: Option<Goal>,
     pub(super) code: &'c dyn Code,
     pub(super) reader: Reader<'c>,
-    /// The places that branches lead to, by address, and where the frame was there first: what the frame
-    /// pointer was, or else the stack pointer.
+    /// The branch targets, by address, with the frame's place at the first visit: the frame pointer, or else the
+    /// stack pointer.
     pub(super) targets: Vec<(Avma, Option<Place>)>,
     pub(super) targets_max: usize,
-    /// Two paths came to one place with different frames: one of them is never taken.
+    /// Two paths reached one address with different frames: one of them is never taken.
     pub(super) differ: bool,
-    /// There were more places than are remembered.
+    /// There were more branch targets than the limit.
     pub(super) is_full: bool,
-    /// Paths go on behind the goal.
+    /// Paths continue after the goal.
     pub(super) goes_on: bool,
-    /// They go on behind calls.
+    /// Paths continue after calls.
     pub(super) past_calls: bool,
     pub(super) left: u32,
     pub(super) callees: Callees,
@@ -113,7 +113,7 @@ impl<'c> Paths<'c> {
         }
     }
 
-    /// Follows every path from `start`, until `arrive` makes a row of where one ends.
+    /// Follows every path from `start`, until `arrive` returns a result for the end of one.
     pub(super) fn follow<P: Processor, T, F>(&mut self, start: Avma, state: State, mut arrive: F) -> Option<T>
     where
         F: FnMut(&mut Paths<'c>, Arrived<'_>) -> Option<T>,
@@ -130,7 +130,7 @@ impl<'c> Paths<'c> {
                         found => return found,
                     }
                 }
-                // Another path goes on from there in the same frame.
+                // Another path continues from there with the same frame.
                 if !P::EVERY_PATH && falls && self.is_known::<P>(at, &state) {
                     break;
                 }
@@ -192,7 +192,7 @@ impl<'c> Paths<'c> {
         None
     }
 
-    /// Changes the state to that after a call, if the call returns to `next`; whether it does.
+    /// Applies a call to the state. Returns whether the call returns to `next`.
     fn call<P: Processor>(&mut self, target: Option<Avma>, next: Avma, state: &mut State) -> bool {
         if let Some(target) = target.filter(|target| self.is_inner(*target)) {
             self.inner.push(target);
@@ -205,8 +205,8 @@ impl<'c> Paths<'c> {
         comes_back
     }
 
-    /// Whether a jump leaves the function for another one, or goes back to its entry. A jump into the
-    /// middle of another function stays: hand-written code has several labels.
+    /// Whether a jump leaves the function for another one, or goes back to its entry. A jump into the middle of
+    /// another function stays: hand-written code has several labels.
     pub(super) fn leaves(&self, target: Avma) -> bool {
         match &self.function {
             Some(function) if function.contains(&target) => function.start == target,
@@ -215,8 +215,8 @@ impl<'c> Paths<'c> {
         }
     }
 
-    /// Where the frame is. A callee may pop its arguments, which the call does not show; counted from a frame
-    /// pointer, the frame is right even then.
+    /// The place of the frame. A callee may pop its arguments, which the call does not show; a frame pointer is
+    /// right even then.
     pub(super) fn frame<P: Processor>(&self, state: &State) -> Option<Place> {
         let frame_pointers = self.bases.iter().filter(|base| **base != P::STACK_POINTER);
         let of_frame = frame_pointers
@@ -225,14 +225,14 @@ impl<'c> Paths<'c> {
         of_frame.or_else(|| state.place(P::STACK_POINTER))
     }
 
-    /// Whether branches lead to a place, with the same frame.
+    /// Whether an address is a known branch target with the same frame.
     pub(super) fn is_known<P: Processor>(&self, at: Avma, state: &State) -> bool {
         let index = self.targets.binary_search_by_key(&at, |(target, _)| *target);
         let known = index.ok().and_then(|index| self.targets.get(index));
         known.is_some_and(|(_, before)| *before == self.frame::<P>(state))
     }
 
-    /// Notes a place; whether it is the first time, and there is room.
+    /// Records a branch target. Returns whether it is new and fits.
     pub(super) fn is_new<P: Processor>(&mut self, at: Avma, state: &State) -> bool {
         let sp = self.frame::<P>(state);
         let index = match self.targets.binary_search_by_key(&at, |(target, _)| *target) {
@@ -250,7 +250,7 @@ impl<'c> Paths<'c> {
         has_room
     }
 
-    /// Whether a call leads into the function itself, not to its beginning, and that was not seen before.
+    /// Whether a call leads into the function itself but not to its entry, and is new.
     pub(super) fn is_inner(&self, target: Avma) -> bool {
         let is_inside = self
             .function
@@ -259,14 +259,14 @@ impl<'c> Paths<'c> {
         self.goes_on && is_inside && self.inner.len() < INNER_MAX && !self.inner.contains(&target)
     }
 
-    /// Whether one more place can be remembered.
+    /// Whether one more branch target fits.
     pub(super) fn has_room(&self) -> bool {
         self.targets.len() < self.targets_max
     }
 
-    /// The state after a piece of code that ends in a return soon, without branches or calls:
-    /// the machine outliner puts parts of prologues and epilogues into such functions.
-    /// `returns_to` is what a call to it leaves as return address.
+    /// The state after a short piece of code that ends in a return, without branches or calls: the machine
+    /// outliner puts parts of prologues and epilogues into these functions. `returns_to`: the return address of a
+    /// call to it.
     pub(super) fn piece<P: Processor>(
         &mut self,
         mut at: Avma,
@@ -293,14 +293,13 @@ impl<'c> Paths<'c> {
     }
 }
 
-/// The state at a return that depends on a condition, if the instruction is one where that holds.
+/// The state at a conditional return, if the instruction is one and its condition holds.
 fn returned<P: Processor>(at: Avma, bytes: &[u8], mut state: State) -> Option<State> {
     state.mode.takes = true;
     matches!(P::step(at, bytes, &mut state), Some((Effect::Returns, _))).then_some(state)
 }
 
-/// Makes the state before a call of an ordinary function that after it. In place: code is full of
-/// calls.
+/// Applies the call of an ordinary function to the state. In place: code is full of calls.
 pub(in crate::walk) fn after_call<P: Processor>(state: &mut State) {
     let one = |register: u8| 1u32 << register;
     let kept = P::SAVED.iter().filter(|saved| Some(**saved) != P::LINK);
@@ -308,5 +307,5 @@ pub(in crate::walk) fn after_call<P: Processor>(state: &mut State) {
     state.keep_only(kept);
 }
 
-/// A bit for each register.
+/// One bit per register.
 const _: () = assert!(REGISTERS <= u32::BITS as usize);

@@ -1,12 +1,12 @@
-//! Rows out of what is known at an instruction: of a function that returns, and of one that was followed from its
+//! Builds rows from the state at an instruction: at the return of a function, or after following it from its
 //! entry. Input: a [`State`]; output: a [`Row`].
 
 use super::state::{Place, State, Value};
 use crate::binary::frame_rule::{Cfa, Column, Row};
 use crate::walk::processor::{Processor, RowOf};
 
-/// The row at the start, from the state when a function returns: its stack pointer is the
-/// canonical frame address, below which calls of x86_64 have put the return address.
+/// The row at the start of a path, from the state at the function's return: its stack pointer is the canonical
+/// frame address, below which x86_64 calls put the return address.
 pub(in crate::walk) fn row_at_return<P: Processor>(state: &State) -> Option<RowOf<P>> {
     let sp = state.place(P::STACK_POINTER)?;
     let cfa = sp.plus(P::pushed_by_call());
@@ -30,16 +30,16 @@ pub(in crate::walk) fn row_at_return<P: Processor>(state: &State) -> Option<RowO
     Some(row)
 }
 
-/// The row where the state is `state`, which was followed from the function's entry. Its CFA is counted
-/// from the first of `bases` that leads to it.
+/// The row at an instruction, from the state there after following the function from its entry. Its CFA is
+/// relative to the first of `bases` with a known offset.
 pub(in crate::walk) fn row_in_function<P: Processor>(state: &State, bases: &[u8]) -> Option<RowOf<P>> {
     let above = P::pushed_by_call();
-    // Bytes from the stack pointer at the entry to what a register holds now: any, by hostile code.
+    // Bytes from the stack pointer at the entry to a register's current value: any number in hostile code.
     let depth = |register: u8| {
         let place = state.place(register)?;
         (place.register == P::STACK_POINTER).then_some(place.offset)
     };
-    // A callee may take its arguments off the stack (Swift's do), which the call does not show.
+    // A callee may pop its arguments (Swift's do), which the call does not show.
     let (base, offset) = bases.iter().find_map(|register| Some((*register, depth(*register)?)))?;
     let mut row = Row::new(Cfa::Register(base, above.checked_sub(offset)?));
     for register in P::SAVED {
@@ -49,8 +49,8 @@ pub(in crate::walk) fn row_in_function<P: Processor>(state: &State, bases: &[u8]
             let from_cfa = place.offset.checked_sub(above)?;
             (place.register == P::STACK_POINTER).then_some(Column::At(from_cfa))
         };
-        // Where a register was stored it may have changed since, on another path: a link register
-        // has by every call. Where the stack pointer is not known (an alloca) the frame is still there.
+        // A stored register may have changed since, on another path: every call changes the link register. If the
+        // stack pointer is unknown (an alloca) the frame is still there.
         let is_there = |column: &Column| match (column, depth(P::STACK_POINTER)) {
             (Column::At(at), Some(sp)) => above + at >= sp,
             (Column::At(_), None) => P::LINK.is_some() && base != P::STACK_POINTER,
@@ -69,8 +69,8 @@ pub(in crate::walk) fn row_in_function<P: Processor>(state: &State, bases: &[u8]
     Some(row)
 }
 
-/// Enters what is known about a register. Without the frame pointer or the return address there
-/// is no row; others are only needed by rare rows of callers.
+/// Sets the column of a register. Without the frame pointer or the return address there is no row; other registers
+/// are only needed by rare rows of callers.
 fn set_column<P: Processor>(row: &mut RowOf<P>, register: u8, column: Option<Column>) -> Option<()> {
     let needed = register == P::FRAME_POINTER || Some(register) == P::LINK;
     if column.is_none() && needed {

@@ -1,13 +1,13 @@
-//! What registers and the stack hold on one path through instructions, in terms of what they held
-//! at its start, and where an instruction leads to.
+//! Contents of registers and the stack on one path through instructions, relative to its start, and the effects of
+//! instructions on the path.
 
 use super::value::Packed;
 pub(in crate::walk) use super::value::{Place, REGISTERS, Value};
 use crate::addr::Avma;
 
-/// Most saved registers that are remembered.
+/// Limit on remembered saved registers.
 const STORES_MAX: usize = 24;
-/// What an instruction does to the path.
+/// The effect of an instruction on the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::walk) enum Effect {
     Plain,
@@ -15,37 +15,37 @@ pub(in crate::walk) enum Effect {
     Calls(Option<Avma>),
     Jumps(Avma),
     MayJump(Avma),
-    /// To a place not known: a tail call, a stub, or a jump through a table.
+    /// Jumps to an unknown address: a tail call, a stub, or a jump through a table.
     JumpsAnywhere,
-    /// Returns, or goes on with the next instruction: the state is that of the latter. With
-    /// [`Mode::takes`] set the same instruction returns.
+    /// Returns, or continues with the next instruction, with the state of the latter. With [`Mode::takes`] set the
+    /// same instruction returns.
     MayReturn,
-    /// What the frame is depends on whether this condition is fulfilled: nothing is executed yet. It is
-    /// with [`Mode::assumed`] set to the condition or to its opposite, which has the lowest bit inverted.
+    /// The frame depends on this condition: nothing has been executed. Execution continues with [`Mode::assumed`]
+    /// set to the condition or to its opposite, which has the lowest bit inverted.
     Forks(u8),
-    /// Nothing is known from here on.
+    /// Nothing is known after it.
     Ends,
 }
 
-/// How the next instruction is to be read, on processors with more than one instruction set or
-/// with conditional execution: 32-bit Arm.
+/// The decoder's mode for the next instruction, on processors with several instruction sets or with conditional
+/// execution: 32-bit Arm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) struct Mode {
-    /// It is T32.
+    /// The instruction set is T32.
     pub(in crate::walk) t32: bool,
-    /// The conditions of the next instructions in T32, as `ITSTATE` has them; 0: none.
+    /// Conditions of the next instructions in T32, in the form of `ITSTATE`; 0: none.
     pub(in crate::walk) it: u8,
-    /// The condition of the next instruction is taken as fulfilled.
+    /// The condition of the next instruction is assumed to hold.
     pub(in crate::walk) takes: bool,
-    /// This condition is taken as fulfilled, its opposite as not, until an instruction may change the flags.
+    /// This condition is assumed to hold, and its opposite not, until an instruction may change the flags.
     pub(in crate::walk) assumed: Option<u8>,
 }
 
-/// Registers, where first values were stored, and where a zero was pushed last.
+/// Registers, stored initial values, and the last pushed zero.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::walk) struct State {
     registers: [Packed; REGISTERS],
-    /// Places, and what is there.
+    /// Places, with the stored values.
     stores: [(Packed, Packed); STORES_MAX],
     stored: usize,
     pub(in crate::walk) zero: Option<Place>,
@@ -73,7 +73,7 @@ impl State {
         }
     }
 
-    /// Nothing is known any more of the registers whose bit is not set.
+    /// Makes the registers without a set bit unknown.
     pub(in crate::walk) fn keep_only(&mut self, kept: u32) {
         for (register, held) in self.registers.iter_mut().enumerate() {
             if kept >> register & 1 == 0 {
@@ -82,12 +82,12 @@ impl State {
         }
     }
 
-    /// What was stored, and where.
+    /// Stored values, with their places.
     pub(in crate::walk) fn stores(&self) -> impl Iterator<Item = (Place, Value)> {
         self.stores[..self.stored].iter().map(|(place, value)| (place.place(), value.value()))
     }
 
-    /// Keeps what `other`, which came of this by one instruction, holds, too.
+    /// Keeps only what also holds in `other`, the state after one more instruction.
     pub(in crate::walk) fn merge(&mut self, other: &State) {
         for (held, others) in self.registers.iter_mut().zip(&other.registers) {
             if held != others {
@@ -101,7 +101,7 @@ impl State {
         }
     }
 
-    /// The address that a register holds.
+    /// The address in a register.
     pub(in crate::walk) fn place(&self, register: u8) -> Option<Place> {
         match self.get(register) {
             Value::First(register) => Some(Place { register, offset: 0 }),
@@ -110,7 +110,7 @@ impl State {
         }
     }
 
-    /// Adds to a register's address.
+    /// The sum of a register and a number of bytes.
     pub(in crate::walk) fn sum(&self, register: u8, bytes: i64) -> Value {
         match (self.place(register), self.get(register)) {
             (Some(place), _) => Value::At(place.plus(bytes)),
@@ -133,8 +133,8 @@ impl State {
         }
     }
 
-    /// What is loaded from a place on a stack whose pointer is the register `sp`: below where
-    /// that was at the start there was nothing.
+    /// The value loaded from a place; `sp` is the stack pointer register. Below its initial value there was
+    /// nothing.
     pub(in crate::walk) fn load(&self, at: Option<Place>, sp: u8) -> Value {
         let Some(at) = at else { return Value::Unknown };
         let place = Packed::at(at);

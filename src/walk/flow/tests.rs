@@ -1,5 +1,5 @@
-//! Tests quote the disassembly; each instruction has the distance from the stack pointer to
-//! the CFA, and where the return address is.
+//! Quotes the disassembly; each instruction has the distance from the stack pointer to the CFA, and the place of
+//! the return address.
 
 use super::*;
 use crate::arch::{Aarch64, X86_64};
@@ -9,8 +9,8 @@ use crate::walk::text::Text;
 
 const TEXT: u64 = 0x1_0000_4000;
 
-/// A row in words: CFA from sp (or from fp: marked), return address and frame pointer from
-/// the CFA, if they are on the stack.
+/// A short row: CFA from sp (or from fp: marked), return address and frame pointer from the CFA, if they are on
+/// the stack.
 type Short = (u8, i64, Option<i64>, Option<i64>);
 
 fn short<C: Columns>(row: &Row<C>, link: usize, frame_pointer: usize) -> Short {
@@ -27,7 +27,7 @@ fn arm64(words: &[u32], functions: &'static [u64]) -> Text {
     Text::of_words(TEXT, words).with_functions(functions)
 }
 
-/// By both questions, where each leads anywhere; they must not differ in what they find.
+/// By both directions, which must not contradict each other.
 fn arm64_rows(text: &Text, at: u64, entry: u64) -> [Option<Short>; 2] {
     let short = |row: RowAarch64| short(&row, 30, 29);
     let (at, entry) = (Avma(TEXT + at), Avma(TEXT + entry));
@@ -62,12 +62,12 @@ fn arm64_prologues_and_epilogues_are_followed_in_both_directions() {
     for at in [0x08, 0x0c] {
         assert_eq!(arm64_rows(&text, at, 0), [Some((31, 48, None, None)); 2], "at +{at:#x}");
     }
-    // From its entry the frame pointer is known to lead to the CFA, and where all was stored.
+    // From the entry, the frame pointer is known to lead to the CFA, and all stores are known.
     let in_memory = Some((31, 48, Some(-8), Some(-16)));
     for at in [0x14, 0x18, 0x1c, 0x20] {
         let rows = arm64_rows(&text, at, 0);
         assert_eq!(rows[1], Some((29, 16, Some(-8), Some(-16))), "at +{at:#x}");
-        // Both paths out are the same: only the one with the call proves that lr is stale.
+        // Both paths out have the same result: only the one with the call proves that lr is stale.
         assert_eq!(rows[0], in_memory, "at +{at:#x}");
     }
     for at in [0x24, 0x28] {
@@ -76,7 +76,7 @@ fn arm64_prologues_and_epilogues_are_followed_in_both_directions() {
 }
 
 #[test]
-fn arm64_pieces_of_the_outliner_are_followed_into() {
+fn arm64_outlined_pieces_are_followed() {
     let text = arm64(
         &[
             0xa9bf_7bfd, // +00 stp x29, x30, [sp, #-16]!
@@ -95,7 +95,7 @@ fn arm64_pieces_of_the_outliner_are_followed_into() {
     );
     let framed = [Some((31, 32, Some(-8), Some(-16))), Some((29, 16, Some(-8), Some(-16)))];
     assert_eq!(arm64_rows(&text, 0x08, 0), framed);
-    // In the piece: its caller is the function, with the stack pointer that it leaves.
+    // In the piece: its caller is the function, with the stack pointer that the piece leaves.
     let row = before_return::<Aarch64>(Avma(TEXT + 0x14), false, &text).expect("a row");
     assert_eq!((&row.cfa, &row.columns[29]), (&Cfa::Register(31, -16), &Column::Is(16)));
 }
@@ -117,10 +117,10 @@ fn arm64_code_without_records_is_followed() {
     );
     assert_eq!(arm64_rows(&text, 0x04, 0)[0], Some((31, 16, Some(-16), None)));
     assert_eq!(arm64_rows(&text, 0x08, 0)[0], Some((31, 16, Some(-16), None)));
-    // A jump through a register may be one through a table; its entry decides.
+    // A jump through a register may be one through a table; the paths from the entry decide.
     assert_eq!(arm64_rows(&text, 0x0c, 0), [None, Some((31, 0, None, None))]);
     assert_eq!(arm64_rows(&text, 0x18, 0x10), [Some((31, 8192, None, None)); 2]);
-    // After a call the link register is no path home.
+    // After a call the link register is stale.
     let returned = |at| before_return::<Aarch64>(Avma(TEXT + at), true, &text);
     assert_eq!(returned(0x1c), None);
     assert!(returned(0x08).is_some());
@@ -150,7 +150,7 @@ fn x86_64_frames_of_every_kind_are_followed() {
         let short = |row: Row| short(&row, RETURN_ADDRESS, 6);
         let entry = since_entry::<X86_64>(Avma(TEXT), pc, false, &text).map(short);
         let back = before_return::<X86_64>(pc, false, &text).map(short);
-        // The number of `sub %rax,%rsp` is not known behind the instruction that sets it.
+        // The number in `sub %rax,%rsp` is unknown after the instruction that sets it.
         let expected_back = if at == 8 { None } else { expected };
         assert_eq!((entry, back), (expected, expected_back), "at +{at:#x}");
         at += bytes.len() as u64;
@@ -160,7 +160,7 @@ fn x86_64_frames_of_every_kind_are_followed() {
 }
 
 #[test]
-fn x86_64_jumps_through_tables_are_no_way_out_of_a_frame() {
+fn x86_64_jumps_through_tables_do_not_leave_a_frame() {
     // push %rbx; jmp *%rax; pop %rbx; jmp *%rcx
     let text = Text::new(TEXT, [0x53, 0xff, 0xe0, 0x5b, 0xff, 0xe1]).with_functions(&[0]);
     let row = |at| before_return::<X86_64>(Avma(TEXT + at), false, &text).map(|row| row.cfa);
@@ -169,7 +169,7 @@ fn x86_64_jumps_through_tables_are_no_way_out_of_a_frame() {
 }
 
 #[test]
-fn a_number_that_32_bit_arithmetic_changed_is_not_known() {
+fn numbers_changed_by_32_bit_arithmetic_are_unknown() {
     // add, or, adc, sbb, and, sub, xor: %ecx to %eax, in both forms
     for opcode in [0x01, 0x09, 0x11, 0x19, 0x21, 0x29, 0x31] {
         for (opcode, operands) in [(opcode, 0xc8), (opcode + 2, 0xc1)] {
@@ -188,7 +188,7 @@ fn a_number_that_32_bit_arithmetic_changed_is_not_known() {
 }
 
 #[test]
-fn frames_larger_than_any_number_are_none() {
+fn frames_larger_than_any_number_have_no_row() {
     const LOWEST: u64 = 1 << 63;
     let [a, b, c, d, e, f, g, h] = LOWEST.to_le_bytes();
     // +00 movabs $LOWEST,%rax; +0a sub %rax,%rsp; +0d ret
@@ -197,7 +197,7 @@ fn frames_larger_than_any_number_are_none() {
     let row = |at| since_entry::<X86_64>(Avma(TEXT), Avma(TEXT + at), false, &text);
     assert!(row(0x0a).is_some());
     assert_eq!(row(0x0d), None);
-    // The stack pointer stays, and rbp is stored as far away.
+    // The stack pointer is unchanged, and rbp is stored equally far away.
     let bytes = vec![
         0x48, 0x89, 0xe1, // +00 mov %rsp,%rcx
         0x48, 0xb8, a, b, c, d, e, f, g, h, // +03 movabs $LOWEST,%rax
@@ -227,7 +227,7 @@ fn frames_larger_than_any_number_are_none() {
 }
 
 #[test]
-fn any_bytes_are_followed_within_the_bound() {
+fn any_bytes_are_followed_within_the_limits() {
     let mut random = Rng::new(1);
     for round in 0..2000 {
         let bytes: Vec<u8> = (0..4096 / 8)
@@ -256,9 +256,9 @@ fn on_all_paths(text: &Text, at: u64, returned: bool) -> Option<Short> {
     Some(short(&row, RETURN_ADDRESS, 6))
 }
 
-/// What HotSpot's C2 makes where it inlines everything: 20 KB with hundreds of branches.
+/// Like the output of HotSpot's C2 with everything inlined: 20 KB with hundreds of branches.
 #[test]
-fn functions_of_many_branches_are_followed_to_a_bound() {
+fn functions_of_many_branches_are_followed_up_to_a_limit() {
     let at_the_end = |branches: u64, behind: &[u8]| {
         let mut bytes = vec![0x55, 0x48, 0x89, 0xe5]; // push %rbp; mov %rsp,%rbp
         for _ in 0..branches {
@@ -276,7 +276,7 @@ fn functions_of_many_branches_are_followed_to_a_bound() {
 }
 
 #[test]
-fn a_function_that_does_not_return_is_followed_from_its_entry() {
+fn a_noreturn_function_is_followed_from_its_entry() {
     // gcc -O2 -fno-unwind-tables: for (;;) leaf(n)
     let bytes = vec![
         0x53, //                   +0 push %rbx
@@ -290,13 +290,13 @@ fn a_function_that_does_not_return_is_followed_from_its_entry() {
     assert_eq!(on_all_paths(&text, 0xe, true), Some((7, 32, Some(-8), None)));
     assert_eq!(on_all_paths(&text, 1, false), Some((7, 16, Some(-8), None)));
     assert_eq!(before_return::<X86_64>(Avma(TEXT + 0xe), true, &text), None);
-    // Where the call was the last instruction.
+    // With the call as the last instruction.
     let text = Text::new(TEXT, &text.bytes()[..0xe]).with_functions(&[0, 0xe]);
     assert_eq!(on_all_paths(&text, 0xe, true), Some((7, 32, Some(-8), None)));
 }
 
 #[test]
-fn what_follows_a_call_that_does_not_return_is_told_by_no_way_or_by_the_right_one() {
+fn code_after_a_noreturn_call_gets_no_row_or_the_right_one() {
     let bytes = vec![
         0x85, 0xff, //             +00 test %edi,%edi
         0x74, 0x09, //             +02 je +0d
@@ -308,14 +308,14 @@ fn what_follows_a_call_that_does_not_return_is_told_by_no_way_or_by_the_right_on
     let text = Text::new(TEXT, bytes).with_functions(&[0]);
     // Only the call leads to its return address.
     assert_eq!(on_all_paths(&text, 0xd, true), Some((7, 16, Some(-8), None)));
-    // As an instruction it is reached by the jump, and by a path that is never taken.
+    // As a plain instruction it is reached by the jump, and by a path that is never taken.
     assert_eq!(on_all_paths(&text, 0xd, false), None);
     assert_eq!(on_all_paths(&text, 0xf, false), None);
     assert_eq!(on_all_paths(&text, 8, false), Some((7, 16, Some(-8), None)));
 }
 
 #[test]
-fn code_that_pushes_a_zero_under_its_record_ends_the_chain() {
+fn a_zero_pushed_under_the_record_ends_the_chain() {
     let ends = |bytes: &[u8], at: u64| {
         let text = Text::new(TEXT, bytes).with_functions(&[0]);
         ends_chain::<X86_64>(Avma(TEXT), Avma(TEXT + at), true, &text)
@@ -324,13 +324,13 @@ fn code_that_pushes_a_zero_under_its_record_ends_the_chain() {
     let thread_start = [0x6a, 0, 0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 16, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
     assert!(ends(&thread_start, 15));
     assert!(!ends(&thread_start, 2), "it has made no record yet");
-    // Before: the return address is what lies at the stack pointer that it is entered with.
+    // Older version: the return address is the word at the initial stack pointer.
     let older = [0x55, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xec, 24, 0xe8, 0, 0, 0, 0, 0xc9, 0xc3];
     assert!(!ends(&older, 13));
     // __dyld_start: pop %rdi; push $0; mov %rsp,%rbp; and $-16,%rsp; call
     let dyld = [0x5f, 0x6a, 0, 0x48, 0x89, 0xe5, 0x48, 0x83, 0xe4, 0xf0, 0xe8, 0, 0, 0, 0, 0x0f, 0x0b];
     assert!(ends(&dyld, 15));
-    // push $1; a zero elsewhere than under the record; a zero that is overwritten.
+    // push $1; a zero elsewhere than under the record; an overwritten zero.
     let mut other = thread_start;
     other[1] = 1;
     assert!(!ends(&other, 15));

@@ -1,10 +1,10 @@
-//! What a register holds on a path, as a [`Value`] or a [`Place`]; and the same in 64 bits: states are copied at each
-//! branch, and code is full of branches.
+//! The content of a register on a path, as a [`Value`] or a [`Place`]; and packed into 64 bits: states are copied
+//! at each branch, and code is full of branches.
 
-/// Registers of either processor.
+/// Number of registers, enough for either processor.
 pub(in crate::walk) const REGISTERS: usize = 32;
 
-/// An address as a register's first value plus bytes.
+/// An address as a register's initial value plus bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::walk) struct Place {
     pub(in crate::walk) register: u8,
@@ -17,20 +17,20 @@ impl Place {
     }
 }
 
-/// What a register holds.
+/// The content of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::walk) enum Value {
-    /// What that register held at the start.
+    /// The initial value of that register.
     First(u8),
     /// An address.
     At(Place),
-    /// What was in memory there at the start.
+    /// The initial content of memory at that place.
     Loaded(Place),
     Number(u64),
     Unknown,
 }
 
-/// The kind in the lowest three bits, a register in the next five, and a signed number of 56.
+/// Kind in the lowest three bits, register in the next five, and a signed 56-bit number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packed(u64);
 
@@ -47,12 +47,12 @@ const _: () = assert!(REGISTERS <= 1 << (NUMBER_SHIFT - REGISTER_SHIFT));
 impl Packed {
     pub(super) const NOTHING: Packed = Packed(UNKNOWN);
 
-    /// What a register is at the start.
+    /// The initial content of a register.
     pub(super) const fn first(register: u8) -> Packed {
         Packed(FIRST | (register as u64 % REGISTERS as u64) << REGISTER_SHIFT)
     }
 
-    /// A number that needs more than 56 bits, which is no size of a frame, is not known any more.
+    /// Packs a value. A number of more than 56 bits, too large for a frame, becomes unknown.
     pub(super) fn of(value: Value) -> Packed {
         match value {
             Value::Unknown => Packed(UNKNOWN),
@@ -70,7 +70,7 @@ impl Packed {
         Packed::of_place(place, AT)
     }
 
-    /// Offsets of more than 56 bits, which only hostile code has, are cut.
+    /// Offsets of more than 56 bits, which only hostile code has, are truncated.
     fn of_place(place: Place, kind: u64) -> Packed {
         Packed(Packed::first(place.register).0 & !FIRST | kind | place.offset.cast_unsigned() << NUMBER_SHIFT)
     }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_come_back_as_they_were() {
+    fn values_survive_packing() {
         let offsets = [0, 8, -8, 0x7fff_ffff, -0x8000_0000, (1 << 55) - 1, -(1 << 55)];
         let mut values = vec![Value::Unknown];
         for register in [0, 7, 31] {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_no_frame_has_are_not_known() {
+    fn numbers_too_large_for_a_frame_become_unknown() {
         for number in [1 << 55, 0x8000_0000_0000_0000, u64::MAX >> 1] {
             assert_eq!(Packed::of(Value::Number(number)).value(), Value::Unknown, "{number:#x}");
         }

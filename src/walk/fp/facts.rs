@@ -1,28 +1,27 @@
-//! What walking by frame pointers asks of the code, remembered by address: whether there is
-//! code that a frame returns to, and whether a leaf has a record. Input: addresses, `Code`; output: answers. Void when the images
-//! change.
+//! Cached facts for walking by frame pointers, by address: whether a return address is in code, and whether a leaf
+//! has a record. Input: addresses, `Code`; output: answers. Void when the images change.
 
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 use crate::walk::Code;
 use crate::walk::processor::Processor;
 use crate::walk::table::Table;
 
-/// What is known of return addresses, and of program counters.
+/// Facts about return addresses and program counters.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Facts {
     returns: Table<ReturnsTo>,
-    /// Where code is: whether the frame pointer points to the record of the function there.
+    /// By program counter: whether the frame pointer points to the record of the function there.
     own_records: Table<Option<bool>>,
 }
 
-/// What a return address leads to.
+/// The target of a return address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum ReturnsTo {
     #[default]
     NoCode,
-    /// Code in which the call is.
+    /// Code that contains the call.
     Caller,
-    /// The trampoline that handlers of signals return to, which called nothing.
+    /// A signal trampoline, to which handlers return, and which called nothing.
     Trampoline,
 }
 
@@ -32,14 +31,14 @@ impl Facts {
         self.own_records.clear();
     }
 
-    /// Forgets what was learned about the addresses for which `is_gone` returns true.
+    /// Forgets facts about the addresses for which `is_gone` returns true.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.returns.retain(|lookup| !is_gone(Avma(lookup)));
         self.own_records.retain(|pc| !is_gone(Avma(pc)));
     }
 
-    /// What `find` says of the record of the function at a program counter; it reads much of a function. JIT code
-    /// is asked each time.
+    /// The cached result of `find`, which reads much of a function: whether the function at a program counter has
+    /// a record. Not cached for JIT code.
     pub(in crate::walk) fn own_record(
         &mut self,
         pc: Avma,
@@ -56,7 +55,7 @@ impl Facts {
         found
     }
 
-    /// The look-up address of the frame that a return address belongs to; `None` where there is no code.
+    /// The look-up address of the frame that a return address belongs to; `None` outside code.
     #[inline(always)]
     pub(in crate::walk) fn lookup<P: Processor>(
         &mut self,
@@ -98,7 +97,7 @@ mod tests {
     use crate::arch::{Aarch64, X86_64};
     use crate::walk::CodeTraits;
 
-    /// A function, two trampolines of signals, and a count of requests.
+    /// A function, two signal trampolines, and a count of requests.
     struct CountingCode(Cell<u32>);
 
     impl Code for CountingCode {
@@ -109,7 +108,7 @@ mod tests {
         fn code(&self, at: Avma) -> Option<&[u8]> {
             match at.0 {
                 0x1000 => Some(&[0x55, 0x48, 0x89, 0xe5]),
-                // The trampolines of x86_64 and aarch64.
+                // The signal trampolines of x86_64 and aarch64.
                 0x3001 => Some(&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]),
                 0x4001 => Some(&[0x68, 0x11, 0x80, 0xd2, 0x01, 0x00, 0x00, 0xd4]),
                 _ => None,
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_asked_for_once_until_the_images_change() {
+    fn an_address_is_looked_up_once_until_the_images_change() {
         let (code, mut facts) = (CountingCode(Cell::new(0)), Facts::default());
         for _ in 0..3 {
             assert_eq!(facts.lookup::<X86_64>(Avma(0x1001), &code), Some(LookupAvma(0x1000)));
@@ -128,7 +127,7 @@ mod tests {
         facts.clear();
         assert_eq!(facts.lookup::<X86_64>(Avma(0x1001), &code), Some(LookupAvma(0x1000)));
         assert_eq!(code.0.get(), 3);
-        // The key that is no address.
+        // The reserved key.
         assert_eq!(facts.lookup::<X86_64>(Avma(0), &code), None);
     }
 
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_searched_for_once_in_files_and_each_time_in_jit_code() {
+    fn record_searches_are_cached_for_files_but_not_for_jit_code() {
         let (count, mut facts) = (Cell::new(0), Facts::default());
         let ask = |facts: &mut Facts, pc: u64, found: Option<bool>| {
             let find = || {
@@ -174,14 +173,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_stands_in_front_of_a_trampoline_of_signals() {
+    fn a_signal_trampoline_has_no_call_before_it() {
         let (code, mut facts) = (CountingCode(Cell::new(0)), Facts::default());
         for _ in 0..2 {
             assert_eq!(facts.lookup::<X86_64>(Avma(0x3001), &code), Some(LookupAvma(0x3001)));
             assert_eq!(facts.lookup::<Aarch64>(Avma(0x4001), &code), Some(LookupAvma(0x4001)));
         }
         assert_eq!(code.0.get(), 2);
-        // Those of the other processor are ordinary code.
+        // Trampolines of the other processor are ordinary code.
         facts.clear();
         assert_eq!(facts.lookup::<Aarch64>(Avma(0x3001), &code), Some(LookupAvma(0x3000)));
         assert_eq!(facts.lookup::<X86_64>(Avma(0x4001), &code), Some(LookupAvma(0x4000)));

@@ -1,7 +1,7 @@
-//! Follows frame records: each holds the caller's frame pointer and, one word above it, the return address. Where a
-//! record is from its frame pointer is [`Processor::FRAME_RECORD_AT`]. Input: the first frame pointer; output: one
-//! look-up address per record. The caller of a leaf without a record is found by the processor's `leaf.rs`. Not for
-//! 32-bit Arm, whose compilers differ in their records (`arm/record.rs`).
+//! Follows frame records: each holds the caller's frame pointer and, one word above it, the return address.
+//! [`Processor::FRAME_RECORD_AT`] is the offset of a record from its frame pointer. Input: the first frame
+//! pointer; output: one look-up address per record. The processor's `leaf.rs` finds the caller of a leaf without a
+//! record. Not for 32-bit Arm, where compilers differ in their records (`arm/record.rs`).
 
 mod facts;
 
@@ -14,11 +14,11 @@ use super::words::Words;
 use super::{Code, Input, StackEnd, Walked, root};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
 
-/// Follows the records from `frame_pointer` on, pushing to `out`.
+/// Follows the records from `frame_pointer`, pushing to `out`.
 ///
-/// `above` is the lowest address at which the first record may lie (the stack pointer),
-/// `leaf_return` the return address of a leaf without a record. Each record must lie above
-/// the last and be aligned to the size of an address, so the walk ends whatever the bytes are.
+/// `above` is the lowest possible address of the first record (the stack pointer), `leaf_return` the return
+/// address of a leaf without a record. Each record must be above the last and aligned to the pointer size, so the
+/// walk terminates for any bytes.
 pub(super) fn follow<P: Processor>(
     mut frame_pointer: u64,
     above: Avma,
@@ -43,11 +43,11 @@ pub(super) fn follow<P: Processor>(
         let (Some(saved), Some(word)) = (word(record), word(record + P::POINTER_BYTES)) else {
             return Walked { ended: outside_copy::<P>(record, &chain, input), reached };
         };
-        // Swift marks the record of an async function by bit 60 of the frame pointer that it
-        // saves, on arm64 and x86_64 (LLVM, AArch64FrameLowering.cpp and X86FrameLowering.cpp:
-        // SwiftAsyncFramePointer). A word that only the mask makes 0 is no end of a chain.
+        // Swift marks the record of an async function by bit 60 of the saved frame pointer, on arm64 and x86_64
+        // (LLVM, AArch64FrameLowering.cpp and X86FrameLowering.cpp: SwiftAsyncFramePointer). A word that becomes 0
+        // only by the mask does not end a chain.
         let next = if saved & input.code_mask == 0 { saved } else { saved & input.code_mask };
-        // The masks of aarch64: bits 63..47 may hold a signature.
+        // On aarch64, bits 63..47 may hold a signature.
         let return_address = word & input.code_mask;
         if return_address == 0 {
             let begins =
@@ -70,7 +70,7 @@ pub(super) fn follow<P: Processor>(
     }
 }
 
-/// A record outside the copied bytes: a deeper stack than was copied, or no record at all?
+/// The end of a chain at a record outside the copied bytes: a deeper stack than copied, or no record.
 fn outside_copy<P: Processor>(record: Avma, chain: &root::Chain, input: &Input<'_>) -> StackEnd {
     let limit = input.stack_top.map_or(u64::MAX, |top| top.0);
     if record.0 < limit && record.0 - chain.above.0 < MAX_STACK_BYTES {
@@ -79,16 +79,16 @@ fn outside_copy<P: Processor>(record: Avma, chain: &root::Chain, input: &Input<'
     chain.end::<P>(input)
 }
 
-/// Whether a walk by frame records that found these look-up addresses has something to be
-/// measured by: an image of theirs has unwind information, if not of the very function, or
-/// the code of one is known. (Of Mach-O images without any the place where the chain ends decides.)
+/// Whether a walk by frame records that found these look-up addresses can be checked: one of their images has
+/// unwind information, even if not for that function, or the code of one is known. (For Mach-O images without
+/// unwind information, the end of the chain decides.)
 pub(super) fn can_be_checked(addresses: &[LookupAvma], code: &dyn Code) -> bool {
     let is_bare = |lookup: Avma| code.begins_threads(lookup).is_none() && code.code(lookup).is_some();
     addresses.iter().map(|lookup| lookup.at()).any(|lookup| code.describes_frames(lookup) || is_bare(lookup))
 }
 
-/// Walks by frame records alone: `walk` pushes the look-up addresses, of which the first is that of
-/// the thread's program counter.
+/// Walks by frame records alone: `walk` pushes the look-up addresses, starting with that of the thread's program
+/// counter.
 pub(super) fn by_records(out: &mut Frames, walk: impl FnOnce(&mut Vec<LookupAvma>) -> Walked) -> Walked {
     out.clear();
     let walked = walk(&mut out.addresses);
@@ -117,7 +117,7 @@ mod tests {
 
     const BASE: u64 = 0x7fff_0000_1000;
 
-    /// A stack as words from `BASE` up, beside it what the walk from `fp` finds.
+    /// Walks from `fp` over a stack of words from `BASE` up, and compares the result.
     fn check(words: &[u64], fp: u64, stack_top: Option<u64>, expected: &[u64], ended: StackEnd) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let input = Input {
@@ -145,8 +145,8 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_far_below_the_stack_top_is_a_torn_chain() {
-        // Code without frame pointers uses rbp for anything, zero included.
+    fn a_zero_far_below_the_stack_top_is_a_broken_chain() {
+        // Code without frame pointers uses rbp for anything, including zero.
         check(&[0, 0x1005], BASE, Some(BASE + 0x10000), &[0x1004], StackEnd::Unproved);
         check(&[0, 0x1005], BASE, Some(BASE + 0x80), &[0x1004], StackEnd::Root);
     }
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_null_frame_pointer_without_a_record_is_no_complete_stack() {
         check(&[0, 0x1005], 0, Some(BASE + 0x100), &[], StackEnd::Unproved);
-        // Nothing calls a thread's first function.
+        // A thread's first function has no caller.
         check(&[0], 0, Some(BASE), &[], StackEnd::Root);
     }
 
@@ -171,7 +171,7 @@ mod tests {
 
     /// dyld of macOS 11 for Intel.
     #[test]
-    fn the_number_of_arguments_above_a_null_frame_pointer_ends_a_program() {
+    fn argc_above_a_null_frame_pointer_ends_a_program() {
         struct Libdyld(bool, &'static [u8]);
         impl Code for Libdyld {
             fn is_code(&self, at: Avma) -> bool {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_above_the_window_is_told_from_garbage() {
+    fn a_record_above_the_copy_is_distinguished_from_garbage() {
         check(&[BASE + 0x4000, 0x1005], BASE, None, &[0x1004], StackEnd::DeeperThanCopied);
         check(&[BASE + 0x4000, 0x1005], BASE, Some(BASE + 0x8000), &[0x1004], StackEnd::DeeperThanCopied);
         check(&[0x8000_0000_0000_0000, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_is_limited_and_said() {
+    fn depth_is_limited_and_reported() {
         let mut words = Vec::new();
         for frame in 0..8u64 {
             words.extend([BASE + (frame + 1) * 16, 0x1001 + frame]);
@@ -238,15 +238,15 @@ mod tests {
     }
 
     #[test]
-    fn the_mark_of_swift_async_frames_is_taken_off() {
+    fn the_mark_of_swift_async_frames_is_removed() {
         let marked = 1 << 60 | (BASE + 0x18);
         check(&[marked, 0x1005, 0xdead, 0, 0x2005], BASE, None, &[0x1004, 0x2004], StackEnd::Root);
-        // A marked zero, or any other word that only the mask makes 0, ends no chain.
+        // A marked zero, or another word that becomes 0 only by the mask, does not end a chain.
         check(&[1 << 60, 0x1005], BASE, None, &[0x1004], StackEnd::BadFrame);
     }
 
     #[test]
-    fn where_the_stack_ends_a_record_is_none() {
+    fn a_record_beyond_the_end_of_the_stack_is_none() {
         let words = [BASE + 0x10, 0x1005, 0, 0x2005, BASE + 0x30, 0x3005];
         let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         let check = |fp, limit: u64, expected: &[u64], ended| {
@@ -262,10 +262,10 @@ mod tests {
             assert_eq!((out.as_slice(), walked.ended), (expected, ended), "{fp:#x}, {limit:#x}");
         };
         check(BASE, BASE + 0x20, &[0x1004, 0x2004], StackEnd::Root);
-        // The second record would lie above, in part or in whole.
+        // The second record would lie beyond the end, partly or completely.
         check(BASE, BASE + 0x18, &[0x1004], StackEnd::BadFrame);
         check(BASE, BASE + 0x10, &[0x1004], StackEnd::BadFrame);
-        // Above the copied bytes, below the limit and above it.
+        // Above the copied bytes, below the limit and beyond it.
         check(BASE + 0x20, BASE + 0x100, &[0x3004], StackEnd::DeeperThanCopied);
         check(BASE + 0x20, BASE + 0x40, &[0x3004], StackEnd::DeeperThanCopied);
         check(BASE + 0x20, BASE + 0x38, &[0x3004], StackEnd::BadFrame);

@@ -1,5 +1,5 @@
-//! Whether an address is one that a call returns to: the instruction in front of it. Input:
-//! code bytes; output: yes or no.
+//! Whether an address is a return address of a call: decided by the instruction before it. Input: code bytes;
+//! output: yes or no.
 //!
 //! Encodings: Intel SDM volume 2, CALL.
 
@@ -7,11 +7,11 @@ use super::Intel;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 
-/// Longest form of an indirect call without its prefixes.
+/// Longest form of an indirect call, without prefixes.
 const CALL_BYTES_MAX: u64 = 7;
 
-/// Whether code before `address` ends in a call. Memory whose bytes are not known passes if it is code at all, and so
-/// does code of HotSpot.
+/// Whether code before `address` ends in a call. Memory with unknown bytes passes if it is code, and so does
+/// HotSpot's code.
 pub(in crate::walk) fn returns<P: Intel>(address: Avma, code: &dyn Code) -> bool {
     let lookup = CodeAddress::Return(address).lookup().at();
     if !code.is_code(lookup) {
@@ -38,11 +38,10 @@ pub(in crate::walk) fn returns<P: Intel>(address: Avma, code: &dyn Code) -> bool
     ends_in_call(bytes, |distance| code.is_code(P::from(address, distance)))
 }
 
-/// Whether bytes end in a call instruction; `is_code`: whether a distance from their
-/// end leads to code.
+/// Whether bytes end in a call instruction; `is_code`: whether a distance from their end leads to code.
 ///
 /// ```text
-/// e8 rel32                 call to a place
+/// e8 rel32                 call rel32
 /// ff /2, modrm 2 to 7 bytes: call *register, call *memory
 /// ```
 fn ends_in_call(bytes: &[u8], is_code: impl Fn(i64) -> bool) -> bool {
@@ -80,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_form_of_call_is_known_and_what_looks_like_one_is_not() {
+    fn call_instructions_are_recognized_and_similar_bytes_are_not() {
         let near = |distance: i64| (-100..100).contains(&distance);
         for call in [
             &[0xe8, 5, 0, 0, 0][..],         // call +5
@@ -102,7 +101,7 @@ mod tests {
             &[0xe8, 5, 0, 0, 1][..], // too far
             &[0xff, 0xe0],           // jmp *%rax
             &[0xff, 0x30],           // push (%rax)
-            &[0xff, 0x50],           // cut short
+            &[0xff, 0x50],           // truncated
             &[0xff, 0x14],
             &[0xff, 0xd0, 0x90],
             &[0xc3],

@@ -1,12 +1,11 @@
-//! Whether a caller is the one that called: a row from instructions of code whose entry is not
-//! known is not certain (see [`Proof`](crate::walk::engine::Proof)), and a word that a search of the stack found may be
-//! stale. Input: a frame, the caller that was found, code; output: whether something else leads to the
-//! same caller.
+//! Confirms a caller: a row from instructions is uncertain if the function's entry is unknown (see
+//! [`Proof`](crate::walk::engine::Proof)), and a word found by a stack scan may be stale. Input: a frame, its
+//! caller, code; output: whether other evidence leads to the same caller.
 //!
-//! Two things can: a frame record that rbp points to in the very place where the instructions say that the frame
-//! ends; and the call in front of the return address. Its target, in the instruction or by an address that the
-//! caller's frame still has, is an entry, and the paths from there to where the callee is show where the return
-//! address must be.
+//! There are two kinds of evidence: a frame record that rbp points to exactly where the frame ends according to
+//! the instructions; and the call before the return address. Its target, in the instruction or from an address
+//! still in the caller's frame, is an entry, and the paths from there to the callee's address show where the
+//! return address must be.
 
 use super::Intel;
 use super::length::decode;
@@ -17,10 +16,10 @@ use crate::walk::frame::Frame;
 use crate::walk::processor::RowOf;
 use crate::walk::{Code, Input};
 
-/// Jumps from one to the next that lead from a call to the function.
+/// Limit on jumps that lead from a call to the function, one to the next.
 const JUMPS_MAX: u32 = 4;
 const CALL_BYTES: u64 = 5;
-/// Functions that jump from one to the next, and bytes of each, that are looked through.
+/// Limits on functions that jump from one to the next, and on bytes searched in each.
 const FUNCTIONS_MAX: usize = 8;
 const FUNCTION_BYTES_MAX: usize = 16 << 10;
 
@@ -43,7 +42,7 @@ fn is_at_record<P: Intel>(from: &Frame<P>, next: &Frame<P>, input: &Input<'_>) -
         && input.read::<P::Word>(Avma(record)) == Some(next.registers[frame_pointer])
 }
 
-/// Whether the call that returns to `next` leads to where `from` is, with the same frame.
+/// Whether the call that returns to `next` leads to the address of `from`, with the same frame.
 pub(in crate::walk) fn is_called_from<P: Intel>(
     from: &Frame<P>,
     next: &Frame<P>,
@@ -56,7 +55,7 @@ pub(in crate::walk) fn is_called_from<P: Intel>(
     row.is_some_and(|row| leads_to(row, from, next, input))
 }
 
-/// Whether the call that returns to an address calls the function that `from` is in.
+/// Whether the call before a return address calls the function of `from`.
 pub(in crate::walk) fn calls_function_of<P: Intel>(
     address: CodeAddress,
     from: &Frame<P>,
@@ -75,8 +74,8 @@ pub(in crate::walk) fn calls_function_of<P: Intel>(
     false
 }
 
-/// Whether the call that returns to an address is known to call another function than the one that `from` is in, and
-/// none that goes on there by a jump.
+/// Whether the call before a return address is known to call another function than that of `from`, and none that
+/// continues there by a jump.
 pub(in crate::walk) fn calls_another_function<P: Intel>(
     address: CodeAddress,
     from: &Frame<P>,
@@ -87,7 +86,7 @@ pub(in crate::walk) fn calls_another_function<P: Intel>(
     target.zip(function).is_some_and(|(target, function)| !may_become::<P>(target, function.start, code))
 }
 
-/// Whether a function may leave by a jump to the one that begins at `to`, or is that one: also if that is unknown.
+/// Whether a function may leave by a jump to the one at `to`, or is that one; `true` if unknown.
 fn may_become<P: Intel>(function: Avma, to: Avma, code: &dyn Code) -> bool {
     let (mut entries, mut known, mut next) = ([function; FUNCTIONS_MAX], 1, 0);
     while next < known {
@@ -126,13 +125,13 @@ fn may_become<P: Intel>(function: Avma, to: Avma, code: &dyn Code) -> bool {
     false
 }
 
-/// Where the direct call in front of a return address leads to.
+/// The target of the direct call before a return address.
 pub(in crate::walk) fn called_from<P: Intel>(address: CodeAddress, code: &dyn Code) -> Option<Avma> {
     let CodeAddress::Return(at) = address else { return None };
     target_of::<P>(code.code(Avma(at.0.checked_sub(CALL_BYTES)?))?, at)
 }
 
-/// Where the direct call in front of a return address leads to, by a glance: nothing is learned about it.
+/// The target of the direct call before a return address, by a glance, which records no dependency.
 pub(in crate::walk) fn calls<P: Intel>(address: CodeAddress, code: &dyn Code) -> Option<Avma> {
     let CodeAddress::Return(at) = address else { return None };
     target_of::<P>(code.glance(Avma(at.0.checked_sub(CALL_BYTES)?)).bytes(), at)
@@ -143,8 +142,8 @@ fn target_of<P: Intel>(call: &[u8], returns_to: Avma) -> Option<Avma> {
     Some(P::from(returns_to, i32::from_le_bytes([*a, *b, *c, *d]).into()))
 }
 
-/// Where the call in front of the return address of `caller` leads to, if it is by a word of its frame that was loaded
-/// right before (the C library calls `main` so), or by a register that functions preserve.
+/// The target of the call before the return address of `caller`, if it is a word of its frame loaded right before
+/// (like the C library's call of `main`), or a callee-saved register.
 fn called_by_address<P: Intel>(caller: &Frame<P>, input: &Input<'_>) -> Option<Avma> {
     /// mov disp8(%rsp),%register; call *%register
     const BYTES: u64 = 7;
@@ -172,7 +171,7 @@ fn called_by_address<P: Intel>(caller: &Frame<P>, input: &Input<'_>) -> Option<A
     Some(Avma(*caller.registers.as_ref().get(usize::from(register))?))
 }
 
-/// Where code goes on that does nothing but jump: `jmp`, with `endbr64` or `endbr32` before it or not.
+/// The target of code that only jumps: `jmp`, optionally after `endbr64` or `endbr32`.
 fn jumps_to<P: Intel>(at: Avma, code: &dyn Code) -> Option<Avma> {
     const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
     const ENDBR32: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfb];
@@ -188,7 +187,7 @@ fn jumps_to<P: Intel>(at: Avma, code: &dyn Code) -> Option<Avma> {
     }
 }
 
-/// Whether a row leads from a frame to that caller: with its stack pointer and frame pointer.
+/// Whether a row leads from a frame to this caller: with its stack pointer and frame pointer.
 fn leads_to<P: Intel>(row: &RowOf<P>, from: &Frame<P>, next: &Frame<P>, input: &Input<'_>) -> bool {
     let Cfa::Register(register, offset) = row.cfa else { return false };
     let Some(base) = from.registers.as_ref().get(usize::from(register)) else { return false };

@@ -1,10 +1,9 @@
-//! The caller of a function without unwind information, by its instructions: they are
-//! followed from the program counter to the return, and what they do to the stack pointer
-//! shows where the return address is. Input: code; output: a [`Row`], or that the code
-//! ends its thread. Not for: anything that executes, or reads the stack.
+//! The caller of a function without unwind information, by its instructions: following them from the program
+//! counter to the return, with their effects on the stack pointer, shows where the return address is. Input: code;
+//! output: a [`Row`], or that the code ends its thread. Not for: anything that executes, or reads the stack.
 //!
-//! Such functions are `_init`, `_fini` and `__do_global_dtors_aux` of every program, the
-//! child's side of `clone`, all of musl, and hand-written code.
+//! These functions include `_init`, `_fini` and `__do_global_dtors_aux` of every program, the child's side of
+//! `clone`, all of musl, and hand-written code.
 
 mod callees;
 
@@ -23,30 +22,29 @@ use crate::walk::visited::Visited;
 pub(in crate::walk) use callees::{Callees, SharedCallees};
 use callees::{Path, stack_pointer};
 
-/// Most instructions that are followed, over all branches.
+/// Limit on instructions followed, over all branches.
 const INSTRUCTIONS_MAX: u32 = 2048;
-/// Most instructions where little is to be followed. What that does not decide stays unknown.
+/// The same limit for a short search, with an unknown result beyond it.
 const SHORT_INSTRUCTIONS_MAX: u32 = 96;
-/// Most branches that are remembered to be followed later.
+/// Limit on branches to follow later.
 const BRANCHES_MAX: usize = 64;
 
-/// Most instructions of start code.
+/// Limit on instructions of start code.
 const START_INSTRUCTIONS_MAX: u32 = 48;
 
-/// Most instructions that are followed once one path has led to a return: the others are to
-/// agree with it.
+/// Limit on instructions followed after one path has led to a return: the other paths should agree with it.
 const OTHERS_MAX: u32 = 256;
 
-/// What the code from an address on leads to.
+/// The end of the code from an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::walk) enum Leads<P: Processor> {
-    /// To a return: the row at that address.
+    /// A return: the row at the address.
     Back(Box<RowOf<P>>, Proof),
-    /// To the end of the thread: nothing called this function.
+    /// The end of the thread: this function has no caller.
     ToExit,
 }
 
-/// Follows the code from `pc` on; `returned`: a call has just returned there.
+/// Follows the code from `pc`; `returned`: a call has just returned there.
 pub(in crate::walk) fn follow<P: Intel>(
     pc: Avma,
     returned: bool,
@@ -54,14 +52,14 @@ pub(in crate::walk) fn follow<P: Intel>(
     callees: &mut Callees,
 ) -> Option<Leads<P>> {
     callees.begin_row();
-    // Taken, as callees are requested between.
+    // Taken out, since callees are looked up meanwhile.
     let mut visited = std::mem::take(&mut callees.paths);
     let leads = follow_from::<P>(pc, returned, code, callees, &mut visited);
     callees.paths = visited;
     leads
 }
 
-/// Follows the code from `pc` on, with room for the places that paths come to.
+/// Follows the code from `pc`; `visited` is a buffer for the addresses on paths.
 fn follow_from<P: Intel>(
     pc: Avma,
     returned: bool,
@@ -72,8 +70,8 @@ fn follow_from<P: Intel>(
     let called = returned
         && !called_from::<P>(CodeAddress::Return(pc), code)
             .is_some_and(|target| callees.return_from::<P>(target, code));
-    // Paths that pass no call are not refuted by those that do: anything may follow a call that does not return.
-    // HotSpot's methods end with such, in front of what their epilogues jump to.
+    // Paths without calls are not refuted by paths with calls: anything may follow a noreturn call. HotSpot's
+    // methods end with one, before the targets of jumps in their epilogues.
     if !called {
         let mut paths = PathFacts::<P>::default();
         let start = Start { pc, returned, called, past_calls: false };
@@ -89,8 +87,7 @@ fn follow_from<P: Intel>(
     if follow_paths::<P>(&start, code, callees, visited, &mut paths) {
         return Some(Leads::ToExit);
     }
-    // What comes between that and the return may not be understood: in builtins of V8 it takes
-    // off as many arguments as there are.
+    // Instructions between that and the return may be unknown: builtins of V8 pop a variable number of arguments.
     let by_record = paths.leaves_record.then(|| Leads::Back(Box::new(record::<P>()), Proof::Certain));
     let wanted = |row| Leads::Back(row, Proof::NeedsConfirmation);
     match paths.row {
@@ -100,34 +97,34 @@ fn follow_from<P: Intel>(
     }
 }
 
-/// What paths show.
+/// Facts from the paths.
 #[derive(Default)]
 struct PathFacts<P: Processor> {
     /// The row by the first path that leads to a return.
     row: Option<Box<RowOf<P>>>,
-    /// A path that passes no call, and does not begin behind one, leads to it; or it counts from rbp
-    /// as it is, which the next function's prologue would have changed.
+    /// A path without calls, which does not start after one, leads to it; or it is relative to an unchanged rbp,
+    /// which the next function's prologue would have changed.
     is_certain: bool,
     /// Another path to a return, or to an instruction on the first one, leads to another row.
     differ: bool,
-    /// One takes the frame off that rbp pointed to all along: then rbp points to the function's
-    /// frame record, which no caller's can be mistaken for.
+    /// A path removes the frame of an unchanged rbp: so rbp points to the function's frame record, and not to a
+    /// caller's.
     leaves_record: bool,
-    /// The row if a jump to a place not known is a tail call.
+    /// The row if a jump to an unknown address is a tail call.
     tail_call: Option<Box<RowOf<P>>>,
 }
 
-/// Where paths begin.
+/// The start of paths.
 struct Start {
     pc: Avma,
-    /// A call may just have returned there: it is not known to return.
+    /// A call, not known to return, may have just returned there.
     returned: bool,
     called: bool,
-    /// Paths go on past calls that are not known to return.
+    /// Paths continue after calls that are not known to return.
     past_calls: bool,
 }
 
-/// Follows all paths; whether they end the thread.
+/// Follows all paths. Returns whether they end the thread.
 fn follow_paths<P: Intel>(
     &Start { pc, returned, called, past_calls }: &Start,
     code: &dyn Code,
@@ -137,7 +134,7 @@ fn follow_paths<P: Intel>(
 ) -> bool {
     let lookup = if returned { Avma(pc.0.wrapping_sub(1)) } else { pc };
     let function = flow::function_around(lookup, code);
-    // Stripped programs, too, say where their first function begins.
+    // Stripped programs also have an entry point, where their first function begins.
     let entry = code.entry(lookup).filter(|entry| returned || *entry != pc);
     let is_outside =
         |at: Avma| entry == Some(at) || function.as_ref().is_some_and(|function| !function.contains(&at));
@@ -146,13 +143,13 @@ fn follow_paths<P: Intel>(
     let mut reader = Reader::new(code);
     let is_short = callees.is_short();
     let mut left = if is_short { SHORT_INSTRUCTIONS_MAX } else { INSTRUCTIONS_MAX };
-    // Only straight code is sure to end the thread: other code may have a path that returns.
+    // Only straight code certainly ends the thread: other code may have a path that returns.
     let mut is_straight = true;
-    // Calls that are not known to return, and whether the last one is right in front.
+    // Calls that are not known to return, and whether the last one directly precedes the instruction.
     let (mut calls, mut is_behind_call) = (u32::from(called), called);
     while let Some(Path { mut at, mut state, mut called }) = branches.pop() {
         loop {
-            // What is known about one instruction holds on every path to it.
+            // Facts about an instruction hold on every path to it.
             let sp = stack_pointer::<P>(&state);
             if let Some(before) = visited.note(at, sp) {
                 found.differ |= before != sp;
@@ -167,27 +164,27 @@ fn follow_paths<P: Intel>(
             };
             left = fewer;
             let Some(bytes) = reader.at(at) else { break };
-            // Behind its end is another function.
+            // After its end is another function.
             if is_outside(at) {
                 break;
             }
             if P::ends_thread(bytes) {
-                // What a thread begins with calls its function and ends the thread with the result. Behind
-                // any other call that may not return, another function may have begun.
+                // A thread's start code calls its function and ends the thread with the result. After any other
+                // call that may not return, another function may have begun.
                 if is_straight && (calls == 0 || calls == 1 && is_behind_call) {
                     return true;
                 }
                 break;
             }
             is_behind_call = false;
-            // By reference: the parts are written one by one, and a copy would wait for all of them.
+            // By reference: the fields are written separately, and a copy would stall on store forwarding.
             let decoded = decode_of::<P>(bytes);
             let Some(instruction) = &decoded else { break };
             let next = at + instruction.length as u64;
             found.leaves_record |= state.get(P::FRAME_POINTER) == Value::First(P::FRAME_POINTER)
                 && takes_frame_off(instruction, next, code);
             let mut effect = instructions::execute::<P>(instruction, at, &mut state);
-            // A stack pointer that is computed, or loaded: nothing is known from here on.
+            // A computed or loaded stack pointer: nothing is known after it.
             if stack_pointer::<P>(&state).is_none() {
                 effect = Effect::Ends;
             }
@@ -204,9 +201,9 @@ fn follow_paths<P: Intel>(
                     flow::after_call::<P>(&mut state);
                     at = next;
                 }
-                // What lies at the stack pointer then is checked like any return address.
+                // The word at the stack pointer is then checked like any return address.
                 Effect::JumpsAnywhere if is_lazy_binding_stub::<P>(at, code) => {
-                    // The dynamic linker takes off the two words of the procedure linkage table.
+                    // The dynamic linker pops the two words of the procedure linkage table.
                     state.set(P::STACK_POINTER, state.sum(P::STACK_POINTER, 2 * P::POINTER));
                     left = found.returns(&state, called, left);
                     break;
@@ -219,7 +216,7 @@ fn follow_paths<P: Intel>(
                     left = found.returns(&state, called, left);
                     break;
                 }
-                // A tail call: the other function returns in the place of this one.
+                // A tail call: the other function returns in place of this one.
                 Effect::Jumps(target) if is_outside(target) && is_entry(target, code) => {
                     left = found.returns(&state, called, left);
                     break;
@@ -243,10 +240,10 @@ fn is_entry(at: Avma, code: &dyn Code) -> bool {
 }
 
 impl<P: Intel> PathFacts<P> {
-    /// Notes a path that ends in a return. Returns how many more instructions may be followed.
+    /// Records a path that ends in a return. Returns the remaining number of instructions.
     fn returns(&mut self, state: &State, called: bool, left: u32) -> u32 {
-        // Parts of hand-written functions, which call nothing, use rbp as any register and do not give
-        // it back: their caller has saved it, and its own row does not count from it.
+        // Hand-written subroutines that call nothing use rbp as a general register and do not restore it: their
+        // caller has saved it, and its row is not relative to it.
         let mut state = *state;
         if !called && state.get(P::FRAME_POINTER) == Value::Unknown {
             state.set(P::FRAME_POINTER, Value::First(P::FRAME_POINTER));
@@ -266,9 +263,9 @@ impl<P: Intel> PathFacts<P> {
     }
 }
 
-/// Whether the jump at `at` belongs to the first entry of a procedure linkage table, to the
-/// dynamic linker's resolver: behind `push GOT+8(%rip)` (System V AMD64 ABI, figure 5.2), `push GOT+4` or
-/// `push 4(%ebx)` (System V i386 ABI, figures 5-7 and 5-8).
+/// Whether the jump at `at` is in the first entry of a procedure linkage table, to the dynamic linker's resolver:
+/// after `push GOT+8(%rip)` (System V AMD64 ABI, figure 5.2), `push GOT+4` or `push 4(%ebx)` (System V i386 ABI,
+/// figures 5-7 and 5-8).
 fn is_lazy_binding_stub<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     let starts = |at: Avma, forms: &[&[u8]]| {
         code.code(at).is_some_and(|code| forms.iter().any(|form| code.starts_with(form)))
@@ -280,17 +277,17 @@ fn is_lazy_binding_stub<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     starts(at, jumps) && at.0.checked_sub(6).is_some_and(|push| starts(Avma(push), pushes))
 }
 
-/// Whether an address is in the code at an image's entry point up to the call of the first
-/// function, which nothing called and which may do without unwind information.
+/// Whether an address is in the code from an image's entry point to the call of the first function. It has no
+/// caller, and may lack unwind information.
 ///
-/// Sources: glibc sysdeps/x86_64/dl-machine.h and sysdeps/i386/dl-machine.h (`RTLD_START`, which goes on
-/// behind the call), musl arch/x86_64/crt_arch.h.
+/// Sources: glibc sysdeps/x86_64/dl-machine.h and sysdeps/i386/dl-machine.h (`RTLD_START`, which continues after
+/// the call), musl arch/x86_64/crt_arch.h.
 pub(in crate::walk) fn is_start<P: Intel>(entry: Avma, address: CodeAddress, code: &dyn Code) -> bool {
     let at = address.at();
     let (mut here, mut goes_on) = (entry, false);
     for _ in 0..START_INSTRUCTIONS_MAX {
         if here >= at {
-            // What is called in front of the entry has returned to no start code: it does not return.
+            // A call just before the entry returns into no start code: it is a noreturn call.
             return here == at && (here != entry || !address.is_return());
         }
         let Some(instruction) = code.code(here).and_then(decode_of::<P>) else { return false };
@@ -328,7 +325,7 @@ fn takes_frame_off(instruction: &Instruction, next: Avma, code: &dyn Code) -> bo
     }
 }
 
-/// The row of a function whose frame record rbp points to.
+/// The row of a function with rbp pointing to its frame record.
 fn record<P: Intel>() -> RowOf<P> {
     let mut row: RowOf<P> = Row::new(Cfa::Register(P::FRAME_POINTER, 2 * P::POINTER));
     row.columns[P::RETURN_COLUMN] = Column::At(-P::POINTER);
@@ -336,9 +333,9 @@ fn record<P: Intel>() -> RowOf<P> {
     row
 }
 
-/// The row at the start, when the stack pointer has reached the return address. Of other registers
-/// than rbp it says only where they were saved. None where that is below the stack pointer of the
-/// start: such a way came into other code, behind a call that does not return.
+/// The row at the start, from the state at the return. For registers other than rbp it only has the places where
+/// they were saved. None if those are below the initial stack pointer: the path has entered other code, after a
+/// noreturn call.
 fn row<P: Intel>(state: &State) -> Option<RowOf<P>> {
     if stack_pointer::<P>(state).is_none_or(|sp| sp.register == P::STACK_POINTER && sp.offset < 0) {
         return None;

@@ -1,7 +1,7 @@
-//! What instructions do to the stack pointer and to saved registers.
+//! The effects of instructions on the stack pointer and saved registers.
 //!
-//! Registers are numbered as in DWARF. What is not known here and has a register as its
-//! destination writes it with something unknown; what only reads is left out.
+//! Registers are numbered as in DWARF. Unknown instructions write an unknown value to their destination register;
+//! read-only ones are ignored.
 //!
 //! Encodings: Intel SDM volume 2, appendix A.
 
@@ -10,7 +10,7 @@ use super::length::{Instruction, VECTOR, decode};
 use crate::addr::Avma;
 use crate::walk::flow::state::{Effect, Place, State, Value};
 
-/// See [`Processor::step`](crate::walk::processor::Processor::step).
+/// Implements [`Processor::step`](crate::walk::processor::Processor::step).
 pub(in crate::walk) fn step<P: Intel>(at: Avma, bytes: &[u8], state: &mut State) -> Option<(Effect, u64)> {
     let decoded = decode_of::<P>(bytes);
     let instruction = decoded.as_ref()?;
@@ -98,17 +98,17 @@ pub(in crate::walk) fn execute<P: Intel>(instruction: &Instruction, at: Avma, st
     Effect::Plain
 }
 
-/// The registers that an instruction may name, by DWARF number.
+/// The registers that an instruction may refer to, by DWARF number.
 #[derive(Clone, Copy)]
 struct Operands {
-    /// Of the middle bits of the byte behind the opcode, and of its lower bits.
+    /// From the middle bits (reg) and the lower bits (r/m) of ModRM.
     register: u8,
     operand: u8,
-    /// Of the lower bits of the opcode itself.
+    /// From the lower bits of the opcode.
     in_opcode: u8,
-    /// The middle bits, where they are a part of the opcode.
+    /// The middle bits of ModRM, if they extend the opcode.
     middle: u8,
-    /// The lower bits name a register, not memory.
+    /// The lower bits denote a register rather than memory.
     direct: bool,
 }
 
@@ -117,7 +117,7 @@ impl Operands {
     fn of<P: Intel>(instruction: &Instruction) -> Operands {
         let Instruction { rex, map, opcode, .. } = *instruction;
         let (mode, middle, low) = instruction.operands().unwrap_or((0, 0, 0));
-        // Without REX the numbers 4 to 7 of a byte are ah, ch, dh and bh.
+        // Without REX, byte registers 4 to 7 are ah, ch, dh and bh.
         let of_byte = |number: u8| if rex == 0 && names_bytes(map, opcode) { number & 3 } else { number };
         Operands {
             register: P::DWARF[usize::from(of_byte(middle) | (rex & 4) << 1) & 15],
@@ -152,7 +152,7 @@ fn execute_mov<P: Intel>(
     }
 }
 
-/// Executes add, sub, cmp and others of a register and a number.
+/// Executes add, sub, cmp and others with a register and an immediate.
 #[inline(always)]
 fn add_number(instruction: &Instruction, Operands { operand, middle, .. }: Operands, state: &mut State) {
     match middle {
@@ -163,7 +163,7 @@ fn add_number(instruction: &Instruction, Operands { operand, middle, .. }: Opera
     }
 }
 
-/// Executes the sub of a number that was put into a register: frames larger than a page.
+/// Executes a sub of a register that holds a number: frames larger than a page.
 #[inline(always)]
 fn subtract(Operands { register, operand, .. }: Operands, state: &mut State) {
     let value = match state.get(register) {
@@ -173,7 +173,7 @@ fn subtract(Operands { register, operand, .. }: Operands, state: &mut State) {
     state.set(operand, value);
 }
 
-/// Executes an instruction of which nothing is known but the register that it writes, if any.
+/// Executes an instruction with an unknown effect on its destination register, if it has one.
 #[inline(always)]
 fn overwrite(
     map: u8,
@@ -190,7 +190,7 @@ fn overwrite(
                 state.set(operand, Value::Unknown);
             }
         }
-        // those that write what the lower bits name: arithmetic (not cmp $N), rotations, mov $N, setcc
+        // write the r/m operand: arithmetic (not cmp $N), rotations, mov $N, setcc
         (
             0,
             0x00 | 0x01 | 0x08..=0x09 | 0x10..=0x11 | 0x18..=0x19 | 0x20..=0x21 | 0x28..=0x29 | 0x30..=0x31,
@@ -202,9 +202,9 @@ fn overwrite(
             state.set(operand, Value::Unknown);
         }
         (0, 0xf6 | 0xf7) if direct && matches!(middle, 2 | 3) => state.set(operand, Value::Unknown),
-        // bt only reads; bts, btr, btc by number keep what a frame pointer is, but for a mark
+        // bt only reads; bts, btr, btc by immediate keep a frame pointer except for a mark
         (1, 0xba) if direct && middle > 4 => {}
-        // those that write what the middle bits name
+        // write the reg operand
         (
             0,
             0x02 | 0x03 | 0x0a | 0x0b | 0x12 | 0x13 | 0x1a | 0x1b | 0x22 | 0x23 | 0x2a | 0x2b | 0x32 | 0x33,
@@ -217,8 +217,8 @@ fn overwrite(
     }
 }
 
-/// Executes an instruction that 64-bit mode has not, or that compilers write for 32 bits only. `None`
-/// for all others.
+/// Executes an instruction that 64-bit mode lacks, or that compilers emit only in 32-bit code. `None` for all
+/// others.
 fn execute_in_32_bits<P: Intel>(instruction: &Instruction, state: &mut State) -> Option<Effect> {
     let Instruction { map, opcode, immediate, .. } = *instruction;
     let in_opcode = P::DWARF[usize::from(opcode & 7)];
@@ -234,7 +234,7 @@ fn execute_in_32_bits<P: Intel>(instruction: &Instruction, state: &mut State) ->
             let values: [Value; 8] = std::array::from_fn(|number| state.get(P::DWARF[number]));
             values.into_iter().for_each(|value| push::<P>(state, value));
         }
-        // popa, which does not take the stack pointer
+        // popa, which does not restore the stack pointer
         (0, 0x61) => {
             for number in (0..8).rev() {
                 let value = pop::<P>(state);
@@ -243,19 +243,19 @@ fn execute_in_32_bits<P: Intel>(instruction: &Instruction, state: &mut State) ->
                 }
             }
         }
-        // mov memory,%al; mov memory,%eax; decimal numbers
+        // mov memory,%al; mov memory,%eax; decimal adjustment
         (0, 0xa0 | 0xa1 | 0x27 | 0x2f | 0x37 | 0x3f | 0xd4 | 0xd5) => {
             state.set(P::DWARF[0], Value::Unknown);
         }
-        // A call of the next instruction, which pops where it is.
+        // A call of the next instruction, which pops its own address.
         (0, 0xe8) if immediate == 0 => push::<P>(state, Value::Unknown),
         _ => return None,
     }
     Some(Effect::Plain)
 }
 
-/// Executes an instruction that VEX or EVEX begins: a few write general registers, which are
-/// named as in the match below. None keeps the address that one held.
+/// Executes a VEX or EVEX instruction: only those in the match below write general registers. None keeps an
+/// address.
 fn execute_vector(
     map: u8,
     opcode: u8,

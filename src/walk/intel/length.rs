@@ -1,37 +1,35 @@
-//! The length of an instruction in 64-bit or 32-bit mode, and its parts. Input: bytes, any;
-//! output: `None` where they are cut short or no instruction that programs contain.
+//! Decodes the length and the parts of an instruction in 64-bit or 32-bit mode. Input: any bytes; output: `None`
+//! for truncated or invalid instructions, or ones that programs do not contain.
 //!
 //! Source: Intel SDM volume 2, chapter 2 and the opcode maps of appendix A.
 
 /// An instruction's parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::walk) struct Instruction {
-    /// All its bytes.
+    /// Length of all its bytes.
     pub length: usize,
-    /// The operand has the size of an address: by REX.W in 64-bit mode, without the prefix for 16 bits
-    /// in 32-bit mode.
+    /// The operand has pointer size: by REX.W in 64-bit mode, without the 16-bit prefix in 32-bit mode.
     pub wide: bool,
-    /// The last REX prefix, or 0, which it is in 32-bit mode always; of VEX and EVEX the bits that extend registers'
-    /// numbers.
+    /// The last REX prefix, or 0, as always in 32-bit mode; for VEX and EVEX the register extension bits.
     pub rex: u8,
-    /// 0: one-byte opcodes; 1: 0f; 2: 0f 38; 3: 0f 3a; of VEX and EVEX the same, and more, from
-    /// [`VECTOR`] on: the same opcodes are other instructions there.
+    /// Opcode map. 0: one-byte opcodes; 1: 0f; 2: 0f 38; 3: 0f 3a; the maps of VEX and EVEX start at [`VECTOR`],
+    /// since equal opcodes are other instructions there.
     pub map: u8,
-    /// Within its map.
+    /// Opcode within its map.
     pub opcode: u8,
-    /// The byte of the addressing form, where there is one.
+    /// The ModRM byte, if there is one.
     pub modrm: Option<u8>,
-    /// Displacement or immediate that ends the instruction, sign-extended; 0 without one.
+    /// Relative target or immediate at the end of the instruction, sign-extended; 0 without one.
     pub immediate: i64,
-    /// Displacement of the addressing form.
+    /// Displacement of the memory operand.
     pub displacement: i32,
     /// The SIB byte, or 0.
     pub sib: u8,
-    /// The register that VEX and EVEX name beside the addressing form (`vvvv`), or 0.
+    /// The register in `vvvv` of VEX and EVEX, or 0.
     pub second: u8,
 }
 
-/// The number of the first map of opcodes that VEX and EVEX lead to.
+/// The first map number of VEX and EVEX.
 pub(in crate::walk) const VECTOR: u8 = 0x20;
 
 impl Instruction {
@@ -41,12 +39,12 @@ impl Instruction {
     }
 }
 
-/// The prefixes of an opcode, which change how it is read.
+/// The prefixes of an instruction.
 struct Prefixes {
-    /// Where they end.
+    /// Offset of the opcode.
     at: usize,
     rex: u8,
-    /// Operands of 16 bits, addresses of half the size.
+    /// 16-bit operands, addresses of half the size.
     short: bool,
     short_address: bool,
 }
@@ -72,20 +70,20 @@ fn prefixes<const IS_LONG: bool>(code: &[u8]) -> Option<Prefixes> {
     Some(read)
 }
 
-/// A memory or register operand, behind the opcode.
+/// A memory or register operand, after the opcode.
 struct Operand {
     modrm: u8,
     sib: u8,
     displacement: i32,
 }
 
-/// Reads the operand at `at`, and moves that behind it.
+/// Reads the operand at `at`, and advances `at`.
 #[inline(always)]
 fn operand<const IS_LONG: bool>(code: &[u8], at: &mut usize, short_address: bool) -> Option<Operand> {
     let modrm = *code.get(*at)?;
     *at += 1;
     let (mode, rm) = (modrm >> 6, modrm & 7);
-    // Addresses of 16 bits have other forms, which no compiler writes.
+    // 16-bit addressing has other forms, which no compiler emits.
     if !IS_LONG && short_address && mode != 3 {
         return None;
     }
@@ -105,9 +103,9 @@ fn operand<const IS_LONG: bool>(code: &[u8], at: &mut usize, short_address: bool
     Some(Operand { modrm, sib, displacement })
 }
 
-/// Decodes the instruction at the start of `code`, of 64-bit mode or else of 32-bit mode.
+/// Decodes the instruction at the start of `code`, in 64-bit or 32-bit mode.
 pub(in crate::walk) fn decode<const IS_LONG: bool>(code: &[u8]) -> Option<Instruction> {
-    // At most 15 bytes are an instruction.
+    // Instructions have at most 15 bytes.
     let code = &code[..code.len().min(15)];
     let Prefixes { mut at, mut rex, short, short_address } = prefixes::<IS_LONG>(code)?;
     let (map, vector) = match *code.get(at)? {
@@ -116,7 +114,7 @@ pub(in crate::walk) fn decode<const IS_LONG: bool>(code: &[u8]) -> Option<Instru
             0x3a => (3, 2),
             _ => (1, 1),
         },
-        // In 32-bit mode these are `lds`, `les` and `bound` where a memory operand follows.
+        // In 32-bit mode these are `lds`, `les` and `bound` if a memory operand follows.
         0xc4 | 0xc5 | 0x62 if !IS_LONG && code.get(at + 1)? >> 6 != 3 => (0, 0),
         0xc5 => (1, 2),
         0xc4 => (code.get(at + 1)? & 0x1f, 3),
@@ -127,8 +125,8 @@ pub(in crate::walk) fn decode<const IS_LONG: bool>(code: &[u8]) -> Option<Instru
     let is_vector = matches!(prefix, 0xc4 | 0xc5 | 0x62) && vector > 0;
     let mut second = 0;
     if is_vector {
-        // The bits are inverted: R, X and B are the highest of the first byte, or R alone, and
-        // `vvvv` is in the last byte, or in the second of EVEX.
+        // The bits are inverted: R, X and B are the highest of the first byte, or R alone; `vvvv` is in the last
+        // byte, or in the second of EVEX.
         let extensions = !*code.get(at + 1)? >> 5;
         rex = if prefix == 0xc5 { extensions & 4 } else { extensions };
         second = !*code.get(at + if prefix == 0xc5 { 1 } else { 2 })? >> 3 & 15;
@@ -176,7 +174,7 @@ fn has_modrm(opcode: u8) -> bool {
     }
 }
 
-/// Bytes of what ends a one-byte opcode; `None` for what the mode does not have, or only to leave
+/// Size of the immediate of a one-byte opcode; `None` for opcodes that are invalid in this mode or not used in
 /// programs.
 fn immediate<const IS_LONG: bool>(
     opcode: u8,
@@ -236,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_are_those_of_the_disassembler() {
+    fn lengths_match_the_disassembler() {
         for code in [
             &[0x90][..],
             &[0xf3, 0x0f, 0x1e, 0xfa],                      // endbr64
@@ -294,7 +292,7 @@ mod tests {
             longer.extend([0x90; 8]);
             assert_eq!(decode::<false>(&longer).map(|i| i.length), Some(code.len()), "{code:x?}");
         }
-        // jmp far, and an address of 16 bits.
+        // jmp far, and a 16-bit address.
         assert_eq!(decode::<false>(&[0xea, 0, 0, 0, 0, 0x33, 0, 0x90]), None);
         assert_eq!(decode::<false>(&[0x67, 0x8b, 0x46, 2, 0x90]), None);
         let wide = |code: &[u8]| decode::<false>(code).map(|i| i.wide);
@@ -310,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_of_vex_are_extended_by_inverted_bits() {
+    fn vex_registers_are_extended_by_inverted_bits() {
         let parts = |code: &[u8]| {
             decode::<true>(code)
                 .map(|i| (i.map - VECTOR, i.opcode, i.rex, i.second, i.operands().map(|o| (o.1, o.2))))
@@ -324,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_decode_or_not_but_never_beyond_their_end() {
+    fn any_bytes_decode_without_reading_beyond_their_end() {
         let mut random = crate::rng::Rng::new(1);
         for _ in 0..200_000 {
             let state = random.next();

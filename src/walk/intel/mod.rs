@@ -1,9 +1,8 @@
-//! What x86_64 and i386 have in common: the form of their instructions and what these do
-//! (`length.rs`, `instructions.rs`), calls in front of return addresses (`call.rs`), code without
-//! unwind information (`forward.rs`, `prologue.rs`, `call_check.rs`), threads that have run no instruction
-//! (`new_thread.rs`), and instructions at which registers belong to two frames (`switching.rs`). Each is generic
-//! over [`Intel`], so that what is made of it for one processor knows nothing of the other. Not for: how
-//! either walks.
+//! Common code of x86_64 and i386: instruction decoding and effects (`length.rs`, `instructions.rs`), calls before
+//! return addresses (`call.rs`), code without unwind information (`forward.rs`, `prologue.rs`, `call_check.rs`),
+//! threads that have run no instruction (`new_thread.rs`), and instructions at which registers belong to two
+//! frames (`switching.rs`). Each is generic over [`Intel`] and compiled separately for each processor. Not for:
+//! the walks themselves.
 
 pub(super) mod call;
 pub(super) mod call_check;
@@ -17,20 +16,20 @@ pub(super) mod switching;
 use super::processor::Processor;
 use crate::addr::Avma;
 
-/// What differs between the two, beside [`Processor`]. Implemented by the types of their registers.
+/// The differences between the two, in addition to [`Processor`]. Implemented by the types of their registers.
 pub(super) trait Intel: Processor {
-    /// Instructions are those of 64-bit mode (Intel SDM volume 1, 3.1).
+    /// Whether instructions are those of 64-bit mode (Intel SDM volume 1, 3.1).
     const IS_LONG: bool;
-    /// Registers by their number in instructions → by DWARF number.
+    /// Register number in instructions → DWARF number.
     const DWARF: [u8; 16];
-    /// What the dynamic linker's start code does with the address that `_dl_start` returns: it keeps
-    /// that of the program's first instruction and goes on, as no other start code does.
+    /// The dynamic linker's instructions after `_dl_start`, which save the returned entry point of the program and
+    /// continue. No other start code does that.
     const KEEPS_ENTRY: &'static [u8];
 
-    /// Bytes of an address, signed.
+    /// Size of a pointer, signed.
     const POINTER: i64 = Self::POINTER_BYTES.cast_signed();
 
-    /// The address that lies a number of bytes from another: it wraps as the processor's do.
+    /// The address at a distance from another; wraps like the processor's.
     fn from(at: Avma, distance: i64) -> Avma {
         let to = at.0.wrapping_add_signed(distance);
         Avma(if Self::IS_LONG { to } else { to & u64::from(u32::MAX) })

@@ -1,11 +1,11 @@
-//! The frame record of a function whose entry is not known and that may never return: code made
-//! at run time loops so. Input: an address and the code in front of it; output: the row, if the
-//! instructions that make a frame record lead to the address.
+//! The frame record of a function with unknown entry that may never return, like loops in JIT code. Input: an
+//! address and the code before it; output: the row, if a prologue that creates a frame record leads to the
+//! address.
 //!
-//! The nearest bytes that look like these instructions may be part of others, or of another
-//! function: what counts is that the paths from there arrive at the address, with that record as its
-//! frame, and none without. Paths that pass a call may be those of two functions, the first of which ends
-//! in a call that does not return (Mono's throw exceptions so): such a row needs confirmation.
+//! The nearest matching bytes may be part of other instructions, or of another function: so the paths from there
+//! must reach the address, all with that record as their frame. Paths with a call may cross into a second
+//! function, if the first ends in a noreturn call (Mono throws exceptions like that): their row needs
+//! confirmation.
 
 use memchr::memrchr_iter;
 
@@ -16,24 +16,24 @@ use crate::walk::engine::Proof;
 use crate::walk::processor::RowOf;
 use crate::walk::{Code, flow};
 
-/// `push %rbp; mov %rsp,%rbp` in both encodings, and of 32-bit mode.
+/// `push %rbp; mov %rsp,%rbp` in both encodings, and in 32-bit mode.
 const LONG_PROLOGUES: [&[u8]; 2] = [&[0x55, 0x48, 0x89, 0xe5], &[0x55, 0x48, 0x8b, 0xec]];
 const PROLOGUES: [&[u8]; 2] = [&[0x55, 0x89, 0xe5], &[0x55, 0x8b, 0xec]];
-/// What all of them begin with.
+/// First byte of all prologues.
 const PUSH_RBP: u8 = 0x55;
-/// Bytes in front of an address that are searched, at first and at most.
+/// Bytes searched before an address, at first and at most.
 const SEARCHED_MIN: u64 = 4 << 10;
 const SEARCHED_MAX: u64 = 32 << 10;
-/// Most places that are tried.
+/// Limit on prologues tried.
 const TRIES_MAX: u32 = 4;
 
-/// The row at `at`, and how far it can be relied on; `returned`: a call has just returned there.
+/// The row at `at` with its proof; `returned`: a call has just returned there.
 pub(in crate::walk) fn row<P: Intel>(at: Avma, returned: bool, code: &dyn Code) -> Option<(RowOf<P>, Proof)> {
     let prologues = if P::IS_LONG { LONG_PROLOGUES } else { PROLOGUES };
     let prologue_bytes = prologues[0].len() as u64;
     let (mut bytes, mut tries_left) = (SEARCHED_MIN, TRIES_MAX);
-    // Also those that begin at the address itself: they make a record right below the return
-    // address, or none.
+    // Including a prologue at the address itself, where the record is directly below the return address, or does
+    // not exist yet.
     let mut end = at.checked_add(prologue_bytes)?;
     loop {
         let start = start_of_code(at, bytes, code);
@@ -63,8 +63,8 @@ pub(in crate::walk) fn row<P: Intel>(at: Avma, returned: bool, code: &dyn Code) 
     }
 }
 
-/// The row at `at` by what is in front of it and by the paths to a return, which is not certain:
-/// that of a call which has just returned, or behind one that may not return.
+/// Combines the row by the preceding prologue with an uncertain one by the paths to a return: the row after a call
+/// that has just returned, or may not return.
 pub(in crate::walk) fn row_with<P: Intel>(
     to_return: Option<Box<RowOf<P>>>,
     at: Avma,
@@ -81,8 +81,8 @@ pub(in crate::walk) fn row_with<P: Intel>(
     }
 }
 
-/// The first address, at most this many bytes in front of `at`, from which code reaches to there: the
-/// mapping may begin in between.
+/// The lowest address, at most this many bytes before `at`, from which code reaches `at`: the mapping may begin in
+/// between.
 fn start_of_code(at: Avma, bytes: u64, code: &dyn Code) -> Avma {
     let reaches = |bytes: u64| {
         let start = at.0.checked_sub(bytes).map(Avma);
@@ -120,14 +120,14 @@ mod tests {
 
     const TEXT: u64 = 0x7000_0000_1000;
 
-    /// A function that loops for ever behind `before` bytes of nothing.
+    /// An endless loop after `before` bytes of padding.
     fn looping(before: usize) -> Text {
         let mut code = vec![0xcc; before];
         code.extend([
             0x55, 0x48, 0x89, 0xe5, //       +00 push %rbp; mov %rsp,%rbp
             0x48, 0x83, 0xec, 0x20, //       +04 sub $32,%rsp
             0xb8, 0x55, 0x48, 0x89, 0xe5, // +08 mov $0xe5894855,%eax
-            0xff, 0xd0, //                   +0d call *%rax, which takes its argument off
+            0xff, 0xd0, // +0d call *%rax, which pops its argument
             0x50, //                         +0f push %rax
             0xeb, 0xf6, //                   +10 jmp +08
             0x55, 0x48, 0x89, 0xe5, 0xf4, // +12 another
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_without_end_is_reached_from_the_instructions_that_make_its_record() {
+    fn an_endless_loop_has_the_record_of_its_prologue() {
         for before in [0, 0x10, 0x2345] {
             let text = looping(before);
             let at = |offset: u64| Avma(TEXT + before as u64 + offset);
@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    /// As Mono makes them: the first ends in a call that throws, and nothing says where the second begins.
+    /// Like Mono's code: the first ends in a call that throws, and the start of the second is unknown.
     fn two_functions() -> Text {
         Text::new(
             TEXT,
@@ -165,7 +165,7 @@ mod tests {
                 0x85, 0xc0, //                   +08 test %eax,%eax
                 0x74, 0x02, //                   +0a je +0e
                 0xc9, 0xc3, //                   +0c leave; ret
-                0xe8, 0, 0x10, 0, 0, //          +0e call the one that throws
+                0xe8, 0, 0x10, 0, 0, // +0e call the one that throws
                 0x0f, 0x1f, 0, //                +13 a nop
                 0x48, 0x83, 0xec, 0x18, //       +16 sub $24,%rsp
                 0xe8, 0, 0x20, 0, 0, //          +1a call another
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_behind_a_call_that_throws_has_not_the_frame_of_the_one_before() {
+    fn a_function_after_a_throwing_call_does_not_have_the_previous_frame() {
         let (text, at) = (two_functions(), Avma(TEXT + 0x1f));
         let (row, proof) = super::row::<X86_64>(at, true, &text).expect("paths lead there");
         assert_eq!((row.cfa, proof), (Cfa::Register(RBP as u8, 16), Proof::NeedsCall));
@@ -183,13 +183,13 @@ mod tests {
         let Some(Leads::Back(to_return, Proof::NeedsConfirmation)) = leads else { panic!("{leads:?}") };
         let (row, proof) = row_with::<X86_64>(Some(to_return), at, true, &text).expect("a row");
         assert_eq!((row.cfa, proof), (Cfa::Register(RSP as u8, 32), Proof::NeedsConfirmation));
-        // No call is on the way here.
+        // There is no call on this path.
         let (row, proof) = super::row::<X86_64>(Avma(TEXT + 0x13), true, &text).expect("a row");
         assert_eq!((row.cfa, proof), (Cfa::Register(RBP as u8, 16), Proof::Certain));
     }
 
     #[test]
-    fn addresses_at_the_ends_of_memory_have_none() {
+    fn addresses_at_the_ends_of_memory_have_no_row() {
         for at in [0, 1, TEXT - 1, TEXT, u64::MAX] {
             assert_eq!(row(Avma(at), false, &Text::new(TEXT, vec![0x55])), None, "{at:#x}");
         }

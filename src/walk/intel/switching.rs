@@ -1,8 +1,7 @@
-//! Instructions at which a thread's registers belong half to one frame and half to
-//! another: a longjmp, a change of contexts, the installation of an exception's landing pad.
-//! Input: an address, its row, code; output: [`FrameSwitch`], whether the caller found there can
-//! be relied on. Not for: recognising functions by their names.
-//! Unwind information describes such code as if the change were complete or had not begun.
+//! Instructions at which a thread's registers belong partly to one frame and partly to another: longjmp, a context
+//! switch, the installation of an exception's landing pad. Input: an address, its row, code; output:
+//! [`FrameSwitch`], whether the caller found there is reliable. Not for: recognizing functions by name. Unwind
+//! information describes this code as if the change were complete or had not begun.
 
 use super::Intel;
 use super::instructions::decode_of;
@@ -13,18 +12,18 @@ use crate::walk::Code;
 use crate::walk::engine::FrameSwitch;
 use crate::walk::processor::{RowOf, row};
 
-/// Numbers of rax and rdx in instructions, whose columns only functions that install a landing pad
-/// save: they pass the exception in them (System V AMD64 ABI 3.7, `__builtin_eh_return_data_regno`).
+/// Instruction numbers of rax and rdx. Only functions that install a landing pad save them: they pass the
+/// exception in them (System V AMD64 ABI 3.7, `__builtin_eh_return_data_regno`).
 const LANDING_PAD_DATA: [usize; 2] = [0, 2];
-/// Instructions that are followed to that jump.
+/// Limit on instructions followed to the jump to the landing pad.
 const INSTRUCTIONS_MAX: u32 = 96;
-/// Bytes in front of those in which decoding is to fall in step with the instructions.
+/// Bytes decoded first to synchronize with instruction boundaries.
 const IN_STEP_BYTES: u64 = 32;
-/// Bytes before an address in which the stack pointer may have been loaded: the rest of
-/// `swapcontext` and of `setcontext` behind it is shorter.
+/// Bytes before an address in which the stack pointer may have been loaded: the rest of `swapcontext` and of
+/// `setcontext` after that is shorter.
 const BEHIND_BYTES: u64 = 64;
 
-/// Which registers or saved words are being replaced at `address`, whose row is `row`.
+/// The registers or saved words that are being replaced at `address` with the row `row`.
 pub(in crate::walk) fn at<P: Intel>(address: CodeAddress, row: &RowOf<P>, code: &dyn Code) -> FrameSwitch {
     let at = address.at();
     let switched = |yes: bool| if yes { FrameSwitch::Registers } else { FrameSwitch::No };
@@ -40,24 +39,24 @@ pub(in crate::walk) fn at<P: Intel>(address: CodeAddress, row: &RowOf<P>, code: 
     {
         return match calls_to_landing_pad::<P>(at, code) {
             Some(0) => FrameSwitch::Registers,
-            // Of `_Unwind_DebugHook` (libgcc, unwind.inc, `uw_install_context`).
+            // The call of `_Unwind_DebugHook` (libgcc, unwind.inc, `uw_install_context`).
             Some(1) => FrameSwitch::LandingPad,
             _ => switched(stack_was_loaded::<P>(at, code)),
         };
     }
-    // A row that counts from another register is right whatever the stack pointer is.
+    // A row relative to another register is right whatever the stack pointer is.
     let on_stack_pointer = matches!(row.cfa, Cfa::Register(register, _) if register == P::STACK_POINTER);
     switched(states_stack_pointer::<P>(row) || on_stack_pointer && stack_was_loaded::<P>(at, code))
 }
 
-/// `__longjmp`, `setcontext`: the row describes the frame that is jumped to, whose stack
-/// pointer is saved like any register. In ordinary rows it is the CFA.
+/// `__longjmp`, `setcontext`: the row describes the target frame, with a saved stack pointer. In ordinary rows the
+/// stack pointer is the CFA.
 fn states_stack_pointer<P: Intel>(row: &RowOf<P>) -> bool {
     !matches!(row.columns[usize::from(P::STACK_POINTER)], Column::Same | Column::Undefined | Column::Is(0))
 }
 
-/// Whether `at` is in `mov %rcx,%rsp; pop %rcx; jmp *%rcx`, at any of the three: the row may say already
-/// that the frame is the landing pad's.
+/// Whether `at` is one of `mov %rcx,%rsp; pop %rcx; jmp *%rcx`: the row may already describe the landing pad's
+/// frame.
 fn goes_to_landing_pad<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     let switch: &[u8] = if P::IS_LONG { &SWITCH } else { &SWITCH[1..] };
     let before = [0, switch.len() - 3, switch.len() - 2];
@@ -70,11 +69,11 @@ fn goes_to_landing_pad<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     })
 }
 
-/// In 64-bit mode; without the first byte in 32-bit mode.
+/// For 64-bit mode; 32-bit mode omits the first byte.
 const SWITCH: [u8; 6] = [0x48, 0x89, 0xcc, 0x59, 0xff, 0xe1];
 
-/// Calls between `at` and the end of the code as gcc compiles `__builtin_eh_return`: `mov
-/// %rcx,%rsp; pop %rcx; jmp *%rcx`; `None` if it does not end so.
+/// Number of calls between `at` and gcc's code for `__builtin_eh_return`: `mov %rcx,%rsp; pop %rcx; jmp *%rcx`;
+/// `None` if the code does not end with it.
 fn calls_to_landing_pad<P: Intel>(mut at: Avma, code: &dyn Code) -> Option<u32> {
     let to_sp: &[u8] = if P::IS_LONG { &[0x48, 0x89, 0xcc] } else { &[0x89, 0xcc] };
     let move_bytes = to_sp.len() as u64;
@@ -106,8 +105,7 @@ fn calls_to_landing_pad<P: Intel>(mut at: Avma, code: &dyn Code) -> Option<u32> 
     None
 }
 
-/// Whether the straight code in front of `at` has loaded the stack pointer from where its
-/// row does not say it is.
+/// Whether the straight code before `at` has loaded the stack pointer, in contradiction to the row.
 fn stack_was_loaded<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     // The start of the mapping may be nearer.
     let most = if P::IS_LONG { BEHIND_BYTES } else { BEHIND_BYTES + IN_STEP_BYTES };
@@ -117,7 +115,7 @@ fn stack_was_loaded<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     });
     let Some((start, before)) = behind else { return false };
     (before.len().saturating_sub(BEHIND_BYTES as usize)..before.len()).any(|offset| {
-        // Most bytes are no such instruction, which is cheaper to see than by decoding.
+        // Most bytes are no such instruction, and this check is cheaper than decoding.
         match before[offset..] {
             [0x48..=0x4f, 0x89 | 0x8b, ..] if P::IS_LONG => {}
             [0x89 | 0x8b, ..] if !P::IS_LONG => {}
@@ -133,10 +131,10 @@ fn stack_was_loaded<P: Intel>(at: Avma, code: &dyn Code) -> bool {
     })
 }
 
-/// Whether an instruction may begin at an offset of the code in front of an address. Without a REX
-/// prefix the bytes of such a load are two, which parts of others look like (`call` by a distance that
-/// ends in `89`). Decoding that begins anywhere falls in step with the instructions soon: the first
-/// place from which it arrives at the address decides.
+/// Whether an instruction may begin at an offset of the code before an address. Without a REX prefix the load has
+/// two bytes, which may be part of another instruction (a `call` with a displacement that ends in `89`). Decoding
+/// from any offset soon synchronizes with the instructions: the first offset from which it reaches the address
+/// decides.
 fn may_begin_at<P: Intel>(before: &[u8], offset: usize) -> bool {
     for first in 0..before.len().min(IN_STEP_BYTES as usize).min(offset) {
         let (mut at, mut begins) = (first, false);
@@ -152,16 +150,16 @@ fn may_begin_at<P: Intel>(before: &[u8], offset: usize) -> bool {
     true
 }
 
-/// Where `mov` loads the stack pointer from.
+/// The source of a `mov` to the stack pointer.
 #[derive(Clone, Copy)]
 enum StackPointerSource {
-    /// Memory that neither rsp nor rbp points to.
+    /// Memory, but not relative to rsp or rbp.
     Memory,
     /// A register, by DWARF number.
     Register(u8),
 }
 
-/// Where an instruction loads the stack pointer from; `None` for one that does not.
+/// The source from which an instruction loads the stack pointer; `None` if it does not.
 fn stack_pointer_source<P: Intel>(instruction: &Instruction) -> Option<StackPointerSource> {
     let Instruction { wide, rex, map, opcode, .. } = *instruction;
     let (mode, register, operand) = instruction.operands()?;
@@ -182,8 +180,8 @@ fn stack_pointer_source<P: Intel>(instruction: &Instruction) -> Option<StackPoin
     }
 }
 
-/// Whether the row at the load itself counts from that register: then it moves the stack
-/// pointer within its frame.
+/// Whether the row at the load itself is relative to that register: then the load moves the stack pointer within
+/// its frame.
 fn counts_from<P: Intel>(source: StackPointerSource, at: Avma, code: &dyn Code) -> bool {
     let StackPointerSource::Register(register) = source else { return false };
     match row::<P>(code, at) {
@@ -192,8 +190,8 @@ fn counts_from<P: Intel>(source: StackPointerSource, at: Avma, code: &dyn Code) 
     }
 }
 
-/// Whether the code from an instruction on reaches its end without a jump, and without a
-/// push: contexts are left by a return to the address that is pushed last.
+/// Whether the code from an instruction reaches its end without a jump and without a push: context switches return
+/// to an address that they push last.
 fn runs_straight_on<P: Intel>(code: &[u8], offset: usize, first: &Instruction) -> bool {
     let mut offset = offset + first.length;
     while offset < code.len() {
@@ -238,10 +236,10 @@ mod tests {
         row
     }
 
-    /// The offsets at which the instructions of `code` are not relied on, and whether at all.
+    /// The offsets at which the caller of `code` is unreliable, and whether by registers.
     fn switching(code: &[&[u8]], row: Option<Row>) -> Vec<(u64, bool)> {
         let bytes = code.concat();
-        // Without unwind information the row is that of the code.
+        // Without unwind information the row is derived from the code.
         let used = row.clone().unwrap_or_else(|| self::row(RSP, &[]));
         let text = text(&bytes, row);
         let mut found = Vec::new();
@@ -258,8 +256,8 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_states_the_stack_pointer_is_of_another_frame() {
-        // __longjmp, once the saved registers are unscrambled.
+    fn a_row_that_restores_the_stack_pointer_belongs_to_another_frame() {
+        // __longjmp, after the saved registers are unmangled.
         let longjmp = row(5, &[(RSP, Column::In(8)), (RETURN_ADDRESS, Column::In(1))]);
         assert_eq!(switching(&[&[0x48, 0x8b, 0x1f]], Some(longjmp.clone())), [(0, true)]);
         assert!(switching(&[&[0x90]], Some(row(RSP, &[(RSP, Column::Is(0))]))).is_empty());
@@ -268,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn from_the_installed_registers_to_the_landing_pad_nothing_is_relied_on() {
+    fn between_installed_registers_and_landing_pad_nothing_is_reliable() {
         let saves_data = row(6, &[(0, Column::At(-64)), (1, Column::At(-56))]);
         let resume: [&[u8]; 12] = [
             &[0xe8, 0, 0, 0, 0],       // +00 call uw_init_context
@@ -289,12 +287,12 @@ mod tests {
         assert_eq!(found[..2], [(0xb, false), (0xd, false)]);
         assert_eq!(found[2..], expected);
         assert!(switching(&resume[..9], Some(row(6, &[]))).is_empty());
-        // The stack pointer is, or is about to be, that of the landing pad, the row as before.
+        // The stack pointer is, or is about to be, that of the landing pad; the row is unchanged.
         assert_eq!(switching(&resume, Some(row(RSP, &[]))), [0x1a, 0x1d, 0x1e].map(|offset| (offset, true)));
     }
 
     #[test]
-    fn swapcontext_has_another_stack_before_it_has_its_return_address() {
+    fn swapcontext_switches_stacks_before_it_has_its_return_address() {
         let swap: [&[u8]; 6] = [
             &[0x48, 0x8b, 0xa2, 0xa0, 0, 0, 0], // +00 mov 0xa0(%rdx),%rsp
             &[0x48, 0x8b, 0x6a, 0x78],          // +07 mov 0x78(%rdx),%rbp
@@ -310,8 +308,8 @@ mod tests {
     }
 
     #[test]
-    fn frames_may_move_their_own_stack_pointer() {
-        // _dl_runtime_resolve: mov %rbx,%rsp, whose row counts from rbx.
+    fn functions_may_move_their_own_stack_pointer() {
+        // _dl_runtime_resolve: mov %rbx,%rsp, with a row relative to rbx.
         let leave: [&[u8]; 2] = [&[0x48, 0x89, 0xdc], &[0x48, 0x8b, 0x1c, 0x24]];
         let bytes = leave.concat();
         let text = text(&bytes, Some(row(3, &[])));
@@ -335,7 +333,7 @@ mod tests {
             super::at::<X86>(CodeAddress::Return(Avma(at)), &row, &text(&bytes, None))
         };
         let nops: [u8; 48] = [0x90; 48];
-        // call by a distance whose first bytes would be mov %esi,%esp; then the byte behind it
+        // call with a displacement that starts like mov %esi,%esp; then the byte after it
         assert_eq!(
             switch(&[&nops, &[0x31, 0xc0], &[0xe8, 0x89, 0xf4, 0xff, 0xff], &[0x90]]),
             FrameSwitch::No
@@ -348,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_landing_pad_is_gone_to_whatever_the_row_says() {
+    fn a_jump_to_a_landing_pad_is_found_whatever_the_row() {
         let row = {
             let mut row = RowX86::new(Cfa::Register(1, 4));
             row.columns[X86_RETURN_ADDRESS] = Column::At(-4);
@@ -363,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_code_is_followed_only_so_far() {
+    fn hostile_code_is_followed_up_to_a_limit() {
         let saves_data = row(6, &[(0, Column::At(-64)), (1, Column::At(-56))]);
         assert!(switching(&[&[0xeb, 0xfe]], Some(saves_data)).is_empty(), "a loop");
         for at in [0, 1, TEXT - 1, TEXT + 1, u64::MAX] {

@@ -1,22 +1,22 @@
-//! Small functions of JIT code that do nothing but call: `sub $8,%rsp; call *%rcx; add $8,%rsp; ret`.
-//! CPython makes one for each function of Python, so that profilers see a frame of it (Python/asm_trampoline.S,
-//! `python3 -X perf`). Input: a return address, the row by the paths from there to a return, and code;
-//! output: whether the code in front of the call proves that row.
+//! JIT trampolines that only call: `sub $8,%rsp; call *%rcx; add $8,%rsp; ret`. CPython creates one per Python
+//! function, so that profilers see a frame for it (Python/asm_trampoline.S, `python3 -X perf`). Input: a return
+//! address, the row by the paths from there to a return, and code; output: whether the code before the call proves
+//! that row.
 //!
-//! Paths from a return address prove nothing by themselves: the callee may never return, and then what follows
-//! is another function, or a part of this one that is reached otherwise. Another function takes nothing off the
-//! stack that it has not put there, and these have no other parts.
+//! Paths from a return address alone prove nothing: the callee may never return, and then the code after the call
+//! is another function, or a part of this one that is reached otherwise. Another function pops nothing that it did
+//! not push, and these trampolines have no other parts.
 
 use crate::addr::Avma;
 use crate::arch::X86_64;
 use crate::binary::frame_rule::{Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::Code;
 
-/// Of a return address: eight bytes.
+/// Size of a return address.
 const POINTER: i64 = 8;
 
-/// Whether the row at a return address, in JIT code, takes off the stack what the
-/// instruction in front of the call put there, and leaves all else as it is.
+/// Whether the row at a return address, in JIT code, pops exactly what the instruction before the call pushed, and
+/// changes nothing else.
 pub(in crate::walk) fn proves(row: &Row, at: Avma, code: &dyn Code) -> bool {
     let Some(pushed) = pushed_before(at, code) else { return false };
     let takes_off = row.cfa == Cfa::Register(X86_64::RSP as u8, pushed + POINTER)
@@ -25,7 +25,7 @@ pub(in crate::walk) fn proves(row: &Row, at: Avma, code: &dyn Code) -> bool {
     takes_off && !row.signal && code.traits(at).is_jit
 }
 
-/// The bytes by which the instruction in front of a call through a register lowers the stack pointer.
+/// The bytes by which the instruction before an indirect call lowers the stack pointer.
 fn pushed_before(at: Avma, code: &dyn Code) -> Option<i64> {
     // `call *%rax` to `call *%rdi`, and `call *%r8` to `call *%r15`.
     let through_register = |bytes: &[u8]| matches!(bytes, [0xff, 0xd0..=0xd7]);
@@ -56,7 +56,7 @@ mod tests {
 
     const TEXT: u64 = 0x7000_0000_1000;
 
-    /// Whether the row behind the call in `code`, which ends `before` bytes into it, is proved.
+    /// Whether the row after the call in `code`, which ends at offset `before`, is proved.
     fn is_proved(code: &[u8], before: u64, made: bool) -> bool {
         let traits = CodeTraits { is_jit: made, ..CodeTraits::default() };
         let text = Text::new(TEXT, code).with_traits(traits);
@@ -67,28 +67,28 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_off_what_was_put_on_is_proved() {
+    fn popping_what_was_pushed_is_proof() {
         // The trampolines of CPython follow one another.
         let trampoline = [0x48, 0x83, 0xec, 8, 0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3];
         assert!(is_proved(&trampoline, 6, true));
         assert!(is_proved(&trampoline.repeat(3), 17, true));
         let by_r11 = [0x48, 0x83, 0xec, 24, 0x41, 0xff, 0xd3, 0x48, 0x83, 0xc4, 24, 0xc3];
         assert!(is_proved(&by_r11, 7, true));
-        // A file has unwind information, or its functions may be larger than what is seen of them.
+        // A file has unwind information, or its functions may be larger than the visible part.
         assert!(!is_proved(&trampoline, 6, false));
     }
 
     #[test]
-    fn what_does_not_mirror_it_is_not() {
+    fn code_that_does_not_mirror_the_push_is_no_proof() {
         // Another function follows the call.
         assert!(!is_proved(&[0x48, 0x83, 0xec, 8, 0xff, 0xd1, 0x31, 0xc0, 0xc3], 6, true));
         // More is popped than was pushed, or a register is restored.
         assert!(!is_proved(&[0x48, 0x83, 0xec, 8, 0xff, 0xd1, 0x48, 0x83, 0xc4, 24, 0xc3], 6, true));
         assert!(!is_proved(&[0x48, 0x83, 0xec, 16, 0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0x5d, 0xc3], 6, true));
-        // Something else is in front.
+        // Another instruction precedes the call.
         assert!(!is_proved(&[0x90, 0x90, 0x90, 0x90, 0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3], 6, true));
         assert!(!is_proved(&[0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3], 2, true));
-        // A function that it names may end in a call of one that never returns.
+        // The target of a direct call may end in a noreturn call.
         let direct = [0x48, 0x83, 0xec, 8, 0xe8, 0, 0x10, 0, 0, 0x48, 0x83, 0xc4, 8, 0xc3];
         assert!(!is_proved(&direct, 9, true));
     }

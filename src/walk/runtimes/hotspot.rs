@@ -1,7 +1,6 @@
-//! Frames of what HotSpot compiled (Java, Kotlin, Scala), by the header that it keeps in front of each piece of
-//! code: how large the frame is, and from which instruction on it is complete. HotSpot walks its own
-//! stacks by it. Input: an address in such code; output: what the header says. Not for: stubs
-//! without a frame.
+//! Frames of code compiled by HotSpot (Java, Kotlin, Scala), by the header before each piece of code: the frame
+//! size, and the instruction from which the frame is complete. HotSpot walks its own stacks with it. Input: an
+//! address in this code; output: the header's data. Not for: stubs without a frame.
 //!
 //! Sources: OpenJDK 11, 17, 21 and 25, src/hotspot/share/code/codeBlob.hpp (`CodeBlob`), share/memory/heap.hpp
 //! (`HeapBlock`), cpu/x86/frame_x86.inline.hpp (`frame::sender_for_compiled_frame`): the return address is the
@@ -16,32 +15,32 @@ use crate::walk::Code;
 
 /// Code is allocated in segments of this size, or of twice as much: first a `HeapBlock`, then the header.
 const SEGMENT_BYTES: u64 = 64;
-/// Bytes from the beginning of a segment that are examined.
+/// Bytes examined from the start of a segment.
 const HEADER_BYTES: usize = 0x70;
-/// Code is read in pieces of this size, at most this many of them in front of an address: C2 makes functions of
-/// more than 64 KB seldom.
+/// Code before an address is read in pieces of this size, up to this many: C2 rarely generates functions of more
+/// than 64 KB.
 const PIECE_BYTES: u64 = 4 << 10;
 const PIECES_MAX: u64 = 32;
-/// No frame of Java is as large: each method's code is 64 KB at most.
+/// Limit on the frame size, larger than any Java frame: each method's code is 64 KB at most.
 const FRAME_WORDS_MAX: u32 = 1 << 16;
 
-/// What the header of a piece of code says.
+/// The header of a piece of code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::walk) struct Compiled {
     /// The first instruction.
     pub(in crate::walk) entry: Avma,
-    /// The first instruction behind those that make the frame.
+    /// The first instruction after those that create the frame.
     frame_from: Avma,
     frame_bytes: u32,
 }
 
 impl Compiled {
-    /// Whether the frame is complete at an address, except behind instructions that have removed it.
+    /// Whether the frame is complete at an address, except after instructions that have removed it.
     pub(in crate::walk) fn has_frame(&self, pc: Avma) -> bool {
         pc >= self.frame_from
     }
 
-    /// The row where the frame is complete.
+    /// The row with a complete frame.
     pub(in crate::walk) fn row(&self) -> Row {
         let mut row: Row = Row::new(Cfa::Register(X86_64::RSP as u8, i64::from(self.frame_bytes)));
         row.columns[RETURN_ADDRESS] = Column::At(-8);
@@ -50,8 +49,8 @@ impl Compiled {
     }
 }
 
-/// The compiled code that a look-up address is in, if it has a frame. A header is known by fields that agree with each
-/// other and with where it lies.
+/// The compiled code that contains a look-up address, if it has a frame. A header is recognized by fields that are
+/// consistent with each other and with its address.
 pub(in crate::walk) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<Compiled> {
     if !code.traits(lookup).has_hotspot_headers {
         return None;
@@ -74,9 +73,9 @@ pub(in crate::walk) fn compiled_at(lookup: Avma, code: &dyn Code) -> Option<Comp
     None
 }
 
-/// Whether instructions at an address look like those behind which the frame of compiled code has been removed though
-/// no return follows: `pop %rbp` and what comes after it, and the stub of a return that waits for a safepoint
-/// (share/opto/output.hpp, `C2SafepointPollStub`; cpu/x86/c1_CodeStubs_x86.cpp, `C1SafepointPollStub`).
+/// Whether instructions at an address look like code after the frame was removed but without a following return:
+/// `pop %rbp` and the code after it, and the stub of a return that waits for a safepoint (share/opto/output.hpp,
+/// `C2SafepointPollStub`; cpu/x86/c1_CodeStubs_x86.cpp, `C1SafepointPollStub`).
 pub(in crate::walk) fn may_have_left(pc: Avma, code: &dyn Code) -> bool {
     const POP_RBP: u8 = 0x5d;
     // lea N(%rip),%r10; mov %r10,N(%r15); jmp: 7, 7 and 5 bytes
@@ -104,16 +103,16 @@ impl Bytes<'_> {
     }
 }
 
-/// What is read of a header.
+/// The fields of a header.
 struct Header {
     code: Range<u64>,
-    /// From the first instruction; negative of stubs, which have their frame where they call.
+    /// Relative to the first instruction; negative for stubs, which have their frame at their calls.
     frame_complete: i32,
     frame_words: u32,
 }
 
 impl Header {
-    /// For any supported release; `None` if it is no header.
+    /// Reads the header of any supported release; `None` if it is not a header.
     fn read(segment: u64, bytes: Bytes<'_>) -> Option<Header> {
         let by_pointers = |numbers, pointers| Header::with_pointers(segment + 0x10, bytes, numbers, pointers);
         // OpenJDK 11 and 17; 21; 25.
@@ -122,7 +121,7 @@ impl Header {
             .or_else(|| Header::with_offsets(segment, bytes))
     }
 
-    /// With pointers to its parts: `numbers` and `pointers` is where these begin in the segment.
+    /// Reads a header with pointers to its parts: `numbers` and `pointers` are offsets of these in the segment.
     fn with_pointers(header: u64, bytes: Bytes<'_>, numbers: usize, pointers: usize) -> Option<Header> {
         let [size, header_size, frame_complete, data_offset, frame_words] =
             std::array::from_fn(|index| bytes.u32(numbers + 4 * index));
@@ -139,14 +138,14 @@ impl Header {
         is_header.then_some(Header { code: code_begin..code_end, frame_complete, frame_words })
     }
 
-    /// With offsets from itself, behind a `HeapBlock` of half the size.
+    /// Reads a header with relative offsets, after a `HeapBlock` of half the size.
     fn with_offsets(segment: u64, bytes: Bytes<'_>) -> Option<Header> {
         const HEADER: u64 = 8;
         let (segments, is_used, name) = (bytes.u32(0), bytes.u32(4) as u8, bytes.pointer(0x10));
         let [size, _relocation_size, content, code, data, frame_words] =
             std::array::from_fn(|index| bytes.u32(0x20 + 4 * index));
         let (header_size, frame_complete) = (bytes.u32(0x3c) & 0xffff, bytes.u32(0x3c) >> 16);
-        // Blocks have 6 segments at least, and what would be left of a larger one is part of it.
+        // Blocks have at least 6 segments, and a small remainder of a larger block is part of it.
         let needed = u64::from(size) + HEADER;
         let block = u64::from(segments) * SEGMENT_BYTES;
         let fits = needed <= 2 * block && block <= needed + 16 * SEGMENT_BYTES;
@@ -168,10 +167,10 @@ impl Header {
     }
 }
 
-/// The row where HotSpot's interpreter goes on after a call: first it takes the stack pointer from
-/// its frame, two words below rbp, and clears that word (templateInterpreterGenerator_x86.cpp,
-/// `generate_return_entry_for`). The caller's stack pointer is in the word between that and the
-/// frame record (frame_x86.hpp, `interpreter_frame_sender_sp_offset`).
+/// The row at HotSpot's interpreter's return point after a call: it first restores the stack pointer from its
+/// frame, two words below rbp, and clears that word (templateInterpreterGenerator_x86.cpp,
+/// `generate_return_entry_for`). The caller's stack pointer is in the word between that and the frame record
+/// (frame_x86.hpp, `interpreter_frame_sender_sp_offset`).
 pub(in crate::walk) fn interpreter_row(code: &[u8]) -> Option<Row> {
     // mov -16(%rbp),%rsp; movq $0,-16(%rbp)
     const GOES_ON: &[u8] = &[0x48, 0x8b, 0x65, 0xf0, 0x48, 0xc7, 0x45, 0xf0, 0, 0, 0, 0];
@@ -206,7 +205,8 @@ mod tests {
         Text::new(HEAP, bytes).with_traits(traits)
     }
 
-    /// As C2 makes it, in front of a body of this many bytes that calls (-1 .. +12) at its end and then goes on.
+    /// Like the output of C2, before a body of this many bytes that ends with a call (-1 .. +12) and then
+    /// continues.
     fn method(body: usize) -> Vec<u8> {
         let mut code = vec![
             0x89, 0x84, 0x24, 0, 0xc0, 0xfe, 0xff, // +00 mov %eax,-0x14000(%rsp)
@@ -232,7 +232,7 @@ mod tests {
     const SEGMENT: usize = 5 * SEGMENT_BYTES as usize;
     const RELEASES: [u32; 3] = [17, 21, 25];
 
-    /// The heap of a release with this code in it, and where that begins.
+    /// The heap of a release with this code, and the code's address.
     fn heap_of(release: u32, code: &[u8], frame_words: i32, frame_complete: i32) -> (Text, u64) {
         let header = if release == 25 { SEGMENT + 8 } else { SEGMENT + 0x10 };
         let begin = header + 352 + 48;
@@ -266,7 +266,7 @@ mod tests {
         heap_of(17, code, frame_words, frame_complete)
     }
 
-    /// The CFA from the stack pointer by the rule of an address, and whether that is relied on.
+    /// The offset of the CFA from the stack pointer by the rule of an address, if that is reliable.
     fn cfa(address: CodeAddress, heap: &Text) -> Option<i64> {
         let row = match compiled_at(address.lookup().at(), heap) {
             Some(compiled) if address.is_return() => compiled.row(),
@@ -282,8 +282,8 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_returns_to_has_the_frame_that_the_header_tells() {
-        // The header is in the same piece, in the one before, and many pieces before.
+    fn a_return_address_has_the_frame_of_its_header() {
+        // The header is in the same piece, in the previous one, and many pieces before.
         for body in [0, 3000, 5000, 100_000] {
             for release in RELEASES {
                 let (heap, begin) = heap_of(release, &method(body), 6, 12);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_counter_has_the_frame_that_stands_there() {
+    fn a_program_counter_has_the_frame_at_its_instruction() {
         let (heap, begin) = heap(&method(20), 6, 12);
         let cfa = |offset: u64| {
             let mut cache = Cache::default();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_do_not_agree_with_themselves_are_none() {
+    fn inconsistent_headers_are_rejected() {
         let code = method(20);
         let at = |heap: &Text, begin: u64| compiled_at(Avma(begin + 20), heap);
         let (stub, begin) = heap(&code, 6, -1);
@@ -332,7 +332,7 @@ mod tests {
         assert!(at(&good, begin).is_some());
         let other = heap_with(good.bytes().to_vec(), false);
         assert_eq!(at(&other, begin), None);
-        // Each number and pointer, by what it is in the segment.
+        // Each number and pointer, by its offset in the segment.
         let fields: [&[usize]; 3] = [
             &[0x1c, 0x20, 0x28, 0x30, 0x38, 0x48, 0x50],
             &[0x58, 0x5c, 0x64, 0x18, 0x20, 0x30, 0x38],
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_looked_through() {
+    fn any_bytes_are_searched() {
         for seed in 1..=200_u64 {
             let mut random = Rng::new(seed);
             let mut below = |limit: usize| random.below(limit);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interpreter_row_knows_where_its_caller_was() {
+    fn the_interpreter_row_has_its_callers_stack_pointer() {
         const GOES_ON: &[u8] = &[
             0x48, 0x8b, 0x65, 0xf0, //                         mov -16(%rbp),%rsp
             0x48, 0xc7, 0x45, 0xf0, 0, 0, 0, 0, //             movq $0,-16(%rbp)

@@ -1,6 +1,6 @@
-//! Conventions of language runtimes and C libraries that neither unwind information nor an ABI describes: one file each.
-//! Recognized by instructions, or by what is written on stacks. Input: frames, addresses, code; output: rows, callers, or
-//! whether it is such code. Each file names its processor.
+//! Conventions of language runtimes and C libraries that neither unwind information nor an ABI describes: one file
+//! each. Recognized by instructions, or by words on stacks. Input: frames, addresses, code; output: rows, callers,
+//! or whether the code is recognized. Each file names its processor.
 
 pub(super) mod cpython;
 pub(super) mod go;

@@ -1,9 +1,8 @@
-//! The caller of a frame whose code leads nowhere, where only one word can be its return address:
-//! the first function of a thread of musl ends in a call that does not return, and has no
-//! unwind information. Every frame between there and the code that ends the thread would have
-//! a return address on the stack. So if the first one above is the one into that code, it is the
-//! frame's own, and no frame is left out. Input: the frame, the copied stack; output: its caller.
-//! Not for: a search for anything else, which proves nothing (`x86_64/scan.rs`).
+//! The caller of a frame with unknown code, if only one word can be its return address: the first function of a
+//! musl thread ends in a noreturn call, and has no unwind information. Every frame between it and the code that
+//! ends the thread would have a return address on the stack. So if the first return address above is the one into
+//! that code, it is the frame's own, and no frame is missing. Input: the frame, the copied stack; output: its
+//! caller. Not for: other scans, which prove nothing (`x86_64/scan.rs`).
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
@@ -12,9 +11,9 @@ use crate::walk::Input;
 use crate::walk::frame::Frame;
 use crate::walk::processor::Processor;
 
-/// Largest frame of such a function, which has a few registers to save.
+/// Largest frame of this function, which saves few registers.
 const BYTES_MAX: u64 = 512;
-/// How far from where the thread began its first return address may be.
+/// Largest distance of the first return address from the thread's initial stack pointer.
 const FROM_TOP_BYTES: u64 = 16;
 
 /// The frame that ends the thread, if the stack of `stuck` has no other return address below.
@@ -51,7 +50,7 @@ mod tests {
 
     const TEXT: u64 = 0x40_1000;
     const STACK: u64 = 0x7fff_0000_1000;
-    /// Where `start` returns to, and where the call before that does.
+    /// The return address of `start`, and another one.
     const INTO_CLONE: u64 = TEXT + 3;
     const INTO_OTHER: u64 = TEXT + 17;
 
@@ -62,7 +61,7 @@ mod tests {
         0xc3,
     ];
 
-    /// The stack pointer of the caller that these words above the stack pointer lead to.
+    /// The stack pointer of the caller found by these words above the stack pointer.
     fn found(words: &[u64], stack_top: Option<u64>) -> Option<u64> {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let mut registers = X86_64 { rip: 0x50_0000, ..X86_64::default() };
@@ -81,12 +80,12 @@ mod tests {
 
     #[test]
     fn the_only_return_address_left_is_the_frames_own() {
-        // What start saved: rbx, rbp, and 8 bytes.
+        // Saved by start: rbx, rbp, and 8 bytes.
         assert_eq!(found(&[7, TEXT + 1, 0, INTO_CLONE, 9], None), Some(STACK + 32));
         assert_eq!(found(&[7, INTO_CLONE, 9], Some(STACK + 8)), Some(STACK + 16));
-        // Another one may be that of a frame between.
+        // Another one may belong to a frame in between.
         assert_eq!(found(&[7, INTO_OTHER, INTO_CLONE, 9], None), None);
-        // A stale one, far from where the thread began.
+        // A stale one, far from the thread's initial stack pointer.
         assert_eq!(found(&[7, INTO_CLONE, 9], Some(STACK + 64)), None);
         assert_eq!(found(&[7, 8, 9], None), None);
         assert_eq!(found(&[0; 80], None), None);

@@ -1,15 +1,15 @@
-//! Frames of V8 on x86_64, which marks them. Input: a frame and the copied stack; output: whether the frame has such a
-//! mark.
+//! Frames of V8 on x86_64, which have a type marker. Input: a frame and the copied stack; output: whether the
+//! frame has a marker.
 
 use crate::addr::{Avma, CodeAddress};
 use crate::arch::X86_64;
 use crate::walk::Input;
 use crate::walk::frame::Frame;
 
-/// Whether rbp points to the frame record of a function of V8 that has called: V8 finds its own
-/// frames so, at every call, and marks them. Below the saved frame pointer is the context, a tagged
-/// pointer, and below that the function, another one; or, in other frames than those of
-/// JavaScript, the kind of the frame as a small integer, whose tag is 0.
+/// Whether rbp points to the frame record of a V8 function that has called: V8 maintains a record at every call to
+/// find its own frames, with a marker. Below the saved frame pointer is the context, a tagged pointer, and below
+/// that the function, another one; frames other than JavaScript's have the frame type as a small integer with tag
+/// 0.
 /// Source: V8 src/execution/frame-constants.h, frames.h (`StackFrame::TypeToMarker`).
 pub(in crate::walk) fn has_frame_mark(from: &Frame<X86_64>, input: &Input<'_>) -> bool {
     const KIND_MAX: u64 = 128;

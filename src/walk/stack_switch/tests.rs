@@ -1,4 +1,4 @@
-//! Walks over two stacks and more on simulated memory: one is copied, of the others words are known.
+//! Walks over two and more stacks in simulated memory: one is copied, of the others some words are known.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -9,17 +9,17 @@ use crate::binary::frame_rule::{AnyRow, Cfa, Column, RETURN_ADDRESS, Row, RowAar
 use crate::walk::{self, Code, Frames, OuterStack, UnwindMethod, Unwinder, Walked};
 
 const TEXT: u64 = 0x40_1000;
-/// The stack that is copied: an alternate stack.
+/// The copied stack: an alternate stack.
 const ALT: u64 = 0x10_0000;
 const ALT_BYTES: u64 = 0x4000;
 /// The stack of the thread.
 const STACK: u64 = 0x7fff_0000_8000;
-/// What a thread blocks in a handler of SIGUSR1, and what it blocked before.
+/// Signals blocked in a handler of SIGUSR1, and before.
 const IN_HANDLER: u64 = 1 << 9 | 1;
 const BEFORE: u64 = 1;
 
-/// Functions: the leaf, the handler's trampoline, what it interrupted, the first of the thread, and one that calls
-/// on another stack. Calls return to even addresses.
+/// Functions: the leaf, the signal trampoline, the interrupted one, the first of the thread, and one that calls on
+/// another stack. Return addresses are even.
 const TRAMPOLINE: u64 = 0x300;
 const INTERRUPTED: u64 = 0x40;
 const FIRST: u64 = 0x60;
@@ -55,7 +55,7 @@ impl Program {
     }
 }
 
-/// The CFA this many bytes above a register, the return address below it.
+/// A row with the CFA this many bytes above a register, and the return address below the CFA.
 fn row(register: u8, bytes: i64) -> Row {
     let mut row: Row = Row::new(Cfa::Register(register, bytes));
     row.columns[RETURN_ADDRESS] = Column::At(-8);
@@ -75,7 +75,7 @@ impl Code for Program {
         self.rows.get(&at).cloned().map(AnyRow::from).or_else(of_aarch64)
     }
     fn function(&self, at: Avma) -> Option<Range<Avma>> {
-        // What was interrupted is two functions of 8 bytes.
+        // The interrupted code is two functions of 8 bytes.
         let start = Avma(at.0 & !7);
         (Avma(TEXT + INTERRUPTED)..Avma(TEXT + FIRST)).contains(&at).then(|| start..start + 8)
     }
@@ -94,8 +94,8 @@ impl Memory {
         self.0.extend((at..).step_by(8).zip(words.iter().copied()));
     }
 
-    /// The frame of a signal, whose trampoline finds it at `at`: of a handler on the alternate stack, and what it
-    /// interrupted.
+    /// Puts a signal frame of a handler on the alternate stack at `at`, where the trampoline finds it, with the
+    /// interrupted registers.
     fn put_signal_frame(&mut self, at: u64, sp: u64, pc: u64, blocked: u64) {
         self.put(at, &[0; 40]);
         self.put(at + 16, &[ALT, 0, ALT_BYTES]);
@@ -103,7 +103,7 @@ impl Memory {
         self.put(at + 40 + 256, &[blocked]);
     }
 
-    /// What is copied from an address on.
+    /// Copies bytes from an address.
     fn copy(&self, from: u64, bytes: u64) -> Vec<u8> {
         let words = (from..from + bytes).step_by(8);
         words.flat_map(|at| self.0.get(&at).copied().unwrap_or(0).to_le_bytes()).collect()
@@ -116,8 +116,8 @@ impl OuterStack for Memory {
     }
 }
 
-/// A leaf on the alternate stack, in a handler that interrupted the thread's stack: the word at its stack pointer is
-/// the trampoline.
+/// A leaf on the alternate stack, in a handler that interrupted the thread's stack: the word at its stack pointer
+/// is the trampoline.
 fn in_handler() -> Memory {
     let mut memory = Memory::default();
     memory.put(ALT + 0x1000, &[TEXT + TRAMPOLINE]);
@@ -160,7 +160,7 @@ impl Case<'_> {
         for how in [UnwindMethod::Auto, UnwindMethod::Cfi] {
             let (found, walked) = self.walk(how);
             assert_eq!((found.as_slice(), walked.ended), (addresses, ended), "{how:?}");
-            // What lies on other stacks does not make the copy larger.
+            // Other stacks do not count for the reach of the copy.
             assert!(walked.reached.0 < ALT + 0x2000, "{walked:?}");
         }
     }
@@ -169,13 +169,13 @@ impl Case<'_> {
 const TO_INTERRUPTED: [u64; 3] = [0, TRAMPOLINE, INTERRUPTED];
 
 #[test]
-fn a_handler_on_the_alternate_stack_leads_to_what_it_interrupted() {
+fn a_handler_on_the_alternate_stack_leads_to_the_interrupted_code() {
     Case::new(&in_handler()).check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1], StackEnd::Root);
 }
 
 #[test]
 fn a_handler_that_has_returned_leads_nowhere() {
-    // A coroutine that was made by a signal runs on the alternate stack with the signals of whoever entered it.
+    // A coroutine created by a signal runs on the alternate stack with the signal mask of its resumer.
     for blocked in [BEFORE, 0, 1 << 9, IN_HANDLER & !BEFORE] {
         let memory = in_handler();
         let case = Case { blocked_signals: Some(blocked), ..Case::new(&memory) };
@@ -186,22 +186,22 @@ fn a_handler_that_has_returned_leads_nowhere() {
 }
 
 #[test]
-fn words_of_the_other_stack_that_are_not_known_are_no_small_copy() {
+fn unknown_words_of_the_other_stack_do_not_end_as_a_small_copy() {
     let mut memory = in_handler();
     memory.0.remove(&(STACK + 8));
     Case::new(&memory).check(&TO_INTERRUPTED, StackEnd::OtherStack);
-    // What is there and is no return address is a torn stack.
+    // A known word that is no return address means an inconsistent stack.
     memory.put(STACK + 8, &[0x1234]);
     Case::new(&memory).check(&TO_INTERRUPTED, StackEnd::BadFrame);
 }
 
 #[test]
-fn a_frame_that_is_not_on_the_alternate_stack_is_no_switch() {
+fn a_frame_off_the_alternate_stack_is_no_switch() {
     let mut memory = in_handler();
     // SS_DISABLE
     memory.put(ALT + 0x1018, &[0, 2, 0]);
     Case::new(&memory).check(&TO_INTERRUPTED, StackEnd::OtherStack);
-    // The handler interrupted one on the same stack.
+    // The handler interrupted code on the same stack.
     let mut memory = in_handler();
     memory.put_signal_frame(ALT + 0x1008, ALT + 0x1200, INTERRUPTED, BEFORE);
     memory.put(ALT + 0x1200, &[7, TEXT + FIRST]);
@@ -210,8 +210,8 @@ fn a_frame_that_is_not_on_the_alternate_stack_is_no_switch() {
 }
 
 #[test]
-fn a_stack_near_by_is_another_one_by_what_the_kernel_saved() {
-    // Less far above than a stack may be large.
+fn a_nearby_stack_is_another_one_by_the_kernels_record() {
+    // Less far above than the maximum stack size.
     let near = ALT + 0x8000;
     let mut memory = Memory::default();
     memory.put(ALT + 0x1000, &[TEXT + TRAMPOLINE]);
@@ -222,8 +222,8 @@ fn a_stack_near_by_is_another_one_by_what_the_kernel_saved() {
 }
 
 #[test]
-fn nested_handlers_lead_on_from_stack_to_stack() {
-    // A handler on the alternate stack, which it disarmed and set again, was interrupted by another one.
+fn nested_handlers_lead_from_stack_to_stack() {
+    // A handler on the alternate stack, disabled and set again by it, was interrupted by another one.
     let mut memory = in_handler();
     memory.put_signal_frame(ALT + 0x1008, 0x20_0000, 0, BEFORE);
     memory.put(0x20_0000, &[TEXT + TRAMPOLINE]);
@@ -233,7 +233,7 @@ fn nested_handlers_lead_on_from_stack_to_stack() {
 }
 
 #[test]
-fn two_stacks_that_lead_to_each_other_end() {
+fn a_cycle_of_two_stacks_ends() {
     let mut memory = Memory::default();
     memory.put(ALT + 0x1000, &[TEXT + TRAMPOLINE]);
     memory.put_signal_frame(ALT + 0x1008, STACK, 0, BEFORE);
@@ -246,7 +246,7 @@ fn two_stacks_that_lead_to_each_other_end() {
 }
 
 #[test]
-fn switches_are_bounded_where_none_comes_again() {
+fn switches_without_a_cycle_are_bounded() {
     let mut switches = StackSwitches::default();
     let program = Program::new();
     let mut input = Input::new(StackBytes { base: Avma(0), bytes: &[] }, &program);
@@ -258,9 +258,9 @@ fn switches_are_bounded_where_none_comes_again() {
 }
 
 #[test]
-fn what_raised_a_signal_was_called_by_whom_the_stack_names() {
+fn the_raiser_of_a_signal_must_match_the_calls_on_the_stack() {
     let memory = in_handler();
-    // syscall, in front of what was interrupted, and the call in front of the return to the first function.
+    // syscall before the interrupted code, and the call before the return to the first function.
     let check_with = |jump: &[u8], system_call: bool, target: u64, frames: usize, ended| {
         let mut case = Case::new(&memory);
         let code = &mut case.program.code;
@@ -273,7 +273,7 @@ fn what_raised_a_signal_was_called_by_whom_the_stack_names() {
         let distance = (target.wrapping_sub(FIRST) as u32).to_le_bytes();
         code[FIRST as usize - 5] = 0xe8;
         code[FIRST as usize - 4..][..4].copy_from_slice(&distance);
-        // A stub of the dynamic linker.
+        // A PLT stub of the dynamic linker.
         code[0x20..0x22].copy_from_slice(&[0xff, 0x25]);
         case.check(&[0, TRAMPOLINE, INTERRUPTED, FIRST - 1][..frames], ended);
     };
@@ -281,11 +281,11 @@ fn what_raised_a_signal_was_called_by_whom_the_stack_names() {
     check(true, INTERRUPTED, 4, StackEnd::Root);
     check(true, 0x20, 4, StackEnd::Root);
     check(true, INTERRUPTED + 8, 3, StackEnd::OtherStack);
-    // It goes on in the first by a jump, or may.
+    // It continues in the first by a jump, or may.
     check_with(&[0xeb, 0xf6], true, INTERRUPTED + 8, 4, StackEnd::Root);
     check_with(&[0xff, 0xe0], true, INTERRUPTED + 8, 4, StackEnd::Root);
     check_with(&[0xeb, 0xfe], true, INTERRUPTED + 8, 3, StackEnd::OtherStack);
-    // A timer raises none, and its handler cannot be one that made a coroutine.
+    // A timer is raised by no call, so its handler cannot be one that created a coroutine.
     check(false, INTERRUPTED + 8, 4, StackEnd::Root);
 }
 
@@ -312,7 +312,7 @@ fn a_function_that_calls_on_another_stack_leads_back_by_its_row() {
         let (found, walked) = walk(&memory, back, Program::new());
         assert_eq!((found.as_slice(), walked.ended), (&expected[..2], StackEnd::OtherStack), "{back:#x}");
     }
-    // Code that does not load its stack pointer has a frame pointer that is none.
+    // A function that does not load its stack pointer has an invalid frame pointer.
     let mut program = Program::new();
     // nop
     program.code[ON_STACK as usize + 4..][..3].copy_from_slice(&[0x0f, 0x1f, 0x00]);
@@ -321,7 +321,7 @@ fn a_function_that_calls_on_another_stack_leads_back_by_its_row() {
 }
 
 #[test]
-fn the_red_zone_of_what_was_interrupted_is_read() {
+fn the_red_zone_of_interrupted_code_is_read() {
     let mut memory = in_handler();
     let mut case = Case::new(&memory);
     // Its row reads a word below the stack pointer.
@@ -336,7 +336,7 @@ fn the_red_zone_of_what_was_interrupted_is_read() {
 }
 
 #[test]
-fn handlers_of_aarch64_lead_to_what_they_interrupted() {
+fn handlers_of_aarch64_lead_to_the_interrupted_code() {
     const SP: usize = 31;
     const LR: usize = 30;
     let row = |bytes: i64, link: Column| {
@@ -357,7 +357,7 @@ fn handlers_of_aarch64_lead_to_what_they_interrupted() {
     let at = ALT + 0x1000;
     memory.put(at + 128 + 16, &[ALT, 0, ALT_BYTES]);
     memory.put(at + 128 + 40, &[BEFORE]);
-    // `sigcontext`, after the mask of 128 bytes: the address of a fault, x0 to x30, sp, pc.
+    // `sigcontext`, after the 128-byte mask: fault address, x0 to x30, sp, pc.
     let registers = at + 128 + 176 + 8;
     memory.put(registers, &[0; 31]);
     memory.put(registers + 31 * 8, &[STACK, TEXT + INTERRUPTED]);

@@ -1,6 +1,6 @@
-//! i386: where the caller of the leaf frame is, for walks by frame pointers. In a leaf function without a
-//! frame record, on entry, between the two instructions of the prologue and at `ret` ebp belongs to the
-//! caller: following it alone would lose the caller. The rule of the leaf's address decides.
+//! i386: the caller of the leaf frame, for walks by frame pointers. In a leaf function without a frame record, on
+//! entry, between the two instructions of the prologue and at `ret` ebp belongs to the caller: following it alone
+//! would lose the caller. The rule at the leaf's address decides.
 
 use super::{EBP, ESP};
 use crate::addr::{Avma, CodeAddress, LookupAvma};
@@ -27,7 +27,7 @@ pub(super) fn walk(
         RuleKind::Root | RuleKind::Fiber { .. } => return Walked { ended: StackEnd::Root, reached: sp },
         RuleKind::Ordinary(row, _) => frame.ordinary(&row, input),
         RuleKind::Unusual(index) => match cache.unusual(index) {
-            // A signal frame is no record, and ebp still that of what it interrupted.
+            // A signal frame is no record, and ebp is still that of the interrupted code.
             Some(unusual) if !unusual.row.signal => frame.caller_by_row(&unusual.row, input),
             _ => Err(Failure::Refused),
         },
@@ -53,7 +53,7 @@ pub(super) fn walk(
     }
 }
 
-/// From the record that ebp points to, where nothing leads to the leaf's own caller.
+/// From the record that ebp points to, if the leaf's own caller is unknown.
 fn from_record(
     frame: &Frame<X86>,
     input: &Input<'_>,

@@ -1,5 +1,5 @@
-//! The methods of i386 for the engine: what there is at an address, by unwind information, start code and
-//! instructions. Input: addresses, code; output: rows, or what else is found.
+//! The methods of i386 for the engine: rules by unwind information, start code and instructions. Input: addresses,
+//! code; output: rows and other rules.
 
 use std::ops::Range;
 
@@ -34,8 +34,8 @@ impl Unwind for X86 {
         switching::at::<X86>(address, row, code)
     }
 
-    /// By the paths to a return, where they are certain, or by all those from where its function begins. Unwind
-    /// information of glibc's assembly is not always right (the CFA behind a return in the middle of `memcpy`).
+    /// By the paths to a return, if they are certain, or by all paths from the function's entry. Unwind
+    /// information of glibc's assembly is not always right (the CFA after a return in the middle of `memcpy`).
     fn row_by_code(pc: Avma, code: &dyn Code, callees: &mut Callees) -> Option<Box<RowX86>> {
         let since_entry = || {
             let function = code.described_function(pc)?;
@@ -75,7 +75,7 @@ impl Unwind for X86 {
     }
 }
 
-/// What there is at an address, and for a return address, whether a call is in front of it.
+/// The rule at an address, and for a return address whether a call precedes it.
 fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (CallerRule<X86>, bool) {
     let (at, is_return) = (address.at(), address.is_return());
     let follows_call = is_return && X86::returns(at, code);
@@ -94,12 +94,12 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Caller
         return (CallerRule::certain(signal_frame(context), Method::Code), is_return);
     }
     if let Some(row) = row {
-        // Where nothing was pushed when it called, and it goes on to the end of the
-        // thread, it is where that began.
+        // If nothing was pushed before the call, and the code continues to the end of the thread, this is the
+        // thread's first function.
         let below = is_below_stack_pointer(&row);
         if (row == bare() || below) && (follows_call || !is_return) {
-            // Assembly of glibc's pushes, and its rows do not say so, or count the wrong way: string
-            // functions, contexts (sysdeps/i386/strchr.S, setcontext.S of glibc 2.36).
+            // glibc's assembly pushes without describing it in its rows, or with the wrong sign: string functions,
+            // contexts (sysdeps/i386/strchr.S, setcontext.S of glibc 2.36).
             match in_bare_code(address, code, callees) {
                 CallerRule::Root if is_return => return (CallerRule::Root, true),
                 CallerRule::Row(by_code, method, proof)
@@ -110,8 +110,8 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Caller
                 _ => {}
             }
         }
-        // A handler returns to the vDSO's trampoline, whose row begins one byte before it for
-        // unwinders that look up return addresses minus one (vdso32/sigreturn.S).
+        // A handler returns to the vDSO's trampoline, with a row that begins one byte before it for unwinders that
+        // look up return addresses minus one (vdso32/sigreturn.S).
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
         return (CallerRule::certain(row, Method::Cfi), returns);
     }
@@ -124,7 +124,7 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> (Caller
     (in_bare_code(address, code, callees), follows_call)
 }
 
-/// Whether a row says that the return address is below the stack pointer, where nothing is kept.
+/// Whether the return address according to a row is below the stack pointer, where nothing is stored.
 fn is_below_stack_pointer(row: &RowX86) -> bool {
     let (Cfa::Register(register, cfa), Column::At(at)) = (&row.cfa, &row.columns[X86_RETURN_ADDRESS]) else {
         return false;
@@ -139,7 +139,7 @@ fn bare() -> RowX86 {
     row
 }
 
-/// The rule by instructions, where there is no unwind information.
+/// The rule by instructions, for code without unwind information.
 fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> CallerRule<X86> {
     let (at, is_return) = (address.at(), address.is_return());
     let next_function = is_return && code.code(at).is_some_and(begins_function);
@@ -169,8 +169,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     }
 }
 
-/// Whether the call in front of this code does not return: the code is the next function or
-/// the padding before it: the callee does not return.
+/// Whether code after a call is the next function or the padding before it: then the callee does not return.
 fn begins_function(code: &[u8]) -> bool {
     // endbr32; push %ebp; lea 0(%esi,%eiz,1),%esi and nops, which pad; int3
     const STARTS: [&[u8]; 8] = [
@@ -186,10 +185,10 @@ fn begins_function(code: &[u8]) -> bool {
     STARTS.iter().any(|start| code.starts_with(start))
 }
 
-/// The row of a trampoline that restores the registers which lie `context` bytes above the stack
-/// pointer. Source: Linux arch/x86/include/uapi/asm/sigcontext.h (`struct sigcontext_32`).
+/// The row of a trampoline that restores the registers `context` bytes above the stack pointer. Source: Linux
+/// arch/x86/include/uapi/asm/sigcontext.h (`struct sigcontext_32`).
 fn signal_frame(context: i64) -> RowX86 {
-    // edi esi ebp esp ebx edx ecx eax by DWARF number, from byte 16 on; eip lies at 56.
+    // edi esi ebp esp ebx edx ecx eax by DWARF number, from byte 16 on; eip is at 56.
     const SAVED: [usize; 8] = [7, 6, 5, 4, 3, 2, 1, 0];
     let mut row = RowX86::new(Cfa::Register(ESP as u8, 0));
     row.signal = true;

@@ -1,4 +1,4 @@
-//! i386 as the walker has it: its registers by DWARF number, and what its code looks like.
+//! The walker's view of i386: registers by DWARF number, and properties of its code.
 
 use super::start;
 use crate::addr::Avma;
@@ -56,7 +56,7 @@ impl Processor for X86 {
 
 impl Intel for X86 {
     const IS_LONG: bool = false;
-    // The numbers in instructions, of which there are eight.
+    // The register numbers in instructions, of which there are eight.
     const DWARF: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5, 6, 7];
     // add $16,%esp; mov %eax,%edi
     const KEEPS_ENTRY: &'static [u8] = &[0x83, 0xc4, 0x10, 0x89, 0xc7];

@@ -1,15 +1,15 @@
-//! i386: whether ebp points to the frame record of the function at a program counter, and where the
-//! return address is if it does not. Input: code, as it is mapped; output: a stack slot. Not for: what
-//! unwind information or the path to a return says, which come first (see `methods.rs`).
+//! i386: whether ebp points to the frame record of the function at a program counter, and if not, the slot of the
+//! return address. Input: mapped code; output: a stack slot. Not for: unwind information or paths to a return,
+//! which have priority (see `methods.rs`).
 //!
-//! These are patterns of what compilers write; where none fits the record counts.
+//! These are patterns of compiler output; if none matches, ebp is assumed to point to the record.
 
 use super::POINTER;
 use crate::addr::Avma;
 use crate::walk::Code;
 
-/// The stack slot of the return address when the leaf has no frame record at `pc`, or
-/// `None` when ebp points to its record (or the code is not known).
+/// The stack slot of the return address if the leaf has no frame record at `pc`, or `None` if ebp points to its
+/// record (or the code is unknown).
 ///
 /// ```text
 /// at                    return address in
@@ -43,7 +43,7 @@ mod tests {
     use crate::walk::text::Text;
 
     #[test]
-    fn prologues_and_returns_have_no_record_of_their_own() {
+    fn prologues_and_returns_have_no_record() {
         // endbr32; push %ebp; mov %esp,%ebp; nop; pop %ebp; ret
         let text = Text::new(0x1000, [0xf3, 0x0f, 0x1e, 0xfb, 0x55, 0x89, 0xe5, 0x90, 0x5d, 0xc3]);
         let slot = |at: u64| unframed_return_slot(Avma(0x1000 + at), Avma(0x100), &text).map(|slot| slot.0);

@@ -1,6 +1,6 @@
-//! i386 by frame pointers. A chain of records is whole only where unwind information leads to the
-//! same frames, and then on through start code, which keeps no records. Where there is none, the
-//! place where the chain ends decides. Input: registers, copied stack; output: [`Frames`] and why the walk ended.
+//! i386 by frame pointers. A chain of records is complete only if unwind information leads to the same frames, and
+//! then through start code, which keeps no records. Without it, the end of the chain decides. Input: registers,
+//! copied stack; output: [`Frames`] and the [`StackEnd`].
 
 use super::leaf;
 use crate::arch::X86;
@@ -9,7 +9,7 @@ use crate::walk::fp::{self, Facts};
 use crate::walk::frames::{Frames, UnwindMethod};
 use crate::walk::{Input, StackEnd, Walked};
 
-/// Frames of start code, which keeps no records, between the outermost record and a thread's first
+/// Limit on frames of start code, which keeps no records, between the outermost record and a thread's first
 /// function: `__libc_start_call_main`, `__libc_start_main` and `_start`; or `start_thread` and `clone`.
 const START_FRAMES_MAX: usize = 4;
 

@@ -1,32 +1,31 @@
-//! Code of i386 that begins and ends threads and handlers of signals, by its instructions: as
-//! compilers make it of C libraries' sources. Input: bytes; output: yes or no, and where a trampoline
-//! finds the saved registers.
+//! Start and exit code of threads and signal handlers on i386, recognized by the instructions that compilers
+//! generate from C library sources. Input: bytes; output: yes or no, and the offset of a trampoline's saved
+//! registers.
 
 use crate::addr::Avma;
 use crate::walk::Code;
 
-/// Whether code is what follows the call of `main` or of a thread's function: its result is passed
-/// to `exit`, or kept for `pthread_join`. Sources: as of x86_64.
+/// Whether code follows the call of `main` or of a thread's function: the result is passed to `exit`, or stored
+/// for `pthread_join`. Sources: see x86_64.
 pub(super) fn is_start_code(code: &[u8]) -> bool {
     const FORMS: [&[u8]; 7] = [
         // glibc: add $16,%esp; sub $12,%esp; push %eax; call exit
         &[0x83, 0xc4, 0x10, 0x83, 0xec, 0x0c, 0x50, 0xe8],
-        // the same where the compiler joined the two
+        // the same with both adjustments merged by the compiler
         &[0x83, 0xc4, 0x04, 0x50, 0xe8],
         &[0x89, 0x04, 0x24, 0xe8],
-        // glibc: mov %eax,%gs:result, with the argument still on the stack or not
+        // glibc: mov %eax,%gs:result, with or without the argument still on the stack
         &[0x65, 0xa3],
         &[0x83, 0xc4, 0x10, 0x65, 0xa3],
         // hlt, in _start after __libc_start_main
         &[0xf4],
-        // a thread made by clone itself: mov %eax,%ebx; mov $1,%eax; int $0x80
+        // a thread created by clone directly: mov %eax,%ebx; mov $1,%eax; int $0x80
         &[0x89, 0xc3, 0xb8, 1, 0, 0, 0, 0xcd, 0x80],
     ];
     FORMS.iter().any(|form| code.starts_with(form))
 }
 
-/// Whether code calls the system call `exit` as it does behind a thread's first function,
-/// whose result it mostly passes.
+/// Whether code makes the `exit` system call that follows a thread's first function, mostly with its result.
 ///
 /// Sources: glibc sysdeps/unix/sysv/linux/i386/clone.S and clone3.S, musl src/thread/i386/clone.s.
 pub(super) fn ends_thread(code: &[u8]) -> bool {
@@ -35,7 +34,7 @@ pub(super) fn ends_thread(code: &[u8]) -> bool {
         &[0x89, 0xc3, 0xb8, 1, 0, 0, 0, 0xcd, 0x80],
         // musl: mov %eax,%ebx; xor %eax,%eax; inc %eax; int $0x80
         &[0x89, 0xc3, 0x31, 0xc0, 0x40, 0xcd, 0x80],
-        // musl, as other assemblers write them
+        // musl, by other assemblers
         &[0x93, 0x31, 0xc0, 0x40, 0xcd, 0x80],
         // xchg %eax,%ebx; mov $1,%eax; int $0x80
         &[0x93, 0xb8, 1, 0, 0, 0, 0xcd, 0x80],
@@ -43,15 +42,13 @@ pub(super) fn ends_thread(code: &[u8]) -> bool {
     FORMS.iter().any(|form| code.starts_with(form))
 }
 
-/// Bytes from the stack pointer to the saved registers (`struct sigcontext`) where code is the end of a
-/// handler of signals; `None` where it is none. There are two frames: `struct sigframe`, whose
-/// number of the signal is popped first, and `struct rt_sigframe`, in which the registers lie in a
-/// `struct ucontext`, 20 bytes from its begin, behind number, two pointers and 128 bytes of siginfo.
-/// Both are above the return address that brought the thread here.
+/// Bytes from the stack pointer to the saved registers (`struct sigcontext`) if code is a signal trampoline;
+/// `None` otherwise. There are two frames: `struct sigframe`, with a signal number that is popped first, and
+/// `struct rt_sigframe`, with the registers 20 bytes into a `struct ucontext`, after signal number, two pointers
+/// and 128 bytes of siginfo. Both are above the return address.
 ///
 /// Sources: Linux arch/x86/include/asm/sigframe.h and arch/x86/entry/vdso/vdso32/sigreturn.S; musl
-/// src/signal/i386/restore.s and glibc sysdeps/unix/sysv/linux/i386/libc_sigaction.c have the same
-/// instructions.
+/// src/signal/i386/restore.s and glibc sysdeps/unix/sysv/linux/i386/libc_sigaction.c have the same instructions.
 pub(super) fn context_at(code: &[u8]) -> Option<i64> {
     // mov $119,%eax; int $0x80
     const SIGRETURN: &[u8] = &[0xb8, 119, 0, 0, 0, 0xcd, 0x80];
@@ -66,8 +63,8 @@ pub(super) fn context_at(code: &[u8]) -> Option<i64> {
     }
 }
 
-/// How far into the code an address is that the first function of a `makecontext` stack returns to, which
-/// nothing called. Source: glibc sysdeps/unix/sysv/linux/i386/makecontext.S.
+/// The offset of an address in the code that the first function of a `makecontext` stack returns to, without
+/// having been called. Source: glibc sysdeps/unix/sysv/linux/i386/makecontext.S.
 pub(super) fn into_context(at: Avma, code: &dyn Code) -> Option<u64> {
     // lea (%esp,%ebx,4),%esp; cmpl $0,(%esp); je; call setcontext
     const START: &[u8] = &[0x8d, 0x24, 0x9c, 0x83, 0x3c, 0x24, 0, 0x74, 7, 0xe8];
@@ -79,9 +76,9 @@ pub(super) fn into_context(at: Avma, code: &dyn Code) -> Option<u64> {
     })
 }
 
-/// Whether an address is in code that only returns its caller's address: `mov (%esp),%ebx;
-/// ret`, or with another register. Start code has one of its own (glibc sysdeps/i386/start.S), which its
-/// row, that of a function without a caller, takes for a part of it.
+/// Whether an address is in code that only returns its caller's address: `mov (%esp),%ebx; ret`, or with another
+/// register. Start code has a copy (glibc sysdeps/i386/start.S), and the row of a function without a caller covers
+/// it too.
 pub(super) fn is_pc_thunk(at: Avma, code: &dyn Code) -> bool {
     let is_thunk = |start: Avma| {
         let code = code.code(start).unwrap_or_default();
@@ -96,7 +93,7 @@ mod tests {
     use crate::walk::text::Text;
 
     #[test]
-    fn what_makecontext_returns_to_is_known_at_each_of_its_instructions() {
+    fn every_instruction_of_the_makecontext_return_code_is_recognized() {
         let text = Text::new(
             0x1000,
             [
@@ -114,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thunk_is_one_at_both_of_its_instructions() {
+    fn a_pc_thunk_is_recognized_at_both_instructions() {
         // mov (%esp),%ebx; ret; mov (%esp),%eax; ret; mov 4(%esp),%eax; ret
         let text =
             Text::new(0x1000, [0x8b, 0x1c, 0x24, 0xc3, 0x8b, 0x04, 0x24, 0xc3, 0x8b, 0x44, 0x24, 4, 0xc3]);
@@ -123,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn each_trampoline_has_its_registers_elsewhere() {
+    fn each_trampoline_has_its_own_register_offset() {
         let code: [u8; 8] = [0x58, 0xb8, 119, 0, 0, 0, 0xcd, 0x80];
         assert_eq!((context_at(&code), context_at(&code[1..])), (Some(4), Some(0)));
         assert_eq!(context_at(&[0xb8, 173, 0, 0, 0, 0xcd, 0x80]), Some(160));

@@ -1,7 +1,6 @@
-//! What was learned about each code address that a stack led to: how its caller is found, and
-//! whether a call returns there. Input: code addresses; output: [`Rule`]s, and for the few
-//! frames that need them all saved registers ([`Saved`]) or a whole row. Void when the
-//! images change, but for what was learned about files, which other processes share.
+//! Cached facts about code addresses on stacks: how to find the caller there, and whether a call returns there.
+//! Input: code addresses; output: [`Rule`]s, and for the few frames that need them all saved registers ([`Saved`])
+//! or a whole row. Void when the images change, except for facts about files, which processes share.
 
 use std::ops::Range;
 
@@ -21,38 +20,38 @@ use crate::walk::runtimes::{cpython, go, hotspot};
 use crate::walk::table::{Table, key, lookup_of};
 use crate::walk::{Code, body, flow};
 
-/// Most unusual rows; the cache is emptied when it is full.
+/// Limit on unusual rows; the cache is cleared when it is full.
 const UNUSUAL_MAX: usize = 4096;
 
-/// What was learned about code addresses of x86_64.
+/// Cached facts about code addresses of x86_64.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Cache {
     rules: Table<Rule>,
     saved: Table<Saved>,
-    /// Rows of another form, and ordinary ones that are not to be relied on.
+    /// Rows of another form, and unreliable ordinary ones.
     unusual: Vec<UnusualRule>,
     pub(super) by_calls: CallRows<X86_64>,
     callees: Callees,
     shared: SharedRules,
     fruitless: Fruitless,
-    /// How much of the calls is followed that a search of the stack found.
+    /// Success of following calls in stack scans.
     pub(super) searches: Fruitless,
 }
 
-/// What was learned about an address of code in a file.
+/// Facts about an address of code in a file.
 #[derive(Clone, Debug)]
 struct SharedRule {
     rule: Rule,
-    /// Of an ordinary rule.
+    /// For an ordinary rule.
     saved: Saved,
-    /// The row behind an unusual one.
+    /// The row of an unusual rule.
     unusual: Option<Box<UnusualRule>>,
 }
 
-/// What was learned about addresses of code in files.
+/// Facts about addresses of code in files.
 type SharedRules = ImageFacts<(), SharedRule>;
 
-/// What was learned about code in files. Copies share it.
+/// Facts about code in files. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Shared {
     rules: SharedRules,
@@ -62,37 +61,38 @@ pub(in crate::walk) struct Shared {
 
 #[cfg(test)]
 impl Shared {
-    /// How many rules there are.
+    /// Number of rules.
     pub(in crate::walk) fn len(&self) -> usize {
         self.rules.len()
     }
 }
 
-/// How much JIT code is followed: where nearly none of it leads to a caller (Racket's code keeps no frame records, and
-/// its instructions do not show the stack pointer), only little is.
+/// Limits how much JIT code is followed, if nearly none of it leads to a caller (Racket's code keeps no frame
+/// records, and its instructions do not show the stack pointer).
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Fruitless {
-    /// Addresses that led nowhere, less those that did not.
+    /// Addresses without a caller minus those with one.
     balance: u32,
-    /// Addresses that were requested.
+    /// Number of addresses followed.
     asked: u32,
 }
 
 impl Fruitless {
-    /// From this balance on little is followed; it goes no further than twice that.
+    /// From this balance on, searches are short; the balance is capped at twice that.
     const BALANCE_MAX: u32 = 64;
-    /// How much an address with a certain caller lowers the balance. One with an uncertain caller lowers it by 1.
+    /// The reduction of the balance for an address with a certain caller. One with an uncertain caller reduces it
+    /// by 1.
     pub(super) const OF_FRUIT: u32 = 16;
-    /// One in this many addresses is followed as far as any other code, to find out whether it leads to callers by now.
+    /// One in this many addresses gets a full search, to detect that code leads to callers again.
     const WHOLE_EACH: u32 = 16;
 
-    /// Whether little of the next address is to be followed.
+    /// Whether the search for the next address should be short.
     pub(super) fn is_short(&mut self) -> bool {
         self.asked = self.asked.wrapping_add(1);
         self.balance >= Fruitless::BALANCE_MAX && !self.asked.is_multiple_of(Fruitless::WHOLE_EACH)
     }
 
-    /// Notes an address; `worth` is 0 if no caller was found.
+    /// Records an address; `worth` is 0 if no caller was found.
     pub(super) fn note(&mut self, worth: u32) {
         self.balance = match worth {
             0 => (self.balance + 1).min(2 * Fruitless::BALANCE_MAX),
@@ -101,16 +101,16 @@ impl Fruitless {
     }
 }
 
-/// What is known about an address whose rule is [`RuleKind::Unusual`].
+/// Facts about an address with the rule [`RuleKind::Unusual`].
 #[derive(Clone, Debug)]
 struct UnusualRule {
     row: Row,
     switch: FrameSwitch,
-    /// It is a return address without a call: nothing is called from there.
+    /// A return address without a call: it calls nothing.
     not_called: bool,
-    /// Whether something else must lead to the same caller (`call_check.rs`).
+    /// Whether other evidence must confirm the caller (`call_check.rs`).
     proof: Proof,
-    /// It is in the first function of a fiber.
+    /// In the first function of a fiber.
     fiber: bool,
 }
 
@@ -128,7 +128,7 @@ impl Cache {
         self.callees.clear();
     }
 
-    /// What is known about an address.
+    /// The rule at an address.
     #[inline(always)]
     pub(in crate::walk) fn rule(&mut self, address: CodeAddress, code: &dyn Code) -> Rule {
         match self.rules.get(key(address)) {
@@ -137,34 +137,33 @@ impl Cache {
         }
     }
 
-    /// The row of a rule [`RuleKind::Unusual`], until the next address is learned.
+    /// The row of a rule [`RuleKind::Unusual`]; valid until the next address is learned.
     pub(super) fn unusual(&self, rule: Rule) -> Option<&Row> {
         self.kept(rule).map(|kept| &kept.row)
     }
 
-    /// Whether the caller that a rule leads to can be relied on, until the next address is
-    /// learned.
+    /// Whether the caller of a rule is reliable; valid until the next address is learned.
     pub(super) fn switch(&self, rule: Rule) -> FrameSwitch {
         self.kept(rule).map_or(FrameSwitch::No, |kept| kept.switch)
     }
 
-    /// Whether a rule leads to the caller for certain, until the next address is learned.
+    /// Whether a rule certainly leads to the caller; valid until the next address is learned.
     pub(in crate::walk) fn proof(&self, rule: Rule) -> Proof {
         self.kept(rule).map_or(Proof::Certain, |kept| kept.proof)
     }
 
-    /// Whether it belongs to a return address that no call left: the trampoline that handlers of
-    /// signals return to, the function that the first one of a context returns to.
+    /// Whether the rule is for a return address without a call: the signal trampoline, or the function that a
+    /// context's first one returns to.
     pub(super) fn not_called(&self, rule: Rule) -> bool {
         self.kept(rule).is_some_and(|kept| kept.not_called)
     }
 
-    /// Whether an unusual row says that there is no caller.
+    /// Whether an unusual row marks the outermost frame.
     pub(super) fn is_root(&self, rule: Rule) -> bool {
         self.unusual(rule).is_some_and(|row| row.columns[RETURN_ADDRESS] == Column::Undefined)
     }
 
-    /// Whether an address that leads to no caller is in the first function of a fiber.
+    /// Whether an address without a caller is in the first function of a fiber.
     pub(super) fn begins_fiber(&self, rule: Rule) -> bool {
         rule.kind() == RuleKind::Fiber || self.kept(rule).is_some_and(|kept| kept.fiber)
     }
@@ -173,17 +172,17 @@ impl Cache {
         self.unusual.get(rule.row()).filter(|_| rule.kind() == RuleKind::Unusual)
     }
 
-    /// Where the registers of the caller are at an address with an ordinary rule.
+    /// The places of the caller's registers at an address with an ordinary rule.
     pub(super) fn saved(&mut self, address: CodeAddress, code: &dyn Code) -> Saved {
         if let Some(saved) = self.saved.get(key(address)) {
             return saved;
         }
-        // Overwritten.
+        // It was overwritten.
         self.learn(address, code);
         self.saved.get(key(address)).unwrap_or_default()
     }
 
-    /// The address that follows a call, in tests of addresses.
+    /// Whether a call precedes the address; for tests of stack words.
     pub(super) fn is_return(&mut self, address: Avma, code: &dyn Code) -> bool {
         self.rule(CodeAddress::Return(address), code).returns()
     }
@@ -194,7 +193,7 @@ impl Cache {
         self.learn_with(address, code, true)
     }
 
-    /// `marks`: a mark on the stack may say what the code need not be requested.
+    /// Learns an address. `marks`: a marker on the stack may make following the code unnecessary.
     pub(super) fn learn_with(&mut self, address: CodeAddress, code: &dyn Code, marks: bool) -> Rule {
         if !code.may_follow(address.lookup().at()) {
             return Rule::of_kind(RuleKind::Unknown);
@@ -211,7 +210,7 @@ impl Cache {
             && !X86_64::returns(address.at(), code)
             && !stack_base::may_be_returned_to(address.at(), code)
         {
-            // Most words that point into JIT code, or into what is mapped as such, need no more than that.
+            // Most words that point into JIT code, or memory mapped like it, need no more than that.
             let rule = Rule::of_kind(RuleKind::Unknown);
             self.rules.insert(key(address), rule);
             return rule;
@@ -273,7 +272,7 @@ impl Cache {
         }
     }
 
-    /// Copies what was learned about the same code in another process.
+    /// Copies facts about the same code from another process.
     fn keep_shared(&mut self, address: CodeAddress, known: SharedRule) -> Rule {
         let SharedRule { mut rule, saved, unusual } = known;
         if let Some(unusual) = unusual {
@@ -308,7 +307,7 @@ impl Cache {
         number
     }
 
-    /// Forgets what was learned about the addresses for which `is_gone` returns true.
+    /// Forgets facts about the addresses for which `is_gone` returns true.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         let stays = |key: u64| !is_gone(lookup_of(key));
         self.rules.retain(stays);
@@ -317,26 +316,27 @@ impl Cache {
     }
 }
 
-/// How the caller of a frame at an address is found.
+/// How to find the caller of a frame at an address.
 #[allow(clippy::large_enum_variant, reason = "one at a time, never kept")]
 enum CallerRule {
     Row(Box<Row>, Method),
-    /// A row that was read from instructions and is not certain.
+    /// An uncertain row, derived from instructions.
     Unproved(Box<Row>, Proof),
     /// The thread's first function.
     Root,
-    /// The first function of a stack that does not begin as those of threads do.
+    /// The first function of a stack other than a thread's.
     StackBase(StackBase),
-    /// A return address in code of V8: a mark on the stack may say that there is a frame record.
+    /// A return address in V8's code: a marker on the stack may show that there is a frame record.
     Marked,
-    /// Neither unwind information nor understandable code.
+    /// Neither unwind information nor decodable code.
     Nothing,
 }
 
-/// What there is at an address, and for a return address, whether a call is in front of it.
+/// The rule at an address, and for a return address whether a call precedes it.
 fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: bool) -> (CallerRule, bool) {
     let (at, is_return) = (address.at(), address.is_return());
-    // Emulated (arch/x86/entry/vsyscall/vsyscall_64.c): there is no code but a return to the caller.
+    // The kernel emulates these entry points (arch/x86/entry/vsyscall/vsyscall_64.c): the only code is a return to
+    // the caller.
     if !is_return && at.is_vsyscall() {
         return (CallerRule::Row(Box::new(entry_row()), Method::Code), false);
     }
@@ -347,14 +347,14 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
     let here = code.code(at).unwrap_or_default();
     let in_epilogue = if is_return { None } else { code.row_in_epilogue(at) };
     let row = in_epilogue.or_else(|| row::<X86_64>(code, address.lookup().at()));
-    // Go's table does not describe its trampoline.
+    // Go's table does not describe its signal trampoline.
     let is_trampoline = X86_64::is_sigreturn(here) || !is_return && start::is_in_sigreturn(at, code);
     if is_trampoline && row.as_ref().is_none_or(|row| !row.signal) {
         return (CallerRule::Row(Box::new(signal_frame()), Method::Code), is_return);
     }
     if let Some(row) = row {
-        // Nothing was pushed when it called: assembly. If it goes on to the end of the thread,
-        // it is where that began, whatever the row says (`runtime.clone` of Go).
+        // Nothing was pushed before the call, so this is assembly. If it continues to the end of the thread, it is
+        // the thread's first function, whatever the row says (`runtime.clone` of Go).
         let is_bare = row.cfa == Cfa::Register(super::RSP as u8, 8);
         if follows_call
             && is_bare
@@ -366,8 +366,8 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
         if (follows_call || !is_return) && on_stack_pointer && go::x86_64::on_other_goroutine(address, code) {
             return (CallerRule::StackBase(StackBase { not_called: false, fiber: true }), follows_call);
         }
-        // A handler returns to `__restore_rt`, which begins one byte before itself for
-        // unwinders that look up return addresses minus one (glibc, libc_sigaction.c).
+        // A handler returns to `__restore_rt`, which begins one byte before itself for unwinders that look up
+        // return addresses minus one (glibc, libc_sigaction.c).
         let returns = follows_call || (is_return && row.signal && code.is_code(at));
         let row = go::vdso_call::row(at, &row, code).unwrap_or(row);
         return (CallerRule::Row(Box::new(row), Method::Cfi), returns);
@@ -382,7 +382,7 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
     if is_return && !follows_call {
         return (CallerRule::Nothing, false);
     }
-    // What a compiler of C++ made beside V8 may have a word by chance that looks like a mark, and no record.
+    // C++ code next to V8 may have a word that looks like a marker by chance, and no record.
     let traits = code.traits(address.lookup().at());
     if marks && is_return && traits.is_jit && traits.keeps_frame_records {
         return (CallerRule::Marked, follows_call);
@@ -393,14 +393,14 @@ fn find(address: CodeAddress, code: &dyn Code, callees: &mut Callees, marks: boo
     (in_bare_code(address, code, callees), follows_call)
 }
 
-/// The rule by instructions, where there is no unwind information.
+/// The rule by instructions, for code without unwind information.
 fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) -> CallerRule {
     let (at, is_return) = (address.at(), address.is_return());
     if let Some(row) = code.code(at).and_then(hotspot::interpreter_row).filter(|_| is_return) {
         return CallerRule::Row(Box::new(row), Method::Code);
     }
     let compiled = || hotspot::compiled_at(address.lookup().at(), code);
-    // Of a call it is certain: HotSpot itself finds the caller so.
+    // Certain for a return address: HotSpot finds the caller in the same way.
     if is_return && let Some(compiled) = compiled() {
         return CallerRule::Row(Box::new(compiled.row()), Method::Code);
     }
@@ -420,11 +420,11 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     };
     let since_entry =
         |function: Range<Avma>| flow::since_entry_on_all_paths::<X86_64>(function.start, at, is_return, code);
-    // Where a call returns to, it was requested above.
+    // For return addresses this was looked up above.
     let compiled = if is_return { None } else { compiled() };
     let by_entry = match (code.function(address.lookup().at()), compiled) {
         (Some(function), _) => since_entry(function),
-        // Instructions that take the frame off lead to the return at once, which is certain.
+        // Instructions that remove the frame lead directly to the return, which is certain.
         (None, Some(compiled)) if compiled.has_frame(at) => {
             (!hotspot::may_have_left(at, code)).then(|| compiled.row())
         }
@@ -448,7 +448,7 @@ fn in_bare_code(address: CodeAddress, code: &dyn Code, callees: &mut Callees) ->
     }
 }
 
-/// The rule in a Mach-O image, whose unwind information describes the bodies of functions.
+/// The rule in a Mach-O image, with unwind information for function bodies.
 fn in_macho(address: CodeAddress, code: &dyn Code) -> CallerRule {
     let said = match code.body(address.lookup().at()) {
         Some(Body { row: AnyRow::X86_64(row), compact }) => Some((*row, body::method(compact))),
@@ -468,15 +468,14 @@ fn entry_row() -> Row {
     row
 }
 
-/// A row that says that there is no caller.
+/// A row that marks the outermost frame.
 fn root_row() -> Row {
     let mut row: Row = Row::new(Cfa::Register(super::RSP as u8, 0));
     row.columns[RETURN_ADDRESS] = Column::Undefined;
     row
 }
 
-/// Whether the call in front of this code does not return: the code is the next function or
-/// the padding before it: the callee does not return.
+/// Whether code after a call is the next function or the padding before it: then the callee does not return.
 fn begins_function(code: &[u8]) -> bool {
     const STARTS: [&[u8]; 6] =
         [&[0xf3, 0x0f, 0x1e, 0xfa], &[0x55], &[0x66, 0x2e, 0x0f, 0x1f], &[0x0f, 0x1f], &[0x90], &[0xcc]];
@@ -484,8 +483,8 @@ fn begins_function(code: &[u8]) -> bool {
 }
 
 /// The row of a trampoline that calls `rt_sigreturn` with the context at the stack pointer.
-/// Source: Linux arch/x86/include/asm/sigframe.h and uapi/asm/sigcontext.h; registers
-/// begin 40 bytes into `struct ucontext`.
+/// Source: Linux arch/x86/include/asm/sigframe.h and uapi/asm/sigcontext.h; registers begin 40 bytes into `struct
+/// ucontext`.
 fn signal_frame() -> Row {
     // r8..r15 rdi rsi rbp rbx rdx rax rcx rsp rip, by DWARF number
     const SAVED: [usize; COLUMNS] = [8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 6, 3, 1, 0, 2, 7, RETURN_ADDRESS];

@@ -1,5 +1,5 @@
-//! The step from a frame to its caller by a rule, by the frame record, or by a leaf's code. Input: a frame, a rule;
-//! output: the caller's frame, not yet checked. Not for: the common steps, which need three registers only (see
+//! The step from a frame to its caller by a rule, by the frame record, or by a leaf's code. Input: a frame, a
+//! rule; output: the caller's frame, not yet checked. Not for: common steps, which need only three registers (see
 //! `unwinder.rs`).
 
 use super::cache::Cache;
@@ -10,11 +10,11 @@ use crate::arch::{UNKNOWN_REGISTER, X86_64};
 use crate::walk::Input;
 use crate::walk::bounds::Failure;
 
-/// See [`walk::frame::Frame`](crate::walk::frame::Frame).
+/// A frame of x86_64: [`walk::frame::Frame`](crate::walk::frame::Frame).
 pub(super) type Frame = crate::walk::frame::Frame<X86_64>;
 
 impl Frame {
-    /// The caller by what is known about the frame's address.
+    /// The caller by the rule at the frame's address.
     pub(super) fn step(&self, rule: Rule, cache: &mut Cache, input: &Input<'_>) -> Result<Frame, Failure> {
         match rule.kind() {
             RuleKind::FramePointer if self.registers[RBP] == UNKNOWN_REGISTER => {
@@ -40,8 +40,7 @@ impl Frame {
         let at = |words: i64| Avma(base.wrapping_add_signed(words * 8));
         let address = self.word(at(rule.return_at()), input)?;
         let mut next = *self;
-        // Below the stack pointer: an epilogue has popped it already, which rows of
-        // compilers do not say.
+        // Below the stack pointer: an epilogue has already popped it, which compilers' rows do not describe.
         if rule.saves_frame_pointer() && at(rule.frame_pointer_at()) >= self.sp() {
             next.registers[RBP] = self.word(at(rule.frame_pointer_at()), input)?;
         }
@@ -51,8 +50,8 @@ impl Frame {
         Ok(next.called_from(at(rule.cfa()).0, address, input))
     }
 
-    /// The caller by the frame record that rbp points to, or by the return address this many bytes above the stack
-    /// pointer of a leaf that is at an instruction where it has none.
+    /// The caller by the frame record at rbp, or, for a leaf at an instruction without a record, by the return
+    /// address this many bytes above the stack pointer.
     pub(super) fn by_record(&self, unframed: Option<u64>, input: &Input<'_>) -> Result<Frame, Failure> {
         match unframed {
             Some(bytes) => {

@@ -1,9 +1,8 @@
-//! x86_64: where the caller of the leaf frame is.
+//! x86_64: the caller of the leaf frame.
 //!
-//! In the body of a function with a frame pointer the caller is in the frame record at
-//! rbp. In a leaf function without one (compilers leave it out even when asked to keep
-//! frame pointers), on entry, between the two instructions of the prologue and at `ret`
-//! rbp belongs to the caller: following it alone would lose the caller. The unwind
+//! In the body of a function with a frame pointer the caller is in the frame record at rbp. In a leaf function
+//! without one (compilers omit it even with frame pointers enabled), on entry, between the two instructions of the
+//! prologue and at `ret` rbp belongs to the caller: following it alone would lose the caller. The unwind
 //! information of the leaf's function decides; without it the code (see `record.rs`).
 
 use super::{record, syscall};
@@ -16,11 +15,11 @@ use crate::walk::processor::row;
 use crate::walk::table::Table;
 use crate::walk::{Code, Input, StackEnd, Walked};
 
-/// What is known about instructions that threads were stopped at. Void when the images change.
+/// Cached facts about instructions where threads were stopped. Void when the images change.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leaves(Table<Leaf>);
 
-/// What is known about an instruction that a thread was stopped at.
+/// Facts about an instruction where a thread was stopped.
 #[derive(Clone, Copy, Debug, Default)]
 struct Leaf {
     /// The ordinary form of its unwind information.
@@ -35,7 +34,7 @@ impl Leaves {
         self.0.clear();
     }
 
-    /// Forgets what was learned about the addresses for which `is_gone` returns true.
+    /// Forgets facts about the addresses for which `is_gone` returns true.
     pub(super) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.0.retain(|pc| !is_gone(Avma(pc)));
     }
@@ -61,7 +60,7 @@ impl Leaves {
     }
 }
 
-/// What the unwind information says at an instruction, in its ordinary form.
+/// The unwind information at an instruction, in ordinary form.
 fn rule(pc: Avma, code: &dyn Code) -> Option<FrameRule> {
     code.row_in_epilogue(pc).or_else(|| row::<X86_64>(code, pc))?.ordinary()
 }
@@ -77,7 +76,7 @@ pub(super) fn walk(
     let leaf_address = syscall::leaf(registers, input.code);
     let pc = leaf_address.at();
     let sp = Avma(registers.gpr[X86_64::RSP]);
-    // Between Swift's mark and the push of an async function's prologue rbp itself is marked.
+    // Between the mark and the push in a Swift async function's prologue rbp itself is marked.
     let frame_pointer = registers.gpr[X86_64::RBP] & input.code_mask;
     out.push(syscall::shown(leaf_address, registers).lookup());
     let leaf = leaves.leaf(pc, input.code);
@@ -117,12 +116,12 @@ struct Caller {
     frame_pointer: u64,
 }
 
-/// Where a rule leads.
+/// The result of a rule.
 enum Step {
     To(Caller),
-    /// The frame is larger than what was copied of the stack.
+    /// The frame is larger than the copied part of the stack.
     OutsideCopy,
-    /// To what cannot be a caller: the rule does not fit these registers.
+    /// The result cannot be a caller: the rule does not fit these registers.
     NotFollowed,
 }
 
@@ -145,7 +144,7 @@ fn step(rule: &FrameRule, sp: Avma, frame_pointer: u64, input: &Input<'_>, facts
         Some(at) => slot(at).and_then(|slot| input.read::<u64>(slot)),
         None => Some(frame_pointer),
     };
-    // The byte before a return address is code; the address itself may be the end of it.
+    // The byte before a return address is code; the address itself may be its end.
     match frame_pointer.zip(facts.lookup::<X86_64>(address, input.code)) {
         Some((frame_pointer, lookup)) => Step::To(Caller { address, lookup, sp: Avma(cfa), frame_pointer }),
         None => Step::NotFollowed,
@@ -178,7 +177,7 @@ mod tests {
         Text::new(TEXT, FUNCTION)
     }
 
-    /// The caller's record is at STACK+0x40; `words` are the words from the stack pointer up.
+    /// The caller's record is at STACK+0x40; `words` start at the stack pointer.
     fn addresses(offset: u64, rbp: u64, words: &[u64]) -> Vec<u64> {
         let mut bytes = vec![0u8; 0x60];
         for (index, word) in words.iter().enumerate() {
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn each_instruction_of_a_small_function_shows_its_caller_once() {
+    fn every_instruction_of_a_small_function_shows_its_caller_once() {
         let caller = STACK + 0x40;
         let returns = TEXT + 9;
         for entry in [0, 4, 0xb] {
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_no_code_is_no_return_address() {
+    fn a_word_outside_code_is_no_return_address() {
         assert_eq!(addresses(0, STACK + 0x40, &[0x1234]), [0, 1]);
     }
 
@@ -257,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_uses_rbp_for_something_else_gives_it_back() {
+    fn a_function_that_uses_rbp_otherwise_restores_it() {
         // sub $8,%rsp; push %rbp: locals, the caller's rbp, the return address.
         let words = [0xdead, STACK + 0x18, TEXT + 9, 0, TEXT + 2];
         let uses_rbp = rule(CfaBase::StackPointer, 24, Some(-16));
@@ -265,14 +264,14 @@ mod tests {
     }
 
     #[test]
-    fn an_ordinary_frame_is_followed_by_its_rule_as_by_its_record() {
+    fn an_ordinary_frame_has_the_same_caller_by_rule_and_record() {
         let words = [0xdead, STACK + 0x18, TEXT + 9, 0, TEXT + 2];
         let framed = rule(CfaBase::FramePointer, 16, Some(-16));
         check_ruled(framed, STACK + 8, &words, &[8, 8, 1], StackEnd::Root);
     }
 
     #[test]
-    fn a_rule_may_lead_above_the_window_nowhere_or_to_the_end() {
+    fn a_rule_may_lead_above_the_copy_nowhere_or_to_the_end() {
         let large = rule(CfaBase::StackPointer, 0x4000, None);
         check_ruled(large, STACK, &[0, TEXT + 9], &[8], StackEnd::DeeperThanCopied);
         let backwards = rule(CfaBase::StackPointer, -64, None);
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leafs_rule_and_its_code_are_kept() {
+    fn a_leafs_rule_and_code_are_cached() {
         let (code, mut leaves) = (CountingCode(Cell::new(0)), Leaves::default());
         for _ in 0..3 {
             let leaf = leaves.leaf(Avma(0x1000), &code);

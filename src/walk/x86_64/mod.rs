@@ -1,8 +1,8 @@
-//! Walking on x86_64. `unwinder.rs` walks by unwind information and code, `leaf.rs` finds the
-//! leaf's caller for walks by frame pointers; `rule.rs` packs what leads from a frame to its caller,
-//! `cache.rs` keeps it by address, `frame.rs` makes the step; `start.rs` and `record.rs` know start
-//! code and prologues. `intel/` has what i386 shares: instructions, calls, code without unwind
-//! information. The other files are about code that only this processor's programs have.
+//! Walking on x86_64. `unwinder.rs` walks by unwind information and code, `leaf.rs` finds the leaf's caller for
+//! walks by frame pointers; `rule.rs` packs rules for callers, `cache.rs` stores them by address, `frame.rs` makes
+//! the step; `start.rs` and `record.rs` recognize start code and prologues. `intel/` has the code shared with
+//! i386: instructions, calls, code without unwind information. The other files are about code that only this
+//! processor's programs have.
 
 mod cache;
 mod frame;

@@ -1,4 +1,4 @@
-//! x86_64 as the walker has it: its registers by DWARF number, and what its code looks like.
+//! The walker's view of x86_64: registers by DWARF number, and properties of its code.
 
 use super::start;
 use crate::addr::Avma;
@@ -21,15 +21,15 @@ impl Processor for X86_64 {
     const FRAME_RECORD_AT: i64 = 0;
     const LINK: Option<u8> = None;
     const RETURN_COLUMN: usize = RETURN_ADDRESS;
-    // arch/x86/include/asm/sigframe.h, `rt_sigframe`: behind its first word, which the handler has returned to,
+    // arch/x86/include/asm/sigframe.h, `rt_sigframe`: after its first word, which the handler's return popped,
     // `uc_flags`, `uc_link`, `uc_stack`, 256 bytes of `sigcontext`, `uc_sigmask`.
     const SIGNAL_FRAME: Option<SignalFrame> =
         Some(SignalFrame { stack: 16, stack_bytes: 32, blocked: 40 + 256 });
     const SYSTEM_CALL: &'static [u8] = &[0x0f, 0x05];
     const SAVED: &'static [u8] = &[3, RBP as u8, 12, 13, 14, 15];
 
-    /// Code pointers carry no signature here, and a frame pointer keeps Swift's mark until it is
-    /// used as an address.
+    /// Code pointers have no signature here, and a frame pointer keeps Swift's mark until it is used as an
+    /// address.
     fn values(&self, _mask: u64) -> [u64; COLUMNS] {
         let mut all = [0; COLUMNS];
         all[..RETURN_ADDRESS].copy_from_slice(&self.gpr);

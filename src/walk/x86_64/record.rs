@@ -1,21 +1,20 @@
-//! x86_64: whether rbp points to the frame record of the function at a program counter,
-//! and where the return address is if it does not. Input: code, as it is mapped, and
-//! function bounds where they are known (they are in Mach-O images); output: a stack slot.
-//! Not for: unwind information, which comes first (see `leaf.rs`).
+//! x86_64: whether rbp points to the frame record of the function at a program counter, and if not, the slot of
+//! the return address. Input: mapped code, and function bounds if known (they are in Mach-O images); output: a
+//! stack slot. Not for: unwind information, which has priority (see `leaf.rs`).
 //!
-//! x86_64 code cannot be read backwards, and forwards only by an instruction decoder. So
-//! these are patterns of what compilers write; where none fits the record counts.
+//! x86_64 code cannot be decoded backward, and forward only by an instruction decoder. So these are patterns of
+//! compiler output; if none matches, rbp is assumed to point to the record.
 
 use std::ops::Range;
 
 use crate::addr::Avma;
 use crate::walk::Code;
 
-/// Bytes of a function that are searched for its prologue.
+/// Limit on bytes of a function searched for its prologue.
 const FUNCTION_BYTES_MAX: usize = 4096;
 
-/// The stack slot of the return address when the leaf has no frame record at `pc`, or
-/// `None` when rbp points to its record (or the code is not known).
+/// The stack slot of the return address if the leaf has no frame record at `pc`, or `None` if rbp points to its
+/// record (or the code is unknown).
 ///
 /// ```text
 /// at                    return address in
@@ -75,7 +74,7 @@ fn function_bytes<'a>(function: &Range<Avma>, code: &'a dyn Code) -> Option<&'a 
     Some(&bytes[..length.min(bytes.len())])
 }
 
-/// The slot at `offset` bytes into a function, by all its code.
+/// The slot at offset `offset` of a function, by all its code.
 ///
 /// ```text
 /// system call stub of libsystem_kernel        Swift's async prologue
@@ -90,7 +89,7 @@ fn slot_in_function(offset: u64, sp: Avma, function: &[u8]) -> Option<Avma> {
     const PROLOGUE: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
     const ASYNC: [u8; 13] = [0x48, 0x0f, 0xba, 0xed, 0x3c, 0x55, 0x41, 0x56, 0x48, 0x8d, 0x6c, 0x24, 0x08];
     match (offset, function) {
-        // At its first instruction a function has nothing but its return address.
+        // At its first instruction a function has only its return address.
         (0, _)
         | (_, [0xb8, _, _, _, _, 0x49, 0x89, 0xca, 0x0f, 0x05, ..])
         | (_, [0x49, 0x89, 0xca, 0xb8, _, _, _, _, 0x0f, 0x05, ..]) => return Some(sp),
@@ -107,14 +106,14 @@ fn slot_in_function(offset: u64, sp: Avma, function: &[u8]) -> Option<Avma> {
     }
     let searched = &function[..function.len().min(FUNCTION_BYTES_MAX)];
     match searched.windows(PROLOGUE.len()).position(|bytes| bytes == PROLOGUE) {
-        // Compilers delay the frame to the arm that needs it, and leave the stack alone before.
+        // Compilers delay the frame to the branch that needs it, and do not touch the stack before.
         Some(prologue) => (offset <= prologue as u64).then_some(sp),
         None => (function.len() == searched.len() && leaves_stack_alone(function)).then_some(sp),
     }
 }
 
-/// Whether no instruction can be a push, a call, or one that computes rsp: no byte of the
-/// function looks like one, wherever its instructions begin.
+/// Whether no instruction can be a push, a call, or a computation of rsp: no byte of the function looks like one,
+/// at any instruction boundary.
 fn leaves_stack_alone(function: &[u8]) -> bool {
     let pushes_or_calls = |byte: &u8| matches!(byte, 0x50..=0x57 | 0x68 | 0x6a | 0x9c | 0xc8 | 0xe8);
     // add, sub, and, lea, mov to rsp; call *mem and push *mem (ff /2, ff /3, ff /6)
@@ -129,9 +128,8 @@ fn leaves_stack_alone(function: &[u8]) -> bool {
     !function.iter().any(pushes_or_calls) && !function.windows(2).any(changes)
 }
 
-/// Whether a jump goes to the start of a function (its own included), or to a stub.
-/// Hand-written code has several labels, so that a jump into the middle of another
-/// function proves nothing.
+/// Whether a jump leads to the start of a function (including its own), or to a stub. Hand-written code has
+/// several labels, so a jump into the middle of another function proves nothing.
 fn is_tail_call(next: Avma, distance: i64, function: &Range<Avma>, code: &dyn Code) -> bool {
     let target = Avma(next.0.wrapping_add_signed(distance));
     if function.contains(&target) {
@@ -148,7 +146,7 @@ mod tests {
     const TEXT: u64 = 0x1_0000_4000;
     const SP: u64 = 0x7ff7_b000_1000;
 
-    /// Instructions with the distance of the return address from rsp, if it is not in a record.
+    /// Checks instructions with the distance of the return address from rsp, if it is not in a record.
     #[track_caller]
     fn check(functions: &[u64], code: &[(&[u8], Option<u64>)]) {
         let bytes: Vec<u8> = code.iter().flat_map(|(bytes, _)| bytes.iter().copied()).collect();
@@ -184,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delayed_prologue_leaves_the_return_address_where_it_was() {
+    fn a_delayed_prologue_does_not_move_the_return_address() {
         check(
             &[0],
             &[
@@ -208,7 +206,7 @@ mod tests {
             (&[0xc3], Some(0)),                   // +07 ret
         ];
         check(&[0], &leaf);
-        // Bounds not known: it may as well be the middle of a function with a record.
+        // Without bounds it may be the middle of a function with a record.
         check(&[], &[(leaf[0].0, None), (leaf[1].0, None), (leaf[2].0, Some(0))]);
         let pushes: [(&[u8], _); 4] = [
             (&[0x53], Some(0)),          // +00 push %rbx
@@ -247,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_prologue_of_swift_async_functions_is_known() {
+    fn the_prologue_of_swift_async_functions_is_recognized() {
         check(
             &[0],
             &[
@@ -265,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_code_and_bounds_are_survived() {
+    fn hostile_code_and_bounds_do_not_panic() {
         for code in [&[][..], &[0xe9], &[0xeb], &[0xff], &[0x40, 0xff], &[0xe9, 0xff, 0xff, 0xff, 0x7f]] {
             for functions in [&[][..], &[0]] {
                 let text = Text::new(TEXT, code).with_functions(functions);

@@ -1,10 +1,9 @@
-//! When a walk by frame pointers is complete. A chain of frame records that ends near the
-//! thread's first stack pointer proves nothing: a function without one leaves rbp alone, or uses it for
-//! something else, and its caller or all others are missing. Input: registers, stack, rows;
-//! output: the frames of a chain in which every function is known to keep a record, to the
-//! thread's first function or to another stack.
+//! Completeness of walks by frame pointers. A chain of frame records that ends near the thread's initial stack
+//! pointer proves nothing: a function without a record leaves rbp unchanged, or uses it otherwise, so that its
+//! caller or all others are missing. Input: registers, stack, rows; output: the frames of a chain in which every
+//! function is known to keep a record, up to the thread's first function or another stack.
 //!
-//! Not for: a way around functions without frame records, which is `UnwindMethod::Auto`.
+//! Not for: unwinding functions without frame records, which `UnwindMethod::Auto` does.
 
 use super::frame::Frame;
 use super::rule::{Rule, RuleKind};
@@ -16,14 +15,13 @@ use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::words::Words;
 use crate::walk::{Input, StackEnd, Walked};
 
-/// Frames of start code, which C libraries build without frame pointers: `_start`,
-/// `__libc_start_main`, `__libc_start_call_main`; `clone3`, `start_thread`. They are walked
-/// by their rows.
+/// Limit on frames of start code, which C libraries build without frame pointers: `_start`, `__libc_start_main`,
+/// `__libc_start_call_main`; `clone3`, `start_thread`. They are walked by their rows.
 const START_FRAMES_MAX: usize = 4;
 
 impl Unwinder {
-    /// Walks by records that are all known to be there, to the thread's first function.
-    /// `None` if that is not known of one function; `out` then has some of the frames.
+    /// Walks by records that are all known to exist, to the thread's first function. `None` if one function is not
+    /// known to keep a record; `out` then has some of the frames.
     pub(super) fn by_kept_records(
         &mut self,
         registers: &X86_64,
@@ -49,7 +47,7 @@ impl Unwinder {
             let next = frame.step(rule, &mut self.cache, input).ok()?;
             frame = match self.check(&frame, next, Method::FramePointer, input) {
                 Ok((next, _)) => next,
-                // In code that threads begin in, which keeps a record, too.
+                // In code where threads begin, which also keeps a record.
                 Err(Failure::First) => return Some(Walked { ended: StackEnd::Root, reached }),
                 Err(_) => return None,
             };
@@ -57,15 +55,15 @@ impl Unwinder {
             out.push(frame.address, Method::FramePointer);
         }
         let limit = input.max_depth.min(out.len() + START_FRAMES_MAX);
-        // What a signal interrupted on another stack is no start code.
+        // Code interrupted by a signal on another stack is no start code.
         let input = Input { max_depth: limit, blocked_signals: None, ..*input };
         let walked = self.go_on(UnwindMethod::Cfi, &mut frame, &input, out);
-        // A handler of a signal whose callers are on a stack that was not copied.
+        // A signal handler with callers on a stack that was not copied.
         matches!(walked.ended, StackEnd::Root | StackEnd::Fiber | StackEnd::OtherStack).then_some(walked)
     }
 
-    /// Walks by records where all rules on the way, those of the start code too, are ordinary: other
-    /// registers than rsp and rbp need not be carried. `None` decides nothing.
+    /// Walks by records if all rules on the way are ordinary, including those of start code: only rsp and rbp are
+    /// needed. `None` decides nothing.
     pub(super) fn by_ordinary_records(
         &mut self,
         registers: &X86_64,
@@ -78,7 +76,7 @@ impl Unwinder {
         out.clear();
         out.push(syscall::shown(start, registers), Method::Context);
         let run = self.run(start, sp, frame_pointer, words, input, out, |rule, is_leaf| {
-            // A rule of `RuleKind::Marked` is none of those that a run follows.
+            // Runs do not follow rules of `RuleKind::Marked`.
             let is_sure = rule.is_record() || is_leaf && is_sure_leaf(rule);
             is_sure.then_some(Method::FramePointer)
         });
@@ -92,13 +90,12 @@ impl Unwinder {
     }
 }
 
-/// Whether the caller of a leaf can be relied on: rules that are not certain are unusual ones.
+/// Whether the caller of a leaf is reliable: uncertain rules are unusual ones.
 fn is_sure_leaf(rule: Rule) -> bool {
     rule.is_ordinary()
 }
 
-/// Whether unwind information, or the code itself, says that rbp points to the frame record of
-/// the function.
+/// Whether unwind information, or the code itself, shows that rbp points to the frame record of the function.
 fn keeps_record(rule: Rule) -> bool {
     rule.is_record() || rule.kind() == RuleKind::Marked
 }

@@ -1,38 +1,38 @@
-//! How the caller of a frame is found, packed into one word, so that a table of many
-//! addresses stays in the processor's caches; and the rest of an ordinary row, which only
-//! rare frames need. Input: rows; output: [`Rule`], [`Saved`].
+//! The rule for the caller of a frame, packed into one word, so that a table of many addresses stays in the
+//! processor's caches; and the rest of an ordinary row, which only rare frames need. Input: rows; output:
+//! [`Rule`], [`Saved`].
 
 use super::{RBP, RSP};
 use crate::binary::frame_rule::{COLUMNS, Cfa, Column, RETURN_ADDRESS, Row};
 use crate::walk::frames::Method;
 
-/// What leads from a frame to its caller.
+/// The kind of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) enum RuleKind {
-    /// Neither unwind information nor understandable code.
+    /// Neither unwind information nor decodable code.
     #[default]
     Unknown = 0,
-    /// An ordinary row whose CFA is counted from rsp. With `c`, `r` and `b` for [`Rule::cfa`],
-    /// [`Rule::return_at`] and [`Rule::frame_pointer_at`]: `(rip, sp, bp) = (*(sp + 8r), sp + 8c,
-    /// *(sp + 8b))`, or `bp` as it is where the function does not save it.
+    /// An ordinary row with a CFA relative to rsp. With `c`, `r` and `b` for [`Rule::cfa`], [`Rule::return_at`]
+    /// and [`Rule::frame_pointer_at`]: `(rip, sp, bp) = (*(sp + 8r), sp + 8c, *(sp + 8b))`, or unchanged `bp` if
+    /// the function does not save it.
     StackPointer = 1,
-    /// An ordinary row whose CFA is counted from rbp: `(rip, sp, bp) = (*(bp + 8r), bp + 8c, *(bp + 8b))`. Where a
-    /// function keeps a frame record that is `(*(bp + 8), bp + 16, *bp)`.
+    /// An ordinary row with a CFA relative to rbp: `(rip, sp, bp) = (*(bp + 8r), bp + 8c, *(bp + 8b))`. For a
+    /// function with a frame record that is `(*(bp + 8), bp + 16, *bp)`.
     FramePointer = 2,
-    /// A row of another form: from other registers, by an expression, or not to be relied on.
-    /// [`Rule::row`] is its number.
+    /// A row of another form: relative to other registers, by an expression, or unreliable. [`Rule::row`] is its
+    /// number.
     Unusual = 3,
-    /// Nothing: the thread's first function.
+    /// No caller: the thread's first function.
     Root = 4,
-    /// Nothing: the first function of a fiber.
+    /// No caller: the first function of a fiber.
     Fiber = 5,
-    /// A call returns there into code that V8 made, whose frames keep a record below which a mark is, if they are
-    /// those of functions that call: whether it is there shows on the stack.
+    /// A return address in V8's code. Frames of its functions that call have a record with a marker below it: the
+    /// stack shows whether it is there.
     Marked = 6,
 }
 
-/// What is known about a code address, in one word: three distances of 16 bits, the number of
-/// its [`RuleKind`] and flags. Distances are words from the register that the CFA is counted from.
+/// The facts about a code address in one word: three 16-bit distances, the number of its [`RuleKind`] and flags.
+/// Distances are in words from the base register of the CFA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::walk) struct Rule(u64);
 
@@ -40,12 +40,12 @@ impl Rule {
     const RETURN_AT: u32 = 16;
     const FRAME_POINTER_AT: u32 = 32;
     const KIND: u32 = 48;
-    /// A call (or what serves as one) is in front of the address.
+    /// A call (or an equivalent) precedes the address.
     const RETURNS: u64 = 1 << 56;
     const SAVES_FRAME_POINTER: u64 = 1 << 57;
-    /// The rule was read from instructions, not from unwind information.
+    /// The rule was derived from instructions, not from unwind information.
     const FROM_CODE: u64 = 1 << 58;
-    /// It was read from compact unwind information.
+    /// The rule is from compact unwind information.
     const COMPACT: u64 = 1 << 59;
     /// CFA = rbp+16, the caller's rbp and the return address right below it.
     const RECORD: u64 = 1 << 60;
@@ -64,12 +64,12 @@ impl Rule {
         Rule(Rule::of_kind(RuleKind::Unusual).0 | u64::from(row))
     }
 
-    /// This rule of kind `Unusual`, whose row has another number.
+    /// This rule of kind `Unusual`, with another row number.
     pub(super) fn with_row(self, row: u16) -> Rule {
         Rule(self.0 & !u64::from(u16::MAX) | u64::from(row))
     }
 
-    /// This rule, read from instructions.
+    /// This rule, marked as derived from instructions.
     pub(super) fn read_from_code(self) -> Rule {
         self.with(Rule::FROM_CODE, true)
     }
@@ -109,19 +109,19 @@ impl Rule {
         }
     }
 
-    /// Where the CFA is.
+    /// Distance of the CFA.
     #[inline(always)]
     pub(in crate::walk) fn cfa(self) -> i64 {
         i64::from(self.0 as i16)
     }
 
-    /// Where the return address was saved.
+    /// Distance of the saved return address.
     #[inline(always)]
     pub(super) fn return_at(self) -> i64 {
         i64::from((self.0 >> Rule::RETURN_AT) as i16)
     }
 
-    /// Where rbp was saved, if it was.
+    /// Distance of the saved rbp, if it was saved.
     #[inline(always)]
     pub(super) fn frame_pointer_at(self) -> i64 {
         i64::from((self.0 >> Rule::FRAME_POINTER_AT) as i16)
@@ -144,13 +144,13 @@ impl Rule {
         self.has(Rule::RECORD)
     }
 
-    /// Whether the CFA of an ordinary rule is counted from rsp.
+    /// Whether the CFA of an ordinary rule is relative to rsp.
     #[inline(always)]
     pub(super) fn is_on_stack_pointer(self) -> bool {
         self.has(Rule::ON_STACK_POINTER)
     }
 
-    /// How a caller that it leads to was found.
+    /// The method for callers found by this rule.
     #[inline(always)]
     pub(in crate::walk) fn method(self) -> Method {
         if self.has(Rule::FROM_CODE) {
@@ -162,21 +162,21 @@ impl Rule {
         }
     }
 
-    /// How the caller is found by an ordinary rule.
+    /// The method for callers found by an ordinary rule.
     #[inline(always)]
     pub(super) fn ordinary_method(self) -> Option<Method> {
         self.is_ordinary().then(|| self.method())
     }
 
-    /// Whether it is a row with a CFA on rsp or rbp, below which the registers lie.
+    /// Whether the row has a CFA relative to rsp or rbp and the registers below it.
     #[inline(always)]
     pub(super) fn is_ordinary(self) -> bool {
         self.has(Rule::ORDINARY)
     }
 }
 
-/// Where an ordinary row has the registers that no ordinary row counts its CFA from: rbx, r12 to r15, and rsi and
-/// rdi, which functions of Windows give back too; words from the register that its own CFA is counted from.
+/// Places of registers in an ordinary row that are no base of a CFA: rbx, r12 to r15, and rsi and rdi, which
+/// Windows functions also preserve; in words from the base register of the row's CFA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Saved {
     at: [Option<i16>; Saved::REGISTERS.len()],
@@ -185,22 +185,22 @@ pub(super) struct Saved {
 impl Saved {
     const REGISTERS: [u8; 7] = [3, 12, 13, 14, 15, 4, 5];
 
-    /// Registers by DWARF number, and where each is.
+    /// Registers by DWARF number, with the place of each.
     pub(super) fn iter(&self) -> impl Iterator<Item = (usize, i64)> {
         let registers = Saved::REGISTERS.into_iter().zip(self.at);
         registers.filter_map(|(register, at)| Some((register.into(), at?.into())))
     }
 }
 
-/// Packs a row of the ordinary form: a CFA on rsp or rbp, and registers that the callee keeps
-/// (System V AMD64 ABI, figure 3.4; "x64 calling convention", Microsoft) at words below it.
+/// Packs an ordinary row: a CFA relative to rsp or rbp, and callee-saved registers (System V AMD64 ABI, figure
+/// 3.4; "x64 calling convention", Microsoft) at words below it.
 pub(super) fn pack(row: &Row, method: Method) -> Option<(Rule, Saved)> {
     let (kind, offset) = match row.cfa {
         Cfa::Register(register, offset) if usize::from(register) == RSP => (RuleKind::StackPointer, offset),
         Cfa::Register(register, offset) if usize::from(register) == RBP => (RuleKind::FramePointer, offset),
         _ => return None,
     };
-    // What a signal interrupted has all its registers in its saved context.
+    // All registers of code interrupted by a signal are in its saved context.
     if row.signal {
         return None;
     }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_are_counted_from_the_register_of_the_cfa() {
+    fn distances_are_relative_to_the_base_register_of_the_cfa() {
         let saved = [(3, Column::At(-32)), (RBP, Column::At(-16)), (15, Column::At(-24))];
         let (rule, saved) = pack(&row(on(RSP, 48), &saved), Method::Cfi).expect("an ordinary row");
         assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (RuleKind::StackPointer, 6, 5));
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_has_the_kind_it_was_made_with() {
+    fn a_rule_keeps_its_kind() {
         use RuleKind::*;
         for kind in [Unknown, StackPointer, FramePointer, Unusual, Root, Fiber, Marked] {
             let rule = Rule::of_kind(kind).returning(true);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_have_their_signs() {
+    fn distances_keep_their_signs() {
         let far =
             pack(&row(on(RSP, -8), &[(RBP, Column::At(-16))]), Method::Compact).expect("an ordinary row").0;
         assert_eq!((far.cfa(), far.return_at(), far.frame_pointer_at()), (-1, -2, -3));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_not_packed() {
+    fn rows_that_do_not_fit_are_not_packed() {
         let ordinary = row(on(RSP, 16), &[]);
         assert!(pack(&ordinary, Method::Cfi).is_some());
         for other in [

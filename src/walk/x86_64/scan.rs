@@ -1,11 +1,10 @@
-//! The last resort: where neither unwind information nor code nor a frame record leads to
-//! a caller, a word on the stack that is a return address may be it. Input: the frame that
-//! the walk is stuck at; output: more frames, or none.
+//! The last resort: if neither unwind information nor code nor a frame record leads to a caller, a word on the
+//! stack that is a return address may be it. Input: the frame where the walk is stuck; output: more frames, or
+//! none.
 //!
-//! A stale word looks the same as a live one. So what is found counts only if the call that it
-//! returns to leads to where the walk is stuck (`call_check.rs`), and if the walk
-//! goes on from it, without a second search, to the thread's first function; and the
-//! stack is still reported apart from complete ones ([`StackEnd::Scanned`]).
+//! Stale words look like live ones. So a word counts only if its call leads to the address where the walk is stuck
+//! (`call_check.rs`), and if the walk continues from it to the thread's first function without a second scan; and
+//! the stack is still reported separately ([`StackEnd::Scanned`]).
 
 use super::RSP;
 use super::frame::Frame;
@@ -17,18 +16,18 @@ use crate::walk::frames::{Frames, Method, UnwindMethod};
 use crate::walk::intel::call_check;
 use crate::walk::{Code, Input, StackEnd, Walked};
 
-/// How far above the stack pointer a return address is searched for.
+/// Distance above the stack pointer that is searched for a return address.
 const BYTES_MAX: u64 = 4096;
-/// Most return addresses that are tried.
+/// Limit on return addresses tried.
 const TRIES_MAX: u32 = 16;
-/// Most bytes of a function of JIT code.
+/// Limit on the size of a JIT function.
 const FUNCTION_BYTES_MAX: u64 = 64 << 10;
-/// Most calls that are followed to where the walk is stuck; none where that seldom leads there (SBCL's code, which has
-/// no tables, is followed from as many calls at each new program counter).
+/// Limit on calls followed to the address where the walk is stuck; none if that rarely succeeds (SBCL's code,
+/// which has no tables, would be followed from as many calls at each new program counter).
 const FOLLOWED_MAX: u32 = 16;
 
-/// Whether the call in front of a return address is worth following to `stuck`: functions that compilers make at run
-/// time go on behind their entries, and there are many calls on their stacks.
+/// Whether the call before a return address is worth following to `stuck`: JIT functions continue after their
+/// entries, and there are many calls on their stacks.
 fn may_lead_to(address: CodeAddress, stuck: &Frame, code: &dyn Code) -> bool {
     let at = stuck.address.lookup().at();
     let is_near = |entry: Avma| at.0.checked_sub(entry.0).is_some_and(|bytes| bytes < FUNCTION_BYTES_MAX);
@@ -36,7 +35,7 @@ fn may_lead_to(address: CodeAddress, stuck: &Frame, code: &dyn Code) -> bool {
 }
 
 impl Unwinder {
-    /// Searches from the stack pointer of `stuck` up, which is the last frame of `out`.
+    /// Scans from the stack pointer of `stuck`, the last frame of `out`, upward.
     pub(super) fn reconnect(
         &mut self,
         stuck: &Frame,
@@ -93,7 +92,7 @@ impl Unwinder {
             out.truncate(found);
         }
         self.note_search(followed, is_found);
-        // With more bytes the search may succeed.
+        // With more bytes the scan may succeed.
         if is_deeper { Walked { ended: StackEnd::DeeperThanCopied, ..walked } } else { walked }
     }
 }

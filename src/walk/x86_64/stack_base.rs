@@ -1,16 +1,16 @@
-//! Where a fiber's stack begins on x86_64, whatever the tables say: the functions that
-//! contexts, fibers and goroutines return to, which nothing called. Known by their instructions, never
-//! by where a walk happened to end. Input: an address, code; output: [`StackBase`].
+//! The outermost frames of fibers on x86_64, independent of unwind tables: the functions that contexts, fibers and
+//! goroutines return to, without having been called. Recognized by their instructions, never by the place where a
+//! walk happened to end. Input: an address, code; output: [`StackBase`].
 
 use super::start;
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::runtimes::go::x86_64 as go;
 
-/// What the first function of a stack is to an address.
+/// Properties of an address in the first function of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StackBase {
-    /// The address is a return address that no call left: the program put it there when it created the stack.
+    /// A return address without a call: the program put it there when it created the stack.
     pub not_called: bool,
     /// The stack belongs to a fiber: a thread switches to it and back, and its caller is on another stack.
     pub fiber: bool,
@@ -28,13 +28,13 @@ pub(super) fn at(address: CodeAddress, code: &dyn Code) -> Option<StackBase> {
         .or_else(|| Some(of(into_fcontext(at, code)?, FCONTEXT_FINISH, true)))
         .or_else(|| {
             let into = into_start_of_libdyld(at, code)?;
-            // Where a call in front of it returns to belongs to another function.
+            // A return address at its start belongs to another function's call.
             (!returned || into > 0).then(|| of(into, 1, false))
         })
 }
 
-/// Whether an address may be one that first functions or handlers of signals return to, which nothing called, by a glance
-/// at it: where it is not, and no call is in front of it, it is no return address.
+/// Whether a glance at an address looks like code that first functions or signal handlers return to without a
+/// call. If not, and no call precedes the address, it is no return address.
 pub(super) fn may_be_returned_to(at: Avma, code: &dyn Code) -> bool {
     let here = code.glance(at);
     let here = here.bytes();
@@ -45,7 +45,7 @@ pub(super) fn may_be_returned_to(at: Avma, code: &dyn Code) -> bool {
         || start::is_sigreturn(here)
 }
 
-/// How far into a sequence of instructions that begins with `start` and has `bytes` an address is.
+/// The offset of an address in an instruction sequence of `bytes` bytes that begins with `start`.
 fn into(at: Avma, start: &[u8], bytes: u64, code: &dyn Code) -> Option<(u64, Avma)> {
     // The start of the mapping may be nearer.
     let (from, known) = (0..bytes).rev().find_map(|back| {
@@ -62,8 +62,8 @@ fn into(at: Avma, start: &[u8], bytes: u64, code: &dyn Code) -> Option<(u64, Avm
 const START_OF_CONTEXT: [u8; 13] =
     [0x48, 0x89, 0xdc, 0x48, 0x8b, 0x3c, 0x24, 0x48, 0x85, 0xff, 0x74, 0x08, 0xe8];
 
-/// How far into `__start_context` an address is. The first function of a `makecontext`
-/// stack returns there; nothing called it, although its rows say so.
+/// The offset of an address in `__start_context`, the return address of a `makecontext` stack's first function. It
+/// was not called, although its rows say so.
 /// Source: glibc sysdeps/unix/sysv/linux/x86_64/__start_context.S.
 fn start_of_context(at: Avma, code: &dyn Code) -> Option<u64> {
     into(at, &START_OF_CONTEXT, 26, code).map(|(into, _)| into)
@@ -71,22 +71,21 @@ fn start_of_context(at: Avma, code: &dyn Code) -> Option<u64> {
 
 /// push %rbp; jmp *%rbx; finish: xor %rdi,%rdi; call _exit
 const FCONTEXT: [u8; 7] = [0x55, 0xff, 0xe3, 0x48, 0x31, 0xff, 0xe8];
-/// Where `finish` is behind the trampoline of `make_fcontext`.
+/// Offset of `finish` in the trampoline of `make_fcontext`.
 const FCONTEXT_FINISH: u64 = 3;
 
-/// How far into the trampoline of a fiber of Boost.Context an address is, or into `finish` behind
-/// it, which the trampoline pushes as the return address of the fiber's function.
+/// The offset of an address in the trampoline of a Boost.Context fiber, or in `finish` after it, which the
+/// trampoline pushes as the return address of the fiber's function.
 /// Source: Boost, libs/context/src/asm/make_x86_64_sysv_elf_gas.S.
 fn into_fcontext(at: Avma, code: &dyn Code) -> Option<u64> {
     let (into, begin) = into(at, &FCONTEXT, 12, code)?;
-    // hlt. Where the return address is pushed and `finish` not yet called, that is the caller.
+    // hlt. After the push of the return address and before the call of `finish`, that is the caller.
     let is_fcontext = code.code(begin + 11)?.first() == Some(&0xf4);
     (is_fcontext && into != 1).then_some(into)
 }
 
-/// How far into `start` of libdyld.dylib an address is. Before macOS 12, dyld leaves the address of
-/// its second byte as the return address of `main`, and above it, as the outermost frame record, a
-/// null frame pointer and the number of arguments.
+/// The offset of an address in `start` of libdyld.dylib. Before macOS 12, dyld sets its second byte as the return
+/// address of `main`, and above it, as the outermost frame record, a null frame pointer and argc.
 /// Source: dyld 852, src/dyldStartup.s and src/start_glue.s.
 fn into_start_of_libdyld(at: Avma, code: &dyn Code) -> Option<u64> {
     // nop; mov %eax,%edi; call exit; hlt
@@ -106,7 +105,7 @@ mod tests {
     const TEXT: u64 = 0x40_1000;
 
     #[test]
-    fn a_fiber_begins_at_its_trampoline_and_returns_behind_it() {
+    fn a_fiber_begins_at_its_trampoline_and_returns_after_it() {
         let make: &[u8] = &[
             0x48, 0x89, 0x48, 0x30, // +00 mov %rcx,0x30(%rax)
             0xc3, //                   +04 ret
@@ -126,10 +125,10 @@ mod tests {
         }
         assert_eq!(super::at(CodeAddress::Return(at(0x10)), &text), first(false));
         assert_eq!(super::at(CodeAddress::Pc(at(4)), &text), None);
-        // The return address is there.
+        // The return address has been pushed.
         assert_eq!(super::at(CodeAddress::Pc(at(6)), &text), None);
         assert_eq!(super::at(CodeAddress::Return(at(0x11)), &text), None);
-        // Another function that leaves by a register.
+        // Another function that leaves through a register.
         let mut other = make.to_vec();
         other[0x10] = 0x90;
         assert_eq!(super::at(CodeAddress::Return(at(8)), &Text::new(TEXT, other)), None);

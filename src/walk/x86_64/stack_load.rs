@@ -1,23 +1,22 @@
-//! Whether a function has loaded the stack pointer from elsewhere in front of an address, so that rows which count
-//! from it may lead to any word: assembly that switches to another stack does not always say so in its tables (Wine's
-//! start of a thread). Input: an address, code; output: yes or no. A constant that looks like such an instruction
-//! counts as one.
+//! Whether a function has loaded the stack pointer from elsewhere before an address, so that rows relative to it
+//! may lead to any word: assembly that switches stacks does not always describe it in its tables (Wine's thread
+//! start). Input: an address, code; output: yes or no. A constant that looks like this instruction counts as one.
 
 use crate::addr::CodeAddress;
 use crate::walk::Code;
 
-/// Most bytes of a function that are examined.
+/// Limit on bytes of a function examined.
 const BYTES_MAX: u64 = 4096;
 
-/// Whether an instruction in front of an address, in its function, loads the stack pointer; no where the entry of that
-/// is not known.
+/// Whether an instruction before an address, in its function, loads the stack pointer; false if the function's
+/// entry is unknown.
 pub(super) fn is_in_front(address: CodeAddress, code: &dyn Code) -> bool {
     let Some(function) = code.described_function(address.lookup().at()) else { return false };
     let length = address.at().0.saturating_sub(function.start.0).min(BYTES_MAX);
     let bytes = code.code(function.start).unwrap_or_default();
     let bytes = &bytes[..bytes.len().min(length as usize)];
     bytes.windows(3).any(|instruction| match *instruction {
-        // mov %reg,%rsp: of another than rbp, which is how a frame is taken off.
+        // mov %reg,%rsp: from a register other than rbp, which removes a frame.
         [0x48, 0x89, operands] => operands & 0xc7 == 0xc4 && operands >> 3 & 7 != 5,
         [0x4c, 0x89, operands] => operands & 0xc7 == 0xc4,
         // mov of a register or of memory to %rsp
@@ -33,7 +32,7 @@ mod tests {
     use crate::walk::text::Text;
 
     #[test]
-    fn a_function_that_goes_to_another_stack_is_seen_behind_the_instruction() {
+    fn a_switch_to_another_stack_is_seen_after_the_instruction() {
         let check = |load: &[u8]| {
             let code = [&[0x48, 0x83, 0xec, 0x38][..], load, &[0xe8, 0, 0, 0, 0, 0x90]].concat();
             let code = Text::new(0x1000, code).described();

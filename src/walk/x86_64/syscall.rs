@@ -1,9 +1,9 @@
-//! The leaf of a thread that is inside a system call which ends its function: its program counter is behind the
-//! `syscall` instruction, in the next function or in none. Input: registers, code; output: the address that
-//! the leaf is walked from. Not for: system calls in the middle of a function, where both lead to the same caller.
+//! The leaf of a thread in a system call that ends its function: the program counter follows the `syscall`
+//! instruction, so it is in the next function or in none. Input: registers, code; output: the address for walking
+//! from the leaf. Not for: system calls in the middle of a function, where both lead to the same caller.
 //!
-//! The instruction leaves its own end in rcx (Intel SDM volume 2, SYSCALL), and the kernel shows that as long as
-//! the call lasts. Who reaches the next function by a call has something else there.
+//! The instruction stores its end in rcx (Intel SDM volume 2, SYSCALL), and the kernel reports that during the
+//! call. A thread that reaches the next function by a call has another value there.
 
 use super::start;
 use crate::addr::{Avma, CodeAddress};
@@ -14,8 +14,7 @@ use crate::walk::{Code, flow};
 const SYSCALL: &[u8] = &[0x0f, 0x05];
 const RCX: usize = 2;
 
-/// The address that the leaf is walked from: its program counter, or the system call that it is in if that ends a
-/// function.
+/// The address for walking from the leaf: the program counter, or the current system call if it ends a function.
 #[inline]
 pub(super) fn leaf(registers: &X86_64, code: &dyn Code) -> CodeAddress {
     let pc = Avma(registers.rip);
@@ -27,7 +26,7 @@ pub(super) fn leaf(registers: &X86_64, code: &dyn Code) -> CodeAddress {
     CodeAddress::Pc(last_instruction(pc, code).unwrap_or(pc))
 }
 
-/// The `syscall` instruction in front of an address, if it is the last one of its function.
+/// The `syscall` instruction before an address, if it is the last one of its function.
 fn last_instruction(pc: Avma, code: &dyn Code) -> Option<Avma> {
     let at = Avma(pc.0.checked_sub(SYSCALL.len() as u64)?);
     let is_syscall = code.glance(at).bytes().starts_with(SYSCALL);
@@ -44,7 +43,7 @@ fn ends_function(at: Avma, pc: Avma, code: &dyn Code) -> bool {
     }
 }
 
-/// The address that the code at a leaf is shown by: inside the instruction, one byte before the program counter.
+/// The address at which the leaf's code is shown: inside the instruction, one byte before the program counter.
 pub(super) fn shown(leaf: CodeAddress, registers: &X86_64) -> CodeAddress {
     match leaf.at().0 == registers.rip {
         true => leaf,
@@ -59,7 +58,7 @@ mod tests {
 
     const TEXT: u64 = 0x40_1000;
 
-    /// mov $15,%eax; syscall, and the next function; as of musl, without unwind information. Behind it mov $39,%eax;
+    /// mov $15,%eax; syscall, and the next function; like musl's, without unwind information. Then mov $39,%eax;
     /// syscall; ret.
     const CODE: &[u8] = &[
         0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05, // +00
@@ -78,21 +77,21 @@ mod tests {
     }
 
     #[test]
-    fn a_system_call_that_ends_a_function_is_not_the_next_one() {
+    fn a_system_call_that_ends_a_function_is_not_in_the_next_one() {
         // In rt_sigreturn, and in exit.
         assert_eq!(found(7, TEXT + 7), (5, 6));
         assert_eq!(found(15, TEXT + 15), (13, 14));
         assert_eq!(found(15, UNKNOWN_REGISTER), (13, 14));
-        // The first instruction of the next function: called with another rcx.
+        // The first instruction of the next function: reached by a call with another rcx.
         assert_eq!(found(7, 0), (7, 7));
         assert_eq!(found(15, TEXT), (15, 15));
-        // Inside a function, and where no system call is.
+        // Inside a function, and without a system call.
         assert_eq!(found(22, TEXT + 22), (22, 22));
         assert_eq!(found(8, TEXT + 8), (8, 8));
     }
 
     #[test]
-    fn addresses_at_the_ends_of_memory_are_their_own() {
+    fn addresses_at_the_ends_of_memory_are_unchanged() {
         for at in [0, 1, TEXT, u64::MAX] {
             let mut registers = X86_64 { rip: at, ..X86_64::default() };
             registers.gpr[RCX] = at;

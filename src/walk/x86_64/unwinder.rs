@@ -1,17 +1,15 @@
-//! Unwinding on x86_64: from each frame to its caller by the row of unwind information at
-//! its address, or else by its code, its frame record, or a search of the stack. Input:
-//! registers, copied stack, `Code`; output: [`Frames`] and why the walk ended.
+//! Unwinding on x86_64: from each frame to its caller by the row of unwind information at its address, or else by
+//! its code, its frame record, or a stack scan. Input: registers, copied stack, `Code`; output: [`Frames`] and the
+//! [`StackEnd`].
 //!
-//! Every step is checked: a return address follows a call in executable memory, and the
-//! stack pointer rises. A walk is complete only at the thread's known first function. What
-//! was learned about an address is kept (`cache.rs`), since stacks lead to the same ones again
-//! and again.
+//! Every step is checked: a return address follows a call in executable memory, and the stack pointer rises. A
+//! walk is complete only at the thread's known first function. Facts about addresses are cached (`cache.rs`),
+//! since the same ones recur on stacks.
 //!
-//! Nearly all rows count the CFA from rsp or rbp (`rule.rs`), so `Unwinder::run` carries
-//! only these two and the address. The few others, in lazy binding, signal frames and
-//! realigned stacks, use other registers or expressions (`expression.rs`). Where a run meets
-//! one, its steps are repeated from the frame it began at with all registers
-//! (`frame.rs`), and once only, since the next run begins behind it.
+//! Nearly all rows have a CFA relative to rsp or rbp (`rule.rs`), so `Unwinder::run` carries only these two and
+//! the address. The few others, in lazy binding, signal frames and realigned stacks, use other registers or
+//! expressions (`expression.rs`). When a run meets one, its steps are repeated from its first frame with all
+//! registers (`frame.rs`). That happens only once per step, since the next run begins after it.
 
 use super::cache::{Cache, Fruitless, Shared};
 use super::frame::Frame;
@@ -31,29 +29,29 @@ use crate::walk::stack_switch::StackSwitches;
 use crate::walk::words::Words;
 use crate::walk::{Input, StackEnd, Walked};
 
-/// What is kept from walk to walk; see [`walk::Unwinder`](crate::walk::Unwinder).
+/// State kept between walks; see [`walk::Unwinder`](crate::walk::Unwinder).
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Unwinder {
     pub(super) cache: Cache,
     leaves: Leaves,
-    /// The red zone was not copied with the rest of the stack.
+    /// The red zone was not copied together with the rest of the stack.
     below_is_later: bool,
 }
 
 /// A step from a frame.
 struct CheckedStep {
-    /// The caller, if there can be one there.
+    /// The caller, if there can be one.
     found: Result<(Frame, Method), Failure>,
-    /// Nothing but a frame record was left to try.
+    /// Only a frame record was left to try.
     may_use_record: bool,
-    /// The rule leads to code on another stack than the one that was copied.
+    /// The rule leads to code on another stack than the copied one.
     leads_to_other_stack: bool,
-    /// What is switched at the frame's address, and whether its rule leads to the caller for certain.
+    /// The frame switch at the frame's address, and the proof for its rule.
     switch: FrameSwitch,
     proof: Proof,
 }
 
-/// How far a walk came, and what it went through.
+/// The reach of a walk, and its doubts and switches.
 #[derive(Default)]
 struct Progress {
     reached: Avma,
@@ -62,12 +60,12 @@ struct Progress {
 }
 
 impl Progress {
-    /// Notes the stack pointer of a frame.
+    /// Records the stack pointer of a frame.
     fn rise(&mut self, sp: Avma, input: &Input<'_>) {
         self.reached = self.switches.further(self.reached, sp, input);
     }
 
-    /// Goes to the stack that a frame was called from, where its row leads to another one.
+    /// Switches to the stack that a frame was called from, if its row leads to another one.
     fn leave_callee(&mut self, frame: &mut Frame, rule: Rule, input: &mut Input<'_>) -> Result<(), StackEnd> {
         if rule.kind() == RuleKind::FramePointer
             && rule.method() == Method::Cfi
@@ -78,7 +76,7 @@ impl Progress {
         Ok(())
     }
 
-    /// Why the walk ends at the first function, of a thread or of a fiber as `first` says.
+    /// The end of the walk at the first function, of a thread or a fiber according to `first`.
     fn at_outermost(&self, first: StackEnd, input: &Input<'_>) -> StackEnd {
         self.completeness.at_outermost::<X86_64>(first, self.reached, input)
     }
@@ -88,37 +86,37 @@ impl Progress {
     }
 }
 
-/// A row of ordinary steps.
+/// A sequence of ordinary steps.
 pub(super) struct Run {
-    /// How many.
+    /// Number of steps.
     steps: usize,
     /// The frame where it stopped: its address, stack pointer and frame pointer.
     pub address: CodeAddress,
     pub sp: Avma,
     pub frame_pointer: u64,
-    /// What is known about that frame's address.
+    /// The rule at that frame's address.
     pub rule: Rule,
 }
 
 impl Unwinder {
-    /// One that shares what it learns of files.
+    /// An unwinder that shares its facts about files.
     pub(in crate::walk) fn new(shared: &Shared) -> Unwinder {
         Unwinder { cache: Cache::new(shared), ..Unwinder::default() }
     }
 
-    /// Forgets what was learned.
+    /// Forgets facts about addresses.
     pub(in crate::walk) fn images_changed(&mut self) {
         self.cache.clear();
         self.leaves.clear();
     }
 
-    /// Forgets what was learned about the addresses for which `is_gone` returns true.
+    /// Forgets facts about the addresses for which `is_gone` returns true.
     pub(in crate::walk) fn forget(&mut self, is_gone: &dyn Fn(Avma) -> bool) {
         self.cache.forget(is_gone);
         self.leaves.forget(is_gone);
     }
 
-    /// See [`walk::Unwinder::set_red_zone_read_later`](crate::walk::Unwinder::set_red_zone_read_later).
+    /// Implements [`walk::Unwinder::set_red_zone_read_later`](crate::walk::Unwinder::set_red_zone_read_later).
     pub(in crate::walk) fn set_red_zone_read_later(&mut self, later: bool) {
         self.below_is_later = later;
     }
@@ -141,8 +139,8 @@ impl Unwinder {
         self.by_other_records(registers, input, facts, out)
     }
 
-    /// Walks by frame pointers where not all rules on the way are ordinary. By itself, as `walk_on` is,
-    /// so that the loop that needs neither keeps its frame in machine registers.
+    /// Walks by frame pointers if some rules on the way are not ordinary. Separate, like `walk_on`, so that the
+    /// loop that needs neither keeps its frame in machine registers.
     #[inline(never)]
     fn by_other_records(
         &mut self,
@@ -156,7 +154,7 @@ impl Unwinder {
         }
         let leaves = &mut self.leaves;
         let walked = fp::by_records(out, |out| leaf::walk(registers, input, facts, leaves, out));
-        // By unwind information it would have been proved.
+        // With unwind information it would have been proved.
         let claims = walked.ended == StackEnd::Root;
         let unproved = claims && fp::can_be_checked(&out.addresses, input.code);
         Walked { ended: if unproved { StackEnd::Unproved } else { walked.ended }, ..walked }
@@ -174,7 +172,7 @@ impl Unwinder {
         self.walk_on(how, (registers, start), run, input, out)
     }
 
-    /// What no run to the root does. By itself, so that those that do are short.
+    /// Handles walks that no single run completes. Separate, to keep those that one completes short.
     #[inline(never)]
     fn walk_on(
         &mut self,
@@ -202,8 +200,8 @@ impl Unwinder {
         walked
     }
 
-    /// The rule of a frame. For an address in code of V8, whose rule is [`RuleKind::Marked`], that of its instructions if
-    /// the frame has no mark.
+    /// The rule of a frame. For V8's code with the rule [`RuleKind::Marked`] and a frame without a marker, the
+    /// rule by instructions.
     #[inline(always)]
     pub(super) fn rule_of(&mut self, frame: &Frame, input: &Input<'_>) -> Rule {
         let rule = self.cache.rule(frame.address, input.code);
@@ -213,13 +211,13 @@ impl Unwinder {
         self.cache.learn_with(frame.address, input.code, false)
     }
 
-    /// Whether neither unwind information nor instructions lead to the caller of an address for certain.
+    /// Whether neither unwind information nor instructions certainly lead to the caller of an address.
     fn is_undescribed(&mut self, address: CodeAddress, input: &Input<'_>) -> bool {
         let rule = self.cache.rule(address, input.code);
         rule.kind() == RuleKind::Unknown || self.cache.proof(rule) != Proof::Certain
     }
 
-    /// Notes whether a search of the stack found a caller by following calls.
+    /// Records whether a stack scan found a caller by following calls.
     pub(super) fn note_search(&mut self, followed: u32, is_found: bool) {
         if followed > 0 {
             self.cache.searches.note(if is_found { Fruitless::OF_FRUIT } else { 0 });
@@ -235,8 +233,8 @@ impl Unwinder {
             .is_some_and(|first| self.cache.rule(CodeAddress::Pc(first), input.code).kind() == RuleKind::Root)
     }
 
-    /// Goes on from a frame that is in `out`, without a search. Where it ends with
-    /// [`StackEnd::BadFrame`] it leaves `frame` at the last one.
+    /// Continues from a frame that is in `out`, without a scan. If it ends with [`StackEnd::BadFrame`], `frame` is
+    /// the last one.
     pub(super) fn go_on(
         &mut self,
         how: UnwindMethod,
@@ -253,7 +251,7 @@ impl Unwinder {
         self.run(frame.address, sp, frame_pointer, Words::new(input.stack), input, out, by_ordinary)
     }
 
-    /// Goes on behind a run that began at `frame`.
+    /// Continues after a run that began at `frame`.
     fn follow(
         &mut self,
         how: UnwindMethod,
@@ -273,7 +271,7 @@ impl Unwinder {
             if let Some(ended) = self.end_of_run(frame, &run, &mut progress, input, out) {
                 return progress.ends(ended);
             }
-            // Not that of the run: what was learned since may have replaced its row.
+            // Not the rule of the run: facts learned since may have evicted its row.
             let rule = self.rule_of(frame, input);
             if self.cache.not_called(rule) {
                 out.last_is_not_called(frame.address);
@@ -333,7 +331,8 @@ impl Unwinder {
         }
     }
 
-    /// Repeats the steps of a run with all registers, where these are needed; why the walk ends with them, if it does.
+    /// Repeats the steps of a run with all registers, if they are needed. Returns the end of the walk if it ends
+    /// there.
     fn end_of_run(
         &mut self,
         frame: &mut Frame,
@@ -357,7 +356,7 @@ impl Unwinder {
         first.map(|first| progress.at_outermost(first, input))
     }
 
-    /// Why the walk ends at a frame whose caller was not found; `methods`: how the frames were.
+    /// The end of the walk at a frame without a known caller; `methods`: the methods of the frames.
     fn without_caller(
         &self,
         failure: Failure,
@@ -374,13 +373,14 @@ impl Unwinder {
                     false => progress.at_outermost(StackEnd::Fiber, input),
                 }
             }
-            // A call is under way, so nothing is being switched: its caller left its stack (system calls of Wine).
+            // A call is in progress, so registers are not being switched: its caller left its stack (system calls
+            // of Wine).
             Failure::Refused if step.leads_to_other_stack => StackEnd::OtherStack,
             Failure::Refused | Failure::Null => {
                 let ended = match self.cache.unusual(rule) {
                     _ if step.may_use_record => frame.end_of_records(progress.reached, input),
                     Some(row) if go::vdso_call::is_elsewhere(row, frame, input) => StackEnd::OtherStack,
-                    // Others have been called there since, and the handler has returned.
+                    // Other functions have been called there since, and the handler has returned.
                     _ if progress.switches.is_by_call() => StackEnd::OtherStack,
                     _ => StackEnd::BadFrame,
                 };
@@ -391,8 +391,7 @@ impl Unwinder {
         }
     }
 
-    /// The caller that a rule leads to, checked; else by the only return address or the frame record, where nothing
-    /// else is known.
+    /// The checked caller of a rule; or by the only return address or the frame record, if nothing else is known.
     fn checked_step(
         &mut self,
         how: UnwindMethod,
@@ -400,7 +399,7 @@ impl Unwinder {
         rule: Rule,
         input: &Input<'_>,
     ) -> CheckedStep {
-        // Known until the next address is learned.
+        // Valid until the next address is learned.
         let (switch, proof) = (self.cache.switch(rule), self.cache.proof(rule));
         let method = if rule.kind() == RuleKind::Marked { Method::FramePointer } else { rule.method() };
         let step = frame.step(rule, &mut self.cache, input).map(|next| (next, method));
@@ -410,8 +409,8 @@ impl Unwinder {
                 && input.code.is_code(next.address.at())
         });
         let mut found = step.and_then(|(next, method)| self.check(frame, next, method, input));
-        // Only code that nothing else is known about may be walked by frame pointer: where
-        // unwind information leads to no caller, a frame record is that of another frame.
+        // Frame pointers are used only for code without other information: if unwind information leads to no
+        // caller, the frame record belongs to another frame.
         let may_use_record = how == UnwindMethod::Auto
             && (rule.kind() == RuleKind::Unknown || matches!(method, Method::Code | Method::FramePointer));
         if may_use_record && matches!(found, Err(Failure::Refused)) {
@@ -427,7 +426,7 @@ impl Unwinder {
         CheckedStep { found, may_use_record, leads_to_other_stack, switch, proof }
     }
 
-    /// Whether the caller of a frame is the one that called. A frame record alone does not prove it.
+    /// Whether the caller of a frame is proved. A frame record alone does not prove it.
     fn is_proved(
         &mut self,
         (frame, rule): (&Frame, Rule),
@@ -447,15 +446,15 @@ impl Unwinder {
         }
     }
 
-    /// Whether a row of a leaf may have read the red zone of another moment.
+    /// Whether a row of a leaf may have read a red zone from another time.
     fn may_be_stale(&self, frame: &Frame, rule: Rule) -> bool {
         self.below_is_later && matches!(frame.address, CodeAddress::Pc(_)) && rule.kind() == RuleKind::Unusual
     }
 
-    /// Pushes the callers of a frame as far as ordinary rules lead to ones that pass every check. `may_follow` names the
-    /// method of a rule that may be followed; its second argument is whether the rule is that of the first frame.
-    /// The caller finds out why it stops. One look-up of an address says both that a call
-    /// returns there and where its own caller is.
+    /// Pushes the callers of a frame while ordinary rules lead to ones that pass every check. `may_follow` returns
+    /// the method of a rule that may be followed; its second argument is whether the rule is that of the first
+    /// frame. The caller determines why it stops. A single look-up of an address shows both that a call returns
+    /// there and how to find its caller.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)] // a frame in its parts, which stay in registers
     pub(super) fn run(
@@ -474,8 +473,8 @@ impl Unwinder {
         while out.len() < input.max_depth
             && let Some(method) = may_follow(rule, out.len() == begun)
         {
-            // The processor foresees this branch, and goes on from record to record before
-            // it has looked up any rule.
+            // The processor predicts this branch, and continues from record to record before it has looked up any
+            // rule.
             let caller = if rule.is_record() {
                 by_record(sp, frame_pointer & input.code_mask, words)
             } else {
@@ -496,8 +495,8 @@ impl Unwinder {
         Run { steps, address, sp: Avma(sp), frame_pointer, rule }
     }
 
-    /// Repeats the steps of a run, with all registers: these may lie where nothing was
-    /// copied. Then it returns why, and how many steps are left.
+    /// Repeats the steps of a run with all registers, which may be in bytes that were not copied. In that case
+    /// returns the failure and the number of remaining steps.
     fn catch_up(
         &mut self,
         frame: &mut Frame,
@@ -513,7 +512,7 @@ impl Unwinder {
         Ok(())
     }
 
-    /// Whether a step leads to what can be a caller.
+    /// Checks that a step leads to a possible caller.
     pub(super) fn check(
         &mut self,
         from: &Frame,
@@ -525,11 +524,10 @@ impl Unwinder {
     }
 }
 
-/// Whether a null return address that a rule leads to is the end of a fiber, whose creator puts it
-/// above its first function: only where every frame was found by unwind information is it that
-/// word, and not where that says that a function that made a call had pushed nothing. Only
-/// assembly does, whose tables may be wrong (a call leaves the stack pointer 8 short of a
-/// multiple of 16: System V AMD64 ABI, 3.2.2).
+/// Whether a null return address according to a rule is the end of a fiber, set by its creator above its first
+/// function. Only if every frame was found by unwind information is it that word, and not if a function that made
+/// a call has pushed nothing according to its row. Only assembly does that, and its tables may be wrong (a call
+/// leaves the stack pointer 8 short of a multiple of 16: System V AMD64 ABI, 3.2.2).
 fn may_end_in_null(rule: Rule, methods: &[Method]) -> bool {
     let is_bare = rule.is_on_stack_pointer() && rule.cfa() == 1;
     !is_bare && methods.iter().skip(1).all(|method| *method == Method::Cfi)
@@ -541,15 +539,15 @@ pub(super) fn by_ordinary(rule: Rule, _: bool) -> Option<Method> {
     rule.ordinary_method()
 }
 
-/// What an ordinary step finds.
+/// The result of an ordinary step.
 struct Caller {
     return_address: u64,
     sp: u64,
     frame_pointer: u64,
 }
 
-/// The caller by a rule, if every word was copied and the stack pointer rises; `base` is the
-/// address that the frame pointer is.
+/// The caller by a rule, if every word was copied and the stack pointer rises; `base` is the address in the frame
+/// pointer.
 #[inline(always)]
 fn by_rule(rule: Rule, sp: u64, frame_pointer: u64, base: u64, words: Words<'_>) -> Option<Caller> {
     let base = if rule.is_on_stack_pointer() { sp } else { base };
@@ -564,7 +562,7 @@ fn by_rule(rule: Rule, sp: u64, frame_pointer: u64, base: u64, words: Words<'_>)
     (cfa > sp).then_some(Caller { return_address, sp: cfa, frame_pointer })
 }
 
-/// The caller by a frame record that lies above the stack pointer.
+/// The caller by a frame record above the stack pointer.
 #[inline(always)]
 fn by_record(sp: u64, record: u64, words: Words<'_>) -> Option<Caller> {
     let [frame_pointer, return_address] = words.two(record)?;

@@ -10,20 +10,20 @@ use crate::binary::elf::build::{self, FIRST, PROGBITS, RELA, X86_64};
 use crate::binary::elf::functions::Functions;
 use crate::binary::frame_rule::{COLUMNS, Cfa as RowCfa, Column, Row};
 
-/// Where `.text` and `.eh_frame` were loaded.
+/// Load addresses of `.text` and `.eh_frame`.
 const TEXT: u64 = 0x7f00_0000_4000;
 const EH_FRAME: u64 = 0x7f00_0001_0000;
 const RSP: u8 = 7;
-/// Numbers of sections.
+/// Section numbers.
 const TEXT_SECTION: usize = 1;
 const EH_FRAME_SECTION: usize = FIRST as usize + 2;
 const RELOCATIONS_SECTION: usize = EH_FRAME_SECTION + 1;
-/// Relocations of `psABI`.
+/// Relocation types of the psABI.
 const R_64: u64 = 1;
 const R_PC32: u64 = 2;
 const R_GOTPCREL: u64 = 9;
 
-/// An entry for 64 bytes of a function whose beginning is left to a relocation of 4 bytes at [`PC_BEGIN`].
+/// An FDE for a 64-byte function, with a 4-byte relocation for its start at [`PC_BEGIN`].
 const FRAMES: &[u8] = &[
     0x14, 0, 0, 0, 0, 0, 0, 0, 1, b'z', b'R', 0, 1, 0x78, 0x10, 1, 0x1b, // relative, 4 bytes
     0x0c, 7, 8, 0x90, 1, 0, 0, // the CFA is rsp + 8, the return address below it
@@ -32,7 +32,7 @@ const FRAMES: &[u8] = &[
 ];
 const PC_BEGIN: u64 = 32;
 
-/// Changes a field of a section header.
+/// Sets a field of a section header.
 fn set(bytes: &mut [u8], section: usize, field_at: usize, value: u32) {
     let headers_at = u64::from_le_bytes(*bytes[40..].first_chunk().unwrap()) as usize;
     let at = headers_at + section * 64 + field_at;
@@ -48,9 +48,9 @@ fn rela(offset: u64, symbol: u64, kind: u64, addend: i64) -> Vec<u8> {
     [offset, symbol << 32 | kind, addend.cast_unsigned()].map(u64::to_le_bytes).concat()
 }
 
-/// As LLVM registers it: `leaf` is the second function of `.text`.
+/// An object registered by LLVM: `leaf` is the second function of `.text`.
 fn object(relocations: &[Vec<u8>]) -> Vec<u8> {
-    // An undefined symbol, too.
+    // Includes an undefined symbol.
     let mut personality = build::function(6, 0, 0);
     personality[6] = 0;
     let symbols = [build::function(1, 0x10, 0x40), personality];
@@ -71,7 +71,7 @@ fn row(bytes: &[u8], at: u64) -> Option<Row> {
 }
 
 #[test]
-fn what_counted_from_sections_has_addresses() {
+fn section_relative_values_become_addresses() {
     let linked = link(object(&[rela(PC_BEGIN, 1, R_PC32, 0), rela(0, 2, R_64, 0)])).unwrap();
     let end = TEXT + build::TEXT;
     assert_eq!(linked.code, [Avma(TEXT)..Avma(end)]);
@@ -88,7 +88,7 @@ fn what_counted_from_sections_has_addresses() {
 }
 
 #[test]
-fn unwind_information_that_cannot_be_placed_is_left_out() {
+fn unplaceable_unwind_information_is_dropped() {
     for relocation in [
         rela(PC_BEGIN, 1, R_GOTPCREL, 0),
         rela(PC_BEGIN, 1, R_PC32, 1 << 40),
@@ -103,8 +103,8 @@ fn unwind_information_that_cannot_be_placed_is_left_out() {
 }
 
 #[test]
-fn files_that_state_addresses_keep_them() {
-    // As QEMU registers its buffer: the section of code has no bytes.
+fn files_with_absolute_addresses_keep_them() {
+    // Like QEMU's object for its buffer: the code section has no bytes.
     let mut bytes = object(&[]);
     bytes[E_TYPE_AT..E_TYPE_AT + 2].copy_from_slice(&ET_EXEC.0.to_le_bytes());
     set(&mut bytes, TEXT_SECTION, 4, SHT_NOBITS.0);
@@ -120,7 +120,7 @@ fn files_that_state_addresses_keep_them() {
 }
 
 #[test]
-fn headers_tell_where_code_was_loaded() {
+fn headers_contain_the_load_addresses_of_code() {
     let bytes = object(&[]);
     let read = |bytes: &[u8]| {
         let mut read = |offset: u64, into: &mut [u8]| {
@@ -138,7 +138,7 @@ fn headers_tell_where_code_was_loaded() {
 }
 
 #[test]
-fn any_bytes_are_linked_or_not() {
+fn any_bytes_are_linked_or_refused() {
     let whole = object(&[rela(PC_BEGIN, 1, R_PC32, 0)]);
     let mut state = 1u64;
     let mut random = move |below: usize| {
@@ -149,7 +149,7 @@ fn any_bytes_are_linked_or_not() {
     for _ in 0..20_000 {
         let mut bytes = whole.clone();
         for _ in 0..=random(4) {
-            // What says where things are is what matters.
+            // Headers matter most.
             let at = if random(2) == 0 { random(64) } else { headers_at + random(bytes.len() - headers_at) };
             bytes[at] = random(256) as u8;
         }

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 use super::*;
 
-/// A section of one regular page and one compressed page; see the head of each part.
+/// A section with one regular page and one compressed page; each part starts with a comment.
 pub(crate) fn section() -> Vec<u8> {
     let words = [
         1,
@@ -57,7 +57,7 @@ fn entries_are_found_in_pages_of_both_kinds() {
 }
 
 #[test]
-fn entries_are_those_that_another_reader_finds() {
+fn entries_equal_those_of_another_reader() {
     let section = section();
     let other = macho_unwind_info::UnwindInfo::parse(&section).unwrap();
     for at in (0xff0..0x3010).step_by(8) {
@@ -68,7 +68,7 @@ fn entries_are_those_that_another_reader_finds() {
 }
 
 #[test]
-fn saved_registers_of_x86_64_are_those_that_another_reader_finds() {
+fn saved_registers_of_x86_64_equal_those_of_another_reader() {
     use macho_unwind_info::opcodes::{OpcodeX86_64, RegisterNameX86_64 as Name};
     let number = |name: &Name| match name {
         Name::Rbx => 3usize,
@@ -97,14 +97,14 @@ fn saved_registers_of_x86_64_are_those_that_another_reader_finds() {
 }
 
 #[test]
-fn frames_of_x86_64_follow_their_pictures() {
+fn frames_of_x86_64_have_the_documented_layout() {
     // rbx at rbp-24, r14 at rbp-16, r15 at rbp-8
     let frame = RBP_FRAME << 24 | 3 << 16 | 1 | 4 << 3 | 5 << 6;
     let Some(CompactRow::Row(row)) = x86_64(frame, &[]) else { panic!() };
     assert_eq!(row.cfa, Cfa::Register(6, 16));
     let at = [3, 14, 15, 6, 16].map(|register: usize| row.columns[register].clone());
     assert_eq!(at, [-40, -32, -24, -16, -8].map(Column::At));
-    // sub $0xc28,%rsp at +0xa, its number at +0xd; six pushes and the return address above
+    // sub $0xc28,%rsp at +0xa, its immediate at +0xd; six pushes and the return address above
     let mut function = vec![0; 0xd];
     function.extend(0xc28u32.to_le_bytes());
     let large = STACK_INDIRECT << 24 | 0xd << 16 | 7 << 13 | 6 << 10;
@@ -116,7 +116,7 @@ fn frames_of_x86_64_follow_their_pictures() {
 }
 
 #[test]
-fn frames_of_arm64_follow_their_pictures() {
+fn frames_of_arm64_have_the_documented_layout() {
     // x19 to x22 and a pair of d registers
     let Some(CompactRow::Row(row)) = arm64(ARM64_FRAME << 24 | 0b1_0000_0011) else { panic!() };
     assert_eq!(row.cfa, Cfa::Register(29, 16));
@@ -128,7 +128,7 @@ fn frames_of_arm64_follow_their_pictures() {
 }
 
 #[test]
-fn damaged_sections_say_something_or_nothing_and_end() {
+fn malformed_sections_give_an_answer_or_none_and_end() {
     let whole = section();
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut random = |below: u64| {

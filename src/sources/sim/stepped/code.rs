@@ -1,7 +1,7 @@
-//! The code of a stepped program: functions of real instructions, with a row of unwind information for each of them.
+//! The code of a stepped program: functions of real instructions, with a row of unwind information for each.
 //!
-//! Input: a seed. Output: an ELF file, and the effects of the instructions of each function. Frames are counted from
-//! the stack pointer or from a frame pointer, save some of the registers that a callee preserves, and change them.
+//! Input: a seed. Output: an ELF file, and the effects of each function's instructions. Frames are relative to the
+//! stack pointer or to a frame pointer, save some callee-saved registers, and change them.
 
 use crate::addr::Avma;
 use crate::arch::{Arch, X86_64};
@@ -16,17 +16,17 @@ const RBX: usize = 3;
 pub(super) const RBP: usize = X86_64::RBP;
 pub(super) const RSP: usize = X86_64::RSP;
 const RETURN_ADDRESS: u8 = 16;
-/// What `switch` saves, in the order in which it pushes them.
+/// Registers saved by `switch`, in push order.
 pub(super) const SWITCHED: [usize; 6] = [RBP, RBX, 12, 13, 14, 15];
 
-/// What an instruction does.
+/// The effect of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// Nothing that matters here.
+    /// No relevant effect.
     Nop,
     /// Pushes a register.
     Push(usize),
-    /// Pops one.
+    /// Pops a register.
     Pop(usize),
     /// rbp = rsp
     SetFramePointer,
@@ -36,59 +36,59 @@ pub(super) enum Op {
     Shrink(u64),
     /// rsp = rbp - bytes
     LeaveTo(u64),
-    /// rsp -= as much as there is need for
+    /// rsp -= a variable size
     Allocate,
-    /// Gives a register another value.
+    /// Sets a register to another value.
     Set(usize),
-    /// Calls whatever.
+    /// Calls a random function.
     Call,
-    /// Goes back to the beginning of the body.
+    /// Jumps back to the start of the body.
     Back,
-    /// Exchanges the stack pointer for that of another stack.
+    /// Switches the stack pointer to another stack.
     Switch,
     /// Returns.
     Return,
-    /// Goes to another function, whose caller is its own.
+    /// A tail call to another function, with the same caller.
     Jump,
 }
 
-/// A function: the offsets of its instructions from the image's first, and where its parts begin among them.
+/// A function: the offsets of its instructions from the image's first, and the indexes of its parts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Function {
     pub(super) instructions: Vec<(u64, Op)>,
     pub(super) body: usize,
-    /// Takes the frame off and returns.
+    /// Removes the frame and returns.
     pub(super) exit: Option<usize>,
-    /// Takes the frame off and jumps.
+    /// Removes the frame and jumps.
     pub(super) tail: Option<usize>,
-    /// Where an exception is caught.
+    /// Landing pad of exceptions.
     pub(super) landing_pad: Option<usize>,
 }
 
-/// Which of an image's functions are not ordinary.
+/// Indexes of an image's special functions.
 pub(super) const THREAD_ROOT: usize = 0;
 pub(super) const FIBER_ROOT: usize = 1;
 pub(super) const SWITCH: usize = 2;
-/// The first ordinary one of an image that threads begin in, and of others.
+/// Index of the first ordinary function in an image where threads begin, and in others.
 pub(super) const FIRST_OF_PROGRAM: usize = 3;
 
-/// An image, laid out.
+/// An image with its layout.
 #[derive(Debug)]
 pub(super) struct Image {
     pub(super) mapping: Mapping,
     pub(super) file: Vec<u8>,
     pub(super) text: Vec<u8>,
     pub(super) functions: Vec<Function>,
-    /// The first ordinary function.
+    /// Index of the first ordinary function.
     pub(super) first: usize,
 }
 
 impl Image {
-    /// An image at an address that no other one of the program has the number of. `begins_threads`: it has the
-    /// functions that threads and fibers begin in, and the one that changes stacks.
+    /// An image at an address, with a number that is unique in the program. `begins_threads`: it contains the
+    /// first functions of threads and fibers, and the one that switches stacks.
     pub(super) fn new(at: Avma, number: u64, begins_threads: bool, random: &mut Rng) -> Image {
         let mut assembler = Assembler::default();
-        // Not at the beginning of the text, as behind a .plt.
+        // Not at the start of the text, like after a .plt.
         assembler.text.resize(64, 0xcc);
         if begins_threads {
             assembler.root(random);
@@ -118,14 +118,14 @@ impl Image {
     }
 }
 
-/// Instructions and their rows, one function after the other.
+/// Assembles instructions and their rows, one function after the other.
 #[derive(Default)]
 struct Assembler {
     text: Vec<u8>,
     functions: Vec<Function>,
-    /// Where each function is, and the instructions of its FDE.
+    /// The range of each function, and the instructions of its FDE.
     ranges: Vec<(std::ops::Range<u64>, Vec<u8>)>,
-    /// The one that is being made, with the bytes that its frame has above the stack pointer.
+    /// The current function, and the size of its frame above the stack pointer.
     function: Function,
     rows: Vec<u8>,
     start: usize,
@@ -147,7 +147,7 @@ impl Assembler {
         self.ranges.push((self.start as u64..self.text.len() as u64, std::mem::take(&mut self.rows)));
     }
 
-    /// The number of the next instruction.
+    /// The index of the next instruction.
     fn here(&self) -> usize {
         self.function.instructions.len()
     }
@@ -157,7 +157,7 @@ impl Assembler {
         self.text.extend_from_slice(bytes);
     }
 
-    /// From here on the row is another one.
+    /// Changes the row from here on.
     fn row(&mut self, instructions: &[u8]) {
         let passed = self.text.len() - self.row_at;
         if passed > 0 {
@@ -169,7 +169,7 @@ impl Assembler {
         self.rows.extend_from_slice(instructions);
     }
 
-    /// The frame has this many bytes more above the stack pointer.
+    /// Grows the frame above the stack pointer by this many bytes.
     fn grow(&mut self, bytes: i64) {
         self.frame_bytes = self.frame_bytes.wrapping_add_signed(bytes);
         if !self.by_frame_pointer {
@@ -199,7 +199,7 @@ impl Assembler {
         self.grow(-8);
     }
 
-    /// Code that calls, as all bodies do.
+    /// A body with calls, like all bodies.
     fn body(&mut self, saved: &[usize], allocates: bool, random: &mut Rng) {
         self.function.body = self.here();
         for _ in 0..3 + random.below(4) {
@@ -225,13 +225,13 @@ impl Assembler {
         if random.chance(1, 2) {
             return self.emit(Op::Call, &[0xff, 0xd0]);
         }
-        // To the beginning of the text, whichever is called.
+        // To the start of the text, for any callee.
         let distance = -(self.text.len() as i32 + 5) + 64;
         let [a, b, c, d] = distance.to_le_bytes();
         self.emit(Op::Call, &[0xe8, a, b, c, d]);
     }
 
-    /// The first function of a stack, which nothing called.
+    /// The first function of a stack, which has no caller.
     fn root(&mut self, random: &mut Rng) {
         self.begin();
         // DW_CFA_undefined
@@ -242,7 +242,7 @@ impl Assembler {
         self.end();
     }
 
-    /// Saves what a callee keeps, goes to another stack, and takes from there what was saved.
+    /// Saves callee-saved registers, switches to another stack, and restores the registers saved there.
     fn switch(&mut self) {
         self.begin();
         SWITCHED.iter().for_each(|register| self.push(*register));
@@ -251,7 +251,7 @@ impl Assembler {
         SWITCHED.iter().rev().for_each(|register| self.pop(*register));
         self.emit(Op::Return, &[0xc3]);
         self.end();
-        // Code right behind a load of the stack pointer is taken for a part of it.
+        // Code right after a load of the stack pointer is assumed to be part of the switch.
         self.text.resize(self.text.len() + 128, 0xcc);
     }
 
@@ -275,7 +275,7 @@ impl Assembler {
             // Many frames have one size: other functions get the addresses of unloaded ones.
             _ => 2 * random.below(4),
         };
-        // Calls are made with a stack pointer that is a multiple of 16.
+        // Calls are made with a 16-byte aligned stack pointer.
         let bytes = 8 * words as u64 + (self.frame_bytes + 8 * words as u64) % 16;
         if bytes > 0 {
             let [a, b, c, d] = (bytes as u32).to_le_bytes();
@@ -320,7 +320,7 @@ impl Assembler {
     }
 }
 
-/// The number in instructions of a register by its DWARF number.
+/// The instruction number of a register by its DWARF number.
 fn number(register: usize) -> u8 {
     match register {
         RBX => 3,
@@ -329,14 +329,14 @@ fn number(register: usize) -> u8 {
     }
 }
 
-/// The section of these functions: a CIE, and an FDE with addresses of 8 bytes for each of them.
+/// The section for these functions: a CIE, and an FDE with 8-byte addresses for each of them.
 fn eh_frame(text_svma: u64, ranges: &[(std::ops::Range<u64>, Vec<u8>)]) -> Vec<u8> {
     let mut section = Vec::new();
     let mut entry = |id: u32, body: &[u8]| {
         let bytes = (4 + body.len()).next_multiple_of(8) + 4;
         section.extend_from_slice(&(bytes as u32).to_le_bytes());
         let start = section.len();
-        // Of a CIE 0, of an FDE how far in front its CIE is.
+        // 0 for a CIE; for an FDE the distance back to its CIE.
         let id = if id == 0 { 0 } else { start as u32 };
         section.extend_from_slice(&id.to_le_bytes());
         section.extend_from_slice(body);

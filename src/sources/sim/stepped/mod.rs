@@ -1,13 +1,13 @@
 //! A simulated program that is stepped by instructions, with real code, unwind information and memory, and that
 //! changes its outer frames in every way that programs do.
 //!
-//! Calls, returns, tail calls; longjmp and exceptions, which leave many frames at once; fibers, whose stacks are
-//! switched by a function that saves registers there; threads that end at any depth, and others that get their
-//! stacks, and sometimes their numbers; a library that is unloaded, and another one at its address; another program
-//! in the same process. Memory is never cleared: return addresses of old frames lie between those of others.
+//! Calls, returns, tail calls; longjmp and exceptions, which leave many frames at once; fibers, which switch
+//! stacks in a function that saves registers there; threads that end at any depth, and others that get their
+//! stacks, and sometimes their ids; a library that is unloaded, and another one at its address; another program in
+//! the same process. Memory is never cleared: return addresses of old frames remain between those of others.
 //!
 //! Input: a seed. Output: registers, memory and the true frames of each thread at any instruction, and changes of
-//! threads and images; images are reported in the state of the change that was [`Stepped::show`]n last.
+//! threads and images; images are reported as of the change that was [`Stepped::show`]n last.
 
 mod code;
 
@@ -24,21 +24,21 @@ const STACK_BYTES: u64 = 128 << 10;
 const STACKS: usize = 10;
 const THREADS: usize = 2;
 const FIBERS: usize = 3;
-/// Below this much room a stack gets no more frames.
+/// With less space than this, a stack gets no more frames.
 const ROOM_BYTES: u64 = 24 << 10;
 const PROGRAM_AT: Avma = Avma(0x5555_0000_0000);
 const LIBRARY_AT: Avma = Avma(0x5555_0100_0000);
 
-/// What happened to the process.
+/// A change of the process.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
-    /// A thread began, with this stack pointer.
+    /// A thread started, with this stack pointer.
     Started(ThreadId, Avma),
     /// A thread ended.
     Ended(ThreadId),
-    /// There are other images: the number of their list.
+    /// The images changed: index of their list.
     Images(usize),
-    /// There is another program, whose list of images has this number; all threads have ended.
+    /// The program was replaced: index of its list of images; all threads have ended.
     Exec(usize),
 }
 
@@ -49,7 +49,7 @@ struct FunctionId {
     function: usize,
 }
 
-/// A place in the code: an instruction of a function.
+/// A code location: an instruction of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     of: FunctionId,
@@ -60,9 +60,9 @@ struct Place {
 #[derive(Clone, Copy, Debug)]
 struct Call {
     address: u64,
-    /// Where it returns to.
+    /// Return location.
     place: Place,
-    /// The registers when it has returned; `None` where nothing called.
+    /// The registers after the return; `None` for a first function.
     registers: Option<[u64; 16]>,
 }
 
@@ -79,30 +79,30 @@ struct Thread {
     id: u32,
     gpr: [u64; 16],
     place: Place,
-    /// The stack that it began on, the one that it is on, and those of its fibers.
+    /// Its initial stack, its current one, and those of its fibers.
     own: usize,
     stack: usize,
     fibers: Vec<usize>,
-    /// The stack that it changes to in the function that does.
+    /// The target stack of the current switch.
     switches_to: usize,
-    /// The depth of calls to reach.
+    /// The call depth to reach.
     goal: usize,
 }
 
-/// A process whose threads run simulated code, one instruction at a time, from a seed.
+/// A process with threads that run simulated code, one instruction at a time, from a seed.
 pub(crate) struct Stepped {
     process: Process,
     random: Rng,
-    /// Where its memory begins, and what is there.
+    /// Start address and content of its memory.
     pub(crate) memory: (u64, Vec<u8>),
     stacks: Vec<Stack>,
     threads: Vec<Thread>,
     next_id: u32,
-    /// All images that there ever were, and lists of those that there were at a time.
+    /// All images ever loaded, and the lists of those loaded at a time.
     images: Vec<Image>,
     lists: Vec<[usize; 2]>,
     shown: usize,
-    /// The library is not called any more.
+    /// The library is no longer called.
     closing: bool,
     changes: Vec<Change>,
 }
@@ -145,7 +145,7 @@ impl Stepped {
         stepped
     }
 
-    /// The threads that there are.
+    /// Number of threads.
     pub(crate) fn threads(&self) -> usize {
         self.threads.len()
     }
@@ -160,7 +160,7 @@ impl Stepped {
         self.shown = images;
     }
 
-    /// A thread's number, and its state as a sample of this many bytes: the stack with all of its frames.
+    /// A thread's id, and its state as a sample of this many bytes: the stack with all of its frames.
     pub(crate) fn capture(&self, thread: usize, bytes: u64, truth: &mut Vec<LookupAvma>) -> (u32, Capture) {
         let thread = &self.threads[thread];
         let pc = self.address(thread.place);
@@ -177,7 +177,7 @@ impl Stepped {
         (thread.id, capture)
     }
 
-    /// How far above the stack pointer the outermost return address of a thread is.
+    /// The distance of a thread's outermost return address above the stack pointer.
     pub(crate) fn depth_bytes(&self, thread: usize) -> u64 {
         let thread = &self.threads[thread];
         let outermost = self.stacks[thread.stack].calls.first().and_then(|call| call.registers);
@@ -194,7 +194,7 @@ impl Stepped {
         }
     }
 
-    /// Ends a thread wherever it is; another one begins on a stack that is free, with a number that may be the same.
+    /// Ends a thread at any place; another one starts on a free stack, with an id that may be the same.
     pub(crate) fn replace_thread(&mut self, thread: usize) {
         let stack = self.threads[thread].own;
         let id = self.end_thread(thread);
@@ -203,13 +203,13 @@ impl Stepped {
         self.begin_thread(again, stack);
     }
 
-    /// Has no more calls go to the library, so that it can be unloaded soon.
+    /// Stops new calls into the library, so that it can be unloaded soon.
     pub(crate) fn close_library(&mut self) {
         self.closing = true;
     }
 
-    /// Unloads the library and loads another one at its address, if no frame is in it, or it is `forced`: then its
-    /// frames are left by a longjmp, and fibers that have some end. Returns whether it was done.
+    /// Unloads the library and loads another one at its address, if no frame is in it, or if `forced`: then its
+    /// frames are left by longjmp, and fibers with frames in it end. Returns whether it was done.
     pub(crate) fn replace_library(&mut self, forced: bool) -> bool {
         let library = self.lists[self.lists.len() - 1][1];
         let uses = |stack: &Stack| stack.calls.iter().any(|call| call.place.of.image == library);
@@ -232,7 +232,7 @@ impl Stepped {
                 stacks[*fiber].used = stays;
                 stays
             });
-            // It may be on its way there.
+            // It may be switching there.
             if !at.fibers.contains(&at.switches_to) {
                 at.switches_to = own;
             }
@@ -244,7 +244,7 @@ impl Stepped {
         true
     }
 
-    /// Another program: all threads end, all code is replaced, the first thread begins again.
+    /// Replaces the program: all threads end, all code is replaced, the first thread starts again.
     pub(crate) fn exec(&mut self) {
         let id = self.threads[0].id;
         while !self.threads.is_empty() {
@@ -282,12 +282,12 @@ impl Stepped {
         MEMORY_AT + (stack as u64 + 1) * STACK_BYTES
     }
 
-    /// The stack pointer at the start of a stack, for any thread.
+    /// The initial stack pointer of a stack, for any thread.
     fn top(&self, stack: usize) -> u64 {
         self.end(stack) - 16 * (stack as u64 * 37 % 128)
     }
 
-    /// Takes a stack that is free, this one if it is given.
+    /// Takes a free stack, this one if it is given.
     fn take_stack(&mut self, wanted: Option<usize>) -> usize {
         let free: Vec<usize> = (0..STACKS).filter(|stack| !self.stacks[*stack].used).collect();
         let stack = wanted.unwrap_or_else(|| free[self.random.below(free.len())]);
@@ -319,7 +319,7 @@ impl Stepped {
         thread.id
     }
 
-    /// The stack that a thread changes to next: one that it has, or that of a new fiber.
+    /// The stack that a thread switches to next: an existing one, or that of a new fiber.
     fn next_stack(&mut self, thread: usize) -> usize {
         let Thread { own, stack, ref fibers, .. } = self.threads[thread];
         let mut others = fibers.clone();
@@ -331,7 +331,7 @@ impl Stepped {
         others[self.random.below(others.len())]
     }
 
-    /// A stack as the function that changes stacks leaves one: what it saved, then where it returns to.
+    /// Prepares a stack like the switching function does: saved registers, then the return address.
     fn begin_fiber(&mut self, thread: usize) -> usize {
         let stack = self.take_stack(None);
         let top = self.top(stack);
@@ -370,7 +370,7 @@ impl Stepped {
         image.mapping.avma.start.0 + image.functions[place.of.function].instructions[place.at].0
     }
 
-    /// What is called, or jumped to.
+    /// A function to call, or to jump to.
     fn callee(&mut self) -> Place {
         let [program, library] = self.lists[self.lists.len() - 1];
         let image = if !self.closing && self.random.chance(1, 4) { library } else { program };
@@ -444,7 +444,7 @@ impl Stepped {
         gpr[RSP] - (self.end(stack) - STACK_BYTES)
     }
 
-    /// Anything that a register may hold: numbers, places on the stack, return addresses, frame pointers of others.
+    /// A random register value: numbers, stack addresses, return addresses, frame pointers of others.
     fn value(&mut self, thread: usize) -> u64 {
         let Thread { stack, ref gpr, .. } = self.threads[thread];
         let calls = &self.stacks[stack].calls;
@@ -458,7 +458,7 @@ impl Stepped {
         }
     }
 
-    /// What a thread does where it may call; `None` if that took it to another place.
+    /// Decides a thread's next action where it may call; `None` if that moved it to another place.
     fn decide(&mut self, thread: usize) -> Option<Place> {
         let Thread { place, stack, goal, .. } = self.threads[thread];
         let behind = Place { at: place.at + 1, ..place };
@@ -473,7 +473,7 @@ impl Stepped {
                 return if self.long_jump(thread, far, by_exception) { None } else { Some(behind) };
             }
             1..10 if depth > 2 => {
-                // Most are caught near.
+                // Most are caught nearby.
                 let near = depth - 1 - self.random.below(depth.min(4));
                 let by_exception = self.random.chance(1, 2);
                 return if self.long_jump(thread, near, by_exception) { None } else { Some(behind) };
@@ -507,8 +507,8 @@ impl Stepped {
         callee
     }
 
-    /// Leaves all frames that this call led to: it returns once more, or an exception is caught behind it. Whether
-    /// there is a way there.
+    /// Leaves all frames below this call: it returns once more, or an exception is caught after it. Returns
+    /// whether it has a landing place for that.
     fn long_jump(&mut self, thread: usize, to: usize, by_exception: bool) -> bool {
         let stack = self.threads[thread].stack;
         let Some(call) = self.stacks[stack].calls.get(to).copied() else { return false };
@@ -517,7 +517,7 @@ impl Stepped {
         let at = landing_pad.unwrap_or(call.place.at);
         self.stacks[stack].calls.truncate(to);
         let at_thread = &mut self.threads[thread];
-        // What no callee keeps is another one's.
+        // Caller-saved registers have arbitrary values.
         let kept = [RBP, RSP, 3, 12, 13, 14, 15];
         kept.iter().for_each(|register| at_thread.gpr[*register] = registers[*register]);
         at_thread.place = Place { at, ..call.place };

@@ -1,4 +1,4 @@
-//! Each kind of fault can be seen, is counted, and leaves nobody stopped.
+//! Each kind of fault is visible and counted, and leaves no thread stopped.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -10,8 +10,8 @@ fn with_fault(fault: SimFault) -> SimConfig {
     config
 }
 
-/// One interrupt of the leader at 1 ms; what it and the next event gave, and that
-/// the fault was counted and everybody runs.
+/// Interrupts the leader once at 1 ms. Returns the results of that and of the next event, and checks that the
+/// fault was counted and all threads run.
 fn first_stop(
     fault: FaultKind,
 ) -> (Result<(), Fault>, Result<TargetEvent, Fault>, Capture, SimTarget, FakeClock) {
@@ -29,7 +29,7 @@ const DEAD_LEADER: Result<TargetEvent, Fault> =
     Ok(TargetEvent::ThreadExited { thread: LEADER, cpu_ns: Some(MS) });
 
 #[test]
-fn a_thread_dies_between_look_and_interrupt() {
+fn a_thread_dies_between_poll_and_interrupt() {
     let (asked, event, _, mut target, _) = first_stop(FaultKind::DieBeforeInterrupt);
     assert_eq!(asked, Err(Fault::ThreadGone));
     assert_eq!(event, DEAD_LEADER);
@@ -46,7 +46,7 @@ fn a_thread_dies_between_interrupt_and_capture() {
 }
 
 #[test]
-fn a_stack_can_end_early_or_not_be_read() {
+fn a_stack_can_end_early_or_be_unreadable() {
     let (_, event, capture, _, _) = first_stop(FaultKind::ShortStack { bytes: 20 });
     assert_eq!(event, Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(capture.stack.len(), RED_ZONE_BYTES as usize + 20);
@@ -64,7 +64,7 @@ fn a_stop_can_take_very_long() {
 }
 
 #[test]
-fn the_clock_can_jump_while_the_target_runs_on() {
+fn the_clock_can_jump_while_the_target_runs() {
     let (_, event, capture, mut target, clock) = first_stop(FaultKind::ClockJump { by_ns: 30 * MS });
     assert_eq!(event, Ok(stopped(LEADER, Outcome::Captured)));
     assert_eq!(capture.pause_ns, 10_000);
@@ -88,7 +88,7 @@ fn the_process_can_end_within_a_tick() {
 }
 
 #[test]
-fn the_process_can_exec_within_a_tick_also_while_its_leader_stands() {
+fn the_process_can_exec_within_a_tick_even_with_a_stopped_leader() {
     let mut config = with_fault(SimFault::once(FaultKind::Exec).of_thread(SECOND_THREAD));
     let mut image = SimImage::new("/sim/next", Avma(0x5600_0000_0000), &["g0"]);
     image.after_exec = true;
@@ -110,7 +110,7 @@ fn the_process_can_exec_within_a_tick_also_while_its_leader_stands() {
     assert!(matches!(seen.last(), Some(TargetEvent::Exec { thread: LEADER, .. })), "{seen:?}");
     assert_eq!((target.ledger().stopped(), target.ledger().stops()), (0, target.ledger().resumes()));
 
-    // The thread that asks for it is the leader: it stops in its new program.
+    // The leader itself calls exec: it stops in its new program.
     config.faults = vec![SimFault::once(FaultKind::Exec)];
     let (mut target, _, _) = start(&config);
     target.interrupt(LEADER, STACK_BYTES, false).expect("goes on");
@@ -155,7 +155,7 @@ fn names_mappings_images_and_memory_can_be_refused() {
 }
 
 #[test]
-fn a_panic_at_the_third_capture_leaves_nobody_stopped() {
+fn a_panic_at_the_third_capture_leaves_no_thread_stopped() {
     let config = with_fault(SimFault::once(FaultKind::Panic).after(2));
     let (mut target, clock, mut capture) = start(&config);
     let ledger = target.ledger();
@@ -171,14 +171,14 @@ fn a_panic_at_the_third_capture_leaves_nobody_stopped() {
     let text = message.expect_err("it panics").expect("a text");
     assert!(text.contains("seed 1"), "{text}");
     assert_eq!(ledger.captures(), 2);
-    // The panicking stop was let go at once; the other one stands until the target goes.
+    // The panicking stop was released at once; the other one lasts until the target is dropped.
     assert_eq!((ledger.stops(), ledger.stopped()), (4, 1));
     drop(target);
     assert_eq!((ledger.stops(), ledger.resumes(), ledger.stopped()), (4, 4, 0));
 }
 
 #[test]
-fn dropping_the_target_lets_go_of_what_was_asked_but_not_collected() {
+fn dropping_the_target_releases_stops_that_were_not_collected() {
     let (mut target, clock, _) = start(&process(Arch::X86_64, 1, vec![vec![run(100, &[0])]]));
     let ledger = target.ledger();
     target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
@@ -190,7 +190,7 @@ fn dropping_the_target_lets_go_of_what_was_asked_but_not_collected() {
 }
 
 #[test]
-fn a_fault_keeps_to_its_time_its_thread_its_order_and_its_count() {
+fn a_fault_is_limited_to_its_time_thread_order_and_count() {
     let fault = SimFault { count: 2, ..SimFault::once(FaultKind::Unreadable) };
     let config = with_fault(fault.from_time(MS).after(1).of_thread(LEADER));
     let (mut target, clock, mut capture) = start(&config);

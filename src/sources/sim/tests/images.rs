@@ -38,7 +38,7 @@ fn the_file_of_an_image_is_a_valid_shared_object_with_its_functions() {
             "offsets and addresses must differ to be told apart"
         );
 
-        // avma → file offset → svma, as the mapping states it.
+        // avma → file offset → svma, according to the mapping.
         let svma = |avma: Avma| {
             avma - mapping.avma.start + mapping.file_offset - segment.file_range().0 + segment.address()
         };

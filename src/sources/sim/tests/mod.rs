@@ -1,5 +1,5 @@
-//! Tests of the simulated process through the `Target` trait alone: a small sampler
-//! and a small frame pointer walk, both deliberately naive.
+//! Tests of the simulated process through the `Target` trait alone: a small sampler and a small frame pointer
+//! walk, both deliberately naive.
 
 mod faults;
 mod images;
@@ -40,7 +40,7 @@ pub(super) fn phase(activity: SimActivity, ms: u64, stack: &[usize]) -> SimPhase
     SimPhase::new(activity, ms * MS, &stack.iter().map(|n| f(*n)).collect::<Vec<_>>())
 }
 
-/// A process of one image with the functions `f0` to `f5` and these scripts, looping.
+/// A process with one image, the functions `f0` to `f5` and these looping scripts.
 pub(super) fn process(arch: Arch, cpus: usize, scripts: Vec<Vec<SimPhase>>) -> SimConfig {
     let mut config = SimConfig::new(arch, cpus, 10 * SECOND);
     let names = ["f0", "f1", "f2", "f3", "f4", "f5"];
@@ -56,7 +56,7 @@ pub(super) fn start(config: &SimConfig) -> (SimTarget, FakeClock, Capture) {
     (SimTarget::new(config.clone(), clock.clone()), clock, Capture::with_capacity(STACK_BYTES))
 }
 
-/// Events until nothing is left to tell up to `until_ns`.
+/// All events up to `until_ns`.
 pub(super) fn events(target: &mut SimTarget, until_ns: u64) -> Vec<TargetEvent> {
     let mut capture = Capture::with_capacity(STACK_BYTES);
     let mut events = Vec::new();
@@ -73,18 +73,18 @@ pub(super) fn stopped(thread: ThreadId, outcome: Outcome) -> TargetEvent {
     TargetEvent::Stopped { thread, outcome }
 }
 
-/// What a sampling run saw, as text, for comparison; and some sums.
+/// The results of a sampling run, as text for comparison; and some sums.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) trace: Vec<String>,
     pub(super) captures: u64,
-    /// Threads and the CPU time that their ends told.
+    /// Threads and the CPU time reported at their end.
     pub(super) ended: Vec<(ThreadId, u64)>,
     pub(super) exits: u64,
 }
 
-/// Ticks at `hz` until the end of the process: stops each runnable thread that used
-/// CPU since the last tick, and gives each capture to `check`.
+/// Samples at `hz` until the end of the process: stops each runnable thread that used CPU since the last tick, and
+/// passes each capture to `check`.
 pub(super) fn sample(
     target: &mut SimTarget,
     clock: &FakeClock,
@@ -167,7 +167,7 @@ pub(super) fn assert_walks(target: &SimTarget, ledger: &Rc<SimLedger>, thread: T
     assert_eq!(truth.names.len(), truth.addresses.len(), "seed {seed}");
     let mut walked = walk(capture, target.process().code_mask);
     if walked.len() + 1 == truth.addresses.len() {
-        // A frameless leaf: its caller is only where the call left it.
+        // A frameless leaf: its caller is only where the call put it.
         let caller = match capture.registers {
             Registers::X86_64(_) => word_at(capture, capture.registers.sp()).expect("copied"),
             Registers::Aarch64(r) => r.x[Aarch64::LR],

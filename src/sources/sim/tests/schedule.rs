@@ -1,4 +1,4 @@
-//! Threads, CPUs and time: what a look shows, when a stop comes, who is charged.
+//! Threads, CPUs and time: the result of a poll, the time of a stop, and accounting.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn oversubscribed_cpus_are_shared_fairly_and_accounted_to_the_nanosecond() {
 }
 
 #[test]
-fn run_and_wait_times_go_to_the_stack_they_were_spent_in() {
+fn run_and_wait_times_are_accounted_to_their_stack() {
     let config = process(Arch::X86_64, 2, vec![vec![run(3, &[0, 1]), wait(7, &[0, 2])]]);
     let (mut target, _, _) = start(&config);
     events(&mut target, SECOND);
@@ -58,7 +58,7 @@ fn a_running_thread_stops_after_the_latency_pauses_and_is_exact_afterwards() {
     assert_eq!(capture.pause_ns, 10_000);
     assert_eq!(target.next(2 * MS, &mut capture), Ok(TargetEvent::Timeout));
     assert_eq!(clock.now_ns(), 2 * MS);
-    // It was switched out with exact accounting, and put on a CPU again.
+    // It was switched out with exact accounting, and scheduled again.
     let status = target.poll(LEADER).expect("alive");
     assert_eq!((status.cpu_ns, status.switches), (MS + 2_000, 2));
     let ledger = target.ledger();
@@ -67,19 +67,19 @@ fn a_running_thread_stops_after_the_latency_pauses_and_is_exact_afterwards() {
 }
 
 #[test]
-fn a_stop_of_a_thread_without_a_cpu_waits_for_its_turn_and_delays_nobody() {
+fn a_stop_of_a_thread_without_a_cpu_waits_for_its_turn_and_delays_no_other() {
     let config = process(Arch::X86_64, 1, vec![vec![run(100, &[0, 1])], vec![run(100, &[0, 2])]]);
     let (mut target, clock, mut capture) = start(&config);
     clock.advance_to(MS);
     target.interrupt(SECOND_THREAD, STACK_BYTES, false).expect("alive");
-    // Until its slice begins at 3 ms nothing stands, and the other one runs on.
+    // Until its slice starts at 3 ms no thread is stopped, and the other one continues.
     assert_eq!(target.next(2 * MS, &mut capture), Ok(TargetEvent::Timeout));
     assert_eq!(target.ledger().stops(), 0);
     target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(LEADER, Outcome::Captured)));
     let leader_ns = clock.now_ns();
     assert_eq!(leader_ns, 2 * MS + 10_000, "not delayed by the other's pending stop");
-    // The CPU was free for a moment, so the other one got its turn, and stopped, before its slice.
+    // The CPU was free for a moment, so the other thread was scheduled, and stopped, before its slice.
     assert_eq!(target.next(SECOND, &mut capture), Ok(stopped(SECOND_THREAD, Outcome::Captured)));
     assert!(capture.pause_ns < 20_000, "the wait for a CPU is not a pause: {}", capture.pause_ns);
     assert_eq!(target.truth().values().sum::<u64>() + target.ledger().idle_cpu_ns(), clock.now_ns());
@@ -90,7 +90,7 @@ fn a_stop_of_a_thread_without_a_cpu_waits_for_its_turn_and_delays_nobody() {
 fn a_stopped_thread_continues_its_slice_so_that_sampling_is_fair() {
     let config = process(Arch::X86_64, 1, vec![vec![run(100, &[0, 1])], vec![run(100, &[0, 2])]]);
     let (mut target, clock, mut capture) = start(&config);
-    // Only the leader is sampled; it must not lose its share for that.
+    // Only the leader is sampled; it must not lose CPU share by that.
     while clock.now_ns() < 2 * SECOND {
         target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
         let tick_ns = clock.now_ns() + MS;
@@ -102,7 +102,7 @@ fn a_stopped_thread_continues_its_slice_so_that_sampling_is_fair() {
 }
 
 #[test]
-fn a_waiting_thread_is_interrupted_at_once_and_that_is_counted() {
+fn a_waiting_thread_is_interrupted_at_once_and_counted() {
     let config = process(Arch::X86_64, 1, vec![vec![wait(10, &[0, 1]), run(10, &[0])]]);
     let (mut target, clock, mut capture) = start(&config);
     target.interrupt(LEADER, STACK_BYTES, false).expect("alive");
@@ -126,7 +126,7 @@ fn a_waiting_thread_is_interrupted_at_once_and_that_is_counted() {
 }
 
 #[test]
-fn a_thread_that_begins_to_wait_before_the_stop_is_let_go_without_a_capture() {
+fn a_thread_that_begins_to_wait_before_the_stop_is_released_without_a_capture() {
     let config = process(Arch::X86_64, 1, vec![vec![run(1, &[0]), wait(10, &[0, 1])]]);
     let (mut target, clock, mut capture) = start(&config);
     clock.advance_to(MS - 1_000);
@@ -146,7 +146,7 @@ fn a_thread_under_job_control_shows_as_stopped() {
 }
 
 #[test]
-fn threads_come_and_go_with_their_cpu_time_and_then_the_process() {
+fn threads_start_and_end_with_their_cpu_time_and_then_the_process_ends() {
     let mut config =
         process(Arch::X86_64, 4, vec![vec![run(5, &[0])], vec![run(5, &[0, 1])], vec![run(3, &[0, 2])]]);
     config.exit_ns = 20 * MS;
@@ -200,7 +200,7 @@ fn a_process_whose_threads_have_all_ended_exits() {
 }
 
 #[test]
-fn a_target_made_late_has_no_events_of_the_past() {
+fn a_target_created_late_has_no_past_events() {
     let mut config =
         process(Arch::X86_64, 2, vec![vec![run(5, &[0])], vec![run(5, &[0])], vec![run(5, &[0])]]);
     config.threads[1].start_ns = 5 * MS;

@@ -1,4 +1,4 @@
-//! Random processes: the same seed replays, and the books balance for every seed.
+//! Random processes: a seed replays, and the accounting balances for every seed.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn sampled(seed: u64) -> (Seen, Rc<SimLedger>, SimConfig) {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_trace_and_another_one_does_not() {
+fn the_same_seed_gives_the_same_trace_and_another_does_not() {
     let [first, second, other] = [11, 11, 12].map(|seed| sampled(seed).0.trace);
     assert!(first.len() > 100);
     assert!(first == second, "seed 11 does not replay");
@@ -30,7 +30,7 @@ fn the_same_seed_gives_the_same_trace_and_another_one_does_not() {
 }
 
 #[test]
-fn for_every_seed_stacks_walk_and_the_books_balance() {
+fn for_every_seed_stacks_walk_and_the_accounting_balances() {
     let mut kinds = std::collections::BTreeSet::new();
     let mut captures = 0;
     for seed in 0..150 {
@@ -86,6 +86,6 @@ fn seeded_processes_stay_within_their_stated_bounds() {
 
 #[test]
 #[should_panic(expected = "no function 9 in simulated image 0")]
-fn a_config_that_contradicts_itself_is_refused_by_name() {
+fn an_inconsistent_config_is_refused_with_the_reason() {
     let _ = start(&process(Arch::X86_64, 1, vec![vec![run(1, &[0, 9])]]));
 }

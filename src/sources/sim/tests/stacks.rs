@@ -33,7 +33,7 @@ fn frames_walk_to_the_true_stack_on_both_architectures() {
 }
 
 #[test]
-fn addresses_are_inside_the_functions_they_stand_for() {
+fn addresses_are_inside_their_functions() {
     let config = process(Arch::Aarch64, 1, vec![vec![run(100, &[0, 1, 2, 1, 5])]]);
     let (target, _) = capture_of(&config, STACK_BYTES);
     let truth = target.ledger().last_capture().expect("captured");
@@ -58,7 +58,7 @@ fn signed_return_addresses_differ_from_plain_ones_only_above_the_mask() {
 }
 
 #[test]
-fn the_window_is_clipped_to_what_was_asked_and_to_the_top_of_the_stack() {
+fn the_copied_stack_is_limited_to_the_request_and_the_top_of_the_stack() {
     let config = process(Arch::X86_64, 1, vec![vec![run(100, &[0, 1, 2])]]);
     let (target, capture) = capture_of(&config, STACK_BYTES);
     let top = target.machine.threads[0].stack_top().expect("known");
@@ -69,7 +69,7 @@ fn the_window_is_clipped_to_what_was_asked_and_to_the_top_of_the_stack() {
 }
 
 #[test]
-fn memory_of_a_stack_reads_like_the_capture_and_ends_with_its_mapping() {
+fn memory_of_a_stack_equals_the_capture_and_ends_with_its_mapping() {
     let config = process(Arch::X86_64, 1, vec![vec![run(100, &[0, 1, 2])]]);
     let (mut target, capture) = capture_of(&config, STACK_BYTES);
     let sp = capture.registers.sp();
@@ -77,11 +77,11 @@ fn memory_of_a_stack_reads_like_the_capture_and_ends_with_its_mapping() {
     let base = capture.stack_base;
     assert_eq!(target.read_memory(base, &mut bytes), Ok(bytes.len()));
     assert_eq!(bytes, capture.stack);
-    // Below that it is mapped, and zero.
+    // Below the stack pointer it is mapped, and zero.
     let mut below = vec![0xff; 16 + 8];
     assert_eq!(target.read_memory(Avma(base.0 - 16), &mut below), Ok(24));
     assert_eq!((&below[..16], &below[16..]), (&[0; 16][..], &capture.stack[..8]));
-    // A long read ends with the mapping, which is not the stack's top.
+    // A long read ends with the mapping, which extends above the stack's top.
     let mut long = vec![0; 64 << 10];
     let count = target.read_memory(sp, &mut long).expect("mapped") as u64;
     assert!(sp.0 + count >= base.0 + capture.stack.len() as u64 && count < long.len() as u64);

@@ -1,10 +1,10 @@
-//! The scope of a function: the namespaces, modules and classes around its entry, for names without a mangled form.
-//! GCC has none for names that no other file sees (static functions, anonymous namespaces, lambdas); if compilers
-//! write line tables only (`-g1`, `line-tables-only`) there are no entries around a function either, and its name
-//! stays plain.
+//! The scope of a function: the namespaces, modules and classes around its entry, for names without a mangled
+//! form. GCC emits none for names with internal linkage (static functions, anonymous namespaces, lambdas); if
+//! compilers emit line tables only (`-g1`, `line-tables-only`) there are no entries around a function either, and
+//! its name remains plain.
 //!
-//! Input: entries of units, hostile. Output: the prefixes of their names. An entry does not refer to the one around
-//! it, so a unit is read once more, up to the last requested entry; only if there is one.
+//! Input: entries of units, hostile. Output: the prefixes of their names. An entry does not refer to its parent,
+//! so a unit is read again up to the last requested entry; only if there is one.
 
 use gimli::{AttributeValue, DwLang, DwTag, UnitOffset, constants as c};
 use hashbrown::HashMap;
@@ -14,9 +14,9 @@ use crate::symbol::dwarf::budget::{Budget, Result};
 use crate::symbol::dwarf::unit::Unit;
 use crate::symbol::table::MAX_NAME_BYTES;
 
-/// Most entries around one that count; real names have up to ten.
+/// Limit on nested scopes; real names have up to ten.
 const MAX_AROUND: usize = 32;
-/// Usual size of an entry in most files, in bytes.
+/// Typical size of an entry in most files, in bytes.
 const ENTRY_BYTES: u64 = 8;
 
 /// An entry around another.
@@ -26,8 +26,8 @@ struct Scope {
     tag: DwTag,
 }
 
-/// The prefixes of the names of entries, such as `outer::(anonymous namespace)::`. Entries without a scope are left
-/// out.
+/// The prefixes of entries' names, for example `outer::(anonymous namespace)::`. Entries without a scope are
+/// omitted.
 pub(super) fn of(
     names: &mut NameReader<'_, '_, '_>,
     wanted: &[EntryKey],
@@ -41,7 +41,7 @@ pub(super) fn of(
         let entries: Vec<UnitOffset> = same.iter().map(|(_, entry)| *entry).collect();
         let Some((_, unit)) = names.unit(same[0].0) else { continue };
         let mut around = EnclosingScopes { separator: "::", of: Vec::new() };
-        // Damage ends the pass; what was found before it counts.
+        // Malformed data ends the pass; earlier results are kept.
         let _ = around.read(unit, &entries, names.budget);
         for (entry, scopes) in around.of {
             let text = text(names, same[0].0, &scopes, around.separator, texts);
@@ -53,7 +53,7 @@ pub(super) fn of(
     found
 }
 
-/// The entries around those of a unit.
+/// The scopes around entries of a unit.
 struct EnclosingScopes {
     separator: &'static str,
     of: Vec<(UnitOffset, Vec<Scope>)>,
@@ -65,7 +65,7 @@ impl EnclosingScopes {
         let mut wanted = wanted.iter().peekable();
         let mut entries = unit.entries_raw(None)?;
         let mut around: Vec<(isize, Scope)> = Vec::new();
-        // Depth at which a jump restarts.
+        // Depth where a jump restarts.
         let mut base = 0;
         while let Some(&&next) = wanted.peek().filter(|_| !entries.is_empty()) {
             let (entry, depth) = (entries.next_offset(), base + entries.next_depth());
@@ -74,7 +74,7 @@ impl EnclosingScopes {
             while around.last().is_some_and(|(around, _)| *around >= depth) {
                 around.pop();
             }
-            // One that is in the midst of another entry is none.
+            // A wanted offset in the middle of another entry is invalid.
             while wanted.next_if(|wanted| **wanted < entry).is_some() {}
             if wanted.next_if(|wanted| **wanted == entry).is_some() {
                 let first = around.len().saturating_sub(MAX_AROUND);
@@ -109,7 +109,7 @@ impl EnclosingScopes {
     }
 }
 
-/// What a language puts between names; `None` where functions are in nothing.
+/// A language's separator of names; `None` if functions have no scope.
 fn separator(language: DwLang) -> Option<&'static str> {
     match language {
         c::DW_LANG_C89 | c::DW_LANG_C | c::DW_LANG_C99 | c::DW_LANG_C11 | c::DW_LANG_C17 => None,
@@ -136,7 +136,7 @@ fn is_type(tag: DwTag) -> bool {
     )
 }
 
-/// The names of entries around one, outermost first, each with what separates it from the next.
+/// The names of the scopes around an entry, outermost first, each followed by the separator.
 fn text(
     names: &mut NameReader<'_, '_, '_>,
     unit: super::InUnit,
@@ -144,7 +144,7 @@ fn text(
     separator: &str,
     texts: &Texts<'_>,
 ) -> String {
-    // Functions in functions (GNU C, Fortran, Ada) stay plain; only types in functions do not.
+    // Functions in functions (GNU C, Fortran, Ada) remain plain; only types in functions do not.
     let last = scopes.iter().rposition(|scope| scope.tag != c::DW_TAG_subprogram);
     let mut parts: Vec<String> = Vec::new();
     let mut bytes = 0;
@@ -162,7 +162,7 @@ fn text(
             break;
         }
         parts.push(part);
-        // A mangled name has all that is around it.
+        // A mangled name includes its scope.
         if name.linkage.is_some() {
             break;
         }

@@ -1,4 +1,4 @@
-//! Mach-O symbols, each rule on a file built byte by byte.
+//! Mach-O symbols, each rule with a file built byte by byte.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Mutex;
@@ -18,7 +18,7 @@ fn of(nlists: &[Nlist], function_starts: &[u64]) -> File {
     File { nlists: nlists.to_vec(), function_starts: function_starts.to_vec(), ..File::default() }
 }
 
-/// All symbols: name, start and end from the start of `__TEXT`.
+/// All symbols: name, start and end relative to `__TEXT`.
 fn symbols(file: &File) -> Vec<(String, u64, u64)> {
     let table = table(file).unwrap();
     let text = file.text;
@@ -48,7 +48,7 @@ fn check(file: &File, expected: &[(&str, u64, u64)]) {
 
 #[test]
 fn a_symbol_ends_at_the_next_symbol_function_or_end_of_section() {
-    // Not in order: linkers put local symbols first.
+    // Unsorted: linkers put local symbols first.
     let nlists = [nlist("_c", LOCAL, 0x1800), nlist("_a", EXT, 0x1000), nlist("_b", EXT, 0x1040)];
     check(&of(&nlists, &[]), &[("a", 0x1000, 0x1040), ("b", 0x1040, 0x1800), ("c", 0x1800, 0x2000)]);
     let file = of(&nlists, &[0x1000, 0x1040, 0x1080, 0x1800, 0x1900]);
@@ -58,7 +58,7 @@ fn a_symbol_ends_at_the_next_symbol_function_or_end_of_section() {
         (0x1000, Some("a")),
         (0x103f, Some("a")),
         (0x107f, Some("b")),
-        (0x1080, None), // a function whose symbol was stripped
+        (0x1080, None), // a function without a symbol
         (0x17ff, None),
         (0x18ff, Some("c")),
         (0x1900, None),
@@ -77,7 +77,7 @@ fn labels_inside_a_function_are_symbols() {
 }
 
 #[test]
-fn debugging_absolute_undefined_and_data_symbols_are_left_out() {
+fn debugging_absolute_undefined_and_data_symbols_are_ignored() {
     let other = |kind, section| Nlist { kind, section, ..nlist("_other", EXT, 0x1010) };
     let nlists = [
         nlist("_f", EXT, 0x1000),
@@ -143,12 +143,12 @@ fn names_are_readable_after_the_underscore_is_removed() {
     assert_eq!(readable("__ZN5space3fooEi.cold.1"), "space::foo(int) [clone .cold.1]");
     assert_eq!(readable("_$s4main3fooyyF"), "$s4main3fooyyF");
     assert_eq!(readable("-[Class method:]"), "-[Class method:]");
-    // Blocks in C have three underscores before `_block_invoke` is the name's own end.
+    // Blocks in C have three underscores, of which one is added; `_block_invoke` ends the name.
     assert_eq!(readable("___main_block_invoke"), "__main_block_invoke");
 }
 
 #[test]
-fn what_is_no_name_ends_the_symbol_before_it() {
+fn a_symbol_without_a_name_ends_the_preceding_one() {
     let dynamic = Nlist { desc: 0x10, ..nlist("_anything", EXT, 0x1030) };
     let nlists = [
         nlist("_f", EXT, 0x1000),
@@ -158,7 +158,7 @@ fn what_is_no_name_ends_the_symbol_before_it() {
         nlist("__mh_execute_header", EXT, 0x1040),
     ];
     check(&of(&nlists, &[]), &[("f", 0x1000, 0x1010)]);
-    // At the header itself it is outside of the section that it claims.
+    // At the header it is outside of its stated section.
     let header = Nlist { desc: 0x10, ..nlist("__mh_execute_header", EXT, 0) };
     assert_eq!(table(&of(&[header], &[0x1000])).unwrap_err(), Why::NoSymbols);
 }
@@ -176,7 +176,7 @@ fn the_best_of_several_names_is_kept() {
         nlist("_g", EXT, 0x1000),
         nlist("_f", EXT, 0x1000),
     ];
-    // Each list without its best name has the next one.
+    // Without its best name, each list has the next one.
     for (length, best) in [(8, "f"), (7, "g"), (6, "longer"), (5, "__f"), (4, "weak"), (3, "a")] {
         let mut nlists = all[..length].to_vec();
         check(&of(&nlists, &[]), &[(best, 0x1000, 0x2000)]);
@@ -187,7 +187,7 @@ fn the_best_of_several_names_is_kept() {
 }
 
 #[test]
-fn a_stripped_library_has_the_names_it_exports() {
+fn a_stripped_library_has_its_exported_names() {
     let exports = trie(&[
         ("__ZN5space3fooEi", at(0, &[0x1000])),
         ("_alpha", at(0, &[0x1040])),
@@ -235,7 +235,7 @@ fn exported(trie: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn damaged_tries_give_what_is_sound() {
+fn malformed_tries_give_their_valid_part() {
     let leaf = |offset: u64| -> Vec<u8> {
         let terminal = at(0, &[offset]);
         [&[terminal.len() as u8][..], &terminal, &[0]].concat()
@@ -258,7 +258,7 @@ fn damaged_tries_give_what_is_sound() {
 
 #[test]
 fn a_name_may_end_after_an_edge_without_letters() {
-    // As ld64 writes `_f` and `_fx`: both leaves, the first behind an empty edge.
+    // Written by ld64 for `_f` and `_fx`: both terminal, the first after an empty edge.
     let trie = [
         &[0, 1, b'_', b'f', 0, 6][..],
         &[0, 2, 0, 13, b'x', 0, 18],
@@ -267,12 +267,12 @@ fn a_name_may_end_after_an_edge_without_letters() {
     ]
     .concat();
     assert_eq!(exported(&trie), ["f", "fx"]);
-    // And endlessly: the root's edge leads to itself, without a letter.
+    // An endless one: the root's edge leads to itself, without a letter.
     assert_eq!(exported(&[vec![0, 1, 0, 0], vec![0; 1 << 20]].concat()), [""; 0]);
 }
 
 #[test]
-fn tries_are_read_to_a_named_depth() {
+fn tries_are_read_to_a_limited_depth() {
     // `_`, `_a`, `_aa` and so on: an edge for each letter.
     let names: Vec<String> = (0..1100).map(|letters| format!("_{}", "a".repeat(letters))).collect();
     let exports =
@@ -283,22 +283,22 @@ fn tries_are_read_to_a_named_depth() {
 }
 
 #[test]
-fn tries_that_lead_back_or_never_end_are_bounded() {
-    // A terminal whose only edge leads to itself: names of any length at one address.
+fn cyclic_and_endless_tries_are_bounded() {
+    // A terminal with a single edge to itself: names of any length at one address.
     let circle = [0, 1, b'_', 0, 5, 3, 0, 0x80, 0x20, 1, b'a', 0, 5];
     assert_eq!(exported(&circle), [""; 0], "no more nodes than there are bytes: `_`");
     let started = crate::cpu_time::CpuTime::start();
     let mut long = circle.to_vec();
     long.resize(1 << 20, 0);
     assert_eq!(exported(&long), ["a"], "of `_`, `_a`, `_aa` and so on, the shortest");
-    // Each byte is a node that overlaps the next, with letters that do not end.
+    // Each byte is a node that overlaps the next, with unterminated letters.
     let overlapping = vec![1; 1 << 20];
     assert_eq!(exported(&overlapping), [""; 0]);
     assert!(started.used().as_secs() < 20, "{:?}", started.used());
 }
 
 #[test]
-fn names_have_a_longest_length() {
+fn the_length_of_names_is_limited() {
     let long = format!("_{}", "x".repeat(2 * MAX_NAME_BYTES));
     let file = of(&[nlist(&long, EXT, 0x1000)], &[]);
     assert_eq!(name(&file, 0x1000).unwrap().len(), MAX_NAME_BYTES);
@@ -309,7 +309,7 @@ fn names_have_a_longest_length() {
     assert_eq!(name(&in_trie, 0x1000).unwrap().len(), MAX_NAME_BYTES - 1);
 }
 
-/// A pool that is elsewhere: names are handed out one by one, and it is noted which.
+/// A remote pool, which returns names one by one and records them.
 #[derive(Debug, Default)]
 struct Remote {
     pool: Vec<u8>,
@@ -336,7 +336,7 @@ fn an_image_in_memory_is_named_from_its_pieces() {
     };
     let bytes = file.build();
     let macho = MachO::parse(&bytes).unwrap();
-    // As a remote reader does: at the stated address of the piece, plus a slide.
+    // Like a remote reader: at the stated address of the piece, plus a slide.
     let linkedit = Svma(TEXT + 0x10_0000);
     let remote = |range: &Range<u64>| {
         let from = (macho.linkedit_svma(range.start).unwrap() - linkedit + 0x4000) as usize;
@@ -373,7 +373,7 @@ fn offsets_beyond_the_pool_name_nothing() {
 }
 
 #[test]
-fn files_without_functions_or_of_another_kind_say_so() {
+fn files_without_functions_and_other_formats_are_reported() {
     assert_eq!(table(&File::default()).unwrap_err(), Why::NoSymbols);
     assert_eq!(table(&of(&[], &[0x1000])).unwrap_err(), Why::NoSymbols);
     let object = SymbolTable::parse(&ImageBytes::new(0xfeed_face_u32.to_be_bytes().to_vec()));
@@ -381,7 +381,7 @@ fn files_without_functions_or_of_another_kind_say_so() {
 }
 
 #[test]
-fn symbols_of_i386_are_named_and_end_where_the_next_function_starts() {
+fn symbols_of_i386_end_at_the_next_function_start() {
     let table = SymbolTable::parse(&ImageBytes::new(crate::binary::macho::build::i386())).unwrap();
     let name = |at: u64| table.lookup(Svma(at)).map(|symbol| symbol.name.to_vec());
     assert_eq!((name(0x2000), name(0x2007)), (Ok(b"start".to_vec()), Ok(b"start".to_vec())));

@@ -1,4 +1,4 @@
-//! Code as compilers write it, and at which of its instructions fp points to the own record.
+//! Compiler output, and the instructions at which fp points to the function's own record.
 
 use super::*;
 use crate::rng::Rng;
@@ -6,7 +6,7 @@ use crate::walk::text::Text;
 
 const TEXT: u64 = 0x1_0000_4000;
 
-/// `expected` is the answer at each instruction, `R` with a record and `.` without.
+/// `expected` has one character per instruction, `R` with a record and `.` without.
 #[track_caller]
 fn check(functions: &[u64], code: &[u32], expected: &str) {
     let text = Text::of_words(TEXT, code).with_functions(functions);
@@ -33,7 +33,7 @@ fn a_frame_in_one_arm_only() {
 }
 
 #[test]
-fn a_tail_call_after_the_epilogue_is_without_record_and_the_one_to_an_outlined_epilogue_is_not() {
+fn tail_calls_after_the_epilogue_have_no_record_unless_the_epilogue_is_outlined() {
     let code = [
         0x9400_0006, // +00 bl +18
         0x1400_0003, // +04 b +10
@@ -68,7 +68,7 @@ fn the_end_of_a_prologue_may_be_outlined() {
 }
 
 #[test]
-fn a_loop_without_a_way_out_is_decided_by_the_way_in() {
+fn an_endless_loop_is_decided_by_the_path_to_it() {
     let code = [
         0xa9bf_7bfd, // +00 stp x29, x30, [sp, #-16]!
         0x9100_03fd, // +04 mov x29, sp
@@ -82,12 +82,12 @@ fn a_loop_without_a_way_out_is_decided_by_the_way_in() {
         0x17ff_ffff, // +20 b +1c
     ];
     check(&[0, 0x1c], &code, "..R.RRR..");
-    // Not even the start of the function is known: the link register is checked at least.
+    // The start of the function is unknown: at least the link register is checked.
     check(&[], &code, "..R......");
 }
 
 #[test]
-fn a_trap_is_decided_by_the_branch_that_leads_to_it() {
+fn a_trap_is_decided_by_the_branch_to_it() {
     let code = [
         0xa9bf_7bfd, // +00 stp x29, x30, [sp, #-16]!
         0x9100_03fd, // +04 mov x29, sp
@@ -102,7 +102,7 @@ fn a_trap_is_decided_by_the_branch_that_leads_to_it() {
 }
 
 #[test]
-fn blocks_that_only_a_table_leads_to_are_like_the_jump_through_it() {
+fn blocks_reached_through_a_table_are_like_the_jump_through_it() {
     let code = [
         0xa9bf_7bfd, // +00 stp x29, x30, [sp, #-16]!
         0x9100_03fd, // +04 mov x29, sp
@@ -125,12 +125,12 @@ fn blocks_that_only_a_table_leads_to_are_like_the_jump_through_it() {
 }
 
 #[test]
-fn a_function_that_does_not_return_says_nothing_about_the_next() {
+fn a_noreturn_function_is_no_evidence_about_the_next() {
     let code = [
         0xa9bf_7bfd, // +00 stp x29, x30, [sp, #-16]!
         0x9100_03fd, // +04 mov x29, sp
         0x9400_0003, // +08 bl stop
-        // another function, right behind the call that does not return
+        // another function, right after the noreturn call
         0x9100_0400, // +0c add x0, x0, #1
         0xd65f_03c0, // +10 ret
         0xd503_201f, // +14 nop: stop runs on into the next function
@@ -140,7 +140,7 @@ fn a_function_that_does_not_return_says_nothing_about_the_next() {
 }
 
 #[test]
-fn memory_addressed_by_fp_counts_where_all_else_is_silent() {
+fn memory_addressed_by_fp_counts_without_other_evidence() {
     let code = [
         0xd65f_03c0, // +00 ret
         0xb85c_03a8, // +04 ldur w8, [x29, #-64]: nothing leads here
@@ -153,13 +153,13 @@ fn memory_addressed_by_fp_counts_where_all_else_is_silent() {
         0xd65f_03c0, // +1c ret
     ];
     check(&[0, 0x10], &code, ".RR.....");
-    // ldr x8, +0 has no base register, whatever is in its place; stur x29, [x8] is another.
+    // ldr x8, +0 has no base register, only bits in its place; stur x29, [x8] uses another.
     assert_eq!(kind(0x5800_03a8, Avma(TEXT)), RecordEffect::Plain);
     assert_eq!(kind(0xf800_011d, Avma(TEXT)), RecordEffect::Plain);
 }
 
 #[test]
-fn a_call_that_checks_a_large_frame_is_made_without_record() {
+fn a_call_that_checks_a_large_frame_has_no_record() {
     // clang -O0, OpenSSL 3.5 for macOS, bn_mul_comba8:
     let code = [
         0xa9bf_6ffc, // +00 stp x28, x27, [sp, #-16]!
@@ -196,13 +196,13 @@ fn branch_targets_are_decoded_with_their_sign() {
     assert_eq!(jump(0x9400_0002), RecordEffect::Calls(Some(Avma(TEXT + 8))));
 }
 
-/// Any bytes, any function bounds: an answer, in time.
+/// Any bytes with any function bounds are decided within the limits.
 #[test]
 fn random_code_is_decided_within_bounds() {
     let seed = 1;
     let mut rng = Rng::new(seed);
     let mut random = move || rng.next() >> 16;
-    // What matters, so that random code is not all plain: jumps near and far, pairs, traps.
+    // Relevant instructions in the random code: jumps near and far, pairs, traps.
     let known = [
         0x1400_0000u64,
         0x17ff_ff80,

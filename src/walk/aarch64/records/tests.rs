@@ -1,4 +1,4 @@
-//! Tests: stacks built word by word over code that is nothing but calls, and rows.
+//! Stacks built word by word over code that consists of calls and rows.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ use crate::walk::{self, Code, StackBytes};
 const FP: usize = Aarch64::FP;
 const TEXT: u64 = 0x1_0000_4000;
 const STACK: u64 = 0x1_6fdf_0000;
-/// Bits of a signature, and Swift's mark.
+/// Bits of a signature, and Swift's async mark.
 const SIGNED: u64 = 0xabcd_8000_0000_0000;
 
-/// Every word is `bl`, but for the trampoline of signals at +0x800.
+/// Every word is `bl`, except the signal trampoline at +0x800.
 #[derive(Default)]
 struct Rows {
     rows: BTreeMap<u64, RowAarch64>,
     bodies: BTreeMap<u64, RowAarch64>,
     begins_threads: Option<bool>,
     describes_frames: bool,
-    /// As the ABI of macOS has it.
+    /// The frame pointer guarantee of macOS's ABI.
     fp_always: bool,
-    /// There is code, but its bytes are not known.
+    /// Address of code with unknown bytes.
     no_bytes: Option<u64>,
     code: Vec<u8>,
 }
@@ -135,8 +135,8 @@ fn walk_registers(registers: Aarch64) -> crate::arch::Registers {
 const LEAF: (u64, Method) = (0x40, Method::Context);
 
 #[test]
-fn the_link_register_is_the_leafs_caller_and_no_others() {
-    // A leaf without a frame; its caller has one, whose caller says that it keeps lr.
+fn only_the_leafs_caller_is_in_the_link_register() {
+    // A leaf without a frame; its caller has one, and the row of that frame's caller wrongly refers to lr.
     let rows = Rows::new().row(0x40, row((31, 16), &[])).row(0x103, framed()).row(0x203, row((31, 0), &[]));
     let words = [0, 0, 0, TEXT + 0x204, 0];
     let set = [(LR, SIGNED | (TEXT + 0x104)), (FP, STACK + 16)];
@@ -144,7 +144,7 @@ fn the_link_register_is_the_leafs_caller_and_no_others() {
 }
 
 #[test]
-fn signatures_and_swifts_mark_are_stripped_and_undefined_is_the_end() {
+fn signatures_and_swifts_mark_are_stripped_and_undefined_ends_the_walk() {
     let end = row((31, 0), &[(LR, Column::Undefined)]);
     let rows = Rows::new().row(0x40, framed()).row(0x103, framed()).row(0x203, end);
     // fp → {marked fp, signed return address} → {0, signed}
@@ -155,8 +155,8 @@ fn signatures_and_swifts_mark_are_stripped_and_undefined_is_the_end() {
 }
 
 #[test]
-fn goroutines_end_where_their_maker_put_the_second_instruction_of_goexit() {
-    // With the row of Go's linker, and without any.
+fn goroutines_end_at_the_second_instruction_of_goexit() {
+    // With the row of Go's linker, and without one.
     for described in [true, false] {
         let mut rows = Rows::new().row(0x40, framed());
         rows.code[0x300..0x304].copy_from_slice(&0xaa00_03e0u32.to_le_bytes()); // mov x0, x0; bl goexit1
@@ -166,15 +166,15 @@ fn goroutines_end_where_their_maker_put_the_second_instruction_of_goexit() {
         }
         let words = [0, TEXT + 0x304];
         check(&rows, &[(FP, STACK)], &words, &[LEAF, (0x303, Method::Cfi)], StackEnd::Root);
-        // Another function that begins so goes on behind its call.
+        // Another function that begins like this continues after its call.
         rows.code[0x308..0x30c].copy_from_slice(&0xd65f_03c0u32.to_le_bytes());
         check(&rows, &[(FP, STACK)], &words, &[LEAF], StackEnd::BadFrame);
     }
 }
 
 #[test]
-fn other_registers_than_the_frame_pointer_lead_on_too() {
-    // The first saves x19, from which the second counts.
+fn rows_may_refer_to_other_registers_than_the_frame_pointer() {
+    // The first saves x19, which is the base of the second's CFA.
     let saves = row((31, 32), &[(LR, Column::At(-8)), (19, Column::At(-32))]);
     let counts = row((19, 24), &[(LR, Column::At(-8))]);
     let end = row((31, 0), &[(LR, Column::Undefined)]);
@@ -184,7 +184,7 @@ fn other_registers_than_the_frame_pointer_lead_on_too() {
 }
 
 #[test]
-fn a_signal_frame_gives_back_every_register_and_an_exact_program_counter() {
+fn a_signal_frame_restores_every_register_and_an_exact_program_counter() {
     // The handler returns to the trampoline; the context is at the stack pointer.
     let end = row((31, 0), &[(LR, Column::Undefined)]);
     let interrupted = row((28, 32), &[(LR, Column::At(-8))]);
@@ -195,10 +195,10 @@ fn a_signal_frame_gives_back_every_register_and_an_exact_program_counter() {
     words[registers + 31] = STACK + 90 * 8;
     words[registers + 32] = TEXT + 0x300;
     words[103] = TEXT + 0x204;
-    // The trampoline called nothing, whatever is in front of it.
+    // The trampoline is not called, whatever precedes it.
     let found = [LEAF, (0x800, Method::Cfi), (0x300, Method::Code), (0x203, Method::Cfi)];
     check(&rows, &[(LR, TEXT + 0x800)], &words, &found, StackEnd::Root);
-    // On a stack of its own.
+    // With the interrupted code on a separate stack.
     for sp in [STACK - 64, STACK + (9 << 20)] {
         words[registers + 28] = sp;
         words[registers + 31] = sp;
@@ -218,8 +218,8 @@ fn a_signal_frame_gives_back_every_register_and_an_exact_program_counter() {
 }
 
 #[test]
-fn a_record_of_code_that_may_keep_none_is_no_proof() {
-    // Neither the leaf nor its caller at +103 has a row; that of +203 says that it is the last.
+fn a_record_of_code_that_may_keep_none_proves_nothing() {
+    // Neither the leaf nor its caller at +103 has a row; that of +203 is marked outermost.
     let end = row((31, 0), &[(LR, Column::Undefined)]);
     let words = [STACK + 16, TEXT + 0x104, 0, TEXT + 0x204];
     let found = [LEAF, (0x103, Method::FramePointer), (0x203, Method::FramePointer)];
@@ -233,7 +233,7 @@ fn a_record_of_code_that_may_keep_none_is_no_proof() {
 }
 
 #[test]
-fn neither_link_register_nor_record_of_a_leaf_of_jit_code_is_proof() {
+fn neither_link_register_nor_record_of_a_jit_leaf_is_proof() {
     let end = row((31, 0), &[(LR, Column::Undefined)]);
     let rows = Rows { no_bytes: Some(0x40), ..Rows::new() }.row(0x203, end);
     let words = [0, TEXT + 0x204];
@@ -248,7 +248,7 @@ fn neither_link_register_nor_record_of_a_leaf_of_jit_code_is_proof() {
 }
 
 #[test]
-fn frame_pointers_alone_are_complete_where_unwind_information_says_the_same() {
+fn frame_pointer_walks_are_complete_if_unwind_information_agrees() {
     let end = row((31, 0), &[(LR, Column::Undefined)]);
     let words = [STACK + 16, TEXT + 0x104, 0, TEXT + 0x204, 0, TEXT + 0x304];
     let found = [(0x40, Method::Context), (0x103, Method::FramePointer), (0x203, Method::FramePointer)];
@@ -258,14 +258,14 @@ fn frame_pointers_alone_are_complete_where_unwind_information_says_the_same() {
     };
     let described = || Rows { describes_frames: true, ..Rows::new() };
     let framed_all = || described().row(0x40, framed()).row(0x103, framed());
-    // That function keeps no record: its own caller is missing.
+    // The function keeps no record: its caller is missing from the chain.
     let bare = || row((31, 32), &[(LR, Column::At(-8))]);
     for promised in [false, true] {
         check_if(promised, Rows::new(), if promised { StackEnd::Root } else { StackEnd::Unproved });
         check_if(promised, framed_all().row(0x203, end.clone()), StackEnd::Root);
         check_if(promised, described().row(0x40, framed()).row(0x103, bare()), StackEnd::Unproved);
     }
-    // Where there is no unwind information, the promise of the ABI holds.
+    // Without unwind information, the guarantee of the ABI decides.
     check_if(false, framed_all(), StackEnd::Unproved);
     check_if(true, framed_all(), StackEnd::Root);
     check_if(false, framed_all().row(0x203, bare()), StackEnd::Unproved);
@@ -273,7 +273,7 @@ fn frame_pointers_alone_are_complete_where_unwind_information_says_the_same() {
 
 #[test]
 fn rows_of_a_signal_trampoline_may_be_expressions() {
-    // As _sigtramp of macOS states its own: registers at numbers from a pointer in x19.
+    // Like the row of macOS's _sigtramp: registers at offsets from a pointer in x19.
     // DW_OP_drop (the CFA), DW_OP_breg19 0, DW_OP_plus_uconst
     let at = |offset: u8| Column::AtExpression([0x13, 0x83, 0, 0x23, offset].into());
     let mut trampoline = row((31, 0), &[(FP, at(0)), (31, at(16)), (LR, at(8)), (AARCH64_PC, at(24))]);
@@ -289,7 +289,7 @@ fn rows_of_a_signal_trampoline_may_be_expressions() {
 }
 
 #[test]
-fn on_macos_a_walk_is_complete_where_threads_begin_and_nowhere_else() {
+fn on_macos_a_walk_is_complete_only_where_threads_begin() {
     for (begins, ended) in
         [(Some(true), StackEnd::Root), (Some(false), StackEnd::BadFrame), (None, StackEnd::BadFrame)]
     {
@@ -298,7 +298,7 @@ fn on_macos_a_walk_is_complete_where_threads_begin_and_nowhere_else() {
         let words = [STACK + 16, TEXT + 0x104, 0, 0];
         let found = [LEAF, (0x103, Method::Compact)];
         check(&rows, &[(FP, STACK)], &words, &found, ended);
-        // That of _pthread_start is {0, thread_start+8}; thread_start has no row.
+        // The record of _pthread_start is {0, thread_start+8}; thread_start has no row.
         let rows = Rows { begins_threads: begins, ..Rows::new() }.body(0x40, framed());
         check(&rows, &[(FP, STACK)], &[0, TEXT + 0x104], &[LEAF, (0x103, Method::Compact)], ended);
         // Not with a frame pointer.
@@ -308,7 +308,7 @@ fn on_macos_a_walk_is_complete_where_threads_begin_and_nowhere_else() {
 }
 
 #[test]
-fn steps_that_cannot_be_are_refused() {
+fn invalid_steps_are_refused() {
     let caller = |columns: &[(usize, Column)]| Rows::new().row(0x40, row((31, 16), columns));
     let refused = |rows: Rows, words: &[u64]| check(&rows, &[], words, &[LEAF], StackEnd::BadFrame);
     refused(caller(&[(LR, Column::At(-8))]), &[0, TEXT + 0x9000]);

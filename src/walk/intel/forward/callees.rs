@@ -1,13 +1,12 @@
-//! Whether a called function returns. Input: its entry, code; output: yes, or unknown.
-//! Not for: functions that are called through a register or a table.
+//! Whether a called function returns. Input: its entry, code; output: yes, or unknown. Not for: functions called
+//! through a register or a table.
 //!
-//! A function that does not return has no `ret` that a path leads to without passing another call that does not
-//! return. So a path from the entry to a return, with the stack pointer where it was, through no call but
-//! of functions that return themselves, is enough: it is in no other function, for only behind a call that
-//! does not return does one follow another.
+//! A noreturn function has no `ret` on a path from its entry, unless the path passes another noreturn call. So one
+//! path from the entry to a return is proof, if the stack pointer is back where it was and all calls on it are of
+//! functions that return: it stays in the function, since only after a noreturn call can another function follow.
 //!
-//! Thousands of rows need the same few functions (the builtins of V8), so answers about code that does not change are
-//! cached, and those about code in files shared by all processes that map them.
+//! Thousands of rows need the same few functions (the builtins of V8), so answers about unchanging code are
+//! cached, and those about code in files are shared by all processes that map them.
 
 use std::ops::Range;
 
@@ -23,36 +22,36 @@ use crate::walk::intel::instructions::{self, decode_of};
 use crate::walk::reader::Reader;
 use crate::walk::visited::Visited;
 
-/// Most instructions that are followed of all callees of one row, and of one of them.
+/// Limits on instructions followed in all callees of one row, and in one of them if short.
 const ALL_STEPS_MAX: u32 = 4096;
 const SHORT_STEPS_MAX: u32 = 128;
 const STEPS_MAX: u32 = 512;
-/// Most branches of one that are remembered to be followed later.
+/// Limit on branches of one callee to follow later.
 const BRANCHES_MAX: usize = 16;
-/// Most nested callees.
+/// Limit on nested callees.
 const DEPTH_MAX: u32 = 3;
-/// Most answers that are cached.
+/// Limit on cached answers.
 const KEPT_MAX: usize = 65_536;
 
-/// A path that is still to be followed.
+/// A path to follow.
 pub(super) struct Path {
     pub at: Avma,
     pub state: State,
-    /// The path passed a call that is not known to return, or began behind one.
+    /// The path passed a call that is not known to return, or starts after one.
     pub called: bool,
 }
 
-/// Where the stack pointer is, counted from what it or rbp was at the start.
+/// The stack pointer, relative to the initial value of itself or rbp.
 pub(super) fn stack_pointer<P: Intel>(state: &State) -> Option<Place> {
     state
         .place(P::STACK_POINTER)
         .filter(|place| [P::STACK_POINTER, P::FRAME_POINTER].contains(&place.register))
 }
 
-/// An entry, and how many nested callees were followed from there.
+/// An entry, and the number of nested callees to follow from there.
 type CalleeKey = (u64, u32);
 
-/// The code that an answer depends on: the first and the last address that was examined.
+/// The code that an answer depends on: the first and the last examined address.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     first: u64,
@@ -77,34 +76,34 @@ impl Span {
     }
 }
 
-/// What was found out about a callee.
+/// Facts about a callee.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::walk) struct CalleeFacts {
-    /// It returns.
+    /// The callee returns.
     returns: bool,
-    /// The answer depends only on code that does not change.
+    /// The answer depends only on unchanging code.
     is_lasting: bool,
     depends_on: Span,
 }
 
-/// Answers that depend on one mapping of a file alone, by how many nested callees were followed. Spans are counted from
+/// Answers that depend on one file mapping alone, by the number of nested callees followed. Spans are relative to
 /// the entry.
 pub(in crate::walk) type SharedCallees = ImageFacts<u32, CalleeFacts>;
 
-/// What is known about callees. Void when the images change, but for those of files.
+/// Facts about callees. Void when the images change, except for those of files.
 #[derive(Clone, Debug, Default)]
 pub(in crate::walk) struct Callees {
-    /// Answers that depend only on code that does not change.
+    /// Answers that depend only on unchanging code.
     kept: HashMap<CalleeKey, CalleeFacts>,
     shared: SharedCallees,
-    /// The others, for one row.
+    /// Other answers, for one row.
     passing: HashMap<CalleeKey, CalleeFacts>,
     left: u32,
-    /// Only little code is followed.
+    /// The search is short.
     is_short: bool,
-    /// Where the paths of the row itself have come to, and where the stack pointer was there.
+    /// Addresses on the paths of the row itself, with the stack pointer there.
     pub(super) paths: Visited<Option<Place>>,
-    /// Where the paths of callees have come to, by how deep these are nested.
+    /// Addresses on the paths of callees, by nesting depth.
     visited: [Visited<()>; DEPTH_MAX as usize],
 }
 
@@ -130,17 +129,17 @@ impl CalleeCache for Callees {
 }
 
 impl Callees {
-    /// Sets whether only little code is followed for the next rows.
+    /// Sets whether searches for the next rows are short.
     pub(in crate::walk) fn follow_little(&mut self, little: bool) {
         self.is_short = little;
     }
 
-    /// Whether only little code is followed.
+    /// Whether searches are short.
     pub(in crate::walk) fn is_short(&self) -> bool {
         self.is_short
     }
 
-    /// Whether the function at `entry` is known to return, for a row of its own.
+    /// Whether the function at `entry` is known to return; begins a new row.
     #[cfg(test)]
     pub(in crate::walk) fn returns<P: Intel>(&mut self, entry: Avma, code: &dyn Code) -> bool {
         self.begin_row();
@@ -178,7 +177,7 @@ impl Callees {
         if let Some(room) = self.visited.get_mut(asked.1 as usize - 1) {
             *room = visited;
         }
-        // Without more steps to go it is not the function that decided.
+        // With the budget spent, the answer does not depend on the function alone.
         answer.is_lasting &= self.left > 0;
         if !answer.is_lasting {
             self.passing.insert(asked, answer);
@@ -199,7 +198,7 @@ impl Callees {
         self.kept.insert(asked, answer);
     }
 
-    /// See [`Callees::answer`].
+    /// Computes the answer for [`Callees::answer`].
     fn leads_to_return<P: Intel>(
         &mut self,
         (entry, depth): CalleeKey,
@@ -230,7 +229,7 @@ impl Callees {
                 let sp = stack_pointer::<P>(&state);
                 match effect {
                     Effect::Returns => {
-                        // `ret n` takes arguments off, too.
+                        // `ret n` also pops arguments.
                         let takes_off = instruction.opcode != 0xc3;
                         let is_back = |sp: Place| sp.register == P::STACK_POINTER && sp.offset == 0;
                         if !takes_off && sp.is_some_and(is_back) {

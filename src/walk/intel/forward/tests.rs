@@ -65,7 +65,7 @@ fn do_global_dtors_aux_of_every_program() {
 }
 
 #[test]
-fn a_frame_of_unknown_size_ends_by_its_frame_pointer() {
+fn a_frame_of_unknown_size_is_removed_by_its_frame_pointer() {
     const LEAVES: &[u8] = &[
         0x48, 0x29, 0xc4, //       +0 sub %rax,%rsp (alloca)
         0xe8, 0, 0, 0, 0, //       +3 call
@@ -118,19 +118,19 @@ fn start_code_ends_where_another_function_may_begin() {
     assert!(!is_start(LINKER, CodeAddress::Pc, 0x16) && !is_start(LINKER, CodeAddress::Pc, 1));
     assert!(is_start(PROGRAM, CodeAddress::Pc, 2) && is_start(PROGRAM, CodeAddress::Return, 8));
     assert!(!is_start(PROGRAM, CodeAddress::Pc, 9) && !is_start(PROGRAM, CodeAddress::Pc, 0x10));
-    // What was called in front of it does not return there.
+    // A call before it does not return there.
     assert!(!is_start(LINKER, CodeAddress::Return, 0) && !is_start(PROGRAM, CodeAddress::Return, 0));
 }
 
-/// A program whose first function begins at 0x1005, without symbols.
+/// A program without symbols; its first function begins at 0x1005.
 fn stripped(code: &[u8]) -> Text {
     text(code).with_entry(0x1005)
 }
 
 #[test]
-fn a_function_that_follows_one_without_return_is_not_where_its_thread_ends() {
+fn a_function_after_a_noreturn_call_does_not_end_its_thread() {
     const CODE: &[u8] = &[
-        0xe8, 0x20, 0, 0, 0, //                         +00 call what does not return
+        0xe8, 0x20, 0, 0, 0, // +00 noreturn call
         0x89, 0xc7, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, // +05 mov %eax,%edi; mov $60,%eax; syscall
     ];
     let leads = |at: u64, returned: bool, code: &dyn Code| follow(Avma(0x1000 + at), returned, code);
@@ -140,9 +140,9 @@ fn a_function_that_follows_one_without_return_is_not_where_its_thread_ends() {
     assert_eq!(leads(5, true, &stripped(CODE)), None);
     assert_eq!(leads(0, false, &stripped(CODE)), None);
     assert_eq!(leads(5, false, &stripped(CODE)), Some(Leads::ToExit));
-    // Any function that calls and then ends its thread.
+    // A function that calls and then ends its thread.
     const START: &[u8] = &[
-        0xe8, 0x20, 0, 0, 0, //                         +00 call what does not return
+        0xe8, 0x20, 0, 0, 0, // +00 noreturn call
         0x31, 0xed, //                                  +05 xor %ebp,%ebp
         0x5f, //                                        +07 pop %rdi
         0xff, 0xd0, //                                  +08 call *%rax
@@ -169,8 +169,8 @@ fn the_words_of_a_procedure_linkage_table_are_not_the_return_address() {
 }
 
 #[test]
-fn bytes_of_other_registers_are_no_frame_pointer() {
-    // and $0xf7,%ch; leave; ret. With REX it is the lowest byte of rbp.
+fn byte_registers_other_than_bpl_are_no_frame_pointer() {
+    // and $0xf7,%ch; leave; ret. With REX the register is the lowest byte of rbp.
     check(&[0x80, 0xe5, 0xf7, 0xc9, 0xc3], &[(0, FramePointer, 16, Some(-16))]);
     assert_eq!(follow(Avma(0x1000), false, &text(&[0x40, 0x80, 0xe5, 0xf7, 0xc9, 0xc3])), None);
     // seta %ah; pop %rbp; ret
@@ -178,7 +178,7 @@ fn bytes_of_other_registers_are_no_frame_pointer() {
 }
 
 #[test]
-fn what_is_not_understood_has_no_row() {
+fn undecodable_code_has_no_row() {
     for code in [
         &[0x48, 0x83, 0xe4, 0xf0, 0xc3][..], // and $-16,%rsp; ret
         &[0x48, 0x8b, 0x67, 0x30, 0xc3],     // mov 0x30(%rdi),%rsp; ret
@@ -192,7 +192,7 @@ fn what_is_not_understood_has_no_row() {
     }
 }
 
-/// What is known at `at`, where a call has just returned or not.
+/// Checks the proof at `at`, where a call has just returned or not.
 #[track_caller]
 fn proof(code: &'static [u8], at: u64, returned: bool, expected: Proof) {
     let found = follow(Avma(0x1000 + at), returned, &text(code));
@@ -201,7 +201,7 @@ fn proof(code: &'static [u8], at: u64, returned: bool, expected: Proof) {
 }
 
 #[test]
-fn a_way_past_a_call_is_certain_only_if_it_takes_the_frame_off_by_rbp() {
+fn a_path_after_a_call_is_certain_only_if_it_removes_the_frame_by_rbp() {
     const CALLS: &[u8] = &[
         0xe8, 0, 0, 0, 0, //       +0 call
         0x85, 0xc0, //             +5 test %eax,%eax
@@ -241,11 +241,11 @@ fn a_branch_that_ends_the_thread_does_not_make_a_first_function() {
     check(MAY_EXIT, &[(0, StackPointer, 8, None)]);
 }
 
-/// As builtins of V8 end: as many arguments are taken off as there are.
+/// Like the end of builtins of V8: pops a variable number of arguments.
 const TAKES_ARGUMENTS_OFF: &[u8] = &[
     0x49, 0xff, 0xc1, //       +00 inc %r9
     0x75, 0x02, //             +03 jne +07
-    0xff, 0xe1, //             +05 jmp *%rcx, after what nothing is known about
+    0xff, 0xe1, // +05 jmp *%rcx, after which nothing is known
     0xc9, //                   +07 leave
     0x59, //                   +08 pop %rcx
     0x48, 0x01, 0xdc, //       +09 add %rbx,%rsp
@@ -254,14 +254,14 @@ const TAKES_ARGUMENTS_OFF: &[u8] = &[
 ];
 
 #[test]
-fn what_takes_its_frame_off_by_the_frame_pointer_keeps_a_record() {
+fn removing_the_frame_by_the_frame_pointer_proves_a_record() {
     for at in [7, 3] {
         check(&TAKES_ARGUMENTS_OFF[at..], &[(0, FramePointer, 16, Some(-16))]);
     }
-    // mov %rbp,%rsp; pop %rbp; then nothing that is understood.
+    // mov %rbp,%rsp; pop %rbp; then an undecodable instruction.
     check(&[0x48, 0x89, 0xec, 0x5d, 0xf4], &[(0, FramePointer, 16, Some(-16))]);
     for code in [
-        // Without the pop, and with another rbp: it was written, or is that of a frame made here.
+        // Without the pop, and with another rbp: written, or of a frame created here.
         &[0x48, 0x89, 0xec, 0xf4][..],
         &[0x48, 0x8b, 0x2f, 0xc9, 0xf4],
         &[0x55, 0x48, 0x89, 0xe5, 0xc9, 0xf4],
@@ -272,15 +272,15 @@ fn what_takes_its_frame_off_by_the_frame_pointer_keeps_a_record() {
 
 #[test]
 fn every_instruction_is_followed_once() {
-    // 600 branches over one instruction each, to where the frame is taken off: each path through
-    // them would be too long.
+    // 600 branches, each over one instruction, to the end of the frame: each separate path through them would be
+    // too long.
     let mut code: Vec<u8> = [0x75, 0x01, 0x90].repeat(600);
     code.extend([0xc9, 0x59, 0x48, 0x01, 0xdc, 0x51, 0xc3]);
     check(code.leak(), &[(0, FramePointer, 16, Some(-16))]);
 }
 
 #[test]
-fn what_a_tail_called_function_pushes_it_gives_back() {
+fn a_tail_called_function_restores_what_it_pushes() {
     const CODE: &[u8] = &[
         0x48, 0x89, 0xef, // +0 mov %rbp,%rdi
         0x5b, //             +3 pop %rbx
@@ -297,7 +297,7 @@ fn what_a_tail_called_function_pushes_it_gives_back() {
 }
 
 #[test]
-fn a_return_far_below_the_frame_is_that_of_other_code() {
+fn a_return_far_below_the_frame_belongs_to_other_code() {
     const CODE: &[u8] = &[
         0x74, 0x05, //                   +0 je +7
         0xe8, 0, 0, 0, 0, //             +2 call abort
@@ -317,7 +317,7 @@ fn a_return_far_below_the_frame_is_that_of_other_code() {
 }
 
 #[test]
-fn masks_are_no_stack_pointers() {
+fn mask_registers_are_no_stack_pointer() {
     const CODE: &[u8] = &[
         0xc4, 0xe1, 0xe4, 0x4b, 0xe2, // kunpckdq %k2,%k3,%k4
         0xc3, //                         ret
@@ -326,14 +326,14 @@ fn masks_are_no_stack_pointers() {
 }
 
 #[test]
-fn parts_of_functions_may_use_the_frame_pointer_as_any_register() {
+fn subroutines_may_use_the_frame_pointer_as_any_register() {
     // _x86_64_AES_encrypt_compact of OpenSSL: movzbl %dh,%ebp; ret
     check(&[0x0f, 0xb6, 0xee, 0xc3], &[(0, StackPointer, 8, None), (3, StackPointer, 8, None)]);
-    // One that comes from elsewhere is that of another frame: mov 0x78(%rdx),%rbp; ret
+    // A value loaded from elsewhere belongs to another frame: mov 0x78(%rdx),%rbp; ret
     assert_eq!(follow(Avma(0x1000), false, &text(&[0x48, 0x8b, 0x6a, 0x78, 0xc3])), None);
 }
 
-/// A function with a call of the part at `part`, and the row behind the call.
+/// The proof of the row after a call of `part` in a function.
 #[track_caller]
 fn behind_a_call_of(part: &[u8]) -> Proof {
     const BODY: [u8; 16] = [
@@ -353,23 +353,23 @@ fn behind_a_call_of(part: &[u8]) -> Proof {
 }
 
 #[test]
-fn what_follows_a_call_that_comes_back_is_certain() {
+fn code_after_a_returning_call_is_certain() {
     for (part, comes_back) in [
         (&[0xc3][..], true),
-        // A loop, and a stack pointer that is given back.
+        // A loop, and a restored stack pointer.
         (&[0x50, 0xff, 0xc8, 0x75, 0xfc, 0x59, 0xc3], true),
-        // call of a `ret` behind it.
+        // call of the `ret` after it.
         (&[0xe8, 1, 0, 0, 0, 0xc3, 0xc3], true),
-        // It calls itself, or returns at once.
+        // Recursion: conditional, then unconditional.
         (&[0x74, 5, 0xe8, 0xf9, 0xff, 0xff, 0xff, 0xc3], true),
         (&[0xe8, 0xfb, 0xff, 0xff, 0xff, 0xc3], false),
-        // For ever; the next function follows.
+        // Never returns; the next function follows.
         (&[0xeb, 0xfe, 0xc3], false),
         (&[0x0f, 0x0b, 0xc3], false),
         (&[0xff, 0xd0, 0xc3], false),
         (&[0xff, 0xe0, 0xc3], false),
         (&[0xe8, 1, 0, 0, 0, 0xc3, 0xeb, 0xfe], false),
-        // Something is left on the stack, or taken off it.
+        // A word is left on the stack, or popped.
         (&[0x50, 0xc3], false),
         (&[0x58, 0xc3], false),
         (&[0xc2, 8, 0], false),
@@ -379,7 +379,7 @@ fn what_follows_a_call_that_comes_back_is_certain() {
     }
 }
 
-/// Code that counts how often it was requested, in a file or JIT code.
+/// Code that counts requests, in a file or JIT code.
 struct Counted {
     text: Text,
     made: bool,
@@ -400,8 +400,8 @@ impl Code for Counted {
 }
 
 #[test]
-fn what_is_known_of_callees_is_kept_while_their_code_stays_as_it_is() {
-    // Two functions that call a third one, which calls a fourth one.
+fn facts_about_callees_are_cached_while_their_code_is_unchanged() {
+    // Two functions that call a third, which calls a fourth.
     const CODE: &[u8] = &[
         0xe8, 0x0b, 0, 0, 0, 0xc3, 0x90, 0x90, // +00 call +10; ret
         0xe8, 0x03, 0, 0, 0, 0xc3, 0x90, 0x90, // +08 call +10; ret
@@ -429,9 +429,9 @@ fn what_is_known_of_callees_is_kept_while_their_code_stays_as_it_is() {
     }
 }
 
-/// As HotSpot's methods end: a call that does not return is in front of what the epilogue jumps to.
+/// Like the end of HotSpot's methods: a noreturn call precedes the target of the epilogue's jump.
 #[test]
-fn what_stands_behind_a_call_that_does_not_return_refutes_nothing() {
+fn code_after_a_noreturn_call_refutes_nothing() {
     const METHOD: &[u8] = &[
         0x74, 0x07, //                     +00 je +09
         0x48, 0x83, 0xc4, 0x18, //         +02 add $0x18,%rsp
@@ -444,13 +444,13 @@ fn what_stands_behind_a_call_that_does_not_return_refutes_nothing() {
     let Some(Leads::Back(row, proof)) = follow(Avma(0x1000), false, &text(METHOD)) else { panic!() };
     assert_eq!(row.ordinary().map(|rule| rule.cfa_offset), Some(0x20));
     assert_eq!(proof, Proof::Certain);
-    // Where the path to the return passes one, nothing is certain.
+    // If the path to the return passes a call, nothing is certain.
     let Some(Leads::Back(_, proof)) = follow(Avma(0x1002), true, &text(METHOD)) else { panic!() };
     assert_eq!(proof, Proof::NeedsConfirmation);
 }
 
 #[test]
-fn what_little_code_does_not_decide_stays_unknown() {
+fn short_searches_leave_the_result_unknown() {
     // 200 nops; ret
     const LONG: &[u8] = &{
         let mut code = [0x90; 201];
@@ -463,7 +463,7 @@ fn what_little_code_does_not_decide_stays_unknown() {
         super::follow::<X86_64>(Avma(0x1000 + at), false, &text(LONG), &mut callees).is_some()
     };
     assert_eq!((leads(0, false), leads(0, true), leads(150, true)), (true, false, true));
-    // je to the end; ret. The path that was not followed to its end might lead to another row.
+    // je to the end; ret. The path cut off might lead to another row.
     const BRANCH: &[u8] = &{
         let mut code = [0x90; 140];
         (code[0], code[1], code[2]) = (0x74, 0x01, 0xc3);

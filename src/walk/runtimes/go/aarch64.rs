@@ -1,5 +1,5 @@
-//! Goroutines of Go on aarch64: where they end, and the calls that Go's runtime makes on another goroutine's stack.
-//! Known by their instructions. Input: an address, code; output: yes or no.
+//! Goroutines of Go on aarch64: their outermost frames, and the runtime's calls on another goroutine's stack.
+//! Recognized by their instructions. Input: an address, code; output: yes or no.
 
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
@@ -7,9 +7,9 @@ use crate::walk::aarch64::call::is_call;
 
 const WORD: u64 = 4;
 
-/// Whether an address is the second instruction of `runtime.goexit` of Go, which the first function of a goroutine
-/// returns to; nothing called it. An instruction that does nothing, a call that does not return, and what Go
-/// fills up with to the next multiple of 16 bytes.
+/// Whether an address is the second instruction of Go's `runtime.goexit`, the return address of a goroutine's
+/// first function, set without a call. The function is a no-op, a noreturn call, and Go's padding to the next
+/// multiple of 16 bytes.
 /// Source: Go, src/runtime/asm_arm64.s.
 pub(in crate::walk) fn is_in_goexit(at: Avma, code: &dyn Code) -> bool {
     const MOV_X0_X0: u32 = 0xaa00_03e0;
@@ -21,19 +21,19 @@ pub(in crate::walk) fn is_in_goexit(at: Avma, code: &dyn Code) -> bool {
         && word(start + 3 * WORD, code) == Some(0)
 }
 
-/// Instructions in front of an address, and behind it, that are examined.
+/// Limit on instructions examined before an address, and after it.
 const WORDS_MAX: u64 = 24;
 /// `b`, by its first six bits.
 const B: u32 = 0b00_0101;
 
 /// Whether an address is in code of Go's runtime that runs on the stack of another goroutine (mostly `g0`, the
-/// thread's own) than its caller, up to where it leaves that again: `mcall`, `systemstack` and `morestack` make that
-/// goroutine the current one, load its stack pointer and call. Their rows do not say so, and where that stack
-/// began is none of their caller's frames.
+/// thread's own), until it switches back: `mcall`, `systemstack` and `morestack` make that goroutine the current
+/// one, load its stack pointer and call. Their rows do not describe this, and the outermost frame of that stack is
+/// no frame of their caller.
 /// Source: Go, src/runtime/asm_arm64.s.
 pub(in crate::walk) fn on_other_goroutine(address: CodeAddress, code: &dyn Code) -> bool {
     let at = address.at();
-    // The instructions in front of it, the last one first, as far as they run straight on.
+    // The instructions before it, last one first, while they are straight code.
     let behind = (1..=WORDS_MAX + 1).map_while(|words| word(Avma(at.0.checked_sub(words * WORD)?), code));
     let mut after = None;
     let has_loaded = behind.take_while(|instruction| !leaves(*instruction)).any(|instruction| {
@@ -41,7 +41,7 @@ pub(in crate::walk) fn on_other_goroutine(address: CodeAddress, code: &dyn Code)
         after = Some(instruction);
         loads
     });
-    // Behind the last call the stack pointer is loaded in the same way, to go back.
+    // After the last call the stack pointer is loaded in the same way, to switch back.
     let mut ahead = (0..WORDS_MAX)
         .map_while(|words| word(at.checked_add(words * WORD)?, code))
         .take_while(|instruction| !leaves(*instruction));
@@ -54,19 +54,20 @@ fn word(at: Avma, code: &dyn Code) -> Option<u32> {
     code.code(at)?.first_chunk().map(|word| u32::from_le_bytes(*word))
 }
 
-/// `ldr xN, [x28, #56]; mov sp, xN`: x28 is the current `g`, and 56 is where its `sched.sp` is (src/runtime/runtime2.go).
+/// `ldr xN, [x28, #56]; mov sp, xN`: x28 is the current `g`, and 56 the offset of its `sched.sp`
+/// (src/runtime/runtime2.go).
 fn loads_stack(before: u32, instruction: u32) -> bool {
     const LDR_FROM_SCHED: u32 = 0xf940_1f80;
     sets_stack_pointer(instruction).is_some_and(|from| before == LDR_FROM_SCHED | from)
 }
 
-/// `mov sp, xN`: the number.
+/// The register number of `mov sp, xN`.
 fn sets_stack_pointer(instruction: u32) -> Option<u32> {
     let from = instruction >> 5 & 31;
     (instruction & 0xffff_fc1f == 0x9100_001f && from != 31).then_some(from)
 }
 
-/// `b`, `br`, `ret`, and what is no instruction.
+/// `b`, `br`, `ret`, and invalid instructions.
 fn leaves(instruction: u32) -> bool {
     instruction >> 26 == B
         || matches!(instruction & 0xffff_fc1f, 0xd61f_0000 | 0xd65f_0000)
@@ -86,8 +87,8 @@ mod tests {
     const BL_SAVE_G: u32 = 0x9400_0c50;
     const RET: u32 = 0xd65f_03c0;
 
-    /// The instructions, by number, before which a thread is on another goroutine's stack, and those that a call
-    /// returns to it.
+    /// The instructions, by number, before which a thread is on another goroutine's stack, and those that are
+    /// return addresses on it.
     fn on_other(words: &[u32]) -> (Vec<usize>, Vec<usize>) {
         let text = Text::of_words(TEXT, words);
         let at = |number: usize| Avma(TEXT + 4 * number as u64);
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn systemstack_comes_back_to_the_stack_of_its_caller() {
+    fn systemstack_returns_to_the_stack_of_its_caller() {
         let systemstack = [
             BL_SAVE_G,
             LDR_X3_SCHED,
@@ -115,7 +116,7 @@ mod tests {
             BLR_X3,
         ];
         assert_eq!(on_other(&systemstack), (vec![3, 4, 5, 6, 7, 8], vec![5, 7]));
-        // Another member of another structure.
+        // Another field of another structure.
         let mut other = systemstack;
         other[1] = LDR_X3;
         other[7] = LDR_X3;
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn mcall_does_not_come_back() {
+    fn mcall_does_not_return() {
         let mcall = [LDR_X3_SCHED, MOV_SP_X3, 0xaa1f_03fd, LDR_X3, BLR_X3, 0x1400_0d73, LDR_X3];
         assert_eq!(on_other(&mcall), (vec![2, 3, 4], vec![5]));
     }

@@ -1,5 +1,4 @@
-//! The runtime of Go: goroutines (`x86_64.rs`, `aarch64.rs`) and its calls of the kernel's code in the process
-//! (`vdso_call.rs`).
+//! The runtime of Go: goroutines (`x86_64.rs`, `aarch64.rs`) and its vDSO calls (`vdso_call.rs`).
 
 pub(in crate::walk) mod aarch64;
 pub(in crate::walk) mod vdso_call;

@@ -1,7 +1,7 @@
-//! The stack pointer that a function keeps in r12 while it runs on another one: `nanotime1` and `walltime` of
-//! Go's runtime call the kernel's code in the process on an aligned stack, or on that of `g0`, and go back by
-//! `mov %r12,%rsp`. Their rows do not say so. Input: an address, its row, code; output: the row that counts from
-//! r12, where the code leads straight to that instruction.
+//! The stack pointer saved in r12 while a function runs on another stack: `nanotime1` and `walltime` of Go's
+//! runtime call the vDSO on an aligned stack, or on that of `g0`, and switch back by `mov %r12,%rsp`. Their rows
+//! do not describe this. Input: an address, its row, code; output: a row relative to r12, if the code leads
+//! straight to that instruction.
 //!
 //! Source: Go, src/runtime/sys_linux_amd64.s.
 
@@ -15,20 +15,20 @@ use crate::walk::intel::instructions;
 use crate::walk::processor::{self, Processor};
 use crate::walk::{Code, Input};
 
-/// DWARF number of r12, and the instruction.
+/// DWARF number of r12, and the instruction `mov %r12,%rsp`.
 const R12: u8 = 12;
 const BACK: [u8; 3] = [0x4c, 0x89, 0xe4];
-/// How far on that is, in bytes and in instructions.
+/// Limits on its distance, in bytes and in instructions.
 const BYTES_MAX: usize = 64;
 const INSTRUCTIONS_MAX: usize = 16;
 
-/// The row that counts from r12, where the code at `at` leads straight to `mov %r12,%rsp`; `row` is what unwind
-/// information says at `at`.
+/// The row relative to r12, if the code at `at` leads straight to `mov %r12,%rsp`; `row` is the unwind information
+/// at `at`.
 pub(in crate::walk) fn row(at: Avma, row: &Row, code: &dyn Code) -> Option<Row> {
     let counts_from_sp =
         matches!(row.cfa, Cfa::Register(register, _) if usize::from(register) == X86_64::RSP);
     let ahead = code.code(at).filter(|_| counts_from_sp && !row.signal)?;
-    // Nearly all code has it nowhere, which is cheaper to see than by decoding.
+    // Nearly all code lacks it, and this check is cheaper than decoding.
     memchr::memmem::find(&ahead[..ahead.len().min(BYTES_MAX)], &BACK)?;
     let (mut at, mut state) = (at, State::new());
     for _ in 0..INSTRUCTIONS_MAX {
@@ -49,8 +49,8 @@ pub(in crate::walk) fn row(at: Avma, row: &Row, code: &dyn Code) -> Option<Row> 
     None
 }
 
-/// Whether a frame whose row counts from r12 has its stack pointer there on another stack than the one that was
-/// copied: a goroutine called from its own, and what it called runs on that of `g0`. Or whether its row says that it was
+/// Whether a frame with a row relative to r12 has its stack pointer on another stack than the copied one: a
+/// goroutine called from its own stack, and its callee runs on that of `g0`. Or whether its row says that it was
 /// entered from another stack.
 pub(in crate::walk) fn is_elsewhere(row: &Row, frame: &Frame<X86_64>, input: &Input<'_>) -> bool {
     if row.columns[RETURN_ADDRESS] == CALLED_FROM_ELSEWHERE {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn between_there_and_back_r12_tells_where_the_frame_is() {
+    fn between_switch_and_return_r12_locates_the_frame() {
         for at in [7, 9, 0xd, 0x11, 0x15, 0x17, 0x1b] {
             assert_eq!(cfa(at, CODE), Some(Cfa::Register(R12, 24)), "{at:#x}");
         }
@@ -114,15 +114,15 @@ mod tests {
     }
 
     #[test]
-    fn other_code_is_left_alone() {
+    fn other_code_is_unchanged() {
         let mut other = CODE.to_vec();
-        // mov %rax,%r12: what comes back is another one.
+        // mov %rax,%r12: another value is restored.
         other[7] = &[0x49, 0x89, 0xc4];
         assert_eq!(cfa(0x17, &other), None);
         // jmp
         other[7] = &[0xeb, 0x02];
         assert_eq!(cfa(0x17, &other), None);
-        // A row that counts from another register is right whatever the stack pointer is.
+        // A row relative to another register is right whatever the stack pointer is.
         let text = Text(CODE.concat());
         assert_eq!(row(Avma(TEXT + 0x17), &Row::new(Cfa::Register(6, 16)), &text), None);
         for at in [0, TEXT + CODE.concat().len() as u64, u64::MAX] {

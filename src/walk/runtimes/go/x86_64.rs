@@ -1,13 +1,13 @@
-//! Goroutines of Go on x86_64: where they end, and the calls that Go's runtime makes on another goroutine's stack.
-//! Known by their instructions. Input: an address, code; output: how far into such code it is, or yes or no.
+//! Goroutines of Go on x86_64: their outermost frames, and the runtime's calls on another goroutine's stack.
+//! Recognized by their instructions. Input: an address, code; output: the offset in this code, or yes or no.
 
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::Code;
 use crate::walk::intel::length::{self, Instruction};
 
-/// How far into `runtime.goexit` of Go an address is. The first function of a goroutine returns
-/// to its second byte; nothing called it. A one-byte nop, a call that does not return, a nop,
-/// and what Go fills up with to the next multiple of 16 bytes.
+/// The offset of an address in Go's `runtime.goexit`. Its second byte is the return address of a goroutine's first
+/// function, set without a call. The function is a one-byte nop, a noreturn call, a nop, and Go's padding to the
+/// next multiple of 16 bytes.
 /// Source: Go, src/runtime/asm_amd64.s.
 pub(in crate::walk) fn into_goexit(at: Avma, code: &dyn Code) -> Option<u64> {
     const BYTES: u64 = 7;
@@ -20,16 +20,15 @@ pub(in crate::walk) fn into_goexit(at: Avma, code: &dyn Code) -> Option<u64> {
     is_goexit.then_some(into)
 }
 
-/// Most bytes of code in front of an address in which the change of goroutines is looked for.
+/// Limit on bytes before an address that are searched for the switch of goroutines.
 const BEHIND_BYTES: u64 = 96;
-/// `sched.sp` in Go's `g`, behind `stack`, `stackguard0`, `stackguard1`, `_panic`, `_defer` and
-/// `m` (src/runtime/runtime2.go).
+/// Offset of `sched.sp` in Go's `g`, after `stack`, `stackguard0`, `stackguard1`, `_panic`, `_defer` and `m`
+/// (src/runtime/runtime2.go).
 const SCHED_SP: i32 = 0x38;
 
-/// Whether an address is in code of Go's runtime that runs on the stack of another goroutine
-/// (mostly `g0`, the thread's own) than its caller, up to where it leaves that again:
-/// `mcall`, `systemstack`, `morestack` and `asmcgocall` make that goroutine the current one,
-/// load its stack pointer and call. Their rows do not say so.
+/// Whether an address is in code of Go's runtime that runs on the stack of another goroutine (mostly `g0`, the
+/// thread's own), until it switches back: `mcall`, `systemstack`, `morestack` and `asmcgocall` make that goroutine
+/// the current one, load its stack pointer and call. Their rows do not describe this.
 /// Source: Go, src/runtime/asm_amd64.s.
 pub(in crate::walk) fn on_other_goroutine(address: CodeAddress, code: &dyn Code) -> bool {
     let at = address.at();
@@ -47,15 +46,15 @@ pub(in crate::walk) fn on_other_goroutine(address: CodeAddress, code: &dyn Code)
     })
 }
 
-/// Whether straight code from `from` on loads the stack pointer from a `g` and then calls, and
-/// `address` is between that and where the stack pointer is loaded again.
+/// Whether straight code from `from` loads the stack pointer from a `g` and then calls, and `address` is between
+/// that load and the next one.
 fn runs_on_loaded_stack(from: Avma, address: CodeAddress, code: &dyn Code) -> bool {
     let target = address.at();
     let (mut at, mut loaded, mut calls, mut reached) = (from, false, 0, false);
     // The register that holds a loaded stack pointer.
     let mut holds = None;
     for _ in 0..BEHIND_BYTES {
-        // The call itself is made from there, too.
+        // The call itself also runs on that stack.
         reached |= loaded && at == target && (calls == 1 || matches!(address, CodeAddress::Pc(_)));
         if reached && calls == 1 {
             return true;
@@ -91,7 +90,7 @@ fn runs_on_loaded_stack(from: Avma, address: CodeAddress, code: &dyn Code) -> bo
 /// Number of rsp in instructions.
 const RSP: u8 = 4;
 
-/// What `mov` moves into a register.
+/// The source of a `mov` to a register.
 enum Source {
     /// `sched.sp` of a `g`.
     Sched,
@@ -99,7 +98,7 @@ enum Source {
     Other,
 }
 
-/// Which register `mov` writes, and from where.
+/// The destination register and source of a `mov`.
 fn moved(instruction: &Instruction) -> Option<(u8, Source)> {
     let (mode, register, operand) = instruction.operands()?;
     let register = register | (instruction.rex & 4) << 1;
@@ -123,8 +122,8 @@ mod tests {
 
     const TEXT: u64 = 0x40_1000;
 
-    /// The instructions of `code`, by number, before which a thread is on another goroutine's
-    /// stack, and those that a call in front of them returns to it.
+    /// The instructions of `code`, by number, before which a thread is on another goroutine's stack, and those
+    /// that are return addresses on it.
     fn on_other(code: &[&[u8]]) -> (Vec<usize>, Vec<usize>) {
         let text = Text::new(TEXT, code.concat());
         let mut at = Avma(TEXT);
@@ -159,14 +158,14 @@ mod tests {
         // Not the stack pointer of a g.
         other[2] = &[0x49, 0x8b, 0x66, 0x40];
         assert_eq!(on_other(&other), (vec![], vec![]));
-        // No goroutine became the current one.
+        // No goroutine became current.
         other = mcall;
         other[1] = &[0x90];
         assert_eq!(on_other(&other), (vec![], vec![]));
     }
 
     #[test]
-    fn systemstack_comes_back_to_the_stack_of_its_caller() {
+    fn systemstack_returns_to_the_stack_of_its_caller() {
         let systemstack: [&[u8]; 11] = [
             &[0x64, 0x48, 0x89, 0x14, 0x25, 0xf8, 0xff, 0xff, 0xff], // mov %rdx,%fs:-8
             &[0x48, 0x8b, 0x5a, 0x38],                               // mov 0x38(%rdx),%rbx
@@ -182,7 +181,7 @@ mod tests {
         ];
         // From the load on, and with its stack pointer at the load that ends it.
         assert_eq!(on_other(&systemstack), (vec![3, 4, 5, 6, 7], vec![5, 6, 7]));
-        // gogo goes on there without a call.
+        // gogo jumps there instead of calling.
         let mut gogo = systemstack;
         gogo[4] = &[0xff, 0xe7];
         assert_eq!(on_other(&gogo), (vec![], vec![]));

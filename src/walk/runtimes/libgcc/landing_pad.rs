@@ -1,38 +1,37 @@
-//! A frame whose saved registers libgcc replaces, one after the other, while it installs an
-//! exception's landing pad (unwind-dw2.c, `uw_install_context_1`): which of them the walk may
-//! still use. Input: that frame, its caller, the copied stack; output: the return address
-//! that the frame really has, and whether a replaced word was used.
+//! A frame with saved registers that libgcc replaces, one after the other, while it installs an exception's
+//! landing pad (unwind-dw2.c, `uw_install_context_1`): which of them the walk may still use. Input: this frame,
+//! its caller, the copied stack; output: the frame's original return address, and whether a replaced word was
+//! used.
 
 use crate::addr::{Avma, CodeAddress};
 use crate::walk::StackBytes;
 use crate::walk::frame::Frame;
 use crate::walk::processor::Processor;
 
-/// Largest frame of `_Unwind_Resume` and its like: two contexts and a frame state.
+/// Largest frame of `_Unwind_Resume` and similar functions: two contexts and a frame state.
 const FRAME_BYTES_MAX: u64 = 4096;
-/// The words in which `struct _Unwind_Context` keeps the CFA and the return address (`cfa`, `ra`):
-/// behind `reg[DWARF_FRAME_REGISTERS + 1]`, of which there are 17 on both processors
-/// (gcc/config/i386/i386.h). The address of the return address is the `reg` of its column.
+/// Word indexes of the CFA and the return address in `struct _Unwind_Context` (`cfa`, `ra`): after
+/// `reg[DWARF_FRAME_REGISTERS + 1]`, of which there are 17 on both processors (gcc/config/i386/i386.h). The
+/// address of the return address is the `reg` of its column.
 const CFA: u64 = 18;
 const RA: u64 = 19;
 
-/// A frame of the walk that may have been replaced in part: libgcc copies over the words that
-/// it saved, the return address last, those that the frames above saved. The return address
-/// it had is written down in the context that it began at. Of what is not, a copied word is to
-/// be found a second time, above.
+/// A frame of the walk that may be partly replaced: libgcc overwrites its saved words, the return address last,
+/// with those saved by the frames above. Its original return address is stored in the context that unwinding
+/// started from. Other replaced words can be recognized by their second copy further up.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::walk) struct LandingPad {
     /// Its CFA.
     cfa: Avma,
-    /// As it is found in its slot, if it is not known to be the one that was there.
+    /// The return address in its slot, if it is not known to be the original.
     return_address: Option<u64>,
     frame_pointer: u64,
-    /// A later frame was found by that frame pointer.
+    /// A later frame was found by this frame pointer.
     frame_pointer_used: bool,
 }
 
 impl LandingPad {
-    /// Of `frame`, which leads to `caller`: that gets the return address that was written down.
+    /// For `frame`, which leads to `caller`; `caller` gets the stored return address.
     pub(in crate::walk) fn new<P: Processor>(
         frame: &Frame<P>,
         caller: &mut Frame<P>,
@@ -52,12 +51,12 @@ impl LandingPad {
         }
     }
 
-    /// A later frame, whose caller is found by its frame pointer or in no ordinary way.
+    /// Records a later frame with a caller found by its frame pointer, or in an unusual way.
     pub(in crate::walk) fn uses_frame_pointer(&mut self, value: u64) {
         self.frame_pointer_used |= value == self.frame_pointer;
     }
 
-    /// Whether no word that the walk used was replaced; `end` is where the walk ended.
+    /// Whether no word that the walk used was replaced; `end` is the end of the walk.
     pub(in crate::walk) fn is_intact<P: Processor>(&self, end: Avma, stack: StackBytes<'_>) -> bool {
         if self.return_address.is_none() && !self.frame_pointer_used {
             return true;
@@ -74,9 +73,9 @@ impl LandingPad {
     }
 }
 
-/// What the context of the frame between `sp` and `cfa` says its return address was when it was
-/// called (`uw_init_context_1` puts `__builtin_return_address` there): of the only context
-/// that refers to the frame's own return address. `None` without one.
+/// The original return address of the frame between `sp` and `cfa` by its context (`uw_init_context_1` puts
+/// `__builtin_return_address` there): the only context that refers to the frame's own return address. `None`
+/// without one.
 fn written_return_address<P: Processor>(sp: Avma, cfa: Avma, stack: StackBytes<'_>) -> Option<u64> {
     let pointer = P::POINTER_BYTES;
     let bytes = cfa.0.checked_sub(sp.0).filter(|bytes| *bytes <= FRAME_BYTES_MAX)?;
@@ -107,7 +106,7 @@ mod tests {
 
     const BASE: u64 = 0x1000;
 
-    /// The frame between `BASE` and `BASE + bytes`, and its caller as its row finds it.
+    /// The frame between `BASE` and `BASE + bytes`, and its caller by its row.
     fn frames(bytes: u64, return_address: u64, frame_pointer: u64) -> (Frame, Frame) {
         let mut registers = X86_64 { rip: 0x40_0000, ..X86_64::default() };
         registers.gpr[X86_64::RSP] = BASE;
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_replaced_is_found_a_second_time_above() {
+    fn replaced_words_have_a_second_copy_above() {
         let words: [u64; 6] = [7, 0x4001, 0x1030, 0x4002, 9, 0x4003];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let stack = StackBytes { base: Avma(BASE), bytes: &bytes };
@@ -141,8 +140,8 @@ mod tests {
         assert!(is_intact(0x4003, 0x1010, true), "above the end of the walk");
     }
 
-    /// A frame of 30 words with contexts at the given words, each as (cfa, ra), below two words
-    /// of its callers; the word of its own return address is `slot`.
+    /// A frame of 30 words with contexts at these words, each as (cfa, ra), below two words of its callers; `slot`
+    /// is the word of its return address.
     fn with_contexts(contexts: &[(usize, u64, u64)], slot: u64) -> (u64, bool) {
         let mut words = [0u64; 32];
         let cfa = BASE + 30 * 8;
@@ -162,20 +161,20 @@ mod tests {
     }
 
     #[test]
-    fn the_return_address_is_the_one_that_was_written_down() {
+    fn the_stored_return_address_is_used() {
         let cfa = BASE + 30 * 8;
-        // Not yet replaced, although a stale copy of it lies above.
+        // Not yet replaced, although a stale copy of it is above.
         assert_eq!(with_contexts(&[(2, cfa, 0x4002)], 0x4002), (0x4002, true));
         // Replaced by that of the frame above.
         assert_eq!(with_contexts(&[(2, cfa, 0x4001)], 0x4002), (0x4001, true));
-        // Another frame's context, none, and two that differ prove nothing.
+        // Another frame's context, no context, and two contexts with different addresses prove nothing.
         assert_eq!(with_contexts(&[(2, cfa + 16, 0x4001)], 0x4002), (0x4002, false));
         assert_eq!(with_contexts(&[], 0x4002), (0x4002, false));
         assert_eq!(with_contexts(&[(2, cfa, 0x4001), (9, cfa, 0x4003)], 0x4002), (0x4002, false));
     }
 
     #[test]
-    fn hostile_frames_tell_nothing() {
+    fn hostile_frames_prove_nothing() {
         let stack = StackBytes { base: Avma(BASE), bytes: &[0xff; 64] };
         for (sp, cfa) in [(BASE, BASE), (BASE, BASE - 8), (0, u64::MAX), (u64::MAX - 200, u64::MAX)] {
             assert_eq!(

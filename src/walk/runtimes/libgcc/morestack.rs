@@ -1,7 +1,7 @@
-//! Functions that call on a stack of their choice and keep the way back in rbp, which their rows count from:
-//! `__morestack` of libgcc, which calls a function with split stacks on a new segment, `rust_psm_on_stack`
-//! (the crates `psm` and `stacker`). Input: a frame, where its CFA is, code; output: the lowest word that the row reads,
-//! where that is on the stack of the caller.
+//! Functions that call on another stack and keep the caller's in rbp, which their rows are relative to: libgcc's
+//! `__morestack`, which calls a function with split stacks on a new segment, and `rust_psm_on_stack` (the crates
+//! `psm` and `stacker`). Input: a frame, its CFA, code; output: the lowest word that the row reads, if it is on
+//! the caller's stack.
 //!
 //! Source: libgcc/config/i386/morestack.S; psm, src/arch/x86_64.s.
 
@@ -15,13 +15,13 @@ use crate::walk::processor::row;
 use crate::walk::stack_switch::is_outside_copy;
 use crate::walk::{Code, Input};
 
-/// Most bytes of a function in front of an address that are examined.
+/// Limit on bytes of a function examined before an address.
 const BYTES_MAX: u64 = 512;
-/// mov %rax,%fs:0x70: where the segment of a split stack ends.
+/// mov %rax,%fs:0x70: the limit of a split stack's segment.
 const SETS_SEGMENT: [u8; 9] = [0x64, 0x48, 0x89, 0x04, 0x25, 0x70, 0, 0, 0];
 
-/// The lowest word on the stack of the caller that the row of a frame reads, if rbp leads there; `None` where all that it
-/// reads was copied. `cfa_offset`: from rbp, as unwind information says.
+/// The lowest word on the caller's stack that the row of a frame reads, if rbp points there; `None` if all words
+/// were copied. `cfa_offset`: from rbp, by unwind information.
 pub(in crate::walk) fn lowest_word(
     frame: &Frame<X86_64>,
     cfa_offset: i64,
@@ -38,7 +38,7 @@ pub(in crate::walk) fn lowest_word(
     }
     match stack_of_callee(frame.address, input.code)? {
         Callee::OnSegment => {}
-        // A function with arrays of variable size loads its stack pointer, too: its frame is above.
+        // A function with variable-length arrays also loads its stack pointer: its frame is above.
         Callee::OnStack if last < frame.sp() || is_on_other_stack(last, input) => {}
         Callee::OnStack => return None,
     }
@@ -50,16 +50,16 @@ pub(in crate::walk) fn lowest_word(
     Some(Avma(cfa.wrapping_add_signed(offsets.min()?)))
 }
 
-/// What a function called on.
+/// The stack that a function called on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Callee {
     /// A segment of a split stack.
     OnSegment,
-    /// A stack that the function loaded the stack pointer of.
+    /// A stack with a stack pointer that the function loaded.
     OnStack,
 }
 
-/// Whether a function has loaded its stack pointer from another register than rbp, or from memory, in front of an
+/// Whether a function has loaded its stack pointer from a register other than rbp, or from memory, before an
 /// address.
 fn stack_of_callee(address: CodeAddress, code: &dyn Code) -> Option<Callee> {
     let at = address.at();
@@ -78,7 +78,7 @@ fn stack_of_callee(address: CodeAddress, code: &dyn Code) -> Option<Callee> {
         {
             let register = usize::from(register | (instruction.rex & 4) << 1);
             let operand = usize::from(operand | (instruction.rex & 1) << 3);
-            // Numbers of instructions, not of DWARF: 4 is rsp, 5 rbp.
+            // Instruction numbers, not DWARF: 4 is rsp, 5 rbp.
             let loads = match instruction.opcode {
                 0x89 => mode == 3 && operand == 4 && register != 5,
                 _ => register == 4 && (mode < 3 || operand != 5),
@@ -119,14 +119,14 @@ mod tests {
             assert_eq!(callee(&code, 4), Some(Callee::OnStack), "{load:x?}");
             assert_eq!(callee(&code, 2), None, "not yet");
         }
-        // From rbp, and a move of 32 bits.
+        // From rbp, and a 32-bit move.
         for load in [&[0x48, 0x89, 0xec][..], &[0x48, 0x8b, 0xe5], &[0x89, 0xcc], &[0x48, 0x83, 0xec, 0x10]] {
             assert_eq!(callee(&[PUSH, RECORD, load, CALL, BACK], 4), None, "{load:x?}");
         }
     }
 
     #[test]
-    fn morestack_says_where_its_segment_ends() {
+    fn morestack_sets_the_limit_of_its_segment() {
         let load: &[u8] = &[0x48, 0x89, 0xc4];
         assert_eq!(callee(&[PUSH, RECORD, load, &SETS_SEGMENT, CALL, BACK], 5), Some(Callee::OnSegment));
         assert_eq!(callee(&[PUSH, RECORD, &SETS_SEGMENT, CALL, BACK], 4), None, "it stays where it is");

@@ -1,4 +1,4 @@
-//! Walks on i386: stacks built word by word over code that is nothing but calls, and rows.
+//! Walks on i386: stacks built word by word over code that consists of calls, with rows.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const EBX: usize = 3;
 const ESP: usize = X86::ESP;
 const EBP: usize = X86::EBP;
 
-/// Every two bytes are `call *%eax`, but for the trampoline of signals at +0x300.
+/// Every two bytes are `call *%eax`, except the signal trampoline at +0x300.
 struct Rows {
     code: Vec<u8>,
     rows: BTreeMap<u64, RowX86>,
@@ -41,7 +41,7 @@ impl Code for Rows {
     }
 }
 
-/// A row whose return address is right below the CFA.
+/// A row with the return address right below the CFA.
 fn row(cfa: (usize, i64), columns: &[(usize, Column)]) -> RowX86 {
     let mut row = RowX86::new(Cfa::Register(cfa.0 as u8, cfa.1));
     row.columns[X86_RETURN_ADDRESS] = Column::At(-4);
@@ -55,7 +55,7 @@ fn outermost() -> RowX86 {
     row((ESP, 4), &[(X86_RETURN_ADDRESS, Column::Undefined)])
 }
 
-/// The frames that a walk from +0x40 finds, by offset, with how each was found, and why it ended.
+/// The frames of a walk from +0x40, by offset, with their methods, and the end.
 fn found(
     how: UnwindMethod,
     rows: &Rows,
@@ -76,7 +76,7 @@ fn found(
     let walked =
         walk::unwind(how, &registers, &input, &mut unwinder, &mut out).expect("all code is in images");
     let frames: Vec<_> = out.addresses.iter().map(|at| at.0 - TEXT).zip(out.methods.clone()).collect();
-    // What was learned leads to the same frames.
+    // Cached facts lead to the same frames.
     let again =
         walk::unwind(how, &registers, &input, &mut unwinder, &mut out).expect("all code is in images");
     assert_eq!((walked, out.addresses.len()), (again, frames.len()));
@@ -86,29 +86,29 @@ fn found(
 const LEAF: (u64, Method) = (0x40, Method::Context);
 
 #[test]
-fn rows_lead_from_words_of_four_bytes_to_the_outermost_frame() {
+fn rows_lead_through_four_byte_words_to_the_outermost_frame() {
     let rows = Rows::new(&[
         (0x40, row((ESP, 8), &[(EBX, Column::At(-8))])),
         (0x103, row((EBP, 8), &[(EBP, Column::At(-8))])),
-        // From what the leaf saved of ebx.
+        // Relative to ebx, saved by the leaf.
         (0x203, row((EBX, 4), &[])),
         (0x403, outermost()),
     ]);
-    // ebx and the return address; a local; the record of the caller; its caller's return address.
+    // ebx and the return address; a local; the caller's record; its caller's return address.
     let words = [STACK + 0x18, TEXT + 0x104, 9, STACK, TEXT + 0x204, 9, TEXT + 0x404];
     let (frames, ended) = found(UnwindMethod::Cfi, &rows, STACK + 0xc, &words, None);
     let cfi = |at| (at, Method::Cfi);
     assert_eq!((frames, ended), (vec![LEAF, cfi(0x103), cfi(0x203), cfi(0x403)], StackEnd::Root));
-    // The record is not in what was copied.
+    // The record is outside the copy.
     let (frames, ended) = found(UnwindMethod::Cfi, &rows, STACK + 0x40, &words, None);
     assert_eq!((frames, ended), (vec![LEAF, cfi(0x103)], StackEnd::DeeperThanCopied));
-    // A word that no call returns to.
+    // A word that is no return address.
     let words = [STACK + 0x18, TEXT + 0x105];
     assert_eq!(found(UnwindMethod::Cfi, &rows, 0, &words, None), (vec![LEAF], StackEnd::BadFrame));
 }
 
 #[test]
-fn a_signal_gives_back_the_registers_and_the_exact_program_counter() {
+fn a_signal_restores_the_registers_and_the_exact_program_counter() {
     let rows = Rows::new(&[(0x40, row((ESP, 4), &[])), (0x400, row((EBP, 8), &[])), (0x203, outermost())]);
     let mut words = vec![0; 32];
     words[0] = TEXT + 0x300;
@@ -123,7 +123,7 @@ fn a_signal_gives_back_the_registers_and_the_exact_program_counter() {
 }
 
 #[test]
-fn a_null_return_address_ends_a_fiber_and_not_the_threads_own_stack() {
+fn a_null_return_address_ends_a_fiber_but_not_the_threads_own_stack() {
     let rows = Rows::new(&[(0x40, row((ESP, 4), &[])), (0x103, row((ESP, 4), &[]))]);
     let words = [TEXT + 0x104, 0, 7];
     let frames = vec![LEAF, (0x103, Method::Cfi)];
@@ -133,7 +133,7 @@ fn a_null_return_address_ends_a_fiber_and_not_the_threads_own_stack() {
 }
 
 #[test]
-fn records_lead_through_code_that_nothing_is_known_of_and_prove_nothing() {
+fn records_lead_through_unknown_code_and_prove_nothing() {
     let rows = Rows::new(&[]);
     let words = [9, STACK + 0x10, TEXT + 0x104, 9, 0, TEXT + 0x204];
     let by = |how| found(how, &rows, STACK + 4, &words, None);
@@ -146,7 +146,7 @@ fn records_lead_through_code_that_nothing_is_known_of_and_prove_nothing() {
 }
 
 #[test]
-fn a_chain_of_records_is_whole_where_rows_lead_to_its_frames() {
+fn a_chain_of_records_is_complete_if_rows_lead_to_its_frames() {
     let framed = || row((EBP, 8), &[(EBP, Column::At(-8))]);
     let rows = Rows::new(&[(0x40, framed()), (0x103, framed()), (0x203, outermost())]);
     let words = [9, STACK + 0x10, TEXT + 0x104, 9, 0, TEXT + 0x204];

@@ -1,4 +1,4 @@
-//! What addresses in code of Go are taken for, whose tables say nothing of its first functions.
+//! Rules in Go's code, which has no table entries that mark its first functions.
 
 mod shared;
 
@@ -7,7 +7,7 @@ use crate::walk::text::Text;
 
 const AT: u64 = 0x1000;
 
-/// Code at 0x1000 in which every instruction has the row of a function that pushed nothing.
+/// Code at 0x1000 with the row of a function that pushed nothing at every instruction.
 struct Described(Vec<u8>);
 
 impl Code for Described {
@@ -39,24 +39,24 @@ fn goroutines_begin_at_goexit_which_calls_nothing() {
     let code = goexit(0xcc);
     let first = cache.rule(returned(1), &code);
     assert!(first.returns() && cache.not_called(first) && cache.is_root(first));
-    // Inside it, and in what it calls.
+    // Inside it, and in its callee.
     for at in [CodeAddress::Pc(Avma(AT)), CodeAddress::Pc(Avma(AT + 1)), returned(6)] {
         let rule = cache.rule(at, &code);
         assert_eq!((rule.kind(), cache.not_called(rule)), (RuleKind::Root, false), "{at:?}");
     }
-    // What follows is no padding: another function that begins so.
+    // The following bytes are no padding: another function with the same start.
     let mut cache = Cache::default();
     let other = cache.rule(returned(1), &goexit(0x50));
     assert!(!other.returns() && other.kind() == RuleKind::StackPointer);
 }
 
 #[test]
-fn a_thread_of_go_begins_where_its_clone_goes_on_to_exit() {
+fn a_thread_of_go_begins_where_clone_continues_to_exit() {
     // call *%r12; mov $111,%edi; mov $60,%eax; syscall; jmp back to the mov
     let code = [0x41, 0xff, 0xd4, 0xbf, 0x6f, 0, 0, 0, 0xb8, 0x3c, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xf2];
     let first = Cache::default().rule(returned(3), &Described(code.to_vec()));
     assert_eq!((first.kind(), first.returns()), (RuleKind::Root, true));
-    // exit_group(0) by whoever is called last is not where a thread begins.
+    // exit_group(0) after the last call is not the start of a thread.
     let mut other = code;
     other[9] = 0xe7;
     let caller = Cache::default().rule(returned(3), &Described(other.to_vec()));
@@ -64,7 +64,7 @@ fn a_thread_of_go_begins_where_its_clone_goes_on_to_exit() {
 }
 
 #[test]
-fn a_trampoline_of_signals_is_one_whatever_its_table_says() {
+fn a_signal_trampoline_is_recognized_whatever_its_table_says() {
     // nop; mov $15,%rax; syscall
     let code = Described(vec![0x90, 0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]);
     let mut cache = Cache::default();
@@ -74,7 +74,7 @@ fn a_trampoline_of_signals_is_one_whatever_its_table_says() {
 }
 
 #[test]
-fn an_emulated_entry_point_returns_to_where_it_was_called() {
+fn an_emulated_entry_point_returns_to_its_caller() {
     let code = Described(vec![0xcc]);
     let rule = Cache::default().rule(CodeAddress::Pc(Avma(0xffff_ffff_ff60_0400)), &code);
     assert_eq!((rule.kind(), rule.cfa(), rule.return_at()), (RuleKind::StackPointer, 1, 0));
@@ -83,7 +83,7 @@ fn an_emulated_entry_point_returns_to_where_it_was_called() {
 }
 
 #[test]
-fn a_system_call_that_ends_a_trampoline_of_signals_has_its_frame() {
+fn a_system_call_that_ends_a_trampoline_has_the_signal_frame() {
     // mov $15,%eax; syscall, of musl, without unwind information
     let mut cache = Cache::default();
     let rule = cache.rule(CodeAddress::Pc(Avma(AT + 5)), &Text::new(AT, [0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]));
@@ -91,7 +91,7 @@ fn a_system_call_that_ends_a_trampoline_of_signals_has_its_frame() {
 }
 
 #[test]
-fn code_that_leads_nowhere_is_followed_less_until_it_leads_on() {
+fn code_without_callers_is_followed_less_until_it_has_some() {
     let mut fruitless = Fruitless::default();
     let nowhere = |fruitless: &mut Fruitless, times: u32| (0..times).for_each(|_| fruitless.note(0));
     nowhere(&mut fruitless, Fruitless::BALANCE_MAX - 1);
@@ -103,7 +103,7 @@ fn code_that_leads_nowhere_is_followed_less_until_it_leads_on() {
     assert!((0..64).all(|_| !fruitless.is_short()));
 }
 
-/// The same, with an instruction at +4 that is part of an epilogue.
+/// The same, with an instruction of an epilogue at +4.
 struct WithEpilogue(Described);
 
 impl Code for WithEpilogue {
@@ -124,7 +124,7 @@ impl Code for WithEpilogue {
 }
 
 #[test]
-fn only_where_a_thread_stands_is_it_in_an_epilogue() {
+fn only_a_program_counter_can_be_in_an_epilogue() {
     // The last byte of a call looks like a return: call +0xc3000000; nop
     let code = WithEpilogue(Described(vec![0xe8, 0, 0, 0, 0xc3, 0x90, 0x90]));
     let cfa = |address| Cache::default().rule(address, &code).cfa();

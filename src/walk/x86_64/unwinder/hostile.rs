@@ -1,5 +1,5 @@
-//! Tests: unwinding hostile stacks and registers over this test's own image ends, whatever
-//! the bytes are. Seeded; a failure prints its seed.
+//! Unwinding hostile stacks and registers over this test's own image terminates, whatever the bytes are. Seeded; a
+//! failure prints its seed.
 
 use super::tests::{Rows, STACK, TEXT, row};
 use super::*;
@@ -7,7 +7,7 @@ use crate::binary::frame_rule::{Cfa, Column};
 use crate::rng::Rng;
 use crate::walk::StackBytes;
 
-/// A word as damaged stacks have it: near the code, near the stack, or anything.
+/// A word of a damaged stack: near the code, near the stack, or anything.
 fn word(random: &mut Rng) -> u64 {
     match random.within(0, 3) {
         0 | 1 => TEXT + random.within(0, 519),

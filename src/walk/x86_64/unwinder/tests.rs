@@ -10,7 +10,7 @@ use crate::walk::{Code, CodeTraits, StackBytes};
 
 pub(super) const TEXT: u64 = 0x40_1000;
 pub(super) const STACK: u64 = 0x7fff_0000_1000;
-/// After `call *%rax`, wherever a return address is wanted: TEXT+2, +4, +6, ...
+/// Return addresses after `call *%rax`: TEXT+2, +4, +6, ...
 const CALLS: [u8; 512] = {
     let mut code = [0xff; 512];
     let mut at = 1;
@@ -21,10 +21,10 @@ const CALLS: [u8; 512] = {
     code
 };
 
-/// Code whose bytes are not known.
+/// Code with unknown bytes.
 const MADE_AT_RUN_TIME: std::ops::Range<u64> = 0x7e00_0000_0000..0x7e00_0000_1000;
 
-/// Code that is nothing but calls, with a row for each address that has one.
+/// Code that consists of calls, with rows for some addresses.
 pub(super) struct Rows(pub(super) BTreeMap<u64, Row>);
 
 impl Code for Rows {
@@ -63,7 +63,7 @@ struct Case {
 }
 
 impl Case {
-    /// Walks from TEXT+0, or the register 16; addresses come back relative to TEXT.
+    /// Walks from TEXT+0, or from register 16; addresses are relative to TEXT.
     fn walk(&self, how: UnwindMethod) -> (Vec<u64>, Vec<Method>, StackEnd) {
         let (addresses, methods, walked) = self.walk_below(how, None, None);
         (addresses, methods, walked.ended)
@@ -106,9 +106,9 @@ impl Case {
 }
 
 #[test]
-fn registers_other_than_the_frame_pointer_carry_the_cfa() {
-    // As in _dl_runtime_resolve: CFA = rbx+32, rbx saved in the frame; its caller has
-    // its own CFA on the rbx that is restored.
+fn registers_other_than_the_frame_pointer_can_be_the_base_of_the_cfa() {
+    // Like _dl_runtime_resolve: CFA = rbx+32, rbx saved in the frame; its caller has a CFA relative to the
+    // restored rbx.
     let case = Case {
         rows: vec![
             (0, row(Cfa::Register(3, 32), &[(3, Column::At(-16))])),
@@ -123,7 +123,7 @@ fn registers_other_than_the_frame_pointer_carry_the_cfa() {
 }
 
 #[test]
-fn a_return_address_in_a_register_leaves_the_stack_as_it_is() {
+fn a_return_address_in_a_register_does_not_move_the_stack_pointer() {
     // vfork: popq %rdi; syscall. CFA = rsp, the return address in rdi.
     let case = |rdi| Case {
         rows: vec![
@@ -136,7 +136,7 @@ fn a_return_address_in_a_register_leaves_the_stack_as_it_is() {
     };
     case(TEXT + 10).check(&[0, 9, 19], StackEnd::Root);
     case(TEXT + 11).check(&[0], StackEnd::BadFrame);
-    // Not where the word below the stack pointer happens to be one.
+    // Not if the word below the stack pointer happens to be a return address.
     let mut below = case(0);
     below.rows[0].1 = row(Cfa::Register(RSP as u8, 0), &[]);
     below.words = vec![TEXT + 10, 1, TEXT + 20, 3];
@@ -145,7 +145,7 @@ fn a_return_address_in_a_register_leaves_the_stack_as_it_is() {
 }
 
 #[test]
-fn a_realigned_stack_is_left_by_reading_memory() {
+fn a_realigned_stack_is_unwound_by_reading_memory() {
     // lea 8(%rsp),%r10; and $-32,%rsp; push -8(%r10); push %rbp; mov %rsp,%rbp; push %r10:
     // CFA = *(rbp-8), rbp = *rbp.
     let deref = |offset: u8| Cfa::Expression([0x76, offset, 0x06].into());
@@ -172,7 +172,7 @@ fn a_realigned_stack_is_left_by_reading_memory() {
 }
 
 #[test]
-fn what_a_signal_interrupted_is_no_call_and_has_all_its_registers() {
+fn interrupted_code_is_no_call_and_has_all_its_registers() {
     let mut frame = row(Cfa::Register(RSP as u8, 0), &[]);
     frame.signal = true;
     frame.columns[RSP] = Column::At(0x10);
@@ -182,7 +182,7 @@ fn what_a_signal_interrupted_is_no_call_and_has_all_its_registers() {
         rows: vec![
             (0, sp_plus(8)),
             (9, frame),
-            // Interrupted at +31, which no call precedes; its row is that of +31, not +30.
+            // Interrupted at +31, which follows no call; its row is that of +31, not +30.
             (31, row(Cfa::Register(3, 8), &[])),
             (39, first_function()),
         ],
@@ -201,24 +201,24 @@ fn signal_frame(sp: i64, pc: i64) -> Row {
 }
 
 #[test]
-fn a_trampoline_of_signals_called_nothing() {
-    // Its row begins one byte before it, at +10, as glibc's does.
+fn a_signal_trampoline_called_nothing() {
+    // Its row begins one byte before it, at +10, like glibc's.
     let case = |trampoline| Case {
         rows: vec![(0, sp_plus(8)), (trampoline - 1, signal_frame(0, 1)), (31, first_function())],
         words: vec![TEXT + trampoline, STACK + 24, TEXT + 31],
         registers: vec![],
     };
     case(11).check(&[0, 11, 31], StackEnd::Root);
-    // That of macOS called the handler.
+    // macOS's trampoline called the handler.
     case(10).check(&[0, 9, 31], StackEnd::Root);
-    // Where the walk goes no further, and where it may not.
+    // The walk ends there, or is cut off.
     let mut torn = case(11);
     torn.words.truncate(2);
     assert_eq!(torn.walk(UnwindMethod::Cfi).0, [0, 11]);
 }
 
 #[test]
-fn a_handler_on_a_stack_of_its_own_is_told_from_a_torn_stack() {
+fn a_handler_on_a_separate_stack_is_distinguished_from_a_broken_stack() {
     const FAR: u64 = 9 << 20;
     let check = |sp: u64, stack_top, stack_limit, ended| {
         let case = Case {
@@ -229,26 +229,26 @@ fn a_handler_on_a_stack_of_its_own_is_told_from_a_torn_stack() {
         for how in [UnwindMethod::Auto, UnwindMethod::Cfi] {
             let (addresses, _, walked) = case.walk_below(how, stack_top, stack_limit);
             assert_eq!((addresses.as_slice(), walked.ended), (&[0, 11, 31][..], ended), "{sp:#x}");
-            // What lies elsewhere does not make the copy larger.
+            // Other stacks do not count for the reach of the copy.
             assert!(ended != StackEnd::OtherStack || walked.reached == Avma(STACK + 8), "{walked:?}");
         }
     };
     check(STACK - 0x100, None, None, StackEnd::OtherStack);
-    // Alternate stacks in memory of the program lie far below the interrupted one.
+    // Alternate stacks in program memory are far below the interrupted one.
     check(STACK + FAR, None, None, StackEnd::OtherStack);
     check(STACK + FAR, Some(STACK + FAR + 0x1000), None, StackEnd::OtherStack);
     check(STACK + 0x2000, None, Some(STACK + 0x1000), StackEnd::OtherStack);
     check(STACK + 0x2000, Some(STACK + 0x1000), None, StackEnd::OtherStack);
     check(u64::MAX - 3, None, None, StackEnd::OtherStack);
-    // It may be this one, of which too little was copied.
+    // It may be this stack, with too little copied.
     check(STACK + 0x1000, None, None, StackEnd::DeeperThanCopied);
     check(STACK + 0x1000, Some(STACK + 0x2000), Some(STACK + 0x2000), StackEnd::DeeperThanCopied);
-    // Among the copied bytes, and no caller there.
+    // In the copied bytes, without a caller.
     check(STACK + 16, None, None, StackEnd::BadFrame);
 }
 
 #[test]
-fn a_record_that_is_followed_from_code_that_is_not_known_is_no_proof() {
+fn a_record_followed_from_unknown_code_is_no_proof() {
     let pc = MADE_AT_RUN_TIME.start + 0x10;
     let check = |words: &[u64], record: u64| {
         let case = Case {
@@ -258,17 +258,17 @@ fn a_record_that_is_followed_from_code_that_is_not_known_is_no_proof() {
         };
         case.check(&[pc.wrapping_sub(TEXT), 19], StackEnd::Unproved);
     };
-    // rbp is the caller's, whose own return address is in the record: it returns to +10.
+    // rbp is the caller's, and its own return address is in the record: it returns to +10.
     check(&[TEXT + 10, 0, STACK + 64, TEXT + 20], STACK + 16);
-    // push %rbp is done, mov %rsp,%rbp is not.
+    // After push %rbp, before mov %rsp,%rbp.
     check(&[STACK + 16, TEXT + 10, 0, TEXT + 20], STACK + 16);
-    // Or it is that of the function: both look the same.
+    // Or rbp is the function's own: both look the same.
     check(&[7, TEXT + 10, 0, TEXT + 20], STACK + 16);
     check(&[0, TEXT + 20], STACK);
 }
 
 #[test]
-fn a_return_address_that_no_call_precedes_is_refused() {
+fn a_return_address_without_a_preceding_call_is_refused() {
     let case = |word| Case {
         rows: vec![(0, sp_plus(8)), (9, first_function()), (10, first_function())],
         words: vec![word, 0, 0, 0],
@@ -293,8 +293,8 @@ fn the_stack_pointer_must_rise() {
     }
 }
 
-/// Functions without rows, but for the two that call: `f` at +40, which nothing leads out of, is
-/// called from +00 by way of a jump at +50; `h` at +60 from +05. +0a calls through a register.
+/// Functions without rows, except the two callers: `f` at +40, which nothing leads out of, is called from +00
+/// through a jump at +50; `h` at +60 from +05. +0a calls through a register.
 struct Calls;
 
 impl Calls {
@@ -350,14 +350,14 @@ impl Code for Calls {
 }
 
 #[test]
-fn a_scan_finds_only_the_caller_of_the_function_that_it_is_stuck_in() {
+fn a_scan_finds_only_the_caller_of_the_stuck_function() {
     let (stale, indirect, live) = (TEXT + 0x0a, TEXT + 0x0c, TEXT + 0x05);
     assert_eq!(Calls::walk(&[7, stale, indirect, live]), (vec![0x45, 4], StackEnd::Scanned));
     assert_eq!(Calls::walk(&[7, stale, indirect]), (vec![0x45], StackEnd::Undescribed));
 }
 
 #[test]
-fn at_the_end_of_the_address_space_walks_end() {
+fn walks_end_at_the_end_of_the_address_space() {
     for bytes in [0, 3, 7, 8, 15] {
         let base = u64::MAX - bytes;
         let registers = vec![(RSP, base), (RBP, u64::MAX - 15)];
@@ -371,22 +371,22 @@ fn at_the_end_of_the_address_space_walks_end() {
 }
 
 #[test]
-fn the_window_is_told_from_garbage() {
+fn a_stack_beyond_the_copy_is_distinguished_from_garbage() {
     let case = |bytes| Case { rows: vec![(0, sp_plus(bytes))], words: vec![0; 4], registers: vec![] };
     case(0x1000).check(&[0], StackEnd::DeeperThanCopied);
     case(1 << 40).check(&[0], StackEnd::BadFrame);
 }
 
 #[test]
-fn a_walk_that_only_ends_is_not_complete() {
-    // Neither row nor frame record, and rbp is 0: with frame pointers that would do.
+fn a_walk_that_merely_ends_is_not_complete() {
+    // Neither row nor frame record, and rbp is 0: sufficient only with frame pointers.
     let case = Case { rows: vec![], words: vec![0; 4], registers: vec![] };
     case.check(&[0], StackEnd::Undescribed);
 }
 
 #[test]
 fn a_threads_first_instruction_has_nothing_above_its_stack_pointer() {
-    // What lies below it is copied, too.
+    // The bytes below it are copied, too.
     let registers = vec![(RSP, STACK + 16)];
     let case = Case { rows: vec![], words: vec![0; 8], registers };
     assert_eq!(case.walk_below(UnwindMethod::Auto, Some(STACK + 16), None).2.ended, StackEnd::Root);
@@ -394,7 +394,7 @@ fn a_threads_first_instruction_has_nothing_above_its_stack_pointer() {
 }
 
 #[test]
-fn a_null_return_address_ends_a_stack_that_is_not_the_threads_own() {
+fn a_null_return_address_ends_a_stack_other_than_the_threads_own() {
     let mut case = Case {
         rows: vec![(0, sp_plus(8)), (9, sp_plus(16))],
         words: vec![TEXT + 10, 7, 0, 0],
@@ -404,10 +404,10 @@ fn a_null_return_address_ends_a_stack_that_is_not_the_threads_own() {
     assert_eq!(ended(&case, None), StackEnd::Fiber);
     assert_eq!(ended(&case, Some(STACK - 0x10_0000)), StackEnd::Fiber);
     assert_eq!(ended(&case, Some(STACK + 0x1000)), StackEnd::BadFrame);
-    // In the leaf, whose row may be wrong at this instruction, it proves nothing.
+    // In the leaf, with a row that may be wrong at this instruction, it proves nothing.
     case.words[0] = 0;
     assert_eq!(ended(&case, None), StackEnd::BadFrame);
-    // Nor in a frame that was found by a frame record.
+    // Nor in a frame found by a frame record.
     case.rows = vec![(9, sp_plus(16))];
     case.words = vec![0, TEXT + 10, 7, 0];
     case.registers = vec![(RBP, STACK)];
@@ -422,8 +422,7 @@ fn depth_is_limited() {
     assert_eq!((addresses.len(), ended), (16, StackEnd::DepthLimit));
 }
 
-/// A thread that sleeps: in a system call, called by a function that keeps a frame pointer, which
-/// is unknown.
+/// A sleeping thread: in a system call, called by a function that keeps a frame pointer, which is unknown.
 struct Asleep;
 
 impl Asleep {
@@ -479,7 +478,7 @@ impl Code for Asleep {
 }
 
 #[test]
-fn a_frame_pointer_that_nobody_told_is_where_the_instructions_put_it() {
+fn an_unknown_frame_pointer_is_derived_from_instructions() {
     let words = [TEXT + Asleep::RETURNS_TO_CALLER, 1, 2, 3, 4, 0x1234, TEXT + Asleep::RETURNS_TO_FIRST, 0, 0];
     let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
     let mut registers =
@@ -492,14 +491,14 @@ fn a_frame_pointer_that_nobody_told_is_where_the_instructions_put_it() {
     let found: Vec<u64> = out.addresses.iter().map(|address| address.0 - TEXT).collect();
     assert_eq!(found, [2, Asleep::RETURNS_TO_CALLER - 1, Asleep::RETURNS_TO_FIRST - 1]);
     assert_eq!(walked.ended, StackEnd::Root);
-    // One that is known is used as it is.
+    // A known one is used.
     registers.gpr[RBP] = STACK + 8;
     let mut out = Frames::default();
     let walked = Unwinder::default().walk(UnwindMethod::Cfi, &registers, &input, &mut out);
     assert_eq!((out.addresses.len(), walked.ended), (2, StackEnd::BadFrame));
 }
 
-/// Code of V8 from TEXT+100 to TEXT+200, which is nothing but calls; how often it was requested at TEXT+110.
+/// V8's code from TEXT+100 to TEXT+200, which consists of calls; with a count of requests at TEXT+110.
 struct OfV8(Rows, std::cell::Cell<u32>);
 
 impl Code for OfV8 {
@@ -520,11 +519,11 @@ impl Code for OfV8 {
 }
 
 #[test]
-fn code_of_v8_is_followed_only_where_a_frame_has_no_mark() {
+fn code_of_v8_is_followed_only_for_frames_without_a_marker() {
     const TAGGED: u64 = 0x2000_0001;
     const KIND: u64 = 2 << 1;
     let mut asked = Vec::new();
-    // The function and the context; the kind of a frame that is not JavaScript's; none of these.
+    // Function and context; the type of a non-JavaScript frame; neither.
     for (below, is_marked) in [([TAGGED, TAGGED], true), ([7, KIND], true), ([TAGGED, TAGGED + 1], false)] {
         let code = OfV8(Rows([(0, sp_plus(8)), (19, first_function())].into()), std::cell::Cell::new(0));
         let words = [TEXT + 110, below[0], below[1], 0, TEXT + 20, 0, 0];
@@ -534,7 +533,7 @@ fn code_of_v8_is_followed_only_where_a_frame_has_no_mark() {
         let input = Input::new(StackBytes { base: Avma(STACK), bytes: &bytes }, &code);
         let mut unwinder = Unwinder::default();
         for _ in 0..2 {
-            // By frame pointers alone the function in between would be missing without a mark.
+            // By frame pointers alone, without a marker, the function in between would be missing.
             for how in
                 [UnwindMethod::Auto, UnwindMethod::FramePointer].into_iter().take(1 + usize::from(is_marked))
             {
@@ -551,9 +550,9 @@ fn code_of_v8_is_followed_only_where_a_frame_has_no_mark() {
     assert!(asked[0] == asked[1] && asked[0] < asked[2], "{asked:?}");
 }
 
-/// As in `__wine_syscall_dispatcher`, which calls on a stack of its own, and where the other side calls back.
+/// Like `__wine_syscall_dispatcher`, which calls on a separate stack, and a callback from there.
 #[test]
-fn a_caller_on_another_stack_is_told_where_a_call_is_under_way() {
+fn a_caller_on_another_stack_is_reported_during_a_call() {
     const RBX: usize = 3;
     const R12: usize = 12;
     let left = row(Cfa::Register(RBX as u8, 8), &[(RETURN_ADDRESS, Column::In(R12 as u8))]);
@@ -563,7 +562,7 @@ fn a_caller_on_another_stack_is_told_where_a_call_is_under_way() {
         let case = Case { rows: vec![(0, sp_plus(8)), (9, outer)], words: vec![TEXT + 10, 0, 0], registers };
         case.check(&[0, 9], StackEnd::OtherStack);
     }
-    // A thread may be about to go there.
+    // A thread may be about to switch there.
     let registers = vec![(RBX, STACK - 0x10_0000), (R12, TEXT + 20)];
     let leaf = Case { rows: vec![(0, left)], words: vec![0, 0], registers };
     assert_ne!(leaf.walk(UnwindMethod::Auto).2, StackEnd::OtherStack);

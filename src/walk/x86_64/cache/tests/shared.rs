@@ -1,20 +1,20 @@
-//! What one process learned about a file is known in the others that map it, and nothing else is.
+//! Facts that one process learned about a file are known in other processes that map it, and nothing else is.
 
 use std::cell::Cell;
 
 use super::*;
 use crate::walk::FilePlace;
 
-/// Where the caller's code begins in a mapping, behind what look-ups in front of an address may touch.
+/// Start of the caller's code in a mapping, after the range that look-ups before an address may examine.
 const CALLER: u64 = 0x80;
-/// What it calls.
+/// Its callee.
 const CALLEE: u64 = 0xa0;
-/// Another caller of that.
+/// Another caller of that callee.
 const OTHER_CALLER: u64 = 0xc0;
-/// An address whose row is unusual.
+/// An address with an unusual row.
 const UNUSUAL: u64 = 0xe0;
 const MAPPED_BYTES: u64 = 0x140;
-/// Where a process has another mapping, from the first address of this one on.
+/// Distance of another mapping of the process from the start of this one.
 const NEIGHBOUR: u64 = 0x1000;
 
 /// A mapping of a file.
@@ -25,7 +25,7 @@ struct Mapped {
     bytes: Vec<u8>,
 }
 
-/// What a process has mapped, and how much was requested of that.
+/// A process's mappings, and the number of requests for them.
 struct Process {
     mapped: Vec<Mapped>,
     asked: Cell<u32>,
@@ -70,7 +70,7 @@ impl Code for Process {
     }
 }
 
-/// Two functions that call a third one, which is these bytes.
+/// Two functions that call a third one, which consists of these bytes.
 fn file(image: u32, start: u64, callee: &[u8]) -> Mapped {
     let mut bytes = vec![0xcc; MAPPED_BYTES as usize];
     let mut put = |at: u64, code: &[u8]| bytes[at as usize..][..code.len()].copy_from_slice(code);
@@ -89,7 +89,7 @@ const RETURNS: &[u8] = &[0x31, 0xc0, 0xc3];
 /// jmp to the neighbour's first instruction
 const JUMPS_AWAY: &[u8] = &[0xe9, 0x5b, 0x0f, 0, 0];
 
-/// The addresses that a process is at, or returns to.
+/// Program counters and return addresses of a process.
 fn addresses(start: u64) -> Vec<CodeAddress> {
     let pcs = [CALLER, CALLER + 4, CALLER + 9, CALLER + 13, CALLEE, CALLEE + 2, OTHER_CALLER + 1];
     let returns = [CALLER + 9, OTHER_CALLER + 6, UNUSUAL + 1];
@@ -97,7 +97,7 @@ fn addresses(start: u64) -> Vec<CodeAddress> {
     pcs.chain(returns.into_iter().map(|at| CodeAddress::Return(Avma(start + at)))).collect()
 }
 
-/// All that a cache says of the addresses of a file, and how much was requested for that.
+/// All facts of a cache about the addresses of a file, and the number of requests for them.
 fn learned(cache: &mut Cache, process: &Process, start: u64) -> (Vec<String>, u32) {
     process.asked.set(0);
     let rules = addresses(start).into_iter().map(|address| {
@@ -110,7 +110,7 @@ fn learned(cache: &mut Cache, process: &Process, start: u64) -> (Vec<String>, u3
     (rules.collect(), process.asked.get())
 }
 
-/// The caches of two processes that share what they learn.
+/// The caches of two processes that share their facts.
 fn two() -> (Cache, Cache) {
     let shared = Shared::default();
     (Cache::new(&shared), Cache::new(&shared))
@@ -120,14 +120,14 @@ const HERE: u64 = 0x5555_0000_0000;
 const THERE: u64 = 0x7f12_3456_7000;
 
 #[test]
-fn a_second_process_learns_nothing_of_the_same_file() {
+fn a_second_process_learns_nothing_about_the_same_file() {
     let (mut first, mut second) = two();
     let (rules, asked) = learned(&mut first, &Process::new(&[file(1, HERE, RETURNS)]), HERE);
     assert!(asked > 100, "{asked}");
     assert!(rules.iter().any(|rules| rules.contains("StackPointer") || rules.contains("Rule(")));
     let process = Process::new(&[file(1, THERE, RETURNS)]);
     assert_eq!(learned(&mut second, &process, THERE), (rules.clone(), 0));
-    // Its images changed, as with each library that is loaded.
+    // Its images changed, as for each loaded library.
     second.clear();
     assert_eq!(learned(&mut second, &process, THERE), (rules, 0));
 }
@@ -142,10 +142,10 @@ fn a_file_that_is_mapped_twice_is_learned_once() {
 }
 
 #[test]
-fn another_file_and_another_part_of_it_are_learned_anew() {
+fn another_file_and_another_part_of_it_are_learned_separately() {
     let (mut first, mut second) = two();
     let (rules, _) = learned(&mut first, &Process::new(&[file(1, HERE, RETURNS)]), HERE);
-    // The same bytes, in what was put in the place of the file.
+    // The same bytes, in a file that replaced the first.
     let (same, asked) = learned(&mut second, &Process::new(&[file(2, THERE, RETURNS)]), THERE);
     assert!(same == rules && asked > 100, "{asked}");
     second.clear();
@@ -156,18 +156,18 @@ fn another_file_and_another_part_of_it_are_learned_anew() {
 }
 
 #[test]
-fn what_depends_on_other_mappings_is_learned_in_each_process() {
+fn facts_that_depend_on_other_mappings_are_learned_in_each_process() {
     let neighbour =
         |start: u64, bytes: &[u8]| Mapped { start: start + NEIGHBOUR, image: 9, bytes: bytes.to_vec() };
     let (mut first, mut second) = two();
-    // In the first process the callee comes back, in the second one nothing is mapped where it jumps to.
+    // In the first process the callee returns, in the second its jump target is unmapped.
     let with = Process::new(&[file(1, HERE, JUMPS_AWAY), neighbour(HERE, &[0xc3])]);
     let without = Process::new(&[file(1, THERE, JUMPS_AWAY)]);
     let (rules, _) = learned(&mut first, &with, HERE);
     let (alone, _) = learned(&mut Cache::default(), &without, THERE);
     assert_ne!(rules, alone, "or this shows nothing");
     assert_eq!(learned(&mut second, &without, THERE).0, alone);
-    // And the other way.
+    // The reverse.
     let (mut first, mut second) = two();
     assert_eq!(learned(&mut first, &without, THERE).0, alone);
     assert_eq!(learned(&mut second, &with, HERE).0, rules);
@@ -183,13 +183,13 @@ fn rows_since_a_call_are_known_in_the_second_process() {
     let again = Process::new(&[file(1, THERE, RETURNS)]);
     assert_eq!(second.by_calls.row(Avma(THERE + CALLER), at(THERE, CALLER + 9), &again).cloned(), row);
     assert_eq!(again.asked.get(), 0);
-    // By another entry it is another row.
+    // By another entry the row is different.
     let other = second.by_calls.row(Avma(THERE + CALLER + 4), at(THERE, CALLER + 9), &again).cloned();
     assert!(other.is_some_and(|row| row.cfa == Cfa::Register(7, 8)) && again.asked.get() > 0);
 }
 
 #[test]
-fn callees_of_files_are_followed_once() {
+fn callees_in_files_are_followed_once() {
     let (mut first, mut second) = two();
     let returns = |cache: &mut Cache, process: &Process, start: u64| {
         cache.callees.clear();
@@ -200,7 +200,7 @@ fn callees_of_files_are_followed_once() {
     let again = Process::new(&[file(1, THERE, RETURNS)]);
     assert!(returns(&mut second, &again, THERE));
     assert_eq!(again.asked.get(), 0);
-    // What depends on another mapping is not shared.
+    // Facts that depend on another mapping are not shared.
     let neighbour = Mapped { start: HERE + NEIGHBOUR, image: 9, bytes: vec![0xc3] };
     let with = Process::new(&[file(2, HERE, JUMPS_AWAY), neighbour]);
     let without = Process::new(&[file(2, THERE, JUMPS_AWAY)]);

@@ -1,8 +1,9 @@
-//! Frame records of a function that never returns: what proves that it was called by their caller.
+//! Frame records of a noreturn function, and proofs that their caller called it.
 
 use super::*;
 
-/// A function at +10 without rows that keeps a record and never returns: push %rbp; lea (%rsp),%rbp; call *%rax; jmp.
+/// A function at +10 without rows that keeps a record and never returns: push %rbp; lea (%rsp),%rbp; call *%rax;
+/// jmp.
 struct Endless(Rows, [u8; 0x40]);
 
 impl Code for Endless {
@@ -18,7 +19,7 @@ impl Code for Endless {
 }
 
 #[test]
-fn a_record_is_certain_where_the_call_leads_to_the_function_that_keeps_it() {
+fn a_record_is_certain_if_the_call_leads_to_the_function_that_keeps_it() {
     let walk = |call: &[u8]| {
         let returned = call.len() as u64;
         let mut code = [0xf4; 0x40];
