@@ -97,7 +97,7 @@ pub fn text(report: &Report, top: usize) -> String {
     out
 }
 
-/// The functions with the largest differences, where none is beyond noise.
+/// The functions with the largest differences, if none is significant.
 fn largest(report: &Report) -> Vec<&FunctionChange> {
     const SHOWN: usize = 5;
     let mut rows: Vec<&FunctionChange> = report.functions.iter().collect();
