@@ -1,5 +1,5 @@
-//! Mistakes: one line that names the thing and the next step, the right exit code, no
-//! output, and nothing of the target touched.
+//! User errors: one line that names the problem and the next step, the right exit code, no output, and a
+//! target that is not touched.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,7 +19,7 @@ fn refused(line: &str, code: i32, needles: &[&str]) {
 }
 
 #[test]
-fn values_that_cannot_be() {
+fn impossible_values_are_refused() {
     for (option, expected) in [
         ("--hz 0", "--hz `0`: expected a whole number from 1 to 10000"),
         ("--hz 1e9", "--hz `1e9`: expected a whole number from 1 to 10000"),
@@ -51,7 +51,7 @@ fn values_that_cannot_be() {
 }
 
 #[test]
-fn processes_that_cannot_be_meant() {
+fn impossible_process_ids_are_refused() {
     for (line, expected) in [
         ("", "say what to profile: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches"),
         ("--hz 99", "say what to profile: "),
@@ -77,7 +77,7 @@ fn processes_that_cannot_be_meant() {
 }
 
 #[test]
-fn words_that_do_not_exist() {
+fn unknown_commands_and_options_are_refused() {
     let command = "-- touch marker";
     for (line, expected) in [
         ("--durration 5", "there is no option `--durration`; did you mean `--duration`?"),
@@ -272,7 +272,7 @@ fn commands_that_cannot_be_run() {
 }
 
 #[test]
-fn nothing_sampled_is_no_success_and_no_file() {
+fn an_empty_recording_fails_and_writes_no_file() {
     if !can_trace() {
         return;
     }
@@ -293,7 +293,7 @@ fn nothing_sampled_is_no_success_and_no_file() {
 }
 
 #[test]
-fn an_output_that_exists_survives_a_failed_run() {
+fn an_existing_output_survives_a_failed_run() {
     let place = Place::new();
     place.write("a.svg", "old");
     place.write("s.json", "old");
@@ -315,7 +315,7 @@ fn an_output_that_exists_survives_a_failed_run() {
 }
 
 #[test]
-fn a_disk_that_is_full_is_told() {
+fn a_full_disk_is_reported() {
     if !fs::metadata("/dev/full").is_ok_and(|metadata| !metadata.is_file()) {
         return skip("there is no /dev/full");
     }

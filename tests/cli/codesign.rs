@@ -1,5 +1,5 @@
-//! `scripts/codesign-macos.sh` with a `codesign` that only writes down how it was called:
-//! which command is run, on which file, with which entitlements, and what is left behind.
+//! `scripts/codesign-macos.sh` with a fake `codesign` that records its calls: which command is run, on which
+//! file, with which entitlements, and which files remain.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -81,7 +81,7 @@ fn texts(output: &Output) -> (String, String) {
 }
 
 #[test]
-fn the_command_is_the_documented_one_and_is_printed() {
+fn the_documented_command_is_run_and_printed() {
     let place = Place::new();
     let output = place.sign(&place.program);
     let (stdout, stderr) = texts(&output);
@@ -100,7 +100,7 @@ fn the_command_is_the_documented_one_and_is_printed() {
 }
 
 #[test]
-fn the_entitlements_let_it_debug_and_no_more() {
+fn the_only_entitlement_is_for_debugging() {
     let place = Place::new();
     assert!(place.sign(&place.program).status.success());
     let plist = place.read("entitlements");
@@ -111,7 +111,7 @@ fn the_entitlements_let_it_debug_and_no_more() {
 }
 
 #[test]
-fn a_new_file_replaces_the_program_and_nothing_else_is_left() {
+fn the_program_is_replaced_without_leftovers() {
     let place = Place::new();
     // As cargo does: target/release/stackprof is a second name of a file below deps.
     fs::hard_link(&place.program, place.path("built/deps")).unwrap();
@@ -128,7 +128,7 @@ fn a_new_file_replaces_the_program_and_nothing_else_is_left() {
 }
 
 #[test]
-fn a_link_stays_and_what_it_names_is_signed() {
+fn a_link_is_kept_and_its_target_signed() {
     let place = Place::new();
     symlink("built/my program", place.path("link")).unwrap();
     assert!(place.sign(&place.path("link")).status.success());
@@ -137,7 +137,7 @@ fn a_link_stays_and_what_it_names_is_signed() {
 }
 
 #[test]
-fn a_refusal_leaves_the_program_as_it_was() {
+fn a_refusal_leaves_the_program_unchanged() {
     let place = Place::new();
     fs::write(place.path("refuse"), "").unwrap();
     let before = fs::metadata(&place.program).unwrap().ino();
@@ -152,7 +152,7 @@ fn a_refusal_leaves_the_program_as_it_was() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_the_next_step() {
+fn missing_programs_are_named_with_the_next_step() {
     let place = Place::new();
     let nothing = place.path("nothing");
     fs::create_dir(&nothing).unwrap();

@@ -1,7 +1,7 @@
-//! What a package installs beside the program: completions and man pages. They are made from the
-//! command line itself, and the files in packaging/ are compared with what it makes now.
+//! Files that a package installs besides the program: completions and man pages. They are generated from the
+//! command line's definition, and the files in packaging/ are compared with the current output.
 //!
-//! `STACKPROF_BLESS=1 cargo test --test cli packaged` writes them anew, except in CI.
+//! `STACKPROF_BLESS=1 cargo test --test cli packaged` rewrites them, except in CI.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,7 @@ fn every_shell_gets_a_script_with_commands_options_and_words() {
 }
 
 #[test]
-fn a_shell_that_is_not_known_is_refused_with_those_that_are() {
+fn an_unknown_shell_is_refused_with_the_known_ones() {
     let place = Place::new();
     place.run("completions tcsh").fails_with(2, &["`tcsh`", "{bash|elvish|fish|powershell|zsh}"]);
     place.run("completions").fails_with(2, &["say for which shell", "zsh"]);
@@ -168,7 +168,7 @@ fn shells_offer_processes_by_name_and_number() {
 }
 
 #[test]
-fn shells_complete_a_launched_command_as_their_own() {
+fn shells_complete_a_launched_command_like_their_own() {
     let place = Place::new();
     for (shell, _) in SHELLS.into_iter().filter(|(shell, _)| has(shell)) {
         let offered = offered(&place, shell, "stackprof -d 5 -- touc");
@@ -178,7 +178,7 @@ fn shells_complete_a_launched_command_as_their_own() {
 }
 
 #[test]
-fn packaged_completions_are_those_of_this_version() {
+fn packaged_completions_are_up_to_date() {
     let place = Place::new();
     for (shell, file) in [("bash", "stackprof.bash"), ("fish", "stackprof.fish"), ("zsh", "_stackprof")] {
         let script = place.run(&format!("completions {shell}")).succeeds();
@@ -187,7 +187,7 @@ fn packaged_completions_are_those_of_this_version() {
 }
 
 #[test]
-fn packaged_man_pages_are_those_of_this_version() {
+fn packaged_man_pages_are_up_to_date() {
     is_packaged("man/stackprof.1", &man_page("stackprof", without_command()));
     // `record` is what the first page describes.
     for (name, command) in commands().into_iter().filter(|(name, _)| *name != "record") {

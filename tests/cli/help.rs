@@ -22,7 +22,7 @@ fn help_and_version_are_results() {
 }
 
 #[test]
-fn help_fits_a_terminal_and_names_what_there_is() {
+fn help_fits_a_terminal_and_is_complete() {
     let place = Place::new();
     for (line, names) in [
         (
@@ -90,7 +90,7 @@ fn help_fits_a_terminal_and_names_what_there_is() {
 }
 
 #[test]
-fn help_shows_no_option_that_does_nothing() {
+fn help_shows_no_option_without_effect() {
     let place = Place::new();
     for (line, options) in [
         ("demo --help", &["--pid", "--children", "--per-process", "--off-cpu", "--as", "--gdb"][..]),
@@ -108,7 +108,7 @@ fn help_shows_no_option_that_does_nothing() {
 }
 
 #[test]
-fn the_examples_of_the_help_are_understood() {
+fn the_examples_of_the_help_are_valid() {
     let place = Place::new();
     let help = place.run("--help").succeeds();
     let lines: Vec<&str> = help.stdout.lines().collect();

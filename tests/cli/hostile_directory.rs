@@ -1,5 +1,5 @@
-//! Outputs of root in directories where other users have put something in the way, and of root
-//! on behalf of who called sudo. What decides between test and write is tested beside the code.
+//! Outputs of root in directories where other users have put something in the way, and of root on behalf of
+//! sudo's caller. Races between check and write are tested next to the code.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
@@ -58,7 +58,7 @@ fn refused(run: &Run, needle: &str) {
 }
 
 #[test]
-fn links_of_others_lead_nowhere() {
+fn links_of_other_users_are_not_followed() {
     if !may_give_files_away() {
         return;
     }
@@ -86,7 +86,7 @@ fn links_of_others_lead_nowhere() {
 }
 
 #[test]
-fn files_and_pipes_of_others_are_not_taken_over() {
+fn files_and_pipes_of_other_users_are_not_reused() {
     if !may_give_files_away() {
         return;
     }
@@ -112,7 +112,7 @@ fn files_and_pipes_of_others_are_not_taken_over() {
 }
 
 #[test]
-fn a_file_that_exceeds_the_limit_leaves_nothing() {
+fn a_file_beyond_the_size_limit_is_removed() {
     let place = Place::new();
     // 512 bytes: enough for no flame graph. The signal ends the program, or writing fails.
     for old in [None, Some("old")] {
@@ -140,7 +140,7 @@ fn under_sudo(place: &Place, words: &[&str]) -> Run {
 }
 
 #[test]
-fn under_sudo_root_writes_where_only_root_can() {
+fn under_sudo_only_roots_directories_are_written_as_root() {
     if !may_give_files_away() {
         return;
     }

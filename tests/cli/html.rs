@@ -1,5 +1,5 @@
-//! The HTML page as an output: of recordings, saved profiles and comparisons. What is in it is tested beside the writer and in
-//! a browser (tests/html).
+//! The HTML page as an output: of recordings, saved profiles and comparisons. Its content is tested next to
+//! the writer and in a browser (tests/html).
 
 use crate::support::Place;
 
@@ -11,7 +11,7 @@ fn between<'t>(text: &'t str, before: &str, after: &str) -> &'t str {
 }
 
 #[test]
-fn a_recording_is_the_same_page_each_time() {
+fn the_same_recording_gives_the_same_page() {
     let place = Place::new();
     place.run("--target sim:3 --threads -q -o a.html -o a.pb.gz").succeeds();
     place.run("--target sim:3 --threads -q -o b.html").succeeds();
@@ -42,7 +42,7 @@ fn saved_profiles_and_comparisons_become_pages() {
 }
 
 #[test]
-fn a_page_is_no_input_and_no_report_of_the_gate() {
+fn pages_are_not_read_and_not_written_by_the_gate() {
     let place = Place::new();
     place.write("a.folded", "work;main 3\n");
     place.run("render -q a.folded -o a.html").succeeds();
@@ -81,7 +81,7 @@ fn header(page: &str) -> serde_json::Value {
 /// Source in a page is below the working directory, or a directory that was named, wherever links lead.
 #[cfg(unix)]
 #[test]
-fn source_in_a_page_is_from_the_directories_that_were_named() {
+fn source_in_a_page_is_from_the_given_directories() {
     if !crate::support::can_trace() {
         return;
     }

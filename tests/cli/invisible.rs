@@ -1,5 +1,5 @@
-//! Names with characters that nobody sees or that steer a terminal, through every form of a
-//! profile, every report and every message: none comes out as it went in.
+//! Names with invisible characters or terminal control sequences, through every format of a profile, every
+//! report and every message: all are escaped.
 
 use std::io::Read as _;
 
@@ -35,7 +35,7 @@ fn speedscope(leaf: &str) -> String {
 }
 
 #[test]
-fn every_form_of_a_profile_shows_them_escaped() {
+fn every_profile_format_escapes_them() {
     let place = Place::new();
     let shown = escaped(INVISIBLE);
     place.write("in.json", &speedscope("leaf"));
@@ -81,7 +81,7 @@ fn every_form_of_a_profile_shows_them_escaped() {
 }
 
 #[test]
-fn every_input_and_every_report_shows_them_escaped() {
+fn every_input_and_every_report_escapes_them() {
     let place = Place::new();
     let of_line: String = INVISIBLE.chars().filter(|c| *c != '\n').collect();
     // Blanks at the ends of lines and around the words of perf are no part of a name.
@@ -130,7 +130,7 @@ fn every_input_and_every_report_shows_them_escaped() {
 }
 
 #[test]
-fn every_message_shows_them_escaped() {
+fn every_message_escapes_them() {
     let place = Place::new();
     let odd = format!("odd{INVISIBLE}");
     let shown = format!("odd{}", escaped(INVISIBLE));
@@ -166,7 +166,7 @@ fn every_message_shows_them_escaped() {
 
 /// A recording of the simulated process with every way to name things.
 #[test]
-fn a_recording_shows_them_escaped() {
+fn a_recording_escapes_them() {
     let place = Place::new();
     let odd = format!("odd{}", INVISIBLE.replace('/', ""));
     let (svg, stats) = (format!("{odd}.svg"), format!("{odd}.json"));

@@ -1,4 +1,4 @@
-//! `stackprof open`: who is served, what, and when it ends.
+//! `stackprof open`: authorized clients, served content, and exit.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -44,7 +44,7 @@ fn labels(profile: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_profile_is_for_whom_has_the_address() {
+fn the_profile_is_served_to_holders_of_the_address() {
     let place = recorded();
     let server = start(&place, "a.pb.gz", &[]);
     let (port, token) = (server.port, server.token.clone());
@@ -94,7 +94,7 @@ fn the_profile_is_for_whom_has_the_address() {
 
 /// Each start has a port and a token of its own, and no file or argument of the process tells them.
 #[test]
-fn nothing_that_others_can_read_has_the_token() {
+fn the_token_is_not_readable_by_others() {
     let place = recorded();
     let (first, second) = (start(&place, "a.pb.gz", &[]), start(&place, "a.pb.gz", &[]));
     assert!(first.token != second.token && first.port != second.port);
@@ -137,7 +137,7 @@ fn another_user_is_refused_with_the_right_address() {
 }
 
 #[test]
-fn clients_that_are_slow_or_hostile_keep_nobody_waiting() {
+fn slow_and_hostile_clients_delay_no_other() {
     let place = recorded();
     let server = start(&place, "a.pb.gz", &[]);
     // Some that send half a request, and read nothing.
@@ -164,7 +164,7 @@ fn clients_that_are_slow_or_hostile_keep_nobody_waiting() {
 }
 
 #[test]
-fn it_ends_by_itself_when_nobody_asks_and_on_ctrl_c() {
+fn the_server_ends_when_idle_and_on_ctrl_c() {
     let place = recorded();
     let server = start(&place, "a.pb.gz", &["--timeout", "0.05"]);
     // Others do not keep it, and do not begin the wait.
@@ -184,7 +184,7 @@ fn it_ends_by_itself_when_nobody_asks_and_on_ctrl_c() {
 
 /// A recording is served as its file would be.
 #[test]
-fn a_recording_can_be_opened_at_once() {
+fn a_new_recording_can_be_opened() {
     let place = Place::new();
     let mut command = place.command();
     let words =
@@ -204,7 +204,7 @@ fn a_recording_can_be_opened_at_once() {
 }
 
 #[test]
-fn a_profile_without_addresses_has_its_names_in_it() {
+fn a_profile_without_addresses_contains_its_names() {
     let place = Place::new();
     place.write("a.folded", "work;main;parse 30\nwork;main;<b>&x 4\n");
     let server = start(&place, "a.folded", &[]);
@@ -217,7 +217,7 @@ fn a_profile_without_addresses_has_its_names_in_it() {
 }
 
 #[test]
-fn the_page_is_in_a_file_of_this_user_alone() {
+fn the_page_is_in_a_private_file() {
     let place = recorded();
     let run = place.run("open a.pb.gz --viewer html --no-browser").succeeds();
     let path = std::path::PathBuf::from(run.stdout.trim_end());
@@ -232,7 +232,7 @@ fn the_page_is_in_a_file_of_this_user_alone() {
 }
 
 #[test]
-fn a_browser_is_started_but_not_as_root() {
+fn a_browser_is_started_unless_root() {
     let place = recorded();
     place.write("xdg-open", "#!/bin/sh\nprintf '%s\\n' \"$1\" > opened.part && mv opened.part opened\n");
     place.shell("chmod +x xdg-open && cp xdg-open open").succeeds();
@@ -257,7 +257,7 @@ fn a_browser_is_started_but_not_as_root() {
 /// Under sudo the browser runs as the user who called it, and the server is that user's.
 #[cfg(target_os = "linux")]
 #[test]
-fn under_sudo_browser_and_server_are_the_callers() {
+fn under_sudo_browser_and_server_run_as_the_caller() {
     if !is_root() {
         return skip("only root can act for another user");
     }

@@ -1,5 +1,5 @@
-//! `scripts/perf-regression.sh` with a stackprof that only notes what it is asked for: which
-//! command is recorded when, what is gated against what, and which exit code comes out.
+//! `scripts/perf-regression.sh` with a fake stackprof that records its arguments: the order of recordings,
+//! the arguments of the gate, and the exit code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ fn two_commands_are_recorded_in_turn_and_gated() {
 }
 
 #[test]
-fn a_baseline_is_made_once_and_gated_against_afterwards() {
+fn a_baseline_is_recorded_once_and_compared_with_later_runs() {
     let place = Place::new();
     let baseline = place.path("kept");
     let words = |more: &[&'static str]| -> Vec<String> {
@@ -123,7 +123,7 @@ fn a_baseline_is_made_once_and_gated_against_afterwards() {
 }
 
 #[test]
-fn a_baseline_is_never_what_the_store_makes_anew() {
+fn a_lost_baseline_is_not_recorded_again() {
     let place = Place::new();
     fs::create_dir_all(place.path("store/base")).unwrap();
     fs::write(place.path("store/base/base-001.pb.gz"), "precious").unwrap();
@@ -135,7 +135,7 @@ fn a_baseline_is_never_what_the_store_makes_anew() {
 }
 
 #[test]
-fn a_run_that_fails_is_no_measurement() {
+fn failed_runs_are_not_measured() {
     for status in ["3", "\"signal 9\"", "null"] {
         let place = Place::new();
         let output = place.run(&["--base-command", "./old", "--", "./new"], "0", status);
@@ -147,7 +147,7 @@ fn a_run_that_fails_is_no_measurement() {
 }
 
 #[test]
-fn wrong_words_are_refused_before_anything_runs() {
+fn wrong_arguments_are_refused_before_anything_runs() {
     for words in [
         &["--", "./new"][..],
         &["--baseline", "x"],

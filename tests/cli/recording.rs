@@ -1,5 +1,5 @@
-//! Recordings of real processes through the command line: the demo from end to end, what
-//! is told of a launched command's end, Ctrl-C.
+//! Recordings of real processes through the command line: the demo from end to end, the reported exit of a
+//! launched command, Ctrl-C.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -51,7 +51,7 @@ fn the_demo_shows_its_four_functions() {
 }
 
 #[test]
-fn how_the_command_ended_is_told() {
+fn the_exit_status_of_the_command_is_reported() {
     if !can_trace() {
         return;
     }
@@ -76,7 +76,7 @@ fn how_the_command_ended_is_told() {
 }
 
 #[test]
-fn the_streams_of_the_command_stay_its_own() {
+fn the_streams_of_the_command_are_unchanged() {
     if !can_trace() {
         return;
     }
@@ -137,7 +137,7 @@ fn dump_shows_a_running_process() {
 }
 
 #[test]
-fn dump_writes_names_as_asked() {
+fn dump_writes_names_as_requested() {
     if !can_trace() {
         return;
     }

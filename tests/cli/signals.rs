@@ -1,4 +1,4 @@
-//! Signals to the profiler that need no target: INT, TERM and HUP end it whatever it waits for.
+//! Signals to the profiler without a target: INT, TERM and HUP end it whatever it waits for.
 
 use std::fs;
 use std::net::TcpListener;
@@ -66,7 +66,7 @@ fn waits_for_a_reader(mut command: Command, dir: &Path, last: &str) -> Guard {
 }
 
 #[test]
-fn one_signal_ends_the_wait_for_a_reader_and_leaves_what_was_written() {
+fn one_signal_ends_the_wait_for_a_reader_and_keeps_outputs() {
     for last in ["-o", "--stats"] {
         for (name, number) in ENDING {
             let dir = TempDir::new().unwrap();
@@ -89,7 +89,7 @@ fn ignores(pid: u32, number: i32) -> bool {
 }
 
 #[test]
-fn what_was_ignored_at_the_start_stays_ignored() {
+fn signals_ignored_at_startup_stay_ignored() {
     for (name, number) in ENDING.into_iter().chain([("TSTP", 20)]) {
         let dir = TempDir::new().unwrap();
         let mut command = Command::new("env");
@@ -107,7 +107,7 @@ fn what_was_ignored_at_the_start_stays_ignored() {
 
 /// The signal that ends the recording is enough: nobody need send another one to end the wait.
 #[test]
-fn a_signal_that_came_before_the_handlers_ends_it_all_the_same() {
+fn a_signal_before_the_handlers_ends_the_profiler() {
     for (signal, number) in ENDING {
         // Pending when the program begins, which then waits for its input.
         let raise = format!("kill -{signal} $$; exec \"$0\" render - -o -");
@@ -127,7 +127,7 @@ fn a_signal_that_came_before_the_handlers_ends_it_all_the_same() {
 }
 
 #[test]
-fn a_stub_that_says_nothing_is_given_up_on_one_signal() {
+fn one_signal_ends_the_wait_for_a_silent_stub() {
     for (name, number) in ENDING {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();

@@ -1,5 +1,4 @@
-//! Running the program in a directory of its own and saying everything when it did not
-//! do as expected.
+//! Runs the program in a temporary directory, and prints everything on an unexpected result.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,5 @@
-//! Times of samples on the command line: parts of a recording in every output, what cannot be cut, two parts compared.
+//! Times of samples on the command line: parts of a recording in every output, profiles that cannot be cut,
+//! comparisons of two parts.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +35,7 @@ fn sum(parts: &[BTreeMap<String, u64>]) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn a_part_and_the_rest_are_the_whole_in_every_form() {
+fn a_part_and_the_rest_add_up_in_every_format() {
     for options in ["", "--threads", "--idle", "--timeline-memory 64K --hz 10000 --max-stop 100"] {
         let place = recorded(options);
         let whole = counts(&place.read("r.folded"));
@@ -64,7 +65,7 @@ fn a_part_and_the_rest_are_the_whole_in_every_form() {
 }
 
 #[test]
-fn a_part_of_one_thread_is_cut_by_both() {
+fn time_range_and_thread_can_be_combined() {
     let place = recorded("--threads");
     let text = |line: &str| counts(&place.run(&format!("render -q {line} -o -")).succeeds().stdout);
     let thread = "--thread ^worker-1$";
@@ -84,7 +85,7 @@ fn a_part_of_one_thread_is_cut_by_both() {
 }
 
 #[test]
-fn every_form_that_keeps_times_is_cut_alike() {
+fn every_format_with_times_is_cut_alike() {
     let forms = ["r.otlp", "r.otlp.gz", "r.speedscope.json", "r.firefox.json", "r.pb.gz"];
     for options in ["", "--threads", "--idle"] {
         let place = Place::new();
@@ -104,7 +105,7 @@ fn every_form_that_keeps_times_is_cut_alike() {
 }
 
 #[test]
-fn times_tell_the_threads_of_a_profile_that_merged_them() {
+fn times_show_the_threads_of_a_merged_profile() {
     let (merged, apart) = (recorded(""), recorded("--threads"));
     let text = |place: &Place, line: &str| {
         counts(&place.run(&format!("render -q r.firefox.json {line} -o -")).succeeds().stdout)
@@ -127,7 +128,7 @@ fn times_tell_the_threads_of_a_profile_that_merged_them() {
 }
 
 #[test]
-fn what_cannot_be_cut_is_said_with_the_next_step() {
+fn profiles_that_cannot_be_cut_get_the_next_step() {
     let place = recorded("");
     let refused = |line: &str| line_of_failure(place.run(&format!("render {line} -o -")));
     for file in ["r.pb.gz", "r.folded"] {
@@ -193,7 +194,7 @@ fn the_gate_refuses_a_part() {
 }
 
 #[test]
-fn the_summary_names_what_is_left_of_the_times() {
+fn the_summary_describes_reduced_times() {
     let place = Place::new();
     let times = |options: &str| {
         let run = place.run(&format!("--target sim:3 {options} -o r.folded")).succeeds();
@@ -208,7 +209,7 @@ fn the_summary_names_what_is_left_of_the_times() {
 }
 
 #[test]
-fn threads_of_a_file_begin_and_end_when_they_did() {
+fn threads_of_a_file_have_their_start_and_end() {
     let place = Place::new();
     // Threads that come and go in a process that was there before.
     for seed in [1, 3, 8] {

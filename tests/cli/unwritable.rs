@@ -81,7 +81,7 @@ fn standard_output_is_refused_before_anything_is_recorded_or_read() {
 }
 
 #[test]
-fn a_place_without_room_is_refused_before_anything_is_recorded() {
+fn a_full_file_system_is_refused_before_anything_is_recorded() {
     let place = Place::new();
     // No bytes at all.
     let run =
@@ -108,7 +108,7 @@ fn a_baseline_is_refused_before_anything_is_read() {
 }
 
 #[test]
-fn a_step_summary_is_made_only_when_there_is_one() {
+fn a_step_summary_is_written_only_if_requested() {
     let place = Place::new();
     let run =
         place.shell("GITHUB_STEP_SUMMARY=s.md \"$STACKPROF\" gate --github --base a.folded --new b.folded");

@@ -1,9 +1,9 @@
-//! Wrong invocations, each with the one line that answers it: tests/cli/wrong-invocations.txt, and
-//! wrong-invocations-linux.txt for what only Linux refuses in these words.
+//! Wrong invocations, each with its error of one line: tests/cli/wrong-invocations.txt, and
+//! wrong-invocations-linux.txt for messages that are specific to Linux.
 //!
-//! An entry is a line for `sh`, begun by `$ `, and below it the exit code and the message without its prefix. The
-//! lines run in a directory with the files that [`prepare`] makes. `STACKPROF_BLESS=1 cargo test --test cli wrong`
-//! writes the answers anew, except in CI: then read `git diff`.
+//! An entry is a line for `sh` that starts with `$ `, followed by the exit code and the message without its
+//! prefix. The lines run in a directory with the files created by [`prepare`]. `STACKPROF_BLESS=1 cargo test
+//! --test cli wrong` rewrites the answers, except in CI: then review `git diff`.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -163,7 +163,7 @@ fn wrong_invocations_of_a_user_without_rights_name_what_is_missing() {
 
 /// Names of what root alone may ask for.
 #[test]
-fn wrong_names_of_groups_and_users_name_what_lists_them() {
+fn wrong_names_of_groups_and_users_get_a_command_that_lists_them() {
     if !is_linux() {
         return;
     }
@@ -191,7 +191,7 @@ fn wrong_names_of_groups_and_users_name_what_lists_them() {
 }
 
 #[test]
-fn an_entry_is_a_line_and_its_answer() {
+fn parses_entries() {
     let text = "# remark\n$ a b\n2 c\n\n$ d\n1 e\n";
     assert_eq!(entries(text), [("a b".to_owned(), "2 c".to_owned()), ("d".to_owned(), "1 e".to_owned())]);
 }

@@ -1,4 +1,4 @@
-//! What a file for the Firefox Profiler says of code: libraries, inlined functions, lines, categories.
+//! Code information in files for the Firefox Profiler: libraries, inlined functions, lines, categories.
 
 use stackprof::profile::formats::firefox;
 use stackprof::profile::{About, Function, Line, Mapping, Saved, SavedBuilder, StackRoot};

@@ -1,10 +1,9 @@
-//! Golden files: what simulated recordings write, byte for byte, under tests/golden/.
+//! Golden files: outputs of simulated recordings, byte for byte, under tests/golden/.
 //!
-//! A file that is missing or that no run makes is a failure. After an intended change:
-//! `STACKPROF_BLESS=1 cargo test --test fast golden`, and read the difference; under `CI` that
-//! is refused. Masked as `*`, because they differ between machines or releases: the
-//! program's version, its own CPU time, memory and times (`profiler_*`, `symbolicate_s`,
-//! `write_s`), and `trie_bytes`, which depends on the processor's vector width.
+//! A missing or unused file is a failure. After an intended change: `STACKPROF_BLESS=1 cargo test --test fast
+//! golden`, and review the difference; refused under `CI`. Masked as `*`, because they differ between
+//! machines or releases: the program's version, its own CPU time, memory and times (`profiler_*`,
+//! `symbolicate_s`, `write_s`), and `trie_bytes`, which depends on the processor's vector width.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,7 +34,7 @@ const MASKED: [&str; 9] = [
 ];
 
 #[test]
-fn outputs_are_as_they_were() {
+fn outputs_match_the_golden_files() {
     let made = made();
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     if std::env::var_os("STACKPROF_BLESS").is_some() {
@@ -66,7 +65,7 @@ fn outputs_are_as_they_were() {
 }
 
 #[test]
-fn what_varies_is_masked_and_nothing_else() {
+fn only_varying_values_are_masked() {
     let json = "{\n  \"version\": \"0.1.0\",\n  \"ticks\": 5,\n  \"write_s\": 0.25,\n  \"outputs\": []\n}\n";
     assert_eq!(
         masked(json),

@@ -1,8 +1,6 @@
-//! Damaged and malicious profiles: one line that names the file, no panic, no hang, no memory
-//! out of proportion.
+//! Damaged and malicious profiles: an error of one line with the file, no panic, no hang, bounded memory.
 //!
-//! Every reader gets real files, mutated from seeds (`support/seeds.rs`), and files made to
-//! break it.
+//! Every reader gets real files, mutated from seeds (`support/seeds.rs`), and files crafted to break it.
 
 use std::io::{Read, Write};
 
@@ -233,7 +231,7 @@ fn profile(more: &[(u64, Result<&[u8], u64>)]) -> Vec<u8> {
 }
 
 #[test]
-fn pprof_with_wrong_references_is_refused_by_what_names_what() {
+fn pprof_with_dangling_references_is_refused_with_both_ends() {
     let function = proto(&[(1, Err(7)), (2, Err(3))]);
     let line = proto(&[(1, Err(7)), (2, Err(5))]);
     let location = proto(&[(1, Err(9)), (4, Ok(&line))]);
@@ -284,7 +282,7 @@ fn pprof_with_wrong_references_is_refused_by_what_names_what() {
 }
 
 #[test]
-fn counts_at_the_edge_are_kept_or_refused() {
+fn counts_at_the_limits_are_kept_or_refused() {
     let of = |count: u64| {
         let sample = proto(&[(2, Err(count))]);
         profile(&[(2, Ok(&sample))])
@@ -333,7 +331,7 @@ fn of_times(kind: (&str, &str), period: (&str, &str, u64), values: &[u64]) -> Ve
 }
 
 #[test]
-fn times_become_samples_only_where_they_are_whole_periods() {
+fn times_become_samples_only_if_they_are_whole_periods() {
     let (cpu, ms) = (("cpu", "nanoseconds"), 1_000_000);
     let read = |bytes: &[u8]| {
         let saved = parse(bytes).unwrap();
@@ -372,7 +370,7 @@ fn text_with_a_stray_byte_is_text() {
 }
 
 #[test]
-fn packed_text_of_a_pipe_is_measured_by_what_came() {
+fn the_ratio_of_a_pipe_is_by_bytes_received() {
     let lines = |from: u32| -> String {
         (from..from + 200_000).map(|n| format!("p;{};f{n} 1\n", "x".repeat(400))).collect()
     };
@@ -386,7 +384,7 @@ fn packed_text_of_a_pipe_is_measured_by_what_came() {
 }
 
 #[test]
-fn stacks_of_firefox_are_walked_once() {
+fn stacks_of_firefox_are_converted_once() {
     let count = 60_000;
     let prefix: Vec<Option<u32>> = (0..count).map(|n: u32| n.checked_sub(1)).collect();
     let json = serde_json::json!({
@@ -428,7 +426,7 @@ fn weights_of_firefox_have_a_type() {
 }
 
 #[test]
-fn long_lines_and_many_events_cost_their_length() {
+fn long_lines_and_many_events_cost_linear_time() {
     let line = |part: &str| part.repeat((900 << 10) / part.len());
     let event = "a 1/1 1.0: cycles:\n\t55 f+0x1 (/x)\n\n";
     for part in [" (", "(", ")", "+0x1", "1 ", "1 K ", "[1] ", "1/1 [1] ", "PERF_RECORD_", "  x:1", "1: "] {
@@ -481,7 +479,7 @@ impl Read for &mut Members {
 }
 
 #[test]
-fn packed_text_is_refused_by_what_came_of_it_so_far() {
+fn the_ratio_is_checked_while_unpacking() {
     const FILE_BYTES: usize = 3 << 20;
     const INPUT_BUFFER: usize = 512;
     let noise = |n: u64| format!("p;{:x} 1\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -511,7 +509,7 @@ fn packed_text_is_refused_by_what_came_of_it_so_far() {
 }
 
 #[test]
-fn bombs_are_not_unpacked() {
+fn decompression_bombs_are_not_unpacked() {
     let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     let zeros = vec![b'a'; 1 << 20];
     for _ in 0..(200 << 20 >> 20) {
@@ -560,7 +558,7 @@ fn other_files_are_refused() {
 }
 
 #[test]
-fn stacks_in_circles_are_refused() {
+fn cyclic_stacks_are_refused() {
     let files = files();
     let text =
         String::from_utf8(files.iter().find(|(name, _)| *name == "firefox").unwrap().1.clone()).unwrap();

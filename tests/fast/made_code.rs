@@ -1,5 +1,5 @@
-//! Code that was made at run time: what a walk learned of it is kept while its bytes are what they
-//! were, and code that is replaced in place is walked by what it is now.
+//! JIT code: cached analysis is valid while its bytes are unchanged, and code that is replaced in place is
+//! walked by its new content.
 
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
@@ -109,7 +109,7 @@ fn process() -> Process {
 }
 
 #[test]
-fn code_that_stays_what_it_is_is_learned_once() {
+fn unchanged_code_is_analysed_once() {
     let mut process = process();
     let stack = process.walk();
     assert_eq!(stack[..2], [LEAF + 4, CALLER + 4]);
@@ -128,7 +128,7 @@ fn code_that_stays_what_it_is_is_learned_once() {
 }
 
 #[test]
-fn code_that_is_replaced_in_place_is_noticed() {
+fn code_replaced_in_place_is_noticed() {
     let mut process = process();
     assert_eq!(process.walk()[..2], [LEAF + 4, CALLER + 4]);
     process.write_leaf(16);
@@ -142,7 +142,7 @@ fn code_that_is_replaced_in_place_is_noticed() {
 }
 
 #[test]
-fn code_that_is_replaced_elsewhere_costs_what_rests_on_it_only() {
+fn replaced_code_invalidates_only_its_dependents() {
     let mut process = process();
     let stack = process.walk();
     process.write(OTHER + 0x2000, &[0x90]);
@@ -162,7 +162,7 @@ fn code_that_is_replaced_elsewhere_costs_what_rests_on_it_only() {
 
 /// What all of memory is executable for: a stack of pointers to data, each of which would be a return address.
 #[test]
-fn words_that_no_call_left_are_not_followed() {
+fn words_other_than_return_addresses_are_not_followed() {
     let mut process = process();
     // ud2: nothing leads on.
     process.write(LEAF, &[0x0f, 0x0b]);
@@ -184,7 +184,7 @@ fn words_that_no_call_left_are_not_followed() {
 }
 
 #[test]
-fn without_budget_a_walk_ends_at_the_first_code_that_is_not_known() {
+fn without_budget_a_walk_ends_at_unknown_code() {
     let mut process = process();
     let words = [0, START + CALLER + 5, START + OTHER + 5, 0];
     let (frames, walked) = process.walk_at(LEAF + 4, &words, 0);
@@ -211,7 +211,7 @@ fn without_budget_a_walk_ends_at_the_first_code_that_is_not_known() {
 /// A search of the stack follows calls to where the walk is stuck, which leads nowhere in code that keeps its frames
 /// elsewhere, and costs as much at each new program counter.
 #[test]
-fn calls_that_lead_nowhere_are_followed_less() {
+fn unproductive_calls_are_followed_less() {
     const ENTRIES: u64 = 0x1000;
     const CALLS: u64 = 0x3000;
     const STUCK: u64 = 0x8000;

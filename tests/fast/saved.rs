@@ -1,7 +1,6 @@
-//! Saved profiles: what is written in one form and read back, and nothing lost that the form
-//! can hold.
+//! Saved profiles: round trips through each format, without loss of anything that the format can express.
 //!
-//! Rng profiles are made from a seed that failures print; `STACKPROF_SEED` runs one.
+//! Random profiles are generated from a seed that failures print; `STACKPROF_SEED` runs one.
 
 use std::collections::BTreeMap;
 
@@ -106,7 +105,7 @@ fn as_otlp(saved: &Saved) -> Vec<u8> {
 }
 
 #[test]
-fn folded_text_survives_otlp_byte_for_byte() {
+fn folded_text_round_trips_through_otlp_byte_for_byte() {
     for_each_seed(300, |random| {
         let text = random_folded(random);
         let saved = parsed(text.as_bytes());
@@ -123,7 +122,7 @@ fn folded_text_survives_otlp_byte_for_byte() {
 }
 
 #[test]
-fn folded_text_survives_pprof_byte_for_byte() {
+fn folded_text_round_trips_through_pprof_byte_for_byte() {
     for_each_seed(300, |random| {
         let text = random_folded(random);
         let saved = parsed(text.as_bytes());
@@ -137,7 +136,7 @@ fn folded_text_survives_pprof_byte_for_byte() {
 }
 
 #[test]
-fn folded_text_survives_the_viewers_formats() {
+fn folded_text_round_trips_through_the_viewers_formats() {
     for_each_seed(100, |random| {
         let text = random_folded(random);
         let saved = parsed(text.as_bytes());
@@ -220,13 +219,13 @@ fn told(saved: &Saved) -> String {
 }
 
 #[test]
-fn pprof_loses_nothing() {
+fn pprof_is_lossless() {
     let saved = full();
     assert_eq!(told(&parsed(&as_pprof(&saved))), told(&saved));
 }
 
 #[test]
-fn otlp_loses_nothing() {
+fn otlp_is_lossless() {
     let saved = full();
     assert_eq!(told(&parsed(&as_otlp(&saved))), told(&saved));
 }
@@ -259,7 +258,7 @@ fn viewers_formats_keep_stacks_threads_and_time() {
 }
 
 #[test]
-fn short_times_and_other_units_come_back_from_every_form() {
+fn short_times_and_other_units_round_trip_through_every_format() {
     for (hz, unit) in [(Some(10_000_000), "samples"), (None, "bytes"), (None, "contentions")] {
         let mut builder =
             SavedBuilder::new(About { hz, unit: unit.to_owned(), idle: Some(true), ..About::default() });
@@ -280,7 +279,7 @@ fn short_times_and_other_units_come_back_from_every_form() {
 }
 
 #[test]
-fn a_stack_as_deep_as_any_can_be_comes_back_from_every_form() {
+fn the_deepest_stack_round_trips_through_every_format() {
     let deepest = format!("p;io (7);[incomplete]{} 1\n", ";f".repeat(stackprof::profile::MAX_DEPTH));
     let saved = parsed(deepest.as_bytes());
     for writer in [as_pprof as Writer, as_speedscope, as_firefox, as_otlp] {

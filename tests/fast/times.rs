@@ -1,4 +1,4 @@
-//! Times of samples: what is written with them and read back has the same times, weights and counts.
+//! Times of samples: times, weights and counts round-trip.
 
 use stackprof::profile::formats::{detect, firefox, otlp, pprof, speedscope};
 use stackprof::profile::{About, Saved, SavedBuilder, StackRoot, ThreadTimeline, TimedSample, Timeline};
@@ -141,7 +141,7 @@ const WRITERS: [(&str, Writer); 3] = [
 ];
 
 #[test]
-fn times_weights_and_counts_come_back() {
+fn times_weights_and_counts_round_trip() {
     for split_by_thread in [true, false] {
         let saved = saved(split_by_thread);
         for (form, write) in WRITERS {
@@ -187,7 +187,7 @@ fn firefox_files_have_every_count_at_its_time() {
 }
 
 #[test]
-fn a_pause_is_an_empty_stack_as_long_as_it() {
+fn a_pause_is_an_empty_stack_of_its_length() {
     let saved = saved(true);
     let mut out = Vec::new();
     speedscope::write(&saved, None, &mut out).unwrap();

@@ -1,5 +1,5 @@
-//! Where debug information is found, and what is refused: build ids, packages of split DWARF,
-//! dSYMs, and the map of a JIT compiler that a live process writes.
+//! Search for debug information, and refusals: build ids, packages of split DWARF, dSYMs, and the perf map of
+//! a live JIT compiler.
 #![cfg(target_os = "linux")]
 
 use std::collections::{HashMap, HashSet};
@@ -97,7 +97,7 @@ fn a_debug_file_is_found_by_build_id() {
 }
 
 #[test]
-fn a_target_in_a_root_of_its_own_has_the_debug_files_outside_of_it() {
+fn a_target_in_a_chroot_uses_debug_files_outside_of_it() {
     let (_dir, stripped, debug) = stripped(&[]);
     let path = build_id_path(&stripped);
     let outside = |debug: &[u8]| Outside(InMemory(HashMap::from([(path.clone(), debug.to_vec())])));
@@ -142,7 +142,7 @@ fn a_debug_link_to_a_file_of_the_same_build_id_needs_no_checksum() {
 }
 
 #[test]
-fn split_files_and_packages_of_them() {
+fn reads_split_files_and_packages() {
     let (dir, _, _) = stripped(&["-gdwarf-5", "-gsplit-dwarf"]);
     let image = std::fs::read(dir.path().join("a.out")).unwrap();
     let dwo = std::fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.path());
@@ -161,7 +161,7 @@ fn split_files_and_packages_of_them() {
     // what GCC writes as DWARF 5.
     let (dir, _, _) = stripped(&["-gdwarf-4", "-gsplit-dwarf"]);
     if run(dir.path(), "dwp", &["-e", "a.out", "-o", "a.dwp"]).is_none() {
-        eprintln!("SKIP split_files_and_packages_of_them: no dwp");
+        eprintln!("SKIP reads_split_files_and_packages: no dwp");
         assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
         return;
     }
@@ -173,7 +173,7 @@ fn split_files_and_packages_of_them() {
 }
 
 #[test]
-fn stubs_are_named_after_what_they_call() {
+fn stubs_are_named_after_their_targets() {
     let dir = tempfile::tempdir().unwrap();
     let source = "#include <stdlib.h>\nint main(int c, char **v) { return atoi(v[0]) + abs(c) + rand(); }\n";
     std::fs::write(dir.path().join("a.c"), source).unwrap();
@@ -208,7 +208,7 @@ int outer(int x) { return inner(x) + 1; }
 "#;
 
 #[test]
-fn swift_names_are_made_by_the_one_who_knows_them() {
+fn swift_names_are_demangled_by_the_runtime() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.c"), SWIFT).unwrap();
     let args = ["-O1", "-g", "-shared", "-fPIC", "-Wl,-z,lazy", "-o", "a.so", "a.c"];
@@ -299,12 +299,12 @@ fn dylib_with_dsym(dir: &Path) -> Result<(Vec<u8>, Vec<u8>), String> {
 }
 
 #[test]
-fn a_dsym_beside_the_binary_is_used_if_it_fits() {
+fn a_dsym_next_to_the_binary_is_used_if_its_uuid_matches() {
     let dir = tempfile::tempdir().unwrap();
     let (image, dsym) = match dylib_with_dsym(dir.path()) {
         Ok(made) => made,
         Err(why) => {
-            eprintln!("SKIP a_dsym_beside_the_binary_is_used_if_it_fits: {why}");
+            eprintln!("SKIP a_dsym_next_to_the_binary_is_used_if_its_uuid_matches: {why}");
             assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
             return;
         }

@@ -1,6 +1,6 @@
-//! Linked Mach-O images without a dSYM: inlined functions and lines from the object files that
-//! the debug map names, compared with what llvm-symbolizer says of the dSYM made from the same
-//! files; and the names of stubs, compared with llvm-objdump's.
+//! Linked Mach-O images without a dSYM: inlined functions and lines from the object files of the debug map,
+//! compared with llvm-symbolizer's output for the dSYM of the same files; and the names of stubs, compared
+//! with llvm-objdump's.
 //!
 //! Needs LLVM's compiler, linker, archiver, dsymutil and symbolizer; prints SKIP without.
 #![cfg(target_os = "linux")]
@@ -189,11 +189,11 @@ fn compare(test: &str, cpu: &str, flags: &[&str], relative: bool) {
 }
 
 #[test]
-fn object_files_say_what_the_dsym_says() {
+fn object_files_have_the_same_information_as_the_dsym() {
     for cpu in ["arm64", "x86_64"] {
         for flags in [["-gdwarf-4"], ["-gdwarf-5"]] {
             compare(
-                "object_files_say_what_the_dsym_says",
+                "object_files_have_the_same_information_as_the_dsym",
                 cpu,
                 &flags,
                 cpu == "arm64" && flags == ["-gdwarf-5"],
@@ -203,11 +203,11 @@ fn object_files_say_what_the_dsym_says() {
 }
 
 #[test]
-fn object_files_that_changed_are_refused_with_the_reason() {
+fn changed_object_files_are_refused_with_the_reason() {
     let mut built = match build("arm64", &[], false) {
         Ok(built) => built,
         Err(tool) => {
-            return skip("object_files_that_changed_are_refused_with_the_reason", &format!("no {tool}"));
+            return skip("changed_object_files_are_refused_with_the_reason", &format!("no {tool}"));
         }
     };
     let inlined = |answer: &ImageNames, name: &str| {
@@ -248,17 +248,17 @@ fn object_files_that_changed_are_refused_with_the_reason() {
 }
 
 #[test]
-fn stubs_of_mach_o_are_named_after_what_they_call() {
+fn stubs_of_mach_o_are_named_after_their_targets() {
     for cpu in ["arm64", "x86_64"] {
         let built = match build(cpu, &[], false) {
             Ok(built) => built,
             Err(tool) => {
-                return skip("stubs_of_mach_o_are_named_after_what_they_call", &format!("no {tool}"));
+                return skip("stubs_of_mach_o_are_named_after_their_targets", &format!("no {tool}"));
             }
         };
         let args = ["--macho", "--indirect-symbols", "ab.dylib"];
         let Some(listed) = run(built.dir.path(), "llvm-objdump-19", &args) else {
-            return skip("stubs_of_mach_o_are_named_after_what_they_call", "no llvm-objdump-19");
+            return skip("stubs_of_mach_o_are_named_after_their_targets", "no llvm-objdump-19");
         };
         // `Indirect symbols for (__TEXT,__stubs) 3 entries`, then address, index and name.
         let stubs = listed.split("Indirect symbols for ").find(|part| part.starts_with("(__TEXT,__stubs)"));

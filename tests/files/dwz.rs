@@ -1,6 +1,5 @@
-//! Debug information that `dwz -m` moved to a common file: the same names and lines as before,
-//! and a common file of another build is refused with the reason. Needs `cc` and `dwz`; prints
-//! SKIP without the latter.
+//! Debug information that `dwz -m` moved to a common file: names and lines are unchanged, and a common file
+//! of another build is refused with the reason. Needs `cc` and `dwz`; prints SKIP without the latter.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -73,7 +72,7 @@ fn knows(answer: &ImageNames, function: &str) -> bool {
 }
 
 #[test]
-fn names_are_the_same_as_before_dwz() {
+fn dwz_does_not_change_names() {
     let version_4 = (["-gdwarf-4"], &[][..], ".gnu_debugaltlink");
     let version_5 = (["-gdwarf-5"], &[][..], ".gnu_debugaltlink");
     let standard_5 = (["-gdwarf-5"], &["-5"][..], ".debug_sup");

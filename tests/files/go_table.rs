@@ -1,5 +1,5 @@
-//! Go's own table of functions says of each instruction what `.debug_frame` of the same file says, for each
-//! kind of processor: the one that a stripped program still has. Needs Go's compiler; prints SKIP without.
+//! Go's function table, which stripped programs keep, agrees with `.debug_frame` of the same file at each
+//! instruction, for each architecture. Needs Go's compiler; prints SKIP without.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -44,7 +44,7 @@ fn compare<C: Columns>(bytes: &[u8]) -> (usize, Vec<String>) {
 }
 
 #[test]
-fn the_table_of_go_says_the_same_as_its_unwind_information() {
+fn the_table_of_go_agrees_with_debug_frame() {
     if Command::new("go").arg("version").output().is_err() {
         eprintln!("SKIP go_table: there is no go; try `apt-get install golang-go`");
         assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");

@@ -1,4 +1,4 @@
-//! Damaged and malicious files: no panic, no hang, no memory out of proportion.
+//! Damaged and malicious files: no panic, no hang, bounded memory.
 //!
 //! ELF, Mach-O and PE files are mutated from seeds (`support/seeds.rs`).
 #![cfg(target_os = "linux")]
@@ -258,25 +258,25 @@ fn mutations(test: &'static str, rounds: u64, original: &[u8]) {
 }
 
 #[test]
-fn a_damaged_library() {
-    mutations("a_damaged_library", 3000, &library());
+fn a_damaged_library_is_harmless() {
+    mutations("a_damaged_library_is_harmless", 3000, &library());
 }
 
 #[test]
-fn a_damaged_c_library() {
+fn a_damaged_c_library_is_harmless() {
     match libc() {
-        Some(original) => mutations("a_damaged_c_library", 60, &original),
+        Some(original) => mutations("a_damaged_c_library_is_harmless", 60, &original),
         None => eprintln!("SKIP: this process has no libc.so.6 (statically linked?)"),
     }
 }
 
 #[test]
-fn a_damaged_executable() {
-    mutations("a_damaged_executable", 12, &this_test());
+fn a_damaged_executable_is_harmless() {
+    mutations("a_damaged_executable_is_harmless", 12, &this_test());
 }
 
 #[test]
-fn every_truncation_of_the_headers() {
+fn every_truncation_of_the_headers_is_harmless() {
     let library = library();
     let sections = word(&library, 40);
     for length in (1..1024).chain(sections - 8..library.len()) {
@@ -304,8 +304,8 @@ fn program() -> build::File {
 }
 
 #[test]
-fn a_damaged_mach_o_program() {
-    mutations("a_damaged_mach_o_program", 3000, &program().build());
+fn a_damaged_mach_o_program_is_harmless() {
+    mutations("a_damaged_mach_o_program_is_harmless", 3000, &program().build());
 }
 
 /// A PE library with one of everything that is read.
@@ -335,12 +335,12 @@ fn pe_library() -> build_pe::File {
 }
 
 #[test]
-fn a_damaged_pe_library() {
-    mutations("a_damaged_pe_library", 3000, &pe_library().build());
+fn a_damaged_pe_library_is_harmless() {
+    mutations("a_damaged_pe_library_is_harmless", 3000, &pe_library().build());
 }
 
 #[test]
-fn every_truncation_of_a_pe_library() {
+fn every_truncation_of_a_pe_library_is_harmless() {
     let library = pe_library().build();
     for length in (1..1024).chain(0x3ff0..library.len()) {
         exercise(library[..length].to_vec(), &library[..4096], &mut Rng::new(length as u64));
@@ -348,16 +348,16 @@ fn every_truncation_of_a_pe_library() {
 }
 
 #[test]
-fn a_damaged_fat_file() {
+fn a_damaged_fat_file_is_harmless() {
     let images =
         [0u32, 2].map(|subtype| (build::ARM64, subtype, build::File { subtype, ..program() }.build()));
     for wide in [false, true] {
-        mutations("a_damaged_fat_file", 500, &build::fat(&images, wide));
+        mutations("a_damaged_fat_file_is_harmless", 500, &build::fat(&images, wide));
     }
 }
 
 #[test]
-fn every_truncation_of_a_mach_o_program() {
+fn every_truncation_of_a_mach_o_program_is_harmless() {
     let program = program().build();
     for length in (1..1024).chain(0x3ff8..program.len()) {
         exercise(program[..length].to_vec(), &program[..4096], &mut Rng::new(length as u64));
@@ -366,8 +366,8 @@ fn every_truncation_of_a_mach_o_program() {
 
 /// Tries of a few kinds of bytes, so that nodes overlap and lead to one another.
 #[test]
-fn exports_of_any_kind() {
-    for_each_seed("exports_of_any_kind", 300, |random| {
+fn arbitrary_exports_are_harmless() {
+    for_each_seed("arbitrary_exports_are_harmless", 300, |random| {
         let few = [random.next() as u8 % 16, random.next() as u8, 0, 1, 2, 3, 0x80, 0x20, b'a'];
         let length = random.pick(&[10, 100, 1000, 1 << 16]);
         let trie = (0..length).map(|_| random.pick(&few));
@@ -399,7 +399,7 @@ fn linked_dylib(arch: &str, flags: &[&str]) -> Result<Vec<u8>, String> {
 }
 
 #[test]
-fn a_damaged_dylib() {
+fn a_damaged_dylib_is_harmless() {
     for arch in ["arm64", "x86_64"] {
         let whole = match linked_dylib(arch, &[]) {
             Ok(bytes) => bytes,
@@ -419,14 +419,14 @@ fn a_damaged_dylib() {
         let (names, left) = symbols(&stripped);
         assert_eq!(names, ["shown", "space::foo(int)", "-[Class method:]"]);
         assert_eq!(left, [sizes[0], sizes[2], sizes[3]], "none is stretched over the stripped one");
-        mutations("a_damaged_dylib", 500, &whole);
+        mutations("a_damaged_dylib_is_harmless", 500, &whole);
     }
 }
 
 /// Many symbols that all have one endless name, at one address: the worst for choosing
 /// among aliases; and at many addresses: the worst for the memory of names.
 #[test]
-fn names_that_never_end() {
+fn unterminated_names_are_bounded() {
     let started = CpuTime::start();
     let one_address = overlapping_names(20_000, 0);
     let table = SymbolTable::parse(&ImageBytes::new(one_address)).unwrap();
@@ -527,7 +527,7 @@ fn every_symbol_covers_its_own_bytes() {
 
 /// Names put together from the pieces of both manglings, with references to themselves.
 #[test]
-fn mangled_names_of_any_kind() {
+fn arbitrary_mangled_names_are_harmless() {
     #[rustfmt::skip]
     const PIECES: [&str; 58] = [
         "_ZN", "_Z", "_R", "Nv", "C1a", "1a", "3foo", "I", "E", "J", "Dp", "T_", "T0_", "T1_", "S_", "S0_",
@@ -537,7 +537,7 @@ fn mangled_names_of_any_kind() {
     ];
     let seeds =
         ["_Z1fIiEv", "_ZN5space3fooEibc", "_RNvC6_123foo3bar", "_Z1fIJidEEvDpT_", "_ZN1aIJDpT_EE1bIJEEEvT_"];
-    for_each_seed("mangled_names_of_any_kind", 40_000, |random| {
+    for_each_seed("arbitrary_mangled_names_are_harmless", 40_000, |random| {
         let mut name = random.pick(&seeds).to_string();
         if random.below(2) == 0 {
             name.truncate(random.below(name.len()));

@@ -1,6 +1,6 @@
-//! Damaged unwind information: walks over it end, do a bounded number of steps, and do not
-//! panic. Input: `.eh_frame` of the C library and of this test (a Rust program), mutated from
-//! seeds (`support/seeds.rs`), with registers and stacks that are anything.
+//! Damaged unwind information: walks end after a bounded number of steps, without a panic. Input: `.eh_frame`
+//! of the C library and of this test (a Rust program), mutated from seeds (`support/seeds.rs`), with
+//! arbitrary registers and stacks.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use std::cell::Cell;
@@ -195,7 +195,7 @@ fn damage(test: &'static str, bytes: Vec<u8>, rounds: u64) {
 }
 
 #[test]
-fn the_unwind_information_of_the_c_library() {
+fn damaged_unwind_information_of_the_c_library_is_harmless() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps.split_ascii_whitespace().find(|word| word.ends_with("/libc.so.6"));
     let Some(path) = path else {
@@ -204,11 +204,11 @@ fn the_unwind_information_of_the_c_library() {
         println!("SKIP no libc.so.6 is mapped here");
         return;
     };
-    damage("the_unwind_information_of_the_c_library", std::fs::read(path).unwrap(), 100);
+    damage("damaged_unwind_information_of_the_c_library_is_harmless", std::fs::read(path).unwrap(), 100);
 }
 
 #[test]
-fn the_unwind_information_of_a_rust_program() {
+fn damaged_unwind_information_of_a_rust_program_is_harmless() {
     let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-    damage("the_unwind_information_of_a_rust_program", bytes, 30);
+    damage("damaged_unwind_information_of_a_rust_program_is_harmless", bytes, 30);
 }

@@ -1,11 +1,10 @@
-//! Where the link register is the caller in real macOS programs, compared with their
-//! compact unwind information.
+//! Whether the link register has the caller in real macOS programs, compared with their compact unwind
+//! information.
 //!
-//! `scripts/check-macho-symbols.sh` fetches the programs and runs this with
-//! `STACKPROF_MACHO_DIR`; without that it prints SKIP. Each arm64 image below the directory
-//! is walked at every instruction of two kinds, of which the truth is known without the
-//! walker: in functions that `__unwind_info` calls frameless the caller is in lr; after an
-//! instruction that addresses memory below fp, in a function with a frame, the record is there.
+//! `scripts/check-macho-symbols.sh` downloads the programs and runs this with `STACKPROF_MACHO_DIR`; without
+//! that it prints SKIP. Each arm64 image below the directory is walked at every instruction of two kinds with
+//! an independently known result: in functions that are frameless in `__unwind_info` the caller is in lr;
+//! after an instruction that addresses memory below fp, in a function with a frame, the frame record exists.
 //!
 //! Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h.
 
@@ -34,7 +33,7 @@ struct Tally {
 }
 
 #[test]
-fn the_link_register_counts_where_unwind_information_says_so() {
+fn the_link_register_is_used_according_to_unwind_information() {
     let Some((dir, files)) = crate::real_macho::files() else { return };
     let mut total = Tally::default();
     eprintln!("{:>9} {:>9} {:>6}  file", "frameless", "framed", "wrong");

@@ -1,17 +1,15 @@
-//! Names in real macOS programs, compared with those that LLVM's tools give.
+//! Names in real macOS programs, compared with those of LLVM's tools.
 //!
-//! `scripts/check-macho-symbols.sh` fetches the programs and runs this with
-//! `STACKPROF_MACHO_DIR`; without that it prints SKIP. For each image of each file below
-//! the directory, random addresses in its code are looked up here and with
-//! llvm-symbolizer. `STACKPROF_SEED` chooses other addresses. Every difference is listed.
+//! `scripts/check-macho-symbols.sh` downloads the programs and runs this with `STACKPROF_MACHO_DIR`; without
+//! that it prints SKIP. For each image of each file below the directory, random addresses in its code are
+//! looked up here and with llvm-symbolizer. `STACKPROF_SEED` selects other addresses. Every difference is
+//! listed.
 //!
-//! Two kinds of addresses are not compared but counted apart, with proof from LLVM's tools
-//! alone. *Stretched*: llvm-objdump lists a function (LC_FUNCTION_STARTS) that has lost its
-//! symbol, and LLVM gives it the name of the last one before that llvm-nm knows; it must
-//! have none here. *Unnamed*: llvm-nm has no symbol in the section up to the address
-//! (stubs), and neither side a name.
-//! Each file is also read as if it had no symbol table: its exports must then be the
-//! external symbols of llvm-nm.
+//! Two kinds of addresses are not compared but counted separately, with proof from LLVM's tools alone.
+//! *Stretched*: llvm-objdump lists a function (LC_FUNCTION_STARTS) that has lost its symbol, and LLVM names
+//! it after the previous symbol in llvm-nm; it must have no name here. *Unnamed*: llvm-nm has no symbol in
+//! the section up to the address (stubs), and neither side has a name. Each file is also read as if it had no
+//! symbol table: its exports must then be the external symbols of llvm-nm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -95,7 +93,7 @@ impl Truth {
 }
 
 #[test]
-fn names_are_those_that_llvm_gives() {
+fn names_match_llvm() {
     let Some((dir, files)) = crate::real_macho::files() else { return };
     let (mut total, mut images) = (Tally::default(), 0);
     eprintln!(

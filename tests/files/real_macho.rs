@@ -1,4 +1,4 @@
-//! Real macOS programs, which `scripts/check-macho-symbols.sh` fetches.
+//! Real macOS programs, downloaded by `scripts/check-macho-symbols.sh`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,6 @@
-//! Boards of QEMU with aarch64 and 32-bit Arm cores, whose firmware (`tests/fixtures/board`, `boards`) has four functions
-//! below a recursion, and interrupts in all of them: none of the stacks that are said to be complete is wrong. A scheduler
-//! with FreeRTOS's lists: its tasks are threads. Shares are measured by `scripts/measure`.
+//! Boards of QEMU with aarch64 and 32-bit Arm cores, with firmware (`tests/fixtures/board`, `boards`) that
+//! has four functions below a recursion, and interrupts in all of them: no stack that is called complete is
+//! wrong. In a scheduler with FreeRTOS's lists, tasks are threads. `scripts/measure` measures shares.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -178,7 +178,7 @@ fn check_stacks(recorded: &Recorded, machine: &str, has_tasks: bool, is_right: i
 }
 
 #[test]
-fn complete_stacks_of_boards_are_right() {
+fn complete_stacks_of_boards_are_correct() {
     if !live() {
         return;
     }

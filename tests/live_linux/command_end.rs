@@ -1,4 +1,5 @@
-//! A command that still runs when its recording ends: it runs on and is reported, or `--kill-after` ends it.
+//! A command that is still running when its recording ends: it continues and is reported, or `--kill-after`
+//! ends it.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +24,7 @@ fn exists(pid: u32) -> bool {
 }
 
 #[test]
-fn a_command_that_still_runs_is_reported_or_ended() {
+fn a_running_command_is_reported_or_ended() {
     for source in sources() {
         let dir = TempDir::new().unwrap();
         let (recorded, pid) = interrupted(&["--source", source], dir.path());

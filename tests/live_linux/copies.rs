@@ -1,6 +1,7 @@
-//! Stacks that no ordinary copy holds, by both sources: pages that were never touched, frames larger than any record,
-//! words below the stack pointer, callers far above; fibers, realigned frames, leaves without a frame, threads of musl.
-//! A complete stack has all of its frames, always; how many are complete is measured by `scripts/measure`.
+//! Stacks that an ordinary copy does not contain, by both sources: untouched pages, frames larger than any
+//! record, words below the stack pointer, callers far above; fibers, realigned frames, leaves without a
+//! frame, threads of musl. A complete stack always has all of its frames; `scripts/measure` measures how many
+//! are complete.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -49,7 +50,7 @@ fn is_right_when_deep(stack: &Stack) -> bool {
 }
 
 #[test]
-fn stacks_beyond_what_is_copied_are_whole() {
+fn stacks_beyond_the_copy_are_complete() {
     const FLAGS: [&str; 5] = ["-O1", "-g", "-pthread", "-fomit-frame-pointer", "-fno-optimize-sibling-calls"];
     let deep = Case {
         name: "a frame larger than any copy",

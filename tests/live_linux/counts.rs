@@ -1,5 +1,5 @@
-//! Samples and losses are the CPU time that a process used by its clock, by both sources. Every state of the pipeline is
-//! tried on simulated kernels; here the clocks, rings and records are a real kernel's.
+//! Samples and losses add up to the CPU time of a process by its clock, by both sources. Simulated kernels
+//! cover every state of the pipeline; here the clocks, rings and records are a real kernel's.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ fn check_clock(recorded: &Recorded, work_s: f64, all: Option<Duration>) {
 }
 
 #[test]
-fn samples_and_losses_are_the_cpu_time_of_the_process() {
+fn samples_and_losses_add_up_to_the_cpu_time_of_the_process() {
     const DEPTH: usize = 200;
     for source in sources() {
         let attached = || {
@@ -68,7 +68,7 @@ fn samples_and_losses_are_the_cpu_time_of_the_process() {
 /// The reader gets no CPU while the target works: rings run over. The target has ended, and was waited for, before
 /// its last samples are read.
 #[test]
-fn samples_that_the_kernel_dropped_are_counted() {
+fn samples_dropped_by_the_kernel_are_counted() {
     if !sampled() {
         return;
     }
@@ -99,7 +99,7 @@ const BY_OTHERS: &str = "used by threads that could not be sampled";
 
 /// CPU time of threads that no tracer sees, and names that threads get from others, late.
 #[test]
-fn threads_that_cannot_be_traced_and_late_names_are_recorded() {
+fn untraceable_threads_and_late_names_are_recorded() {
     let names: BTreeSet<String> = ["named", "reader", "parser", "writer"].map(str::to_owned).into();
     for source in sources() {
         let work_s = std::cell::Cell::new(0.0);

@@ -1,4 +1,4 @@
-//! `dump`: what it shows of a live program is there, and the program goes on.
+//! `dump`: it shows the actual state of a live program, which continues.
 
 use std::process::{Command, Stdio};
 
@@ -38,7 +38,7 @@ fn threads_of(stacks: &str) -> Vec<&str> {
 }
 
 #[test]
-fn dumps_show_a_live_program_that_goes_on() {
+fn a_dump_shows_a_live_program_that_continues() {
     if !live() {
         return;
     }
@@ -110,7 +110,7 @@ fn check_depth() {
 }
 
 #[test]
-fn what_does_not_run_is_shown_and_left_as_it_is() {
+fn stopped_programs_are_shown_and_left_stopped() {
     if !live() {
         return;
     }
@@ -157,7 +157,7 @@ fn what_does_not_run_is_shown_and_left_as_it_is() {
 /// A dump that comes while a program begins waits for it: between two programs a process has no mappings, and then
 /// those that were read may be another program's.
 #[test]
-fn a_program_that_begins_is_waited_for() {
+fn a_dump_waits_for_a_starting_program() {
     if !live() {
         return;
     }

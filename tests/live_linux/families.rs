@@ -1,4 +1,4 @@
-//! Processes that start others go on as without a profiler, whatever it does and however it ends.
+//! Processes with children continue as without a profiler, whatever it does and however it ends.
 
 use std::process::Command;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn family(arguments: &[&str], options: &[&str]) -> (String, Recorded) {
 }
 
 #[test]
-fn families_are_told_the_same_as_without_a_profiler() {
+fn parents_and_children_notice_no_profiler() {
     if !live() {
         return;
     }
@@ -145,7 +145,7 @@ pub(crate) fn assert_all_untouched(members: &[u32], when: &str) {
 }
 
 #[test]
-fn ctrl_c_lets_the_whole_family_go() {
+fn ctrl_c_releases_all_processes() {
     if !live() {
         return;
     }

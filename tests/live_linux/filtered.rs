@@ -1,5 +1,5 @@
 //! Programs under a seccomp filter that forbids `restart_syscall`, by which the kernel continues a wait that
-//! a stop interrupts: each wait ends as without a profiler, and nobody is killed.
+//! a stop interrupts: each wait ends as without a profiler, and nothing is killed.
 
 use crate::support::{
     Fixture, assert_untouched, attach, kill, live, numbers, proc_status, record, stackprof, wait_for,
@@ -48,7 +48,7 @@ fn run(arguments: &[&str], options: &[&str]) -> std::collections::HashMap<String
 }
 
 #[test]
-fn waits_under_a_filter_end_as_always() {
+fn waits_under_a_filter_end_as_without_a_profiler() {
     if !live() {
         return;
     }
@@ -91,7 +91,7 @@ fn says_why(stderr: &str, pid: u32) -> bool {
 }
 
 #[test]
-fn filtered_programs_of_several_threads_are_refused_and_dumps_leave_waits_alone() {
+fn multithreaded_programs_under_a_filter_are_refused() {
     if !live() {
         return;
     }

@@ -1,5 +1,5 @@
-//! Real stubs: gdbserver and lldb-server, attached and as a command. Stacks are whole and those that gdb prints, and the
-//! program runs on as if nobody had been there.
+//! Real stubs: gdbserver and lldb-server, attached and as a command. Stacks are complete and equal gdb's, and
+//! the program continues undisturbed.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -121,7 +121,7 @@ fn check(what: &str, mut record: impl FnMut() -> Recorded) {
 }
 
 #[test]
-fn a_program_behind_a_stub_is_walked_and_runs_on() {
+fn a_program_behind_a_stub_is_walked_and_continues() {
     if !live() {
         return;
     }
@@ -209,7 +209,7 @@ fn same_name(gdb: &str, ours: &str) -> bool {
 }
 
 #[test]
-fn stacks_are_those_that_gdb_prints_at_the_same_stop() {
+fn stacks_match_gdb_at_the_same_stop() {
     if !live() {
         return;
     }

@@ -1,6 +1,6 @@
-//! Stacks whose callers are not where a walk looks for them: a signal handler on a stack of its own, a coroutine, a leaf
-//! of JIT code that keeps no frame record. They are called complete only where all is there that they rest on, and else
-//! the reason is the right one.
+//! Stacks with callers in unusual places: a signal handler on an alternate stack, a coroutine, a leaf of JIT
+//! code without a frame record. They are called complete only if everything they depend on was read, and
+//! otherwise have the right reason.
 
 use std::process::Command;
 
@@ -21,7 +21,7 @@ fn is_whole(stack: &Stack, function: &str) -> bool {
 /// A handler that takes all the time, with its stack in each kind of memory, in a static program too, whose
 /// trampoline of signals has a name.
 #[test]
-fn handlers_on_stacks_of_their_own_lead_to_what_raised_the_signal() {
+fn handlers_on_alternate_stacks_lead_to_the_interrupted_code() {
     if !live() {
         return;
     }
@@ -78,7 +78,7 @@ fn handlers_on_stacks_of_their_own_lead_to_what_raised_the_signal() {
 }
 
 #[test]
-fn stacks_that_continue_elsewhere_are_followed_or_said_to() {
+fn stacks_that_continue_elsewhere_are_followed_or_incomplete() {
     if !live() {
         return;
     }

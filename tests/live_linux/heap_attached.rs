@@ -1,4 +1,4 @@
-//! `stackprof heap` of what runs already: a process by probes, the firmware of a board by breakpoints.
+//! `stackprof heap` of running targets: a process by probes, the firmware of a board by breakpoints.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -69,7 +69,7 @@ fn events_of(pid: u32) -> usize {
 const PROBES: usize = 9;
 
 #[test]
-fn leaks_of_a_process_that_runs_are_exact_by_probes() {
+fn leaks_of_a_running_process_are_exact_with_probes() {
     if !live() {
         return;
     }

@@ -1,5 +1,5 @@
-//! What a target puts in the place of its files: pipes, links, devices, and file systems that do not answer.
-//! The recording ends, nobody stands, and what cannot be read has no name and a reason.
+//! Files that a target replaces: pipes, links, devices, and file systems that do not answer. The recording
+//! ends, nothing stays stopped, and unreadable files have no names and a reason.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn what_stands_in_the_place_of_a_library_is_neither_opened_nor_waited_for() {
+fn a_replaced_library_is_neither_opened_nor_waited_for() {
     for source in sources() {
         // /proc/PID/maps shows both names in the same way.
         for (name, pipe) in [("lib\\012.so", "lib\n.so"), ("lib\n.so", "lib\\012.so")] {
@@ -110,7 +110,7 @@ fn served(dir: &Path) -> Option<Fixture> {
 
 /// It takes no requests, or takes them and does not answer: a thread that waits for that cannot be ended.
 #[test]
-fn a_file_system_that_answers_no_more_holds_nobody_up() {
+fn a_hanging_file_system_delays_nothing() {
     let case = |source: &str, how: &str| {
         let dir = TempDir::new().unwrap();
         let Some(mut server) = served(dir.path()) else { return };

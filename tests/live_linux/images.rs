@@ -1,5 +1,5 @@
-//! Images of a live program: libraries that come and lose their files keep their names, or show `[library+0x…]`; no code
-//! ever gets the name of another file's.
+//! Images of a live program: libraries that are loaded and lose their files keep their names, or show
+//! `[library+0x…]`; code never gets a name from a different file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ fn hide(library: &Path, target: &Fixture, build_id: bool) -> Option<()> {
 }
 
 #[test]
-fn code_of_files_that_are_changed_or_elsewhere_has_its_own_names() {
+fn code_of_changed_files_gets_no_foreign_names() {
     if !live() {
         return;
     }

@@ -1,5 +1,5 @@
-//! What a launched command finds: all that it would have inherited without the profiler, and the user
-//! whom it shall run as. `inherited` writes it down, run directly and through the profiler.
+//! Environment of a launched command: it inherits everything as without the profiler, and runs as the
+//! requested user. `inherited` records it, run directly and through the profiler.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -40,7 +40,7 @@ fn differences(direct: &[String], profiled: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn a_command_inherits_all_that_it_would_without_the_profiler() {
+fn a_command_inherits_the_same_as_without_the_profiler() {
     if !live() {
         return;
     }

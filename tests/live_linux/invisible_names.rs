@@ -1,5 +1,5 @@
-//! A program whose functions, threads, source and file have names with characters that steer a
-//! terminal or that nobody sees: recorded, dumped, and told of while it is recorded.
+//! A program with invisible characters and terminal control sequences in the names of its functions, threads,
+//! source and file: recorded, dumped, and mentioned in messages.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ fn built(directory: &Path) -> PathBuf {
 }
 
 #[test]
-fn what_is_told_of_a_program_shows_its_names_escaped() {
+fn names_of_a_program_are_escaped_everywhere() {
     if !live() {
         return;
     }

@@ -1,5 +1,4 @@
-//! However the profiler ends, the target goes on as if nothing had been. Random moments are tried by
-//! `scripts/torture.sh`.
+//! However the profiler ends, the target continues undisturbed. `scripts/torture.sh` tries random moments.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -23,7 +22,7 @@ fn undisturbed() -> String {
 }
 
 #[test]
-fn kill_9_of_the_profiler_does_not_show_in_the_target() {
+fn sigkill_of_the_profiler_does_not_affect_the_target() {
     if !live() {
         return;
     }
@@ -87,7 +86,7 @@ fn kill_9_of_the_profiler_does_not_show_in_the_target() {
 }
 
 #[test]
-fn ending_signals_write_the_outputs_and_let_the_target_go() {
+fn terminating_signals_write_outputs_and_release_the_target() {
     if !live() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Beginnings and ends, by both sources: of commands, programs within a process, and threads.
+//! Starts and exits, by both sources: of commands, programs within a process, and threads.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn check_programs(what: &str, functions: &[&str], mut record: impl FnMut() -> Re
 }
 
 #[test]
-fn programs_that_follow_each_other_have_their_own_names() {
+fn successive_programs_have_their_own_names() {
     let (one, two) = (exec_fixture("one"), exec_fixture("two"));
     let both = ["burn_in_one", "burn_in_two"];
     for source in sources() {
@@ -79,7 +79,7 @@ fn programs_that_follow_each_other_have_their_own_names() {
 }
 
 #[test]
-fn threads_that_come_go_and_outlive_the_first_one_are_recorded() {
+fn short_threads_and_survivors_of_the_first_one_are_recorded() {
     const THREADS: u64 = 400;
     for source in sources() {
         let churn = || {
@@ -136,7 +136,7 @@ fn threads_that_come_go_and_outlive_the_first_one_are_recorded() {
 }
 
 #[test]
-fn how_a_command_ended_is_reported() {
+fn the_exit_of_a_command_is_reported() {
     if !live() {
         return;
     }
@@ -208,7 +208,7 @@ fn check_time_of_children(dir: &Path) {
 /// It is gone before, ends on the way to the first sample, in the middle, waited for or not, and while the profile is
 /// written.
 #[test]
-fn a_target_may_end_in_any_phase() {
+fn a_target_may_exit_in_any_phase() {
     for source in sources() {
         let options = |pid: u32| {
             let words = ["--source", *source, "--hz", "997", "--pid"].map(str::to_owned);
@@ -250,7 +250,7 @@ fn a_target_may_end_in_any_phase() {
 }
 
 #[test]
-fn threads_that_waited_at_first_are_there_from_the_beginning_on() {
+fn initially_waiting_threads_are_recorded_from_the_beginning() {
     if !live() {
         return;
     }

@@ -1,7 +1,8 @@
-//! stackprof against live programs on Linux: the real binary, real ptrace and perf_event, C programs compiled at test
-//! time (`tests/fixtures`). What only a real kernel shows is here; what a simulated one shows is not. Each test waits for
-//! what it looks for, never for a time: a busy machine makes it longer, not fail. Where ptrace is not permitted each
-//! test prints `SKIP reason`, unless `STACKPROF_NO_SKIP=1` makes that a failure; `STACKPROF_SEED` replays random choices.
+//! stackprof on live programs on Linux: the real binary, real ptrace and perf_event, C programs compiled at
+//! test time (`tests/fixtures`). Only for behavior of a real kernel; simulated kernels cover the rest. Each
+//! test waits for its condition, never for a time: a busy machine makes it longer, but not fail. If ptrace is
+//! not permitted each test prints `SKIP reason`, unless `STACKPROF_NO_SKIP=1` makes that a failure;
+//! `STACKPROF_SEED` replays random choices.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 

@@ -1,4 +1,5 @@
-//! Stripped libraries through the whole program: one name for each function, by where it begins, in the saved profile, too.
+//! Stripped libraries through the whole program: one name for each function, by its start address, in the
+//! saved profile, too.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -36,7 +37,7 @@ fn built(directory: &Path) -> (PathBuf, [u64; 3]) {
 const FUNCTIONS: &str = "[libnameless.so:fn+";
 
 #[test]
-fn functions_of_a_stripped_library_are_named_by_where_they_begin() {
+fn functions_of_a_stripped_library_are_named_by_start_address() {
     let directory = tempfile::tempdir().unwrap();
     let (program, starts) = built(directory.path());
     let expected: BTreeSet<String> = starts.iter().map(|start| format!("{FUNCTIONS}{start:#x}]")).collect();

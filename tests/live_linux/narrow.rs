@@ -1,6 +1,6 @@
-//! Programs of 32 bits under a kernel of 64: of i386 under x86_64, of 32-bit Arm under aarch64. Launched and
-//! attached to, sampled by the kernel and by ptrace, behind a stub. Without what builds them the test prints SKIP with
-//! the compiler's words; with `STACKPROF_NO_SKIP=1` that is a failure.
+//! 32-bit programs on a 64-bit kernel: i386 on x86_64, 32-bit Arm on aarch64. Launched and attached to,
+//! sampled by the kernel and by ptrace, behind a stub. Without the compiler the test prints SKIP with its
+//! error; with `STACKPROF_NO_SKIP=1` that is a failure.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -75,7 +75,7 @@ fn check(what: &str, mut record: impl FnMut() -> Recorded) {
 }
 
 #[test]
-fn programs_of_32_bits_are_walked() {
+fn stacks_of_32_bit_programs_are_walked() {
     let Some(program) = narrow("shares", "shares", &[]) else { return };
     let Some(bare) = narrow("shares", "shares_bare", BARE) else { return };
     let started = |program: &Path| {

@@ -1,5 +1,5 @@
-//! Ctrl-Z and SIGTERM for the profiler: it is suspended without a target that stands or waits for it, and a command gets
-//! the signal that asks it to end. Signals that need no target are tried in `tests/cli`.
+//! Ctrl-Z and SIGTERM for the profiler: while suspended it keeps no target stopped or waiting, and a command
+//! gets the signal that asks it to end. Signals without a target are tested in `tests/cli`.
 
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -58,7 +58,7 @@ fn attach_job(pid: u32, source: &str, options: &[&str]) -> Running {
 const SUSPENDED: &str = "used while stackprof was suspended";
 
 #[test]
-fn a_target_works_on_while_the_profiler_is_suspended_and_is_recorded_after() {
+fn a_target_runs_while_the_profiler_is_suspended() {
     if !live() {
         return;
     }
@@ -131,7 +131,7 @@ fn check_exec_and_end() {
 }
 
 #[test]
-fn a_command_gets_the_signals_of_its_job_and_the_first_one_to_end() {
+fn a_command_gets_job_control_and_the_first_terminating_signal() {
     if !live() {
         return;
     }

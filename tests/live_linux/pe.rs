@@ -1,5 +1,5 @@
-//! Code of PE files in a program of Linux, as Wine has it: named by exports, walked by `.pdata`, whether it is mapped
-//! from the file or was read into anonymous memory.
+//! Code of PE files in a Linux program, as under Wine: named by exports, walked by `.pdata`, both mapped from
+//! the file and read into anonymous memory.
 
 #[path = "../../src/binary/pe/build.rs"]
 mod build;

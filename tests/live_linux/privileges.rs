@@ -1,8 +1,8 @@
-//! What the threads of a profiler that root runs may do while it samples, names and writes, as /proc shows it;
-//! that what it launches loses nothing, and that no name is lost.
+//! Privileges of the profiler's threads under root while it samples, resolves names and writes, as /proc
+//! shows them; a launched command keeps all of them, and no name is lost.
 //!
-//! Sampling is held by a target that runs, naming by a standard input that stays open, writing by a FIFO that nobody
-//! has opened to read. Each test waits for what it looks for.
+//! A running target holds sampling, an open standard input holds naming, and a FIFO without a reader holds
+//! writing. Each test waits for its condition.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -140,7 +140,7 @@ fn read_pipe(path: &Path) -> String {
 }
 
 #[test]
-fn threads_that_sample_name_and_write_keep_what_they_need() {
+fn sampling_naming_and_writing_threads_keep_needed_capabilities() {
     if !live() || !is_root() {
         return;
     }
@@ -235,7 +235,7 @@ fn privileges_of(mut command: Command) -> Vec<String> {
 }
 
 #[test]
-fn what_is_launched_and_what_is_private_is_as_without_sudo() {
+fn commands_and_private_files_are_as_without_sudo() {
     if !live() || !is_root() {
         return;
     }
@@ -324,7 +324,7 @@ fn check_ordinary_user() {
 
 /// Functions of the kernel stand below the call that led there, and are named as it lists them, whoever called sudo.
 #[test]
-fn frames_of_the_kernel_are_named_below_the_call_that_led_there() {
+fn kernel_frames_are_named_below_their_system_call() {
     if !sampled() || !is_root() {
         return;
     }

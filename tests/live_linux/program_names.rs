@@ -1,4 +1,4 @@
-//! A program that was started by a link has the name of that link in frames, by both sources.
+//! A program started by a link has the name of that link in frames, by both sources.
 
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;

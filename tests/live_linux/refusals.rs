@@ -1,4 +1,5 @@
-//! Refusals: one line that names the process and the next step, exit code 1, no files; the process stays as it was.
+//! Refusals: one line that names the process and the next step, exit code 1, no files; the process is
+//! unchanged.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -36,7 +37,7 @@ fn check_runs_on(target: &Fixture) {
 }
 
 #[test]
-fn what_cannot_be_attached_to_is_refused_in_one_line() {
+fn unattachable_processes_are_refused_in_one_line() {
     if !live() {
         return;
     }

@@ -1,5 +1,5 @@
-//! Files that are rewritten in place, with the same inode, while they are recorded: no name of the new
-//! content for code of the old one, and no SIGBUS where nothing is left of it.
+//! Files rewritten in place, with the same inode, during the recording: old code gets no name from the new
+//! content, and truncation causes no SIGBUS.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn recorded(source: &str, script: &str) -> (Recorded, PathBuf) {
 }
 
 #[test]
-fn programs_that_are_overwritten_have_no_names_of_others() {
+fn overwritten_programs_get_no_foreign_names() {
     const SHORTER: &str = "\"$0\" burn 80000; head -c 5000 \"$1\" > \"$0\"";
     const OF_ITS_LENGTH: &str = "\"$0\" burn 80000; cat \"$1\" > \"$0\"";
     const OF_ITS_TIME: &str =

@@ -1,5 +1,5 @@
-//! Where the system gives perf_event only in part: the profile is right, or one line says why there is none and what to
-//! do. Nothing in between.
+//! Systems that allow perf_event only in part: the profile is right, or one line explains why there is none
+//! and what to do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -113,7 +113,7 @@ fn stackprof_by(words: &[&str]) -> Command {
 }
 
 #[test]
-fn each_level_of_paranoia_has_a_profile_or_a_line() {
+fn each_level_of_paranoia_gives_a_profile_or_an_error() {
     if !sampled() {
         return;
     }
@@ -219,7 +219,7 @@ fn check_waits_refused(somebody: &Somebody) {
 }
 
 #[test]
-fn fewer_capabilities_descriptors_and_locked_memory_leave_a_profile_or_a_line() {
+fn limited_resources_give_a_profile_or_an_error() {
     if !sampled() {
         return;
     }

@@ -1,6 +1,6 @@
-//! Programs whose runtimes lay out stacks their own way: Go (goroutines, assembly without frame records), HotSpot and
-//! Mono (JIT code), compilers that register their code with debuggers. What is called complete lacks
-//! no caller; how much is complete is measured by `scripts/field.sh`, with Node and PHP.
+//! Programs with runtimes that lay out stacks their own way: Go (goroutines, assembly without frame records),
+//! HotSpot and Mono (JIT code), compilers that register their code with debuggers. Complete stacks lack no
+//! caller; `scripts/field.sh`, with Node and PHP, measures how many are complete.
 
 use std::env;
 use std::ffi::OsStr;
@@ -43,7 +43,7 @@ fn built(name: &str, build: impl FnOnce(&Path) -> Command) -> PathBuf {
 }
 
 #[test]
-fn goroutines_are_walked_to_where_they_begin() {
+fn goroutines_are_walked_to_their_start() {
     if !live() {
         return;
     }
@@ -156,7 +156,7 @@ fn check_mono() {
 }
 
 #[test]
-fn code_that_a_jit_compiler_registered_has_names_and_callers() {
+fn registered_jit_code_has_names_and_callers() {
     let flags = ["-c", "-O2", "-fomit-frame-pointer", "-fno-stack-protector", "-fasynchronous-unwind-tables"];
     let object = compile("jitted", "jitted.o", &flags);
     for source in sources() {

@@ -1,5 +1,5 @@
-//! The target's own signals: each arrives as it was sent, none is lost, none is added, and whoever waits for the target
-//! is told the same as without a profiler.
+//! The target's own signals: each arrives as it was sent, none is lost or added, and its parent is notified
+//! as without a profiler.
 
 use std::process::{Command, ExitStatus};
 use std::thread::sleep;
@@ -32,7 +32,7 @@ fn run(arguments: &[&str], options: &[&str], meanwhile: impl FnOnce(u32)) -> (Ex
 }
 
 #[test]
-fn programs_that_live_on_signals_get_them_as_they_were_sent() {
+fn signals_arrive_as_they_were_sent() {
     if !live() {
         return;
     }
@@ -161,7 +161,7 @@ impl Job {
 }
 
 #[test]
-fn a_stop_from_outside_stops_and_its_parent_is_told() {
+fn a_stop_signal_stops_and_notifies_the_parent() {
     if !live() {
         return;
     }

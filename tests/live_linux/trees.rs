@@ -1,5 +1,5 @@
-//! Several processes in one recording, by both sources: those that a command or an attached process starts, those that
-//! are selected by number, user, control group or namespace.
+//! Several processes in one recording, by both sources: children of a command or of an attached process, and
+//! processes selected by number, user, control group or namespace.
 
 use std::fs;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ fn shows_both(recorded: &Recorded) -> bool {
 }
 
 #[test]
-fn what_a_command_starts_is_recorded_under_the_names_of_its_programs() {
+fn children_of_a_command_are_recorded_under_their_program_names() {
     let (one, two) = (tree("one"), tree("two"));
     let arguments = ["4", "2", "60000", one.to_str().unwrap(), two.to_str().unwrap()];
     for source in sources() {

@@ -1,5 +1,5 @@
-//! System calls that wait: none fails or returns early because of stops. How late they return is measured by
-//! `scripts/measure`.
+//! System calls that wait: none fails or returns early because of stops. `scripts/measure` measures how late
+//! they return.
 
 use crate::support::{Fixture, attach, live, numbers};
 
@@ -50,7 +50,7 @@ fn no_wait_is_interrupted_by_a_stop() {
 }
 
 #[test]
-fn calls_that_wait_end_by_their_timeout() {
+fn waits_end_at_their_timeout() {
     if !live() {
         return;
     }

@@ -1,5 +1,5 @@
-//! What threads wait for, by the kernel's records of switches: each wait is recorded under the function that waits, and
-//! nobody is stopped for it. How long the waits are is compared on a simulated kernel and by `scripts/measure`.
+//! Waits of threads, by the kernel's records of context switches: each is recorded under the function that
+//! waits, without a stop. Their lengths are compared on a simulated kernel and by `scripts/measure`.
 
 use std::path::PathBuf;
 
@@ -46,7 +46,7 @@ fn attached(program: &PathBuf, options: &[&str]) -> (Recorded, Vec<String>) {
 }
 
 #[test]
-fn each_wait_is_recorded_where_it_waits() {
+fn each_wait_is_recorded_under_its_function() {
     if !sampled() {
         return;
     }

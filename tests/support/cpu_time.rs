@@ -1,4 +1,4 @@
-//! The CPU time of a test, whatever else the machine does.
+//! CPU time of a test, independent of the load on the machine.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::fs::read_to_string;

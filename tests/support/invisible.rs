@@ -1,4 +1,4 @@
-//! Characters that steer what shows them or that nobody sees, and whether an output has one of them.
+//! Invisible characters and terminal control sequences, and a check of outputs for them.
 #![allow(dead_code, reason = "each test uses a part")]
 
 /// At least one of each kind: controls, bidi, zero width, fillers, selectors, tags, separators.

@@ -1,8 +1,8 @@
-//! Helpers of the live tests: fixtures compiled from C, started, steered and watched
-//! through /proc; stackprof run against them; its outputs read back.
+//! Helpers of the live tests: fixtures compiled from C, started, controlled and watched through /proc;
+//! stackprof run on them; its outputs read back.
 //!
-//! Everything that runs is a guard: a failing test leaves no process behind. A failed
-//! check prints the command, what it said, its stacks and its statistics.
+//! Every process has a guard: a failing test leaves none behind. A failed check prints the command, its
+//! output, its stacks and its statistics.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

@@ -1,4 +1,4 @@
-//! Files that tests make, once per run whichever of the tests that run side by side asks first.
+//! Files built by tests, once per run, by the first of the concurrent tests that needs them.
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,5 +1,4 @@
-//! How much memory a piece of work takes at most. The count is of the process, so one test
-//! runs at a time.
+//! Peak memory of an operation. The count is of the process, so one test runs at a time.
 #![allow(dead_code, unsafe_code, reason = "an allocator; each test uses a part")]
 
 use std::alloc::{GlobalAlloc, Layout, System};

@@ -1,7 +1,7 @@
-//! Simulated processes for the engine's tests, stated in a line or two each.
+//! Simulated processes for the engine's tests, defined in a line or two each.
 //!
-//! Output: [`SimConfig`]s of one image with the functions `f0` to `f39`. Function 0 is
-//! the root of every stack.
+//! Output: [`SimConfig`]s of one image with the functions `f0` to `f39`. Function 0 is the root of every
+//! stack.
 
 use stackprof::addr::Avma;
 use stackprof::arch::Arch;

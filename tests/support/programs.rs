@@ -1,7 +1,7 @@
-//! Programs that tests put somewhere to run them.
+//! Programs that tests create and run.
 //!
-//! Another process writes them: a file open for writing here could be inherited by what another test starts at
-//! that moment, and a program that somebody can write to cannot be run.
+//! Another process writes them: a descriptor open for writing here could be inherited by a child of a
+//! concurrent test, and a program that is open for writing cannot be executed.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::fs;

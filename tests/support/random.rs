@@ -1,4 +1,4 @@
-//! Choices of tests on running processes, which a seed repeats.
+//! Seeded random choices for tests on running processes.
 
 use stackprof::rng::Rng;
 

@@ -1,4 +1,4 @@
-//! What a recording of a live test left: its stacks, its statistics, its words. A failed check prints all of it.
+//! Results of a live test's recording: stacks, statistics, messages. A failed check prints all of it.
 
 use std::fmt::Display;
 use std::process::ExitStatus;

@@ -1,8 +1,7 @@
 //! Records simulated processes and reads profiles back as names and counts.
 //!
-//! Every recording is checked for what must hold whatever happened ([`Recorded::check`]).
-//! [`Watched`] lets a test see each tick and act at a stated time. A failure prints the
-//! seed and how to replay it.
+//! Every recording is checked for invariants ([`Recorded::check`]). [`Watched`] lets a test see each tick and
+//! act at a given time. A failure prints the seed and how to replay it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

@@ -1,6 +1,6 @@
-//! What live tests may do here: trace, sample by perf_event, run programs as another user.
+//! Permissions of live tests: to trace, to sample with perf_event, to run programs as another user.
 //!
-//! Where something is not permitted a test prints `SKIP reason`; `STACKPROF_NO_SKIP=1` makes a refused ptrace a failure.
+//! Without a permission a test prints `SKIP reason`; `STACKPROF_NO_SKIP=1` makes a refused ptrace a failure.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,8 +1,8 @@
-//! How often tests repeat what they try with random choices, and with which.
+//! Number of repetitions and seeds of randomized tests.
 //!
-//! `STACKPROF_ROUNDS=F` makes all of them repeat it F times as often: 10 to search for long, 0.1 to
-//! be done soon, 1 unless given. Once it is always done. `STACKPROF_SEED=N` runs seed N alone.
-//! Tests that measure how often something is so keep their numbers, by which they judge.
+//! `STACKPROF_ROUNDS=F` multiplies all repetitions by F: 10 for a long search, 0.1 for a quick run, default
+//! 1. At least one is always done. `STACKPROF_SEED=N` runs seed N alone. Tests that measure frequencies keep
+//! their numbers, which their limits depend on.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Random input from seeds, for tests with damaged bytes. A failure prints the command that
-//! replays it; see `rounds.rs` for what the environment may ask for.
+//! Random input from seeds, for tests with damaged bytes. A failure prints the command that replays it;
+//! `rounds.rs` describes the environment variables.
 #![allow(dead_code, reason = "each test uses a part")]
 
 #[path = "cpu_time.rs"]

@@ -1,4 +1,4 @@
-//! A viewer as servers meet it: a raw client of `stackprof open`, which can do what no browser does.
+//! A raw client of `stackprof open`, which can do things that no browser does.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

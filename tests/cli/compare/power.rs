@@ -1,6 +1,6 @@
-//! How often the gate is right, on made-up runs: forty functions, runs that differ by a common
-//! factor, functions that differ beyond it, and counting noise. The rates of real runs are
-//! those of `cargo bench --bench gate`; the noise here is set after them.
+//! Error rates of the gate on simulated runs: forty functions, runs that differ by a common factor, functions
+//! that differ beyond it, and counting noise. `cargo bench --bench gate` has the rates of real runs, which
+//! this noise is modelled after.
 
 use stackprof::gate::measurements::FunctionSamples;
 use stackprof::gate::unit::Unit;
@@ -128,7 +128,7 @@ fn flat(rng: &mut Rng, runs_per_side: usize, functions: usize, samples: f64) -> 
 }
 
 #[test]
-fn many_functions_near_the_smallest_share_fail_no_oftener() {
+fn many_functions_near_min_share_fail_no_more_often() {
     // On average a third of a percent; chance lifts some above half a percent on one side.
     let mut rng = Rng::new(400);
     let mut blamed = 0;
@@ -141,7 +141,7 @@ fn many_functions_near_the_smallest_share_fail_no_oftener() {
 }
 
 #[test]
-fn every_function_of_the_smallest_share_on_one_side_is_tested() {
+fn every_function_with_min_share_on_one_side_is_tested() {
     let of = |name: &str, base: [f64; 4], new: [f64; 7]| {
         let own = [&base[..], &new[..]].concat();
         FunctionSamples { name: name.into(), total: own.clone(), own }
@@ -165,7 +165,7 @@ fn every_function_of_the_smallest_share_on_one_side_is_tested() {
 }
 
 #[test]
-fn too_few_runs_do_not_cry_wolf() {
+fn too_few_runs_cause_no_false_positives() {
     for runs_per_side in [1, 2, 3] {
         let reports = gates(200, runs_per_side, |_| 0.0);
         assert!(failed(&reports) <= 10, "{} of 200 gates, {runs_per_side} runs a side", failed(&reports));
@@ -176,7 +176,7 @@ fn too_few_runs_do_not_cry_wolf() {
 }
 
 #[test]
-fn five_percent_of_the_total_in_one_function_are_found_and_named_first() {
+fn a_growth_of_five_percent_in_one_function_is_found_and_listed_first() {
     let reports = gates(100, RUNS, |function| slowed_by(function, 0.05));
     assert!(named_first(&reports) >= 95, "{} of 100", named_first(&reports));
     let inside = reports.iter().filter(|report| {
@@ -188,7 +188,7 @@ fn five_percent_of_the_total_in_one_function_are_found_and_named_first() {
 }
 
 #[test]
-fn a_uniform_slowdown_is_the_totals_and_no_functions() {
+fn a_uniform_slowdown_belongs_to_the_total() {
     let reports = gates(100, RUNS, |function| share(function) * 0.15);
     let total = reports.iter().filter(|report| report.total_grown).count();
     assert!(total >= 95, "{total} of 100");
@@ -198,7 +198,7 @@ fn a_uniform_slowdown_is_the_totals_and_no_functions() {
 }
 
 #[test]
-fn moved_cost_is_told_and_fails_only_when_asked() {
+fn moved_cost_is_reported_and_fails_only_if_strict() {
     let moved: Change = |function| match function {
         SLOWED => 0.05,
         0 => -0.05,
@@ -218,7 +218,7 @@ fn moved_cost_is_told_and_fails_only_when_asked() {
 }
 
 #[test]
-fn callees_that_were_inlined_are_no_regression() {
+fn inlined_callees_are_no_regression() {
     // Each of the callees loses too little to be seen by itself.
     let callees = 20..FUNCTIONS;
     let mut rng = Rng::new(4);
@@ -243,7 +243,7 @@ fn callees_that_were_inlined_are_no_regression() {
 }
 
 #[test]
-fn a_function_that_calls_all_others_is_no_exception() {
+fn cost_moved_into_the_main_function_is_no_regression() {
     let mut rng = Rng::new(5);
     let mut found = 0;
     for _ in 0..50 {
@@ -267,7 +267,7 @@ fn a_function_that_calls_all_others_is_no_exception() {
 }
 
 #[test]
-fn nobody_is_blamed_because_another_function_got_faster() {
+fn a_faster_function_makes_no_other_fail() {
     let reports = gates(100, RUNS, |function| if function == 0 { -0.09 } else { 0.0 });
     assert!(failed(&reports) <= 5, "{} of 100 fail", failed(&reports));
     let faster =

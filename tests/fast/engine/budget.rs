@@ -1,5 +1,5 @@
-//! What the target stands for: a share of its time, whatever a stop takes, and nothing is lost
-//! by the ticks that are left out.
+//! Overhead for the target: stops take a limited share of its time however long they are, and skipped ticks
+//! lose no time.
 
 use stackprof::arch::Arch;
 use stackprof::sampler::Options;
@@ -20,7 +20,7 @@ fn stopped(pause_ns: u64, max_stop: f64) -> (u64, u64, f64) {
 }
 
 #[test]
-fn the_rate_gives_way_where_stops_are_long() {
+fn long_stops_reduce_the_rate() {
     let _replay = replay(5);
     let (ticks, spared, share) = stopped(8_000, 0.02);
     assert!(spared == 0 && ticks > 3_900, "{ticks} ticks, {spared} left out, {share} stood");

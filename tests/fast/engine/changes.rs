@@ -1,4 +1,4 @@
-//! Images and programs that change: each sample keeps the names of its time.
+//! Images and programs that change: each sample has the names that were valid at its time.
 
 use super::*;
 use stackprof::clock::FakeClock;
@@ -38,7 +38,7 @@ fn an_image_replaced_at_its_address_keeps_its_names() {
 
 /// As when a program starts. What listing them costs keeps them from being listed each time.
 #[test]
-fn libraries_loaded_one_after_another_tear_no_stacks() {
+fn loading_libraries_truncates_no_stacks() {
     for arch in ARCHES {
         let _replay = replay(3);
         let mut config = process(arch, 2, 2, vec![vec![run(100, &[0, 1])]]);
@@ -64,7 +64,7 @@ fn libraries_loaded_one_after_another_tear_no_stacks() {
 /// Without an event from the system, an exchange is noticed at the next look at the
 /// mappings, at the latest a second later; the new code has the old names until then.
 #[test]
-fn an_exchange_of_images_is_noticed_within_a_second() {
+fn a_replaced_image_is_noticed_within_a_second() {
     let _replay = replay(1);
     let options = options(997, 1);
     let clock = stackprof::clock::FakeClock::default();
@@ -98,7 +98,7 @@ fn with_exec(arch: Arch, at_ns: u64) -> SimConfig {
 }
 
 #[test]
-fn what_a_thread_used_before_its_exec_stands_in_its_first_sample_after_it() {
+fn time_before_an_exec_is_in_the_first_sample_after_it() {
     let (mut lost, mut lost_at_ends) = (0, 0);
     for at_ns in (1_000..1_040).map(|ms| ms * MS) {
         let mut config = with_exec(Arch::X86_64, at_ns);
@@ -115,7 +115,7 @@ fn what_a_thread_used_before_its_exec_stands_in_its_first_sample_after_it() {
 }
 
 #[test]
-fn an_exec_separates_what_was_before_from_what_is_after() {
+fn an_exec_separates_old_and_new_samples() {
     for arch in ARCHES {
         let _replay = replay(15);
         let mut injected = with_exec(arch, u64::MAX);
@@ -143,7 +143,7 @@ fn an_exec_separates_what_was_before_from_what_is_after() {
 /// What was captured of the old program is not shown as the new one's, and the thread that goes on in
 /// that is looked at again.
 #[test]
-fn a_snapshot_in_the_middle_of_an_exec_is_of_the_new_program() {
+fn a_snapshot_during_an_exec_shows_the_new_program() {
     let mut changed = 0;
     for at_ns in (1..300).map(|step| step * 250) {
         let clock = FakeClock::default();

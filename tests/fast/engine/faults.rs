@@ -1,4 +1,4 @@
-//! Faults: each ends in a counted loss or an error, and leaves nobody stopped.
+//! Faults: each ends in a counted loss or an error, and leaves no thread stopped.
 
 use super::*;
 
@@ -12,7 +12,7 @@ fn with_fault(fault: SimFault) -> Recorded {
 }
 
 #[test]
-fn a_thread_that_dies_while_it_is_asked_or_stands_leaves_its_time_counted() {
+fn the_time_of_a_thread_that_exits_during_a_stop_is_counted() {
     for kind in [FaultKind::DieBeforeInterrupt, FaultKind::DieBeforeCollect] {
         for index in 0..4 {
             let _replay = replay(12);
@@ -28,7 +28,7 @@ fn a_thread_that_dies_while_it_is_asked_or_stands_leaves_its_time_counted() {
 
 /// The look after a capture must not forget what was counted before.
 #[test]
-fn a_thread_that_ends_between_its_capture_and_its_walk_is_not_counted_twice() {
+fn a_thread_that_exits_between_capture_and_walk_counts_once() {
     for seed in seeds(0..20) {
         let _replay = replay(seed);
         let scripts = vec![vec![run(1_000, &[0, 1])], vec![run(1_000, &[0, 2])]];
@@ -44,7 +44,7 @@ fn a_thread_that_ends_between_its_capture_and_its_walk_is_not_counted_twice() {
 }
 
 #[test]
-fn stacks_cut_short_are_incomplete_and_weigh_the_same() {
+fn truncated_stacks_are_incomplete_with_the_same_weight() {
     for bytes in [0, 8, 24, 100, 1_000] {
         let _replay = replay(12);
         let fault = SimFault::always(FaultKind::ShortStack { bytes }).of_thread(thread(0)).from_time(SECOND);
@@ -61,7 +61,7 @@ fn stacks_cut_short_are_incomplete_and_weigh_the_same() {
 }
 
 #[test]
-fn an_unreadable_stack_loses_its_time_under_its_cause_once() {
+fn an_unreadable_stack_is_one_loss_with_its_cause() {
     let _replay = replay(12);
     let fault = SimFault::always(FaultKind::Unreadable).of_thread(thread(0)).from_time(SECOND);
     let recorded = with_fault(fault);
@@ -77,7 +77,7 @@ fn an_unreadable_stack_loses_its_time_under_its_cause_once() {
 }
 
 #[test]
-fn long_stops_are_measured_and_ticks_missed_meanwhile_counted() {
+fn long_stops_are_measured_and_missed_ticks_counted() {
     let _replay = replay(12);
     let fault = SimFault { count: 20, ..SimFault::always(FaultKind::LongStop { pause_ns: 5 * MS }) };
     let recorded = with_fault(fault.from_time(SECOND));
@@ -89,7 +89,7 @@ fn long_stops_are_measured_and_ticks_missed_meanwhile_counted() {
 }
 
 #[test]
-fn a_panic_while_threads_stand_lets_them_run() {
+fn a_panic_during_a_stop_resumes_the_threads() {
     for skip in [0, 1, 7, 500] {
         let _replay = replay(12);
         let config = mixed_with(12, SimFault::once(FaultKind::Panic).after(skip));
@@ -148,7 +148,7 @@ fn many_clock_jumps_lose_no_time() {
 
 /// Its CPU time begins with 0 and needs no doubt, however late its start is heard of.
 #[test]
-fn a_thread_born_during_a_clock_jump_has_all_its_time() {
+fn a_thread_started_during_a_clock_jump_has_all_its_time() {
     let _replay = replay(14);
     let scripts = vec![vec![run(1_000, &[0, 1])], vec![run(1_000, &[0, 2])]];
     let mut config = process(Arch::X86_64, 2, 2, scripts);
@@ -175,7 +175,7 @@ fn names_of_threads_and_images_may_be_missing() {
 }
 
 #[test]
-fn mappings_may_be_refused_or_in_motion() {
+fn mappings_may_be_unreadable_or_changing() {
     for arch in ARCHES {
         let _replay = replay(12);
         let mut config = mixed_with(12, SimFault::always(FaultKind::MappingsDenied));
@@ -199,7 +199,7 @@ fn mappings_may_be_refused_or_in_motion() {
 }
 
 #[test]
-fn the_process_may_end_within_a_tick() {
+fn the_process_may_exit_within_a_tick() {
     for skip in [0, 1, 2, 3, 777] {
         let _replay = replay(12);
         let mut config = mixed_with(12, SimFault::once(FaultKind::Exit).after(skip));
@@ -215,7 +215,7 @@ fn the_process_may_end_within_a_tick() {
 }
 
 #[test]
-fn a_failing_system_is_an_error_that_leaves_nobody_stopped() {
+fn a_system_error_leaves_no_thread_stopped() {
     let _replay = replay(12);
     let options = options(997, 12);
     let result = record_with(&mixed(12), &options, |target, clock, live| {

@@ -1,7 +1,7 @@
-//! The engine end to end: recordings of simulated processes against what they really did.
+//! The engine end to end: recordings of simulated processes against their actual behavior.
 //!
-//! Each recording is also checked for what must hold always (`support/recording.rs`).
-//! Times are virtual: nothing here sleeps. `STACKPROF_SEED=N` replays one seed.
+//! Each recording is also checked for general invariants (`support/recording.rs`). Times are virtual: nothing
+//! here sleeps. `STACKPROF_SEED=N` replays one seed.
 
 #[path = "../../support/processes.rs"]
 mod processes;

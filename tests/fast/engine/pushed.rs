@@ -1,6 +1,5 @@
-//! The seam of the recorder: what the stopping driver recorded, handed over a second time as a
-//! kernel would, in batches that come late and out of order between threads, gives the same
-//! profile byte for byte.
+//! Equivalence of both drivers: the recording of the stopping driver, delivered again as a kernel would, in
+//! batches that are late and out of order between threads, gives the same profile byte for byte.
 
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
-//! Random processes: the books balance for every seed.
+//! Random processes: counts and losses add up for every seed.
 
 use super::*;
 
 #[test]
-fn for_every_seed_the_books_balance() {
+fn counts_and_losses_add_up_for_every_seed() {
     let mut kinds = BTreeSet::new();
     for seed in seeds(0..300) {
         let _replay = replay_sim(seed);
@@ -18,7 +18,7 @@ fn for_every_seed_the_books_balance() {
 }
 
 #[test]
-fn for_every_seed_wall_clock_time_adds_up() {
+fn wall_clock_time_adds_up_for_every_seed() {
     for seed in seeds(0..100) {
         let _replay = replay_sim(seed);
         let recorded = record(&seeded(seed), &idle(199, seed));

@@ -1,9 +1,9 @@
-//! Shares: counts are CPU time, whoever used it and however it comes in bursts.
+//! Shares: counts are CPU time, for any distribution over threads and bursts.
 
 use super::*;
 
 #[test]
-fn shares_are_the_phases_shares_of_cpu_time() {
+fn shares_match_the_cpu_time_of_phases() {
     for (seed, hz) in (1..).zip([100, 997, 1000]) {
         let _replay = replay(seed);
         for arch in ARCHES {
@@ -33,7 +33,7 @@ fn check_total(recorded: &Recorded) {
 }
 
 #[test]
-fn eight_threads_on_two_cpus_share_two_cpus_worth_of_samples() {
+fn eight_threads_on_two_cpus_share_the_samples_of_two_cpus() {
     let _replay = replay(3);
     let mut scripts: Vec<Vec<SimPhase>> =
         (0..6).map(|n| vec![run(730, &[0, 1, 10 + n]), run(410, &[0, 2, 20 + n])]).collect();
@@ -62,7 +62,7 @@ fn eight_threads_on_two_cpus_share_two_cpus_worth_of_samples() {
 }
 
 #[test]
-fn short_bursts_count_as_the_cpu_time_they_use() {
+fn short_bursts_count_with_their_cpu_time() {
     let _replay = replay(4);
     let scripts = vec![
         vec![run(100, &[0, 1]), wait(900, &[0, 2])],
@@ -81,7 +81,7 @@ fn short_bursts_count_as_the_cpu_time_they_use() {
 /// Work that begins with each period of the rate, as a timer of the same rate makes it:
 /// samples in a grid would see some of it never and some of it always.
 #[test]
-fn work_in_step_with_the_rate_keeps_its_shares() {
+fn work_synchronous_to_the_rate_keeps_its_shares() {
     let scripts = [
         vec![run(100, &[0, 1]), run(200, &[0, 2]), run(700, &[0, 3])],
         vec![run(100, &[0, 1]), wait(300, &[0, 4]), run(300, &[0, 2]), wait(300, &[0, 4])],
@@ -101,7 +101,7 @@ fn work_in_step_with_the_rate_keeps_its_shares() {
 }
 
 #[test]
-fn seeded_processes_have_each_thread_at_its_cpu_time() {
+fn each_thread_of_a_random_process_has_its_cpu_time() {
     for seed in seeds(0..40) {
         let _replay = replay(seed);
         let recorded = record(&seeded(seed).without_faults(), &options(997, seed));

@@ -1,11 +1,11 @@
-//! Stacks: whole and true where there are frame records, whatever the depth.
+//! Stacks: complete and correct if there are frame records, at any depth.
 
 use stackprof::addr::LookupAvma;
 
 use super::*;
 
 #[test]
-fn with_frame_records_every_stack_is_whole_and_true() {
+fn with_frame_records_every_stack_is_complete_and_correct() {
     for seed in seeds(0..200) {
         let _replay = replay(seed);
         for arch in ARCHES {
@@ -58,7 +58,7 @@ fn check_exact(config: &SimConfig, seed: u64) {
 }
 
 #[test]
-fn the_window_grows_to_the_depth_there_is() {
+fn the_stack_size_grows_with_the_depth() {
     for depth in [60, 200, 1_000, 2_500, 5_000] {
         let _replay = replay(depth as u64);
         for arch in ARCHES {
@@ -74,7 +74,7 @@ fn the_window_grows_to_the_depth_there_is() {
 }
 
 #[test]
-fn a_thread_that_is_deep_now_and_then_is_mostly_whole() {
+fn occasionally_deep_stacks_are_mostly_complete() {
     let _replay = replay(9);
     let script = vec![run(100_000, &[0, 1]), deep(SimActivity::Run, 3_000, 2_000, 32, 10)];
     let recorded = record(&process(Arch::X86_64, 1, 30, vec![script]), &options(997, 9));
@@ -87,7 +87,7 @@ fn a_thread_that_is_deep_now_and_then_is_mostly_whole() {
 }
 
 #[test]
-fn depth_is_limited_to_the_leafs_side_and_said() {
+fn stacks_beyond_the_depth_limit_keep_their_leaf_side() {
     let _replay = replay(10);
     for arch in ARCHES {
         let scripts = vec![
@@ -104,7 +104,7 @@ fn depth_is_limited_to_the_leafs_side_and_said() {
 }
 
 #[test]
-fn sixty_four_threads_at_depth_200_are_all_there() {
+fn sixty_four_threads_at_depth_200_are_complete() {
     let _replay = replay(11);
     let scripts: Vec<Vec<SimPhase>> = (0..64)
         .map(|n| {

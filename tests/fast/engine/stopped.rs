@@ -47,7 +47,7 @@ fn check_wall(recorded: &Recorded, ns: u64) {
 }
 
 #[test]
-fn wall_clock_time_adds_up_also_without_a_cpu_and_under_job_control() {
+fn wall_clock_time_includes_ready_and_stopped_threads() {
     let _replay = replay(6);
     let mut scripts: Vec<Vec<SimPhase>> = (0..5).map(|n| vec![run(5_000, &[0, 1, n])]).collect();
     scripts.push(vec![run(50_000, &[0, 9]), phase(SimActivity::Stopped, 300_000, &[0, 9, 10])]);
@@ -64,7 +64,7 @@ fn wall_clock_time_adds_up_also_without_a_cpu_and_under_job_control() {
 
 /// Two waits at different places with hardly anything between them.
 #[test]
-fn a_wait_is_not_taken_for_the_one_before() {
+fn a_wait_is_not_mistaken_for_the_previous_one() {
     let _replay = replay(7);
     let script = vec![wait(1_700, &[0, 1, 2]), run(2, &[0, 3]), wait(1_300, &[0, 4, 5]), run(2, &[0, 3])];
     let recorded = record(&process(Arch::X86_64, 1, 10, vec![script]), &idle(1000, 7));
@@ -75,7 +75,7 @@ fn a_wait_is_not_taken_for_the_one_before() {
 }
 
 #[test]
-fn a_deep_wait_becomes_complete_and_stays_incomplete_when_it_cannot() {
+fn a_deep_wait_becomes_complete_if_it_can() {
     let _replay = replay(8);
     let script = vec![deep(SimActivity::Wait, 10_000_000, 3_000, 64, 1)];
     let config = process(Arch::X86_64, 1, 10, vec![script]);

@@ -1,4 +1,5 @@
-//! The times of samples: they say when each thread did what, weigh what the profile counts, and keep their bound.
+//! Times of samples: they locate each thread's activity, weigh the same as the profile's counts, and keep the
+//! memory limit.
 
 use super::recording::check_times;
 use super::*;
@@ -65,7 +66,7 @@ fn weights(recorded: &Recorded) -> BTreeMap<(u64, u32), u64> {
 }
 
 #[test]
-fn times_weigh_what_the_profile_counts_whatever_was_joined() {
+fn timed_samples_weigh_the_profiles_counts_at_any_detail() {
     let mut coarser = BTreeSet::new();
     for seed in seeds(1..51) {
         let _replay = replay_sim(seed);
@@ -119,7 +120,7 @@ fn leaf(saved: &Saved, sample: &TimedSample) -> String {
 }
 
 #[test]
-fn known_phases_are_where_they_were_to_a_period() {
+fn phases_are_located_to_within_a_period() {
     let _replay = replay(1);
     let recorded = record(&phases(), &options(997, 1));
     let whole = saved(&recorded);
@@ -164,7 +165,7 @@ fn known_phases_are_where_they_were_to_a_period() {
 }
 
 #[test]
-fn a_wait_is_an_interval_that_uses_no_cpu() {
+fn a_wait_is_an_interval_without_cpu_time() {
     let _replay = replay(1);
     let recorded = record(&phases(), &idle(997, 1));
     let saved = saved(&recorded);
@@ -182,7 +183,7 @@ fn a_wait_is_an_interval_that_uses_no_cpu() {
 }
 
 #[test]
-fn a_planted_loss_is_a_gap_where_it_was() {
+fn an_injected_loss_is_a_gap_at_its_time() {
     let _replay = replay(5);
     let period_ns = SECOND / 997;
     let mut config = process(ARCHES[0], 1, 2, vec![vec![run(10_000, &[0, 1])]]);
@@ -214,7 +215,7 @@ fn a_planted_loss_is_a_gap_where_it_was() {
 }
 
 #[test]
-fn events_are_where_they_were() {
+fn events_have_their_times() {
     let _replay = replay(3);
     let mut config = mixed(2);
     config.threads[1].exit_ns = Some(700 * MS);

@@ -1,5 +1,5 @@
-//! Several processes in one recording: each sample stands under its own process, with names of its own
-//! code, and the books balance.
+//! Several processes in one recording: each sample belongs to its own process, with names of its code, and
+//! counts and losses add up.
 
 use super::*;
 use stackprof::clock::FakeClock;
@@ -106,7 +106,7 @@ fn of_seed(seed: u64) -> (SimConfig, Vec<SimProcess>) {
 }
 
 #[test]
-fn for_every_seed_each_process_has_its_own_names_and_the_books_balance() {
+fn each_process_has_its_own_names_and_time_for_every_seed() {
     for seed in seeds(0..50) {
         let _replay = replay(seed);
         let (first, others) = of_seed(seed);
@@ -126,7 +126,7 @@ fn for_every_seed_each_process_has_its_own_names_and_the_books_balance() {
 }
 
 #[test]
-fn wall_clock_time_of_several_processes_is_kept_apart() {
+fn wall_clock_time_is_kept_by_process() {
     for seed in seeds(0..20) {
         let _replay = replay(seed);
         let (first, others) = of_seed(seed);
@@ -140,7 +140,7 @@ fn wall_clock_time_of_several_processes_is_kept_apart() {
 
 /// The CPUs of the first process are those that all may run on. Each lives for three ticks, with the same code at the same addresses.
 #[test]
-fn short_processes_are_named_by_their_own_code() {
+fn short_processes_have_names_of_their_own_code() {
     let _replay = replay(7);
     for arch in ARCHES {
         let first = numbered(process(arch, 4, 3, vec![vec![run(500, &[0, 1]), wait(1_500, &[0, 2])]]), 1000);
@@ -171,7 +171,7 @@ fn short_processes_are_named_by_their_own_code() {
 /// Short processes of one program: their time adds up in the profile, and stands with the phases that
 /// used it, the beginning among them.
 #[test]
-fn short_processes_of_one_program_have_all_of_their_time() {
+fn short_processes_of_one_program_lose_no_time() {
     let _replay = replay(8);
     let first =
         numbered(process(Arch::X86_64, 4, 9, vec![vec![run(500, &[0, 1]), wait(1_500, &[0, 2])]]), 1000);

@@ -1,5 +1,5 @@
-//! Waits that a source tells of: each counts its own time under the stack at which it began, beside
-//! CPU time or alone, however short or long it is.
+//! Waits reported by a source: each counts its duration under the stack at its start, with or without CPU
+//! time, at any length.
 
 use std::sync::Arc;
 
@@ -130,7 +130,7 @@ fn counts(profile: &Profile) -> (u64, u64) {
 }
 
 #[test]
-fn a_wait_that_goes_on_is_walked_once_and_has_all_of_its_time() {
+fn a_long_wait_is_walked_once_with_all_of_its_time() {
     let (profile, source) = recorded(&off_cpu(), |capture| {
         vec![
             (SECOND, SourceEvent::WaitStarted(Box::new(capture.clone()))),
@@ -144,7 +144,7 @@ fn a_wait_that_goes_on_is_walked_once_and_has_all_of_its_time() {
 }
 
 #[test]
-fn short_waits_add_up_and_few_of_them_are_walked() {
+fn short_waits_add_up_with_few_walks() {
     const WAITS: u64 = 100_000;
     const NS: u64 = 10_000;
     let (profile, source) = recorded(&off_cpu(), |capture| {
@@ -159,7 +159,7 @@ fn short_waits_add_up_and_few_of_them_are_walked() {
 }
 
 #[test]
-fn a_sample_of_a_thread_that_was_not_announced_is_lost() {
+fn a_sample_of_an_unknown_thread_is_lost() {
     let (profile, _) =
         recorded(&options(HZ, 1), |capture| vec![(SECOND, SourceEvent::Sample(Box::new(capture.clone())))]);
     assert_eq!((counts(&profile), profile.stats.samples_pushed), ((0, 0), 1));
@@ -167,7 +167,7 @@ fn a_sample_of_a_thread_that_was_not_announced_is_lost() {
 }
 
 #[test]
-fn cpu_time_beside_waits_stays_what_it_is() {
+fn waits_do_not_change_cpu_time() {
     let status = |cpu_ns| ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running };
     let (profile, _) = recorded(&idle(), |capture| {
         let mut records = vec![(
@@ -196,7 +196,7 @@ fn cpu_time_beside_waits_stays_what_it_is() {
 }
 
 #[test]
-fn lost_waits_are_told_by_cause() {
+fn lost_waits_are_reported_by_cause() {
     let (profile, _) = recorded(&off_cpu(), |_| {
         vec![
             (SECOND, SourceEvent::WaitLost { ns: SECOND / 2, reason: "dropped" }),

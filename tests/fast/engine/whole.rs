@@ -1,10 +1,10 @@
-//! The recording as a whole: its end, its length, its memory, the same twice.
+//! A whole recording: its end, its length, its memory, its reproducibility.
 
 use super::*;
 use stackprof::walk::UnwindMethod;
 
 #[test]
-fn the_wish_to_stop_ends_the_recording() {
+fn a_stop_request_ends_the_recording() {
     let _replay = replay(16);
     for hz in [1, 99, 997] {
         let options = options(hz, 16);
@@ -31,7 +31,7 @@ fn the_wish_to_stop_ends_the_recording() {
 }
 
 #[test]
-fn a_command_that_ends_soon_after_the_wish_tells_how() {
+fn a_command_that_exits_after_a_stop_request_has_its_status() {
     let _replay = replay(16);
     let mut config = SimConfig { terminate_ns: Some(2_900 * MS), exit: ExitStatus::Code(3), ..mixed(16) };
     let options = Options { linger_ns: 500 * MS, ..options(997, 16) };
@@ -45,7 +45,7 @@ fn a_command_that_ends_soon_after_the_wish_tells_how() {
 }
 
 #[test]
-fn the_duration_is_kept_within_a_tick_and_has_its_ticks() {
+fn the_duration_is_accurate_to_a_tick() {
     for (seed, hz) in (0..).zip([1, 10, 99, 997, 1000, 4999]) {
         let _replay = replay(seed);
         let options = Options { duration_ns: Some(2 * SECOND), ..options(hz, seed) };
@@ -62,7 +62,7 @@ fn the_duration_is_kept_within_a_tick_and_has_its_ticks() {
 }
 
 #[test]
-fn a_recording_of_no_time_or_of_a_process_that_ends_at_once_is_empty() {
+fn a_recording_of_zero_length_is_empty() {
     let _replay = replay(17);
     let recorded = record(&mixed(17), &Options { duration_ns: Some(0), ..options(997, 17) });
     assert!(recorded.profile.stats.samples <= 1 && recorded.now_ns < MS);
@@ -120,7 +120,7 @@ fn memory_grows_with_stacks_and_not_with_time() {
 }
 
 #[test]
-fn a_snapshot_has_every_thread_where_it_is() {
+fn a_snapshot_has_every_thread_at_its_place() {
     for arch in ARCHES {
         let _replay = replay(19);
         let scripts = vec![
@@ -145,7 +145,7 @@ fn a_snapshot_has_every_thread_where_it_is() {
 /// Code made at run time may be met in the middle of a snapshot: what was captured before is
 /// in it all the same.
 #[test]
-fn a_snapshot_keeps_what_it_has_when_images_change() {
+fn a_snapshot_keeps_its_stacks_when_images_change() {
     let _replay = replay(21);
     let scripts = (0..9).map(|leaf| vec![run(10_000, &[0, leaf])]).collect();
     let clock = stackprof::clock::FakeClock::default();

@@ -1,5 +1,5 @@
-//! Threads that no stop reaches, as the kernel's workers for io_uring: what they use is in the process's clock and in
-//! no thread's, and is lost and told.
+//! Threads that cannot be stopped, such as the kernel's io_uring workers: their CPU time is in the process's
+//! clock but in no thread's, and is reported as lost.
 
 use super::*;
 use stackprof::addr::Avma;
@@ -67,7 +67,7 @@ impl Target for WithWorkers<'_> {
 }
 
 #[test]
-fn what_no_known_thread_used_is_lost_and_told() {
+fn cpu_time_of_unknown_threads_is_reported_as_lost() {
     let _replay = replay(5);
     let scripts =
         vec![vec![run(700, &[0, 1]), wait(300, &[0, 2])], vec![run(50, &[0, 3]), wait(950, &[0, 4])]];
@@ -91,7 +91,7 @@ fn what_no_known_thread_used_is_lost_and_told() {
 }
 
 #[test]
-fn wall_clock_time_is_that_of_known_threads() {
+fn wall_clock_time_is_of_known_threads() {
     let _replay = replay(6);
     let scripts = vec![vec![run(700, &[0, 1]), wait(300, &[0, 2])]];
     let config = process(Arch::X86_64, 2, 3, scripts);

@@ -1,5 +1,4 @@
-//! OTLP: which profiles are read, files of other programs, references to what is not there, and what small files could
-//! cost.
+//! OTLP: selection of profiles, files of other programs, dangling references, and the cost of small files.
 
 use super::{packed, parse, proto, varint};
 use stackprof::profile::formats::detect;
@@ -126,7 +125,7 @@ fn profiles_of_other_programs_are_read() {
 }
 
 #[test]
-fn what_the_first_profile_counts_is_read_of_all() {
+fn profiles_with_the_type_of_the_first_are_read() {
     let of = |profiles: &[Vec<u8>]| {
         let bytes = file(profiles, &dictionary(&[]));
         let read = detect::read_with(bytes.as_slice(), "p", 0, detect::Strictness::Strict).unwrap();
@@ -151,7 +150,7 @@ fn what_the_first_profile_counts_is_read_of_all() {
 }
 
 #[test]
-fn references_to_what_is_not_there_are_told() {
+fn dangling_references_are_reported() {
     let wrong_location = proto(&[(3, Ok(&proto(&[(1, Err(9))])))]);
     let more: Fields<'_> = vec![(2, Ok(&wrong_location)), (7, Ok(&[0x0a, 1, 3])), (7, Ok(&[0x0a, 1, 8]))];
     let of = |sample: Vec<u8>| parse(&file(&[profile((1, 2), &[sample])], &dictionary(&more)));

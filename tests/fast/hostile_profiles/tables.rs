@@ -1,4 +1,4 @@
-//! Files whose parts have tables or units of their own: Firefox Profiler, speedscope.
+//! Files with tables or units per part: Firefox Profiler, speedscope.
 
 use stackprof::profile::ByName;
 use stackprof::profile::formats::detect;
@@ -7,7 +7,7 @@ use super::{SHARED, parse, slabs};
 
 /// speedscope exports perf's threads of one sample as counts, beside times.
 #[test]
-fn what_most_samples_count_is_read() {
+fn the_unit_of_most_samples_is_read() {
     let remarked = |text: &str| {
         let read = detect::read_with(text.as_bytes(), "p", 0, detect::Strictness::Strict).unwrap();
         (read.saved.total(), read.saved.about.unit, read.remarks.concat())
@@ -104,7 +104,7 @@ fn tables_of_firefox_belong_to_threads_or_to_the_file() {
 
 /// Many threads with the deepest stack of a shared table cost its length once.
 #[test]
-fn stacks_of_the_file_are_walked_once_for_each_family() {
+fn shared_stacks_are_converted_once_per_process() {
     let depth = 50_000u32;
     let thread = r#"{"name":"m","processName":"p","pid":"1","tid":"2","samples":{"stack":[49999]}}"#;
     let json = format!(

@@ -24,7 +24,7 @@ fn of_values(types: &[(&str, &str)], shown: &str, samples: &[&[u64]]) -> Vec<u8>
 }
 
 #[test]
-fn the_value_that_a_profile_shows_is_read() {
+fn the_default_value_of_a_profile_is_read() {
     let read = |types: &[(&str, &str)], shown: &str, samples: &[&[u64]]| {
         let bytes = of_values(types, shown, samples);
         let read = detect::read_with(bytes.as_slice(), "p", 0, detect::Strictness::Strict).unwrap();
@@ -50,7 +50,7 @@ fn the_value_that_a_profile_shows_is_read() {
 }
 
 #[test]
-fn frames_that_a_profile_drops_are_dropped() {
+fn drop_frames_is_applied() {
     // main calls work, into which alloc and malloc are inlined; that calls leaf.
     let names = ["main", "work", "ns::alloc(int)", "malloc", "leaf"];
     let functions: Vec<Vec<u8>> = (1..6).map(|id| proto(&[(1, Err(id)), (2, Err(id + 2))])).collect();

@@ -1,5 +1,5 @@
-//! How many threads should be copied while a task is held once: pauses by the simulated
-//! kernel's cost model, for the table in docs/decisions/mach-holds-the-task.md.
+//! Number of threads to copy in one hold of a task: pauses by the simulated kernel's cost model, for the
+//! table in docs/decisions/mach-holds-the-task.md.
 
 use stackprof::addr::Avma;
 use stackprof::binary::{ImageBytes, Mapping, OpenError};

@@ -1,5 +1,4 @@
-//! More threads are ready than there are CPUs: samples show where threads use their time,
-//! not where they lost their CPU.
+//! More ready threads than CPUs: samples show where threads use their time, not where they lost their CPU.
 
 use super::recorded::{HZ, Recorded, Replay, options, recorded};
 use crate::seeds::rounds::seeds;
@@ -34,7 +33,7 @@ fn shares(recorded: &Recorded, leaf: &str) -> (f64, f64) {
 }
 
 #[test]
-fn shares_are_those_of_the_time_on_cpus() {
+fn shares_match_the_time_on_cpus() {
     eprintln!("threads  slice, us  leaf               samples, %  time, %");
     // Eight looks before a hold take 12 us, a fifth of a turn of 60 us: of the threads that got
     // their CPU in that time some are left out. With turns of about the interval between two

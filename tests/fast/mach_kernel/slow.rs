@@ -1,5 +1,5 @@
-//! Calls that take time, and processes with many threads: a recording ends when it is told
-//! to, ticks happen, and nothing is left, whatever a call costs.
+//! Slow calls, and processes with many threads: a recording ends on request, ticks happen, and nothing is
+//! left behind, whatever a call costs.
 //!
 //! `STACKPROF_ROUNDS=40` runs 40 times as many seeds; `-- --nocapture` prints the table.
 
@@ -92,7 +92,7 @@ fn run(kernel: SimKernel, options: &Options, interrupt_ns: Option<u64>) -> Ran {
 }
 
 #[test]
-fn twenty_one_threads_whose_calls_take_some_microseconds_are_sampled_at_the_rate() {
+fn twenty_one_threads_are_sampled_at_the_full_rate() {
     for call_ns in [20 * US, 60 * US, 100 * US] {
         let world = World::x86_64(3).process(crowd(500, 21, 3)).costs(Costs::of_calls(call_ns));
         let ran = run(world.build(), &Options { hz: 100, ..options(1_000) }, None);
@@ -104,7 +104,7 @@ fn twenty_one_threads_whose_calls_take_some_microseconds_are_sampled_at_the_rate
 }
 
 #[test]
-fn whatever_calls_cost_recordings_end_in_time_and_leave_nothing() {
+fn recordings_end_in_time_at_any_cost_of_calls() {
     for seed in seeds(0..24) {
         let _replay = Replay(seed);
         let mut rng = Rng::new(seed ^ 0x736c_6f77);
@@ -180,7 +180,7 @@ fn check(ran: &Ran, what: &str, (threads, busy): (u64, u64), costs: &Costs, opti
 }
 
 #[test]
-fn a_sampler_that_begins_in_the_background_asks_for_timely_wakeups() {
+fn a_sampler_of_background_qos_requests_interactive_qos() {
     let world = World::arm64(3).process(busy(500)).with(|world| world.begins_in_background = true);
     let ran = run(world.build(), &options(1_000), None);
     let rate = ran.per_second(ran.ticks());
@@ -189,7 +189,7 @@ fn a_sampler_that_begins_in_the_background_asks_for_timely_wakeups() {
 }
 
 #[test]
-fn late_ticks_are_told_by_cause() {
+fn late_ticks_are_reported_by_cause() {
     let late = |world: World, hz: u32| {
         let ran = run(world.process(busy(500)).build(), &Options { hz, ..options(1_000) }, None);
         let stats = &ran.profile.stats;
@@ -208,7 +208,7 @@ fn late_ticks_are_told_by_cause() {
 }
 
 #[test]
-fn rates_and_holds_by_threads_and_cost_of_a_call() {
+fn prints_rates_and_holds_by_threads_and_cost() {
     eprintln!("threads  a call, us  ticks of 100/s  that stopped  held, %  longest hold, us");
     for call_ns in CALLS_NS {
         for threads in [1, 21, 101, 301, 1_000] {

@@ -1,6 +1,5 @@
-//! What kind of instruction a walk failed at. Input: the images and the address of the frame
-//! whose caller was not found; output: one of [`CLASSES`]. Only names for a table: nothing
-//! is decided by them.
+//! The kind of instruction at which a walk failed. Input: the images and the address of the frame without a
+//! caller; output: one of [`CLASSES`]. Only names for a table: nothing is decided by them.
 
 use stackprof::addr::Avma;
 use stackprof::arch::Arch;

@@ -1,13 +1,13 @@
-//! Exactness: a program is stepped by instructions from its first to its last, and at each boundary the walk is
-//! compared with the shadow stack. Input: a [`Program`]. Output: a [`Score`] per unwinding method, and the addresses
-//! where it failed.
+//! Exactness: a program is single-stepped from its first to its last instruction, and at each boundary the
+//! walk is compared with the shadow stack. Input: a [`Program`]. Output: a [`Score`] per unwinding method,
+//! and the addresses where it failed.
 //!
-//! A walk that claims to be complete with other frames than the truth is `wrong`, one that does not claim it
-//! `incomplete`. A handler on a stack of its own (`sigaltstack`) has callers elsewhere, whose words are read from the
-//! stopped program. For some programs little of each stack is copied, and the rest is verified in pieces
-//! (`pieces.rs`). Some stacks cannot be read from memory: a program may have overwritten a return address or a saved
-//! frame pointer (libgcc, while it installs a landing pad) or be between two stacks. A walk that says there that it
-//! is incomplete is counted separately.
+//! A walk that claims to be complete with frames other than the truth is `wrong`, one that does not claim it
+//! `incomplete`. A handler on an alternate stack (`sigaltstack`) has callers elsewhere, read from the stopped
+//! program. For some programs only part of each stack is copied, and the rest is verified in pieces
+//! (`pieces.rs`). Some stacks cannot be read from memory: a program may have overwritten a return address or
+//! a saved frame pointer (libgcc, while it installs a landing pad) or be between two stacks. A walk that says
+//! there that it is incomplete is counted separately.
 
 mod classes;
 mod pieces;

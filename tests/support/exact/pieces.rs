@@ -1,8 +1,9 @@
-//! Deep frames verified in pieces: of each boundary a sample holds little of the stack, and the words above that are
-//! those of the pieces that earlier walks asked for, read at this boundary. It is walked when the program has gone on,
-//! as the sampler does it.
+//! Deep frames verified in pieces: a sample has only part of the stack, and the words above are those of the
+//! pieces that earlier walks requested, read at the same boundary. It is walked after the program has
+//! continued, as in the sampler.
 //!
-//! Input: a stopped thread and the true frames; output: by each way of walking, why the walk ended and what it found.
+//! Input: a stopped thread and the true frames; output: for each unwinding method, why the walk ended and
+//! what it found.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

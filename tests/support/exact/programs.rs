@@ -1,5 +1,5 @@
-//! The programs of the exactness harness, compiled from tests/fixtures/exact into the
-//! build directory. A compiler that is not installed leaves its programs out, said so.
+//! Programs of the exactness harness, compiled from tests/fixtures/exact into the build directory. Programs
+//! of missing compilers are skipped with a message.
 
 use std::fs;
 use std::path::{Path, PathBuf};

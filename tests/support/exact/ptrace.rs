@@ -1,6 +1,6 @@
-//! A program under PTRACE_SINGLESTEP: starts it, steps its threads one instruction at a
-//! time, reads registers and memory. Linux x86_64 only, which shows
-//! programs of i386 in the same registers. Not for: what the steps mean.
+//! A program under PTRACE_SINGLESTEP: starts it, steps its threads one instruction at a time, reads registers
+//! and memory. Linux x86_64 only, which shows i386 programs in the same registers. Does not interpret the
+//! steps.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;

@@ -1,7 +1,6 @@
-//! The truth about a thread's stack, from the instructions that it executed: calls push,
-//! whatever raises the stack pointer above a return address takes it off. Input: each
-//! instruction with the registers before and after it; output: the look-up addresses of
-//! all frames. Knows nothing of unwind information or frame pointers.
+//! The true stack of a thread, from its executed instructions: calls push, and raising the stack pointer
+//! above a return address pops it. Input: each instruction with the registers before and after it; output:
+//! the look-up addresses of all frames. Independent of unwind information and frame pointers.
 
 use std::collections::{HashMap, HashSet};
 
@@ -301,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_signal_interrupts_nothing() {
+    fn a_blocked_signal_is_ignored() {
         let before = at(0x40_1000, STACK);
         let handler = at(0x40_2000, STACK - 0x400);
         let frame = [(STACK - 0x400 + 168, STACK), (STACK - 0x400 + 176, 0x40_1000)];
@@ -313,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_called_is_told_until_it_is_overwritten() {
+    fn a_return_address_counts_until_it_is_overwritten() {
         let (mut shadow, mut memory, mut truth) = (Shadow::new(8), HashMap::new(), Vec::new());
         call(&mut shadow, &mut memory, 0x1000, 0x2000, STACK);
         call(&mut shadow, &mut memory, 0x2010, 0x3000, STACK - 0x40);
@@ -352,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_the_next_instruction_and_of_32_bit_kernels_are_told() {
+    fn recognises_calls_of_the_next_instruction_and_of_32_bit_kernels() {
         assert_eq!(kind(&[0xe8, 0, 0, 0, 0], 4), Kind::Other);
         assert_eq!(kind(&[0xe8, 0, 0, 0, 0], 8), Kind::Call);
         assert_eq!(kind(&[0x65, 0xff, 0x15, 0x10, 0, 0, 0], 4), Kind::Call);

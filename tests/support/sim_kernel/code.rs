@@ -1,11 +1,10 @@
-//! The code of simulated images: where functions lie, their bytes, and which addresses in
-//! them a program counter or a return address may have.
+//! The code of simulated images: positions and bytes of functions, and possible program counters and return
+//! addresses in them.
 //!
-//! Functions have a prologue, calls, an epilogue, and behind it a call that does not return;
-//! `__unwind_info` describes their bodies, as compilers do. Nothing executes them. A stack
-//! pointer is anywhere below the record: the prologue takes an unknown number of bytes, as
-//! for `alloca`. `thread_start` is that of libpthread (src/pthread_asm.s), without unwind
-//! information.
+//! Functions have a prologue, calls, an epilogue, and after it a call that does not return; `__unwind_info`
+//! describes their bodies, as compilers do. Nothing executes them. The stack pointer is anywhere below the
+//! record: the prologue allocates an unknown number of bytes, as for `alloca`. `thread_start` is that of
+//! libpthread (src/pthread_asm.s), without unwind information.
 
 use std::ops::Range;
 

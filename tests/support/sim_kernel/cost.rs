@@ -1,8 +1,8 @@
-//! What calls cost, in nanoseconds of the virtual clock.
+//! Costs of calls, in nanoseconds of the virtual clock.
 //!
-//! Measured nowhere: orders of magnitude for Apple silicon, so that pauses and lateness
-//! depend on what a client does, as they do there. [`Costs::of_calls`] are those of another
-//! machine: a virtual one, a loaded one, one on which each call is watched.
+//! Not measured: orders of magnitude for Apple silicon, so that pauses and lateness depend on the client's
+//! calls, as on real machines. [`Costs::of_calls`] are those of another machine: a virtual one, a loaded one,
+//! one that traces each call.
 
 use super::faults::Method;
 

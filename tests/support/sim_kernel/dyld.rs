@@ -1,9 +1,9 @@
-//! What dyld keeps in a simulated task for debuggers, and how it changes it.
+//! dyld's data for debuggers in a simulated task, and its updates.
 //!
-//! `dyld_all_image_infos` with the offsets of <mach-o/dyld_images.h>, written into the
-//! target's memory. A change follows dyld's protocol (ExternallyViewableState.cpp):
-//! infoArray = NULL, count, timestamp, infoArray = new, and the old array is freed at
-//! once. Each of these is a step, so that a plan can hold dyld between any two of them.
+//! `dyld_all_image_infos` with the offsets of <mach-o/dyld_images.h>, written into the target's memory. A
+//! change follows dyld's protocol (ExternallyViewableState.cpp): infoArray = NULL, count, timestamp,
+//! infoArray = new, and the old array is freed at once. Each of these is a step, so that a plan can stop dyld
+//! between any two of them.
 
 use std::collections::{BTreeMap, VecDeque};
 

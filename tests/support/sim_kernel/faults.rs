@@ -1,5 +1,5 @@
-//! What goes wrong, at which call: codes, odd successes, and happenings in the target
-//! right before a call. And which codes a real kernel can give for each call.
+//! Faults and the calls where they are injected: codes, odd successes, and events in the target right before
+//! a call. Also the codes that a real kernel can return for each call.
 
 use super::dyld::Op;
 

@@ -1,5 +1,5 @@
-//! The images of a program, placed: bytes of their regions and files, addresses of their
-//! functions, and the shared cache.
+//! Placed images of a program: bytes of their regions and files, addresses of their functions, and the shared
+//! cache.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,8 +1,8 @@
 //! Mach-O images of the simulated kernel: header, load commands and `__LINKEDIT` pieces.
 //!
-//! An image on disk and in memory of its own are the same bytes; an image of the shared
-//! cache has `__LINKEDIT` and the pool of names in common with the others (dyld,
-//! cache_builder). Format: `<mach-o/loader.h>`, `<mach-o/nlist.h>`.
+//! An image has the same bytes on disk and in its own memory; an image of the shared cache shares
+//! `__LINKEDIT` and the pool of names with the others (dyld, cache_builder). Format: `<mach-o/loader.h>`,
+//! `<mach-o/nlist.h>`.
 
 use stackprof::arch::Arch;
 

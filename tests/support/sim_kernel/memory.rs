@@ -1,6 +1,6 @@
-//! The address space of a simulated task, but for its stacks: regions and reads.
+//! The address space of a simulated task without its stacks: regions and reads.
 //!
-//! Stacks are made when they are read (`stack.rs`); `task.rs` puts both together.
+//! Stacks are generated when read (`stack.rs`); `task.rs` combines both.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

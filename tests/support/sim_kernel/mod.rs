@@ -1,9 +1,8 @@
 //! A simulated XNU kernel for the tests of the macOS backend: `SimKernel: MachKernel`.
 //!
-//! Deterministic: the same world and the same calls give the same answers. Strict: what
-//! the real kernel answers is answered here, never something friendlier, and what a right
-//! client would not do is written down (`assert_clean`). The facts are from xnu-11417,
-//! dyld-1378 and libpthread-539; each file cites its own.
+//! Deterministic: the same world and the same calls give the same answers. Strict: answers are those of the
+//! real kernel, never more lenient, and violations by the client are recorded (`assert_clean`). The facts are
+//! from xnu-11417, dyld-1378 and libpthread-539; each file cites its own.
 //!
 //! ```text
 //! spec      what a test states            world   from that to a kernel, ready-made worlds

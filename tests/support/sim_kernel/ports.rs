@@ -1,8 +1,8 @@
 //! The client's port name space: send rights with user references, and send-once rights.
 //!
-//! A name that is given back is handed out again as soon as possible, for any right: a
-//! client that takes names for identities is caught. (XNU changes a generation number in
-//! the name for a while: osfmk/ipc/ipc_entry.c; nothing promises that.)
+//! A released name is reused as soon as possible, for any right, to catch a client that treats names as
+//! identities. (XNU changes a generation number in the name for a while: osfmk/ipc/ipc_entry.c; nothing
+//! guarantees that.)
 
 use std::collections::BTreeMap;
 

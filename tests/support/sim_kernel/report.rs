@@ -1,5 +1,5 @@
-//! What a test asks the simulated kernel: what is left, what was against the rules, what
-//! really happened; and how it acts from outside the client.
+//! Queries by tests: remaining resources, rule violations, and the actual behavior; and actions from outside
+//! the client.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -1,6 +1,6 @@
-//! What a test states: processes, programs, images, threads. No behaviour.
+//! Specification by a test: processes, programs, images, threads. No behavior.
 //!
-//! Times are nanoseconds of the task's own clock, which stands while it is stopped.
+//! Times are nanoseconds of the task's own clock, which pauses while it is stopped.
 
 use std::path::{Path, PathBuf};
 

@@ -1,14 +1,13 @@
-//! Stacks of simulated threads: registers and bytes made from a known list of functions.
+//! Stacks of simulated threads: registers and bytes generated from a known list of functions.
 //!
-//! A `key` moves the frames, and picks the program counter and what lies between the
-//! frames: a thread that runs gets another key with each call of the client, so that
-//! registers and memory of two moments never fit together.
+//! A `key` moves the frames, and selects the program counter and the bytes between the frames: a running
+//! thread gets another key with each call of the client, so that registers and memory of two moments never
+//! match.
 //!
-//! Roots: libpthread `pthread_asm.s` (arm64 `thread_start` makes no record, so that of
-//! `_pthread_start` is {0, thread_start+8}; x86_64 `thread_start` has {0, 0}); dyld
-//! `dyldStartup.s` (fp and lr are 0 when `start` is entered; before macOS 12 `main` returns to
-//! the second instruction of `start` in libdyld.dylib, and on x86_64 the outermost record is
-//! {0, argc}).
+//! Roots: libpthread `pthread_asm.s` (arm64 `thread_start` makes no record, so that of `_pthread_start` is
+//! {0, thread_start+8}; x86_64 `thread_start` has {0, 0}); dyld `dyldStartup.s` (fp and lr are 0 when `start`
+//! is entered; before macOS 12 `main` returns to the second instruction of `start` in libdyld.dylib, and on
+//! x86_64 the outermost record is {0, argc}).
 
 use stackprof::arch::Arch;
 

@@ -1,5 +1,5 @@
-//! Everything the simulated kernel knows: processes, tasks, names, memory given to the
-//! client, the time; and how time passes.
+//! State of the simulated kernel: processes, tasks, names, memory given to the client, the time; and how time
+//! advances.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

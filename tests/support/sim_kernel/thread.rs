@@ -1,4 +1,4 @@
-//! A simulated thread: where it is at a time of its task's clock, and the CPU time it used.
+//! A simulated thread: its position at a time of its task's clock, and the CPU time it used.
 //!
 //! Its phases repeat from its start to its end, so its state is a function of the time.
 

@@ -1,4 +1,4 @@
-//! Worlds: from what a test states to a kernel, and ready-made ones.
+//! Worlds: kernels built from a test's specification, and predefined ones.
 
 use std::collections::BTreeMap;
 use std::fs;
