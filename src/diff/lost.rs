@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use super::stacks::Run;
 
-/// Limit for a recording with reliable CPU time, and for the difference between two recordings' lost
-/// fractions.
+/// Largest lost fraction of a recording with reliable CPU time, and largest difference between two
+/// recordings.
 pub const LOST_MAX: f64 = 0.10;
 
 /// Larger differences are reported: functions of that size appear as new or gone.

@@ -27,7 +27,7 @@ use super::statistic::{Values, mean};
 use super::verdict::{Change, FunctionChange, MovedWhy, Options, Report, State, Strength, Verdict};
 use super::weak;
 
-/// Callees, or the rest of the program, have fallen if this p-value is reached. Strict, because otherwise a
+/// Largest p-value at which callees, or the rest of the program, count as fallen. Strict, because otherwise a
 /// real regression passes as moved cost.
 const FELL_P: f64 = 0.01;
 

@@ -7,10 +7,10 @@ use super::gain::Gain;
 use super::measurements::Measurements;
 use super::statistic::{Values, mean, variance};
 
-/// Noise of shares: counting noise, and the excess variance of this program's functions relative to the rest
-/// of their run (the median of its square over functions, which the few that changed do not affect). A share
-/// can only vary in proportion to its rest: by share · (1 − share). The variance of CPU time between runs is
-/// not known beforehand.
+/// Noise of shares: counting noise, and the variation of this program's functions against the rest of their
+/// run beyond it (the median of its square over functions, which the few that changed do not affect). A share
+/// can only vary in proportion to its rest: by share · (1 − share) of the counting noise. The variance of CPU
+/// time between runs is not known beforehand.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Noise {
     per_count: f64,

@@ -62,7 +62,7 @@ impl Unit {
     /// The run without a known extent.
     pub fn of(runs: &[Run]) -> Result<(Unit, Vec<f64>), Incomparable> {
         if let Some(every) = runs.iter().map(|run| run.about.sampled_every).collect::<Option<Vec<u64>>>() {
-            // Blocks below the sampling rate vary like as many samples; larger ones vary less.
+            // Blocks smaller than the sampling interval vary like as many samples; larger ones vary less.
             return Ok((Unit::Bytes, every.into_iter().map(|every| every as f64).collect()));
         }
         let period = |run: &Run| run.about.period_ns().map(|ns| ns / 1e9);

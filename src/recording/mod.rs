@@ -130,9 +130,10 @@ pub struct Stats {
     pub waits: u64,
     /// Number of stops.
     pub stops: u64,
-    /// Threads released at once because they had begun to wait: their time is in their next sample.
+    /// Stops of threads that were released at once because they had begun to wait: their time is in their
+    /// next sample.
     pub stops_released_waiting: u64,
-    /// Threads released at once because they were ready, but on no CPU.
+    /// Stops of threads that were released at once because they were ready, but on no CPU.
     pub stops_not_on_cpu: u64,
     /// Time that threads were stopped, nanoseconds: each stop from when it was noticed.
     pub stopped_ns: u64,

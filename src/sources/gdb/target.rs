@@ -82,7 +82,7 @@ pub(super) struct Parts {
 }
 
 impl GdbTarget {
-    /// Builds the target; it is stopped.
+    /// Builds the target, which is stopped, and leaves it in the state `begin`.
     ///
     /// # Errors
     /// The stub cannot be reached.

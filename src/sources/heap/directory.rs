@@ -30,7 +30,7 @@ const NEW_FOR: Duration = Duration::from_secs(60);
 const TRIES: u32 = 100;
 
 /// Below this many bytes per sample, rings are larger and stacks shorter, because records are written faster
-/// than the reader keeps up with.
+/// than they are read.
 const FREQUENT_BYTES: u64 = 16 << 10;
 const FREQUENT_DATA_SIZE: u64 = 64 << 20;
 const FREQUENT_SET_SLOTS: u64 = 1 << 24;

@@ -100,8 +100,8 @@ impl LinuxTarget {
         }
         let read = self.raw.read(tid).is_ok();
         let sp = self.raw.convert().filter(|_| read).map(|registers| registers.sp());
-        // Released before it is polled: an exited thread stays pollable until it is reaped. With `children`
-        // it must stay stopped, because it may have to be left alone.
+        // With `children` the thread is released here: after an exit it can be polled until it is reaped.
+        // Otherwise it stays stopped, because it may have to be detached.
         let stopped = Some(stopped).filter(|_| !self.children);
         let announced = self.announced.remove(&tid);
         let (pid, parent) = threads::belongs_to(tid)?;

@@ -59,9 +59,9 @@ impl LinuxTarget {
         event.or_else(|| self.queue.pop_front())
     }
 
-    /// Delivers a signal, or ends a stop by job control. The kernel wakes a traced thread even for a signal
-    /// that its process ignores, SIGCONT among them, so a call that fails with EINTR is then repaired as
-    /// after our own stops.
+    /// Delivers a signal, or lets a stop by job control end. The kernel wakes a traced thread even for a
+    /// signal that its process ignores, SIGCONT among them, so a call that fails with EINTR is then repaired
+    /// as after our own stops.
     fn pass_on(&mut self, mut stopped: StoppedThread) {
         let tid = stopped.tid;
         // Job control interrupted that call, as it would without a tracer.
@@ -158,7 +158,7 @@ impl LinuxTarget {
         let kept_cpu = stopped.switches == pending.before.switches;
         let outcome = match () {
             () if pending.keep_waiting => Outcome::Captured,
-            // The thread was in a call, but did not wait yet.
+            // A thread in a call that kept its CPU has not begun to wait.
             () if in_call && !kept_cpu => Outcome::BeganToWait,
             () if was_on_cpu(pending.before, stopped, times, self.own.stint) => Outcome::Captured,
             () => Outcome::NotOnCpu,

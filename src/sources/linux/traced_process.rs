@@ -1,8 +1,8 @@
 //! A traced process, as the engine observes it.
 //!
 //! Its mappings are read from /proc, which shows the current ones, perhaps those of the next program before
-//! the engine has seen its `exec`. The stack pointer at a program's start tells them apart; until the engine
-//! knows of the exec, it gets the old mappings. A newly forked process has those of its parent.
+//! the engine has seen its `exec`. The stack pointer at a program's start distinguishes them; until the
+//! engine knows of the exec, it gets the old mappings. A newly forked process has those of its parent.
 
 use std::rc::Rc;
 use std::sync::Arc;

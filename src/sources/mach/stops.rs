@@ -77,7 +77,7 @@ impl MachTarget<'_> {
         }
     }
 
-    /// Prepares buffers and facts for the threads of a hold. Releases waiting threads.
+    /// Prepares buffers and facts for the threads of a hold. Threads found waiting need none.
     fn prepare(&mut self) -> Vec<Stop> {
         let count = self.stops.asked.len().min(self.stops.at_once());
         let asked: Vec<StopRequest> = self.stops.asked.drain(..count).collect();

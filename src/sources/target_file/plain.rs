@@ -40,7 +40,7 @@ fn is_local(file: &std::fs::File) -> bool {
     result == 0 && about.f_flags & libc::MNT_LOCAL as u32 != 0
 }
 
-/// Other systems do not tell, and record nothing.
+/// Other systems do not report it, and record nothing.
 #[cfg(not(target_vendor = "apple"))]
 fn is_local(_: &std::fs::File) -> bool {
     true

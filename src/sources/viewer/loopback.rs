@@ -217,7 +217,7 @@ fn is_own(stream: &TcpStream) -> bool {
     peer::is_own(stream)
 }
 
-/// This system does not tell: the token alone protects.
+/// This system does not report owners: only the token protects.
 #[cfg(not(target_os = "linux"))]
 fn is_own(_stream: &TcpStream) -> bool {
     true

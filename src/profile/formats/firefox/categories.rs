@@ -26,8 +26,8 @@ pub(super) const LOST: u8 = 6;
 /// Length to which the kernel truncates process names.
 const NAME_BYTES: usize = 15;
 
-/// Files that are programs: processes of the profile have their names. A file is one in all processes, since
-/// the viewer shows frames with different categories as uncategorised.
+/// Files that are programs: processes of the profile have their names. A file has the same category in all
+/// processes, since the viewer uses neither of two different categories of a frame.
 pub(super) struct Programs<'s>(HashSet<&'s str>);
 
 impl<'s> Programs<'s> {

@@ -47,7 +47,7 @@ pub(super) fn chosen(
     }
     let default = tables.string(tables.default_type.cast_signed(), "the default sample type")?;
     let named = |name: &str| types.iter().position(|(kind, _)| !name.is_empty() && *kind == name);
-    // As `go tool pprof`; equivalent counts of samples are shorter.
+    // As `go tool pprof`; proportional counts of samples are preferred, as they are shorter.
     let shown = named(default).unwrap_or(types.len() - 1);
     let has_waits = tables.comments().any(|comment| comment == metadata::WITH_WAITS);
     let samples = named(SAMPLES).filter(|samples| are_proportional(bytes, *samples, shown, has_waits));

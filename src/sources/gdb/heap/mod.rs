@@ -112,7 +112,7 @@ impl GdbHeap {
         };
         let set = heap.target.asking(|target| {
             places.iter().try_for_each(|(place, _)| heap.breakpoints.set(&mut target.stub, *place))?;
-            // A target stopped since the start has lost no block.
+            // A target stopped since its start has missed no block.
             target.stub.go()
         });
         set.map_err(|fault| failed(fault.to_string()))?;

@@ -2,7 +2,7 @@
 //!
 //! Input: encoded samples, which refer to the dictionary. Output: stacks, counts and times in a
 //! [`SavedBuilder`]. A stack is converted once per thread. Many stacks in each of many threads need as many
-//! nodes of the trie, whose number is limited: so the cost is never quadratic in the size of a file.
+//! nodes of the trie, and these are limited: so the cost is never quadratic in the size of a file.
 
 use std::collections::HashMap;
 
