@@ -9,14 +9,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Copies a program, for everybody to run.
+/// Copies a program, executable for everybody.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg(from).arg(to).output().unwrap();
     assert!(copied.status.success(), "{copied:?}");
     fs::set_permissions(to, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Makes a script of this text, with these permissions.
+/// Creates a script with these permissions.
 pub(crate) fn write_script(path: &Path, text: &str, mode: u32) {
     let beside = tempfile::NamedTempFile::new().unwrap();
     fs::write(beside.path(), text).unwrap();

@@ -4,8 +4,7 @@ use stackprof::rng::Rng;
 
 use super::rounds;
 
-/// A generator of test choices whose seed is printed, so that a failure can be replayed
-/// with `STACKPROF_SEED`.
+/// A generator of test choices; prints its seed, so that a failure can be replayed with `STACKPROF_SEED`.
 pub(crate) struct Random(Rng);
 
 impl Random {

@@ -72,16 +72,16 @@ pub struct SimKernel {
     state: RefCell<State>,
 }
 
-/// Far more calls than any test makes: a client that goes in circles fails instead of hanging.
+/// Far more calls than any test makes: a client in an endless loop fails instead of hanging.
 const MOST_CALLS: usize = 3_000_000;
 
-/// What unwinds through a client that was killed.
+/// Payload that unwinds through a killed client.
 #[derive(Debug)]
 pub struct ProfilerKilled;
 
 impl SimKernel {
-    /// Begins a call: what was planned before it happens, time passes, the rules are
-    /// checked. `None`: the client is dead. Otherwise the answer planned for it.
+    /// Begins a call: planned events happen, time passes, the rules are checked. `None`: the client is dead.
+    /// Otherwise returns the planned result, if any.
     fn enter(&self, method: Method) -> Option<Option<Answer>> {
         let mut state = self.state.borrow_mut();
         if state.killed {
@@ -89,7 +89,7 @@ impl SimKernel {
         }
         state.calls.push(method);
         if state.calls.len() >= MOST_CALLS || state.now_ns >= state.patience_until_ns {
-            // What it does while it unwinds must not fail again.
+            // Its calls while it unwinds must not fail again.
             state.killed = true;
             let (calls, ms) = (state.calls.len(), state.now_ns / MS);
             drop(state);
@@ -133,7 +133,7 @@ impl SimKernel {
         answer(&mut self.state.borrow_mut(), planned)
     }
 
-    /// A call that does nothing when it fails as planned.
+    /// A call without effect if it fails as planned.
     fn mach<T>(
         &self,
         method: Method,
@@ -145,7 +145,7 @@ impl SimKernel {
         }))
     }
 
-    /// A call that takes something away: a planned failure finds it gone already.
+    /// A call that releases something: on a planned failure it is already gone.
     fn taking(
         &self,
         method: Method,
