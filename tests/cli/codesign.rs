@@ -8,8 +8,7 @@ use std::process::{Command, Output};
 
 use crate::programs::write_script;
 
-/// Notes its arguments and the entitlements, and signs by appending a line, in place: as
-/// the real one may.
+/// Records its arguments and the entitlements, and signs by appending a line in place, as the real one may.
 const CODESIGN: &str = r#"#!/bin/sh
 echo "$*" >>"$NOTES/calls"
 for argument; do
@@ -22,7 +21,7 @@ done
 
 struct Place {
     dir: tempfile::TempDir,
-    /// Below it lie `bin/codesign`, the notes, and the programs to be signed.
+    /// `bin/codesign`, the records, and the programs to be signed are below it.
     program: PathBuf,
 }
 
@@ -65,7 +64,7 @@ impl Place {
             .unwrap()
     }
 
-    /// What lies beside the program.
+    /// Files next to the program.
     fn built(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("built")).unwrap();
         let mut names: Vec<_> =
@@ -88,7 +87,7 @@ fn the_documented_command_is_run_and_printed() {
     assert!(output.status.success(), "{stdout}{stderr}");
     let calls = place.read("calls");
     let [sign, verify] = calls.lines().collect::<Vec<_>>()[..] else { panic!("{calls}") };
-    // Both files are in a directory of the script's own, which has a random name.
+    // Both files are in a temporary directory of the script, with a random name.
     let rest = sign.strip_prefix("--force --options runtime --sign - --entitlements ").unwrap();
     let (entitlements, copy) = rest.split_once(' ').unwrap();
     let work = entitlements.strip_suffix("/ent.xml").unwrap();
@@ -113,7 +112,7 @@ fn the_only_entitlement_is_for_debugging() {
 #[test]
 fn the_program_is_replaced_without_leftovers() {
     let place = Place::new();
-    // As cargo does: target/release/stackprof is a second name of a file below deps.
+    // Like cargo: target/release/stackprof is a hard link to a file in deps.
     fs::hard_link(&place.program, place.path("built/deps")).unwrap();
     let before = fs::metadata(&place.program).unwrap();
     assert!(place.sign(&place.program).status.success());

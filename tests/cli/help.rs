@@ -81,7 +81,7 @@ fn help_fits_a_terminal_and_is_complete() {
             assert!(line.chars().count() <= 80, "{} columns: {line}", line.chars().count());
             assert_eq!(line, line.trim_end());
         }
-        // What tests use, and what is not there yet.
+        // Only for tests, or not implemented yet.
         for hidden in ["sim:", "--seed", "demo-workload"] {
             let shown = hidden == "--seed" && line.contains("gate");
             assert!(shown || !help.stdout.contains(hidden), "{hidden}: {help}");
@@ -119,9 +119,9 @@ fn the_examples_of_the_help_are_valid() {
         let typed = example.trim().split("  ").next().unwrap().trim_start_matches("sudo ");
         let typed = typed.strip_prefix("stackprof ").unwrap();
         if typed == "demo" || typed.starts_with("-a ") {
-            continue; // these run, and are tests of their own
+            continue; // these run in separate tests
         }
-        // The process of the examples does not exist, but their words do.
+        // The process in the examples does not exist, but their options do.
         let typed = typed.replace("4242", "4194305").replace("./prog", "./missing");
         let typed = typed.replace("redis-server", "no-such-process");
         let run = place.run(&typed);

@@ -3,7 +3,7 @@
 
 use crate::support::Place;
 
-/// What stands between two marks.
+/// The text between two delimiters.
 fn between<'t>(text: &'t str, before: &str, after: &str) -> &'t str {
     text.split_once(before)
         .and_then(|(_, rest)| rest.split_once(after))
@@ -78,7 +78,7 @@ fn header(page: &str) -> serde_json::Value {
     serde_json::from_slice(&bytes[4..4 + length]).unwrap()
 }
 
-/// Source in a page is below the working directory, or a directory that was named, wherever links lead.
+/// Source in a page is below the working directory or a given directory, wherever links lead.
 #[cfg(unix)]
 #[test]
 fn source_in_a_page_is_from_the_given_directories() {
@@ -122,7 +122,7 @@ fn source_in_a_page_is_from_the_given_directories() {
     let (names, ..) = sources("--source-dir ../other");
     assert_eq!(names, [path("other/far.c"), path("work/linked.c")]);
     if crate::support::is_root() {
-        // The link of another user, who could choose what is shown.
+        // The link of another user, who could choose the shown file.
         place.shell("chown -h 65534 work/linked.c").succeeds();
         let (names, _, said) = sources("--source-dir ../other");
         assert_eq!(names, [path("other/far.c")]);
@@ -130,7 +130,7 @@ fn source_in_a_page_is_from_the_given_directories() {
         assert!(left_out.contains("user 65534") && left_out.matches("linked.c").count() == 1, "{said}");
         assert_eq!(sources("-q --source-dir ../other").2, "");
     }
-    // A saved profile may come from elsewhere: its page has source of named directories only.
+    // A saved profile may come from elsewhere: its page has source only from given directories.
     let of_saved = |options: &str| {
         let script = format!("cd work && \"$STACKPROF\" render -q ../a.pb.gz {options} -o ../b.html");
         place.shell(&script).succeeds();
@@ -141,7 +141,7 @@ fn source_in_a_page_is_from_the_given_directories() {
     place.shell("\"$STACKPROF\" -q --no-kernel -o a.pb.gz -- ./spin").succeeds();
     assert_eq!(of_saved(""), [""; 0]);
     assert_eq!(of_saved("--source-dir ."), [path("work/spin.c")]);
-    // A large file is left out, and named.
+    // A large file is omitted, and named.
     place.shell("truncate -s 100M work/spin.c").succeeds();
     let (names, _, said) = sources("");
     assert!(

@@ -53,7 +53,7 @@ fn every_profile_format_escapes_them() {
             if form.ends_with(".gz") {
                 let mut raw = Vec::new();
                 flate2::read::GzDecoder::new(bytes.as_slice()).read_to_end(&mut raw).unwrap();
-                // Numbers between the texts may have the bytes of the short ones.
+                // Numbers between the texts may contain the bytes of the short ones.
                 for c in INVISIBLE.chars().filter(|c| c.len_utf8() > 2) {
                     let c = c.to_string();
                     assert!(!raw.windows(c.len()).any(|window| window == c.as_bytes()), "{c:?} in {form}");
@@ -66,7 +66,7 @@ fn every_profile_format_escapes_them() {
                 let shown = if form.ends_with(".json") { shown.replace('\\', "\\\\") } else { shown.clone() };
                 assert!(text.contains(&format!("{shown}leaf")), "{form}: {text}");
             }
-            // The same name is the same text, wherever it comes from.
+            // The same name gives the same text from any source.
             if form != "o.svg" && lines.is_empty() {
                 let back = place.run(&format!("render -q {form} -o -")).succeeds();
                 assert_eq!(back.stdout, folded, "{form}");
@@ -84,7 +84,7 @@ fn every_profile_format_escapes_them() {
 fn every_input_and_every_report_escapes_them() {
     let place = Place::new();
     let of_line: String = INVISIBLE.chars().filter(|c| *c != '\n').collect();
-    // Blanks at the ends of lines and around the words of perf are no part of a name.
+    // Spaces at the ends of lines and around perf's words are not part of a name.
     place.write("a.folded", &format!("p{of_line}q;t{of_line}t (7);m{of_line}m;only 400\n"));
     place.write(
         "a.perf",
@@ -123,7 +123,7 @@ fn every_input_and_every_report_escapes_them() {
     }
     let read: serde_json::Value = serde_json::from_str(&place.read("d.json")).unwrap();
     assert_eq!(read["new"]["profile"], *odd, "a path is what it is");
-    // Counts in a unit of their own are not judged; the refusal quotes what it is about.
+    // Counts in an unknown unit are not judged; the refusal quotes the unit.
     let gate = place.run_words(&["gate", "--base", "base.json", "--new", &odd, "-o", "g.md", "-o", "g.json"]);
     check(&gate);
     assert_eq!(gate.code, Some(4), "{gate}");
@@ -164,7 +164,7 @@ fn every_message_escapes_them() {
     }
 }
 
-/// A recording of the simulated process with every way to name things.
+/// A recording of the simulated process, with every way to name it.
 #[test]
 fn a_recording_escapes_them() {
     let place = Place::new();

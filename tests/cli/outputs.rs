@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::{Place, folded, is_root, skip, total};
 
-/// The keys of `--stats`, in the order of the contract.
+/// The keys of `--stats`, in the documented order.
 const KEYS: [&str; 50] = [
     "version",
     "command",
@@ -62,7 +62,7 @@ const KEYS: [&str; 50] = [
     "exit_status",
 ];
 
-/// The top-level keys as they stand in the text (a parsed map has lost their order).
+/// The top-level keys in the order of the text (a parsed map loses it).
 fn keys(json: &str) -> Vec<&str> {
     let top = json.lines().filter(|line| line.starts_with("  \""));
     top.filter_map(|line| line.trim().strip_prefix('"')?.split('"').next()).collect()
@@ -72,7 +72,7 @@ fn number(stats: &Value, key: &str) -> u64 {
     stats[key].as_u64().unwrap_or_else(|| panic!("{key}: {}", stats[key]))
 }
 
-/// Between fork and exec the new process is as large as its parent, and the system remembers that.
+/// Between fork and exec the new process is as large as its parent, and the system records that as its peak.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_reported_memory_is_the_profilers() {

@@ -7,8 +7,8 @@ use std::process::{Command, Output};
 
 use crate::programs::write_script;
 
-/// Notes its words in `calls`. As `gate` it writes a report and ends with `$GATE`; else it
-/// makes the recording, of a command that ended with `$STATUS`.
+/// Records its arguments in `calls`. As `gate` it writes a report and exits with `$GATE`; else it writes the
+/// recording of a command that exited with `$STATUS`.
 const FAKE: &str = r#"#!/bin/sh
 echo "$*" >>"$CALLS"
 if [ "$1" = gate ]; then
@@ -52,7 +52,7 @@ impl Place {
         command.output().unwrap()
     }
 
-    /// What was asked of stackprof: the commands that were recorded, or `gate` and its words.
+    /// The calls of stackprof: the recorded commands, or `gate` and its arguments.
     fn calls(&self) -> Vec<String> {
         let calls = fs::read_to_string(self.path("calls")).unwrap_or_default();
         let place = format!("{}/", self.directory.path().display());
@@ -108,7 +108,7 @@ fn a_baseline_is_recorded_once_and_compared_with_later_runs() {
     assert_eq!(run(&["--update"], "0").status.code(), Some(0));
     assert_eq!(place.calls(), ["./new", "./new", "gate -q --new store/new --update-baseline kept"]);
 
-    // What the gate says comes out; only a regression can be made a mere report.
+    // The exit code of the gate is passed on; only a regression can be reduced to a report.
     for (gate, more, code) in [
         ("0", &[][..], 0),
         ("3", &[], 3),

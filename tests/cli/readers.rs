@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::support::{Place, folded};
 
-/// Total, unit, and the hottest function with its own count.
+/// Total, unit, and the hottest function with its self count.
 type Told<'a> = (u64, &'a str, &'a str, u64);
 
 fn read(file: &str, told: Told<'_>) {
@@ -26,7 +26,7 @@ fn read(file: &str, told: Told<'_>) {
     assert!(run.stderr.contains(&format!(": {total} {unit} in ")), "{file}: {run}");
 }
 
-/// Figures of stackcollapse-perf.pl, which has periods; equal ones are samples.
+/// Expected values of stackcollapse-perf.pl, which uses periods; equal ones are samples.
 #[test]
 fn reads_texts_of_perf_script() {
     read("perf-source-lines.txt", (12, "samples", "hot", 92_783_502 / 10_309_278));
@@ -37,7 +37,7 @@ fn reads_texts_of_perf_script() {
     read("perf-data-addresses.txt", (59, "samples", "_dl_relocate_object", 5));
 }
 
-/// The same recording of perf as the Firefox Profiler saves it: JSON, and binary columns. Figures of
+/// The same recording of perf as saved by the Firefox Profiler: JSON, and binary columns. Expected values of
 /// profiler-cli.
 #[test]
 fn reads_files_of_the_firefox_profiler() {
@@ -45,13 +45,13 @@ fn reads_files_of_the_firefox_profiler() {
     read("firefox-slabs.jslb", (60, "samples", "hot", 42));
 }
 
-/// What speedscope exports of it: its threads of one sample are counts. Figures of its importer.
+/// speedscope's export of it: its threads with one sample are counts. Expected values of its importer.
 #[test]
 fn reads_files_of_speedscope() {
     read("speedscope-mixed.speedscope.json", (674_276_000, "nanoseconds", "hot", 425_641_000));
 }
 
-/// Figures of `go tool pprof -top`.
+/// Expected values of `go tool pprof -top`.
 #[test]
 fn reads_profiles_of_go() {
     read("go-cpu.pb.gz", (33, "samples", "main.hot", 22));
@@ -106,7 +106,8 @@ fn an_evented_file_of_speedscope_has_the_sums_of_its_events() {
     assert!(table.stdout.contains("5,250,000"), "{table}");
 }
 
-/// Code without a symbol, as stackprof and other tools write it, keeps its module and its offset in each format.
+/// Code without a symbol, as stackprof and other tools write it, keeps its module and its offset in each
+/// format.
 #[test]
 fn frames_with_only_module_and_offset_are_kept() {
     let place = Place::new();

@@ -21,7 +21,7 @@ fn any_format_is_read_regardless_of_the_file_name() {
     assert_eq!(run.stdout, FOLDED);
 }
 
-/// Every form that is read.
+/// Every readable format.
 const FORMS: [&str; 6] =
     ["r.pb.gz", "r.speedscope.json", "r.firefox.json", "r.otlp", "r.otlp.gz", "r.folded"];
 
@@ -280,14 +280,14 @@ fn cpu_time_of_a_firefox_file_matches_the_recording() {
         let samples = &thread["samples"];
         let weights = numbers(&samples["weight"]);
         let (cpu, deltas) = (numbers(&samples["threadCPUDelta"]), numbers(&samples["timeDeltas"]));
-        // The first sample has no time before it.
+        // The first sample has no previous time.
         assert_eq!((weights[0], cpu[0], samples["stack"][0].is_null()), (0.0, 0.0, true));
         let mut now_us = 0.0;
         for ((weight, cpu), delta) in weights.iter().zip(&cpu).zip(&deltas).skip(1) {
             assert_eq!(*weight, 1.0);
             now_us += delta * 1e3;
             counts += weight;
-            // A waiting thread uses none; of the others each has its period, up to rounding.
+            // A waiting thread uses none; the others have a period each, up to rounding.
             assert!(*cpu == 0.0 || (cpu - period_us).abs() < 1.5, "{cpu} of {period_us}");
         }
         assert!((now_us - (weights.len() - 1) as f64 * period_us).abs() < 1.0 + weights.len() as f64 * 0.01);
@@ -317,7 +317,7 @@ fn a_firefox_file_with_times_has_cpu_time_only_at_its_samples() {
         for (at, ((weight, cpu), delta)) in weights.iter().zip(&cpu).zip(&deltas).enumerate().skip(1) {
             counts += weight;
             used_us += cpu;
-            // A pause ends with a sample without a stack that used nothing.
+            // A pause ends with a sample without a stack and CPU time.
             if *cpu == 0.0 {
                 pauses += 1;
                 assert!(samples["stack"][at].is_null() && *weight == 0.0 && *delta > 0.0, "{at}");

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use crate::support::{Place, Run};
 
-/// A place with a recording of a simulated process that keeps times.
+/// A place with a recording of a simulated process, with times.
 fn recorded(options: &str) -> Place {
     let place = Place::new();
     place.run(&format!("--target sim:3 -q {options} -o r.firefox.json -o r.pb.gz -o r.folded")).succeeds();
     place
 }
 
-/// The line that a run fails with.
+/// The error line of a failed run.
 fn line_of_failure(run: Run) -> String {
     assert!(run.code.is_some_and(|code| code > 0) && run.stdout.is_empty(), "{run}");
     assert!(run.stderr.lines().count() == 1, "{run}");
@@ -79,7 +79,7 @@ fn time_range_and_thread_can_be_combined() {
     ]);
     assert_eq!(both, text(&format!("r.firefox.json {thread}")));
     assert!(both.keys().all(|stack| stack.contains(name)));
-    // What conditions keep has its times still.
+    // Filters keep the times.
     place.run(&format!("render -q r.firefox.json {thread} -o thread.firefox.json")).succeeds();
     assert_eq!(text("thread.firefox.json --to 700ms"), text(&format!("r.firefox.json --to 700ms {thread}")));
 }
@@ -111,7 +111,7 @@ fn times_show_the_threads_of_a_merged_profile() {
         counts(&place.run(&format!("render -q r.firefox.json {line} -o -")).succeeds().stdout)
     };
     let all = text(&merged, "--thread .");
-    // Counts are rounded stack by stack, which a thread apart has more of.
+    // Counts are rounded per stack, and separate threads have more stacks.
     let alike = |one: &BTreeMap<String, u64>, other: &BTreeMap<String, u64>| {
         let count = |of: &BTreeMap<String, u64>, stack: &str| of.get(stack).copied().unwrap_or(0);
         let mut stacks = one.keys().chain(other.keys());
@@ -187,7 +187,7 @@ fn the_gate_refuses_a_part() {
         let why = "is a part of the time of a recording (--from, --to); give the whole recording\n";
         assert_eq!(run, format!("stackprof: part.{form} {why}"));
     }
-    // Merged with another it is still none.
+    // Merged with another one it is still refused.
     place.run("render -q part.pb.gz r.pb.gz -o both.pb.gz").succeeds();
     let run = line_of_failure(place.run("gate --base r.pb.gz --new both.pb.gz"));
     assert!(run.starts_with("stackprof: both.pb.gz is a part of the time"), "{run}");
@@ -211,7 +211,7 @@ fn the_summary_describes_reduced_times() {
 #[test]
 fn threads_of_a_file_have_their_start_and_end() {
     let place = Place::new();
-    // Threads that come and go in a process that was there before.
+    // Threads that start and exit in an existing process.
     for seed in [1, 3, 8] {
         place.run(&format!("--target sim:{seed} --threads -q -o r.firefox.json -o r.otlp")).succeeds();
         place.run("render -q r.otlp -o back.firefox.json").succeeds();

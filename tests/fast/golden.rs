@@ -75,7 +75,7 @@ fn only_varying_values_are_masked() {
     assert_eq!(first_difference("a\n", "a\nb\n"), "line 2\n  golden: [end]\n  now:    b");
 }
 
-/// Every golden file as this program makes it.
+/// Every golden file as generated now.
 fn made() -> BTreeMap<String, String> {
     let mut made = BTreeMap::new();
     for (name, options) in RUNS {
@@ -96,7 +96,7 @@ fn made() -> BTreeMap<String, String> {
     made
 }
 
-/// Standard output and standard error of a run that has to succeed.
+/// Standard output and standard error of a run that must succeed.
 fn program(directory: &Path, line: &str) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stackprof"));
     let output = command.args(line.split_whitespace()).current_dir(directory).output().unwrap();
@@ -106,7 +106,7 @@ fn program(directory: &Path, line: &str) -> (String, String) {
     (stdout, stderr)
 }
 
-/// The statistics with `*` for what varies; top-level keys stand two spaces in.
+/// The statistics with `*` for varying values; top-level keys are indented by two spaces.
 fn masked(json: &str) -> String {
     let line = |line: &str| {
         let key = MASKED.iter().find(|key| line.starts_with(&format!("  \"{key}\": ")));

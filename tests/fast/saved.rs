@@ -10,7 +10,7 @@ use stackprof::profile::formats::{firefox, folded, otlp, pprof, speedscope};
 use stackprof::profile::{About, ByName, Function, Line, Mapping, Saved, SavedBuilder, StackRoot};
 use stackprof::rng::Rng;
 
-/// Names with everything that the forms use for themselves.
+/// Names with all characters that the formats use as syntax.
 const NAMES: [&str; 14] = [
     "main",
     "operator new(unsigned long)",
@@ -43,7 +43,7 @@ fn for_each_seed(rounds: u64, mut check: impl FnMut(&mut Rng)) {
     }
 }
 
-/// Folded lines; a name that stands for a thread or a mark is one only where it can be.
+/// Folded lines; a name that could be a thread or a marker is one only where it can be.
 fn random_folded(random: &mut Rng) -> String {
     let mut lines = BTreeMap::new();
     for _ in 0..1 + random.below(60) {
@@ -54,7 +54,7 @@ fn random_folded(random: &mut Rng) -> String {
         if random.below(4) == 0 {
             stack.push("[incomplete]".to_owned());
         }
-        // What begins with its own mark would be read as one.
+        // A name with its own marker would be read as one.
         let usual = |name: &str| !name.starts_with("[w") && name != "[incomplete]";
         stack.extend(
             (0..random.below(12)).map(|_| random.pick(&NAMES)).filter(|n| usual(n)).map(str::to_owned),
@@ -141,14 +141,14 @@ fn folded_text_round_trips_through_the_viewers_formats() {
         let text = random_folded(random);
         let saved = parsed(text.as_bytes());
         assert_eq!(as_folded(&parsed(&as_speedscope(&saved))), text);
-        // The Firefox format counts in 31 bits, of which a stack may have 1024 samples.
+        // The Firefox format counts in 31 bits, with at most 1024 samples per stack.
         if saved.total() < 1 << 40 {
             assert_eq!(as_folded(&parsed(&as_firefox(&saved))), text);
         }
     });
 }
 
-/// A profile with all that there can be.
+/// A profile with everything that a profile can have.
 fn full() -> Saved {
     let mut builder = SavedBuilder::new(About {
         hz: Some(997),
@@ -193,7 +193,7 @@ fn full() -> Saved {
     builder.finish()
 }
 
-/// Everything that a profile tells, as text.
+/// The complete content of a profile as text.
 fn told(saved: &Saved) -> String {
     let mut lines = vec![format!("{:?}", saved.about)];
     saved.for_each_stack(|root, frames, count| {
@@ -243,7 +243,7 @@ fn viewers_formats_keep_stacks_threads_and_time() {
         };
         assert_eq!(with_lines(&back), with_lines(&saved));
         assert_eq!((back.about.hz, back.about.pid), (Some(997), Some(4242)));
-        // Without these a comparison does not know what it may compare.
+        // A comparison needs these.
         assert_eq!(back.about.lost, saved.about.lost);
         let extent = |about: &About| (about.launched, about.duration_ns, about.idle, about.time_unix_ns);
         assert_eq!(extent(&back.about), extent(&saved.about));

@@ -15,7 +15,7 @@ __attribute__((noinline)) static int work(int x) { return add(x, x + 1) ^ 5; }
 int main(int argc, char **argv) { (void)argv; return work(argc); }
 ";
 
-/// Files by their whole path.
+/// Files by their full path.
 #[derive(Default)]
 struct InMemory(HashMap<String, Vec<u8>>);
 
@@ -44,7 +44,7 @@ fn run(dir: &Path, program: &str, args: &[&str]) -> Option<()> {
     Some(())
 }
 
-/// Compiles the program, strips it, and keeps what was stripped: (directory, stripped, debug).
+/// Compiles the program, strips it, and keeps the debug information: (directory, stripped, debug).
 fn stripped(flags: &[&str]) -> (tempfile::TempDir, Vec<u8>, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.c"), SOURCE).unwrap();
@@ -72,7 +72,7 @@ fn name(path: &str, bytes: &[u8], files: &dyn Files) -> ImageNames {
     name_addresses(path, ImageBytes::new(bytes.to_vec()), &addresses, &options)
 }
 
-/// Whether some address is in `add`, inlined in `work`, with its line.
+/// Whether some address is in `add`, inlined into `work`, with its line.
 fn knows_the_inlined(answer: &ImageNames) -> bool {
     let mut chains = answer.names.iter().flatten();
     chains.any(|chain| match chain.as_slice() {
@@ -107,7 +107,7 @@ fn a_target_in_a_chroot_uses_debug_files_outside_of_it() {
     assert!(!knows_the_inlined(&answer));
     let [problem] = answer.problems.as_slice() else { panic!("{:?}", answer.problems) };
     assert!(problem.starts_with(&format!("{path}: it is of another build")), "{problem}");
-    // Beside the program only files of the target's own root may lie.
+    // Only files of the target's own root may be next to the program.
     let beside = Outside(InMemory(HashMap::from([("/usr/bin/a.debug".to_owned(), debug)])));
     assert!(!knows_the_inlined(&name("/usr/bin/a", &stripped, &beside)));
 }
@@ -129,7 +129,7 @@ fn a_debug_link_to_a_file_of_the_same_build_id_needs_no_checksum() {
         let (dir, _, whole) = stripped(flags);
         let read = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
         run(dir.path(), "objcopy", &["--add-gnu-debuglink=debug", "stripped"]).unwrap();
-        // As distributions do behind that.
+        // As distributions do.
         run(dir.path(), "objcopy", &["--compress-debug-sections", "debug"]).unwrap();
         assert_ne!(read("debug"), whole);
         let files = InMemory([("/usr/bin/debug".to_owned(), read("debug"))].into());
@@ -152,13 +152,13 @@ fn reads_split_files_and_packages() {
     let dwo_path = place.join(dwo.file_name().unwrap()).to_str().unwrap().to_owned();
     let files = InMemory(HashMap::from([(dwo_path.clone(), std::fs::read(&dwo).unwrap())]));
     assert!(knows_the_inlined(&name("/usr/bin/a", &image, &files)));
-    // Without it, the lines are known, and what is missing is told.
+    // Without it, the lines are known, and the missing file is reported.
     let without = name("/usr/bin/a", &image, &InMemory::default());
     assert!(without.problems.contains(&format!("{dwo_path}: no such file")), "{:?}", without.problems);
     assert!(without.names.iter().flatten().any(|chain| chain[0].line > 0));
 
-    // A package of DWARF 4: binutils' `dwp` knows no other, and llvm-dwp 19 does not end on
-    // what GCC writes as DWARF 5.
+    // A package of DWARF 4: binutils' `dwp` supports no other, and llvm-dwp 19 does not terminate on GCC's
+    // DWARF 5.
     let (dir, _, _) = stripped(&["-gdwarf-4", "-gsplit-dwarf"]);
     if run(dir.path(), "dwp", &["-e", "a.out", "-o", "a.dwp"]).is_none() {
         eprintln!("SKIP reads_split_files_and_packages: no dwp");
@@ -228,14 +228,14 @@ fn swift_names_are_demangled_by_the_runtime() {
         assert!(names.contains(name), "{name}: {names:?}");
     }
     assert!(names.iter().all(|name| !name.contains('$')), "{names:?}");
-    // Without a Swift runtime they stay as they are, and so they do where that is asked for.
+    // Without a Swift runtime, or on request, they stay mangled.
     let mangled = Options { style: Style::Mangled, swift: |_| Some("x".to_owned()), ..Options::default() };
     for options in [Options::default(), mangled] {
         assert!(found(&options).contains("_$s4main5outeryyF"), "{:?}", found(&options));
     }
 }
 
-/// A program that makes code, says so in /tmp/perf-PID.map, and runs it.
+/// A program that generates code, records it in /tmp/perf-PID.map, and runs it.
 #[cfg(target_arch = "x86_64")]
 const JIT: &str = r#"
 #include <stdio.h>
@@ -280,7 +280,7 @@ fn code_of_a_jit_compiler_is_named() {
     let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
 }
 
-/// Makes a dylib and its dSYM with LLVM's tools; the reason if one of them is missing.
+/// Builds a dylib and its dSYM with LLVM's tools; the reason if one of them is missing.
 fn dylib_with_dsym(dir: &Path) -> Result<(Vec<u8>, Vec<u8>), String> {
     std::fs::write(dir.join("a.c"), SOURCE.replace("int main", "int entry")).unwrap();
     let steps: [(&str, &[&str]); 3] = [

@@ -28,7 +28,7 @@ use crate::seeds::cpu_time::CpuTime;
 use crate::seeds::{TIME_MAX, for_each_seed};
 use stackprof::rng::Rng;
 
-/// A small shared library, made by the C compiler.
+/// A small shared library from the C compiler.
 fn library() -> Vec<u8> {
     const SOURCE: &str = "static int hidden(int x) { return x + 1; }\n\
         int shown(int x) { return hidden(x) * 3; }\n\
@@ -43,7 +43,7 @@ fn library() -> Vec<u8> {
     std::fs::read(dir.path().join("a.so")).unwrap()
 }
 
-/// The C library of this process, where it is an ELF file that can be read.
+/// The C library of this process, if it is a readable ELF file.
 fn libc() -> Option<Vec<u8>> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -58,7 +58,7 @@ fn word(bytes: &[u8], at: usize) -> usize {
     bytes.get(at..at + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().unwrap()) as usize)
 }
 
-/// The parts of a file that steer a parser: headers, section headers, symbol tables.
+/// The parts of a file that control a parser: headers, section headers, symbol tables.
 fn steering(bytes: &[u8]) -> Vec<Range<usize>> {
     if let Ok(Object::MachO(macho)) = Object::parse(bytes) {
         let at = macho.linkedit;
@@ -88,7 +88,7 @@ fn steering(bytes: &[u8]) -> Vec<Range<usize>> {
     parts
 }
 
-/// One to eight changes of the kinds that break parsers.
+/// Applies one to eight mutations of the kinds that break parsers.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Rng) {
     let parts = steering(bytes);
     for _ in 0..1 + random.below(8) {
@@ -116,7 +116,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Rng) {
     }
 }
 
-/// Everything that reads a file, with addresses inside, at the edges of and beyond it.
+/// Runs all readers on a file, with addresses inside, at its edges and beyond it.
 fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Rng) {
     let length = bytes.len();
     let bytes = ImageBytes::new(bytes);
@@ -193,7 +193,7 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Rng) {
     let unnamed: u64 = names.addresses_unnamed.values().sum();
     assert_eq!(names.addresses_unique, names.addresses_named + unnamed);
     for (id, frame) in frames {
-        // Where functions are inlined there are several.
+        // With inlining there are several.
         assert_eq!(!names.get(id).is_empty(), matches!(frame, Frame::Code { .. }));
     }
 }
@@ -217,8 +217,7 @@ fn segments(object: &Object) -> Vec<(Svma, Range<u64>)> {
 
 const BASE: u64 = 0x7f00_0000_0000;
 
-/// The executable segments at [`BASE`] as far as they can be mapped, and mappings that no
-/// kernel gives.
+/// The executable segments at [`BASE`] as far as they can be mapped, and mappings that no kernel creates.
 fn mappings(bytes: &ImageBytes, random: &mut Rng) -> Vec<Mapping> {
     let mapping = |start: u64, end: u64, file_offset, kind| Mapping {
         avma: Avma(start)..Avma(end),
@@ -284,7 +283,7 @@ fn every_truncation_of_the_headers_is_harmless() {
     }
 }
 
-/// A Mach-O program with one of everything that is read.
+/// A Mach-O program with one of each supported item.
 fn program() -> build::File {
     use build::{EXT, LOCAL, STAB_FUN, at, nlist, trie};
     let mut nlists: Vec<_> = (0..60)
@@ -308,11 +307,11 @@ fn a_damaged_mach_o_program_is_harmless() {
     mutations("a_damaged_mach_o_program_is_harmless", 3000, &program().build());
 }
 
-/// A PE library with one of everything that is read.
+/// A PE library with one of each supported item.
 fn pe_library() -> build_pe::File {
     use build_pe::{Function, Symbol, TEXT};
     const NAMES: [&str; 4] = ["LdrInitializeThunk", "RtlUserThreadStart", "shown", "with_a_long_name"];
-    // push %rbp; push %rbx; sub $0x28,%rsp; nop; add $0x28,%rsp; pop %rbx; pop %rbp; ret, filled up
+    // push %rbp; push %rbx; sub $0x28,%rsp; nop; add $0x28,%rsp; pop %rbx; pop %rbp; ret, padded
     const CODE: [u8; 16] =
         [0x55, 0x53, 0x48, 0x83, 0xec, 0x28, 0x90, 0x48, 0x83, 0xc4, 0x28, 0x5b, 0x5d, 0xc3, 0xcc, 0xcc];
     let functions = (0..60_u32).map(|index| {
@@ -364,7 +363,7 @@ fn every_truncation_of_a_mach_o_program_is_harmless() {
     }
 }
 
-/// Tries of a few kinds of bytes, so that nodes overlap and lead to one another.
+/// Tries of a few kinds of bytes, so that nodes overlap and refer to each other.
 #[test]
 fn arbitrary_exports_are_harmless() {
     for_each_seed("arbitrary_exports_are_harmless", 300, |random| {
@@ -376,7 +375,7 @@ fn arbitrary_exports_are_harmless() {
     });
 }
 
-/// A small dylib made by the linker that Linux has, or the reason why not.
+/// A small dylib from Linux's linker, or the reason why not.
 fn linked_dylib(arch: &str, flags: &[&str]) -> Result<Vec<u8>, String> {
     const SOURCE: &str = "__attribute__((noinline)) static int hidden(int x) { return x * 7 + 1; }\n\
         __attribute__((noinline)) int shown(int x) { return hidden(x) * 3; }\n\
@@ -423,8 +422,8 @@ fn a_damaged_dylib_is_harmless() {
     }
 }
 
-/// Many symbols that all have one endless name, at one address: the worst for choosing
-/// among aliases; and at many addresses: the worst for the memory of names.
+/// Many symbols with one endless name, at one address: the worst case for choosing among aliases; and at many
+/// addresses: the worst case for the memory of names.
 #[test]
 fn unterminated_names_are_bounded() {
     let started = CpuTime::start();
@@ -442,8 +441,7 @@ fn unterminated_names_are_bounded() {
     assert!(started.used() < TIME_MAX, "took {:?}", started.used());
 }
 
-/// An exports trie of 16,384 names that differ in their last two letters only, after as
-/// many as a name may have.
+/// An exports trie of 16,384 names of maximum length that differ only in their last two letters.
 fn endless_prefix(apart: u64) -> Vec<u8> {
     let padded = |number: u64| {
         (0..4).map(move |index| (number >> (7 * index)) as u8 & 0x7f | if index < 3 { 0x80 } else { 0 })
@@ -472,8 +470,8 @@ fn endless_prefix(apart: u64) -> Vec<u8> {
     trie
 }
 
-/// An ELF file of `count` functions, `apart` bytes from one another, whose names begin at
-/// successive bytes of a string table without an end.
+/// An ELF file of `count` functions, `apart` bytes from each other, with names that begin at successive bytes
+/// of an unterminated string table.
 fn overlapping_names(count: usize, apart: u64) -> Vec<u8> {
     let (symbols, sections) = (64usize, 64 + 24 * (count + 1));
     let strings = sections + 64 * 4;
@@ -525,7 +523,7 @@ fn every_symbol_covers_its_own_bytes() {
     }
 }
 
-/// Names put together from the pieces of both manglings, with references to themselves.
+/// Names assembled from fragments of both manglings, with references to themselves.
 #[test]
 fn arbitrary_mangled_names_are_harmless() {
     #[rustfmt::skip]

@@ -18,11 +18,11 @@ use stackprof::walk::{self, Frames, StackBytes, UnwindMethod, Unwinder};
 const LOADED: u64 = 0x1_4000_0000;
 const STACK: u64 = 0x1_6fdf_0000;
 
-/// `UNWIND_ARM64_MODE_FRAMELESS`, `UNWIND_ARM64_MODE_FRAME`, as they stand above bit 24.
+/// `UNWIND_ARM64_MODE_FRAMELESS`, `UNWIND_ARM64_MODE_FRAME`, shifted right by 24.
 const FRAMELESS: u32 = 2;
 const FRAME: u32 = 4;
 
-/// Instructions of each kind that the packages of the script have at least.
+/// Least number of instructions of each kind in the script's packages.
 const INSTRUCTIONS_MIN: u64 = 50_000;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,7 +79,7 @@ fn compare(bytes: &[u8]) -> Tally {
                     tally.frameless += 1;
                     true
                 }
-                // Right behind: the walker itself knows what such an instruction means.
+                // Directly after: the walker itself interprets the instruction.
                 FRAME if pc > start && addresses_frame(before) && !addresses_frame(word) => {
                     tally.framed += 1;
                     false
@@ -97,12 +97,12 @@ fn compare(bytes: &[u8]) -> Tally {
     tally
 }
 
-/// ldur, stur and their kin with [x29, #-N].
+/// ldur, stur and related instructions with [x29, #-N].
 fn addresses_frame(word: u32) -> bool {
     word & 0x3b30_0fe0 == 0x3810_03a0
 }
 
-/// Whether the walk takes the link register for the caller; it leads elsewhere than the record.
+/// Whether the walk uses the link register as the caller; it points elsewhere than the record.
 fn shows_link_register(images: &Images, pc: u64, code: u64) -> bool {
     let record: Vec<u8> =
         [0, LOADED + code + 0x100].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
@@ -145,7 +145,7 @@ fn unwind_info(bytes: &[u8]) -> Option<&[u8]> {
     None
 }
 
-/// Offset from the start of `__TEXT` and encoding of each entry, rising.
+/// Offset from the start of `__TEXT` and encoding of each entry, ascending.
 fn entries(info: &[u8]) -> Vec<(u32, u32)> {
     let word = |at: usize| u32_at(info, at);
     let half = |at: usize| usize::from(u16::from_le_bytes([info[at], info[at + 1]]));

@@ -41,7 +41,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// The program, with invisible characters in the place of a name in it, and in its own name.
+/// The program, with invisible characters in a function name and in its file name.
 fn built(directory: &Path) -> PathBuf {
     let name = format!("f{INVISIBLE}");
     let place = format!("f{}", "x".repeat(name.len() - 1));
@@ -119,7 +119,7 @@ fn names_of_a_program_are_escaped_everywhere() {
         assert_visible(what, &told);
         assert!(told.contains(name), "{name} in {told}");
     }
-    // The line that is drawn while it records has the terminal's own sequences, none of a name.
+    // The progress line has the terminal's own sequences, but none from a name.
     let line = format!("{} --pid {pid} -d 0.5 -o t.svg", env!("CARGO_BIN_EXE_stackprof"));
     let told = run(Command::new("script").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()));
     assert!(told.contains(process), "{told}");

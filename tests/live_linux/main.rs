@@ -9,19 +9,19 @@
 #[path = "../support/live.rs"]
 mod support;
 
-#[cfg(target_arch = "x86_64")] // as the stubs that it shares code with
+#[cfg(target_arch = "x86_64")] // as for the stubs that it shares code with
 mod boards;
 mod command_end;
 mod copies;
 mod counts;
 mod dump;
 mod families;
-#[cfg(target_arch = "x86_64")] // elsewhere the kernel does not show how it continues a wait
+#[cfg(target_arch = "x86_64")] // other kernels do not show how they continue a wait
 mod filtered;
-#[cfg(target_arch = "x86_64")] // what its program is
+#[cfg(target_arch = "x86_64")] // its program's architecture
 mod gdb_stub;
 mod handlers;
-#[cfg(target_arch = "x86_64")] // as the shim
+#[cfg(target_arch = "x86_64")] // as for the shim
 mod heap;
 mod heap_attached;
 mod hostile_files;
@@ -33,14 +33,14 @@ mod lifecycle;
 mod nameless;
 mod narrow;
 mod own_signals;
-#[cfg(target_arch = "x86_64")] // what its code is
+#[cfg(target_arch = "x86_64")] // its code's architecture
 mod pe;
 mod privileges;
 mod program_names;
 mod refusals;
 mod rewritten;
 mod rights;
-#[cfg(target_arch = "x86_64")] // what it knows of these runtimes
+#[cfg(target_arch = "x86_64")] // supported architecture of these runtimes
 mod runtimes;
 mod signals;
 mod trees;

@@ -9,7 +9,8 @@ use crate::support::{Recorded, launch, record_until, sources, stackprof};
 
 const MAIN: &str = "void work(unsigned long); int main(void) { work(100000); return 0; }";
 
-/// A program and its library in a directory: (program, where `first`, `middle` and `last` begin).
+/// Builds a program and its library in a directory: (program, start addresses of `first`, `middle` and
+/// `last`).
 fn built(directory: &Path) -> (PathBuf, [u64; 3]) {
     std::fs::write(directory.join("main.c"), MAIN).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nameless.c");
@@ -33,7 +34,7 @@ fn built(directory: &Path) -> (PathBuf, [u64; 3]) {
     (directory.join("nameless"), starts)
 }
 
-/// What the names of the library's functions begin with.
+/// Prefix of the names of the library's functions.
 const FUNCTIONS: &str = "[libnameless.so:fn+";
 
 #[test]

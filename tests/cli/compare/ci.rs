@@ -7,7 +7,7 @@ use crate::support::{Place, Run, is_root, run, skip};
 
 const HOSTILE: &str = "f<&\"']]>%0A::error::x,y:z\u{1b}[31m##[add-mask]\u{202e}";
 
-/// Seven runs a side, of which new has more of a function with this name.
+/// Seven runs a side; new has more of a function with this name.
 fn place(name: &str, more: u64) -> Place {
     let place = Place::new();
     for (side, more) in [("base", 0), ("new", more)] {
@@ -64,7 +64,7 @@ fn names_are_escaped_in_xml_and_workflow_commands() {
     let place = place(HOSTILE, 1500);
     let run = code(gate(&place, Some("summary.md"), "--junit gate.xml --github"), 3);
     let xml = place.read("gate.xml");
-    // Of the five characters of markup only those of the document itself are left.
+    // Of the five markup characters only those of the document itself are left.
     let names = [
         "<?xml",
         "<testsuites",

@@ -77,7 +77,7 @@ fn moved_cost_must_explain_the_growth() {
         ]
     };
     for rest in [None, Some(("steady", 30.0, 30.0)), Some(("steady", 600.0, 600.0))] {
-        // A third of what `a` gained, then all of it.
+        // A third of `a`'s gain, then all of it.
         for (lost, noise, expected) in [(40.0, 0.002, State::Slower), (110.0, 0.002, State::Moved)] {
             let functions: Vec<Function> = changed(lost).into_iter().chain(rest).collect();
             let report = report(&mut rng, 7, noise, &functions);
@@ -105,7 +105,7 @@ fn unchanged_programs_with_few_functions_fail_no_more_often() {
             failed += u32::from(report.verdict == Verdict::Regression);
             blamed += u32::from(report.functions.iter().any(|row| row.state == State::Slower));
         }
-        // 20 of 400 (standard deviation 4.4), 10 by a function (3.1).
+        // Expected: 20 of 400 (standard deviation 4.4), 10 by a function (3.1).
         assert!(failed <= 30 && blamed <= 18, "{failed} {blamed} {functions:?}");
     }
 }

@@ -5,8 +5,8 @@ use stackprof::rng::Rng;
 
 use crate::support::{Place, Run};
 
-/// Writes a run of a program of 20 functions with noise, as folded text. `slow` is what
-/// function `f3` costs more, in parts of the whole.
+/// Writes a run of a program of 20 functions with noise, as folded text. `slow` is the additional cost of
+/// function `f3`, as a fraction of the whole.
 fn write_run(place: &Place, name: &str, process: &str, seed: u64, slow: f64) {
     let mut rng = Rng::new(seed);
     let factor = 1.0 + (rng.within(0, 80) as f64 - 40.0) / 1000.0;
@@ -208,7 +208,7 @@ fn recordings_in_any_format_are_compared_by_duration() {
     let firefox = exits(place.run("gate --base long.firefox.json --new short.firefox.json"), 3);
     assert_eq!(firefox.stdout, packed.stdout);
     assert!(packed.stdout.contains("note     CPU time is per second of recording"), "{packed}");
-    // As another program writes it.
+    // As written by another program.
     let mut foreign: Value = serde_json::from_str(&place.read("short.firefox.json")).unwrap();
     foreign.as_object_mut().unwrap().remove("stackprof").unwrap();
     for name in ["foreign.json", "other.json"] {
@@ -217,7 +217,7 @@ fn recordings_in_any_format_are_compared_by_duration() {
     let run = exits(place.run("gate --base short.pb.gz --new foreign.json"), 4);
     let why = "foreign.json has no duration, so its CPU time cannot be compared";
     assert!(run.stderr.contains(why) && run.stderr.lines().count() == 1, "{run}");
-    // Alone, such files are taken for whole runs, and the report says so.
+    // Alone, these files are assumed to be whole runs, and the report says so.
     let run = exits(place.run("gate --base foreign.json --new other.json"), 0);
     assert!(run.stdout.contains("note     files do not tell whether they are of whole commands"), "{run}");
 }
@@ -256,7 +256,7 @@ fn a_baseline_has_only_runs_that_a_gate_accepts() {
     let run = exits(place.run("gate --new few.folded --update-baseline kept"), 4);
     assert!(run.stderr.contains("few.folded has only 12 samples"), "{run}");
     assert_eq!(std::fs::read_dir(place.path("kept")).unwrap().count(), 7);
-    // The recordings there would be base beside those that replace them.
+    // The old recordings there would be base together with the new ones.
     let run = exits(place.run("gate --base base --new new --update-baseline base"), 2);
     assert!(run.stderr.contains("` would stay part of the base; name a directory of its own"), "{run}");
     assert!(!place.path("base/base-001.pb.gz").exists());

@@ -12,20 +12,20 @@ const FUNCTIONS: usize = 40;
 const RUNS: usize = 7;
 /// Samples of a run: 1.2 s at 997 Hz.
 const SAMPLES: f64 = 1200.0;
-/// Spread of the common factor of a run.
+/// Relative spread of the common factor of a run.
 const RUN_NOISE: f64 = 0.045;
-/// Spread of each function in a run beyond that.
+/// Relative spread of each function in a run beyond that.
 const FUNCTION_NOISE: f64 = 0.15;
 const SLOWED: usize = 11;
 
-/// What the new code costs: of each function, in parts of the program's whole cost before.
+/// Additional cost of each function in the new code, as a fraction of the program's whole cost before.
 type Change = fn(usize) -> f64;
 
 fn normal(rng: &mut Rng) -> f64 {
     (0..12).map(|_| rng.within(0, 1 << 40) as f64 / (1u64 << 40) as f64).sum::<f64>() - 6.0
 }
 
-/// Knuth's product of uniform numbers, in pieces that do not underflow.
+/// Knuth's product of uniform numbers, in parts that do not underflow.
 fn poisson(rng: &mut Rng, mut mean: f64) -> f64 {
     let mut count = 0.0;
     while mean > 0.0 {
@@ -77,7 +77,7 @@ fn runs(rng: &mut Rng, runs_per_side: usize, more: Change) -> Measurements {
     }
 }
 
-/// Reports of so many gates.
+/// Reports of `count` gates.
 fn gates(count: usize, runs_per_side: usize, more: Change) -> Vec<Report> {
     let mut rng = Rng::new(20_240);
     (0..count).map(|_| judge(&runs(&mut rng, runs_per_side, more), &Options::default())).collect()
@@ -109,7 +109,7 @@ fn unchanged_code_fails_in_at_most_one_gate_of_twenty() {
     }
 }
 
-/// Runs of a program that spends the same in each of many functions, counted at random.
+/// Runs of a program with equal costs in each of many functions, counted at random.
 fn flat(rng: &mut Rng, runs_per_side: usize, functions: usize, samples: f64) -> Measurements {
     let mut totals = vec![0.0; 2 * runs_per_side];
     let functions = (0..functions).map(|index| {
@@ -136,7 +136,7 @@ fn many_functions_near_min_share_fail_no_more_often() {
         let report = judge(&flat(&mut rng, 5, 300, 400.0), &Options::default());
         blamed += usize::from(report.functions.iter().any(|row| row.state == State::Slower));
     }
-    // 2.5 % is 10 (standard deviation 3.1).
+    // Expected: 2.5 % is 10 (standard deviation 3.1).
     assert!(blamed <= 18, "{blamed} of 400 gates");
 }
 
@@ -170,7 +170,7 @@ fn too_few_runs_cause_no_false_positives() {
         let reports = gates(200, runs_per_side, |_| 0.0);
         assert!(failed(&reports) <= 10, "{} of 200 gates, {runs_per_side} runs a side", failed(&reports));
     }
-    // +60 % of the whole is seen even so.
+    // +60 % of the whole is detected even so.
     let reports = gates(100, 1, |function| slowed_by(function, 0.6));
     assert!(named_first(&reports) >= 95, "{}", named_first(&reports));
 }
@@ -219,7 +219,7 @@ fn moved_cost_is_reported_and_fails_only_if_strict() {
 
 #[test]
 fn inlined_callees_are_no_regression() {
-    // Each of the callees loses too little to be seen by itself.
+    // Each callee loses too little to be significant by itself.
     let callees = 20..FUNCTIONS;
     let mut rng = Rng::new(4);
     let mut by_inlining = 0;
@@ -252,7 +252,7 @@ fn cost_moved_into_the_main_function_is_no_regression() {
         found += named_first(&[judge(&measured, &Options::default())]);
     }
     assert!(found >= 47, "{found} of 50");
-    // Half of the program is outside, and what it calls has not changed.
+    // Half of the program is outside, and its callees are unchanged.
     let mut found = 0;
     for _ in 0..50 {
         let mut measured = runs(&mut rng, RUNS, |function| slowed_by(function, 0.06));

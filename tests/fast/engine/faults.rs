@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Records [`mixed`] with a fault; whatever happens, the rest of the profile is right.
+/// Records [`mixed`] with a fault; the rest of the profile is right in any case.
 fn with_fault(fault: SimFault) -> Recorded {
     let recorded = record(&mixed_with(12, fault), &options(997, 12));
     assert!(recorded.ledger.faults().contains_key(fault.kind.name()), "{} did not happen", fault.kind.name());
@@ -26,14 +26,14 @@ fn the_time_of_a_thread_that_exits_during_a_stop_is_counted() {
     }
 }
 
-/// The look after a capture must not forget what was counted before.
+/// The poll after a capture must keep what was counted before.
 #[test]
 fn a_thread_that_exits_between_capture_and_walk_counts_once() {
     for seed in seeds(0..20) {
         let _replay = replay(seed);
         let scripts = vec![vec![run(1_000, &[0, 1])], vec![run(1_000, &[0, 2])]];
         let mut config = process(Arch::X86_64, 2, 3, scripts);
-        // The second to be collected stands so long that the first ends meanwhile.
+        // The second stop lasts so long that the first thread exits meanwhile.
         config.threads[1].exit_ns = Some(2 * SECOND + seed * 40_000);
         let stop = SimFault::always(FaultKind::LongStop { pause_ns: 900_000 }).from_time(1_999 * MS);
         config.faults.push(stop);
@@ -68,7 +68,7 @@ fn an_unreadable_stack_is_one_loss_with_its_cause() {
     let lost = recorded.lost_by("stack is not mapped") as f64;
     let missing = recorded.true_counts_of(thread(0)) - recorded.counts_of(thread(0)) as f64;
     assert!(lost > 500.0 && (lost - missing).abs() <= 4.0, "{lost} lost of {missing:.1} missing");
-    // Not carried into the next stack that can be read.
+    // Not carried over into the next readable stack.
     let fault = SimFault { count: 500, ..SimFault::always(FaultKind::Unreadable) };
     let recorded = with_fault(fault.of_thread(thread(0)).from_time(SECOND));
     let shown = recorded.counts_of(thread(0)) as f64;
@@ -99,7 +99,7 @@ fn a_panic_during_a_stop_resumes_the_threads() {
             let result = catch_unwind(AssertUnwindSafe(|| sampler::record(target, clock, &options, live)));
             let panic = result.expect_err("the injected panic comes through");
             message = panic.downcast_ref::<String>().cloned();
-            // The one that was being collected runs already; the target's end frees the others.
+            // The thread that was being collected already runs; the target's drop releases the others.
             Err(stackprof::error::Error::new(ErrorKind::System, "panicked"))
         });
         assert!(recorded.is_err(), "record_with checked that nobody stands");
@@ -111,7 +111,7 @@ fn a_panic_during_a_stop_resumes_the_threads() {
 fn clock_jumps_drop_ticks_and_the_rate_recovers() {
     let _replay = replay(13);
     let fault = SimFault::once(FaultKind::ClockJump { by_ns: 100 * MS }).from_time(SECOND);
-    // A thread that computes is asked at each tick.
+    // A thread that computes is stopped at each tick.
     let script = vec![run(5_000, &[0, 1]), run(2_000, &[0, 2])];
     let config = SimConfig { faults: vec![fault], ..process(Arch::X86_64, 1, 3, vec![script]) };
     let mut ticks_ns = Vec::new();
@@ -129,7 +129,7 @@ fn clock_jumps_drop_ticks_and_the_rate_recovers() {
     let before_ns = ticks_ns.iter().rposition(|at| *at < 1_001 * MS).unwrap();
     let gap_ns = ticks_ns[before_ns + 1] - ticks_ns[before_ns];
     assert!(gap_ns >= 100 * MS, "{gap_ns}");
-    // Not caught up: at most the tick that was due comes at once.
+    // Not caught up: at most the due tick follows at once.
     let after = ticks_ns.iter().filter(|at| (1_102 * MS..1_202 * MS).contains(*at)).count();
     assert!((94..=105).contains(&after), "{after} ticks in the 100 ms after the jump");
     recorded.check_balance();
@@ -142,11 +142,11 @@ fn many_clock_jumps_lose_no_time() {
     let recorded = with_fault(SimFault::rate(FaultKind::ClockJump { by_ns: 30 * MS }, 10_000));
     assert!(recorded.profile.stats.ticks_late > 300, "{:?}", recorded.profile.stats);
     assert!(recorded.profile.stats.ticks + recorded.profile.stats.ticks_late <= 997 * 3 + 12);
-    // The samples that are left weigh more, those of a thread born during a jump, too.
+    // The remaining samples weigh more, also those of a thread started during a jump.
     assert!(recorded.lost() <= 45, "{:?}", recorded.profile.stats.samples_lost);
 }
 
-/// Its CPU time begins with 0 and needs no doubt, however late its start is heard of.
+/// Its CPU time is known to begin at 0, however late its start is reported.
 #[test]
 fn a_thread_started_during_a_clock_jump_has_all_its_time() {
     let _replay = replay(14);
@@ -186,12 +186,12 @@ fn mappings_may_be_unreadable_or_changing() {
         let denied = recorded.ledger.faults()[FaultKind::MappingsDenied.name()];
         assert!((2..=200).contains(&denied), "{denied} tries in 3 s");
 
-        // Nothing of it shows.
+        // Not visible in the result.
         config.faults = vec![SimFault::once(FaultKind::MappingsTransient)];
         let recorded = record(&config, &options(997, 12));
         assert_eq!(recorded.names.addresses_named, recorded.names.addresses_unique);
         recorded.check_shares(1_000.0);
-        // Refused for a while: names come later, also for addresses of before.
+        // Refused for a while: names appear later, also for earlier addresses.
         config.faults = vec![SimFault { count: 10, ..SimFault::always(FaultKind::MappingsDenied) }];
         let recorded = record(&config, &options(997, 12));
         assert_eq!(recorded.names.addresses_named, recorded.names.addresses_unique);

@@ -42,8 +42,8 @@ use stackprof::sources::sim::{
 use stackprof::sources::{Activity, Event, ExitStatus, Fault};
 use stackprof::walk::StackEnd;
 
-/// A seeded process, whose late plugin is used only once its loading was noticed: what
-/// replaces an image at its address bears the old names until then (see
+/// A seeded process with a late plugin that is used only once its loading was noticed: an image that replaces
+/// another at its address has the old names until then (see
 /// `an_image_replaced_at_its_address_keeps_its_names`).
 fn seeded(seed: u64) -> SimConfig {
     let mut config = SimConfig::from_seed(seed);

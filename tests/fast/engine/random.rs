@@ -25,7 +25,7 @@ fn wall_clock_time_adds_up_for_every_seed() {
         let waited: u64 = recorded.ledger.truth_waiting().values().sum();
         let least = recorded.counts(waited) + recorded.true_counts();
         let told = (recorded.profile.stats.samples + recorded.lost()) as f64;
-        // Time under job control and for want of a CPU comes to that.
+        // The losses for job control and lack of a CPU add up to this.
         let most = recorded.counts(recorded.now_ns) * recorded.profile.threads().count() as f64;
         let threads = recorded.profile.threads().count() as f64;
         assert!(told <= most + threads && told >= least - 6.0 * threads, "{least} <= {told} <= {most}");

@@ -19,7 +19,7 @@ fn shares_match_the_cpu_time_of_phases() {
             recorded.check_balance();
             recorded.check_shares(recorded.ledger.captures() as f64 / 5.0);
             check_total(&recorded);
-            // Stops take 10 us from it.
+            // Stops take 10 us of it.
             assert!(recorded.profile.stats.samples > 2 * 20 * u64::from(hz) * 98 / 100);
             assert_eq!(recorded.incomplete(), 0);
         }
@@ -55,7 +55,7 @@ fn eight_threads_on_two_cpus_share_the_samples_of_two_cpus() {
             );
         }
         recorded.check_shares(recorded.ledger.captures() as f64 / 4.0);
-        // A thread that waits for a CPU since its last sample has nothing to tell.
+        // A thread that has waited for a CPU since its last sample has no new CPU time.
         let stops = recorded.profile.stats.stops;
         assert!(stops < 2 * 2 * 20 * 997, "{stops} stops");
     }
@@ -78,8 +78,8 @@ fn short_bursts_count_with_their_cpu_time() {
     }
 }
 
-/// Work that begins with each period of the rate, as a timer of the same rate makes it:
-/// samples in a grid would see some of it never and some of it always.
+/// Work that begins with each period of the rate, as with a timer of the same rate: sampling at fixed
+/// intervals would see some of it never and some of it always.
 #[test]
 fn work_synchronous_to_the_rate_keeps_its_shares() {
     let scripts = [
@@ -91,11 +91,11 @@ fn work_synchronous_to_the_rate_keeps_its_shares() {
     for (seed, script) in (1..).zip(scripts) {
         let _replay = replay(seed);
         let mut config = process(Arch::X86_64, 1, 40, vec![script]);
-        // A stop takes no time here, or the work would fall out of step.
+        // Stops take no time here, or the work would lose its phase.
         (config.stop_latency_ns, config.pause_ns) = (0, 0);
         let recorded = record(&config, &options(1000, seed));
         recorded.check_balance();
-        // Neighbouring ticks see neighbouring phases.
+        // Consecutive ticks see consecutive phases.
         recorded.check_shares(40_000.0 / 8.0);
     }
 }
@@ -108,7 +108,7 @@ fn each_thread_of_a_random_process_has_its_cpu_time() {
         recorded.check_balance();
         for id in recorded.truth.keys().map(|(id, _)| *id).collect::<BTreeSet<_>>() {
             let (shown, real) = (recorded.counts_of(id) as f64, recorded.true_counts_of(id));
-            // What a thread used since its last sample is lost when it ends.
+            // CPU time since the last sample is lost when a thread exits.
             let slack = 2.0 + real * 0.01 + recorded.lost() as f64;
             assert!((shown - real).abs() <= slack, "{id:?}: {shown} of {real:.1} counts");
         }

@@ -34,14 +34,14 @@ fn leaves_without_a_frame_record_keep_their_callers() {
     }
 }
 
-/// Without knowing where a thread was born, its first function alone, which has no frame
-/// record, cannot be told from a torn stack.
+/// Without a thread's start, its first function alone, which has no frame record, cannot be distinguished
+/// from an incomplete stack.
 fn know_births(config: &mut SimConfig) {
     config.threads.iter_mut().for_each(|thread| thread.stack_top_known = true);
 }
 
-/// That complete stacks are true is checked in every recording; here all are complete,
-/// but for a first few that were deeper than the first stack size.
+/// Every recording checks that complete stacks are correct; here all are complete, except a first few that
+/// are deeper than the initial stack size.
 fn check_exact(config: &SimConfig, seed: u64) {
     let recorded = record(config, &options(99, seed));
     let too_deep = recorded.incomplete_by("deeper than copied");
@@ -64,7 +64,7 @@ fn the_stack_size_grows_with_the_depth() {
         for arch in ARCHES {
             let scripts = (0..3).map(|n| vec![deep(SimActivity::Run, 5_000, depth, 16 * n, 10)]).collect();
             let recorded = record(&process(arch, 3, 1, scripts), &options(199, 1));
-            // 32 KiB, 128, 512: each thread runs out twice at most, for a tick or two.
+            // 32 KiB, 128, 512: each thread exceeds the size twice at most, for a tick or two.
             assert_eq!(recorded.incomplete(), recorded.incomplete_by("deeper than copied"));
             let torn = recorded.incomplete();
             assert!(torn <= 3 * 6, "depth {depth}: {torn} torn");

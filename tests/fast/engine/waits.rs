@@ -21,11 +21,11 @@ const HZ: u32 = 997;
 const SECOND: u64 = 1_000_000_000;
 const THREAD: ThreadId = ThreadId(77);
 
-/// Tells the records of a test, in one batch.
+/// Delivers the records of a test in one batch.
 struct Waiting {
     target: SimTarget,
     records: Option<Vec<TimedEvent>>,
-    /// Buffers that were given back, and how many of their stacks were walked.
+    /// Returned buffers, and how many of their stacks were walked.
     given_back: usize,
     walked: usize,
 }
@@ -80,7 +80,7 @@ fn capture(target: &mut SimTarget, clock: &FakeClock) -> Capture {
     for _ in 0..100 {
         target.threads(&mut threads);
         for (thread, _) in &threads {
-            // One that ends in between has no stack.
+            // A thread that exits in between has no stack.
             let _ = target.interrupt(*thread, 64 << 10, false);
         }
         let until_ns = clock.now_ns() + 2_000_000;
@@ -96,7 +96,7 @@ fn capture(target: &mut SimTarget, clock: &FakeClock) -> Capture {
     panic!("no stack in 100 tries")
 }
 
-/// The profile of what `tell` makes of a stack, with the source as it is then.
+/// The profile of the events that `tell` derives from a stack, and the state of the source.
 fn recorded(options: &Options, tell: impl FnOnce(&Capture) -> Vec<(u64, SourceEvent)>) -> (Profile, Waiting) {
     let clock = FakeClock::default();
     let mut config = SimConfig::from_seed(3).without_faults();
@@ -119,7 +119,7 @@ fn off_cpu() -> Options {
     Options { off_cpu: true, ..options(HZ, 1) }
 }
 
-/// Counts of stacks that wait, and of others.
+/// Counts of waiting stacks, and of others.
 fn counts(profile: &Profile) -> (u64, u64) {
     let (mut waiting, mut running) = (0, 0);
     profile.trie.for_each_stack(|path, count| match profile.trie.frame(path[0]) {
@@ -200,7 +200,7 @@ fn lost_waits_are_reported_by_cause() {
     let (profile, _) = recorded(&off_cpu(), |_| {
         vec![
             (SECOND, SourceEvent::WaitLost { ns: SECOND / 2, reason: "dropped" }),
-            // It never began, as far as was told.
+            // No start of it was reported.
             (3 * SECOND, SourceEvent::Wait { ns: SECOND, stack: None }),
         ]
     });

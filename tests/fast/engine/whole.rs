@@ -18,13 +18,13 @@ fn a_stop_request_ends_the_recording() {
             sampler::record(&mut Watched::new(target, clock, stop), clock, &options, live)
         })
         .unwrap();
-        // Looked at 20 times a second even at 1 Hz.
+        // Polled 20 times a second even at 1 Hz.
         let duration_ns = recorded.profile.stats.duration_ns;
         assert!((SECOND..SECOND + 60 * MS).contains(&duration_ns), "{hz} Hz: {duration_ns}");
         assert_eq!(recorded.profile.stats.exit_status, None);
         recorded.check_balance();
     }
-    // The same, asked by a signal to the profiler.
+    // The same, requested by a signal to the profiler.
     let config = SimConfig { terminate_ns: Some(SECOND), ..mixed(16) };
     let duration_ns = record(&config, &options(997, 16)).profile.stats.duration_ns;
     assert!((SECOND..SECOND + 3 * MS).contains(&duration_ns), "{duration_ns}");
@@ -52,7 +52,7 @@ fn the_duration_is_accurate_to_a_tick() {
         let recorded = record(&mixed(seed), &options);
         let stats = &recorded.profile.stats;
         assert!((2 * SECOND..2 * SECOND + MS).contains(&stats.duration_ns), "{}", stats.duration_ns);
-        // The jitter may take some periods from the beginning or the end.
+        // The jitter may remove some periods at the beginning or the end.
         assert!((stats.ticks + stats.ticks_late).abs_diff(2 * u64::from(hz)) <= 10, "{hz} Hz: {stats:?}");
         assert_eq!(stats.exit_status, None);
         recorded.check_balance();
@@ -113,7 +113,7 @@ fn memory_grows_with_stacks_and_not_with_time() {
     let (short, long) = (tables(10), tables(100));
     assert!(long.4 > 9 * short.4);
     for (short, long) in [(short.0, long.0), (short.1, long.1), (short.2, long.2)] {
-        // Each instruction of a leaf is a node; 10 seconds may not have met them all.
+        // Each instruction of a leaf is a node; 10 seconds may not have hit them all.
         assert!(long >= short && long - short <= short / 20 + 2, "{short} after 10 s, {long} after 100 s");
     }
     assert!(long.3 <= 2 * short.3, "{} bytes after 10 s, {} after 100 s", short.3, long.3);
@@ -135,15 +135,14 @@ fn a_snapshot_has_every_thread_at_its_place() {
             stackprof::sources::sim::SimTarget::new(process(arch, 1, 20, scripts), clock.clone());
         let snapshot = sampler::snapshot(&mut target, &clock, 8192, UnwindMethod::Auto).unwrap();
         let depths: Vec<usize> = snapshot.stacks.iter().map(|stack| stack.addresses.len()).collect();
-        // A thread under job control is read as it stands.
+        // A thread under job control is read in its stop.
         assert_eq!(depths, [3, 3, 2, 5_000, 2_000]);
         assert_eq!(snapshot.stacks[2].activity, Activity::Stopped);
         assert_eq!(target.ledger().stopped(), 0);
     }
 }
 
-/// Code made at run time may be met in the middle of a snapshot: what was captured before is
-/// in it all the same.
+/// JIT code may be discovered in the middle of a snapshot: earlier captures are still in it.
 #[test]
 fn a_snapshot_keeps_its_stacks_when_images_change() {
     let _replay = replay(21);

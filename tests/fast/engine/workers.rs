@@ -8,13 +8,13 @@ use stackprof::clock::{Clock, FakeClock};
 use stackprof::sources::sim::SimTarget;
 use stackprof::sources::{Capture, Observed, Process, Target, ThreadId, ThreadStatus};
 
-/// A simulated process of which such workers use a part of a CPU.
+/// A simulated process with workers that use a fraction of a CPU.
 struct WithWorkers<'a> {
     target: &'a mut SimTarget,
     clock: FakeClock,
 }
 
-/// Of a CPU, workers use one part of so many.
+/// Workers use one CPU divided by this.
 const PART: u64 = 4;
 
 impl Observed for WithWorkers<'_> {
@@ -80,7 +80,7 @@ fn cpu_time_of_unknown_threads_is_reported_as_lost() {
     let recorded = recorded.expect("the recording ends well");
     let workers = recorded.counts(recorded.now_ns / PART);
     let lost = recorded.lost_by("used by threads that could not be sampled") as f64;
-    // What running threads used since they were looked at last, and a count for each.
+    // CPU time of running threads since they were last polled, and a count for each.
     let slack = recorded.counts(2 * 4 * MS) + 3.0;
     assert!((lost - workers).abs() <= slack, "{lost} counts are lost, {workers:.1} were used by workers");
     let told = (recorded.profile.stats.samples + recorded.lost()) as f64;

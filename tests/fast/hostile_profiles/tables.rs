@@ -5,7 +5,7 @@ use stackprof::profile::formats::detect;
 
 use super::{SHARED, parse, slabs};
 
-/// speedscope exports perf's threads of one sample as counts, beside times.
+/// speedscope exports perf's threads with one sample as counts, next to times.
 #[test]
 fn the_unit_of_most_samples_is_read() {
     let remarked = |text: &str| {
@@ -71,7 +71,7 @@ fn tables_of_firefox_belong_to_threads_or_to_the_file() {
                     app;main;[app+0x10];0x1000 5\n";
     assert_eq!(folded(SHARED.as_bytes()), expected);
     assert_eq!(folded(&slabs()), expected);
-    // Version 60 has prefixes, and libraries of resources; 56 shares the names only.
+    // Version 60 has prefixes, and libraries of resources; 56 shares only the names.
     let prefix = SHARED.replace("\"prefixOffset\":[0,1,1]", "\"prefix\":[null,0,1]");
     assert_eq!(folded(prefix.as_bytes()), expected);
     let resources = prefix
@@ -102,7 +102,7 @@ fn tables_of_firefox_belong_to_threads_or_to_the_file() {
     assert!(nowhere.ends_with("thread 1: stack 2 names frame 9, which is not there"), "{nowhere}");
 }
 
-/// Many threads with the deepest stack of a shared table cost its length once.
+/// Many threads with the deepest stack of a shared table cost its length only once.
 #[test]
 fn shared_stacks_are_converted_once_per_process() {
     let depth = 50_000u32;

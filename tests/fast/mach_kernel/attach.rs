@@ -8,7 +8,7 @@ use stackprof::sources::mach::MachTarget;
 use super::recorded::{options, record};
 use crate::sim_kernel::*;
 
-/// The words of a refusal; nothing is left of the try.
+/// The message of a refusal; checks that the attempt left nothing behind.
 #[track_caller]
 fn refused(kernel: &SimKernel) -> String {
     let error = MachTarget::attach(kernel, 500).err().expect("a refusal");

@@ -32,8 +32,8 @@ fn queues_are_named_with_any_shared_cache() {
     }
 }
 
-/// Stacks that were shown of those that ran. A thread that begins to wait in the microseconds
-/// between the last look and the stop is shown where it waits, once in a while.
+/// Stacks shown among those that ran. A thread that begins to wait in the microseconds between the last poll
+/// and the stop is occasionally shown where it waits.
 fn ran(recorded: &Recorded) -> BTreeSet<(u64, Vec<String>)> {
     recorded.check_ran("");
     recorded.shown().into_iter().filter(|stack| recorded.truth.contains_key(stack)).collect()

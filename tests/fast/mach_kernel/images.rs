@@ -78,7 +78,7 @@ fn a_replaced_file_is_not_used() {
         }
     });
     let kernel = World::arm64(3).process(process.clone()).build();
-    // The same paths, other builds: other UUIDs, other functions.
+    // The same paths, other builds: different UUIDs and functions.
     let other = process.with(|process| {
         for image in process.program.images.iter_mut().filter(|image| !image.cached) {
             image.uuid = Some([7; 16]);
@@ -147,8 +147,8 @@ fn the_list_may_change_between_any_two_calls() {
             for call in 1..=calls {
                 let kernel = world().happens(call, Happening::Tear { steps, hold }).build();
                 let found = list(&kernel);
-                // While it is torn the old list stands; never a part of one. There is no
-                // old one if it was torn, for long, before it was read first.
+                // During a change the old list is kept; never a part of one. There is no old one if the first
+                // read came during a long change.
                 assert!(
                     found == before || found == after || hold == 400 && found.is_empty(),
                     "torn after {steps} steps before call {call} for {hold} calls: {found:?}"
@@ -219,7 +219,7 @@ fn an_unchanged_list_costs_one_read_each_tick() {
 fn startup_may_progress_between_any_two_calls() {
     const FAR: u64 = 1_000 * SECOND;
     let startup = Startup::Stages { listed_ns: FAR, moved_ns: FAR + 1, initialized_ns: FAR + 2 };
-    // The main thread runs in the dyld on disk all the time: its own stages never come.
+    // The main thread always runs in the dyld on disk: its own stages never come.
     let world = || World::arm64(4).process(canned(500).startup(startup));
     for steps in [0, 1, 2, 4, 5, 8, 10, 12] {
         for call in 1..=60 {
@@ -268,7 +268,7 @@ fn hostile_image_lists_are_harmless() {
         assert!(spent < 40_000, "at {offset}: {spent} calls");
     }
     let kernel = World::arm64(4).process(canned(500)).build();
-    // The header of the program: no Mach-O; and commands without end.
+    // The header of the program: no Mach-O; and endless commands.
     let (_, base, ..) = kernel.images().into_iter().find(|(path, ..)| path == "/opt/sim/canned").unwrap();
     kernel.poke(base + 20, &huge);
     record(&kernel, &options(30)).unwrap();

@@ -15,7 +15,7 @@ fn thread_churn_for_ten_thousand_ticks_leaks_nothing() {
         let ticks = recorded.profile.stats.ticks + recorded.profile.stats.ticks_skipped;
         assert!(ticks > 9_000 && threads > 500, "{ticks} ticks, {threads} threads");
         eprintln!("{ticks} ticks, {threads} threads, at most {} port names at one time", report.names_peak);
-        // As many as there were threads at one time, and the task and a token.
+        // As many as there were threads at one time, plus the task and a token.
         assert!(report.names_peak < 40, "{} names at one time", report.names_peak);
         assert_eq!(report.arrays_peak, 1);
         assert!(recorded.stacks.len() > 100);

@@ -95,15 +95,15 @@ fn a_launched_command_runs_and_its_status_is_reported() {
         let whole = recorded.profile.stats.stacks_complete;
         assert!(whole > 50, "{:?}\n{:#?}", recorded.profile.stats, recorded.stacks);
         for (id, _, names) in recorded.stacks.keys().filter(|(_, complete, _)| *complete) {
-            // Whether `start` of dyld is named is the next test's subject.
+            // The next test checks whether `start` of dyld is named.
             let same = |real: &[String]| real.len() == names.len() && real[1..] == names[1..];
             assert!(recorded.captures.keys().any(|(of, real)| of == id && same(real)), "{names:?}");
         }
     }
 }
 
-/// The dyld on disk hands over to the one in the shared cache only if their UUIDs are equal
-/// (dyld, dyldMain.cpp, handleDyldInCache): one path and one UUID, but other offsets.
+/// The dyld on disk hands over to the one in the shared cache only if their UUIDs are equal (dyld,
+/// dyldMain.cpp, handleDyldInCache): one path and one UUID, but different offsets.
 #[test]
 fn the_dyld_of_the_shared_cache_is_named() {
     let kernel = World::arm64(6).launchable(starting(canned(0)).ends(80 * MS, 0)).build();
@@ -173,7 +173,7 @@ fn an_early_exit_of_a_launched_command_is_reported() {
     }
 }
 
-/// The process of a command that cannot be profiled is ended: its number is of no use to anyone.
+/// The process of a command that cannot be profiled has ended: its number is useless.
 #[test]
 fn the_next_step_for_a_launched_command_names_it() {
     for (answer, entitled) in [(None, false), (Some(Answer::Code(46)), true)] {
@@ -203,7 +203,7 @@ fn a_launched_command_is_resumed_or_killed_on_any_failure() {
             if launched.is_ok() {
                 assert_eq!(kernel.signals(9000, SIGCONT), 1, "{what}");
             } else {
-                // A signal that is refused cannot be given again.
+                // A refused signal cannot be sent again.
                 assert!(!kernel.stands(9000) || *method == Method::Kill, "{what}: {}", kernel.report());
             }
             drop(launched);

@@ -18,7 +18,7 @@ fn worlds(seed: u64) -> Vec<(String, World)> {
                     process.program.threads.iter_mut().for_each(|thread| thread.swift = swift);
                 });
                 let name = format!("{arch:?}, pac {pac}, swift {swift}");
-                // Swift's mark in saved frame pointers and signatures are arm64 only.
+                // Swift's mark in saved frame pointers and signatures exist only on arm64.
                 if arch == Arch::Aarch64 || !pac && !swift {
                     worlds.push((name, World::new(arch, seed).process(process)));
                 }
@@ -71,7 +71,7 @@ fn roots_of_pthreads_and_of_the_main_thread_are_kept() {
     }
 }
 
-/// Before macOS 12: `start` is a function of libdyld.dylib, which dyld has `main` return to.
+/// Before macOS 12: `start` is a function of libdyld.dylib, where dyld makes `main` return to.
 #[test]
 fn roots_of_older_systems_are_kept() {
     for arch in [Arch::Aarch64, Arch::X86_64] {
@@ -96,7 +96,7 @@ fn roots_of_older_systems_are_kept() {
                 all += count;
                 whole += if *complete { *count } else { 0 };
             }
-            // Along frame pointers alone not every stack can be proved.
+            // With frame pointers alone some stacks cannot be proved complete.
             let is_proved = unwind != UnwindMethod::FramePointer || arch == Arch::Aarch64;
             assert!(all > 100 && (whole == all || !is_proved), "{arch:?}, {unwind:?}: {whole} of {all}");
         }
@@ -111,7 +111,7 @@ fn pointer_authentication_is_stripped_from_arm64e_registers() {
     recorded.check_ran("arm64e");
 }
 
-/// Also of stacks that need many pieces, and of the images.
+/// Includes stacks that need many pieces, and images.
 #[test]
 fn no_read_exceeds_the_kernels_buffer() {
     for world in [World::arm64(3), World::x86_64(3)] {
@@ -159,7 +159,7 @@ fn threads_without_pthread_are_recorded_as_incomplete() {
         .filter(|(_, _, names)| *names == bare)
         .map(|(_, complete, _)| *complete)
         .collect();
-    // Nobody knows that w5 is where such a thread begins.
+    // It is unknown that such a thread starts in w5.
     assert_eq!(found, [false], "{:#?}", recorded.stacks);
     for (id, complete, names) in recorded.stacks.keys() {
         assert!(recorded.captures.contains_key(&(*id, names.clone())), "thread {id}: {names:?}");
