@@ -362,6 +362,9 @@ pub trait Observed {
 
     /// Reads the target's memory without stopping it; returns the number of bytes read from the start (an
     /// unmapped page ends the read).
+    ///
+    /// # Errors
+    /// [`Fault::Transient`] if not even the first byte is mapped.
     fn read_memory(&mut self, from: Avma, into: &mut [u8]) -> Result<usize, Fault>;
 }
 
@@ -409,6 +412,9 @@ pub trait Target: Observed {
     fn threads(&mut self, out: &mut Vec<(ThreadId, Option<Avma>)>);
 
     /// Polls a thread without stopping it or being noticed.
+    ///
+    /// # Errors
+    /// [`Fault::ThreadGone`] if it has exited.
     fn poll(&mut self, thread: ThreadId) -> Result<ThreadStatus, Fault>;
 
     /// Number of stop requests to keep pending, at least 1: enough to hide the latency, few enough that the
@@ -421,6 +427,9 @@ pub trait Target: Observed {
     /// A second request before that does nothing. With `keep_waiting` a thread in a system call is captured
     /// too (wall-clock profiles), as is one stopped by job control, which stays stopped; otherwise the
     /// outcome is [`Outcome::BeganToWait`].
+    ///
+    /// # Errors
+    /// [`Fault::ThreadGone`] if it has exited.
     fn interrupt(&mut self, thread: ThreadId, stack_bytes: usize, keep_waiting: bool) -> Result<(), Fault>;
 
     /// Whether captures can have [`Capture::prefetched`].
@@ -435,6 +444,9 @@ pub trait Target: Observed {
     /// Returns the next event, at the latest [`Event::Timeout`] at `until_ns` of the engine's clock. Forwards
     /// the target's signals and tracks threads that start and exit. For [`Outcome::Captured`] the registers
     /// and stack bytes are in `capture`, and the thread already runs again.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] after the process has exited, [`Fault::Fatal`] when the system fails.
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<Event, Fault>;
 
     /// Total time by which [`Target::next`] returned late because this thread was woken late; `None` if

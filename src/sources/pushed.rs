@@ -184,6 +184,9 @@ pub trait PushedSource: Observed {
     /// Appends the events that have arrived; waits for some, until `until_ns` of the engine's clock at the
     /// latest. Events of one thread are in order. Returns the watermark (all events before it have arrived),
     /// or `None` at the end.
+    ///
+    /// # Errors
+    /// [`Fault::Gone`] when the process has exited, others when the source fails.
     fn next_batch(&mut self, until_ns: u64, into: &mut Vec<TimedEvent>) -> Result<Option<u64>, Fault>;
 
     /// Makes room for new samples. Called before each event of a batch is processed, which may take long.
