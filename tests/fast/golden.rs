@@ -35,7 +35,7 @@ const MASKED: [&str; 9] = [
 
 #[test]
 fn outputs_match_the_golden_files() {
-    let made = made();
+    let made = generated();
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     if std::env::var_os("STACKPROF_BLESS").is_some() {
         assert!(
@@ -76,7 +76,7 @@ fn only_varying_values_are_masked() {
 }
 
 /// Every golden file as generated now.
-fn made() -> BTreeMap<String, String> {
+fn generated() -> BTreeMap<String, String> {
     let mut made = BTreeMap::new();
     for (name, options) in RUNS {
         let place = tempfile::tempdir().unwrap();

@@ -194,7 +194,7 @@ fn full() -> Saved {
 }
 
 /// The complete content of a profile as text.
-fn told(saved: &Saved) -> String {
+fn content(saved: &Saved) -> String {
     let mut lines = vec![format!("{:?}", saved.about)];
     saved.for_each_stack(|root, frames, count| {
         let text = |id| saved.text(id);
@@ -221,13 +221,13 @@ fn told(saved: &Saved) -> String {
 #[test]
 fn pprof_is_lossless() {
     let saved = full();
-    assert_eq!(told(&parsed(&as_pprof(&saved))), told(&saved));
+    assert_eq!(content(&parsed(&as_pprof(&saved))), content(&saved));
 }
 
 #[test]
 fn otlp_is_lossless() {
     let saved = full();
-    assert_eq!(told(&parsed(&as_otlp(&saved))), told(&saved));
+    assert_eq!(content(&parsed(&as_otlp(&saved))), content(&saved));
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn short_times_and_other_units_round_trip_through_every_format() {
         for writer in [as_pprof as Writer, as_speedscope, as_firefox, as_otlp] {
             let back = parsed(&writer(&saved));
             assert_eq!((back.about.hz, back.about.unit.as_str()), (hz, unit));
-            assert_eq!(told(&back).lines().count(), 3, "{}", told(&back));
+            assert_eq!(content(&back).lines().count(), 3, "{}", content(&back));
         }
     }
 }

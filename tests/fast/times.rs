@@ -76,7 +76,7 @@ fn saved(split_by_thread: bool) -> Saved {
 }
 
 /// Each thread with its samples: time, weight, count, CPU, stack.
-fn told(saved: &Saved, with_cpu: bool) -> Vec<String> {
+fn timed_samples(saved: &Saved, with_cpu: bool) -> Vec<String> {
     let timeline = saved.timeline().expect("times");
     let mut lines = Vec::new();
     for thread in &timeline.threads {
@@ -146,10 +146,10 @@ fn times_weights_and_counts_round_trip() {
         let saved = saved(split_by_thread);
         for (form, write) in WRITERS {
             let with_cpu = form != "speedscope";
-            let expected = told(&saved, with_cpu);
+            let expected = timed_samples(&saved, with_cpu);
             assert_eq!(expected.len(), 62);
             let back = back(&write(&saved));
-            assert_eq!(told(&back, with_cpu), expected, "{form}");
+            assert_eq!(timed_samples(&back, with_cpu), expected, "{form}");
             assert_eq!(back.total(), saved.total(), "{form}");
             assert_eq!(back.about.time_unix_ns, saved.about.time_unix_ns);
         }
@@ -172,7 +172,7 @@ fn firefox_files_have_every_count_at_its_time() {
         };
         let counted = |saved: &Saved| {
             let mut places: Vec<_> =
-                told(saved, false).iter().map(place).filter(|(_, count)| count != "0").collect();
+                timed_samples(saved, false).iter().map(place).filter(|(_, count)| count != "0").collect();
             places.sort();
             places
         };
@@ -251,5 +251,5 @@ fn weights_place_samples_at_their_times_and_add_up_to_counts() {
     }
     assert_eq!(sums.len(), 100);
     assert!(sums.values().all(|sum| (sum - 4.0).abs() < 1e-6), "{sums:?}");
-    assert_eq!(told(&back(&out), false), told(&saved, false));
+    assert_eq!(timed_samples(&back(&out), false), timed_samples(&saved, false));
 }

@@ -139,15 +139,15 @@ impl Stops {
 mod tests {
     use super::*;
 
-    fn told(user_ns: u64, system_ns: u64, is_runnable: bool) -> ThreadReport {
+    fn report(user_ns: u64, system_ns: u64, is_runnable: bool) -> ThreadReport {
         ThreadReport::new(user_ns, system_ns, is_runnable)
     }
 
     #[test]
     fn a_thread_that_used_time_up_to_the_hold_was_on_a_cpu() {
-        let before = told(100_000, 50_000, true);
+        let before = report(100_000, 50_000, true);
         let was_on_cpu = |user_ns, system_ns, ready| {
-            Stops::default().was_on_cpu(before, told(user_ns, system_ns, ready), 8_000)
+            Stops::default().was_on_cpu(before, report(user_ns, system_ns, ready), 8_000)
         };
         assert!(was_on_cpu(109_000, 50_000, false), "in user mode");
         assert!(was_on_cpu(100_000, 59_000, false), "in the kernel");
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn contradictory_reports_are_ignored() {
-        let (before, after) = (told(100_000, 0, true), told(120_000, 0, true));
+        let (before, after) = (report(100_000, 0, true), report(120_000, 0, true));
         let mut stops = Stops::default();
         let captured = (0..200).filter(|_| stops.was_on_cpu(before, after, 8_000)).count();
         assert!((100..200).contains(&captured), "all are told to be ready while held: {captured}");
