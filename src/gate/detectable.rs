@@ -34,9 +34,9 @@ const PRECISION: f64 = 0.01;
 /// The smallest growth that fails the gate; `None` if none up to `GROWTH_MAX` does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Detectable {
-    /// Of the program's CPU time.
+    /// Growth of the program's CPU time.
     pub total: Option<f64>,
-    /// Of each function's self time, in the order of the input.
+    /// Growth of each function's self time, in the order of the input.
     pub functions: Vec<Option<f64>>,
 }
 

@@ -76,7 +76,7 @@ fn prefer_this_thread() {
     linux::prefer_this_thread();
 }
 
-/// What a profiler thread does from now on; decides which privileges it keeps.
+/// Role of a profiler thread from now on; decides which privileges it keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The main thread, while another one samples with perf_event; it resolves names and writes afterwards.
@@ -278,7 +278,7 @@ pub enum Event {
     Timeout,
     /// A thread with a stop request stopped and runs again.
     Stopped {
-        /// Which thread.
+        /// The stopped thread.
         thread: ThreadId,
         /// The result.
         outcome: Outcome,

@@ -28,7 +28,7 @@ pub struct TimedEvent {
     pub event: SourceEvent,
 }
 
-/// What a source reports, in order.
+/// Event of a pushed source, in order.
 #[derive(Debug)]
 pub enum SourceEvent {
     /// First event of this thread.

@@ -160,7 +160,7 @@ fn connect(place: &StubAddress, host: &str, port: u16) -> Result<TcpStream> {
     Err(failed(&why))
 }
 
-/// What is read from and written to.
+/// The byte stream of the connection.
 enum Stream {
     Tcp(TcpStream),
     #[cfg(unix)]

@@ -391,7 +391,7 @@ fn root_node(builder: &mut SavedBuilder, root: StackRoot) -> Result<NodeId, Full
 /// it for every sample or thread would be quadratic in the size of a small file.
 struct NodeCache {
     stacks: Stacks,
-    /// By root and stack.
+    /// Nodes by root and stack.
     nodes: HashMap<StackRoot, HashMap<u32, NodeId>>,
     path: Vec<(u32, Stack)>,
 }

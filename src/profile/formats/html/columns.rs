@@ -8,7 +8,7 @@ pub(super) const NUMBER_MAX: u64 = (1 << 53) - 1;
 /// Encoding of the numbers of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As they are.
+    /// Unchanged.
     Plain,
     /// The difference to the previous number, with its sign in the lowest bit ("zigzag").
     Delta,

@@ -158,7 +158,7 @@ fn profile_text_is_never_markup() {
             lost: [(name.to_owned(), 3)].into(),
             ..hostile.about.clone()
         };
-        // As the builder does at the end.
+        // The builder does the same at the end.
         hostile.about.escape();
         let page = html(&hostile, name);
         assert_eq!(without_data(&page), expected, "{name:?}");

@@ -14,7 +14,7 @@ use crate::profile::formats::{Malformed, encoding};
 /// A value of an attribute.
 #[derive(Clone, Copy, Default)]
 pub(super) enum Any<'a> {
-    /// None, or of an unsupported kind.
+    /// No value, or one of an unsupported kind.
     #[default]
     Other,
     Text(&'a [u8]),
