@@ -28,11 +28,11 @@ fail() {
 # What of the whole shows that both sources work: sums, stacks, names, ends, what is started; and 32-bit Arm.
 tests=(
     copies::callers_of_unusual_frames_are_found
-    counts::samples_and_losses_are_the_cpu_time_of_the_process
-    lifecycle::how_a_command_ended_is_reported
-    lifecycle::programs_that_follow_each_other_have_their_own_names
-    narrow::programs_of_32_bits_are_walked
-    refusals::what_cannot_be_attached_to_is_refused_in_one_line
+    counts::samples_and_losses_add_up_to_the_cpu_time_of_the_process
+    lifecycle::the_exit_of_a_command_is_reported
+    lifecycle::successive_programs_have_their_own_names
+    narrow::stacks_of_32_bit_programs_are_walked
+    refusals::unattachable_processes_are_refused_in_one_line
     trees::children_of_an_attached_process_are_recorded_where_requested
     waiting::no_wait_is_interrupted_by_a_stop
 )

@@ -1,22 +1,22 @@
-//! Functions without a name (`[libruby.so:fn+0x9dd20]`) are identified by where they begin, which is the same place
-//! in one build only. This module knows the builds of the compared profiles.
+//! Functions without a name (`[libruby.so:fn+0x9dd20]`) are identified by their start address, which is the
+//! same only within one build. This module tracks the builds of the compared profiles.
 //!
-//! Input: modules and their build ids. Output: whether functions of a module can be matched; they can if all profiles
-//! have it from one build. If a profile has no build ids (folded text, speedscope, Firefox), only the module is
-//! certain.
+//! Input: modules and their build ids. Output: whether functions of a module can be matched, which requires
+//! that all profiles have it from one build. If a profile has no build ids (folded text, speedscope,
+//! Firefox), only the module is certain.
 
 use std::collections::BTreeMap;
 
 /// Builds by module.
 #[derive(Clone, Debug, Default)]
 pub struct Builds {
-    /// By file name: the only build id, or `None` if there are several or one is not known.
+    /// By file name: the only build id, or `None` if there are several or one is unknown.
     modules: BTreeMap<String, Option<String>>,
 }
 
 impl Builds {
-    /// Notes a build of a module; `id` is empty where it is not known. Returns whether the
-    /// module's functions can no longer be matched, although they could until now.
+    /// Records a build of a module; an empty `id` means unknown. Returns whether matching of the module's
+    /// functions has just become impossible.
     pub fn note(&mut self, module: &str, id: &str) -> bool {
         let known = (!id.is_empty()).then(|| id.to_owned());
         match self.modules.get_mut(module) {
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_build_or_one_that_is_not_known_ends_the_matching_of_functions() {
+    fn a_second_or_unknown_build_ends_the_matching_of_functions() {
         let mut builds = Builds::default();
         assert!(!builds.is_one("a.so"));
         assert!(!builds.note("a.so", "01") && !builds.note("a.so", "01") && !builds.note("b.so", "01"));

@@ -1,13 +1,12 @@
-//! Two profiles, function by function.
+//! Compares two profiles, function by function.
 //!
-//! Input: [`Stacks`] of a base and a new profile, and a [`Wish`]. Output: a [`Comparison`]: rows sorted by the size
-//! of the change. The measure changes the result, so it is part of it, with the reason:
+//! Input: [`Stacks`] of a base and a new profile, and a [`Wish`]. Output: a [`Comparison`]: rows sorted by
+//! the size of the change. The measure affects the result, so it is part of it, with the reason:
 //!
-//! - CPU *seconds* where both are recordings of a whole command, or took equally long: then a
-//!   second more is a second more of work. Not where one lost much that the other did not
-//!   ([`LossTotals`]): then a second more is one that was not lost.
-//! - *Shares* of the profile else: of two recordings of a server, the longer one has more of
-//!   everything.
+//! - CPU *seconds* if both are recordings of a whole command, or equally long: then a second more is a second
+//!   more of work. Not if one lost much that the other did not ([`LossTotals`]): then a second more may be
+//!   one that was not lost.
+//! - *Shares* of the profile otherwise: of two recordings of a server, the longer one has more of everything.
 //! - *Samples* if requested and the files have no sampling rate (folded text).
 
 use super::functions::functions;
@@ -15,27 +14,27 @@ use super::incomparable::Incomparable;
 use super::lost::{LOST_MAX, LossTotals};
 use super::stacks::{Run, Stacks};
 
-/// Durations of recordings that differ by less than this part are equal.
+/// Durations that differ by less than this fraction are equal.
 pub const EQUAL_DURATIONS: f64 = 0.02;
 
-/// Standard errors of counting below which a change is marked as noise.
+/// Changes below this number of standard errors of counting are marked as noise.
 pub const COUNTING_ERRORS: f64 = 2.0;
 
-/// By what profiles are compared.
+/// Measure by which profiles are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// Seconds of CPU time (with `--idle`, of threads' time).
     Seconds,
-    /// Parts of all samples of the profile.
+    /// Fractions of all samples of the profile.
     Share,
     /// Samples.
     Samples,
 }
 
-/// What the user requested.
+/// Measure requested by the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wish {
-    /// Decide by the profiles.
+    /// Choose by the profiles.
     #[default]
     Auto,
     /// Seconds or samples.
@@ -44,7 +43,7 @@ pub enum Wish {
     Share,
 }
 
-/// A figure of both sides.
+/// A count on both sides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pair {
     /// Samples of the base profile.
@@ -60,7 +59,7 @@ pub struct Row {
     pub name: String,
     /// Samples of stacks that end in it.
     pub own: Pair,
-    /// Samples of stacks that it is part of.
+    /// Samples of stacks that contain it.
     pub total: Pair,
 }
 
@@ -73,11 +72,11 @@ pub struct Side {
     pub processes: Vec<String>,
     /// All samples.
     pub samples: u64,
-    /// Of these, of stacks that were not walked to their thread's root.
+    /// Samples of stacks that were not walked to their thread's root.
     pub incomplete: u64,
-    /// Samples of waiting threads that were left out.
+    /// Excluded samples of waiting threads.
     pub waiting_left_out: u64,
-    /// What is in none of the samples.
+    /// Time without samples.
     pub lost: LossTotals,
     /// Length of one sample; `None` if the file has no sampling rate.
     pub period_s: Option<f64>,
@@ -102,12 +101,12 @@ impl Side {
         }
     }
 
-    /// Samples that so many counts are of: of heap profiles counts are bytes.
+    /// Number of samples behind a count: counts of heap profiles are bytes.
     fn samples_of(&self, count: u64) -> f64 {
         count as f64 / self.sampled_every.unwrap_or(1).max(1) as f64
     }
 
-    /// A count of this side as a value to compare.
+    /// Converts a count of this side to the measure.
     #[must_use]
     pub fn value(&self, count: u64, measure: Measure) -> f64 {
         match measure {
@@ -117,27 +116,27 @@ impl Side {
         }
     }
 
-    /// A count as a part of all samples of this side.
+    /// A count as a fraction of all samples of this side.
     #[must_use]
     pub fn share(&self, count: u64) -> f64 {
         if self.samples == 0 { 0.0 } else { count as f64 / self.samples as f64 }
     }
 }
 
-/// Two profiles compared.
+/// A comparison of two profiles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// By what.
+    /// The measure.
     pub measure: Measure,
-    /// Why by that.
+    /// Reason for the measure.
     pub why: &'static str,
-    /// What is counted: samples, or what another program's profile counts (`bytes`).
+    /// Unit of counts: samples, or that of another program's profile (`bytes`).
     pub unit: String,
     /// The base profile.
     pub base: Side,
     /// The new profile.
     pub new: Side,
-    /// All functions: by the change of their own value, then of their total, largest first.
+    /// All functions, sorted by the change of their self value, then of their total, largest first.
     pub rows: Vec<Row>,
 }
 
@@ -203,8 +202,8 @@ impl Comparison {
         new - base
     }
 
-    /// Whether counting alone explains the change: it is below [`COUNTING_ERRORS`] standard errors of two counts. Two
-    /// profiles do not show how runs differ beyond that.
+    /// Whether counting noise explains the change: it is below [`COUNTING_ERRORS`] standard errors of two
+    /// counts. Two profiles do not show how runs differ beyond that.
     #[must_use]
     pub fn is_counting_noise(&self, pair: Pair) -> bool {
         if [&self.base, &self.new].iter().all(|side| side.sampled_every == Some(1)) {
@@ -221,8 +220,8 @@ impl Comparison {
         Pair { base: self.base.samples, new: self.new.samples }
     }
 
-    /// By what counts of base and of new are multiplied so that they compare where there is
-    /// room for counts only. Neither is made smaller: a stack of one sample must not vanish.
+    /// Factors that make counts of base and new comparable in formats with counts only. Neither is below 1: a
+    /// stack of one sample must not vanish.
     #[must_use]
     pub fn scales(&self) -> (f64, f64) {
         match self.base_factor() {
@@ -232,7 +231,7 @@ impl Comparison {
         }
     }
 
-    /// By what counts of base are multiplied so that they compare with counts of new.
+    /// Factor that makes counts of base comparable with counts of new.
     #[must_use]
     pub fn base_factor(&self) -> f64 {
         match self.measure {
@@ -247,7 +246,7 @@ impl Comparison {
     }
 }
 
-/// Whether two durations are equal, but for [`EQUAL_DURATIONS`].
+/// Whether two durations are equal, within [`EQUAL_DURATIONS`].
 #[must_use]
 pub fn equally_long(one: f64, other: f64) -> bool {
     (one - other).abs() <= EQUAL_DURATIONS * one.max(other)
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_recordings_decide_what_is_compared() {
+    fn the_recordings_determine_the_measure() {
         let unrated = About::default;
         for (base, new, measure) in [
             (unrated(), unrated(), Measure::Share),
@@ -341,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_change_comes_first_by_the_measure_chosen() {
+    fn rows_are_sorted_by_change_in_the_chosen_measure() {
         let shares = compare(About::default(), About::default(), Wish::Share).expect("both have samples");
         // a: 60 % to 30 %, c: 0 to 20 %, b: 40 % to 50 %.
         assert_eq!(names(&shares), ["a", "c", "b", "main"]);
@@ -356,8 +355,8 @@ mod tests {
     }
 
     #[test]
-    fn sides_that_lost_different_parts_are_compared_by_share() {
-        // Of base 100 samples are left, of new 200.
+    fn sides_with_different_losses_are_compared_by_share() {
+        // 100 samples of base are left, and 200 of new.
         let lost = |counts: u64| About {
             lost: [("in the kernel, which may not be sampled".to_owned(), counts)].into(),
             ..recording(100, true, 3)
@@ -377,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_not_compared() {
+    fn an_empty_side_is_refused() {
         let mut stacks = Stacks::new(Matching::default());
         stacks.add("a", &saved(About::default(), "work", &[("main", 1)]), None).expect("fits");
         stacks.add("b", &saved(About::default(), "work", &[]), None).expect("fits");
@@ -386,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn heap_profiles_are_compared_by_bytes_whose_noise_is_that_of_samples() {
+    fn heap_profiles_are_compared_by_bytes_with_the_noise_of_samples() {
         let heap = |every, kind: &str| About {
             unit: "bytes".into(),
             value_type: Some(kind.into()),

@@ -1,7 +1,7 @@
-//! Self and total counts of each function, in each of the profiles that are compared.
+//! Self and total counts of each function in each of the compared profiles.
 //!
-//! Input: [`Stacks`]. Output: one row per function, by name. A recursive function counts once per stack in its total,
-//! so that no total exceeds the run's.
+//! Input: [`Stacks`]. Output: one row per function, by name. A recursive function counts once per stack in
+//! its total, so that no total exceeds the run's.
 
 use super::stacks::Stacks;
 use crate::profile::TextId;
@@ -14,18 +14,18 @@ pub struct FunctionCounts {
     pub name: TextId,
     /// By run: counts of stacks that end in it.
     pub own: Vec<u64>,
-    /// By run: counts of stacks that it is part of.
+    /// By run: counts of stacks that contain it.
     pub total: Vec<u64>,
 }
 
-/// Counts of all functions that any run has, in the order of their names' bytes.
+/// Counts of the functions of all runs, sorted by the bytes of their names.
 #[must_use]
 pub fn functions(stacks: &Stacks) -> Vec<FunctionCounts> {
     let runs = stacks.runs().len();
-    // By text: the index of the function in `functions`, plus one; 0 if it is not there yet.
+    // By text: the function's index in `functions`, plus one; 0 if it is missing.
     let mut rows = vec![0u32; stacks.text_count()];
     let mut functions: Vec<FunctionCounts> = Vec::new();
-    // By function: the last stack that it was found in, so that recursion counts once.
+    // By function: the last stack that contained it, so that recursion counts once.
     let mut seen: Vec<u64> = Vec::new();
     let mut stack = 0u64;
     for (run_index, run) in stacks.runs().iter().enumerate() {

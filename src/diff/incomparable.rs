@@ -3,24 +3,23 @@
 use std::error::Error;
 use std::fmt;
 
-/// Which profiles cannot be compared, and why. They are named by the files that they were read
-/// from.
+/// Profiles that cannot be compared, and why. They are named by their files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Incomparable {
-    /// Not two profiles, but this many.
+    /// The number of profiles is not two, but this.
     NotTwo(usize),
-    /// One is empty.
+    /// A profile is empty.
     NoSamples {
         /// The profile.
         source: String,
-        /// It has only waiting threads, which were left out.
+        /// It has only waiting threads, which were excluded.
         waiting: bool,
     },
-    /// They count different things: each with its unit.
+    /// They count different things.
     Units {
-        /// The base profile.
+        /// The base profile and its unit.
         base: (String, String),
-        /// The new one.
+        /// The new profile and its unit.
         new: (String, String),
     },
     /// CPU time was requested, and a profile has no sampling rate.

@@ -1,4 +1,4 @@
-//! What changed between profiles.
+//! Comparison of two profiles.
 //!
 //! ```text
 //! normalize   names that survive a rebuild

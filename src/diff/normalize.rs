@@ -1,7 +1,7 @@
-//! Names that survive a rebuild: numbers and hashes of compilers are removed.
+//! Names that survive a rebuild: without compiler-generated numbers and hashes.
 //!
-//! Input: a function's name in a profile. Output: the name by which it is matched between two profiles, and counted
-//! in each. Not for display of single profiles: clones and closures of one function become one.
+//! Input: a function's name in a profile. Output: the name by which it is matched between two profiles, and
+//! counted in each. Not for display of single profiles: clones and closures of one function become one.
 //!
 //! | in the name | becomes | written by |
 //! |---|---|---|
@@ -14,23 +14,22 @@
 //! | `[libc.so.6+0x1f40]`, `[libc.so.6:fn+0x1f40]` | `[libc.so.6]` | stackprof |
 //! | `f (file.rs:12)` | `f (file.rs)` | stackprof `--lines` |
 //!
-//! `f@plt` stays: the entry is other code than `f`. Between runs of one build, functions without a
-//! name keep their beginning: see [`builds`](super::builds).
+//! `f@plt` stays: the entry is different code from `f`. Between runs of one build, functions without a name
+//! keep their start address: see [`builds`](super::builds).
 
 use std::borrow::Cow;
 
 use crate::module_offset::ModuleOffset;
 
-/// Suffixes of clones behind which is a number; without one they end names of their own, such as
-/// Go's `maps.clone`.
+/// Clone suffixes with a required number; without one they end ordinary names, such as Go's `maps.clone`.
 const NUMBERED: [&str; 6] = [".llvm", ".part", ".constprop", ".isra", ".lto_priv", ".clone"];
-/// Suffixes of clones behind which may be one.
+/// Clone suffixes with an optional number.
 const BARE: [&str; 3] = [".cold", ".warm", ".localalias"];
 
-/// The name under which a function is matched.
+/// The name by which a function is matched.
 #[must_use]
 pub fn normalize(name: &str) -> Cow<'_, str> {
-    // Most names have none of these and are given back as they are.
+    // Most names have none of these and are returned unchanged.
     if !name.contains(['[', '{', '.', '#', '$', '\''])
         && !name.contains("::h")
         && !name.contains("_GLOBAL__N_")
@@ -90,7 +89,7 @@ fn without_suffixes(mut name: &str) -> &str {
     }
 }
 
-/// `f.part.0` is `f`. Nothing is left out at the front: `.cold` alone is a name.
+/// Removes clone suffixes: `f.part.0` is `f`. Never removes the whole name: `.cold` alone is a name.
 fn without_clone(name: &str) -> &str {
     let is_number = |c: char| c.is_ascii_digit() || c == '.';
     let trimmed = name.trim_end_matches(is_number);
@@ -106,7 +105,7 @@ fn without_clone(name: &str) -> &str {
     }
 }
 
-/// Takes out `#3` before `}`, crate hashes in brackets, and the numbers of C++ lambdas.
+/// Removes `#3` before `}`, crate hashes in brackets, and the numbers of C++ lambdas.
 fn without_numbers(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     let mut rest = name;
@@ -121,7 +120,7 @@ fn without_numbers(name: &str) -> String {
     text
 }
 
-/// The replacement for the beginning of `from`, and how many bytes of it that replaces.
+/// The replacement for the beginning of `from`, and the number of bytes replaced.
 fn replaced(from: &str, before: Option<char>) -> (&str, usize) {
     let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
     if let Some(number) = from.strip_prefix('#') {
@@ -151,8 +150,8 @@ fn replaced(from: &str, before: Option<char>) -> (&str, usize) {
     (from.get(..first).unwrap_or_default(), first)
 }
 
-/// Only whole components: inside a mangled name (`_ZN12_GLOBAL__N_15parseEv`) the mark's end is
-/// not to be seen.
+/// Replaces only whole components: inside a mangled name (`_ZN12_GLOBAL__N_15parseEv`) the end of the marker
+/// is ambiguous.
 fn replace_anonymous(name: &str) -> String {
     const MARK: &str = "_GLOBAL__N_";
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_compilers_number_anew_is_taken_out() {
+    fn compiler_generated_numbers_are_removed() {
         check("core::fmt::write::h0123456789abcdef", "core::fmt::write");
         check("core[846817f741e54dfd]::slice::sort", "core::slice::sort");
         check(
@@ -205,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn clones_are_their_function() {
+    fn clones_become_their_function() {
         for clone in [
             "f.cold",
             "f.cold.3",
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_lines_go_and_files_stay() {
+    fn addresses_and_lines_are_removed_and_files_kept() {
         check("[libc.so.6+0x1f40]", "[libc.so.6]");
         check("[libc.so.6:fn+0x1f40]", "[libc.so.6]");
         assert_eq!(normalize("[a+0x1+0xff]"), "[a+0x1]", "the last offset is ours");
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_stay_as_they_are() {
+    fn other_names_are_unchanged() {
         for name in [
             "main",
             "memcpy@plt",
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_breaks_it() {
+    fn arbitrary_text_is_harmless() {
         let pieces = [
             "[",
             "]",

@@ -1,9 +1,9 @@
-//! Stacks of several profiles in one tree of names, so that they can be compared.
+//! Stacks of several profiles in one tree of names, for comparison.
 //!
-//! Input: saved profiles. Output: for each of them the counts at the tree's nodes, and facts about the recording. A
-//! node is a path of names, as [`normalize`] leaves them, so it is the same place in each profile whatever the
-//! addresses were. Above the code are the process, the thread by its name (its number differs from run to run) and
-//! `[incomplete]`: places of the tree, but not functions.
+//! Input: saved profiles. Output: for each of them the counts at the tree's nodes, and facts about the
+//! recording. A node is a path of names after [`normalize`], so it is the same place in each profile whatever
+//! the addresses. Above the code are the process, the thread by its name (its number differs from run to run)
+//! and `[incomplete]`: nodes of the tree, but not functions.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +13,15 @@ use crate::module_offset::ModuleOffset;
 use crate::profile::{About, Full, INCOMPLETE, Saved, StackFrame, StackRoot, TextId, Texts, shown};
 use crate::trie::{Children, FrameWords, Key, NodeId, Trie};
 
-/// What two profiles are matched by.
+/// Options for matching two profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matching {
-    /// Names without compilers' numbers, see [`normalize`].
+    /// Match names without compiler-generated numbers, see [`normalize`].
     pub normalize: bool,
-    /// A place for each inlined function. Without, their time is that of the function whose
-    /// code they became part of.
+    /// A node for each inlined function. Without it, their time counts for the function that they were
+    /// inlined into.
     pub inlines: bool,
-    /// Also the stacks of waiting threads.
+    /// Include stacks of waiting threads.
     pub waiting: bool,
 }
 
@@ -31,20 +31,20 @@ impl Default for Matching {
     }
 }
 
-/// One profile among those that are compared.
+/// One of the compared profiles.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Where it came from, for people: a path.
+    /// Its origin, for people: a path.
     pub source: String,
     /// The recording.
     pub about: About,
     /// Names of its processes, sorted.
     pub processes: Vec<String>,
-    /// All counts that are compared.
+    /// All compared counts.
     pub total: u64,
-    /// Of these, counts of stacks that were not walked to their thread's root.
+    /// Counts of stacks that were not walked to their thread's root.
     pub incomplete: u64,
-    /// Counts of waiting threads that were left out.
+    /// Excluded counts of waiting threads.
     pub waiting_left_out: u64,
     /// By node: counts of the stacks that end there. Nodes without counts are missing.
     own: Vec<(NodeId, u64)>,
@@ -53,14 +53,13 @@ pub struct Run {
 }
 
 impl Run {
-    /// Counts of the stacks that end at each node; nodes without are missing.
+    /// Counts of the stacks that end at each node, without nodes that have none.
     pub fn own(&self) -> impl Iterator<Item = (NodeId, u64)> {
         self.own.iter().copied()
     }
 
-    /// Counts of the stacks that end in functions without a name: the node, which is the whole
-    /// module if the profiles are of several builds, the function as this profile calls it,
-    /// and the count.
+    /// Counts of the stacks that end in functions without a name: the node, which is the whole module if the
+    /// profiles are of several builds, the function's name in this profile, and the count.
     pub fn nameless(&self) -> impl Iterator<Item = (NodeId, TextId, u64)> {
         self.nameless.iter().copied()
     }
@@ -77,7 +76,7 @@ pub struct Stacks {
     builds: Builds,
 }
 
-/// A part of a path, by its name.
+/// A component of a path, by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PathElement {
     Process(TextId),
@@ -121,22 +120,22 @@ impl Key for PathElement {
 }
 
 impl Stacks {
-    /// Without profiles.
+    /// Returns an empty tree.
     #[must_use]
     pub fn new(matching: Matching) -> Stacks {
         let builds = Builds::default();
         Stacks { matching, texts: Texts::new(), trie: Trie::new(), runs: Vec::new(), builds }
     }
 
-    /// Adds a profile; `source` is its name for people. With `process`, its processes are
-    /// called that, so that stacks of programs with different names can be matched.
+    /// Adds a profile; `source` is its name for people. With `process`, its processes get that name, so that
+    /// stacks of programs with different names can be matched.
     ///
     /// # Errors
-    /// [`Full`] if there are more names or places than fit.
+    /// [`Full`] if there are too many names or nodes.
     pub fn add(&mut self, source: &str, saved: &Saved, process: Option<&str>) -> Result<(), Full> {
         let parted = self.note_builds(saved);
         let names = self.names_of_frames(saved)?;
-        // Each node of `saved` is mapped to its position in the common tree.
+        // Maps each node of `saved` to its position in the common tree.
         let trie = saved.trie();
         let mut own: BTreeMap<NodeId, u64> = BTreeMap::new();
         let mut nameless: BTreeMap<(NodeId, TextId), u64> = BTreeMap::new();
@@ -185,8 +184,8 @@ impl Stacks {
         if parted { self.join_parted() } else { Ok(()) }
     }
 
-    /// Notes of which builds a profile's functions without names are. Returns whether functions
-    /// that were matched until now no longer can be.
+    /// Records the builds of a profile's functions without names. Returns whether functions that were matched
+    /// so far no longer can be.
     fn note_builds(&mut self, saved: &Saved) -> bool {
         let mut parted = false;
         for (index, frame) in saved.frames().iter().enumerate() {
@@ -201,8 +200,7 @@ impl Stacks {
         parted && self.matching.normalize
     }
 
-    /// Joins the functions of modules of which there is more than one build, now that this is
-    /// known.
+    /// Merges the functions of modules with more than one build, now that this is known.
     fn join_parted(&mut self) -> Result<(), Full> {
         let mut joined = BTreeMap::new();
         for text in (0..self.texts.count() as u32).map(TextId) {
@@ -248,7 +246,7 @@ impl Stacks {
         for frame in 0..saved.frames().len() {
             let mut here = FrameNames::default();
             saved.names_of(frame as u32, false, &mut |name| {
-                // The outermost is the function whose code the others became part of.
+                // The outermost is the function that the others were inlined into.
                 if !self.matching.inlines && !here.names.is_empty() {
                     return;
                 }
@@ -268,7 +266,7 @@ impl Stacks {
         full.map(|()| names)
     }
 
-    /// The name by which a function of either profile is matched. It may change when a profile is added.
+    /// The name by which a function of any profile is matched. It may change when a profile is added.
     #[must_use]
     pub fn matched_name(&self, name: &str) -> String {
         let name = shown(name);
@@ -303,8 +301,8 @@ impl Stacks {
         Ok(position)
     }
 
-    /// The node of a path of names. Folded text has threads and `[incomplete]` as frames in front of the code, which
-    /// are recognised by their form.
+    /// The node of a path of names. Folded text has threads and `[incomplete]` as frames before the code,
+    /// which are recognised by their form.
     fn below(&mut self, mut position: Position, names: &[TextId]) -> Result<Position, Full> {
         for &name in names {
             let text = self.texts.get(name);
@@ -325,31 +323,31 @@ impl Stacks {
         Ok(position)
     }
 
-    /// The profiles, in the order in which they were added.
+    /// The profiles, in the order of addition.
     #[must_use]
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// Number of nodes; their ids are the numbers below it, callers before callees.
+    /// Number of nodes; ids are below it, callers before callees.
     #[must_use]
     pub fn node_count(&self) -> usize {
         self.trie.node_count()
     }
 
-    /// A node's caller; `None` for the top, which is above the processes.
+    /// A node's caller; `None` for the root, which is above the processes.
     #[must_use]
     pub fn parent(&self, node: NodeId) -> Option<NodeId> {
         self.trie.parent(node)
     }
 
-    /// What each node calls.
+    /// The children of each node.
     #[must_use]
     pub fn children(&self) -> Children {
         self.trie.children()
     }
 
-    /// A node's name; empty for the top.
+    /// A node's name; empty for the root.
     #[must_use]
     pub fn name(&self, node: NodeId) -> &str {
         self.texts.get(self.trie.key(node).map_or(TextId::EMPTY, PathElement::name))
@@ -361,13 +359,13 @@ impl Stacks {
         self.texts.get(name)
     }
 
-    /// Number of texts; their ids are the numbers below it.
+    /// Number of texts; ids are below it.
     #[must_use]
     pub fn text_count(&self) -> usize {
         self.texts.count()
     }
 
-    /// The name of a node that is a function; `None` for processes, threads, `[incomplete]`.
+    /// The name of a function node; `None` for processes, threads, `[incomplete]`.
     #[must_use]
     pub fn function(&self, node: NodeId) -> Option<TextId> {
         match self.trie.key(node)? {
@@ -395,26 +393,26 @@ fn add<K: Ord>(sums: &mut BTreeMap<K, u64>, key: K, count: u64) {
     *sum = sum.saturating_add(count);
 }
 
-/// What a frame of a profile is called.
+/// Names of a frame of a profile.
 #[derive(Clone, Debug, Default)]
 struct FrameNames {
-    /// The names it is matched by, outermost first.
+    /// The names to match it by, outermost first.
     names: Vec<TextId>,
-    /// The innermost function as the profile calls it, if it has no name.
+    /// The profile's placeholder name of the innermost function, if that has no symbol.
     nameless: Option<TextId>,
 }
 
-/// Where a node of a profile is in the common tree.
+/// The position of a profile's node in the common tree.
 #[derive(Clone, Copy, Debug)]
 struct Position {
     node: NodeId,
     complete: bool,
     waiting: bool,
-    /// No code is above.
+    /// There is no code above.
     head: bool,
 }
 
-/// The name in `name (4242)`.
+/// Extracts the name from `name (4242)`.
 fn thread_name(frame: &str) -> Option<&str> {
     let (name, id) = frame.strip_suffix(')')?.rsplit_once('(')?;
     let is_thread = !id.is_empty() && id.bytes().all(|b| b.is_ascii_digit());

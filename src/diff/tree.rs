@@ -1,8 +1,7 @@
 //! The common tree of two profiles in pre-order, for a differential flame graph.
 //!
-//! Input: [`Stacks`] and their [`Comparison`]. Output: nodes with the counts of all below them
-//! on both sides, callers before callees, siblings by the bytes of their names. Nodes that
-//! neither side has are left out; those of one side only are there.
+//! Input: [`Stacks`] and their [`Comparison`]. Output: nodes with inclusive counts of both sides, callers
+//! before callees, siblings by the bytes of their names. Includes nodes of one side only.
 
 use super::compare::{Comparison, Measure};
 use super::stacks::Stacks;
@@ -11,14 +10,14 @@ use crate::trie::NodeId;
 /// A node of both profiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node<'a> {
-    /// How far below the process, which has depth 0.
+    /// Depth below the process, which has depth 0.
     pub depth: u32,
     /// Name.
     pub name: &'a str,
-    /// Counts of base, those of all below included. If counts are compared, not shares, both sides are scaled by
+    /// Inclusive counts of base. If counts are compared, not shares, both sides are scaled by
     /// [`Comparison::scales`].
     pub base: u64,
-    /// Counts of new, those of all below included, scaled likewise where counts are compared.
+    /// Inclusive counts of new, scaled likewise.
     pub new: u64,
 }
 
@@ -42,7 +41,7 @@ pub fn nodes<'a>(stacks: &'a Stacks, comparison: &Comparison) -> Vec<Node<'a>> {
         }
     }
     let scales = match comparison.measure {
-        // The picture takes shares of the sides' own totals.
+        // The picture uses shares of the sides' own totals.
         Measure::Share => (1.0, 1.0),
         Measure::Seconds | Measure::Samples => comparison.scales(),
     };

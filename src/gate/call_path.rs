@@ -1,7 +1,7 @@
-//! Where in the call tree cost appeared.
+//! Locates a cost increase in the call tree.
 //!
-//! Input: [`Stacks`] of the runs and a function that grew. Output: the path that gained most. Not a test: whether it
-//! grew is decided before this.
+//! Input: [`Stacks`] of the runs and a function that grew. Output: the path that gained most. Not a test:
+//! whether it grew is decided before this.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use crate::diff::stacks::Stacks;
 use crate::profile::TextId;
 use crate::trie::NodeId;
 
-/// Mean CPU time at each node that any run has stacks at.
+/// Mean CPU time at each node with stacks in any run.
 #[derive(Clone, Debug)]
 pub struct CallPaths<'a> {
     stacks: &'a Stacks,
-    /// By node: mean of base and new, of the stacks that end there.
+    /// By node: mean of base and new for the stacks that end there.
     own: BTreeMap<NodeId, (f64, f64)>,
     /// By node that is a module of several builds: mean of base and new by the function's name.
     nameless: BTreeMap<NodeId, BTreeMap<TextId, (f64, f64)>>,
@@ -42,7 +42,7 @@ impl<'a> CallPaths<'a> {
                 add(own.entry(node).or_default(), count);
             }
             for (node, function, count) in run.nameless() {
-                // Functions of one build have paths of their own.
+                // Functions of one build have separate paths.
                 if stacks.function(node) != Some(function) {
                     add(nameless.entry(node).or_default().entry(function).or_default(), count);
                 }
@@ -51,7 +51,7 @@ impl<'a> CallPaths<'a> {
         CallPaths { stacks, own, nameless }
     }
 
-    /// The path to the function called `name` whose own time grew most; `None` if none did.
+    /// The path to the function called `name` with the largest growth of self time; `None` if none grew.
     #[must_use]
     pub fn of_function(&self, name: &str) -> Option<CallPath> {
         let mut most: Option<(NodeId, f64, f64)> = None;
@@ -69,7 +69,7 @@ impl<'a> CallPaths<'a> {
         Some(self.call_path(node, base, new, growth))
     }
 
-    /// The deepest path that holds at least half of the whole growth.
+    /// The deepest path that contains at least half of the whole growth.
     #[must_use]
     pub fn of_total(&self) -> Option<CallPath> {
         let mut inclusive = vec![(0.0, 0.0); self.stacks.node_count()];
@@ -123,7 +123,7 @@ mod tests {
     use crate::profile::About;
 
     #[test]
-    fn the_path_that_gained_most_is_told() {
+    fn returns_the_path_that_gained_most() {
         let mut stacks = Stacks::new(Matching::default());
         let base = [("main;a;f", 50), ("main;b;f", 50), ("main;c", 100)];
         let new = [("main;a;f", 60), ("main;b;f", 90), ("main;c", 100)];
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_very_deep_stack_takes_no_time() {
+    fn a_very_deep_stack_takes_linear_time() {
         const DEEP: usize = 60_000;
         let stack = vec!["f"; DEEP].join(";");
         let mut stacks = Stacks::new(Matching::default());

@@ -1,12 +1,12 @@
 //! The minimum detectable growth of these runs.
 //!
-//! Input: [`Measurements`] and the [`Report`] on it. Output: for the total and for each function the smallest growth
-//! that fails the gate with a power of [`POWER`].
+//! Input: [`Measurements`] and the [`Report`] on it. Output: for the total and for each function the smallest
+//! growth that fails the gate with a power of [`POWER`].
 //!
-//! The runs themselves are the model of noise. The observed change is removed from them, they are divided again into
-//! base and new in up to [`TRIALS_MAX`] orders, a growth is added to the new side, and the conditions of `judge.rs`
-//! are applied: the limit, `min_share`, and the statistics beyond the critical values of the permutation tests. With
-//! too few runs for a test the rule of `weak.rs` is applied in place of them.
+//! The runs themselves are the model of noise. The observed change is removed from them, they are divided
+//! again into base and new in up to [`TRIALS_MAX`] orders, a growth is added to the new side, and the
+//! conditions of `judge.rs` are applied: the limit, `min_share`, and the statistics beyond the critical
+//! values of the permutation tests. With too few runs for a test the rule of `weak.rs` replaces them.
 
 use std::collections::BTreeMap;
 
@@ -19,28 +19,28 @@ use super::statistic::{Values, mean, variance};
 use super::verdict::{Options, Report, Strength};
 use super::weak;
 
-/// Part of the gates that a growth must fail to count as detectable.
+/// Fraction of gates that a growth must fail to count as detectable.
 pub const POWER: f64 = 0.8;
 
-/// Most orders in which a growth is tried.
+/// Most orders in which to try a growth.
 pub const TRIALS_MAX: usize = 100;
 
-/// A growth beyond this factor counts as not detectable.
+/// A growth beyond this factor counts as undetectable.
 const GROWTH_MAX: f64 = 1000.0;
 
-/// How exact a growth is, relative to itself.
+/// Relative precision of a growth.
 const PRECISION: f64 = 0.01;
 
-/// The smallest growth that the gate fails on; `None` where none up to `GROWTH_MAX` does.
+/// The smallest growth that fails the gate; `None` if none up to `GROWTH_MAX` does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Detectable {
-    /// Of the program's CPU time.
+    /// Growth of the program's CPU time.
     pub total: Option<f64>,
-    /// Of each function's own, in the order of the input.
+    /// Growth of each function's self time, in the order of the input.
     pub functions: Vec<Option<f64>>,
 }
 
-/// How a gate decides.
+/// Decision rule of a gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// Permutation tests.
@@ -49,7 +49,7 @@ pub enum Rule {
     Weak,
 }
 
-/// Adds to a report what its runs could have shown.
+/// Adds the detectable growths to a report.
 pub fn add(measured: &Measurements, report: &mut Report) {
     let by_name: BTreeMap<&str, &FunctionSamples> =
         measured.functions.iter().map(|samples| (samples.name.as_str(), samples)).collect();
@@ -68,7 +68,7 @@ pub fn add(measured: &Measurements, report: &mut Report) {
 }
 
 impl Detectable {
-    /// Of these functions, whose gains are those that are tested.
+    /// The detectable growths of these functions, with the gains that are tested.
     #[must_use]
     pub fn of(
         measured: &Measurements,
@@ -100,7 +100,7 @@ impl Detectable {
             }
         });
         let of_function = |(samples, gain): &(&FunctionSamples, &Gain)| {
-            // Samples of only one side do not show how they vary.
+            // Samples of only one side do not show their variance.
             let (base, new) = measured.sides(&samples.own);
             if mean(base) <= 0.0 || mean(new) <= 0.0 {
                 return None;
@@ -141,7 +141,7 @@ fn exceeds(measured: &Measurements, cpu: &[f64], options: &Options) -> bool {
     change(mean(base), mean(new)) > options.max_increase
 }
 
-/// The runs without the observed change of the total.
+/// The runs with the observed change of the total removed.
 struct Level {
     measured: Measurements,
 }
@@ -155,7 +155,7 @@ impl Level {
         Level { measured: Measurements { totals, functions: Vec::new(), ..bare(measured) } }
     }
 
-    /// A function's own samples without its observed change of share.
+    /// A function's self samples with its observed change of share removed.
     fn own(&self, measured: &Measurements, gain: &Gain) -> Vec<f64> {
         let shares = level(measured, &gain.shares);
         shares.iter().zip(&self.measured.totals).map(|(share, total)| share.min(1.0) * total).collect()
@@ -173,8 +173,8 @@ fn bare(measured: &Measurements) -> Measurements {
     }
 }
 
-/// The values with the mean of both sides at that of base. Two means were estimated and one is
-/// left, so deviations are widened by the degree of freedom that was lost.
+/// The values with the mean of both sides at that of base. Two means were estimated and one is left, so
+/// deviations are widened by the lost degree of freedom.
 fn level(measured: &Measurements, values: &[f64]) -> Vec<f64> {
     let (base, new) = measured.sides(values);
     let target = mean(base);
@@ -191,9 +191,9 @@ fn level(measured: &Measurements, values: &[f64]) -> Vec<f64> {
 
 /// The runs, divided into base and new in one order.
 struct Trial {
-    /// Numbers of the runs, base first.
+    /// Indices of the runs, base first.
     order: Vec<usize>,
-    /// The new runs, as places in `order`.
+    /// The new runs, as indices into `order`.
     new: Vec<u32>,
     measured: Measurements,
 }
@@ -221,7 +221,7 @@ impl Trial {
         self.order.iter().map(|run| values.get(*run).copied().unwrap_or(0.0)).collect()
     }
 
-    /// Values in this order, of which the new ones have grown.
+    /// Values in this order, with a growth added to the new ones.
     fn grown(&self, values: &[f64], growth: f64) -> Vec<f64> {
         let factor = |run: usize| if run < self.measured.base_runs { 1.0 } else { 1.0 + growth };
         values.iter().enumerate().map(|(run, value)| value * factor(run)).collect()
@@ -256,8 +256,7 @@ fn smallest(trials: &[Trial], detects: impl Fn(&Trial, f64) -> bool) -> Option<f
     Some(high)
 }
 
-/// The statistic that a growth must reach, so that permuted runs do so at most in `level` of
-/// the orders.
+/// The statistic that permuted runs reach in at most a fraction `level` of the orders.
 fn critical_value(values: &[f64], orders: &Orders, level: f64) -> f64 {
     if !has_spread(values) {
         return 0.0;
@@ -274,8 +273,8 @@ fn has_spread(values: &[f64]) -> bool {
     variance(values).sqrt() > ROUNDING * mean(values)
 }
 
-/// The statistic by which a function stands out among all: the largest of all functions reaches
-/// it in at most half of `alpha` of the orders (`p_any`), and its `q` is at most `alpha`.
+/// The statistic by which a function stands out among all: the largest of all functions reaches it in at most
+/// half of `alpha` of the orders (`p_any`), and its `q` is at most `alpha`.
 fn critical_of_family(noise: &Noise, gains: &[&Gain], orders: &Orders, alpha: f64) -> f64 {
     let functions = gains.iter().filter(|gain| has_spread(gain.values()));
     let functions: Vec<Values> = functions.map(|gain| noise.values(gain)).collect();
@@ -296,14 +295,14 @@ fn critical_of_family(noise: &Noise, gains: &[&Gain], orders: &Orders, alpha: f6
     of_any.least().max(of_all.least())
 }
 
-/// The largest of many numbers.
+/// The largest of many numbers: a bounded heap.
 struct Largest {
     count: usize,
     numbers: Vec<f64>,
 }
 
 impl Largest {
-    /// As many as this allows, and at least one.
+    /// Keeps as many as `allowed`, and at least one.
     fn of(allowed: f64) -> Largest {
         Largest { count: ((allowed + 1e-9) as usize).max(1), numbers: Vec::new() }
     }
@@ -322,7 +321,7 @@ impl Largest {
         }
     }
 
-    /// The least of them.
+    /// The smallest of them.
     fn least(mut self) -> f64 {
         self.cut();
         self.numbers.into_iter().min_by(f64::total_cmp).unwrap_or(f64::INFINITY)
@@ -337,13 +336,13 @@ mod tests {
     use crate::gate::verdict::State;
     use crate::rng::Rng;
 
-    /// Normal enough: twelve uniform numbers (Irwin and Hall).
+    /// Approximately normal: the sum of twelve uniform numbers (Irwin and Hall).
     fn bell(rng: &mut Rng) -> f64 {
         (0..12).map(|_| rng.within(0, 1 << 30) as f64 / f64::from(1 << 30)).sum::<f64>() - 6.0
     }
 
-    /// Runs of twelve functions, of which `f2` is grown on the new side. Runs differ as a
-    /// whole, and functions within each.
+    /// Runs of twelve functions, with growths on the new side. Runs differ as a whole, and functions within
+    /// each.
     fn runs(rng: &mut Rng, runs: usize, noise: f64, growth: [f64; 12]) -> Measurements {
         let mut functions: Vec<FunctionSamples> = (0..12)
             .map(|index| FunctionSamples { name: format!("f{index}"), own: Vec::new(), total: Vec::new() })
@@ -380,12 +379,12 @@ mod tests {
     }
 
     #[test]
-    fn a_growth_that_is_called_detectable_fails_four_gates_of_five() {
+    fn a_detectable_growth_fails_four_of_five_gates() {
         let options = Options::default();
         let mut rng = Rng::new(17);
         for (count, noise) in [(4, 0.02), (5, 0.05), (7, 0.03), (7, 0.08)] {
-            // What one set of runs calls detectable varies as its noise does: the promise is one of
-            // the mean over sets, each tried on fresh runs.
+            // The detectable growth of one set of runs varies like its noise: the promised power is a mean
+            // over sets, each tried on fresh runs.
             let (mut gates, mut of_total, mut of_function) = (0, 0, 0);
             for _ in 0..60 {
                 let report = judged(&runs(&mut rng, count, noise, [0.0; 12]), &options);
@@ -409,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn less_noise_shows_less_growth_and_never_less_than_the_limit() {
+    fn less_noise_lowers_the_detectable_growth_down_to_the_limit() {
         let options = Options::default();
         let mut before = f64::INFINITY;
         for noise in [0.2, 0.05, 0.01, 0.0] {
@@ -428,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_got_faster_hides_no_more_than_before() {
+    fn a_faster_program_has_the_same_detectable_growth() {
         let options = Options::default();
         let min_detectable = |growth: f64| {
             let report = judged(&runs(&mut Rng::new(9), 7, 0.03, [growth; 12]), &options);
@@ -443,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_only_new_has_and_a_side_without_runs_have_no_figure() {
+    fn one_sided_functions_and_sides_without_runs_have_no_detectable_growth() {
         let mut measured = runs(&mut Rng::new(1), 5, 0.02, [0.0; 12]);
         measured.functions[3].own[..5].fill(0.0);
         let report = judged(&measured, &Options::default());
@@ -452,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_runs_show_what_exceeds_limit_and_noise_floor() {
+    fn too_few_runs_show_growth_beyond_limit_and_noise_floor() {
         for count in [1, 2] {
             let report = judged(&runs(&mut Rng::new(4), count, 0.01, [0.0; 12]), &Options::default());
             let total = report.total_min_detectable.expect("total");

@@ -1,16 +1,16 @@
 //! Tests many functions at once: p-values from permuted runs, corrected for choosing the best of many.
 //!
-//! Input: the values of each function and the orders of the runs. Output: for each function
-//! its statistic, p and q, and for all together the chance that any stands out so far.
+//! Input: the values of each function and the orders of the runs. Output: for each function its statistic, p
+//! and q, and for all together the chance that any stands out so far.
 //!
-//! - `p`: how often a statistic as large turns up in permuted runs, over all functions and
-//!   orders. One function alone has no more p-values than orders (1/3432 for 7 against 7),
-//!   too coarse once 40 are compared; being studentised, they can share their orders.
-//! - `q`: Benjamini and Hochberg's false discovery rate: of the functions with this q or less,
-//!   that part is expected to be there by chance.
-//! - `p_any`: how often the largest statistic of all is as large (Westfall and Young's max-T).
-//!   It is exact whatever the noise is and however functions hang together, which sharing
-//!   orders is not, and so decides whether any function is to be believed at all.
+//! - `p`: how often permuted runs reach the statistic, over all functions and orders. One function alone has
+//!   no more p-values than orders (1/3432 for 7 against 7), too coarse once 40 are compared; being
+//!   studentised, functions can share their orders.
+//! - `q`: Benjamini and Hochberg's false discovery rate: of the functions with this q or less, that fraction
+//!   is expected by chance.
+//! - `p_any`: how often the largest statistic of all is as large (Westfall and Young's max-T). It is exact
+//!   for any noise and any dependence between functions, which sharing orders is not, so it decides whether
+//!   any function is significant at all.
 
 use super::orders::Orders;
 use super::statistic::Values;
@@ -18,9 +18,9 @@ use super::statistic::Values;
 /// One function's test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TestResult {
-    /// The studentised difference, new less base.
+    /// The studentised difference, new minus base.
     pub statistic: f64,
-    /// Chance of a statistic this large if nothing changed.
+    /// Probability of a statistic this large if nothing changed.
     pub p: f64,
     /// False discovery rate among the functions with this p or less.
     pub q: f64,
@@ -29,9 +29,9 @@ pub struct TestResult {
 /// The tests of a family of functions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Family {
-    /// One for each function, in the order given.
+    /// One for each function, in the order of the input.
     pub tests: Vec<TestResult>,
-    /// Chance that the largest statistic of the family is this large if nothing changed.
+    /// Probability that the largest statistic of the family is this large if nothing changed.
     pub p_any: f64,
 }
 
@@ -80,19 +80,19 @@ pub fn test(functions: &[Values], orders: &Orders) -> Family {
     Family { tests: tests.collect(), p_any }
 }
 
-/// p of a single thing over its own orders.
+/// p of a single hypothesis over its own orders.
 #[must_use]
 pub fn test_one(values: &Values, orders: &Orders) -> f64 {
     test(std::slice::from_ref(values), orders).p_any
 }
 
-/// Orders of equal sums differ by rounding only. Sides without any spread have an infinite
-/// statistic, which is reached by itself and from which nothing can be subtracted.
+/// Statistics of equal sums differ by rounding only. Sides without any spread have an infinite statistic,
+/// which reaches itself and from which nothing can be subtracted.
 fn reaches(statistic: f64, observed: f64) -> bool {
     statistic >= observed || statistic >= observed - 1e-9 * observed.abs()
 }
 
-/// Benjamini and Hochberg 1995: the smallest false discovery rate at which each is found.
+/// Benjamini and Hochberg 1995: the smallest false discovery rate at which each is significant.
 #[must_use]
 pub fn false_discovery_rates(p: &[f64]) -> Vec<f64> {
     let mut descending: Vec<usize> = (0..p.len()).collect();
@@ -114,7 +114,7 @@ mod tests {
     use crate::rng::Rng;
 
     #[test]
-    fn rates_are_those_of_the_published_procedure() {
+    fn rates_match_the_published_procedure() {
         // R: p.adjust(c(0.01, 0.04, 0.03, 0.005, 0.5), method = "BH")
         let q = false_discovery_rates(&[0.01, 0.04, 0.03, 0.005, 0.5]);
         for (q, expected) in q.iter().zip([0.025, 0.05, 0.05, 0.025, 0.5]) {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn one_against_all_orders() {
+    fn tests_a_single_hypothesis_over_all_orders() {
         let orders = Orders::of(3, 3, 0);
         let clear = Values::new(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], None);
         assert_eq!(test_one(&clear, &orders), 1.0 / 20.0);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_runs_on_each_side_have_the_smallest_p_there_is() {
+    fn equal_runs_on_each_side_have_the_smallest_possible_p() {
         let orders = Orders::of(4, 4, 0);
         let values = Values::new(&[2000.0, 2000.0, 2000.0, 2000.0, 4000.0, 4000.0, 4000.0, 4000.0], None);
         assert_eq!(test_one(&values, &orders), 1.0 / 70.0);
@@ -141,7 +141,7 @@ mod tests {
         assert_eq!((family.p_any, family.tests[0].p), (1.0 / 70.0, 1.0 / 140.0));
     }
 
-    /// Noise of different shapes: under it p must be what it says.
+    /// Noise of different shapes, under which p must be valid.
     fn noise(rng: &mut Rng, functions: usize) -> Vec<Values> {
         let uniform = |rng: &mut Rng| rng.within(0, 1 << 20) as f64 / f64::from(1 << 20);
         (0..functions)
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn chance_alone_stands_out_as_often_as_it_is_said() {
+    fn the_false_positive_rate_is_as_stated() {
         let orders = Orders::of(5, 5, 0);
         let mut rng = Rng::new(11);
         let (mut any, mut small, mut tests) = (0, 0, 0);
@@ -170,20 +170,20 @@ mod tests {
             tests += family.tests.len();
             assert!(family.tests.iter().all(|test| test.q >= test.p && test.q <= 1.0));
         }
-        // Of 400 gates 20 (standard deviation 4.4), of 4800 tests 240 (15).
+        // Expected: 20 of 400 gates (standard deviation 4.4), 240 of 4800 tests (15).
         assert!(any <= 33, "{any}");
         assert!((180..=300).contains(&small), "{small} of {tests}");
     }
 
     #[test]
-    fn one_that_changed_is_found_among_many() {
+    fn one_changed_function_is_found_among_many() {
         let orders = Orders::of(5, 5, 0);
         let mut rng = Rng::new(3);
         let mut values = noise(&mut rng, 60);
         values[17] = Values::new(&[1.0, 1.1, 0.9, 1.05, 0.95, 3.0, 3.1, 2.9, 3.05, 2.95], Some(0.01));
         let family = test(&values, &orders);
         assert!(family.p_any < 0.01 && family.tests[17].q < 0.01, "{:?}", family.tests[17]);
-        // Alone it could not have had less than 1/252.
+        // Alone it could not be below 1/252.
         assert!(family.tests[17].p < 1.0 / 252.0);
     }
 }

@@ -1,29 +1,29 @@
-//! What samples gained, compared with the rest of the program.
+//! Gain of samples compared with the rest of the program.
 //!
-//! Input: [`Measurements`], and the samples by run of one or more functions. Output: how much their share of the
-//! program grew, and the values for its permutation test.
+//! Input: [`Measurements`], and the samples by run of one or more functions. Output: the growth of their
+//! share of the program, and the values for its permutation test.
 //!
-//! The rest of the same run is the sensitive measure, since a slow moment of the machine slows both. Samples that are
-//! nearly all of the program have no rest: their share stays constant however slow they get. They are measured in CPU
-//! time.
+//! The rest of the same run is the sensitive reference, since a slow moment of the machine slows both.
+//! Samples that are nearly all of the program have no rest: their share stays constant however slow they get.
+//! They are measured in CPU time.
 
 use super::measurements::Measurements;
 use super::statistic::mean;
 
-/// The least rest, as a part of the program, that is compared with. A smaller one has so few
-/// samples that its own noise exceeds that of the CPU time.
+/// The smallest rest, as a fraction of the program, to compare with. A smaller one has so few samples that
+/// its own noise exceeds that of the CPU time.
 pub const REST_MIN: f64 = 0.05;
 
 /// The share of some samples in the program, before and after.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gain {
-    /// Part of each run.
+    /// Share in each run.
     pub shares: Vec<f64>,
-    /// Mean part of the base runs.
+    /// Mean share in the base runs.
     pub share_base: f64,
-    /// Mean part of the new runs.
+    /// Mean share in the new runs.
     pub share_new: f64,
-    /// What was gained (or lost), as a part of the program's CPU time before.
+    /// The gain (or loss), as a fraction of the program's CPU time before.
     pub gained: f64,
     /// CPU time of each run, if there is no rest to compare with.
     cpu: Option<Vec<f64>>,
@@ -36,8 +36,8 @@ impl Gain {
         let shares = measured.shares(samples);
         let (base, new) = measured.sides(&shares);
         let (share_base, share_new) = (mean(base), mean(new));
-        // A permutation test holds only if what is tested does not depend on which runs are new:
-        // so the mean of all runs decides.
+        // A permutation test requires that the choice of measure does not depend on which runs are new: so
+        // the mean of all runs decides.
         let cpu = (1.0 - mean(&shares) < REST_MIN).then(|| measured.in_unit(samples));
         let gained = if 1.0 - share_base.max(share_new) < REST_MIN {
             in_cpu(measured, samples)
@@ -47,21 +47,20 @@ impl Gain {
         Gain { shares, share_base, share_new, gained, cpu }
     }
 
-    /// One value for each run, larger where these samples were more: shares, or CPU time where
-    /// there is no rest.
+    /// One value for each run, increasing with these samples: shares, or CPU time without a rest.
     #[must_use]
     pub fn values(&self) -> &[f64] {
         self.cpu.as_deref().unwrap_or(&self.shares)
     }
 
-    /// Whether these samples are all of the program, or nearly.
+    /// Whether these samples are all or nearly all of the program.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.cpu.is_some()
     }
 }
 
-/// What samples gained in CPU time, as a part of the program's before.
+/// The gain of samples in CPU time, as a fraction of the program's before.
 #[must_use]
 pub fn in_cpu(measured: &Measurements, samples: &[f64]) -> f64 {
     let (cpu, all) = (measured.in_unit(samples), measured.in_unit(&measured.totals));
@@ -87,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_is_the_measure_while_there_is_one() {
+    fn the_rest_is_the_reference_if_there_is_one() {
         for (totals, samples, gained, whole) in [
             // The rest is 800 and 400: the machine was faster, the function is 100 more of 1000.
             ([1000.0, 550.0], [200.0, 150.0], 0.1, false),

@@ -5,39 +5,40 @@ use std::fmt;
 
 use crate::profile::SAMPLES;
 
-/// The fewest samples of a run that is worth a comparison. A run below has not sampled the
-/// program but its start; it is refused rather than passed.
+/// Least number of samples of a run. A smaller run has sampled only the program's start; it is refused rather
+/// than passed.
 pub const SAMPLES_MIN: u64 = 20;
 
-/// Which runs cannot be compared, and why. Runs are named by the files that they were read from.
+/// Runs that cannot be compared, and why. They are named by their files.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Incomparable {
-    /// One side has none.
+    /// One side has no runs.
     NoRuns,
     /// A run counts no CPU time.
     OtherUnit {
         /// The run.
         run: String,
-        /// What it counts.
+        /// Its unit.
         unit: String,
     },
-    /// A heap profile shows numbers of allocations, whose sampling error has no rate.
+    /// A heap profile shows numbers of allocations, with an unknown sampling error.
     NoSpace {
         /// The run.
         run: String,
-        /// What it shows.
+        /// Its value type.
         kind: String,
     },
-    /// A heap profile has so little that chance decides what of it was sampled.
+    /// A heap profile has too few bytes for its sampling rate.
     FewBytes {
         /// The run.
         run: String,
-        /// Bytes that it has.
+        /// Its bytes.
         bytes: u64,
         /// Bytes per sample on average.
         every: u64,
     },
-    /// Two runs are of different kinds: one is no heap profile, shows something else or was sampled at another rate.
+    /// Two runs differ in kind: one is not a heap profile, shows another value type or has another sampling
+    /// rate.
     HeapKinds {
         /// A run.
         one: String,
@@ -46,25 +47,25 @@ pub enum Incomparable {
     },
     /// A run has only stacks of waiting threads.
     OnlyWaiting(String),
-    /// A run holds no samples.
+    /// A run has no samples.
     Empty(String),
-    /// A run holds fewer than [`SAMPLES_MIN`].
+    /// A run has fewer than [`SAMPLES_MIN`].
     TooFew {
         /// The run.
         run: String,
-        /// How many it holds.
+        /// Its samples.
         samples: u64,
     },
     /// A run lost more than [`LOST_MAX`](crate::diff::lost::LOST_MAX).
     Lost {
         /// The run.
         run: String,
-        /// The part of its samples that it lost, 0 to 1.
+        /// Fraction of its samples that it lost, 0 to 1.
         part: f64,
-        /// Why most of them were lost.
+        /// The main cause.
         why: String,
     },
-    /// Counts of two runs are of different periods.
+    /// Two runs have different sampling rates.
     Rates {
         /// A run and its rate, Hz.
         one: (String, u32),
@@ -73,14 +74,14 @@ pub enum Incomparable {
     },
     /// One run has a sampling rate, the other has none.
     RateUnknown {
-        /// The run without one.
+        /// The run without a rate.
         without: String,
-        /// A run with one.
+        /// The run with a rate.
         with: String,
     },
     /// Two runs are of different programs.
     Programs {
-        /// A run and the names of its processes.
+        /// A run and its process names.
         one: (String, Vec<String>),
         /// Another one.
         other: (String, Vec<String>),
@@ -94,13 +95,13 @@ pub enum Incomparable {
     },
     /// A run may be a part of a process's life, of unknown duration.
     DurationUnknown(String),
-    /// A run is a part that was cut out of a recording.
+    /// A run was cut out of a recording.
     Cut(String),
     /// A run has less than [`TRUNCATED_BELOW`](super::measurements::TRUNCATED_BELOW) of the median.
     CutShort {
         /// The run.
         run: String,
-        /// How many samples it holds.
+        /// Its samples.
         samples: u64,
         /// The median of its side.
         median: u64,

@@ -27,8 +27,8 @@ use super::statistic::{Values, mean};
 use super::verdict::{Change, FunctionChange, MovedWhy, Options, Report, State, Strength, Verdict};
 use super::weak;
 
-/// Callees, or the rest of the program, have fallen if chance does as much this seldom. Strict,
-/// because a real regression is taken for moved cost when this is wrong.
+/// Largest p-value at which callees, or the rest of the program, count as fallen. Strict, because otherwise a
+/// real regression passes as moved cost.
 const FELL_P: f64 = 0.01;
 
 /// Judges the runs.
@@ -92,7 +92,7 @@ pub fn judge(measured: &Measurements, options: &Options) -> Report {
     report
 }
 
-/// A function on its way through the tests.
+/// A function under test.
 struct Candidate<'a> {
     samples: &'a FunctionSamples,
     gain: Gain,
@@ -190,8 +190,8 @@ fn moved(
         let shrunk = sum(measured, shrunk);
         let changed = Gain::of(measured, &sum(measured, [shrunk.as_slice(), &grown].into_iter()));
         let p = test_one(&Values::new(changed.values(), None), orders);
-        // If the sum of what grew and what shrunk may be chance, cost has moved; but only where what
-        // shrunk accounts for more than half of what grew.
+        // If the sum of what grew and what shrunk may be chance, cost has moved; but only if what shrunk
+        // accounts for more than half of what grew.
         let explained = -in_cpu(measured, &shrunk) > in_cpu(measured, &grown) / 2.0;
         if changed.gained < options.min_share || (p > options.alpha && explained) {
             return Some(MovedWhy::Balanced);
@@ -210,9 +210,9 @@ fn moved(
     fell.then_some(MovedWhy::RestFell)
 }
 
-/// Whether what a function calls lost at least half of what it gained itself. Measured by what
-/// is outside of both, so that its own growth does not look like a loss of the others; where
-/// nothing is outside (`main`) there is nothing to measure by.
+/// Whether a function's callees lost at least half of its own gain. Compared with the rest outside of both,
+/// so that its own growth does not look like a loss of the others; without a rest (`main`) there is no
+/// reference.
 fn callees_fell(measured: &Measurements, function: &Candidate<'_>, orders: &Orders) -> bool {
     let FunctionSamples { own, total, .. } = function.samples;
     let outside: Vec<f64> = measured.totals.iter().zip(total).map(|(all, total)| all - total).collect();

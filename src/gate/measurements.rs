@@ -1,7 +1,7 @@
-//! What the gate measures: each run's CPU time, whole and by function.
+//! Input of the gate: each run's CPU time, in total and by function.
 //!
-//! Input: [`Stacks`] of the base runs followed by the new ones. Output: [`Measurements`], or why
-//! these runs must not be compared. Nothing is tested here.
+//! Input: [`Stacks`] of the base runs followed by the new ones. Output: [`Measurements`], or why these runs
+//! must not be compared. Nothing is tested here.
 
 use super::incomparable::{Incomparable, SAMPLES_MIN};
 use super::unit::Unit;
@@ -10,11 +10,11 @@ use crate::diff::lost::{LOST_MAX, LossTotals};
 use crate::diff::stacks::{Run, Stacks};
 use crate::profile::SAMPLES;
 
-/// A run with less than this part of its side's median was cut short.
+/// A run with less than this fraction of its side's median is truncated.
 pub const TRUNCATED_BELOW: f64 = 0.25;
 
-/// Whether runs can be a side of a gate: each has enough samples, all are of one kind, none was cut short, and their
-/// CPU time is known.
+/// Checks that runs can be a side of a gate: each has enough samples, all are of one kind, none was
+/// truncated, and their CPU time is known.
 ///
 /// # Errors
 /// Which run cannot be compared, and why.
@@ -32,27 +32,27 @@ pub struct FunctionSamples {
     pub name: String,
     /// Samples of stacks that end in it (self).
     pub own: Vec<f64>,
-    /// Samples of stacks that it is part of (total).
+    /// Samples of stacks that contain it (total).
     pub total: Vec<f64>,
 }
 
 /// Samples of several runs of each side, and the period of a sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurements {
-    /// How many of the runs are base; they come first.
+    /// Number of base runs; they come first.
     pub base_runs: usize,
     /// Samples of each run.
     pub totals: Vec<f64>,
-    /// By run: what one sample is in `unit`.
+    /// By run: the value of one sample in `unit`.
     pub per_sample: Vec<f64>,
     /// The unit of `per_sample`.
     pub unit: Unit,
-    /// Functions with their samples.
+    /// Samples of the functions.
     pub functions: Vec<FunctionSamples>,
 }
 
 impl Measurements {
-    /// Counts of the runs of `stacks`, the first `base_runs` of which are base.
+    /// Measures the runs of `stacks`, with `base_runs` base runs first.
     ///
     /// # Errors
     /// Which runs cannot be compared, and why.
@@ -74,7 +74,7 @@ impl Measurements {
         check_whole(new)?;
         let (unit, per_sample) = Unit::of(runs)?;
         let rows = functions(stacks);
-        // Of heap profiles counts are bytes: as many samples as these are on average.
+        // Counts of heap profiles are bytes, converted to the average number of samples.
         let per_count = |run: &Run| run.about.sampled_every.map_or(1.0, |every| 1.0 / every.max(1) as f64);
         let per_count: Vec<f64> = runs.iter().map(per_count).collect();
         let counts = |counts: &[u64]| {
@@ -107,7 +107,7 @@ impl Measurements {
         samples.iter().zip(&self.per_sample).map(|(samples, each)| samples * each).collect()
     }
 
-    /// Samples of all runs as parts of their run.
+    /// Samples of all runs as fractions of their run.
     #[must_use]
     pub fn shares(&self, samples: &[f64]) -> Vec<f64> {
         samples.iter().zip(&self.totals).map(|(samples, total)| samples / total.max(1.0)).collect()
@@ -180,7 +180,7 @@ fn check_alike(runs: &[Run], different_names: bool) -> Result<(), Incomparable> 
     }
 }
 
-/// Refuses a recording that was cut short: it would pass as a fast run.
+/// Refuses a truncated recording: it would pass as a fast run.
 fn check_whole(side: &[Run]) -> Result<(), Incomparable> {
     let mut totals: Vec<u64> = side.iter().map(|run| run.total).collect();
     totals.sort_unstable();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_become_seconds_where_the_rate_is_told() {
+    fn samples_become_seconds_if_the_rate_is_known() {
         let whole = About { launched: Some(true), ..at(Some(100)) };
         let two = measured(&[(whole.clone(), "w", 200), (whole, "w", 400)], 1).expect("alike");
         assert_eq!((two.unit, two.in_unit(&two.totals)), (Unit::Seconds, vec![2.0, 4.0]));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_unknown_extent_are_compared_by_how_long_they_recorded() {
+    fn runs_of_unknown_extent_are_compared_by_duration() {
         let of = |runs: &[(About, u64)]| {
             let runs: Vec<_> = runs.iter().map(|(about, count)| (about.clone(), "w", *count)).collect();
             measured(&runs, 1).map(|measured| (measured.unit, measured.in_unit(&measured.totals)))
@@ -256,7 +256,7 @@ mod tests {
         ] {
             assert_eq!(of(&[(whole.clone(), 200), (other, 600)]).expect("taken for whole").0, unit);
         }
-        // What one run tells to be a part, the others are, too.
+        // If one run is known to be a part, the others are, too.
         let attached = About { launched: Some(false), ..unknown_extent(Some(10_000)) };
         let mixed = of(&[(unknown_extent(Some(20_000)), 400), (attached.clone(), 200)]);
         assert_eq!(mixed.expect("durations are known"), (Unit::SecondsPerSecond, vec![0.2, 0.2]));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_and_a_whole_are_refused_whatever_the_first_says() {
+    fn a_part_and_a_whole_are_refused_in_any_order() {
         let of = |launched| About { launched, ..unknown_extent(Some(10_000)) };
         let runs = [of(None), of(Some(true)), of(Some(false))].map(|about| (about, "w", 200));
         let why = measured(&runs, 1).expect_err("refused").to_string();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_refused_by_name() {
+    fn incomparable_runs_are_refused_by_name() {
         let launched = |launched| About { launched: Some(launched), ..at(Some(100)) };
         let bytes = About { unit: "bytes".into(), ..About::default() };
         let lossy = About { lost: [("stack unreadable".to_owned(), 20)].into(), ..About::default() };
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn heap_profiles_are_measured_in_bytes_and_as_many_samples_as_these_are() {
+    fn heap_profiles_are_measured_in_bytes_and_average_samples() {
         let of = || of_heap(1024, "inuse_space");
         let two = measured(&[(of(), "w", 102_400), (of(), "w", 204_800)], 1).expect("alike");
         assert_eq!((two.unit, two.in_unit(&two.totals)), (Unit::Bytes, vec![102_400.0, 204_800.0]));
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn heap_profiles_that_chance_decides_are_refused() {
+    fn heap_profiles_with_too_few_samples_are_refused() {
         let of = |every, kind| of_heap(every, kind);
         for (runs, part) in [
             (

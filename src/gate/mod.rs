@@ -7,7 +7,7 @@
 //! statistic    how far apart the sides are, for one order
 //! family       many functions at once: p, q, and whether any stands out
 //! interval     confidence intervals over runs
-//! gain         what samples gained, compared with the rest of the program
+//! gain         gain of samples, compared with the rest of the program
 //! noise        expected noise of a gain
 //! weak         the rule for too few runs
 //! detectable   the smallest growth that these runs could show
@@ -16,9 +16,9 @@
 //! report       the report as text, Markdown, JSON, JUnit XML, commands of GitHub Actions
 //! ```
 //!
-//! All probabilities are over *runs*: samples of one run show how certain its own figures are, not how much the next
-//! run will differ. Same input and seed, same bytes. Not for comparing single profiles ([`diff`](crate::diff)), nor
-//! for programs whose work differs from run to run.
+//! All probabilities are over *runs*: samples of one run show how certain its own values are, not how much
+//! the next run will differ. Same input and seed, same bytes. Not for comparing single profiles
+//! ([`diff`](crate::diff)), nor for programs that do different work in each run.
 
 pub mod call_path;
 pub mod detectable;
@@ -45,7 +45,7 @@ pub use verdict::{Options, Report, Verdict};
 
 use crate::diff::stacks::Stacks;
 
-/// Judges the runs of `stacks`, of which the first `base_runs` are base.
+/// Judges the runs of `stacks`, with `base_runs` base runs first.
 ///
 /// # Errors
 /// Which runs cannot be compared, and why.

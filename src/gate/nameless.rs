@@ -1,25 +1,27 @@
-//! Which function without a name got slower, where base and new are different builds.
+//! Finds the functions without a name that got slower, if base and new are different builds.
 //!
-//! Input: own CPU time of a module's functions (`[libruby.so:fn+0x9dd20]`) in both builds. Output: functions of the
-//! new build, those that gained most first. Not a test or proof: whether the module got slower is decided before.
+//! Input: self CPU time of a module's functions (`[libruby.so:fn+0x9dd20]`) in both builds. Output: functions
+//! of the new build, sorted by their gain. Not a test or proof: whether the module got slower is decided
+//! before.
 //!
-//! Functions begin elsewhere in two builds, but mostly in the same order, since compilers and linkers keep that of
-//! the source, and unchanged ones take as long as before. So the two lists are aligned, in their order, with the
-//! least sum of differences (Needleman and Wunsch 1970, with the difference in time as the cost).
+//! Functions have different start addresses in two builds, but mostly the same order, since compilers and
+//! linkers keep that of the source, and unchanged ones take as long as before. So the two lists are aligned,
+//! in their order, with the least sum of differences (Needleman and Wunsch 1970, with the difference in time
+//! as the cost).
 
 use super::verdict::Nameless;
 use crate::module_offset::ModuleOffset;
 
-/// Most functions that are named.
+/// Most functions to name.
 const SHOWN: usize = 3;
-/// Most functions of a build that are aligned: those with most time.
+/// Most functions of a build to align: those with most time.
 const ALIGNED_MAX: usize = 512;
 
-/// A function of one build: where it begins, its name, its own CPU time.
+/// A function of one build: start address, name, self CPU time.
 type FunctionCost<'a> = (u64, &'a str, f64);
 
-/// The functions of the new build that seem to have gained most. `own` are names with the mean
-/// own CPU time in the base runs and in the new ones.
+/// The functions of the new build with the largest apparent gains. `own` has names with the mean self CPU
+/// time in the base runs and in the new ones.
 #[must_use]
 pub fn grown<'a>(own: impl Iterator<Item = (&'a str, (f64, f64))>) -> Vec<Nameless> {
     let (mut base, mut new): (Vec<FunctionCost<'_>>, Vec<FunctionCost<'_>>) = (Vec::new(), Vec::new());
@@ -48,8 +50,7 @@ pub fn grown<'a>(own: impl Iterator<Item = (&'a str, (f64, f64))>) -> Vec<Namele
     found
 }
 
-/// For each function of the new build the time of the one of the base build that it is aligned
-/// with, or 0.
+/// For each function of the new build the time of its counterpart in the base build, or 0.
 fn aligned(base: &[FunctionCost<'_>], new: &[FunctionCost<'_>]) -> Vec<f64> {
     let width = base.len() + 1;
     // At (n, b): the least sum of differences of the first n functions of new and b of base.
@@ -94,12 +95,12 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_changed_is_named_although_the_others_moved_and_are_larger() {
+    fn the_changed_function_is_named_among_moved_and_larger_ones() {
         let own = [
             ("[a.so:fn+0x1000]", (5.0, 5.1)),
             ("[a.so:fn+0x1100]", (1.0, 0.0)),
             ("[a.so:fn+0x1200]", (9.0, 0.0)),
-            // It grew, so what follows begins elsewhere; 0x1300 is another function in each build.
+            // It grew, so later functions moved; 0x1300 is a different function in each build.
             ("[a.so:fn+0x1110]", (0.0, 3.0)),
             ("[a.so:fn+0x1300]", (2.0, 9.0)),
             ("[a.so:fn+0x1400]", (0.0, 1.9)),
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_base_does_not_have_and_one_that_nobody_has_again() {
+    fn added_and_removed_functions() {
         let own = [("[a:fn+0x10]", (4.0, 0.0)), ("[a:fn+0x20]", (0.0, 4.0)), ("[a:fn+0x30]", (0.0, 1.0))];
         assert_eq!(names(&own), [("[a:fn+0x30]".to_owned(), 0.0, 1.0)]);
         assert_eq!(names(&[("[a:fn+0x10]", (4.0, 0.0))]), []);
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn very_many_functions_take_no_time() {
+    fn very_many_functions_are_bounded() {
         let own: Vec<(String, (f64, f64))> =
             (0..20_000).map(|n| (format!("[a:fn+{n:#x}]"), (1.0, f64::from(n)))).collect();
         assert!(!grown(own.iter().map(|(name, own)| (name.as_str(), *own))).is_empty());

@@ -1,16 +1,16 @@
 //! The expected noise of a function's gain, before a test compares the sides.
 //!
-//! Input: [`Measurements`] and the gains of all functions. Output: the variance that one value of a
-//! function is expected to have, and the values of a test with it.
+//! Input: [`Measurements`] and the gains of all functions. Output: the expected variance of one value of a
+//! function, and the values of a test with it.
 
 use super::gain::Gain;
 use super::measurements::Measurements;
 use super::statistic::{Values, mean, variance};
 
-/// Noise of shares: counting, and how much functions of this program differ from the rest of
-/// their run beyond that (the median over functions of the square of it, which the few that
-/// changed do not move). A share can only vary as far as there is a rest: by share · (1 − share)
-/// of that. What runs differ by in CPU time is not known beforehand.
+/// Noise of shares: counting noise, and the variation of this program's functions against the rest of their
+/// run beyond it (the median of its square over functions, which the few that changed do not affect). A share
+/// can only vary in proportion to its rest: by share · (1 − share) of the counting noise. The variance of CPU
+/// time between runs is not known beforehand.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Noise {
     per_count: f64,
@@ -35,7 +35,7 @@ impl Noise {
         Noise { per_count, typical: excess.get(excess.len() / 2).copied().unwrap_or(0.0) }
     }
 
-    /// The values of a test of this gain.
+    /// The values for a test of this gain.
     #[must_use]
     pub fn values(&self, gain: &Gain) -> Values {
         let share = mean(&gain.shares);

@@ -1,21 +1,21 @@
 //! The orders of a permutation test: every division of the runs into base and new.
 //!
-//! Input: the number of runs per side. Output: for each order its new runs; the first is the observed one. All of
-//! them if they are few, else a seeded draw. If the code is the same, each order is as likely as the observed one,
-//! whatever the noise of a run is; the test needs no more.
+//! Input: the number of runs per side. Output: for each order its new runs; the first is the observed one.
+//! All of them if they are few, else a seeded draw. If the code is the same, each order is as likely as the
+//! observed one, whatever the noise of a run; the test needs no other assumption.
 
 use crate::rng::Rng;
 
-/// All orders are tried up to this number: 8 against 8 runs have 12,870.
+/// Up to this number all orders are used: 8 against 8 runs have 12,870.
 pub const EXACT_MAX: u64 = 20_000;
 
-/// Orders drawn where there are more.
+/// Number of drawn orders if there are more.
 pub const DRAWN: usize = 10_000;
 
 /// The orders of one test.
 #[derive(Clone, Debug)]
 pub struct Orders {
-    /// Runs of all orders behind each other, `new_runs` for each.
+    /// Concatenated new runs of all orders, `new_runs` for each.
     new: Vec<u32>,
     new_runs: usize,
     exact: bool,
@@ -30,7 +30,7 @@ impl Orders {
         Orders { new, new_runs, exact }
     }
 
-    /// The runs that each order calls new. The observed order comes first.
+    /// The new runs of each order. The observed order comes first.
     pub fn iter(&self) -> impl Iterator<Item = &[u32]> {
         // Never 0: a side without runs is no comparison; `max` keeps a mistake from panicking.
         self.new.chunks_exact(self.new_runs.max(1))
@@ -42,20 +42,20 @@ impl Orders {
         self.new.len() / self.new_runs.max(1)
     }
 
-    /// True without runs.
+    /// True without orders.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether these are all orders that there are.
+    /// Whether these are all possible orders.
     #[must_use]
     pub fn exact(&self) -> bool {
         self.exact
     }
 }
 
-/// How many orders there are (a binomial coefficient), at most `u64::MAX`.
+/// The number of possible orders (a binomial coefficient), at most `u64::MAX`.
 #[must_use]
 pub fn count(base_runs: usize, new_runs: usize) -> u64 {
     let all = base_runs as u128 + new_runs as u128;
@@ -69,13 +69,13 @@ pub fn count(base_runs: usize, new_runs: usize) -> u64 {
     count as u64
 }
 
-/// Every choice of the new runs, from the last numbers (the observed one) down.
+/// Every choice of the new runs, from the last numbers (the observed order) down.
 fn all(base_runs: usize, new_runs: usize) -> Vec<u32> {
     let runs = (base_runs + new_runs) as u32;
     let mut order: Vec<u32> = (base_runs as u32..runs).collect();
     let mut out = order.clone();
-    // The next combination in falling order: the first number that can be lowered by one is, and
-    // those before it take the numbers right below it.
+    // The next combination in descending order: decrements the first number that can be, and sets those
+    // before it to the numbers right below it.
     loop {
         let lowest_free = |at: usize, order: &[u32]| match at.checked_sub(1) {
             Some(before) => order.get(before).map_or(0, |run| run + 1),
@@ -114,7 +114,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn all_orders_are_made_once_and_the_observed_one_first() {
+    fn all_orders_appear_once_with_the_observed_one_first() {
         for (base, new) in [(1, 1), (3, 3), (2, 5), (5, 2), (7, 7), (4, 1)] {
             let orders = Orders::of(base, new, 1);
             assert!(orders.exact());
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn many_runs_are_drawn_with_equal_chances() {
+    fn drawn_orders_have_equal_probability() {
         let orders = Orders::of(12, 10, 7);
         assert!(!orders.exact() && orders.len() == DRAWN);
         let mut seen = [0u32; 22];

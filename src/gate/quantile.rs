@@ -1,10 +1,10 @@
 //! Quantiles of the normal and of Student's distribution.
 //!
-//! Input: a probability. Output: the quantile, to about 1e-3 of the value, which is finer than an interval of a
-//! handful of runs. Not for the far tails.
+//! Input: a probability. Output: the quantile, to about 1e-3 of the value, which is finer than an interval of
+//! a handful of runs. Not for the far tails.
 
-/// The value that a standard normal variable stays below with probability `p` (0 < p < 1).
-/// Acklam's rational approximation, relative error 1.2e-9.
+/// Quantile of the standard normal distribution at `p` (0 < p < 1). Acklam's rational approximation, relative
+/// error 1.2e-9.
 #[must_use]
 pub fn normal(p: f64) -> f64 {
     const A: [f64; 6] = [
@@ -51,10 +51,9 @@ pub fn normal(p: f64) -> f64 {
     q * polynomial(&A, r) / polynomial(&B, r)
 }
 
-/// The value that a variable of Student's distribution stays below with probability `p`.
-/// Exact for one and two degrees of freedom; from three on Cornish and Fisher's series
-/// (Abramowitz and Stegun 26.7.5); between those, where Welch's degrees may be, by the
-/// logarithm over the reciprocal, to 3 %. Below one degree of freedom infinite.
+/// Quantile of Student's distribution at `p`. Exact for one and two degrees of freedom; from three on Cornish
+/// and Fisher's series (Abramowitz and Stegun 26.7.5); in between, as for Welch's degrees, by interpolating
+/// the logarithm over the reciprocal, to 3 %. Infinite below one degree of freedom.
 #[must_use]
 pub fn student(p: f64, degrees: f64) -> f64 {
     match degrees {
@@ -88,8 +87,7 @@ fn series(p: f64, n: f64) -> f64 {
     z + g1 / n + g2 / n.powi(2) + g3 / n.powi(3) + g4 / n.powi(4)
 }
 
-/// The probability that a standard normal variable stays below `z`; error below 1e-7
-/// (Abramowitz and Stegun 26.2.17).
+/// Cumulative standard normal distribution at `z`; error below 1e-7 (Abramowitz and Stegun 26.2.17).
 #[must_use]
 pub fn normal_below(z: f64) -> f64 {
     if z > 0.0 {
@@ -110,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_those_of_the_tables() {
+    fn quantiles_match_the_tables() {
         for (p, z) in [(0.5, 0.0), (0.975, 1.959_964), (0.005, -2.575_829), (0.999, 3.090_232)] {
             assert!((normal(p) - z).abs() < 1e-5, "{p}: {}", normal(p));
             assert!((normal_below(z) - p).abs() < 1e-6, "{z}: {}", normal_below(z));

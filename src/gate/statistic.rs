@@ -1,25 +1,24 @@
 //! The studentised difference of two sides, for the observed order of the runs and any other.
 //!
-//! Input: one value for each run. Output: (mean of new − mean of base) / its standard error.
-//! The error comes half from the spread of the values within the sides, half from what is
-//! known beforehand (counting noise, and how much runs of this program differ at all). With
-//! few runs a spread that is small by chance would otherwise make a large number out of
-//! nothing. Genomics has the same problem, few samples of many genes, and this answer:
-//! Smyth 2004 (limma), Tusher et al. 2001 (SAM).
+//! Input: one value for each run. Output: (mean of new − mean of base) / its standard error. The error comes
+//! half from the variance of the values within the sides, half from prior knowledge (counting noise, and the
+//! variance between runs of this program). With few runs, a variance that is small by chance would otherwise
+//! inflate the statistic. Genomics has the same problem, few samples of many genes, and this answer: Smyth
+//! 2004 (limma), Tusher et al. 2001 (SAM).
 
-/// The values of one thing (a function's share, the total) in all runs.
+/// The values of one quantity (a function's share, the total) in all runs.
 #[derive(Clone, Debug)]
 pub struct Values {
-    /// Differences from the mean of all, base first.
+    /// Differences from the overall mean, base first.
     centred: Vec<f64>,
     sum_of_squares: f64,
-    /// Variance of one value as it is known without looking at which side it is on.
+    /// Variance of one value known independently of its side.
     known_variance: Option<f64>,
 }
 
 impl Values {
-    /// Values of all runs, base first. `known_variance` is what a single value is expected
-    /// to vary by; without it the spread of the values alone counts.
+    /// Values of all runs, base first. `known_variance` is the expected variance of a single value; without
+    /// it only the sample variance counts.
     #[must_use]
     pub fn new(values: &[f64], known_variance: Option<f64>) -> Values {
         let mean = mean(values);
@@ -28,13 +27,13 @@ impl Values {
         Values { centred, sum_of_squares, known_variance }
     }
 
-    /// These values with the sign changed: small differences become large ones.
+    /// The values with inverted sign, to test for a decrease.
     #[must_use]
     pub fn negated(&self) -> Values {
         Values { centred: self.centred.iter().map(|value| -value).collect(), ..self.clone() }
     }
 
-    /// The statistic if the runs `new` were the new ones. 0 where nothing differs.
+    /// The statistic with `new` as the new runs. 0 if nothing differs.
     #[must_use]
     pub fn statistic(&self, new: &[u32]) -> f64 {
         let runs = self.centred.len() as f64;
@@ -52,7 +51,7 @@ impl Values {
         };
         let difference = mean_new - mean_base;
         let error = (variance * (1.0 / news + 1.0 / bases)).sqrt();
-        // Rounding leaves about 1e-16 of what was cancelled.
+        // Rounding leaves about 1e-16 of the cancelled values.
         if difference.abs() <= 1e-12 * self.sum_of_squares.sqrt() {
             0.0
         } else {
@@ -61,13 +60,13 @@ impl Values {
     }
 }
 
-/// The mean; 0 of nothing.
+/// The mean; 0 without values.
 #[must_use]
 pub fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// The variance of one value around the mean of all; 0 of fewer than two.
+/// The sample variance; 0 for fewer than two values.
 #[must_use]
 pub fn variance(values: &[f64]) -> f64 {
     if values.len() < 2 {
@@ -82,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_knowledge_it_is_students_t() {
+    fn without_prior_knowledge_it_is_students_t() {
         // Student's two samples: pooled variance, four degrees of freedom.
         let values = Values::new(&[1.0, 2.0, 4.0, 5.0, 6.0, 7.0], None);
         let pooled: f64 = (14.0 / 3.0 + 2.0) / 4.0;
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn known_noise_keeps_equal_values_from_deciding() {
+    fn known_noise_limits_the_effect_of_equal_values() {
         let values = [1.0, 1.0, 1.0, 1.1, 1.1, 1.1];
         let sure = Values::new(&values, None).statistic(&[3, 4, 5]);
         let wary = Values::new(&values, Some(0.01)).statistic(&[3, 4, 5]);
@@ -109,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn means_and_variances() {
+    fn computes_means_and_variances() {
         assert_eq!((mean(&[]), mean(&[1.0, 3.0])), (0.0, 2.0));
         assert_eq!((variance(&[1.0]), variance(&[1.0, 3.0])), (0.0, 2.0));
     }

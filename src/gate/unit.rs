@@ -1,16 +1,16 @@
 //! The unit of the CPU time of runs, so that a longer recording is not a slower program.
 //!
-//! Input: runs of one kind. Output: [`Unit`], and the value of a sample of each run in it; or the run that lacks the
-//! information. CPU time of a whole run measures its work; that of a part of a process's life measures only how long
-//! it was recorded. Files of other programs do not say which they are, and are taken for whole ones, as tests write
-//! them (`go test -cpuprofile`): divided by their duration, a program that got slower throughout would pass. The
-//! report says so where that matters.
+//! Input: runs of one kind. Output: [`Unit`], and the value of a sample of each run in it; or the run that
+//! lacks the information. CPU time of a whole run measures its work; that of a part of a process's life
+//! measures only how long it was recorded. Files of other programs do not say which they are, and are assumed
+//! to be whole runs, as tests write them (`go test -cpuprofile`): divided by their duration, a program that
+//! got slower throughout would pass. The report says so where that matters.
 
 use super::incomparable::Incomparable;
 use crate::diff::compare::equally_long;
 use crate::diff::stacks::Run;
 
-/// What CPU time is measured in.
+/// Unit of CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Seconds of CPU time of the whole run.
@@ -27,7 +27,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// The unit behind a number.
+    /// The unit symbol after a number.
     #[must_use]
     pub fn symbol(self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl Unit {
         }
     }
 
-    /// What a function did that costs more, for people.
+    /// Verb for a function with increased cost, for people.
     #[must_use]
     pub fn grew(self) -> &'static str {
         match self {
@@ -47,7 +47,7 @@ impl Unit {
         }
     }
 
-    /// What is measured, for people.
+    /// The measured quantity, for people.
     #[must_use]
     pub fn quantity(self) -> &'static str {
         match self {
@@ -56,13 +56,13 @@ impl Unit {
         }
     }
 
-    /// The unit of `runs`, and what one sample of each is in it.
+    /// The unit of `runs`, and the value of one sample of each in it.
     ///
     /// # Errors
     /// The run without a known extent.
     pub fn of(runs: &[Run]) -> Result<(Unit, Vec<f64>), Incomparable> {
         if let Some(every) = runs.iter().map(|run| run.about.sampled_every).collect::<Option<Vec<u64>>>() {
-            // What was sampled varies as so many samples do; what is larger than that varies less.
+            // Blocks smaller than the sampling interval vary like as many samples; larger ones vary less.
             return Ok((Unit::Bytes, every.into_iter().map(|every| every as f64).collect()));
         }
         let period = |run: &Run| run.about.period_ns().map(|ns| ns / 1e9);

@@ -1,35 +1,35 @@
 //! Types of a verdict: the request to a gate and its answer.
 //!
-//! Plain types, made by [`judge`](super::judge::judge) and written out by the reports.
+//! Plain types, created by [`judge`](super::judge::judge) and written out by the reports.
 
 use super::interval::Interval;
 use super::unit::Unit;
 
-/// What counts as slower.
+/// Criteria of a regression.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// The largest growth that passes, 0.05 for 5 %: of the program's CPU time, and of a
-    /// function's own.
+    /// The largest growth that passes, 0.05 for 5 %: of the program's CPU time, and of a function's self
+    /// time.
     pub max_increase: f64,
-    /// A function that grew by less than this part of the program's CPU time is no regression,
-    /// and functions that are too small for it are not tested: see [`Options::tested_from`].
+    /// A growth below this fraction of the program's CPU time is no regression, and functions that are too
+    /// small for it are not tested: see [`Options::tested_from`].
     pub min_share: f64,
-    /// How often a gate of unchanged code may fail: half for the total, half for functions.
+    /// False positive rate of a gate: half for the total, half for functions.
     pub alpha: f64,
     /// Cost that moved from one function to another fails, too.
     pub strict: bool,
-    /// For drawing orders of the runs, where there are too many to try all.
+    /// Seed for drawing orders of the runs if there are too many.
     pub seed: u64,
 }
 
 impl Options {
-    /// The mean share in all runs (base, new) from which a function is tested. Every function that has `min_share` on
-    /// one side has it. It must not be required of each side: then the runs called new would decide which functions
-    /// are tested, and the largest of many near the limit would exceed the level more often than the permuted runs
-    /// show.
+    /// The mean share in all runs (base, new) from which a function is tested. Every function with
+    /// `min_share` on one side has it. It must not be required of each side: then the division into base and
+    /// new would affect which functions are tested, and the largest of many near the limit would exceed the
+    /// level more often than the permuted runs show.
     #[must_use]
     pub fn tested_from(&self, (base, new): (usize, usize)) -> f64 {
-        // Rounding must not leave out what is exactly at the limit.
+        // Rounding must not exclude values exactly at the limit.
         const ROUNDING: f64 = 1e-12;
         self.min_share * base.min(new) as f64 / (base + new).max(1) as f64 * (1.0 - ROUNDING)
     }
@@ -44,9 +44,9 @@ impl Default for Options {
 /// Pass or fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing got slower, as far as these runs show.
+    /// No significant slowdown.
     Pass,
-    /// Something did.
+    /// A significant slowdown.
     Regression,
 }
 
@@ -55,12 +55,12 @@ pub enum Verdict {
 pub enum Strength {
     /// A permutation test over this many orders of the runs.
     Tested {
-        /// Orders tried.
+        /// Number of orders.
         orders: usize,
-        /// Whether they are all that there are.
+        /// Whether they are all possible ones.
         exact: bool,
     },
-    /// Too few runs for a test: only what exceeds the noise floor in every run is reported.
+    /// Too few runs for a test: only growth beyond the noise floor in every run is reported.
     Weak,
 }
 
@@ -71,31 +71,31 @@ pub struct Change {
     pub base: f64,
     /// Mean of the new runs.
     pub new: f64,
-    /// new / base − 1; infinite for what is new.
+    /// new / base − 1; infinite for new functions.
     pub relative: f64,
     /// 95 % confidence interval of `relative`; `None` with fewer than three
     /// runs on a side.
     pub interval: Option<Interval>,
-    /// Chance of a growth this large (or, of a function that shrank, a loss) if nothing
-    /// changed; `None` where nothing was tested.
+    /// Probability of a growth this large (or, for a function that shrank, a loss) if nothing changed; `None`
+    /// without a test.
     pub p: Option<f64>,
 }
 
-/// What became of a function.
+/// Result for a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum State {
     /// It got slower.
     Slower,
-    /// It grew by what other functions lost.
+    /// It grew by cost that other functions lost.
     Moved,
     /// It got faster.
     Faster,
-    /// No change beyond noise.
+    /// No significant change.
     Steady,
 }
 
 impl State {
-    /// The word for it in reports.
+    /// Its word in reports.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -106,7 +106,7 @@ impl State {
         }
     }
 
-    /// The word for it in reports for people, of what is measured in this unit.
+    /// Its word in reports for people, for values in this unit.
     #[must_use]
     pub fn word_of(self, unit: Unit) -> &'static str {
         match (self, unit) {
@@ -117,35 +117,35 @@ impl State {
     }
 }
 
-/// A function that was tested.
+/// A tested function.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FunctionChange {
     /// Name.
     pub name: String,
-    /// What became of it.
+    /// Its result.
     pub state: State,
-    /// Its own CPU time (self).
+    /// Its self CPU time.
     pub cpu: Change,
-    /// Mean part of its own in the run's CPU time, base.
+    /// Mean fraction of self time in the run's CPU time, base.
     pub share_base: f64,
-    /// Mean part of its own in the run's CPU time, new.
+    /// Mean fraction of self time in the run's CPU time, new.
     pub share_new: f64,
-    /// What it gained (or lost), as a part of the program's CPU time before. Compared with the rest of the program in
-    /// the same run, so that a slow moment of the machine does not show; a function that is nearly the whole program
-    /// has only its CPU time.
+    /// Its gain (or loss), as a fraction of the program's CPU time before. Compared with the rest of the
+    /// program in the same run, so that a slow moment of the machine does not show; a function that is nearly
+    /// the whole program has only its CPU time.
     pub gained: f64,
-    /// Chance of such a gain if nothing changed; `None` in a weak verdict.
+    /// Probability of this gain if nothing changed; `None` in a weak verdict.
     pub p: Option<f64>,
     /// False discovery rate among the functions with this p-value or less.
     pub q: Option<f64>,
-    /// The smallest growth of it that fails four gates of five with runs like these
-    /// ([`detectable`](super::detectable)); `None` where no growth does, or one side has nothing of it.
+    /// Its smallest growth that fails four gates of five with runs like these
+    /// ([`detectable`](super::detectable)); `None` if no growth does, or it is missing on one side.
     pub min_detectable: Option<f64>,
-    /// Where in the call tree most of the growth is.
+    /// Location of most of the growth in the call tree.
     pub place: Option<CallPath>,
 }
 
-/// Where in the call tree cost appeared.
+/// Location of a cost increase in the call tree.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallPath {
     /// Names from the process down.
@@ -154,33 +154,33 @@ pub struct CallPath {
     pub base: f64,
     /// CPU time there, mean of the new runs.
     pub new: f64,
-    /// Its part of the whole growth, 0 to 1.
+    /// Its fraction of the whole growth, 0 to 1.
     pub part: f64,
-    /// Where the path ends in a module of which both sides have another build: its functions of
-    /// the new build that seem to have gained most, at most three (see `nameless`).
+    /// If the path ends in a module with different builds on both sides: its functions of the new build with
+    /// the largest apparent gains, at most three (see `nameless`).
     pub functions: Vec<Nameless>,
 }
 
 /// A function without a name, of the new build.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Nameless {
-    /// Where it begins: `[libruby.so:fn+0x9dd20]`.
+    /// Its start address: `[libruby.so:fn+0x9dd20]`.
     pub name: String,
-    /// Own CPU time on this path of the function of the base build that it seems to be, mean
-    /// of the base runs; 0 if there is none.
+    /// Self CPU time on this path of its apparent counterpart in the base build, mean of the base runs; 0 if
+    /// there is none.
     pub base: f64,
-    /// Its own CPU time there, mean of the new runs.
+    /// Its self CPU time there, mean of the new runs.
     pub new: f64,
 }
 
-/// Why a growth is taken for moved cost.
+/// Why a growth is considered moved cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MovedWhy {
-    /// The functions that changed gained nothing together, as far as the runs show.
+    /// The functions that changed have no significant gain together.
     Balanced,
-    /// The functions that it calls lost at least half as much, as when they are inlined.
+    /// Its callees lost at least half as much, as when they are inlined.
     FromCallees,
-    /// The rest of the program as a whole lost at least half as much.
+    /// The rest of the program lost at least half as much.
     RestFell,
 }
 
@@ -196,14 +196,14 @@ impl MovedWhy {
     }
 }
 
-/// A gate's whole answer.
+/// The complete answer of a gate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// The answer.
     pub verdict: Verdict,
-    /// What it rests on.
+    /// Its basis.
     pub strength: Strength,
-    /// Runs of base and new.
+    /// Number of base and new runs.
     pub runs: (usize, usize),
     /// The unit of all CPU times.
     pub unit: Unit,
@@ -214,15 +214,15 @@ pub struct Report {
     /// Whether the program as a whole got slower.
     pub total_grown: bool,
     /// The smallest growth of the total that fails four gates of five with runs like these
-    /// ([`detectable`](super::detectable)); `None` where no growth does.
+    /// ([`detectable`](super::detectable)); `None` if no growth does.
     pub total_min_detectable: Option<f64>,
-    /// Functions that were tested: those that changed first, by what they gained or lost.
+    /// Tested functions: changed ones first, by their gain or loss.
     pub functions: Vec<FunctionChange>,
     /// Functions too small to be tested, see [`Options::tested_from`].
     pub functions_too_small: usize,
-    /// Why growths were taken for moved cost, if any was.
+    /// Why growths are considered moved cost, if any is.
     pub moved_why: Option<MovedWhy>,
-    /// Where the total grew most, if it did and no function explains it.
+    /// Location of the total's largest growth, if it grew and no function explains it.
     pub total_place: Option<CallPath>,
 }
 
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_more_or_less_and_not_slower() {
+    fn memory_is_called_more_or_less_instead_of_slower() {
         assert_eq!(
             (State::Slower.word_of(Unit::Bytes), State::Faster.word_of(Unit::Bytes)),
             ("more", "less")

@@ -1,8 +1,8 @@
 //! Verdicts with too few runs for a test: only growth in every run, beyond a fixed noise floor.
 //!
-//! Input: [`Measurements`] and [`Options`]. Output: whether the total or a function got slower. The error rate of
-//! such a verdict is unknown, and the report says so. The floors are the differences between runs of one program on a
-//! busy machine, see `benches/gate.rs`.
+//! Input: [`Measurements`] and [`Options`]. Output: whether the total or a function got slower. The error
+//! rate of such a verdict is unknown, and the report says so. The floors are the differences between runs of
+//! one program on a busy machine, see `benches/gate.rs`.
 
 use super::gain::Gain;
 use super::measurements::{FunctionSamples, Measurements};
@@ -13,24 +13,24 @@ use super::verdict::Options;
 /// Fewest runs a side for a test.
 pub const RUNS_MIN: usize = 3;
 
-/// Relative difference in CPU time that two runs of one program may have, beyond the limit.
+/// Tolerated relative difference in CPU time between two runs of one program, beyond the limit.
 pub const NOISE_FLOOR: f64 = 0.15;
 
-/// Spread of a function's share from run to run beyond counting, relative to the share.
+/// Variation of a function's share between runs beyond counting noise, relative to the share.
 pub const FUNCTION_NOISE: f64 = 0.20;
 
-/// Standard errors, of counting and [`FUNCTION_NOISE`] together, that a function's gain must
-/// exceed: of 200 functions one exceeds four by chance in one comparison of 150.
+/// Standard errors, of counting and [`FUNCTION_NOISE`] together, that a function's gain must exceed: of 200
+/// functions one exceeds four by chance in one comparison of 150.
 pub const ERRORS: f64 = 4.0;
 
-/// Whether a test of `runs` (base, new) cannot reach the level `alpha` / 2: with three runs
-/// against three, the observed order is one of only 20.
+/// Whether a test of `runs` (base, new) cannot reach the level `alpha` / 2: with three runs against three,
+/// the observed order is one of only 20.
 #[must_use]
 pub fn too_few(runs: (usize, usize), alpha: f64) -> bool {
     runs.0.min(runs.1) < RUNS_MIN || (orders::count(runs.0, runs.1) as f64) * alpha / 2.0 < 1.0
 }
 
-/// The fewest runs that allow a test at this level, with as many on each side.
+/// The fewest runs per side that allow a test at this level.
 #[must_use]
 pub fn enough(alpha: f64) -> usize {
     // One more run on each side makes three to four times as many orders; the lowest possible level, 0.1 %, needs
@@ -39,16 +39,16 @@ pub fn enough(alpha: f64) -> usize {
     (RUNS_MIN..TRIED_MAX).find(|&runs| !too_few((runs, runs), alpha)).unwrap_or(TRIED_MAX)
 }
 
-/// The fastest new run is slower than the slowest base run by more than limit and floor.
+/// Whether the fastest new run is slower than the slowest base run by more than limit and floor.
 #[must_use]
 pub fn total_grown(measured: &Measurements, options: &Options) -> bool {
     let cpu = measured.in_unit(&measured.totals);
     every_pair(measured, |base, new| exceeds(cpu.get(base), cpu.get(new), options))
 }
 
-/// The function's own CPU time in the fastest new run is larger than in the slowest base run by more than limit and
-/// floor: in the run's unit, and as a part of the run where its usual noise does not explain it. A function that is the
-/// whole program has only the former.
+/// Whether the function's self CPU time in the fastest new run exceeds that in the slowest base run by more
+/// than limit and floor: in the run's unit, and as a share beyond its usual noise. Only the former applies to
+/// a function that is the whole program.
 #[must_use]
 pub fn function_grown(
     measured: &Measurements,
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_must_exceed_what_noise_explains() {
+    fn a_function_must_exceed_noise() {
         let options = Options::default();
         for (own, grown) in [
             ([50.0, 70.0], false),

@@ -1,12 +1,12 @@
-//! The frames of recorded stacks: where a stack begins, then code by its address.
+//! The frames of recorded stacks: a root, then code by address.
 
 use std::cmp::Ordering;
 
 use crate::addr::LookupAvma;
 use crate::trie::{FrameWords, Key, Stacked};
 
-/// Where a stack begins: of which program or thread, whether the stacks below reached the thread's root, and
-/// whether the thread waited.
+/// Root of a stack: its program or thread, whether stacks below reached the thread's root, and whether the
+/// thread waited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Root {
     /// Index into [`Profile::tracks`](super::Profile::tracks).
@@ -15,20 +15,20 @@ pub struct Root {
     pub complete: bool,
     /// True for stacks of fibers, which are shown under `[fiber]`.
     pub fiber: bool,
-    /// True for stacks of a thread that waited (`--idle`).
+    /// True for stacks of a waiting thread (`--idle`).
     pub waiting: bool,
 }
 
 impl Root {
-    /// The root with such a [`Root::number`].
+    /// The root with this [`Root::number`].
     fn of(number: u64) -> Root {
         let is_set = |bit: u64| number >> bit & 1 == 1;
         let track = (number >> 3) as u32;
         Root { track, fiber: is_set(2), waiting: is_set(1), complete: !is_set(0) }
     }
 
-    /// All of it in one number, by which roots are in order: complete before torn ones,
-    /// waiting ones and fibers behind, track after track.
+    /// Packs the root into one number with the order of roots: by track, complete before incomplete ones,
+    /// then waiting ones and fibers.
     fn number(self) -> u32 {
         self.track << 3
             | u32::from(self.fiber) << 2
@@ -52,19 +52,19 @@ impl PartialOrd for Root {
 /// A frame of a recorded stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Frame {
-    /// The outermost one.
+    /// The outermost frame.
     Root(Root),
-    /// Code: a look-up address in one of the target's address spaces over time
-    /// (a new space begins when an image is unmapped or replaced, or at `exec`).
+    /// Code: a look-up address in one of the target's address spaces over time (a new space begins when an
+    /// image is unmapped or replaced, or at `exec`).
     Code {
         /// Number of the address space.
         space: u32,
-        /// Where it is looked up.
+        /// Look-up address.
         address: LookupAvma,
     },
 }
 
-/// What stands in place of the number of an address space in the words of roots.
+/// Marks a root in place of an address space number.
 const ROOT: u64 = u64::MAX;
 
 impl Key for Frame {
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn roots_that_differ_have_other_bits_and_stand_in_the_order_of_tracks() {
+    fn different_roots_have_different_bits_sorted_by_track() {
         let mut roots = Vec::new();
         for track in [0, 1, 77] {
             for fiber in [false, true] {

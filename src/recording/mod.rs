@@ -1,5 +1,4 @@
-//! What a sampler hands over: weighed stacks by address, the images they lie in, and counters of
-//! all that happened and all that was lost.
+//! Result of a sampler: weighted stacks by address, their images, and counters of all events and losses.
 
 mod frame;
 mod pause;
@@ -20,16 +19,16 @@ pub use frame::{Frame, Root};
 pub use pause::PauseHistogram;
 pub use timeline::Timeline;
 
-/// A program that a process ran, under which stacks are shown.
+/// A program that a process ran; stacks are shown under it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     /// The process.
     pub pid: u32,
-    /// The name that it had then.
+    /// The process name at that time.
     pub name: String,
 }
 
-/// Where stacks are kept together: under a program, or a thread of it.
+/// Group of stacks: a program, or one of its threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Track {
     /// Index into [`Profile::programs`].
@@ -38,7 +37,7 @@ pub struct Track {
     pub thread: Option<Thread>,
 }
 
-/// A thread that was seen.
+/// A thread seen during the recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
     /// The system's number.
@@ -49,11 +48,11 @@ pub struct Thread {
 
 /// A finished recording.
 pub struct Profile {
-    /// The process, or what stands for all of them.
+    /// The process, or the placeholder for several.
     pub process: Process,
-    /// Ticks per second that were asked for. One count in the trie is 1/hz seconds.
+    /// Requested ticks per second. One count in the trie is 1/hz seconds.
     pub hz: u32,
-    /// Weighed stacks.
+    /// Weighted stacks.
     pub trie: Trie<Frame>,
     /// Images of the process, over time.
     pub images: Images,
@@ -62,22 +61,21 @@ pub struct Profile {
     /// Programs or their threads, in the order in which they were first seen; [`Root::track`]
     /// points here.
     pub tracks: Vec<Track>,
-    /// The files of the processes that made code at run time, with the number that
-    /// [`Images::process_of`] gives.
+    /// Access to the files of processes with JIT code, with the number from [`Images::process_of`].
     pub files: Vec<(u32, Arc<dyn Files>)>,
-    /// When samples were taken, if that was recorded.
+    /// Times of samples, if recorded.
     pub timeline: Option<Timeline>,
-    /// Of a recording of allocations: what they were, by node of the trie.
+    /// For a recording of allocations: the allocations, by node of the trie.
     pub heap: Option<HeapRecording>,
     /// Counters, and losses.
     pub stats: Stats,
 }
 
-/// Allocations that were sampled.
+/// Sampled allocations.
 pub struct HeapRecording {
     /// By node of the trie.
     pub model: HeapModel,
-    /// What the source could not report.
+    /// Losses of the source.
     pub losses: AllocationLosses,
 }
 
@@ -100,53 +98,53 @@ impl Profile {
         self.tracks.get(root.track as usize)?.thread.as_ref()
     }
 
-    /// The threads whose stacks are kept apart, in the order in which they were first seen.
+    /// The threads with separate stacks, in the order in which they were first seen.
     pub fn threads(&self) -> impl Iterator<Item = &Thread> {
         self.tracks.iter().filter_map(|track| track.thread.as_ref())
     }
 }
 
-/// Counters of a recording; everything lost is here by cause.
+/// Counters of a recording, with all losses by cause.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// When it began, nanoseconds of the engine's clock.
+    /// Start, nanoseconds of the engine's clock.
     pub begun_ns: u64,
-    /// When that was, nanoseconds since 1970 (UTC); `None` where there is no such time.
+    /// Start, nanoseconds since 1970 (UTC); `None` if unknown.
     pub begun_unix_ns: Option<u64>,
     /// From the first tick to the end, nanoseconds.
     pub duration_ns: u64,
     /// Time the profiler was suspended (Ctrl-Z), nanoseconds; not part of `duration_ns`.
     pub suspended_ns: u64,
-    /// Ticks that happened. For pushed samples: the ticks that a thread that runs all the time would have had.
+    /// Ticks. For pushed samples: the ticks of a thread that runs all the time.
     pub ticks: u64,
-    /// Late ticks. A stopping source drops them; a pushing source keeps those that get CPU time: they share what
-    /// those on time leave of it.
+    /// Late ticks. A stopping source drops them; a pushing source keeps those that get CPU time: they share
+    /// what those on time leave of it.
     pub ticks_late: u64,
-    /// Of these, late wakeups of the sampler; the others passed while it worked. `None` where the source does not
-    /// know.
+    /// Late ticks due to late wakeups of the sampler; the others passed while it worked. `None` if unknown.
     pub ticks_late_wakeup: Option<u64>,
     /// Ticks at which no thread was stopped, to keep within `--max-stop`.
     pub ticks_skipped: u64,
-    /// Samples that the system took, without a stop.
+    /// Samples taken by the kernel, without a stop.
     pub samples_pushed: u64,
-    /// Waits that the system reported, lost ones included.
+    /// Waits that the kernel reported, including lost ones.
     pub waits: u64,
-    /// Times a thread was stopped.
+    /// Number of stops.
     pub stops: u64,
-    /// Of these, threads released at once because they had begun to wait: their time is in their next sample.
+    /// Stops of threads that were released at once because they had begun to wait: their time is in their
+    /// next sample.
     pub stops_released_waiting: u64,
-    /// Of these, threads released at once because they were ready, but on no CPU.
+    /// Stops of threads that were released at once because they were ready, but on no CPU.
     pub stops_not_on_cpu: u64,
     /// Time that threads were stopped, nanoseconds: each stop from when it was noticed.
     pub stopped_ns: u64,
-    /// Of this, the excess of rare stops over long usual ones, nanoseconds: the machine ran something else in
-    /// between. `--max-stop` does not count it, up to as much again.
+    /// The part of `stopped_ns` by which rare stops exceed long usual ones, nanoseconds: the machine ran
+    /// something else in between. `--max-stop` does not count it, up to as much again.
     pub held_up_ns: u64,
     /// Counts in the trie: periods of 1/hz.
     pub samples: u64,
-    /// Of these, counts of waiting threads whose stack was taken once and used again.
+    /// Counts of waiting threads with a stack that was taken once and reused.
     pub samples_idle_reused: u64,
-    /// Effective sample size (Kish), rounded: few, where single samples weigh much more than others.
+    /// Effective sample size (Kish), rounded: small if single samples weigh much more than others.
     pub samples_effective: u64,
     /// Threads seen.
     pub threads_seen: u64,
@@ -158,19 +156,19 @@ pub struct Stats {
     pub stacks_incomplete: BTreeMap<&'static str, u64>,
     /// Frames of the walked stacks by how they were found, in the order of [`Method::ALL`].
     pub frames_by_method: [u64; Method::ALL.len()],
-    /// Counts (periods of 1/hz) that are not in the profile, by reason.
+    /// Counts (periods of 1/hz) missing in the profile, by reason.
     pub samples_lost: BTreeMap<&'static str, u64>,
-    /// Each stop's duration.
+    /// Durations of stops.
     pub pause: PauseHistogram,
-    /// CPU time the target used while recorded, nanoseconds.
+    /// CPU time of the target during the recording, nanoseconds.
     pub target_cpu_ns: u64,
     /// With `-a`: the idle share of the CPUs' time.
     pub machine_idle: Option<f64>,
-    /// Bytes of the rings that the system writes samples into.
+    /// Bytes of the rings that the kernel writes samples into.
     pub rings_bytes: u64,
-    /// The most bytes of stacks that were copied and not walked yet.
+    /// The most stack bytes that were copied and not yet walked.
     pub stacks_bytes: u64,
-    /// How the process ended, if it did while recorded.
+    /// Exit status of the process, if it exited during the recording.
     pub exit_status: Option<ExitStatus>,
     /// Why the recording ended early, if the connection to the target was lost.
     pub cut_short: Option<String>,
@@ -180,10 +178,10 @@ pub struct Stats {
 pub const RATE_COUNT_MIN: u64 = 100;
 
 impl Stats {
-    /// Ticks per second that were reached, if enough were counted.
+    /// Achieved ticks per second, if enough were counted.
     #[must_use]
     pub fn achieved_hz(&self) -> Option<f64> {
-        // The ticks of samples that the system takes are computed from these.
+        // For pushed samples, ticks are derived from them.
         let counted = if self.samples_pushed > 0 { self.samples_pushed } else { self.ticks };
         let is_reliable = counted >= RATE_COUNT_MIN && self.duration_ns > 0;
         is_reliable.then(|| self.ticks as f64 * 1e9 / self.duration_ns as f64)

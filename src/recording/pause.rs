@@ -1,4 +1,4 @@
-//! How long stops took.
+//! Durations of stops.
 
 /// Stop durations in log-spaced buckets: constant memory, quantiles within 7 %.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ impl PauseHistogram {
         (((exponent - sub + 1) as usize) << sub) + mantissa
     }
 
-    /// The largest value that falls into a bucket.
+    /// The largest value in a bucket.
     fn upper_ns(bucket: usize) -> u64 {
         let sub = Self::SUB_BITS;
         if bucket < 1 << sub {
@@ -32,7 +32,7 @@ impl PauseHistogram {
         }
         let exponent = (bucket >> sub) as u32 - 1;
         let mantissa = (bucket & ((1 << sub) - 1)) as u64 + (1 << sub);
-        // The last bucket's end is 2^64, which wraps to the largest value.
+        // The last bucket ends at 2^64, which wraps to the largest value.
         ((u128::from(mantissa) + 1) << exponent).saturating_sub(1).min(u128::from(u64::MAX)) as u64
     }
 
@@ -44,7 +44,8 @@ impl PauseHistogram {
         self.max_ns = self.max_ns.max(ns);
     }
 
-    /// The duration that `share` (0 to 1) of the stops did not exceed, nanoseconds; 0 without stops.
+    /// The duration that a fraction `share` (0 to 1) of the stops did not exceed, nanoseconds; 0 without
+    /// stops.
     #[must_use]
     pub fn quantile_ns(&self, share: f64) -> u64 {
         let rank = (share.clamp(0.0, 1.0) * self.count as f64).ceil().max(1.0) as u64;
@@ -64,7 +65,7 @@ impl PauseHistogram {
         self.max_ns
     }
 
-    /// All stops together, nanoseconds.
+    /// Sum of all stops, nanoseconds.
     #[must_use]
     pub fn total_ns(&self) -> u64 {
         self.total_ns
@@ -100,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quantiles_are_within_a_bucket_of_the_truth() {
+    fn quantiles_are_accurate_to_a_bucket() {
         let mut pauses = PauseHistogram::default();
         for ns in 1..=10_000u64 {
             pauses.add(ns);
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn every_duration_has_a_bucket_and_none_exceeds_its_upper_end() {
+    fn every_duration_has_a_bucket_with_a_larger_upper_end() {
         for shift in 0..64 {
             for delta in [0u64, 1, 2] {
                 let ns = (1u64 << shift).wrapping_sub(1).wrapping_add(delta);

@@ -1,8 +1,8 @@
-//! The questions of a symbol server as JSON: `symbolicate/v5`, `source/v1`, `asm/v1`.
+//! The requests of a symbol server as JSON: `symbolicate/v5`, `source/v1`, `asm/v1`.
 //!
-//! The forms are those that the Firefox Profiler asks and that samply answers: <https://mozilla.github.io/symbolic/>
-//! (Mozilla symbolication API v5), and samply's API.md for source and instructions. A question that is understood and
-//! has no answer gets `{"error": …}`.
+//! The formats are those that the Firefox Profiler sends and that samply answers:
+//! <https://mozilla.github.io/symbolic/> (Mozilla symbolication API v5), and samply's API.md for source and
+//! instructions. A valid request without an answer gets `{"error": …}`.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use super::symbols::{Place, Symbols};
 use crate::profile::formats::firefox::libraries::Library;
 
-/// Most frames that one request may ask names of.
+/// Most frames in one request for names.
 const FRAMES_MAX: usize = 1 << 22;
 
-/// Answers a question by its path below the token; `None` for a path that is none.
+/// Answers a request by its path below the token; `None` for an unknown path.
 #[must_use]
 pub(super) fn answer(symbols: &Symbols, path: &str, body: &[u8]) -> Option<Vec<u8>> {
     let answer = match path {
@@ -30,7 +30,7 @@ fn parse<'b, T: Deserialize<'b>>(body: &'b [u8]) -> Result<T, String> {
     serde_json::from_slice(body).map_err(|error| format!("the request is not understood: {error}"))
 }
 
-/// A number as `0x` and hexadecimal digits.
+/// Parses a number written as `0x` and hexadecimal digits.
 fn hex<'d, D: Deserializer<'d>>(from: D) -> Result<u32, D::Error> {
     let text = String::deserialize(from)?;
     let digits = text.strip_prefix("0x").filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
@@ -51,7 +51,7 @@ enum Jobs {
 struct Job {
     /// Names and ids of libraries.
     memory_map: Vec<(String, String)>,
-    /// Index of the library and offset of each frame; -1 is none.
+    /// Index of the library and offset of each frame; -1 means none.
     stacks: Vec<Vec<(i64, u64)>>,
 }
 
@@ -226,7 +226,7 @@ fn instructions(symbols: &Symbols, body: &[u8]) -> Result<Value, String> {
     let size: usize = listing.instructions.iter().map(|one| one.bytes.len()).sum();
     let instructions: Vec<Value> =
         listing.instructions.iter().map(|one| json!([one.svma.0.wrapping_sub(first), one.text])).collect();
-    // Instructions of Arm begin at even addresses, or at words.
+    // Arm instructions are aligned to two or four bytes.
     let aligned = request.start_address & !listing.set.alignment_mask();
     Ok(json!({
         "startAddress": format!("{aligned:#x}"),

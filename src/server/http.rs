@@ -1,8 +1,8 @@
-//! HTTP/1.1 as far as a viewer in a browser needs it: one request per connection, read strictly.
+//! HTTP/1.1 as far as a viewer in a browser needs it: one request per connection, parsed strictly.
 //!
-//! Input: a stream from whoever connects, hostile. Output: a [`Request`], or a [`Refusal`] with its status. Every size
-//! has a bound; what is ambiguous (several lengths, transfer encodings, folded lines) is refused, not guessed.
-//! RFC 9112.
+//! Input: a stream from any client, hostile. Output: a [`Request`], or a [`Refusal`] with its status. All
+//! sizes are bounded; ambiguous requests (several lengths, transfer encodings, folded lines) are refused. RFC
+//! 9112.
 
 use std::io::{self, Read, Write};
 
@@ -13,38 +13,38 @@ pub const HEADERS_MAX: usize = 100;
 /// Most bytes of a body: a request for the names of a million addresses has some 20 MB.
 pub const BODY_BYTES_MAX: usize = 32 << 20;
 
-/// A method that is answered.
+/// A supported method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Give a resource.
+    /// Returns a resource.
     Get,
-    /// Give its headers only.
+    /// Returns its headers only.
     Head,
-    /// Answer a question.
+    /// Sends a query.
     Post,
-    /// Say which origins may ask (CORS).
+    /// Queries permitted origins (CORS).
     Options,
 }
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is to be done.
+    /// The method.
     pub method: Method,
-    /// Path and query, as they were sent.
+    /// Path and query, as sent.
     pub target: String,
     /// Names in lower case, and values without the space around them.
     headers: Vec<(String, String)>,
-    /// Empty where there is none.
+    /// Empty without a body.
     pub body: Vec<u8>,
 }
 
-/// Why there is no request to answer.
+/// Why a request could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The client ended the connection, or took too long.
+    /// The client closed the connection, or took too long.
     Gone,
-    /// Not HTTP/1.1 as it is written.
+    /// Not valid HTTP/1.1.
     Malformed,
     /// Request line and headers are longer than [`HEAD_BYTES_MAX`], or more than [`HEADERS_MAX`].
     LongHead,
@@ -52,12 +52,12 @@ pub enum Refusal {
     LongBody,
     /// A body without its length.
     NoLength,
-    /// A method that is not answered.
+    /// An unsupported method.
     Method,
 }
 
 impl Refusal {
-    /// The status line's number and words; `None` where nobody is there to read it.
+    /// The response status; `None` if the client is gone.
     #[must_use]
     pub fn status(self) -> Option<Status> {
         Some(match self {
@@ -71,28 +71,28 @@ impl Refusal {
     }
 }
 
-/// A status: number and words.
+/// A status code and its reason phrase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u16, pub &'static str);
 
 impl Status {
-    /// Answered.
+    /// Success.
     pub const OK: Status = Status(200, "OK");
-    /// Answered, and there is nothing to show.
+    /// Success without content.
     pub const NO_CONTENT: Status = Status(204, "No Content");
-    /// The request is not understood.
+    /// The request is malformed.
     pub const BAD_REQUEST: Status = Status(400, "Bad Request");
     /// Not for this client.
     pub const FORBIDDEN: Status = Status(403, "Forbidden");
-    /// There is no such thing.
+    /// The resource does not exist.
     pub const NOT_FOUND: Status = Status(404, "Not Found");
 }
 
 impl Request {
-    /// The value of a header that stands there once; `Err` if it stands there more often.
+    /// The value of a header, if present.
     ///
     /// # Errors
-    /// [`Refusal::Malformed`] for a header that is there twice.
+    /// [`Refusal::Malformed`] for a repeated header.
     pub fn header(&self, name: &str) -> Result<Option<&str>, Refusal> {
         let mut values = self.headers.iter().filter(|(other, _)| other == name);
         let first = values.next().map(|(_, value)| value.as_str());
@@ -102,7 +102,7 @@ impl Request {
     /// Reads a request.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why it could not be read.
     pub fn read(stream: &mut dyn Read) -> Result<Request, Refusal> {
         let (head, mut body) = read_head(stream)?;
         let mut request = parse_head(&head)?;
@@ -123,9 +123,9 @@ impl Request {
         };
         let length = usize::try_from(length).ok().filter(|length| *length <= BODY_BYTES_MAX);
         let length = length.ok_or(Refusal::LongBody)?;
-        // More than was announced would be another request.
+        // Bytes beyond the stated length would be another request.
         let missing = length.checked_sub(body.len()).ok_or(Refusal::Malformed)?;
-        // Memory grows with what comes, not with what is announced.
+        // Memory grows with received bytes, not with the stated length.
         let read = stream.take(missing as u64).read_to_end(&mut body);
         if read.is_ok_and(|read| read == missing) {
             request.body = body;
@@ -136,7 +136,7 @@ impl Request {
     }
 }
 
-/// Reads up to the empty line: the head without it, and what came behind it.
+/// Reads up to the empty line; returns the head without it, and the bytes after it.
 fn read_head(stream: &mut dyn Read) -> Result<(Vec<u8>, Vec<u8>), Refusal> {
     let mut head = Vec::new();
     let mut piece = [0; 4096];
@@ -147,7 +147,7 @@ fn read_head(stream: &mut dyn Read) -> Result<(Vec<u8>, Vec<u8>), Refusal> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => return Err(Refusal::Gone),
         };
-        // The end may lie across two pieces.
+        // The end may be split across two pieces.
         let from = head.len().saturating_sub(3);
         head.extend_from_slice(&piece[..read]);
         let end = head[from..].windows(4).position(|four| four == b"\r\n\r\n").map(|at| from + at);
@@ -164,7 +164,8 @@ fn read_head(stream: &mut dyn Read) -> Result<(Vec<u8>, Vec<u8>), Refusal> {
 
 fn parse_head(head: &[u8]) -> Result<Request, Refusal> {
     let text = std::str::from_utf8(head).map_err(|_| Refusal::Malformed)?;
-    // Visible characters, and the spaces between them: a lone CR or NUL is read differently by others.
+    // Printable characters, and spaces and tabs between them: other parsers treat a lone CR or NUL
+    // differently.
     let is_plain = |line: &str| line.bytes().all(|byte| (0x20..0x7f).contains(&byte) || byte == b'\t');
     let mut lines = text.split("\r\n");
     let first = lines.next().filter(|line| is_plain(line)).ok_or(Refusal::Malformed)?;
@@ -199,16 +200,16 @@ fn parse_head(head: &[u8]) -> Result<Request, Refusal> {
     Ok(Request { method, target: target.to_owned(), headers, body: Vec::new() })
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// Number and words.
+    /// Code and reason phrase.
     pub status: Status,
-    /// Headers besides those that all answers have.
+    /// Headers in addition to the common ones.
     pub headers: Vec<(&'static str, String)>,
-    /// What is sent.
+    /// The body.
     pub body: Vec<u8>,
-    /// The body is not sent, only its length.
+    /// Send only the length of the body.
     pub is_head: bool,
 }
 
@@ -227,14 +228,14 @@ impl Response {
         Response { status: Status::OK, headers, body, is_head: false }
     }
 
-    /// Writes it.
+    /// Writes the response.
     ///
     /// # Errors
-    /// What the stream reports.
+    /// Errors of the stream.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let Status(number, words) = self.status;
         let mut head = format!("HTTP/1.1 {number} {words}\r\nContent-Length: {}\r\n", self.body.len());
-        // Nothing of it is a page, and no cache keeps it.
+        // No response is a page, and no cache may store it.
         head += "Connection: close\r\nCache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n\
                  Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\nReferrer-Policy: no-referrer\r\n";
         for (name, value) in &self.headers {
@@ -259,8 +260,8 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_read_in_any_pieces() {
-        /// Gives one byte at a time.
+    fn requests_are_read_from_pieces_of_any_size() {
+        /// A stream that returns one byte at a time.
         struct Slow<'t>(&'t [u8]);
         impl Read for Slow<'_> {
             fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ambiguous_is_refused() {
+    fn ambiguous_requests_are_refused() {
         use Refusal::{Gone, LongBody, LongHead, Malformed, Method, NoLength};
         let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(HEADERS_MAX + 1));
         let long = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(HEAD_BYTES_MAX));
@@ -315,7 +316,7 @@ mod tests {
         assert_eq!(twice.header("host"), Err(Malformed));
     }
 
-    /// A request with changed bytes is read or refused; one without an end never makes memory grow.
+    /// A request with changed bytes is read or refused; one without an end does not make memory grow.
     #[test]
     fn changed_requests_are_read_or_refused() {
         let text = b"POST /0123/symbolicate/v5 HTTP/1.1\r\nHost: 127.0.0.1:1\r\nOrigin: https://a.b\r\n\

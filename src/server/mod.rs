@@ -1,8 +1,8 @@
 //! Serves a profile to a viewer in a browser: which requests are answered, and how.
 //!
-//! Input: an HTTP request. Output: the answer, or a refusal. Requests are answered if their path begins with the token,
-//! `Host` is this server (a page of another site that has its name point here sends its own) and `Origin`, if sent, is
-//! the viewer's. Not for: sockets, which `sources` has.
+//! Input: an HTTP request. Output: a response, or a refusal. Requests are answered if their path begins with
+//! the token, `Host` is this server (a page of another site with a name that resolves to this system sends
+//! its own) and `Origin`, if sent, is the viewer's. Not for: sockets, which are in `sources`.
 
 mod api;
 pub mod http;
@@ -26,16 +26,16 @@ pub const FIREFOX_PATH: &str = "profile.json";
 /// The profile for speedscope, below the token.
 pub const SPEEDSCOPE_PATH: &str = "profile.speedscope.json";
 
-/// A profile, and to whom it is served.
+/// A profile, and the clients it is served to.
 pub struct ProfileServer {
-    /// What paths begin with: only who started this server knows it.
+    /// Prefix of paths: a secret of the user who started this server.
     token: String,
-    /// The port that it listens at, which `Host` must name.
+    /// The listening port, which `Host` must contain.
     port: u16,
     /// Scheme and host of the viewer, as browsers send it: `https://profiler.firefox.com`.
     origin: String,
     symbols: Symbols,
-    /// Made when they are first asked for, gzipped.
+    /// Created at the first request, gzipped.
     firefox: OnceLock<Result<Vec<u8>, String>>,
     speedscope: OnceLock<Result<Vec<u8>, String>>,
 }
@@ -68,7 +68,7 @@ impl ProfileServer {
         response
     }
 
-    /// The path below the token of a request that is answered.
+    /// The path below the token of an authorized request.
     fn authorize<'r>(&self, request: &'r Request) -> Result<&'r str, Response> {
         let forbidden = |text| Response::text(Status::FORBIDDEN, text);
         let header =
@@ -113,13 +113,13 @@ impl ProfileServer {
     }
 }
 
-/// Whether two texts are the same, in a time that does not depend on where they differ.
+/// Compares two texts in constant time.
 fn is_same(one: &str, other: &str) -> bool {
     let differs = one.bytes().zip(other.bytes()).fold(0, |differs, (one, other)| differs | (one ^ other));
     one.len() == other.len() && differs == 0
 }
 
-/// What a browser asks before a page of another origin asks (CORS, Private Network Access).
+/// Answers the preflight request for a page of another origin (CORS, Private Network Access).
 fn preflight(request: &Request) -> Response {
     let mut headers = vec![
         ("Access-Control-Allow-Methods", "GET, POST, OPTIONS".to_owned()),
@@ -136,7 +136,7 @@ fn gzipped(write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<
     write(&mut gzip).and_then(|()| gzip.finish()).map_err(|error| error.to_string())
 }
 
-/// A profile, gzipped if the client reads that.
+/// A profile, gzipped if the client accepts that.
 fn document(request: &Request, made: &Result<Vec<u8>, String>) -> Response {
     let gzip = match made {
         Ok(gzip) => gzip,

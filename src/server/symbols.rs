@@ -1,9 +1,9 @@
-//! What a profile says of its code, and what the files of that code say: names, source, instructions.
+//! Symbol data of a profile and of the files that it names: names, source, instructions.
 //!
-//! Input: a profile and the files that it names, all hostile. Names are those of the profile. Instructions and source
-//! are given for an image only whose build id is the one in the profile, and source only of files that the debug
-//! information of that image names at an address of the profile: a profile of somebody else cannot have other files
-//! of this system read.
+//! Input: a profile and its files, all hostile. Names are those of the profile. Instructions and source are
+//! available only for images with the build id of the profile, and source only for files that the debug
+//! information of that image names at an address of the profile: a foreign profile cannot make other files of
+//! this system readable.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -17,34 +17,34 @@ use crate::profile::{Saved, TextId};
 use crate::symbol::table::SymbolTable;
 use crate::symbol::{self, locate};
 
-/// Longest source file that is given, bytes.
+/// Longest source file to return, bytes.
 pub const SOURCE_BYTES_MAX: usize = 8 << 20;
-/// Most images that are opened.
+/// Most images to open.
 const IMAGES_MAX: usize = 4096;
 
-/// A function at an address, outermost first where it is one of several.
+/// A function at an address; one of several, outermost first, with inlining.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
-    /// As `render` shows it.
+    /// The name as `render` shows it.
     pub name: String,
-    /// Path of its source; empty if it is not known.
+    /// Path of its source; empty if unknown.
     pub file: String,
-    /// Line; 0 if it is not known.
+    /// Line; 0 if unknown.
     pub line: u32,
 }
 
-/// What is at an address.
+/// The functions at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Never empty, outermost first.
     pub functions: Vec<Function>,
-    /// Bytes from where the outermost function begins.
+    /// Offset from the start of the outermost function.
     pub function_offset: u32,
-    /// How long it is, if its file tells.
+    /// Its size, if its file has it.
     pub function_size: Option<u32>,
 }
 
-/// The image of a library, with the build id that the profile names.
+/// The image of a library, with the build id of the profile.
 pub struct OpenedImage {
     image: Image,
     bytes: ImageBytes,
@@ -56,7 +56,7 @@ pub struct OpenedImage {
 pub struct Symbols {
     saved: Saved,
     libraries: Libraries,
-    /// By library: its image, or why there is none.
+    /// By library: its image, or why it is unavailable.
     images: Vec<Result<OpenedImage, String>>,
     /// By library and offset: a frame there.
     frames: HashMap<(u32, u32), u32>,
@@ -66,7 +66,7 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Opens the images that a profile names.
+    /// Opens the images of a profile.
     #[must_use]
     pub fn new(saved: Saved, files: Arc<dyn Files>) -> Symbols {
         let mut numbers: HashMap<(TextId, TextId), u32> = HashMap::new();
@@ -93,7 +93,7 @@ impl Symbols {
             let place = frame.mapping.and_then(|mapping| {
                 let library = *of_mapping.get(mapping as usize)?;
                 let mapping = saved.mappings().get(mapping as usize)?;
-                // A name is needed to be asked for.
+                // A request needs a name.
                 let named = libraries.list.get(library as usize).filter(|library| !library.name.is_empty());
                 named?;
                 let inside = (mapping.start..mapping.limit).contains(&frame.address);
@@ -125,12 +125,12 @@ impl Symbols {
         &self.saved
     }
 
-    /// Why images cannot be shown: each a line for people.
+    /// Why images are unavailable: one line each for people.
     pub fn problems(&self) -> impl Iterator<Item = &str> {
         self.images.iter().filter_map(|image| image.as_ref().err().map(String::as_str))
     }
 
-    /// The libraries, and where in them the frames are.
+    /// The libraries, and the offsets of frames in them.
     #[must_use]
     pub fn libraries(&self) -> &Libraries {
         &self.libraries
@@ -143,7 +143,7 @@ impl Symbols {
         self.libraries.list.iter().position(is_it).map(|index| index as u32)
     }
 
-    /// What is at an address that the profile has; `None` for any other.
+    /// The functions at an address of the profile; `None` for any other.
     #[must_use]
     pub fn place(&self, library: u32, offset: u32) -> Option<Place> {
         let index = *self.frames.get(&(library, offset))?;
@@ -173,10 +173,11 @@ impl Symbols {
         Some(Place { functions, function_offset, function_size })
     }
 
-    /// The instructions of a library, from an offset on; to the end of the function there, with `whole_function`.
+    /// The instructions of a library, from an offset on; to the end of the function there, with
+    /// `whole_function`.
     ///
     /// # Errors
-    /// A line for people: why there are none.
+    /// A line for people: why they are unavailable.
     pub fn instructions(
         &self,
         library: u32,
@@ -199,7 +200,7 @@ impl Symbols {
     /// The text of a source file that the debug information of a library names at an address of the profile.
     ///
     /// # Errors
-    /// A line for people: why there is none.
+    /// A line for people: why it is unavailable.
     pub fn source(&self, library: u32, offset: u32, file: &str) -> Result<String, String> {
         let place = self.place(library, offset).ok_or("the profile has no such address")?;
         if !place.functions.iter().any(|function| function.file == file) {
@@ -227,8 +228,8 @@ impl Symbols {
 }
 
 impl OpenedImage {
-    /// The instructions of the function at an offset in the file: offset and text of each. Empty where its bounds are
-    /// not known.
+    /// The instructions of the function at a file offset: offset and text of each. Empty if its bounds are
+    /// unknown.
     #[must_use]
     pub fn function_at(&self, file_offset: u64) -> Vec<(u64, String)> {
         let object = self.image.object();
@@ -250,10 +251,10 @@ impl OpenedImage {
     }
 }
 
-/// Reads a source file that debug information names.
+/// Reads a source file named by debug information.
 ///
 /// # Errors
-/// A line for people: it cannot be read, is too long or no text.
+/// A line for people: it is unreadable, too long or not text.
 pub fn read_source(files: &dyn Files, file: &str) -> Result<String, String> {
     if !file.starts_with('/') {
         return Err(format!("{file}: not an absolute path; compile with one, or see -fdebug-prefix-map"));
@@ -268,10 +269,10 @@ pub fn read_source(files: &dyn Files, file: &str) -> Result<String, String> {
     if text.contains('\0') { Err(format!("{file}: not a text")) } else { Ok(text) }
 }
 
-/// Opens the image of a library, if its build id is the one in the profile.
+/// Opens the image of a library, if it has the build id of the profile.
 ///
 /// # Errors
-/// A line for people: why it cannot be shown.
+/// A line for people: why it is unavailable.
 pub fn open(library: &Library, files: &dyn Files) -> Result<OpenedImage, String> {
     let Library { path, build_id, .. } = library;
     if !path.starts_with('/') {
@@ -299,10 +300,10 @@ pub fn open(library: &Library, files: &dyn Files) -> Result<OpenedImage, String>
     Ok(OpenedImage { image, bytes, tables: OnceLock::new() })
 }
 
-/// Where the function at an offset begins, and how long it is.
+/// Start and size of the function at an offset.
 fn function(opened: &OpenedImage, offset: u32) -> Option<(u32, u32)> {
     let svma = opened.svma(offset)?;
-    // Debug files beside it have the same functions; here only those in the file are asked.
+    // Separate debug files have the same functions; only those in the file itself are used here.
     let tables = opened.tables.get_or_init(|| {
         let found = locate::locate(&opened.image, &opened.bytes, &crate::binary::NoFiles, false);
         found.symbols.iter().filter_map(|bytes| SymbolTable::parse(bytes).ok()).collect()

@@ -1,4 +1,4 @@
-//! Which requests are answered, and what symbol servers are asked.
+//! Authorization of requests, and the answers of the symbol server.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::rng::Rng;
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 const ORIGIN: &str = "https://viewer.example";
 
-/// Two functions at one address, of which one is inlined, and an address without a name.
+/// Two functions at one address, one of them inlined, and an address without a name.
 fn profile() -> Saved {
     let mut builder = SavedBuilder::new(About { hz: Some(100), ..About::default() });
     let mut text = |text: &str| builder.text(text).expect("few");
@@ -68,7 +68,7 @@ fn only_requests_with_token_host_and_origin_are_answered() {
     for host in ["127.0.0.1:8080", "localhost:8080", "LocalHost:8080"] {
         assert_eq!(status(&server, "GET", &profile, &format!("Host: {host}\r\n")), 200, "{host}");
     }
-    // A name that an attacker has point to this system (DNS rebinding) is in `Host`.
+    // With DNS rebinding, `Host` contains the attacker's name for this system.
     for host in
         ["evil.example:8080", "evil.example", "127.0.0.1", "127.0.0.1:8081", "127.0.0.1:8080.evil", ""]
     {
@@ -119,7 +119,7 @@ fn the_viewers_pages_may_read_answers() {
     let mut plain = String::new();
     GzDecoder::new(answer.body.as_slice()).read_to_string(&mut plain).expect("gzip");
     let packed: Value = serde_json::from_str(&plain).expect("JSON");
-    // The same without compression, and nothing but the headers for HEAD.
+    // The same without compression, and only the headers for HEAD.
     let bare = "Host: localhost:8080\r\nAccept-Encoding: gzip;q=0\r\n";
     let answer = server.answer(&request("GET", &path, bare, ""));
     assert_eq!(serde_json::from_slice::<Value>(&answer.body).expect("JSON"), packed);
@@ -165,12 +165,12 @@ fn names_are_those_of_the_profile() {
         answer["results"][0]["found_modules"],
         json!({ format!("libx.so/{id}"): true, "libx.so/0": false })
     );
-    // One job without a list.
+    // A single job without a list.
     assert_eq!(ask(&server, "symbolicate/v5", &body["jobs"][0]), answer);
 }
 
 #[test]
-fn without_the_image_there_is_no_source_and_no_code() {
+fn without_the_image_source_and_code_are_unavailable() {
     let server = server();
     let id = server.symbols.libraries().list[0].debug_id();
     let source =
@@ -192,9 +192,9 @@ fn without_the_image_there_is_no_source_and_no_code() {
     );
 }
 
-/// Changed questions get an answer or an error, and never end the server.
+/// Mutated requests get an answer or an error, and never end the server.
 #[test]
-fn changed_questions_are_answered_or_refused() {
+fn mutated_requests_are_answered_or_refused() {
     let server = server();
     let id = server.symbols.libraries().list[0].debug_id();
     let texts = [
@@ -231,9 +231,9 @@ fn changed_questions_are_answered_or_refused() {
     assert!(String::from_utf8(answer).expect("text").contains("error"));
 }
 
-/// Only a request that still has its token, and names this server and its viewer, gets the profile.
+/// Only a request with its intact token, this server and its viewer gets the profile.
 #[test]
-fn changed_requests_get_no_profile() {
+fn mutated_requests_get_no_profile() {
     let server = server();
     let text = format!(
         "GET /{TOKEN}/profile.speedscope.json HTTP/1.1\r\nHost: localhost:8080\r\nOrigin: {ORIGIN}\r\n\
@@ -261,7 +261,7 @@ fn changed_requests_get_no_profile() {
         answer.write(&mut written).expect("written");
         assert!(written.starts_with(b"HTTP/1.1 "), "{seed}");
         let host = request.header("host").ok().flatten().map(str::to_ascii_lowercase);
-        // A header that is there twice is none that counts.
+        // A repeated header does not count.
         let is_of_viewer = matches!(request.header("origin"), Ok(None) | Ok(Some(ORIGIN)));
         let may_have = request.target.starts_with(&format!("/{TOKEN}/"))
             && host.is_some_and(|host| ["localhost:8080", "127.0.0.1:8080"].contains(&host.as_str()))

@@ -1,6 +1,6 @@
-//! What the functions of an allocator do, for the sources that follow calls of them.
+//! Roles of allocator functions, for the sources that follow allocator calls.
 
-/// What a function of an allocator does; numbers are those of its arguments, from 0.
+/// Role of an allocator function. Numbers are argument indices, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::sources) enum Role {
     /// Returns a block of this many bytes.

@@ -1,4 +1,4 @@
-//! Registers and stack bytes of a thread at one moment, as sources hand them on.
+//! Registers and stack bytes of a thread at one moment, as sources deliver them.
 
 use super::prefetched_words::PrefetchedWords;
 use super::thread_status::ThreadStatus;
@@ -14,41 +14,40 @@ pub struct Capture {
     pub stack_base: Avma,
     /// Bytes copied from there upward; the buffer keeps its allocation.
     pub stack: Vec<u8>,
-    /// What was prefetched of the stack above them, of the same moment.
+    /// Prefetched parts of the stack above `stack`, read at the same moment.
     pub prefetched: PrefetchedWords,
-    /// Time from asking for the stop to the thread being let go, in nanoseconds. For a
-    /// thread that had to wait for a CPU before it could stop, from the moment that its
-    /// stop was noticed. What the kernel then takes to put it back on a CPU is not in it.
+    /// Nanoseconds from the stop request to the resume. For a thread that had to wait for a CPU before it
+    /// could stop, counted from the moment that the stop was noticed. Excludes the time that the kernel then
+    /// takes to schedule it again.
     pub pause_ns: u64,
-    /// Of that, the time from when the thread was seen to stand, nanoseconds. Where one stop
-    /// holds all threads, it is in the capture of one of them, and 0 in the others.
+    /// The part of `pause_ns` in which the thread was known to be stopped, nanoseconds. Where one stop holds
+    /// all threads, one capture has it and the others have 0.
     pub stood_ns: u64,
-    /// Frames in the kernel that its code was in, where the source tells, the innermost first.
+    /// Kernel frames, innermost first, if the source reports them.
     pub kernel: Vec<LookupAvma>,
-    /// There are no frames but those: the thread has no user memory yet, or no more.
+    /// The stack has only kernel frames: the thread has no user memory yet, or has lost it.
     pub only_kernel: bool,
-    /// The thread's figures while it stood, where the source reads them: exact up to the stop.
+    /// The thread's counters while it was stopped, if the source reads them: exact up to the stop.
     pub status: Option<ThreadStatus>,
-    /// End of the stack that the stack pointer is in, where the system tells: nothing of
-    /// it lies at this address or above.
+    /// Exclusive upper end of the stack that the stack pointer is in, if known.
     pub stack_limit: Option<Avma>,
-    /// The stack that the code goes on on which a handler interrupted, where processors have two.
+    /// The stack of the code that a handler interrupted, on processors with two stack pointers.
     pub other_stack: Option<Box<OtherStack>>,
-    /// Of sources that change how much of a stack they copy: the number of the size that this one was copied by.
+    /// For sources that vary the number of copied stack bytes: index of the size used for this one.
     pub size_number: u32,
-    /// The CPU that it was taken on, where the source knows it.
+    /// The CPU that the sample was taken on, if known.
     pub cpu: Option<u32>,
 }
 
-/// A second stack of a thread, copied in the same stop: that of the process stack pointer of a Cortex-M,
-/// while a handler runs on the main one.
+/// The second stack of a thread, copied in the same stop: that of a Cortex-M's process stack pointer, while a
+/// handler runs on the main one.
 #[derive(Clone, Debug)]
 pub struct OtherStack {
     /// Its stack pointer: the address of the first byte.
     pub base: Avma,
     /// Bytes copied from there upward.
     pub bytes: Vec<u8>,
-    /// As [`Capture::stack_limit`].
+    /// See [`Capture::stack_limit`].
     pub limit: Option<Avma>,
 }
 
@@ -59,7 +58,7 @@ impl Default for Capture {
 }
 
 impl Capture {
-    /// An empty capture whose stack buffer holds `stack_bytes` without growing.
+    /// Returns an empty capture with a stack buffer of `stack_bytes`, so that it need not grow.
     #[must_use]
     pub fn with_capacity(stack_bytes: usize) -> Capture {
         Capture {
@@ -79,7 +78,8 @@ impl Capture {
         }
     }
 
-    /// Empties it, for the next sample; buffers keep their allocations. Registers and address stay until they are replaced.
+    /// Empties the capture for the next sample; buffers keep their allocations. Registers and address stay
+    /// until they are replaced.
     pub fn reset(&mut self) {
         self.stack.clear();
         self.prefetched.clear();
@@ -89,7 +89,7 @@ impl Capture {
         (self.status, self.stack_limit, self.other_stack, self.cpu) = (None, None, None, None);
     }
 
-    /// Bytes that it holds, used or not.
+    /// Allocated bytes, used or not.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.stack.capacity()

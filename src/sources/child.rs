@@ -1,4 +1,4 @@
-//! A launched command after its recording: whether it has ended, and SIGTERM and SIGKILL for `--kill-after`.
+//! A launched command after its recording: its exit status, and SIGTERM and SIGKILL for `--kill-after`.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -6,13 +6,12 @@ use std::time::{Duration, Instant};
 
 use super::ExitStatus;
 
-/// How long a command has between SIGTERM and SIGKILL, and again after that.
+/// Time that a command gets to exit after SIGTERM, and again after SIGKILL.
 pub const GRACE: Duration = Duration::from_secs(5);
 /// Interval between two waitpid(2) calls.
 const POLL: Duration = Duration::from_millis(2);
 
-/// How a child of this process has ended; `None` while it runs. Reaps it: it is no zombie
-/// afterwards.
+/// Exit status of a child of this process; `None` while it runs. Reaps the child.
 #[must_use]
 pub fn child_end(pid: u32) -> Option<ExitStatus> {
     let Some(pid) = number(pid) else { return Some(ExitStatus::Unknown) };
@@ -22,7 +21,7 @@ pub fn child_end(pid: u32) -> Option<ExitStatus> {
         match unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } {
             0 => return None,
             -1 if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
-            // Somebody else has taken its end.
+            // Another thread has reaped it.
             -1 => return Some(ExitStatus::Unknown),
             _ if libc::WIFEXITED(status) => return Some(ExitStatus::Code(libc::WEXITSTATUS(status))),
             _ if libc::WIFSIGNALED(status) => return Some(ExitStatus::Signal(libc::WTERMSIG(status))),
@@ -31,11 +30,11 @@ pub fn child_end(pid: u32) -> Option<ExitStatus> {
     }
 }
 
-/// Ends a child of this process by SIGTERM, and by SIGKILL if it still runs after [`GRACE`]; how it
-/// ended, or `None` if it did not (it is in a system call that nothing ends, or signals are refused).
+/// Ends a child of this process by SIGTERM, and by SIGKILL if it still runs after [`GRACE`]. Returns its exit
+/// status, or `None` if it did not exit (it is in an uninterruptible system call, or signals are refused).
 #[must_use]
 pub fn end_child(pid: u32) -> Option<ExitStatus> {
-    // One that job control has stopped would not take SIGTERM before it runs again.
+    // A child stopped by job control handles SIGTERM only once it runs again.
     for signals in [&[libc::SIGTERM, libc::SIGCONT][..], &[libc::SIGKILL]] {
         if let Some(status) = child_end(pid) {
             return Some(status);
@@ -44,7 +43,7 @@ pub fn end_child(pid: u32) -> Option<ExitStatus> {
             // SAFETY: kill(2) takes two numbers. The child was not waited for, so the number is its own.
             number(pid).is_some_and(|pid| unsafe { libc::kill(pid, signal) } == 0)
         };
-        // Refused where the child has become another user's (a setuid program).
+        // Refused if the child now belongs to another user (a setuid program).
         if signals.iter().filter(|signal| send(**signal)).count() == 0 {
             break;
         }
@@ -59,7 +58,7 @@ pub fn end_child(pid: u32) -> Option<ExitStatus> {
     child_end(pid)
 }
 
-/// The pid as the system takes it; `None` for 0 and what would be negative, which stand for several processes.
+/// The pid as a `pid_t`; `None` for 0 and for values that would be negative, which address several processes.
 fn number(pid: u32) -> Option<libc::pid_t> {
     libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0)
 }
@@ -71,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// A shell with these traps, which has set them. The tests end it by what they test.
+    /// A shell that has set these traps. The code under test ends it.
     #[allow(clippy::zombie_processes)]
     fn shell(script: &str) -> u32 {
         let script = format!("{script}; echo ready; while :; do sleep 0.01; done");
@@ -84,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_ends_as_it_chooses_or_by_force() {
+    fn a_child_ends_by_sigterm_or_sigkill() {
         for (script, status) in [
             ("trap 'exit 7' TERM", ExitStatus::Code(7)),
             (":", ExitStatus::Signal(libc::SIGTERM)),
@@ -93,7 +92,7 @@ mod tests {
             let pid = shell(script);
             assert_eq!(child_end(pid), None, "{script}");
             assert_eq!(end_child(pid), Some(status), "{script}");
-            // No zombie stays.
+            // It was reaped.
             assert_eq!(child_end(pid), Some(ExitStatus::Unknown), "{script}");
         }
     }
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn no_number_stands_for_several_processes() {
+    fn pids_that_address_several_processes_are_refused() {
         for pid in [0, u32::MAX] {
             assert_eq!(
                 (child_end(pid), end_child(pid)),

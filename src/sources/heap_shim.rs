@@ -1,6 +1,6 @@
 //! The heap shim: the library that `src/heap_shim/build.rs` compiled and this program embeds.
 
-// Parts of the library that can be tested here.
+// Modules of the shim that can be tested here.
 #[cfg(test)]
 #[path = "../heap_shim/block_set.rs"]
 #[allow(dead_code, unreachable_pub)]
@@ -27,7 +27,7 @@ pub fn library() -> Result<&'static [u8], &'static str> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_library_is_one_of_this_system() {
+    fn the_library_is_an_image_of_this_system() {
         let library = super::library().expect("built where tests run");
         let magic: &[u8] = if cfg!(target_vendor = "apple") { b"\xcf\xfa\xed\xfe" } else { b"\x7fELF" };
         assert!(library.starts_with(magic));

@@ -1,12 +1,12 @@
-//! Ranges of a thread's stacks beside the bytes that are copied of one, read at the moment of the sample.
-//! Input: addresses and bytes; output: words.
+//! Ranges of a thread's stacks outside of the copied bytes, read at the moment of the sample. Input:
+//! addresses and bytes; output: words.
 
 /// Bytes of a prefetched range: a return address with the registers that a function saves below it.
 pub const PREFETCH_RANGE_BYTES: usize = 64;
-/// Most ranges that are prefetched of a stack.
+/// Most prefetched ranges of a stack.
 pub const PREFETCH_RANGES_MAX: usize = 512;
 
-/// A range: the address of its first byte, and where its bytes are.
+/// A range: the address of its first byte, and the position of its bytes.
 #[derive(Clone, Copy, Debug)]
 struct ByteRange {
     start: u64,
@@ -14,25 +14,25 @@ struct ByteRange {
     len: usize,
 }
 
-/// Ranges of memory, of one moment.
+/// Ranges of memory, read at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct PrefetchedWords {
-    /// By their addresses.
+    /// Sorted by address.
     ranges: Vec<ByteRange>,
     bytes: Vec<u8>,
-    /// The signals that the thread blocked at that moment, one bit each, where the source tells.
+    /// The thread's blocked signals at that moment, one bit each, if the source reports them.
     pub blocked_signals: Option<u64>,
 }
 
 impl PrefetchedWords {
-    /// Forgets all ranges; the buffers keep their allocation.
+    /// Removes all ranges; the buffers keep their allocation.
     pub fn clear(&mut self) {
         self.ranges.clear();
         self.bytes.clear();
         self.blocked_signals = None;
     }
 
-    /// Takes the bytes at an address.
+    /// Adds the bytes at an address.
     pub fn push(&mut self, start: u64, bytes: &[u8]) {
         let at = match self.ranges.last() {
             Some(last) if last.start > start => self.ranges.partition_point(|range| range.start <= start),
@@ -42,10 +42,11 @@ impl PrefetchedWords {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// The little-endian word of this size at an address, zero-extended; `None` if it is in no range.
+    /// The zero-extended little-endian word of this size at an address; `None` if it is in no range.
     #[must_use]
     pub fn word(&self, at: u64, word_bytes: usize) -> Option<u64> {
-        // Of ranges that overlap, which have one size, the last one that begins below leads furthest.
+        // Ranges have one size: of overlapping ones, the last one that begins at or below `at` reaches
+        // furthest.
         let range = self.ranges.partition_point(|range| range.start <= at).checked_sub(1)?;
         let range = self.ranges.get(range)?;
         let from = usize::try_from(at - range.start).ok()?;
@@ -54,7 +55,7 @@ impl PrefetchedWords {
         Some(word.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
     }
 
-    /// Whether these bytes are not those of the ranges, where both are of the same addresses.
+    /// Whether these bytes differ from the ranges at an address that both contain.
     #[must_use]
     pub fn contradict(&self, base: u64, bytes: &[u8]) -> bool {
         let end = base.saturating_add(bytes.len() as u64);
@@ -69,19 +70,19 @@ impl PrefetchedWords {
         })
     }
 
-    /// Whether there is none.
+    /// Whether there are no ranges.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Bytes of all of them.
+    /// Total bytes of the ranges.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Bytes that it holds, used or not.
+    /// Allocated bytes, used or not.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.bytes.capacity() + self.ranges.capacity() * size_of::<ByteRange>()
@@ -93,10 +94,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_in_a_range_or_unknown() {
+    fn a_word_outside_of_all_ranges_is_none() {
         let bytes: Vec<u8> = (0..=255).collect();
         let mut ranges = PrefetchedWords::default();
-        // Not in their order, and two that overlap.
+        // Out of order, and two that overlap.
         for start in [128u64, 16, 40] {
             ranges.push(0x1000 + start, &bytes[start as usize..start as usize + 64]);
         }
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_the_same_addresses_are_compared() {
+    fn only_bytes_at_shared_addresses_are_compared() {
         let bytes: Vec<u8> = (0..=255).collect();
         let mut ranges = PrefetchedWords::default();
         ranges.push(0x1040, &bytes[0x40..0x80]);

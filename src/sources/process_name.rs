@@ -1,21 +1,22 @@
-//! A process by its name: `--pid redis-server`. Input: the processes that run, and a name. Output: the id of the
-//! one that has it, or an error that lists those that do. Pure; each system lists its processes itself.
+//! Process selection by name: `--pid redis-server`. Input: the running processes, and a name. Output: the id
+//! of the one with that name, or an error that lists the candidates. Pure; each system lists its processes
+//! itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Most processes that an error lists.
+/// Most processes listed in an error.
 const LISTED_MAX: usize = 10;
-/// Most characters of a command line in it.
+/// Most characters of a command line in an error.
 const COMMAND_CHARS_MAX: usize = 60;
 
-/// A process that runs.
+/// A running process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningProcess {
     /// Process id.
     pub pid: u32,
-    /// What it is called: the kernel's name, the paths of its executable and of what it was started as.
+    /// Its names: the kernel's name, the paths of its executable and of its first argument.
     pub names: Vec<String>,
     /// Its command line, for people.
     pub command: String,
@@ -32,14 +33,14 @@ impl RunningProcess {
         self.names.iter().filter_map(|name| name.rsplit('/').next())
     }
 
-    /// Threads of the kernel have no executable and no command line.
+    /// Kernel threads have no executable and no command line.
     fn is_of_kernel(&self) -> bool {
         self.names.iter().skip(1).all(String::is_empty)
     }
 }
 
-/// What `--pid` takes, for completion: the names that one process has, then all ids, each with what it stands for.
-/// Only names that a shell takes as they are: who runs a process chooses its name.
+/// Completions of `--pid`: the unique process names, then all ids, each with a description. Excludes names
+/// that a shell would have to quote: a process chooses its own name.
 #[must_use]
 pub fn words(processes: &[RunningProcess]) -> Vec<(String, String)> {
     let is_plain = |name: &str| {
@@ -48,7 +49,7 @@ pub fn words(processes: &[RunningProcess]) -> Vec<(String, String)> {
     };
     let mut listed: Vec<&RunningProcess> = processes.iter().filter(|one| !one.is_of_kernel()).collect();
     listed.sort_unstable_by_key(|process| process.pid);
-    // As `pid_of` finds them: threads of the kernel included.
+    // As in `pid_of`, kernel threads are included.
     let mut bearers: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
     for process in processes {
         for name in process.file_names() {
@@ -67,7 +68,7 @@ pub fn words(processes: &[RunningProcess]) -> Vec<(String, String)> {
     names
 }
 
-/// The id of the one process that has a name: the whole of one, or the file name of a path.
+/// The id of the only process with a name, given in full or as the file name of a path.
 ///
 /// # Errors
 /// [`ErrorKind::Attach`]: there is none, or there are several.
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_offers_names_of_one_process_that_need_no_quotes() {
+    fn completion_offers_unique_names_that_need_no_quotes() {
         let mut all = processes();
         all.push(process(2, &["kthreadd", "", ""], "kthreadd"));
         for (pid, name) in
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn none_and_several_are_refused_with_the_next_step() {
+    fn no_match_and_several_matches_are_refused_with_the_next_step() {
         let refused = |name: &str| pid_of(name, processes()).expect_err("refused").to_string();
         assert_eq!(refused("redis"), "--pid `redis`: no process has this name (ps -e shows them)");
         assert_eq!(refused(""), "--pid ``: no process has this name (ps -e shows them)");

@@ -1,18 +1,18 @@
-//! Signal dispositions, signal mask and closed standard streams that this process was started with.
+//! Signal dispositions, signal mask and closed standard streams at the start of this process.
 //!
-//! The runtime ignores SIGPIPE, and opens `/dev/null` where a standard stream is closed. A command
-//! that this process launches shall find both as they were. So a constructor reads them: the system's
-//! loader runs it before the runtime. It only makes system calls and writes to atomics.
+//! Rust's runtime ignores SIGPIPE, and opens `/dev/null` for closed standard streams. A launched command must
+//! see both as they were. So a constructor, run by the system's loader before the runtime, reads them. It
+//! only makes system calls and writes to atomics.
 #![allow(unsafe_code)]
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Standard streams that were closed: a bit for each descriptor.
+/// Closed standard streams: a bit for each descriptor.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 // SAFETY: the section is the platform's list of functions without arguments and result that run before
-// `main`; `read` is one, and uses nothing of Rust's runtime.
+// `main`; `read` is such a function, and does not use Rust's runtime.
 #[used]
 #[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
 #[cfg_attr(target_vendor = "apple", unsafe(link_section = "__DATA,__mod_init_func"))]
@@ -35,14 +35,14 @@ pub(super) fn was_closed(stream: RawFd) -> bool {
 
 pub(super) use signals::*;
 
-/// Linux: through the kernel's own calls, since the C library keeps signals 32 and 33 to itself.
+/// Linux: uses the kernel's calls, since the C library reserves signals 32 and 33.
 #[cfg(target_os = "linux")]
 mod signals {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Signals that were ignored: bit 0 is signal 1.
+    /// Ignored signals: bit 0 is signal 1.
     static IGNORED: AtomicU64 = AtomicU64::new(0);
-    /// Signals that the first thread blocked.
+    /// Signals blocked in the first thread.
     static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
     /// Bytes of the kernel's signal set.
@@ -86,8 +86,8 @@ mod signals {
         before
     }
 
-    /// Runs `body` while the calling thread blocks all signals: a process that it forks takes none
-    /// before [`restore_signals`].
+    /// Runs `body` with all signals blocked in the calling thread: a forked process handles none before
+    /// [`restore_signals`].
     pub(in crate::sources) fn with_signals_blocked<R>(body: impl FnOnce() -> R) -> R {
         let before = set_mask(Some(u64::MAX));
         let result = body();
@@ -95,8 +95,8 @@ mod signals {
         result
     }
 
-    /// Gives every signal the disposition, and the calling thread the mask, that this process was started
-    /// with. For a new process between fork and `exec`: only system calls, nothing is allocated.
+    /// Restores the dispositions of all signals and the calling thread's mask as this process was started
+    /// with. For a new process between fork and `exec`: only makes system calls, does not allocate.
     pub(in crate::sources) fn restore_signals() {
         let ignored = IGNORED.load(Ordering::Relaxed);
         for signal in 1..=LAST {
@@ -104,15 +104,15 @@ mod signals {
             let handler = if was_ignored { libc::SIG_IGN } else { libc::SIG_DFL };
             let action = Action { handler, ..Action::default() };
             let none = std::ptr::null_mut::<Action>();
-            // SAFETY: the kernel reads one of its `sigaction` from the live `action`. It has no handler
-            // that could run. For SIGKILL and SIGSTOP the call fails and changes nothing.
+            // SAFETY: the kernel reads one of its `sigaction` from the live `action`, which has no handler.
+            // For SIGKILL and SIGSTOP the call fails and changes nothing.
             unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, &raw const action, none, SET_BYTES) };
         }
         set_mask(Some(BLOCKED.load(Ordering::Relaxed)));
     }
 }
 
-/// Elsewhere: SIGPIPE, the one signal that the runtime ignores.
+/// Other systems: SIGPIPE, the one signal that the runtime ignores.
 #[cfg(not(target_os = "linux"))]
 mod signals {
     use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,19 +1,19 @@
-//! What a source reads of a thread without a stop.
+//! Thread state and CPU time that a source reads without a stop.
 
-/// What a thread is doing, as seen from outside without touching it.
+/// Activity of a thread, observed without touching it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
-    /// Certainly on a CPU.
+    /// On a CPU.
     Running,
     /// On a CPU or ready for one.
     Runnable,
-    /// Ready for a CPU, and certainly on none.
+    /// Ready for a CPU, but on none.
     Ready,
     /// Blocked: in a system call, a page fault or a lock.
     Waiting,
     /// Stopped by job control or another tool; must be left alone.
     Stopped,
-    /// Only a stop tells: the [`ThreadStatus`] in the capture says what it did.
+    /// Only a stop shows it: the [`ThreadStatus`] of the capture has the activity.
     Unknown,
 }
 
@@ -25,14 +25,14 @@ impl Activity {
     }
 }
 
-/// What a poll of a thread from outside shows.
+/// Result of polling a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadStatus {
-    /// CPU time used so far in nanoseconds. Exact for a thread that is off the CPU;
-    /// for a running one the system may lag (Linux: up to a scheduler tick).
+    /// CPU time used so far in nanoseconds. Exact for a thread that is off the CPU; for a running one it may
+    /// lag (Linux: up to a scheduler tick).
     pub cpu_ns: u64,
-    /// How often the thread was put on a CPU so far; 0 where the system does not tell.
+    /// How often the thread was put on a CPU so far; 0 if not reported.
     pub switches: u64,
-    /// What it is doing.
+    /// Its activity.
     pub activity: Activity,
 }

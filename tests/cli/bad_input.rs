@@ -1,5 +1,5 @@
-//! Mistakes: one line that names the thing and the next step, the right exit code, no
-//! output, and nothing of the target touched.
+//! User errors: one line that names the problem and the next step, the right exit code, no output, and a
+//! target that is not touched.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,7 +19,7 @@ fn refused(line: &str, code: i32, needles: &[&str]) {
 }
 
 #[test]
-fn values_that_cannot_be() {
+fn impossible_values_are_refused() {
     for (option, expected) in [
         ("--hz 0", "--hz `0`: expected a whole number from 1 to 10000"),
         ("--hz 1e9", "--hz `1e9`: expected a whole number from 1 to 10000"),
@@ -51,7 +51,7 @@ fn values_that_cannot_be() {
 }
 
 #[test]
-fn processes_that_cannot_be_meant() {
+fn impossible_process_ids_are_refused() {
     for (line, expected) in [
         ("", "say what to profile: stackprof --pid 4242 attaches, stackprof -- ./prog arg launches"),
         ("--hz 99", "say what to profile: "),
@@ -77,7 +77,7 @@ fn processes_that_cannot_be_meant() {
 }
 
 #[test]
-fn words_that_do_not_exist() {
+fn unknown_commands_and_options_are_refused() {
     let command = "-- touch marker";
     for (line, expected) in [
         ("--durration 5", "there is no option `--durration`; did you mean `--duration`?"),
@@ -115,7 +115,7 @@ fn without_rights(place: &Place) -> Option<Command> {
     if !is_root() {
         return Some(place.command());
     }
-    // The built program may lie where only root gets to.
+    // Only root may be able to reach the built program.
     let copy = place.path("stackprof");
     copy_program(place.program(), &copy);
     let mut command = Command::new("setpriv");
@@ -135,7 +135,7 @@ fn a_directory_without_permission_is_found_before_the_command_runs() {
     for (words, needles) in [
         (&["-o", "closed/a.svg"][..], &["cannot write `closed/a.svg`: ", "permission denied"][..]),
         (&["--stats", "closed/s.json", "-o", "-"], &["cannot write `closed/s.json`: ", "permission denied"]),
-        // The default output goes to the directory at hand, under a name not known before.
+        // The default output goes to the working directory, under a name unknown in advance.
         (&[], &["permission denied", "-o FILE"]),
         (&["-o", "read-only.svg"], &["cannot write `read-only.svg`: permission denied"]),
     ] {
@@ -157,7 +157,7 @@ fn a_directory_without_permission_is_found_before_the_command_runs() {
     }
 }
 
-/// A child that ends with its test.
+/// A child that is killed at the end of its test.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -167,7 +167,7 @@ impl Drop for Ended {
     }
 }
 
-/// A process that uses no CPU time any more.
+/// A process that has stopped using CPU time.
 fn sleeper() -> Ended {
     let mut command = Command::new("sleep");
     let sleeper = Ended(command.arg("600").stdin(Stdio::null()).spawn().unwrap());
@@ -175,7 +175,7 @@ fn sleeper() -> Ended {
     sleeper
 }
 
-/// Waits where the system tells states; those who look find out in vain otherwise.
+/// Waits for a state if the system reports states; on others the error comes from the attempt.
 fn wait_for_state(pid: u32, wanted: char) {
     for _ in 0..12_000 {
         if state(pid).is_none_or(|state| state == wanted) {
@@ -195,7 +195,7 @@ fn processes_that_cannot_be_attached_to() {
     if !is_linux() {
         return;
     }
-    // Above the largest number that Linux gives (4,194,304).
+    // Above the largest pid of Linux (4,194,304).
     refused(
         "-o a.svg --pid 4194305",
         1,
@@ -226,7 +226,7 @@ fn processes_that_cannot_be_attached_to() {
     });
     thread.join().unwrap();
 
-    // A container usually shows none.
+    // Usually not visible in a container.
     let comm = |pid: u32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     if comm(2).trim() == "kthreadd" {
         refused("-o a.svg --pid 2", 1, &["cannot attach to pid 2 (kthreadd): it is a kernel thread"]);
@@ -272,7 +272,7 @@ fn commands_that_cannot_be_run() {
 }
 
 #[test]
-fn nothing_sampled_is_no_success_and_no_file() {
+fn an_empty_recording_fails_and_writes_no_file() {
     if !can_trace() {
         return;
     }
@@ -293,7 +293,7 @@ fn nothing_sampled_is_no_success_and_no_file() {
 }
 
 #[test]
-fn an_output_that_exists_survives_a_failed_run() {
+fn an_existing_output_survives_a_failed_run() {
     let place = Place::new();
     place.write("a.svg", "old");
     place.write("s.json", "old");
@@ -315,7 +315,7 @@ fn an_output_that_exists_survives_a_failed_run() {
 }
 
 #[test]
-fn a_disk_that_is_full_is_told() {
+fn a_full_disk_is_reported() {
     if !fs::metadata("/dev/full").is_ok_and(|metadata| !metadata.is_file()) {
         return skip("there is no /dev/full");
     }

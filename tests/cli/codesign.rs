@@ -1,5 +1,5 @@
-//! `scripts/codesign-macos.sh` with a `codesign` that only writes down how it was called:
-//! which command is run, on which file, with which entitlements, and what is left behind.
+//! `scripts/codesign-macos.sh` with a fake `codesign` that records its calls: which command is run, on which
+//! file, with which entitlements, and which files remain.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -8,8 +8,7 @@ use std::process::{Command, Output};
 
 use crate::programs::write_script;
 
-/// Notes its arguments and the entitlements, and signs by appending a line, in place: as
-/// the real one may.
+/// Records its arguments and the entitlements, and signs by appending a line in place, as the real one may.
 const CODESIGN: &str = r#"#!/bin/sh
 echo "$*" >>"$NOTES/calls"
 for argument; do
@@ -22,7 +21,7 @@ done
 
 struct Place {
     dir: tempfile::TempDir,
-    /// Below it lie `bin/codesign`, the notes, and the programs to be signed.
+    /// `bin/codesign`, the records, and the programs to be signed are below it.
     program: PathBuf,
 }
 
@@ -65,7 +64,7 @@ impl Place {
             .unwrap()
     }
 
-    /// What lies beside the program.
+    /// Files next to the program.
     fn built(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("built")).unwrap();
         let mut names: Vec<_> =
@@ -81,14 +80,14 @@ fn texts(output: &Output) -> (String, String) {
 }
 
 #[test]
-fn the_command_is_the_documented_one_and_is_printed() {
+fn the_documented_command_is_run_and_printed() {
     let place = Place::new();
     let output = place.sign(&place.program);
     let (stdout, stderr) = texts(&output);
     assert!(output.status.success(), "{stdout}{stderr}");
     let calls = place.read("calls");
     let [sign, verify] = calls.lines().collect::<Vec<_>>()[..] else { panic!("{calls}") };
-    // Both files are in a directory of the script's own, which has a random name.
+    // Both files are in a temporary directory of the script, with a random name.
     let rest = sign.strip_prefix("--force --options runtime --sign - --entitlements ").unwrap();
     let (entitlements, copy) = rest.split_once(' ').unwrap();
     let work = entitlements.strip_suffix("/ent.xml").unwrap();
@@ -100,7 +99,7 @@ fn the_command_is_the_documented_one_and_is_printed() {
 }
 
 #[test]
-fn the_entitlements_let_it_debug_and_no_more() {
+fn the_only_entitlement_is_for_debugging() {
     let place = Place::new();
     assert!(place.sign(&place.program).status.success());
     let plist = place.read("entitlements");
@@ -111,9 +110,9 @@ fn the_entitlements_let_it_debug_and_no_more() {
 }
 
 #[test]
-fn a_new_file_replaces_the_program_and_nothing_else_is_left() {
+fn the_program_is_replaced_without_leftovers() {
     let place = Place::new();
-    // As cargo does: target/release/stackprof is a second name of a file below deps.
+    // Like cargo: target/release/stackprof is a hard link to a file in deps.
     fs::hard_link(&place.program, place.path("built/deps")).unwrap();
     let before = fs::metadata(&place.program).unwrap();
     assert!(place.sign(&place.program).status.success());
@@ -128,7 +127,7 @@ fn a_new_file_replaces_the_program_and_nothing_else_is_left() {
 }
 
 #[test]
-fn a_link_stays_and_what_it_names_is_signed() {
+fn a_link_is_kept_and_its_target_signed() {
     let place = Place::new();
     symlink("built/my program", place.path("link")).unwrap();
     assert!(place.sign(&place.path("link")).status.success());
@@ -137,7 +136,7 @@ fn a_link_stays_and_what_it_names_is_signed() {
 }
 
 #[test]
-fn a_refusal_leaves_the_program_as_it_was() {
+fn a_refusal_leaves_the_program_unchanged() {
     let place = Place::new();
     fs::write(place.path("refuse"), "").unwrap();
     let before = fs::metadata(&place.program).unwrap().ino();
@@ -152,7 +151,7 @@ fn a_refusal_leaves_the_program_as_it_was() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_the_next_step() {
+fn missing_programs_are_named_with_the_next_step() {
     let place = Place::new();
     let nothing = place.path("nothing");
     fs::create_dir(&nothing).unwrap();

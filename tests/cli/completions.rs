@@ -1,7 +1,7 @@
-//! What a package installs beside the program: completions and man pages. They are made from the
-//! command line itself, and the files in packaging/ are compared with what it makes now.
+//! Files that a package installs besides the program: completions and man pages. They are generated from the
+//! command line's definition, and the files in packaging/ are compared with the current output.
 //!
-//! `STACKPROF_BLESS=1 cargo test --test cli packaged` writes them anew, except in CI.
+//! `STACKPROF_BLESS=1 cargo test --test cli packaged` rewrites them, except in CI.
 
 use std::fs;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn every_shell_gets_a_script_with_commands_options_and_words() {
         for word in ["render", "duration", "min-share", "blue-orange", "speedscope"] {
             assert!(script.stdout.contains(word), "{shell}: {word} is missing");
         }
-        // What tests use.
+        // Only for tests.
         for hidden in ["sim:", "demo-workload", "mangled", "--addresses"] {
             assert!(!script.stdout.contains(hidden), "{shell}: {hidden}");
         }
@@ -30,18 +30,19 @@ fn every_shell_gets_a_script_with_commands_options_and_words() {
 }
 
 #[test]
-fn a_shell_that_is_not_known_is_refused_with_those_that_are() {
+fn an_unknown_shell_is_refused_with_the_known_ones() {
     let place = Place::new();
     place.run("completions tcsh").fails_with(2, &["`tcsh`", "{bash|elvish|fish|powershell|zsh}"]);
     place.run("completions").fails_with(2, &["say for which shell", "zsh"]);
     place.run("--hz 9 completions").fails_with(2, &["the command comes first: stackprof completions"]);
 }
 
-/// The shells that are tested, and how each says what it offers for a line; the script is `$SCRIPT`, the line `$LINE`.
+/// The tested shells, and a command that prints each one's completions for a line; the script is `$SCRIPT`,
+/// the line `$LINE`.
 const SHELLS: [(&str, &str); 3] = [
     (
         "bash",
-        // As bash calls it: the words typed so far, the last of which is to be completed.
+        // Bash's convention: the words typed so far, with the one to be completed last.
         r#"source "$SCRIPT"
         eval "COMP_WORDS=($LINE)"
         case "$LINE" in *' ') COMP_WORDS+=('') ;; esac
@@ -53,7 +54,7 @@ const SHELLS: [(&str, &str); 3] = [
     ("fish", r#"fish --no-config -c 'source $SCRIPT; complete -C $LINE' | cut -f 1"#),
 ];
 
-/// Whether a shell is here that completes.
+/// Whether a shell with completion is installed.
 fn has(shell: &str) -> bool {
     let try_it = match shell {
         "bash" => "complete -W x x",
@@ -67,7 +68,7 @@ fn has(shell: &str) -> bool {
     found
 }
 
-/// What a shell offers for a line, in its order; the program is found as `stackprof`.
+/// The completions of a line, in the shell's order; the program is found as `stackprof`.
 fn offered(place: &Place, shell: &str, line: &str) -> Vec<String> {
     let (_, how) = SHELLS.iter().find(|(name, _)| *name == shell).unwrap();
     let script = place.path("script");
@@ -91,7 +92,7 @@ fn shells_offer_commands_before_options() {
         let mut first = offered(&place, shell, "stackprof ");
         let mut expected = commands.map(str::to_owned);
         if shell != "bash" {
-            // These sort what they offer.
+            // These sort their completions.
             first.sort_unstable();
             expected.sort_unstable();
         }
@@ -110,7 +111,7 @@ fn shells_offer_commands_before_options() {
             let mut words: Vec<&str> = words.to_vec();
             offered.sort_unstable();
             words.sort_unstable();
-            // zsh writes the sign that a value follows.
+            // zsh appends the sign for a value.
             let offered: Vec<&str> = offered.iter().map(|word| word.trim_end_matches('=')).collect();
             assert_eq!(offered, words, "{shell}: {line}");
         }
@@ -120,7 +121,7 @@ fn shells_offer_commands_before_options() {
     }
 }
 
-/// A process that waits, under a name that its test chose.
+/// A waiting process with a name chosen by its test.
 struct Named(Child);
 
 impl Named {
@@ -144,12 +145,12 @@ fn shells_offer_processes_by_name_and_number() {
     if !is_linux() {
         return;
     }
-    // At most 15 characters are a process's name.
+    // A process's name has at most 15 characters.
     let name = format!("sp{}", std::process::id());
     let (place, programs) = (Place::new(), Place::new());
     let named = Named::start(&programs, &name);
     let pid = named.0.id().to_string();
-    // What a shell would run, if it took names as they are.
+    // A shell would run this if it used names unquoted.
     let hostile =
         ["$(touch mark)", "`touch mark`", "x;touch mark", "-p"].map(|name| Named::start(&programs, name));
     for (shell, _) in SHELLS.into_iter().filter(|(shell, _)| has(shell)) {
@@ -168,7 +169,7 @@ fn shells_offer_processes_by_name_and_number() {
 }
 
 #[test]
-fn shells_complete_a_launched_command_as_their_own() {
+fn shells_complete_a_launched_command_like_their_own() {
     let place = Place::new();
     for (shell, _) in SHELLS.into_iter().filter(|(shell, _)| has(shell)) {
         let offered = offered(&place, shell, "stackprof -d 5 -- touc");
@@ -178,7 +179,7 @@ fn shells_complete_a_launched_command_as_their_own() {
 }
 
 #[test]
-fn packaged_completions_are_those_of_this_version() {
+fn packaged_completions_are_up_to_date() {
     let place = Place::new();
     for (shell, file) in [("bash", "stackprof.bash"), ("fish", "stackprof.fish"), ("zsh", "_stackprof")] {
         let script = place.run(&format!("completions {shell}")).succeeds();
@@ -187,7 +188,7 @@ fn packaged_completions_are_those_of_this_version() {
 }
 
 #[test]
-fn packaged_man_pages_are_those_of_this_version() {
+fn packaged_man_pages_are_up_to_date() {
     is_packaged("man/stackprof.1", &man_page("stackprof", without_command()));
     // `record` is what the first page describes.
     for (name, command) in commands().into_iter().filter(|(name, _)| *name != "record") {
@@ -196,8 +197,8 @@ fn packaged_man_pages_are_those_of_this_version() {
     }
 }
 
-/// The help of one command as a page: its options by clap_mangen, and the paragraphs that stand
-/// before them in the help, each as a section of its own, laid out as they are.
+/// The help of one command as a man page: its options by clap_mangen, and the preceding paragraphs of the
+/// help, each as a section with its layout.
 fn man_page(name: &str, command: clap::Command) -> String {
     let before_help = command.get_before_help().map(ToString::to_string).unwrap_or_default();
     let usage = command.get_overridden_usage().map(ToString::to_string).unwrap_or_default();
@@ -235,8 +236,8 @@ fn section(title: &str, text: &str) -> String {
     format!(".SH {}\n{}", title.to_uppercase(), laid_out(text))
 }
 
-/// Lines that `man` shows as they are, without the indentation that all have; lines below one that
-/// stands behind its title have none at all.
+/// Lines that `man` shows verbatim, without their common indentation; lines after a title on the same line
+/// have none.
 fn laid_out(text: &str) -> String {
     let is_behind_title = !text.starts_with('\n');
     let text = text.trim_end().trim_start_matches('\n');
@@ -245,13 +246,13 @@ fn laid_out(text: &str) -> String {
     let lines = text.lines().map(|line| {
         let line = if is_behind_title { line.trim_start() } else { &line[least..] };
         let line = line.replace('\\', "\\e").replace('-', "\\-");
-        // A point or an apostrophe at the beginning of a line is a command.
+        // A point or an apostrophe at the beginning of a line is a roff command.
         format!("\\&{line}\n")
     });
     format!(".nf\n{}.fi\n", lines.collect::<String>())
 }
 
-/// Compares with a file below packaging/, or writes it where that is asked for.
+/// Compares with a file below packaging/, or writes it on request.
 fn is_packaged(name: &str, now: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging").join(name);
     if std::env::var_os("STACKPROF_BLESS").is_some() {

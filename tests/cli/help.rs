@@ -22,7 +22,7 @@ fn help_and_version_are_results() {
 }
 
 #[test]
-fn help_fits_a_terminal_and_names_what_there_is() {
+fn help_fits_a_terminal_and_is_complete() {
     let place = Place::new();
     for (line, names) in [
         (
@@ -81,7 +81,7 @@ fn help_fits_a_terminal_and_names_what_there_is() {
             assert!(line.chars().count() <= 80, "{} columns: {line}", line.chars().count());
             assert_eq!(line, line.trim_end());
         }
-        // What tests use, and what is not there yet.
+        // Only for tests, or not implemented yet.
         for hidden in ["sim:", "--seed", "demo-workload"] {
             let shown = hidden == "--seed" && line.contains("gate");
             assert!(shown || !help.stdout.contains(hidden), "{hidden}: {help}");
@@ -90,7 +90,7 @@ fn help_fits_a_terminal_and_names_what_there_is() {
 }
 
 #[test]
-fn help_shows_no_option_that_does_nothing() {
+fn help_shows_no_option_without_effect() {
     let place = Place::new();
     for (line, options) in [
         ("demo --help", &["--pid", "--children", "--per-process", "--off-cpu", "--as", "--gdb"][..]),
@@ -108,7 +108,7 @@ fn help_shows_no_option_that_does_nothing() {
 }
 
 #[test]
-fn the_examples_of_the_help_are_understood() {
+fn the_examples_of_the_help_are_valid() {
     let place = Place::new();
     let help = place.run("--help").succeeds();
     let lines: Vec<&str> = help.stdout.lines().collect();
@@ -119,9 +119,9 @@ fn the_examples_of_the_help_are_understood() {
         let typed = example.trim().split("  ").next().unwrap().trim_start_matches("sudo ");
         let typed = typed.strip_prefix("stackprof ").unwrap();
         if typed == "demo" || typed.starts_with("-a ") {
-            continue; // these run, and are tests of their own
+            continue; // these run in separate tests
         }
-        // The process of the examples does not exist, but their words do.
+        // The process in the examples does not exist, but their options do.
         let typed = typed.replace("4242", "4194305").replace("./prog", "./missing");
         let typed = typed.replace("redis-server", "no-such-process");
         let run = place.run(&typed);

@@ -1,5 +1,5 @@
-//! Outputs of root in directories where other users have put something in the way, and of root
-//! on behalf of who called sudo. What decides between test and write is tested beside the code.
+//! Outputs of root in directories where other users have put something in the way, and of root on behalf of
+//! sudo's caller. Races between check and write are tested next to the code.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown, symlink};
@@ -10,7 +10,7 @@ use crate::support::{Place, Run, is_root, run, skip};
 const OTHER: u32 = 65_534;
 const FOLDED: &str = "work;main;read 100\nwork;main;parse 200\n";
 
-/// Everything that writes a file, and the name of that file below `shared`.
+/// Every command that writes a file, and the name of that file below `shared`.
 const WRITERS: [(&str, &str); 6] = [
     ("render -q in.folded -o shared/a.folded", "a.folded"),
     ("diff -q in.folded in.folded -o shared/a.md", "a.md"),
@@ -58,7 +58,7 @@ fn refused(run: &Run, needle: &str) {
 }
 
 #[test]
-fn links_of_others_lead_nowhere() {
+fn links_of_other_users_are_not_followed() {
     if !may_give_files_away() {
         return;
     }
@@ -86,7 +86,7 @@ fn links_of_others_lead_nowhere() {
 }
 
 #[test]
-fn files_and_pipes_of_others_are_not_taken_over() {
+fn files_and_pipes_of_other_users_are_not_reused() {
     if !may_give_files_away() {
         return;
     }
@@ -112,9 +112,9 @@ fn files_and_pipes_of_others_are_not_taken_over() {
 }
 
 #[test]
-fn a_file_that_exceeds_the_limit_leaves_nothing() {
+fn a_file_beyond_the_size_limit_is_removed() {
     let place = Place::new();
-    // 512 bytes: enough for no flame graph. The signal ends the program, or writing fails.
+    // 512 bytes: too few for a flame graph. The signal ends the program, or writing fails.
     for old in [None, Some("old")] {
         if let Some(old) = old {
             place.write("a.svg", old);
@@ -140,7 +140,7 @@ fn under_sudo(place: &Place, words: &[&str]) -> Run {
 }
 
 #[test]
-fn under_sudo_root_writes_where_only_root_can() {
+fn under_sudo_only_roots_directories_are_written_as_root() {
     if !may_give_files_away() {
         return;
     }
@@ -148,7 +148,7 @@ fn under_sudo_root_writes_where_only_root_can() {
     fs::create_dir(place.path("roots")).unwrap();
     under_sudo(&place, &["render", "-q", "in.folded", "-o", "roots/a.folded"]).succeeds();
     assert_eq!(fs::metadata(place.path("roots/a.folded")).unwrap().uid(), 0);
-    // The directory of a third user: neither the caller may write there, nor is it root's alone.
+    // The directory of a third user: the caller may not write there, and it is not root's alone.
     fs::create_dir(place.path("others")).unwrap();
     chown(place.path("others"), Some(OTHER), Some(OTHER)).unwrap();
     for words in [

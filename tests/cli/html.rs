@@ -1,9 +1,9 @@
-//! The HTML page as an output: of recordings, saved profiles and comparisons. What is in it is tested beside the writer and in
-//! a browser (tests/html).
+//! The HTML page as an output: of recordings, saved profiles and comparisons. Its content is tested next to
+//! the writer and in a browser (tests/html).
 
 use crate::support::Place;
 
-/// What stands between two marks.
+/// The text between two delimiters.
 fn between<'t>(text: &'t str, before: &str, after: &str) -> &'t str {
     text.split_once(before)
         .and_then(|(_, rest)| rest.split_once(after))
@@ -11,7 +11,7 @@ fn between<'t>(text: &'t str, before: &str, after: &str) -> &'t str {
 }
 
 #[test]
-fn a_recording_is_the_same_page_each_time() {
+fn the_same_recording_gives_the_same_page() {
     let place = Place::new();
     place.run("--target sim:3 --threads -q -o a.html -o a.pb.gz").succeeds();
     place.run("--target sim:3 --threads -q -o b.html").succeeds();
@@ -42,7 +42,7 @@ fn saved_profiles_and_comparisons_become_pages() {
 }
 
 #[test]
-fn a_page_is_no_input_and_no_report_of_the_gate() {
+fn pages_are_not_read_and_not_written_by_the_gate() {
     let place = Place::new();
     place.write("a.folded", "work;main 3\n");
     place.run("render -q a.folded -o a.html").succeeds();
@@ -78,10 +78,10 @@ fn header(page: &str) -> serde_json::Value {
     serde_json::from_slice(&bytes[4..4 + length]).unwrap()
 }
 
-/// Source in a page is below the working directory, or a directory that was named, wherever links lead.
+/// Source in a page is below the working directory or a given directory, wherever links lead.
 #[cfg(unix)]
 #[test]
-fn source_in_a_page_is_from_the_directories_that_were_named() {
+fn source_in_a_page_is_from_the_given_directories() {
     if !crate::support::can_trace() {
         return;
     }
@@ -122,7 +122,7 @@ fn source_in_a_page_is_from_the_directories_that_were_named() {
     let (names, ..) = sources("--source-dir ../other");
     assert_eq!(names, [path("other/far.c"), path("work/linked.c")]);
     if crate::support::is_root() {
-        // The link of another user, who could choose what is shown.
+        // The link of another user, who could choose the shown file.
         place.shell("chown -h 65534 work/linked.c").succeeds();
         let (names, _, said) = sources("--source-dir ../other");
         assert_eq!(names, [path("other/far.c")]);
@@ -130,7 +130,7 @@ fn source_in_a_page_is_from_the_directories_that_were_named() {
         assert!(left_out.contains("user 65534") && left_out.matches("linked.c").count() == 1, "{said}");
         assert_eq!(sources("-q --source-dir ../other").2, "");
     }
-    // A saved profile may come from elsewhere: its page has source of named directories only.
+    // A saved profile may come from elsewhere: its page has source only from given directories.
     let of_saved = |options: &str| {
         let script = format!("cd work && \"$STACKPROF\" render -q ../a.pb.gz {options} -o ../b.html");
         place.shell(&script).succeeds();
@@ -141,7 +141,7 @@ fn source_in_a_page_is_from_the_directories_that_were_named() {
     place.shell("\"$STACKPROF\" -q --no-kernel -o a.pb.gz -- ./spin").succeeds();
     assert_eq!(of_saved(""), [""; 0]);
     assert_eq!(of_saved("--source-dir ."), [path("work/spin.c")]);
-    // A large file is left out, and named.
+    // A large file is omitted, and named.
     place.shell("truncate -s 100M work/spin.c").succeeds();
     let (names, _, said) = sources("");
     assert!(

@@ -1,5 +1,5 @@
-//! Names with characters that nobody sees or that steer a terminal, through every form of a
-//! profile, every report and every message: none comes out as it went in.
+//! Names with invisible characters or terminal control sequences, through every format of a profile, every
+//! report and every message: all are escaped.
 
 use std::io::Read as _;
 
@@ -35,7 +35,7 @@ fn speedscope(leaf: &str) -> String {
 }
 
 #[test]
-fn every_form_of_a_profile_shows_them_escaped() {
+fn every_profile_format_escapes_them() {
     let place = Place::new();
     let shown = escaped(INVISIBLE);
     place.write("in.json", &speedscope("leaf"));
@@ -53,7 +53,7 @@ fn every_form_of_a_profile_shows_them_escaped() {
             if form.ends_with(".gz") {
                 let mut raw = Vec::new();
                 flate2::read::GzDecoder::new(bytes.as_slice()).read_to_end(&mut raw).unwrap();
-                // Numbers between the texts may have the bytes of the short ones.
+                // Numbers between the texts may contain the bytes of the short ones.
                 for c in INVISIBLE.chars().filter(|c| c.len_utf8() > 2) {
                     let c = c.to_string();
                     assert!(!raw.windows(c.len()).any(|window| window == c.as_bytes()), "{c:?} in {form}");
@@ -66,7 +66,7 @@ fn every_form_of_a_profile_shows_them_escaped() {
                 let shown = if form.ends_with(".json") { shown.replace('\\', "\\\\") } else { shown.clone() };
                 assert!(text.contains(&format!("{shown}leaf")), "{form}: {text}");
             }
-            // The same name is the same text, wherever it comes from.
+            // The same name gives the same text from any source.
             if form != "o.svg" && lines.is_empty() {
                 let back = place.run(&format!("render -q {form} -o -")).succeeds();
                 assert_eq!(back.stdout, folded, "{form}");
@@ -81,10 +81,10 @@ fn every_form_of_a_profile_shows_them_escaped() {
 }
 
 #[test]
-fn every_input_and_every_report_shows_them_escaped() {
+fn every_input_and_every_report_escapes_them() {
     let place = Place::new();
     let of_line: String = INVISIBLE.chars().filter(|c| *c != '\n').collect();
-    // Blanks at the ends of lines and around the words of perf are no part of a name.
+    // Spaces at the ends of lines and around perf's words are not part of a name.
     place.write("a.folded", &format!("p{of_line}q;t{of_line}t (7);m{of_line}m;only 400\n"));
     place.write(
         "a.perf",
@@ -123,14 +123,14 @@ fn every_input_and_every_report_shows_them_escaped() {
     }
     let read: serde_json::Value = serde_json::from_str(&place.read("d.json")).unwrap();
     assert_eq!(read["new"]["profile"], *odd, "a path is what it is");
-    // Counts in a unit of their own are not judged; the refusal quotes what it is about.
+    // Counts in an unknown unit are not judged; the refusal quotes the unit.
     let gate = place.run_words(&["gate", "--base", "base.json", "--new", &odd, "-o", "g.md", "-o", "g.json"]);
     check(&gate);
     assert_eq!(gate.code, Some(4), "{gate}");
 }
 
 #[test]
-fn every_message_shows_them_escaped() {
+fn every_message_escapes_them() {
     let place = Place::new();
     let odd = format!("odd{INVISIBLE}");
     let shown = format!("odd{}", escaped(INVISIBLE));
@@ -164,9 +164,9 @@ fn every_message_shows_them_escaped() {
     }
 }
 
-/// A recording of the simulated process with every way to name things.
+/// A recording of the simulated process, with every way to name it.
 #[test]
-fn a_recording_shows_them_escaped() {
+fn a_recording_escapes_them() {
     let place = Place::new();
     let odd = format!("odd{}", INVISIBLE.replace('/', ""));
     let (svg, stats) = (format!("{odd}.svg"), format!("{odd}.json"));

@@ -1,8 +1,8 @@
-//! The command line as its users meet it: the built program is run, and its exit code,
-//! both streams and the files it leaves are compared with the contract.
+//! The command line as users see it: the built program is run, and its exit code, both streams and its files
+//! are compared with the specification.
 //!
-//! Needs no privileges but those to trace its own children. What a machine does not
-//! allow is printed as SKIP with its reason; `STACKPROF_NO_SKIP=1` makes that a failure.
+//! Needs no privileges except to trace its own children. A test that the machine does not allow prints SKIP
+//! with the reason; `STACKPROF_NO_SKIP=1` makes that a failure.
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;

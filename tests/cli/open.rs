@@ -1,4 +1,4 @@
-//! `stackprof open`: who is served, what, and when it ends.
+//! `stackprof open`: authorized clients, served content, and exit.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use crate::support::skip;
 use crate::support::{Place, can_trace, is_root, run};
 use crate::viewer::Server;
 
-/// A Firefox Profiler of somebody's own: with a viewer that is named the network does not matter.
+/// A self-hosted Firefox Profiler: with a given viewer the network is not needed.
 const VIEWER: &str = "http://viewer.example:4242";
 
 fn start(place: &Place, profile: &str, options: &[&str]) -> Server {
@@ -27,7 +27,7 @@ fn recorded() -> Place {
     place
 }
 
-/// Names of all frames of a Firefox profile that are no addresses.
+/// Names of all frames of a Firefox profile except addresses.
 fn labels(profile: &Value) -> BTreeSet<String> {
     let threads = profile["threads"].as_array().unwrap();
     let strings = |thread: &Value| {
@@ -44,7 +44,7 @@ fn labels(profile: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_profile_is_for_whom_has_the_address() {
+fn the_profile_is_served_to_holders_of_the_address() {
     let place = recorded();
     let server = start(&place, "a.pb.gz", &[]);
     let (port, token) = (server.port, server.token.clone());
@@ -92,9 +92,9 @@ fn the_profile_is_for_whom_has_the_address() {
     }
 }
 
-/// Each start has a port and a token of its own, and no file or argument of the process tells them.
+/// Each start has a new port and token, which no file or argument of the process contains.
 #[test]
-fn nothing_that_others_can_read_has_the_token() {
+fn the_token_is_not_readable_by_others() {
     let place = recorded();
     let (first, second) = (start(&place, "a.pb.gz", &[]), start(&place, "a.pb.gz", &[]));
     assert!(first.token != second.token && first.port != second.port);
@@ -107,7 +107,7 @@ fn nothing_that_others_can_read_has_the_token() {
     assert_eq!(place.files().keys().collect::<Vec<_>>(), ["a.pb.gz"]);
 }
 
-/// What a user gets who has the right address.
+/// The response for a user with the right address.
 #[cfg(target_os = "linux")]
 fn answer_to_user(server: &Server, user: u32) -> String {
     let (port, token) = (server.port, &server.token);
@@ -120,7 +120,7 @@ fn answer_to_user(server: &Server, user: u32) -> String {
     run(command).stdout
 }
 
-/// Another user who has read the whole address, from the arguments of a browser say, gets nothing.
+/// Another user who has the whole address, for example from the arguments of a browser, gets nothing.
 #[cfg(target_os = "linux")]
 #[test]
 fn another_user_is_refused_with_the_right_address() {
@@ -132,12 +132,12 @@ fn another_user_is_refused_with_the_right_address() {
     let own = answer_to_user(&server, 0);
     assert!(own.starts_with("HTTP/1.1 200 OK"), "{own:.200}");
     assert_eq!(answer_to_user(&server, 65534), "end\n");
-    // The server goes on.
+    // The server continues.
     assert_eq!(server.get("profile.json").status, 200);
 }
 
 #[test]
-fn clients_that_are_slow_or_hostile_keep_nobody_waiting() {
+fn slow_and_hostile_clients_delay_no_other() {
     let place = recorded();
     let server = start(&place, "a.pb.gz", &[]);
     // Some that send half a request, and read nothing.
@@ -164,10 +164,10 @@ fn clients_that_are_slow_or_hostile_keep_nobody_waiting() {
 }
 
 #[test]
-fn it_ends_by_itself_when_nobody_asks_and_on_ctrl_c() {
+fn the_server_ends_when_idle_and_on_ctrl_c() {
     let place = recorded();
     let server = start(&place, "a.pb.gz", &["--timeout", "0.05"]);
-    // Others do not keep it, and do not begin the wait.
+    // Unauthorized requests do not keep it alive, and do not start the idle time.
     let other = format!("GET /x/profile.json HTTP/1.1\r\nHost: localhost:{}\r\n\r\n", server.port);
     assert_eq!(server.send(other.as_bytes()).unwrap().status, 404);
     assert_eq!(server.get("profile.json").status, 200);
@@ -182,9 +182,9 @@ fn it_ends_by_itself_when_nobody_asks_and_on_ctrl_c() {
     let _ = open.read(&mut [0]);
 }
 
-/// A recording is served as its file would be.
+/// A recording is served like its file.
 #[test]
-fn a_recording_can_be_opened_at_once() {
+fn a_new_recording_can_be_opened() {
     let place = Place::new();
     let mut command = place.command();
     let words =
@@ -204,7 +204,7 @@ fn a_recording_can_be_opened_at_once() {
 }
 
 #[test]
-fn a_profile_without_addresses_has_its_names_in_it() {
+fn a_profile_without_addresses_contains_its_names() {
     let place = Place::new();
     place.write("a.folded", "work;main;parse 30\nwork;main;<b>&x 4\n");
     let server = start(&place, "a.folded", &[]);
@@ -217,7 +217,7 @@ fn a_profile_without_addresses_has_its_names_in_it() {
 }
 
 #[test]
-fn the_page_is_in_a_file_of_this_user_alone() {
+fn the_page_is_in_a_private_file() {
     let place = recorded();
     let run = place.run("open a.pb.gz --viewer html --no-browser").succeeds();
     let path = std::path::PathBuf::from(run.stdout.trim_end());
@@ -232,7 +232,7 @@ fn the_page_is_in_a_file_of_this_user_alone() {
 }
 
 #[test]
-fn a_browser_is_started_but_not_as_root() {
+fn a_browser_is_started_unless_root() {
     let place = recorded();
     place.write("xdg-open", "#!/bin/sh\nprintf '%s\\n' \"$1\" > opened.part && mv opened.part opened\n");
     place.shell("chmod +x xdg-open && cp xdg-open open").succeeds();
@@ -254,10 +254,10 @@ fn a_browser_is_started_but_not_as_root() {
     }
 }
 
-/// Under sudo the browser runs as the user who called it, and the server is that user's.
+/// Under sudo browser and server run as the user who called it.
 #[cfg(target_os = "linux")]
 #[test]
-fn under_sudo_browser_and_server_are_the_callers() {
+fn under_sudo_browser_and_server_run_as_the_caller() {
     if !is_root() {
         return skip("only root can act for another user");
     }
@@ -280,7 +280,7 @@ fn under_sudo_browser_and_server_are_the_callers() {
     assert_eq!(answer_to_user(&server, 65533), "end\n");
 }
 
-/// Names, source and instructions of a program that was recorded are those that `render` and its compiler know.
+/// Names, source and instructions of a recorded program equal those of `render` and its compiler.
 #[test]
 fn source_and_assembly_are_those_of_the_recorded_program() {
     if !can_trace() {
@@ -319,7 +319,7 @@ fn source_and_assembly_are_those_of_the_recorded_program() {
     let stack: Vec<Value> = offsets.iter().map(|offset| json!([0, offset])).collect();
     let answer = server.post("symbolicate/v5", &json!({ "memoryMap": [library], "stacks": [stack] }));
     let frames = answer["results"][0]["stacks"][0].as_array().unwrap().clone();
-    // `render --lines` says the same of each frame.
+    // `render --lines` shows the same for each frame.
     let rendered = place.run("render -q a.pb.gz --lines -o -").succeeds().stdout;
     let in_spin: Vec<&Value> = frames.iter().filter(|frame| frame["function"] == "spin").collect();
     assert!(!in_spin.is_empty(), "{frames:?}");
@@ -330,7 +330,7 @@ fn source_and_assembly_are_those_of_the_recorded_program() {
     }
     let frame = in_spin[0];
     assert_eq!(frame["file"], json!(place.path("spin.c")));
-    // Source: of the file that the program was made of, and of no other.
+    // Source: of the program's source file, and of no other.
     let ask_source = |offset: &Value, file: &Value| {
         let (name, id) = library;
         let body = json!({ "debugName": name, "debugId": id, "moduleOffset": offset, "file": file });
@@ -341,7 +341,7 @@ fn source_and_assembly_are_those_of_the_recorded_program() {
         let answer = ask_source(&frame["module_offset"], &json!(file));
         assert!(answer["error"].is_string() && answer.get("source").is_none(), "{answer}");
     }
-    // Assembly: all of the function, as objdump has its boundaries.
+    // Assembly: all of the function, with objdump's boundaries.
     let hex =
         |value: &Value| u64::from_str_radix(value.as_str().unwrap().trim_start_matches("0x"), 16).unwrap();
     let begin = hex(&frame["module_offset"]) - hex(&frame["function_offset"]);
@@ -363,13 +363,13 @@ fn source_and_assembly_are_those_of_the_recorded_program() {
         .filter_map(|line| u64::from_str_radix(line.trim().split_once(':')?.0, 16).ok())
         .collect();
     assert_eq!(listed, expected, "{objdump}\n{assembly}");
-    // The part that is asked for, or all of the function.
+    // The requested part, or all of the function.
     let mut part = body.clone();
     part["size"] = json!("0x1");
     assert_eq!(server.post("asm/v1", &part)["instructions"].as_array().unwrap().len(), 1);
     part["continueUntilFunctionEnd"] = json!(true);
     assert_eq!(server.post("asm/v1", &part), assembly);
-    // Another build of the program is another program.
+    // Another build of the program is a different program.
     drop(server);
     place.shell("cc -g -O2 -Wl,--build-id=sha1 -o spin \"$PWD/spin.c\"").succeeds();
     let server = start(&place, "a.pb.gz", &[]);

@@ -1,5 +1,5 @@
-//! What a recording leaves: the files, their owners, that they agree with each other and
-//! with the statistics. All of the simulated process, so the numbers are the same anywhere.
+//! Results of a recording: the files, their owners, their agreement with each other and with the statistics.
+//! The process is simulated, so the numbers are the same on any machine.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::support::{Place, folded, is_root, skip, total};
 
-/// The keys of `--stats`, in the order of the contract.
+/// The keys of `--stats`, in the documented order.
 const KEYS: [&str; 50] = [
     "version",
     "command",
@@ -62,7 +62,7 @@ const KEYS: [&str; 50] = [
     "exit_status",
 ];
 
-/// The top-level keys as they stand in the text (a parsed map has lost their order).
+/// The top-level keys in the order of the text (a parsed map loses it).
 fn keys(json: &str) -> Vec<&str> {
     let top = json.lines().filter(|line| line.starts_with("  \""));
     top.filter_map(|line| line.trim().strip_prefix('"')?.split('"').next()).collect()
@@ -72,10 +72,10 @@ fn number(stats: &Value, key: &str) -> u64 {
     stats[key].as_u64().unwrap_or_else(|| panic!("{key}: {}", stats[key]))
 }
 
-/// Between fork and exec the new process is as large as its parent, and the system remembers that.
+/// Between fork and exec the new process is as large as its parent, and the system records that as its peak.
 #[cfg(target_os = "linux")]
 #[test]
-fn the_memory_that_the_profiler_tells_is_its_own() {
+fn the_reported_memory_is_the_profilers() {
     let large = std::hint::black_box(vec![1_u8; 300 << 20]);
     let place = Place::new();
     place.run("-q --target sim:1 -o a.folded --stats s.json").succeeds();
@@ -180,7 +180,7 @@ fn the_default_output_is_a_flame_graph_named_after_the_process() {
 }
 
 #[test]
-fn the_summary_tells_and_quiet_does_not() {
+fn the_summary_is_printed_unless_quiet() {
     let place = Place::new();
     let run = place.run("--target sim:1 -o a.folded").succeeds();
     let first = run.stderr.lines().next().unwrap();
@@ -201,7 +201,7 @@ fn the_summary_tells_and_quiet_does_not() {
 }
 
 #[test]
-fn options_of_the_graph_are_in_it() {
+fn options_of_the_graph_take_effect() {
     let place = Place::new();
     place.run_words(&["-q", "--target", "sim:1", "--title", "A <b> & \"c\"", "-o", "a.svg"]);
     let svg = place.read("a.svg");
@@ -226,7 +226,7 @@ fn options_of_the_graph_are_in_it() {
 }
 
 #[test]
-fn under_sudo_outputs_belong_to_the_user_who_asked() {
+fn under_sudo_outputs_belong_to_the_caller() {
     if !is_root() {
         return skip("only root can give a file away");
     }
@@ -255,7 +255,7 @@ fn under_sudo_outputs_belong_to_the_user_who_asked() {
 }
 
 #[test]
-fn devices_and_odd_names_are_outputs_as_well() {
+fn devices_and_odd_names_are_valid_outputs() {
     let place = Place::new();
     let run = place.run("-q --target sim:1 --format folded -o /dev/stdout").succeeds();
     assert!(total(&run.stdout) > 0);
@@ -266,7 +266,7 @@ fn devices_and_odd_names_are_outputs_as_well() {
 
 #[cfg(unix)]
 #[test]
-fn one_file_is_not_two_outputs_however_it_is_spelled() {
+fn two_outputs_to_one_file_are_refused_in_any_spelling() {
     let place = Place::new();
     place.write("in.folded", "p;f 1\n");
     std::fs::create_dir(place.path("sub")).unwrap();

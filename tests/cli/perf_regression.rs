@@ -1,5 +1,5 @@
-//! `scripts/perf-regression.sh` with a stackprof that only notes what it is asked for: which
-//! command is recorded when, what is gated against what, and which exit code comes out.
+//! `scripts/perf-regression.sh` with a fake stackprof that records its arguments: the order of recordings,
+//! the arguments of the gate, and the exit code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use std::process::{Command, Output};
 
 use crate::programs::write_script;
 
-/// Notes its words in `calls`. As `gate` it writes a report and ends with `$GATE`; else it
-/// makes the recording, of a command that ended with `$STATUS`.
+/// Records its arguments in `calls`. As `gate` it writes a report and exits with `$GATE`; else it writes the
+/// recording of a command that exited with `$STATUS`.
 const FAKE: &str = r#"#!/bin/sh
 echo "$*" >>"$CALLS"
 if [ "$1" = gate ]; then
@@ -52,7 +52,7 @@ impl Place {
         command.output().unwrap()
     }
 
-    /// What was asked of stackprof: the commands that were recorded, or `gate` and its words.
+    /// The calls of stackprof: the recorded commands, or `gate` and its arguments.
     fn calls(&self) -> Vec<String> {
         let calls = fs::read_to_string(self.path("calls")).unwrap_or_default();
         let place = format!("{}/", self.directory.path().display());
@@ -86,7 +86,7 @@ fn two_commands_are_recorded_in_turn_and_gated() {
 }
 
 #[test]
-fn a_baseline_is_made_once_and_gated_against_afterwards() {
+fn a_baseline_is_recorded_once_and_compared_with_later_runs() {
     let place = Place::new();
     let baseline = place.path("kept");
     let words = |more: &[&'static str]| -> Vec<String> {
@@ -108,7 +108,7 @@ fn a_baseline_is_made_once_and_gated_against_afterwards() {
     assert_eq!(run(&["--update"], "0").status.code(), Some(0));
     assert_eq!(place.calls(), ["./new", "./new", "gate -q --new store/new --update-baseline kept"]);
 
-    // What the gate says comes out; only a regression can be made a mere report.
+    // The exit code of the gate is passed on; only a regression can be reduced to a report.
     for (gate, more, code) in [
         ("0", &[][..], 0),
         ("3", &[], 3),
@@ -123,7 +123,7 @@ fn a_baseline_is_made_once_and_gated_against_afterwards() {
 }
 
 #[test]
-fn a_baseline_is_never_what_the_store_makes_anew() {
+fn a_lost_baseline_is_not_recorded_again() {
     let place = Place::new();
     fs::create_dir_all(place.path("store/base")).unwrap();
     fs::write(place.path("store/base/base-001.pb.gz"), "precious").unwrap();
@@ -135,7 +135,7 @@ fn a_baseline_is_never_what_the_store_makes_anew() {
 }
 
 #[test]
-fn a_run_that_fails_is_no_measurement() {
+fn failed_runs_are_not_measured() {
     for status in ["3", "\"signal 9\"", "null"] {
         let place = Place::new();
         let output = place.run(&["--base-command", "./old", "--", "./new"], "0", status);
@@ -147,7 +147,7 @@ fn a_run_that_fails_is_no_measurement() {
 }
 
 #[test]
-fn wrong_words_are_refused_before_anything_runs() {
+fn wrong_arguments_are_refused_before_anything_runs() {
     for words in [
         &["--", "./new"][..],
         &["--baseline", "x"],

@@ -1,13 +1,13 @@
-//! Real files of other tools: totals and hottest functions are those that the owning tool tells.
+//! Real files of other tools: totals and hottest functions equal those of the original tool.
 //!
-//! The files are in tests/fixtures/readers; `scripts/compare-readers.sh` makes such files anew and
-//! compares all of their functions.
+//! The files are in tests/fixtures/readers; `scripts/compare-readers.sh` creates new ones and compares all of
+//! their functions.
 
 use std::collections::BTreeMap;
 
 use crate::support::{Place, folded};
 
-/// Total, unit, and the hottest function with its own count.
+/// Total, unit, and the hottest function with its self count.
 type Told<'a> = (u64, &'a str, &'a str, u64);
 
 fn read(file: &str, told: Told<'_>) {
@@ -26,9 +26,9 @@ fn read(file: &str, told: Told<'_>) {
     assert!(run.stderr.contains(&format!(": {total} {unit} in ")), "{file}: {run}");
 }
 
-/// Figures of stackcollapse-perf.pl, which has periods; equal ones are samples.
+/// Expected values of stackcollapse-perf.pl, which uses periods; equal ones are samples.
 #[test]
-fn texts_of_perf_script() {
+fn reads_texts_of_perf_script() {
     read("perf-source-lines.txt", (12, "samples", "hot", 92_783_502 / 10_309_278));
     read("perf-without-stacks.txt", (40, "samples", "hot", 25));
     read("perf-periods.txt", (2224, "page-faults", "_dl_relocate_object", 2196));
@@ -37,23 +37,23 @@ fn texts_of_perf_script() {
     read("perf-data-addresses.txt", (59, "samples", "_dl_relocate_object", 5));
 }
 
-/// The same recording of perf as the Firefox Profiler saves it: JSON, and binary columns. Figures of
+/// The same recording of perf as saved by the Firefox Profiler: JSON, and binary columns. Expected values of
 /// profiler-cli.
 #[test]
-fn files_of_the_firefox_profiler() {
+fn reads_files_of_the_firefox_profiler() {
     read("firefox-shared.json", (60, "samples", "hot", 42));
     read("firefox-slabs.jslb", (60, "samples", "hot", 42));
 }
 
-/// What speedscope exports of it: its threads of one sample are counts. Figures of its importer.
+/// speedscope's export of it: its threads with one sample are counts. Expected values of its importer.
 #[test]
-fn files_of_speedscope() {
+fn reads_files_of_speedscope() {
     read("speedscope-mixed.speedscope.json", (674_276_000, "nanoseconds", "hot", 425_641_000));
 }
 
-/// Figures of `go tool pprof -top`.
+/// Expected values of `go tool pprof -top`.
 #[test]
-fn profiles_of_go() {
+fn reads_profiles_of_go() {
     read("go-cpu.pb.gz", (33, "samples", "main.hot", 22));
     read("go-heap.pb.gz", (9_630_269, "bytes", "main.allocate", 7_368_741));
     read("go-mutex.pb.gz", (957_627_529, "nanoseconds", "sync.(*Mutex).Unlock", 957_627_529));
@@ -61,7 +61,7 @@ fn profiles_of_go() {
 
 /// Sums of the file's own numbers.
 #[test]
-fn files_of_py_spy() {
+fn reads_files_of_py_spy() {
     read("py-spy.txt", (117, "samples", "hot (work.py:5)", 92));
     read("py-spy.speedscope.json", (444_444_440, "nanoseconds", "hot", 282_828_280));
 }
@@ -106,9 +106,10 @@ fn an_evented_file_of_speedscope_has_the_sums_of_its_events() {
     assert!(table.stdout.contains("5,250,000"), "{table}");
 }
 
-/// Code without a symbol, as stackprof and other tools write it, keeps its module and its offset in each format.
+/// Code without a symbol, as stackprof and other tools write it, keeps its module and its offset in each
+/// format.
 #[test]
-fn frames_of_a_module_and_an_offset_are_kept() {
+fn frames_with_only_module_and_offset_are_kept() {
     let place = Place::new();
     let text = "p;[lib+0x1f40] 3\np;main;[lib+0x10] 4\np;main;[libz.so.1:fn+0x2b0];[lib+0x1f40] 5\n";
     place.write("a.folded", text);

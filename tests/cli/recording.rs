@@ -1,5 +1,5 @@
-//! Recordings of real processes through the command line: the demo from end to end, what
-//! is told of a launched command's end, Ctrl-C.
+//! Recordings of real processes through the command line: the demo from end to end, the reported exit of a
+//! launched command, Ctrl-C.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -31,8 +31,8 @@ fn the_demo_shows_its_four_functions() {
         ("burn_15_percent", 15.0),
         ("burn_5_percent", 5.0),
     ] {
-        // Seven standard deviations of so many stacks: of a stack that stands for several samples
-        // chance makes more.
+        // Seven standard deviations for this many stacks: the variance is larger if a stack represents
+        // several samples.
         let figure = |key: &str| stats[key].as_u64().unwrap();
         let stopped = figure("stops") - figure("stops_let_go") - figure("stops_not_on_cpu");
         let taken = stopped.max(figure("samples_pushed"));
@@ -51,7 +51,7 @@ fn the_demo_shows_its_four_functions() {
 }
 
 #[test]
-fn how_the_command_ended_is_told() {
+fn the_exit_status_of_the_command_is_reported() {
     if !can_trace() {
         return;
     }
@@ -68,7 +68,7 @@ fn how_the_command_ended_is_told() {
         assert!(run.stderr.contains(line), "{run}");
         assert_eq!(run.stderr.contains("  exit  "), !line.is_empty(), "{run}");
         assert!(stats["command"].as_str().unwrap().starts_with("sh -c i=0"), "{stats}");
-        // The default output's name has the process's own name and number.
+        // The default output's name contains the process's name and number.
         let output = format!("stackprof-sh-{}.svg", stats["pid"]);
         assert_eq!(stats["outputs"], Value::from(vec![output.clone()]));
         assert!(place.files().contains_key(&output), "{run}");
@@ -76,7 +76,7 @@ fn how_the_command_ended_is_told() {
 }
 
 #[test]
-fn the_streams_of_the_command_stay_its_own() {
+fn the_streams_of_the_command_are_unchanged() {
     if !can_trace() {
         return;
     }
@@ -93,7 +93,7 @@ fn the_first_interrupt_ends_the_recording_and_writes_it() {
         return;
     }
     let place = Place::new();
-    // A command without end, which says its number when it has worked for a while.
+    // An endless command, which prints its number after working for a while.
     let script = format!("{}; echo $$; exec >/dev/null 2>&1; while :; do :; done", busy(300_000));
     let mut command = place.command();
     command.args(["--stats", "s.json", "-o", "a.folded", "--", "sh", "-c", &script]);
@@ -137,12 +137,12 @@ fn dump_shows_a_running_process() {
 }
 
 #[test]
-fn dump_writes_names_as_asked() {
+fn dump_writes_names_as_requested() {
     if !can_trace() {
         return;
     }
     let place = Place::new();
-    // A Rust program that runs long enough: this one itself, which waits for input.
+    // A Rust program that runs long enough: stackprof itself, waiting for input.
     let mut waiting = place.command();
     waiting.args(["render", "-", "-o", "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
     let mut waiting = waiting.stderr(Stdio::null()).spawn().unwrap();

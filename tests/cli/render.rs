@@ -1,11 +1,11 @@
-//! `render`: saved profiles turned into others, merged and filtered; what goes wrong.
+//! `render`: converts, merges and filters saved profiles; its errors.
 
 use crate::support::Place;
 
 const FOLDED: &str = "work;io (17);main;read 3\nwork;io (18);main;parse;lex 40\nwork;main;parse 2\n";
 
 #[test]
-fn any_form_is_read_whatever_it_is_called() {
+fn any_format_is_read_regardless_of_the_file_name() {
     let place = Place::new();
     place.write("a.folded", FOLDED);
     let all = "-o a.pb.gz -o a.speedscope.json -o a.firefox.json -o a.otlp -o a.otlp.gz -o a.svg -o -";
@@ -21,12 +21,12 @@ fn any_form_is_read_whatever_it_is_called() {
     assert_eq!(run.stdout, FOLDED);
 }
 
-/// Every form that is read.
+/// Every readable format.
 const FORMS: [&str; 6] =
     ["r.pb.gz", "r.speedscope.json", "r.firefox.json", "r.otlp", "r.otlp.gz", "r.folded"];
 
 #[test]
-fn a_recording_comes_back_from_each_form() {
+fn a_recording_round_trips_through_each_format() {
     let place = Place::new();
     let outputs = FORMS.map(|form| format!("-o {form}")).join(" ");
     for options in ["--threads --idle", "--threads", "", "--idle", "--no-timeline"] {
@@ -44,7 +44,7 @@ fn a_recording_comes_back_from_each_form() {
 }
 
 #[test]
-fn times_of_a_recording_come_back_from_each_form_that_keeps_them() {
+fn times_round_trip_through_each_format_that_has_them() {
     let place = Place::new();
     let forms = ["r.otlp", "r.otlp.gz", "r.firefox.json", "r.speedscope.json", "r.pb.gz"];
     let outputs = forms.map(|form| format!("-o {form}")).join(" ");
@@ -65,7 +65,7 @@ fn times_of_a_recording_come_back_from_each_form_that_keeps_them() {
 }
 
 #[test]
-fn profiles_of_this_repository_come_back_from_each_form() {
+fn profiles_of_this_repository_round_trip_through_each_format() {
     let place = Place::new();
     let outputs = FORMS.map(|form| format!("-o {form}")).join(" ");
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles");
@@ -115,7 +115,7 @@ fn profiles_are_merged_and_filtered() {
 }
 
 #[test]
-fn shares_of_a_picture_are_those_of_the_whole_profile() {
+fn shares_in_a_graph_are_of_the_whole_profile() {
     let place = Place::new();
     let small: String = (0..20_000).map(|n| format!("p;main;small{n} 1\n")).collect();
     place.write("leaves", &format!("p;main;hot 10000\n{small}"));
@@ -129,7 +129,7 @@ fn shares_of_a_picture_are_those_of_the_whole_profile() {
 }
 
 #[test]
-fn a_part_of_a_profile_tells_of_itself_only() {
+fn a_filtered_profile_describes_only_itself() {
     let place = Place::new();
     place.write("a", "aaa;main;x 5\nbbb;main;y 7\n");
     let run = place.run("render a --include ^y$ -o a.svg -o a.speedscope.json").succeeds();
@@ -148,7 +148,7 @@ fn a_part_of_a_profile_tells_of_itself_only() {
 }
 
 #[test]
-fn a_picture_says_the_same_from_a_recording_and_from_its_file() {
+fn a_graph_is_the_same_from_a_recording_and_from_its_file() {
     let place = Place::new();
     for title in ["", "--title T"] {
         place.run(&format!("--target sim:3 -q --max-depth 5 {title} -o a.svg -o a.pb.gz")).succeeds();
@@ -159,7 +159,7 @@ fn a_picture_says_the_same_from_a_recording_and_from_its_file() {
 }
 
 #[test]
-fn reverse_without_a_picture_is_refused() {
+fn reverse_without_a_graph_is_refused() {
     let place = Place::new();
     place.write("a", "work;main 5\n");
     for line in ["render a --reverse -o b.folded", "--target sim:1 --reverse -o b.folded"] {
@@ -174,7 +174,7 @@ fn reverse_without_a_picture_is_refused() {
 }
 
 #[test]
-fn a_filter_that_leaves_nothing_is_named() {
+fn a_filter_without_matches_is_named() {
     let place = Place::new();
     place.write("a", "work;main 5\n");
     place.write("empty", "\n");
@@ -196,7 +196,7 @@ fn a_filter_that_leaves_nothing_is_named() {
 }
 
 #[test]
-fn what_is_no_profile_is_refused_and_nothing_written() {
+fn other_files_are_refused_and_nothing_written() {
     let place = Place::new();
     place.write("a", "work;main 5\n");
     place.write("text", "hello world\n");
@@ -225,7 +225,7 @@ fn what_is_no_profile_is_refused_and_nothing_written() {
 }
 
 #[test]
-fn what_is_not_understood_is_told_or_refused() {
+fn invalid_parts_are_reported_or_refused() {
     let place = Place::new();
     place.write("a", "p;main 5\np;other\np;more 2\n");
     let told = "stackprof: 1 line not understood, first: a:2: expected \"stack count\"\n";
@@ -245,7 +245,7 @@ fn what_is_not_understood_is_told_or_refused() {
 }
 
 #[test]
-fn files_that_are_no_profiles_are_named_with_the_next_step() {
+fn unsupported_files_are_named_with_the_next_step() {
     let place = Place::new();
     place.write("perf.data", "PERFILE2h");
     place.write("x.svg", "<?xml version=\"1.0\"?>\n<svg version=\"1.1\"></svg>");
@@ -267,7 +267,7 @@ fn files_that_are_no_profiles_are_named_with_the_next_step() {
 }
 
 #[test]
-fn cpu_time_of_a_firefox_file_is_that_of_the_recording() {
+fn cpu_time_of_a_firefox_file_matches_the_recording() {
     let place = Place::new();
     place.run("--target sim:3 --threads --idle --no-timeline -q -o a.folded -o a.firefox.json").succeeds();
     let json: serde_json::Value = serde_json::from_str(&place.read("a.firefox.json")).unwrap();
@@ -280,14 +280,14 @@ fn cpu_time_of_a_firefox_file_is_that_of_the_recording() {
         let samples = &thread["samples"];
         let weights = numbers(&samples["weight"]);
         let (cpu, deltas) = (numbers(&samples["threadCPUDelta"]), numbers(&samples["timeDeltas"]));
-        // The first sample has no time before it.
+        // The first sample has no previous time.
         assert_eq!((weights[0], cpu[0], samples["stack"][0].is_null()), (0.0, 0.0, true));
         let mut now_us = 0.0;
         for ((weight, cpu), delta) in weights.iter().zip(&cpu).zip(&deltas).skip(1) {
             assert_eq!(*weight, 1.0);
             now_us += delta * 1e3;
             counts += weight;
-            // A waiting thread uses none; of the others each has its period, up to rounding.
+            // A waiting thread uses none; the others have a period each, up to rounding.
             assert!(*cpu == 0.0 || (cpu - period_us).abs() < 1.5, "{cpu} of {period_us}");
         }
         assert!((now_us - (weights.len() - 1) as f64 * period_us).abs() < 1.0 + weights.len() as f64 * 0.01);
@@ -301,7 +301,7 @@ fn total(folded: &str) -> f64 {
 }
 
 #[test]
-fn a_firefox_file_with_times_uses_cpu_only_where_its_samples_are() {
+fn a_firefox_file_with_times_has_cpu_time_only_at_its_samples() {
     let place = Place::new();
     place.run("--target sim:3 --threads -q -o a.folded -o a.firefox.json").succeeds();
     let json: serde_json::Value = serde_json::from_str(&place.read("a.firefox.json")).unwrap();
@@ -317,7 +317,7 @@ fn a_firefox_file_with_times_uses_cpu_only_where_its_samples_are() {
         for (at, ((weight, cpu), delta)) in weights.iter().zip(&cpu).zip(&deltas).enumerate().skip(1) {
             counts += weight;
             used_us += cpu;
-            // A pause ends with a sample without a stack that used nothing.
+            // A pause ends with a sample without a stack and CPU time.
             if *cpu == 0.0 {
                 pauses += 1;
                 assert!(samples["stack"][at].is_null() && *weight == 0.0 && *delta > 0.0, "{at}");

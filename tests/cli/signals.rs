@@ -1,4 +1,4 @@
-//! Signals to the profiler that need no target: INT, TERM and HUP end it whatever it waits for.
+//! Signals to the profiler without a target: INT, TERM and HUP end it whatever it waits for.
 
 use std::fs;
 use std::net::TcpListener;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 const ENDING: [(&str, i32); 3] = [("INT", 2), ("TERM", 15), ("HUP", 1)];
 
-/// Waits as long as it takes: nothing that goes well waits for the end of that.
+/// Waits without a limit: a passing test does not need one.
 fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     for _ in 0..120_000 {
         if holds() {
@@ -21,7 +21,7 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     panic!("waited for {what}");
 }
 
-/// A child that is killed when dropped.
+/// A child that is killed on drop.
 struct Guard(Child);
 
 impl Guard {
@@ -47,14 +47,15 @@ impl Drop for Guard {
     }
 }
 
-/// The profiler with default dispositions: the shell or nohup(1) that began the tests may have had some ignored.
+/// The profiler with default dispositions: the shell or nohup(1) that started the tests may have had some
+/// ignored.
 fn stackprof() -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal=INT,TERM,HUP", env!("CARGO_BIN_EXE_stackprof")]);
     command
 }
 
-/// A simulated recording, which ends by itself, whose last output waits for a reader that never comes;
+/// A simulated recording that ends by itself, with its last output waiting for a reader that never comes;
 /// returns when all others are written.
 fn waits_for_a_reader(mut command: Command, dir: &Path, last: &str) -> Guard {
     let (svg, fifo) = (dir.join("out.svg"), dir.join("fifo.folded"));
@@ -66,7 +67,7 @@ fn waits_for_a_reader(mut command: Command, dir: &Path, last: &str) -> Guard {
 }
 
 #[test]
-fn one_signal_ends_the_wait_for_a_reader_and_leaves_what_was_written() {
+fn one_signal_ends_the_wait_for_a_reader_and_keeps_outputs() {
     for last in ["-o", "--stats"] {
         for (name, number) in ENDING {
             let dir = TempDir::new().unwrap();
@@ -89,7 +90,7 @@ fn ignores(pid: u32, number: i32) -> bool {
 }
 
 #[test]
-fn what_was_ignored_at_the_start_stays_ignored() {
+fn signals_ignored_at_startup_stay_ignored() {
     for (name, number) in ENDING.into_iter().chain([("TSTP", 20)]) {
         let dir = TempDir::new().unwrap();
         let mut command = Command::new("env");
@@ -97,7 +98,7 @@ fn what_was_ignored_at_the_start_stays_ignored() {
         command.arg(env!("CARGO_BIN_EXE_stackprof"));
         let profiler = waits_for_a_reader(command, dir.path(), "-o");
         for (other, number_of_other) in ENDING.into_iter().chain([("TSTP", 20)]) {
-            // A script has its background jobs ignore SIGINT, and ends their recordings by it.
+            // A script makes its background jobs ignore SIGINT, and ends their recordings by it.
             let stays = number == number_of_other && name != "INT";
             let ignored = ignores(profiler.0.id(), number_of_other);
             assert_eq!(ignored, stays, "SIG{other} where SIG{name} was ignored");
@@ -105,11 +106,11 @@ fn what_was_ignored_at_the_start_stays_ignored() {
     }
 }
 
-/// The signal that ends the recording is enough: nobody need send another one to end the wait.
+/// The signal that ends the recording is enough: no other one is needed to end the wait.
 #[test]
-fn a_signal_that_came_before_the_handlers_ends_it_all_the_same() {
+fn a_signal_before_the_handlers_ends_the_profiler() {
     for (signal, number) in ENDING {
-        // Pending when the program begins, which then waits for its input.
+        // Pending when the program starts, which then waits for its input.
         let raise = format!("kill -{signal} $$; exec \"$0\" render - -o -");
         let mut command = Command::new("env");
         command.args([
@@ -127,7 +128,7 @@ fn a_signal_that_came_before_the_handlers_ends_it_all_the_same() {
 }
 
 #[test]
-fn a_stub_that_says_nothing_is_given_up_on_one_signal() {
+fn one_signal_ends_the_wait_for_a_silent_stub() {
     for (name, number) in ENDING {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();

@@ -1,5 +1,4 @@
-//! Running the program in a directory of its own and saying everything when it did not
-//! do as expected.
+//! Runs the program in a temporary directory, and prints everything on an unexpected result.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +7,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A directory in which the program runs, and what is in it.
+/// A directory in which the program runs.
 pub(crate) struct Place {
     directory: tempfile::TempDir,
     program: PathBuf,
@@ -30,7 +29,7 @@ impl Place {
         &self.program
     }
 
-    /// The program, ready to run here without what the tester's own shell has set.
+    /// The program, set up to run here without the environment of the tester's shell.
     pub(crate) fn command(&self) -> Command {
         self.clean(Command::new(&self.program))
     }
@@ -69,7 +68,7 @@ impl Place {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// Names of the files here and the lengths of those.
+    /// Names and lengths of the files here.
     pub(crate) fn files(&self) -> BTreeMap<String, u64> {
         let entries = fs::read_dir(self.directory.path()).unwrap();
         let entry = |entry: fs::DirEntry| {
@@ -85,7 +84,7 @@ pub(crate) fn run(mut command: Command) -> Run {
     Run::new(words, command.output().unwrap_or_else(|error| panic!("cannot run it: {error}")))
 }
 
-/// How a run went. Shown whole where a check fails.
+/// Result of a run. Printed in full if a check fails.
 pub(crate) struct Run {
     words: String,
     pub(crate) code: Option<i32>,
@@ -101,7 +100,7 @@ impl fmt::Display for Run {
 }
 
 impl Run {
-    /// No run, whatever is asked of it, may show what only a programmer can read.
+    /// No run may print messages that only a programmer can read.
     pub(crate) fn new(words: String, output: Output) -> Run {
         let run = Run {
             words,
@@ -120,7 +119,7 @@ impl Run {
         self
     }
 
-    /// Failed with one line for a person, which holds `needles`, and nothing else.
+    /// Checks that it failed with one line for a person that contains `needles`, and nothing else.
     pub(crate) fn fails_with(self, code: i32, needles: &[&str]) -> Run {
         assert_eq!(self.code, Some(code), "{self}");
         assert_eq!(self.stdout, "", "{self}");
@@ -136,7 +135,7 @@ impl Run {
     }
 }
 
-/// Why processes cannot be traced here, if so. Every kernel and container may forbid it.
+/// Why processes cannot be traced here, if so. Any kernel or container may forbid it.
 fn tracing_refused() -> Option<String> {
     let run = Place::new().run("-q -o - --hz 100 -- true");
     let refused =
@@ -144,7 +143,7 @@ fn tracing_refused() -> Option<String> {
     refused.iter().any(|text| run.stderr.contains(text)).then_some(run.stderr)
 }
 
-/// True where what a process says of itself is in /proc, and refusals are those of ptrace.
+/// True if a process's state is in /proc, and refusals are those of ptrace.
 pub(crate) fn is_linux() -> bool {
     let linux = cfg!(target_os = "linux");
     if !linux {
@@ -153,7 +152,7 @@ pub(crate) fn is_linux() -> bool {
     linux
 }
 
-/// True where a test that traces can run; otherwise says why not.
+/// Whether a test that traces can run; otherwise prints why not.
 pub(crate) fn can_trace() -> bool {
     let known = cfg!(any(target_os = "linux", target_vendor = "apple"));
     if !known {
@@ -162,10 +161,10 @@ pub(crate) fn can_trace() -> bool {
     known && tracing_refused().map(|why| skip(&why)).is_none()
 }
 
-/// Says that something is not tested here; a failure where nothing may be skipped.
+/// Reports that something is not tested here; a failure if nothing may be skipped.
 pub(crate) fn skip(why: &str) {
     let test = std::thread::current().name().unwrap_or_default().to_owned();
-    // Not `eprintln!`, which the test harness swallows where a test passes.
+    // Not `eprintln!`, which the test harness captures in a passing test.
     let _ = writeln!(std::io::stderr(), "SKIP {test}: {}", why.trim());
     let must = std::env::var("STACKPROF_NO_SKIP").is_ok_and(|value| value == "1");
     assert!(!must, "STACKPROF_NO_SKIP is set, but: {why}");

@@ -1,17 +1,18 @@
-//! Times of samples on the command line: parts of a recording in every output, what cannot be cut, two parts compared.
+//! Times of samples on the command line: parts of a recording in every output, profiles that cannot be cut,
+//! comparisons of two parts.
 
 use std::collections::BTreeMap;
 
 use crate::support::{Place, Run};
 
-/// A place with a recording of a simulated process that keeps times.
+/// A place with a recording of a simulated process, with times.
 fn recorded(options: &str) -> Place {
     let place = Place::new();
     place.run(&format!("--target sim:3 -q {options} -o r.firefox.json -o r.pb.gz -o r.folded")).succeeds();
     place
 }
 
-/// The line that a run fails with.
+/// The error line of a failed run.
 fn line_of_failure(run: Run) -> String {
     assert!(run.code.is_some_and(|code| code > 0) && run.stdout.is_empty(), "{run}");
     assert!(run.stderr.lines().count() == 1, "{run}");
@@ -34,7 +35,7 @@ fn sum(parts: &[BTreeMap<String, u64>]) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn a_part_and_the_rest_are_the_whole_in_every_form() {
+fn a_part_and_the_rest_add_up_in_every_format() {
     for options in ["", "--threads", "--idle", "--timeline-memory 64K --hz 10000 --max-stop 100"] {
         let place = recorded(options);
         let whole = counts(&place.read("r.folded"));
@@ -64,7 +65,7 @@ fn a_part_and_the_rest_are_the_whole_in_every_form() {
 }
 
 #[test]
-fn a_part_of_one_thread_is_cut_by_both() {
+fn time_range_and_thread_can_be_combined() {
     let place = recorded("--threads");
     let text = |line: &str| counts(&place.run(&format!("render -q {line} -o -")).succeeds().stdout);
     let thread = "--thread ^worker-1$";
@@ -78,13 +79,13 @@ fn a_part_of_one_thread_is_cut_by_both() {
     ]);
     assert_eq!(both, text(&format!("r.firefox.json {thread}")));
     assert!(both.keys().all(|stack| stack.contains(name)));
-    // What conditions keep has its times still.
+    // Filters keep the times.
     place.run(&format!("render -q r.firefox.json {thread} -o thread.firefox.json")).succeeds();
     assert_eq!(text("thread.firefox.json --to 700ms"), text(&format!("r.firefox.json --to 700ms {thread}")));
 }
 
 #[test]
-fn every_form_that_keeps_times_is_cut_alike() {
+fn every_format_with_times_is_cut_alike() {
     let forms = ["r.otlp", "r.otlp.gz", "r.speedscope.json", "r.firefox.json", "r.pb.gz"];
     for options in ["", "--threads", "--idle"] {
         let place = Place::new();
@@ -104,13 +105,13 @@ fn every_form_that_keeps_times_is_cut_alike() {
 }
 
 #[test]
-fn times_tell_the_threads_of_a_profile_that_merged_them() {
+fn times_show_the_threads_of_a_merged_profile() {
     let (merged, apart) = (recorded(""), recorded("--threads"));
     let text = |place: &Place, line: &str| {
         counts(&place.run(&format!("render -q r.firefox.json {line} -o -")).succeeds().stdout)
     };
     let all = text(&merged, "--thread .");
-    // Counts are rounded stack by stack, which a thread apart has more of.
+    // Counts are rounded per stack, and separate threads have more stacks.
     let alike = |one: &BTreeMap<String, u64>, other: &BTreeMap<String, u64>| {
         let count = |of: &BTreeMap<String, u64>, stack: &str| of.get(stack).copied().unwrap_or(0);
         let mut stacks = one.keys().chain(other.keys());
@@ -127,7 +128,7 @@ fn times_tell_the_threads_of_a_profile_that_merged_them() {
 }
 
 #[test]
-fn what_cannot_be_cut_is_said_with_the_next_step() {
+fn profiles_that_cannot_be_cut_get_the_next_step() {
     let place = recorded("");
     let refused = |line: &str| line_of_failure(place.run(&format!("render {line} -o -")));
     for file in ["r.pb.gz", "r.folded"] {
@@ -186,14 +187,14 @@ fn the_gate_refuses_a_part() {
         let why = "is a part of the time of a recording (--from, --to); give the whole recording\n";
         assert_eq!(run, format!("stackprof: part.{form} {why}"));
     }
-    // Merged with another it is still none.
+    // Merged with another one it is still refused.
     place.run("render -q part.pb.gz r.pb.gz -o both.pb.gz").succeeds();
     let run = line_of_failure(place.run("gate --base r.pb.gz --new both.pb.gz"));
     assert!(run.starts_with("stackprof: both.pb.gz is a part of the time"), "{run}");
 }
 
 #[test]
-fn the_summary_names_what_is_left_of_the_times() {
+fn the_summary_describes_reduced_times() {
     let place = Place::new();
     let times = |options: &str| {
         let run = place.run(&format!("--target sim:3 {options} -o r.folded")).succeeds();
@@ -208,9 +209,9 @@ fn the_summary_names_what_is_left_of_the_times() {
 }
 
 #[test]
-fn threads_of_a_file_begin_and_end_when_they_did() {
+fn threads_of_a_file_have_their_start_and_end() {
     let place = Place::new();
-    // Threads that come and go in a process that was there before.
+    // Threads that start and exit in an existing process.
     for seed in [1, 3, 8] {
         place.run(&format!("--target sim:{seed} --threads -q -o r.firefox.json -o r.otlp")).succeeds();
         place.run("render -q r.otlp -o back.firefox.json").succeeds();

@@ -5,11 +5,11 @@ use std::os::unix::net::UnixListener;
 
 use crate::support::Place;
 
-/// What of /proc cannot be written, and why.
+/// Error for files of /proc that cannot be written.
 #[cfg(target_os = "linux")]
 const OF_KERNEL: &str = "/proc is the kernel's and keeps no files; name a file elsewhere";
 
-/// Outputs, and what is said of them.
+/// Outputs, and their errors.
 const OUTPUTS: &[(&str, &str)] = &[
     ("socket", "it is a socket; name a file or a pipe"),
     ("/dev/stdin", "it is not open for writing; name a file"),
@@ -30,7 +30,7 @@ const OUTPUTS: &[(&str, &str)] = &[
     ("/dev/full", "no space left on device; free some there, or name a file elsewhere"),
 ];
 
-/// Directories of baselines, and what is said of them.
+/// Directories of baselines, and their errors.
 const BASELINES: &[(&str, &str)] = &[
     ("file/kept", "`file` is not a directory"),
     #[cfg(target_os = "linux")]
@@ -81,7 +81,7 @@ fn standard_output_is_refused_before_anything_is_recorded_or_read() {
 }
 
 #[test]
-fn a_place_without_room_is_refused_before_anything_is_recorded() {
+fn a_full_file_system_is_refused_before_anything_is_recorded() {
     let place = Place::new();
     // No bytes at all.
     let run =
@@ -108,7 +108,7 @@ fn a_baseline_is_refused_before_anything_is_read() {
 }
 
 #[test]
-fn a_step_summary_is_made_only_when_there_is_one() {
+fn a_step_summary_is_written_only_if_requested() {
     let place = Place::new();
     let run =
         place.shell("GITHUB_STEP_SUMMARY=s.md \"$STACKPROF\" gate --github --base a.folded --new b.folded");

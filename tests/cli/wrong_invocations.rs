@@ -1,9 +1,9 @@
-//! Wrong invocations, each with the one line that answers it: tests/cli/wrong-invocations.txt, and
-//! wrong-invocations-linux.txt for what only Linux refuses in these words.
+//! Wrong invocations, each with its error of one line: tests/cli/wrong-invocations.txt, and
+//! wrong-invocations-linux.txt for messages that are specific to Linux.
 //!
-//! An entry is a line for `sh`, begun by `$ `, and below it the exit code and the message without its prefix. The
-//! lines run in a directory with the files that [`prepare`] makes. `STACKPROF_BLESS=1 cargo test --test cli wrong`
-//! writes the answers anew, except in CI: then read `git diff`.
+//! An entry is a line for `sh` that starts with `$ `, followed by the exit code and the message without its
+//! prefix. The lines run in a directory with the files created by [`prepare`]. `STACKPROF_BLESS=1 cargo test
+//! --test cli wrong` rewrites the answers, except in CI: then review `git diff`.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -12,7 +12,7 @@ use std::path::Path;
 use crate::programs::copy_program;
 use crate::support::{Place, is_linux, is_root, skip};
 
-/// What the lines name.
+/// Creates the files used by the lines.
 fn prepare() -> Place {
     let place = Place::new();
     place.write("a.folded", "p;main;f 1000\np;main;g 500\n");
@@ -42,7 +42,7 @@ fn prepare() -> Place {
     place
 }
 
-/// The entries of a golden file: the line, and what answers it.
+/// The entries of a golden file: the line and its answer.
 fn entries(text: &str) -> Vec<(String, String)> {
     let mut entries = Vec::new();
     let mut lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -53,7 +53,7 @@ fn entries(text: &str) -> Vec<(String, String)> {
     entries
 }
 
-/// What answers a line now: `2 --hz ...`.
+/// The current answer to a line: `2 --hz ...`.
 fn answer(place: &Place, line: &str) -> String {
     let run = place.shell(&format!("stackprof() {{ \"$STACKPROF\" \"$@\"; }}\n{line}"));
     let code = run.code.unwrap_or(-1);
@@ -61,7 +61,7 @@ fn answer(place: &Place, line: &str) -> String {
     let text = run.stderr.strip_prefix("stackprof: ").and_then(|text| text.strip_suffix('\n'));
     let text = text.unwrap_or_else(|| panic!("no line of a message: {run}"));
     assert!(!text.contains('\n') && !text.starts_with(char::is_uppercase), "one line, lower case: {run}");
-    // Forms of commands end in `...`.
+    // Usage lines end in `...`.
     assert!(text.ends_with("...") || !text.ends_with(['.', ' ']), "{run}");
     assert!(!text.contains(env!("CARGO_MANIFEST_DIR")), "`{line}` names a path of this machine: {run}");
     format!("{code} {text}")
@@ -73,7 +73,7 @@ fn check(name: &str) {
     let place = prepare();
     let before = place.files();
     if is_root() {
-        // For lines that run it as nobody.
+        // For lines that run it as user nobody.
         fs::set_permissions(place.path("."), fs::Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(place.path("few.folded"), fs::Permissions::from_mode(0o600)).unwrap();
     }
@@ -111,7 +111,7 @@ fn wrong_invocations_of_linux_have_one_line_with_the_next_step() {
     }
 }
 
-/// Root passes every check of permissions, so nobody is asked: a copy of the program runs as user 65534.
+/// Root passes every permission check, so a copy of the program runs as user 65534.
 #[test]
 fn wrong_invocations_of_a_user_without_rights_name_what_is_missing() {
     if !is_linux() {
@@ -161,9 +161,9 @@ fn wrong_invocations_of_a_user_without_rights_name_what_is_missing() {
     }
 }
 
-/// Names of what root alone may ask for.
+/// Names in options that only root may use.
 #[test]
-fn wrong_names_of_groups_and_users_name_what_lists_them() {
+fn wrong_names_of_groups_and_users_get_a_command_that_lists_them() {
     if !is_linux() {
         return;
     }
@@ -191,7 +191,7 @@ fn wrong_names_of_groups_and_users_name_what_lists_them() {
 }
 
 #[test]
-fn an_entry_is_a_line_and_its_answer() {
+fn parses_entries() {
     let text = "# remark\n$ a b\n2 c\n\n$ d\n1 e\n";
     assert_eq!(entries(text), [("a b".to_owned(), "2 c".to_owned()), ("d".to_owned(), "1 e".to_owned())]);
 }

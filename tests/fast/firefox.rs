@@ -1,9 +1,10 @@
-//! What a file for the Firefox Profiler says of code: libraries, inlined functions, lines, categories.
+//! Code information in files for the Firefox Profiler: libraries, inlined functions, lines, categories.
 
 use stackprof::profile::formats::firefox;
 use stackprof::profile::{About, Function, Line, Mapping, Saved, SavedBuilder, StackRoot};
 
-/// `work` calls `helper` of a library, into which two functions are inlined; the kernel, code without a name, JIT code.
+/// `work` calls `helper` of a library, with two functions inlined into it; the kernel, code without a name,
+/// JIT code.
 fn saved() -> Saved {
     let mut builder = SavedBuilder::new(About {
         hz: Some(1000),
@@ -91,7 +92,7 @@ fn code_has_its_library_address_lines_and_category() {
             "read_[k] 4112 0 Kernel [kernel] read_[k]  null",
         ]
     );
-    // Columns are as long as they say.
+    // Columns have their stated length.
     for table in ["frameTable", "funcTable", "resourceTable", "nativeSymbols", "stackTable"] {
         let length = thread[table]["length"].as_u64().unwrap();
         for (name, column) in thread[table].as_object().unwrap() {

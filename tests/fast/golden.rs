@@ -1,10 +1,9 @@
-//! Golden files: what simulated recordings write, byte for byte, under tests/golden/.
+//! Golden files: outputs of simulated recordings, byte for byte, under tests/golden/.
 //!
-//! A file that is missing or that no run makes is a failure. After an intended change:
-//! `STACKPROF_BLESS=1 cargo test --test fast golden`, and read the difference; under `CI` that
-//! is refused. Masked as `*`, because they differ between machines or releases: the
-//! program's version, its own CPU time, memory and times (`profiler_*`, `symbolicate_s`,
-//! `write_s`), and `trie_bytes`, which depends on the processor's vector width.
+//! A missing or unused file is a failure. After an intended change: `STACKPROF_BLESS=1 cargo test --test fast
+//! golden`, and review the difference; refused under `CI`. Masked as `*`, because they differ between
+//! machines or releases: the program's version, its own CPU time, memory and times (`profiler_*`,
+//! `symbolicate_s`, `write_s`), and `trie_bytes`, which depends on the processor's vector width.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,8 +34,8 @@ const MASKED: [&str; 9] = [
 ];
 
 #[test]
-fn outputs_are_as_they_were() {
-    let made = made();
+fn outputs_match_the_golden_files() {
+    let made = generated();
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     if std::env::var_os("STACKPROF_BLESS").is_some() {
         assert!(
@@ -66,7 +65,7 @@ fn outputs_are_as_they_were() {
 }
 
 #[test]
-fn what_varies_is_masked_and_nothing_else() {
+fn only_varying_values_are_masked() {
     let json = "{\n  \"version\": \"0.1.0\",\n  \"ticks\": 5,\n  \"write_s\": 0.25,\n  \"outputs\": []\n}\n";
     assert_eq!(
         masked(json),
@@ -76,8 +75,8 @@ fn what_varies_is_masked_and_nothing_else() {
     assert_eq!(first_difference("a\n", "a\nb\n"), "line 2\n  golden: [end]\n  now:    b");
 }
 
-/// Every golden file as this program makes it.
-fn made() -> BTreeMap<String, String> {
+/// Every golden file as generated now.
+fn generated() -> BTreeMap<String, String> {
     let mut made = BTreeMap::new();
     for (name, options) in RUNS {
         let place = tempfile::tempdir().unwrap();
@@ -97,7 +96,7 @@ fn made() -> BTreeMap<String, String> {
     made
 }
 
-/// Standard output and standard error of a run that has to succeed.
+/// Standard output and standard error of a run that must succeed.
 fn program(directory: &Path, line: &str) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stackprof"));
     let output = command.args(line.split_whitespace()).current_dir(directory).output().unwrap();
@@ -107,7 +106,7 @@ fn program(directory: &Path, line: &str) -> (String, String) {
     (stdout, stderr)
 }
 
-/// The statistics with `*` for what varies; top-level keys stand two spaces in.
+/// The statistics with `*` for varying values; top-level keys are indented by two spaces.
 fn masked(json: &str) -> String {
     let line = |line: &str| {
         let key = MASKED.iter().find(|key| line.starts_with(&format!("  \"{key}\": ")));

@@ -1,8 +1,6 @@
-//! Damaged and malicious profiles: one line that names the file, no panic, no hang, no memory
-//! out of proportion.
+//! Damaged and malicious profiles: an error of one line with the file, no panic, no hang, bounded memory.
 //!
-//! Every reader gets real files, mutated from seeds (`support/seeds.rs`), and files made to
-//! break it.
+//! Every reader gets real files, mutated from seeds (`support/seeds.rs`), and files crafted to break it.
 
 use std::io::{Read, Write};
 
@@ -25,7 +23,7 @@ const FOLDED: &str =
 const PERF: &str = "work 5/6 [001] 10.5: 250000 cpu-clock:\n\t 55d0 inner+0x10 (/bin/work)\n\t \
                     5500 main+0x5 (/bin/work)\n\nwork 5/6 [001] 10.6: cpu-clock:\n\t 7f00 [unknown] (/lib/libc.so.6)\n\n";
 
-/// Lines of other tools: remarks, tabs, fractions, bytes of Latin-1.
+/// Lines of other tools: comments, tabs, fractions, bytes of Latin-1.
 const FOLDED_OTHER: &[u8] =
     b"# interval: 100\nwork;main;parse\t40\nwork;main;caf\xe9 2.5 \n\nwork;main 1\r\n";
 
@@ -95,7 +93,7 @@ fn parse(bytes: &[u8]) -> Result<Saved, String> {
     })
 }
 
-/// Real files of each form.
+/// Real files of each format.
 fn files() -> Vec<(&'static str, Vec<u8>)> {
     let saved = parse(FOLDED.as_bytes()).unwrap();
     let mut files = vec![("folded", FOLDED.into()), ("perf script", PERF.into())];
@@ -172,22 +170,22 @@ fn mutated_files_are_read_or_refused() {
             refused += u64::from(parse(&bytes).is_err());
         }
     });
-    // Mutations that break nothing would test nothing, and so would those that always do.
+    // Mutations that never or always break a file would be useless.
     assert!(!rounds::as_usual() || (refused > all / 10 && refused < all), "{refused} of {all}");
 }
 
 #[test]
 fn every_truncation_is_read_or_refused() {
     for (name, bytes) in files() {
-        // A line end at the end says nothing.
+        // A final newline is redundant.
         let end = bytes.len() - usize::from(bytes.ends_with(b"\n"));
         for len in 0..end {
             let result = parse(&bytes[..len]);
-            // Text ends anywhere; what is packed or bracketed does not.
+            // Text may end anywhere; packed or bracketed formats may not.
             let may_end = name.contains("folded")
                 || name.contains("perf")
                 || matches!(name, "raw pprof" | "UTF-16")
-                // The first byte is an empty line.
+                // The first byte alone is an empty line.
                 || name.starts_with("OTLP") && len == 1
                 || len == 0;
             assert!(may_end || result.is_err(), "{name} cut to {len} of {} was read", bytes.len());
@@ -204,7 +202,7 @@ fn varint(mut value: u64, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-/// A message field: `(number, Ok(bytes))` or `(number, Err(value))`.
+/// Encodes a message field: `(number, Ok(bytes))` or `(number, Err(value))`.
 fn proto(fields: &[(u64, Result<&[u8], u64>)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (number, value) in fields {
@@ -233,7 +231,7 @@ fn profile(more: &[(u64, Result<&[u8], u64>)]) -> Vec<u8> {
 }
 
 #[test]
-fn pprof_with_wrong_references_is_refused_by_what_names_what() {
+fn pprof_with_dangling_references_is_refused_with_both_ends() {
     let function = proto(&[(1, Err(7)), (2, Err(3))]);
     let line = proto(&[(1, Err(7)), (2, Err(5))]);
     let location = proto(&[(1, Err(9)), (4, Ok(&line))]);
@@ -252,9 +250,9 @@ fn pprof_with_wrong_references_is_refused_by_what_names_what() {
     let no_string = proto(&[(1, Err(7)), (2, Err(99))]);
     let minus_string = proto(&[(1, Err(7)), (2, Err(u64::MAX))]);
     type Fields<'a> = Vec<(u64, Result<&'a [u8], u64>)>;
-    // Without its mapping a location has no module, and is no less sound.
+    // A location without its mapping has no module, but is valid.
     assert_eq!(parse(&profile(&[(4, Ok(&no_mapping)), (2, Ok(&sample))])).unwrap().total(), 4);
-    // One sample of two.
+    // One of two samples.
     let half = profile(&[(5, Ok(&function)), (4, Ok(&location)), (2, Ok(&sample)), (2, Ok(&nowhere))]);
     assert_eq!(parse(&half).unwrap().total(), 4);
     let cases: Vec<(Fields<'_>, &str)> = vec![
@@ -284,7 +282,7 @@ fn pprof_with_wrong_references_is_refused_by_what_names_what() {
 }
 
 #[test]
-fn counts_at_the_edge_are_kept_or_refused() {
+fn counts_at_the_limits_are_kept_or_refused() {
     let of = |count: u64| {
         let sample = proto(&[(2, Err(count))]);
         profile(&[(2, Ok(&sample))])
@@ -300,7 +298,7 @@ fn counts_at_the_edge_are_kept_or_refused() {
     assert!(error.to_string().contains("more than pprof can hold"), "{error}");
 }
 
-/// The count fits, its CPU time does not.
+/// The count fits, but its CPU time does not.
 #[test]
 fn cpu_time_beyond_63_bits_is_refused() {
     for (count, fits) in [(9_000_000_000, true), (10_000_000_000, false), (i64::MAX as u64, false)] {
@@ -319,7 +317,7 @@ fn cpu_time_beyond_63_bits_is_refused() {
     }
 }
 
-/// A profile of times: one value of a type each, and what a period is of.
+/// A profile of times: a type with one value per sample, and the type of the period.
 fn of_times(kind: (&str, &str), period: (&str, &str, u64), values: &[u64]) -> Vec<u8> {
     let texts = ["", kind.0, kind.1, period.0, period.1];
     let sample_type = proto(&[(1, Err(1)), (2, Err(2))]);
@@ -333,7 +331,7 @@ fn of_times(kind: (&str, &str), period: (&str, &str, u64), values: &[u64]) -> Ve
 }
 
 #[test]
-fn times_become_samples_only_where_they_are_whole_periods() {
+fn times_become_samples_only_if_they_are_whole_periods() {
     let (cpu, ms) = (("cpu", "nanoseconds"), 1_000_000);
     let read = |bytes: &[u8]| {
         let saved = parse(bytes).unwrap();
@@ -372,7 +370,7 @@ fn text_with_a_stray_byte_is_text() {
 }
 
 #[test]
-fn packed_text_of_a_pipe_is_measured_by_what_came() {
+fn the_ratio_of_a_pipe_is_by_bytes_received() {
     let lines = |from: u32| -> String {
         (from..from + 200_000).map(|n| format!("p;{};f{n} 1\n", "x".repeat(400))).collect()
     };
@@ -386,7 +384,7 @@ fn packed_text_of_a_pipe_is_measured_by_what_came() {
 }
 
 #[test]
-fn stacks_of_firefox_are_walked_once() {
+fn stacks_of_firefox_are_converted_once() {
     let count = 60_000;
     let prefix: Vec<Option<u32>> = (0..count).map(|n: u32| n.checked_sub(1)).collect();
     let json = serde_json::json!({
@@ -428,14 +426,14 @@ fn weights_of_firefox_have_a_type() {
 }
 
 #[test]
-fn long_lines_and_many_events_cost_their_length() {
+fn long_lines_and_many_events_cost_linear_time() {
     let line = |part: &str| part.repeat((900 << 10) / part.len());
     let event = "a 1/1 1.0: cycles:\n\t55 f+0x1 (/x)\n\n";
     for part in [" (", "(", ")", "+0x1", "1 ", "1 K ", "[1] ", "1/1 [1] ", "PERF_RECORD_", "  x:1", "1: "] {
         let saved = parse(format!("{event}{}\n{event}\t55 {})\n", line(part), line(part)).as_bytes());
         assert!(saved.is_ok(), "{part:?}: {saved:?}");
     }
-    // Closing what is not open looks through no stack.
+    // Closing a frame that is not open searches no stack.
     let opens =
         (0..100_000).map(|at| format!("{{\"type\":\"O\",\"frame\":0,\"at\":{at}}}")).collect::<Vec<_>>();
     let closes = vec!["{\"type\":\"C\",\"frame\":1,\"at\":100000}"; 90_000];
@@ -452,7 +450,7 @@ fn long_lines_and_many_events_cost_their_length() {
     );
 }
 
-/// A packed file of equal members; counts the bytes that are read of it.
+/// A packed file of equal members; counts the bytes read from it.
 struct Members {
     packed: Vec<u8>,
     member_bytes: usize,
@@ -460,7 +458,7 @@ struct Members {
 }
 
 impl Members {
-    /// As many members of this text as make a file of some length.
+    /// As many members with this text as needed for a file of this length.
     fn of(text: &str, length: usize) -> Members {
         let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
         packer.write_all(text.as_bytes()).unwrap();
@@ -481,7 +479,7 @@ impl Read for &mut Members {
 }
 
 #[test]
-fn packed_text_is_refused_by_what_came_of_it_so_far() {
+fn the_ratio_is_checked_while_unpacking() {
     const FILE_BYTES: usize = 3 << 20;
     const INPUT_BUFFER: usize = 512;
     let noise = |n: u64| format!("p;{:x} 1\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -489,11 +487,11 @@ fn packed_text_is_refused_by_what_came_of_it_so_far() {
     let mixed = |repeats: usize| noise.clone() + &"p;main;work;f 1\n".repeat(repeats);
     let large = "larger than 96 MiB and more than 32 times larger";
     for (text, most_mib, what) in [
-        // More of each byte than of any real file: refused at the beginning.
+        // A higher ratio than of any real file: refused at the beginning.
         ("a;b;c 1\nb;c;d 1\n".repeat(1 << 17), 32, "more than 500 times larger (MAX_RATIO)"),
         ("a 1\n".repeat(1 << 20), 32, "more than 500 times larger (MAX_RATIO)"),
         ("\n".repeat(1 << 22), 32, "more than 500 times larger (MAX_RATIO)"),
-        // Less, but all of it is more than a file of this length may be.
+        // A lower ratio, but the whole is more than allowed for a file of this length.
         ("work 1/1 [000] 1.1: 1 cycles:\n\n".repeat(1 << 17), 96, large),
         (mixed(3 << 20), 96, large),
         (mixed(1 << 20), 96, large),
@@ -502,7 +500,7 @@ fn packed_text_is_refused_by_what_came_of_it_so_far() {
         let input = std::io::BufReader::with_capacity(INPUT_BUFFER, &mut members);
         let error = detect::read(input, "a.gz", FILE_BYTES as u64).unwrap_err().to_string();
         assert!(error.contains(what), "{error}");
-        // Whole members count whole, so that one and what is buffered may be beyond the limit.
+        // Members are counted as a whole, so that one and the buffered part may exceed the limit.
         let ratio = text.len() / members.member_bytes;
         let most = (most_mib << 20) + text.len() + (ratio + 1) * INPUT_BUFFER + (1 << 20);
         let unpacked = members.read / members.member_bytes * text.len();
@@ -511,7 +509,7 @@ fn packed_text_is_refused_by_what_came_of_it_so_far() {
 }
 
 #[test]
-fn bombs_are_not_unpacked() {
+fn decompression_bombs_are_not_unpacked() {
     let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     let zeros = vec![b'a'; 1 << 20];
     for _ in 0..(200 << 20 >> 20) {
@@ -560,7 +558,7 @@ fn other_files_are_refused() {
 }
 
 #[test]
-fn stacks_in_circles_are_refused() {
+fn cyclic_stacks_are_refused() {
     let files = files();
     let text =
         String::from_utf8(files.iter().find(|(name, _)| *name == "firefox").unwrap().1.clone()).unwrap();

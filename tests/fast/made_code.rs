@@ -1,5 +1,5 @@
-//! Code that was made at run time: what a walk learned of it is kept while its bytes are what they
-//! were, and code that is replaced in place is walked by what it is now.
+//! JIT code: cached analysis is valid while its bytes are unchanged, and code that is replaced in place is
+//! walked by its new content.
 
 use stackprof::addr::Avma;
 use stackprof::arch::{Registers, X86_64};
@@ -10,12 +10,12 @@ use stackprof::walk::{self, Frames, StackBytes, StackEnd, UnwindMethod, Unwinder
 const START: u64 = 0x7000_0000_0000;
 const BYTES: usize = 64 << 10;
 const STACK: u64 = 0x7fff_0000_1000;
-/// Where functions are; far enough from each other to be in blocks that are read by themselves.
+/// Offsets of functions, far enough apart for separate blocks.
 const LEAF: u64 = 0x100;
 const CALLER: u64 = 0x5000;
 const OTHER: u64 = 0xa000;
 
-/// A process whose only code is what it made.
+/// A process with only JIT code.
 struct Process {
     memory: Vec<u8>,
     images: Images,
@@ -47,18 +47,19 @@ impl Process {
         self.memory[at as usize..at as usize + code.len()].copy_from_slice(code);
     }
 
-    /// A function with a frame of so many bytes, which ends three instructions behind its entry.
+    /// Writes a function with a frame of this size, which ends three instructions after its entry.
     fn write_leaf(&mut self, frame: u8) {
         //              sub $frame,%rsp         nop   add $frame,%rsp         ret
         self.write(LEAF, &[0x48, 0x83, 0xec, frame, 0x90, 0x48, 0x83, 0xc4, frame, 0xc3]);
     }
 
-    /// The offsets of the frames of a thread that is at the nop of the leaf.
+    /// The offsets of the frames of a thread at the leaf's nop.
     fn walk(&mut self) -> Vec<u64> {
         self.walk_at(LEAF + 4, &[0, START + CALLER + 5, START + OTHER + 5, 0], u64::MAX).0
     }
 
-    /// The same of a thread at `pc` with these words on its stack, with this budget, and why the walk ended.
+    /// Like `walk`, for a thread at `pc` with these words on its stack and this budget; also returns why the
+    /// walk ended.
     fn walk_at(&mut self, pc: u64, words: &[u64], budget: u64) -> (Vec<u64>, Walked) {
         let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
         let mut gpr = [0; 16];
@@ -97,7 +98,7 @@ impl Process {
     }
 }
 
-/// A process with the leaf, and two functions that call it.
+/// A process with the leaf and two functions that call it.
 fn process() -> Process {
     let mut process = Process::new();
     process.write_leaf(8);
@@ -109,12 +110,12 @@ fn process() -> Process {
 }
 
 #[test]
-fn code_that_stays_what_it_is_is_learned_once() {
+fn unchanged_code_is_analysed_once() {
     let mut process = process();
     let stack = process.walk();
     assert_eq!(stack[..2], [LEAF + 4, CALLER + 4]);
     let first = process.reads();
-    // Where the stack ends is looked at in each walk.
+    // The end of the stack is examined in each walk.
     assert_eq!(process.walk(), stack);
     let known = process.reads();
     assert!(known < first, "{first} reads, then {known}");
@@ -128,21 +129,21 @@ fn code_that_stays_what_it_is_is_learned_once() {
 }
 
 #[test]
-fn code_that_is_replaced_in_place_is_noticed() {
+fn code_replaced_in_place_is_noticed() {
     let mut process = process();
     assert_eq!(process.walk()[..2], [LEAF + 4, CALLER + 4]);
     process.write_leaf(16);
     assert_eq!(process.walk()[..2], [LEAF + 4, CALLER + 4], "not before it is looked at");
     process.now_ns += KEPT_NS;
     assert_eq!(process.walk()[..2], [LEAF + 4, OTHER + 4]);
-    // And back: what was learned since rests on what it was in between.
+    // And back: analysis since then depends on the code in between.
     process.write_leaf(8);
     process.now_ns += KEPT_NS;
     assert_eq!(process.walk()[..2], [LEAF + 4, CALLER + 4]);
 }
 
 #[test]
-fn code_that_is_replaced_elsewhere_costs_what_rests_on_it_only() {
+fn replaced_code_invalidates_only_its_dependents() {
     let mut process = process();
     let stack = process.walk();
     process.write(OTHER + 0x2000, &[0x90]);
@@ -160,21 +161,21 @@ fn code_that_is_replaced_elsewhere_costs_what_rests_on_it_only() {
     assert!(all > compared, "the leaf's block was read to be compared and to be learned: {all}, {compared}");
 }
 
-/// What all of memory is executable for: a stack of pointers to data, each of which would be a return address.
+/// As if all of memory is executable: a stack of pointers to data, each a potential return address.
 #[test]
-fn words_that_no_call_left_are_not_followed() {
+fn words_other_than_return_addresses_are_not_followed() {
     let mut process = process();
-    // ud2: nothing leads on.
+    // ud2: nothing follows.
     process.write(LEAF, &[0x0f, 0x0b]);
     let words: Vec<u64> = (0..400).map(|word| START + 0x1000 + word * 0x75).collect();
     let (frames, _) = process.walk_at(LEAF, &words, u64::MAX);
     assert_eq!(frames, [LEAF]);
     let (reads, bytes) = (process.reads(), std::mem::take(&mut process.read_bytes));
     assert!(bytes < 400 * 64 + 64 * 1024, "{bytes} bytes in {reads} reads");
-    // The same again asks for nothing.
+    // A repetition requests nothing.
     let (frames, _) = process.walk_at(LEAF, &words, u64::MAX);
     assert_eq!((frames, process.reads()), (vec![LEAF], 0));
-    // Behind a call it is a return address, and so is the place that a handler of signals returns to.
+    // After a call it is a return address, and so is the return point of a signal handler.
     process.now_ns += KEPT_NS;
     process.write_leaf(8);
     process.write(OTHER + 0x40, &[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05]);
@@ -184,13 +185,13 @@ fn words_that_no_call_left_are_not_followed() {
 }
 
 #[test]
-fn without_budget_a_walk_ends_at_the_first_code_that_is_not_known() {
+fn without_budget_a_walk_ends_at_unknown_code() {
     let mut process = process();
     let words = [0, START + CALLER + 5, START + OTHER + 5, 0];
     let (frames, walked) = process.walk_at(LEAF + 4, &words, 0);
     assert_eq!((frames, process.jit.end_round()), (vec![LEAF + 4], (0, true)));
     assert_ne!(walked.ended, StackEnd::Root);
-    // Enough for the leaf, and not for its caller: nothing is made up in its place.
+    // Enough for the leaf, but not for its caller: nothing replaces it.
     let whole = process.walk();
     let (all, _) = process.jit.end_round();
     let mut ended_at = Vec::new();
@@ -201,17 +202,17 @@ fn without_budget_a_walk_ends_at_the_first_code_that_is_not_known() {
         let (_, over) = fresh.jit.end_round();
         assert!(over || frames.len() == whole.len(), "with {budget}");
         ended_at.push(frames.len());
-        // What is known costs nothing.
+        // Known code costs nothing.
         assert_eq!(fresh.walk_at(LEAF + 4, &words, u64::MAX).0, whole);
         assert_eq!(fresh.walk_at(LEAF + 4, &words, 0).0, whole);
     }
     assert!(ended_at.contains(&1) && ended_at.is_sorted(), "{ended_at:?}");
 }
 
-/// A search of the stack follows calls to where the walk is stuck, which leads nowhere in code that keeps its frames
-/// elsewhere, and costs as much at each new program counter.
+/// A stack search follows calls to where the walk is stuck, which is unproductive in code that keeps its
+/// frames elsewhere, and costs as much at each new program counter.
 #[test]
-fn calls_that_lead_nowhere_are_followed_less() {
+fn unproductive_calls_are_followed_less() {
     const ENTRIES: u64 = 0x1000;
     const CALLS: u64 = 0x3000;
     const STUCK: u64 = 0x8000;
@@ -223,7 +224,7 @@ fn calls_that_lead_nowhere_are_followed_less() {
         let (at, entry) = (CALLS + 5 * call, ENTRIES + 8 * call);
         let distance = (entry as i32 - (at as i32 + 5)).to_le_bytes();
         process.write(at, &[&[0xe8], &distance[..], &[0x0f, 0x0b]].concat());
-        // Another one overwrites what stands behind: each is a return address all the same.
+        // The following ones overwrite the code behind it: each is still a return address.
         words.push(START + at + 5);
     }
     let mut cost = Vec::new();
@@ -232,7 +233,7 @@ fn calls_that_lead_nowhere_are_followed_less() {
         process.walk_at(STUCK + 2 * number, &words, u64::MAX);
         cost.push(process.jit.end_round().0);
     }
-    // The rest are those that find out whether it leads on now.
+    // The rest check whether it has become productive.
     let cheap = cost[80..].iter().filter(|now| **now * 4 < cost[1]).count();
     assert!(cheap >= 70, "{cost:?}");
 }

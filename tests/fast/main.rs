@@ -1,6 +1,6 @@
-//! What needs no ptrace, no compiler and no clock: the engine and the macOS backend over simulated
-//! processes and kernels, the forms of profiles, golden files. `cargo fast` runs it with the unit
-//! tests; `STACKPROF_ROUNDS` and `STACKPROF_SEED` say how often and with what (`support/rounds.rs`).
+//! Tests without ptrace, compiler and clock: the engine and the macOS backend on simulated processes and
+//! kernels, profile formats, golden files. `cargo fast` runs it with the unit tests; `STACKPROF_ROUNDS` and
+//! `STACKPROF_SEED` control repetition and random input (`support/rounds.rs`).
 #![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs, unreachable_pub)]
 
 #[path = "../support/folded.rs"]

@@ -1,7 +1,6 @@
-//! Saved profiles: what is written in one form and read back, and nothing lost that the form
-//! can hold.
+//! Saved profiles: round trips through each format, without loss of anything that the format can express.
 //!
-//! Rng profiles are made from a seed that failures print; `STACKPROF_SEED` runs one.
+//! Random profiles are generated from a seed that failures print; `STACKPROF_SEED` runs one.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +10,7 @@ use stackprof::profile::formats::{firefox, folded, otlp, pprof, speedscope};
 use stackprof::profile::{About, ByName, Function, Line, Mapping, Saved, SavedBuilder, StackRoot};
 use stackprof::rng::Rng;
 
-/// Names with everything that the forms use for themselves.
+/// Names with all characters that the formats use as syntax.
 const NAMES: [&str; 14] = [
     "main",
     "operator new(unsigned long)",
@@ -44,7 +43,7 @@ fn for_each_seed(rounds: u64, mut check: impl FnMut(&mut Rng)) {
     }
 }
 
-/// Folded lines; a name that stands for a thread or a mark is one only where it can be.
+/// Folded lines; a name that could be a thread or a marker is one only where it can be.
 fn random_folded(random: &mut Rng) -> String {
     let mut lines = BTreeMap::new();
     for _ in 0..1 + random.below(60) {
@@ -55,7 +54,7 @@ fn random_folded(random: &mut Rng) -> String {
         if random.below(4) == 0 {
             stack.push("[incomplete]".to_owned());
         }
-        // What begins with its own mark would be read as one.
+        // A name with its own marker would be read as one.
         let usual = |name: &str| !name.starts_with("[w") && name != "[incomplete]";
         stack.extend(
             (0..random.below(12)).map(|_| random.pick(&NAMES)).filter(|n| usual(n)).map(str::to_owned),
@@ -106,7 +105,7 @@ fn as_otlp(saved: &Saved) -> Vec<u8> {
 }
 
 #[test]
-fn folded_text_survives_otlp_byte_for_byte() {
+fn folded_text_round_trips_through_otlp_byte_for_byte() {
     for_each_seed(300, |random| {
         let text = random_folded(random);
         let saved = parsed(text.as_bytes());
@@ -123,7 +122,7 @@ fn folded_text_survives_otlp_byte_for_byte() {
 }
 
 #[test]
-fn folded_text_survives_pprof_byte_for_byte() {
+fn folded_text_round_trips_through_pprof_byte_for_byte() {
     for_each_seed(300, |random| {
         let text = random_folded(random);
         let saved = parsed(text.as_bytes());
@@ -137,19 +136,19 @@ fn folded_text_survives_pprof_byte_for_byte() {
 }
 
 #[test]
-fn folded_text_survives_the_viewers_formats() {
+fn folded_text_round_trips_through_the_viewers_formats() {
     for_each_seed(100, |random| {
         let text = random_folded(random);
         let saved = parsed(text.as_bytes());
         assert_eq!(as_folded(&parsed(&as_speedscope(&saved))), text);
-        // The Firefox format counts in 31 bits, of which a stack may have 1024 samples.
+        // The Firefox format counts in 31 bits, with at most 1024 samples per stack.
         if saved.total() < 1 << 40 {
             assert_eq!(as_folded(&parsed(&as_firefox(&saved))), text);
         }
     });
 }
 
-/// A profile with all that there can be.
+/// A profile with everything that a profile can have.
 fn full() -> Saved {
     let mut builder = SavedBuilder::new(About {
         hz: Some(997),
@@ -194,8 +193,8 @@ fn full() -> Saved {
     builder.finish()
 }
 
-/// Everything that a profile tells, as text.
-fn told(saved: &Saved) -> String {
+/// The complete content of a profile as text.
+fn content(saved: &Saved) -> String {
     let mut lines = vec![format!("{:?}", saved.about)];
     saved.for_each_stack(|root, frames, count| {
         let text = |id| saved.text(id);
@@ -220,15 +219,15 @@ fn told(saved: &Saved) -> String {
 }
 
 #[test]
-fn pprof_loses_nothing() {
+fn pprof_is_lossless() {
     let saved = full();
-    assert_eq!(told(&parsed(&as_pprof(&saved))), told(&saved));
+    assert_eq!(content(&parsed(&as_pprof(&saved))), content(&saved));
 }
 
 #[test]
-fn otlp_loses_nothing() {
+fn otlp_is_lossless() {
     let saved = full();
-    assert_eq!(told(&parsed(&as_otlp(&saved))), told(&saved));
+    assert_eq!(content(&parsed(&as_otlp(&saved))), content(&saved));
 }
 
 #[test]
@@ -244,7 +243,7 @@ fn viewers_formats_keep_stacks_threads_and_time() {
         };
         assert_eq!(with_lines(&back), with_lines(&saved));
         assert_eq!((back.about.hz, back.about.pid), (Some(997), Some(4242)));
-        // Without these a comparison does not know what it may compare.
+        // A comparison needs these.
         assert_eq!(back.about.lost, saved.about.lost);
         let extent = |about: &About| (about.launched, about.duration_ns, about.idle, about.time_unix_ns);
         assert_eq!(extent(&back.about), extent(&saved.about));
@@ -259,7 +258,7 @@ fn viewers_formats_keep_stacks_threads_and_time() {
 }
 
 #[test]
-fn short_times_and_other_units_come_back_from_every_form() {
+fn short_times_and_other_units_round_trip_through_every_format() {
     for (hz, unit) in [(Some(10_000_000), "samples"), (None, "bytes"), (None, "contentions")] {
         let mut builder =
             SavedBuilder::new(About { hz, unit: unit.to_owned(), idle: Some(true), ..About::default() });
@@ -274,13 +273,13 @@ fn short_times_and_other_units_come_back_from_every_form() {
         for writer in [as_pprof as Writer, as_speedscope, as_firefox, as_otlp] {
             let back = parsed(&writer(&saved));
             assert_eq!((back.about.hz, back.about.unit.as_str()), (hz, unit));
-            assert_eq!(told(&back).lines().count(), 3, "{}", told(&back));
+            assert_eq!(content(&back).lines().count(), 3, "{}", content(&back));
         }
     }
 }
 
 #[test]
-fn a_stack_as_deep_as_any_can_be_comes_back_from_every_form() {
+fn the_deepest_stack_round_trips_through_every_format() {
     let deepest = format!("p;io (7);[incomplete]{} 1\n", ";f".repeat(stackprof::profile::MAX_DEPTH));
     let saved = parsed(deepest.as_bytes());
     for writer in [as_pprof as Writer, as_speedscope, as_firefox, as_otlp] {

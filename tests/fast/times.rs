@@ -1,11 +1,11 @@
-//! Times of samples: what is written with them and read back has the same times, weights and counts.
+//! Times of samples: times, weights and counts round-trip.
 
 use stackprof::profile::formats::{detect, firefox, otlp, pprof, speedscope};
 use stackprof::profile::{About, Saved, SavedBuilder, StackRoot, ThreadTimeline, TimedSample, Timeline};
 
 const PERIOD_NS: u64 = 1_000_000;
 
-/// When a sample was taken, what it stands for, which of three functions it was in; none for a lost stack.
+/// Time and weight of a sample, and which of three functions it was in; `None` for a lost stack.
 type Taken = (u64, u64, Option<usize>);
 
 /// Two threads: one with a pause of 80 ms, one that waits; samples that are not whole periods.
@@ -17,7 +17,7 @@ fn threads() -> [Vec<Taken>; 2] {
     [first.chain(second).chain(lost).collect(), waits.collect()]
 }
 
-/// A profile with times; threads are kept apart or not.
+/// A profile with times, with or without separate threads.
 fn saved(split_by_thread: bool) -> Saved {
     let mut builder = SavedBuilder::new(About {
         hz: Some(1000),
@@ -67,7 +67,7 @@ fn saved(split_by_thread: bool) -> Saved {
         });
     }
     builder.set_timeline(timeline);
-    // A stack of which there are no times.
+    // A stack without times.
     let root = builder.root(StackRoot { process, thread: None, complete: true, waiting: false }).unwrap();
     if !split_by_thread {
         builder.add(root, &[frames[2], frames[0]], 5).unwrap();
@@ -75,8 +75,8 @@ fn saved(split_by_thread: bool) -> Saved {
     builder.finish()
 }
 
-/// Each thread with its samples: time, what it stands for, count, CPU, stack.
-fn told(saved: &Saved, with_cpu: bool) -> Vec<String> {
+/// Each thread with its samples: time, weight, count, CPU, stack.
+fn timed_samples(saved: &Saved, with_cpu: bool) -> Vec<String> {
     let timeline = saved.timeline().expect("times");
     let mut lines = Vec::new();
     for thread in &timeline.threads {
@@ -141,15 +141,15 @@ const WRITERS: [(&str, Writer); 3] = [
 ];
 
 #[test]
-fn times_weights_and_counts_come_back() {
+fn times_weights_and_counts_round_trip() {
     for split_by_thread in [true, false] {
         let saved = saved(split_by_thread);
         for (form, write) in WRITERS {
             let with_cpu = form != "speedscope";
-            let expected = told(&saved, with_cpu);
+            let expected = timed_samples(&saved, with_cpu);
             assert_eq!(expected.len(), 62);
             let back = back(&write(&saved));
-            assert_eq!(told(&back, with_cpu), expected, "{form}");
+            assert_eq!(timed_samples(&back, with_cpu), expected, "{form}");
             assert_eq!(back.total(), saved.total(), "{form}");
             assert_eq!(back.about.time_unix_ns, saved.about.time_unix_ns);
         }
@@ -164,7 +164,7 @@ fn firefox_files_have_every_count_at_its_time() {
         firefox::write(&saved, &mut out).unwrap();
         let back = back(&out);
         assert_eq!(back.total(), saved.total());
-        // The format has microseconds of CPU time, and no weight of a waiting thread beside its count.
+        // The format has microseconds of CPU time, and no weight of a waiting thread besides its count.
         let place = |line: &String| {
             let mut words = line.split_once(": ").unwrap().1.splitn(5, ' ');
             let at_ns: u64 = words.next().unwrap().parse().unwrap();
@@ -172,7 +172,7 @@ fn firefox_files_have_every_count_at_its_time() {
         };
         let counted = |saved: &Saved| {
             let mut places: Vec<_> =
-                told(saved, false).iter().map(place).filter(|(_, count)| count != "0").collect();
+                timed_samples(saved, false).iter().map(place).filter(|(_, count)| count != "0").collect();
             places.sort();
             places
         };
@@ -187,7 +187,7 @@ fn firefox_files_have_every_count_at_its_time() {
 }
 
 #[test]
-fn a_pause_is_an_empty_stack_as_long_as_it() {
+fn a_pause_is_an_empty_stack_of_its_length() {
     let saved = saved(true);
     let mut out = Vec::new();
     speedscope::write(&saved, None, &mut out).unwrap();
@@ -212,7 +212,7 @@ fn a_pause_is_an_empty_stack_as_long_as_it() {
     assert!((profile["endValue"].as_f64().unwrap() - now_ms).abs() < 1e-6);
 }
 
-/// Stacks whose counts are more than their times: of a busy thread no pause makes up for that.
+/// Stacks with counts above their times: a busy thread has no pause to compensate.
 #[test]
 fn weights_place_samples_at_their_times_and_add_up_to_counts() {
     let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
@@ -221,7 +221,7 @@ fn weights_place_samples_at_their_times_and_add_up_to_counts() {
     let (mut samples, mut counts) = (Vec::new(), Vec::new());
     for number in 0..400 {
         let frame = builder.named_frame(&format!("f{}", number / 4)).unwrap();
-        // Of four samples of 0.9 ms or 1.1 ms each count 4.
+        // Each of four samples of 0.9 ms or 1.1 ms counts 4.
         let node = builder.add(root, &[frame], 1).unwrap();
         let weight_ns = if number < 300 { 900_000 } else { 1_300_000 };
         let at_ns = samples.last().map_or(0, |last: &TimedSample| last.at_ns) + weight_ns;
@@ -251,5 +251,5 @@ fn weights_place_samples_at_their_times_and_add_up_to_counts() {
     }
     assert_eq!(sums.len(), 100);
     assert!(sums.values().all(|sum| (sum - 4.0).abs() < 1e-6), "{sums:?}");
-    assert_eq!(told(&back(&out), false), told(&saved, false));
+    assert_eq!(timed_samples(&back(&out), false), timed_samples(&saved, false));
 }

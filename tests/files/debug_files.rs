@@ -1,5 +1,5 @@
-//! Where debug information is found, and what is refused: build ids, packages of split DWARF,
-//! dSYMs, and the map of a JIT compiler that a live process writes.
+//! Search for debug information, and refusals: build ids, packages of split DWARF, dSYMs, and the perf map of
+//! a live JIT compiler.
 #![cfg(target_os = "linux")]
 
 use std::collections::{HashMap, HashSet};
@@ -15,7 +15,7 @@ __attribute__((noinline)) static int work(int x) { return add(x, x + 1) ^ 5; }
 int main(int argc, char **argv) { (void)argv; return work(argc); }
 ";
 
-/// Files by their whole path.
+/// Files by their full path.
 #[derive(Default)]
 struct InMemory(HashMap<String, Vec<u8>>);
 
@@ -44,7 +44,7 @@ fn run(dir: &Path, program: &str, args: &[&str]) -> Option<()> {
     Some(())
 }
 
-/// Compiles the program, strips it, and keeps what was stripped: (directory, stripped, debug).
+/// Compiles the program, strips it, and keeps the debug information: (directory, stripped, debug).
 fn stripped(flags: &[&str]) -> (tempfile::TempDir, Vec<u8>, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.c"), SOURCE).unwrap();
@@ -72,7 +72,7 @@ fn name(path: &str, bytes: &[u8], files: &dyn Files) -> ImageNames {
     name_addresses(path, ImageBytes::new(bytes.to_vec()), &addresses, &options)
 }
 
-/// Whether some address is in `add`, inlined in `work`, with its line.
+/// Whether some address is in `add`, inlined into `work`, with its line.
 fn knows_the_inlined(answer: &ImageNames) -> bool {
     let mut chains = answer.names.iter().flatten();
     chains.any(|chain| match chain.as_slice() {
@@ -97,7 +97,7 @@ fn a_debug_file_is_found_by_build_id() {
 }
 
 #[test]
-fn a_target_in_a_root_of_its_own_has_the_debug_files_outside_of_it() {
+fn a_target_in_a_chroot_uses_debug_files_outside_of_it() {
     let (_dir, stripped, debug) = stripped(&[]);
     let path = build_id_path(&stripped);
     let outside = |debug: &[u8]| Outside(InMemory(HashMap::from([(path.clone(), debug.to_vec())])));
@@ -107,7 +107,7 @@ fn a_target_in_a_root_of_its_own_has_the_debug_files_outside_of_it() {
     assert!(!knows_the_inlined(&answer));
     let [problem] = answer.problems.as_slice() else { panic!("{:?}", answer.problems) };
     assert!(problem.starts_with(&format!("{path}: it is of another build")), "{problem}");
-    // Beside the program only files of the target's own root may lie.
+    // Only files of the target's own root may be next to the program.
     let beside = Outside(InMemory(HashMap::from([("/usr/bin/a.debug".to_owned(), debug)])));
     assert!(!knows_the_inlined(&name("/usr/bin/a", &stripped, &beside)));
 }
@@ -129,7 +129,7 @@ fn a_debug_link_to_a_file_of_the_same_build_id_needs_no_checksum() {
         let (dir, _, whole) = stripped(flags);
         let read = |name: &str| std::fs::read(dir.path().join(name)).unwrap();
         run(dir.path(), "objcopy", &["--add-gnu-debuglink=debug", "stripped"]).unwrap();
-        // As distributions do behind that.
+        // As distributions do.
         run(dir.path(), "objcopy", &["--compress-debug-sections", "debug"]).unwrap();
         assert_ne!(read("debug"), whole);
         let files = InMemory([("/usr/bin/debug".to_owned(), read("debug"))].into());
@@ -142,7 +142,7 @@ fn a_debug_link_to_a_file_of_the_same_build_id_needs_no_checksum() {
 }
 
 #[test]
-fn split_files_and_packages_of_them() {
+fn reads_split_files_and_packages() {
     let (dir, _, _) = stripped(&["-gdwarf-5", "-gsplit-dwarf"]);
     let image = std::fs::read(dir.path().join("a.out")).unwrap();
     let dwo = std::fs::read_dir(dir.path()).unwrap().flatten().map(|entry| entry.path());
@@ -152,16 +152,16 @@ fn split_files_and_packages_of_them() {
     let dwo_path = place.join(dwo.file_name().unwrap()).to_str().unwrap().to_owned();
     let files = InMemory(HashMap::from([(dwo_path.clone(), std::fs::read(&dwo).unwrap())]));
     assert!(knows_the_inlined(&name("/usr/bin/a", &image, &files)));
-    // Without it, the lines are known, and what is missing is told.
+    // Without it, the lines are known, and the missing file is reported.
     let without = name("/usr/bin/a", &image, &InMemory::default());
     assert!(without.problems.contains(&format!("{dwo_path}: no such file")), "{:?}", without.problems);
     assert!(without.names.iter().flatten().any(|chain| chain[0].line > 0));
 
-    // A package of DWARF 4: binutils' `dwp` knows no other, and llvm-dwp 19 does not end on
-    // what GCC writes as DWARF 5.
+    // A package of DWARF 4: binutils' `dwp` supports no other, and llvm-dwp 19 does not terminate on GCC's
+    // DWARF 5.
     let (dir, _, _) = stripped(&["-gdwarf-4", "-gsplit-dwarf"]);
     if run(dir.path(), "dwp", &["-e", "a.out", "-o", "a.dwp"]).is_none() {
-        eprintln!("SKIP split_files_and_packages_of_them: no dwp");
+        eprintln!("SKIP reads_split_files_and_packages: no dwp");
         assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
         return;
     }
@@ -173,7 +173,7 @@ fn split_files_and_packages_of_them() {
 }
 
 #[test]
-fn stubs_are_named_after_what_they_call() {
+fn stubs_are_named_after_their_targets() {
     let dir = tempfile::tempdir().unwrap();
     let source = "#include <stdlib.h>\nint main(int c, char **v) { return atoi(v[0]) + abs(c) + rand(); }\n";
     std::fs::write(dir.path().join("a.c"), source).unwrap();
@@ -208,7 +208,7 @@ int outer(int x) { return inner(x) + 1; }
 "#;
 
 #[test]
-fn swift_names_are_made_by_the_one_who_knows_them() {
+fn swift_names_are_demangled_by_the_runtime() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a.c"), SWIFT).unwrap();
     let args = ["-O1", "-g", "-shared", "-fPIC", "-Wl,-z,lazy", "-o", "a.so", "a.c"];
@@ -228,14 +228,14 @@ fn swift_names_are_made_by_the_one_who_knows_them() {
         assert!(names.contains(name), "{name}: {names:?}");
     }
     assert!(names.iter().all(|name| !name.contains('$')), "{names:?}");
-    // Without a Swift runtime they stay as they are, and so they do where that is asked for.
+    // Without a Swift runtime, or on request, they stay mangled.
     let mangled = Options { style: Style::Mangled, swift: |_| Some("x".to_owned()), ..Options::default() };
     for options in [Options::default(), mangled] {
         assert!(found(&options).contains("_$s4main5outeryyF"), "{:?}", found(&options));
     }
 }
 
-/// A program that makes code, says so in /tmp/perf-PID.map, and runs it.
+/// A program that generates code, records it in /tmp/perf-PID.map, and runs it.
 #[cfg(target_arch = "x86_64")]
 const JIT: &str = r#"
 #include <stdio.h>
@@ -280,7 +280,7 @@ fn code_of_a_jit_compiler_is_named() {
     let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
 }
 
-/// Makes a dylib and its dSYM with LLVM's tools; the reason if one of them is missing.
+/// Builds a dylib and its dSYM with LLVM's tools; the reason if one of them is missing.
 fn dylib_with_dsym(dir: &Path) -> Result<(Vec<u8>, Vec<u8>), String> {
     std::fs::write(dir.join("a.c"), SOURCE.replace("int main", "int entry")).unwrap();
     let steps: [(&str, &[&str]); 3] = [
@@ -299,12 +299,12 @@ fn dylib_with_dsym(dir: &Path) -> Result<(Vec<u8>, Vec<u8>), String> {
 }
 
 #[test]
-fn a_dsym_beside_the_binary_is_used_if_it_fits() {
+fn a_dsym_next_to_the_binary_is_used_if_its_uuid_matches() {
     let dir = tempfile::tempdir().unwrap();
     let (image, dsym) = match dylib_with_dsym(dir.path()) {
         Ok(made) => made,
         Err(why) => {
-            eprintln!("SKIP a_dsym_beside_the_binary_is_used_if_it_fits: {why}");
+            eprintln!("SKIP a_dsym_next_to_the_binary_is_used_if_its_uuid_matches: {why}");
             assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");
             return;
         }

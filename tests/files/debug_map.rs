@@ -1,6 +1,6 @@
-//! Linked Mach-O images without a dSYM: inlined functions and lines from the object files that
-//! the debug map names, compared with what llvm-symbolizer says of the dSYM made from the same
-//! files; and the names of stubs, compared with llvm-objdump's.
+//! Linked Mach-O images without a dSYM: inlined functions and lines from the object files of the debug map,
+//! compared with llvm-symbolizer's output for the dSYM of the same files; and the names of stubs, compared
+//! with llvm-objdump's.
 //!
 //! Needs LLVM's compiler, linker, archiver, dsymutil and symbolizer; prints SKIP without.
 #![cfg(target_os = "linux")]
@@ -20,7 +20,7 @@ int table[4] = {1, 2, 3, 4};
 extern int puts(const char *); extern int rand(void); extern double sin(double);
 int entry(int argc) { puts(\"a\"); return work(argc) + table[argc & 3] + rand() + (int)sin(argc); }
 ";
-/// Functions of both languages, some that another file has too, and one whose name is `work` again.
+/// Functions in both languages, some that are in another file too, and a second one called `work`.
 const B: &str = "
 extern \"C\" int entry(int);
 struct Shape { virtual int area(int) const = 0; };
@@ -30,10 +30,10 @@ static inline __attribute__((always_inline)) int mix(int a) { return twice(a) + 
 __attribute__((noinline)) static int work(int x) { return mix(x) - 1; }
 extern \"C\" int other(int c) { Square s; return work(c) + entry(c) + s.area(c); }
 ";
-/// The time that the map is made to note, and the files to have.
+/// The time recorded in the map and set on the files.
 const LINKED_S: u64 = 1_700_000_000;
 
-/// The real files, with times as the tests want them.
+/// The real files, with times set by the tests.
 struct Dated(BTreeMap<String, u64>);
 
 impl Files for Dated {
@@ -63,8 +63,7 @@ struct Built {
     image: Vec<u8>,
 }
 
-/// Builds for a processor, with absolute paths in the map or relative ones; the name of the
-/// first tool that is missing.
+/// Builds for a processor, with absolute or relative paths in the map; or the name of the first missing tool.
 fn build(cpu: &str, flags: &[&str], relative: bool) -> Result<Built, &'static str> {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path();
@@ -78,7 +77,7 @@ fn build(cpu: &str, flags: &[&str], relative: bool) -> Result<Built, &'static st
     };
     compile("a.c", "a.o")?;
     compile("b.cpp", "b.o")?;
-    // Archives keep the time of their members; U is: as they are.
+    // Archives keep the time of their members (U: unchanged).
     run(at, "touch", &["-d", &format!("@{LINKED_S}"), "b.o"]).ok_or("touch")?;
     run(at, "llvm-ar-19", &["rcsU", "libb.a", "b.o"]).ok_or("llvm-ar-19")?;
     let link =
@@ -133,7 +132,7 @@ fn chains(answer: &ImageNames) -> Vec<Vec<(String, String)>> {
     answer.names.iter().map(|chain| chain.as_ref().unwrap().iter().rev().map(of).collect()).collect()
 }
 
-/// What llvm-symbolizer says of the same addresses, from the dSYM.
+/// llvm-symbolizer's output for the same addresses, from the dSYM.
 fn symbolizer(built: &Built) -> Option<Vec<Vec<(String, String)>>> {
     let mut command = Command::new("llvm-symbolizer-19");
     command.args(["--no-demangle", "--inlines", "--functions=linkage", "--obj=ab.dylib"]);
@@ -189,11 +188,11 @@ fn compare(test: &str, cpu: &str, flags: &[&str], relative: bool) {
 }
 
 #[test]
-fn object_files_say_what_the_dsym_says() {
+fn object_files_have_the_same_information_as_the_dsym() {
     for cpu in ["arm64", "x86_64"] {
         for flags in [["-gdwarf-4"], ["-gdwarf-5"]] {
             compare(
-                "object_files_say_what_the_dsym_says",
+                "object_files_have_the_same_information_as_the_dsym",
                 cpu,
                 &flags,
                 cpu == "arm64" && flags == ["-gdwarf-5"],
@@ -203,11 +202,11 @@ fn object_files_say_what_the_dsym_says() {
 }
 
 #[test]
-fn object_files_that_changed_are_refused_with_the_reason() {
+fn changed_object_files_are_refused_with_the_reason() {
     let mut built = match build("arm64", &[], false) {
         Ok(built) => built,
         Err(tool) => {
-            return skip("object_files_that_changed_are_refused_with_the_reason", &format!("no {tool}"));
+            return skip("changed_object_files_are_refused_with_the_reason", &format!("no {tool}"));
         }
     };
     let inlined = |answer: &ImageNames, name: &str| {
@@ -219,7 +218,7 @@ fn object_files_that_changed_are_refused_with_the_reason() {
     let files = |modified_s| Dated(BTreeMap::from([(a.clone(), modified_s)]));
     let changed = "it was changed after the image was linked; link it again";
 
-    // Where the map has no time, the files are taken as they are.
+    // Without a time in the map, the files are not checked.
     let undated = name(&built, &built.image, &files(5));
     assert!(undated.problems.is_empty(), "{:?}", undated.problems);
     assert!(inlined(&undated, "add") && inlined(&undated, "_ZL3mixi"));
@@ -233,7 +232,7 @@ fn object_files_that_changed_are_refused_with_the_reason() {
     let unknown = name(&built, &built.image, &Dated(BTreeMap::new()));
     assert_eq!(unknown.problems, [format!("{a}: when it was changed cannot be told")]);
 
-    // Of an archive, the time of the member counts.
+    // For an archive, the time of the member counts.
     date(&mut built.image, LINKED_S + 1);
     let member = name(&built, &built.image, &files(LINKED_S + 1));
     assert_eq!(member.problems, [format!("{b}: {changed}")]);
@@ -248,17 +247,17 @@ fn object_files_that_changed_are_refused_with_the_reason() {
 }
 
 #[test]
-fn stubs_of_mach_o_are_named_after_what_they_call() {
+fn stubs_of_mach_o_are_named_after_their_targets() {
     for cpu in ["arm64", "x86_64"] {
         let built = match build(cpu, &[], false) {
             Ok(built) => built,
             Err(tool) => {
-                return skip("stubs_of_mach_o_are_named_after_what_they_call", &format!("no {tool}"));
+                return skip("stubs_of_mach_o_are_named_after_their_targets", &format!("no {tool}"));
             }
         };
         let args = ["--macho", "--indirect-symbols", "ab.dylib"];
         let Some(listed) = run(built.dir.path(), "llvm-objdump-19", &args) else {
-            return skip("stubs_of_mach_o_are_named_after_what_they_call", "no llvm-objdump-19");
+            return skip("stubs_of_mach_o_are_named_after_their_targets", "no llvm-objdump-19");
         };
         // `Indirect symbols for (__TEXT,__stubs) 3 entries`, then address, index and name.
         let stubs = listed.split("Indirect symbols for ").find(|part| part.starts_with("(__TEXT,__stubs)"));

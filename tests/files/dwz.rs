@@ -1,6 +1,5 @@
-//! Debug information that `dwz -m` moved to a common file: the same names and lines as before,
-//! and a common file of another build is refused with the reason. Needs `cc` and `dwz`; prints
-//! SKIP without the latter.
+//! Debug information that `dwz -m` moved to a common file: names and lines are unchanged, and a common file
+//! of another build is refused with the reason. Needs `cc` and `dwz`; prints SKIP without the latter.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -36,7 +35,7 @@ fn run(dir: &Path, program: &str, args: &[&str]) {
     assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Two programs with a part of their source in common; false without `dwz`.
+/// Two programs with common source; false without `dwz`.
 fn build(dir: &Path, version: &str) -> bool {
     if Command::new("dwz").arg("--version").output().is_err() {
         eprintln!("SKIP dwz: it is not installed; try `apt-get install dwz`");
@@ -73,7 +72,7 @@ fn knows(answer: &ImageNames, function: &str) -> bool {
 }
 
 #[test]
-fn names_are_the_same_as_before_dwz() {
+fn dwz_does_not_change_names() {
     let version_4 = (["-gdwarf-4"], &[][..], ".gnu_debugaltlink");
     let version_5 = (["-gdwarf-5"], &[][..], ".gnu_debugaltlink");
     let standard_5 = (["-gdwarf-5"], &["-5"][..], ".debug_sup");
@@ -105,7 +104,7 @@ fn a_common_file_of_another_build_is_refused() {
         if !build(&dir, version) || !build(other, version) {
             return;
         }
-        // The same types at other places.
+        // The same types at other offsets.
         std::fs::write(other.join("shared.h"), format!("struct before {{ int x; }};{SHARED}")).unwrap();
         for program in ["first", "second"] {
             run(
@@ -126,7 +125,7 @@ fn a_common_file_of_another_build_is_refused() {
             answer.problems
         );
         assert!(!knows(&answer, "area_of_list"), "{answer:?}");
-        // What was not moved is still there.
+        // Information that was not moved is still there.
         assert!(knows(&answer, "first"));
         std::fs::remove_file(dir.join("common")).unwrap();
         let answer = name(&dir, "first");

@@ -1,5 +1,5 @@
-//! Go's own table of functions says of each instruction what `.debug_frame` of the same file says, for each
-//! kind of processor: the one that a stripped program still has. Needs Go's compiler; prints SKIP without.
+//! Go's function table, which stripped programs keep, agrees with `.debug_frame` of the same file at each
+//! instruction, for each architecture. Needs Go's compiler; prints SKIP without.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -17,10 +17,10 @@ func main() { all := []int{3, 1, 2}; sort.Ints(all); println(all[0]) }
 
 const NAME: &[u8] = b".gopclntab\0";
 
-/// Compares every fifth address, which is nearly all instructions of some functions and some of all.
+/// Compares every fifth address: nearly all instructions of some functions and some of all.
 fn compare<C: Columns>(bytes: &[u8]) -> (usize, Vec<String>) {
     let go = GoFunctions::find(bytes).unwrap();
-    // Under another name it is not found, and only `.debug_frame` is left to be asked.
+    // With the section renamed it is not found, and only `.debug_frame` is used.
     let mut bytes = bytes.to_vec();
     let name = bytes.windows(NAME.len()).rposition(|window| window == NAME).unwrap();
     bytes[name + 1] = b'x';
@@ -29,7 +29,7 @@ fn compare<C: Columns>(bytes: &[u8]) -> (usize, Vec<String>) {
     let cfi = Cfi::find(bytes).unwrap();
     let (mut same, mut other) = (0, Vec::new());
     for function in go.iter(bytes) {
-        // A file has padding between functions, of which `.debug_frame` says nothing.
+        // Padding between functions is not in `.debug_frame`.
         let Some(described) = cfi.last_function(bytes, function.range.start) else { continue };
         for at in (function.range.start.0..described.end.0.min(function.range.end.0)).step_by(5) {
             let by_go = go.row::<C>(bytes, Svma(at));
@@ -44,7 +44,7 @@ fn compare<C: Columns>(bytes: &[u8]) -> (usize, Vec<String>) {
 }
 
 #[test]
-fn the_table_of_go_says_the_same_as_its_unwind_information() {
+fn the_table_of_go_agrees_with_debug_frame() {
     if Command::new("go").arg("version").output().is_err() {
         eprintln!("SKIP go_table: there is no go; try `apt-get install golang-go`");
         assert!(std::env::var_os("STACKPROF_NO_SKIP").is_none(), "STACKPROF_NO_SKIP is set");

@@ -1,4 +1,4 @@
-//! Damaged and malicious files: no panic, no hang, no memory out of proportion.
+//! Damaged and malicious files: no panic, no hang, bounded memory.
 //!
 //! ELF, Mach-O and PE files are mutated from seeds (`support/seeds.rs`).
 #![cfg(target_os = "linux")]
@@ -28,7 +28,7 @@ use crate::seeds::cpu_time::CpuTime;
 use crate::seeds::{TIME_MAX, for_each_seed};
 use stackprof::rng::Rng;
 
-/// A small shared library, made by the C compiler.
+/// A small shared library from the C compiler.
 fn library() -> Vec<u8> {
     const SOURCE: &str = "static int hidden(int x) { return x + 1; }\n\
         int shown(int x) { return hidden(x) * 3; }\n\
@@ -43,7 +43,7 @@ fn library() -> Vec<u8> {
     std::fs::read(dir.path().join("a.so")).unwrap()
 }
 
-/// The C library of this process, where it is an ELF file that can be read.
+/// The C library of this process, if it is a readable ELF file.
 fn libc() -> Option<Vec<u8>> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
@@ -58,7 +58,7 @@ fn word(bytes: &[u8], at: usize) -> usize {
     bytes.get(at..at + 8).map_or(0, |word| u64::from_le_bytes(word.try_into().unwrap()) as usize)
 }
 
-/// The parts of a file that steer a parser: headers, section headers, symbol tables.
+/// The parts of a file that control a parser: headers, section headers, symbol tables.
 fn steering(bytes: &[u8]) -> Vec<Range<usize>> {
     if let Ok(Object::MachO(macho)) = Object::parse(bytes) {
         let at = macho.linkedit;
@@ -88,7 +88,7 @@ fn steering(bytes: &[u8]) -> Vec<Range<usize>> {
     parts
 }
 
-/// One to eight changes of the kinds that break parsers.
+/// Applies one to eight mutations of the kinds that break parsers.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Rng) {
     let parts = steering(bytes);
     for _ in 0..1 + random.below(8) {
@@ -116,7 +116,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Rng) {
     }
 }
 
-/// Everything that reads a file, with addresses inside, at the edges of and beyond it.
+/// Runs all readers on a file, with addresses inside, at its edges and beyond it.
 fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Rng) {
     let length = bytes.len();
     let bytes = ImageBytes::new(bytes);
@@ -193,7 +193,7 @@ fn exercise(bytes: Vec<u8>, head: &[u8], random: &mut Rng) {
     let unnamed: u64 = names.addresses_unnamed.values().sum();
     assert_eq!(names.addresses_unique, names.addresses_named + unnamed);
     for (id, frame) in frames {
-        // Where functions are inlined there are several.
+        // With inlining there are several.
         assert_eq!(!names.get(id).is_empty(), matches!(frame, Frame::Code { .. }));
     }
 }
@@ -217,8 +217,7 @@ fn segments(object: &Object) -> Vec<(Svma, Range<u64>)> {
 
 const BASE: u64 = 0x7f00_0000_0000;
 
-/// The executable segments at [`BASE`] as far as they can be mapped, and mappings that no
-/// kernel gives.
+/// The executable segments at [`BASE`] as far as they can be mapped, and mappings that no kernel creates.
 fn mappings(bytes: &ImageBytes, random: &mut Rng) -> Vec<Mapping> {
     let mapping = |start: u64, end: u64, file_offset, kind| Mapping {
         avma: Avma(start)..Avma(end),
@@ -258,25 +257,25 @@ fn mutations(test: &'static str, rounds: u64, original: &[u8]) {
 }
 
 #[test]
-fn a_damaged_library() {
-    mutations("a_damaged_library", 3000, &library());
+fn a_damaged_library_is_harmless() {
+    mutations("a_damaged_library_is_harmless", 3000, &library());
 }
 
 #[test]
-fn a_damaged_c_library() {
+fn a_damaged_c_library_is_harmless() {
     match libc() {
-        Some(original) => mutations("a_damaged_c_library", 60, &original),
+        Some(original) => mutations("a_damaged_c_library_is_harmless", 60, &original),
         None => eprintln!("SKIP: this process has no libc.so.6 (statically linked?)"),
     }
 }
 
 #[test]
-fn a_damaged_executable() {
-    mutations("a_damaged_executable", 12, &this_test());
+fn a_damaged_executable_is_harmless() {
+    mutations("a_damaged_executable_is_harmless", 12, &this_test());
 }
 
 #[test]
-fn every_truncation_of_the_headers() {
+fn every_truncation_of_the_headers_is_harmless() {
     let library = library();
     let sections = word(&library, 40);
     for length in (1..1024).chain(sections - 8..library.len()) {
@@ -284,7 +283,7 @@ fn every_truncation_of_the_headers() {
     }
 }
 
-/// A Mach-O program with one of everything that is read.
+/// A Mach-O program with one of each supported item.
 fn program() -> build::File {
     use build::{EXT, LOCAL, STAB_FUN, at, nlist, trie};
     let mut nlists: Vec<_> = (0..60)
@@ -304,15 +303,15 @@ fn program() -> build::File {
 }
 
 #[test]
-fn a_damaged_mach_o_program() {
-    mutations("a_damaged_mach_o_program", 3000, &program().build());
+fn a_damaged_mach_o_program_is_harmless() {
+    mutations("a_damaged_mach_o_program_is_harmless", 3000, &program().build());
 }
 
-/// A PE library with one of everything that is read.
+/// A PE library with one of each supported item.
 fn pe_library() -> build_pe::File {
     use build_pe::{Function, Symbol, TEXT};
     const NAMES: [&str; 4] = ["LdrInitializeThunk", "RtlUserThreadStart", "shown", "with_a_long_name"];
-    // push %rbp; push %rbx; sub $0x28,%rsp; nop; add $0x28,%rsp; pop %rbx; pop %rbp; ret, filled up
+    // push %rbp; push %rbx; sub $0x28,%rsp; nop; add $0x28,%rsp; pop %rbx; pop %rbp; ret, padded
     const CODE: [u8; 16] =
         [0x55, 0x53, 0x48, 0x83, 0xec, 0x28, 0x90, 0x48, 0x83, 0xc4, 0x28, 0x5b, 0x5d, 0xc3, 0xcc, 0xcc];
     let functions = (0..60_u32).map(|index| {
@@ -335,12 +334,12 @@ fn pe_library() -> build_pe::File {
 }
 
 #[test]
-fn a_damaged_pe_library() {
-    mutations("a_damaged_pe_library", 3000, &pe_library().build());
+fn a_damaged_pe_library_is_harmless() {
+    mutations("a_damaged_pe_library_is_harmless", 3000, &pe_library().build());
 }
 
 #[test]
-fn every_truncation_of_a_pe_library() {
+fn every_truncation_of_a_pe_library_is_harmless() {
     let library = pe_library().build();
     for length in (1..1024).chain(0x3ff0..library.len()) {
         exercise(library[..length].to_vec(), &library[..4096], &mut Rng::new(length as u64));
@@ -348,26 +347,26 @@ fn every_truncation_of_a_pe_library() {
 }
 
 #[test]
-fn a_damaged_fat_file() {
+fn a_damaged_fat_file_is_harmless() {
     let images =
         [0u32, 2].map(|subtype| (build::ARM64, subtype, build::File { subtype, ..program() }.build()));
     for wide in [false, true] {
-        mutations("a_damaged_fat_file", 500, &build::fat(&images, wide));
+        mutations("a_damaged_fat_file_is_harmless", 500, &build::fat(&images, wide));
     }
 }
 
 #[test]
-fn every_truncation_of_a_mach_o_program() {
+fn every_truncation_of_a_mach_o_program_is_harmless() {
     let program = program().build();
     for length in (1..1024).chain(0x3ff8..program.len()) {
         exercise(program[..length].to_vec(), &program[..4096], &mut Rng::new(length as u64));
     }
 }
 
-/// Tries of a few kinds of bytes, so that nodes overlap and lead to one another.
+/// Tries of a few kinds of bytes, so that nodes overlap and refer to each other.
 #[test]
-fn exports_of_any_kind() {
-    for_each_seed("exports_of_any_kind", 300, |random| {
+fn arbitrary_exports_are_harmless() {
+    for_each_seed("arbitrary_exports_are_harmless", 300, |random| {
         let few = [random.next() as u8 % 16, random.next() as u8, 0, 1, 2, 3, 0x80, 0x20, b'a'];
         let length = random.pick(&[10, 100, 1000, 1 << 16]);
         let trie = (0..length).map(|_| random.pick(&few));
@@ -376,7 +375,7 @@ fn exports_of_any_kind() {
     });
 }
 
-/// A small dylib made by the linker that Linux has, or the reason why not.
+/// A small dylib from Linux's linker, or the reason why not.
 fn linked_dylib(arch: &str, flags: &[&str]) -> Result<Vec<u8>, String> {
     const SOURCE: &str = "__attribute__((noinline)) static int hidden(int x) { return x * 7 + 1; }\n\
         __attribute__((noinline)) int shown(int x) { return hidden(x) * 3; }\n\
@@ -399,7 +398,7 @@ fn linked_dylib(arch: &str, flags: &[&str]) -> Result<Vec<u8>, String> {
 }
 
 #[test]
-fn a_damaged_dylib() {
+fn a_damaged_dylib_is_harmless() {
     for arch in ["arm64", "x86_64"] {
         let whole = match linked_dylib(arch, &[]) {
             Ok(bytes) => bytes,
@@ -419,14 +418,14 @@ fn a_damaged_dylib() {
         let (names, left) = symbols(&stripped);
         assert_eq!(names, ["shown", "space::foo(int)", "-[Class method:]"]);
         assert_eq!(left, [sizes[0], sizes[2], sizes[3]], "none is stretched over the stripped one");
-        mutations("a_damaged_dylib", 500, &whole);
+        mutations("a_damaged_dylib_is_harmless", 500, &whole);
     }
 }
 
-/// Many symbols that all have one endless name, at one address: the worst for choosing
-/// among aliases; and at many addresses: the worst for the memory of names.
+/// Many symbols with one endless name, at one address: the worst case for choosing among aliases; and at many
+/// addresses: the worst case for the memory of names.
 #[test]
-fn names_that_never_end() {
+fn unterminated_names_are_bounded() {
     let started = CpuTime::start();
     let one_address = overlapping_names(20_000, 0);
     let table = SymbolTable::parse(&ImageBytes::new(one_address)).unwrap();
@@ -442,8 +441,7 @@ fn names_that_never_end() {
     assert!(started.used() < TIME_MAX, "took {:?}", started.used());
 }
 
-/// An exports trie of 16,384 names that differ in their last two letters only, after as
-/// many as a name may have.
+/// An exports trie of 16,384 names of maximum length that differ only in their last two letters.
 fn endless_prefix(apart: u64) -> Vec<u8> {
     let padded = |number: u64| {
         (0..4).map(move |index| (number >> (7 * index)) as u8 & 0x7f | if index < 3 { 0x80 } else { 0 })
@@ -472,8 +470,8 @@ fn endless_prefix(apart: u64) -> Vec<u8> {
     trie
 }
 
-/// An ELF file of `count` functions, `apart` bytes from one another, whose names begin at
-/// successive bytes of a string table without an end.
+/// An ELF file of `count` functions, `apart` bytes from each other, with names that begin at successive bytes
+/// of an unterminated string table.
 fn overlapping_names(count: usize, apart: u64) -> Vec<u8> {
     let (symbols, sections) = (64usize, 64 + 24 * (count + 1));
     let strings = sections + 64 * 4;
@@ -525,9 +523,9 @@ fn every_symbol_covers_its_own_bytes() {
     }
 }
 
-/// Names put together from the pieces of both manglings, with references to themselves.
+/// Names assembled from fragments of both manglings, with references to themselves.
 #[test]
-fn mangled_names_of_any_kind() {
+fn arbitrary_mangled_names_are_harmless() {
     #[rustfmt::skip]
     const PIECES: [&str; 58] = [
         "_ZN", "_Z", "_R", "Nv", "C1a", "1a", "3foo", "I", "E", "J", "Dp", "T_", "T0_", "T1_", "S_", "S0_",
@@ -537,7 +535,7 @@ fn mangled_names_of_any_kind() {
     ];
     let seeds =
         ["_Z1fIiEv", "_ZN5space3fooEibc", "_RNvC6_123foo3bar", "_Z1fIJidEEvDpT_", "_ZN1aIJDpT_EE1bIJEEEvT_"];
-    for_each_seed("mangled_names_of_any_kind", 40_000, |random| {
+    for_each_seed("arbitrary_mangled_names_are_harmless", 40_000, |random| {
         let mut name = random.pick(&seeds).to_string();
         if random.below(2) == 0 {
             name.truncate(random.below(name.len()));

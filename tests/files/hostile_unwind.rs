@@ -1,6 +1,6 @@
-//! Damaged unwind information: walks over it end, do a bounded number of steps, and do not
-//! panic. Input: `.eh_frame` of the C library and of this test (a Rust program), mutated from
-//! seeds (`support/seeds.rs`), with registers and stacks that are anything.
+//! Damaged unwind information: walks end after a bounded number of steps, without a panic. Input: `.eh_frame`
+//! of the C library and of this test (a Rust program), mutated from seeds (`support/seeds.rs`), with
+//! arbitrary registers and stacks.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use std::cell::Cell;
@@ -19,18 +19,17 @@ use crate::seeds;
 use stackprof::rng::Rng;
 
 const STACK: u64 = 0x7fff_0000_1000;
-/// The first address that the images are mapped at, a multiple of the page size.
+/// The first mapped address of the images, a multiple of the page size.
 const BASE: u64 = 0x5555_5555_0000;
 const DEPTH_MAX: usize = 48;
 const WALKS: usize = 40;
 
-/// Most questions that one walk may ask of the code. Looked up are: each frame and what it
-/// returns to, for the first walk and for each of 16 tries of the search of the stack, and
-/// each of 512 words that are searched. For one address are read: 512 instructions to the
-/// return, 96 to a landing pad, 48 of start code, 64 bytes behind it, and some 30 more.
+/// Most code queries of one walk. Looked up are: each frame and its return address, for the first walk and
+/// for each of 16 attempts of the stack search, and each of 512 searched words. For one address are read: 512
+/// instructions to the return, 96 to a landing pad, 48 of start code, 64 bytes after it, and some 30 more.
 const QUESTIONS_MAX: u64 = (17 * 2 * DEPTH_MAX as u64 + 512) * (512 + 96 + 48 + 2 * 64 + 30);
 
-/// The code of images, counting what it is asked.
+/// The code of images, with a count of queries.
 struct Counted<'a> {
     code: ImageView<'a>,
     questions: Cell<u64>,
@@ -61,13 +60,13 @@ impl Code for Counted<'_> {
     }
 }
 
-/// A file, what of it is damaged, and what its stacks are made of.
+/// A file, its damaged parts, and the ingredients of its stacks.
 struct Original {
     bytes: Vec<u8>,
     /// `.eh_frame` and `.eh_frame_hdr` in the file.
     damaged: Vec<Range<usize>>,
     mapping: Mapping,
-    /// Addresses that follow a call.
+    /// Addresses after a call.
     returns: Vec<u64>,
 }
 
@@ -79,7 +78,7 @@ fn original(bytes: Vec<u8>) -> Original {
     };
     let text = range(".text").unwrap();
     let damaged = vec![range(".eh_frame").unwrap(), range(".eh_frame_hdr").unwrap()];
-    // Mapped as the file is, from the page of its code on.
+    // Mapped like the file, from the page of its code on.
     let start = text.start & !0xfff;
     let avma = |offset: usize| BASE + (offset - start) as u64;
     let is_call = |offset: &usize| {
@@ -100,7 +99,7 @@ fn original(bytes: Vec<u8>) -> Original {
     Original { bytes, damaged, mapping, returns }
 }
 
-/// Changes a few places or most of them, as damage and malice do.
+/// Changes a few places or most of them, as by damage or malice.
 fn mutate(bytes: &mut [u8], places: &[Range<usize>], random: &mut Rng) {
     for _ in 0..random.pick(&[4, 64, 1000, 8000]) {
         let place = places[random.below(places.len())].clone();
@@ -115,14 +114,14 @@ fn mutate(bytes: &mut [u8], places: &[Range<usize>], random: &mut Rng) {
                 2 => 0,
                 // Endless LEB128 numbers.
                 3 => 0x80,
-                // Another entry's bytes: instructions and lengths that fit, elsewhere.
+                // Bytes of another entry: valid instructions and lengths in the wrong place.
                 _ => bytes[from + offset],
             };
         }
     }
 }
 
-/// A word as stacks have it: a return address, an address on the stack, or anything.
+/// A word as found on stacks: a return address, an address on the stack, or anything.
 fn word(original: &Original, random: &mut Rng) -> u64 {
     match random.below(8) {
         0..=3 => random.pick(&original.returns),
@@ -132,7 +131,7 @@ fn word(original: &Original, random: &mut Rng) -> u64 {
     }
 }
 
-/// Walks on random stacks; how many frames were found in all, and the most questions of a walk.
+/// Walks on random stacks; returns the total number of frames found, and the most queries of a walk.
 fn walks(images: &Images, original: &Original, random: &mut Rng) -> (u64, u64) {
     let mut unwinder = Unwinder::default();
     let (mut found, mut most) = (0, 0);
@@ -195,7 +194,7 @@ fn damage(test: &'static str, bytes: Vec<u8>, rounds: u64) {
 }
 
 #[test]
-fn the_unwind_information_of_the_c_library() {
+fn damaged_unwind_information_of_the_c_library_is_harmless() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let path = maps.split_ascii_whitespace().find(|word| word.ends_with("/libc.so.6"));
     let Some(path) = path else {
@@ -204,11 +203,11 @@ fn the_unwind_information_of_the_c_library() {
         println!("SKIP no libc.so.6 is mapped here");
         return;
     };
-    damage("the_unwind_information_of_the_c_library", std::fs::read(path).unwrap(), 100);
+    damage("damaged_unwind_information_of_the_c_library_is_harmless", std::fs::read(path).unwrap(), 100);
 }
 
 #[test]
-fn the_unwind_information_of_a_rust_program() {
+fn damaged_unwind_information_of_a_rust_program_is_harmless() {
     let bytes = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-    damage("the_unwind_information_of_a_rust_program", bytes, 30);
+    damage("damaged_unwind_information_of_a_rust_program_is_harmless", bytes, 30);
 }

@@ -1,11 +1,10 @@
-//! Where the link register is the caller in real macOS programs, compared with their
-//! compact unwind information.
+//! Whether the link register has the caller in real macOS programs, compared with their compact unwind
+//! information.
 //!
-//! `scripts/check-macho-symbols.sh` fetches the programs and runs this with
-//! `STACKPROF_MACHO_DIR`; without that it prints SKIP. Each arm64 image below the directory
-//! is walked at every instruction of two kinds, of which the truth is known without the
-//! walker: in functions that `__unwind_info` calls frameless the caller is in lr; after an
-//! instruction that addresses memory below fp, in a function with a frame, the record is there.
+//! `scripts/check-macho-symbols.sh` downloads the programs and runs this with `STACKPROF_MACHO_DIR`; without
+//! that it prints SKIP. Each arm64 image below the directory is walked at every instruction of two kinds with
+//! an independently known result: in functions that are frameless in `__unwind_info` the caller is in lr;
+//! after an instruction that addresses memory below fp, in a function with a frame, the frame record exists.
 //!
 //! Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h.
 
@@ -19,11 +18,11 @@ use stackprof::walk::{self, Frames, StackBytes, UnwindMethod, Unwinder};
 const LOADED: u64 = 0x1_4000_0000;
 const STACK: u64 = 0x1_6fdf_0000;
 
-/// `UNWIND_ARM64_MODE_FRAMELESS`, `UNWIND_ARM64_MODE_FRAME`, as they stand above bit 24.
+/// `UNWIND_ARM64_MODE_FRAMELESS`, `UNWIND_ARM64_MODE_FRAME`, shifted right by 24.
 const FRAMELESS: u32 = 2;
 const FRAME: u32 = 4;
 
-/// Instructions of each kind that the packages of the script have at least.
+/// Least number of instructions of each kind in the script's packages.
 const INSTRUCTIONS_MIN: u64 = 50_000;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,7 +33,7 @@ struct Tally {
 }
 
 #[test]
-fn the_link_register_counts_where_unwind_information_says_so() {
+fn the_link_register_is_used_according_to_unwind_information() {
     let Some((dir, files)) = crate::real_macho::files() else { return };
     let mut total = Tally::default();
     eprintln!("{:>9} {:>9} {:>6}  file", "frameless", "framed", "wrong");
@@ -80,7 +79,7 @@ fn compare(bytes: &[u8]) -> Tally {
                     tally.frameless += 1;
                     true
                 }
-                // Right behind: the walker itself knows what such an instruction means.
+                // Directly after: the walker itself interprets the instruction.
                 FRAME if pc > start && addresses_frame(before) && !addresses_frame(word) => {
                     tally.framed += 1;
                     false
@@ -98,12 +97,12 @@ fn compare(bytes: &[u8]) -> Tally {
     tally
 }
 
-/// ldur, stur and their kin with [x29, #-N].
+/// ldur, stur and related instructions with [x29, #-N].
 fn addresses_frame(word: u32) -> bool {
     word & 0x3b30_0fe0 == 0x3810_03a0
 }
 
-/// Whether the walk takes the link register for the caller; it leads elsewhere than the record.
+/// Whether the walk uses the link register as the caller; it points elsewhere than the record.
 fn shows_link_register(images: &Images, pc: u64, code: u64) -> bool {
     let record: Vec<u8> =
         [0, LOADED + code + 0x100].iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
@@ -146,7 +145,7 @@ fn unwind_info(bytes: &[u8]) -> Option<&[u8]> {
     None
 }
 
-/// Offset from the start of `__TEXT` and encoding of each entry, rising.
+/// Offset from the start of `__TEXT` and encoding of each entry, ascending.
 fn entries(info: &[u8]) -> Vec<(u32, u32)> {
     let word = |at: usize| u32_at(info, at);
     let half = |at: usize| usize::from(u16::from_le_bytes([info[at], info[at + 1]]));

@@ -1,17 +1,15 @@
-//! Names in real macOS programs, compared with those that LLVM's tools give.
+//! Names in real macOS programs, compared with those of LLVM's tools.
 //!
-//! `scripts/check-macho-symbols.sh` fetches the programs and runs this with
-//! `STACKPROF_MACHO_DIR`; without that it prints SKIP. For each image of each file below
-//! the directory, random addresses in its code are looked up here and with
-//! llvm-symbolizer. `STACKPROF_SEED` chooses other addresses. Every difference is listed.
+//! `scripts/check-macho-symbols.sh` downloads the programs and runs this with `STACKPROF_MACHO_DIR`; without
+//! that it prints SKIP. For each image of each file below the directory, random addresses in its code are
+//! looked up here and with llvm-symbolizer. `STACKPROF_SEED` selects other addresses. Every difference is
+//! listed.
 //!
-//! Two kinds of addresses are not compared but counted apart, with proof from LLVM's tools
-//! alone. *Stretched*: llvm-objdump lists a function (LC_FUNCTION_STARTS) that has lost its
-//! symbol, and LLVM gives it the name of the last one before that llvm-nm knows; it must
-//! have none here. *Unnamed*: llvm-nm has no symbol in the section up to the address
-//! (stubs), and neither side a name.
-//! Each file is also read as if it had no symbol table: its exports must then be the
-//! external symbols of llvm-nm.
+//! Two kinds of addresses are not compared but counted separately, with proof from LLVM's tools alone.
+//! *Stretched*: llvm-objdump lists a function (LC_FUNCTION_STARTS) that has lost its symbol, and LLVM names
+//! it after the previous symbol in llvm-nm; it must have no name here. *Unnamed*: llvm-nm has no symbol in
+//! the section up to the address (stubs), and neither side has a name. Each file is also read as if it had no
+//! symbol table: its exports must then be the external symbols of llvm-nm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -28,24 +26,24 @@ use stackprof::symbol::Why;
 use stackprof::symbol::demangle::demangle;
 use stackprof::symbol::table::SymbolTable;
 
-/// Addresses looked up in each image.
+/// Number of addresses to look up in each image.
 const ADDRESSES: usize = 10_000;
-/// Of the addresses that LLVM names rightly, how many must have the same name here.
+/// Least share of addresses with the same name here, among those that LLVM names correctly.
 const EQUAL_MIN: f64 = 0.999;
-/// Addresses that are shown of each image and kind that is no difference.
+/// Addresses to show for each image and kind other than differences.
 const SHOWN: usize = 2;
-/// Images that the packages of the script have at least: fewer were not looked at.
+/// Least number of images in the script's packages: fewer means that some were not read.
 const IMAGES_MIN: usize = 50;
 
-/// What became of the addresses of one image.
+/// Results for the addresses of one image.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     addresses: usize,
     /// The same name.
     equal: usize,
-    /// Another name that llvm-nm has for the same function.
+    /// A different name that llvm-nm has for the same function.
     alias: usize,
-    /// LLVM's name belongs to a function before; none here, or that of an export.
+    /// LLVM's name belongs to a previous function; none here, or that of an export.
     stretched: usize,
     /// Neither has a name.
     unnamed: usize,
@@ -55,12 +53,12 @@ struct Tally {
 }
 
 impl Tally {
-    /// Addresses for which LLVM's name is the truth.
+    /// Number of addresses with a correct LLVM name.
     fn compared(&self) -> usize {
         self.equal + self.alias + self.different
     }
 
-    /// Keeps a line to be shown, unless it is one too many of its kind.
+    /// Adds a line to show, up to the limit of its kind.
     fn note(&mut self, kind: &str, count: usize, text: impl FnOnce() -> String) {
         if count <= SHOWN {
             self.notes.push(format!("    {kind}: {}", text()));
@@ -77,7 +75,7 @@ impl Tally {
     }
 }
 
-/// What LLVM's tools say of a file.
+/// LLVM's data for a file.
 struct Truth {
     /// Names by address, of symbols in code sections, sorted.
     names: BTreeMap<u64, Vec<String>>,
@@ -95,7 +93,7 @@ impl Truth {
 }
 
 #[test]
-fn names_are_those_that_llvm_gives() {
+fn names_match_llvm() {
     let Some((dir, files)) = crate::real_macho::files() else { return };
     let (mut total, mut images) = (Tally::default(), 0);
     eprintln!(
@@ -145,7 +143,7 @@ fn names_are_those_that_llvm_gives() {
     assert!(share >= EQUAL_MIN);
 }
 
-/// Takes the symbol table away and compares the names that are left; returns how many.
+/// Removes the symbol table and compares the remaining names; returns their number.
 fn check_exports(bytes: &ImageBytes, truth: &Truth, shown: &str) -> usize {
     let mut stripped = bytes.bytes().to_vec();
     let mut at = 32;
@@ -203,8 +201,8 @@ fn compare(bytes: &ImageBytes, cpu: &str, shown: &str) -> Tally {
                 tally.note("alias", tally.alias, text);
             }
             (None, None) if !truth.names_up_to(address, &code) => tally.unnamed += 1,
-            // LLVM's name is that of a function before. One here is an export, at the start
-            // of this function.
+            // LLVM's name is that of a previous function. A name here is an export, at the start of this
+            // function.
             _ if function > start
                 && llvm.as_ref().is_none_or(|llvm| truth.names[&start.unwrap()].contains(llvm))
                 && found.as_ref().map_or(true, |symbol| Some(symbol.start.0) == function) =>
@@ -293,7 +291,7 @@ fn symbolizer(file: &Path, addresses: &[u64]) -> Vec<Option<String>> {
     let writer = std::thread::spawn(move || stdin.write_all(lines.as_bytes()).unwrap());
     let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
     writer.join().unwrap();
-    // For each address the name, the place in the source, and an empty line.
+    // For each address the name, the source location, and an empty line.
     let lines: Vec<&str> = output.lines().collect();
     let names: Vec<_> =
         lines.chunks(3).map(|chunk| (chunk[0] != "??").then(|| chunk[0].to_string())).collect();

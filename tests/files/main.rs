@@ -1,6 +1,6 @@
-//! Real files: what compilers, linkers and packers make is read, damaged, and compared with what
-//! LLVM's and binutils' programs say of it. A tool that is not there is told by SKIP;
-//! `STACKPROF_NO_SKIP=1` makes that a failure.
+//! Real files: output of compilers, linkers and packers is read, damaged, and compared with the output of
+//! LLVM's and binutils' programs. A missing tool is reported by SKIP; `STACKPROF_NO_SKIP=1` makes that a
+//! failure.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr)]
 
 #[cfg(target_os = "linux")]

@@ -1,9 +1,8 @@
-//! Real macOS programs, which `scripts/check-macho-symbols.sh` fetches.
+//! Real macOS programs, downloaded by `scripts/check-macho-symbols.sh`.
 
 use std::path::{Path, PathBuf};
 
-/// The directory that `STACKPROF_MACHO_DIR` names and all files below it, in order; without it
-/// SKIP is printed.
+/// The directory in `STACKPROF_MACHO_DIR` and all files below it, in order; without it, prints SKIP.
 pub(crate) fn files() -> Option<(PathBuf, Vec<PathBuf>)> {
     let Some(dir) = std::env::var_os("STACKPROF_MACHO_DIR") else {
         // Not a failure under STACKPROF_NO_SKIP: the script is the gate, and needs a network.

@@ -1,6 +1,6 @@
-//! Boards of QEMU with aarch64 and 32-bit Arm cores, whose firmware (`tests/fixtures/board`, `boards`) has four functions
-//! below a recursion, and interrupts in all of them: none of the stacks that are said to be complete is wrong. A scheduler
-//! with FreeRTOS's lists: its tasks are threads. Shares are measured by `scripts/measure`.
+//! Boards of QEMU with aarch64 and 32-bit Arm cores, with firmware (`tests/fixtures/board`, `boards`) that
+//! has four functions below a recursion, and interrupts in all of them: no stack that is called complete is
+//! wrong. In a scheduler with FreeRTOS's lists, tasks are threads. `scripts/measure` measures shares.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::support::{Recorded, Stack, live, made, record_until, rounds, stackpro
 
 const LEAVES: [&str; 4] = ["leaf_40", "leaf_30", "leaf_20", "leaf_10"];
 
-/// Compiles firmware; `None`, after a line that says so, without its compiler.
+/// Compiles firmware; `None`, after a message, without its compiler.
 pub(crate) fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<PathBuf> {
     let needed: &[&str] = if compiler == "gcc" { &["arm-none-eabi-gcc"] } else { &["clang-19", "ld.lld-19"] };
     for name in needed {
@@ -26,17 +26,17 @@ pub(crate) fn firmware(board: &str, compiler: &str, flags: &[&str]) -> Option<Pa
     Some(elf.unwrap())
 }
 
-/// A board that runs it.
+/// A board that runs the firmware.
 fn board(machine: &str, firmware: &Path) -> Option<Stub> {
-    // Time counts instructions: by the clock of the host, a stop and a timer that are seen late at the same time come
-    // together, and too many stops are at the first instruction of an interrupt.
+    // Virtual time counts instructions: with the host's clock, a stop and a timer that are noticed late
+    // coincide, and too many stops are at the first instruction of an interrupt.
     silent_board(machine, firmware, &["-icount", "shift=2"])
 }
 
 /// A board without audio.
 pub(crate) fn silent_board(machine: &str, firmware: &Path, options: &[&str]) -> Option<Stub> {
     let emulator = program(&["qemu-system-arm"])?;
-    // Boards that have audio look for that of the host; how to say that there is none changed.
+    // Boards with audio use the host's; the option to disable it has changed.
     let version = Command::new(&emulator).arg("--version").output().unwrap().stdout;
     let version = String::from_utf8_lossy(&version);
     let mut parts =
@@ -47,7 +47,7 @@ pub(crate) fn silent_board(machine: &str, firmware: &Path, options: &[&str]) -> 
     board_of("qemu-system-arm", &[&["-M", machine][..], options, &silent].concat(), firmware)
 }
 
-/// A board of this emulator that runs firmware.
+/// A board of this emulator with firmware.
 fn board_of(emulator: &str, options: &[&str], firmware: &Path) -> Option<Stub> {
     let mut command = Command::new(program(&[emulator])?);
     let port = free_port();
@@ -58,19 +58,19 @@ fn board_of(emulator: &str, options: &[&str], firmware: &Path) -> Option<Stub> {
     Some(Stub { child, place: format!("127.0.0.1:{port}") })
 }
 
-/// The functions of a stack without the program's name, what is inlined everywhere, and what compilers add
-/// to names; `None` for a stack that is said to lack some.
+/// The functions of a stack without the program's name, functions inlined everywhere, and compilers'
+/// suffixes; `None` for an incomplete stack.
 fn complete(stack: &Stack) -> Option<Vec<&str>> {
     if stack.has("[incomplete]") {
         return None;
     }
     let plain = |name: &'_ String| name.split('.').next().map(str::len).unwrap_or_default();
     let names = stack.frames[1..].iter().map(|name| &name[..plain(name)]);
-    // Tasks are on stacks that the program made for them.
+    // Tasks are on stacks created by the program.
     Some(names.filter(|name| !matches!(*name, "burn" | "[fiber]")).collect())
 }
 
-/// Whether functions call each other like that in `load.c`; the outermost first.
+/// Whether functions call each other in this way in `load.c`; outermost first.
 fn is_of_the_load(names: &[&str]) -> bool {
     const INTERRUPTS: [&[&str]; 2] =
         [&["[exception 15]", "SysTick_Handler", "tick", "in_tick"], &["irq_entry", "irq", "tick", "in_tick"]];
@@ -88,8 +88,8 @@ fn is_of_the_load(names: &[&str]) -> bool {
         _ => false,
     };
     let begins = names.first().is_some_and(|name| matches!(*name, "Reset_Handler" | "_start"));
-    // From `spread` outwards the depth is known: 0, 1, 2, 3, and from 4 on every fourth is behind a
-    // frame of its own.
+    // From `spread` outwards the depth is known: 0, 1, 2, 3, and from 4 on every fourth has a frame of its
+    // own below it.
     let depths = names.iter().position(|name| *name == "spread").is_none_or(|at| {
         let mut outwards = names[..at].iter().rev();
         let mut depth = 0;
@@ -125,8 +125,8 @@ fn check_board(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) 
     record_until(format!("all of the firmware of {machine}"), recorded, |recorded| {
         LEAVES.iter().all(|name| recorded.shows(|stack| stack.has(name) && stack.is_complete()))
     });
-    // It runs on: a second visitor finds it so. One moment may be where an interrupt begins, whose first instructions
-    // know no way back.
+    // It keeps running: a second connection shows that. A stop may be at the beginning of an interrupt, with
+    // first instructions that have no way back.
     wait_for("a moment that shows main", || dump(&stub, &elf).contains(" main"));
 }
 
@@ -137,16 +137,18 @@ fn dump(stub: &Stub, elf: &Path) -> String {
     String::from_utf8(dumped.stdout).unwrap()
 }
 
-/// What an A-profile core runs before an interrupt's handler has a stack: the vector that it enters by, and the first
-/// instructions of the handler. The mode of interrupts has a stack pointer of its own, and no row can name the other
-/// one. How often a stop finds the core there is the emulator's affair.
+/// Code of an A-profile core before an interrupt's handler has a stack: the vector, and the first
+/// instructions of the handler. Interrupt mode has a separate stack pointer, and no unwind row can refer to
+/// the other one. How often a stop hits this depends on the emulator.
 const INTERRUPT_ENTRY: [&str; 2] = ["vectors", "irq_entry"];
 
-/// Where the scheduler exchanges stacks: the stack pointer is that of one task, and the kernel's variables name another.
+/// Where the scheduler switches stacks: the stack pointer is one task's, and the kernel's variables name
+/// another.
 const TASK_SWITCH: [&str; 2] = ["SVC_Handler", "PendSV_Handler"];
 
-/// No complete stack is wrong, and each incomplete one has a cause: it is where an interrupt begins or a task is
-/// switched, or it continues on the stack of a task, which QEMU tells from version 8 on.
+/// Checks that no complete stack is wrong, and each incomplete one has a cause: it is at the beginning of an
+/// interrupt or at a task switch, or it continues on the stack of a task, which QEMU reports from version 8
+/// on.
 #[track_caller]
 fn check_stacks(recorded: &Recorded, machine: &str, has_tasks: bool, is_right: impl Fn(&Stack) -> bool) {
     let wrong = recorded.stacks.iter().filter(|stack| !is_right(stack));
@@ -178,7 +180,7 @@ fn check_stacks(recorded: &Recorded, machine: &str, has_tasks: bool, is_right: i
 }
 
 #[test]
-fn complete_stacks_of_boards_are_right() {
+fn complete_stacks_of_boards_are_correct() {
     if !live() {
         return;
     }
@@ -189,7 +191,7 @@ fn complete_stacks_of_boards_are_right() {
     check_aarch64();
 }
 
-/// The firmware of `tests/fixtures/board`; `None`, after a line that says so, without its compiler.
+/// The firmware of `tests/fixtures/board`; `None`, after a message, without its compiler.
 fn firmware_of_aarch64(name: &str, flags: &[&str]) -> Option<PathBuf> {
     let (clang, lld) = (program(&["clang-19"])?, program(&["ld.lld-19"])?);
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/board");
@@ -217,7 +219,7 @@ fn firmware_of_aarch64(name: &str, flags: &[&str]) -> Option<PathBuf> {
     Some(elf.unwrap())
 }
 
-/// A board without an operating system, one that has nothing to do, and a program that is not what it runs.
+/// A board without an operating system, an idle one, and a program other than the one it runs.
 fn check_aarch64() {
     const FUNCTIONS: [&str; 4] = ["leaf_50", "leaf_30", "leaf_15", "leaf_5"];
     let Some(busy) = firmware_of_aarch64("board", &[]) else { return };
@@ -258,15 +260,15 @@ fn check_aarch64() {
     refused.check(refused.status.code() == Some(1) && said, "not refused");
 }
 
-/// The letter that everything of a task begins with in `rtos-tasks.c`, by the task's name.
+/// The letter that all functions of a task begin with in `rtos-tasks.c`, by the task's name.
 const TASKS: [(&str, &str); 5] =
     [("IDLE", "idle"), ("worker a", "a"), ("worker b", "b"), ("sleeper", "c"), ("suspended", "d")];
 
-/// Interrupts above tasks are on another stack than these, which older emulators do not tell.
+/// Interrupts above tasks are on a separate stack, which older emulators do not report.
 const SHORT_TICKS: &str = "-DTICK_ROUNDS=50";
 
-/// Whether the outermost functions of a stack are those of the task of this name, and all that is above
-/// them is what tasks call, or interrupts.
+/// Whether the outermost functions of a stack are those of the task with this name, and all others are called
+/// by tasks or are interrupts.
 fn is_of_the_task(task: &str, names: &[&str]) -> bool {
     let Some((_, letter)) = TASKS.iter().find(|(name, _)| *name == task) else { return false };
     let own = format!("{letter}_");
@@ -290,8 +292,8 @@ fn is_of_the_task(task: &str, names: &[&str]) -> bool {
         })
 }
 
-/// The stacks of `dump stacks` by the thread's name, the outermost function first, and whether they are
-/// said to be complete.
+/// The stacks of `dump stacks` by thread name, outermost function first, and whether they are called
+/// complete.
 fn dumped_stacks(text: &str) -> BTreeMap<String, (Vec<String>, bool)> {
     let mut threads: BTreeMap<String, (Vec<String>, bool)> = BTreeMap::new();
     let mut current = None;
@@ -344,7 +346,7 @@ fn check_tasks(machine: &str, board_name: &str, compiler: &str, flags: &[&str]) 
             let frames: Vec<&str> = frames.iter().map(String::as_str).collect();
             assert!(!is_complete || is_of_the_task(task, &frames), "{task}: complete, but wrong\n{text}");
         }
-        // One that waits for good is always the same.
+        // A permanently suspended one never changes.
         let (frames, is_complete) = &stacks["suspended"];
         assert!(*is_complete && frames[..2] == ["d_task", "d_suspend"], "{text}");
         assert!(text.contains("(IDLE)") && frames.iter().any(|name| name == "vTaskSuspend"), "{text}");

@@ -1,4 +1,5 @@
-//! A command that still runs when its recording ends: it runs on and is reported, or `--kill-after` ends it.
+//! A command that is still running when its recording ends: it continues and is reported, or `--kill-after`
+//! ends it.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::support::{Recorded, fixture, kill, proc_status, record, sources, wait_for};
 
-/// Records `terminates` until it has worked for a while; what was recorded, and its number.
+/// Records `terminates` until it has worked for a while; returns the recording and its pid.
 fn interrupted(options: &[&str], dir: &Path) -> (Recorded, u32) {
     let (program, file) = (fixture("terminates"), dir.join("worked"));
     let words = options.iter().copied().chain(["--", program.to_str().unwrap(), file.to_str().unwrap()]);
@@ -23,7 +24,7 @@ fn exists(pid: u32) -> bool {
 }
 
 #[test]
-fn a_command_that_still_runs_is_reported_or_ended() {
+fn a_running_command_is_reported_or_ended() {
     for source in sources() {
         let dir = TempDir::new().unwrap();
         let (recorded, pid) = interrupted(&["--source", source], dir.path());
@@ -46,12 +47,12 @@ fn a_command_that_still_runs_is_reported_or_ended() {
         recorded.check(recorded.stderr.contains(told), "its end is not reported");
         recorded.check_none("its end is in the profile", |stack| stack.has("clean_up"));
 
-        // Whether there are samples or not.
+        // With or without samples.
         let file = dir.path().join("number");
         let script = "echo $$ >\"$0.new\"; mv \"$0.new\" \"$0\"; exec sleep 1000";
         let options = ["-d", "0.1", "--kill-after", "--source", source, "--", "/bin/sh", "-c", script];
         let recorded = record(options.iter().copied().chain([file.to_str().unwrap()])).wait();
-        // On a busy machine it may not have come to say its number.
+        // On a busy machine it may not have printed its pid yet.
         let number = fs::read_to_string(&file).unwrap_or_default();
         let still_runs = number.trim().parse().is_ok_and(exists);
         recorded.check(!still_runs, "it still runs, or is a zombie");

@@ -1,6 +1,7 @@
-//! Stacks that no ordinary copy holds, by both sources: pages that were never touched, frames larger than any record,
-//! words below the stack pointer, callers far above; fibers, realigned frames, leaves without a frame, threads of musl.
-//! A complete stack has all of its frames, always; how many are complete is measured by `scripts/measure`.
+//! Stacks that an ordinary copy does not contain, by both sources: untouched pages, frames larger than any
+//! record, words below the stack pointer, callers far above; fibers, realigned frames, leaves without a
+//! frame, threads of musl. A complete stack always has all of its frames; `scripts/measure` measures how many
+//! are complete.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,7 +10,7 @@ use crate::support::{
     Recorded, Stack, compile, launch, live, made, not_here, record_until, sampled, sources,
 };
 
-/// A case: its program, and what must hold of each complete stack, and which one must be there.
+/// A case: its program, a condition for each complete stack, and one for the expected stack.
 struct Case<'a> {
     name: &'a str,
     program: PathBuf,
@@ -18,7 +19,7 @@ struct Case<'a> {
     shows: fn(&Stack) -> bool,
 }
 
-/// Records a case until its stack is there; every complete one is right.
+/// Records a case until the expected stack appears; every complete one is correct.
 #[track_caller]
 fn check(case: &Case<'_>, options: &[&str]) -> Recorded {
     let Case { name, program, arguments, is_right, shows } = case;
@@ -35,7 +36,7 @@ fn check(case: &Case<'_>, options: &[&str]) -> Recorded {
 /// Frames above the large one of `deep_frame`.
 const OUTER: usize = 21;
 
-/// A frame that no copy holds: what is called complete has all frames above, and nothing of another thread.
+/// A frame larger than any copy: a complete stack has all frames above, and nothing of another thread.
 fn is_right_when_deep(stack: &Stack) -> bool {
     let at = |name: &str| stack.frames.iter().position(|frame| frame == name);
     if stack.has("deep_frame") {
@@ -49,7 +50,7 @@ fn is_right_when_deep(stack: &Stack) -> bool {
 }
 
 #[test]
-fn stacks_beyond_what_is_copied_are_whole() {
+fn stacks_beyond_the_copy_are_complete() {
     const FLAGS: [&str; 5] = ["-O1", "-g", "-pthread", "-fomit-frame-pointer", "-fno-optimize-sibling-calls"];
     let deep = Case {
         name: "a frame larger than any copy",
@@ -114,8 +115,8 @@ fn in_fiber(stack: &Stack) -> bool {
     stack.frames.get(1).is_some_and(|frame| frame == "[fiber]")
 }
 
-/// What gcc makes of a leaf function by itself, frame pointers requested or not. On aarch64 the caller of such a leaf is
-/// in the link register alone.
+/// gcc's code for a leaf function, with or without frame pointers. On aarch64 the caller of the leaf is only
+/// in the link register.
 fn is_deep_leaf(stack: &Stack) -> bool {
     !stack.leaf().starts_with("leaf_") || stack.times("recurse") == 20
 }
@@ -207,8 +208,8 @@ fn musl() -> Option<PathBuf> {
     Some(built.unwrap())
 }
 
-/// From a function's prologue on, the link register and the word on the stack bear a signature above the bits of the
-/// address; of a leaf without a frame the register alone, all the time.
+/// From a function's prologue on, the link register and the word on the stack have a signature above the
+/// address bits; in a leaf without a frame only the register, all the time.
 fn check_signed() {
     let processor = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     if !processor.split_whitespace().any(|feature| feature == "paca") {

@@ -1,5 +1,5 @@
-//! Samples and losses are the CPU time that a process used by its clock, by both sources. Every state of the pipeline is
-//! tried on simulated kernels; here the clocks, rings and records are a real kernel's.
+//! Samples and losses add up to the CPU time of a process by its clock, by both sources. Simulated kernels
+//! cover every state of the pipeline; here the clocks, rings and records are a real kernel's.
 
 use std::collections::BTreeSet;
 
@@ -10,19 +10,19 @@ use crate::support::{
     sources, tracer_of, wait_for, wait_for_more_cpu_time,
 };
 
-/// CPU seconds that a fixture says its process used.
+/// CPU seconds of a fixture's process, as it reports them.
 fn process_s(said: &[String]) -> f64 {
     let line = said.iter().find(|line| line.starts_with("process ")).expect("it says what it used");
     numbers(line)["cpu_ns"] as f64 / 1e9
 }
 
-/// What the profiler says of the process's CPU time holds what it says itself of its work.
+/// Checks that the profiler's CPU time of the process includes the work that the process reports.
 #[track_caller]
 fn check_clock(recorded: &Recorded, work_s: f64, all: Option<Duration>) {
     recorded.check_sum();
     let used_s = recorded.figure("target_cpu_s");
     let most_s = all.map_or(f64::MAX, |all| all.as_secs_f64());
-    // Figures are rounded to milliseconds.
+    // Values are rounded to milliseconds.
     recorded.check(
         used_s >= work_s - 0.002 && used_s <= most_s + 0.002,
         format!("{used_s} s, worked for {work_s} s, used {most_s} s"),
@@ -30,7 +30,7 @@ fn check_clock(recorded: &Recorded, work_s: f64, all: Option<Duration>) {
 }
 
 #[test]
-fn samples_and_losses_are_the_cpu_time_of_the_process() {
+fn samples_and_losses_add_up_to_the_cpu_time_of_the_process() {
     const DEPTH: usize = 200;
     for source in sources() {
         let attached = || {
@@ -47,7 +47,7 @@ fn samples_and_losses_are_the_cpu_time_of_the_process() {
                 return recorded;
             }
             check_clock(&recorded, process_s(&said), cpu_time(target.pid()));
-            // The first thread only waits: stops find it, samples may not.
+            // The first thread only waits: stops see it, samples may not.
             let seen = recorded.figure("threads_seen");
             recorded.check(seen == 9.0 || *source == "perf" && seen == 8.0, format!("{seen} threads"));
             recorded.check((recorded.figure("stops") == 0.0) == (*source == "perf"), "stopped or not");
@@ -65,10 +65,10 @@ fn samples_and_losses_are_the_cpu_time_of_the_process() {
     }
 }
 
-/// The reader gets no CPU while the target works: rings run over. The target has ended, and was waited for, before
-/// its last samples are read.
+/// The reader gets no CPU while the target works: rings overflow. The target has exited, and was reaped,
+/// before its last samples are read.
 #[test]
-fn samples_that_the_kernel_dropped_are_counted() {
+fn samples_dropped_by_the_kernel_are_counted() {
     if !sampled() {
         return;
     }
@@ -80,7 +80,7 @@ fn samples_that_the_kernel_dropped_are_counted() {
         proc_status(running.pid(), "State").is_some_and(|state| state.starts_with('T'))
     });
     target.go();
-    // Far more samples than rings hold.
+    // Far more samples than fit into the rings.
     wait_for_more_cpu_time(target.pid(), Duration::from_millis(800));
     target.tell("enough");
     let work_s = process_s(&target.done());
@@ -90,16 +90,16 @@ fn samples_that_the_kernel_dropped_are_counted() {
     recorded.check_success();
     recorded.check_sum();
     recorded.check(recorded.lost() > recorded.total(), "hardly anything was dropped");
-    // Its clock cannot be read any more: what was dropped stands for the distance of samples.
+    // Its clock is no longer readable: dropped samples weigh the sampling interval.
     let used_s = recorded.figure("target_cpu_s");
     recorded.check((0.7..1.3).contains(&(used_s / work_s)), format!("{used_s} s of {work_s} s"));
 }
 
 const BY_OTHERS: &str = "used by threads that could not be sampled";
 
-/// CPU time of threads that no tracer sees, and names that threads get from others, late.
+/// CPU time of threads invisible to a tracer, and names that threads get late from others.
 #[test]
-fn threads_that_cannot_be_traced_and_late_names_are_recorded() {
+fn untraceable_threads_and_late_names_are_recorded() {
     let names: BTreeSet<String> = ["named", "reader", "parser", "writer"].map(str::to_owned).into();
     for source in sources() {
         let work_s = std::cell::Cell::new(0.0);
@@ -134,7 +134,7 @@ fn threads_that_cannot_be_traced_and_late_names_are_recorded() {
         });
     }
     if sources().contains(&"ptrace") {
-        // The last figures of a process that has ended, beside others of the same moment.
+        // The last counters of an exited process, next to others of the same moment.
         let line = format!("{} 3 50 now; true", fixture("untraced").display());
         let recorded = launch(&["--source", "ptrace"], "/bin/sh".as_ref(), &["-c", &line]);
         recorded.check_success();

@@ -1,4 +1,4 @@
-//! `dump`: what it shows of a live program is there, and the program goes on.
+//! `dump`: it shows the actual state of a live program, which continues.
 
 use std::process::{Command, Stdio};
 
@@ -22,13 +22,13 @@ fn dump(what: &str, pid: u32) -> String {
     stdout
 }
 
-/// Until all threads of `threads` have come as far as to name themselves.
+/// Waits until all threads of `threads` have set their names.
 fn wait_for_workers(pid: u32, count: usize) {
     let named = |tid: &u32| proc_status(*tid, "Name").is_some_and(|name| name.starts_with("worker"));
     wait_for("the workers", || tids(pid).iter().filter(|tid| named(tid)).count() == count);
 }
 
-/// The function names of a stack, leaf first, under its line about the thread.
+/// The function names of a stack, leaf first, below the line of its thread.
 fn names(stack: &str) -> Vec<&str> {
     stack.lines().skip(1).filter_map(|line| line.split_whitespace().nth(3)).collect()
 }
@@ -38,7 +38,7 @@ fn threads_of(stacks: &str) -> Vec<&str> {
 }
 
 #[test]
-fn dumps_show_a_live_program_that_goes_on() {
+fn a_dump_shows_a_live_program_that_continues() {
     if !live() {
         return;
     }
@@ -94,10 +94,10 @@ fn check_depth() {
     let of_worker = |arguments: &[&str]| {
         let (code, stacks, stderr) = run(arguments, pid);
         assert_eq!((code, stderr.as_str()), (Some(0), ""));
-        // Nothing before it has given itself that name.
+        // It sets that name last.
         stacks.split("\n\n").find(|text| text.contains("(worker0)")).unwrap_or_default().to_owned()
     };
-    // It waits at the bottom for the word to begin.
+    // It waits at the deepest call for its input.
     let limited = "(worker0) waiting, incomplete: depth limit (1024 frames; --max-depth shows more)";
     wait_for("the recursion's end", || {
         of_worker(&["stacks"]).lines().next().unwrap_or_default().ends_with(limited)
@@ -110,7 +110,7 @@ fn check_depth() {
 }
 
 #[test]
-fn what_does_not_run_is_shown_and_left_as_it_is() {
+fn stopped_programs_are_shown_and_left_stopped() {
     if !live() {
         return;
     }
@@ -118,7 +118,7 @@ fn what_does_not_run_is_shown_and_left_as_it_is() {
     job.parent.go();
     wait_for_workers(job.pid(), 3);
     job.stop();
-    // Twice: what the first left behind must not keep the second from it.
+    // Twice: remains of the first must not prevent the second.
     for _ in 0..2 {
         let (code, stacks, stderr) = run(&["stacks"], job.pid());
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{stacks}");
@@ -133,7 +133,7 @@ fn what_does_not_run_is_shown_and_left_as_it_is() {
             assert!(names(text).contains(&first_function), "{text}");
         }
     }
-    // Its parent is told of nothing but the end of the stop.
+    // Its parent is notified only of the end of the stop.
     kill("CONT", job.pid());
     assert_eq!(job.parent.next_line(), "continued");
     job.parent.tell("enough");
@@ -147,24 +147,24 @@ fn what_does_not_run_is_shown_and_left_as_it_is() {
     wait_for("its vfork", || states(pid) == "D");
     let (code, stacks, stderr) = run(&["stacks"], pid);
     assert_eq!((code, stderr.as_str()), (Some(0), ""), "{stacks}");
-    // Its return address is in a register, which nothing shows.
+    // Its return address is in a register, which is not visible.
     assert!(stacks.starts_with(&format!("thread {pid} (vfork) waiting")), "{stacks}");
     assert!(stacks.contains("vfork  ("), "its function, and its library: {stacks}");
     assert_untouched(pid, "dumped in vain");
     assert!(target.finish().0.success());
 }
 
-/// A dump that comes while a program begins waits for it: between two programs a process has no mappings, and then
-/// those that were read may be another program's.
+/// A dump of a starting program waits for it: during an exec a process has no mappings, and those read before
+/// may be another program's.
 #[test]
-fn a_program_that_begins_is_waited_for() {
+fn a_dump_waits_for_a_starting_program() {
     if !live() {
         return;
     }
     let mut target = Fixture::start("again", ["0"]);
     target.line("ready");
     target.go();
-    // It is between two programs most of the time: half of all attempts find it there.
+    // It is in an exec most of the time: half of all attempts hit one.
     for what in ["images", "symbols", "stacks"].iter().cycle().take(18) {
         let (code, stdout, stderr) = run(&[what], target.pid());
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "dump {what}: {stdout}");

@@ -1,4 +1,4 @@
-//! Processes that start others go on as without a profiler, whatever it does and however it ends.
+//! Processes with children continue as without a profiler, whatever it does and however it ends.
 
 use std::process::Command;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use crate::support::{
 };
 use crate::trees::{shows_under, tree};
 
-/// Attached at these: the default, and one that stops everything all the time.
+/// Options to attach with: the default, and one that stops everything all the time.
 const OPTIONS: [&[&str]; 2] =
     [&["--source", "ptrace", "--children"], &["--source", "ptrace", "--children", "--hz", "5000", "--idle"]];
 
-/// What `family` says, and what was recorded of it.
+/// The output of `family`, and its recording.
 fn family(arguments: &[&str], options: &[&str]) -> (String, Recorded) {
     let mut target = Fixture::start("family", arguments);
     target.line("ready");
@@ -26,13 +26,13 @@ fn family(arguments: &[&str], options: &[&str]) -> (String, Recorded) {
 }
 
 #[test]
-fn families_are_told_the_same_as_without_a_profiler() {
+fn parents_and_children_notice_no_profiler() {
     if !live() {
         return;
     }
     let one = tree("one");
     let one = one.to_str().unwrap();
-    // On aarch64 the kernel does not let an interrupted call be repaired.
+    // On aarch64 the kernel does not allow repairing an interrupted call.
     let shells =
         if cfg!(target_arch = "aarch64") { "shells 64 right 64" } else { "shells 64 right 64 interrupted 0" };
     type Shown = fn(&Recorded) -> bool;
@@ -73,8 +73,8 @@ fn children_are_traced_only_where_requested() {
     if !live() {
         return;
     }
-    // By vfork, posix_spawn and system() a parent waits for the child's exec in ways of their own. A forked child counts
-    // as right where it is not traced.
+    // With vfork, posix_spawn and system() a parent waits differently for the child's exec. A forked child
+    // counts as correct if it is not traced.
     let with = "forked 0 vforked 8 spawned 8 shell 8";
     let without = "forked 8 vforked 8 spawned 8 shell 8";
     let ptrace = &["--source", "ptrace"][..];
@@ -109,7 +109,7 @@ fn children_are_traced_only_where_requested() {
         recorded.check((tracer != "0\n") == traced, format!("{options:?}: traced by {tracer:?}"));
         recorded.check(recorded.stats["exit_status"] == 0, "not the command's exit status");
     }
-    // A recording ends with its command; what outlives that runs on.
+    // A recording ends with its command; processes that outlive it continue.
     let recorded = record_until(
         "what was left",
         || {
@@ -122,7 +122,7 @@ fn children_are_traced_only_where_requested() {
     recorded.check(recorded.stats["exit_status"] == 5, "not the command's exit status");
 }
 
-/// Processes of a fixture, itself and all that it has started, as far as they are there now.
+/// A fixture's process and all its current descendants.
 pub(crate) fn members(pid: u32) -> Vec<u32> {
     let mut members = vec![pid];
     let mut at = 0;
@@ -135,7 +135,7 @@ pub(crate) fn members(pid: u32) -> Vec<u32> {
     members
 }
 
-/// None of them is traced or stands still.
+/// Checks that none of them is traced or stopped.
 pub(crate) fn assert_all_untouched(members: &[u32], when: &str) {
     for pid in members {
         if proc_status(*pid, "State").is_some() {
@@ -145,7 +145,7 @@ pub(crate) fn assert_all_untouched(members: &[u32], when: &str) {
 }
 
 #[test]
-fn ctrl_c_lets_the_whole_family_go() {
+fn ctrl_c_releases_all_processes() {
     if !live() {
         return;
     }

@@ -1,11 +1,11 @@
 //! Programs under a seccomp filter that forbids `restart_syscall`, by which the kernel continues a wait that
-//! a stop interrupts: each wait ends as without a profiler, and nobody is killed.
+//! a stop interrupts: each wait ends as without a profiler, and nothing is killed.
 
 use crate::support::{
     Fixture, assert_untouched, attach, kill, live, numbers, proc_status, record, stackprof, wait_for,
 };
 
-/// How `filtered` waits.
+/// Ways in which `filtered` waits.
 const WAITS: [&str; 11] = [
     "nanosleep",
     "rest",
@@ -22,7 +22,7 @@ const WAITS: [&str; 11] = [
 const OFTEN: [&str; 4] = ["--source", "ptrace", "--hz", "5000"];
 const IDLE: [&str; 5] = ["--source", "ptrace", "--hz", "997", "--idle"];
 
-/// Runs `filtered` to its end, meanwhile attached at: what it counted.
+/// Runs `filtered` to its end with the profiler attached; returns its counters.
 #[track_caller]
 fn run(arguments: &[&str], options: &[&str]) -> std::collections::HashMap<String, u64> {
     let mut target = Fixture::start("filtered", arguments);
@@ -36,7 +36,7 @@ fn run(arguments: &[&str], options: &[&str]) -> std::collections::HashMap<String
     assert_untouched(target.pid(), arguments.join(" "));
     let (status, _) = target.finish();
     assert!(status.success(), "{arguments:?} {options:?}: {status}");
-    // One that waits all the time may have no sample.
+    // If it waits all the time, there may be no sample.
     assert!(matches!(recorded.status.code(), Some(0 | 4)), "{:?}: {}", recorded.status, recorded.stderr);
     let said = numbers(&said);
     assert_eq!(
@@ -48,42 +48,42 @@ fn run(arguments: &[&str], options: &[&str]) -> std::collections::HashMap<String
 }
 
 #[test]
-fn waits_under_a_filter_end_as_always() {
+fn waits_under_a_filter_end_as_without_a_profiler() {
     if !live() {
         return;
     }
     for how in WAITS {
-        // They begin as the thread is stopped. Those of whole milliseconds are no shorter.
+        // They begin during the stop. Those in whole milliseconds cannot be shorter.
         let us = if matches!(how, "poll" | "epoll") { "1000" } else { "50" };
         run(&[how, "100", us, "kill"], &OFTEN);
-        // A wait that began anew at each signal would never end: one that the program ignores.
+        // A wait restarted in full at each ignored signal would never end.
         run(&[how, "2", "20000", "kill", "12", "2000"], &OFTEN);
         // Recorded without a stop.
         run(&[how, "1", "20000", "kill", "12", "2000"], &IDLE);
     }
-    // One that is ignored by default, and one that otherwise ends a stop by job control.
+    // A signal that is ignored by default, and one that otherwise ends a stop by job control.
     for signal in ["28", "18"] {
         run(&["nanosleep", "2", "20000", "kill", signal, "2000"], &OFTEN);
     }
-    // epoll_wait fails with EINTR where it is woken, whatever filter there is.
+    // epoll_wait fails with EINTR when woken, with any filter.
     run(&["epoll", "10", "10000", "none", "18", "2000"], &OFTEN);
     for action in ["errno", "trap", "none"] {
         run(&["nanosleep", "500", "50", action], &OFTEN);
         run(&["poll", "3", "20000", action, "12", "2000"], &OFTEN);
     }
     for how in ["nanosleep", "clock", "poll", "futex", "epoll"] {
-        // Who sends the signals may get no CPU for a while.
+        // The sender of the signals may get no CPU for a while.
         wait_for(format!("a handler to end a wait, {how}"), || {
             run(&[how, "10", "10000", "kill", "10", "3000"], &OFTEN)["interrupted"] > 0
         });
     }
-    // Without a filter several threads are traced.
+    // Without a filter multithreaded programs are traced.
     for second in ["before", "after"] {
         run(&["nanosleep", "20", "5000", "none", "12", "2000", second], &OFTEN);
     }
 }
 
-/// What is said of a program with a filter and several threads.
+/// Whether the message explains that the program has a filter and several threads.
 fn says_why(stderr: &str, pid: u32) -> bool {
     let why =
         format!("cannot trace pid {pid}: it has a seccomp filter and several threads, and a stop could");
@@ -91,11 +91,11 @@ fn says_why(stderr: &str, pid: u32) -> bool {
 }
 
 #[test]
-fn filtered_programs_of_several_threads_are_refused_and_dumps_leave_waits_alone() {
+fn multithreaded_programs_under_a_filter_are_refused() {
     if !live() {
         return;
     }
-    // The kernel may wake one thread for a signal that another one takes: nothing stops there.
+    // The kernel may wake one thread for a signal that another one takes: then nothing stops.
     let mut target = Fixture::start("filtered", ["nanosleep", "20", "5000", "kill", "12", "50", "before"]);
     target.line("ready");
     let pid = target.pid();
@@ -114,7 +114,7 @@ fn filtered_programs_of_several_threads_are_refused_and_dumps_leave_waits_alone(
         wait_for("the wait", || {
             std::fs::read_to_string(format!("/proc/{pid}/syscall")).is_ok_and(|text| !text.starts_with("0 "))
         });
-        // Until one has its whole stack: it works for a moment between waits.
+        // Until one has its complete stack: it works for a moment between waits.
         wait_for(format!("a whole stack in {how}"), || {
             let output = stackprof().args(["dump", "stacks", "--pid", &pid.to_string()]).output().unwrap();
             let (said, stacks) =

@@ -1,5 +1,5 @@
-//! Real stubs: gdbserver and lldb-server, attached and as a command. Stacks are whole and those that gdb prints, and the
-//! program runs on as if nobody had been there.
+//! Real stubs: gdbserver and lldb-server, attached and as a command. Stacks are complete and equal gdb's, and
+//! the program continues undisturbed.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -15,8 +15,8 @@ use crate::support::{
 
 const DEPTH: usize = 20;
 
-/// The first of these programs that this machine has; `None`, after a line that says so, if it has
-/// none. With `STACKPROF_NO_SKIP=1` that is a failure instead.
+/// The first of these programs that is installed; `None`, after a message, without any. With
+/// `STACKPROF_NO_SKIP=1` that is a failure instead.
 pub(crate) fn program(names: &[&str]) -> Option<PathBuf> {
     let paths = env::var_os("PATH").unwrap_or_default();
     let places = || env::split_paths(&paths);
@@ -30,11 +30,11 @@ pub(crate) fn program(names: &[&str]) -> Option<PathBuf> {
     found
 }
 
-/// The usual budget leaves few samples where each stop is slow, as beside busy programs. Nobody minds how long these
-/// programs stand.
+/// With the default budget, slow stops, as on a busy machine, leave few samples. These programs may be
+/// stopped for long.
 pub(crate) const OFTEN: &[&str] = &["--max-stop", "50", "--hz", "200"];
 
-/// A stub that serves a process; ended when dropped.
+/// A stub that serves a process; killed on drop.
 pub(crate) struct Stub {
     pub(crate) child: Child,
     pub(crate) place: String,
@@ -50,7 +50,7 @@ impl Stub {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let port = lines.find_map(|line| line.strip_prefix("Listening on port ").map(str::to_owned));
         let port = port.expect("gdbserver says where it listens");
-        // What it says later is read, so that it never waits for that.
+        // Reads its later output, so that it never blocks.
         std::thread::spawn(move || lines.for_each(drop));
         Some(Stub { child, place: format!("127.0.0.1:{}", port.trim()) })
     }
@@ -62,7 +62,7 @@ impl Stub {
         let place = format!("127.0.0.1:{port}");
         command.args(["gdbserver", &place, "--attach", &pid.to_string()]);
         let child = command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-        // It takes one connection: whether it listens is seen without one.
+        // It accepts one connection: check that it listens without connecting.
         wait_for("lldb-server to listen", || is_listening(port));
         Some(Stub { child, place })
     }
@@ -95,7 +95,7 @@ fn record_by_stub(command: Command, options: &[&str]) -> Recorded {
     record_by(command, options.iter().copied()).wait()
 }
 
-/// Process name, what calls main, main, the recursion, a leaf; nothing else.
+/// Process name, the callers of main, main, the recursion, a leaf; nothing else.
 fn is_whole(stack: &Stack) -> bool {
     let Some(main) = stack.frames.iter().position(|frame| frame == "main") else { return false };
     let after = &stack.frames[main + 1..];
@@ -104,7 +104,7 @@ fn is_whole(stack: &Stack) -> bool {
         || after.iter().any(|frame| frame.contains("clock_gettime"))
 }
 
-/// Records until a stack is whole; what is called complete always is.
+/// Records until a stack is complete; complete stacks are always whole.
 #[track_caller]
 fn check(what: &str, mut record: impl FnMut() -> Recorded) {
     let recorded = || {
@@ -121,7 +121,7 @@ fn check(what: &str, mut record: impl FnMut() -> Recorded) {
 }
 
 #[test]
-fn a_program_behind_a_stub_is_walked_and_runs_on() {
+fn a_program_behind_a_stub_is_walked_and_continues() {
     if !live() {
         return;
     }
@@ -136,7 +136,7 @@ fn a_program_behind_a_stub_is_walked_and_runs_on() {
                 let mut command = stackprof();
                 command.args(["--gdb", &stub.place]);
                 let running = record_by(command, OFTEN);
-                // It stands until it is recorded.
+                // It is stopped until it is recorded.
                 wait_for_more_cpu_time(target.pid(), Duration::from_millis(150));
                 kill(signal, running.pid());
                 let recorded = running.wait();
@@ -147,7 +147,7 @@ fn a_program_behind_a_stub_is_walked_and_runs_on() {
     }
     let Some(gdbserver) = program(&["gdbserver"]) else { return };
     let place = format!("|{} - {} 0.3 20", gdbserver.display(), fixture("shares").display());
-    // To the end of the program, whose output is not ours to hear.
+    // To the end of the program, with its output discarded.
     check("a command", || record(&place, OFTEN));
     let is_left = |name: &str| {
         let status = proc_status(name.parse().ok()?, "PPid")?;
@@ -160,7 +160,7 @@ fn a_program_behind_a_stub_is_walked_and_runs_on() {
     assert_eq!(left, 0, "gdbserver is left");
 }
 
-/// The functions of each thread, the innermost first, as gdb and `dump stacks` print them.
+/// The functions of each thread, innermost first, as gdb and `dump stacks` print them.
 fn by_gdb(text: &str) -> Vec<Vec<String>> {
     let mut threads: Vec<(u64, Vec<String>)> = Vec::new();
     for line in text.lines() {
@@ -197,8 +197,7 @@ fn by_dump(text: &str) -> Vec<Vec<String>> {
     threads
 }
 
-/// Whether two names are of one function: gdb has `??` where there is no symbol, and one of several
-/// symbols of an address.
+/// Whether two names are of one function: gdb prints `??` without a symbol, and one of several aliases.
 fn same_name(gdb: &str, ours: &str) -> bool {
     let plain = |name: &str| name.trim_start_matches('_').to_owned();
     gdb == ours || gdb == "??" || ours.starts_with('[') || plain(gdb) == plain(ours) || {
@@ -209,7 +208,7 @@ fn same_name(gdb: &str, ours: &str) -> bool {
 }
 
 #[test]
-fn stacks_are_those_that_gdb_prints_at_the_same_stop() {
+fn stacks_match_gdb_at_the_same_stop() {
     if !live() {
         return;
     }
@@ -261,7 +260,7 @@ fn stacks_are_those_that_gdb_prints_at_the_same_stop() {
         }
         assert_untouched(target.pid(), "after the dump");
     }
-    // A stop may be where no debugger knows the caller: one of the hundred is nobody's fault.
+    // At some stops no debugger finds the caller: one of the hundred is tolerated.
     assert!(
         different.len() <= compared / 100,
         "{} of {compared}:\n{}",

@@ -1,6 +1,6 @@
-//! Stacks whose callers are not where a walk looks for them: a signal handler on a stack of its own, a coroutine, a leaf
-//! of JIT code that keeps no frame record. They are called complete only where all is there that they rest on, and else
-//! the reason is the right one.
+//! Stacks with callers in unusual places: a signal handler on an alternate stack, a coroutine, a leaf of JIT
+//! code without a frame record. They are called complete only if everything they depend on was read, and
+//! otherwise have the right reason.
 
 use std::process::Command;
 
@@ -11,17 +11,17 @@ use crate::support::{
 const FLAGS: [&str; 4] = ["-O1", "-g", "-fno-omit-frame-pointer", "-pthread"];
 const ELSEWHERE: &str = "continues on another stack";
 
-/// Whether a stack leads from a function on to all of what raised the signal, and to the thread's beginning.
+/// Whether a stack leads from a function to everything that raised the signal, and to the thread's start.
 fn is_whole(stack: &Stack, function: &str) -> bool {
     let begins = ["_start", "clone3", "clone", "__clone", "__clone3", "thread_start"];
     let begins = stack.frames.iter().any(|name| begins.contains(&name.as_str()));
     stack.has(function) && stack.times("deep") == 6 && begins && stack.is_complete()
 }
 
-/// A handler that takes all the time, with its stack in each kind of memory, in a static program too, whose
-/// trampoline of signals has a name.
+/// A handler that runs all the time, with its stack in each kind of memory; also in a static program, with a
+/// named signal trampoline.
 #[test]
-fn handlers_on_stacks_of_their_own_lead_to_what_raised_the_signal() {
+fn handlers_on_alternate_stacks_lead_to_the_interrupted_code() {
     if !live() {
         return;
     }
@@ -43,16 +43,16 @@ fn handlers_on_stacks_of_their_own_lead_to_what_raised_the_signal() {
                 continue;
             }
             let recorded = || {
-                // Attached to before the handler runs: of a program that begins a stack may come before the C library
-                // is known, and is torn there.
+                // Attached to before the handler runs: during a program's startup a stack may be incomplete,
+                // before the C library is known.
                 let mut target = Fixture::run(Command::new(program).args([memory, "go"]));
                 target.line("ready");
                 let running = attach(target.pid(), &["--hz", "997", "--unwind", unwind, "--source", source]);
                 target.go();
                 let recorded = running.wait();
                 assert!(target.finish().0.success());
-                // Frame pointers alone do not lead out of a C library built without them: a sample of the thread's
-                // start, before the handler runs, may break there.
+                // Frame pointers alone do not lead out of a C library built without them: a sample of the
+                // thread's start, before the handler runs, may be incomplete.
                 let before = recorded.count(|stack| !stack.is_complete() && !stack.has("handle"));
                 let broken = recorded.incomplete("broken frame chain");
                 recorded.check(broken <= before, "broken frame chains of the handler");
@@ -63,7 +63,7 @@ fn handlers_on_stacks_of_their_own_lead_to_what_raised_the_signal() {
                 });
                 recorded
             };
-            // The kernel's samples have the words of the other stack where a program may be loaded that reads them;
+            // Kernel samples include words of the other stack if a BPF program may be loaded that reads them;
             // frame pointers alone do not lead there.
             let must_lead = *source == "ptrace" && *unwind == "auto" && cfg!(target_arch = "x86_64");
             let what = format!("the handler's callers, {memory}, {source}, {unwind}");
@@ -78,7 +78,7 @@ fn handlers_on_stacks_of_their_own_lead_to_what_raised_the_signal() {
 }
 
 #[test]
-fn stacks_that_continue_elsewhere_are_followed_or_said_to() {
+fn stacks_that_continue_elsewhere_are_followed_or_incomplete() {
     if !live() {
         return;
     }
@@ -121,7 +121,7 @@ fn stacks_that_continue_elsewhere_are_followed_or_said_to() {
         record_until("a leaf of JIT code", recorded, |recorded| recorded.shows(unknown));
     }
 
-    // Functions of JIT code that do nothing but call are proved by their instructions, and named by files.
+    // JIT functions that only call are proved by their instructions, and named by files.
     let program = compile("handlers", "handlers_wrapped", &["-O1", "-fomit-frame-pointer"]);
     let wrapped = ["main", "call_wrapped", "evaluate", "wrapper 0", "evaluate", "wrapper 1", "evaluate"];
     for (source, kind) in sources().iter().zip(["dumped", "wrapped"]) {

@@ -1,4 +1,4 @@
-//! `stackprof heap` of what runs already: a process by probes, the firmware of a board by breakpoints.
+//! `stackprof heap` of running targets: a process by probes, the firmware of a board by breakpoints.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::boards::{firmware, silent_board};
 use crate::support::{Fixture, PATIENCE, fixture, is_root, live, not_here, stackprof};
 
-/// What a recording of a heap left: its stacks with the bytes in use, and its words.
+/// A heap recording: its stacks with the bytes in use, and its messages.
 struct HeapRecorded {
     folded: String,
     said: String,
@@ -45,7 +45,7 @@ fn record(options: &[&str], meanwhile: impl FnOnce(u32)) -> HeapRecorded {
     HeapRecorded { folded, said }
 }
 
-/// Records until `shows` finds what it looks for: before all probes are set a program goes unseen.
+/// Records until `shows` is true: allocations before all probes are set are missed.
 #[track_caller]
 fn record_until(record: impl Fn() -> HeapRecorded, shows: impl Fn(&HeapRecorded) -> bool) -> HeapRecorded {
     let begun = Instant::now();
@@ -58,7 +58,7 @@ fn record_until(record: impl Fn() -> HeapRecorded, shows: impl Fn(&HeapRecorded)
     }
 }
 
-/// How many events of the kernel a process has open.
+/// Number of open perf events of a process.
 fn events_of(pid: u32) -> usize {
     let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return 0 };
     let leads_to = open.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
@@ -69,7 +69,7 @@ fn events_of(pid: u32) -> usize {
 const PROBES: usize = 9;
 
 #[test]
-fn leaks_of_a_process_that_runs_are_exact_by_probes() {
+fn leaks_of_a_running_process_are_exact_with_probes() {
     if !live() {
         return;
     }
@@ -104,7 +104,7 @@ fn leaks_of_a_process_that_runs_are_exact_by_probes() {
     }
 }
 
-#[cfg(target_arch = "x86_64")] // as the boards
+#[cfg(target_arch = "x86_64")] // as for the boards
 #[test]
 fn leaks_of_firmware_are_exact_and_named_three_callers_up() {
     if !live() {
@@ -116,7 +116,7 @@ fn leaks_of_firmware_are_exact_and_named_three_callers_up() {
     else {
         return;
     };
-    // It stands before its first instruction, and ends by itself.
+    // It is stopped before its first instruction, and ends by itself.
     let options = ["--gdb", &stub.place, "--exec", elf.to_str().unwrap(), "--callers", "3"];
     let recorded = record(&options, |_| {});
     for (function, bytes) in [("receive", 160), ("configure", 200), ("write_log", 200), ("borrow", 0)] {

@@ -1,5 +1,5 @@
-//! What a target puts in the place of its files: pipes, links, devices, and file systems that do not answer.
-//! The recording ends, nobody stands, and what cannot be read has no name and a reason.
+//! Files that a target replaces: pipes, links, devices, and file systems that do not answer. The recording
+//! ends, nothing stays stopped, and unreadable files have no names and a reason.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn plugin() -> PathBuf {
     compile("plugin", "libplugin_named.so", &["-shared", "-fPIC", "-DNAME=named", "-Wl,--build-id=sha1"])
 }
 
-/// A program that has loaded a library and run code of it.
+/// A program that has loaded a library and run its code.
 fn loaded(library: &Path) -> Fixture {
     let mut target = Fixture::start("loader", [""; 0]);
     target.line("ready");
@@ -28,7 +28,7 @@ fn loaded(library: &Path) -> Fixture {
     target
 }
 
-/// Records it while it works, until what is looked for is there.
+/// Records it while it works, until `shows` is true.
 #[track_caller]
 fn check(what: &str, target: &mut Fixture, source: &str, shows: impl Fn(&Recorded) -> bool) -> Recorded {
     target.tell("run 600000");
@@ -47,7 +47,7 @@ fn is_named(recorded: &Recorded) -> bool {
     recorded.shows(|stack| stack.has("plugin_named"))
 }
 
-/// Mounts a file over another, until it is dropped.
+/// Mounts a file over another, until dropped.
 struct Over<'a>(&'a Path);
 
 impl Over<'_> {
@@ -64,9 +64,9 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn what_stands_in_the_place_of_a_library_is_neither_opened_nor_waited_for() {
+fn a_replaced_library_is_neither_opened_nor_waited_for() {
     for source in sources() {
-        // /proc/PID/maps shows both names in the same way.
+        // /proc/PID/maps shows both names alike.
         for (name, pipe) in [("lib\\012.so", "lib\n.so"), ("lib\n.so", "lib\\012.so")] {
             let dir = TempDir::new().unwrap();
             let (library, link) = (dir.path().join(name), dir.path().join("link.so"));
@@ -86,7 +86,7 @@ fn what_stands_in_the_place_of_a_library_is_neither_opened_nor_waited_for() {
             fs::copy(plugin(), &library).unwrap();
             let mut target = loaded(&library);
             let Some(over) = Over::mount(what, &library) else { return not_here("mounting is refused") };
-            // The kernel's own link leads to the file where that may be followed.
+            // The kernel's own link leads to the file if it may be followed.
             check(&format!("{} over the library", what.display()), &mut target, source, |recorded| {
                 is_named(recorded)
                     || ["not a regular file", "procfs"].iter().any(|why| recorded.stderr.contains(why))
@@ -97,7 +97,7 @@ fn what_stands_in_the_place_of_a_library_is_neither_opened_nor_waited_for() {
     }
 }
 
-/// A file system with a library, of a server that answers as long as it is not told otherwise.
+/// A file system with a library, from a server that answers until it is told not to.
 fn served(dir: &Path) -> Option<Fixture> {
     if !is_root() || fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_err() {
         not_here("file systems in user space need root and /dev/fuse");
@@ -108,9 +108,9 @@ fn served(dir: &Path) -> Option<Fixture> {
     Some(server)
 }
 
-/// It takes no requests, or takes them and does not answer: a thread that waits for that cannot be ended.
+/// It accepts no requests, or accepts them and does not answer: a thread waiting for that cannot be ended.
 #[test]
-fn a_file_system_that_answers_no_more_holds_nobody_up() {
+fn a_hanging_file_system_delays_nothing() {
     let case = |source: &str, how: &str| {
         let dir = TempDir::new().unwrap();
         let Some(mut server) = served(dir.path()) else { return };
@@ -130,7 +130,7 @@ fn a_file_system_that_answers_no_more_holds_nobody_up() {
         }
         server.finish();
     };
-    // Each waits for seconds, and most of the time for nothing but that.
+    // Each waits for seconds, mostly idle.
     std::thread::scope(|scope| {
         for (source, how) in sources().iter().zip(["silent", "keep"]) {
             scope.spawn(move || case(source, how));

@@ -1,5 +1,5 @@
-//! Images of a live program: libraries that come and lose their files keep their names, or show `[library+0x…]`; no code
-//! ever gets the name of another file's.
+//! Images of a live program: libraries that are loaded and lose their files keep their names, or show
+//! `[library+0x…]`; code never gets a name from a different file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::support::{
     Fixture, assert_untouched, attach, compile, fixture, is_root, live, not_here, record_until, sources,
 };
 
-/// A library with the function `plugin_NAME`. Without build ids nothing in the heads of two of them differs.
+/// A library with the function `plugin_NAME`. Without build ids two of them have equal heads.
 fn plugin(name: &str, build_id: bool) -> PathBuf {
     let id = if build_id { "-Wl,--build-id=sha1" } else { "-Wl,--build-id=none" };
     let file = format!("libplugin_{name}{}.so", if build_id { "" } else { "_without_id" });
@@ -53,7 +53,7 @@ fn a_library_loaded_while_recording_has_names() {
     }
 }
 
-/// A change of a library's file; `None`, after a line that says why, where it is not possible.
+/// A change of a library's file; `None`, after a message, if it is not possible.
 type Change = fn(&Path, &Fixture, bool) -> Option<()>;
 
 fn delete(library: &Path, _: &Fixture, _: bool) -> Option<()> {
@@ -66,7 +66,7 @@ fn replace(library: &Path, _: &Fixture, build_id: bool) -> Option<()> {
     fs::rename(&fresh, library).ok()
 }
 
-/// Another file is mounted over the library's, in the target's mount namespace.
+/// Mounts another file over the library's, in the target's mount namespace.
 fn hide(library: &Path, target: &Fixture, build_id: bool) -> Option<()> {
     let mut mount = Command::new("nsenter");
     mount.args(["--mount", "--target", &target.pid().to_string(), "mount", "--bind"]);
@@ -79,7 +79,7 @@ fn hide(library: &Path, target: &Fixture, build_id: bool) -> Option<()> {
 }
 
 #[test]
-fn code_of_files_that_are_changed_or_elsewhere_has_its_own_names() {
+fn code_of_changed_files_gets_no_foreign_names() {
     if !live() {
         return;
     }
@@ -114,7 +114,7 @@ fn code_of_files_that_are_changed_or_elsewhere_has_its_own_names() {
                 recorded.check_none(format!("{what}: the other file's"), |stack| stack.has("plugin_after"));
                 recorded
             };
-            // Where only root can read what was deleted, others see its place.
+            // Only root can read a deleted file; for others its path is checked.
             record_until(format!("{what}, {source}"), recorded, |recorded| {
                 let placed = |frame: &String| frame.starts_with("[libchanging.so+0x");
                 recorded.shows(|stack| stack.has("plugin_before"))
@@ -125,11 +125,11 @@ fn code_of_files_that_are_changed_or_elsewhere_has_its_own_names() {
     check_namespace();
 }
 
-/// A program that only exists in its own mount namespace; where this test looks, another program has its path.
+/// A program that exists only in its own mount namespace; in this test's, another program has its path.
 fn check_namespace() {
     let dir = TempDir::new().unwrap();
     fs::copy(fixture("loader"), dir.path().join("inside")).unwrap();
-    // `sh` so that what mount or unshare say comes where `ready` would.
+    // `sh`, so that errors of mount or unshare appear in place of `ready`.
     let script = "exec 2>&1; exec unshare --mount --propagation private sh -c \
                   'mount -t tmpfs none \"$1\" && cp \"$2\" \"$1/inside\" && exec \"$1/inside\" 600 20' - \"$1\" \"$2\"";
     let mut command = Command::new("sh");

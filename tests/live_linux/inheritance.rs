@@ -1,5 +1,5 @@
-//! What a launched command finds: all that it would have inherited without the profiler, and the user
-//! whom it shall run as. `inherited` writes it down, run directly and through the profiler.
+//! Environment of a launched command: it inherits everything as without the profiler, and runs as the
+//! requested user. `inherited` records it, run directly and through the profiler.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -12,11 +12,11 @@ use crate::support::{
     Fixture, copy_program, fixture, is_root, launch, live, not_here, record_by, sources, stackprof,
 };
 
-/// Programs that run another one under other circumstances, with `inherited` as `%`.
+/// Commands that run another one in a different environment, with `inherited` as `%`.
 const PRELUDES: [&[&str]; 5] =
     [&[], &["%", "odd"], &["%", "closed", "1"], &["%", "closed", "012"], &["%", "odd", "%", "closed", "02"]];
 
-/// Runs these words behind a prelude, and gives the lines that `inherited` wrote.
+/// Runs these words after a prelude, and returns the lines written by `inherited`.
 fn lines_of(prelude: &[&str], words: &[&str], file: &Path) -> Vec<String> {
     let inherited = fixture("inherited");
     let program = inherited.to_str().unwrap();
@@ -25,13 +25,13 @@ fn lines_of(prelude: &[&str], words: &[&str], file: &Path) -> Vec<String> {
     let _ = fs::remove_file(file);
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // Where nothing was sampled the status is another one.
+    // Without samples the status differs.
     let status = command.status().unwrap();
     let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{command:?}: {status}, {error}"));
     text.lines().map(str::to_owned).collect()
 }
 
-/// The lines that only one of two lists has, where each is told apart by its side.
+/// Lines that only one of two lists has, each marked with its side.
 fn differences(direct: &[String], profiled: &[String]) -> Vec<String> {
     let only = |side: &str, these: &[String], others: &[String]| -> Vec<String> {
         these.iter().filter(|line| !others.contains(line)).map(|line| format!("{side}: {line}")).collect()
@@ -40,7 +40,7 @@ fn differences(direct: &[String], profiled: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn a_command_inherits_all_that_it_would_without_the_profiler() {
+fn a_command_inherits_the_same_as_without_the_profiler() {
     if !live() {
         return;
     }
@@ -60,7 +60,7 @@ fn a_command_inherits_all_that_it_would_without_the_profiler() {
     }
     check_stub(&file, output);
     for source in sources() {
-        // The signal comes when the thread ends that forked. Of the profiler's threads some end early.
+        // The signal is sent when the forking thread exits. Some of the profiler's threads exit early.
         let recorded =
             launch(&["--source", source], &fixture("inherited"), &["death".as_ref(), file.as_os_str()]);
         let text = fs::read_to_string(&file).unwrap_or_default();
@@ -69,7 +69,7 @@ fn a_command_inherits_all_that_it_would_without_the_profiler() {
     }
 }
 
-/// A stub's command has a socket as its standard input and output, and a process group of its own.
+/// A stub's command has a socket as its standard input and output, and a separate process group.
 fn check_stub(file: &Path, output: &str) {
     let script = format!("{} show {}", fixture("inherited").display(), file.display());
     let stub = format!("|{script}");
@@ -88,10 +88,10 @@ fn check_stub(file: &Path, output: &str) {
     }
 }
 
-/// Standard input and output are the command's, in both directions and to the end.
+/// Standard input and output are connected to the command, in both directions and to the end.
 fn check_streams(source: &str, output: &str) {
     let mut command = stackprof();
-    // It mostly waits; recording that as well shows that no read is disturbed.
+    // It mostly waits; recording waits as well shows that no read is disturbed.
     let idle = if source == "ptrace" { &["--idle"][..] } else { &[] };
     command.args(["-q", "--source", source, "-o", output]).args(idle).args(["--", "cat"]);
     let mut cat = Fixture::run(&mut command);
@@ -105,7 +105,7 @@ fn check_streams(source: &str, output: &str) {
     assert_eq!(said.len(), 100, "more than was told: {said:?}");
 }
 
-/// Copies of the profiler and of `inherited` that everybody may run, and a folder for all to write to.
+/// Copies of the profiler and of `inherited` that everybody may run, and a directory that all may write to.
 struct Everybodys(TempDir);
 
 impl Everybodys {
@@ -153,7 +153,7 @@ fn a_command_runs_as_another_user() {
             let line = text.lines().find_map(|line| line.strip_prefix(&format!("/proc/self/status {key}:")));
             line.map(|value| value.split_whitespace().collect::<Vec<_>>().join(" "))
         };
-        // Real, effective, saved and of the file system.
+        // Real, effective, saved and file system user.
         assert_eq!(status("Uid"), Some([uid.as_str(); 4].join(" ")));
         assert_eq!(status("Gid"), Some([gid.as_str(); 4].join(" ")));
         let mut groups: Vec<String> = status("Groups").unwrap().split(' ').map(str::to_owned).collect();
@@ -175,9 +175,9 @@ fn a_command_runs_as_another_user() {
         assert_eq!(variable("HOME").as_deref(), Some(fields[5]));
         assert_eq!(variable("SHELL").as_deref(), Some(fields[6]));
         assert!(variable("PATH").is_some_and(|path| path.contains("/usr/bin")));
-        // Of the one who became root nothing is left; cargo sets this one for this test.
+        // Root's environment is gone; cargo sets this variable for this test.
         assert_eq!(variable("CARGO_MANIFEST_DIR"), None);
-        // All else is as for root, but for the streams that tests give it.
+        // Everything else is as for root, except the streams that tests set.
         const OTHERS: [&str; 5] =
             ["/proc/self/status", "variable ", "session keyring", "descriptor 1 ", "descriptor 2 "];
         let is_of_users = |line: &&String| OTHERS.iter().any(|other| line.contains(other));
@@ -187,7 +187,7 @@ fn a_command_runs_as_another_user() {
     }
 }
 
-/// A user whom no command can run as.
+/// A user that no command can run as.
 fn check_refused(place: &Everybodys) {
     let refused = |mut command: Command, arguments: &[&str], expected: &str| {
         command.arg("-q");

@@ -1,5 +1,5 @@
-//! A program whose functions, threads, source and file have names with characters that steer a
-//! terminal or that nobody sees: recorded, dumped, and told of while it is recorded.
+//! A program with invisible characters and terminal control sequences in the names of its functions, threads,
+//! source and file: recorded, dumped, and mentioned in messages.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// The program, with invisible characters in the place of a name in it, and in its own name.
+/// The program, with invisible characters in a function name and in its file name.
 fn built(directory: &Path) -> PathBuf {
     let name = format!("f{INVISIBLE}");
     let place = format!("f{}", "x".repeat(name.len() - 1));
@@ -68,7 +68,7 @@ fn built(directory: &Path) -> PathBuf {
 }
 
 #[test]
-fn what_is_told_of_a_program_shows_its_names_escaped() {
+fn names_of_a_program_are_escaped_everywhere() {
     if !live() {
         return;
     }
@@ -119,7 +119,7 @@ fn what_is_told_of_a_program_shows_its_names_escaped() {
         assert_visible(what, &told);
         assert!(told.contains(name), "{name} in {told}");
     }
-    // The line that is drawn while it records has the terminal's own sequences, none of a name.
+    // The progress line has the terminal's own sequences, but none from a name.
     let line = format!("{} --pid {pid} -d 0.5 -o t.svg", env!("CARGO_BIN_EXE_stackprof"));
     let told = run(Command::new("script").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()));
     assert!(told.contains(process), "{told}");

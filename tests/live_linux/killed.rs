@@ -1,5 +1,4 @@
-//! However the profiler ends, the target goes on as if nothing had been. Random moments are tried by
-//! `scripts/torture.sh`.
+//! However the profiler ends, the target continues undisturbed. `scripts/torture.sh` tries random moments.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use crate::support::{
 /// A tenth of a second of three threads.
 const ROUNDS: &str = "1500";
 
-/// What an unprofiled run prints.
+/// Output of an unprofiled run.
 fn undisturbed() -> String {
     let said = Fixture::start("checksum", [ROUNDS]).finish().1.join("\n");
     assert!(said.contains("errors 0"), "{said}");
@@ -23,7 +22,7 @@ fn undisturbed() -> String {
 }
 
 #[test]
-fn kill_9_of_the_profiler_does_not_show_in_the_target() {
+fn sigkill_of_the_profiler_does_not_affect_the_target() {
     if !live() {
         return;
     }
@@ -33,7 +32,7 @@ fn kill_9_of_the_profiler_does_not_show_in_the_target() {
             let mut target = Fixture::start("checksum", [ROUNDS, "wait"]);
             target.line("ready");
             let pid = target.pid().to_string();
-            // At 5000 Hz it is in the middle of a stop more often than not; or it also stops threads that wait.
+            // At 5000 Hz it is in a stop most of the time; or it also stops waiting threads.
             let options = ["--pid", &pid, "--source", "ptrace", "--hz", "5000", "--idle"];
             let running = record(&options[..if *idle { 7 } else { 6 }]);
             match moment {
@@ -53,7 +52,7 @@ fn kill_9_of_the_profiler_does_not_show_in_the_target() {
             let said: Vec<&str> = said.iter().map(String::as_str).filter(|line| *line != "ready").collect();
             assert_eq!(said, [expected.lines().next_back().unwrap()], "round {round}, moment {moment}");
         }
-        // A family: a wait that stands just then is not repaired any more, one at most.
+        // A family: an interrupted wait at that moment is not repaired any more, one at most.
         let mut target = Fixture::start("family", ["shells", "32"]);
         target.line("ready");
         let running = attach(target.pid(), &["--source", "ptrace", "--children", "--hz", "5000", "--idle"]);
@@ -66,7 +65,7 @@ fn kill_9_of_the_profiler_does_not_show_in_the_target() {
         let interrupted = right["interrupted"] <= 1 || cfg!(target_arch = "aarch64");
         assert!(right["shells"] == 32 && right["right"] == 32 && interrupted, "round {round}: {said}");
         assert!(target.finish().0.success());
-        // Launched: the command writes to the same pipe, which ends when it has ended.
+        // Launched: the command writes to the same pipe, which ends with it.
         for (program, arguments, expected) in [
             ("checksum", [ROUNDS, "wait"], expected.lines().next_back().unwrap()),
             ("family", ["zombies", "60"], "zombies 60 right 60 left 0"),
@@ -87,13 +86,13 @@ fn kill_9_of_the_profiler_does_not_show_in_the_target() {
 }
 
 #[test]
-fn ending_signals_write_the_outputs_and_let_the_target_go() {
+fn terminating_signals_write_outputs_and_release_the_target() {
     if !live() {
         return;
     }
     for source in sources() {
         const ENDING: [(&str, i32); 3] = [("INT", 2), ("TERM", 15), ("HUP", 1)];
-        // How a signal is taken is the same for all sources; how a target is let go is each one's own.
+        // The handling of a signal is common to all sources; each releases a target in its own way.
         for (name, number) in &ENDING[..if *source == "ptrace" { 3 } else { 1 }] {
             let mut target = Fixture::start("threads", ["1", "5", "told"]);
             target.line("ready");
@@ -110,7 +109,7 @@ fn ending_signals_write_the_outputs_and_let_the_target_go() {
                 recorded.shows(|stack| stack.has("work_leaf")) && recorded.svg.trim_end().ends_with("</svg>");
             recorded.check(is_whole || recorded.is_empty(), "no samples, or the SVG is not whole");
 
-            // The one that ended the recording ends the wait for a reader of a pipe as well.
+            // The signal that ended the recording also ends the wait for a reader of a pipe.
             let dir = TempDir::new().unwrap();
             let fifo = dir.path().join("fifo.folded");
             make_fifo(&fifo);
@@ -122,7 +121,7 @@ fn ending_signals_write_the_outputs_and_let_the_target_go() {
             assert_eq!(status.signal(), Some(*number), "{source} SIG{name}: {status}");
             recorded.check(recorded.svg.trim_end().ends_with("</svg>"), "the SVG is not whole");
 
-            // The first one may have been all that was needed by the time of the second.
+            // The first one may have been sufficient before the second.
             let running = attach(pid, &["--source", source, "--idle"]);
             kill(name, running.pid());
             kill(name, running.pid());

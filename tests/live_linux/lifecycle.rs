@@ -1,4 +1,4 @@
-//! Beginnings and ends, by both sources: of commands, programs within a process, and threads.
+//! Starts and exits, by both sources: of commands, programs within a process, and threads.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ fn exec_fixture(name: &str) -> PathBuf {
     compile("exec", &format!("exec_{name}"), &[&format!("-DNAME={name}")])
 }
 
-/// Records programs that become each other until each was seen in its function, which no other one has.
+/// Records successive programs until each was seen in its function, which no other one has.
 #[track_caller]
 fn check_programs(what: &str, functions: &[&str], mut record: impl FnMut() -> Recorded) -> Recorded {
     let recorded = || {
@@ -37,7 +37,7 @@ fn check_programs(what: &str, functions: &[&str], mut record: impl FnMut() -> Re
 }
 
 #[test]
-fn programs_that_follow_each_other_have_their_own_names() {
+fn successive_programs_have_their_own_names() {
     let (one, two) = (exec_fixture("one"), exec_fixture("two"));
     let both = ["burn_in_one", "burn_in_two"];
     for source in sources() {
@@ -61,7 +61,7 @@ fn programs_that_follow_each_other_have_their_own_names() {
             recorded.check(recorded.stats["exit_status"].is_null(), "an exit status although attached");
             recorded
         });
-        // A program of 64 bits becomes one of 32 bits, and that one of 64 bits again. Each is given the next one only.
+        // A 64-bit program executes a 32-bit one, which executes a 64-bit one. Each gets only the next one.
         let Some(narrow) = narrow("exec", "exec_narrow", &["-DNAME=narrow"]) else { continue };
         let dir = TempDir::new().unwrap();
         let script = dir.path().join("next");
@@ -79,7 +79,7 @@ fn programs_that_follow_each_other_have_their_own_names() {
 }
 
 #[test]
-fn threads_that_come_go_and_outlive_the_first_one_are_recorded() {
+fn short_threads_and_survivors_of_the_first_one_are_recorded() {
     const THREADS: u64 = 400;
     for source in sources() {
         let churn = || {
@@ -94,7 +94,7 @@ fn threads_that_come_go_and_outlive_the_first_one_are_recorded() {
             if recorded.is_empty() {
                 return recorded;
             }
-            // Each thread that was missed is accounted for, up to a period.
+            // Each missed thread is accounted for, up to a period.
             let work = numbers(&said[2])["cpu_ns"] as f64 * 997.0 / 1e9;
             let reported = (recorded.total() + recorded.lost()) as f64;
             recorded.check(reported >= work - 2.0, format!("{reported} counts of {work}"));
@@ -114,14 +114,14 @@ fn threads_that_come_go_and_outlive_the_first_one_are_recorded() {
             recorded.shows(|stack| stack.has("busy_until_the_end"))
         });
         recorded.check(recorded.stats["exit_status"] == 5, "not the exit status of the other thread");
-        // /proc shows a process whose first thread has left as a zombie, while its others run.
+        // /proc shows a process as a zombie once its first thread has exited, while its others run.
         let mut target = Fixture::start("ends", ["leader", "600000"]);
         target.line("ready");
         let stat = format!("/proc/{}/stat", target.pid());
         wait_for("the main thread leaves", || fs::read_to_string(&stat).unwrap().contains(") Z "));
         let recorded = || {
             let running = record(options.iter().copied().chain(["--pid", &target.pid().to_string()]));
-            // Its first thread, which is no more, would not say who traces it.
+            // Its exited first thread would not show the tracer.
             wait_for_ticks("the target", running.pid());
             wait_for_more_cpu_time(target.pid(), Duration::from_millis(50));
             running.interrupt()
@@ -136,11 +136,11 @@ fn threads_that_come_go_and_outlive_the_first_one_are_recorded() {
 }
 
 #[test]
-fn how_a_command_ended_is_reported() {
+fn the_exit_of_a_command_is_reported() {
     if !live() {
         return;
     }
-    // Core files go where nobody minds.
+    // Core files go to a temporary directory.
     let dir = TempDir::new().unwrap();
     let ends = fixture("ends");
     let cases = [
@@ -169,8 +169,8 @@ fn how_a_command_ended_is_reported() {
     }
     check_time_of_children(dir.path());
     for source in sources() {
-        // What waits for the command's end races with what traces it: once in two or three times the stop before the
-        // end was taken by the wrong one.
+        // The wait for the command's exit races with the tracer: in one of two or three cases the wrong one
+        // consumed the stop before the exit.
         for _ in 0..4 {
             let output = dir.path().join("missing.folded");
             let words = ["--source", source, "-o", output.to_str().unwrap(), "--", "/does/not/exist"];
@@ -184,7 +184,7 @@ fn how_a_command_ended_is_reported() {
     }
 }
 
-/// As `time` shows it: what the command used is among the times of the profiler's children.
+/// As `time` shows it: the command's CPU time is part of the times of the profiler's children.
 fn check_time_of_children(dir: &Path) {
     let stats = dir.join("out.json");
     let script = "\"$@\" >/dev/null 2>&1; times";
@@ -193,7 +193,7 @@ fn check_time_of_children(dir: &Path) {
     shell.arg("-o").arg(dir.join("out.folded")).arg("--").arg(fixture("shares")).arg("0.3");
     let output = shell.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    // The second line is of the children: `0m1.020000s 0m0.050000s`.
+    // The second line is for children: `0m1.020000s 0m0.050000s`.
     let seconds = |text: &str| {
         let (minutes, seconds) = text.trim_end_matches('s').split_once('m')?;
         Some(minutes.parse::<f64>().ok()? * 60.0 + seconds.parse::<f64>().ok()?)
@@ -205,10 +205,10 @@ fn check_time_of_children(dir: &Path) {
     assert!(children >= target + own - 0.03, "{said}: {target} s and {own} s are not in it");
 }
 
-/// It is gone before, ends on the way to the first sample, in the middle, waited for or not, and while the profile is
+/// It exits before attaching, before the first sample, in the middle, reaped or not, and while the profile is
 /// written.
 #[test]
-fn a_target_may_end_in_any_phase() {
+fn a_target_may_exit_in_any_phase() {
     for source in sources() {
         let options = |pid: u32| {
             let words = ["--source", *source, "--hz", "997", "--pid"].map(str::to_owned);
@@ -250,7 +250,7 @@ fn a_target_may_end_in_any_phase() {
 }
 
 #[test]
-fn threads_that_waited_at_first_are_there_from_the_beginning_on() {
+fn initially_waiting_threads_are_recorded_from_the_beginning() {
     if !live() {
         return;
     }

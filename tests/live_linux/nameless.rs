@@ -1,4 +1,5 @@
-//! Stripped libraries through the whole program: one name for each function, by where it begins, in the saved profile, too.
+//! Stripped libraries through the whole program: one name for each function, by its start address, in the
+//! saved profile, too.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,8 @@ use crate::support::{Recorded, launch, record_until, sources, stackprof};
 
 const MAIN: &str = "void work(unsigned long); int main(void) { work(100000); return 0; }";
 
-/// A program and its library in a directory: (program, where `first`, `middle` and `last` begin).
+/// Builds a program and its library in a directory: (program, start addresses of `first`, `middle` and
+/// `last`).
 fn built(directory: &Path) -> (PathBuf, [u64; 3]) {
     std::fs::write(directory.join("main.c"), MAIN).unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/nameless.c");
@@ -32,11 +34,11 @@ fn built(directory: &Path) -> (PathBuf, [u64; 3]) {
     (directory.join("nameless"), starts)
 }
 
-/// What the names of the library's functions begin with.
+/// Prefix of the names of the library's functions.
 const FUNCTIONS: &str = "[libnameless.so:fn+";
 
 #[test]
-fn functions_of_a_stripped_library_are_named_by_where_they_begin() {
+fn functions_of_a_stripped_library_are_named_by_start_address() {
     let directory = tempfile::tempdir().unwrap();
     let (program, starts) = built(directory.path());
     let expected: BTreeSet<String> = starts.iter().map(|start| format!("{FUNCTIONS}{start:#x}]")).collect();

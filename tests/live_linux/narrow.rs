@@ -1,6 +1,6 @@
-//! Programs of 32 bits under a kernel of 64: of i386 under x86_64, of 32-bit Arm under aarch64. Launched and
-//! attached to, sampled by the kernel and by ptrace, behind a stub. Without what builds them the test prints SKIP with
-//! the compiler's words; with `STACKPROF_NO_SKIP=1` that is a failure.
+//! 32-bit programs on a 64-bit kernel: i386 on x86_64, 32-bit Arm on aarch64. Launched and attached to,
+//! sampled by the kernel and by ptrace, behind a stub. Without the compiler the test prints SKIP with its
+//! error; with `STACKPROF_NO_SKIP=1` that is a failure.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,25 +14,24 @@ use crate::support::{
 
 const DEPTH: usize = 20;
 
-/// How a program of 32 bits is built here, and what its processor is called.
+/// How to build a 32-bit program here, and the name of its processor.
 #[cfg(target_arch = "x86_64")]
 const BY: (Option<&str>, &[&str], &str) = (
     None,
-    // Headers of the kernel are where `-m32` looks only with a package that stands in the way of
-    // compilers for other processors.
+    // Only a package that conflicts with cross compilers puts kernel headers where `-m32` searches.
     &["-m32", "-idirafter", "/usr/include/x86_64-linux-gnu"],
     "i386",
 );
 #[cfg(target_arch = "aarch64")]
 const BY: (Option<&str>, &[&str], &str) = (Some("arm-linux-gnueabihf-gcc"), &[], "arm");
 
-/// For the programs of which much is left to instructions: on Arm also in the other instruction set.
+/// For programs that rely on instruction analysis: on Arm also in the other instruction set.
 #[cfg(target_arch = "x86_64")]
 const BARE: &[&str] = &["-fomit-frame-pointer", "-static"];
 #[cfg(target_arch = "aarch64")]
 const BARE: &[&str] = &["-fomit-frame-pointer", "-static", "-marm"];
 
-/// A fixture as a program of 32 bits; `None`, after a line that says why, where none can be built.
+/// A fixture as a 32-bit program; `None`, after a message, if it cannot be built.
 pub(crate) fn narrow(source: &str, name: &str, more: &[&str]) -> Option<PathBuf> {
     let (compiler, flags, arch) = BY;
     let usual = ["-g", "-O1", "-fno-optimize-sibling-calls", "-pthread", "-Wall"];
@@ -60,7 +59,7 @@ fn is_deep(stack: &Stack) -> bool {
     in_leaf(stack) && stack.times("recurse") == DEPTH && stack.has("main") && stack.is_complete()
 }
 
-/// Records until a stack is whole; what is called complete always is.
+/// Records until a stack is complete; complete stacks are always whole.
 #[track_caller]
 fn check(what: &str, mut record: impl FnMut() -> Recorded) {
     let recorded = || {
@@ -75,7 +74,7 @@ fn check(what: &str, mut record: impl FnMut() -> Recorded) {
 }
 
 #[test]
-fn programs_of_32_bits_are_walked() {
+fn stacks_of_32_bit_programs_are_walked() {
     let Some(program) = narrow("shares", "shares", &[]) else { return };
     let Some(bare) = narrow("shares", "shares_bare", BARE) else { return };
     let started = |program: &Path| {
@@ -99,7 +98,7 @@ fn programs_of_32_bits_are_walked() {
     {
         let target = started(&program);
         let Some(stub) = Stub::gdbserver(target.pid()) else { return };
-        // A stub takes one visitor after the other.
+        // A stub accepts one connection after the other.
         check("behind gdbserver", || record(&stub.place, &[&["--duration", "0.5"], OFTEN].concat()));
         drop(stub);
         check_without_libc();
@@ -107,12 +106,12 @@ fn programs_of_32_bits_are_walked() {
     check_waiting();
 }
 
-/// Waiting threads are dumped from their calls to where they began.
+/// Waiting threads are dumped from their calls to their start.
 fn check_waiting() {
     let Some(program) = narrow("threads", "threads", &[]) else { return };
     let mut target = Fixture::run(Command::new(program).args(["3", "12", "120"]));
     target.line("ready");
-    // Beside busy programs a thread that was started may not have run one instruction yet.
+    // On a busy machine a new thread may not have run one instruction yet.
     wait_for("all threads to wait", || states(target.pid()) == "SSSS");
     let said = dump(target.pid());
     assert!(said.contains(" main") && !said.contains("incomplete"), "{said}");
@@ -125,7 +124,7 @@ fn dump(pid: u32) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Needs no 32-bit C library, and no start code: a pause for ever.
+/// Needs no 32-bit C library and no startup code: pauses for ever.
 #[cfg(target_arch = "x86_64")]
 fn check_without_libc() {
     let program = try_compile("bits32", "bits32", &["-O1", "-m32", "-nostdlib", "-static"]).unwrap();

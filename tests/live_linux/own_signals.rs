@@ -1,5 +1,5 @@
-//! Ctrl-Z and SIGTERM for the profiler: it is suspended without a target that stands or waits for it, and a command gets
-//! the signal that asks it to end. Signals that need no target are tried in `tests/cli`.
+//! Ctrl-Z and SIGTERM for the profiler: while suspended it keeps no target stopped or waiting, and a command
+//! gets the signal that asks it to end. Signals without a target are tested in `tests/cli`.
 
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -13,8 +13,8 @@ use crate::support::{
     stackprof, states, tids, tracer_of, wait_for, wait_for_more_cpu_time, wait_for_ticks, write_script,
 };
 
-/// stackprof in a process group of its own, as a shell starts a job: one that is not orphaned, so that
-/// SIGTSTP stops it (setpgid(2), signal(7)).
+/// stackprof in a separate process group, as a shell starts a job: not orphaned, so that SIGTSTP stops it
+/// (setpgid(2), signal(7)).
 fn job() -> Command {
     let mut command = stackprof();
     command.process_group(0);
@@ -29,7 +29,7 @@ fn wait_suspended(pid: u32) {
     assert!(proc_status(pid, "State").unwrap().starts_with('T'), "it ended");
 }
 
-/// Ctrl-Z for the profiler alone, and nothing of the target is held.
+/// Ctrl-Z for the profiler alone; checks that it holds nothing of the target.
 fn suspend(running: &Running, target: u32) {
     kill("TSTP", running.pid());
     wait_suspended(running.pid());
@@ -37,7 +37,7 @@ fn suspend(running: &Running, target: u32) {
     assert_untouched(target, "the profiler is suspended");
 }
 
-/// `fg`, and the target is recorded again.
+/// `fg`; checks that the target is recorded again.
 fn resume(running: &Running, target: u32, source: &str) {
     kill("CONT", running.pid());
     if source == "ptrace" {
@@ -58,7 +58,7 @@ fn attach_job(pid: u32, source: &str, options: &[&str]) -> Running {
 const SUSPENDED: &str = "used while stackprof was suspended";
 
 #[test]
-fn a_target_works_on_while_the_profiler_is_suspended_and_is_recorded_after() {
+fn a_target_runs_while_the_profiler_is_suspended() {
     if !live() {
         return;
     }
@@ -70,7 +70,7 @@ fn a_target_works_on_while_the_profiler_is_suspended_and_is_recorded_after() {
         let work = || wait_for_more_cpu_time(pid, Duration::from_millis(100));
         let running = attach_job(pid, options[0], &options[1..]);
         suspend(&running, pid);
-        // It starts threads, which would wait for a tracer that is suspended.
+        // It starts threads, which would wait for a suspended tracer.
         target.go();
         work();
         resume(&running, pid, options[0]);
@@ -90,7 +90,7 @@ fn a_target_works_on_while_the_profiler_is_suspended_and_is_recorded_after() {
         assert_untouched(pid, "after the recording");
         recorded.check(recorded.shows(|stack| stack.has("work_leaf")), "no samples");
         if options.len() == 1 {
-            // Everything that was used is a sample, or lost for a reason.
+            // All CPU time is in a sample, or lost for a reason.
             recorded.check_sum();
         }
         if *options == ["ptrace"] {
@@ -105,7 +105,7 @@ fn a_target_works_on_while_the_profiler_is_suspended_and_is_recorded_after() {
     check_exec_and_end();
 }
 
-/// An exec and an end while the profiler is suspended are seen after.
+/// An exec and an exit during the suspension are seen afterwards.
 fn check_exec_and_end() {
     let mut shell = Command::new("sh");
     shell.args(["-c", "echo ready; read go; exec \"$0\" 600"]).arg(fixture("shares"));
@@ -131,7 +131,7 @@ fn check_exec_and_end() {
 }
 
 #[test]
-fn a_command_gets_the_signals_of_its_job_and_the_first_one_to_end() {
+fn a_command_gets_job_control_and_the_first_terminating_signal() {
     if !live() {
         return;
     }
@@ -152,7 +152,7 @@ fn a_command_gets_the_signals_of_its_job_and_the_first_one_to_end() {
         kill(name, running.pid());
         wait_for("the command to have its signal", || got.exists());
         kill(name, running.pid());
-        // The command's pipes are not ours to wait for.
+        // Do not wait for the command's pipes.
         wait_for("the profiler's end", || {
             proc_status(running.pid(), "State").is_none_or(|state| state.starts_with('Z'))
         });
@@ -161,7 +161,7 @@ fn a_command_gets_the_signals_of_its_job_and_the_first_one_to_end() {
         kill("KILL", command);
         let recorded = running.wait();
         let status = recorded.status;
-        // Written, unless that takes longer than one would wait.
+        // Written, unless that takes longer than a user would wait.
         recorded.check(status.success() || status.signal() == Some(number), format!("two SIG{name}"));
     }
     if sampled() {
@@ -181,7 +181,7 @@ fn a_command_gets_the_signals_of_its_job_and_the_first_one_to_end() {
     check_job();
 }
 
-/// A job is suspended with its command, as the terminal does it, and goes on with it.
+/// A job is suspended with its command, as by the terminal, and continues with it.
 fn check_job() {
     const ROUNDS: &str = "500";
     let (_, mut expected) = Fixture::start("checksum", [ROUNDS]).finish();

@@ -1,5 +1,5 @@
-//! Code of PE files in a program of Linux, as Wine has it: named by exports, walked by `.pdata`, whether it is mapped
-//! from the file or was read into anonymous memory.
+//! Code of PE files in a Linux program, as under Wine: named by exports, walked by `.pdata`, both mapped from
+//! the file and read into anonymous memory.
 
 #[path = "../../src/binary/pe/build.rs"]
 mod build;
@@ -11,12 +11,14 @@ use tempfile::TempDir;
 
 use crate::support::{Stack, compile, launch, record_until, sources};
 
-/// `pe_outer`: push %rbp; push %rbx; sub $0x28,%rsp; call pe_burn; add $0x28,%rsp; pop %rbx; pop %rbp; ret, filled up.
+/// `pe_outer`: push %rbp; push %rbx; sub $0x28,%rsp; call pe_burn; add $0x28,%rsp; pop %rbx; pop %rbp; ret,
+/// padded.
 const OUTER: [u8; 32] = [
     0x55, 0x53, 0x48, 0x83, 0xec, 0x28, 0xe8, 0x15, 0, 0, 0, 0x48, 0x83, 0xc4, 0x28, 0x5b, 0x5d, 0xc3, 0xcc,
     0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc,
 ];
-/// `pe_burn`: push %rbp; xor %ebp,%ebp; dec %rdi; jne to the dec; pop %rbp; ret. Nobody finds its caller by rbp.
+/// `pe_burn`: push %rbp; xor %ebp,%ebp; dec %rdi; jne to the dec; pop %rbp; ret. Its caller cannot be found
+/// by rbp.
 const BURN: [u8; 10] = [0x55, 0x31, 0xed, 0x48, 0xff, 0xcf, 0x75, 0xfb, 0x5d, 0xc3];
 
 fn library(dir: &TempDir, is_mappable: bool) -> PathBuf {

@@ -1,8 +1,8 @@
-//! What the threads of a profiler that root runs may do while it samples, names and writes, as /proc shows it;
-//! that what it launches loses nothing, and that no name is lost.
+//! Privileges of the profiler's threads under root while it samples, resolves names and writes, as /proc
+//! shows them; a launched command keeps all of them, and no name is lost.
 //!
-//! Sampling is held by a target that runs, naming by a standard input that stays open, writing by a FIFO that nobody
-//! has opened to read. Each test waits for what it looks for.
+//! A running target holds sampling, an open standard input holds naming, and a FIFO without a reader holds
+//! writing. Each test waits for its condition.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -41,7 +41,7 @@ const PROCESSES: u64 = set(&[5, 19, 40]);
 /// CAP_IPC_LOCK, CAP_SYS_NICE, CAP_PERFMON, CAP_BPF.
 const EVENTS: u64 = set(&[14, 23, 38, 39]);
 
-/// Whether the tests are root's, with all capabilities that they name; says so if not.
+/// Whether the tests run as root with all capabilities used here; prints a message if not.
 fn is_root() -> bool {
     let own = status(Path::new("/proc/self/status")).expect("an own status");
     let all = READ | WRITE | IDS | PROCESSES | EVENTS;
@@ -84,7 +84,7 @@ fn threads(pid: u32) -> Vec<Thread> {
     paths.filter_map(|path| status(&path)).collect()
 }
 
-/// Waits until this holds for every thread of a process, of which there is one at least.
+/// Waits until this holds for every thread of a process with at least one thread.
 #[track_caller]
 fn wait_for_threads(pid: u32, what: &str, holds: impl Fn(&Thread) -> bool) {
     let begun = std::time::Instant::now();
@@ -98,7 +98,7 @@ fn wait_for_threads(pid: u32, what: &str, holds: impl Fn(&Thread) -> bool) {
     }
 }
 
-/// The profiler, as sudo starts it for [`CALLER`], or as root starts it.
+/// The profiler as sudo starts it for [`CALLER`], or as root starts it.
 fn profiler(by_sudo: bool) -> Command {
     let mut command = stackprof();
     for name in ["SUDO_UID", "SUDO_GID"] {
@@ -110,12 +110,12 @@ fn profiler(by_sudo: bool) -> Command {
     command
 }
 
-/// Records a running process by this command, and returns when it is attached.
+/// Records a running process by this command, and returns once it is attached.
 fn attach_by(command: Command, pid: u32, options: &[&str]) -> Running {
     let pid_text = pid.to_string();
     let running = record_by(command, ["--pid", &pid_text].iter().chain(options));
     running.wait_attached(pid);
-    // What ends without a sample names and writes nothing.
+    // Without a sample, naming and writing are skipped.
     wait_for_more_cpu_time(pid, Duration::from_millis(100));
     running
 }
@@ -132,7 +132,7 @@ fn fifo(path: &Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o666)).unwrap();
 }
 
-/// What waits for a reader of the pipe is read to its end.
+/// Reads from a pipe with a waiting writer to its end.
 fn read_pipe(path: &Path) -> String {
     let mut written = String::new();
     fs::File::open(path).unwrap().read_to_string(&mut written).unwrap();
@@ -140,7 +140,7 @@ fn read_pipe(path: &Path) -> String {
 }
 
 #[test]
-fn threads_that_sample_name_and_write_keep_what_they_need() {
+fn sampling_naming_and_writing_threads_keep_needed_capabilities() {
     if !live() || !is_root() {
         return;
     }
@@ -184,9 +184,9 @@ fn threads_that_sample_name_and_write_keep_what_they_need() {
     check_reading();
 }
 
-/// Who called sudo may not write below root's directory; root may.
+/// The sudo caller may not write below root's directory; root may.
 fn check_root_writes(target: &Fixture) {
-    // Nobody else may change a name on the way there.
+    // Nobody else may change a component of the path.
     let dir = TempDir::new_in("/root").unwrap();
     let path = dir.path().join("pipe.folded");
     fifo(&path);
@@ -225,7 +225,7 @@ fn check_reading() {
     }
 }
 
-/// What a command can find out of its privileges, in the profiler's environment.
+/// Privileges of a command in the profiler's environment.
 fn privileges_of(mut command: Command) -> Vec<String> {
     let output = command.stderr(Stdio::null()).output().unwrap();
     let keys = ["Uid", "Gid", "Groups", "Cap", "NoNewPrivs"];
@@ -235,11 +235,11 @@ fn privileges_of(mut command: Command) -> Vec<String> {
 }
 
 #[test]
-fn what_is_launched_and_what_is_private_is_as_without_sudo() {
+fn commands_and_private_files_are_as_without_sudo() {
     if !live() || !is_root() {
         return;
     }
-    // Once with fewer, and with some that pass through exec for any user.
+    // Once with fewer capabilities, and with some that any user keeps through exec.
     let some: &[&str] =
         &["--inh-caps", "+net_raw", "--ambient-caps", "+net_raw", "--bounding-set", "-sys_time"];
     for before in [&[][..], some] {
@@ -266,8 +266,8 @@ fn what_is_launched_and_what_is_private_is_as_without_sudo() {
     check_ordinary_user();
 }
 
-/// The functions of a program that nobody but its owner may read are named by a debug file of which the same is true,
-/// and which is read after the recording.
+/// The functions of a program readable only by its owner are named by a debug file with the same restriction,
+/// which is read after the recording.
 fn check_private() {
     let built = compile("shares", "shares_private", &["-g", "-Wl,--build-id=none"]);
     let dir = TempDir::new().unwrap();
@@ -298,7 +298,7 @@ fn check_private() {
     }
 }
 
-/// Whoever has nothing to give up goes on as before.
+/// Without privileges to drop, everything works as before.
 fn check_ordinary_user() {
     let Some(somebody) = Somebody::new() else { return };
     let shares = somebody.fixture("shares");
@@ -322,9 +322,10 @@ fn check_ordinary_user() {
     recorded.check(matches!(recorded.status.code(), Some(0 | 4)), "neither done nor empty");
 }
 
-/// Functions of the kernel stand below the call that led there, and are named as it lists them, whoever called sudo.
+/// Kernel functions are shown below their system call, and named as the kernel lists them, for any caller of
+/// sudo.
 #[test]
-fn frames_of_the_kernel_are_named_below_the_call_that_led_there() {
+fn kernel_frames_are_named_below_their_system_call() {
     if !sampled() || !is_root() {
         return;
     }

@@ -1,4 +1,4 @@
-//! A program that was started by a link has the name of that link in frames, by both sources.
+//! A program started by a link has the name of that link in frames, by both sources.
 
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
@@ -30,7 +30,7 @@ fn engine() -> PathBuf {
     compile("exec", "engine", &["-DNAME=engine", "-s"])
 }
 
-/// Whether frames of a module are below a root frame of the same name.
+/// Whether frames of a module are below a root frame with the same name.
 fn shows(recorded: &Recorded, name: &str) -> bool {
     let module = format!("[{name}:fn+");
     recorded
@@ -64,7 +64,7 @@ fn a_link_names_its_program() {
         record_until("both links", two, |recorded| shows(recorded, "server") && shows(recorded, "checker"));
         let running = || attach_to(source, &server, server.to_str().unwrap());
         record_until("the link", running, |recorded| shows(recorded, "server"));
-        // `exec -a`: the name of a program that it is not.
+        // `exec -a`: the name of a different program.
         let running = || attach_to(source, &engine(), "/usr/bin/redis-server");
         record_until("the program", running, |recorded| shows(recorded, "engine"));
     }

@@ -1,4 +1,5 @@
-//! Refusals: one line that names the process and the next step, exit code 1, no files; the process stays as it was.
+//! Refusals: one line that names the process and the next step, exit code 1, no files; the process is
+//! unchanged.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +10,7 @@ use crate::support::{
     record_by, record_until, sources, states, tids, tracer_of, wait_for,
 };
 
-/// The line of a refusal, after a check of everything that all of them share.
+/// The line of a refusal, after checking the properties common to all of them.
 #[track_caller]
 fn refused(running: Running, pid: u32, name: Option<&str>) -> String {
     let recorded = running.wait();
@@ -36,7 +37,7 @@ fn check_runs_on(target: &Fixture) {
 }
 
 #[test]
-fn what_cannot_be_attached_to_is_refused_in_one_line() {
+fn unattachable_processes_are_refused_in_one_line() {
     if !live() {
         return;
     }
@@ -49,7 +50,7 @@ fn what_cannot_be_attached_to_is_refused_in_one_line() {
     assert_eq!(said, format!("pid {} (tracer) already traces it; end that one first", tracer.pid()));
     assert_eq!(tracer_of(target.pid()), tracer.pid(), "the other tracer lost it");
     assert!(!states(target.pid()).contains(['t', 'T', 'Z']), "{}", states(target.pid()));
-    // What the line advises works.
+    // The advice in the line works.
     assert!(tracer.finish().0.success());
     let pid = target.pid().to_string();
     record_until("the target", || record(["--pid", &pid, "-d", "0.2"]).wait(), |_| true);
@@ -63,7 +64,7 @@ fn what_cannot_be_attached_to_is_refused_in_one_line() {
     assert!(said.contains("(a zombie)") && said.contains("stackprof -- COMMAND"), "{said}");
     assert!(is_zombie());
 
-    // In a container the number may be anybody's.
+    // In a container the pid may be that of any process.
     let is_kthreadd = proc_status(2, "Name").is_some_and(|name| name == "kthreadd");
     if is_kthreadd && proc_status(2, "VmSize").is_none() {
         let said = refused(try_to_record(2), 2, Some("kthreadd"));
@@ -72,7 +73,7 @@ fn what_cannot_be_attached_to_is_refused_in_one_line() {
         not_here("pid 2 is no kernel thread here");
     }
 
-    // Numbers are below pid_max.
+    // Pids are below pid_max.
     let pid = fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
     let said = refused(try_to_record(pid), pid, None);
     assert_eq!(said, "no such process; `ps -e` lists those that run");
@@ -91,7 +92,7 @@ fn what_cannot_be_attached_to_is_refused_in_one_line() {
     check_somebody();
 }
 
-/// A process of root, and a program that gains rights, for somebody without.
+/// A process of root, and a program that gains rights, for an unprivileged user.
 fn check_somebody() {
     let Some(somebody) = Somebody::new() else { return };
     let mut target = Fixture::start("shares", ["600"]);
@@ -119,8 +120,9 @@ fn check_somebody() {
     }
 }
 
-/// Fewer open files than a recording needs: the limit is named, whoever attaches, and not the profiler itself
-/// as a tracer. What is stopped is no refusal, but nothing can be sampled: the line says who has stopped it.
+/// With fewer open files than a recording needs: the limit is named, for any user, and not the profiler
+/// itself as a tracer. A stopped process is not refused, but nothing can be sampled: the line says who has
+/// stopped it.
 #[test]
 fn too_few_open_files_and_stopped_programs_are_named_as_the_cause() {
     if !live() {
@@ -141,7 +143,7 @@ fn too_few_open_files_and_stopped_programs_are_named_as_the_cause() {
             let output =
                 command.args(["-c", &script, env!("CARGO_BIN_EXE_stackprof")]).args(way).output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
-            // Before a target is attached to, the directory of the output is opened.
+            // The output directory is opened before a target is attached to.
             let named = [
                 ": the limit of open files is too low; raise it: ulimit -n 1024",
                 ": too many open files; raise the limit: ulimit -n 1024",

@@ -1,5 +1,5 @@
-//! Files that are rewritten in place, with the same inode, while they are recorded: no name of the new
-//! content for code of the old one, and no SIGBUS where nothing is left of it.
+//! Files rewritten in place, with the same inode, during the recording: old code gets no name from the new
+//! content, and truncation causes no SIGBUS.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use crate::support::{Fixture, Recorded, attach, compile, launch, record_until, sources};
 use crate::trees::{shows_under, tree};
 
-/// What is said of such a file.
+/// The message about a rewritten file.
 const TOLD: &str = "have no names: replaced on disk since it was loaded";
 
 /// A program that burns in `burn_in_early`, and another of the same length that burns in
@@ -34,7 +34,7 @@ fn recorded(source: &str, script: &str) -> (Recorded, PathBuf) {
 }
 
 #[test]
-fn programs_that_are_overwritten_have_no_names_of_others() {
+fn overwritten_programs_get_no_foreign_names() {
     const SHORTER: &str = "\"$0\" burn 80000; head -c 5000 \"$1\" > \"$0\"";
     const OF_ITS_LENGTH: &str = "\"$0\" burn 80000; cat \"$1\" > \"$0\"";
     const OF_ITS_TIME: &str =
@@ -57,12 +57,12 @@ fn programs_that_are_overwritten_have_no_names_of_others() {
                 recorded.shows(|stack| stack.frames.iter().any(placed))
             });
         }
-        // One that is removed keeps its names.
+        // A removed file keeps its names.
         let removed = || recorded(source, "\"$0\" burn 80000; mv \"$1\" \"$0\"").0;
         record_until("the removed program", removed, |recorded| {
             shows_under(recorded, "app", "burn_in_early")
         });
-        // Both run, each in its time: the file of the second is read anew.
+        // Both run in sequence: the file of the second is read again.
         let both = || {
             let script = "\"$0\" burn 80000; cat \"$1\" > \"$0\"; \"$0\" burn 80000; :";
             let (recorded, _) = recorded(source, script);
@@ -73,7 +73,7 @@ fn programs_that_are_overwritten_have_no_names_of_others() {
             shows_under(recorded, "app", "burn_in_later")
         });
         recorded_both.check(recorded_both.stderr.contains(TOLD), "not reported");
-        // By the kernel's samples a process is heard of when it may have ended.
+        // With kernel samples a process may have exited when it is first seen.
         let short = || {
             let turn = "cat \"$0.first\" > \"$0\"; \"$0\" burn 8000; cat \"$1\" > \"$0\"; sleep 0.02";
             let script = format!("cp \"$0\" \"$0.first\"; for i in 1 2 3 4; do {turn}; done");
@@ -86,7 +86,7 @@ fn programs_that_are_overwritten_have_no_names_of_others() {
     }
 }
 
-/// A program truncates a library that it has mapped, which nobody can keep it from.
+/// A program truncates a library that it has mapped, which cannot be prevented.
 fn check_truncated(source: &str) {
     let plugin = compile("plugin", "libplugin_cut.so", &["-shared", "-fPIC", "-DNAME=cut"]);
     let cut = || {

@@ -1,5 +1,5 @@
-//! Where the system gives perf_event only in part: the profile is right, or one line says why there is none and what to
-//! do. Nothing in between.
+//! Systems that allow perf_event only in part: the profile is right, or one line explains why there is none
+//! and what to do.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,18 +11,18 @@ use crate::support::{
 };
 use crate::trees::{burned_elsewhere, tree};
 
-/// What a line that says no advises, one of them.
+/// Next steps in refusals.
 const NEXT_STEPS: [&str; 7] =
     ["sudo", "sysctl ", "ulimit -", "ps -e", "stackprof -- COMMAND", "--cap-add", "a higher --hz"];
 
-/// A file of the system that holds another value until this is dropped.
+/// A file in /proc/sys with another value until dropped.
 struct Setting {
     path: PathBuf,
     before: String,
 }
 
 impl Setting {
-    /// `None`, after a line that says why, where it cannot be written.
+    /// `None`, after a message, if it cannot be written.
     fn of(path: &str) -> Option<Setting> {
         let before = fs::read_to_string(path).and_then(|before| fs::write(path, &before).map(|()| before));
         match before {
@@ -41,7 +41,7 @@ impl Setting {
 
 impl Drop for Setting {
     fn drop(&mut self) {
-        // Nothing to be done where that fails; a panic here would hide what the test says.
+        // A failure cannot be handled; a panic here would hide the test's message.
         let _ = self.set(&self.before);
     }
 }
@@ -50,19 +50,19 @@ fn text(recorded: &Recorded, key: &str) -> String {
     recorded.stats[key].as_str().unwrap_or_default().to_owned()
 }
 
-/// Checks that CPU time is accounted for; what took the samples.
+/// Checks that CPU time is accounted for; returns the backend.
 #[track_caller]
 pub(crate) fn check_profile(recorded: &Recorded) -> String {
     recorded.check_success();
     let (backend, why) = (text(recorded, "backend"), text(recorded, "backend_why"));
-    // By samples of user code alone each stands for what chance made it stand for.
+    // With samples of user code only, the weight of each is random.
     if backend != "perf_event" || why.starts_with("user and kernel") {
         recorded.check_sum();
     }
     format!("{backend} ({why}), {} counts", recorded.total())
 }
 
-/// Checks that nothing but one line that leads on was left; the line.
+/// Checks that only one line with a next step was printed; returns the line.
 #[track_caller]
 fn check_line(recorded: &Recorded) -> String {
     recorded.check(recorded.files.is_empty(), format!("files were left: {:?}", recorded.files));
@@ -73,12 +73,12 @@ fn check_line(recorded: &Recorded) -> String {
     said.to_owned()
 }
 
-/// A right profile or a clear line, whichever it is.
+/// Accepts a correct profile or a clear error.
 #[track_caller]
 pub(crate) fn outcome(recorded: &Recorded) -> String {
     match recorded.status.code() {
         Some(0) => check_profile(recorded),
-        // 4: it was over before a sample.
+        // 4: it ended before a sample.
         Some(code @ (1 | 4)) => format!("{code}: {}", check_line(recorded)),
         _ => {
             recorded.check(false, "neither a profile nor a refusal");
@@ -92,7 +92,7 @@ fn shares_by(command: Command, source: &str, shares: &Path) -> Recorded {
     record_by(command, ["--source", source, "--hz", "997", "--", shares.to_str().unwrap(), "0.1"]).wait()
 }
 
-/// Both ways to ask; `auto` always has a profile, and in it the program's own functions.
+/// Both ways to request a source; `auto` always gives a profile, with the program's own functions.
 #[track_caller]
 fn check_both_sources(case: &str, command: impl Fn() -> Command, shares: &Path) {
     let asked = shares_by(command(), "perf", shares);
@@ -113,7 +113,7 @@ fn stackprof_by(words: &[&str]) -> Command {
 }
 
 #[test]
-fn each_level_of_paranoia_has_a_profile_or_a_line() {
+fn each_level_of_paranoia_gives_a_profile_or_an_error() {
     if !sampled() {
         return;
     }
@@ -146,7 +146,7 @@ fn each_level_of_paranoia_has_a_profile_or_a_line() {
     }
 }
 
-/// Events of threads are inherited by what a command starts, and by what an attached process has started.
+/// Events of threads are inherited by a command's children, and by those of an attached process.
 fn check_tree(somebody: &Somebody, expected: &str) {
     let one = somebody.copy(&tree("one"));
     let program = somebody.fixture("tree");
@@ -190,7 +190,7 @@ fn check_tree(somebody: &Somebody, expected: &str) {
     );
 }
 
-/// Where everybody may see the kernel, but not all that runs on a CPU: by events of the threads.
+/// If users may see the kernel, but not all that runs on a CPU: by per-thread events.
 fn check_waits(somebody: &Somebody) {
     let script = format!("echo go | {} 2 5", somebody.fixture("sleeps").display());
     let words = ["--source", "perf", "--off-cpu", "--hz", "997", "--", "sh", "-c", &script];
@@ -202,8 +202,8 @@ fn check_waits(somebody: &Somebody) {
     recorded.check(text(&recorded, "backend_why").contains("for each thread"), "more than it may");
 }
 
-/// Who may not see the kernel does not see where threads leave their CPUs: one line, and for `--idle` the source that
-/// stops threads.
+/// A user who may not see the kernel does not see where threads leave their CPUs: one line, and for `--idle`
+/// the source that stops threads.
 fn check_waits_refused(somebody: &Somebody) {
     let by = |options: &[&str]| {
         let words = [&["--source", "auto"], options, &["--", "sleep", "0.2"]].concat();
@@ -219,7 +219,7 @@ fn check_waits_refused(somebody: &Somebody) {
 }
 
 #[test]
-fn fewer_capabilities_descriptors_and_locked_memory_leave_a_profile_or_a_line() {
+fn limited_resources_give_a_profile_or_an_error() {
     if !sampled() {
         return;
     }
@@ -238,7 +238,7 @@ fn fewer_capabilities_descriptors_and_locked_memory_leave_a_profile_or_a_line() 
         let recorded = shares_by(stackprof_by(&["sh", "-c", &script]), "auto", &fixture("shares"));
         println!("{files} files: {}", outcome(&recorded));
     }
-    // An event of each thread and CPU is more than that.
+    // One event for each thread and CPU exceeds that.
     let mut target = Fixture::run(somebody.run(&somebody.fixture("many")).args(["101", "1", "0.2"]));
     target.line("ready");
     let mut command = somebody.run(Path::new("sh"));
@@ -253,7 +253,7 @@ fn fewer_capabilities_descriptors_and_locked_memory_leave_a_profile_or_a_line() 
     let little_memory = limited("-l 64");
     let words = ["sh", "-c", &little_memory, "setpriv", "--bounding-set=-ipc_lock"];
     check_both_sources("root, 64 KiB", || stackprof_by(&words), &fixture("shares"));
-    // The second recording at a time finds nothing left.
+    // A second concurrent recording finds nothing left.
     let shares = somebody.fixture("shares");
     let command = || {
         let mut command = somebody.run(Path::new("sh"));

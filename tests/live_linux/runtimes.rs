@@ -1,6 +1,6 @@
-//! Programs whose runtimes lay out stacks their own way: Go (goroutines, assembly without frame records), HotSpot and
-//! Mono (JIT code), compilers that register their code with debuggers. What is called complete lacks
-//! no caller; how much is complete is measured by `scripts/field.sh`, with Node and PHP.
+//! Programs with runtimes that lay out stacks their own way: Go (goroutines, assembly without frame records),
+//! HotSpot and Mono (JIT code), compilers that register their code with debuggers. Complete stacks lack no
+//! caller; `scripts/field.sh`, with Node and PHP, measures how many are complete.
 
 use std::env;
 use std::ffi::OsStr;
@@ -14,8 +14,8 @@ use crate::support::{
     Fixture, Stack, attach, compile, launch, live, made, not_here, record_until, sources, wait_for_cpu_time,
 };
 
-/// A program of this machine by name; `None`, after a line that says so, if there is none.
-/// With `STACKPROF_NO_SKIP=1` that is a failure instead.
+/// An installed program by name; `None`, after a message, without it. With `STACKPROF_NO_SKIP=1` that is a
+/// failure instead.
 fn program(name: &str) -> Option<PathBuf> {
     let paths = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&paths).map(|directory| directory.join(name)).find(|path| path.is_file());
@@ -31,7 +31,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// Builds a program once per run; the path of it.
+/// Builds a program once per run; returns its path.
 fn built(name: &str, build: impl FnOnce(&Path) -> Command) -> PathBuf {
     made(name, |into| {
         let mut command = build(into);
@@ -43,13 +43,12 @@ fn built(name: &str, build: impl FnOnce(&Path) -> Command) -> PathBuf {
 }
 
 #[test]
-fn goroutines_are_walked_to_where_they_begin() {
+fn goroutines_are_walked_to_their_start() {
     if !live() {
         return;
     }
     let Some(go) = program("go") else { return };
-    // Stripped, as programs are handed out, only Go's own table tells what functions are called and how large
-    // their frames are.
+    // Stripped, as programs are distributed, only Go's own table has the names and frame sizes of functions.
     let stripped = built("goroutines_stripped", |into| {
         let mut build = Command::new(go);
         build.env("GOCACHE", into.with_file_name("go-cache"));
@@ -70,7 +69,7 @@ fn goroutines_are_walked_to_where_they_begin() {
             });
             recorded
         };
-        // Its assembly uses the frame pointer for something else.
+        // Its assembly uses the frame pointer for other purposes.
         record_until("the callers of assembly", recorded, |recorded| {
             recorded.shows(|stack| {
                 has(stack, "sha256.block") && stack.has("main.hashing") && stack.has("runtime.goexit")
@@ -84,8 +83,8 @@ fn has_method(stack: &Stack, method: &str) -> bool {
     stack.frames.iter().any(|name| name.contains("Rounds") && name.contains(method))
 }
 
-/// Their own truth is their source: whoever runs `inner` was called by `middle` and that by `outer`, and what is called
-/// complete says so, with frame pointers and without; of Mono's `Leaf` the callers are four functions that Mono compiled.
+/// The source is the truth: `inner` is always called by `middle` and that by `outer`, and complete stacks
+/// show it, with and without frame pointers; callers of Mono's `Leaf` are four functions compiled by Mono.
 #[test]
 fn complete_stacks_of_java_and_mono_lack_no_caller() {
     if !live() {
@@ -107,7 +106,7 @@ fn complete_stacks_of_java_and_mono_lack_no_caller() {
             classes.path().as_os_str(),
         ];
         arguments.extend(["Rounds", "500"].map(OsStr::new));
-        // The map has no names for what is interpreted: more of it where the compiler gets less of a CPU.
+        // The map has no names for interpreted code: there is more of it if the compiler gets less of a CPU.
         let interpreted = |stack: &Stack| stack.frames.iter().any(|name| name.contains("Interpreter"));
         let recorded = || {
             let recorded = launch(&["--hz", "997", "--source", "ptrace"], &java, &arguments);
@@ -149,14 +148,14 @@ fn check_mono() {
     let recorded = record_until("compiled code, with its callers", recorded, |recorded| {
         recorded.shows(|stack| callees(stack) >= 4)
     });
-    // Some of its code is no method of the program.
+    // Some of its code is not a method of the program.
     let wrong = recorded.count(|stack| stack.is_complete() && (1..5).contains(&callees(stack)));
     let all = recorded.count(|stack| callees(stack) > 0);
     recorded.check(wrong * 20 <= all, format!("{wrong} of {all} lack callers and say nothing"));
 }
 
 #[test]
-fn code_that_a_jit_compiler_registered_has_names_and_callers() {
+fn registered_jit_code_has_names_and_callers() {
     let flags = ["-c", "-O2", "-fomit-frame-pointer", "-fno-stack-protector", "-fasynchronous-unwind-tables"];
     let object = compile("jitted", "jitted.o", &flags);
     for source in sources() {
@@ -167,7 +166,7 @@ fn code_that_a_jit_compiler_registered_has_names_and_callers() {
             target.line(answer);
         }
         target.tell("run 600000");
-        // It is read when the recording begins, and looked for again each second.
+        // It is read when the recording begins, and searched again each second.
         let recorded = || attach(target.pid(), &["--hz", "997", "-d", "0.3", "--source", source]).wait();
         let path = ["main", "jitted_entry", "jitted_middle", "jitted_leaf"];
         record_until("its callers", recorded, |recorded| {

@@ -1,5 +1,5 @@
-//! The target's own signals: each arrives as it was sent, none is lost, none is added, and whoever waits for the target
-//! is told the same as without a profiler.
+//! The target's own signals: each arrives as it was sent, none is lost or added, and its parent is notified
+//! as without a profiler.
 
 use std::process::{Command, ExitStatus};
 use std::thread::sleep;
@@ -12,11 +12,11 @@ use crate::support::{
     wait_for_more_cpu_time,
 };
 
-/// Attached at these: the default, and one that stops everything all the time.
+/// Options to attach with: the default, and one that stops everything all the time.
 const OPTIONS: [&[&str]; 2] =
     [&["--source", "ptrace", "--hz", "997"], &["--source", "ptrace", "--hz", "5000", "--idle"]];
 
-/// Runs `signals`, attached to, while `meanwhile` does something to it: its status, and the line that it ends with.
+/// Runs `signals` under the profiler, while `meanwhile` acts on it: its status, and its last line.
 fn run(arguments: &[&str], options: &[&str], meanwhile: impl FnOnce(u32)) -> (ExitStatus, String) {
     let mut target = Fixture::start("signals", arguments);
     target.line("ready");
@@ -32,20 +32,20 @@ fn run(arguments: &[&str], options: &[&str], meanwhile: impl FnOnce(u32)) -> (Ex
 }
 
 #[test]
-fn programs_that_live_on_signals_get_them_as_they_were_sent() {
+fn signals_arrive_as_they_were_sent() {
     if !live() {
         return;
     }
     for options in OPTIONS {
         let (status, said) = run(&["alarm", "0.2"], options, |_| {});
         assert!(status.success(), "{status}");
-        // While it has a CPU each millisecond brings one; those that come while it has to wait for a CPU are merged by
-        // the kernel, with and without a profiler.
+        // While it has a CPU, each millisecond brings a signal; the kernel merges those that arrive while it
+        // waits for a CPU, with and without a profiler.
         let said = numbers(&said);
         let (alarms, cpu_ms) = (said["alarms"], said["cpu_ns"] / 1_000_000);
         assert!(alarms * 10 >= cpu_ms * 9, "{options:?}: {alarms} alarms in {cpu_ms} ms of CPU time");
 
-        // The values count up, so what is in order is neither lost, repeated nor overtaken.
+        // The values increase, so values in order are neither lost, repeated nor reordered.
         for how in ["queued", "waited"] {
             let mut sender = String::new();
             let (status, said) = run(&[how, "1000"], options, |pid| {
@@ -80,7 +80,7 @@ fn programs_that_live_on_signals_get_them_as_they_were_sent() {
 /// As `jobs` prints it.
 const SIGSTOP: &str = "19";
 
-/// Killed when dropped: it may stand still, and would for ever.
+/// Killed on drop: it may be stopped for ever.
 struct Child(u32);
 
 impl Drop for Child {
@@ -89,11 +89,11 @@ impl Drop for Child {
     }
 }
 
-/// A fixture under `jobs`, its parent, which says what it is told of it.
+/// A fixture under `jobs`, its parent, which prints its notifications.
 pub(crate) struct Job {
     pub(crate) parent: Fixture,
     child: Child,
-    // Programs that end by a signal may leave a core file where they run.
+    // Programs killed by a signal may leave a core file in their directory.
     _dir: TempDir,
 }
 
@@ -115,20 +115,20 @@ impl Job {
         self.child.0
     }
 
-    /// SIGSTOP from outside, until it has had its effect.
+    /// Sends SIGSTOP and waits until it has taken effect.
     pub(crate) fn stop(&mut self) {
         kill("STOP", self.pid());
         assert_eq!(self.parent.line("stopped"), SIGSTOP);
         wait_for("all threads to stop", || self.stands());
     }
 
-    /// All threads stand; `t` is how a traced thread shows it.
+    /// Whether all threads are stopped; `t` is the state of a traced one.
     fn stands(&self) -> bool {
         let states = states(self.pid());
         !states.is_empty() && states.chars().all(|state| matches!(state, 'T' | 't'))
     }
 
-    /// Stays stopped for a while and gets nothing done.
+    /// Checks that it stays stopped for a while without progress.
     #[track_caller]
     pub(crate) fn assert_stands(&self, when: &str) {
         let before = self.user_ticks();
@@ -145,14 +145,14 @@ impl Job {
         stat.rsplit_once(") ").unwrap().1.split(' ').nth(11).unwrap().parse().unwrap()
     }
 
-    /// SIGCONT, until it has had its effect.
+    /// Sends SIGCONT and waits until it has taken effect.
     pub(crate) fn go_on(&mut self) {
         kill("CONT", self.pid());
         self.parent.line("continued");
         wait_for("the threads to go on", || !states(self.pid()).contains(['T', 't']));
     }
 
-    /// Its end, as its parent was told.
+    /// Its exit, as reported to its parent.
     pub(crate) fn end(self) -> String {
         let (status, said) = self.parent.finish();
         assert!(status.success(), "{status}: {said:?}");
@@ -161,7 +161,7 @@ impl Job {
 }
 
 #[test]
-fn a_stop_from_outside_stops_and_its_parent_is_told() {
+fn a_stop_signal_stops_and_notifies_the_parent() {
     if !live() {
         return;
     }
@@ -179,11 +179,11 @@ fn a_stop_from_outside_stops_and_its_parent_is_told() {
         recorded.check_success();
         recorded.check(recorded.shows(|stack| stack.has("work_leaf")), "no samples");
         if options.contains(&"--idle") {
-            // A stopped thread has no stack that says where its time went.
+            // A stopped thread has no stack for its time.
             let stopped = recorded.stats["samples_lost"]["stopped by job control"].as_u64();
             recorded.check(stopped > Some(0), "the time stopped is not reported");
         }
-        // Stopped before, let go while stopped; then by an end without warning.
+        // Stopped before, released while stopped; then by an end without warning.
         for killed in [false, true] {
             wait_for_more_cpu_time(job.pid(), Duration::from_millis(10));
             job.stop();
@@ -192,7 +192,7 @@ fn a_stop_from_outside_stops_and_its_parent_is_told() {
             if killed {
                 running.kill();
             } else {
-                // Nothing was sampled unless it was its time that is lost.
+                // Nothing was sampled, or its time is lost.
                 let recorded = running.interrupt();
                 recorded.check(matches!(recorded.status.code(), Some(0 | 4)), "neither done nor empty");
             }

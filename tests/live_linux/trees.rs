@@ -1,5 +1,5 @@
-//! Several processes in one recording, by both sources: those that a command or an attached process starts, those that
-//! are selected by number, user, control group or namespace.
+//! Several processes in one recording, by both sources: children of a command or of an attached process, and
+//! processes selected by number, user, control group or namespace.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::support::{
 
 const PROGRAMS: [(&str, &str); 2] = [("tree_one", "burn_in_one"), ("tree_two", "burn_in_two")];
 
-/// A program that burns in a function of its own name.
+/// A program that burns in a function with its own name.
 pub(crate) fn tree(name: &str) -> PathBuf {
     compile("tree", &format!("tree_{name}"), &[&format!("-DNAME={name}")])
 }
@@ -23,13 +23,14 @@ pub(crate) fn shows_under(recorded: &Recorded, root: &str, function: &str) -> bo
     recorded.shows(|stack| stack.frames[0] == root && stack.has(function))
 }
 
-/// Fails if a program's function is under another name than its own.
+/// Fails if a program's function is under a different program's name.
 #[track_caller]
 pub(crate) fn burned_elsewhere(recorded: &Recorded) {
     for (root, function) in PROGRAMS {
         recorded.check_none(format!("{function} under another name"), |stack| {
             let name = stack.frames[0].split(" (").next().unwrap_or_default();
-            // Programs of `exec.c` have the functions, too: with `-a` those of tests beside this one are recorded.
+            // Programs of `exec.c` have these functions, too: with `-a` those of concurrent tests are
+            // recorded.
             stack.has(function) && name != root && !name.starts_with("exec_")
         });
     }
@@ -47,7 +48,7 @@ fn shows_both(recorded: &Recorded) -> bool {
 }
 
 #[test]
-fn what_a_command_starts_is_recorded_under_the_names_of_its_programs() {
+fn children_of_a_command_are_recorded_under_their_program_names() {
     let (one, two) = (tree("one"), tree("two"));
     let arguments = ["4", "2", "60000", one.to_str().unwrap(), two.to_str().unwrap()];
     for source in sources() {
@@ -59,7 +60,7 @@ fn what_a_command_starts_is_recorded_under_the_names_of_its_programs() {
         };
         let recorded = record_until("both programs", || by(&[]), shows_both);
         recorded.check(recorded.figure("processes_seen") == 5.0, "not five processes");
-        // Of each program there are two processes.
+        // There are two processes of each program.
         let of = |recorded: &Recorded, name: &str| roots(recorded).matches(&format!("{name} (")).count();
         let apart = record_until(
             "each process",
@@ -104,7 +105,7 @@ fn children_of_an_attached_process_are_recorded_where_requested() {
     }
 }
 
-/// A process of this name that uses a CPU until it is dropped.
+/// A process with this name that uses a CPU until dropped.
 fn burning(name: &str) -> Killed {
     Killed(Command::new(tree(name)).args(["burn", "600000000"]).spawn().unwrap())
 }
@@ -137,7 +138,7 @@ fn processes_are_selected_by_number_user_group_and_namespace() {
                 },
                 shows_both,
             );
-            // Two processes have something to do all the time.
+            // Two processes are always busy.
             let idle = recorded.stats["machine_idle_share"].as_f64();
             recorded.check(idle.is_some() == (way[0] == "-a"), format!("{way:?}: {idle:?} idle"));
             recorded.check(idle.is_none_or(|idle| (0.0..1.0).contains(&idle)), format!("{idle:?} idle"));
@@ -147,7 +148,7 @@ fn processes_are_selected_by_number_user_group_and_namespace() {
             }
         }
     }
-    // It goes on with the one that is left, and ends with that.
+    // It continues with the remaining one, and ends with it.
     let [first, second] = &pids;
     let running = record(["--pid", first, "--pid", second, "--source", "ptrace"]);
     running.wait_attached(one.0.id());
@@ -162,7 +163,7 @@ fn processes_are_selected_by_number_user_group_and_namespace() {
     }
 }
 
-/// Processes that end before anybody asks whose they are: they have the user of the one that started them.
+/// Processes that exit before their owner is queried: they have the user of their parent.
 fn check_processes_of_a_user() {
     let Some(somebody) = Somebody::new() else { return };
     let one = somebody.copy(&tree("one"));
@@ -182,7 +183,7 @@ fn check_processes_of_a_user() {
     });
 }
 
-/// In a container, a program that puts what it starts into a namespace of its own, as sandboxes do.
+/// In a container, a program that puts its children into a separate namespace, as sandboxes do.
 fn check_processes_of_a_namespace() {
     let below = ["unshare", "-p", "-f", "--mount-proc"];
     let can = Command::new(below[0]).args(&below[1..]).arg("true").output();

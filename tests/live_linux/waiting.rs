@@ -1,10 +1,10 @@
-//! System calls that wait: none fails or returns early because of stops. How late they return is measured by
-//! `scripts/measure`.
+//! System calls that wait: none fails or returns early because of stops. `scripts/measure` measures how late
+//! they return.
 
 use crate::support::{Fixture, attach, live, numbers};
 
-/// Calls that fail with EINTR although all that are seen to wait are made again: on aarch64 a thread
-/// may begin to wait just as it is asked to stop, a few times in so many events.
+/// Calls that fail with EINTR although all observed waits are restarted: on aarch64 a thread may begin to
+/// wait just at a stop request, a few times in so many events.
 fn unseen_max() -> u64 {
     if cfg!(target_arch = "aarch64") { 30 } else { 0 }
 }
@@ -17,8 +17,9 @@ fn no_wait_is_interrupted_by_a_stop() {
     if !live() {
         return;
     }
-    // A tracer makes the kernel wake a call even for a signal that the process ignores. Its call is repaired unless
-    // another thread of the process has taken the signal first: rare, and a known limit. On aarch64 it cannot be.
+    // A tracer makes the kernel wake a call even for a signal that the process ignores. Its call is repaired
+    // unless another thread of the process has taken the signal first: rare, and a known limit. On aarch64 it
+    // cannot be.
     let mut cases: Vec<(&[&str], &[&str], u64)> =
         vec![(&["3000"], OFTEN, unseen_max()), (&["3000"], IDLE, unseen_max())];
     if cfg!(not(target_arch = "aarch64")) {
@@ -35,8 +36,7 @@ fn no_wait_is_interrupted_by_a_stop() {
         let unharmed = said["interrupted"] <= interrupted_max && said["failed"] == 0;
         recorded.check(unharmed, format!("{arguments:?} {options:?}: the server saw {said:?}"));
     }
-    // Calls that stops interrupted are made again; those that a handler interrupted are not, whichever of
-    // the two comes first.
+    // Calls interrupted by stops are restarted; those interrupted by a handler are not, in either order.
     const SIGNALS: u64 = 100;
     let mut target = Fixture::start("eintr", [SIGNALS.to_string()]);
     target.line("ready");
@@ -50,7 +50,7 @@ fn no_wait_is_interrupted_by_a_stop() {
 }
 
 #[test]
-fn calls_that_wait_end_by_their_timeout() {
+fn waits_end_at_their_timeout() {
     if !live() {
         return;
     }
@@ -66,7 +66,7 @@ fn calls_that_wait_end_by_their_timeout() {
         assert_eq!(said.len(), 10, "{said:?}");
         for line in said {
             let now = numbers(&line);
-            // On aarch64 the call of a thread that was not seen to wait is not made again.
+            // On aarch64 the call of a thread that was not seen waiting is not restarted.
             let unseen = if cfg!(target_arch = "aarch64") { CALLS / 10 + 1 } else { 0 };
             let ended = now["failed"] <= unseen && now["early"] <= unseen;
             recorded.check(ended && now["calls"] == CALLS, &line);

@@ -1,5 +1,5 @@
-//! What threads wait for, by the kernel's records of switches: each wait is recorded under the function that waits, and
-//! nobody is stopped for it. How long the waits are is compared on a simulated kernel and by `scripts/measure`.
+//! Waits of threads, by the kernel's records of context switches: each is recorded under the function that
+//! waits, without a stop. Their lengths are compared on a simulated kernel and by `scripts/measure`.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::support::{
 
 const KINDS: [&str; 6] = ["nanosleep", "mutex", "futex", "read", "epoll", "fault"];
 
-/// Whether each kind of wait that the program says it had is there.
+/// Whether each kind of wait that the program reports is recorded.
 fn shows_waits(recorded: &Recorded, said: &[String]) -> bool {
     recorded.check(recorded.stats["backend"] == "perf_event", "not by the kernel");
     recorded.check(recorded.figure("stops") == 0.0, "it was stopped");
@@ -30,7 +30,7 @@ fn shows_waits(recorded: &Recorded, said: &[String]) -> bool {
     KINDS.iter().filter(|kind| was_there(kind)).all(|kind| recorded.shows(|stack| stack.has(&function(kind))))
 }
 
-/// The thread that sleeps from before the recording on has its whole stack, which nobody stopped it for.
+/// The thread that sleeps since before the recording has its complete stack, without a stop.
 fn shows_sleeper(recorded: &Recorded) -> bool {
     recorded.shows(|stack| stack.has("asleep_throughout") && stack.has("start_thread") && stack.is_complete())
 }
@@ -46,12 +46,12 @@ fn attached(program: &PathBuf, options: &[&str]) -> (Recorded, Vec<String>) {
 }
 
 #[test]
-fn each_wait_is_recorded_where_it_waits() {
+fn each_wait_is_recorded_under_its_function() {
     if !sampled() {
         return;
     }
-    // Neither the stack of a program without frame pointers nor that of one with them takes more than what
-    // /proc shows of a thread that sleeps.
+    // The stack of a program, with or without frame pointers, needs no more than /proc shows of a sleeping
+    // thread.
     let bare = compile("sleeps", "sleeps_bare", &["-fomit-frame-pointer"]);
     let mut cases = vec![(bare, &["--off-cpu"][..])];
     if cfg!(target_arch = "x86_64") {
@@ -69,7 +69,7 @@ fn each_wait_is_recorded_where_it_waits() {
         });
     }
 
-    // A command, with all that it starts: each of its processes waits under its own name.
+    // A command with its children: each process waits under its own name.
     let script = format!("(sleep 0.1; echo go) | {} 2 5", fixture("sleeps").display());
     let options = ["--source", "perf", "--hz", "997", "--off-cpu"];
     let launched = || launch(&options, "/bin/sh".as_ref(), &["-c", &script]);
@@ -79,7 +79,7 @@ fn each_wait_is_recorded_where_it_waits() {
     });
     recorded.check(recorded.figure("processes_seen") >= 3.0, "its processes are not there");
 
-    // The whole machine: threads of the kernel, and CPUs with nothing to do, do not wait.
+    // The whole machine: kernel threads and idle CPUs do not count as waits.
     let of_machine = || {
         let mut target = Fixture::start("sleeps", ["4", "10"]);
         target.line("ready");

@@ -1,11 +1,11 @@
-//! The CPU time of a test, whatever else the machine does.
+//! CPU time of a test, independent of the load on the machine.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::fs::read_to_string;
 use std::time::{Duration, Instant};
 
-/// Measures from its creation. If the system does not report CPU time (only Linux does, by a file), the time that
-/// passes.
+/// CPU time since its creation; elapsed time if the system does not report CPU time (only Linux does, in a
+/// file).
 pub(crate) struct CpuTime {
     read: fn() -> Option<Duration>,
     began: Option<Duration>,
@@ -13,12 +13,12 @@ pub(crate) struct CpuTime {
 }
 
 impl CpuTime {
-    /// Of the calling thread.
+    /// Measures the calling thread.
     pub(crate) fn start() -> CpuTime {
         CpuTime::of(of_this_thread)
     }
 
-    /// Of all threads of this program, for work that has several.
+    /// Measures all threads of this program.
     pub(crate) fn of_all_threads() -> CpuTime {
         CpuTime::of(of_this_process)
     }
@@ -27,7 +27,7 @@ impl CpuTime {
         CpuTime { read, began: read(), clock: Instant::now() }
     }
 
-    /// How much since the start, to within a tick of the system.
+    /// CPU time since the start, to within a scheduler tick.
     pub(crate) fn used(&self) -> Duration {
         match (self.began, (self.read)()) {
             (Some(began), Some(now)) => now.saturating_sub(began),

@@ -1,4 +1,4 @@
-//! Characters that steer what shows them or that nobody sees, and whether an output has one of them.
+//! Invisible characters and terminal control sequences, and a check of outputs for them.
 #![allow(dead_code, reason = "each test uses a part")]
 
 /// At least one of each kind: controls, bidi, zero width, fillers, selectors, tags, separators.
@@ -8,12 +8,12 @@ pub(crate) const INVISIBLE: &str = "\u{1}\u{7}\u{8}\t\n\u{b}\u{c}\r\u{1b}\u{1f}\
      \u{2066}\u{2067}\u{2068}\u{2069}\u{206a}\u{206f}\u{3164}\u{fe00}\u{fe0f}\u{feff}\u{ffa0}\
      \u{fff9}\u{fffa}\u{fffb}\u{ffff}\u{110bd}\u{1d173}\u{e0001}\u{e0020}\u{e0041}\u{e007f}\u{e0100}\u{e01ef}";
 
-/// Each of `characters` as it is shown.
+/// Each of `characters` in escaped form.
 pub(crate) fn escaped(characters: &str) -> String {
     characters.chars().map(|c| format!("\\u{{{:x}}}", u32::from(c))).collect()
 }
 
-/// Fails if a text has one of [`INVISIBLE`] but line ends.
+/// Fails if a text contains one of [`INVISIBLE`] except newlines.
 pub(crate) fn assert_visible(what: &str, text: &str) {
     let found = text.chars().find(|c| *c != '\n' && INVISIBLE.contains(*c));
     assert!(found.is_none(), "{what} has {found:?}: {}", text.escape_debug());

@@ -1,8 +1,8 @@
-//! Helpers of the live tests: fixtures compiled from C, started, steered and watched
-//! through /proc; stackprof run against them; its outputs read back.
+//! Helpers of the live tests: fixtures compiled from C, started, controlled and watched through /proc;
+//! stackprof run on them; its outputs read back.
 //!
-//! Everything that runs is a guard: a failing test leaves no process behind. A failed
-//! check prints the command, what it said, its stacks and its statistics.
+//! Every process has a guard: a failing test leaves none behind. A failed check prints the command, its
+//! output, its stacks and its statistics.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 mod made;
 #[path = "programs.rs"]
 mod programs;
-#[cfg(target_arch = "x86_64")] // what its user is
+#[cfg(target_arch = "x86_64")] // its user's architecture
 #[path = "random.rs"]
 mod random;
 #[path = "recorded.rs"]
@@ -39,16 +39,15 @@ pub(crate) use recorded::{Recorded, Stack};
 pub(crate) use rights::{Somebody, is_root, live, sampled, sources};
 pub(crate) use rounds::rounds;
 
-/// Longer than anything here takes, even on a machine busy with other things. Nothing that goes
-/// well waits for its end.
+/// Longer than anything here takes, even on a busy machine. A passing test never waits this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Sleeps of the sampling thread that show that it records: it sleeps before each tick, and
-/// hardly ever before the first.
+/// Sleeps of the sampling thread that show that it records: it sleeps before each tick, and hardly ever
+/// before the first.
 const SLEEPS_OF_A_RECORDING: u64 = 5;
 
-/// What every fixture is built with: frame pointers, in leaf functions too (which some
-/// compilers leave out), and no call turned into a jump.
+/// Flags of every fixture: frame pointers, in leaf functions too (some compilers omit them), and no tail
+/// calls.
 const FLAGS: [&str; 7] = [
     "-O1",
     "-fno-omit-frame-pointer",
@@ -59,7 +58,7 @@ const FLAGS: [&str; 7] = [
     "-Wextra",
 ];
 
-/// Says that a test does not apply to this machine, whatever the environment asks.
+/// Reports that a test does not apply to this machine, regardless of the environment.
 pub(crate) fn not_here(reason: &str) {
     println!("SKIP {reason}");
 }
@@ -75,13 +74,13 @@ pub(crate) fn compile(source: &str, name: &str, flags: &[&str]) -> PathBuf {
     try_compile(source, name, &all).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// [`compile`] with only the flags given; the compiler's words when it refuses.
+/// [`compile`] with only the given flags; returns the compiler's error.
 pub(crate) fn try_compile(source: &str, name: &str, flags: &[&str]) -> Result<PathBuf, String> {
     let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
     try_compile_by(&compiler, source, name, flags)
 }
 
-/// The same by another compiler.
+/// [`try_compile`] with another compiler.
 pub(crate) fn try_compile_by(
     compiler: &OsStr,
     source: &str,
@@ -106,7 +105,7 @@ fn run_compiler(compiler: &OsStr, source: &str, into: &Path, flags: &[&str]) -> 
     Ok(())
 }
 
-/// Waits until `condition` holds; panics with `what` when it never does.
+/// Waits until `condition` holds; panics with `what` if it never does.
 pub(crate) fn wait_for(what: impl Display, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
@@ -126,13 +125,13 @@ pub(crate) fn kill(signal: &str, pid: u32) {
     assert!(status.success(), "kill -{signal} {pid}");
 }
 
-/// A line of /proc/PID/status, or nothing when the process has gone.
+/// A line of /proc/PID/status; `None` if the process is gone.
 pub(crate) fn proc_status(pid: u32, key: &str) -> Option<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     status.lines().find_map(|line| Some(line.strip_prefix(key)?.strip_prefix(':')?.trim().to_owned()))
 }
 
-/// Who traces a process; 0 for nobody.
+/// The tracer of a process; 0 for none.
 pub(crate) fn tracer_of(pid: u32) -> u32 {
     proc_status(pid, "TracerPid").and_then(|text| text.parse().ok()).unwrap_or(0)
 }
@@ -150,7 +149,7 @@ pub(crate) fn tids(pid: u32) -> Vec<u32> {
     threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The thread of the profiler that samples, by its name.
+/// The sampling thread of the profiler, by its name.
 fn sampler_of(profiler: u32) -> Option<u32> {
     let threads = fs::read_dir(format!("/proc/{profiler}/task")).ok()?.flatten();
     let named = |path: &Path| fs::read_to_string(path.join("comm")).is_ok_and(|name| name == "sampler\n");
@@ -166,9 +165,9 @@ fn sleeps_of_sampler(profiler: u32) -> Option<u64> {
     line.trim().parse().ok()
 }
 
-/// Waits until a profiler that records has looked at its target some more times, or has ended.
+/// Waits until a recording profiler has polled its target several more times, or has exited.
 pub(crate) fn wait_for_ticks(what: impl Display, profiler: u32) {
-    // One that has failed is a zombie here, and tells why later.
+    // A failed one is a zombie here, and reports why later.
     let ended = || proc_status(profiler, "State").is_none_or(|state| state.starts_with('Z'));
     let before = sleeps_of_sampler(profiler).unwrap_or(0);
     wait_for(format!("{what} to be recorded"), || {
@@ -176,8 +175,7 @@ pub(crate) fn wait_for_ticks(what: impl Display, profiler: u32) {
     });
 }
 
-/// CPU time that the threads of a process have used so far, those that ended left out; `None` when
-/// it is gone.
+/// CPU time of the threads of a process, without exited ones; `None` if it is gone.
 pub(crate) fn cpu_time(pid: u32) -> Option<Duration> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten();
     let schedstats = tasks.filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok());
@@ -185,24 +183,24 @@ pub(crate) fn cpu_time(pid: u32) -> Option<Duration> {
     Some(schedstats.filter_map(cpu_ns).sum())
 }
 
-/// Waits until a process has used this much CPU time since it began.
+/// Waits until a process has used this much CPU time since its start.
 pub(crate) fn wait_for_cpu_time(pid: u32, least: Duration) {
     wait_for(format!("pid {pid} to use {least:?} of CPU time"), || {
         cpu_time(pid).is_none_or(|used| used >= least)
     });
 }
 
-/// Waits until a process has used so much more CPU time than it has by now.
+/// Waits until a process has used this much more CPU time.
 pub(crate) fn wait_for_more_cpu_time(pid: u32, more: Duration) {
-    // One that is gone is not waited for.
+    // A missing process is not waited for.
     let used = cpu_time(pid).unwrap_or_default();
     wait_for_cpu_time(pid, used + more);
 }
 
-/// Nobody traces the process, and no thread of it stands still.
+/// Checks that the process is not traced, and none of its threads is stopped.
 pub(crate) fn assert_untouched(pid: u32, when: impl Display) {
     let begun = Instant::now();
-    // The kernel lets go in the course of the tracer's end, which may take a moment.
+    // The kernel releases it when the tracer exits, which may take a moment.
     while tracer_of(pid) != 0 || states(pid).contains(['t', 'T']) {
         assert!(
             begun.elapsed() < PATIENCE,
@@ -230,7 +228,7 @@ impl Fixture {
         Fixture::run(&mut command)
     }
 
-    /// Starts a command that speaks as a fixture.
+    /// Starts a command with the output of a fixture.
     pub(crate) fn run(command: &mut Command) -> Fixture {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
@@ -251,14 +249,14 @@ impl Fixture {
         self.child.id()
     }
 
-    /// The next line it prints, whatever it is; empty at the end.
+    /// Its next line of output; empty at the end.
     pub(crate) fn next_line(&mut self) -> String {
         let line = self.lines.recv_timeout(PATIENCE).unwrap_or_default();
         self.said.push(line.clone());
         line
     }
 
-    /// The rest of the next line that begins with `word`; lines before it are passed over.
+    /// The rest of the next line that begins with `word`; skips lines before it.
     pub(crate) fn line(&mut self, word: &str) -> String {
         loop {
             let Ok(line) = self.lines.recv_timeout(PATIENCE) else {
@@ -277,19 +275,19 @@ impl Fixture {
         writeln!(stdin, "{line}").unwrap_or_else(|error| panic!("{error}; said so far: {:?}", self.said));
     }
 
-    /// Lets it begin its measured work.
+    /// Starts its measured work.
     pub(crate) fn go(&mut self) {
         self.tell("go");
     }
 
-    /// Waits until the work is done; the lines it printed since the last one that was waited for.
+    /// Waits until the work is done; returns the lines printed since the last wait.
     pub(crate) fn done(&mut self) -> Vec<String> {
         let before = self.said.len();
         self.line("done");
         self.said[before..self.said.len() - 1].to_vec()
     }
 
-    /// Closes its input and waits for its end: its status and everything it printed.
+    /// Closes its input and waits for its exit; returns its status and the rest of its output.
     pub(crate) fn finish(mut self) -> (ExitStatus, Vec<String>) {
         drop(self.stdin.take());
         let mut said = std::mem::take(&mut self.said);
@@ -308,7 +306,7 @@ impl Drop for Fixture {
     }
 }
 
-/// A child that is ended when this is dropped.
+/// A child that is killed on drop.
 pub(crate) struct Killed(pub(crate) Child);
 
 impl Drop for Killed {
@@ -318,14 +316,14 @@ impl Drop for Killed {
     }
 }
 
-/// The numbers of a line such as `events 10 failed 0`, by the word before each.
+/// The numbers of a line such as `events 10 failed 0`, by the preceding word.
 pub(crate) fn numbers(line: &str) -> HashMap<String, u64> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let pairs = words.windows(2).filter_map(|pair| Some((pair[0].to_owned(), pair[1].parse().ok()?)));
     pairs.collect()
 }
 
-/// stackprof at work, killed when dropped.
+/// A running stackprof, killed on drop.
 pub(crate) struct Running {
     child: Child,
     command: String,
@@ -337,25 +335,25 @@ pub(crate) fn record<A: AsRef<OsStr>>(arguments: impl IntoIterator<Item = A>) ->
     record_by(stackprof(), arguments)
 }
 
-/// Whether a process has events of the kernel open.
+/// Whether a process has open perf events.
 pub(crate) fn has_events(pid: u32) -> bool {
     let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
     let leads_to = |entry: fs::DirEntry| fs::read_link(entry.path()).ok();
     open.flatten().filter_map(leads_to).any(|path| path.as_os_str() == "anon_inode:[perf_event]")
 }
 
-/// [`record`] by another command that ends in the profiler's path.
+/// [`record`] through another command that ends in the profiler's path.
 pub(crate) fn record_by<A: AsRef<OsStr>>(
     mut command: Command,
     arguments: impl IntoIterator<Item = A>,
 ) -> Running {
     let dir = TempDir::new().unwrap();
-    // Whichever user the command runs as writes here.
+    // The command may run as any user and writes here.
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     for (option, file) in [("-o", "out.folded"), ("-o", "out.svg"), ("--stats", "out.json")] {
         command.arg(option).arg(dir.path().join(file));
     }
-    // Ptrace unless what follows says otherwise. What is behind a stub has a source of its own.
+    // With ptrace unless given otherwise. A stub has its own source.
     if !command.get_args().any(|argument| argument == "--gdb") {
         command.args(["--source", "ptrace"]);
     }
@@ -364,7 +362,7 @@ pub(crate) fn record_by<A: AsRef<OsStr>>(
     Running { child, command: format!("{command:?}"), dir }
 }
 
-/// Records process `pid` with more options, and returns when it is attached.
+/// Records process `pid` with more options, and returns once it is attached.
 pub(crate) fn attach(pid: u32, options: &[&str]) -> Running {
     let pid_text = pid.to_string();
     let running = record(["--pid", &pid_text].iter().chain(options));
@@ -372,8 +370,8 @@ pub(crate) fn attach(pid: u32, options: &[&str]) -> Running {
     running
 }
 
-/// Records until a recording shows what is looked for: beside other programs the profiler may get no CPU while
-/// a short target works.
+/// Records until a recording has the expected content: on a busy machine the profiler may get no CPU while a
+/// short target works.
 #[track_caller]
 pub(crate) fn record_until(
     what: impl Display,
@@ -399,7 +397,8 @@ pub(crate) fn launch<A: AsRef<OsStr>>(options: &[&str], program: &Path, argument
     record(options.chain(arguments.iter().map(AsRef::as_ref))).wait()
 }
 
-/// The program under test, which is sent signals: the shell or nohup(1) that began the tests may have had some ignored.
+/// The program under test with default signal dispositions: the shell or nohup(1) that started the tests may
+/// have had some ignored.
 #[allow(unsafe_code, reason = "a disposition of signals has no safe call")]
 pub(crate) fn stackprof() -> Command {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
@@ -414,7 +413,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Where the outputs go.
+    /// Directory of the outputs.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -422,29 +421,29 @@ impl Running {
     /// Waits until it traces `pid` and records.
     pub(crate) fn wait_attached(&self, pid: u32) {
         let profiler = self.pid();
-        // One that has failed is a zombie here, and tells why later.
+        // A failed one is a zombie here, and reports why later.
         let ended = || proc_status(profiler, "State").is_none_or(|state| state.starts_with('Z'));
         let samples = || tracer_of(pid) != 0 || has_events(profiler);
         wait_for(format!("{} to attach", self.command), || samples() || ended());
         wait_for_ticks(&self.command, profiler);
     }
 
-    /// SIGKILL, and its end.
+    /// Sends SIGKILL and waits for the exit.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Ctrl-C, as from a terminal, and its outputs.
+    /// Sends SIGINT, as Ctrl-C does; returns its outputs.
     pub(crate) fn interrupt(self) -> Recorded {
         kill("INT", self.pid());
         self.wait()
     }
 
-    /// Its outputs after it has ended.
+    /// Waits for the exit; returns its outputs.
     pub(crate) fn wait(mut self) -> Recorded {
         let mut said = String::new();
-        // Read from now on: what a command writes may be more than a pipe holds.
+        // Read concurrently: a command may write more than a pipe holds.
         let mut out = self.child.stdout.take().unwrap();
         let stdout = thread::spawn(move || {
             let mut text = Vec::new();

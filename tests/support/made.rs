@@ -1,12 +1,12 @@
-//! Files that tests make, once per run whichever of the tests that run side by side asks first.
+//! Files built by tests, once per run, by the first of the concurrent tests that needs them.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The file `name` among those of live tests, written by `make` to the path that it is given; why it could
-/// not, in the same words to whoever asks for it.
+/// The file `name` for live tests, written by `make` to the given path; or the error, the same for every
+/// caller.
 pub(crate) fn made(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
     static MADE: OnceLock<Mutex<HashMap<String, Result<PathBuf, String>>>> = OnceLock::new();
     let mut made = MADE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
@@ -16,7 +16,7 @@ pub(crate) fn made(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -
 fn renamed_into_place(name: &str, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
     let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join("live");
     fs::create_dir_all(&into).map_err(|error| error.to_string())?;
-    // Another run of these tests may be executing the old one.
+    // A concurrent run of these tests may be executing the old one.
     let fresh = into.join(format!("{name}.{}", std::process::id()));
     make(&fresh)?;
     let path = into.join(name);

@@ -1,7 +1,7 @@
-//! Simulated processes for the engine's tests, stated in a line or two each.
+//! Simulated processes for the engine's tests, defined in a line or two each.
 //!
-//! Output: [`SimConfig`]s of one image with the functions `f0` to `f39`. Function 0 is
-//! the root of every stack.
+//! Output: [`SimConfig`]s of one image with the functions `f0` to `f39`. Function 0 is the root of every
+//! stack.
 
 use stackprof::addr::Avma;
 use stackprof::arch::Arch;
@@ -15,7 +15,7 @@ pub const SECOND: u64 = 1_000_000_000;
 pub const ARCHES: [Arch; 2] = [Arch::X86_64, Arch::Aarch64];
 pub const FUNCTIONS: usize = 40;
 
-/// The number of the thread at an index of [`SimConfig::threads`].
+/// The number of the thread at an index in [`SimConfig::threads`].
 pub fn thread(index: u64) -> ThreadId {
     ThreadId(4242 + index)
 }
@@ -51,7 +51,7 @@ pub fn deep(activity: SimActivity, us: u64, depth: usize, local_bytes: u64, leaf
     SimPhase { stack: frames.collect(), activity, duration_ns: us * 1_000, frameless_leaf: false }
 }
 
-/// A process whose threads loop over these scripts for `seconds`.
+/// A process with threads that loop over these scripts for `seconds`.
 pub fn process(arch: Arch, cpus: usize, seconds: u64, scripts: Vec<Vec<SimPhase>>) -> SimConfig {
     let mut config = SimConfig::new(arch, cpus, seconds * SECOND);
     config.images.push(image("/sim/libalpha.so", 0x5500_0100_0000, "f", FUNCTIONS));
@@ -81,7 +81,7 @@ pub fn mixed(seed: u64) -> SimConfig {
     config
 }
 
-/// [`mixed`], where something goes wrong.
+/// [`mixed`] with a fault.
 pub fn mixed_with(seed: u64, fault: SimFault) -> SimConfig {
     SimConfig { faults: vec![fault], ..mixed(seed) }
 }

@@ -1,7 +1,7 @@
-//! Programs that tests put somewhere to run them.
+//! Programs that tests create and run.
 //!
-//! Another process writes them: a file open for writing here could be inherited by what another test starts at
-//! that moment, and a program that somebody can write to cannot be run.
+//! Another process writes them: a descriptor open for writing here could be inherited by a child of a
+//! concurrent test, and a program that is open for writing cannot be executed.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::fs;
@@ -9,14 +9,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Copies a program, for everybody to run.
+/// Copies a program, executable for everybody.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg(from).arg(to).output().unwrap();
     assert!(copied.status.success(), "{copied:?}");
     fs::set_permissions(to, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Makes a script of this text, with these permissions.
+/// Creates a script with these permissions.
 pub(crate) fn write_script(path: &Path, text: &str, mode: u32) {
     let beside = tempfile::NamedTempFile::new().unwrap();
     fs::write(beside.path(), text).unwrap();

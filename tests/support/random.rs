@@ -1,11 +1,10 @@
-//! Choices of tests on running processes, which a seed repeats.
+//! Seeded random choices for tests on running processes.
 
 use stackprof::rng::Rng;
 
 use super::rounds;
 
-/// A generator of test choices whose seed is printed, so that a failure can be replayed
-/// with `STACKPROF_SEED`.
+/// A generator of test choices; prints its seed, so that a failure can be replayed with `STACKPROF_SEED`.
 pub(crate) struct Random(Rng);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! What a recording of a live test left: its stacks, its statistics, its words. A failed check prints all of it.
+//! Results of a live test's recording: stacks, statistics, messages. A failed check prints all of it.
 
 use std::fmt::Display;
 use std::process::ExitStatus;
@@ -16,17 +16,17 @@ impl Stack {
         self.frames.iter().any(|frame| frame == name)
     }
 
-    /// Whether it is said to be complete.
+    /// Whether it is called complete.
     pub(crate) fn is_complete(&self) -> bool {
         !self.has("[incomplete]")
     }
 
-    /// How often a function is on it.
+    /// Number of occurrences of a function.
     pub(crate) fn times(&self, name: &str) -> usize {
         self.frames.iter().filter(|frame| *frame == name).count()
     }
 
-    /// Whether functions call each other like that somewhere on it.
+    /// Whether these functions call each other in this order somewhere on it.
     pub(crate) fn has_path<S: AsRef<str>>(&self, names: &[S]) -> bool {
         let same = |frames: &[String]| frames.iter().zip(names).all(|(frame, name)| frame == name.as_ref());
         self.frames.windows(names.len()).any(same)
@@ -37,7 +37,7 @@ impl Stack {
     }
 }
 
-/// What a run of stackprof left.
+/// Results of a run of stackprof.
 pub(crate) struct Recorded {
     pub(crate) command: String,
     pub(crate) status: ExitStatus,
@@ -46,13 +46,13 @@ pub(crate) struct Recorded {
     pub(crate) folded: String,
     pub(crate) stacks: Vec<Stack>,
     pub(crate) svg: String,
-    /// Names of all files that it left where its outputs go.
+    /// Names of all files in the output directory.
     pub(crate) files: Vec<String>,
     pub(crate) stats: serde_json::Value,
 }
 
 impl Recorded {
-    /// Panics with `what` and everything known of the run unless `holds`.
+    /// Panics with `what` and all facts about the run unless `holds`.
     #[track_caller]
     pub(crate) fn check(&self, holds: bool, what: impl Display) {
         let lines: Vec<&str> = self.folded.lines().collect();
@@ -73,19 +73,19 @@ impl Recorded {
         );
     }
 
-    /// Panics unless stackprof ended as it should when a profile was written.
+    /// Panics unless stackprof exited as it should after writing a profile.
     #[track_caller]
     pub(crate) fn check_success(&self) {
         self.check(self.status.success(), "stackprof failed");
     }
 
-    /// Whether nothing was sampled: it was over before.
+    /// Whether nothing was sampled because the target was too short.
     pub(crate) fn is_empty(&self) -> bool {
         self.status.code() == Some(4)
     }
 
-    /// Panics unless samples and losses are the CPU time that the process used by its clock, but for less than a
-    /// period of each thread.
+    /// Panics unless samples and losses add up to the process's CPU time by its clock, to within a period of
+    /// each thread.
     #[track_caller]
     pub(crate) fn check_sum(&self) {
         let hz = self.figure("hz_requested");
@@ -96,29 +96,29 @@ impl Recorded {
         );
     }
 
-    /// Whether there is a stack that `which` picks.
+    /// Whether there is a stack selected by `which`.
     pub(crate) fn shows(&self, which: impl Fn(&Stack) -> bool) -> bool {
         self.stacks.iter().any(which)
     }
 
-    /// The first stack that `which` picks; for what must never be.
+    /// Panics if a stack is selected by `which`.
     #[track_caller]
     pub(crate) fn check_none(&self, what: impl Display, which: impl Fn(&Stack) -> bool) {
         let found = self.stacks.iter().find(|stack| which(stack));
         self.check(found.is_none(), format!("{what}: {found:?}"));
     }
 
-    /// Samples of stacks that are incomplete for a reason.
+    /// Samples of stacks that are incomplete for this reason.
     pub(crate) fn incomplete(&self, reason: &str) -> u64 {
         self.stats["stacks_incomplete"][reason].as_u64().unwrap_or(0)
     }
 
-    /// Σ of the counts of the stacks that `which` picks.
+    /// Sum of the counts of the stacks selected by `which`.
     pub(crate) fn count(&self, which: impl Fn(&Stack) -> bool) -> u64 {
         self.stacks.iter().filter(|stack| which(stack)).map(|stack| stack.count).sum()
     }
 
-    /// Σ of all counts.
+    /// Sum of all counts.
     pub(crate) fn total(&self) -> u64 {
         self.count(|_| true)
     }
@@ -131,7 +131,7 @@ impl Recorded {
         value.unwrap_or_default()
     }
 
-    /// Counts that were lost, by all causes that weigh.
+    /// Lost counts of all causes with a weight.
     pub(crate) fn lost(&self) -> u64 {
         self.stats["samples_lost"].as_object().into_iter().flatten().filter_map(|(_, n)| n.as_u64()).sum()
     }

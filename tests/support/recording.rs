@@ -1,8 +1,7 @@
 //! Records simulated processes and reads profiles back as names and counts.
 //!
-//! Every recording is checked for what must hold whatever happened ([`Recorded::check`]).
-//! [`Watched`] lets a test see each tick and act at a stated time. A failure prints the
-//! seed and how to replay it.
+//! Every recording is checked for invariants ([`Recorded::check`]). [`Watched`] lets a test see each tick and
+//! act at a given time. A failure prints the seed and how to replay it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -22,10 +21,10 @@ use stackprof::symbol::{self, Names};
 use stackprof::trie::FrameId;
 use stackprof::walk::UnwindMethod;
 
-/// Prints how to replay when the test fails while this is alive.
+/// Prints how to replay if the test fails while this is alive.
 pub struct Replay(String);
 
-/// For a process that only this test states.
+/// Replay of a process that only this test defines.
 pub fn replay(seed: u64) -> Replay {
     Replay(replay_line(seed))
 }
@@ -35,7 +34,7 @@ fn replay_line(seed: u64) -> String {
     format!("seed {seed}; replay: STACKPROF_SEED={seed} cargo test --test fast {test}")
 }
 
-/// For a process of [`SimConfig::from_seed`] as it is.
+/// Replay of an unchanged process of [`SimConfig::from_seed`].
 pub fn replay_sim(seed: u64) -> Replay {
     let line = replay_line(seed);
     Replay(format!("{line}\n  the process alone: stackprof record --target sim:{seed} --seed {seed}"))
@@ -68,7 +67,7 @@ pub fn options(hz: u32, seed: u64) -> Options {
 /// A profile's stacks: thread number, whether complete, function names from the root.
 pub type Stacks = BTreeMap<(u64, bool, Vec<String>), u64>;
 
-/// A recording and what really happened.
+/// A recording and the actual behavior.
 pub struct Recorded {
     pub profile: Profile,
     pub names: Names,
@@ -81,13 +80,13 @@ pub struct Recorded {
     idle: bool,
 }
 
-/// Records a simulated process to its end and checks what must always hold.
+/// Records a simulated process to its end and checks the invariants.
 pub fn record(config: &SimConfig, options: &Options) -> Recorded {
     record_with(config, options, |target, clock, live| sampler::record(target, clock, options, live))
         .expect("the recording ends well")
 }
 
-/// The same with `how` to record; its error is passed on when nothing is left standing.
+/// Like [`record`] with a custom recorder; its error is returned after checking that no thread stays stopped.
 pub fn record_with(
     config: &SimConfig,
     options: &Options,
@@ -109,10 +108,10 @@ pub fn record_with(
     Ok(recorded)
 }
 
-/// The times of samples weigh what the profile counts: each stack of each thread, and all together. They are in order,
-/// within the recording, and while their thread was there.
+/// Checks times of samples: they weigh the same as the profile's counts, for each stack of each thread, and
+/// in total. They are in order, within the recording, and within the life of their thread.
 pub fn check_times(profile: &Profile) {
-    /// Times and weights are kept in units of so many nanoseconds.
+    /// Unit of times and weights, nanoseconds.
     const UNIT_NS: f64 = 1024.0;
     let Some(timeline) = profile.timeline.as_ref().filter(|timeline| timeline.dropped_ns() == 0) else {
         return;
@@ -143,7 +142,7 @@ pub fn check_times(profile: &Profile) {
             }
         }
     }
-    // What is rounded down is given to the thread's next sample.
+    // Rounding remainders are carried over to the thread's next sample.
     let slack = 0.5 + counts(UNIT_NS) * timeline.threads().len() as f64;
     let total = profile.trie.total() as f64;
     assert!(
@@ -173,7 +172,7 @@ fn stacks(profile: &Profile, names: &Names) -> Stacks {
 }
 
 impl Recorded {
-    /// Counts that were lost, all causes together.
+    /// Lost counts, all causes together.
     pub fn lost(&self) -> u64 {
         self.profile.stats.samples_lost.values().sum()
     }
@@ -200,7 +199,7 @@ impl Recorded {
         self.stacks.get(&(thread.0, true, names.to_vec())).copied().unwrap_or(0)
     }
 
-    /// CPU time used while recorded, as counts.
+    /// CPU time during the recording, as counts.
     pub fn true_counts(&self) -> f64 {
         self.counts(self.truth.values().sum())
     }
@@ -213,7 +212,7 @@ impl Recorded {
         ns as f64 * f64::from(self.profile.hz) / 1e9
     }
 
-    /// Folded text, threads apart.
+    /// Folded text by thread.
     pub fn folded(&self) -> String {
         let stacks = self.stacks.iter().map(|((id, complete, names), count)| {
             let thread = self.profile.threads().find(|thread| thread.id == *id);
@@ -223,7 +222,7 @@ impl Recorded {
         folded::text("sim", stacks)
     }
 
-    /// What must hold for every recording.
+    /// Checks the invariants of every recording.
     fn check(&self) {
         let stats = &self.profile.stats;
         assert_eq!(stats.samples, self.profile.trie.total(), "samples are the counts of the trie");
@@ -249,7 +248,7 @@ impl Recorded {
         check_times(&self.profile);
     }
 
-    /// One look-up per unique address, counted here once more.
+    /// One look-up per unique address, counted independently.
     fn check_lookups(&self) {
         let mut unique = BTreeSet::new();
         for frame in self.profile.trie.frames() {
@@ -265,8 +264,8 @@ impl Recorded {
         assert_eq!(names.addresses_named + unnamed, names.addresses_unique, "named or counted by reason");
     }
 
-    /// Complete stacks are stacks that the thread was really captured in; others are the
-    /// leaf side of one. Only frames without a name may differ.
+    /// Complete stacks are stacks of actual captures of the thread; others are the leaf side of one. Only
+    /// frames without a name may differ.
     fn check_stacks(&self) {
         let captured = self.ledger.captures_by_stack();
         let same = |shown: &str, real: &str| shown == real || shown.starts_with('[');
@@ -282,9 +281,8 @@ impl Recorded {
         }
     }
 
-    /// Every count of CPU time is in the profile or lost under a cause, exactly: but for
-    /// one count per thread, and what running threads used since the system last brought
-    /// their CPU time up to date.
+    /// Every count of CPU time is in the profile or lost under a cause, exactly: to within one count per
+    /// thread, and the CPU time of running threads since the system last updated it.
     pub fn check_balance(&self) {
         let alive = if self.profile.stats.exit_status.is_some() { 0.0 } else { self.counts(4_000_000) };
         let threads = self.profile.threads().count() as f64;
@@ -318,13 +316,13 @@ impl Recorded {
     }
 }
 
-/// A simulated target that writes down each tick and can do something at a stated time.
+/// A simulated target that records each tick and can act at a given time.
 pub struct Watched<'a> {
     pub target: &'a mut SimTarget,
     pub clock: FakeClock,
-    /// Times of looks at any thread, each once: the ticks.
+    /// Times of polls of any thread, each once: the ticks.
     pub ticks_ns: Vec<u64>,
-    /// Called before each wait for an event with the time; what it gives is returned instead.
+    /// Called with the time before each wait for an event; its result is returned instead, if any.
     pub before_next: Box<dyn FnMut(u64) -> Option<std::result::Result<TargetEvent, Fault>> + 'a>,
 }
 

@@ -1,6 +1,6 @@
-//! What live tests may do here: trace, sample by perf_event, run programs as another user.
+//! Permissions of live tests: to trace, to sample with perf_event, to run programs as another user.
 //!
-//! Where something is not permitted a test prints `SKIP reason`; `STACKPROF_NO_SKIP=1` makes a refused ptrace a failure.
+//! Without a permission a test prints `SKIP reason`; `STACKPROF_NO_SKIP=1` makes a refused ptrace a failure.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -44,7 +44,7 @@ pub(crate) fn sampled() -> bool {
     REFUSED.is_none()
 }
 
-/// The sources of samples that are permitted; none where ptrace is not.
+/// The permitted sources of samples; none without ptrace.
 pub(crate) fn sources() -> &'static [&'static str] {
     match (live(), sampled()) {
         (true, true) => &["ptrace", "perf"],
@@ -57,15 +57,15 @@ pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
-/// A user without rights, with copies of the programs: the build directory may be closed to others. One
-/// test's at a time: the kernel bounds the memory of all rings of a user together.
+/// A user without rights, with copies of the programs: the build directory may be closed to others. Used by
+/// one test at a time: the kernel limits the memory of all rings of a user together.
 pub(crate) struct Somebody {
     dir: TempDir,
     _one: MutexGuard<'static, ()>,
 }
 
 impl Somebody {
-    /// `None`, after a line that says why, where no command can be run as another user.
+    /// `None`, after a message, if no command can be run as another user.
     pub(crate) fn new() -> Option<Somebody> {
         if !is_root() {
             not_here("only root can run a command as another user");
@@ -103,7 +103,7 @@ impl Somebody {
         self.copy(&fixture(name))
     }
 
-    /// The beginning of a command of this user.
+    /// Starts building a command of this user.
     pub(crate) fn run(&self, program: &Path) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(program);

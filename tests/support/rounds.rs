@@ -1,13 +1,13 @@
-//! How often tests repeat what they try with random choices, and with which.
+//! Number of repetitions and seeds of randomized tests.
 //!
-//! `STACKPROF_ROUNDS=F` makes all of them repeat it F times as often: 10 to search for long, 0.1 to
-//! be done soon, 1 unless given. Once it is always done. `STACKPROF_SEED=N` runs seed N alone.
-//! Tests that measure how often something is so keep their numbers, by which they judge.
+//! `STACKPROF_ROUNDS=F` multiplies all repetitions by F: 10 for a long search, 0.1 for a quick run, default
+//! 1. At least one is always done. `STACKPROF_SEED=N` runs seed N alone. Tests that measure frequencies keep
+//! their numbers, which their limits depend on.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::ops::Range;
 
-/// `usual` by what `STACKPROF_ROUNDS` says, 1 at least.
+/// Scales `usual` by `STACKPROF_ROUNDS`, at least 1.
 pub(crate) fn rounds(usual: u64) -> u64 {
     let Ok(text) = std::env::var("STACKPROF_ROUNDS") else { return usual };
     let factor: f64 = text.parse().expect("STACKPROF_ROUNDS must be a number");
@@ -15,19 +15,18 @@ pub(crate) fn rounds(usual: u64) -> u64 {
     ((usual as f64 * factor).round() as u64).max(1)
 }
 
-/// Whether as much as usual is tried at least: what must have come up in all of it can be asked for.
+/// Whether at least the usual number is tried, so that every expected case must occur.
 pub(crate) fn as_usual() -> bool {
     one_seed().is_none() && rounds(1_000) >= 1_000
 }
 
-/// The seed that `STACKPROF_SEED` asks for.
+/// The seed in `STACKPROF_SEED`.
 pub(crate) fn one_seed() -> Option<u64> {
     let text = std::env::var("STACKPROF_SEED").ok()?;
     Some(text.parse().expect("STACKPROF_SEED must be a number"))
 }
 
-/// The seeds to try: as many as are `usual`, by what [`rounds`] makes of that, or the one that was
-/// asked for.
+/// The seeds to try: as many as `usual`, scaled by [`rounds`], or the requested one.
 pub(crate) fn seeds(usual: Range<u64>) -> Range<u64> {
     match one_seed() {
         Some(seed) => seed..seed + 1,

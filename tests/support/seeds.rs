@@ -1,5 +1,5 @@
-//! Random input from seeds, for tests with damaged bytes. A failure prints the command that
-//! replays it; see `rounds.rs` for what the environment may ask for.
+//! Random input from seeds, for tests with damaged bytes. A failure prints the command that replays it;
+//! `rounds.rs` describes the environment variables.
 #![allow(dead_code, reason = "each test uses a part")]
 
 #[path = "cpu_time.rs"]
@@ -38,7 +38,7 @@ pub(crate) fn with_seed(test: &str, seed: u64, check: impl FnOnce(&mut Rng)) {
     assert!(started.used() < TIME_MAX, "took {:?}", started.used());
 }
 
-/// The same for seeds from 1 on, `rounds` of them unless the environment says otherwise.
+/// [`with_seed`] for seeds from 1 on, `rounds` of them unless the environment changes it.
 pub(crate) fn for_each_seed(test: &str, rounds: u64, mut check: impl FnMut(&mut Rng)) {
     rounds::seeds(1..1 + rounds).for_each(|seed| with_seed(test, seed, &mut check));
 }

@@ -1,10 +1,10 @@
-//! A viewer as servers meet it: a raw client of `stackprof open`, which can do what no browser does.
+//! A raw client of `stackprof open`, which can do things that no browser does.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-/// `stackprof open --no-browser` that runs; it is ended when this goes.
+/// A running `stackprof open --no-browser`; killed on drop.
 pub(crate) struct Server {
     child: Child,
     /// The line that it printed.
@@ -13,7 +13,7 @@ pub(crate) struct Server {
     pub(crate) token: String,
 }
 
-/// What a server answered.
+/// A response of the server.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -57,10 +57,10 @@ impl Server {
         TcpStream::connect(("127.0.0.1", self.port)).unwrap()
     }
 
-    /// Sends bytes as they are, and reads the answer; `None` if the connection was closed without one.
+    /// Sends raw bytes and reads the response; `None` if the connection was closed without one.
     pub(crate) fn send(&self, bytes: &[u8]) -> Option<Answer> {
         let mut stream = self.connect();
-        // It may have refused before it has read all.
+        // It may refuse before it has read everything.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -70,7 +70,7 @@ impl Server {
         Some(Answer { status, head, body: answer[end + 4..].to_vec() })
     }
 
-    /// A request below the token, with these header lines beside `Host`.
+    /// Sends a request below the token, with these headers in addition to `Host`.
     pub(crate) fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let (token, port, length) = (&self.token, self.port, body.len());
         let length = if method == "POST" { format!("Content-Length: {length}\r\n") } else { String::new() };
@@ -90,7 +90,7 @@ impl Server {
         answer.json()
     }
 
-    /// Waits for its end.
+    /// Waits for its exit.
     pub(crate) fn wait(mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }

@@ -1,8 +1,8 @@
-//! The comparison as folded stacks with two counts, `stack BASE NEW`, as difffolded.pl writes
-//! and inferno-flamegraph reads them.
+//! The comparison as folded stacks with two counts, `stack BASE NEW`, as difffolded.pl writes and
+//! inferno-flamegraph reads them.
 //!
-//! If shares are compared, or the rates differ, the counts of the side with fewer are scaled to those of the other,
-//! since the format has only counts. The scaled counts add up to the scaled total.
+//! If shares are compared, or the rates differ, the counts of the side with fewer are scaled to those of the
+//! other, since the format has only counts. The scaled counts add up to the scaled total.
 
 use std::io::{self, Write};
 
@@ -11,13 +11,13 @@ use crate::diff::stacks::Stacks;
 use crate::profile::views::by_name::by_folded_line;
 use crate::trie::{Children, NodeId};
 
-/// Writes the stacks of the two profiles of `comparison`, in the order of their lines' bytes.
+/// Writes the stacks of the two profiles of `comparison`, sorted by the bytes of their lines.
 ///
 /// # Errors
-/// What the writer reports.
+/// Errors of the writer.
 pub fn write(stacks: &Stacks, comparison: &Comparison, out: &mut dyn Write) -> io::Result<()> {
     let tree = Tree::of(stacks, comparison);
-    // Nodes that are still to be written below the current path, last first, and the length of that path's text.
+    // Nodes still to be written below the current path, last first, and the length of the path's text.
     let mut open = vec![(tree.below(0), 0)];
     let mut path = String::new();
     while let Some((pending, length)) = open.last_mut() {
@@ -40,15 +40,14 @@ pub fn write(stacks: &Stacks, comparison: &Comparison, out: &mut dyn Write) -> i
     Ok(())
 }
 
-/// The line of a stack that ends at a node, or the lines of all below it.
+/// The line of a stack that ends at a node, or all lines below it.
 #[derive(Clone, Copy)]
 struct Part {
     node: u32,
     line: bool,
 }
 
-/// The common tree with the counts of both sides; no stack is ever a text of its own but the
-/// one at hand.
+/// The common tree with the counts of both sides; only the current stack exists as text.
 struct Tree<'a> {
     stacks: &'a Stacks,
     counts: Vec<(u64, u64)>,
@@ -84,7 +83,7 @@ impl<'a> Tree<'a> {
         self.stacks.name(NodeId(part.node))
     }
 
-    /// What there is below a node, last first.
+    /// The parts below a node, last first.
     fn below(&self, node: u32) -> Vec<Part> {
         let mut parts = Vec::new();
         for &child in self.children.below(node) {
@@ -107,10 +106,10 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Counts scaled one after the other, so that what is rounded off one is added to the next.
+/// Scales counts one after the other, carrying rounding errors over to the next.
 struct Scaled {
     scale: f64,
-    /// The sums so far, before and after.
+    /// The sums so far, before and after scaling.
     sum: u64,
     written: u64,
 }
@@ -140,7 +139,7 @@ mod tests {
     use crate::profile::formats::folded_read;
 
     #[test]
-    fn lines_are_those_of_both_sides_in_the_order_of_their_bytes() {
+    fn lines_of_both_sides_are_sorted_by_bytes() {
         let names = ["a", "a 1", "a!", "a::b", "a<T>", "é"];
         let side = |skip: usize| {
             let mut text = String::new();
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn no_stack_vanishes_and_the_sides_add_up_alike() {
+    fn scaling_keeps_every_stack_and_the_totals() {
         let side = |stacks: usize| {
             let text: String = (0..stacks).map(|n| format!("p;f{n:04} 1\n")).collect();
             folded_read::read(text.as_bytes(), "a").expect("reads")

@@ -1,6 +1,6 @@
 //! The comparison as JSON with stable keys; docs/json.md lists them.
 //!
-//! Figures are as counted: `samples` always, `cpu_s` or null without a sampling rate, `share` of the profile.
+//! Values are unscaled: `samples` always, `cpu_s` or null without a sampling rate, `share` of the profile.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ struct FunctionRow<'a> {
 struct BothSides {
     base: Figure,
     new: Figure,
-    /// new − base by what is compared.
+    /// new − base in the measure.
     change: f64,
 }
 
@@ -57,7 +57,7 @@ struct Figure {
     share: f64,
 }
 
-/// All functions of the comparison, one JSON object and a line end.
+/// All functions of the comparison: one JSON object and a newline.
 #[must_use]
 pub fn json(comparison: &Comparison) -> String {
     let both = |pair: Pair| BothSides {
@@ -84,7 +84,7 @@ pub fn json(comparison: &Comparison) -> String {
         new: profile(&comparison.new),
         functions: functions.collect(),
     };
-    // Plain strings and finite numbers: there is nothing that JSON cannot hold.
+    // Plain strings and finite numbers: serialization cannot fail.
     let mut text = serde_json::to_string_pretty(&document).unwrap_or_default();
     text.push('\n');
     escape_json(&text).into_owned()

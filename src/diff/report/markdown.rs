@@ -46,7 +46,7 @@ pub fn markdown(comparison: &Comparison, top: usize) -> String {
     out
 }
 
-/// A name as code in a table: the fence is longer than any row of backticks in it.
+/// A name as code in a table: the fence is longer than any run of backticks in it.
 #[must_use]
 pub fn code(name: &str) -> String {
     let longest = name.split(|c| c != '`').map(str::len).max().unwrap_or(0);
@@ -55,7 +55,7 @@ pub fn code(name: &str) -> String {
     format!("{fence}{space}{}{space}{fence}", escape_line(name).replace('|', "\\|"))
 }
 
-/// Text in a table or a sentence: nothing of it is markup.
+/// Text for a table or a sentence, with markup escaped.
 #[must_use]
 pub fn cell(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

@@ -1,6 +1,6 @@
 //! A comparison as text for the terminal, a page or a program.
 //!
-//! Input: a [`Comparison`]. Output: text. Nothing is computed here except how a figure is written.
+//! Input: a [`Comparison`]. Output: text. Only formats values.
 
 pub mod folded;
 pub mod json;
@@ -11,7 +11,7 @@ use super::compare::{Comparison, Measure, Pair, Side};
 use super::lost::LOST_NOTED;
 use crate::escape::escape_line;
 
-/// A value as people read it: `0.39 s`, `12.3%`, `412`.
+/// A value for people: `0.39 s`, `12.3%`, `412`.
 #[must_use]
 pub fn value(value: f64, measure: Measure) -> String {
     match measure {
@@ -33,7 +33,7 @@ pub fn change(value: f64, measure: Measure) -> String {
     }
 }
 
-/// What a pair became: `+133%`, `new`, `gone`, `=`.
+/// The change of a pair: `+133%`, `new`, `gone`, `=`.
 #[must_use]
 pub fn relative(base: f64, new: f64) -> String {
     match (base > 0.0, new > 0.0) {
@@ -60,7 +60,7 @@ pub fn percent(change: f64) -> String {
     }
 }
 
-/// Seconds with three digits that mean something.
+/// Seconds with three significant digits.
 #[must_use]
 pub fn digits(seconds: f64) -> String {
     match seconds.abs() {
@@ -70,7 +70,7 @@ pub fn digits(seconds: f64) -> String {
     }
 }
 
-/// What the measure is called in a sentence.
+/// The name of the measure in a sentence.
 #[must_use]
 pub fn measure_words(comparison: &Comparison) -> &str {
     match comparison.measure {
@@ -100,7 +100,7 @@ pub fn headline(comparison: &Comparison) -> String {
     }
 }
 
-/// What readers of the table should know, one line each.
+/// Notes for readers of the table, one line each.
 #[must_use]
 pub fn notes(comparison: &Comparison) -> Vec<String> {
     let mut notes = Vec::new();
@@ -119,7 +119,7 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
             lost(new)
         ));
     }
-    // One side has many more stacks without callers, which moves totals from callers to none.
+    // A larger difference in stacks without callers distorts the totals of callers.
     const INCOMPLETE_SHIFT: f64 = 0.05;
     let incomplete = (base.share(base.incomplete), new.share(new.incomplete));
     if (incomplete.0 - incomplete.1).abs() > INCOMPLETE_SHIFT {
@@ -141,7 +141,7 @@ pub fn notes(comparison: &Comparison) -> Vec<String> {
     notes
 }
 
-/// The part that a side lost, and why most of that.
+/// The lost fraction of a side, and its main cause.
 fn lost(side: &Side) -> String {
     if side.lost.counts.is_empty() {
         return "unknown".to_owned();
@@ -149,7 +149,7 @@ fn lost(side: &Side) -> String {
     format!("{:.1}% ({})", 100.0 * side.lost.part, side.lost.main_reason())
 }
 
-/// Rows that changed, at most `top` of them, and how many more there are.
+/// At most `top` changed rows, and the number of further ones.
 fn changed(comparison: &Comparison, top: usize) -> (Vec<&super::compare::Row>, usize) {
     let differs = |pair: Pair| comparison.change(pair) != 0.0;
     let rows: Vec<_> = comparison.rows.iter().filter(|row| differs(row.own) || differs(row.total)).collect();
@@ -165,7 +165,7 @@ mod tests {
     use crate::diff::stacks::{Matching, Stacks};
     use crate::profile::About;
 
-    /// Two whole commands of 100 samples each, that lost these more.
+    /// Two whole commands of 100 samples each, plus these losses.
     fn lossy(base: u64, new: u64) -> Comparison {
         let mut stacks = Stacks::new(Matching::default());
         for (name, lost) in [("base", base), ("new", new)] {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_sides_lost_is_told_where_it_differs() {
+    fn differing_losses_are_reported() {
         let note = "lost: 20.0% (in the kernel, which may not be sampled) of base, unknown of new; \
                     what was lost is in no sum and no function, so record both in the same way, as the same user";
         let unlike = lossy(25, 0);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_read_as_people_write_them() {
+    fn values_are_formatted_for_people() {
         assert_eq!(value(0.3914, Measure::Seconds), "0.391 s");
         assert_eq!(value(12.345, Measure::Seconds), "12.35 s");
         assert_eq!(value(0.1234, Measure::Share), "12.34%");

@@ -1,4 +1,4 @@
-//! What meets at one place, and what stays apart.
+//! Which nodes profiles share, and which they do not.
 use super::*;
 use crate::profile::{Function, Line, Mapping, SavedBuilder};
 
@@ -22,7 +22,7 @@ fn lines(stacks: &Stacks, run: usize) -> Vec<String> {
 }
 
 #[test]
-fn runs_meet_at_the_same_places_whatever_was_numbered_anew() {
+fn runs_share_nodes_regardless_of_numbers() {
     let mut stacks = Stacks::new(Matching::default());
     let base = saved(About::default(), "work", &[("main;run::{closure#1}", 5), ("main;[a.so+0x10]", 1)]);
     let new = saved(About::default(), "work", &[("main;run::{closure#2}", 7), ("main;[a.so+0x20]", 2)]);
@@ -39,7 +39,7 @@ fn runs_meet_at_the_same_places_whatever_was_numbered_anew() {
 }
 
 #[test]
-fn closures_of_one_profile_become_one_and_nothing_is_lost() {
+fn closures_of_one_profile_are_merged_with_their_counts() {
     let mut stacks = Stacks::new(Matching::default());
     let base = saved(About::default(), "work", &[("f::{closure#1}", 5), ("f::{closure#2}", 6)]);
     stacks.add("base", &base, None).expect("fits");
@@ -48,7 +48,7 @@ fn closures_of_one_profile_become_one_and_nothing_is_lost() {
 }
 
 #[test]
-fn threads_are_told_by_name_and_are_no_functions() {
+fn threads_are_matched_by_name_and_are_no_functions() {
     let folded =
         saved(About::default(), "work", &[("io (17);[incomplete];read", 2), ("io (18);read;x (3)", 1)]);
     let mut builder = SavedBuilder::new(About::default());
@@ -75,7 +75,7 @@ fn threads_are_told_by_name_and_are_no_functions() {
 }
 
 #[test]
-fn without_inlines_their_time_is_the_outer_functions() {
+fn without_inlines_their_time_belongs_to_the_outer_function() {
     let mut builder = SavedBuilder::new(About::default());
     let process = builder.text("work").expect("fits");
     let root = StackRoot { process, thread: None, complete: true, waiting: false };
@@ -127,7 +127,7 @@ fn nameless(stacks: &Stacks, run: usize) -> Vec<String> {
 }
 
 #[test]
-fn functions_without_names_meet_where_all_runs_are_of_one_build() {
+fn functions_without_names_are_shared_by_runs_of_one_build() {
     let mut stacks = Stacks::new(Matching::default());
     let base = of_build("0a", &[("[m.so:fn+0x10]", 5), ("[m.so:fn+0x10]", 6), ("[m.so:fn+0x80]", 1)]);
     stacks.add("base", &base, None).expect("fits");
@@ -138,7 +138,7 @@ fn functions_without_names_meet_where_all_runs_are_of_one_build() {
     let functions =
         ["work;main;[m.so:fn+0x10] is [m.so:fn+0x10] 11", "work;main;[m.so:fn+0x80] is [m.so:fn+0x80] 1"];
     assert_eq!(nameless(&stacks, 0), functions);
-    // Another build, and one that is not told: the module is all that they have in common.
+    // Another build, or an unknown one: only the module is shared.
     for other in [of_build("0b", &[("[m.so:fn+0x80]", 3)]), of_build("", &[("[m.so:fn+0x80]", 3)])] {
         let mut stacks = stacks.clone();
         stacks.add("other", &other, None).expect("fits");
@@ -151,7 +151,7 @@ fn functions_without_names_meet_where_all_runs_are_of_one_build() {
         assert_eq!(nameless(&stacks, 0), functions, "what they were is still known");
         assert_eq!(nameless(&stacks, 2), ["work;main;[m.so] is [m.so:fn+0x80] 3"]);
     }
-    // Whoever wants names as they are gets them.
+    // Without normalization names are kept.
     let mut exact = Stacks::new(Matching { normalize: false, ..Matching::default() });
     exact.add("a", &of_build("0a", &[("[m.so:fn+0x80]", 3)]), None).expect("fits");
     exact.add("b", &of_build("0b", &[("[m.so:fn+0x80]", 4)]), None).expect("fits");
@@ -159,7 +159,7 @@ fn functions_without_names_meet_where_all_runs_are_of_one_build() {
 }
 
 #[test]
-fn other_modules_are_not_touched_by_one_of_two_builds() {
+fn a_module_of_two_builds_does_not_affect_others() {
     let mut stacks = Stacks::new(Matching::default());
     let mut both = of_build("0a", &[("[m.so:fn+0x10]", 5), ("[n.so:fn+0x10]", 6), ("f", 7)]);
     stacks.add("base", &both, None).expect("fits");

@@ -1,7 +1,7 @@
-//! The verdict as workflow commands of GitHub Actions, with other text escaped so that it is none.
+//! The verdict as workflow commands of GitHub Actions, with other text escaped.
 //!
-//! The runner reads commands from standard output: lines that begin with `::`, and in its older
-//! form `##[` anywhere in a line. Text from profiles is data in both.
+//! The runner reads commands from standard output: lines that begin with `::`, and in its older form `##[`
+//! anywhere in a line. Text from profiles must match neither.
 
 use std::fmt::Write as _;
 
@@ -9,10 +9,10 @@ use super::{fails, function_line, headline, judged, path_text, unseen};
 use crate::escape::escape_line;
 use crate::gate::verdict::{Report, Verdict};
 
-/// Annotations of one kind that GitHub shows for a step.
+/// Most annotations of one kind that GitHub shows for a step.
 const SHOWN_MAX: usize = 10;
 
-/// Annotations: the verdict, then each function that failed or to which cost moved.
+/// Annotations: the verdict, then each function that failed or that cost moved to.
 #[must_use]
 pub fn annotations(report: &Report) -> String {
     let kind = match report.verdict {
@@ -40,7 +40,7 @@ fn escape_data(text: &str) -> String {
     without_commands(&escape_line(text)).replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
 }
 
-/// Text for a log in which nothing is a command.
+/// Text for a log, with commands escaped.
 #[must_use]
 pub fn without_commands(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_are_those_of_the_runner() {
+    fn escapes_match_the_runner() {
         assert_eq!(command("notice", "a:b,c%d", "e:f,g%0Ah"), "::notice title=a%3Ab%2Cc%25d::e:f,g%250Ah\n");
     }
 }

@@ -1,6 +1,6 @@
 //! The verdict as JSON with stable keys; docs/json.md lists them.
 //!
-//! Relative changes are fractions (0.05 is 5 %), null for what is new.
+//! Relative changes are fractions (0.05 is 5 %), null for new functions.
 
 use serde::Serialize;
 
@@ -78,7 +78,7 @@ struct NamelessFunction<'a> {
     new: f64,
 }
 
-/// The whole report, one JSON object and a line end.
+/// The whole report: one JSON object and a newline.
 #[must_use]
 pub fn json(report: &Report) -> String {
     let (orders, orders_exact) = match report.strength {
@@ -123,7 +123,7 @@ pub fn json(report: &Report) -> String {
         functions_too_small: report.functions_too_small,
         functions: functions.collect(),
     };
-    // Plain strings and finite numbers: there is nothing that JSON cannot hold.
+    // Plain strings and finite numbers: serialization cannot fail.
     let mut text = serde_json::to_string_pretty(&document).unwrap_or_default();
     text.push('\n');
     escape_json(&text).into_owned()

@@ -1,9 +1,9 @@
-//! The verdict as JUnit XML, as systems of CI read it.
+//! The verdict as JUnit XML for CI systems.
 //!
 //! Valid by both schemas in use: junit-10.xsd of Jenkins' xUnit plugin and the stricter JUnit.xsd
-//! (windyroad). The latter requires a time stamp and a host; both are constant, so that the same
-//! recordings give the same bytes. Text from profiles is data: it cannot end an element, and
-//! characters that XML or a terminal forbids are escaped.
+//! (windyroad). The latter requires a time stamp and a host; both are constant, so that the same recordings
+//! give the same bytes. Text from profiles is data: it cannot end an element, and characters that XML or a
+//! terminal forbids are escaped.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use super::{fails, function_line, headline, judged, path_text, text, total};
 use crate::escape::{escape_line, escape_lines};
 use crate::gate::verdict::Report;
 
-/// One test case for the total, and one for each function that failed or to which cost moved.
+/// One test case for the total, and one for each function that failed or that cost moved to.
 #[must_use]
 pub fn junit(report: &Report, top: usize) -> String {
     let functions: Vec<_> = judged(report).collect();
@@ -60,7 +60,7 @@ fn case(out: &mut String, report: &Report, name: &str, failure: Option<&str>) {
     }
 }
 
-/// Text as a part of an element or attribute.
+/// Escapes text for an element or attribute.
 fn escape_xml(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in escape_lines(text).chars() {

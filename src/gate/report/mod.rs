@@ -1,7 +1,6 @@
 //! A verdict as text for the terminal, a comment on a change, a program or a CI system.
 //!
-//! Input: a [`Report`]. Output: text; the first line is the verdict. Nothing is
-//! decided here.
+//! Input: a [`Report`]. Output: text; the first line is the verdict. Only formats.
 
 pub mod github;
 pub mod json;
@@ -65,7 +64,7 @@ pub fn headline(report: &Report) -> String {
     }
 }
 
-/// What the runs could have shown, in one line: the growth that goes unseen in most gates.
+/// The detectable growth in one line: smaller growth passes most gates.
 fn unseen(report: &Report) -> String {
     let figure = |min_detectable: Option<f64>| match min_detectable {
         Some(growth) if growth < 0.0995 => format!("{:.1}%", 100.0 * growth),
@@ -105,17 +104,17 @@ fn unseen(report: &Report) -> String {
     line
 }
 
-/// Whether base has nothing of a function.
+/// Whether a function is missing in base.
 fn is_new(row: &FunctionChange) -> bool {
     row.cpu.relative.is_infinite()
 }
 
-/// Whether new has nothing of a function.
+/// Whether a function is missing in new.
 fn is_gone(row: &FunctionChange) -> bool {
     row.cpu.new <= 0.0
 }
 
-/// A verdict on one function, in one line.
+/// The verdict on one function, in one line.
 fn function_line(report: &Report, row: &FunctionChange) -> String {
     if is_new(row) {
         let quantity = report.unit.quantity();
@@ -140,12 +139,12 @@ fn fails(report: &Report, row: &FunctionChange) -> bool {
     row.state == State::Slower || (row.state == State::Moved && report.options.strict)
 }
 
-/// Functions with a verdict of their own: those that fail, and those to which cost moved.
+/// Functions with a separate verdict: those that fail, and those that cost moved to.
 fn judged(report: &Report) -> impl Iterator<Item = &FunctionChange> {
     report.functions.iter().filter(|row| matches!(row.state, State::Slower | State::Moved))
 }
 
-/// How much something grew, after the verb: `by 5.2%`, `to 12 times` from ten times on.
+/// The growth, after the verb: `by 5.2%`, `to 12 times` from ten times on.
 fn growth(change: f64) -> String {
     let text = percent(change);
     match text.strip_prefix('x') {
@@ -154,12 +153,12 @@ fn growth(change: f64) -> String {
     }
 }
 
-/// The relative change of a function; `gone` if new has none of it.
+/// The relative change of a function; `gone` if it is missing in new.
 fn change(row: &FunctionChange) -> String {
     if is_gone(row) { "gone".to_owned() } else { percent(row.cpu.relative) }
 }
 
-/// The interval of a function's change: none of one that only a side has.
+/// The interval of a function's change; empty for one that is on one side only.
 fn interval(row: &FunctionChange) -> String {
     if is_gone(row) {
         return String::new();
@@ -172,7 +171,7 @@ fn hides_much(report: &Report) -> bool {
     report.total_min_detectable.is_none_or(|growth| growth > 2.0 * report.options.max_increase)
 }
 
-/// Whether the total grew beyond the limit, but not clearly enough to fail.
+/// Whether the total grew beyond the limit, but not significantly.
 fn may_be_noise(report: &Report) -> bool {
     report.total.relative > report.options.max_increase && !report.total_grown
 }
@@ -203,7 +202,7 @@ fn total(report: &Report) -> String {
     line
 }
 
-/// What the verdict rests on, in one line.
+/// The basis of the verdict, in one line.
 fn basis(report: &Report) -> String {
     let (base, new) = report.runs;
     let sides = format!("{new} new against {base} base");
@@ -226,7 +225,7 @@ fn notes(report: &Report) -> Vec<String> {
     if let Some(why) = report.moved_why {
         notes.push(format!("moved, not added: {}; --strict fails on it", why.words()));
     }
-    // A side that lost this much did not do its work, or is another program.
+    // A side with this much less did not do its work, or is another program.
     const SUSPICIOUS: f64 = -0.75;
     if report.total.relative < SUSPICIOUS {
         let quantity = report.unit.quantity();
@@ -272,7 +271,7 @@ fn amount(value: f64, unit: Unit) -> String {
     format!("{} {}", number(value, unit), unit.symbol())
 }
 
-/// ` (+1.1% to +9.0%)`, or nothing if the runs do not show it.
+/// ` (+1.1% to +9.0%)`, or empty without an interval.
 fn within(interval: Option<Interval>) -> String {
     interval.map_or_else(String::new, |Interval { low, high }| {
         if low.is_infinite() { String::new() } else { format!(" ({} to {})", percent(low), upper(high)) }
@@ -283,7 +282,7 @@ fn upper(high: f64) -> String {
     if high.is_infinite() { "more".to_owned() } else { percent(high) }
 }
 
-/// A probability with as many digits as it has.
+/// A probability with its significant digits.
 fn chance(p: f64) -> String {
     match p {
         0.0..0.0001 => "<0.0001".to_owned(),
@@ -297,8 +296,7 @@ fn optional_chance(p: Option<f64>) -> String {
     p.map_or_else(|| "-".to_owned(), chance)
 }
 
-/// Functions without a name that seem to have gained, if base and new are different builds of
-/// their module.
+/// Functions without a name and with an apparent gain, if base and new are different builds of their module.
 fn nameless(report: &Report, place: &CallPath) -> Option<String> {
     let functions = place.functions.iter().map(|function| {
         let Nameless { name, base, new } = function;
@@ -313,7 +311,7 @@ fn nameless(report: &Report, place: &CallPath) -> Option<String> {
     })
 }
 
-/// The inner end of a path, readable in one line.
+/// The innermost part of a path, readable in one line.
 fn path_text(place: &CallPath) -> String {
     const SHOWN: usize = 6;
     let skipped = place.path.len().saturating_sub(SHOWN);

@@ -102,7 +102,7 @@ fn table(out: &mut String, report: &Report, rows: &[&FunctionChange], top: usize
     }
 }
 
-/// The functions with the largest differences, where none is beyond noise.
+/// The functions with the largest differences, if none is significant.
 fn largest(report: &Report) -> Vec<&FunctionChange> {
     const SHOWN: usize = 5;
     let mut rows: Vec<&FunctionChange> = report.functions.iter().collect();

@@ -1,8 +1,8 @@
-//! A file of any known format as a saved profile.
+//! Reads a file of any known format as a saved profile.
 //!
-//! What a file is, its content says; its name is for messages only. Input: bytes, hostile.
-//! Output: [`Saved`], or one line that names the file and the place. Nothing is held that is
-//! not in a limit: packed files by [`MAX_RATIO`] and [`MAX_SMALL_BYTES`], formats by their own.
+//! The content determines the format; the file name is for messages only. Input: bytes, hostile. Output:
+//! [`Saved`], or one line with the file and the position. All memory is bounded: packed files by
+//! [`MAX_RATIO`] and [`MAX_SMALL_BYTES`], formats by their own limits.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,60 +21,60 @@ use super::{encoding, firefox, folded_read, foreign, otlp, perf_script, pprof, s
 use crate::error::{Error, ErrorKind, Result, cannot_read};
 use crate::profile::saved::Saved;
 
-/// Most bytes of a pprof or OTLP file, unpacked: these are read as a whole.
+/// Most bytes of a pprof or OTLP file, unpacked: the whole file is read into memory.
 pub const MAX_UNPACKED_BYTES: u64 = 1 << 30;
-/// Most bytes of a JSON file, which are read as a whole: short texts and numbers take up to ten
-/// times their text in memory, so that this is 2.5 GiB beside the profile made of it.
+/// Most bytes of a JSON file, which is read into memory as a whole: short texts and numbers take up to ten
+/// times their text in memory, so that this is 2.5 GiB in addition to the resulting profile.
 pub const MAX_JSON_BYTES: u64 = 256 << 20;
 
-/// Most bytes that may come of one packed byte. Text of stacks repeats itself: real files reach
-/// 100; deflate itself ends at 1032. It counts what was read so far, not the length of the file,
-/// so that a file that unpacks to more is refused at its beginning.
+/// Highest unpacking ratio. Stacks as text are repetitive: real files reach 100; the maximum of deflate is
+/// 1032. Relative to the bytes read so far, not to the length of the file, so that a file that unpacks to
+/// more is refused at its beginning.
 pub const MAX_RATIO: u64 = 500;
-/// Packed files are unpacked to this size whatever their ratio.
+/// Up to this unpacked size any ratio is accepted.
 const RATIO_FREE_BYTES: u64 = 32 << 20;
-/// Most bytes that a small packed file is unpacked to; one of more than a part in
-/// [`MAX_LARGE_RATIO`] of it is large. Reading costs CPU time by the unpacked byte.
+/// Most unpacked bytes of a small packed file; one of more than 1/[`MAX_LARGE_RATIO`] of this is large.
+/// Reading costs CPU time per unpacked byte.
 pub const MAX_SMALL_BYTES: u64 = 96 << 20;
-/// Most that a large packed file may be larger when unpacked.
+/// Highest unpacking ratio of a large packed file.
 pub const MAX_LARGE_RATIO: u64 = 32;
 
-/// Bytes at the front by which formats are told apart.
+/// Bytes to read for detecting the format.
 const HEAD_BYTES: u64 = 4096;
 
 const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
 
-/// How strictly a file is read.
+/// Handling of invalid lines and samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// Lines and samples that are not understood are skipped and told, up to half of them.
+    /// Invalid lines and samples are skipped and reported, up to half of them.
     #[default]
     Lenient,
-    /// The first that is not understood refuses the file.
+    /// The first invalid one makes the file invalid.
     Strict,
 }
 
-/// A profile that was read, and what is to be said of it.
+/// A profile that was read, and remarks on it.
 #[derive(Debug)]
 pub struct ReadProfile {
     /// The profile.
     pub saved: Saved,
-    /// One line each: what was skipped, what was left out.
+    /// One line each: skipped and excluded parts.
     pub remarks: Vec<String>,
 }
 
-/// Reads a file; `-` is standard input where the caller says so, not here.
+/// Reads a file; the caller handles `-` as standard input.
 ///
 /// # Errors
-/// [`ErrorKind::Input`] with a line that names the file and the place.
+/// [`ErrorKind::Input`] with a line that has the file and the position.
 pub fn read_file(path: &Path, strictness: Strictness) -> Result<ReadProfile> {
     read_file_of_type(path, strictness, None)
 }
 
-/// Reads a file as [`read_file`] does; of several values of a stack those of this type.
+/// Reads a file like [`read_file`]; of several values of a stack, those of this type.
 ///
 /// # Errors
-/// [`ErrorKind::Input`] with a line that names the file and the place.
+/// [`ErrorKind::Input`] with a line that has the file and the position.
 pub fn read_file_of_type(
     path: &Path,
     strictness: Strictness,
@@ -88,24 +88,24 @@ pub fn read_file_of_type(
         let text = format!("`{name}` is a directory, expected a profile; name a file in it");
         return Err(Error::new(ErrorKind::Input, text));
     }
-    // A pipe has no length; what it brings is counted as it comes.
+    // A pipe has no length; its bytes are counted on arrival.
     let packed_bytes = if about.is_file() { about.len() } else { 0 };
     read_of_type(BufReader::with_capacity(1 << 16, file), &name, packed_bytes, strictness, value_type)
 }
 
-/// Reads a profile from anywhere; `name` is what errors call it, `packed_bytes` the length of
-/// the file if it has one, else 0.
+/// Reads a profile from any reader; `name` is for errors, `packed_bytes` the length of the file, or 0 if
+/// unknown.
 ///
 /// # Errors
-/// [`ErrorKind::Input`] with a line that names the file and the place.
+/// [`ErrorKind::Input`] with a line that has the file and the position.
 pub fn read(reader: impl BufRead, name: &str, packed_bytes: u64) -> Result<Saved> {
     read_with(reader, name, packed_bytes, Strictness::Lenient).map(|read| read.saved)
 }
 
-/// Reads a profile from anywhere, and says what was not understood of it.
+/// Reads a profile from any reader, with remarks on its invalid parts.
 ///
 /// # Errors
-/// [`ErrorKind::Input`] with a line that names the file and the place.
+/// [`ErrorKind::Input`] with a line that has the file and the position.
 pub fn read_with(
     reader: impl BufRead,
     name: &str,
@@ -115,10 +115,10 @@ pub fn read_with(
     read_of_type(reader, name, packed_bytes, strictness, None)
 }
 
-/// Reads a profile from anywhere as [`read_with`] does; of several values of a stack those of this type.
+/// Reads a profile from any reader like [`read_with`]; of several values of a stack, those of this type.
 ///
 /// # Errors
-/// [`ErrorKind::Input`] with a line that names the file and the place, or says that it has no values of the type.
+/// [`ErrorKind::Input`] with a line that has the file and the position, or if it has no values of the type.
 pub fn read_of_type(
     reader: impl BufRead,
     name: &str,
@@ -168,9 +168,9 @@ fn unpacked(head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut Tally) ->
     text_or_pprof(head, rest, name, tally)
 }
 
-/// What is neither packed nor UTF-16.
+/// Reads a profile that is neither packed nor UTF-16.
 fn text_or_pprof(mut head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut Tally) -> Result<Saved> {
-    // Editors and shells of Windows put it before text.
+    // Windows editors and shells write a byte order mark.
     if head.starts_with(&BYTE_ORDER_MARK) {
         head.drain(..BYTE_ORDER_MARK.len());
     }
@@ -184,7 +184,7 @@ fn text_or_pprof(mut head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut 
         return json(&bytes, name, tally);
     }
     let first = head.iter().find(|byte| !byte.is_ascii_whitespace());
-    // Names of threads can be any bytes.
+    // Thread names can be any bytes.
     if perf_script::is_perf_script(&String::from_utf8_lossy(&head)) {
         perf_script::read_lines(Cursor::new(head.as_slice()).chain(rest), name, tally)
     } else if !is_text(&head) && pprof::is_pprof(&head, (head.len() as u64) < HEAD_BYTES) {
@@ -199,7 +199,7 @@ fn text_or_pprof(mut head: Vec<u8>, rest: impl BufRead, name: &str, tally: &mut 
     }
 }
 
-/// Whether the head is text; its last character may be cut.
+/// Whether the head is text; its last character may be incomplete.
 fn is_text(head: &[u8]) -> bool {
     let text = match std::str::from_utf8(head) {
         Ok(text) => text,
@@ -212,7 +212,7 @@ fn is_text(head: &[u8]) -> bool {
     text.chars().all(|c| !c.is_control() || matches!(c, '\n' | '\r' | '\t' | '\x1b'))
 }
 
-/// Everything that is left, up to a limit and its name.
+/// Reads the rest, up to a limit with a name for errors.
 fn whole(head: Vec<u8>, rest: impl Read, name: &str, limit: (u64, &str)) -> Result<Vec<u8>> {
     let (limit, limit_name) = limit;
     let mut bytes = head;
@@ -225,7 +225,7 @@ fn whole(head: Vec<u8>, rest: impl Read, name: &str, limit: (u64, &str)) -> Resu
     Ok(bytes)
 }
 
-/// What the JSON formats have at their top; each has some of it.
+/// Top-level keys of the JSON formats; each has some of them.
 #[derive(Deserialize)]
 struct AnyJson<'a> {
     #[serde(borrow, default)]
@@ -242,7 +242,7 @@ struct AnyJson<'a> {
     threads: Option<Vec<firefox::Thread<'a>>>,
 }
 
-/// `shared`, which two formats have: frames of speedscope, tables of the Firefox Profiler.
+/// `shared`, a key of two formats: frames of speedscope, tables of the Firefox Profiler.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Shared<'a> {
@@ -301,7 +301,7 @@ fn json(bytes: &[u8], name: &str, tally: &mut Tally) -> Result<Saved> {
     saved.map_err(|why| refused(name, &why.to_string()).caused_by(why))
 }
 
-/// What a JSON file is that is not read.
+/// Advice on an unsupported JSON file.
 fn advice(bytes: &[u8]) -> Option<&'static str> {
     let keys: HashMap<Cow<'_, str>, IgnoredAny> = serde_json::from_slice(bytes).ok()?;
     let has = |key: &str| keys.contains_key(key);
@@ -316,14 +316,14 @@ fn advice(bytes: &[u8]) -> Option<&'static str> {
     )
 }
 
-/// By what unprocessed profiles of Firefox are known.
+/// Keys that identify unprocessed profiles of Firefox.
 #[derive(Deserialize)]
 struct ThreadKeys<'a> {
     #[serde(borrow)]
     threads: Vec<HashMap<Cow<'a, str>, IgnoredAny>>,
 }
 
-/// A reader that counts what is taken of it.
+/// A reader that counts consumed bytes.
 struct Counted<R> {
     inner: R,
     consumed: u64,
@@ -348,10 +348,10 @@ impl<R: BufRead> BufRead for Counted<R> {
     }
 }
 
-/// Unpacks, and ends with an error when that gives more than it may.
+/// Unpacks, with an error beyond the limits.
 struct Bounded<R> {
     inner: Members<Counted<R>>,
-    /// Length of the whole, as far as it is known before.
+    /// Length of the packed file, if known.
     packed_bytes: u64,
     unpacked_bytes: u64,
 }

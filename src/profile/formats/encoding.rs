@@ -1,12 +1,12 @@
-//! Text that is not UTF-8: UTF-16 with a byte order mark, and single bytes as Latin-1.
+//! Text other than UTF-8: UTF-16 with a byte order mark, and single bytes as Latin-1.
 //!
-//! Windows shells write the first, old tools and names of files have the second. Each byte of
-//! Latin-1 is a character of its own, so that distinct names stay distinct.
+//! Windows shells write the former; old tools and file names have the latter. Each byte of Latin-1 is a
+//! separate character, so that distinct names stay distinct.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead, BufReader, Read};
 
-/// The text of bytes: UTF-8, else Latin-1.
+/// Decodes bytes as UTF-8, else as Latin-1.
 pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Cow::Borrowed(text),
@@ -14,7 +14,7 @@ pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// Order of the two bytes of a unit of UTF-16.
+/// Byte order of UTF-16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Little,
@@ -34,7 +34,7 @@ fn order(head: &[u8]) -> Option<Order> {
     }
 }
 
-/// A reader of UTF-16 with its mark, as one of UTF-8. Units that are no text become U+FFFD.
+/// Converts a reader of UTF-16 with its mark to one of UTF-8. Invalid units become U+FFFD.
 pub(super) fn utf16<R: Read>(reader: R) -> impl BufRead {
     BufReader::with_capacity(
         1 << 16,
@@ -45,15 +45,15 @@ pub(super) fn utf16<R: Read>(reader: R) -> impl BufRead {
 struct Utf16<R> {
     inner: R,
     order: Option<Order>,
-    /// Bytes that are part of a character, of which the others have not come.
+    /// Bytes of an incomplete character.
     rest: Vec<u8>,
-    /// What was decoded, and where the part that was not given out begins.
+    /// Decoded text, and the start of its unread part.
     text: Vec<u8>,
     at: usize,
 }
 
 impl<R: Read> Utf16<R> {
-    /// Decodes some more; false at the end.
+    /// Decodes more; false at the end.
     fn decode(&mut self) -> io::Result<bool> {
         const BLOCK_BYTES: usize = 1 << 14;
         let known = self.rest.len();
@@ -81,7 +81,7 @@ impl<R: Read> Utf16<R> {
             _ => 0xfffd,
         };
         let mut end = if read == 0 { self.rest.len() } else { self.rest.len() & !1 };
-        // The second half of a pair may come next.
+        // The second unit of a surrogate pair may follow.
         if read > 0
             && let Some(last) = end.checked_sub(2).and_then(|at| self.rest.get(at..end))
             && (0xd800..0xdc00).contains(&unit(last))
@@ -121,7 +121,7 @@ impl<R: Read> Read for Utf16<R> {
 mod tests {
     use super::*;
 
-    /// Gives one byte at a time.
+    /// A reader that returns one byte at a time.
     struct Bytes<'a>(&'a [u8]);
 
     impl Read for Bytes<'_> {
@@ -159,7 +159,7 @@ mod tests {
         ] {
             let mut out = String::new();
             utf16(bytes).read_to_string(&mut out).expect("reads");
-            // A mark that is cut is no mark.
+            // An incomplete mark is no mark.
             let expected = if bytes == b"\xff" { "" } else { expected };
             assert_eq!(out, expected, "{bytes:?}");
         }

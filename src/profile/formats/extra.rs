@@ -1,7 +1,7 @@
-//! What the JSON formats of viewers have no place for: the recording, in a key of our own.
+//! The recording, in a custom key, since the viewers' JSON formats have no place for it.
 //!
-//! It stands at the top of the file as `stackprof`, which other readers skip. Without it a file does
-//! not tell how long it recorded or what it lost, and comparisons would take it for a whole one.
+//! It is at the top of the file as `stackprof`, which other readers skip. Without it the duration and losses
+//! of the recording are lost, and comparisons would assume a whole recording.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -30,41 +30,41 @@ pub(super) struct Extra<'a> {
     command: Option<Cow<'a, str>>,
     launched: Option<bool>,
     idle: Option<bool>,
-    /// It is a part of the time of a recording.
+    /// It is a part of a recording's time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     cut: bool,
-    /// Threads have tracks of their own, and one root by process.
+    /// Threads have separate tracks, but one root per process.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     merged_threads: bool,
-    /// Times of samples are those at which they were taken.
+    /// Times of samples are real.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     times: bool,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     lost: BTreeMap<String, u64>,
-    /// What has a time beside samples.
+    /// Timed data other than samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     timeline: Option<Times>,
 }
 
-/// What a time line has beside the samples of threads.
+/// Data of a timeline other than the samples of threads.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Times {
-    /// Steps that times are kept in, nanoseconds.
+    /// Resolution of times, nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     step_ns: Option<u64>,
-    /// Threads of the file from this one on are samples without a time.
+    /// Threads of the file from this one on have samples without times.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     timed_threads: Option<usize>,
-    /// After and before which time, how much, nanoseconds, and why.
+    /// Interval (after, before), amount in nanoseconds, and cause.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     losses: Vec<(u64, u64, u64, String)>,
-    /// Time, what, process by name and number, thread, text.
+    /// Time, kind, process by name and number, thread, text.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     events: Vec<(u64, String, String, u32, u64, String)>,
 }
 
 impl<'a> Extra<'a> {
-    /// Of a profile that is written.
+    /// Returns the key for a profile to be written.
     pub(super) fn of(about: &'a About) -> Extra<'a> {
         Extra {
             hz: about.hz,
@@ -84,7 +84,7 @@ impl<'a> Extra<'a> {
         }
     }
 
-    /// Of a profile that is written with its times, thread by thread: first those whose samples have times.
+    /// Adds times to the key, for a profile written thread by thread: first the samples with times.
     pub(super) fn with_times(self, saved: &Saved, timeline: &Timeline) -> Extra<'a> {
         let text = |id: TextId| saved.text(id).to_owned();
         let losses = timeline.losses.iter();
@@ -103,12 +103,12 @@ impl<'a> Extra<'a> {
         Extra { times: true, merged_threads, timeline: Some(times), ..self }
     }
 
-    /// How many threads of the file, the first ones, have samples with times; `None` if all have.
+    /// Number of leading threads with timed samples; `None` if all have them.
     pub(super) fn timed_threads(&self) -> Option<usize> {
         self.timeline.as_ref()?.timed_threads
     }
 
-    /// Puts what has a time beside samples into a profile that has some with times.
+    /// Adds timed data other than samples to a profile with times.
     ///
     /// # Errors
     /// [`Full`] if it does not fit.
@@ -132,17 +132,17 @@ impl<'a> Extra<'a> {
         Ok(())
     }
 
-    /// Whether times of samples are those at which they were taken.
+    /// Whether times of samples are real.
     pub(super) fn has_times(&self) -> bool {
         self.times
     }
 
-    /// Whether threads have one root by process, though they are written one by one.
+    /// Whether threads have one root per process, though they are written separately.
     pub(super) fn has_merged_threads(&self) -> bool {
         self.merged_threads
     }
 
-    /// Of one that is read.
+    /// The recording of a profile that was read.
     pub(super) fn about(&self) -> About {
         let owned = |text: &Option<Cow<'_, str>>| text.as_ref().map(|text| text.clone().into_owned());
         About {

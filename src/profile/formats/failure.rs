@@ -1,10 +1,10 @@
-//! The errors of a file, by its name.
+//! Errors of a file with its name.
 
 use std::io;
 
 use crate::error::{Error, ErrorKind, io_text};
 
-/// The error of a file that could not be read on.
+/// Error for a file that could not be read further.
 pub(super) fn broken(name: &str, error: io::Error) -> Error {
     let what = match error.kind() {
         io::ErrorKind::UnexpectedEof => "the packed data ends early; was it cut off?".to_owned(),

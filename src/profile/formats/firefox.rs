@@ -1,14 +1,15 @@
 //! The Firefox Profiler's processed format, version 55, written and read back.
 //!
-//! Format: <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
-//! Threads are written one by one (`firefox/thread.rs`), so that the tables of one are in memory. Where the times of
-//! samples are known, each thread has its own (`firefox/timed.rs`). Of other profiles each count is a
-//! sample, one period after the one before it of its thread: trees, totals and CPU time are those of the recording,
-//! the order is not. Beyond `SAMPLES_MAX` a sample stands for several counts and takes as many
-//! periods; without a rate there is no time, and a sample for each distinct stack. The format has no place for how
-//! long was recorded and of what, which stands in a key of our own (`extra.rs`).
-//! Reading goes as far as these files need: stacks, names, threads, weights (`firefox/read.rs`), also
-//! where columns are binary (`firefox/slabs.rs`).
+//! Format:
+//! <https://github.com/firefox-devtools/profiler/blob/main/docs-developer/processed-profile-format.md>.
+//! Threads are written one by one (`firefox/thread.rs`), so that the tables of only one are in memory. If the
+//! times of samples are known, each thread of the recording is a thread of the file (`firefox/timed.rs`). In
+//! other profiles each count is a sample, one period after the previous one of its thread: trees, totals and
+//! CPU time are those of the recording, the order is not. Beyond `SAMPLES_MAX` a sample represents several
+//! counts and takes as many periods; without a rate there is no time, and a sample for each distinct stack.
+//! The format has no place for the duration and target of the recording, which have a custom key
+//! (`extra.rs`). Reading covers what these files need: stacks, names, threads, weights (`firefox/read.rs`),
+//! also with binary columns (`firefox/slabs.rs`).
 
 mod categories;
 mod columns;
@@ -42,27 +43,26 @@ use thread::{Code, Identity};
 const VERSION: u32 = 55;
 
 const PRODUCT: &str = "stackprof";
-/// Interval of those without a rate.
+/// Interval of profiles without a rate.
 const INTERVAL_NS: f64 = 1e6;
-/// Largest weight of a sample in the format; larger ones become several samples.
+/// Largest weight of a sample in the format; larger ones are split into several samples.
 const WEIGHT_MAX: u64 = i32::MAX as u64;
-/// Samples of a file: 10 minutes at 997 Hz of 7 threads, some 90 MB.
+/// Most samples of a file: 10 minutes at 997 Hz of 7 threads, some 90 MB.
 const SAMPLES_MAX: u64 = 1 << 22;
 /// Most samples of one stack: a count beyond 2^41 is refused.
 const SPLIT_MAX: u64 = 1024;
-/// What an unnamed thread of merged threads is called by its number.
+/// Number of the unnamed thread that represents merged threads.
 const MERGED_TID: u32 = 0;
 
 /// Writes `saved`.
 ///
 /// # Errors
-/// What the writer reports, and [`io::ErrorKind::InvalidData`] for a stack with more than
-/// 2^41 samples.
+/// Errors of the writer, and [`io::ErrorKind::InvalidData`] for a stack with more than 2^41 samples.
 pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
     write_addresses(saved, &Libraries::of(saved), out)
 }
 
-/// Writes `saved` with the addresses that `libraries` has for its frames.
+/// Writes `saved` with the addresses of its frames in `libraries`.
 ///
 /// # Errors
 /// Those of [`write()`].
@@ -91,7 +91,7 @@ pub fn write_addresses(saved: &Saved, libraries: &Libraries, out: &mut dyn Write
     match timeline {
         Some(timeline) => {
             timed::write(&code, timeline, &mut threads)?;
-            // Its frames have the numbers of those of the profile.
+            // Its frame numbers equal those of the profile.
             if let Some(rest) = saved.without_times().map_err(io::Error::other)? {
                 write_counts(&rest, &code, spacing, &mut threads)?;
             }
@@ -118,7 +118,7 @@ impl Threads<'_> {
     }
 }
 
-/// What is said of the whole file.
+/// Metadata of the file.
 fn meta(saved: &Saved, period_ns: f64) -> Value {
     let about = &saved.about;
     let product = match (about.unit == SAMPLES, about.hz) {
@@ -130,7 +130,7 @@ fn meta(saved: &Saved, period_ns: f64) -> Value {
         |(name, color): (&str, &str)| json!({ "name": name, "color": color, "subcategories": ["Other"] });
     json!({
         "preprocessedProfileVersion": VERSION,
-        // Ignored by readers of this format.
+        // Readers of this format ignore it.
         "version": 24,
         "product": product,
         "interval": period_ns.round() / 1e6,
@@ -163,17 +163,17 @@ fn file_libraries(libraries: &Libraries) -> Value {
     libraries.list.iter().map(library).collect()
 }
 
-/// How counts without times are laid out.
+/// Layout of counts without times.
 #[derive(Clone, Copy)]
 struct SampleSpacing {
     period_ns: f64,
-    /// Most counts of a sample.
+    /// Most counts per sample.
     weight_max: u64,
-    /// Counts stand for periods.
+    /// Counts represent periods.
     has_time: bool,
 }
 
-/// Writes counts one after the other.
+/// Writes counts as consecutive samples.
 fn write_counts(
     saved: &Saved,
     code: &Code<'_>,
@@ -187,7 +187,7 @@ fn write_counts(
         let pid = processes.entry(of.process).or_insert_with(|| unique_pid(saved.about.pid, others)).clone();
         let mut thread = thread::Thread::new(code, identity(saved, code, of, pid));
         let mut clock = SampleClock { period_ns, counts: 0, now_ns: 0 };
-        // Viewers take the CPU time of a sample since the one before it, which the first has not.
+        // Viewers take the CPU time of a sample since the previous one, which the first lacks.
         if has_time {
             thread.add_sample(0, None, 0, 0);
         }
@@ -203,7 +203,7 @@ fn write_counts(
                 let weight = left.min(weight_max);
                 left -= weight;
                 let (at_ns, cpu_ns) = clock.advance(weight);
-                // No CPU time means that the thread waited.
+                // Zero CPU time means that the thread waited.
                 thread.add_sample(at_ns, stack, if root.waiting { 0 } else { cpu_ns }, weight);
             }
         });
@@ -222,7 +222,7 @@ fn write_counts(
 
 /// A thread of a profile without times.
 fn identity<'s>(saved: &Saved, code: &Code<'s>, of: &OneThread, pid: String) -> Identity<'s> {
-    // The texts of the rest of a profile are those of the profile.
+    // The texts of the remaining counts are those of the profile.
     let process = code.saved.text(of.process);
     let (name, tid, is_main) = match of.thread {
         Some((name, id)) => (code.saved.text(name), id, false),
@@ -231,7 +231,7 @@ fn identity<'s>(saved: &Saved, code: &Code<'s>, of: &OneThread, pid: String) -> 
     Identity { process, pid, name, tid, is_main, begun_ns: 0, ended_ns: None }
 }
 
-/// The number of a process as the format wants it: another for each.
+/// The process number as the format requires it: unique.
 fn unique_pid(pid: Option<u32>, others: usize) -> String {
     match (pid.unwrap_or(0), others) {
         (pid, 0) => pid.to_string(),
@@ -239,7 +239,7 @@ fn unique_pid(pid: Option<u32>, others: usize) -> String {
     }
 }
 
-/// The time of a thread's samples.
+/// Assigns times to a thread's samples.
 struct SampleClock {
     period_ns: f64,
     /// Counts so far.
@@ -248,13 +248,13 @@ struct SampleClock {
 }
 
 impl SampleClock {
-    /// Where a sample of some counts ends, and its CPU time, nanoseconds: the difference of two sums, which does not
-    /// drift.
+    /// The end time of a sample with this number of counts, and its CPU time, nanoseconds: the difference of
+    /// two sums, which does not drift.
     fn advance(&mut self, counts: u64) -> (u64, u64) {
         self.counts = self.counts.saturating_add(counts);
         let now_ns = self.counts as f64 * self.period_ns;
         let before_ns = self.now_ns;
-        // None of a sample would mean that the thread waited.
+        // Zero would mean that the thread waited.
         self.now_ns = (now_ns as u64).max(before_ns + 1);
         (self.now_ns, self.now_ns - before_ns)
     }

@@ -1,7 +1,7 @@
 //! Folded stacks: `process;frame;frame COUNT`, root first, one line per distinct stack.
 //!
-//! Input: stacks by name, which are in the order of their lines already. Output: the lines.
-//! Reading them back is `folded_read.rs`.
+//! Input: stacks by name, already in the order of their lines. Output: the lines. `folded_read.rs` reads
+//! them.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use crate::profile::views::by_name::ByName;
 /// Writes the stacks, sorted bytewise.
 ///
 /// # Errors
-/// What the writer reports.
+/// Errors of the writer.
 pub fn write(stacks: &ByName, out: &mut dyn Write) -> io::Result<()> {
     let mut written = Ok(());
     stacks.for_each_stack(|names, count| {
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_written_again() {
+    fn folded_stacks_round_trip() {
         let lines = "\
 work 5
 work;(18);[incomplete];read 3

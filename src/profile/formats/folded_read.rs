@@ -1,9 +1,9 @@
-//! Reads folded stacks, `process;frame;frame COUNT` a line, straight into a profile.
+//! Reads folded stacks, `process;frame;frame COUNT` per line, directly into a profile.
 //!
-//! Input: text in any order, large or small. Output: [`Saved`]; equal stacks are added up.
-//! No line but the one at hand is in memory. A line mostly begins as the one before it: the
-//! frames they share are known nodes already, and only what comes after them is looked at.
-//! Refused by file and line is whatever else a line may be. Writing is not done here.
+//! Input: text in any order, of any size. Output: [`Saved`]; equal stacks are added up. Only the current line
+//! is in memory. A line mostly has a common prefix with the previous one: those frames are known nodes
+//! already, and only the rest is looked up. Any other line is an error with file and line number. Writing is
+//! not done here.
 
 use std::io::{ErrorKind as IoErrorKind, Read};
 
@@ -17,36 +17,36 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::profile::{About, INCOMPLETE, MAX_DEPTH, Saved, SavedBuilder, StackRoot, UNKNOWN};
 use crate::trie::NodeId;
 
-/// Longest line that is read: the deepest stack there can be ([`MAX_DEPTH`]) with names of 64
-/// bytes. A longer one is not a profile but, say, a binary file.
+/// Longest line: the deepest possible stack ([`MAX_DEPTH`]) with names of 64 bytes. A longer one means that
+/// the file is not a profile but, say, binary.
 pub const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// What is asked of the input at once; a longer line makes it grow.
+/// Initial size of the input buffer; a longer line makes it grow.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// Most names of a line that are not code: process, thread, `[incomplete]`.
+/// Most names of a line before the code: process, thread, `[incomplete]`.
 const ROOT_NAMES_MAX: usize = 3;
 
 const NO_TEXT: &str = "not text; this is not a profile";
 
-/// Reads folded stacks; `file` is the name that errors carry. Blank lines and remarks are allowed.
-/// The first name is the process; `name (17)` after it a thread, `[incomplete]` after these
-/// says that a stack was not walked to its thread's root.
+/// Reads folded stacks; `file` is its name in errors. Blank lines and comments are allowed. The first name is
+/// the process; a following `name (17)` is a thread, and `[incomplete]` after these means that the stack was
+/// not walked to its thread's root.
 ///
 /// # Errors
-/// [`ErrorKind::Input`]: `FILE:LINE: expected "stack count"` if that is so of more than half of
-/// the lines, and what does not fit: a line, a count, the sum of all counts, a table of the profile.
+/// [`ErrorKind::Input`]: `FILE:LINE: expected "stack count"` if more than half of the lines are invalid, and
+/// for anything beyond a limit: a line, a count, the sum of all counts, a table of the profile.
 pub fn read(input: impl Read, file: &str) -> Result<Saved> {
     let mut tally = Tally::new(file);
     let saved = read_lines(input, file, &mut tally)?;
     tally.judge(false).map(|_| saved)
 }
 
-/// Reads folded stacks, and counts the lines that are none.
+/// Reads folded stacks, and counts invalid lines.
 pub(super) fn read_lines(mut input: impl Read, file: &str, tally: &mut Tally) -> Result<Saved> {
     let mut reader = Reader::new(file, tally);
     let mut buffer = vec![0; BLOCK_BYTES];
-    // The bytes that are read and not used yet, and how many of them hold no line end.
+    // The range of unused bytes, and how many of them are known to contain no newline.
     let (mut from, mut to, mut searched) = (0, 0, 0);
     loop {
         if to == buffer.len() {
@@ -83,22 +83,22 @@ struct Reader<'a> {
     file: &'a str,
     tally: &'a mut Tally,
     fractions: Fractions,
-    /// Lines whose stack ends in a number of its own.
+    /// Lines with a stack that ends in another number.
     two_counts: u64,
-    /// The last name of the first such line without its number, and whether others differ: one
+    /// The last name of the first line with two counts, without its number, and whether others differ: one
     /// function may be called `worker 12`, not all.
     numbered_name: Vec<u8>,
     numbered_names_differ: bool,
-    /// Lines read.
+    /// Current line number.
     number: u64,
     builder: SavedBuilder,
-    /// Of all stacks so far.
+    /// Sum of all counts so far.
     total: u64,
-    /// The stack before this one.
+    /// The previous stack.
     before: Vec<u8>,
-    /// Where each of its names ends in it, and the node that the names so far lead to.
+    /// Where each of its names ends, and the node of the names so far.
     names: Vec<(usize, NodeId)>,
-    /// How many of the names are not code.
+    /// Number of names before the code.
     root_names: usize,
 }
 
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         self.refuse(format_args!("line longer than {} MiB; this is not a profile", LINE_BYTES_MAX >> 20))
     }
 
-    /// One line, without its end.
+    /// Reads one line, without its newline.
     fn line(&mut self, line: &[u8]) -> Result<()> {
         if line.len() > LINE_BYTES_MAX {
             return Err(self.too_long());
@@ -150,7 +150,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Counts a stack: digits, and a fraction of 0 to below 1.
+    /// Counts a stack: digits, and a fraction from 0 to below 1.
     fn stack(&mut self, stack: &[u8], digits: &[u8], fraction: f64) -> Result<()> {
         let Some(count) = number(digits) else {
             return Err(self.refuse("the count does not fit in 64 bits"));
@@ -183,8 +183,8 @@ impl<'a> Reader<'a> {
         self.fractions.add(&mut self.builder, node, count, fraction).map_err(|full| self.refuse(full))
     }
 
-    /// A line that is not just `stack count`: blank, a remark, or a count that is written in
-    /// another way. Anything else is skipped.
+    /// Handles a line other than `stack count`: blank, a comment, or a count in another notation. Skips
+    /// anything else.
     #[cold]
     fn other_line(&mut self, line: &[u8]) -> Result<()> {
         let line = line.trim_ascii_end();
@@ -210,7 +210,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The profile, after the last line.
+    /// Builds the profile after the last line.
     fn finish(mut self) -> Result<Saved> {
         let lines = self.tally.understood();
         if self.numbered_names_differ && self.two_counts == lines {
@@ -223,18 +223,18 @@ impl<'a> Reader<'a> {
         Ok(self.builder.finish())
     }
 
-    /// The node that a stack leads to; `None` if it is not UTF-8.
+    /// The node of a stack; `None` if it is not UTF-8.
     fn node_of(&mut self, stack: &[u8]) -> Result<Option<NodeId>> {
         let shared = self.shared_names(stack);
         self.names.truncate(shared);
-        // What is shared has been found to be text, and ends before a `;`.
+        // The shared prefix was validated as text, and ends before a `;`.
         let begin = self.names.last().map_or(0, |(end, _)| *end + 1);
         let new = match stack.get(begin..) {
             Some(new) => match std::str::from_utf8(new) {
                 Ok(new) => new,
                 Err(_) => return Ok(None),
             },
-            // The stack is one that leads to a known node.
+            // The stack is a prefix with a known node.
             None => return Ok(Some(self.remember(stack))),
         };
         let mut names = new.split(';');
@@ -256,15 +256,14 @@ impl<'a> Reader<'a> {
         Ok(Some(self.remember(stack)))
     }
 
-    /// Keeps the stack for the next one, and gives its node.
+    /// Records the stack for the next line, and returns its node.
     fn remember(&mut self, stack: &[u8]) -> NodeId {
         self.before.clear();
         self.before.extend_from_slice(stack);
         self.names.last().map_or(NodeId(0), |(_, node)| *node)
     }
 
-    /// How many names of the stack before begin this one too; none if so few that its root
-    /// may be another.
+    /// Number of leading names shared with the previous stack; 0 if so few that the root may differ.
     fn shared_names(&self, stack: &[u8]) -> usize {
         let same = same_bytes(&self.before, stack);
         let ends_here = |end: usize| end == stack.len() || stack.get(end) == Some(&b';');
@@ -272,7 +271,7 @@ impl<'a> Reader<'a> {
         if shared > ROOT_NAMES_MAX { shared } else { 0 }
     }
 
-    /// The names before the code. Gives the root's node and where the last of them ends.
+    /// Reads the names before the code. Returns the root's node and the end of the last of them.
     fn root<'t>(&mut self, names: &mut std::str::Split<'t, char>) -> Result<(NodeId, usize)> {
         let mut ends = [0; ROOT_NAMES_MAX];
         let mut count = 0;
@@ -317,8 +316,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Name and number of a thread as they are written: `io (17)`, `(18)` without a name.
-/// Nothing that would be written in another way is taken for one.
+/// Name and number of a thread in stackprof's notation: `io (17)`, `(18)` without a name. `None` for any
+/// other notation.
 fn thread_of(name: &str) -> Option<(&str, u64)> {
     let (name, id) = name.strip_suffix(')')?.rsplit_once('(')?;
     let canonical = id == "0" || !id.starts_with('0');
@@ -329,7 +328,7 @@ fn thread_of(name: &str) -> Option<(&str, u64)> {
     name.strip_suffix(' ').filter(|name| !name.is_empty() && name.trim() == *name).map(|name| (name, id))
 }
 
-/// True if there is nothing to be seen; text that is not UTF-8 is not blank.
+/// True for invisible text; text that is not UTF-8 is not blank.
 fn is_blank(stack: &[u8]) -> bool {
     match stack.first() {
         Some(first) if first.is_ascii_graphic() => false,
@@ -337,7 +336,7 @@ fn is_blank(stack: &[u8]) -> bool {
     }
 }
 
-/// The last name of a stack that ends in a number of its own, without that number.
+/// The last name of a stack that ends in another number, without that number.
 fn numbered_name(stack: &[u8]) -> Option<&[u8]> {
     if !stack.last().is_some_and(u8::is_ascii_digit) {
         return None;
@@ -348,7 +347,7 @@ fn numbered_name(stack: &[u8]) -> Option<&[u8]> {
     before.rsplit(|byte| *byte == b';').next()
 }
 
-/// Digits before the point, and the fraction behind it.
+/// The digits before the point, and the fraction after it.
 fn decimal(value: &[u8]) -> Option<(&[u8], f64)> {
     let point = memchr(b'.', value).unwrap_or(value.len());
     let digits = value.get(..point)?;
@@ -373,7 +372,7 @@ fn number(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// How many bytes two texts have in common from the start.
+/// Length of the common prefix of two texts.
 fn same_bytes(a: &[u8], b: &[u8]) -> usize {
     const CHUNK: usize = 32;
     let chunks = a.chunks_exact(CHUNK).zip(b.chunks_exact(CHUNK));

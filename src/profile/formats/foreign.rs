@@ -1,15 +1,15 @@
-//! Files that users take for profiles and that are not read: what each is, and what to do.
+//! Unsupported files that users mistake for profiles: what each is, and what to do.
 //!
-//! Input: the first bytes of a file, or the keys of a JSON file. Output: a sentence with the
-//! next step. One table, so that a new kind is one line.
+//! Input: the first bytes of a file, or the keys of a JSON file. Output: a sentence with the next step. One
+//! table, so that a new kind is one line.
 
 const PICTURE: &str = "a picture cannot be read; render the profile that it was made of (.pb.gz, .folded)";
 
-/// What a file is that begins in this way; `name` is the file as a command line would name it.
+/// Advice on a file with this beginning; `name` is the file as a command line would name it.
 pub(super) fn advice(head: &[u8], name: &str) -> Option<String> {
     let starts = |magic: &[u8]| head.starts_with(magic);
     if starts(b"PERFILE2") || starts(b"2ELIFREP") || starts(b"PERFFILE") {
-        // What comes from a pipe has no name to give to perf.
+        // Input from a pipe has no name to pass to perf.
         let file = if name == "standard input" { "perf.data".to_owned() } else { quoted(name) };
         return Some(format!(
             "a recording of perf, which only perf reads; run: perf script -i {file} | stackprof render - -o FILE"
@@ -116,7 +116,7 @@ fn is_traced_call(line: &str) -> bool {
     is_number(at) && (took.trim().is_empty() || is_number(took)) && call.contains('(')
 }
 
-/// A file as a command line names it.
+/// Quotes a file name for a command line.
 fn quoted(name: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '/' | '-' | '_' | '+' | ',' | '=');
     match name.chars().all(plain) {
@@ -125,7 +125,7 @@ fn quoted(name: &str) -> String {
     }
 }
 
-/// What a JSON file is that has these keys at its top.
+/// Advice on a JSON file with these top-level keys.
 pub(super) fn json_advice(has: impl Fn(&str) -> bool) -> Option<&'static str> {
     if has("nodes") && (has("samples") || has("timeDeltas")) {
         return Some(
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_told_with_the_next_step() {
+    fn each_kind_has_a_next_step() {
         for (head, expected) in [
             (&b"PERFILE2\x68\0"[..], "perf script -i a.b | stackprof render - -o FILE"),
             (b"2ELIFREP", "perf script -i a.b"),

@@ -1,8 +1,8 @@
-//! Counts that are no whole numbers: added up exactly, made whole at the end.
+//! Fractional counts: added up exactly, rounded at the end.
 //!
-//! Input: fractions of counts by node. Output: whole counts in the profile. Sums that are whole
-//! stay what they are; where rounding would change shares, all counts are multiplied by a power
-//! of 1000 and the unit says so (`millisamples`).
+//! Input: fractions of counts by node. Output: whole counts in the profile. Whole sums are unchanged; if
+//! rounding would change shares, all counts are multiplied by a power of 1000 and the unit says so
+//! (`millisamples`).
 
 use std::collections::HashMap;
 
@@ -10,24 +10,24 @@ use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
 use crate::trie::NodeId;
 
-/// What a sum of decimal fractions may be off a whole number.
+/// Tolerance for a sum of decimal fractions that is a whole number.
 const WHOLE_ENOUGH: f64 = 1e-6;
-/// Part of the total that rounding may change.
+/// Fraction of the total that rounding may change.
 const ERROR_MAX: f64 = 1e-3;
-/// By what counts may be multiplied, and what their unit is called then.
+/// Factors for counts, and the resulting prefixes of the unit.
 const SCALES: [(u64, &str); 4] = [(1, ""), (1_000, "milli"), (1_000_000, "micro"), (1_000_000_000, "nano")];
-/// Largest total that is multiplied further.
+/// Largest total that may be multiplied further.
 const TOTAL_MAX: f64 = 1e18;
 
 /// The fractions of a profile.
 #[derive(Debug, Default)]
 pub(super) struct Fractions {
-    /// By node: from 0 to below 1.
+    /// By node: a fraction from 0 to below 1.
     rests: HashMap<u32, f64>,
 }
 
 impl Fractions {
-    /// Counts `whole` and a fraction of 0 to below 1 on a node.
+    /// Adds `whole` counts and a fraction from 0 to below 1 to a node.
     pub(super) fn add(
         &mut self,
         builder: &mut SavedBuilder,
@@ -48,15 +48,14 @@ impl Fractions {
         Ok(())
     }
 
-    /// Counts a number of any kind; false, and nothing is counted, if it is negative, not
-    /// finite or does not fit.
+    /// Adds any number; false, without effect, if it is negative, not finite or too large.
     pub(super) fn add_number(
         &mut self,
         builder: &mut SavedBuilder,
         node: NodeId,
         value: f64,
     ) -> Result<bool, Full> {
-        // 2^64 is the first that does not fit.
+        // 2^64 is the first value that does not fit.
         if !(0.0..18_446_744_073_709_551_616.0).contains(&value) {
             return Ok(false);
         }
@@ -65,7 +64,7 @@ impl Fractions {
         Ok(true)
     }
 
-    /// Makes all counts whole.
+    /// Rounds all counts.
     pub(super) fn finish(mut self, builder: &mut SavedBuilder) -> Result<(), Full> {
         for (node, rest) in &mut self.rests {
             if *rest > 1.0 - WHOLE_ENOUGH {
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_survive() {
+    fn rounding_keeps_shares() {
         let of = |numbers: &[&[f64]]| counts(numbers);
         assert_eq!(of(&[&[1.0], &[2.0]]), (vec![1, 2], "samples".to_owned()));
         assert_eq!(of(&[&[0.4; 5], &[0.6; 5]]), (vec![2, 3], "samples".to_owned()));
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_count_is_not_counted() {
+    fn invalid_numbers_are_not_counted() {
         let mut builder = SavedBuilder::new(About::default());
         for number in [-1.0, f64::NAN, f64::INFINITY, 18_446_744_073_709_551_616.0] {
             let mut fractions = Fractions::default();

@@ -1,7 +1,7 @@
-//! The members of a gzip file, one after the other (RFC 1952, 2.2).
+//! The members of a gzip file, concatenated (RFC 1952, 2.2).
 //!
-//! Zero bytes after the last member are padding, as tapes and block devices leave it; gzip(1) ignores them, too. Other
-//! bytes there are refused: part of the profile may be among them.
+//! Zero bytes after the last member are padding, as tapes and block devices leave it; gzip(1) ignores them,
+//! too. Other bytes there are refused: part of the profile may be among them.
 
 use std::io::{self, BufRead, Read};
 
@@ -10,13 +10,13 @@ use flate2::bufread::GzDecoder;
 /// The first bytes of each member.
 pub(super) const MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// What follows the last member.
+/// Error for data after the last member.
 const TRAILING: &str =
     "data after the end of the packed profile; unpack it with gzip -dc FILE > OUT, which ignores that";
 
 /// Unpacks one member after the other.
 pub(super) struct Members<R> {
-    /// `None` while the next one begins.
+    /// `None` before the next one begins.
     member: Option<GzDecoder<R>>,
     ended: bool,
 }
@@ -32,7 +32,7 @@ impl<R: BufRead> Members<R> {
         self.member.as_ref().map(GzDecoder::get_ref)
     }
 
-    /// Goes on to the next member; whether there is one.
+    /// Starts the next member; returns whether there is one.
     fn advance(&mut self) -> io::Result<bool> {
         let Some(member) = self.member.as_mut() else { return Ok(false) };
         let packed = member.get_mut();
@@ -91,7 +91,7 @@ mod tests {
         packed.finish().expect("packed")
     }
 
-    /// Unpacked through a buffer of so many bytes.
+    /// Unpacks through a buffer of this size.
     fn unpacked(packed: &[u8], buffer: usize) -> io::Result<Vec<u8>> {
         let mut out = Vec::new();
         Members::new(io::BufReader::with_capacity(buffer, packed)).read_to_end(&mut out)?;

@@ -1,8 +1,9 @@
-//! One HTML file that shows a profile, or two that are compared, without a network or a server.
+//! One HTML file that shows a profile, or a comparison of two, without a network or a server.
 //!
-//! Input: [`Saved`] profiles. Output: a page (`html/page.rs`) whose script and style are the files of src/html, and whose
-//! data are tables of numbers and a list of strings (`html/tables.rs`), gzipped and in base64. Nothing of a profile is
-//! anywhere else in the file, so nothing of it can be markup. docs/html.md describes the form of the data.
+//! Input: [`Saved`] profiles. Output: a page (`html/page.rs`) with the files of src/html as script and style;
+//! the data are tables of numbers and a list of strings (`html/tables.rs`), gzipped and in base64. Nothing
+//! else in the file comes from a profile, so nothing of it can be markup. docs/html.md describes the data
+//! format.
 
 mod base64;
 mod code;
@@ -30,10 +31,10 @@ pub use matching::Matching;
 use tables::Tables;
 pub(super) use tables::{FunctionKind, kind_of};
 
-/// What a version of the page and its data have in common; a page refuses any other.
+/// Version of the data format; a page refuses any other.
 const FORM: u32 = 1;
 
-/// A page in the making.
+/// A page under construction.
 pub struct Page {
     title: String,
     unit: String,
@@ -43,10 +44,10 @@ pub struct Page {
 }
 
 impl Page {
-    /// A page of one profile. `source` says how its stacks were sampled.
+    /// A page of one profile. `source` describes how its stacks were sampled.
     ///
     /// # Errors
-    /// [`Full`] if a table does not hold it.
+    /// [`Full`] if a table is too small.
     pub fn of(saved: &Saved, title: &str, source: Option<&str>) -> Result<Page, Full> {
         let mut page = Page {
             title: escape_line(title).into_owned(),
@@ -63,7 +64,7 @@ impl Page {
     /// A page that compares two profiles, base and new, each with its name for people.
     ///
     /// # Errors
-    /// [`Full`] if a table does not hold them.
+    /// [`Full`] if a table is too small.
     pub fn compared(
         sides: [(&str, &Saved, Matching<'_>); 2],
         title: &str,
@@ -83,10 +84,10 @@ impl Page {
         Ok(page)
     }
 
-    /// Puts source and instructions of its functions into a page of one profile.
+    /// Adds source and instructions of its functions to a page of one profile.
     ///
     /// # Errors
-    /// [`Full`] if a table does not hold them.
+    /// [`Full`] if a table is too small.
     pub fn embed(&mut self, reader: &mut dyn CodeReader) -> Result<(), Full> {
         self.tables.read_code(reader)
     }
@@ -94,7 +95,7 @@ impl Page {
     /// Writes the page. Same profiles, same bytes.
     ///
     /// # Errors
-    /// What the writer reports.
+    /// Errors of the writer.
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         page::write(&base64::encode(&self.data()?), out)
     }
@@ -116,7 +117,7 @@ impl Page {
         let header = serde_json::to_vec(&header).map_err(io::Error::other)?;
         let length = u32::try_from(header.len())
             .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "more than 4 GB of names"))?;
-        // No time and no name in the header of gzip: same profile, same bytes.
+        // The gzip header has no time and no name: same profile, same bytes.
         let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
         gzip.write_all(&length.to_le_bytes())?;
         gzip.write_all(&header)?;

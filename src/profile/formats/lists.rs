@@ -1,27 +1,27 @@
-//! Lists of numbers out of a JSON file, one behind the other.
+//! Lists of numbers from a JSON file, concatenated.
 //!
-//! Input: `[[1,2],[3]]`. Output: [`Lists`]. A list of its own for each would take fourteen times
-//! the text of short ones. A number that is no index (-1, 1.5, null) becomes [`NO_INDEX`], so that
-//! one of them costs one list and not the file.
+//! Input: `[[1,2],[3]]`. Output: [`Lists`]. Separate lists would take fourteen times the memory of the text
+//! if they are short. A number that is not an index (-1, 1.5, null) becomes [`NO_INDEX`], so that it costs
+//! one list and not the file.
 
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, SeqAccess, Visitor};
 
-/// What stands for a number that is no index.
+/// Placeholder for a number that is not an index.
 pub(super) const NO_INDEX: u32 = u32::MAX;
 
 /// Lists of numbers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Lists {
     items: Vec<u32>,
-    /// Where each ends in `items`.
+    /// End of each list in `items`.
     ends: Vec<u32>,
 }
 
 impl Lists {
-    /// How many there are.
+    /// Number of lists.
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -86,7 +86,7 @@ impl<'de> Visitor<'de> for Inner<'_> {
     }
 }
 
-/// An index as JSON has it: `3` or `3.0`.
+/// An index in JSON: `3` or `3.0`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Index(pub(super) u32);
 
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_any_length_come_back() {
+    fn lists_of_any_length_are_read() {
         for text in ["[]", "[[]]", "[[1,2],[],[4294967295]]", "[[],[7],[]]"] {
             let lists: Lists = serde_json::from_str(text).expect("reads");
             let plain: Vec<Vec<u32>> = serde_json::from_str(text).expect("reads");

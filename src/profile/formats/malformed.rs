@@ -1,11 +1,11 @@
-//! Why a file is refused, before the file has a name: a line for people, and what caused it.
+//! Errors of a file without its name: a line for people, and the cause.
 
 use std::error::Error;
 use std::fmt;
 
 use crate::profile::full::Full;
 
-/// What is wrong with a file and where, as a line for people without the name of the file.
+/// An error and its position in a file, as a line for people without the name of the file.
 #[derive(Debug)]
 pub struct Malformed {
     text: String,
@@ -13,12 +13,12 @@ pub struct Malformed {
 }
 
 impl Malformed {
-    /// A line that tells of another error, which is kept.
+    /// A line about another error, which is kept as its source.
     pub(super) fn caused_by(text: String, source: impl Error + Send + Sync + 'static) -> Malformed {
         Malformed { text, source: Some(Box::new(source)) }
     }
 
-    /// This error with its place in front: `thread 3: ...`.
+    /// Prefixes the error with its position: `thread 3: ...`.
     pub(super) fn at(self, place: impl fmt::Display) -> Malformed {
         Malformed { text: format!("{place}: {}", self.text), ..self }
     }

@@ -1,4 +1,4 @@
-//! The forms of files that profiles are written in and read from, and which of them a file has.
+//! File formats of profiles: writing, reading, and detection.
 
 pub mod detect;
 mod encoding;

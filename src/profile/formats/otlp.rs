@@ -1,10 +1,10 @@
 //! OTLP profiles, read and written: the OpenTelemetry protocol's signal for profiles, which is experimental.
 //!
 //! Format: `opentelemetry/proto/profiles/v1development/profiles.proto` of
-//! <https://github.com/open-telemetry/opentelemetry-proto>, version 1.11. A file is one `ProfilesData` message, which
-//! has the same fields as the request of a collector. Samples have values, and timestamps where the profile has a
-//! timeline. Threads, processes and build ids are attributes, named by the semantic conventions; what those have no name
-//! for has one of ours (`stackprof.…`), which other readers skip.
+//! <https://github.com/open-telemetry/opentelemetry-proto>, version 1.11. A file is one `ProfilesData`
+//! message, which has the same fields as the request of a collector. Samples have values, and timestamps if
+//! the profile has a timeline. Threads, processes and build ids are attributes, named by the semantic
+//! conventions; anything without a name there has a custom one (`stackprof.…`), which other readers skip.
 
 mod attributes;
 mod dictionary;
@@ -32,28 +32,28 @@ pub(super) mod key {
     pub(super) const COMMENTS: &str = "pprof.profile.comment";
     /// Build ids of ELF files, as hexadecimal digits.
     pub(super) const BUILD_ID: &str = "process.executable.build_id.gnu";
-    /// Other build ids; the first that is known counts.
+    /// Other build ids; the first known one counts.
     pub(super) const BUILD_IDS: [&str; 3] =
         [BUILD_ID, "process.executable.build_id.go", "process.executable.build_id.htlhash"];
-    /// What is known of the recording: lines `stackprof.KEY: VALUE`, as in pprof.
+    /// Facts about the recording: lines `stackprof.KEY: VALUE`, as in pprof.
     pub(super) const RECORDING: &str = "stackprof.recording";
-    /// Whether a thread waits or runs, where waiting threads were recorded.
+    /// Whether a thread waits or runs, if waiting threads were recorded.
     pub(super) const STATE: &str = "stackprof.state";
     pub(super) const INCOMPLETE: &str = "stackprof.incomplete";
-    /// Nanoseconds that each observation of a sample stands for, as packed numbers.
+    /// Weight of each observation of a sample in nanoseconds, as packed numbers.
     pub(super) const WEIGHTS: &str = "stackprof.weights_ns";
-    /// JSON of what a profile with times has beside samples.
+    /// JSON of a timeline's data other than samples.
     pub(super) const TIMES: &str = "stackprof.times";
 }
 
-/// Name of the instrumentation scope of profiles that stackprof writes.
+/// Name of the instrumentation scope of profiles written by stackprof.
 const SCOPE: &str = "stackprof";
 /// Most observations of a sample in a file.
 const MAX_OBSERVATIONS: usize = 1 << 22;
 
-/// Whether a message that may be pprof is OTLP. Both have messages in fields 1 and 2. In pprof those of field 1 have
-/// numbers only, in OTLP messages and texts only. Field 2 of pprof is a sample, which ends with field 3; that of OTLP
-/// is the dictionary, which always has strings, field 5.
+/// Whether a message that may be pprof is OTLP. Both have messages in fields 1 and 2. In pprof those of field
+/// 1 have only numbers, in OTLP only messages and texts. Field 2 of pprof is a sample, with fields up to 3;
+/// that of OTLP is the dictionary, which always has strings, field 5.
 pub(super) fn is_otlp(bytes: &[u8]) -> bool {
     let mut answer = None;
     let stop = || Err(Malformed::from(""));
@@ -79,9 +79,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pprof_and_otlp_are_told_apart_whatever_comes_first() {
+    fn pprof_and_otlp_are_distinguished_in_any_field_order() {
         let resource = [0x0a, 0x02, 0x12, 0x00];
-        // Tables with their empty items; the strings come last.
+        // Tables with their empty items, and strings last.
         let dictionary = [0x12, 0x06, 0x0a, 0x00, 0x12, 0x00, 0x2a, 0x00];
         assert!(is_otlp(&[&resource[..], &dictionary].concat()));
         assert!(is_otlp(&[&dictionary[..], &resource].concat()));

@@ -1,11 +1,11 @@
-//! The text that `perf script` prints, as a saved profile.
+//! Converts the output of `perf script` to a saved profile.
 //!
-//! Input: events, each a line `comm pid/tid [cpu] time: period event:` and below it the
-//! stack, leaf first, a line `address symbol+0x1f (module)` each. Output: [`Saved`] with
-//! addresses, modules and source lines. An event weighs its period where periods vary, as in
-//! perf report, else it is one sample; only events of the first one's name count, and how many
-//! others there are is told. Where each event has its time, samples are kept over time, with their CPU and thread. Records that are no samples are passed over. Any other line is
-//! skipped and counted (`tally.rs`); where it stood in a stack, that one is incomplete.
+//! Input: events, each a line `comm pid/tid [cpu] time: period event:`, followed by the stack, leaf first,
+//! with a line `address symbol+0x1f (module)` each. Output: [`Saved`] with addresses, modules and source
+//! lines. An event weighs its period if periods vary, as in perf report, else it is one sample; only events
+//! with the first one's name count, and the number of others is reported. If each event has its time, samples
+//! keep it, with their CPU and thread. Records other than samples are ignored. Any other line is skipped and
+//! counted (`tally.rs`); within a stack it makes that one incomplete.
 
 mod line;
 #[cfg(test)]
@@ -31,30 +31,30 @@ use line::{
     source_line, without_inner_tabs, without_unit,
 };
 
-/// Longest line that is read; the longest names of functions are some 64 KiB.
+/// Longest line; the longest function names are some 64 KiB.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Why an event is not counted.
 const ANOTHER_KIND: &str = "events of another kind";
 /// Why a line is skipped.
 const NO_EVENT: &str = "expected an event of perf script: \"comm pid/tid time: event:\"";
 const NO_FRAME: &str = "expected \"address symbol (module)\"";
-/// Events whose periods are nanoseconds.
+/// Events with periods in nanoseconds.
 const CLOCKS: [&str; 2] = ["cpu-clock", "task-clock"];
 /// Longest period of a clock that is a rate: one sample a second.
 const PERIOD_NS_MAX: u64 = 1_000_000_000;
 
-/// Reads the text; `file` is the name that errors carry.
+/// Reads the text; `file` is its name in errors.
 ///
 /// # Errors
-/// [`ErrorKind::Input`]: `FILE:LINE: expected …` if more than half of the lines are neither events
-/// nor frames, and what does not fit.
+/// [`ErrorKind::Input`]: `FILE:LINE: expected …` if more than half of the lines are neither events nor
+/// frames, and for anything beyond a limit.
 pub fn read(reader: impl BufRead, file: &str) -> Result<Saved> {
     let mut tally = Tally::new(file);
     let saved = read_lines(reader, file, &mut tally)?;
     tally.judge(false).map(|_| saved)
 }
 
-/// Reads the text, and counts the lines that are not understood.
+/// Reads the text, and counts invalid lines.
 pub(super) fn read_lines(mut reader: impl BufRead, file: &str, tally: &mut Tally) -> Result<Saved> {
     let mut state = State::default();
     let mut line = Vec::new();
@@ -70,7 +70,7 @@ pub(super) fn read_lines(mut reader: impl BufRead, file: &str, tally: &mut Tally
         if line.len() as u64 == LINE_BYTES_MAX && line.last() != Some(&b'\n') {
             return Err(refuse(format!("line longer than {} MiB", LINE_BYTES_MAX >> 20).into()));
         }
-        // Names of threads can be any bytes.
+        // Thread names can be any bytes.
         let text = encoding::text(&line);
         match state.line(&without_inner_tabs(text.trim_end())).map_err(refuse)? {
             Outcome::Blank => {}
@@ -81,8 +81,8 @@ pub(super) fn read_lines(mut reader: impl BufRead, file: &str, tally: &mut Tally
     state.finish(tally).map_err(|why| Error::new(ErrorKind::Input, format!("{file}: {why}")).caused_by(why))
 }
 
-/// Whether a text begins as `perf script` prints it: with its header, or among the first lines
-/// an event with a frame on it or below it, or a record.
+/// Whether a text looks like output of `perf script`: it begins with its header, or the first lines have an
+/// event with a frame, or a record.
 #[must_use]
 pub fn is_perf_script(head: &str) -> bool {
     if head.starts_with("# ========") {
@@ -98,7 +98,7 @@ pub fn is_perf_script(head: &str) -> bool {
             is_first = false;
             continue;
         };
-        // Tracepoints without call chains have nothing but their names.
+        // Tracepoints without call chains have only their names.
         events += u32::from(event.has_time && !event.kind.is_empty());
         let below = lines.peek().is_some_and(|line| line.starts_with([' ', '\t']) && frame(line).is_some());
         if below
@@ -114,7 +114,7 @@ pub fn is_perf_script(head: &str) -> bool {
     false
 }
 
-/// Whether a line that is not indented is surely a frame.
+/// Whether an unindented line is certainly a frame.
 fn is_bare_frame(line: &str) -> bool {
     const DIGITS_MIN: usize = 6;
     line.ends_with(')')
@@ -122,15 +122,15 @@ fn is_bare_frame(line: &str) -> bool {
         && frame(line).is_some()
 }
 
-/// What a line is.
+/// Kind of a line.
 enum Outcome {
     Blank,
     Understood,
     Skipped(&'static str),
 }
 
-/// The functions of a name that perf-map-agent wrote of Java's code (`unfoldall`): `Ljava/A;::f->Ljava/B;::g`, where
-/// `g` was inlined into `f`. `operator->` of C++ is one name.
+/// The functions in perf-map-agent's name for Java code (`unfoldall`): `Ljava/A;::f->Ljava/B;::g`, with `g`
+/// inlined into `f`. `operator->` of C++ is one name.
 fn java_functions(symbol: &str) -> (&str, impl Iterator<Item = &str>) {
     let is_method = |part: &str| part.starts_with('L') && part.contains(";::");
     let is_java = symbol.split("->").all(is_method);
@@ -141,33 +141,33 @@ fn java_functions(symbol: &str) -> (&str, impl Iterator<Item = &str>) {
     (name, rest.into_iter().flat_map(|rest| rest.split("->")))
 }
 
-/// A frame that may get a source line yet.
+/// A frame that may still get a source line.
 struct PendingFrame {
     address: u64,
     mapping: Option<u32>,
     name: TextId,
-    /// Functions that were inlined into it, outermost first.
+    /// Functions inlined into it, outermost first.
     inlined: Vec<TextId>,
     file: TextId,
     line: u32,
 }
 
-/// The event that counts.
+/// The event to count.
 struct CountedEvent {
     name: String,
-    /// Whether each of its events told a period, and the first one's.
+    /// The first event's period, if every event has one.
     period: Option<u64>,
     varies: bool,
 }
 
-/// What a stack counts.
+/// Counts of a stack.
 #[derive(Clone, Copy, Default)]
 struct Weight {
     events: u64,
     periods: u64,
 }
 
-/// An event that counts, and when it was.
+/// An event to count, and its time.
 struct TimedEvent {
     thread: ThreadKey,
     node: NodeId,
@@ -180,24 +180,24 @@ struct TimedEvent {
 struct State {
     builder: SavedBuilder,
     kind: Option<CountedEvent>,
-    /// Events of other kinds.
+    /// Number of other events.
     others: u64,
     /// By node of the profile.
     weights: Vec<Weight>,
-    /// The event at hand, if it counts, its period and its stack so far.
+    /// The current event, if it counts, with its period and stack so far.
     root: Option<StackRoot>,
     period: u64,
     thread: ThreadKey,
     time_ns: Option<u64>,
     cpu: Option<u32>,
-    /// The events that count, over time.
+    /// The counted events, over time.
     times: Vec<TimedEvent>,
-    /// One of them had none, or there are too many.
+    /// An event lacked a time, or there are too many.
     lacks_times: bool,
     in_event: bool,
-    /// The event has frames as perf prints them, behind a tab.
+    /// The event has frames in perf's format, after a tab.
     has_tabs: bool,
-    /// The only frame so far stood on the line of the event.
+    /// The only frame so far was on the line of the event.
     has_place: bool,
     leaf_first: Vec<u32>,
     pending: Option<PendingFrame>,
@@ -212,7 +212,7 @@ impl State {
             self.end_event()?;
             return Ok(Outcome::Blank);
         }
-        // Stacks are indented by a tab; events may be padded with blanks.
+        // Stacks are indented by a tab; events may be padded with spaces.
         let is_indented = line.starts_with([' ', '\t']);
         if line.starts_with('\t') {
             self.has_tabs = true;
@@ -237,11 +237,11 @@ impl State {
         if is_behind_stack && is_detail(line) || is_source_code(line) {
             return Ok(Outcome::Understood);
         }
-        // Copied text has lost its indentation.
+        // Copied text may have lost its indentation.
         if is_indented || self.in_event && is_bare_frame(line) {
             return self.frame_line(line);
         }
-        // A message that came in between does not end the stack.
+        // An interleaved message does not end the stack.
         Ok(Outcome::Skipped(NO_EVENT))
     }
 
@@ -254,7 +254,7 @@ impl State {
             }
             Some(kind) if without_unit(&kind.name) == without_unit(event.kind) => {
                 kind.varies |= event.period != kind.period;
-                // Where one tells none, periods are no measure.
+                // If one is missing, periods are not comparable.
                 if event.period.is_none() {
                     kind.period = None;
                 }
@@ -280,7 +280,7 @@ impl State {
             return Ok(Outcome::Skipped(NO_EVENT));
         }
         if let Some(frame) = frame(line) {
-            // Beside a call chain the place on the line of the event is that of its data.
+            // With a call chain, the place on the line of the event is that of its data.
             if std::mem::take(&mut self.has_place) {
                 self.pending = None;
             }
@@ -306,7 +306,7 @@ impl State {
         Ok(Outcome::Skipped(NO_FRAME))
     }
 
-    /// Counts the event at hand.
+    /// Counts the current event.
     fn end_event(&mut self) -> std::result::Result<(), Full> {
         self.in_event = false;
         self.end_frame()?;
@@ -327,7 +327,7 @@ impl State {
         Ok(())
     }
 
-    /// Keeps when the event at hand was.
+    /// Records the time of the current event.
     fn note_time(&mut self, node: NodeId) {
         let &mut State { thread, time_ns, cpu, period, .. } = self;
         match time_ns.filter(|_| self.times.len() < MAX_TIMED_SAMPLES) {
@@ -341,8 +341,8 @@ impl State {
         }
     }
 
-    /// Gives the profile its times, which count from the first sample on, or from what that stands for. Periods of a
-    /// clock are how long a sample stands for; of what others count, no time is known.
+    /// Adds times to the profile, relative to the start of the first sample. Periods of a clock are the
+    /// durations of samples; other events have unknown durations.
     fn put_times(&mut self, by_period: bool, is_clock: bool) -> std::result::Result<(), Malformed> {
         let events = std::mem::take(&mut self.times);
         let weight_ns = |event: &TimedEvent| if is_clock { event.period.min(PERIOD_NS_MAX) } else { 0 };
@@ -363,10 +363,10 @@ impl State {
         Ok(())
     }
 
-    /// Takes a frame in; one that is a process's name in brackets is none.
+    /// Adds a frame, except a process's name in parentheses.
     fn frame(&mut self, frame: &FrameLine<'_>) -> std::result::Result<(), Full> {
         self.end_frame()?;
-        // A process's name is all of it; `(anonymous namespace)::f(int)` is a function.
+        // A process's name is in parentheses as a whole; `(anonymous namespace)::f(int)` is a function.
         let in_brackets = frame.symbol.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
         if in_brackets.is_some_and(|name| !name.contains(['(', ')'])) {
             return Ok(());
@@ -374,7 +374,7 @@ impl State {
         let builder = &mut self.builder;
         let known_module = !frame.module.is_empty() && frame.module != UNKNOWN;
         let mapping = match known_module {
-            // perf tells where a function lies, not where its module does.
+            // perf prints the address of a function, not of its module.
             true => Some(Mapping {
                 start: 0,
                 limit: 0,
@@ -403,7 +403,7 @@ impl State {
         Ok(())
     }
 
-    /// Adds the frame that waited for its source line.
+    /// Adds the pending frame.
     fn end_frame(&mut self) -> std::result::Result<(), Full> {
         let Some(frame) = self.pending.take() else { return Ok(()) };
         let mut lines = Vec::with_capacity(1 + frame.inlined.len());
@@ -415,7 +415,7 @@ impl State {
         Ok(())
     }
 
-    /// Counts all stacks, now that it is known what a count is.
+    /// Counts all stacks, once the unit of counts is known.
     fn finish(mut self, tally: &mut Tally) -> std::result::Result<Saved, Malformed> {
         self.end_event()?;
         let Some(kind) = self.kind.take() else { return Ok(self.builder.finish()) };

@@ -1,10 +1,9 @@
 //! pprof: gzipped protocol buffers, read and written without loss.
 //!
-//! Format: <https://github.com/google/pprof/blob/main/proto/profile.proto>. What it has no
-//! field for stands where other tools show it: the root of a stack in labels (`process`,
-//! `thread` and `tid`, `state`, `incomplete`), what is known of the recording in comments
-//! (`stackprof.command: ./work`). Profiles of other programs are read too, also if they are
-//! not compressed; see [`read`] for which of several values is taken.
+//! Format: <https://github.com/google/pprof/blob/main/proto/profile.proto>. Data without a field is where
+//! other tools show it: the root of a stack in labels (`process`, `thread` and `tid`, `state`, `incomplete`),
+//! facts about the recording in comments (`stackprof.command: ./work`). Profiles of other programs are read
+//! too, even uncompressed; see [`read`] for which of several values is used.
 
 pub(super) mod metadata;
 mod proto;
@@ -17,11 +16,11 @@ pub mod write;
 
 use prost::encoding::{WireType, decode_key, decode_varint};
 
-/// Fields at the beginning that must be those of a profile.
+/// Number of leading fields that must be those of a profile.
 const FIELDS_LOOKED_AT: usize = 8;
 
-/// Whether bytes begin as the message does: the numbers and kinds of its first fields are as
-/// profile.proto has them. `head_is_all` says that nothing comes after.
+/// Whether bytes begin like the message: numbers and types of the first fields match profile.proto.
+/// `head_is_all`: nothing follows.
 pub(super) fn is_pprof(head: &[u8], head_is_all: bool) -> bool {
     let mut rest = head;
     for index in 0..FIELDS_LOOKED_AT {
@@ -32,7 +31,7 @@ pub(super) fn is_pprof(head: &[u8], head_is_all: bool) -> bool {
         let fits = match number {
             1..=6 | 11 => wire == WireType::LengthDelimited,
             7..=10 | 12 | 14 | 15 => wire == WireType::Varint,
-            // Comments are repeated numbers: packed, or one by one.
+            // Comments are repeated numbers: packed or not.
             13 => matches!(wire, WireType::LengthDelimited | WireType::Varint),
             _ => false,
         };
@@ -59,9 +58,9 @@ pub(super) mod label {
     pub(in super::super) const RUNNING: &str = "running";
     pub(in super::super) const INCOMPLETE: &str = "incomplete";
     pub(in super::super) const YES: &str = "yes";
-    /// When a sample was taken, nanoseconds since 1970, as Datadog's profilers call it.
+    /// Time of a sample, nanoseconds since 1970, in the convention of Datadog's profilers.
     pub(in super::super) const TIME: &str = "end_timestamp_ns";
-    /// What it stands for, nanoseconds, where that is not whole periods.
+    /// Weight in nanoseconds, unless it is whole periods.
     pub(in super::super) const WEIGHT: &str = "weight_ns";
     pub(in super::super) const PID: &str = "pid";
     /// The CPU that a sample was taken on.

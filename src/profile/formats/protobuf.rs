@@ -1,7 +1,7 @@
-//! Fields of a protocol buffer, one after the other, as slices of its bytes.
+//! Iterates over the fields of a protocol buffer, as slices of its bytes.
 //!
-//! Input: the bytes of a message, hostile. Output: numbers and values of its fields. Nothing is allocated, so that a
-//! file's size is not multiplied in memory.
+//! Input: the bytes of a message, hostile. Output: numbers and values of its fields. Allocates nothing, so
+//! that a file's size is not multiplied in memory.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub(super) enum Value<'a> {
     Fixed(u64),
 }
 
-/// Calls `visit` with each field of a message that has bytes or a number. `of` names the message.
+/// Calls `visit` with each field of a message that contains bytes or a number. `of` names the message.
 pub(super) fn for_each_field<'a>(
     bytes: &'a [u8],
     of: &dyn fmt::Display,
@@ -58,7 +58,7 @@ pub(super) fn for_each_field<'a>(
     Ok(())
 }
 
-/// Calls `visit` with each number of a repeated field: those that are packed in it, or the one that it is.
+/// Calls `visit` with each number of a repeated field, packed or not.
 pub(super) fn for_each_number(
     value: Value<'_>,
     of: &dyn fmt::Display,
@@ -77,12 +77,12 @@ pub(super) fn for_each_number(
     }
 }
 
-/// Whether there is room for one more.
+/// Checks that one more item is within the limit.
 pub(super) fn limit(count: usize, limit: usize, what: &'static str) -> Result<(), Malformed> {
     if count < limit { Ok(()) } else { Err(Full { what, limit }.into()) }
 }
 
-/// A message, which `what` and `index` name.
+/// Decodes a message; `what` and `index` name it in errors.
 pub(super) fn message<M: Message + Default>(bytes: &[u8], what: &str, index: usize) -> Result<M, Malformed> {
     M::decode(bytes)
         .map_err(|error| Malformed::caused_by(format!("{what} {index} is broken: {error}"), error))

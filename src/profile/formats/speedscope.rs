@@ -1,10 +1,10 @@
 //! speedscope's JSON: sampled profiles, one for each thread, read and written.
 //!
-//! Format: <https://www.speedscope.app/file-format-schema.json>. Stacks are written one by
-//! one, so nothing of the size of the file is in memory. Where times are known, the samples of a thread are in their
-//! order (`speedscope/timed.rs`). The format knows neither addresses
-//! nor the rate; what is beyond it stands in a key of our own (`extra.rs`), which the
-//! schema allows. Reading is in `speedscope/read.rs`, of evented profiles `speedscope/evented.rs`.
+//! Format: <https://www.speedscope.app/file-format-schema.json>. Stacks are written one by one, so that
+//! memory does not grow with the size of the file. If times are known, the samples of a thread are in their
+//! order (`speedscope/timed.rs`). The format has neither addresses nor the rate; other data is in a custom
+//! key (`extra.rs`), which the schema allows. `speedscope/read.rs` reads sampled profiles,
+//! `speedscope/evented.rs` evented ones.
 
 mod evented;
 mod frame;
@@ -30,10 +30,10 @@ pub(super) use read::{OneProfile, read};
 
 const SCHEMA: &str = "https://www.speedscope.app/file-format-schema.json";
 
-/// Writes `saved` as speedscope JSON, without a title of its own if `title` is `None`.
+/// Writes `saved` as speedscope JSON; with `None`, the title is derived from the profile.
 ///
 /// # Errors
-/// What the writer reports.
+/// Errors of the writer.
 pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
     let saved = &saved.without_addresses().map_err(io::Error::other)?;
     let frames = Frames::of(saved);
@@ -72,7 +72,7 @@ pub fn write(saved: &Saved, title: Option<&str>, out: &mut dyn Write) -> io::Res
             totals.push(one(saved, &by_thread, thread, &frames, out)?);
         }
     }
-    // Viewers show one at first: the heaviest thread, not one of a shell that started the program.
+    // Viewers show one profile first: the heaviest thread, not one of a shell that started the program.
     let heaviest = (0..totals.len()).rev().max_by_key(|index| totals.get(*index)).unwrap_or(0);
     writeln!(out, "],\"activeProfileIndex\":{heaviest}}}")
 }
@@ -87,7 +87,7 @@ fn one(
 ) -> io::Result<u64> {
     let name = thread.thread.map(|(name, id)| (saved.text(name), id));
     begin(ExtraThread::of(saved.text(thread.process), name), out)?;
-    // The format wants all stacks before the first weight.
+    // The format requires all stacks before the first weight.
     let mut weights: Vec<(u64, bool)> = Vec::new();
     let mut written = Ok(());
     let mut line = String::new();
@@ -103,7 +103,7 @@ fn one(
     });
     written?;
     let total = weights.iter().fold(0u64, |total, (count, _)| total.saturating_add(*count));
-    // Milliseconds where the rate is told, so that people see times.
+    // Milliseconds if the rate is known, so that viewers show times.
     let (unit, scale) = match saved.about.period_ns() {
         Some(period_ns) => ("milliseconds", Some(period_ns / 1e6)),
         None if saved.about.unit == "bytes" => ("bytes", None),
@@ -139,7 +139,7 @@ fn json(value: &(impl Serialize + ?Sized)) -> io::Result<String> {
 /// The frames of the file: one for each name with its file and line.
 struct Frames<'s> {
     table: Vec<FileFrame<'s>>,
-    /// By frame of the profile: the range of `lists`.
+    /// By frame of the profile: a range in `lists`.
     spans: Vec<std::ops::Range<usize>>,
     lists: Vec<u32>,
     incomplete: u32,
@@ -196,7 +196,7 @@ impl<'s> Frames<'s> {
         let code = stack.flat_map(|frame| self.of_frame(frame)).copied();
         for (index, frame) in marks.chain(code).enumerate() {
             use std::fmt::Write as _;
-            // A String takes everything.
+            // Writing to a String cannot fail.
             let _ = write!(line, "{}{frame}", if index > 0 { "," } else { "" });
         }
     }

@@ -1,15 +1,15 @@
-//! What a reader did not understand of a file, and the one place that decides what follows.
+//! Counts the valid and invalid parts of a file, and decides what follows.
 //!
-//! Input: each line or sample, understood or skipped with its place and reason. Output: remarks for
-//! the user, or a refusal: in strict reading at the first that was skipped, always where more
-//! than half were. Readers decide nothing; limits and broken containers are errors of their own.
+//! Input: each line or sample, valid, or skipped with its position and reason. Output: remarks for the user,
+//! or an error: in strict reading at the first skipped one, always if more than half were skipped. Readers
+//! decide nothing; limits and broken containers are separate errors.
 
 use crate::error::{Error, ErrorKind, Result};
 
 /// Why a line is skipped.
 pub(super) const NO_STACK: &str = "expected \"stack count\"";
 
-/// What a file is expected to be that is nothing known.
+/// Expectation for a file of unknown format.
 const EXPECTED: &str =
     "expected a profile (pprof, folded stacks, speedscope, Firefox, OTLP or text of perf script)";
 
@@ -20,15 +20,15 @@ pub(super) struct Tally {
     unit: &'static str,
     understood: u64,
     skipped: u64,
-    /// Place and reason of the first that was skipped.
+    /// Position and reason of the first skipped one.
     first: Option<String>,
     remarks: Vec<String>,
-    /// Which of several values of a stack is wanted.
+    /// Requested type among several values of a stack.
     value_type: Option<String>,
 }
 
 impl Tally {
-    /// Of a file by the name that messages carry.
+    /// Returns an empty tally; `file` is the name for messages.
     pub(super) fn new(file: &str) -> Tally {
         Tally {
             file: file.to_owned(),
@@ -41,34 +41,34 @@ impl Tally {
         }
     }
 
-    /// Of several values of a stack this one is wanted.
+    /// Sets the requested type among several values of a stack.
     pub(super) fn with_value_type(self, value_type: Option<&str>) -> Tally {
         Tally { value_type: value_type.map(str::to_owned), ..self }
     }
 
-    /// Which of several values of a stack is wanted.
+    /// Requested type among several values of a stack.
     pub(super) fn value_type(&self) -> Option<&str> {
         self.value_type.as_deref()
     }
 
-    /// Counts a line or sample that was understood.
+    /// Counts a valid line or sample.
     pub(super) fn understand(&mut self) {
         self.understood += 1;
     }
 
-    /// Lines or samples that were understood.
+    /// Number of valid lines or samples.
     pub(super) fn understood(&self) -> u64 {
         self.understood
     }
 
-    /// Counts a line that is skipped.
+    /// Counts a skipped line.
     pub(super) fn skip_line(&mut self, number: u64, why: &str) {
         self.skipped += 1;
         let file = &self.file;
         self.first.get_or_insert_with(|| format!("{file}:{number}: {why}"));
     }
 
-    /// Counts a sample that is skipped; `why` says which and what is wrong with it.
+    /// Counts a skipped sample; `why` returns its position and error.
     pub(super) fn skip_sample(&mut self, why: impl FnOnce() -> String) {
         self.unit = "sample";
         self.skipped += 1;
@@ -77,12 +77,12 @@ impl Tally {
         }
     }
 
-    /// Notes what was read and left out by intent.
+    /// Adds a remark on a part that was excluded on purpose.
     pub(super) fn remark(&mut self, text: &str) {
         self.remarks.push(format!("{}: {text}", self.file));
     }
 
-    /// The remarks on what was skipped or left out.
+    /// Returns the remarks on skipped or excluded parts.
     ///
     /// # Errors
     /// [`ErrorKind::Input`] if more than half was skipped or, in strict reading, anything.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_skipped_is_told_or_refused() {
+    fn skipped_parts_are_reported_or_refused() {
         assert_eq!(of(9, 0).judge(true).expect("all understood"), [""; 0]);
         assert_eq!(of(2, 2).judge(false).expect("half"), ["2 lines not understood, first: a:3: odd"]);
         assert_eq!(of(2, 1).judge(false).expect("less"), ["1 line not understood, first: a:3: odd"]);
@@ -131,14 +131,14 @@ mod tests {
         assert_eq!(refused(of(2, 1), true), "a:3: odd; 1 line not understood (--strict)");
         assert_eq!(refused(of(1, 2), false), "a:3: odd; 2 of 3 lines not understood");
         assert_eq!(refused(of(0, 1), false), "a:3: odd");
-        // Folded stacks are what is taken to be nothing else.
+        // Folded stacks are the fallback format.
         let mut text = Tally::new("a");
         text.skip_line(1, NO_STACK);
         assert_eq!(refused(text, false), format!("a:1: {NO_STACK}; {EXPECTED}"));
     }
 
     #[test]
-    fn samples_are_told_by_their_reason() {
+    fn skipped_samples_are_reported_with_their_reason() {
         let mut tally = Tally::new("a");
         tally.understand();
         tally.skip_sample(|| "sample 2 weighs -1".to_owned());

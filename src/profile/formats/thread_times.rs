@@ -1,7 +1,7 @@
-//! Times of samples as files have them, put together by thread.
+//! Times of samples in files, grouped by thread.
 //!
-//! Input: samples with their process and thread, in any order. Output: the threads of a timeline, each in the order of
-//! time.
+//! Input: samples with their process and thread, in any order. Output: the threads of a timeline, each sorted
+//! by time.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use crate::profile::builder::{MAX_ROOTS, SavedBuilder};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::{ThreadTimeline, TimedSample};
 
-/// Most samples with times of a file: 9 hours of a thread at 997 Hz, 1 GiB.
+/// Most samples with times in a file: 9 hours of a thread at 997 Hz, 1 GiB.
 pub(super) const MAX_TIMED_SAMPLES: usize = 1 << 25;
 
-/// Process, its id, name and number of a thread.
+/// Process with its id, and name and number of a thread.
 pub(super) type ThreadKey = (TextId, Option<u32>, TextId, u64);
 
 /// The threads so far.
@@ -51,7 +51,7 @@ impl ThreadTimes {
         Ok(())
     }
 
-    /// Gives them to a profile.
+    /// Moves them into a profile.
     pub(super) fn finish(self, builder: &mut SavedBuilder) {
         for mut thread in self.threads {
             thread.samples.sort_by_key(|sample| sample.at_ns);
@@ -62,7 +62,7 @@ impl ThreadTimes {
     }
 }
 
-/// What so many counts stand for, nanoseconds.
+/// Weight of this many counts, nanoseconds.
 pub(super) fn weight_ns(count: u64, period_ns: f64) -> u64 {
     (count as f64 * period_ns).round() as u64
 }

@@ -1,28 +1,28 @@
-//! Events of processes over time, as many as a bound of memory holds.
+//! Events of processes over time, within a memory limit.
 //!
-//! Starts and ends of threads are with the threads themselves.
+//! Starts and exits of threads are recorded with the threads themselves.
 
-/// What happened to a process.
+/// Kind of an event of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventKind {
-    /// It began to run another program.
+    /// It executed a new program.
     Exec,
-    /// It mapped an image, which was seen at that time.
+    /// It mapped an image, noticed at that time.
     ImageLoad,
-    /// It ended.
+    /// It exited.
     ProcessEnd,
 }
 
 /// An event of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When, nanoseconds since the recording began.
+    /// Time, nanoseconds since the recording began.
     pub at_ns: u64,
-    /// What.
+    /// Kind of event.
     pub kind: EventKind,
-    /// The system's number of the process.
+    /// Process id.
     pub pid: u32,
-    /// The name of the program or of the image; empty for other events.
+    /// The name of the program or image; empty for other events.
     pub text: Box<str>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Events {
 }
 
 impl Events {
-    /// Keeps an event if that takes no more than `memory_max_bytes`. Late ones are put in their place.
+    /// Adds an event if it fits into `memory_max_bytes`. Late ones are inserted in order.
     pub(super) fn push(&mut self, event: Event, memory_max_bytes: usize) {
         let grown = if self.all.len() == self.all.capacity() { GROWTH * size_of::<Event>() } else { 0 };
         if self.memory_bytes() + grown + event.text.len() > memory_max_bytes {
@@ -55,7 +55,7 @@ impl Events {
         self.all.capacity() * size_of::<Event>() + self.text_bytes
     }
 
-    /// All that are kept, by time.
+    /// All events, by time.
     pub(super) fn all(&self) -> &[Event] {
         &self.all
     }
@@ -65,11 +65,11 @@ impl Events {
         self.all.iter_mut().map(|event| &mut event.at_ns)
     }
 
-    /// How many found no room.
+    /// Number of events that did not fit.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
 }
 
-/// Room is made for so many at a time.
+/// Number of events by which the buffer grows.
 const GROWTH: usize = 64;

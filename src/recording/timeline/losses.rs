@@ -1,15 +1,15 @@
-//! Losses over time: for each its cause, how much, and between which times it lies.
+//! Losses over time: cause, amount, and the interval that contains each.
 
-/// Time that was lost.
+/// Lost time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Why.
+    /// Cause.
     pub reason: &'static str,
-    /// It lies after this time, nanoseconds since the recording began.
+    /// It occurred after this time, nanoseconds since the recording began.
     pub since_ns: u64,
-    /// It lies before this time, at which it was known.
+    /// It was noticed at this time.
     pub at_ns: u64,
-    /// How much, nanoseconds.
+    /// Amount, nanoseconds.
     pub lost_ns: u64,
 }
 
@@ -30,14 +30,14 @@ impl Losses {
         self.0.capacity() * size_of::<Loss>()
     }
 
-    /// All by time.
+    /// All losses, by time.
     pub(super) fn by_time(&self) -> Vec<Loss> {
         let mut losses = self.0.clone();
         losses.sort_by_key(|loss| (loss.at_ns, loss.since_ns, loss.reason));
         losses
     }
 
-    /// Joins those of one reason that were known in one step of so many nanoseconds.
+    /// Merges losses of one cause that were noticed within one step of `step_ns`.
     pub(super) fn reduce(&mut self, step_ns: u64) {
         let step = |loss: &Loss| loss.at_ns / step_ns.max(1);
         self.0.sort_by_key(|loss| (loss.reason, step(loss), loss.at_ns));
@@ -54,5 +54,5 @@ impl Losses {
     }
 }
 
-/// Room is made for so many more than an eighth at a time.
+/// Least growth of the buffer, in addition to an eighth.
 const GROWTH: usize = 16;

@@ -1,10 +1,9 @@
-//! When each sample was taken: of each thread the times, stacks and weights of its samples.
+//! Times, stacks and weights of the samples of each thread.
 //!
-//! Input: threads that begin and end, their samples with nodes of the recording's trie, what was
-//! lost, and events of processes. Output: all of that by thread and time. It stays below a bound of memory: where
-//! that is reached, neighbours with one stack are joined, then times get coarser and coarser steps, then stacks
-//! are left out ([`Detail`]), until half of the bound is free. What is kept of a thread always weighs what its
-//! samples did.
+//! Input: starts and exits of threads, their samples with nodes of the recording's trie, losses, and events
+//! of processes. Output: all of that by thread and time. Memory is bounded: at the limit, adjacent samples
+//! with one stack are merged, then times get coarser and coarser steps, then stacks are dropped ([`Detail`]),
+//! until half of the limit is free. The total weight of a thread is always that of its samples.
 
 mod events;
 mod losses;
@@ -19,30 +18,30 @@ use losses::Losses;
 pub use thread::{Detail, NOT_KEPT, TimedSample};
 use thread::{ThreadSamples, UNIT_NS};
 
-/// Default bound of the memory that threads, samples, losses and events take.
+/// Default memory limit for threads, samples, losses and events.
 pub const DEFAULT_MEMORY_BYTES: usize = 64 << 20;
 
-/// What a thread takes beside its samples, bytes: most of many short ones have one sample.
+/// Memory of a thread without its samples, bytes: many short threads have one sample each.
 const THREAD_BYTES: usize = size_of::<ThreadTimeline>() + 16;
 
 /// Index of a thread in a timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ThreadIndex(u32);
 
-/// A thread over time. What its process ran is told by the roots of its stacks.
+/// A thread over time. The roots of its stacks show which programs its process ran.
 #[derive(Clone, Debug)]
 pub struct ThreadTimeline {
-    /// The system's number.
+    /// The system's thread number.
     pub id: u64,
-    /// The system's number of its process.
+    /// Its process id.
     pub pid: u32,
-    /// It already ran when the recording began.
+    /// It was running before the recording began.
     pub preexisting: bool,
     /// Its name; empty if it had none.
     pub name: Box<str>,
     /// When it was first seen, nanoseconds since the recording began.
     pub begun_ns: u64,
-    /// When it ended; `None` for one that ran on.
+    /// When it exited; `None` if it was still running.
     pub ended_ns: Option<u64>,
     samples: ThreadSamples,
 }
@@ -67,27 +66,27 @@ pub struct Timeline {
     lost: Losses,
     events: Events,
     detail: Detail,
-    /// Weight of samples of threads beyond the bound, nanoseconds.
+    /// Weight of the samples of dropped threads, nanoseconds.
     dropped_ns: u64,
-    /// Nothing ends any more.
+    /// The recording has ended: later thread exits are ignored.
     is_closed: bool,
 }
 
 impl Timeline {
-    /// One that keeps nothing.
+    /// A timeline that records nothing.
     #[must_use]
     pub fn off() -> Timeline {
         Timeline::new(0, 1, 0)
     }
 
-    /// Whether it keeps nothing.
+    /// Whether it records nothing.
     #[must_use]
     pub fn is_off(&self) -> bool {
         self.memory_max_bytes == 0
     }
 
-    /// Of a recording that began at `origin_ns` of the engine's clock, with `hz` samples a second of a
-    /// thread that runs, in `memory_max_bytes` at most.
+    /// A timeline that began at `origin_ns` of the engine's clock, for `hz` samples a second of a running
+    /// thread, within `memory_max_bytes`.
     #[must_use]
     pub fn new(origin_ns: u64, hz: u32, memory_max_bytes: usize) -> Timeline {
         Timeline {
@@ -104,22 +103,22 @@ impl Timeline {
         }
     }
 
-    /// The recording begins at `origin_ns` of the engine's clock: what was seen before belongs to its first moment.
+    /// Sets the start of the recording to `origin_ns` of the engine's clock: earlier times move to it.
     pub fn begin(&mut self, origin_ns: u64) {
         let before_ns = std::mem::replace(&mut self.origin_ns, origin_ns);
         let times = self.threads.iter_mut().map(|thread| &mut thread.begun_ns);
         for at_ns in times.chain(self.events.times()) {
-            // The time 0 is that of all that was before the beginning.
+            // Time 0 means before the beginning.
             if *at_ns > 0 {
                 *at_ns = (*at_ns + before_ns).saturating_sub(origin_ns);
             }
         }
     }
 
-    /// Takes a thread of a process in that was first seen at `at_ns` of the engine's clock, already running or
-    /// from its start; `None` where the bound leaves no room for more threads.
+    /// Adds a thread of a process that was first seen at `at_ns` of the engine's clock, already running or
+    /// from its start; `None` if the limit leaves no room for more threads.
     pub fn add_thread(&mut self, id: u64, pid: u32, at_ns: u64, preexisting: bool) -> Option<ThreadIndex> {
-        // Half is for their samples.
+        // Half of the limit is for their samples.
         if self.is_off() || (self.threads.len() + 1) * THREAD_BYTES > self.memory_max_bytes / 2 {
             return None;
         }
@@ -137,7 +136,7 @@ impl Timeline {
         Some(index)
     }
 
-    /// When a thread started, on the engine's clock; `None` for one whose start was not seen.
+    /// Sets the start time of a thread, on the engine's clock; `None` if its start was not seen.
     pub fn set_start(&mut self, thread: Option<ThreadIndex>, started_ns: Option<u64>) {
         if let Some(thread) = thread.and_then(|thread| self.threads.get_mut(thread.0 as usize)) {
             thread.preexisting = started_ns.is_none();
@@ -147,12 +146,12 @@ impl Timeline {
         }
     }
 
-    /// The recording is over: threads that are still there ran on.
+    /// Ends the recording: remaining threads were still running.
     pub fn close(&mut self) {
         self.is_closed = true;
     }
 
-    /// A thread has this name from now on.
+    /// Sets the current name of a thread.
     pub fn set_name(&mut self, thread: Option<ThreadIndex>, name: &str) {
         if let Some(thread) = thread.and_then(|thread| self.threads.get_mut(thread.0 as usize)) {
             self.memory_bytes += name.len();
@@ -161,26 +160,26 @@ impl Timeline {
         }
     }
 
-    /// Whether a thread has a place, and no name yet.
+    /// Whether a thread is recorded and has no name yet.
     #[must_use]
     pub fn lacks_name(&self, thread: Option<ThreadIndex>) -> bool {
         let thread = thread.and_then(|thread| self.threads.get(thread.0 as usize));
         thread.is_some_and(|thread| thread.name.is_empty())
     }
 
-    /// A thread ended at `at_ns` of the engine's clock.
+    /// Records the exit of a thread at `at_ns` of the engine's clock.
     pub fn end_thread(&mut self, thread: Option<ThreadIndex>, at_ns: u64) {
         if self.is_closed {
             return;
         }
         if let Some(thread) = thread.and_then(|thread| self.threads.get_mut(thread.0 as usize)) {
-            // On its way out it may be sampled once more.
+            // It may be sampled once more while it exits.
             let at_ns = at_ns.saturating_sub(self.origin_ns);
             thread.ended_ns = Some(at_ns.max(thread.begun_ns).max(thread.samples.last_ns()));
         }
     }
 
-    /// A sample of a thread, whose time is that of the engine's clock.
+    /// Adds a sample of a thread, with a time of the engine's clock.
     pub fn add_sample(&mut self, thread: Option<ThreadIndex>, sample: TimedSample) {
         let TimedSample { at_ns, weight_ns, .. } = sample;
         if weight_ns == 0 || self.is_off() {
@@ -197,7 +196,7 @@ impl Timeline {
         self.keep_bound();
     }
 
-    /// Time that was lost, for this reason, somewhere between two times of the engine's clock.
+    /// Adds lost time with its cause, within an interval of the engine's clock.
     pub fn add_loss(&mut self, reason: &'static str, since_ns: u64, at_ns: u64, lost_ns: u64) {
         if lost_ns == 0 || self.is_off() {
             return;
@@ -210,7 +209,7 @@ impl Timeline {
         self.keep_bound();
     }
 
-    /// An event of a process at `at_ns` of the engine's clock.
+    /// Adds an event of a process at `at_ns` of the engine's clock.
     pub fn add_event(&mut self, kind: EventKind, pid: u32, at_ns: u64, text: &str) {
         if self.is_off() {
             return;
@@ -228,7 +227,7 @@ impl Timeline {
         &self.threads
     }
 
-    /// What was lost, by time.
+    /// Losses, by time.
     #[must_use]
     pub fn losses(&self) -> Vec<Loss> {
         self.lost.by_time()
@@ -240,19 +239,19 @@ impl Timeline {
         self.events.all()
     }
 
-    /// How many events found no room.
+    /// Number of events that did not fit.
     #[must_use]
     pub fn events_dropped(&self) -> u64 {
         self.events.dropped()
     }
 
-    /// What is kept of the samples.
+    /// Level of detail of the samples.
     #[must_use]
     pub fn detail(&self) -> Detail {
         self.detail
     }
 
-    /// Weight of samples of threads that found no room, nanoseconds.
+    /// Weight of samples of threads that did not fit, nanoseconds.
     #[must_use]
     pub fn dropped_ns(&self) -> u64 {
         self.dropped_ns
@@ -264,13 +263,13 @@ impl Timeline {
         self.memory_bytes
     }
 
-    /// The bound of that.
+    /// Memory limit, bytes.
     #[must_use]
     pub fn memory_max_bytes(&self) -> usize {
         self.memory_max_bytes
     }
 
-    /// Keeps less where there is more than the bound, until half of it is free for what comes.
+    /// Reduces detail beyond the limit, until half of it is free.
     fn keep_bound(&mut self) {
         if self.memory_bytes <= self.memory_max_bytes {
             return;
@@ -293,7 +292,7 @@ impl Timeline {
     }
 
     fn reduce(&mut self) {
-        // Two samples of a thread that runs on are a period apart, more or less.
+        // Two samples of a running thread are about a period apart.
         let gap_ns = self.period_ns / 2 + UNIT_NS;
         let detail = self.detail;
         self.lost.reduce(detail.step_ns().unwrap_or(0).max(2 * self.period_ns));
@@ -305,15 +304,15 @@ impl Timeline {
         self.memory_bytes = self.fixed_bytes() + bytes;
     }
 
-    /// What is kept whatever the detail: threads beside their samples, and events.
+    /// Memory that does not depend on the detail: threads without their samples, and events.
     fn fixed_bytes(&self) -> usize {
         let threads = self.threads.iter().map(|thread| THREAD_BYTES + thread.name.len());
         threads.sum::<usize>() + self.events.memory_bytes()
     }
 }
 
-/// Events take at most this part of the bound.
+/// Events take at most this fraction of the limit.
 const EVENTS_SHARE: usize = 8;
 
-/// Coarser steps than this say less than times without stacks.
+/// Coarser steps than this are less useful than times without stacks.
 const STEP_MAX_NS: u64 = 1_000_000_000;

@@ -1,4 +1,4 @@
-//! Timelines: what comes back, what a bound leaves of it, how much memory a sample takes.
+//! Timelines: reading back, behavior at the memory limit, memory per sample.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// From `low` to `high`, both included.
+    /// A number from `low` to `high`, inclusive.
     fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
@@ -31,13 +31,12 @@ impl Random {
     }
 }
 
-/// A sample of an unknown CPU.
+/// A sample on an unknown CPU.
 fn sample(at_ns: u64, node: NodeId, weight_ns: u64) -> TimedSample {
     TimedSample { at_ns, node, weight_ns, cpu: None }
 }
 
-/// A thread that changes its stack and its CPU now and then, pauses, and has samples that weigh a little more or less
-/// than a period.
+/// A thread that sometimes changes its stack and its CPU, pauses, and has samples with weights near a period.
 fn run(seed: u64, samples: usize) -> Vec<TimedSample> {
     let mut random = Random(seed);
     let (mut at_ns, mut node, mut cpu) = (random.within(0, 1 << 30), 0, None);
@@ -68,7 +67,7 @@ fn by_node(samples: &[TimedSample]) -> BTreeMap<u32, u64> {
 }
 
 #[test]
-fn samples_come_back_with_times_and_weights_to_a_microsecond() {
+fn samples_are_read_back_to_a_microsecond() {
     for seed in 0..50 {
         let samples = run(seed, 500);
         let mut timeline = Timeline::new(1000, HZ, DEFAULT_MEMORY_BYTES);
@@ -102,9 +101,9 @@ fn a_sample_takes_less_than_eight_bytes() {
     }
 }
 
-/// Runs of one stack as one: on which CPU, where that was one.
+/// Runs of one stack, with their CPU if it was a single one.
 #[test]
-fn samples_that_are_joined_have_the_cpu_of_all_of_them() {
+fn merged_samples_have_a_cpu_only_if_it_is_common() {
     let bound = 1000;
     let mut timeline = Timeline::new(0, HZ, bound);
     let thread = timeline.add_thread(7, 7, 0, true);
@@ -132,7 +131,7 @@ fn samples_that_are_joined_have_the_cpu_of_all_of_them() {
 }
 
 #[test]
-fn samples_that_come_late_are_put_in_order() {
+fn late_samples_are_sorted() {
     let mut timeline = Timeline::new(0, HZ, DEFAULT_MEMORY_BYTES);
     let thread = timeline.add_thread(7, 7, 0, true);
     for at_ns in [5_000_000, 9_000_000, 2_000_000, 7_000_000] {
@@ -144,7 +143,7 @@ fn samples_that_come_late_are_put_in_order() {
 }
 
 #[test]
-fn the_bound_is_kept_and_every_stack_keeps_its_weight() {
+fn the_limit_holds_and_every_stack_keeps_its_weight() {
     for seed in 0..8 {
         let bound = 50_000;
         let mut timeline = Timeline::new(0, HZ, bound);
@@ -177,7 +176,7 @@ fn the_bound_is_kept_and_every_stack_keeps_its_weight() {
 }
 
 #[test]
-fn where_stacks_find_no_room_times_are_kept() {
+fn times_are_kept_when_stacks_do_not_fit() {
     let bound = 1500;
     let mut timeline = Timeline::new(0, HZ, bound);
     let thread = timeline.add_thread(7, 7, 0, true);
@@ -193,7 +192,7 @@ fn where_stacks_find_no_room_times_are_kept() {
 }
 
 #[test]
-fn a_pause_is_not_joined_over() {
+fn a_pause_is_not_merged() {
     let mut timeline = Timeline::new(0, HZ, 4000);
     let thread = timeline.add_thread(7, 7, 0, true);
     // 20 samples of one stack, a pause of 80 ms, 20 more.
@@ -211,7 +210,7 @@ fn a_pause_is_not_joined_over() {
 }
 
 #[test]
-fn losses_keep_their_reason_and_time() {
+fn losses_keep_their_cause_and_time() {
     let mut timeline = Timeline::new(500, HZ, DEFAULT_MEMORY_BYTES);
     timeline.add_loss("ring full", 7_000_500, 10_000_500, 3_000_000);
     timeline.add_loss("rest", 0, 30_000_500, 2_000_000);
@@ -225,7 +224,7 @@ fn losses_keep_their_reason_and_time() {
 }
 
 #[test]
-fn losses_and_events_keep_the_bound_too() {
+fn the_limit_holds_for_losses_and_events() {
     let bound = 20_000;
     let mut timeline = Timeline::new(0, HZ, bound);
     for number in 1..100_000u64 {
@@ -242,7 +241,7 @@ fn losses_and_events_keep_the_bound_too() {
 }
 
 #[test]
-fn what_was_seen_before_the_beginning_was_there_at_it() {
+fn earlier_times_move_to_the_beginning() {
     let mut timeline = Timeline::new(1_000, HZ, DEFAULT_MEMORY_BYTES);
     timeline.add_thread(7, 7, 2_000, true);
     timeline.begin(5_000);
@@ -256,7 +255,7 @@ fn what_was_seen_before_the_beginning_was_there_at_it() {
 }
 
 #[test]
-fn threads_beyond_the_bound_are_counted_as_dropped() {
+fn threads_beyond_the_limit_are_counted_as_dropped() {
     let mut timeline = Timeline::new(0, HZ, 10_000);
     let mut refused = 0;
     for id in 0..200 {
@@ -270,7 +269,7 @@ fn threads_beyond_the_bound_are_counted_as_dropped() {
 }
 
 #[test]
-fn ten_minutes_of_two_hundred_threads_keep_the_bound_and_their_weights() {
+fn ten_minutes_of_two_hundred_threads_fit_and_keep_their_weights() {
     const THREADS: u64 = 200;
     const SECONDS: u64 = 600;
     let bound = 1 << 20;
@@ -280,7 +279,7 @@ fn ten_minutes_of_two_hundred_threads_keep_the_bound_and_their_weights() {
     let mut sent: BTreeMap<u64, u64> = BTreeMap::new();
     let mut steps = Vec::new();
     for at in 1..=SECONDS * u64::from(HZ) {
-        // Two CPUs, which change their threads every few milliseconds.
+        // Two CPUs that switch threads every few milliseconds.
         for cpu in 0..2 {
             let thread = (at / 5 * 7 + cpu * 3) % THREADS;
             let node = NodeId(1 + random.below(50) as u32);
@@ -292,7 +291,7 @@ fn ten_minutes_of_two_hundred_threads_keep_the_bound_and_their_weights() {
             steps.extend(timeline.detail().step_ns());
         }
     }
-    // The resolution is halved, and never comes back.
+    // The resolution is halved, and never restored.
     assert!(steps.len() >= 2 && steps.windows(2).all(|two| two[1] == 2 * two[0]), "{steps:?}");
     for thread in timeline.threads() {
         let back: u64 = thread.samples().iter().map(|sample| sample.weight_ns).sum();
@@ -301,7 +300,7 @@ fn ten_minutes_of_two_hundred_threads_keep_the_bound_and_their_weights() {
 }
 
 #[test]
-fn starts_that_were_not_seen_are_none_and_what_runs_on_has_no_end() {
+fn unseen_starts_and_running_threads_have_no_time() {
     let mut timeline = Timeline::new(1_000, 1000, 1 << 20);
     let [seen, unseen, running] = [1, 2, 3].map(|id| timeline.add_thread(id, 1, 9_000, false));
     timeline.set_start(seen, Some(4_000));
@@ -314,9 +313,9 @@ fn starts_that_were_not_seen_are_none_and_what_runs_on_has_no_end() {
     assert_eq!(threads, [(3_000, Some(10_000), false), (8_000, None, true), (8_000, None, false)]);
 }
 
-/// On its way out a thread is sampled a little after its exit was recorded.
+/// An exiting thread is sampled shortly after its exit was recorded.
 #[test]
-fn a_thread_ends_behind_its_start_and_its_last_sample() {
+fn a_thread_ends_after_its_start_and_its_last_sample() {
     let mut timeline = Timeline::new(0, HZ, 1 << 20);
     let [sampled, unsampled] = [1, 2].map(|id| timeline.add_thread(id, 1, 5 << UNIT_BITS, false));
     timeline.add_sample(sampled, sample(9 << UNIT_BITS, NodeId(1), PERIOD_NS));
@@ -327,7 +326,7 @@ fn a_thread_ends_behind_its_start_and_its_last_sample() {
 }
 
 #[test]
-fn parts_that_are_reduced_one_by_one_are_the_whole() {
+fn reducing_parts_separately_keeps_the_whole() {
     let samples = run(3, 50_000);
     let mut kept = ThreadSamples::default();
     samples.iter().for_each(|sample| kept.push(*sample));
@@ -339,7 +338,7 @@ fn parts_that_are_reduced_one_by_one_are_the_whole() {
     assert_eq!(all.keys().collect::<Vec<_>>(), left.keys().collect::<Vec<_>>());
     let sum = |sums: &BTreeMap<u32, u64>| sums.values().sum::<u64>();
     assert!(sum(&all) - sum(&left) < UNIT_NS);
-    // A stack is there once in a step, also where one part ends and the next begins.
+    // A stack occurs once in a step, even across the boundary of two parts.
     let mut seen = std::collections::BTreeSet::new();
     for sample in &reduced {
         assert!(seen.insert((sample.at_ns / step_ns, sample.node)), "twice in a step: {sample:?}");

@@ -1,32 +1,32 @@
 //! The samples of one thread over time, as bytes: about five for a sample.
 //!
-//! Each sample is a difference to the one before it: a word of the time passed, with two bits that say
-//! whether the stack and the CPU are others, then the step to its node if that is another one, then its CPU if that
-//! is, then by how much its weight differs from the time passed. Words are LEB128 (DWARF 5, 7.6), signed ones in zigzag
+//! Each sample is a difference to the previous one: a word of the elapsed time, with two bits that flag a
+//! different stack and CPU, then the step to its node if flagged, then its CPU if flagged, then the
+//! difference between its weight and the elapsed time. Words are LEB128 (DWARF 5, 7.6), signed ones in zigzag
 //! (Protocol Buffers). Times are in units of [`UNIT_NS`].
 
 use crate::leb128::{put_unsigned, take_unsigned};
 use crate::trie::NodeId;
 
-/// Times and weights are kept in units of so many nanoseconds.
+/// Unit of times and weights, nanoseconds.
 pub(super) const UNIT_NS: u64 = 1 << UNIT_BITS;
 pub(super) const UNIT_BITS: u32 = 10;
 
-/// A sample, or several that were joined: `weight_ns` of the time that ends at `at_ns` had this stack.
+/// A sample, or several merged ones: `weight_ns` of the time that ends at `at_ns` had this stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedSample {
-    /// When it was taken, or the last of them was: nanoseconds since the recording began.
+    /// Time of the (last) sample: nanoseconds since the recording began.
     pub at_ns: u64,
     /// Node of its stack.
     pub node: NodeId,
-    /// What it stands for, nanoseconds.
+    /// Weight, nanoseconds.
     pub weight_ns: u64,
-    /// The CPU that it was taken on; `None` where that is not known, or several were joined that ran on several.
+    /// The CPU; `None` if unknown, or if merged samples have several.
     pub cpu: Option<u32>,
 }
 
 impl TimedSample {
-    /// It and a later one of its stack as one.
+    /// Merges a later sample of the same stack.
     fn join(&mut self, later: &TimedSample) {
         self.at_ns = later.at_ns;
         self.weight_ns = self.weight_ns.saturating_add(later.weight_ns);
@@ -39,11 +39,11 @@ impl TimedSample {
 pub(super) struct ThreadSamples {
     bytes: Vec<u8>,
     last: Position,
-    /// What weights were rounded down by, nanoseconds: the next one has it.
+    /// Rounding remainder of weights, nanoseconds: carried over to the next one.
     carried_ns: u64,
 }
 
-/// What the next sample is a difference to.
+/// State that the next sample is a difference to.
 #[derive(Clone, Copy, Debug, Default)]
 struct Position {
     at: u64,
@@ -52,7 +52,7 @@ struct Position {
 }
 
 impl ThreadSamples {
-    /// Appends a sample. Deferred samples come after later ones.
+    /// Appends a sample. Deferred samples are appended after later ones.
     pub(super) fn push(&mut self, sample: TimedSample) {
         let weight_ns = sample.weight_ns.saturating_add(self.carried_ns);
         self.carried_ns = weight_ns % UNIT_NS;
@@ -60,7 +60,7 @@ impl ThreadSamples {
         let passed = at.wrapping_sub(self.last.at) as i64;
         let node = sample.node.0;
         if self.bytes.capacity() - self.bytes.len() < WORD_BYTES * 4 {
-            // An eighth more: doubling would leave half of the memory of all threads unused.
+            // An eighth more: doubling would waste half of the memory of all threads.
             self.bytes.reserve_exact(self.bytes.len() / 8 + WORD_BYTES * 4);
         }
         let (other_stack, other_cpu) = (node != self.last.node, sample.cpu != self.last.cpu);
@@ -76,7 +76,7 @@ impl ThreadSamples {
         self.last = Position { at, node, cpu: sample.cpu };
     }
 
-    /// The time of the sample that came last; 0 before any came.
+    /// Time of the last appended sample; 0 without samples.
     pub(super) fn last_ns(&self) -> u64 {
         self.last.at << UNIT_BITS
     }
@@ -86,7 +86,7 @@ impl ThreadSamples {
         self.bytes.capacity()
     }
 
-    /// The samples in the order in which they came. Times and weights are whole units.
+    /// The samples in order of appending. Times and weights are whole units.
     pub(super) fn iter(&self) -> impl Iterator<Item = TimedSample> + '_ {
         let (mut left, mut last) = (self.bytes.as_slice(), Position::default());
         std::iter::from_fn(move || {
@@ -119,8 +119,8 @@ impl ThreadSamples {
         samples
     }
 
-    /// Keeps less: what `detail` says, with neighbours of one stack joined between which there is no pause of more
-    /// than `gap_ns`. A part of the samples is decoded at a time: all take ten times the memory of their bytes.
+    /// Reduces the samples to `detail`, merging adjacent ones of one stack without a pause of more than
+    /// `gap_ns`. Decodes part of the samples at a time: all would take ten times the memory of their bytes.
     pub(super) fn reduce(&mut self, gap_ns: u64, detail: Detail) {
         let mut joined = Joined { samples: ThreadSamples::default(), open: None, gap_ns };
         let mut all = self.iter();
@@ -159,10 +159,10 @@ impl ThreadSamples {
     }
 }
 
-/// Most samples that are decoded at once.
+/// Most samples decoded at once.
 const DECODED_MAX: usize = 1 << 14;
 
-/// Samples with neighbours of one stack joined.
+/// Samples with adjacent ones of one stack merged.
 struct Joined {
     samples: ThreadSamples,
     open: Option<TimedSample>,
@@ -173,7 +173,7 @@ impl Joined {
     fn push(&mut self, sample: TimedSample) {
         match &mut self.open {
             Some(before)
-                // One of the part before may be later.
+                // A sample of the previous part may be later.
                 if before.node == sample.node
                     && before.at_ns <= sample.at_ns
                     && sample.at_ns.saturating_sub(sample.weight_ns)
@@ -197,25 +197,25 @@ impl Joined {
     }
 }
 
-/// The node of samples whose stacks were not kept: the top of the trie, which no stack ends at.
+/// The node of samples without recorded stacks: the root of the trie, where no stack ends.
 pub const NOT_KEPT: NodeId = NodeId(0);
 
-/// What is kept of samples.
+/// Level of detail of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
-    /// Each.
+    /// Each sample.
     #[default]
     Samples,
-    /// Those of one stack that follow one another as one.
+    /// Consecutive samples of one stack are merged.
     Runs,
-    /// Those of one stack in one step of so many nanoseconds as one.
+    /// Samples of one stack within a step of this many nanoseconds are merged.
     Steps(u64),
-    /// Those in one step of so many nanoseconds as one, without their stacks.
+    /// Samples within a step of this many nanoseconds are merged, without stacks.
     TimesOnly(u64),
 }
 
 impl Detail {
-    /// Steps that times are kept in, nanoseconds.
+    /// Resolution of times, nanoseconds.
     #[must_use]
     pub fn step_ns(self) -> Option<u64> {
         match self {
@@ -224,14 +224,14 @@ impl Detail {
         }
     }
 
-    /// Whether stacks are left out.
+    /// Whether stacks are dropped.
     #[must_use]
     pub fn is_times_only(self) -> bool {
         matches!(self, Detail::TimesOnly(_))
     }
 }
 
-/// Samples of one stack in one step of time as one, at the time of the last of them.
+/// Merges samples of one stack within each step, at the time of the last of them.
 fn in_steps(mut samples: Vec<TimedSample>, step_ns: u64) -> Vec<TimedSample> {
     samples.sort_by_key(|sample| (sample.at_ns / step_ns, sample.node, sample.at_ns));
     samples.dedup_by(|later, kept| {
@@ -245,7 +245,7 @@ fn in_steps(mut samples: Vec<TimedSample>, step_ns: u64) -> Vec<TimedSample> {
     samples
 }
 
-/// Bits below the time passed: the stack is another one, the CPU is.
+/// Flag bits below the elapsed time: the stack differs, the CPU differs.
 const FLAG_BITS: u32 = 2;
 const OTHER_STACK: u64 = 1;
 const OTHER_CPU: u64 = 2;

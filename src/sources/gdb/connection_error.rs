@@ -3,24 +3,24 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Why a stub cannot be talked to any more.
+/// Why a stub cannot be used any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectionError {
     /// The other end is closed.
     Closed,
-    /// Nothing came for this request, in this time.
+    /// No reply to this request in this time.
     Silent(String, Duration),
-    /// What is sent is not read.
+    /// The stub does not read what is sent.
     Deaf(Duration),
-    /// It still answers, but this was not done in this time.
+    /// It still replies, but this did not complete in this time.
     Endless(&'static str, Duration),
-    /// A stop of the target was requested, and no reply came in this time.
+    /// No reply to a stop request in this time.
     Unstopped(Duration),
     /// The reply does not fit the request.
     Nonsense(String),
     /// Error of the system.
     System(String),
-    /// It was given up: this process is about to end by a signal.
+    /// Abandoned: a signal is about to end this process.
     GivenUp,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for ConnectionError {
             ConnectionError::Endless(what, time) => {
                 write!(f, "did not come to an end with {what} within {} s", time.as_secs())
             }
-            // Its stub reads nothing while the program runs.
+            // The stub reads nothing while the program runs.
             ConnectionError::Unstopped(time) => write!(
                 f,
                 "did not stop its target within {} s of being asked to; QEMU's emulation of single programs (qemu-arm -g) cannot",

@@ -1,56 +1,55 @@
-//! Parses the stub's description of its target: processor, system, and the registers in the order in which they are
-//! sent. Input: the documents of `qXfer:features:read` (target.xml and its includes), or the replies to lldb's
-//! `qRegisterInfo`; hostile. Output: plain values. Pure.
+//! Parses the stub's target description: processor, system, and the registers in the order in which they are
+//! sent. Input: the documents of `qXfer:features:read` (target.xml and its includes), or the replies to
+//! lldb's `qRegisterInfo`; hostile. Output: plain values. Pure.
 //!
-//! Form: "Debugging with GDB", appendix G "Target Descriptions"; LLVM, docs/resources/lldbgdbremote.md.
+//! Format: "Debugging with GDB", appendix G "Target Descriptions"; LLVM, docs/resources/lldbgdbremote.md.
 
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
 use super::hex;
 
-/// The document that all begins with.
+/// The root document.
 const FIRST: &str = "target.xml";
-/// Documents of one description, and the bytes of each.
+/// Most documents of one description, and most bytes of each.
 const DOCUMENTS_MAX: usize = 64;
 pub(super) const DOCUMENT_BYTES_MAX: usize = 1 << 20;
-/// How deep documents may include each other.
+/// Deepest nesting of includes.
 const DEPTH_MAX: usize = 8;
-/// Registers of one description.
+/// Most registers of one description.
 const REGISTERS_MAX: usize = 4096;
-/// Bits of one register.
+/// Most bits of one register.
 const BITS_MAX: u32 = 1 << 16;
 
-/// Gives a document by its name; `None` if there is none of that name.
+/// Fetches a document by name; `None` if it does not exist.
 pub type Fetch<'f, E> = dyn FnMut(&str) -> Result<Option<Vec<u8>>, E> + 'f;
 
-/// A register as it is sent.
+/// A register in the order of replies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Register {
     /// Its name: `rip`, `x29`.
     pub name: String,
     /// Its size.
     pub bits: u32,
-    /// Its number, for `p`, and its place among the others.
+    /// Its number in `p` packets and among the other registers.
     pub number: u32,
     /// Its offset in the reply to `g`, if known.
     pub offset: Option<u32>,
 }
 
-/// The description of a target.
+/// A target description.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Description {
     /// `i386:x86-64`, `aarch64`; empty if unknown.
     pub architecture: String,
     /// `GNU/Linux`, `none`; empty if unknown.
     pub system: String,
-    /// In the order of their numbers.
+    /// Sorted by number.
     pub registers: Vec<Register>,
 }
 
 impl Description {
-    /// Reads target.xml and what it includes. `fetch` gives a document by its name, `None` if there
-    /// is none of that name.
+    /// Reads target.xml and its includes. `fetch` returns a document by name, `None` if it does not exist.
     ///
     /// # Errors
     /// Errors of `fetch`, or what is wrong with a document.
@@ -72,7 +71,7 @@ impl Description {
         Ok(Some(description))
     }
 
-    /// Adds the register that an answer to `qRegisterInfo` describes; whether it is one.
+    /// Adds the register described by a reply to `qRegisterInfo`; returns whether it describes one.
     pub(super) fn add_register_info(&mut self, answer: &[u8]) -> bool {
         let Ok(text) = std::str::from_utf8(answer) else { return false };
         let pairs = || text.split(';').filter_map(|pair| pair.split_once(':'));
@@ -90,8 +89,8 @@ impl Description {
         is_sound
     }
 
-    /// The processor of an answer to `qHostInfo` or `qProcessInfo`, and the system, in the words of
-    /// target.xml; what is known already stays.
+    /// Takes processor and system from a reply to `qHostInfo` or `qProcessInfo`, with target.xml's names;
+    /// known values are kept.
     pub(super) fn add_info(&mut self, answer: &[u8]) {
         let text = String::from_utf8_lossy(answer);
         for (name, value) in text.split(';').filter_map(|pair| pair.split_once(':')) {
@@ -100,7 +99,7 @@ impl Description {
                     let triple = hex::text(value.as_bytes()).unwrap_or_default();
                     self.architecture = triple.split('-').next().unwrap_or_default().to_owned();
                 }
-                // Mach's numbers (osfmk/mach/machine.h), in hexadecimal or decimal digits.
+                // Mach's CPU types (osfmk/mach/machine.h), in hexadecimal or decimal digits.
                 "cputype" if self.architecture.is_empty() => {
                     self.architecture = match value {
                         "1000007" | "16777223" => "x86_64",
@@ -124,7 +123,7 @@ struct DescriptionReader {
 }
 
 impl DescriptionReader {
-    /// Reads a document; false if there is none.
+    /// Reads a document; false if it does not exist.
     fn document<E: From<String>>(
         &mut self,
         name: &str,
@@ -169,7 +168,7 @@ impl DescriptionReader {
                         Some(false) => &mut self.description.system,
                         None => continue,
                     };
-                    // Included documents may say it again.
+                    // Included documents may repeat it.
                     if place.is_empty() {
                         *place = text;
                     }
@@ -219,7 +218,7 @@ impl DescriptionReader {
     }
 }
 
-/// The value of an attribute; `None` if there is none, or an invalid one.
+/// The value of an attribute; `None` if missing or invalid.
 pub(super) fn attribute(element: &BytesStart<'_>, name: &[u8]) -> Option<String> {
     let mut attributes = element.attributes();
     let attribute = attributes.with_checks(false).flatten().find(|other| other.key.as_ref() == name)?;
@@ -243,7 +242,7 @@ mod tests {
         <xi:include href=\"core.xml\"/></target>";
 
     #[test]
-    fn documents_include_others_and_registers_are_numbered_on() {
+    fn registers_are_numbered_across_included_documents() {
         let core = "<feature name=\"a\"><reg name=\"rax\" bitsize=\"64\"/><reg name=\"b\" bitsize=\"32\" \
                     regnum=\"7\"/><reg name=\"c\" bitsize=\"64\" offset=\"100\"/></feature>";
         let read = read(&[("target.xml", TARGET), ("core.xml", core)]).unwrap().unwrap();
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_and_loops_are_refused() {
+    fn contradictions_and_include_loops_are_refused() {
         let error = |documents: &[(&str, &str)]| read(documents).unwrap_err();
         let twice =
             "<t><reg name=\"a\" bitsize=\"8\" regnum=\"1\"/><reg name=\"b\" bitsize=\"8\" regnum=\"1\"/></t>";

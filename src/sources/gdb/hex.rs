@@ -1,4 +1,4 @@
-//! Reads and writes numbers and bytes in the hexadecimal digits of the protocol.
+//! Reads and writes numbers and bytes in the protocol's hexadecimal digits.
 
 /// Bytes as digits.
 pub(super) fn encode(bytes: &[u8]) -> String {
@@ -7,7 +7,7 @@ pub(super) fn encode(bytes: &[u8]) -> String {
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]).collect()
 }
 
-/// Digits as bytes; `None` if they are none, or of an odd number.
+/// Digits as bytes; `None` for other characters or an odd number of digits.
 pub(super) fn decode(digits: &[u8]) -> Option<Vec<u8>> {
     if !digits.len().is_multiple_of(2) {
         return None;
@@ -15,12 +15,12 @@ pub(super) fn decode(digits: &[u8]) -> Option<Vec<u8>> {
     digits.chunks_exact(2).map(|pair| Some(nibble(pair[0])? << 4 | nibble(pair[1])?)).collect()
 }
 
-/// The bytes of a text in digits, as text.
+/// Hex-encoded text.
 pub(super) fn text(digits: &[u8]) -> Option<String> {
     decode(digits).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// A number, most significant digit first; `None` if it is none or has more than 64 bits.
+/// A number, most significant digit first; `None` if invalid or longer than 64 bits.
 pub(super) fn number(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digits_are_bytes_and_numbers() {
+    fn digits_encode_bytes_and_numbers() {
         assert_eq!(encode(&[0, 0xab, 0x7f]), "00ab7f");
         assert_eq!(decode(b"00AB7f"), Some(vec![0, 0xab, 0x7f]));
         assert_eq!(decode(b"0"), None);

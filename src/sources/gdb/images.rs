@@ -1,8 +1,9 @@
-//! The code of the target, with the files behind it.
+//! The target's code mappings and the files behind them.
 //!
-//! A path alone proves nothing: the stub may run on another machine. A local file counts only if its head (ELF
-//! header, program headers, build id) equals that in the target's memory; otherwise it is read through the stub, if
-//! that serves files while the target runs. Firmware has no head in memory, and RAM changes: there code is compared.
+//! A path alone proves nothing: the stub may run on another machine. A local file is used only if its head
+//! (ELF header, program headers, build id) equals the one in the target's memory; otherwise the file is read
+//! through the stub, if that serves files while the target runs. Firmware has no head in memory, and RAM
+//! changes: there code is compared.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,28 +24,28 @@ use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, files};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::LocalFiles;
 
-/// Longest list of mappings, of libraries and of the auxiliary vector.
+/// Most bytes of a list of mappings or libraries, or of the auxiliary vector.
 const MAX_LIST_BYTES: usize = 16 << 20;
 /// Longest path.
 const MAX_PATH_BYTES: usize = 4096;
-/// Bytes of a file's head that are compared.
+/// Bytes of a file's head to compare.
 const HEAD_BYTES: usize = 4096;
-/// Bytes of code that are compared where a file has no head in memory.
+/// Bytes of code to compare if a file has no head in memory.
 const CODE_BYTES: u64 = 256;
 /// A vDSO is a few pages; if its end is unknown, this much is read.
 const VDSO_BYTES: u64 = 8192;
 const MAX_VDSO_BYTES: u64 = 1 << 20;
-/// Largest file that is read through the stub, and all of them together.
+/// Largest file read through the stub, and limit of all of them together.
 const MAX_FILE_BYTES: usize = 64 << 20;
 const MAX_FILES_BYTES: usize = 256 << 20;
 
-/// The program as `--exec` names it.
+/// The file that `--exec` names.
 #[derive(Clone, Debug)]
 pub(super) struct Exec {
     path: String,
     bytes: ImageBytes,
     pub(super) elf: Elf,
-    /// The operating system in it, if it is one whose tasks can be read.
+    /// Its operating system, if that is one with readable tasks.
     pub(super) kernel: Option<Kernel>,
 }
 
@@ -52,7 +53,7 @@ impl Exec {
     /// Opens the file.
     ///
     /// # Errors
-    /// [`ErrorKind::Input`]: it cannot be read, or is no ELF file.
+    /// [`ErrorKind::Input`]: it cannot be read, or is not an ELF file.
     pub(super) fn open(path: &Path) -> Result<Exec> {
         let failed = |why: String| Error::new(ErrorKind::Input, format!("--exec {}: {why}", path.display()));
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
@@ -71,45 +72,45 @@ impl Exec {
     }
 }
 
-/// Memory that is compared with a file.
+/// Memory to compare with a file.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
     range: Range,
-    /// Where the same bytes are in the file.
+    /// File offset of the same bytes.
     file_offset: u64,
-    /// It is where the program begins to run.
+    /// It is the program's entry point.
     is_entry: bool,
 }
 
-/// A file that was opened, or why it was not.
+/// An open file, or why it could not be opened.
 type OpenedFile = std::result::Result<ImageBytes, OpenError>;
 
-/// The source of the list of code.
+/// The source of the list of mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ImageSource {
-    /// The kernel's list of a Linux process.
+    /// The kernel's list for a Linux process.
     Kernel,
     /// The auxiliary vector and the dynamic loader's list.
     Loader,
-    /// debugserver, which asks macOS's dynamic loader.
+    /// debugserver's list, from macOS's dynamic loader.
     Dyld,
     /// The file that `--exec` names.
     Exec,
     Nobody,
 }
 
-/// The code of a target behind a stub, and the files that its bytes are read from.
+/// The code of a target behind a stub, and the files with its bytes.
 pub(super) struct Images {
     exec: Option<Exec>,
     system: System,
-    /// Bytes of an address of the target.
+    /// Size of a pointer in the target.
     pointer_bytes: usize,
     way: Option<ImageSource>,
-    /// What is mapped as code, by address.
+    /// Code mappings, sorted by address.
     pub(super) mappings: Vec<Mapping>,
-    /// Where the first byte of each file is.
+    /// Address of the first byte of each file.
     heads: HashMap<(u64, u64), u64>,
-    /// The identities of files of Mach-O images.
+    /// Identities of Mach-O images.
     mach: HashMap<(u64, u64), ImageIdentity>,
     bytes: HashMap<(String, (u64, u64)), std::result::Result<ImageBytes, OpenError>>,
     fetched_bytes: usize,
@@ -130,15 +131,15 @@ impl Images {
         }
     }
 
-    /// The bytes of the program's file, and how far it was moved when it was loaded; `None` where no `--exec` names it.
+    /// Bytes of the program's file and its load bias; `None` without `--exec`.
     pub(super) fn exec(&self) -> Option<(&[u8], u64)> {
         let exec = self.exec.as_ref()?;
-        // Of the identity this is how far the file was moved (`Images::add`).
+        // The second part of the identity is the load bias (`Images::add`).
         let mapping = self.mappings.iter().find(|mapping| mapping.path == exec.path)?;
         Some((exec.bytes.bytes(), mapping.identity.1))
     }
 
-    /// Whether an address is in code that is known.
+    /// Whether an address is in known code.
     pub(super) fn contains(&self, at: u64) -> bool {
         let after = self.mappings.partition_point(|mapping| mapping.avma.start.0 <= at);
         after.checked_sub(1).is_some_and(|index| at < self.mappings[index].avma.end.0)
@@ -155,19 +156,19 @@ impl Images {
         file.path.rsplit('/').next().map(str::to_owned)
     }
 
-    /// Why a file is not what is in memory, if one is not.
+    /// Why a file differs from memory, if one does.
     pub(super) fn problem(&self) -> Option<OpenError> {
         let mut bytes = self.mappings.iter().map(|mapping| self.bytes(mapping));
         bytes.find_map(std::result::Result::err)
     }
 
-    /// Another program runs: nothing that was known holds.
+    /// Forgets everything: another program runs.
     pub(super) fn forget(&mut self) {
         *self = Images { way: self.way, ..Images::new(self.exec.take(), self.system, self.pointer_bytes) };
     }
 
-    /// Requests the current mappings, and the bytes of new ones. Returns whether anything changed. `pc` is the
-    /// program counter of a thread, which a list of the right process has.
+    /// Requests the current mappings, and the bytes of new ones. Returns whether anything changed. `pc` is
+    /// the program counter of a thread; a list of the right process contains it.
     pub(super) fn learn(
         &mut self,
         stub: &mut Stub,
@@ -198,7 +199,7 @@ impl Images {
             }
         }
         if self.mappings.is_empty() && !before.is_empty() {
-            // It is on its way out; what was there is what samples of before are in.
+            // The process is exiting; earlier samples are in the previous mappings.
             self.mappings = before;
             return Ok(false);
         }
@@ -209,7 +210,7 @@ impl Images {
         Ok(changed)
     }
 
-    /// Fills the list in one way; whether there was one.
+    /// Fills the list from one source; returns whether that has one.
     fn list(&mut self, way: ImageSource, stub: &mut Stub) -> std::result::Result<bool, ConnectionError> {
         let listed = match way {
             ImageSource::Kernel => self.by_kernel(stub)?,
@@ -292,7 +293,7 @@ impl Images {
 
     fn by_exec(&mut self, stub: &mut Stub) -> std::result::Result<bool, ConnectionError> {
         let Some(exec) = self.exec.clone() else { return Ok(false) };
-        // `Text=0;Data=0;Bss=0` or `TextSeg=0`: how far it was moved when it was loaded.
+        // `Text=0;Data=0;Bss=0` or `TextSeg=0`: the load bias.
         let answer = stub.call(b"qOffsets")?;
         let text = String::from_utf8_lossy(&answer);
         let moved = text.split(';').find_map(|pair| match pair.split_once('=') {
@@ -303,7 +304,7 @@ impl Images {
         Ok(!self.mappings.is_empty())
     }
 
-    /// Adds the code of a file of this system, if it can be read here.
+    /// Adds the code of a file of this system, if it can be read.
     fn add_file(&mut self, path: &str, bias: impl FnOnce(&Elf) -> u64) {
         let Ok(bytes) = LocalFiles.open(path) else { return };
         if let Ok(elf) = Elf::parse(bytes.bytes()) {
@@ -321,13 +322,13 @@ impl Images {
         maps::of_elf(elf, path, bias, identity, &mut self.mappings);
     }
 
-    /// The bytes behind a mapping, as they were found when it was first listed.
+    /// The bytes behind a mapping, as found when it was first listed.
     pub(super) fn bytes(&self, mapping: &Mapping) -> std::result::Result<ImageBytes, OpenError> {
         let known = self.bytes.get(&(mapping.path.clone(), mapping.identity));
         known.cloned().unwrap_or_else(|| Err(OpenError::Unloaded))
     }
 
-    /// Finds the bytes of what is listed and not known.
+    /// Finds the bytes of new mappings.
     fn read_new(&mut self, stub: &mut Stub) -> std::result::Result<(), ConnectionError> {
         let is_new = |mapping: &&Mapping| {
             mapping.kind != MappingKind::Anonymous
@@ -335,7 +336,7 @@ impl Images {
         };
         let mut new: Vec<Mapping> = self.mappings.iter().filter(is_new).cloned().collect();
         new.dedup_by(|one, other| (&one.path, one.identity) == (&other.path, other.identity));
-        // What is there in memory, all in one go.
+        // Their memory, read in one batch.
         let probes: Vec<Vec<Probe>> = new.iter().map(|mapping| self.probes(mapping)).collect();
         let ranges: Vec<Range> = probes.iter().flatten().map(|probe| probe.range).collect();
         let mut read = stub.read_ranges(&ranges)?.into_iter();
@@ -372,7 +373,7 @@ impl Images {
             return vec![probe(*head, HEAD_BYTES, 0, false)];
         }
         let is_same = |other: &&Mapping| (&other.path, other.identity) == (&mapping.path, mapping.identity);
-        // Headers of the file are not code, and who writes firmware to a board leaves them out.
+        // Headers are not code, and firmware is flashed without them.
         let parts = self.mappings.iter().filter(is_same).filter(|part| part.file_offset != 0);
         let mut probes: Vec<Probe> = parts
             .map(|part| {
@@ -384,7 +385,7 @@ impl Images {
             // The last bit marks T32 there.
             let entry =
                 if exec.elf.machine == machine::ARM { exec.elf.entry.0 & !1 } else { exec.elf.entry.0 };
-            // Of the identity this is how far the file was moved (`Images::add`).
+            // The second part of the identity is the load bias (`Images::add`).
             let at = entry.wrapping_add(mapping.identity.1);
             let holds = |part: &&Mapping| part.avma.contains(&Avma(at));
             if let Some(part) = self.mappings.iter().filter(is_same).find(holds) {
@@ -395,7 +396,7 @@ impl Images {
         probes
     }
 
-    /// The file behind a mapping of which `probes` found `memory`.
+    /// The file behind a mapping with `memory` at its `probes`.
     fn file_bytes(
         &mut self,
         stub: &mut Stub,
@@ -443,8 +444,8 @@ impl Images {
     }
 }
 
-/// Whether the code of a file is what is in memory: where it begins to run, and where one of its parts
-/// begins. Not all of them: what is in RAM may be variables, or not yet copied there.
+/// Whether the code of a file equals memory: at its entry point, and at the start of one of its parts. Not
+/// all of them: RAM may hold variables, or not have its copy yet.
 fn is_same_code(probes: &[Probe], memory: &[Vec<u8>], file: &ImageBytes) -> bool {
     let is_same = |(probe, memory): (&Probe, &Vec<u8>)| {
         let wanted = file.from_offset(probe.file_offset).get(..probe.range.bytes);

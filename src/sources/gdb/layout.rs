@@ -1,26 +1,25 @@
-//! Offsets of the registers of a processor in the stub's replies, and their values as the engine's registers. Pure.
-//! Pointer size and byte order are those of the target.
+//! Offsets of the registers of a processor in the stub's replies, and their conversion to the engine's
+//! registers. Pure. Pointer size and byte order are the target's.
 
 use super::description::{Description, Register};
 use crate::arch::{Aarch64, Arch, Arm, Registers, X86, X86_64};
 
-/// x86_64 by DWARF number, followed by the program counter, and two that not every stub has.
+/// x86_64 by DWARF number, followed by the program counter, and two that some stubs lack.
 const X86_64_NAMES: [&str; 19] = [
     "rax", "rdx", "rcx", "rbx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
     "r15", "rip", "fs_base", "orig_rax",
 ];
 const X86_64_NEEDED: usize = 17;
-/// In the order in which gdb's own stubs sent them before there were descriptions
-/// (gdb/features/i386/64bit-core.xml has it still).
+/// In the order of gdb's stubs without descriptions (kept in gdb/features/i386/64bit-core.xml).
 const X86_64_ORDER: [&str; 17] = [
     "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11", "r12", "r13", "r14",
     "r15", "rip",
 ];
 const AARCH64_NEEDED: usize = 33;
-/// i386 by DWARF number, then the program counter, and one that not every stub has.
+/// i386 by DWARF number, then the program counter, and one that some stubs lack.
 const X86_NAMES: [&str; 10] = ["eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip", "orig_eax"];
 const X86_NEEDED: usize = 9;
-/// In the order of gdb/features/i386/32bit-core.xml, which is that of DWARF.
+/// In the order of gdb/features/i386/32bit-core.xml, which is DWARF's.
 const X86_ORDER: [&str; 9] = ["eax", "ecx", "edx", "ebx", "esp", "ebp", "esi", "edi", "eip"];
 /// 32-bit Arm by DWARF number, then the status register (gdb/features/arm/arm-core.xml,
 /// arm-m-profile.xml).
@@ -45,40 +44,40 @@ const ARM_NAMES: [&[&str]; 17] = [
 ];
 const ARM_NEEDED: usize = 17;
 const ARM_STATUS: usize = 16;
-/// What the status register is called on cores of the M profile; OpenOCD writes it with capitals.
+/// Name of the status register on M-profile cores; OpenOCD capitalizes it.
 const XPSR: &str = "xpsr";
-/// The process stack pointer of a core of the M profile (gdb/features/arm/arm-m-system.xml), with small or
-/// capital letters.
+/// The process stack pointer of an M-profile core (gdb/features/arm/arm-m-system.xml), in lower or upper
+/// case.
 const PROCESS_SP: &str = "psp";
-/// Set in the xPSR of whatever runs (Armv7-M ARM, B1.4.2: there is T32 only). In a CPSR it is J, which no
+/// Set in the xPSR of all running code (Armv7-M ARM, B1.4.2: there is T32 only). In a CPSR it is J, which no
 /// processor of the last ten years sets (Armv8-A ARM, G1.9: RES0).
 const XPSR_T: u32 = 1 << 24;
-/// The number of the exception that is handled, in an xPSR; 0: none.
+/// Number of the active exception in an xPSR; 0: none.
 const XPSR_EXCEPTION: u32 = 0x1ff;
-/// Registers that stubs without descriptions send between pc and cpsr: eight of 12 bytes of the first
-/// coprocessor for floating point, and its status (gdb/arch/arm.h, ARM_F0_REGNUM).
+/// Registers that stubs without descriptions send between pc and cpsr: eight 12-byte registers of the first
+/// floating-point coprocessor, and its status (gdb/arch/arm.h, ARM_F0_REGNUM).
 const ARM_FPA_COUNT: u32 = 8;
 const ARM_FPA_BITS: u32 = 96;
 
-/// A register that is wanted.
+/// Location of a needed register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Slot {
-    /// Its first byte in the answer to `g`.
+    /// Offset in the reply to `g`.
     offset: usize,
-    /// Its number, for `p`.
+    /// Register number for `p`.
     number: u32,
 }
 
-/// Where registers are.
+/// Locations of registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// The processor.
     pub arch: Arch,
-    /// Those that are wanted, by the place that they have here; `None` where the stub has none.
+    /// Needed registers, by their index here; `None` if the stub lacks it.
     slots: Vec<Option<Slot>>,
-    /// Whether an Arm core has the M profile; `None` if only the status register shows it.
+    /// Whether an Arm core has the M profile; `None` until the status register shows it.
     m_profile: Option<bool>,
-    /// The number of the process stack pointer of an M-profile core.
+    /// Register number of an M-profile core's process stack pointer.
     process_sp: Option<u32>,
 }
 
@@ -87,20 +86,20 @@ pub struct Layout {
 pub struct ThreadRegisters {
     /// General registers, program counter and stack pointer.
     pub registers: Registers,
-    /// Number of the system call that the thread is in, negative if in none; x86_64 Linux only.
+    /// Number of the current system call, negative if in none; x86_64 Linux only.
     pub call: Option<i64>,
 }
 
-/// The processor by the names that stubs have for it.
+/// The processor with this stub name.
 ///
 /// # Errors
-/// One line that names the processor, if it is none of those that can be walked.
+/// One line with the processor's name, if its stacks cannot be walked.
 pub fn arch(name: &str) -> Result<Arch, String> {
     match name {
         "i386:x86-64" | "i386:x86-64:intel" | "x86_64" | "x86_64h" | "amd64" => Ok(Arch::X86_64),
         "i386" | "i386:intel" | "i486" | "i586" | "i686" => Ok(Arch::X86),
         "aarch64" | "arm64" | "arm64e" => Ok(Arch::Aarch64),
-        // `arm`, `armv7e-m`, `thumbv7m`; big-endian ones have `eb` in their names, or end with it.
+        // `arm`, `armv7e-m`, `thumbv7m`; names of big-endian ones contain or end with `eb`.
         name if name.starts_with("arm") || name.starts_with("thumb") || name.starts_with("iwmmxt") => {
             match name.contains("eb") {
                 false => Ok(Arch::Arm),
@@ -121,7 +120,7 @@ pub fn arch(name: &str) -> Result<Arch, String> {
 }
 
 impl Layout {
-    /// Finds the registers of a processor in a description; where that has none, in their usual order.
+    /// Locates a processor's registers in a description, or in the usual order if that has none.
     ///
     /// # Errors
     /// What is missing or contradictory.
@@ -162,8 +161,8 @@ impl Layout {
         Ok(Layout { arch, slots, m_profile, process_sp })
     }
 
-    /// The registers in an answer to `g`, as bytes; `None` marks those that are not known. What is
-    /// not in it is in `more`, by number.
+    /// Decodes the registers in a reply to `g`, as bytes; `None` marks unknown ones. `more` has registers
+    /// that the reply lacks, by number.
     #[must_use]
     pub fn registers(
         &self,
@@ -205,7 +204,7 @@ impl Layout {
                     gpr: std::array::from_fn(|number| values[number]),
                     eip: values[8],
                 }),
-                // Of 32 bits, and signed.
+                // A signed 32-bit value.
                 call: value(9).map(|number| (number as u32).cast_signed().into()),
             },
             Arch::Arm => {
@@ -222,20 +221,20 @@ impl Layout {
         })
     }
 
-    /// Derives from the registers of a thread what descriptions lack.
+    /// Derives facts missing in descriptions from the registers of a thread.
     pub(super) fn learn(&mut self, told: &ThreadRegisters) {
         if let Registers::Arm(registers) = &told.registers {
             self.m_profile = Some(registers.m_profile);
         }
     }
 
-    /// Whether it is an Arm core of the M profile, as far as is known.
+    /// Whether it is known to be an M-profile Arm core.
     pub(super) fn is_m_profile(&self) -> bool {
         self.m_profile == Some(true)
     }
 
-    /// The number of the process stack pointer, if these registers belong to an exception handler: it runs on the
-    /// main stack, whatever it interrupted. `None` if the stub has none.
+    /// Number of the process stack pointer, if these registers belong to an exception handler: it runs on the
+    /// main stack, whatever it interrupted. `None` if the stub lacks it.
     #[must_use]
     pub fn other_sp(&self, registers: &Registers) -> Option<u32> {
         match registers {
@@ -273,7 +272,7 @@ fn needed(arch: Arch) -> usize {
     }
 }
 
-/// The names of each register that is wanted; lldb has others for some.
+/// The names of each needed register; lldb has different ones for some.
 fn names(arch: Arch) -> Vec<Vec<&'static str>> {
     match arch {
         Arch::X86_64 => X86_64_NAMES.iter().map(|name| vec![*name]).collect(),
@@ -294,7 +293,7 @@ const X_NAMES: [&str; 31] = [
     "x16", "x17", "x18", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x29", "x30",
 ];
 
-/// The registers of stubs that describe none.
+/// The registers of stubs without descriptions.
 fn usual(arch: Arch) -> Vec<Register> {
     let bits = 8 * arch.pointer_bytes() as u32;
     let register = |name: &str, bits| Register { name: name.to_owned(), bits, number: 0, offset: None };
@@ -344,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_answer_lacks_is_asked_for_by_number() {
+    fn registers_missing_in_the_reply_are_requested_by_number() {
         let layout = Layout::of(Arch::Aarch64, &Description::default()).unwrap();
         let sent: Vec<Option<u8>> = (0..31u64).flat_map(u64::to_le_bytes).map(Some).collect();
         assert_eq!(layout.beyond(sent.len()), [31, 32]);
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_of_i386_are_of_four_bytes() {
+    fn i386_registers_have_four_bytes() {
         let layout = Layout::of(Arch::X86, &Description::default()).unwrap();
         let sent: Vec<Option<u8>> = (1..=9u32).flat_map(u32::to_le_bytes).map(Some).collect();
         assert_eq!(layout.beyond(sent.len()), [0u32; 0]);
@@ -369,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_contradictory_is_named() {
+    fn missing_and_contradictory_registers_are_named() {
         let all: Vec<Register> =
             X86_64_ORDER.iter().enumerate().map(|(at, name)| register(name, at as u32, 64)).collect();
         let error = |registers: Vec<Register>| Layout::of(Arch::X86_64, &described(registers)).unwrap_err();
@@ -390,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn arm_without_a_description_has_floating_point_before_its_status() {
+    fn arm_without_a_description_has_fpa_registers_before_cpsr() {
         let layout = Layout::of(Arch::Arm, &Description::default()).unwrap();
         let mut sent: Vec<u32> = (100..116).collect();
         sent.extend([0; 3 * 8 + 1]);
@@ -408,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_of_an_arm_core_is_that_of_its_status_register() {
+    fn the_status_register_shows_the_profile_of_an_arm_core() {
         let core = |status: &str| {
             let names = ARM_NAMES[..16].iter().map(|names| names[0]).chain([status]);
             let registers = names.zip(0..).map(|(name, number)| register(name, number, 32)).collect();
@@ -425,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_stack_pointer_is_asked_for_in_handlers_only() {
+    fn the_process_stack_pointer_is_requested_only_in_handlers() {
         let core = |more: Vec<Register>| {
             let names = ARM_NAMES[..16].iter().map(|names| names[0]).chain([XPSR]);
             let registers = names.zip(0..).map(|(name, number)| register(name, number, 32)).chain(more);

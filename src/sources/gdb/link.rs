@@ -1,5 +1,5 @@
-//! Packets to and from a stub, over a transport: acknowledgement and repetition if the stub requires them, a queue of
-//! notifications, and a deadline for every wait.
+//! Packets to and from a stub, over a transport: acknowledgement and retransmission if the stub requires
+//! them, a queue of notifications, and a deadline for every wait.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use super::packet::{self, Decoder, Item};
 use super::transport::Transport;
 use crate::sources::signals;
 
-/// How often in a row one packet may be damaged, here or there.
+/// Most consecutive damaged packets in one direction.
 const TRIES: u32 = 3;
-/// Most packets, and notifications, in the queue.
+/// Most queued packets, and notifications.
 const WAITING_MAX: usize = 65_536;
-/// The byte that asks a running target to stop.
+/// The byte that interrupts a running target.
 const INTERRUPT: u8 = 3;
-/// How long is waited at once, so that it is seen when this process is to end.
+/// Longest single wait, so that the end of this process is noticed.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Packets to and from a stub, in order.
@@ -27,22 +27,22 @@ pub(super) struct Link {
     notifications: VecDeque<Vec<u8>>,
     /// Both sides acknowledge packets.
     acknowledges: bool,
-    /// The last packet as it was sent, and how often.
+    /// The last packet as sent, for retransmission, and its number of transmissions.
     sent: Vec<u8>,
     sends: u32,
-    /// Damaged packets in a row.
+    /// Consecutive damaged packets.
     damaged: u32,
-    /// Questions that have no answer yet.
+    /// Requests without a reply.
     unanswered: u64,
-    /// A waiting caller was notified that this process is to end.
+    /// A waiting caller was already notified that this process is about to end.
     given_up: bool,
 }
 
 impl Link {
-    /// Begins to talk.
+    /// Starts the connection.
     ///
     /// # Errors
-    /// The connection is closed already.
+    /// The connection is already closed.
     pub(super) fn new(transport: Transport) -> Result<Link, ConnectionError> {
         let mut link = Link {
             transport,
@@ -57,39 +57,39 @@ impl Link {
             unanswered: 0,
             given_up: false,
         };
-        // What gdb begins with, and lldb-server waits for.
+        // gdb begins with it, and lldb-server waits for it.
         link.transport.write(b"+")?;
         Ok(link)
     }
 
-    /// From here on packets are not acknowledged.
+    /// Disables acknowledgements from here on.
     pub(super) fn stop_acknowledging(&mut self) {
         self.acknowledges = false;
     }
 
-    /// Sends a question.
+    /// Sends a request.
     ///
     /// # Errors
-    /// The connection is closed, or what is sent is not read.
+    /// The connection is closed, or the stub does not read.
     pub(super) fn send(&mut self, body: &[u8]) -> Result<(), ConnectionError> {
         self.unanswered += 1;
         self.send_order(body)
     }
 
-    /// Sends what is not answered when it is done, but when something happens.
+    /// Sends a command with a reply that comes at the next event, not on completion.
     ///
     /// # Errors
-    /// As [`Link::send`].
+    /// See [`Link::send`].
     pub(super) fn send_order(&mut self, body: &[u8]) -> Result<(), ConnectionError> {
         self.sent = packet::encode(body);
         self.sends = 1;
         self.transport.write(&self.sent)
     }
 
-    /// Sends several packets at once; only where they are not acknowledged.
+    /// Sends several packets at once; only without acknowledgements.
     ///
     /// # Errors
-    /// As [`Link::send`].
+    /// See [`Link::send`].
     pub(super) fn send_all<'b>(
         &mut self,
         bodies: impl Iterator<Item = &'b [u8]>,
@@ -102,19 +102,19 @@ impl Link {
         self.transport.write(&bytes)
     }
 
-    /// Asks a running target to stop, which is answered when it has.
+    /// Interrupts a running target; the reply follows when it has stopped.
     ///
     /// # Errors
-    /// As [`Link::send`].
+    /// See [`Link::send`].
     pub(super) fn interrupt(&mut self) -> Result<(), ConnectionError> {
         self.unanswered += 1;
         self.transport.write(&[INTERRUPT])
     }
 
-    /// The next packet, if one comes before `until`.
+    /// The next packet, if one arrives before `until`.
     ///
     /// # Errors
-    /// The connection is closed, or what comes is no packet.
+    /// The connection is closed, or the input is not a packet.
     pub(super) fn packet(&mut self, until: Instant) -> Result<Option<Vec<u8>>, ConnectionError> {
         loop {
             if let Some(packet) = self.packets.pop_front() {
@@ -128,15 +128,15 @@ impl Link {
         }
     }
 
-    /// A notification that has arrived.
+    /// Takes a notification that has arrived.
     pub(super) fn notification(&mut self) -> Option<Vec<u8>> {
         self.notifications.pop_front()
     }
 
-    /// Waits until something comes, for `at_most`; whether a packet or notification is there.
+    /// Waits up to `at_most` for input; returns whether there is a packet or notification.
     ///
     /// # Errors
-    /// As [`Link::packet`].
+    /// See [`Link::packet`].
     pub(super) fn wait(&mut self, at_most: Duration) -> Result<bool, ConnectionError> {
         if !self.has_any() {
             self.pump(at_most)?;
@@ -148,8 +148,8 @@ impl Link {
         !self.packets.is_empty() || !self.notifications.is_empty()
     }
 
-    /// Waits until all requests are answered, whatever the answers are, or until this time: a stub whose connection
-    /// is closed while it is late may never read the last of them.
+    /// Waits until all requests have replies, discarding these, or until the deadline: a stub may never read
+    /// its last requests if the connection is closed while it is busy.
     pub(super) fn settle(&mut self, until: Instant) {
         while self.unanswered > 0 && Instant::now() < until {
             self.packets.clear();
@@ -164,7 +164,7 @@ impl Link {
     }
 
     fn pump(&mut self, at_most: Duration) -> Result<(), ConnectionError> {
-        // Once: what follows lets the target go.
+        // Once: the following requests release the target.
         if signals::is_ending() && !std::mem::replace(&mut self.given_up, true) {
             return Err(ConnectionError::GivenUp);
         }

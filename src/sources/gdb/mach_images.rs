@@ -1,7 +1,7 @@
-//! The images of a macOS process, as listed by debugserver: load addresses, files, and UUIDs, which distinguish those
-//! of one name. Hostile bytes in, plain values out; pure.
+//! The images of a macOS process, as listed by debugserver: load addresses, files, and UUIDs, which
+//! distinguish images of one name. Hostile bytes in, plain values out; pure.
 //!
-//! Form: LLVM, lldb/docs/resources/lldbgdbremote.md, "jGetLoadedDynamicLibrariesInfos";
+//! Format: LLVM, lldb/docs/resources/lldbgdbremote.md, "jGetLoadedDynamicLibrariesInfos";
 //! lldb/tools/debugserver/source/MacOSX/MachProcess.mm, `FormatDynamicLibrariesIntoJSON`.
 
 use serde_json::Value;
@@ -10,19 +10,19 @@ use crate::addr::Avma;
 use crate::binary::macho::fat::ImageIdentity;
 use crate::binary::{Mapping, MappingKind};
 
-/// What asks for all images, with their load commands.
+/// Request for all images, with their load commands.
 pub(super) const QUESTION: &[u8] = b"jGetLoadedDynamicLibrariesInfos:{\"fetch_all_solibs\":true}";
-/// Most images that are taken.
+/// Most images to keep.
 const MAX_IMAGES: usize = 65_536;
 
-/// An image: its code, and which file it is.
+/// An image: its code mapping and the identity of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MachImage {
     pub(super) mapping: Mapping,
     pub(super) wanted: ImageIdentity,
 }
 
-/// The images in an answer; those without a `__TEXT` that can be are left out.
+/// The images in a reply, without those that lack a valid `__TEXT`.
 pub(super) fn images(answer: &[u8]) -> Vec<MachImage> {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let images = answer["images"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -37,7 +37,7 @@ fn image(value: &Value) -> Option<MachImage> {
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok()).unwrap_or(0);
     let header = &value["mach_header"];
     let uuid = value["uuid"].as_str().and_then(uuid);
-    // The identity of the file, since there is no device and inode.
+    // Identity of the file, as there is no device and inode.
     let low = uuid.map_or(0, |uuid| u64::from_le_bytes(std::array::from_fn(|at| uuid[at])));
     let mapping = Mapping {
         avma: Avma(load)..end,
@@ -46,7 +46,7 @@ fn image(value: &Value) -> Option<MachImage> {
         kind: MappingKind::File,
         identity: (load, low),
     };
-    // Above its name a subtype has bits of what the image can do (`CPU_SUBTYPE_MASK`).
+    // The high byte of a subtype has capability bits (`CPU_SUBTYPE_MASK`).
     let cpu_subtype = number(&header["cpusubtype"]) & 0x00ff_ffff;
     let wanted = ImageIdentity { uuid, cpu_type: number(&header["cputype"]), cpu_subtype };
     Some(MachImage { mapping, wanted })
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_are_those_with_code() {
+    fn only_images_with_code_are_listed() {
         let answer = br#"{"images":[
             {"load_address":4294967296,"mod_date":0,"pathname":"/tmp/a","uuid":"01020304-0506-0708-090A-0B0C0D0E0F10",
              "mach_header":{"magic":4277009103,"cputype":16777228,"cpusubtype":0,"filetype":2,"flags":2097285},
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_is_empty() {
+    fn an_unparsable_list_is_empty() {
         for answer in [b"".as_slice(), b"E53", b"{", b"[]", br#"{"images":{}}"#] {
             assert_eq!(images(answer), []);
         }

@@ -1,5 +1,5 @@
-//! The code mappings of a process, from the stub's replies: the kernel's list (`/proc/PID/maps`), or the auxiliary
-//! vector and the list of the dynamic loader. Hostile bytes in, plain values out; pure.
+//! The code mappings of a process, from the stub's replies: the kernel's list (`/proc/PID/maps`), or the
+//! auxiliary vector and the dynamic loader's list. Hostile bytes in, plain values out; pure.
 
 use quick_xml::Reader;
 use quick_xml::events::Event;
@@ -9,7 +9,7 @@ use crate::addr::{Avma, Svma};
 use crate::binary::elf::Elf;
 use crate::binary::{Mapping, MappingKind};
 
-/// Most mappings, and most libraries, that are taken.
+/// Most mappings, and most libraries, to keep.
 const MAX_MAPPINGS: usize = 65_536;
 /// Numbers of the auxiliary vector (include/uapi/linux/auxvec.h).
 const AT_NULL: u64 = 0;
@@ -23,7 +23,7 @@ pub(super) struct MapsLine {
     pub(super) executable: bool,
 }
 
-/// The lines of `/proc/PID/maps` (proc_pid_maps(5)); those of another form are left out.
+/// The lines of `/proc/PID/maps` (proc_pid_maps(5)), without malformed ones.
 pub(super) fn lines(text: &[u8]) -> impl Iterator<Item = MapsLine> + '_ {
     text.split(|byte| *byte == b'\n').take(MAX_MAPPINGS).filter_map(line)
 }
@@ -39,7 +39,7 @@ fn line(line: &[u8]) -> Option<MapsLine> {
     let (major, minor) = fields.next()?.split_once(':')?;
     let inode: u64 = fields.next()?.parse().ok()?;
     let path = fields.next().unwrap_or_default().trim_start().replace("\\012", "\n");
-    // One page of entry points above the address space of programs.
+    // One page of entry points above the user address space.
     if path == "[vsyscall]" {
         return None;
     }
@@ -57,11 +57,11 @@ fn line(line: &[u8]) -> Option<MapsLine> {
 /// Values of the auxiliary vector of a little-endian process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Auxv {
-    /// Where the program begins to run.
+    /// Entry point of the program.
     pub(super) entry: Option<u64>,
-    /// Where the dynamic loader was loaded.
+    /// Load address of the dynamic loader.
     pub(super) loader: Option<u64>,
-    /// Where the vDSO is.
+    /// Address of the vDSO.
     pub(super) vdso: Option<u64>,
 }
 
@@ -69,7 +69,7 @@ impl Auxv {
     pub(super) fn parse(bytes: &[u8], pointer_bytes: usize) -> Auxv {
         let mut auxv = Auxv::default();
         let word = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |word, byte| word << 8 | u64::from(*byte));
-        // Two words of the target's size each: never none.
+        // Each entry is two words of the target's size: never zero bytes.
         let pointer_bytes = pointer_bytes.clamp(1, 8);
         for pair in bytes.chunks_exact(2 * pointer_bytes) {
             let value = Some(word(&pair[pointer_bytes..])).filter(|value| *value != 0);
@@ -85,11 +85,11 @@ impl Auxv {
     }
 }
 
-/// The libraries of the dynamic loader: paths, and what is added to their stated addresses.
+/// The dynamic loader's libraries: paths and load biases.
 pub(super) fn libraries(xml: &[u8]) -> Vec<(String, u64)> {
     let mut reader = Reader::from_reader(xml);
     let mut found = Vec::new();
-    // What is damaged is left out, with what comes behind it.
+    // Parsing ends at damaged XML.
     while let Ok(event) = reader.read_event() {
         let element = match event {
             Event::Eof => break,
@@ -107,7 +107,7 @@ pub(super) fn libraries(xml: &[u8]) -> Vec<(String, u64)> {
     found
 }
 
-/// The code of an ELF file whose stated addresses are moved by `bias`. `identity` is that of the file.
+/// Adds the code of an ELF file with this load `bias`. `identity` is the file's.
 pub(super) fn of_elf(elf: &Elf, path: &str, bias: u64, identity: (u64, u64), out: &mut Vec<Mapping>) {
     for segment in elf.segments.iter().filter(|segment| segment.executable) {
         let start = Avma(segment.svma.0.wrapping_add(bias));
@@ -123,18 +123,18 @@ pub(super) fn of_elf(elf: &Elf, path: &str, bias: u64, identity: (u64, u64), out
     }
 }
 
-/// Where the first bytes of an ELF file are in memory, if they are loaded.
+/// Address of the first bytes of an ELF file, if they are loaded.
 pub(super) fn head_of(elf: &Elf, bias: u64) -> Option<u64> {
     let first = elf.segments.iter().find(|segment| segment.file.start == 0)?;
     Some(first.svma.0.wrapping_add(bias))
 }
 
-/// What is added to the stated addresses of a program that begins to run at `entry`.
+/// Load bias of a program that was entered at `entry`.
 pub(super) fn bias_by_entry(stated: Svma, entry: u64) -> u64 {
     entry.wrapping_sub(stated.0)
 }
 
-/// In the order of their addresses; of two that overlap the first.
+/// Sorts by address; of overlapping mappings the first is kept.
 pub(super) fn sort(mappings: &mut Vec<Mapping>) {
     mappings.sort_by_key(|mapping| mapping.avma.start);
     let mut end = Avma(0);
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_kernel() {
+    fn parses_lines_of_proc_maps() {
         let text = b"55d0c1a00000-55d0c1a21000 r-xp 00001000 fe:00 1234                       /usr/bin/a b\n\
             7f0000000000-7f0000001000 rw-p 00000000 00:00 0 \n\
             7fff00000000-7fff00002000 r-xp 00000000 00:00 0                          [vdso]\n\
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_auxiliary_vector_ends_where_it_says() {
+    fn the_auxiliary_vector_ends_at_at_null() {
         let words = [9u64, 0x1040, 7, 0x7000, 33, 0, 0, 0, 9, 5];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         assert_eq!(Auxv::parse(&bytes, 8), Auxv { entry: Some(0x1040), loader: Some(0x7000), vdso: None });
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn libraries_of_the_loader() {
+    fn parses_libraries_of_the_loader() {
         let xml = b"<library-list-svr4 version=\"1.0\" main-lm=\"0x7f\"><library name=\"/lib/libc.so.6\" lm=\"0x1\" \
             l_addr=\"0x7f1000\" l_ld=\"0x2\"/><library name=\"\" l_addr=\"0x1\"/></library-list-svr4>";
         assert_eq!(libraries(xml), [("/lib/libc.so.6".to_owned(), 0x7f_1000)]);

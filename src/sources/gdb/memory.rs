@@ -1,10 +1,11 @@
-//! Reads memory of the target: many ranges in the fewest round trips, each as far as it is readable.
+//! Reads target memory: many ranges in the fewest round trips, each up to the first unreadable byte.
 
 use super::connection_error::ConnectionError;
 use super::hex;
 use super::session::{PAGE_BYTES, Stub};
 
-/// Where reads that failed are retried in pieces, RAM of a board ends at a multiple of this: there are microcontrollers with half a KiB of RAM, or 2.5.
+/// Granularity at which failed reads of a board's RAM are retried: some microcontrollers have 0.5 or 2.5 KiB
+/// of RAM.
 pub(super) const BOARD_RAM_BYTES: u64 = 256;
 
 /// A range to read.
@@ -14,7 +15,7 @@ pub(super) struct Range {
     pub(super) bytes: usize,
 }
 
-/// A part of a range that fits into one answer.
+/// A part of a range that fits into one reply.
 struct Piece {
     range: usize,
     at: u64,
@@ -22,10 +23,10 @@ struct Piece {
 }
 
 impl Stub {
-    /// Reads ranges, each from its start as far as it can be read.
+    /// Reads ranges, each from its start up to the first unreadable byte.
     ///
     /// # Errors
-    /// The stub cannot be talked to any more. What cannot be read is no error: it is not there.
+    /// The stub cannot be reached any more. Unreadable memory is no error: it is missing in the result.
     pub(super) fn read_ranges(&mut self, ranges: &[Range]) -> Result<Vec<Vec<u8>>, ConnectionError> {
         let most = self.piece_bytes();
         let mut pieces = Vec::new();
@@ -34,9 +35,9 @@ impl Stub {
         }
         let mut read: Vec<Vec<u8>> =
             ranges.iter().map(|range| Vec::with_capacity(range.bytes.min(1 << 20))).collect();
-        // Ranges of which a piece was not read, or not whole.
+        // Ranges with a piece that was not, or not fully, read.
         let mut ended: Vec<bool> = vec![false; ranges.len()];
-        // All or nothing is what many stubs give: what failed is tried again in smaller pieces.
+        // Many stubs read all or nothing: failed pieces are retried in smaller ones.
         let mut smaller = [PAGE_BYTES, self.memory_ends_at].into_iter();
         loop {
             let answers = self.memory(&pieces)?;
@@ -65,19 +66,19 @@ impl Stub {
         }
     }
 
-    /// Reads from an address on, as far as it can be read.
+    /// Reads from an address up to the first unreadable byte.
     ///
     /// # Errors
-    /// As [`Stub::read_ranges`].
+    /// See [`Stub::read_ranges`].
     pub(super) fn read_memory(&mut self, at: u64, bytes: usize) -> Result<Vec<u8>, ConnectionError> {
         Ok(self.read_ranges(&[Range { at, bytes }])?.pop().unwrap_or_default())
     }
 
-    /// Bytes that one answer holds.
+    /// Bytes that fit into one reply.
     fn piece_bytes(&self) -> usize {
-        // Two digits for each; of binary answers any byte may have to be escaped.
+        // Two digits per byte; in binary replies any byte may be escaped.
         let most = (self.offers.packet_bytes - 16) / 2;
-        // Pieces end with pages where more than one fits.
+        // Pieces end at page boundaries if more than one page fits.
         if most > PAGE_BYTES as usize { most & !(PAGE_BYTES as usize - 1) } else { most }
     }
 
@@ -100,7 +101,7 @@ impl Stub {
     }
 }
 
-/// Cuts a range at the multiples of `size`; nothing of what would wrap.
+/// Splits a range at multiples of `size`; drops the part that would wrap around.
 fn cut_at(range: Range, index: usize, size: u64, pieces: &mut Vec<Piece>) {
     let Some(end) = range.at.checked_add(range.bytes as u64) else { return };
     let mut at = range.at;
@@ -111,7 +112,8 @@ fn cut_at(range: Range, index: usize, size: u64, pieces: &mut Vec<Piece>) {
     }
 }
 
-/// Cuts a range into pieces of `most` bytes that end with pages; nothing of what would wrap.
+/// Splits a range into pieces of up to `most` bytes that end at page boundaries; drops the part that would
+/// wrap around.
 fn cut(range: Range, index: usize, most: usize, pieces: &mut Vec<Piece>) {
     let Some(end) = range.at.checked_add(range.bytes as u64) else { return };
     let mut at = range.at;
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_end_with_pages_and_are_the_whole_range() {
+    fn pieces_end_at_page_boundaries_and_cover_the_range() {
         let pieces_of = |at, bytes, most| {
             let mut pieces = Vec::new();
             cut(Range { at, bytes }, 0, most, &mut pieces);

@@ -1,15 +1,15 @@
-//! A target behind a stub of the gdb remote protocol: QEMU, OpenOCD, J-Link, gdbserver, lldb-server,
-//! Apple's debugserver. Compiled everywhere.
+//! A target behind a stub of the gdb remote protocol: QEMU, OpenOCD, J-Link, gdbserver, lldb-server, Apple's
+//! debugserver. Compiled on all systems.
 //!
-//! `transport.rs` has the bytes, `packet.rs` their encoding, `link.rs` packets in order, `session.rs` requests and
-//! replies. `run.rs` (stop, continue, detach), `threads.rs`, `memory.rs` and `remote_files.rs` build on these.
-//! `description.rs` and `layout.rs` describe the target; `maps.rs`, `mach_images.rs` and `images.rs` its mappings;
-//! `waits.rs` decides which threads wait; `tasks/` has the tasks of an operating system that the stub does not know.
-//! `stops.rs` makes the captures, `target.rs` implements the engine's trait. `heap/` follows an allocator by breakpoints;
-//! a CPU recording sets none, and neither writes memory or registers.
+//! `transport.rs` has the bytes, `packet.rs` their encoding, `link.rs` ordered packets, `session.rs` requests
+//! and replies. `run.rs` (stop, continue, detach), `threads.rs`, `memory.rs` and `remote_files.rs` build on
+//! these. `description.rs` and `layout.rs` describe the target; `maps.rs`, `mach_images.rs` and `images.rs`
+//! its mappings; `waits.rs` decides which threads wait; `tasks/` finds the tasks of an operating system that
+//! the stub does not know. `stops.rs` makes the captures, `target.rs` implements the engine's trait. `heap/`
+//! traces an allocator with breakpoints; a CPU recording sets none, and neither writes memory or registers.
 //!
-//! A stub may send anything at any time: lengths, counts and depths are bounded, and each reply has a deadline. A
-//! stub that fails is told to detach.
+//! A stub may send anything at any time: lengths, counts and depths are bounded, and each reply has a
+//! deadline. A failing stub gets a detach request.
 
 mod connection_error;
 pub mod description;
@@ -62,27 +62,26 @@ use tasks::Tasks;
 use transport::Transport;
 use waits::System;
 
-/// Time for all requests before the target runs again: links to boards are slow.
+/// Time for all requests before the target first runs: links to boards are slow.
 const BEGIN: Duration = Duration::from_secs(30);
-/// Most registers that are requested one by one.
+/// Most registers that are described one by one.
 const MAX_REGISTER_QUESTIONS: usize = 1024;
-/// Longest command line that is shown.
+/// Longest displayed command line.
 const MAX_COMMAND_BYTES: usize = 64 << 10;
 
 impl From<String> for ConnectionError {
-    /// What is wrong with something that was sent.
+    /// A parse error of received data.
     fn from(what: String) -> ConnectionError {
         ConnectionError::Nonsense(what)
     }
 }
 
-/// Connects to a stub and finds out what its target is. `exec` is the program's file, where the
-/// stub does not name it.
+/// Connects to a stub and describes its target. `exec` is the program's file, if the stub does not name it.
 ///
 /// # Errors
-/// [`ErrorKind::Attach`]: no connection, no process, a processor that cannot be walked, or a stub that
-/// answers nonsense, late or never; [`ErrorKind::Input`] for `exec`. The target then runs on as
-/// far as the stub lets.
+/// [`ErrorKind::Attach`]: no connection, no process, a processor without a stack walker, or a stub that
+/// replies with nonsense, late or never; [`ErrorKind::Input`] for `exec`. The target then keeps running if
+/// the stub lets it.
 pub fn attach(
     place: &StubAddress,
     exec: Option<&Path>,
@@ -118,7 +117,7 @@ pub fn attach(
     }
 }
 
-/// What a target is.
+/// Facts about a target.
 struct TargetFacts {
     process: Process,
     system: System,
@@ -127,11 +126,11 @@ struct TargetFacts {
     tasks: Option<Tasks>,
 }
 
-/// Why it is not known what a target is.
+/// Why a target could not be described.
 enum DescribeError {
-    /// It cannot be recorded, which is no fault of the stub's.
+    /// It cannot be recorded, through no fault of the stub.
     Unsupported(String),
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     Connection(ConnectionError),
 }
 
@@ -141,7 +140,7 @@ impl From<ConnectionError> for DescribeError {
     }
 }
 
-/// Requests the description of the target, which is stopped.
+/// Requests the description of the stopped target.
 fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<TargetFacts, DescribeError> {
     stub.within(BEGIN, "telling what its target is");
     let mut description = Description::default();
@@ -204,7 +203,7 @@ fn describe(stub: &mut Stub, exec: Option<Exec>) -> std::result::Result<TargetFa
         return Err(DescribeError::Unsupported(format!("what it runs is not {}: {why}", exec.name())));
     }
     let process = process(stub, &images, exec.as_ref(), layout.arch, system, code_mask)?;
-    // Several threads are tasks that the stub knows, or processors.
+    // Several threads are tasks known to the stub, or processors.
     let knows_tasks = system == System::Bare && layout.arch == Arch::Arm && stub.run.threads.len() == 1;
     let kernel = exec.and_then(|exec| exec.kernel).filter(|_| knows_tasks);
     Ok(TargetFacts { process, system, layout, images, tasks: kernel.map(Tasks::new) })
@@ -216,7 +215,7 @@ fn pid_of(process_info: &[u8]) -> Option<u64> {
     hex::number(pairs.find_map(|pair| pair.strip_prefix(b"pid:"))?)
 }
 
-/// The registers as the stub describes them; `None` where it does not.
+/// The registers as the stub describes them; `None` if it does not.
 fn registers_described(stub: &mut Stub) -> std::result::Result<Option<Description>, ConnectionError> {
     if stub.offers.features_xml {
         let mut fetch = |name: &str| stub.transfer("features", name, description::DOCUMENT_BYTES_MAX);
@@ -241,13 +240,13 @@ fn system_of(stub: &Stub, description: &Description) -> System {
     match description.system.as_str() {
         "linux" => System::Linux,
         "macosx" | "ios" | "tvos" | "watchos" | "bridgeos" | "maccatalyst" => System::Mach,
-        // Boards describe registers as Linux has them, but only processes have this.
+        // Boards describe registers like Linux, but only processes have an auxiliary vector.
         _ if stub.offers.auxv => System::Linux,
         _ => System::Bare,
     }
 }
 
-/// The address bits of a code pointer, without those of signatures (PAC), if the stub reports them.
+/// The address bits of a code pointer, without signature bits (PAC), if the stub reports them.
 fn code_mask(
     stub: &mut Stub,
     description: &Description,
@@ -276,7 +275,7 @@ fn code_mask(
     })
 }
 
-/// What is known of the target from the beginning.
+/// Initial facts about the process.
 fn process(
     stub: &mut Stub,
     images: &Images,
@@ -306,7 +305,7 @@ fn process(
         backend_why: format!(
             "a stub in {mode} mode, which tells no CPU time: each stop stands for the time since the one before"
         ),
-        // Unknown; of the threads found running all count.
+        // Unknown; all threads found running count.
         cpus: usize::MAX,
         code_mask,
         fp_always: system == System::Mach && arch == Arch::Aarch64,

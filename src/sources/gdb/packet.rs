@@ -1,30 +1,30 @@
 //! Encodes and decodes packets of the gdb remote protocol: bodies ↔ bytes on the wire. Pure.
 //!
-//! Input of [`Decoder`]: bytes as they come, in any pieces, hostile. Output: bodies with escapes and
-//! run lengths resolved, or what is wrong. Form: "Debugging with GDB", appendix E.1 "Overview".
+//! Input of [`Decoder`]: bytes in pieces of any size, hostile. Output: bodies with escapes and run lengths
+//! expanded, or an error. Format: "Debugging with GDB", appendix E.1 "Overview".
 
 use std::collections::VecDeque;
 
-/// Longest accepted body, after run lengths: more than any reply to our requests.
+/// Longest accepted body, after run-length expansion: more than any reply to our requests.
 pub const MAX_BODY_BYTES: usize = 16 << 20;
 
-/// A run length is this much more than the number of repetitions.
+/// Offset between an encoded run length and the number of repetitions.
 const RUN_BASE: u8 = 29;
-/// What an escaped byte is changed by.
+/// An escaped byte is XORed with this.
 const ESCAPE_BIT: u8 = 0x20;
 
-/// Something that came.
+/// A received item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
     /// `$body#sum`.
     Packet(Vec<u8>),
-    /// `%body#sum`, which answers nothing.
+    /// `%body#sum`, without a request.
     Notification(Vec<u8>),
-    /// A packet that cannot be read, and why.
+    /// A damaged packet, and why.
     Damaged(&'static str),
     /// `+`.
     Ack,
-    /// `-`: the packet has to be sent again.
+    /// `-`: a request to retransmit.
     Nack,
 }
 
@@ -40,23 +40,23 @@ enum State {
     Run,
     /// The first digit of the checksum comes next.
     Sum,
-    /// The second one does; the first one was this.
+    /// The second digit comes next; the first one was this.
     SumOf(u8),
 }
 
-/// Takes bytes apart.
+/// Decodes a stream of bytes.
 #[derive(Debug, Default)]
 pub struct Decoder {
     state: State,
     is_notification: bool,
-    /// Of the bytes on the wire, up to here.
+    /// Checksum of the bytes so far.
     sum: u8,
     body: Vec<u8>,
     damage: Option<&'static str>,
 }
 
 impl Decoder {
-    /// Takes what came, and puts what it ends into `out`.
+    /// Decodes received bytes, and appends completed items to `out`.
     pub fn take(&mut self, bytes: &[u8], out: &mut VecDeque<Item>) {
         for byte in bytes {
             self.byte(*byte, out);
@@ -69,7 +69,7 @@ impl Decoder {
                 b'$' | b'%' => self.begin(byte),
                 b'+' => out.push_back(Item::Ack),
                 b'-' => out.push_back(Item::Nack),
-                // A terminal's noise before the first packet, or what a lost start left.
+                // Terminal noise before the first packet, or the rest of a packet without its start.
                 _ => {}
             },
             State::Sum => self.state = State::SumOf(byte),
@@ -78,7 +78,7 @@ impl Decoder {
                 out.push_back(self.end(told));
             }
             _ if byte == b'$' => {
-                // Never part of a body: the end of the packet before was lost.
+                // `$` is never part of a body: the end of the previous packet was lost.
                 out.push_back(Item::Damaged("a packet that another one interrupts"));
                 self.begin(byte);
             }
@@ -133,7 +133,7 @@ impl Decoder {
     }
 }
 
-/// A body as it goes over the wire.
+/// Encodes a body for the wire.
 #[must_use]
 pub fn encode(body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(body.len() + 4);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_the_manual() {
+    fn decodes_packets_of_the_manual() {
         assert_eq!(encode(b"qC"), b"$qC#b4");
         assert_eq!(decoded(b"+$OK#9a"), [Item::Ack, Item::Packet(b"OK".to_vec())]);
         // `0* ` is 0000.
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn damaged_packets_have_a_reason() {
         let damage = |bytes: &[u8]| match &decoded(bytes)[..] {
             [Item::Damaged(why), ..] => *why,
             other => panic!("{other:?}"),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_is_decoded_in_pieces_of_any_size() {
+    fn encoded_bodies_are_decoded_from_pieces_of_any_size() {
         for seed in 0..500 {
             let mut rng = Rng::new(seed);
             let body: Vec<u8> =
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_bytes_never_pass_for_the_body_that_they_were() {
+    fn a_damaged_packet_never_decodes_to_its_original_body() {
         for seed in 0..2_000 {
             let mut rng = Rng::new(seed);
             let body: Vec<u8> = (0..1 + rng.below(40)).map(|_| b'a' + rng.below(26) as u8).collect();

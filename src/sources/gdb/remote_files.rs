@@ -1,18 +1,18 @@
-//! Files of the stub's system, which some stubs serve (`vFile`): the list of mappings of a process on Linux, and
-//! images that are not on this machine.
+//! Files on the stub's system, which some stubs serve (`vFile`): the list of mappings of a Linux process, and
+//! images missing on this machine.
 
 use super::connection_error::ConnectionError;
 use super::hex;
 use super::session::Stub;
 
-/// Pieces of a file on their way at once.
+/// Pieces of a file requested at once.
 const PIECES: usize = 8;
 
 impl Stub {
-    /// The bytes of a file, at most this many; `None` if it cannot be read, or is larger.
+    /// Reads a file of at most `most` bytes; `None` if it is unreadable or larger.
     ///
     /// # Errors
-    /// The stub cannot be talked to any more.
+    /// The stub cannot be reached any more.
     pub(super) fn read_file(&mut self, path: &str, most: usize) -> Result<Option<Vec<u8>>, ConnectionError> {
         let open = format!("vFile:open:{},0,0", hex::encode(path.as_bytes()));
         let Some(file) = result(&self.call(open.as_bytes())?) else { return Ok(None) };
@@ -22,10 +22,10 @@ impl Stub {
     }
 
     fn read_open_file(&mut self, file: u64, most: usize) -> Result<Option<Vec<u8>>, ConnectionError> {
-        // The number of bytes comes first; any byte may have to be escaped.
+        // The number of bytes comes first; any byte may be escaped.
         let piece = (self.offers.packet_bytes - 32) / 2;
         let mut bytes: Vec<u8> = Vec::new();
-        // Small files come in one piece, and are requested in vain only once.
+        // A small file needs one piece, and one more request to find its end.
         let mut pieces = 1;
         loop {
             let question = |index: usize| {
@@ -49,7 +49,8 @@ impl Stub {
                     return Ok(None);
                 }
                 if content.len() < piece {
-                    // Lists of the kernel come in pieces of their own size: ask from there.
+                    // The kernel returns its lists in pieces of other sizes: continue from the end of this
+                    // one.
                     break;
                 }
             }
@@ -58,7 +59,7 @@ impl Stub {
     }
 }
 
-/// The number of an answer `Fresult[,errno][;attachment]`; `None` for a failure.
+/// The number in a reply `Fresult[,errno][;attachment]`; `None` for a failure.
 fn result(answer: &[u8]) -> Option<u64> {
     let rest = answer.strip_prefix(b"F")?;
     let end = rest.iter().position(|byte| matches!(byte, b',' | b';')).unwrap_or(rest.len());
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_and_failures() {
+    fn parses_results_and_failures() {
         assert_eq!(result(b"F5"), Some(5));
         assert_eq!(result(b"F1a;abc"), Some(26));
         assert_eq!(result(b"F-1,2"), None);

@@ -1,8 +1,8 @@
-//! Stops and continues the whole target, and handles its stop replies meanwhile.
+//! Stops and continues the whole target, and handles stop replies.
 //!
-//! Two modes, by what the stub offers: in *all-stop* mode the byte 3 stops everything and nothing can be requested
-//! while it runs; in *non-stop* mode `vCont;t` does, each thread reports its stop itself, and files and memory can be
-//! read at any time. A signal of the target itself, for which a stub stops, is passed on.
+//! The mode depends on the stub: in *all-stop* mode the byte 3 stops everything, and a running target cannot
+//! be queried; in *non-stop* mode `vCont;t` stops threads, each thread reports its stop separately, and files
+//! and memory can be read at any time. A signal of the target for which a stub stops is forwarded.
 
 use std::time::{Duration, Instant};
 
@@ -13,34 +13,33 @@ use super::stop_reply::{StopReply, Tid};
 use crate::sources::ExitStatus;
 use crate::sources::signals::Hold;
 
-/// How long all threads may take to stop after the request.
+/// Time for all threads to stop after the request.
 pub(super) const STOP: Duration = Duration::from_secs(5);
-/// How long detaching in order may take, and how long a stub that does not answer is then waited for: one
-/// whose connection is closed while it is late may never read that it should detach.
+/// Time for an orderly detach, and time to wait afterwards for a stub that does not reply: it may never read
+/// the detach request if the connection is closed while it is busy.
 const DETACH: Duration = Duration::from_secs(2);
 const LAST: Duration = Duration::from_secs(5);
-/// How long to wait for a stub that reported the exit of its process, after it was told to detach.
+/// Time to wait for a stub to detach after it reported the exit of its process.
 const LAST_OF_ENDED: Duration = Duration::from_millis(200);
 /// If threads that should stop are silent for this long, their list is requested again.
 const QUIET: Duration = Duration::from_millis(5);
-/// Stops that are acknowledged at once.
+/// Stops acknowledged in one batch.
 const STOPS_AT_ONCE: usize = 256;
-/// Numbers of signals as gdb has them (include/gdb/signals.def), up to the last one of a program.
+/// Last signal of a program in gdb's numbering (include/gdb/signals.def).
 const LAST_SIGNAL: u8 = 0x96;
 const SIGINT: u8 = 2;
 const SIGTRAP: u8 = 5;
-/// SIGSTOP by gdb's and macOS's numbers, and by Linux's, which lldb-server sends.
+/// SIGSTOP in gdb's and macOS's numbering, and in Linux's, which lldb-server sends.
 const SIGSTOP: u8 = 0x11;
 const SIGSTOP_LINUX: u8 = 0x13;
 
 impl Stub {
-    /// Determines the state of the target; it is stopped then.
+    /// Determines the state of the target and stops it.
     ///
     /// # Errors
-    /// There is none, or the stub cannot be talked to.
+    /// There is no target, or the stub cannot be reached.
     pub(super) fn begin(&mut self) -> Result<(), ConnectionError> {
-        // lldb-server 19 sends notifications with wrong checksums, and cannot detach while its target
-        // runs.
+        // lldb-server 19 sends notifications with wrong checksums, and cannot detach while its target runs.
         if self.offers.non_stop && self.offers.stops_threads && !self.offers.lldb {
             self.run.non_stop = self.call(b"QNonStop:1")? == b"OK";
         }
@@ -64,7 +63,7 @@ impl Stub {
             if !self.run.non_stop {
                 break;
             }
-            // Each of the threads, until all were reported.
+            // One thread per reply, until all were reported.
             reply = self.call(b"vStopped")?;
             if self.run.stopped.len() > MAX_THREADS {
                 return Err(too_many());
@@ -79,15 +78,14 @@ impl Stub {
             self.run.threads.push(current.unwrap_or(Tid { pid: None, tid: 1 }));
         }
         if self.run.non_stop && self.run.threads.iter().any(|tid| !self.run.stopped.contains(&tid.tid)) {
-            // An earlier client has continued some.
+            // A previous client has continued some.
             self.run.running = true;
             self.stop()?;
         }
         self.pass_signals()
     }
 
-    /// Lets the stub hand the program its signals without stopping for them. Not those that stops
-    /// are made with.
+    /// Makes the stub deliver the program's signals without a stop, except those used for stops.
     fn pass_signals(&mut self) -> Result<(), ConnectionError> {
         if !self.offers.pass_signals {
             return Ok(());
@@ -98,19 +96,19 @@ impl Stub {
         };
         let signals = (1..=LAST_SIGNAL).filter(|signal| !ours.contains(signal));
         let list: Vec<String> = signals.map(|signal| format!("{signal:x}")).collect();
-        // Where it is refused, signals are passed on from here.
+        // If refused, signals are forwarded from here.
         self.call(format!("QPassSignals:{}", list.join(";")).as_bytes()).map(drop)
     }
 
-    /// Whether files and memory can be read now.
+    /// Whether files and memory can be read in the current state.
     pub(super) fn can_be_asked(&self) -> bool {
         self.run.non_stop || !self.run.running
     }
 
-    /// Stops the target. Returns whether it is stopped, or has exited.
+    /// Stops the target. Returns whether it is stopped; false if it has exited.
     ///
     /// # Errors
-    /// It did not stop in time, or the stub cannot be talked to.
+    /// It did not stop in time, or the stub cannot be reached.
     pub(super) fn stop(&mut self) -> Result<bool, ConnectionError> {
         if self.run.running && !self.run.ended {
             self.run.hold.get_or_insert_with(Hold::of_stopped_target);
@@ -136,7 +134,7 @@ impl Stub {
         Ok(())
     }
 
-    /// Takes a stop reply of all-stop mode.
+    /// Handles a stop reply in all-stop mode.
     pub(super) fn stopped_all(&mut self, reply: &[u8]) -> Result<(), ConnectionError> {
         match StopReply::parse(reply) {
             Some(StopReply::Stopped { signal, thread, exec, threads }) => {
@@ -178,8 +176,8 @@ impl Stub {
         matches!(signal, 0 | SIGINT | SIGTRAP | SIGSTOP) || lldb
     }
 
-    /// A signal to pass on to the program. A trap is none: stubs report an `exec` by it to clients that did not
-    /// enable its event, and it would end the program.
+    /// Records a signal to forward to the program. Not SIGTRAP: stubs report an `exec` with it to clients
+    /// that did not enable that event, and it would kill the program.
     fn note_signal(&mut self, thread: Option<Tid>, signal: u8) {
         if signal != 0 && signal != SIGTRAP {
             let thread = thread.or(self.run.threads.first().copied());
@@ -202,7 +200,7 @@ impl Stub {
                 break;
             }
             if !self.link.wait(QUIET)? {
-                // Some may have ended on their way, and `answer` minds the time.
+                // Some may have exited meanwhile; `answer` limits the time.
                 self.list_threads()?;
             }
         }
@@ -210,7 +208,7 @@ impl Stub {
         Ok(())
     }
 
-    /// The words that mean all threads of the process.
+    /// The protocol's notation for all threads of the process.
     fn all_threads(&self) -> String {
         match self.run.pid {
             Some(pid) if self.offers.multiprocess => format!(":p{pid:x}.-1"),
@@ -223,8 +221,7 @@ impl Stub {
         while let Some(notification) = self.link.notification() {
             let Some(reply) = notification.strip_prefix(b"Stop:") else { continue };
             self.stopped_one(reply)?;
-            // Acknowledging one gives the next, until there is none. More than there are may be
-            // acknowledged.
+            // Acknowledging one returns the next. Too many acknowledgements do no harm.
             let mut more = true;
             while more {
                 let left = self.run.threads.len().saturating_sub(self.run.stopped.len());
@@ -241,7 +238,7 @@ impl Stub {
         Ok(())
     }
 
-    /// Takes a stop reply of one thread.
+    /// Handles the stop reply of one thread.
     fn stopped_one(&mut self, reply: &[u8]) -> Result<(), ConnectionError> {
         match StopReply::parse(reply) {
             Some(StopReply::Stopped { signal, thread, exec, .. }) => {
@@ -263,10 +260,10 @@ impl Stub {
         Ok(())
     }
 
-    /// Lets the target run.
+    /// Resumes the target.
     ///
     /// # Errors
-    /// The stub refuses, or cannot be talked to.
+    /// The stub refuses, or cannot be reached.
     pub(super) fn go(&mut self) -> Result<(), ConnectionError> {
         if self.run.running || self.run.ended {
             return Ok(());
@@ -294,10 +291,10 @@ impl Stub {
         self.link.send_order(question.as_bytes())
     }
 
-    /// Waits until something happens to the running target, for `at_most`, and lets it run on.
+    /// Waits up to `at_most` for an event of the running target, and resumes it.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     pub(super) fn attend(&mut self, at_most: Duration) -> Result<(), ConnectionError> {
         if !self.link.wait(at_most)? {
             return Ok(());
@@ -308,7 +305,7 @@ impl Stub {
             return self.go();
         }
         self.take_notifications()?;
-        // They stopped without a request: with a signal of their own, or for an exec.
+        // They stopped without a request: with a signal, or for an exec.
         let signals = std::mem::take(&mut self.run.deliver);
         let mut stopped: Vec<u64> = self.run.stopped.drain().collect();
         stopped.sort_unstable();
@@ -319,17 +316,17 @@ impl Stub {
                 Some((_, signal)) => format!("vCont;C{signal:02x}:{thread}"),
                 None => format!("vCont;c:{thread}"),
             };
-            // One that has ended since cannot be continued, which is no harm.
+            // Continuing a thread that has exited does no harm.
             self.call(question.as_bytes())?;
         }
         Ok(())
     }
 
-    /// Detaches, with the target running. `broken`: the stub has not answered properly: it is told to detach, with
+    /// Detaches, leaving the target running. `broken`: the stub has failed; it gets a detach request with
     /// hardly any wait.
     pub(super) fn detach(&mut self, broken: bool) {
         if self.run.ended {
-            // Nothing is left to release, unless that was nonsense.
+            // There is nothing to release, unless the exit report was wrong.
             self.order_detach(LAST_OF_ENDED);
         } else {
             self.detach_as_it_is(broken);
@@ -359,7 +356,7 @@ impl Stub {
         if !self.run.non_stop {
             self.stop()?;
             if !self.run.deliver.is_empty() {
-                // Detaching would take the signal away from the program.
+                // Detaching would discard the pending signal.
                 self.go()?;
                 self.stop()?;
             }
@@ -373,7 +370,7 @@ impl Stub {
         if answer == b"OK" {
             return Ok(());
         }
-        // A stub that cannot detach: let it run, and go.
+        // The stub cannot detach: resume the target and close the connection.
         self.go()
     }
 

@@ -1,5 +1,5 @@
-//! Requests and replies: features of the stub, one packet after another or many in flight, and long objects in
-//! pieces. Knows nothing of threads and stops (`run.rs`).
+//! Requests and replies: features of the stub, one packet after another or many in flight, and long objects
+//! in pieces. Independent of threads and stops (`run.rs`).
 
 use std::time::{Duration, Instant};
 
@@ -7,28 +7,27 @@ use super::connection_error::ConnectionError;
 use super::link::Link;
 use super::stop_reply::{StopReply, Tid};
 
-/// Where reads that failed are tried again in pieces, memory of a process ends at a multiple of this: no
-/// system has smaller pages.
+/// Granularity at which failed reads of a process's memory are retried: no system has smaller pages.
 pub(super) const PAGE_BYTES: u64 = 4096;
-/// How long the first answer may take: a stub that was just started is not ready at once.
+/// Time limit for the first reply: a stub that was just started is not ready at once.
 const FIRST: Duration = Duration::from_secs(10);
-/// How long any other answer may take.
+/// Time limit for any other reply.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
-/// Questions on their way at once, and their bytes: what fits into any socket's buffer, so that
-/// a stub that waits until its answers are read never keeps us from reading them.
+/// Most requests in flight, and their bytes: they fit into any socket's buffer, so that a stub that blocks
+/// until its replies are read never blocks us.
 const FLIGHT_PACKETS: usize = 64;
 const FLIGHT_BYTES: usize = 4096;
-/// Sizes of packets that are made use of.
+/// Bounds of the packet sizes used.
 const PACKET_BYTES_LEAST: usize = 256;
 const PACKET_BYTES_MOST: usize = 128 << 10;
-/// What is offered. `xmlRegisters` makes stubs for Intel send their description.
+/// Features that we offer. `xmlRegisters` makes stubs for Intel send their description.
 const QUESTION: &[u8] =
     b"qSupported:multiprocess+;xmlRegisters=i386,arm,aarch64;exec-events+;vContSupported+;no-resumed+";
 
 /// Features that a stub reports.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Features {
-    /// Characters of a packet, at most.
+    /// Most characters of a packet.
     pub(super) packet_bytes: usize,
     pub(super) multiprocess: bool,
     pub(super) non_stop: bool,
@@ -38,19 +37,18 @@ pub(super) struct Features {
     pub(super) exec_file: bool,
     pub(super) libraries_svr4: bool,
     pub(super) pass_signals: bool,
-    /// `x` answers with `b` in front of the bytes (gdb 16).
+    /// Replies to `x` have a `b` before the bytes (gdb 16).
     pub(super) binary_memory: bool,
-    /// It speaks as lldb's stubs do: registers of any thread by a suffix, signals by the system's
-    /// own numbers.
+    /// It has lldb's extensions: registers of any thread by a suffix, signals in the system's numbering.
     pub(super) lldb: bool,
-    /// `vCont` with these actions.
+    /// `vCont` supports these actions.
     pub(super) continues: bool,
     pub(super) continues_with_signal: bool,
     pub(super) stops_threads: bool,
 }
 
 impl Features {
-    /// Understands the answer to `qSupported`.
+    /// Parses the reply to `qSupported`.
     pub(super) fn parse(answer: &[u8]) -> Features {
         let mut offers = Features { packet_bytes: 400, ..Features::default() };
         for feature in answer.split(|byte| *byte == b';') {
@@ -81,26 +79,26 @@ impl Features {
 pub(super) struct Stub {
     pub(super) link: Link,
     pub(super) offers: Features,
-    /// Many questions may be on their way at once.
+    /// Many requests may be in flight.
     pipelines: bool,
-    /// The deadline of all requests; their subject, and their total time.
+    /// The deadline of all requests, their total time, and their subject.
     limit: Option<(Instant, Duration, &'static str)>,
-    /// Where memory can end: at a multiple of this, bytes.
+    /// Granularity of the end of memory, bytes.
     pub(super) memory_ends_at: u64,
     pub(super) run: super::run_state::Run,
 }
 
 impl Stub {
-    /// One of which nothing is known.
+    /// A stub in unknown state.
     pub(super) fn new(link: Link) -> Stub {
         let (offers, run) = (Features::default(), super::run_state::Run::default());
         Stub { link, offers, pipelines: false, limit: None, memory_ends_at: PAGE_BYTES, run }
     }
 
-    /// Asks what the stub can do, and settles how to talk.
+    /// Queries the stub's features and configures the connection.
     ///
     /// # Errors
-    /// Why it cannot be talked to.
+    /// Why it cannot be used.
     pub(super) fn greet(&mut self) -> Result<(), ConnectionError> {
         self.link.send(QUESTION)?;
         let answer = self.answer(QUESTION, FIRST)?;
@@ -109,11 +107,11 @@ impl Stub {
             self.link.stop_acknowledging();
             self.pipelines = self.answers_both()?;
         }
-        // Each changes the form of later answers, where it is understood.
+        // Each of these changes the form of later replies, if supported.
         if self.call(b"QThreadSuffixSupported")? == b"OK" {
             self.offers.lldb = true;
             self.call(b"QListThreadsInStopReply")?;
-            // Should we be killed: without it debugserver kills its target.
+            // In case we are killed: without it debugserver kills its target.
             self.call(b"QSetDetachOnError:1")?;
         }
         let actions = self.call(b"vCont?")?;
@@ -131,13 +129,13 @@ impl Stub {
         self.limit = Some((Instant::now() + time, time, what));
     }
 
-    /// There is no such time any more.
+    /// Removes the deadline.
     pub(super) fn without_limit(&mut self) {
         self.limit = None;
     }
 
-    /// Asks, and waits for the answer. Not while the target runs in all-stop mode: the answer
-    /// would be the next stop.
+    /// Sends a request and waits for the reply. Not while the target runs in all-stop mode: the reply would
+    /// be the next stop.
     ///
     /// # Errors
     /// No reply in time, or an invalid one.
@@ -146,7 +144,7 @@ impl Stub {
         self.answer(body, ANSWER)
     }
 
-    /// The answer to a question that was sent.
+    /// The reply to a request that was sent.
     pub(super) fn answer(&mut self, question: &[u8], time: Duration) -> Result<Vec<u8>, ConnectionError> {
         let now = Instant::now();
         let mut until = now + time;
@@ -173,10 +171,10 @@ impl Stub {
         }
     }
 
-    /// Asks all of these, in as few round trips as can be; the answers in the same order.
+    /// Sends all these requests in the fewest round trips; returns the replies in the same order.
     ///
     /// # Errors
-    /// As [`Stub::call`], for any of them.
+    /// See [`Stub::call`], for any of them.
     pub(super) fn flight(&mut self, questions: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, ConnectionError> {
         let mut answers = Vec::with_capacity(questions.len());
         if !self.pipelines {
@@ -205,10 +203,10 @@ impl Stub {
         Ok(answers)
     }
 
-    /// Reads an object in pieces (`qXfer`), at most this many bytes; `None` if there is none.
+    /// Reads an object of limited size in pieces (`qXfer`); `None` if it does not exist.
     ///
     /// # Errors
-    /// As [`Stub::call`]; or the object is larger.
+    /// See [`Stub::call`]; or the object is larger.
     pub(super) fn transfer(
         &mut self,
         object: &str,
@@ -217,7 +215,7 @@ impl Stub {
     ) -> Result<Option<Vec<u8>>, ConnectionError> {
         let mut bytes = Vec::new();
         loop {
-            // The letter in front, and escapes, have to fit as well.
+            // The leading letter and escapes have to fit as well.
             let piece = self.offers.packet_bytes.saturating_sub(64).max(64);
             let question = format!("qXfer:{object}:read:{annex}:{:x},{piece:x}", bytes.len());
             let answer = self.call(question.as_bytes())?;
@@ -238,8 +236,8 @@ impl Stub {
         }
     }
 
-    /// Whether two questions that are on their way at once are both answered. Some stubs forget
-    /// what comes before they have answered.
+    /// Whether the stub replies to both of two requests in flight. Some drop input that arrives before they
+    /// have replied.
     fn answers_both(&mut self) -> Result<bool, ConnectionError> {
         let questions = [b"qC".as_slice(), b"qC"];
         self.link.send_all(questions.into_iter())?;
@@ -247,11 +245,11 @@ impl Stub {
         Ok(self.link.packet(Instant::now() + ANSWER)?.is_some())
     }
 
-    /// Selects an existing thread for requests without a thread: the one selected last may have ended, and gdbserver
-    /// 13 fails an assertion if none was ever selected.
+    /// Selects an existing thread for requests without a thread: the one selected last may have exited, and
+    /// gdbserver 13 fails an assertion if none was ever selected.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     pub(super) fn choose_any_thread(&mut self) -> Result<(), ConnectionError> {
         let Some(first) = self.run.threads.first().copied() else { return Ok(()) };
         match self.thread_words(first) {
@@ -260,7 +258,7 @@ impl Stub {
         }
     }
 
-    /// The suffix that selects a thread, and the packet before that does.
+    /// The suffix that selects a thread, or the packet to send before.
     pub(super) fn thread_words(&self, tid: Tid) -> (Option<Vec<u8>>, String) {
         if self.run.has_one_thread {
             (None, String::new())
@@ -272,7 +270,7 @@ impl Stub {
     }
 }
 
-/// Whether a stop is what answers a question.
+/// Whether a request is answered by a stop reply.
 fn tells_of_stops(question: &[u8]) -> bool {
     matches!(question, b"?" | b"Ctrl-C" | b"vStopped") || question.starts_with(b"vCont;")
 }
@@ -282,7 +280,7 @@ fn is_stop(answer: &[u8]) -> bool {
     matches!(StopReply::parse(answer), Some(StopReply::Stopped { .. } | StopReply::Ended(_)))
 }
 
-/// A question for people: what it begins with.
+/// The beginning of a request, for people.
 fn shown(question: &[u8]) -> String {
     let end = question.iter().position(|byte| matches!(byte, b':' | b',' | b';'));
     let end = end.unwrap_or(question.len()).min(24);
@@ -294,7 +292,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offers_of_gdbserver() {
+    fn parses_features_of_gdbserver() {
         let offers = Features::parse(
             b"PacketSize=47ff;QPassSignals+;QProgramSignals+;qXfer:libraries-svr4:read+;\
               qXfer:auxv:read+;QNonStop+;multiprocess+;qXfer:threads:read+;hwbreak+;vForkEvents-",
@@ -305,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_packets_are_kept_within_bounds() {
+    fn packet_sizes_are_clamped() {
         let size = |answer: &[u8]| Features::parse(answer).packet_bytes;
         assert_eq!(size(b""), 400);
         assert_eq!(size(b"PacketSize=0"), PACKET_BYTES_LEAST);

@@ -1,15 +1,15 @@
 //! Parses stop replies: why the target stopped, or how it exited. Pure.
 //!
-//! Form: "Debugging with GDB", E.3 "Stop Reply Packets"; what lldb adds: docs/resources/lldbgdbremote.md
+//! Format: "Debugging with GDB", E.3 "Stop Reply Packets"; lldb's extensions: docs/resources/lldbgdbremote.md
 //! in LLVM.
 
 use super::hex;
 use crate::sources::ExitStatus;
 
-/// Most threads that are taken from one reply.
+/// Most threads taken from one reply.
 const MAX_THREADS: usize = 4096;
 
-/// A thread as stubs number them: `p1f.20` with the process, `20` without.
+/// A thread in the protocol's notation: `p1f.20` with the process, `20` without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tid {
     /// The process, if the stub reports it.
@@ -19,7 +19,7 @@ pub struct Tid {
 }
 
 impl Tid {
-    /// Parses `p1f.20`, `20` and `p1f` (its first thread is unknown then: `None`).
+    /// Parses `p1f.20`, `20` and `p1f` (`None`, as the thread is unknown).
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Tid> {
         let Some(rest) = text.strip_prefix(b"p") else {
@@ -39,26 +39,26 @@ impl std::fmt::Display for Tid {
     }
 }
 
-/// Neither "all" (-1) nor "any" (0).
+/// A number other than "all" (-1) and "any" (0).
 fn real(digits: &[u8]) -> Option<u64> {
     hex::number(digits).filter(|number| *number != 0)
 }
 
-/// The content of a stop reply.
+/// A parsed stop reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReply {
-    /// A thread is stopped, with all others in all-stop mode.
+    /// A thread is stopped; in all-stop mode all others are, too.
     Stopped {
-        /// By the stub's numbers; 0 where there was none.
+        /// In the stub's numbering; 0 for none.
         signal: u8,
         /// The thread, if known.
         thread: Option<Tid>,
-        /// The process has begun another program, with this path, if known.
+        /// The process executed a new program, with this path, if known.
         exec: Option<String>,
-        /// All threads, where the stub lists them.
+        /// All threads, if the stub lists them.
         threads: Vec<Tid>,
     },
-    /// The process has ended.
+    /// The process has exited.
     Ended(ExitStatus),
     /// Output of the program: the target runs on.
     Output,
@@ -67,7 +67,7 @@ pub enum StopReply {
 }
 
 impl StopReply {
-    /// `None` for what is no stop reply.
+    /// Parses a stop reply; `None` for anything else.
     #[must_use]
     pub fn parse(body: &[u8]) -> Option<StopReply> {
         let (kind, rest) = body.split_first()?;
@@ -84,7 +84,7 @@ impl StopReply {
     }
 }
 
-/// A number of one digit or more: gdbserver sends `W0;process:1f`.
+/// A number of one or more digits: gdbserver sends `W0;process:1f`.
 fn one_to_semicolon(rest: &[u8]) -> Option<i32> {
     i32::try_from(hex::number(rest.split(|byte| *byte == b';').next()?)?).ok()
 }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replies_of_gdbserver_qemu_and_lldb() {
+    fn parses_replies_of_gdbserver_qemu_and_lldb() {
         let thread = |pid, tid| Some(Tid { pid, tid });
         let stopped = |signal, thread| StopReply::Stopped { signal, thread, exec: None, threads: Vec::new() };
         assert_eq!(
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_stop_reply_is_none() {
+    fn other_replies_are_none() {
         for body in [b"".as_slice(), b"OK", b"E01", b"T", b"T0", b"Tzz", b"S", b"W", b"Xg0"] {
             assert_eq!(StopReply::parse(body), None, "{:?}", String::from_utf8_lossy(body));
         }

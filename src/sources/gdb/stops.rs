@@ -1,6 +1,6 @@
-//! Stops: the whole target is stopped while the registers and stacks of its threads are copied, in the fewest round
-//! trips: the stop itself, all registers, all stacks. Waiting threads are recognised by their program counter
-//! (`waits.rs`), which no stub reports before a stop.
+//! Stops of the whole target to copy registers and stacks of its threads, in the fewest round trips: the stop
+//! itself, all registers, all stacks. Waiting threads are recognised by their program counter (`waits.rs`),
+//! which no stub reports before a stop.
 
 use super::connection_error::ConnectionError;
 use super::layout::ThreadRegisters;
@@ -15,9 +15,9 @@ use crate::arch::Registers;
 use crate::clock::Clock;
 use crate::sources::{Activity, Capture, OtherStack, Outcome, TargetEvent, ThreadId, ThreadStatus};
 
-/// Places in code of which it is known whether threads wait there.
+/// Most code addresses with a known answer to whether threads wait there.
 const MAX_PLACES: usize = 4096;
-/// A stack that ends further above the stack pointer is another one.
+/// A stack that ends further above the stack pointer is a different one.
 const MAX_STACK_BYTES: u64 = 64 << 20;
 /// Least interval of reading the mappings, if only a stop shows them, nanoseconds.
 const MAPS_NS: u64 = 250_000_000;
@@ -26,7 +26,7 @@ const MAPS_NS: u64 = 250_000_000;
 struct Copy {
     asked: StopRequest,
     told: Option<ThreadRegisters>,
-    /// The stack pointer of the second stack, where there is one.
+    /// The second stack pointer, if there is one.
     other_sp: Option<u64>,
     waits: Option<bool>,
     capture: Capture,
@@ -37,7 +37,7 @@ impl GdbTarget {
     /// Stops the target, copies the requested threads, and continues it.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     pub(super) fn capture_asked(&mut self) -> Result<(), ConnectionError> {
         let count = self.stops.asked.len().min(self.stops.at_once());
         let asked: Vec<StopRequest> = self.stops.asked.drain(..count).collect();
@@ -79,10 +79,10 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// Copies a thread of a target that stands.
+    /// Copies a thread of a stopped target.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     pub(super) fn capture_stopped(
         &mut self,
         thread: ThreadId,
@@ -101,7 +101,7 @@ impl GdbTarget {
         Copy { asked, told: None, other_sp: None, waits: None, capture: self.stops.buffer(), outcome }
     }
 
-    /// All registers, in one round trip, and the waiting threads that they show.
+    /// Copies all registers in one round trip, and recognises waiting threads.
     fn copy_registers(&mut self, copies: &mut [Copy]) -> Result<(), ConnectionError> {
         let threads: Vec<Option<Tid>> = copies.iter().map(|copy| self.tid(copy.asked.thread)).collect();
         let known: Vec<Tid> = threads.iter().flatten().copied().collect();
@@ -128,7 +128,7 @@ impl GdbTarget {
         self.copy_saved_registers(copies)
     }
 
-    /// The second stack pointer of those that handle exceptions: one round trip more, for these only.
+    /// Reads the second stack pointer of threads in exception handlers: one more round trip, for these only.
     fn find_other_stacks(
         &mut self,
         copies: &mut [Copy],
@@ -140,7 +140,7 @@ impl GdbTarget {
         });
         let (handlers, wanted): (Vec<&mut Copy>, Vec<(Tid, u32)>) = handlers.unzip();
         for (copy, sp) in handlers.into_iter().zip(self.stub.words(&wanted)?) {
-            // In the middle of a switch it is still that of the task before.
+            // During a task switch it is still the previous task's.
             let is_its_own = |sp: &u64| {
                 let tasks = self.tasks.as_ref().filter(|tasks| tasks.current().is_some());
                 tasks.is_none_or(|tasks| tasks.is_on_stack_of(copy.asked.thread.0, *sp))
@@ -150,7 +150,7 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// The registers of tasks that do not run, where they are wanted, from where they were saved.
+    /// Reads the requested registers of suspended tasks from where they were saved.
     fn copy_saved_registers(&mut self, copies: &mut [Copy]) -> Result<(), ConnectionError> {
         let Some(tasks) = &self.tasks else { return Ok(()) };
         let is_wanted =
@@ -175,7 +175,7 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// All stacks that are wanted, in one go, with the code that decides who waits.
+    /// Copies all requested stacks in one batch, with the code that shows which threads wait.
     fn copy_stacks(&mut self, copies: &mut [Copy]) -> Result<(), ConnectionError> {
         let mut ranges = Vec::new();
         for copy in copies.iter() {
@@ -214,7 +214,7 @@ impl GdbTarget {
             let Some((bytes, range)) = read.next() else { continue };
             let sp = told.registers.sp().0;
             if bytes.is_empty() && range.at < sp {
-                // The page below the stack pointer is none of the stack's.
+                // The page below the stack pointer is not part of the stack.
                 again.push((index, Range { at: sp, bytes: copy.asked.stack_bytes }));
             } else {
                 self.take_stack(copy, *range, bytes);
@@ -236,26 +236,26 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// Whether the place alone decides if threads wait there, for all threads and times: on Arm's Linux
-    /// a result does, too.
+    /// Whether the code address alone decides if threads wait there, for all threads and times: on Arm's
+    /// Linux a result register decides, too.
     fn decided_by_place(&self, told: &ThreadRegisters) -> bool {
         use waits::System;
         !matches!((self.system, &told.registers), (System::Linux, Registers::Aarch64(_) | Registers::Arm(_)))
     }
 
-    /// The bytes to copy: from below the stack pointer, where code may keep words, to the end of the
-    /// stack size or of the stack.
+    /// The bytes to copy: from the red zone below the stack pointer to the end of the stack size or of the
+    /// stack.
     fn stack_range(&self, asked: StopRequest, sp: u64) -> Range {
         let below = sp.min(self.layout.arch.red_zone_bytes_max());
         let end = sp.saturating_add(asked.stack_bytes as u64);
         let limit = self.stack_limit(asked.thread, sp);
         let end = limit.map_or(end, |limit| end.min(limit));
-        // Nothing is above the last address of 32 bits.
+        // Memory ends at 4 GiB on 32-bit targets.
         let end = if self.layout.arch.pointer_bytes() == 4 { end.min(1 << 32).max(sp) } else { end };
         Range { at: sp - below, bytes: usize::try_from(end - (sp - below)).unwrap_or(0) }
     }
 
-    /// The end of a thread's stack, if it is known and the stack pointer is below.
+    /// The end of a thread's stack, if it is known and above the stack pointer.
     fn stack_limit(&self, thread: ThreadId, sp: u64) -> Option<u64> {
         let limit = self.threads.get(&thread)?.stack_limit?;
         (sp < limit && limit - sp <= MAX_STACK_BYTES).then_some(limit)
@@ -275,10 +275,10 @@ impl GdbTarget {
         copy.outcome = Outcome::Captured;
     }
 
-    /// Notes where the memory of a stack ends, of which this many bytes were read.
+    /// Derives the end of a stack from how many bytes were readable.
     fn learn_limit(&mut self, thread: ThreadId, range: Range, read_bytes: usize) {
         let end = range.at.saturating_add(read_bytes as u64);
-        // Memory ends with pages; what ends elsewhere is a stub's own limit.
+        // Memory ends at page boundaries; any other end is a limit of the stub.
         if read_bytes > 0
             && read_bytes < range.bytes
             && end.is_multiple_of(self.stub.memory_ends_at)
@@ -288,7 +288,7 @@ impl GdbTarget {
         }
     }
 
-    /// A thread that was found running is taken to have run since the stop before.
+    /// Charges a thread that was found running with the time since the previous stop.
     fn account(&mut self, copy: &mut Copy, ran_ns: u64) {
         let waits = copy.waits == Some(true);
         let is_told = copy.told.is_some() || waits;

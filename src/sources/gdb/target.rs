@@ -1,5 +1,5 @@
-//! A target behind a stub, as the engine's `Target`: threads and events; polls that return the state of the last
-//! stop; memory and images by requests.
+//! A target behind a stub, as the engine's `Target`: threads and events; polls that return the state of the
+//! last stop; memory and images by requests.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,30 +25,30 @@ use crate::sources::{
     Activity, Capture, Fault, LocalFiles, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus,
 };
 
-/// How a target is left by [`attach`](super::attach).
+/// State in which [`attach`](super::attach) leaves a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitialState {
     /// It runs.
     Running,
-    /// It is stopped where the stub had it, until the first capture was made: for a single snapshot.
+    /// It stays stopped where the stub had it until the first capture: for a single snapshot.
     Stopped,
 }
 
 /// Interval of thread lists, if a stub lists threads only while the target is stopped, nanoseconds.
 const LIST_NS: u64 = 100_000_000;
-/// Least interval of requests for names of threads, nanoseconds.
+/// Least interval of requests for thread names, nanoseconds.
 const NAMES_NS: u64 = 1_000_000_000;
 
-/// A thread that is known.
+/// A known thread.
 #[derive(Debug, Default)]
 pub(super) struct Thread {
-    /// Time in which it was found running, nanoseconds.
+    /// Time charged for being found running, nanoseconds.
     pub(super) ran_ns: u64,
-    /// End of the stack that it was last seen on.
+    /// End of its most recent stack.
     pub(super) stack_limit: Option<u64>,
 }
 
-/// A target behind a stub. Dropping it lets the target run, and closes the connection.
+/// A target behind a stub. Dropping it resumes the target and closes the connection.
 pub struct GdbTarget {
     pub(super) stub: Stub,
     pub(super) clock: RealClock,
@@ -56,7 +56,7 @@ pub struct GdbTarget {
     pub(super) system: System,
     pub(super) layout: Layout,
     pub(super) images: Images,
-    /// Tasks that the stub does not know of.
+    /// Tasks unknown to the stub.
     pub(super) tasks: Option<Tasks>,
     pub(super) threads: HashMap<ThreadId, Thread>,
     names: HashMap<u64, String>,
@@ -64,13 +64,13 @@ pub struct GdbTarget {
     listed_ns: u64,
     pub(super) stops: Stops,
     pub(super) events: VecDeque<TargetEvent>,
-    /// Where the stub is, for messages.
+    /// Address of the stub, for messages.
     place: String,
-    /// Why it cannot be talked to any more.
+    /// Why the connection is lost.
     lost: Option<String>,
 }
 
-/// What a target is made of.
+/// Components of a target.
 pub(super) struct Parts {
     pub(super) stub: Stub,
     pub(super) process: Process,
@@ -82,10 +82,10 @@ pub(super) struct Parts {
 }
 
 impl GdbTarget {
-    /// For a stopped target.
+    /// Builds the target, which is stopped, and leaves it in the state `begin`.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     pub(super) fn begin(
         parts: Parts,
         begin: InitialState,
@@ -133,7 +133,7 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// The threads by number: those of the stub, or the tasks on its processor.
+    /// The existing threads: those of the stub, or the tasks on its processor.
     fn present(&self) -> Vec<ThreadId> {
         match &self.tasks {
             Some(tasks) if tasks.current().is_some() => {
@@ -143,7 +143,7 @@ impl GdbTarget {
         }
     }
 
-    /// Reads which task runs, and the list of tasks. The target is stopped.
+    /// Reads the running task and the list of tasks. The target is stopped.
     fn look_at_tasks(&mut self, now_ns: u64) -> Result<(), ConnectionError> {
         let Some(tasks) = &mut self.tasks else { return Ok(()) };
         let stub = &mut self.stub;
@@ -154,13 +154,13 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// Whether a thread is a task that is known and does not run.
+    /// Whether a thread is a known task that does not run.
     pub(super) fn is_switched_out(&self, thread: ThreadId) -> bool {
         let Some(tasks) = &self.tasks else { return false };
         tasks.current().is_some_and(|current| current != thread.0) && tasks.contains(thread.0)
     }
 
-    /// The stub's number of a thread whose registers can be requested.
+    /// The stub's number for a thread with accessible registers.
     pub(super) fn tid(&self, thread: ThreadId) -> Option<Tid> {
         let threads = &self.stub.run.threads;
         if let Some(current) = self.tasks.as_ref().and_then(Tasks::current) {
@@ -170,7 +170,7 @@ impl GdbTarget {
         Some(threads[at])
     }
 
-    /// The stub has failed: one line for all later requests. It is told to detach at once.
+    /// Marks the connection as lost, with one line for all later requests, and sends a detach request.
     pub(super) fn lose(&mut self, broken: &ConnectionError) -> Fault {
         let why = format!("the stub at {} {broken}", self.place);
         if self.lost.is_none() {
@@ -179,19 +179,19 @@ impl GdbTarget {
         Fault::Lost(self.lost.get_or_insert(why).clone())
     }
 
-    /// Whether the stub can still be talked to.
+    /// Checks that the connection is not lost.
     pub(super) fn check_link(&self) -> Result<(), Fault> {
         self.lost.as_ref().map_or(Ok(()), |lost| Err(Fault::Lost(lost.clone())))
     }
 
-    /// The task that runs where the stub knows of none, else the stub's thread. The target stands.
+    /// The running task if the stub knows no tasks, else the stub's thread. The target is stopped.
     pub(super) fn current_thread(&self, tid: Tid) -> ThreadId {
         ThreadId(self.tasks.as_ref().and_then(Tasks::current).unwrap_or(tid.tid))
     }
 
-    /// Reports threads that came and went since the last stop. The target is stopped.
+    /// Reports threads that started or exited since the last stop. The target is stopped.
     pub(super) fn update_threads(&mut self, now_ns: u64) -> Result<(), ConnectionError> {
-        // In non-stop mode each stop lists them, and so do lldb's stubs.
+        // In non-stop mode each stop lists them, as lldb's stubs do.
         let lists = self.stub.run.non_stop || self.stub.offers.lldb;
         if !lists && !self.stub.run.has_one_thread && now_ns.saturating_sub(self.listed_ns) >= LIST_NS {
             self.listed_ns = now_ns;
@@ -220,7 +220,7 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// Asks for the names of threads, not too often.
+    /// Requests thread names, at limited frequency.
     fn ask_names(&mut self, now_ns: u64) -> Result<(), ConnectionError> {
         if self.names_ns.is_none_or(|asked_ns| now_ns.saturating_sub(asked_ns) >= NAMES_NS) {
             self.names_ns = Some(now_ns);
@@ -229,7 +229,7 @@ impl GdbTarget {
         Ok(())
     }
 
-    /// Turns reports of the stub into events.
+    /// Converts reports of the stub into events.
     pub(super) fn take_news(&mut self) {
         while let Some(news) = self.stub.run.news.pop_front() {
             match news {
@@ -254,7 +254,7 @@ impl GdbTarget {
         }
     }
 
-    /// Runs requests: at once if the stub answers while the target runs, else while it is stopped for them.
+    /// Runs requests: at once if the stub replies while the target runs, else during a stop.
     pub(super) fn asking<R>(
         &mut self,
         ask: impl FnOnce(&mut GdbTarget) -> Result<R, ConnectionError>,

@@ -12,25 +12,25 @@ use super::run_state::{MAX_THREADS, sorted, too_many, unexpected};
 use super::session::Stub;
 use super::stop_reply::Tid;
 
-/// Longest list of threads with their names.
+/// Most bytes of a list of threads with their names.
 const MAX_LIST_BYTES: usize = 4 << 20;
 /// Longest name.
 const MAX_NAME_BYTES: usize = 256;
-/// Most threads whose names are requested one by one.
+/// Most threads with names requested one by one.
 const MAX_NAMES_ONE_BY_ONE: usize = 256;
 
 impl Stub {
-    /// Asks which threads there are.
+    /// Requests the list of threads.
     ///
     /// # Errors
-    /// The stub cannot be talked to, or does not come to an end.
+    /// The stub cannot be reached, or the list does not end.
     pub(super) fn list_threads(&mut self) -> Result<(), ConnectionError> {
         let answers = self.flight(&[b"qfThreadInfo".to_vec(), b"qsThreadInfo".to_vec()])?;
         self.finish_list(&answers)
     }
 
-    /// Takes the first two parts of a list, and asks for the others. A stub that has no lists keeps
-    /// what is known.
+    /// Takes the first two parts of a list, and requests the others. For a stub without lists the known
+    /// threads are kept.
     pub(super) fn finish_list(&mut self, parts: &[Vec<u8>]) -> Result<(), ConnectionError> {
         let mut threads = Vec::new();
         for part in parts {
@@ -60,10 +60,10 @@ impl Stub {
         Ok(())
     }
 
-    /// The names of threads, where the stub has some.
+    /// The names of threads, if the stub has them.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     pub(super) fn thread_names(&mut self) -> Result<HashMap<u64, String>, ConnectionError> {
         if self.offers.threads_xml
             && let Some(list) = self.transfer("threads", "", MAX_LIST_BYTES)?
@@ -88,7 +88,7 @@ impl Stub {
     /// The registers of stopped threads, each `None` if unknown.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     pub(super) fn registers(
         &mut self,
         threads: &[Tid],
@@ -108,7 +108,7 @@ impl Stub {
             let sent = register_bytes(&answers[at]).filter(|_| selected);
             told.push(match sent {
                 Some(sent) => self.registers_of(*thread, layout, &sent)?,
-                // No `g` at all: each by itself. An error means that this thread has none.
+                // Without `g` each register is read separately. An error means that this thread has none.
                 None if answers[at].is_empty() && selected => self.registers_of(*thread, layout, &[])?,
                 None => None,
             });
@@ -116,7 +116,7 @@ impl Stub {
         Ok(told)
     }
 
-    /// The registers of one thread, of which an answer to `g` has some.
+    /// The registers of one thread, some of them from a reply to `g`.
     fn registers_of(
         &mut self,
         thread: Tid,
@@ -144,7 +144,7 @@ impl Stub {
     /// 32-bit registers by thread and number, each `None` if unknown.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     pub(super) fn words(&mut self, wanted: &[(Tid, u32)]) -> Result<Vec<Option<u64>>, ConnectionError> {
         let (mut questions, mut answers_at) = (Vec::with_capacity(2 * wanted.len()), Vec::new());
         for (thread, number) in wanted {
@@ -161,7 +161,7 @@ impl Stub {
 enum Part {
     More,
     End,
-    /// It is no list.
+    /// Not a list.
     None,
 }
 
@@ -202,7 +202,7 @@ fn register_bytes(answer: &[u8]) -> Option<Vec<Option<u8>>> {
 fn names_in_xml(list: &[u8]) -> HashMap<u64, String> {
     let mut reader = Reader::from_reader(list);
     let mut names = HashMap::new();
-    // What is damaged has no names.
+    // Damaged XML has no names.
     while let Ok(event) = reader.read_event() {
         let element = match event {
             Event::Eof => break,
@@ -224,7 +224,7 @@ fn names_in_json(list: &[u8]) -> HashMap<u64, String> {
     threads.iter().filter_map(name).collect()
 }
 
-/// A name that is one.
+/// A printable name.
 fn plain(name: &str) -> Option<String> {
     let end = name.char_indices().map(|(at, _)| at).take_while(|at| *at <= MAX_NAME_BYTES).last()?;
     let name = if name.len() > MAX_NAME_BYTES { &name[..end] } else { name };
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_threads_come_in_parts() {
+    fn thread_lists_arrive_in_parts() {
         let mut threads = Vec::new();
         assert!(matches!(take_part(b"mp1.1,p1.2", &mut threads), Ok(Part::More)));
         assert!(matches!(take_part(b"m3", &mut threads), Ok(Part::More)));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_from_both_lists() {
+    fn names_are_read_from_both_formats() {
         let xml =
             b"<?xml version=\"1.0\"?><threads><thread id=\"p1.a\" core=\"1\" name=\"work &amp; rest\"/>\
                     <thread id=\"p1.b\">CPU#1 [running]</thread></threads>";
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_that_are_not_known_are_marked() {
+    fn unknown_registers_are_marked() {
         assert_eq!(register_bytes(b"01xxff"), Some(vec![Some(1), None, Some(255)]));
         assert_eq!(register_bytes(b"E01"), None);
         assert_eq!(register_bytes(b"zz"), None);

@@ -1,5 +1,5 @@
-//! The byte stream to the stub: a TCP connection, or a command's standard input and output. Input: the address of the
-//! stub. Output: bytes, or one line with the error.
+//! The byte stream to the stub: a TCP connection, or a command's standard input and output. Input: the
+//! address of the stub. Output: bytes, or an error of one line.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use super::connection_error::ConnectionError;
 use crate::error::{Error, ErrorKind, Result, io_text};
 
-/// How long a connection may take to be made, for each address of a host.
+/// Time limit for connecting, for each address of a host.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long the stub may leave what is sent to it unread.
+/// Time limit for a stub that does not read.
 const WRITE: Duration = Duration::from_secs(5);
-/// How long a command may take to end after its input was closed, and again after SIGTERM.
+/// Time for a command to exit after its input was closed, and again after SIGTERM.
 const END: Duration = Duration::from_millis(500);
-/// Bytes read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 64 << 10;
 
-/// Where a stub is.
+/// Address of a stub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StubAddress {
     /// A TCP port.
@@ -28,13 +28,12 @@ pub enum StubAddress {
         /// Port.
         port: u16,
     },
-    /// A command, for the shell, that speaks on its standard input and output.
+    /// A shell command that speaks the protocol on its standard input and output.
     Command(String),
 }
 
 impl StubAddress {
-    /// Understands `HOST:PORT`, `:PORT` (this machine), `tcp:HOST:PORT` and `|COMMAND`; `None` for
-    /// anything else.
+    /// Parses `HOST:PORT`, `:PORT` (this machine), `tcp:HOST:PORT` and `|COMMAND`; `None` for anything else.
     #[must_use]
     pub fn parse(text: &str) -> Option<StubAddress> {
         if let Some(command) = text.strip_prefix('|') {
@@ -45,7 +44,7 @@ impl StubAddress {
         let port = port.parse().ok().filter(|port| *port > 0)?;
         let host = match host.strip_prefix('[').map(|rest| rest.strip_suffix(']')) {
             Some(address) => address?,
-            // An address of IPv6 without its brackets could end anywhere.
+            // An IPv6 address without brackets is ambiguous.
             None if host.contains([':', '/', ' ']) => return None,
             None => host,
         };
@@ -64,7 +63,7 @@ impl fmt::Display for StubAddress {
     }
 }
 
-/// The open way to a stub. Dropping it closes the connection, and ends a command that it began.
+/// An open connection to a stub. Dropping it closes the connection, and ends the command that it started.
 pub(super) struct Transport {
     stream: Stream,
     command: Option<StubCommand>,
@@ -87,7 +86,7 @@ impl Transport {
         Ok(Transport { stream, command, buffer: vec![0; READ_BYTES] })
     }
 
-    /// Waits for bytes for `at_most`; nothing where none came.
+    /// Waits for bytes for `at_most`; returns none if none arrived.
     ///
     /// # Errors
     /// [`ConnectionError::Closed`], or the system's error.
@@ -150,7 +149,7 @@ fn connect(place: &StubAddress, host: &str, port: u16) -> Result<TcpStream> {
     for address in addresses {
         match TcpStream::connect_timeout(&address, CONNECT) {
             Ok(stream) => {
-                // Requests are small, and each is waited for.
+                // Requests are small, and each waits for its reply.
                 let set = stream.set_nodelay(true).and_then(|()| stream.set_write_timeout(Some(WRITE)));
                 set.map_err(|error| failed(&io_text(&error)))?;
                 return Ok(stream);
@@ -161,7 +160,7 @@ fn connect(place: &StubAddress, host: &str, port: u16) -> Result<TcpStream> {
     Err(failed(&why))
 }
 
-/// What is read from and written to.
+/// The byte stream of the connection.
 enum Stream {
     Tcp(TcpStream),
     #[cfg(unix)]
@@ -179,7 +178,7 @@ impl Stream {
         super::sys::wait_readable(fd, at_most)
     }
 
-    /// Where there is no poll(2), the read itself waits.
+    /// Without poll(2), the read itself waits.
     #[cfg(not(unix))]
     fn wait_readable(&self, at_most: Duration) -> bool {
         let Stream::Tcp(stream) = self;
@@ -203,7 +202,7 @@ impl Stream {
     }
 
     fn close(&mut self) {
-        // If it is closed already there is nothing to do.
+        // It may already be closed.
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
             #[cfg(unix)]
@@ -212,14 +211,14 @@ impl Stream {
     }
 }
 
-/// A command that was started for its stub. Dropping it ends it, and what it started.
+/// A command started as a stub. Dropping it ends the command and its descendants.
 struct StubCommand {
     child: std::process::Child,
 }
 
 impl Drop for StubCommand {
     fn drop(&mut self) {
-        // Its input is closed: most stubs end by themselves.
+        // Its input is closed: most stubs then exit.
         if self.ends_within(END) {
             return;
         }
@@ -248,8 +247,8 @@ impl StubCommand {
     }
 }
 
-/// Starts a command in a process group of its own: a Ctrl-C at the terminal is for us, and would
-/// end many a stub with its target.
+/// Starts a command in a separate process group: a Ctrl-C at the terminal is for us, and would end many a
+/// stub with its target.
 #[cfg(unix)]
 fn start(text: &str) -> Result<(Stream, StubCommand)> {
     use std::os::fd::OwnedFd;
@@ -265,7 +264,7 @@ fn start(text: &str) -> Result<(Stream, StubCommand)> {
     command.arg("-c").arg(text).process_group(0);
     command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::from(OwnedFd::from(output)));
     let child = crate::sources::spawn_as_we_began(&mut command).map_err(|error| failed(&error))?;
-    // The command holds the other ends: ours show when it exits.
+    // The command holds the other ends: ours report its exit.
     drop(command);
     Ok((Stream::Unix(ours), StubCommand { child }))
 }
@@ -281,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_as_debuggers_write_them() {
+    fn parses_addresses_as_debuggers_write_them() {
         let tcp = |host: &str, port| Some(StubAddress::Tcp { host: host.to_owned(), port });
         assert_eq!(StubAddress::parse("board:3333"), tcp("board", 3333));
         assert_eq!(StubAddress::parse(":1234"), tcp("localhost", 1234));

@@ -1,50 +1,49 @@
-//! Whether a stopped thread was waiting: a stub does not report it, but the program counter shows it. Input:
+//! Whether a stopped thread was waiting: no stub reports it, but the program counter shows it. Input:
 //! registers, and the code around the program counter. Output: yes or no. Pure.
 //!
-//! - Linux, x86_64: the result of a system call that a stop interrupts is an error that programs
-//!   never see (ERESTARTSYS and its like), or EINTR, and the program counter is behind `syscall`
+//! - Linux, x86_64: the result of a system call interrupted by a stop is an error that programs never see
+//!   (ERESTARTSYS and its like), or EINTR, and the program counter is behind `syscall`
 //!   (arch/x86/kernel/signal.c, handle_signal and arch_do_signal_or_restart).
-//! - Linux, aarch64: the kernel has set the program counter back to `svc` before it stops the thread
-//!   (arch/arm64/kernel/signal.c, do_signal); calls that are not repeated show EINTR behind it.
-//! - Linux, 32-bit Arm: the program counter is set back to `svc`, or EINTR is behind it, as on aarch64
+//! - Linux, aarch64: the kernel has reset the program counter to `svc` before it stops the thread
+//!   (arch/arm64/kernel/signal.c, do_signal); calls that are not restarted return EINTR behind it.
+//! - Linux, 32-bit Arm: the program counter is reset to `svc`, or EINTR is behind it, as on aarch64
 //!   (arch/arm/kernel/signal.c, do_signal).
 //! - macOS: a thread in the kernel is behind `syscall` or `svc #0x80`, whether it waits or not.
-//! - Without an operating system: a processor at `hlt`, `wfi` or `wfe` or right behind it
-//!   has nothing to do.
+//! - Bare metal: a processor at `hlt`, `wfi` or `wfe` or right behind it is idle.
 
 use super::layout::ThreadRegisters;
 use crate::arch::Registers;
 
-/// What runs the code of the target.
+/// The system that runs the target's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
     /// Linux: threads of a process.
     Linux,
     /// macOS and its like.
     Mach,
-    /// No operating system that the stub knows of: threads are processors, or tasks.
+    /// No operating system known to the stub: threads are processors, or tasks.
     Bare,
 }
 
-/// Bytes of code that are read before the program counter, and from it on.
+/// Bytes of code to read before the program counter, and from it on.
 pub const AROUND_BYTES: usize = 4;
 
 const EINTR: i64 = -4;
 /// ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h).
 const RESTART_CODES: [i64; 4] = [-512, -513, -514, -516];
 
-/// The activity of a thread, by its registers alone.
+/// Activity of a thread, from its registers alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadState {
     /// It waits.
     Waits,
-    /// It runs, or is ready to.
+    /// It runs or is ready.
     Runs,
     /// The code around its program counter decides.
     CodeDecides,
 }
 
-/// The conclusion from registers.
+/// Derives the state from registers.
 #[must_use]
 pub fn by_registers(told: &ThreadRegisters, system: System) -> ThreadState {
     let in_call = |result: i64| {
@@ -82,7 +81,7 @@ pub fn by_code(
             System::Linux | System::Mach => before[2..] == SYSCALL,
             System::Bare => before[3] == HLT || after[0] == HLT,
         },
-        // `int $0x80`, or `sysenter` of the vDSO, whose caller continues behind its `int $0x80`
+        // `int $0x80`, or `sysenter` of the vDSO, with a caller that continues behind the vDSO's `int $0x80`
         // (arch/x86/entry/vdso/vdso32/system_call.S).
         Registers::X86(_) => match system {
             System::Linux | System::Mach => before[2..] == INT_80,
@@ -132,8 +131,8 @@ fn is_wait_t32(before: [u8; AROUND_BYTES], after: [u8; AROUND_BYTES]) -> bool {
     narrow(&before[2..]) || narrow(&after[..2]) || WIDE.contains(&before) || WIDE.contains(&after)
 }
 
-/// `wfi` or `wfe` in A32, under any condition (Armv7-A ARM, A8.8.425 and A8.8.424), or the write to CP15
-/// that was `wfi` before there was one (Arm1176 TRM, 3.2.22).
+/// `wfi` or `wfe` in A32, under any condition (Armv7-A ARM, A8.8.425 and A8.8.424), or the older CP15 write
+/// with the same effect (Arm1176 TRM, 3.2.22).
 fn is_wait_a32(word: u32) -> bool {
     const WITHOUT_CONDITION: u32 = 0x0fff_ffff;
     const NEVER: u32 = 0xf;
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupted_calls_of_linux_wait() {
+    fn interrupted_linux_calls_are_waits() {
         assert_eq!(by_registers(&x86(-512, Some(0)), System::Linux), ThreadState::Waits);
         assert_eq!(by_registers(&x86(-4, Some(232)), System::Linux), ThreadState::Waits);
         assert_eq!(by_registers(&x86(-4, Some(-1)), System::Linux), ThreadState::Runs, "in user mode");
@@ -166,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn arm_threads_stand_at_their_call_and_processors_at_wfi() {
+    fn arm_waits_are_at_svc_or_wfi() {
         let told = |x0: i64| ThreadRegisters {
             registers: Registers::Aarch64(Aarch64 {
                 x: std::array::from_fn(|number| if number == 0 { x0.cast_unsigned() } else { 0 }),
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_of_32_bits_wait_by_the_instructions_of_their_state() {
+    fn waits_of_32_bit_cores_depend_on_their_instruction_set() {
         let a32 = |word: u32| word.to_le_bytes();
         let (nop, wfi, wfe_eq, wfi_arm11) =
             (a32(0xe320_f000), a32(0xe320_f003), a32(0x0320_f002), a32(0xee07_0f90));
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn linux_threads_of_32_bits_stand_at_their_call() {
+    fn waits_of_32_bit_linux_threads_are_at_svc() {
         let at = |status, before, after| by_code(&arm(status, false), before, after, System::Linux);
         assert!(at(0x10, [0; 4], [0, 0, 0, 0xef]) && at(0x30, [0; 4], [0, 0xdf, 0, 0]));
         assert!(!at(0x10, [0, 0, 0, 0xef], [0; 4]), "the call is done");

@@ -1,7 +1,8 @@
-//! The directory that stackprof shares with a command: made where only the user can write, gone afterwards.
+//! The directory that stackprof shares with a command: created where only the user can write, removed
+//! afterwards.
 //!
-//! A lock on the control file says that its recording runs: what a killed stackprof left behind has none, and is removed
-//! by the next one.
+//! A lock on the control file shows that its recording is running. A killed stackprof leaves an unlocked
+//! directory, which the next one removes.
 #![allow(unsafe_code)]
 
 use std::ffi::{OsStr, OsString};
@@ -21,43 +22,44 @@ use super::shared_memory::{
     MAPS_PREFIX, MAX_STACK_SIZE, RING_PREFIX, Refusal, SHIM_NAME,
 };
 
-/// The names of directories begin with it.
+/// Prefix of directory names.
 const PREFIX: &str = "stackprof-heap-";
-/// A directory without a control file may be one that is being made, for so long.
+/// A directory without a control file may still be under construction for this long.
 const NEW_FOR: Duration = Duration::from_secs(60);
-/// Names that are tried.
+/// Number of names to try.
 const TRIES: u32 = 100;
 
-/// Below this many bytes per sample rings are larger, and stacks shorter: more is written than is read at leisure.
+/// Below this many bytes per sample, rings are larger and stacks shorter, because records are written faster
+/// than they are read.
 const FREQUENT_BYTES: u64 = 16 << 10;
 const FREQUENT_DATA_SIZE: u64 = 64 << 20;
 const FREQUENT_SET_SLOTS: u64 = 1 << 24;
 
-/// The directory of the recording that runs, for whoever ends the process.
+/// The directory of the running recording, for the code that ends the process.
 static CURRENT: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// A directory that is removed with it.
+/// A directory that is removed on drop.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// Locked.
+    /// Open and locked.
     control: File,
 }
 
-/// Why there is no directory.
+/// Why no directory could be created.
 #[derive(Debug)]
 pub struct NoDirectory {
-    /// Where it was tried last.
+    /// The place that was tried last.
     pub place: PathBuf,
-    /// What the system said.
+    /// The system's error.
     pub why: io::Error,
 }
 
 impl Directory {
-    /// Makes the directory with this shim in it, and removes those that killed recordings left.
+    /// Creates the directory with this shim in it, and removes those left by killed recordings.
     ///
     /// # Errors
-    /// No place allows it.
+    /// None of the places can hold it.
     pub fn make(shim: &[u8], options: HeapOptions) -> Result<Directory, NoDirectory> {
         let mut failure = NoDirectory { place: PathBuf::from("/tmp"), why: io::ErrorKind::NotFound.into() };
         for place in places() {
@@ -73,7 +75,7 @@ impl Directory {
         Err(failure)
     }
 
-    /// Makes it in this place.
+    /// Creates it in this place.
     pub(crate) fn make_in(place: &Path, shim: &[u8], options: HeapOptions) -> io::Result<Directory> {
         let path = make_new(place)?;
         let made = fill(&path, shim, options);
@@ -89,7 +91,8 @@ impl Directory {
         &self.path
     }
 
-    /// What a command needs in its environment to load the shim: it comes before what is to be loaded already.
+    /// Environment variables with which a command loads the shim, ahead of libraries that are already in
+    /// LD_PRELOAD.
     #[must_use]
     pub fn environment(&self, preloaded: Option<&OsStr>) -> Vec<(OsString, OsString)> {
         let mut preload = self.path.join(SHIM_NAME).into_os_string();
@@ -101,7 +104,7 @@ impl Directory {
         vec![("LD_PRELOAD".into(), preload), (super::shared_memory::DIRECTORY_VARIABLE.into(), directory)]
     }
 
-    /// The rings that are there now: process, number, path.
+    /// The existing rings: process, sequence number, path.
     #[must_use]
     pub fn rings(&self) -> Vec<(u32, u32, PathBuf)> {
         let Ok(entries) = fs::read_dir(&self.path) else { return Vec::new() };
@@ -117,7 +120,8 @@ impl Directory {
         rings
     }
 
-    /// The path of the copy of a process's mappings that the shim made when its ring was made, and when it exited.
+    /// Paths of the shim's copies of a process's mappings, taken when its ring was created and when it
+    /// exited.
     #[must_use]
     pub fn maps(&self, pid: u32, sequence: u32) -> [PathBuf; 2] {
         let name = format!("{MAPS_PREFIX}{pid}.{sequence}");
@@ -132,14 +136,14 @@ impl Directory {
         }
     }
 
-    /// Has all processes stop recording.
+    /// Makes all processes stop recording.
     pub fn stop(&self) {
         let at = offset_of!(Control, is_stopped) as u64;
-        // Where that fails they go on until their rings are full.
+        // If this fails, they record until their rings are full.
         let _ = self.control.write_all_at(&1u32.to_ne_bytes(), at);
     }
 
-    /// The number of programs that the shim was loaded into.
+    /// Number of programs that the shim was loaded into.
     #[must_use]
     pub fn programs(&self) -> u64 {
         self.word(offset_of!(Control, programs))
@@ -179,9 +183,9 @@ impl Drop for Directory {
     }
 }
 
-/// Removes the directory of the recording that runs: this process ends now.
+/// Removes the directory of the running recording, because this process is about to end.
 pub fn remove_current() {
-    // Another thread may hold it, which removes the directory or has not made it yet.
+    // Another thread may hold the lock: it is removing the directory, or has not created it yet.
     if let Ok(mut current) = CURRENT.try_lock()
         && let Some(path) = current.take()
     {
@@ -189,17 +193,17 @@ pub fn remove_current() {
     }
 }
 
-/// Where a directory may be, the best first: memory of the user, memory, files.
+/// Candidate places, best first: memory of the user, shared memory, files.
 fn places() -> Vec<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let runtime = runtime.filter(|path| path.is_absolute() && is_own(path));
     let places = runtime.into_iter().chain(["/dev/shm", "/tmp"].map(PathBuf::from));
-    // LD_PRELOAD is divided at these.
+    // Separators in LD_PRELOAD.
     let is_divided = |path: &PathBuf| path.as_os_str().as_bytes().iter().any(|byte| b" :\t\n".contains(byte));
     places.filter(|path| !is_divided(path)).collect()
 }
 
-/// Whether a directory is this user's, and nobody else can write to it.
+/// Whether a directory belongs to this user and nobody else can write to it.
 fn is_own(path: &Path) -> bool {
     // SAFETY: geteuid(2) takes nothing.
     let user = unsafe { libc::geteuid() };
@@ -221,7 +225,7 @@ fn make_new(place: &Path) -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Writes the control file, which stays locked, and the shim.
+/// Writes the shim and the control file; returns the locked control file.
 fn fill(path: &Path, shim: &[u8], options: HeapOptions) -> io::Result<File> {
     let new = |name: &str, mode| {
         let mut options = File::options();
@@ -257,13 +261,14 @@ fn control_bytes(options: HeapOptions) -> Vec<u8> {
     bytes
 }
 
-/// Filters of system calls that this process has; a program that has more may be ended by a call of the shim.
+/// Number of seccomp filters of this process. A program with more could be killed for a system call of the
+/// shim.
 fn seccomp_filters() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix("Seccomp_filters:"))?.trim().parse().ok()
 }
 
-/// Whether code can be mapped from there: many systems forbid that in /tmp and /dev/shm.
+/// Checks that code can be mapped from this file: many systems mount /tmp and /dev/shm noexec.
 fn check_executable(file: &File) -> io::Result<()> {
     const BYTES: usize = 4096;
     // SAFETY: a new mapping of a file that this process keeps open, at an address that the kernel chooses.
@@ -279,13 +284,13 @@ fn check_executable(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the lock of a control file, unless another process has it.
+/// Locks a control file; `false` if another process holds the lock.
 fn lock(file: &File) -> bool {
     // SAFETY: flock(2) of a descriptor that is open.
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
-/// Removes the directories whose recordings have ended without doing so.
+/// Removes directories left by recordings that no longer run.
 fn sweep(place: &Path) {
     let Ok(entries) = fs::read_dir(place) else { return };
     for entry in entries.flatten() {
@@ -308,7 +313,8 @@ fn is_abandoned(path: &Path) -> bool {
     }
 }
 
-/// Removes a directory with what stackprof and the shim put there; anything else stays, and keeps it.
+/// Removes a directory with the files of stackprof and the shim. Any other file stays, and with it the
+/// directory.
 fn remove(path: &Path) {
     if let Ok(entries) = fs::read_dir(path) {
         for entry in entries.flatten() {
@@ -333,7 +339,7 @@ mod tests {
     const OPTIONS: HeapOptions = HeapOptions { every_bytes: 512 << 10, seed: 0 };
 
     #[test]
-    fn it_is_the_users_alone_and_gone_afterwards() {
+    fn is_private_and_removed_on_drop() {
         let place = tempfile::tempdir().unwrap();
         let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
         let path = directory.path().to_owned();
@@ -345,7 +351,7 @@ mod tests {
         let environment = directory.environment(Some(OsStr::new("/lib/a.so")));
         assert_eq!(environment[0].1, OsString::from(format!("{}/{SHIM_NAME}:/lib/a.so", path.display())));
         assert_eq!((directory.programs(), directory.refused()), (0, vec![]));
-        // Another recording that begins leaves it alone.
+        // Another recording that starts does not remove it.
         sweep(place.path());
         assert!(path.join(CONTROL_NAME).exists());
         drop(directory);
@@ -353,24 +359,24 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_recording_left_is_removed_by_the_next() {
+    fn the_next_recording_removes_what_a_killed_one_left() {
         let place = tempfile::tempdir().unwrap();
         let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
         let path = directory.path().to_owned();
         fs::write(path.join("ring.1.0"), "x").unwrap();
-        // As the kernel does when a process is killed: the lock goes, and nothing else.
+        // When a process is killed, the kernel releases the lock and nothing else.
         let Directory { path: kept, control } = &directory;
         assert_eq!(*kept, path);
         // SAFETY: flock(2) of a descriptor that is open.
         unsafe { libc::flock(control.as_raw_fd(), libc::LOCK_UN) };
-        // Not one of stackprof's, and one with a file of somebody else.
+        // A foreign directory, and one with a foreign file.
         fs::create_dir(place.path().join("other")).unwrap();
         sweep(place.path());
         assert!(!path.exists() && place.path().join("other").exists());
     }
 
     #[test]
-    fn a_directory_that_is_being_made_is_left_alone() {
+    fn a_directory_under_construction_is_left_alone() {
         let place = tempfile::tempdir().unwrap();
         let path = make_new(place.path()).unwrap();
         sweep(place.path());

@@ -1,12 +1,12 @@
-//! What a command with the heap shim and stackprof share: a directory with the shim, a control file and a ring of records
-//! for each process.
+//! Memory shared between stackprof and a command with the heap shim: a directory with the shim, a control
+//! file and one ring of records per process.
 //!
-//! `directory.rs` makes and removes it, `ring.rs` reads records. What processes write is hostile: it is copied out, then
-//! checked. The layout is that of the shim (`src/heap_shim/shared_memory.rs`).
+//! `directory.rs` creates and removes it, `ring.rs` reads records. Processes are hostile: their records are
+//! copied out, then checked. The layout is the shim's (`src/heap_shim/shared_memory.rs`).
 
 pub mod directory;
 pub mod ring;
-#[allow(dead_code)] // The shim uses the rest.
+#[allow(dead_code)] // The rest is for the shim.
 #[path = "../../heap_shim/shared_memory.rs"]
 pub mod shared_memory;
 
@@ -15,6 +15,6 @@ pub mod shared_memory;
 pub struct HeapOptions {
     /// Bytes per sample on average; 1 records each allocation.
     pub every_bytes: u64,
-    /// Seed of the sampling; 0: by the clock.
+    /// Seed of the sampling; 0: derived from the clock.
     pub seed: u64,
 }

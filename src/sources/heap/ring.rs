@@ -1,7 +1,7 @@
 //! The ring of one process: records that the heap shim wrote, copied out and checked.
 //!
-//! Input: a file that the recorded process can write to, truncate or fill with anything. Output: [`Record`]s. It is read and
-//! written by system calls: a mapping would raise SIGBUS where the file was truncated.
+//! Input: a file that the recorded process can write to, truncate or fill with anything. Output: [`Record`]s.
+//! Uses read and write system calls: access through a mapping would raise SIGBUS if the file was truncated.
 
 use std::fs::File;
 use std::io;
@@ -16,15 +16,15 @@ use super::shared_memory::{
     flag,
 };
 
-/// Bytes that are read at once: several of the largest records.
+/// Bytes per read: several of the largest records.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A record, copied out.
+/// A record, copied out of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// Memory was allocated.
     Allocation(Box<AllocationRecord>),
-    /// Sampled memory is given back.
+    /// Sampled memory was freed.
     Free {
         /// Monotonic clock.
         time_ns: u64,
@@ -33,7 +33,7 @@ pub enum Record {
         /// The thread.
         tid: u32,
     },
-    /// The last free of this address is taken back.
+    /// The last free of this address is revoked.
     Restore {
         /// Monotonic clock.
         time_ns: u64,
@@ -51,17 +51,17 @@ pub struct AllocationRecord {
     pub time_ns: u64,
     /// The block.
     pub address: u64,
-    /// Bytes that the program asked for.
+    /// Requested bytes.
     pub size: u64,
     /// The thread.
     pub tid: u32,
-    /// What the caller has when the allocator returns, in the shim's order.
+    /// Registers of the caller when the allocator returns, in the shim's order.
     pub registers: [u64; REGISTERS],
-    /// From the stack pointer upwards.
+    /// Stack bytes from the stack pointer upwards.
     pub stack: Vec<u8>,
-    /// Its free will have no record.
+    /// Its free will not be recorded.
     pub untracked: bool,
-    /// Memory ends where the stack bytes end.
+    /// The stack ends where these bytes end.
     pub stack_ends: bool,
 }
 
@@ -74,38 +74,38 @@ pub enum Processor {
     Aarch64,
 }
 
-/// What a ring says of its process.
+/// Header of a ring: facts about its process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes of records.
+    /// Capacity for records, in bytes.
     pub data_size: u64,
-    /// Of the process, as it sees itself.
+    /// The pid that the process sees (in its namespace).
     pub pid: u32,
-    /// How many rings the process had before.
+    /// Number of earlier rings of the process.
     pub sequence: u32,
-    /// It was forked, and may have copies of what its parent allocated.
+    /// The process was forked: it may have copies of its parent's blocks.
     pub is_forked: bool,
     /// Its processor.
     pub processor: Processor,
-    /// Its name when the ring was made.
+    /// Its name when the ring was created.
     pub name: String,
 }
 
-/// How far a ring was read.
+/// Result of one read from a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Bytes that were read.
+    /// Bytes read.
     pub bytes: u64,
-    /// Bytes that are left, which can be read now.
+    /// Bytes still available.
     pub left: u64,
 }
 
-/// Why no more is read of a ring.
+/// Why a ring cannot be read any further.
 #[derive(Debug)]
 pub enum RingError {
-    /// It holds what the shim does not write.
+    /// Its content is not what the shim writes.
     Malformed(&'static str),
-    /// The system refused.
+    /// A system call failed.
     System(io::Error),
 }
 
@@ -128,10 +128,10 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Opens a ring; `None` while its process prepares it.
+    /// Opens a ring; `None` while its process is still creating it.
     ///
     /// # Errors
-    /// It is no ring of this layout, or cannot be opened.
+    /// The file is not a ring of this layout, or cannot be opened.
     pub fn open(path: &Path) -> Result<Option<Ring>, RingError> {
         use std::os::unix::fs::OpenOptionsExt;
         let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
@@ -155,17 +155,17 @@ impl Ring {
         Ok(Some(Ring { file, header, read, chunk: Vec::new() }))
     }
 
-    /// What it says of its process.
+    /// The header.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Takes records out of it, about `bytes_max` bytes at most. `ended`: the process is gone, so that what it has not
-    /// finished will never be.
+    /// Takes records of about `bytes_max` bytes at most. `ended`: the process is gone, so unfinished records
+    /// will never be completed.
     ///
     /// # Errors
-    /// It holds what the shim does not write: nothing more can be read. What was taken before is in `into`.
+    /// The content is malformed: nothing more can be read. Records taken before that are in `into`.
     pub fn take(
         &mut self,
         ended: bool,
@@ -173,7 +173,7 @@ impl Ring {
         into: &mut Vec<Record>,
     ) -> Result<Progress, RingError> {
         let begin = self.read;
-        // Read once: a process that goes on writing does not keep the reader.
+        // Read only once: otherwise a process that keeps writing would keep the reader here.
         let write = word_at(&self.file, offset_of!(RingHeader, write))?;
         let available = write.checked_sub(begin).filter(|available| *available <= self.header.data_size);
         if available.is_none() || !write.is_multiple_of(RECORD_ALIGNMENT as u64) {
@@ -193,7 +193,7 @@ impl Ring {
         Ok(Progress { bytes: self.read - begin, left: write - self.read })
     }
 
-    /// Takes what is written without a gap up to `write` or the end of the ring; the bytes of it.
+    /// Takes committed records without a gap, up to `write` or the end of the ring; returns their bytes.
     fn take_chunk(&mut self, write: u64, ended: bool, into: &mut Vec<Record>) -> Result<u64, RingError> {
         let data_size = self.header.data_size;
         let position = self.read & (data_size - 1);
@@ -204,13 +204,13 @@ impl Ring {
         let is_all = self.chunk.len() as u64 == whole;
         let (used, why) = committed(&self.chunk, ended, is_all);
         if !cfg!(target_arch = "x86_64") && used > 0 {
-            // Processors with a weaker order may have read the records before their words.
+            // Weakly ordered processors may otherwise read records before their state words.
             fence(Ordering::Acquire);
             self.file.read_exact_at(&mut self.chunk[..used], offset)?;
         }
         let parsed = parse(&self.chunk[..used], into);
         if used > 0 {
-            // Words of records to come are found by what is not zero.
+            // The reader recognizes unwritten records by zero words.
             self.chunk[..used].fill(0);
             self.file.write_all_at(&self.chunk[..used], offset)?;
             fence(Ordering::Release);
@@ -221,7 +221,7 @@ impl Ring {
         parsed.and(why.map_or(Ok(used as u64), |why| Err(RingError::Malformed(why))))
     }
 
-    /// Sampled allocations that did not fit, by size class: how many, and their bytes.
+    /// Sampled allocations that did not fit, by size class: count and bytes.
     #[must_use]
     pub fn lost_allocations(&self) -> Vec<(u64, u64)> {
         let mut classes = Vec::new();
@@ -242,7 +242,7 @@ impl Ring {
         word_at(&self.file, offset_of!(RingHeader, lost_frees)).unwrap_or(0)
     }
 
-    /// How many of the lost allocations threads lost while another one made the ring.
+    /// Allocations that threads lost while another thread created the ring.
     #[must_use]
     pub fn early(&self) -> u64 {
         word_at(&self.file, offset_of!(RingHeader, early)).unwrap_or(0)
@@ -280,8 +280,8 @@ fn read_header(file: &File) -> Result<Header, RingError> {
     })
 }
 
-/// Bytes of the records at the beginning that can be taken, and what is wrong behind them. `ended`: unfinished ones are
-/// passed over. `is_all`: nothing of a record lies behind these bytes.
+/// Bytes of the leading records that can be taken, and the fault in what follows. `ended`: skips unfinished
+/// records. `is_all`: no record continues beyond these bytes.
 fn committed(bytes: &[u8], ended: bool, is_all: bool) -> (usize, Option<&'static str>) {
     let mut used = 0;
     while used < bytes.len() {
@@ -313,7 +313,7 @@ fn parse(mut bytes: &[u8], into: &mut Vec<Record>) -> Result<(), RingError> {
     while let Some(found) = word(bytes, 0).map(Word::decode) {
         let Some((record, rest)) = bytes.split_at_checked(found.length as usize) else { break };
         bytes = rest;
-        // A process that ended left it unfinished.
+        // An ended process left it unfinished.
         if found.state != COMMITTED {
             continue;
         }

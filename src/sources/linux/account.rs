@@ -1,5 +1,5 @@
-//! The user that a launched command runs as, with the groups and environment of a login. Input: a user name or id.
-//! Output: ids, groups, variables.
+//! The user that a launched command runs as, with the groups and environment of a login. Input: a user name
+//! or id. Output: ids, groups, variables.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, OsStr, OsString};
@@ -9,19 +9,19 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use super::sys;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Variables that a command keeps: those of the terminal and of the language. All others belong to the caller of
-/// sudo.
+/// Variables that a command inherits: those of the terminal and of the language. All others belong to the
+/// caller of sudo.
 const KEPT: [&str; 6] = ["TERM", "COLORTERM", "NO_COLOR", "LANG", "LANGUAGE", "TZ"];
-/// Beginning of the names of more such variables.
+/// Prefix of further inherited variables.
 const KEPT_BEGIN: &[u8] = b"LC_";
 
-/// Where `PATH` is set for logins.
+/// Configuration of `PATH` for logins.
 const LOGIN_DEFS: &str = "/etc/login.defs";
-/// `PATH` where that file does not say it (login(1)).
+/// Default `PATH` (login(1)).
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 const PATH_OF_ROOT: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Bytes and groups that are tried first, and at most.
+/// First and largest buffer sizes, in bytes and in groups.
 const TEXT_BYTES: usize = 4 << 10;
 const TEXT_BYTES_MAX: usize = 1 << 20;
 const GROUPS_MAX: usize = 65_536;
@@ -37,10 +37,10 @@ pub struct Account {
     shell: OsString,
 }
 
-/// The account of a user, by name or number, whom a command shall run as.
+/// The account of a user, by name or number, that a command is to run as.
 ///
 /// # Errors
-/// [`ErrorKind::Attach`]: this process is not root, or there is no such user.
+/// [`ErrorKind::Attach`]: this process is not root, or the user does not exist.
 pub fn account(name: &OsStr) -> Result<Account> {
     let failed = |why: &str| Error::new(ErrorKind::Attach, format!("--as `{}`: {why}", name.display()));
     if sys::effective_uid() != 0 {
@@ -60,19 +60,19 @@ pub fn is_root() -> bool {
 fn by_name(name: &OsStr) -> Option<Account> {
     let name = CString::new(name.as_bytes()).ok()?;
     look_up(|entry, text, len, found| {
-        // SAFETY: a C string, and live buffers of the sizes that are given.
+        // SAFETY: a C string, and live buffers of the given sizes.
         unsafe { libc::getpwnam_r(name.as_ptr(), entry, text, len, found) }
     })
 }
 
 fn by_number(uid: libc::uid_t) -> Option<Account> {
     look_up(|entry, text, len, found| {
-        // SAFETY: live buffers of the sizes that are given.
+        // SAFETY: live buffers of the given sizes.
         unsafe { libc::getpwuid_r(uid, entry, text, len, found) }
     })
 }
 
-/// Calls getpwnam_r(3) or its sibling with as much memory as the entry takes.
+/// Calls getpwnam_r(3) or getpwuid_r(3) with as much memory as the entry takes.
 fn look_up(
     call: impl Fn(*mut libc::passwd, *mut libc::c_char, usize, *mut *mut libc::passwd) -> libc::c_int,
 ) -> Option<Account> {
@@ -85,7 +85,7 @@ fn look_up(
             libc::ERANGE if text.len() < TEXT_BYTES_MAX => text.resize(text.len() * 4, 0),
             0 if !found.is_null() => {
                 let string = |text: *const libc::c_char| {
-                    // SAFETY: null, or one of the entry's strings, which lead into the live `text`.
+                    // SAFETY: null, or one of the entry's strings, which point into the live `text`.
                     let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) });
                     OsString::from_vec(text.map(|text| text.to_bytes().to_vec()).unwrap_or_default())
                 };
@@ -106,7 +106,7 @@ fn look_up(
     }
 }
 
-/// The groups of a user, the first one with them.
+/// All groups of a user, including the primary one.
 fn groups(name: *const libc::c_char, gid: libc::gid_t) -> Vec<libc::gid_t> {
     let mut groups = vec![0; 64];
     loop {
@@ -126,12 +126,12 @@ fn groups(name: *const libc::c_char, gid: libc::gid_t) -> Vec<libc::gid_t> {
 }
 
 impl Account {
-    /// Its name.
+    /// The user's name.
     pub(super) fn name(&self) -> &OsStr {
         &self.name
     }
 
-    /// The environment of a login, with what is kept of ours.
+    /// The environment of a login, with the inherited variables.
     pub(super) fn environment(&self) -> Vec<(OsString, OsString)> {
         let is_kept =
             |name: &OsStr| KEPT.iter().any(|kept| name == *kept) || name.as_bytes().starts_with(KEPT_BEGIN);
@@ -149,22 +149,21 @@ impl Account {
         variables
     }
 
-    /// Makes the calling process one of this user, with no way back. For a new process between fork
-    /// and `exec`: only system calls, nothing is allocated.
+    /// Makes the calling process one of this user, irrevocably. For a new process between fork and `exec`:
+    /// only makes system calls, does not allocate.
     ///
     /// # Errors
-    /// Errors of the kernel; the process must not continue then.
+    /// Errors of the kernel; the process must then not continue.
     pub(super) fn take_on(&self) -> io::Result<()> {
         let Account { uid, gid, groups, .. } = self;
         let result = |code: libc::c_long| if code == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
-        // The kernel's own calls: the C library's reach all threads of a process, of which there is one
-        // here, and may take locks for it.
-        // SAFETY: `groups` is live and its length is given; all others are numbers.
+        // The kernel's calls: the C library's affect all threads of a process, of which there is one here,
+        // and may take locks. SAFETY: `groups` is live and its length is given; all others are numbers.
         unsafe {
             result(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()))?;
             result(libc::syscall(libc::SYS_setresgid, *gid, *gid, *gid))?;
             if *uid != 0 {
-                // Capabilities that survive `exec` (Linux 4.3); earlier kernels have none.
+                // Ambient capabilities survive `exec` (Linux 4.3); earlier kernels have none.
                 libc::prctl(
                     libc::PR_CAP_AMBIENT,
                     libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong,
@@ -178,7 +177,7 @@ impl Account {
     }
 }
 
-/// `PATH` of a login by these definitions (login.defs(5)).
+/// `PATH` of a login in these definitions (login.defs(5)).
 fn path(definitions: &str, of_root: bool) -> String {
     let (key, default) = if of_root { ("ENV_SUPATH", PATH_OF_ROOT) } else { ("ENV_PATH", PATH) };
     let value = definitions.lines().find_map(|line| {
@@ -194,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_path_is_that_of_logins() {
+    fn path_comes_from_login_defs() {
         let definitions = "# ENV_PATH x\nENV_SUPATH\tPATH=/sbin:/bin\n  ENV_PATH  PATH=/usr/bin:/games \n";
         assert_eq!(path(definitions, false), "/usr/bin:/games");
         assert_eq!(path(definitions, true), "/sbin:/bin");
@@ -204,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn users_by_name_and_number() {
+    fn finds_users_by_name_and_number() {
         let root = by_name("root".as_ref());
         let found = root.as_ref().map(|root| (root.uid, root.gid, root.groups.contains(&0)));
         assert_eq!(found, Some((0, 0, true)));
@@ -233,7 +232,7 @@ mod tests {
             assert_eq!(value(name), Some(expected.into()), "{name}");
         }
         assert!(value("PATH").is_some_and(|path| !path.is_empty()));
-        // Set by cargo for this very test.
+        // Set by cargo for this test.
         assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some() && value("CARGO_MANIFEST_DIR").is_none());
     }
 }

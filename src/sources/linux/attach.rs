@@ -14,17 +14,16 @@ use crate::clock::{Clock, RealClock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sources::{Capture, ExitStatus, Target, TargetEvent};
 
-/// Passes over the thread list until one finds nothing new: a process that starts threads
-/// all the time has its new ones followed by the kernel (TRACECLONE) after the first pass.
+/// Most passes over the thread list. It ends at a pass that finds nothing new; after the first pass the
+/// kernel attaches new threads (TRACECLONE).
 const MAX_PASSES: u32 = 16;
 
-/// Time that a launched command has for `exec`, nanoseconds.
+/// Time limit for a launched command to reach `exec`, nanoseconds.
 const EXEC_NS: u64 = 60_000_000_000;
-/// Interval of polls whether that has failed, where no stop shows it, nanoseconds.
+/// Interval of polls for a failed `exec`, if no stop shows it, nanoseconds.
 const EXEC_ASKED_NS: u64 = 10_000_000;
 
-/// Seizes every thread of running processes; none is stopped. With `children` those of what they
-/// have started, too.
+/// Seizes every thread of running processes without a stop; with `children` also those of their descendants.
 pub(super) fn attach(pids: &[u32], children: bool, clock: RealClock) -> Result<LinuxTarget> {
     let pids = pids.iter().map(|pid| process_id(*pid)).collect::<Result<Vec<_>>>()?;
     for pid in &pids {
@@ -44,7 +43,7 @@ pub(super) fn attach(pids: &[u32], children: bool, clock: RealClock) -> Result<L
     Ok(target)
 }
 
-/// Seizes the threads of a process, and learns after that what it is.
+/// Seizes the threads of a process, then reads its description.
 fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
     if !target.knows_process(pid) {
         target.add_process(TracedProcess::new(pid, describe(pid)));
@@ -61,10 +60,10 @@ fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
                     target.adopt_found(pid, tid).map_err(|error| refusal::explain(pid, &error))?;
                     found_new = true;
                 }
-                // Ended since the listing, or followed by the kernel in the meantime.
+                // Exited since the listing, or attached by the kernel meanwhile.
                 Err(error) if tid != pid && error.raw_os_error() == Some(libc::ESRCH) => {}
                 Err(_) if tid != pid && target.knows(pid) => {}
-                // It has left before the others.
+                // The first thread exited before the others.
                 Err(_) if tid == pid && threads::living(pid).is_some_and(|living| living != pid) => {}
                 Err(error) => return Err(refusal::explain(pid, &error)),
             }
@@ -77,15 +76,15 @@ fn seize(target: &mut LinuxTarget, pid: pid_t, children: bool) -> Result<()> {
     Ok(())
 }
 
-/// Seizes what traced processes have started, as far as that is allowed. What those start that are
-/// seized already the kernel attaches.
+/// Seizes descendants of traced processes, as far as permitted. The kernel attaches those started after the
+/// seizing.
 pub(super) fn seize_started(target: &mut LinuxTarget) {
     let mut refused: Vec<(pid_t, Error)> = Vec::new();
     for _ in 0..MAX_PASSES {
         let mut found_new = false;
         let processes = all_processes().into_iter();
         let mut left: Vec<_> = processes.filter_map(|pid| Some((pid, parent_of(pid)?))).collect();
-        // Its creator may come after it in the list.
+        // A parent may come after its child in the list.
         loop {
             let refused_now: Vec<pid_t> = refused.iter().map(|(pid, _)| *pid).collect();
             let is_known = |pid: &pid_t| target.knows_process(*pid) || refused_now.contains(pid);
@@ -96,7 +95,7 @@ pub(super) fn seize_started(target: &mut LinuxTarget) {
                 break;
             }
             for (pid, _) in new {
-                // Attached by the kernel in the meantime, it reports itself.
+                // The kernel has attached it meanwhile: it reports itself.
                 if refusal::is_traced_by_us(pid) {
                     continue;
                 }
@@ -111,7 +110,7 @@ pub(super) fn seize_started(target: &mut LinuxTarget) {
             break;
         }
     }
-    // A thread that has ended meanwhile is not missing.
+    // A thread that has exited meanwhile is not missing.
     refused.retain(|(pid, _)| {
         fs::metadata(format!("/proc/{pid}/maps")).is_ok_and(|_| threads::living(*pid).is_some())
     });
@@ -120,8 +119,8 @@ pub(super) fn seize_started(target: &mut LinuxTarget) {
     }
 }
 
-/// Starts a command and returns with its program loaded and let run. With `children` what it starts
-/// is traced, too.
+/// Starts a command and returns with its program loaded and running. With `children` its descendants are
+/// traced, too.
 pub(super) fn launch(
     command: &Launch,
     children: bool,
@@ -131,7 +130,7 @@ pub(super) fn launch(
     let failed = |error: &std::io::Error| cannot_run(command, error);
     let held = launch::hold(spawner, command).map_err(|error| failed(&error))?;
     let pid = held.pid;
-    // If refused, `held` is dropped, and the new process ends without running the command.
+    // If refused, `held` is dropped, and the new process exits without running the command.
     sys::seize(pid, children).map_err(|error| refusal::explain(pid, &error))?;
     let mut target = LinuxTarget::new(pid, describe(pid), children, clock.clone());
     target.adopt_found(pid, pid).map_err(|error| failed(&error))?;

@@ -8,13 +8,13 @@ use std::path::Path;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Where the hierarchies are mounted: the only one (version 2), or one for each controller.
+/// Mount point of the hierarchies: a single one (version 2), or one for each controller.
 pub(super) const MOUNTED: &str = "/sys/fs/cgroup";
 
-/// The path of a group: `/system.slice/nginx.service`, or that of its directory.
+/// The path of a group, given as `/system.slice/nginx.service` or as its directory.
 ///
 /// # Errors
-/// One line: there is no such group.
+/// One line: the group does not exist.
 pub fn path(asked: &OsStr) -> Result<String> {
     let text = asked.to_string_lossy();
     let below = text.strip_prefix(MOUNTED).unwrap_or(&text);
@@ -28,10 +28,10 @@ pub fn path(asked: &OsStr) -> Result<String> {
     Err(Error::new(ErrorKind::Attach, why))
 }
 
-/// The group of a container whose id begins so, as the processes that run show it.
+/// The group of the container with this id prefix, found among the running processes.
 ///
 /// # Errors
-/// One line: no process is in such a container, or those of several are.
+/// One line: no process is in a matching container, or several containers match.
 pub fn of_container(id: &OsStr) -> Result<String> {
     let id = id.to_string_lossy();
     let refused = |why: &str| Err(Error::new(ErrorKind::Attach, format!("--container `{id}`: {why}")));
@@ -54,8 +54,8 @@ pub fn of_container(id: &OsStr) -> Result<String> {
     }
 }
 
-/// The part of a path up to a group that is called like a container whose id begins so:
-/// `/docker/ID`, `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID.scope`, `lxc.payload.ID`.
+/// The part of a path up to a group named after a container with this id prefix: `/docker/ID`,
+/// `docker-ID.scope`, `cri-containerd-ID.scope`, `libpod-ID.scope`, `lxc.payload.ID`.
 fn container(path: &str, id: &str) -> Option<String> {
     let mut end = 0;
     for name in path.split('/').skip(1) {
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containers_are_found_by_the_beginning_of_their_ids() {
+    fn containers_are_found_by_id_prefix() {
         let id = "4f8e2a6c9d";
         for (path, group) in [
             ("/docker/4f8e2a6c9d00/init.scope", "/docker/4f8e2a6c9d00"),
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_is_told() {
+    fn missing_groups_and_containers_are_reported() {
         let refused = |result: Result<String>| result.unwrap_or_else(|error| error.to_string());
         assert!(refused(path(OsStr::new("/no/such/group"))).contains("no such control group"));
         assert!(refused(of_container(OsStr::new("zzz"))).contains("no process runs"));

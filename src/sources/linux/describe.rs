@@ -17,17 +17,17 @@ const ARCH: Arch = Arch::X86_64;
 #[cfg(target_arch = "aarch64")]
 const ARCH: Arch = Arch::Aarch64;
 
-/// Bits of a code pointer that are address. 47 on x86_64; on aarch64 pointers may be
-/// signed (PAC) above the 48 bits of the usual user address space.
+/// Address bits of a code pointer: 47 on x86_64; on aarch64 pointers may be signed (PAC) above the 48 bits of
+/// the usual user address space.
 #[cfg(target_arch = "x86_64")]
 const CODE_MASK: u64 = u64::MAX;
 #[cfg(target_arch = "aarch64")]
 const CODE_MASK: u64 = (1 << 48) - 1;
 
-/// The number of a process, as the system has them.
+/// Converts a process number to a `pid_t`.
 ///
 /// # Errors
-/// For a number that no process has.
+/// No process can have this number.
 pub(super) fn process_id(pid: u32) -> Result<pid_t> {
     pid_t::try_from(pid).map_err(|_| {
         Error::new(
@@ -37,14 +37,14 @@ pub(super) fn process_id(pid: u32) -> Result<pid_t> {
     })
 }
 
-/// The program of a command, quoted, and the user who is to run it, for messages.
+/// The program of a command, quoted, and the user to run it, for messages.
 pub(super) fn program(command: &Launch) -> String {
     let program = command.words.first().map(|program| program.to_string_lossy()).unwrap_or_default();
     let user = command.account.as_ref().map(|account| format!(" as {}", account.name().display()));
     format!("`{program}`{}", user.unwrap_or_default())
 }
 
-/// The words for a command that could not be started.
+/// Error for a command that could not be started.
 pub(super) fn cannot_run(command: &Launch, error: &std::io::Error) -> Error {
     let path = command.words.first().map(Path::new).filter(|path| path.components().count() > 1);
     let is = |check: fn(&Path) -> bool| path.is_some_and(check);
@@ -72,7 +72,7 @@ pub(super) fn of_several(count: usize) -> Process {
     Process { pid: 0, name: format!("{count} processes"), command: String::new(), ..own }
 }
 
-/// The processor of a program that began with this stack pointer.
+/// The processor of a program with this initial stack pointer.
 pub(super) fn arch(start_stack: Option<Avma>) -> Arch {
     match start_stack.is_some_and(images::is_of_32_bits) {
         true if ARCH == Arch::X86_64 => Arch::X86,
@@ -81,7 +81,7 @@ pub(super) fn arch(start_stack: Option<Avma>) -> Arch {
     }
 }
 
-/// What is known of a process that is traced.
+/// Description of a traced process.
 pub(super) fn describe(pid: pid_t) -> Process {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let living = threads::living(pid).unwrap_or(pid);

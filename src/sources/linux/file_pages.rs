@@ -1,28 +1,28 @@
-//! Pages of mapped files, which stay resident once they were read: those of programs of hundreds of megabytes add up.
-//! Above a bound they are given back, and come again from the page cache.
+//! Resident pages of mapped files: they stay resident after a read, and programs of hundreds of megabytes add
+//! up. Above a bound they are released, and come back from the page cache.
 //!
-//! The bound does not cover what always stays resident: the profiler's own program, and rings of BPF programs.
+//! The bound excludes pages that cannot be released: the profiler's own program, and rings of BPF programs.
 
 use super::sys;
 use crate::binary::map;
 
-/// Resident bytes of files that are allowed above what always stays.
+/// Allowed resident bytes of files above those that cannot be released.
 const BYTES_MAX: u64 = 20 << 20;
 
 /// The bound on resident pages of mapped files.
 #[derive(Debug, Default)]
 pub(super) struct FilePages {
-    /// The least that was resident recently: no more than this stays.
+    /// The recent minimum, an upper bound of the bytes that cannot be released.
     floor_bytes: u64,
 }
 
 impl FilePages {
-    /// Gives pages back if too many are resident.
+    /// Releases pages if too many are resident.
     pub(super) fn bound(&mut self) {
         self.bound_by(&mut sys::resident_file_bytes, &mut map::release_pages);
     }
 
-    /// Gives them back however few there are.
+    /// Releases pages regardless of their number.
     pub(super) fn release(&mut self) {
         self.release_by(&mut sys::resident_file_bytes, &mut map::release_pages);
     }
@@ -50,7 +50,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn what_is_read_stays_within_the_bound_beside_what_cannot_be_given_back() {
+    fn the_bound_applies_to_releasable_pages() {
         let (mut pages, mut most) = (FilePages::default(), 0);
         let (own, read, releases) = (Cell::new(7 * MIB), Cell::new(0), Cell::new(0));
         for round in 0..1_000 {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_tells_what_is_resident_nothing_is_given_back() {
+    fn nothing_is_released_without_a_resident_count() {
         FilePages::default().bound_by(&mut || None, &mut || panic!("given back"));
     }
 }

@@ -1,7 +1,7 @@
 //! Files in the mount namespace of a target, also after it has exited.
 //!
-//! The target's root directory is opened when attaching, and files are opened below it (`target_file`). Absolute
-//! links are followed from that root, not from ours.
+//! The target's root directory is opened when attaching, and files are opened below it (`target_file`).
+//! Absolute links are resolved in that root, not in ours.
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -17,8 +17,8 @@ use crate::binary::{ImageBytes, OpenError};
 use crate::sources::LocalFiles;
 use crate::sources::target_file::{Copying, Links, Patience, Place, Root, TargetFile};
 
-/// How much earlier than its process a map may seem, in seconds: both times are rounded, and
-/// the clock may have been set by a little in between.
+/// Tolerance for a map that seems older than its process, in seconds: both times are rounded, and the clock
+/// may have been adjusted in between.
 const ROUNDING_S: u64 = 2;
 
 /// Why no file of a target can be opened.
@@ -29,18 +29,18 @@ const NO_ROOT: OpenError = OpenError::Because("the root of the process cannot be
 pub(super) struct TargetFiles {
     /// Its root directory; `None` if it could not be opened.
     root: Option<Root>,
-    /// How they answer.
+    /// Record of files that did not answer.
     patience: Patience,
-    /// Its process id as it sees itself, in the innermost namespace.
+    /// Its process id in the innermost namespace.
     own_pid: String,
-    /// Who it runs as.
+    /// Its user.
     uid: u32,
-    /// When it began, in seconds since 1970, rounded down.
+    /// Its start time, in seconds since 1970, rounded down.
     began_s: Option<u64>,
 }
 
 impl TargetFiles {
-    /// Opens the files of a process that exists.
+    /// Opens the root of an existing process.
     pub(super) fn of(pid: pid_t) -> TargetFiles {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
         let innermost = proc::status_value(&status, "NSpid").and_then(|pids| pids.split_whitespace().last());
@@ -59,8 +59,8 @@ impl TargetFiles {
         self.root.is_some()
     }
 
-    /// The file at a path, if it is the one with this device and inode: its bytes, unless it was
-    /// changed since `seen`, when it was still mapped. `patience` is that of the process.
+    /// The bytes of the file at a path, if it has this device and inode and is unchanged since `seen`, when
+    /// it was still mapped. `patience` is the process's.
     pub(super) fn open_same(
         &self,
         patience: &Patience,
@@ -75,7 +75,7 @@ impl TargetFiles {
                 return Ok(None);
             }
             let bytes = file.bytes(copying)?;
-            // Checked after mapping: the map shows later changes.
+            // Checked after mapping: the mapping shows later changes.
             Ok(Some((bytes, file.about_now()?)))
         });
         let (bytes, about) = match opened {
@@ -90,14 +90,14 @@ impl TargetFiles {
         Some(if is_other { Err(OpenError::Replaced) } else { Ok(bytes) })
     }
 
-    /// Device and inode of the regular file that a path leads to. `patience` is that of the process.
+    /// Device and inode of the regular file at a path. `patience` is the process's.
     pub(super) fn identity(&self, patience: &Patience, path: &str) -> Result<(u64, u64), OpenError> {
         let Some(root) = self.root.clone() else { return Err(NO_ROOT) };
         let (place, path) = (Place::of(path), path.to_owned());
         patience.wait_for(place, move |copying| Ok(root.open(&path, Links::All, copying)?.about().identity))
     }
 
-    /// Does something with a regular file, in a thread that may hang.
+    /// Applies `body` to a regular file, in a thread that may hang.
     fn with_file<T: Send + 'static>(
         &self,
         path: &str,
@@ -160,7 +160,7 @@ impl Files for TargetFiles {
             file.check_trusted(Some(user))?;
             let changed_s = u64::try_from(file.about().modified_s).ok();
             if changed_s.zip(began_s).is_some_and(|(changed, began)| changed + ROUNDING_S < began) {
-                // Containers use the same few numbers again and again.
+                // Containers reuse the same few process ids.
                 return Err(OpenError::Older);
             }
             file.read(files::MAX_JIT_MAP_BYTES, copying)
@@ -180,7 +180,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_file_that_was_changed_since_it_was_mapped_is_not_the_same() {
+    fn a_file_changed_since_it_was_mapped_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, "first").unwrap();
@@ -191,7 +191,7 @@ mod tests {
                 files.open_same(&files.patience, path.to_str().unwrap(), (meta.dev(), meta.ino()), seen);
             opened.unwrap().map(|bytes| bytes.bytes().to_vec()).map_err(|why| why.to_string())
         };
-        // The kernel's clock for files is a tick late at most.
+        // File times lag by at most a kernel tick.
         std::thread::sleep(Duration::from_millis(25));
         let seen = Some(SystemTime::now());
         assert_eq!(open(seen), Ok(b"first".to_vec()));

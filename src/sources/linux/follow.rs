@@ -1,9 +1,8 @@
-//! Threads and processes that come and go while they are traced: fork, clone, exec, exit. Input: ptrace stops.
-//! Output: events.
+//! Tracks traced threads and processes: fork, clone, exec, exit. Input: ptrace stops. Output: events.
 //!
-//! The kernel attaches a new thread before its first instruction: it stops there, and its creator stops in an event
-//! that names it, in any order. An exited thread stays a zombie until it is reaped here; then its real parent is
-//! notified, as without a tracer.
+//! The kernel attaches a new thread before its first instruction: it stops there, and its creator stops in an
+//! event with its number, in any order. An exited thread stays a zombie until it is reaped here; then its
+//! real parent is notified, as without a tracer.
 
 use std::io;
 
@@ -17,22 +16,22 @@ use super::traced_process::TracedProcess;
 use crate::addr::Avma;
 use crate::sources::{ExitStatus, Observed, TargetEvent};
 
-/// Numbers of what is new that are kept until it is seen: mostly that is the next stop.
+/// Most announced numbers kept until the new thread or process itself stops, usually at once.
 const ANNOUNCED_MAX: usize = 4096;
 
 impl LinuxTarget {
-    /// The recording ends when this process and all others with this mark have ended.
+    /// Ends the recording when this process and all others marked this way have exited.
     pub(super) fn end_with(&mut self, pid: pid_t) {
         self.ends_with.push(pid);
     }
 
-    /// Takes a process in that runs, without its threads.
+    /// Adds a running process, without its threads.
     pub(super) fn add_process(&mut self, process: TracedProcess) {
         let pid = process.process().pid.cast_signed();
         self.processes.insert(pid, process);
     }
 
-    /// Learns again what a process is whose threads have just been seized.
+    /// Reads the description of a process again after its threads were seized.
     pub(super) fn learn_again(&mut self, pid: pid_t) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.learn_again();
@@ -44,17 +43,18 @@ impl LinuxTarget {
         self.processes.contains_key(&pid)
     }
 
-    /// A process could not be attached as a whole: the kernel releases its attached threads when the recording ends.
+    /// Drops a process that could not be attached as a whole: the kernel releases its attached threads when
+    /// the recording ends.
     pub(super) fn forget_process(&mut self, pid: pid_t) {
         if let Some(process) = self.processes.remove(&pid) {
             self.threads.retain(|tid, _| !process.threads.contains(tid));
         }
     }
 
-    /// Takes a seized thread of a known process in.
+    /// Adds a seized thread of a known process.
     ///
     /// # Errors
-    /// It is none of it, or its files cannot be opened.
+    /// It does not belong to the process, or its files cannot be opened.
     pub(super) fn adopt(&mut self, pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> io::Result<()> {
         let thread = Thread::open(pid, tid, stack_top)?;
         let process = self.processes.get_mut(&pid).ok_or(io::ErrorKind::NotFound)?;
@@ -66,7 +66,7 @@ impl LinuxTarget {
     /// Adds a thread that was found running.
     ///
     /// # Errors
-    /// Its files cannot be opened for want of descriptors. One that has ended meanwhile is no error.
+    /// Its files cannot be opened for lack of descriptors. A thread that has exited meanwhile is no error.
     pub(super) fn adopt_found(&mut self, pid: pid_t, tid: pid_t) -> io::Result<()> {
         let first = self.processes.get(&pid).filter(|_| tid == pid);
         let stack_top = first.and_then(TracedProcess::start_stack);
@@ -76,7 +76,7 @@ impl LinuxTarget {
         })
     }
 
-    /// A thread is stopped since it started another, or a process.
+    /// Handles the stop of a thread that started another thread or process.
     pub(super) fn announce(&mut self, tid: pid_t) {
         let new = sys::event_message(tid).ok().and_then(|new| pid_t::try_from(new).ok());
         if let Some(new) = new
@@ -90,8 +90,8 @@ impl LinuxTarget {
         }
     }
 
-    /// A thread that the kernel attached for us, before its first instruction: of a process that is
-    /// known, or the first one of another.
+    /// Handles a thread that the kernel attached, before its first instruction: of a known process, or the
+    /// first one of a new process.
     pub(super) fn new_thread(&mut self, stopped: StoppedThread) -> Option<TargetEvent> {
         let tid = stopped.tid;
         if self.must_end_before(&stopped) {
@@ -100,8 +100,8 @@ impl LinuxTarget {
         }
         let read = self.raw.read(tid).is_ok();
         let sp = self.raw.convert().filter(|_| read).map(|registers| registers.sp());
-        // A released thread can still be polled: after its exit it stays until it is reaped. One that may have to be
-        // left alone cannot be released first.
+        // With `children` the thread is released here: after an exit it can be polled until it is reaped.
+        // Otherwise it stays stopped, because it may have to be detached.
         let stopped = Some(stopped).filter(|_| !self.children);
         let announced = self.announced.remove(&tid);
         let (pid, parent) = threads::belongs_to(tid)?;
@@ -121,14 +121,14 @@ impl LinuxTarget {
         if self.adopt(pid, tid, stack_top).is_ok() {
             return Some(TargetEvent::ThreadStarted { thread: thread_id(tid), stack_top });
         }
-        // A process made by clone() with another exit signal than SIGCHLD: not ours.
+        // A process made by clone() with an exit signal other than SIGCHLD: not ours.
         if stopped.is_some() && !self.processes.contains_key(&pid) {
             let _ = sys::detach(tid, 0);
         }
         None
     }
 
-    /// The thread that called `exec` continues under the process's number; the others have ended.
+    /// Handles `exec`: the calling thread continues with the process's number; the others have exited.
     pub(super) fn exec(&mut self, stopped: StoppedThread) -> Option<TargetEvent> {
         let pid = stopped.tid;
         let before: Vec<pid_t> = self.processes.get(&pid)?.threads.iter().copied().collect();
@@ -143,7 +143,7 @@ impl LinuxTarget {
         Some(TargetEvent::Exec { thread: thread_id(pid), stack_top })
     }
 
-    /// Handles the exit of a thread: reads its last figures before it is released.
+    /// Handles the exit of a thread: reads its last counters before it is released.
     pub(super) fn ended(&mut self, how: WaitStatus) {
         let Some(status) = how.exit_status() else { return };
         let tid = how.tid();
@@ -157,8 +157,9 @@ impl LinuxTarget {
         if let Some(process) = pid.and_then(|pid| self.processes.get_mut(&pid)) {
             process.thread_ended(tid);
         }
-        // A launched process is our child, too: once reaped, it counts in our children's CPU times (getrusage(2)). If
-        // its `exec` failed, `Command::spawn` waits for it and panics if it was reaped here.
+        // A launched process is our child, too: once reaped, it counts in our children's CPU times
+        // (getrusage(2)). If its `exec` failed, `Command::spawn` waits for it and panics if it was reaped
+        // here.
         if tid != self.main || !self.spawning {
             let _ = sys::reap(tid);
         }
@@ -166,10 +167,10 @@ impl LinuxTarget {
         self.process_ended(tid, status);
     }
 
-    /// A process has ended, if it is one that is known: with its first thread, which is seen to end last.
+    /// Handles the exit of a known process, reported with its first thread, which exits last.
     pub(super) fn process_ended(&mut self, tid: pid_t, status: ExitStatus) {
         let Some(process) = self.processes.get(&tid) else { return };
-        // No thread is left: a process ends with its last thread.
+        // All its threads have exited: a process ends with its last thread.
         for other in process.threads.iter().copied().collect::<Vec<_>>() {
             self.no_longer_pending(other);
             self.threads.remove(&other);

@@ -1,10 +1,10 @@
-//! The code that a process has mapped, with the bytes of exactly the mapped files. Input: /proc/PID/maps. Output:
-//! images, or why a file cannot be used.
+//! A process's executable mappings, with the bytes of exactly the mapped files. Input: /proc/PID/maps.
+//! Output: images, or why a file cannot be used.
 //!
-//! A path is not enough: the file may have been deleted or replaced, and belongs to the target's mount namespace.
-//! Device and inode are compared; if a filesystem reports others through stat(2) than in maps (overlayfs, btrfs), the
-//! head of the file is compared with the mapped one. The target controls what a path leads to, so files are opened
-//! through `target_file`, with a bounded wait.
+//! A path is not enough: the file may have been deleted or replaced, and belongs to the target's mount
+//! namespace. Device and inode are compared; if a filesystem reports others through stat(2) than in maps
+//! (overlayfs, btrfs), the head of the file is compared with the mapped one. The target controls the path, so
+//! files are opened through `target_file`, with a bounded wait.
 
 use std::fs::File;
 use std::io::Read;
@@ -21,20 +21,20 @@ use crate::error::io_text;
 use crate::sources::Fault;
 use crate::sources::target_file::{Copying, Links, Patience, Place, Root, open_linked};
 
-/// A vDSO is a few pages; more is not one.
+/// A vDSO is a few pages; anything larger is not one.
 const MAX_VDSO_BYTES: u64 = 1 << 20;
-/// Bytes of a file's head that are compared: ELF header, program headers and notes lie there.
+/// Bytes of a file's head to compare: ELF header, program headers and notes.
 const HEAD_BYTES: usize = 4096;
 
 /// Reader of a process's mappings, with buffers kept from call to call.
 #[derive(Debug, Default)]
 pub(super) struct Maps {
     text: Vec<u8>,
-    /// Where the first byte of each file is mapped.
+    /// Address of the first mapped byte of each file.
     heads: HashMap<(u64, u64), Avma>,
-    /// What an anonymous mapping is.
+    /// Verdicts on anonymous mappings.
     pub(super) moved: Verdicts,
-    /// How the files answer.
+    /// Record of files that did not answer.
     pub(super) patience: Patience,
 }
 
@@ -46,8 +46,8 @@ impl Maps {
         Ok(())
     }
 
-    /// Reads the executable mappings of a process that maps a file of this name, which no other process does; false for
-    /// any other.
+    /// Reads the executable mappings of a process that maps a file of this unique name; false for any other
+    /// process.
     pub(super) fn read_marked(
         &mut self,
         pid: pid_t,
@@ -62,7 +62,7 @@ impl Maps {
         Ok(is_it)
     }
 
-    /// Takes the executable mappings from a copy of the list.
+    /// Reads the executable mappings from a copy of the list.
     pub(super) fn take_copy(&mut self, pid: pid_t, text: Vec<u8>, out: &mut Vec<Mapping>) {
         self.text = text;
         self.take_text(pid, out);
@@ -97,8 +97,8 @@ impl Maps {
         }
     }
 
-    /// Reads the mappings through a thread that still has the memory: `through`, or one of `others` that
-    /// then takes its place. One that has left shows an empty list.
+    /// Reads the mappings through a thread that still has the memory: `through`, or one of `others`, which
+    /// then replaces it. An exited thread has an empty list.
     pub(super) fn read_through(
         &mut self,
         through: &mut pid_t,
@@ -159,14 +159,14 @@ fn link_to(pid: pid_t, mapping: &Mapping) -> String {
     format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.avma.start.0, mapping.avma.end.0)
 }
 
-/// The path of a mapped file, unescaped: `maps` writes a newline and the four characters `\012` alike, and these two
-/// files must not be confused.
+/// The path of a mapped file, unescaped: `maps` writes a newline and the four characters `\012` alike, and
+/// these two files must not be confused.
 fn linked_path(pid: pid_t, mapping: &Mapping) -> Option<String> {
     let path = std::fs::read_link(link_to(pid, mapping)).ok()?;
     Some(path.to_string_lossy().into_owned()).filter(|path| path.starts_with('/'))
 }
 
-/// A file that is mapped, by all that leads to it.
+/// A mapped file, and the ways to reach it.
 struct MappedFile {
     pid: pid_t,
     path: Option<String>,
@@ -174,11 +174,11 @@ struct MappedFile {
     link: String,
 }
 
-/// What was found where it should be.
+/// Result of searching for a mapped file.
 enum FileMatch {
-    /// It is the file that is mapped.
+    /// It is the mapped file.
     Same(ImageBytes),
-    /// A file of its name, if there is one, and why it may be another.
+    /// The file of its name, if any, and why it may be a different one.
     Unsure(OpenError, Option<ImageBytes>),
 }
 
@@ -200,9 +200,9 @@ impl MappedFile {
                 Err(error) => reason = error,
             }
         }
-        // Leads to the mapped file, name or no name; needs CAP_SYS_ADMIN or
-        // CAP_CHECKPOINT_RESTORE (proc_pid_map_files(5)). Before the comparison of
-        // heads, which are the same in files of one layout without build ids.
+        // Leads to the mapped file even if its name is gone; needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE
+        // (proc_pid_map_files(5)). Tried before the comparison of heads, which are equal in files of one
+        // layout without build ids.
         if let Ok(file) = open_linked(self.pid, &self.link, copying) {
             return Ok(FileMatch::Same(file.bytes(copying)?));
         }
@@ -211,7 +211,7 @@ impl MappedFile {
     }
 }
 
-/// The vDSO of this process: the kernel gives all of one processor the same.
+/// The vDSO of this process: the kernel maps the same one into all processes of one architecture.
 pub(super) fn own_vdso() -> Option<ImageBytes> {
     let (mut maps, mut list, own) = (Maps::default(), Vec::new(), std::process::id().cast_signed());
     maps.read(own, &mut list).ok()?;
@@ -230,8 +230,8 @@ fn vdso_bytes(pid: pid_t, mapping: &Mapping) -> Result<ImageBytes, OpenError> {
     Ok(ImageBytes::new(bytes))
 }
 
-/// Whether a program that began with this stack pointer is one of 32 bits: its stack is below 4 GiB,
-/// where the kernel puts that of no 64-bit program (`STACK_TOP` in arch/x86/include/asm/processor.h and
+/// Whether a program with this initial stack pointer is a 32-bit one: its stack is below 4 GiB, where the
+/// kernel never puts that of a 64-bit program (`STACK_TOP` in arch/x86/include/asm/processor.h and
 /// arch/arm64/include/asm/processor.h).
 pub(super) fn is_of_32_bits(start_stack: Avma) -> bool {
     u32::try_from(start_stack.0).is_ok()

@@ -1,12 +1,12 @@
-//! Starts a command that is traced from its first instruction after `exec`, and otherwise runs as if it had been
-//! started without the profiler.
+//! Starts a command that is traced from its first instruction after `exec`, and otherwise runs as if started
+//! without the profiler.
 //!
 //! The new process waits on a pipe between `fork` and `exec` until it is seized. The thread that
-//! [`serves`](Requests::serve) forks it while the sampler's thread waits: `Command::spawn` returns only after the
-//! `exec`, which the tracer has to let pass, and to the kernel the thread that forks is the parent. When that thread
-//! ends, the command gets the signal that it requested by PR_SET_PDEATHSIG, and the command inherits the thread's
-//! settings (priority, timer slack). So it is the profiler's first thread, which sets nothing and ends with the
-//! process.
+//! [`serves`](Requests::serve) forks it while the sampler's thread waits, because `Command::spawn` returns
+//! only after the `exec`, which the tracer has to let pass. To the kernel the forking thread is the parent:
+//! when it exits, the command gets the signal that it requested by PR_SET_PDEATHSIG, and the command inherits
+//! the thread's settings (priority, timer slack). So it is the profiler's main thread, which sets nothing and
+//! exits with the process.
 #![allow(unsafe_code)]
 
 use std::ffi::OsString;
@@ -28,41 +28,40 @@ use crate::sources::startup;
 pub struct Launch {
     /// Program and arguments.
     pub words: Vec<OsString>,
-    /// The user that it runs as; `None`: as this process does.
+    /// The user that it runs as; `None`: this process's user.
     pub account: Option<Account>,
-    /// Variables that are set beside those that it inherits.
+    /// Variables that are set in addition to inherited ones.
     pub environment: Vec<(OsString, OsString)>,
 }
 
-/// The limit of open files that this process was started with, before it raised its own.
+/// The limit of open files at the start of this process, before it raised its limit.
 static FILE_LIMIT: OnceLock<libc::rlimit> = OnceLock::new();
 
-/// Has launched commands get this limit of open files.
+/// Sets the limit of open files for launched commands.
 pub(super) fn inherit(files: Option<libc::rlimit>) {
     if let Some(files) = files {
         let _ = FILE_LIMIT.set(files);
     }
 }
 
-/// Undoes, in a new process, what this process has changed for itself: the limit of open files,
-/// dispositions and mask of signals, and those of the `streams` that were closed. Only system calls,
-/// nothing is allocated.
+/// Restores, in a new process, what this process changed for itself: the limit of open files, dispositions
+/// and mask of signals, and closes the `streams` that were closed at its start. Only makes system calls, does
+/// not allocate.
 fn restore(streams: &[RawFd]) {
     if let Some(files) = FILE_LIMIT.get() {
         sys::set_file_limit(files);
     }
     for stream in streams.iter().filter(|stream| startup::was_closed(**stream)) {
-        // SAFETY: of this process's standard streams, which nothing of ours uses between fork and exec.
+        // SAFETY: this process's standard streams, which our code does not use between fork and exec.
         unsafe { libc::close(*stream) };
     }
     startup::restore_signals();
 }
 
-/// Starts a command that is not traced, whose standard input and output are set. To be called in the
-/// first thread.
+/// Starts an untraced command with standard input and output set. Must be called in the main thread.
 ///
 /// # Errors
-/// When it could not be run.
+/// It could not be run.
 pub(super) fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
     // SAFETY: between fork and exec the closure only makes system calls; it allocates nothing and takes
     // no lock (signal-safety(7)).
@@ -75,13 +74,13 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<std::process::Child> {
     startup::with_signals_blocked(|| command.spawn())
 }
 
-/// Has commands forked by another thread, the one with the [`Requests`].
+/// Makes another thread, which has the [`Requests`], fork commands.
 pub(super) struct Spawner(Sender<Request>);
 
 impl Spawner {
-    /// Notifies the first thread that this recording launches no more commands.
+    /// Notifies the main thread that this recording launches no more commands.
     pub(super) fn finish(self) {
-        // The other thread may have ended.
+        // The other thread may have exited.
         let _ = self.0.send(Request::Finish);
     }
 }
@@ -115,7 +114,7 @@ impl Requests {
         for request in self.0 {
             let Request::Spawn { mut command, outcome } = request else { return RequestsEnd::All };
             let result = startup::with_signals_blocked(|| command.spawn()).map(drop);
-            // With it the ends of its pipes go.
+            // Closes the ends of its pipes.
             drop(command);
             let _ = outcome.send(result);
         }
@@ -125,7 +124,7 @@ impl Requests {
 
 /// A process that waits before its `exec`.
 pub(super) struct HeldChild {
-    /// Its process id.
+    /// Process id.
     pub(super) pid: pid_t,
     /// `None` once it was released.
     waits: Option<(PipeWriter, Outcome)>,
@@ -143,7 +142,7 @@ impl Outcome {
 /// Forks; the new process waits before `exec`.
 ///
 /// # Errors
-/// When no process could be made.
+/// No process could be created.
 pub(super) fn hold(spawner: &Spawner, launch: &Launch) -> io::Result<HeldChild> {
     let (program, arguments) =
         launch.words.split_first().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -184,8 +183,8 @@ fn announce_and_wait(tell_ready: &mut PipeWriter, wait_go: &mut PipeReader, go: 
     // SAFETY: getpid(2) takes nothing.
     let pid = unsafe { libc::getpid() };
     tell_ready.write_all(&pid.to_ne_bytes())?;
-    // SAFETY: this process's copy of the parent's end; while it is open, the parent's
-    // death would not end the wait below.
+    // SAFETY: this process's copy of the parent's end; while it is open, the parent's death would not end the
+    // wait below.
     unsafe { libc::close(go) };
     // An end of file means that the profiler gave up: do not run the command.
     wait_go.read_exact(&mut [0])
@@ -201,8 +200,8 @@ impl HeldChild {
 }
 
 impl Drop for HeldChild {
-    /// Waits for the end of a process that is not released: it reports to the thread that forked it that it could not
-    /// run the command, and aborts with a message of its own if that thread has ended.
+    /// Waits for the exit of an unreleased process: it reports to the thread that forked it that it could not
+    /// run the command, and aborts with a message of its own if that thread has exited.
     fn drop(&mut self) {
         if let Some((go, outcome)) = self.waits.take() {
             drop(go);
@@ -211,17 +210,17 @@ impl Drop for HeldChild {
     }
 }
 
-/// A process on its way through `exec`.
+/// A process in transition through `exec`.
 pub(super) struct ExecOutcome {
     outcome: Outcome,
     known: Option<io::Result<()>>,
 }
 
 impl ExecOutcome {
-    /// Whether it is known how `exec` went, so that [`ExecOutcome::join`] returns at once. The thread that
-    /// forked waits for a process that could not run its command, and such a wait, by any thread of the
-    /// tracer's process, takes its stop before its end as well (kernel/exit.c,
-    /// `wait_consider_task`): the tracer may never see one.
+    /// Whether the result of `exec` is known, so that [`ExecOutcome::join`] returns at once. The forking
+    /// thread waits for a process that could not run its command. Such a wait, by any thread of the tracer's
+    /// process, also consumes the stop before its exit (kernel/exit.c, `wait_consider_task`): the tracer may
+    /// never see one.
     pub(super) fn is_known(&mut self) -> bool {
         if self.known.is_none() {
             self.known = self.outcome.0.try_recv().ok();
@@ -229,11 +228,11 @@ impl ExecOutcome {
         self.known.is_some()
     }
 
-    /// Whether `exec` worked. To be called once the tracer has seen the exec, or the end
-    /// of the process, or when it [is known](Started::is_known).
+    /// Returns the result of `exec`. Must be called once the tracer has seen the exec or the exit of the
+    /// process, or when it [is known](ExecOutcome::is_known).
     ///
     /// # Errors
-    /// What `exec` failed with.
+    /// The error of `exec`.
     pub(super) fn join(self) -> io::Result<()> {
         self.known.unwrap_or_else(|| self.outcome.wait())
     }

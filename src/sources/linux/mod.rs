@@ -1,15 +1,15 @@
-//! Linux: processes sampled through ptrace, or by the kernel (`perf`).
+//! Linux: processes sampled with ptrace, or by the kernel (`perf`).
 //!
-//! By ptrace: PTRACE_SEIZE once, then for each sample PTRACE_INTERRUPT, wait, PTRACE_GETREGSET, process_vm_readv,
-//! PTRACE_CONT. Whether a thread ran is read from /proc, so a waiting thread is never touched; `on_cpu.rs` decides
-//! whether a stopped one was on a CPU. `trace.rs` is the loop over stops and signals, `stop.rs` one stop, `follow.rs`
-//! handles new and ended threads and processes, `traced_process.rs` is one process, `attach.rs` and `launch.rs` begin
-//! a trace, `refusal.rs` has the reasons why attaching failed, `resume.rs` traces again after the profiler was
-//! suspended.
+//! With ptrace: PTRACE_SEIZE once, then for each sample PTRACE_INTERRUPT, wait, PTRACE_GETREGSET,
+//! process_vm_readv, PTRACE_CONT. /proc shows whether a thread ran, so a waiting thread is never touched;
+//! `on_cpu.rs` decides whether a stopped one was on a CPU. `trace.rs` is the loop over stops and signals,
+//! `stop.rs` one stop, `follow.rs` tracks new and exited threads and processes, `traced_process.rs` is one
+//! process, `attach.rs` and `launch.rs` begin a trace, `refusal.rs` explains failed attaches, `resume.rs`
+//! traces again after the profiler was suspended.
 //!
-//! Only the thread that seized may make ptrace calls, and when it ends the kernel releases everything without a stop
-//! (no EINTR, no register touched). So a target is traced by a thread of its own (`tracer.rs`), which ends with it,
-//! by panic, too, and while the profiler is suspended.
+//! Only the thread that seized may make ptrace calls, and when it exits the kernel releases everything
+//! without a stop (no EINTR, no register touched). So a target is traced by a dedicated thread (`tracer.rs`),
+//! which exits with the target, also by panic, and while the profiler is suspended.
 
 mod account;
 mod attach;
@@ -75,21 +75,21 @@ pub use source::Source;
 pub use standstill::{why_it_is_frozen, why_it_stands, why_it_stands_again};
 pub use target::LinuxTarget;
 
-/// Prepares this process for tracing. Call it from the first thread before others start, since they inherit the
-/// signal mask: only the tracer may receive SIGCHLD. Call it before other changes of signals: a parent may have set
-/// SIGCHLD to be ignored, and then the exit of a command could not be read.
+/// Prepares this process for tracing. Must be called in the main thread before others start, since they
+/// inherit the signal mask: only the tracer may receive SIGCHLD. Must also precede other changes of signals:
+/// a parent may have set SIGCHLD to be ignored, and then the exit status of a command could not be read.
 pub fn prepare() {
     launch::inherit(sys::raise_file_limit());
     sys::heed_child_signal();
     sys::block_signals(&trace::SIGNALS);
 }
 
-/// Attaches or launches and runs `body` with the target, in a thread of its own. When
-/// this returns, every thread of the target runs and is no longer traced.
+/// Attaches or launches and runs `body` with the target, in a separate thread. On return, every thread of the
+/// target runs and is no longer traced.
 ///
 /// # Errors
-/// [`ErrorKind::Attach`] when it was refused, with the reason and the next step;
-/// [`ErrorKind::System`] when `body` panicked.
+/// [`ErrorKind::Attach`] if refused, with the reason and the next step; [`ErrorKind::System`] if `body`
+/// panicked.
 pub fn with_target<R: Send>(
     source: &Source,
     clock: RealClock,
@@ -104,8 +104,9 @@ pub fn with_target<R: Send>(
     })
 }
 
-/// Attaches or launches, and runs `body` with a source at this rate: with kernel samples, in a thread of its own; or
-/// with a target whose threads are stopped, by the thread that the target requires ([`Target::call_thread`]).
+/// Attaches or launches, and runs `body` with a source at this rate: with kernel samples, in a separate
+/// thread; or with a target that stops threads, in the thread that the target requires
+/// ([`Target::call_thread`]).
 ///
 /// # Errors
 /// Those of [`with_target`]; and if the kernel refuses the method that `way` requests.
@@ -143,7 +144,7 @@ pub fn with_source<R: Send>(
     }
     let tracer = Arc::new(Tracer::start()?);
     unless_panic(std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        // Commands are forked by this thread.
+        // This thread forks commands.
         let (spawner, requests) = launch::spawner();
         let begin = move || trace(source, children, clock, &spawner);
         let mut target = tracer.call_while(begin, || _ = requests.serve())?;
@@ -153,16 +154,16 @@ pub fn with_source<R: Send>(
         let result = body(SampleSource::Stopped(&mut target));
         tracer.call(&mut || target.release());
         drop(target);
-        // The last of it: now everything runs, and is not traced.
+        // Last: from here on everything runs untraced.
         tracer.let_go();
         Ok(result)
     })))
 }
 
-/// Starts a command with the heap shim and runs `body` with what reports its allocations, in a thread of its own.
+/// Starts a command with the heap shim and runs `body` with its allocations, in a separate thread.
 ///
 /// # Errors
-/// [`ErrorKind::Attach`] when it cannot be run, [`ErrorKind::System`] when the shim cannot be put anywhere.
+/// [`ErrorKind::Attach`] if it cannot be run, [`ErrorKind::System`] if the shim cannot be stored anywhere.
 pub fn with_heap_source<R: Send>(
     command: &Launch,
     shim: &[u8],
@@ -178,10 +179,10 @@ pub fn with_heap_source<R: Send>(
     })
 }
 
-/// Sets probes in the allocator of a process and runs `body` with what reports its allocations, in a thread of its own.
+/// Sets probes in the allocator of a process and runs `body` with its allocations, in a separate thread.
 ///
 /// # Errors
-/// [`ErrorKind::Attach`] for what is no process to profile, or where the kernel refuses.
+/// [`ErrorKind::Attach`] if the process cannot be profiled, or if the kernel refuses.
 pub fn with_probed_heap<R: Send>(
     pid: u32,
     options: ProbeOptions,
@@ -196,7 +197,7 @@ pub fn with_probed_heap<R: Send>(
     })
 }
 
-/// What the kernel samples, or why it does not.
+/// The kernel's sampling source, or why there is none.
 fn by_kernel(
     source: &Source,
     sampling: &Sampling,
@@ -230,7 +231,7 @@ fn trace(source: &Source, children: bool, clock: RealClock, spawner: &Spawner) -
     Ok(target)
 }
 
-/// Runs `body` in a thread of its own. Commands that it launches are forked by the calling thread.
+/// Runs `body` in a separate thread. The calling thread forks commands for it.
 fn in_thread<R: Send>(body: impl FnOnce(Spawner) -> Result<R> + Send) -> Result<R> {
     std::thread::scope(|scope| {
         let (spawner, requests) = launch::spawner();
@@ -240,14 +241,14 @@ fn in_thread<R: Send>(body: impl FnOnce(Spawner) -> Result<R> + Send) -> Result<
             Error::new(ErrorKind::System, format!("cannot start a thread: {}", crate::error::io_text(&error)))
         })?;
         if requests.serve() == RequestsEnd::All {
-            // Whatever is launched has all privileges that this process was started with.
+            // A launched command has all privileges that this process was started with.
             let _ = privileges::restrict(Role::Waiting);
         }
         unless_panic(thread.join())
     })
 }
 
-/// The result of what may have panicked.
+/// The result of a thread that may have panicked.
 fn unless_panic<R>(result: std::thread::Result<Result<R>>) -> Result<R> {
     result.unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<&str>().map(|said| (*said).to_owned());
@@ -259,10 +260,10 @@ fn unless_panic<R>(result: std::thread::Result<Result<R>>) -> Result<R> {
     })
 }
 
-/// The number of a user, given by name or number.
+/// Returns the id of a user, given by name or number.
 ///
 /// # Errors
-/// One line: there is none of this name.
+/// One line: the user does not exist.
 pub fn user_id(name: &OsStr) -> Result<u32> {
     let number = || name.to_str()?.parse().ok();
     sys::user_id(name).or_else(number).ok_or_else(|| {
@@ -271,22 +272,22 @@ pub fn user_id(name: &OsStr) -> Result<u32> {
     })
 }
 
-/// Starts a command that is not traced, as this process was started.
+/// Starts an untraced command with this process's original settings.
 ///
 /// # Errors
-/// When it could not be run.
+/// It could not be run.
 pub(super) fn spawn(command: &mut std::process::Command) -> std::io::Result<std::process::Child> {
     launch::spawn(command)
 }
 
-/// Lets the calling thread run before others when it wakes, and its timers fire on time.
+/// Makes the calling thread run before others when it wakes, and its timers fire on time.
 pub(super) fn prefer_this_thread() {
     sys::prefer_this_thread();
 }
 
 pub use cgroup::{of_container as cgroup_of_container, path as cgroup_path};
 
-/// Resident bytes of this process: private memory, and mapped files; `None` if the system does not report it.
+/// Resident bytes of this process: private memory, and mapped files; `None` if not reported.
 #[must_use]
 pub fn own_memory() -> (Option<u64>, Option<u64>) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -302,7 +303,7 @@ fn status_bytes(status: &str, key: &str) -> Option<u64> {
 #[must_use]
 pub fn own_usage() -> (u64, u64) {
     let (cpu_ns, most_bytes) = sys::own_usage();
-    // getrusage(2) has the peak of what this process was before `exec`, too: its parent's copy.
+    // getrusage(2) includes the peak before `exec`: that of the parent's copy.
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     (cpu_ns, status_bytes(&status, "VmHWM").unwrap_or(most_bytes))
 }

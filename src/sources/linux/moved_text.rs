@@ -1,10 +1,10 @@
-//! Code that a program moved from its file to anonymous memory at the same addresses, to have it on huge pages: node
+//! Program code moved from its file to anonymous memory at the same addresses, to have it on huge pages: node
 //! with --use-largepages, Intel's iodlr, BOLT's hugify.
 //!
-//! Input: an anonymous executable mapping, all mappings of the process, files and memory. Output: the part of a file
-//! that it is a copy of (for PE files see `pe_text`). Proof: the mapping lies in a code segment of a file that is
-//! mapped next to it, and pages of all its parts equal those of the file. Not for: code that was relocated or
-//! changed.
+//! Input: an anonymous executable mapping, all mappings of the process, files and memory. Output: the part of
+//! a file that it is a copy of (for PE files see `pe_text`). Proof: the mapping lies in a code segment of a
+//! file that is mapped next to it, and pages from all its parts equal those of the file. Not for: relocated
+//! or changed code.
 
 use std::fs::File;
 use std::io::Read;
@@ -20,20 +20,20 @@ use crate::addr::Avma;
 use crate::binary::elf::Elf;
 use crate::binary::{Mapping, MappingKind};
 
-/// Most mappings that are compared at one time, and how often a mapping without a file is: its code may still be
+/// Most mappings compared at one time, and most attempts for a mapping without a match: its code may still be
 /// being copied.
 const JUDGED_MAX: usize = 64;
 const TRIES_MAX: u32 = 4;
-/// Most mappings whose verdict is kept.
+/// Most mappings with a recorded verdict.
 const KEPT_MAX: usize = 4096;
-/// Pages that are compared, from begin to end of a mapping.
+/// Number of pages to compare, spread over a mapping.
 pub(super) const PAGES_COMPARED: u64 = 64;
 pub(super) const PAGE_BYTES: u64 = 4096;
 /// Largest pages of the supported processors.
 const PAGE_BYTES_MAX: u64 = 64 << 10;
 
 impl Maps {
-    /// Puts the parts of a file in the place of each anonymous mapping that code of it was moved to.
+    /// Replaces each anonymous mapping that holds moved code by the parts of the file.
     pub(super) fn place_moved_text(&mut self, pid: pid_t, mappings: &mut Vec<Mapping>) {
         let mut lines = None;
         let mut left = JUDGED_MAX;
@@ -93,12 +93,12 @@ impl Maps {
     }
 }
 
-/// The part of a file that is in a mapping.
+/// The part of a file in a mapping.
 #[derive(Debug, PartialEq, Eq)]
 struct Part {
-    /// The offset of the mapping's first byte.
+    /// File offset of the mapping's first byte.
     mapping_at: u64,
-    /// What is code of the file in it.
+    /// The file's code in it.
     code: Range<u64>,
 }
 
@@ -111,7 +111,7 @@ fn all_lines(pid: pid_t) -> Vec<MapsLine> {
     proc::mappings(&text).collect()
 }
 
-/// The nearest files in front of a mapping and behind it, without a hole between.
+/// The adjacent files before and after a mapping.
 fn neighbours<'l>(avma: &Range<Avma>, lines: &'l [MapsLine]) -> [Option<&'l MapsLine>; 2] {
     let Some(at) = lines.iter().position(|line| line.mapping.avma == *avma) else { return [None, None] };
     let is_file = |line: &&MapsLine| line.mapping.kind == MappingKind::File && !line.is_ambiguous;
@@ -132,7 +132,7 @@ fn neighbours<'l>(avma: &Range<Avma>, lines: &'l [MapsLine]) -> [Option<&'l Maps
     [before, behind.filter(is_other)]
 }
 
-/// How far from its stated addresses a file is, by one of its mappings: the first page of a segment.
+/// The load bias of a file, by one of its mappings: the first page of a segment.
 fn bias(elf: &Elf, mapping: &Mapping) -> Option<u64> {
     let into = |segment: u64| segment.checked_sub(mapping.file_offset).filter(|into| *into < PAGE_BYTES_MAX);
     let first = elf.segments.iter().filter_map(|segment| Some((into(segment.file.start)?, segment.svma)));
@@ -140,7 +140,7 @@ fn bias(elf: &Elf, mapping: &Mapping) -> Option<u64> {
     Some(mapping.avma.start.0.wrapping_add(into).wrapping_sub(svma.0))
 }
 
-/// The part of a file that belongs at these addresses, if a segment of code is mapped at all of them.
+/// The part of a file that belongs at these addresses, if a code segment covers all of them.
 fn part_of_code(elf: &Elf, bias: u64, avma: &Range<Avma>) -> Option<Part> {
     let (start, end) = (avma.start.0.wrapping_sub(bias), avma.end.0.wrapping_sub(bias));
     elf.segments.iter().filter(|segment| segment.executable).find_map(|segment| {
@@ -158,7 +158,7 @@ fn part_of_code(elf: &Elf, bias: u64, avma: &Range<Avma>) -> Option<Part> {
     })
 }
 
-/// Whether pages from begin to end of the code are in memory as they are in the file.
+/// Whether sampled pages of the code are equal in memory and in the file.
 fn is_in_memory(
     file: &[u8],
     part: &Part,
@@ -190,7 +190,7 @@ mod tests {
         proc::mappings(text.as_bytes()).collect()
     }
 
-    /// As lld lays files out: the page at file offset 0x1000 is in both segments.
+    /// In lld's layout: the page at file offset 0x1000 is in both segments.
     fn elf() -> Elf {
         let segments = vec![
             Segment { file: 0..0x1200, svma: Svma(0), executable: false },
@@ -210,7 +210,7 @@ mod tests {
 ";
 
     #[test]
-    fn memory_beside_a_file_is_the_part_that_belongs_there() {
+    fn anonymous_memory_next_to_a_file_is_its_missing_part() {
         let lines = lines(WHOLE);
         let found = neighbours(&lines[1].mapping.avma, &lines);
         assert_eq!(found.map(|line| line.map(|line| line.mapping.file_offset)), [Some(0), None]);
@@ -222,7 +222,7 @@ mod tests {
         let middle = Avma(BASE + 0x4000)..Avma(BASE + 0x5000);
         let part = part_of_code(&elf(), BASE, &middle);
         assert_eq!(part, Some(Part { mapping_at: 0x3000, code: 0x3000..0x4000 }));
-        // Beside a library, but not where its code belongs.
+        // Next to a library, but not where its code belongs.
         let found = neighbours(&lines[3].mapping.avma, &lines);
         assert_eq!(found.map(|line| line.map(|line| line.mapping.path.as_str())), [None, Some("/lib/x.so")]);
         let far = Avma(BASE + 0x20_0000)..Avma(BASE + 0x20_1000);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_stands_for_a_file_only_if_it_has_its_bytes() {
+    fn memory_counts_as_a_file_only_if_the_bytes_are_equal() {
         let file: Vec<u8> = (0..0x6000_u32).map(|at| (at * 7 % 251) as u8).collect();
         let part = Part { mapping_at: 0x1000, code: 0x1200..0x5800 };
         let is_same = |memory: &[u8]| {
@@ -240,7 +240,7 @@ mod tests {
                 into.len()
             })
         };
-        // What stands around the code in the file need not have been copied.
+        // Bytes around the code in the file need not have been copied.
         let mut memory = file[0x1000..0x6000].to_vec();
         memory[..0x200].fill(0);
         memory[0x4800..].fill(0);

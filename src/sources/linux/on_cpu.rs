@@ -1,31 +1,32 @@
-//! Whether a thread was on a CPU when it was requested to stop. Input: the scheduler's figures of the thread before
-//! the request and while it is stopped, and how long the tracer itself kept its CPU. Output: yes or no. No I/O.
+//! Decides whether a thread was on a CPU when its stop was requested. Input: the thread's scheduler counters
+//! before the request and while it is stopped, and how long the tracer itself kept its CPU. Output: yes or
+//! no. No I/O.
 //!
-//! A ready thread stops where it was preempted or woken, as soon as it gets a CPU. That place does not show where CPU
-//! time goes: threads that wake each other would all be found in the calls that wake them. No file of /proc shows
-//! whether a thread is on a CPU now; the scheduler's counts show it exactly, but only afterwards
-//! (kernel/sched/stats.h, `sched_info_arrive` and `sched_info_dequeue`).
+//! A ready thread stops where it was preempted or woken, as soon as it gets a CPU. That place does not show
+//! where CPU time goes: threads that wake each other would all be found in the calls that wake them. No file
+//! of /proc shows whether a thread is on a CPU now; the scheduler's counters show it exactly, but only
+//! afterwards (kernel/sched/stats.h, `sched_info_arrive` and `sched_info_dequeue`).
 
 use crate::sources::Activity;
 
-/// The three figures of `/proc/PID/task/TID/schedstat`. Exact for a thread that is on no CPU;
-/// of one that runs, CPU time lags by up to a scheduler tick.
+/// The three counters of `/proc/PID/task/TID/schedstat`. Exact for a thread that is on no CPU; for a running
+/// one, CPU time lags by up to a scheduler tick.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sched {
     /// CPU time, nanoseconds.
     pub(super) cpu_ns: u64,
-    /// Time that it was ready and had no CPU, nanoseconds; counted when it gets one.
+    /// Time spent ready without a CPU, nanoseconds; updated when it gets one.
     pub(super) delay_ns: u64,
-    /// Times that it was put on a CPU.
+    /// Number of times that it was put on a CPU.
     pub(super) switches: u64,
 }
 
-/// What is known of a thread that does not wait, from its figures when it was last on no CPU
-/// and those of now. The CPU time of a running thread is written down when it leaves its CPU,
-/// or at a scheduler tick: as long as neither was, nothing but its being put on a CPU shows.
+/// Activity of a thread that does not wait, from its counters when it was last on no CPU and the current
+/// ones. The kernel updates a running thread's CPU time when it leaves its CPU, or at a scheduler tick; until
+/// then only the count of switches shows that it runs.
 pub(super) fn ready_or_running(off_cpu: Sched, now: Sched) -> Activity {
     match now.switches.wrapping_sub(off_cpu.switches) {
-        // A kernel that counts nothing.
+        // A kernel without these counters.
         _ if now.switches == 0 => Activity::Runnable,
         0 => Activity::Ready,
         1 if now.cpu_ns == off_cpu.cpu_ns => Activity::Running,
@@ -33,19 +34,19 @@ pub(super) fn ready_or_running(off_cpu: Sched, now: Sched) -> Activity {
     }
 }
 
-/// How long the tracer kept the CPU that it slept on last, from being put on it to leaving it.
+/// How long the tracer kept its last CPU, from being put on it to leaving it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stint {
     pub(super) kept_ns: u64,
-    /// It came much later than usual after the requested time.
+    /// The tracer was put on it unusually late.
     pub(super) late: bool,
 }
 
-/// Interrupt time counts as waiting for the thread below, and as no process's CPU time if the kernel accounts it
-/// separately.
+/// Interrupt time counts as waiting for the thread below, and as no process's CPU time if the kernel accounts
+/// it separately.
 const INTERRUPTS_NS: u64 = 1_000;
 
-/// When what happened to a stop, nanoseconds of the engine's clock.
+/// Times of the steps of a stop, nanoseconds of the engine's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StopTimes {
     /// The poll of the thread began.
@@ -56,20 +57,19 @@ pub(super) struct StopTimes {
     pub(super) seen_ns: u64,
 }
 
-/// More than this is not compensated for: threads that are ready for long are not missed by a poll.
+/// Larger gaps are not compensated for: a poll does not miss threads that are ready for long.
 const GAP_MAX_NS: u64 = 2_000;
 
-/// Whether a thread was on a CPU when its stop was requested. `before` was read at the poll, `stopped` while it is
-/// stopped.
+/// Whether a thread was on a CPU when its stop was requested. `before` was read at the poll, `stopped` while
+/// it is stopped.
 ///
-/// - It was put on no CPU in between: it was on one all the time.
-/// - It was put on one once, and has since used more CPU time than passed since the request: it had got there before.
-///   Or it got there no longer after the request than the poll was before it: threads that slept at the poll and got a
-///   CPU before the request got no request, so as many that got theirs just after count in their place.
-/// - It was put on one once, after it had waited exactly as long as the tracer kept its CPU:
-///   the tracer took that CPU from it. Not if the tracer came late: then the CPU itself was
-///   delayed (asleep, or a virtual one that was not run), and threads that were woken in the
-///   meantime began as late as the tracer did.
+/// - No switch in between: it was on a CPU all the time.
+/// - One switch, and more CPU time used since than passed since the request: it was on a CPU before. Or the
+///   switch came no longer after the request than the poll was before it: threads that slept at the poll and
+///   got a CPU before the request got no request, so as many that got theirs just after count in their place.
+/// - One switch, after it had waited exactly as long as the tracer kept its CPU: the tracer displaced it. Not
+///   if the tracer came late: then the CPU itself was delayed (asleep, or a virtual one that was not run),
+///   and threads that were woken in the meantime began as late as the tracer did.
 pub(super) fn was_on_cpu(before: Sched, stopped: Sched, times: StopTimes, stint: Option<Stint>) -> bool {
     match stopped.switches.wrapping_sub(before.switches) {
         0 => true,
@@ -87,9 +87,10 @@ pub(super) fn was_on_cpu(before: Sched, stopped: Sched, times: StopTimes, stint:
     }
 }
 
-/// Delay of the tracer's wakeups: a running estimate of the 10th percentile. A CPU that runs a thread takes the
-/// timer's interrupt at once; one that sleeps, or a virtual one that is not run, takes it when it is up again, with
-/// everything that came in the meantime. On an idle machine most wakeups are such, so the median says nothing.
+/// Delay of the tracer's wakeups: a running estimate of the 10th percentile. A CPU that runs a thread takes
+/// the timer's interrupt at once; one that sleeps, or a virtual one that is not run, takes it when it is up
+/// again, with everything that arrived in the meantime. On an idle machine most wakeups are of the second
+/// kind, so the median says nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lateness {
     quick_ns: u64,
@@ -97,14 +98,14 @@ pub(super) struct Lateness {
 }
 
 impl Lateness {
-    /// Wakes of which the first ones only teach.
+    /// Wakeups used only for learning.
     const LEARNED_AFTER: u32 = 8;
 
-    /// Adds a delay. Returns whether it is much more than the quick ones.
+    /// Adds a delay. Returns whether it is much longer than the short ones.
     pub(super) fn is_unusual(&mut self, late_ns: u64) -> bool {
         self.seen = self.seen.saturating_add(1);
         if self.seen <= Self::LEARNED_AFTER {
-            // The smallest of them: what the machine can do.
+            // Initially the smallest: what the machine can do.
             self.quick_ns = if self.seen == 1 { late_ns } else { self.quick_ns.min(late_ns) };
             return false;
         }
@@ -138,13 +139,13 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_was_never_switched_was_on_its_cpu() {
+    fn a_thread_without_a_switch_was_on_its_cpu() {
         assert!(asked(after(12_000, 0, 0), None));
         assert!(asked(after(0, 0, 0), None), "where the kernel counts nothing, nothing speaks against it");
     }
 
     #[test]
-    fn a_thread_that_got_a_cpu_only_after_it_was_asked_was_not_on_one() {
+    fn a_thread_switched_in_after_the_request_was_on_no_cpu() {
         assert!(!asked(after(3_000, 9_000, 1), None));
         assert!(asked(after(12_000, 4_000, 1), None), "it got there before it was asked");
         assert!(asked(after(10_500, 4_000, 1), None), "or as long after as the look lay before");
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_that_the_tracer_displaced_was_on_its_cpu() {
+    fn a_thread_displaced_by_the_tracer_was_on_its_cpu() {
         let stint = Some(Stint { kept_ns: 30_000, late: false });
         assert!(asked(after(2_000, 30_000, 1), stint));
         assert!(asked(after(2_000, 30_900, 1), stint), "an interrupt came in between");
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_that_did_not_move_say_that_a_thread_is_ready_and_a_switch_alone_that_it_runs() {
+    fn unchanged_counters_mean_ready_and_a_switch_alone_running() {
         assert_eq!(ready_or_running(BEFORE, BEFORE), Activity::Ready);
         assert_eq!(ready_or_running(BEFORE, after(0, 700, 1)), Activity::Running);
         assert_eq!(ready_or_running(BEFORE, after(4_000_000, 700, 1)), Activity::Runnable, "or left it");
@@ -172,12 +173,12 @@ mod tests {
     }
 
     #[test]
-    fn half_as_late_again_as_the_quickest_tenth_is_late() {
+    fn late_is_half_more_than_the_tenth_percentile() {
         for quick_ns in [3_000, 20_000] {
             let mut lateness = Lateness::default();
             let mut late = 0;
             for step in 0..20_000u64 {
-                // A third of them quick, the others those of a CPU that has to wake up first.
+                // A third of them short, the others from a CPU that has to wake up first.
                 let late_ns = quick_ns + step * 7919 % 500 + if step % 3 == 0 { 0 } else { quick_ns };
                 let is_late = lateness.is_unusual(late_ns);
                 assert!(step < 1_000 || step % 3 != 0 || !is_late, "{late_ns} ns for {quick_ns}");
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_usual_may_change() {
+    fn lateness_adapts_to_a_change() {
         let mut lateness = Lateness::default();
         for late_ns in [3_000, 50_000] {
             let late: u32 = (0..4_000).map(|_| u32::from(lateness.is_unusual(late_ns))).sum();

@@ -1,9 +1,10 @@
-//! Code of PE files that Wine reads into anonymous memory, since the file's alignment does not allow mapping.
+//! Code of PE files that Wine reads into anonymous memory, because the file's alignment does not allow
+//! mapping.
 //!
-//! Input: an anonymous executable mapping, all mappings of the process, files and memory. Output: the parts of a file
-//! that it is a copy of. Proof: the headers of a PE file are mapped in front of it, the mapping lies where its
-//! sections belong, and pages of all its parts equal those of the file except for relocated addresses. Not for: code
-//! that the program unpacked or changed.
+//! Input: an anonymous executable mapping, all mappings of the process, files and memory. Output: the parts
+//! of a file that it is a copy of. Proof: the headers of a PE file are mapped before it, the mapping lies
+//! where its sections belong, and pages from all its parts equal those of the file except for relocated
+//! addresses. Not for: code that the program unpacked or changed.
 
 use std::ops::Range;
 
@@ -67,7 +68,7 @@ fn cover(mapping: &Mapping, parts: Vec<Mapping>) -> Vec<Mapping> {
     out
 }
 
-/// The nearest mapping in front that a file begins in.
+/// The nearest preceding mapping with the start of a file.
 fn head<'l>(avma: &Range<Avma>, lines: &'l [MapsLine]) -> Option<&'l Mapping> {
     let before = lines.iter().rev().skip_while(|line| line.mapping.avma.start >= avma.start);
     let mut files =
@@ -75,7 +76,7 @@ fn head<'l>(avma: &Range<Avma>, lines: &'l [MapsLine]) -> Option<&'l Mapping> {
     files.next().filter(|line| !line.is_ambiguous).map(|line| &line.mapping)
 }
 
-/// The sections of code that belong at these addresses, each with its own of them.
+/// The code sections at these addresses, each with its part of them.
 fn parts<'p>(pe: &'p Pe, base: Avma, avma: &Range<Avma>) -> Vec<(&'p Section, Range<Avma>)> {
     let sections = pe.sections.iter().filter(|section| section.executable);
     let part = |section: &'p Section| {
@@ -90,8 +91,8 @@ fn parts<'p>(pe: &'p Pe, base: Avma, avma: &Range<Avma>) -> Vec<(&'p Section, Ra
     if overlap { Vec::new() } else { parts }
 }
 
-/// Whether pages from begin to end of a part are in memory as they are in the file. `relocations` are where the loader
-/// changes eight bytes, by address from the image's base on, sorted.
+/// Whether sampled pages of a part are equal in memory and in the file. `relocations`: sorted addresses,
+/// relative to the image base, where the loader changes eight bytes.
 fn is_in_memory(
     file: &[u8],
     section: &Section,
@@ -128,7 +129,7 @@ mod tests {
     use super::*;
     use crate::addr::Svma;
 
-    /// Two sections of code with data between them, whose places in the file are no multiples of a page.
+    /// Two code sections with data between them, at file offsets that are no multiples of a page.
     fn pe() -> Pe {
         Pe {
             machine: 0x8664,
@@ -156,7 +157,7 @@ mod tests {
 ";
 
     #[test]
-    fn memory_behind_headers_is_the_sections_that_belong_there() {
+    fn anonymous_memory_after_headers_is_their_sections() {
         let lines: Vec<MapsLine> = proc::mappings(MAPS.as_bytes()).collect();
         let avma = &lines[2].mapping.avma;
         assert_eq!(head(avma, &lines).map(|head| head.path.as_str()), Some("/opt/work.exe"));
@@ -171,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_no_section_stays_anonymous() {
+    fn memory_outside_of_sections_stays_anonymous() {
         let lines: Vec<MapsLine> = proc::mappings(MAPS.as_bytes()).collect();
         let (head, whole) = (&lines[1].mapping, &lines[2].mapping);
         let part = Mapping { avma: BASE + 0x2000..BASE + 0x3000, ..head.clone() };
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_stands_for_a_section_if_it_has_its_bytes_but_for_relocated_ones() {
+    fn memory_counts_as_a_section_if_only_relocations_differ() {
         let file: Vec<u8> = (0..0x2000_u32).map(|at| (at * 7 % 251) as u8).collect();
         let (pe, relocations) = (pe(), [0x1ffc, 0x2400]);
         let avma = BASE + 0x1000..BASE + 0x3000;
@@ -197,7 +198,7 @@ mod tests {
         let mut memory = file[0x400..0x1c00].to_vec();
         memory.resize(0x2000, 0);
         assert!(is_same(&memory));
-        // One of them is in two pages.
+        // One of them spans two pages.
         memory[0xffc..0x1004].fill(0xee);
         memory[0x1400..0x1408].fill(0xee);
         assert!(is_same(&memory));

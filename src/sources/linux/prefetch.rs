@@ -1,5 +1,5 @@
-//! Prefetched ranges of the stack of a stopped thread. Input: the addresses of ranges. Output: the bytes that can be
-//! read.
+//! Reads prefetched ranges of a stopped thread's stack. Input: the addresses of ranges. Output: the readable
+//! bytes.
 
 use libc::pid_t;
 
@@ -15,7 +15,7 @@ pub(super) fn read(tid: pid_t, starts: &[u64], into: &mut PrefetchedWords) {
     let mut left = &ranges[..];
     let mut bytes = Vec::new();
     while !left.is_empty() {
-        // By the thread's own number: the first thread may have left, and its memory with it.
+        // With the thread's tid: the first thread may have exited, and /proc shows no memory through it.
         if sys::read_ranges(tid, left, &mut bytes).is_err() {
             bytes.clear();
         }
@@ -26,13 +26,13 @@ pub(super) fn read(tid: pid_t, starts: &[u64], into: &mut PrefetchedWords) {
             into.push(*start, range);
             (rest, read) = (above, read + 1);
         }
-        // Past the one that could not be read.
+        // Skips the range that could not be read.
         let failed = usize::from(read < left.len().min(sys::RANGES_MAX));
         left = left.get(read + failed..).unwrap_or_default();
     }
 }
 
-/// Merges ranges: those that lie in one page are read at once, with what is between them.
+/// Merges ranges: those in one page are read at once, with the bytes between them.
 fn ranges(starts: &[u64]) -> Vec<(u64, usize)> {
     let mut ranges: Vec<(u64, usize)> = Vec::new();
     for start in starts {
@@ -53,18 +53,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn starts_in_one_page_are_one_range() {
+    fn ranges_in_one_page_are_merged() {
         let starts = [0x1000, 0x1020, 0x1f00, 0x1fc8, 0x3000, 0x4100];
         let expected = [(0x1000, 0xf40), (0x1fc8, 64), (0x3000, 64), (0x4100, 64)];
         assert_eq!(ranges(&starts), expected);
     }
 
     #[test]
-    fn what_cannot_be_read_leaves_the_others() {
+    fn an_unreadable_range_does_not_affect_the_others() {
         let bytes: Vec<u8> = (0..=255).cycle().take(8 * 4096).collect();
         let start = bytes.as_ptr() as u64;
         let mut prefetched = PrefetchedWords::default();
-        // Nothing is mapped at the first page, and the last address is none.
+        // Nothing is mapped in the first page, and the last address is invalid.
         let wanted = [0x40, start, start + 0x3001, start + 0x7f00, 0xffff_ffff_ffff_ffc0];
         read(std::process::id().cast_signed(), &wanted, &mut prefetched);
         for at in &wanted[1..4] {

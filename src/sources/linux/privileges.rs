@@ -1,11 +1,11 @@
 //! Drops capabilities and ids that a thread of the profiler does not need in a phase of a recording.
 //!
-//! Input: a [`Role`]. Effect: fewer capabilities and ids of the calling thread. They belong to threads: the sampler
-//! keeps what its source needs, the first thread what names and outputs need; the threads for signals and the
-//! progress line keep none. A launched command is forked before any thread drops anything.
+//! Input: a [`Role`]. Effect: fewer capabilities and ids of the calling thread. They are per thread: the
+//! sampler keeps what its source needs, the main thread what names and outputs need; the threads for signals
+//! and the progress line keep none. A launched command is forked before any thread drops anything.
 //!
-//! Under sudo the first thread becomes the calling user, for good, if that user may write the outputs: root may write
-//! root's files without any capability.
+//! Under sudo the main thread becomes the calling user, permanently, if that user may write the outputs: root
+//! may write root's files without any capability.
 
 mod calls;
 
@@ -53,24 +53,24 @@ impl fmt::Debug for Capabilities {
 const NONE: Capabilities = Capabilities(0);
 /// To read files of every user: CAP_DAC_READ_SEARCH.
 const READ: Capabilities = Capabilities::of(&[2]);
-/// To write where root may write today, and to keep owner and mode of what is replaced: CAP_CHOWN,
-/// CAP_DAC_OVERRIDE, CAP_FOWNER.
+/// To write where root may write, and to keep owner and mode of replaced files: CAP_CHOWN, CAP_DAC_OVERRIDE,
+/// CAP_FOWNER.
 const WRITE: Capabilities = Capabilities::of(&[0, 1, 3]);
 /// To take the ids of another user: CAP_SETGID, CAP_SETUID.
 const IDS: Capabilities = Capabilities::of(&[6, 7]);
-/// To pass signals on to processes of every user, and to ask whether they are there: CAP_KILL.
+/// To forward signals to processes of every user, and to check that they exist: CAP_KILL.
 const SIGNAL: Capabilities = Capabilities::of(&[5]);
 /// To read memory, registers, maps and links of processes of every user: CAP_SYS_PTRACE.
 const PROCESSES: Capabilities = Capabilities::of(&[19]);
-/// To open files that are mapped and have no name any more: CAP_CHECKPOINT_RESTORE.
+/// To open mapped files that have been deleted: CAP_CHECKPOINT_RESTORE.
 const MAPPED_FILES: Capabilities = Capabilities::of(&[40]);
-/// To open events and load programs for them, with rings above the limit of locked memory, where CPUs, threads or
-/// larger stacks come during the recording: CAP_PERFMON, CAP_BPF, CAP_IPC_LOCK.
+/// To open events and load programs for CPUs, threads or larger stacks added during the recording, with rings
+/// above the limit of locked memory: CAP_PERFMON, CAP_BPF, CAP_IPC_LOCK.
 const EVENTS: Capabilities = Capabilities::of(&[38, 39, 14]);
-/// To run before others where the rings fill up: CAP_SYS_NICE.
+/// To run before others when rings fill up: CAP_SYS_NICE.
 const PRIORITY: Capabilities = Capabilities::of(&[23]);
-/// The capability that includes CAP_PERFMON, CAP_BPF and CAP_CHECKPOINT_RESTORE in kernels and containers without
-/// these.
+/// The capability that includes CAP_PERFMON, CAP_BPF and CAP_CHECKPOINT_RESTORE in kernels and containers
+/// without these: CAP_SYS_ADMIN.
 const SYS_ADMIN: Capabilities = Capabilities::of(&[21]);
 const PARTS_OF_SYS_ADMIN: Capabilities = Capabilities::of(&[38, 39, 40]);
 
@@ -88,9 +88,9 @@ struct Rights {
 struct Thread {
     /// Its permitted capabilities.
     held: Capabilities,
-    /// The first thread of the process, which finds names and writes the outputs.
+    /// The main thread, which resolves names and writes the outputs.
     is_first: bool,
-    /// It takes the ids of the user who called sudo for that, at times or for good.
+    /// It takes the ids of the user who called sudo for that, temporarily or permanently.
     takes_ids: bool,
 }
 
@@ -105,7 +105,7 @@ fn rights(role: Role, thread: Thread) -> Rights {
     let ids = if takes_ids { IDS } else { NONE };
     let write = WRITE.with(ids);
     let (effective, later) = match role {
-        // When the recording is over it may have to end the command, which may be another user's.
+        // After the recording it may have to end the command, which may belong to another user.
         Role::Waiting => (SIGNAL, READ.with(write)),
         Role::SamplingByKernel => (with_admin(of_processes.with(EVENTS).with(PRIORITY)), READ.with(write)),
         Role::SamplingByPtrace => (with_admin(of_processes), READ.with(write)),
@@ -122,7 +122,7 @@ fn rights(role: Role, thread: Thread) -> Rights {
 
 static CALLER: OnceLock<Option<Caller>> = OnceLock::new();
 
-/// Learns who called sudo, or started a setuid program; to be called before the first thread starts.
+/// Determines who called sudo or started a setuid program; must be called before the first thread starts.
 pub fn set_caller() {
     let _ = CALLER.set(Caller::of_this_process().filter(|caller| caller.uid() != 0));
 }
@@ -138,10 +138,10 @@ fn caller() -> Option<&'static Caller> {
     CALLER.get()?.as_ref()
 }
 
-/// Gives up what the calling thread does not need in this role and in later ones.
+/// Drops what the calling thread does not need in this role and in later ones.
 ///
 /// # Errors
-/// What the system refused it with.
+/// The system's error.
 pub fn restrict(role: Role) -> io::Result<()> {
     let held = calls::permitted()?;
     if held == NONE {
@@ -162,16 +162,16 @@ pub fn restrict(role: Role) -> io::Result<()> {
 fn apply(rights: Rights) -> io::Result<()> {
     calls::set(rights.effective, rights.permitted)?;
     calls::forbid_new_privileges()?;
-    // Those that were started before have what this thread had then.
+    // Threads started earlier have the capabilities that this thread had then.
     end_idle_workers();
     Ok(())
 }
 
-/// Gives up what [`Role::Naming`] and later roles do not need. Under sudo the calling thread becomes the user who called it, for good, where
-/// that user writes all of the outputs.
+/// Drops what [`Role::Naming`] and later roles do not need. Under sudo the calling thread becomes the user
+/// who called it, permanently, if that user writes all of the outputs.
 ///
 /// # Errors
-/// What the system refused it with.
+/// The system's error.
 pub fn restrict_to_naming(writes_as_caller: bool) -> io::Result<()> {
     if writes_as_caller && let Some(caller) = caller().filter(|_| calls::is_root()) {
         set_ids(caller)?;

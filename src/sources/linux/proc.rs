@@ -1,4 +1,4 @@
-//! Parses the texts of /proc that the backend reads: bytes in, values out, no I/O.
+//! Parses the files of /proc that the backend reads: bytes in, values out, no I/O.
 //!
 //! Formats: proc_pid_stat(5), proc_pid_status(5), proc_pid_maps(5); schedstat is
 //! Documentation/scheduler/sched-stats.rst: CPU time, wait time (ns), times put on a CPU.
@@ -25,14 +25,13 @@ fn number(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// The state letter of `/proc/PID/stat`, which follows the last `)`: the name before it
-/// may hold anything.
+/// The state letter of `/proc/PID/stat`, which follows the last `)`: the name before it may contain anything.
 pub(super) fn stat_state(text: &[u8]) -> Option<u8> {
     let close = text.iter().rposition(|byte| *byte == b')')?;
     text.get(close + 2).copied()
 }
 
-/// Whether it is a thread of the kernel: `PF_KTHREAD` in its flags (field 9; include/linux/sched.h).
+/// Whether it is a kernel thread: `PF_KTHREAD` in its flags (field 9; include/linux/sched.h).
 pub(super) fn stat_is_of_kernel(text: &[u8]) -> Option<bool> {
     const PF_KTHREAD: u64 = 0x0020_0000;
     let close = text.iter().rposition(|byte| *byte == b')')?;
@@ -40,15 +39,15 @@ pub(super) fn stat_is_of_kernel(text: &[u8]) -> Option<bool> {
     Some(flags & PF_KTHREAD != 0)
 }
 
-/// The CPU that a thread was on last (field 39).
+/// The last CPU of a thread (field 39).
 pub(super) fn stat_cpu(text: &[u8]) -> Option<u32> {
     let close = text.iter().rposition(|byte| *byte == b')')?;
     let field = text.get(close + 2..)?.split(|byte| *byte == b' ').nth(39 - 3)?;
     number(field)?.try_into().ok()
 }
 
-/// Time of all CPUs since the system began, and the part of it in which they had nothing to do, in
-/// ticks: the first line of `/proc/stat` (proc_stat(5)), whose last two numbers are parts of others.
+/// Time of all CPUs since boot, and the idle part of it, in ticks: the first line of `/proc/stat`
+/// (proc_stat(5)). Its last two numbers are included in others.
 pub(super) fn machine_ticks(stat: &[u8]) -> Option<(u64, u64)> {
     let line = stat.split(|byte| *byte == b'\n').next()?;
     let mut words = std::str::from_utf8(line).ok()?.split_ascii_whitespace();
@@ -57,10 +56,10 @@ pub(super) fn machine_ticks(stat: &[u8]) -> Option<(u64, u64)> {
     Some((ticks.iter().sum(), idle + waiting))
 }
 
-/// When a process began, in seconds since 1970, rounded down: field 22 of `/proc/PID/stat` on
-/// top of the time of boot, `btime` in `/proc/stat`.
+/// Start time of a process, in seconds since 1970, rounded down: field 22 of `/proc/PID/stat` plus the boot
+/// time, `btime` in `/proc/stat`.
 pub(super) fn began_s(stat: &[u8], system: &[u8]) -> Option<u64> {
-    /// `USER_HZ`, which is part of the kernel's interface on both processors.
+    /// `USER_HZ`, part of the kernel's interface on both processors.
     const TICKS_PER_SECOND: u64 = 100;
     let close = stat.iter().rposition(|byte| *byte == b')')?;
     let ticks = stat.get(close + 2..)?.split(|byte| *byte == b' ').nth(22 - 3).and_then(number)?;
@@ -68,8 +67,8 @@ pub(super) fn began_s(stat: &[u8], system: &[u8]) -> Option<u64> {
     number(boot)?.checked_add(ticks / TICKS_PER_SECOND)
 }
 
-/// The stack pointer at the start of the process's first thread (field 28), if the kernel reports it (0 without the
-/// right to trace).
+/// The initial stack pointer of the process's first thread (field 28), if the kernel reports it (0 without
+/// the right to trace).
 pub(super) fn stat_start_stack(text: &[u8]) -> Option<Avma> {
     let close = text.iter().rposition(|byte| *byte == b')')?;
     // The state is field 3.
@@ -91,7 +90,7 @@ pub(super) fn waits_at(text: &[u8]) -> Option<(Avma, Avma)> {
 #[cfg(any(test, target_arch = "aarch64"))]
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BlockedCall {
-    /// Which one.
+    /// System call number.
     pub(super) number: i64,
     /// Its first argument.
     pub(super) first: u64,
@@ -100,7 +99,7 @@ pub(super) struct BlockedCall {
     pub(super) pc: Avma,
 }
 
-/// The call in `/proc/TID/syscall`; `None` for a thread that waits in none, or runs.
+/// The call in `/proc/TID/syscall`; `None` for a thread that runs or waits outside of a call.
 #[cfg(any(test, target_arch = "aarch64"))]
 pub(super) fn waiting(text: &[u8]) -> Option<BlockedCall> {
     let mut fields = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
@@ -110,7 +109,7 @@ pub(super) fn waiting(text: &[u8]) -> Option<BlockedCall> {
     Some(BlockedCall { number, first, sp, pc })
 }
 
-/// What a state letter means for sampling.
+/// Activity for a state letter.
 pub(super) fn activity(state: u8) -> Activity {
     match state {
         b'R' => Activity::Runnable,
@@ -125,16 +124,15 @@ pub(super) fn status_value<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':').map(str::trim))
 }
 
-/// A line of `/proc/PID/maps`: the mapping, and whether its code may run.
+/// A line of `/proc/PID/maps`: the mapping, and whether it is executable.
 pub(super) struct MapsLine {
     pub(super) mapping: Mapping,
     pub(super) executable: bool,
-    /// The path has an escape for a newline, or for itself.
+    /// The path contains an escaped newline, or those characters literally.
     pub(super) is_ambiguous: bool,
 }
 
-/// The lines of `/proc/PID/maps`, in its order (by address). Lines that are not of the
-/// known form are left out.
+/// The lines of `/proc/PID/maps`, in its order (by address), without malformed ones.
 pub(super) fn mappings(text: &[u8]) -> impl Iterator<Item = MapsLine> + '_ {
     text.split(|byte| *byte == b'\n').filter_map(line)
 }
@@ -151,7 +149,7 @@ fn line(line: &[u8]) -> Option<MapsLine> {
     let inode: u64 = fields.next()?.parse().ok()?;
     let escaped = fields.next().unwrap_or_default().trim_start();
     let path = escaped.replace(NEWLINE, "\n");
-    // vsyscall is one page of emulated entry points above the address space of programs.
+    // vsyscall is one page of emulated entry points above the user address space.
     if path == "[vsyscall]" {
         return None;
     }
@@ -171,7 +169,7 @@ fn line(line: &[u8]) -> Option<MapsLine> {
 /// The kernel's escape for a newline in a path; everything else is literal, a backslash included.
 const NEWLINE: &str = "\\012";
 
-/// The path of a mapping without the mark of a file that has no name any more.
+/// The path of a mapping without the mark of a deleted file.
 pub(super) fn without_deleted(path: &str) -> (&str, bool) {
     match path.strip_suffix(" (deleted)") {
         Some(path) => (path, true),
@@ -194,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn time_of_a_guest_is_in_that_of_users_already() {
+    fn guest_time_is_part_of_user_time() {
         let stat = b"cpu  100 20 30 400 50 6 7 8 90 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n";
         assert_eq!(machine_ticks(stat), Some((621, 450)));
         assert_eq!(machine_ticks(b"cpu  1 2 3 4\n"), None);
@@ -202,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_hold_what_looks_like_the_rest_of_the_line() {
+    fn a_name_may_look_like_the_rest_of_the_line() {
         let mut line = b"4404 (a) R (b) S 1".to_vec();
         for field in 5..=52 {
             line.extend(format!(" {field}").bytes());
@@ -215,15 +213,15 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_the_kernel_are_known_by_their_flag() {
+    fn kernel_threads_are_recognised_by_their_flag() {
         assert_eq!(stat_is_of_kernel(b"2 (kthreadd) S 0 0 0 0 -1 2129984 0 0"), Some(true));
-        // One that has given its memory back on its way out.
+        // An exiting one that has released its memory.
         assert_eq!(stat_is_of_kernel(b"7 (a) R 1 7 7 0 -1 4194380 0 0"), Some(false));
         assert_eq!(stat_is_of_kernel(b"7 (a) R 1 7"), None);
     }
 
     #[test]
-    fn a_waiting_thread_shows_where() {
+    fn a_waiting_thread_has_stack_pointer_and_program_counter() {
         let text = b"34 0x0 0x0 0x0 0x7f 0x0 0x7f 0x7ffcab0fe1d8 0x7f6562011d17\n";
         assert_eq!(waits_at(text), Some((Avma(0x7ffc_ab0f_e1d8), Avma(0x7f65_6201_1d17))));
         assert_eq!(waits_at(b"running\n"), None);
@@ -235,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_began_some_time_after_boot() {
+    fn start_time_is_relative_to_boot() {
         let stat = b"7 (a) b) S 1 7 7 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 12399 27 28";
         assert_eq!(began_s(stat, b"cpu 1 2\nbtime 1700000000\nprocesses 5\n"), Some(1_700_000_123));
         assert_eq!(began_s(stat, b"cpu 1 2\n"), None);
@@ -249,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_keep_code_only() {
+    fn only_executable_mappings_are_code() {
         let text = b"55d0c1a00000-55d0c1a21000 r--p 00000000 fe:00 77    /usr/bin/a b\n\
             55d0c1a21000-55d0c1a41000 r-xp 00021000 fe:00 77    /usr/bin/a b\n\
             7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\

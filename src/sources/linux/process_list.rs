@@ -5,10 +5,10 @@ use std::path::Path;
 
 use crate::sources::process_name::RunningProcess;
 
-/// Most bytes of a command line that are read; a process can make its own as long as it likes.
+/// Most bytes read of a command line; a process can make its own as long as it likes.
 const COMMAND_LINE_BYTES_MAX: usize = 4096;
 
-/// All processes but this one. Those of other users may lack the path of their executable.
+/// All other processes. The path of the executable may be missing for those of other users.
 pub fn processes() -> Vec<RunningProcess> {
     let own = std::process::id();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -16,7 +16,7 @@ pub fn processes() -> Vec<RunningProcess> {
     pids.filter(|pid| *pid != own).filter_map(process).collect()
 }
 
-/// `None` for one that has ended.
+/// `None` for a process that has exited.
 fn process(pid: u32) -> Option<RunningProcess> {
     let directory = Path::new("/proc").join(pid.to_string());
     let comm = fs::read(directory.join("comm")).ok()?;
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_process_has_a_name_and_is_not_in_its_own_list() {
+    fn this_process_has_a_name_and_is_not_listed() {
         let own = process(std::process::id()).expect("runs");
         assert!(own.names.iter().all(|name| !name.is_empty()) && !own.command.is_empty(), "{own:?}");
         assert!(processes().iter().all(|process| process.pid != own.pid));

@@ -1,9 +1,9 @@
-//! The path that a program was started by: `/usr/bin/redis-server`, if that is a link to `redis-check-rdb`, whose
-//! path is all that its mappings have.
+//! The path that a program was started by, such as `/usr/bin/redis-server`, if that is a link to
+//! `redis-check-rdb`, the only path in its mappings.
 //!
-//! The kernel leaves the path of execve(2) in the program's own memory (getauxval(3), `AT_EXECFN`); `argv[0]` and the
-//! thread's name hold it, too. The program can change all three, so each is a guess that counts only if it leads to
-//! the mapped file. Not for: libraries, whose names are those of their mappings.
+//! The kernel leaves the path of execve(2) in the program's memory (getauxval(3), `AT_EXECFN`); `argv[0]` and
+//! the thread's name contain it, too. The program can change all three, so each is a guess that counts only
+//! if it leads to the mapped file. Not for: libraries, which are named by their mappings.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -18,26 +18,26 @@ use crate::sources::target_file::Patience;
 
 /// `AT_EXECFN` (include/uapi/linux/auxvec.h).
 const AT_EXECFN: u64 = 31;
-/// Longest path (`PATH_MAX`, which counts the NUL), and longest command line that is read.
+/// Longest path (`PATH_MAX`, which counts the NUL), and most bytes read of a command line.
 const PATH_BYTES_MAX: usize = 4096;
-/// Where programs are that are known by their name alone.
+/// Directories to search for programs known by name only.
 const DIRECTORIES: [&str; 5] = ["/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin", "/bin"];
 
-/// The path that the program of a process was started by, once it is known whether there is one.
+/// The path that a process's program was started by, once determined.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StartPath {
-    /// Empty until that is known.
+    /// Empty until determined.
     found: OnceCell<Option<Arc<ProgramPath>>>,
-    /// How often the program had not come as far as to have the path in its memory.
+    /// Attempts made before the path was in the program's memory.
     tries: u32,
 }
 
-/// Most tries to find that path.
+/// Most attempts to find that path.
 const TRIES_MAX: u32 = 8;
 
 impl StartPath {
-    /// The path, if it is a known link to the program's file: searched once, when that file is mapped. `name` is that
-    /// of the process.
+    /// The path, if it is a link to the program's file: searched once, when that file is mapped. `name` is
+    /// the process's.
     pub(super) fn of(
         &mut self,
         pid: pid_t,
@@ -65,17 +65,17 @@ impl StartPath {
     }
 }
 
-/// The mapping of the program's own file, by /proc; for an exited process the lowest, since the kernel maps the
-/// program below its dynamic linker.
+/// The mapping of the program's own file, by /proc; for an exited process the lowest one, since the kernel
+/// maps the program below its dynamic linker.
 fn program_file(pid: pid_t, mappings: &[Mapping]) -> Option<&Mapping> {
     let mut files = mappings.iter().filter(|mapping| mapping.kind == MappingKind::File);
     let Ok(exe) = fs::read_link(format!("/proc/{pid}/exe")) else { return files.next() };
     let exe = exe.to_string_lossy();
-    // The kernel's records have paths below the root of a process (chroot(2)).
+    // Paths in the kernel's records are relative to the root of a process (chroot(2)).
     files.clone().find(|file| *file.path == *exe).or_else(|| files.find(|file| exe.ends_with(&file.path)))
 }
 
-/// What the program may have been started as, the most certain first: absolute paths.
+/// Absolute paths that the program may have been started by, most certain first.
 fn guesses(pid: pid_t, of_execve: Option<String>, name: &str, file: &str) -> Vec<String> {
     let (file, _) = proc::without_deleted(file);
     let beside = file.rsplit_once('/').map_or("", |(directory, _)| directory);
@@ -97,7 +97,7 @@ fn guesses(pid: pid_t, of_execve: Option<String>, name: &str, file: &str) -> Vec
     guesses
 }
 
-/// The first guess that leads to the program's file, unless its name is that of the file.
+/// The first guess that leads to the program's file, unless it has the file's own name.
 fn first_link(
     guesses: Vec<String>,
     file: &Mapping,
@@ -105,8 +105,8 @@ fn first_link(
 ) -> Option<String> {
     let (path, is_deleted) = proc::without_deleted(&file.path);
     let name_of = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
-    // Some file systems show another identity to stat(2) than in mappings (overlayfs, btrfs); and a program that was
-    // replaced while it runs was where the new one is.
+    // Some file systems report different identities in stat(2) and in mappings (overlayfs, btrfs); and a
+    // program replaced while it runs was at the path of the new one.
     let at_its_path = std::cell::OnceCell::new();
     let is_file = |guess: &str| {
         let Some(found) = identity(guess) else { return false };
@@ -125,7 +125,7 @@ fn first_link(
     None
 }
 
-/// The path that was given to execve(2), as the process has it now.
+/// The path passed to execve(2), as currently in the process's memory.
 fn path_of_execve(pid: pid_t) -> Option<String> {
     let auxv = fs::read(format!("/proc/{pid}/auxv")).ok()?;
     let at = execfn(&auxv)?;
@@ -134,7 +134,7 @@ fn path_of_execve(pid: pid_t) -> Option<String> {
     text(&bytes)
 }
 
-/// The value of `AT_EXECFN` in an auxiliary vector of 64-bit programs: pairs of a type and a value.
+/// The value of `AT_EXECFN` in the auxiliary vector of a 64-bit program: pairs of a type and a value.
 fn execfn(auxv: &[u8]) -> Option<u64> {
     let (words, _) = auxv.as_chunks::<8>();
     let mut words = words.iter().map(|word| u64::from_ne_bytes(*word));
@@ -146,13 +146,13 @@ fn execfn(auxv: &[u8]) -> Option<u64> {
     None
 }
 
-/// `argv[0]`, as the process has it now.
+/// `argv[0]`, as currently in the process's memory.
 fn first_word(pid: pid_t) -> Option<String> {
     let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     text(command.get(..PATH_BYTES_MAX).unwrap_or(&command))
 }
 
-/// The text in front of the first NUL; `None` where there is none.
+/// The text before the first NUL; `None` without one.
 fn text(bytes: &[u8]) -> Option<String> {
     let end = bytes.iter().position(|byte| *byte == 0)?;
     let text = std::str::from_utf8(bytes.get(..end)?).ok()?;

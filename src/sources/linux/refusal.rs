@@ -1,7 +1,7 @@
-//! Why a process cannot be attached, by /proc, and what to do about it.
+//! Explains why a process cannot be attached, by /proc, and what to do about it.
 //!
-//! Input: a pid and the error. Output: part of a message. The kernel returns EPERM for a dozen reasons (ptrace(2),
-//! "Ptrace access mode checking"); the user needs the one that holds and the command that changes it.
+//! Input: a pid and the error. Output: part of a message. The kernel returns EPERM for a dozen reasons
+//! (ptrace(2), "Ptrace access mode checking"); the user needs the actual one and the command that changes it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -19,7 +19,7 @@ use crate::sources::target_file::{Copying, Patience, Place, open_linked};
 /// CAP_SYS_PTRACE of capabilities(7).
 const CAP_SYS_PTRACE: u32 = 19;
 
-/// What can be known of a process before touching it.
+/// Facts that are readable without attaching.
 struct Facts {
     name: String,
     tgid: pid_t,
@@ -46,7 +46,7 @@ fn facts(pid: pid_t) -> Option<Facts> {
     })
 }
 
-/// Refuses what no user can attach: no such process, a thread, a zombie, a kernel thread, ourselves.
+/// Refuses processes that no user can attach to: missing, a thread, a zombie, a kernel thread, ourselves.
 ///
 /// # Errors
 /// One line for a person.
@@ -70,15 +70,15 @@ pub(super) fn is_traced_by_us(pid: pid_t) -> bool {
     is_own_thread(tracer)
 }
 
-/// Whether a number is that of a thread of this process. Needs no file descriptor.
+/// Whether a tid belongs to this process. Needs no file descriptor.
 fn is_own_thread(tid: pid_t) -> bool {
     tid != 0 && fs::metadata(format!("/proc/self/task/{tid}")).is_ok()
 }
 
-/// Files that a recording needs at the least beside those that are open when it begins.
+/// Least number of files that a recording needs to open.
 const OPEN_FILES_MIN: usize = 16;
 
-/// Refuses to begin where so few files may be opened that what is read of a process would be missing.
+/// Refuses to begin if too few files may be opened to read a process completely.
 ///
 /// # Errors
 /// One line for a person.
@@ -103,8 +103,8 @@ pub(super) fn check_open_files(source: &Source) -> Result<(), Error> {
     Err(Error::new(ErrorKind::Attach, format!("{what}: {why}")))
 }
 
-/// Whether a program gains rights at its start, by its owner, group or capabilities, that this process lacks: the
-/// kernel shows such a program only to processes with these rights, and grants none while it is traced.
+/// Whether a program gains rights at its start, by its owner, group or capabilities, that this process lacks:
+/// the kernel shows such a program only to processes with these rights, and grants none while it is traced.
 #[must_use]
 pub fn gains_rights(program: &OsStr) -> bool {
     if has_capability(CAP_SYS_PTRACE) {
@@ -117,7 +117,7 @@ pub fn gains_rights(program: &OsStr) -> bool {
     by_owner || by_group || sys::has_file_capabilities(&found)
 }
 
-/// The file of a program, looked for as execvp(3) does.
+/// The file of a program, searched like execvp(3).
 pub(super) fn find_program(program: &OsStr) -> Option<PathBuf> {
     let path = Path::new(program);
     if program.as_bytes().contains(&b'/') {
@@ -135,7 +135,7 @@ fn has_capability(number: u32) -> bool {
         .is_some_and(|effective| effective >> number & 1 == 1)
 }
 
-/// Refuses what cannot be attached to, except that another process may trace it.
+/// Refuses processes that cannot be attached to, except those that another process may trace.
 ///
 /// # Errors
 /// One line for a person.
@@ -152,7 +152,7 @@ pub(super) fn check_process(pid: pid_t) -> Result<(), Error> {
         return Err(refuse(pid, name, "a profiler cannot stop itself; use another process's pid"));
     }
     let living = threads::living(pid);
-    // On its way out it gives its memory back first.
+    // An exiting process releases its memory first.
     let is_ending = living == Some(pid) && !facts.has_memory && !facts.is_of_kernel;
     if is_ending || living.is_none() {
         return Err(refuse(
@@ -184,7 +184,7 @@ const NATIVE_MACHINE: u16 = 62;
 #[cfg(target_arch = "aarch64")]
 const NATIVE_MACHINE: u16 = 183;
 
-/// That of 32-bit programs that are recorded, too: i386, and Arm.
+/// e_machine of supported 32-bit programs: i386, and Arm.
 #[cfg(target_arch = "x86_64")]
 const NARROW_MACHINE: u16 = 3;
 #[cfg(target_arch = "aarch64")]
@@ -205,9 +205,9 @@ fn elf_class_and_machine(pid: pid_t) -> Option<(u8, u16)> {
     head.starts_with(b"\x7fELF").then(|| (head[4], u16::from_le_bytes([head[18], head[19]])))
 }
 
-/// The words for PTRACE_SEIZE having failed with `error`.
+/// The error for a PTRACE_SEIZE that failed with `error`.
 pub(super) fn explain(pid: pid_t, error: &std::io::Error) -> Error {
-    // Nothing can be found out of it then.
+    // Then nothing more can be found out.
     if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
         return refuse(pid, None, &format!("{}; raise `ulimit -n`", io_text(error)));
     }
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_never_can_be_attached_to_is_named() {
+    fn unattachable_processes_are_named() {
         let own = std::process::id() as pid_t;
         let text = |pid| check(pid).map_or_else(|error| error.to_string(), |()| "attached".to_owned());
         assert!(text(own).contains("cannot stop itself"), "{}", text(own));

@@ -1,5 +1,5 @@
 //! Converts the kernel's register block to the engine's registers, and repairs a system call that our stop
-//! interrupted. Each processor has its file.
+//! interrupted. One file per processor.
 
 use libc::pid_t;
 
@@ -33,18 +33,18 @@ use {i386 as compat, x86_64 as native};
 #[derive(Debug)]
 pub(super) struct Block {
     raw: RawRegisters,
-    /// How much of it the kernel filled: less than the whole where the thread runs 32-bit code.
+    /// Bytes filled by the kernel: fewer for a thread that runs 32-bit code.
     len: usize,
 }
 
-/// What code a thread runs.
+/// Instruction set that a thread runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
-    /// That of the processor.
+    /// The processor's native one.
     Native,
     /// 32-bit code: of i386 on x86_64, of Arm on aarch64.
     Compat,
-    /// Other code, whose registers are not known.
+    /// Other code, with unknown registers.
     Other,
 }
 
@@ -56,7 +56,7 @@ impl Block {
     /// Reads the registers of a stopped thread.
     ///
     /// # Errors
-    /// That of the system: it was killed.
+    /// The system's error: the thread was killed.
     pub(super) fn read(&mut self, tid: pid_t) -> std::io::Result<()> {
         self.len = sys::registers(tid, &mut self.raw)?;
         Ok(())
@@ -65,12 +65,12 @@ impl Block {
     /// Writes them back.
     ///
     /// # Errors
-    /// That of the system: the thread was killed.
+    /// The system's error: the thread was killed.
     pub(super) fn write(&mut self, tid: pid_t) -> std::io::Result<()> {
         sys::set_registers(tid, &mut self.raw, self.len)
     }
 
-    /// What code the thread runs.
+    /// The instruction set that the thread runs.
     pub(super) fn code(&self) -> Code {
         match self.len {
             len if len == size_of::<RawRegisters>() => Code::Native,
@@ -79,10 +79,11 @@ impl Block {
         }
     }
 
-    /// A stop found the thread in a system call that had begun to wait.
+    /// Whether the stop interrupted a waiting system call.
     ///
-    /// The kernel wakes a waiting thread for PTRACE_INTERRUPT as for a signal, and leaves `-EINTR` or a restart code
-    /// as the call's result while the thread is stopped (kernel/signal.c, arch/*/kernel/signal.c).
+    /// The kernel wakes a waiting thread for PTRACE_INTERRUPT as for a signal, and leaves `-EINTR` or a
+    /// restart code as the call's result while the thread is stopped (kernel/signal.c,
+    /// arch/*/kernel/signal.c).
     pub(super) fn interrupted_call(&self) -> bool {
         self.call_result().is_some_and(|result| result == EINTR || RESTART_CODES.contains(&result))
     }
@@ -100,12 +101,12 @@ impl Block {
         self.call_result() == Some(ERESTART_RESTARTBLOCK)
     }
 
-    /// Whether the call was interrupted and may be one that is made again.
+    /// Whether the call was interrupted and may be restarted.
     pub(super) fn is_interrupted_wait(&self) -> bool {
         self.is_continued() || self.call_result() == Some(EINTR)
     }
 
-    /// The interrupted wait, if that would last longer when it is made again.
+    /// The interrupted wait, if it would last longer when restarted.
     pub(super) fn timed_wait(&self) -> Option<TimedWait> {
         if !self.is_interrupted_wait() {
             return None;
@@ -117,7 +118,7 @@ impl Block {
         }
     }
 
-    /// Sets what the call returns that the thread is leaving.
+    /// Sets the result of the call that the thread is leaving.
     pub(super) fn set_call_result(&mut self, result: i64) {
         match self.code() {
             Code::Native => native::set_call_result(&mut self.raw, result),
@@ -130,18 +131,19 @@ impl Block {
         }
     }
 
-    /// Makes a call that would return `EINTR` because of our stop restart instead, if it is
-    /// one that changed nothing before it waited. Returns whether it was changed and has
-    /// to be written back.
+    /// Makes a call that would return `EINTR` because of our stop restart instead, if it is one that changed
+    /// nothing before it waited. Returns whether registers changed and have to be written back.
     ///
-    /// Most calls restart by themselves after a stop. The few listed in signal(7) under
-    /// "Interruption of system calls and library functions by stop signals" fail with EINTR:
-    /// these are made again, unless a handler of the target runs, which has to cause the EINTR.
+    /// Most calls restart by themselves after a stop. The few listed in signal(7) under "Interruption of
+    /// system calls and library functions by stop signals" fail with EINTR: these are restarted here, unless
+    /// a handler of the target runs, which has to cause the EINTR.
     ///
-    /// The kernel continues some waits by another call, `restart_syscall`, which a seccomp filter may forbid: they
-    /// are restarted, too, if the thread has a filter (`is_filtered`). On aarch64 the kernel does not show this.
+    /// The kernel continues some waits by another call, `restart_syscall`, which a seccomp filter may forbid:
+    /// they are restarted, too, if the thread has a filter (`is_filtered`). On aarch64 the kernel does not
+    /// show this.
     ///
-    /// Call it at every stop except those of job control. `is_handled`: a signal with a handler is pending.
+    /// Must be called at every stop except those of job control. `is_handled`: a signal with a handler is
+    /// pending.
     pub(super) fn repair_interrupted_call(
         &mut self,
         calls: &mut Calls,
@@ -162,7 +164,7 @@ impl Block {
         }
     }
 
-    /// The engine's registers; `None` where these are not known.
+    /// The engine's registers; `None` for other code.
     pub(super) fn convert(&self) -> Option<Registers> {
         match self.code() {
             Code::Native => Some(native::convert(&self.raw)),
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn only_calls_that_changed_nothing_are_repeated() {
+    fn only_calls_without_effect_are_restarted() {
         let repair =
             |block: &mut Block| block.repair_interrupted_call(&mut Calls::default(), || false, || false);
         let mut epoll = in_call(libc::SYS_epoll_wait, EINTR);
@@ -199,12 +201,12 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_that_comes_before_the_call_is_made_again_ends_it() {
+    fn a_handler_before_the_restart_ends_the_call() {
         let mut block = in_call(libc::SYS_epoll_wait, EINTR);
         (block.raw.rip, block.raw.rsp) = (0x4002, 0x7ff0);
         let mut calls = Calls::default();
         assert!(block.repair_interrupted_call(&mut calls, || false, || false));
-        // The kernel sets it back; we stop it there once more, then a signal comes.
+        // The kernel resets the program counter, we stop the thread there once more, then a signal arrives.
         (block.raw.rip, block.raw.rax) = (0x4000, block.raw.orig_rax);
         let set_back = block.raw;
         assert!(!block.repair_interrupted_call(&mut calls, || false, || false));
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_the_kernel_continues_by_another_call_is_made_again_under_a_filter() {
+    fn under_a_filter_restart_syscall_is_avoided() {
         let mut calls = Calls::default();
         let mut sleep = in_call(libc::SYS_clock_nanosleep, ERESTART_RESTARTBLOCK);
         sleep.raw.rdx = 0x10;
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn user_mode_is_no_call_whatever_the_result_register_holds() {
+    fn user_mode_is_no_call_whatever_the_result_register() {
         assert!(!in_call(-1, EINTR).interrupted_call());
     }
 

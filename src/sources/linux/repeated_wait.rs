@@ -1,12 +1,12 @@
 //! Timed waits that an ignored signal interrupted: they are restarted, and end at their original deadline.
 //!
-//! The kernel wakes a traced thread for such a signal. Some calls then fail with EINTR (epoll_wait). Others it
-//! would continue by `restart_syscall` for the rest of their time, for which a seccomp filter may kill. Both are
-//! restarted with their own arguments (`registers.rs`), which alone would wait for the whole time again. The
-//! tracer keeps the deadline of the first wait and ends the call then, with the result of a timeout.
+//! The kernel wakes a traced thread for such a signal. Some calls then fail with EINTR (epoll_wait). Others
+//! continue by `restart_syscall` for the rest of their time, for which a seccomp filter may kill. Both are
+//! restarted with their original arguments (`registers.rs`), which alone would wait for the whole time again.
+//! The tracer keeps the deadline of the first wait and ends the call then, with the result of a timeout.
 //!
-//! The thread stops at the entry and at the exit of that call (PTRACE_SYSCALL), so that no other wait
-//! can be taken for it.
+//! The thread stops at the entry and at the exit of that call (PTRACE_SYSCALL), so that no other wait can be
+//! mistaken for it.
 
 use libc::{c_int, pid_t};
 
@@ -20,12 +20,12 @@ use crate::clock::Clock;
 /// `si_status` of a stop at a system call, with PTRACE_O_TRACESYSGOOD.
 pub(super) const AT_CALL: c_int = libc::SIGTRAP | 0x80;
 
-/// How long threads have to stop before they are detached one by one, nanoseconds.
+/// Time for threads to stop before they are detached one by one, nanoseconds.
 const RELEASE_NS: u64 = 50_000_000;
 
 impl LinuxTarget {
-    /// Repairs the call that a stop interrupted, of the thread whose registers were read, and decides how it
-    /// continues. `asked`: the stop was requested, and finds waits that have just begun.
+    /// Repairs the interrupted call of the thread in `raw`, and decides how it continues. `asked`: the stop
+    /// was requested, and may interrupt waits that have just begun.
     pub(super) fn repair(&mut self, stopped: &mut StoppedThread, asked: bool) {
         let (tid, signal) = (stopped.tid, stopped.signal);
         let Some(thread) = self.threads.get_mut(&tid) else { return };
@@ -46,7 +46,7 @@ impl LinuxTarget {
             }
         }
         if thread.repeated.is_some() && is_handled() {
-            // Its handler ends the wait.
+            // The handler ends the wait.
             thread.repeated = None;
         }
         stopped.resume = match thread.repeated {
@@ -67,7 +67,7 @@ impl LinuxTarget {
         self.let_go(stopped);
     }
 
-    /// Whether a thread at the entry or the exit of its repeated wait still makes it.
+    /// Whether a thread at the entry or the exit of its repeated wait is still in it.
     fn goes_on_repeating(&mut self, tid: pid_t) -> bool {
         let Some(thread) = self.threads.get_mut(&tid) else { return false };
         let Some(wait) = &mut thread.repeated else { return false };
@@ -86,14 +86,14 @@ impl LinuxTarget {
             thread.repeated = None;
             self.raw.set_call_result(wait.result);
         } else {
-            // A signal that has a handler still ends it with EINTR.
+            // A signal with a handler still ends it with EINTR.
             self.raw.repair_interrupted_call(&mut thread.calls, || false, || true);
         }
         let _ = self.raw.write(tid);
         !is_over
     }
 
-    /// Asks threads whose restarted waits have reached their deadline to stop. Returns the next deadline.
+    /// Requests stops of threads with expired restarted waits. Returns the next deadline.
     pub(super) fn end_repeated_waits(&mut self) -> u64 {
         if self.deadlines.is_empty() {
             return u64::MAX;
@@ -114,8 +114,8 @@ impl LinuxTarget {
         self.deadlines.iter().map(|(deadline_ns, _)| *deadline_ns).min().unwrap_or(u64::MAX)
     }
 
-    /// Detaches, one by one, threads that an ignored signal has woken: were the tracer to end while several
-    /// are stopped, nothing would repair their calls.
+    /// Detaches, one by one, threads woken by an ignored signal: if the tracer exited while several are
+    /// stopped, nothing would repair their calls.
     pub(super) fn release_woken(&mut self) {
         let woken: Vec<pid_t> =
             self.threads.iter().filter(|(_, thread)| thread.woken).map(|(tid, _)| *tid).collect();

@@ -1,23 +1,23 @@
-//! CPU time reserved for the reader of the kernel's samples (sched(7), SCHED_DEADLINE), and its limits. Input: the
-//! number of CPUs, the control group of this process. Output: whether time is reserved.
+//! CPU time reserved for the reader of the kernel's samples (sched(7), SCHED_DEADLINE), and its limits.
+//! Input: the number of CPUs, the control group of this process. Output: whether time is reserved.
 //!
-//! Priorities count within a session only if sessions share the CPUs (CONFIG_SCHED_AUTOGROUP), and within a control
-//! group. Reserved time goes before all else, so it is short and bounded:
-//! - Programs of other real-time policies (SCHED_FIFO) are delayed for [`RUNTIME_MAX_NS`] at most, then run.
+//! Priorities work only within a session if sessions share the CPUs (CONFIG_SCHED_AUTOGROUP), and only within
+//! a control group. Reserved time goes before everything else, so it is short and bounded:
+//! - Programs with other real-time policies (SCHED_FIFO) are delayed by [`RUNTIME_MAX_NS`] at most.
 //! - On a machine with one CPU half as much is reserved: the target keeps 70 % of it whatever reading takes.
-//! - A control group with a limit of CPU time keeps it: nothing is reserved beside it.
+//! - In a control group with a CPU limit nothing is reserved.
 //! - If others have reserved all such time, nothing is taken from them.
 //!
-//! The reservation ends with the thread, however that ends.
+//! The reservation ends with the thread, however that exits.
 
 use std::path::{Path, PathBuf};
 
 use super::{cgroup, sys};
 
-/// Reserved in each period at most, and the period, nanoseconds.
+/// Longest reservation per period, and the period, nanoseconds.
 const RUNTIME_MAX_NS: u64 = 3_000_000;
 const PERIOD_NS: u64 = 5_000_000;
-/// The part of the machine that may be reserved, per mille.
+/// Largest reserved part of the machine, per mille.
 const MACHINE_PER_MILLE: u64 = 300;
 
 /// Reserved time per period on a machine with this many CPUs, nanoseconds.
@@ -25,7 +25,7 @@ fn runtime_ns(cpus: usize) -> u64 {
     (PERIOD_NS * MACHINE_PER_MILLE / 1000).saturating_mul(cpus.max(1) as u64).min(RUNTIME_MAX_NS)
 }
 
-/// The files with the CPU limits of the control groups of a process, by its `/proc/PID/cgroup`: for both versions of
+/// Files with the CPU limits of a process's control groups, from its `/proc/PID/cgroup`: for both versions of
 /// the hierarchy, up to the root.
 fn quota_files(mounted: &Path, groups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
@@ -45,19 +45,19 @@ fn quota_files(mounted: &Path, groups: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Whether such a file has a limit: `100000 100000`; without one, `max 100000` or `-1`.
+/// Whether the file contains a limit: `100000 100000`; without one, `max 100000` or `-1`.
 fn is_limit(quota: &str) -> bool {
     quota.split_whitespace().next().is_some_and(|most| most.parse::<u64>().is_ok())
 }
 
-/// Whether this process may use some part of the CPUs only.
+/// Whether a limit of CPU time applies to this process.
 fn is_limited() -> bool {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let files = quota_files(Path::new(cgroup::MOUNTED), &groups);
     files.iter().filter_map(|file| std::fs::read_to_string(file).ok()).any(|quota| is_limit(&quota))
 }
 
-/// Reserves time for the calling thread, on a machine with this many CPUs. Returns whether it has some.
+/// Reserves time for the calling thread, on a machine with this many CPUs. Returns whether that succeeded.
 pub(super) fn reserve_for_this_thread(cpus: usize) -> bool {
     !is_limited() && sys::reserve_time_for_this_thread(runtime_ns(cpus), PERIOD_NS).is_ok()
 }
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_a_group_and_of_those_above_it_are_looked_for() {
+    fn limits_of_a_group_and_its_parents_are_checked() {
         let files = |groups| quota_files(Path::new("/m"), groups);
         let listed = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
         assert_eq!(
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_thread_with_reserved_time_starts_has_none() {
+    fn children_do_not_inherit_reserved_time() {
         const SCHED_DEADLINE: u32 = 6;
         let before = policy();
         let reserve = || {

@@ -1,5 +1,5 @@
-//! Tracing again after the profiler was suspended: a new thread seizes the threads that still exist. Threads and
-//! processes that began, ended or called `exec` meanwhile are reported as events.
+//! Tracing again after the profiler was suspended: a new thread seizes the threads that still exist. Threads
+//! and processes that started, exited or called `exec` meanwhile are reported as events.
 
 use hashbrown::HashSet;
 use libc::pid_t;
@@ -9,18 +9,18 @@ use super::{attach, refusal, seccomp, sys, threads};
 use crate::error::Error;
 use crate::sources::{ExitStatus, Fault, TargetEvent};
 
-/// Passes over the thread list until one finds nothing new, as when attaching.
+/// Most passes over the thread list until one finds nothing new, as when attaching.
 const MAX_PASSES: u32 = 16;
 
 impl LinuxTarget {
     /// Seizes everything again; called in a thread that traces nothing yet.
     ///
     /// # Errors
-    /// [`Fault::Lost`]: the main process may not be traced any more.
+    /// [`Fault::Lost`]: the main process may no longer be traced.
     pub(super) fn trace_again(&mut self) -> Result<(), Fault> {
         self.forget_stops();
         let known: HashSet<pid_t> = self.threads.keys().copied().collect();
-        // The placeholder for several is no process.
+        // The placeholder for several processes has pid 0.
         let mut pids: Vec<pid_t> = self.processes.keys().copied().filter(|pid| *pid != 0).collect();
         pids.sort_unstable();
         for pid in pids {
@@ -36,7 +36,7 @@ impl LinuxTarget {
         if self.children {
             attach::seize_started(self);
         }
-        // A number may be that of another thread by now.
+        // The tid may have been reused.
         let has_ended = |tid: pid_t| {
             let thread = thread_id(tid);
             self.queue
@@ -53,8 +53,8 @@ impl LinuxTarget {
         Ok(())
     }
 
-    /// Whether a process is the one that was traced, and runs. A file of a thread that was opened before the
-    /// suspension cannot be read any more if its tid was reused.
+    /// Whether the traced process still exists and runs. An open file of a thread becomes unreadable if its
+    /// tid was reused.
     fn lives(&self, pid: pid_t) -> bool {
         let is_another = self.threads.get(&pid).is_some_and(|first| first.sched().is_none());
         !is_another && threads::living(pid).is_some()
@@ -83,7 +83,7 @@ impl LinuxTarget {
                                 .map_err(|error| lost(&refusal::explain(pid, &error)))?;
                         }
                     }
-                    // Followed by the kernel in the meantime, it reports itself.
+                    // The kernel has attached it meanwhile: it reports itself.
                     Err(_) if refusal::is_traced_by_us(tid) => {}
                     Err(_) if tid != pid || pid != self.main || threads::living(pid) != Some(pid) => {
                         self.forget_thread(pid, tid);
@@ -100,7 +100,7 @@ impl LinuxTarget {
         Ok(())
     }
 
-    /// A thread is not traced any more: it has ended, or may not be.
+    /// Drops a thread that has exited, or may no longer be traced.
     fn forget_thread(&mut self, pid: pid_t, tid: pid_t) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.threads.remove(&tid);
@@ -111,7 +111,7 @@ impl LinuxTarget {
         }
     }
 
-    /// Reports an `exec` of which there was no event of the kernel.
+    /// Reports an `exec` without an event of the kernel.
     fn began_program_meanwhile(&mut self, pid: pid_t) {
         let before = self.processes.get(&pid).map(|process| process.threads.clone()).unwrap_or_default();
         for tid in &before {
@@ -120,7 +120,7 @@ impl LinuxTarget {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.replaced();
         let stack_top = process.start_stack();
-        // Without descriptors for its files a thread is not recorded, and runs.
+        // Without descriptors for its files a thread is not recorded, but runs.
         let _ = self.adopt(pid, pid, stack_top);
         self.queue.push_back(TargetEvent::Exec { thread: thread_id(pid), stack_top });
         // Threads that the new program has started since.

@@ -1,9 +1,9 @@
-//! Seccomp filters that forbid `restart_syscall`, whose processes may not be traced.
+//! Processes with seccomp filters that forbid `restart_syscall`: they may not be traced.
 //!
-//! The kernel wakes one thread of a traced process for a signal that the process ignores, and another thread may take
-//! that signal. The first one then never stops, so its call cannot be repaired, and the kernel continues its wait by
-//! `restart_syscall`, for which the filter gets the process killed. With a single thread each such signal is followed
-//! by a stop (`repeated_wait.rs`).
+//! The kernel wakes one thread of a traced process for a signal that the process ignores, and another thread
+//! may take that signal. The first one then never stops, so its call cannot be repaired, and the kernel
+//! continues its wait by `restart_syscall`, for which the filter gets the process killed. With a single
+//! thread each such signal is followed by a stop (`repeated_wait.rs`).
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -21,21 +21,21 @@ use crate::sources::Fault;
 
 /// Interval of checks for new filters, nanoseconds.
 const ASKED_NS: u64 = 100_000_000;
-/// Threads per check: a tick waits for it meanwhile.
+/// Threads per check, which delays a tick.
 const ASKED_MAX: usize = 4;
-/// How long a supervisor may think about the call of the child that tries it, seconds.
+/// Time limit for a seccomp supervisor to decide on the call in the test child, seconds.
 const ANSWER_S: u32 = 2;
 
-/// Whether filters let `restart_syscall` pass.
+/// Whether filters allow `restart_syscall`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RestartRule {
     Allowed,
     Forbidden,
-    /// The filters are not those of this process, and are not shown.
+    /// The filters differ from those of this process, and are not readable.
     Unknown,
 }
 
-/// What the filters of a thread say. One that has ended has none.
+/// The rule of a thread's filters. An exited thread has none.
 pub(super) fn restart_rule(tid: pid_t) -> RestartRule {
     static OWN: OnceLock<RestartRule> = OnceLock::new();
     match fs::read(format!("/proc/{tid}/status")) {
@@ -49,9 +49,10 @@ pub(super) fn restart_rule(tid: pid_t) -> RestartRule {
     }
 }
 
-/// By the status of a thread and that of this process, whose filters `tried` answers for: filters are
-/// inherited and never taken away, so one that has no more than this process, in the same container, has
-/// no other. Before Linux 5.9 their number is not shown, and those of the container are taken for all.
+/// Compares the status of a thread with that of this process, for which `tried` returns the rule. Filters are
+/// inherited and never removed, so a thread in the same container with no more filters than this process has
+/// the same ones. Before Linux 5.9 their number is not shown, and the thread is assumed to have the
+/// container's.
 fn rule_of(status: &str, own: impl FnOnce() -> Vec<u8>, tried: impl FnOnce() -> RestartRule) -> RestartRule {
     if proc::status_value(status, "Seccomp").is_none_or(|mode| mode == "0") {
         return RestartRule::Allowed;
@@ -67,7 +68,7 @@ fn rule_of(status: &str, own: impl FnOnce() -> Vec<u8>, tried: impl FnOnce() -> 
     }
 }
 
-/// Has a child call `restart_syscall`: where no wait was interrupted it fails with EINTR.
+/// Makes a child call `restart_syscall`: without an interrupted wait it fails with EINTR.
 fn try_restart() -> RestartRule {
     // SAFETY: between `fork` and `_exit` the child only makes system calls (signal-safety(7)).
     let child = unsafe { libc::fork() };
@@ -95,7 +96,7 @@ fn try_restart() -> RestartRule {
     }
 }
 
-/// Why a process cannot be traced by ptrace.
+/// Message why a process cannot be traced with ptrace.
 fn why(pid: pid_t) -> String {
     format!(
         "cannot trace pid {pid}: it has a seccomp filter and several threads, and a stop could get it killed; \
@@ -103,7 +104,7 @@ fn why(pid: pid_t) -> String {
     )
 }
 
-/// Refuses a process of several threads that the kernel might kill while it is traced.
+/// Refuses a multithreaded process that the kernel might kill while it is traced.
 ///
 /// # Errors
 /// One line for a person.
@@ -117,21 +118,21 @@ pub(super) fn check(pid: pid_t) -> Result<(), Error> {
 }
 
 impl LinuxTarget {
-    /// Whether a thread that the kernel attached must not run while it is traced, so that tracing has to end. It
-    /// stays stopped until then, so that no other thread takes the signals of the first.
+    /// Whether a thread that the kernel attached must not run while it is traced, so that tracing has to end.
+    /// It stays stopped until then, so that no other thread takes the signals of the first.
     pub(super) fn must_end_before(&mut self, new: &StoppedThread) -> bool {
         let tid = new.tid;
         if restart_rule(tid) == RestartRule::Allowed {
             return false;
         }
         let Some((pid, _)) = threads::belongs_to(tid).filter(|(pid, _)| *pid != tid) else { return false };
-        // It is not seen again.
+        // It is not reported again.
         let _ = sys::take_stop(tid);
         self.must_end = Some(why(pid));
         true
     }
 
-    /// Checks at intervals whether threads have got filters; not while one may be stopped.
+    /// Checks at intervals whether threads have new filters; not while one may be stopped.
     ///
     /// # Errors
     /// [`Fault::Lost`], once: the tracing has to end.
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn filters_of_this_process_are_tried_and_others_unknown() {
+    fn filters_are_tested_if_equal_to_ours_and_otherwise_unknown() {
         use RestartRule::{Allowed, Forbidden, Unknown};
         let rule = |status: &str, own: &str, tried| rule_of(status, || own.as_bytes().to_vec(), || tried);
         let (none, one, two) =
@@ -176,7 +177,7 @@ mod tests {
         assert_eq!((rule(uncounted, uncounted, Allowed), rule(uncounted, none, Allowed)), (Allowed, Unknown));
     }
 
-    /// The filter is the calling thread's alone.
+    /// Installs a filter in the calling thread only.
     fn install(action: u32) {
         let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         let mut filter = [
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_meets_the_filter_of_its_parent() {
+    fn a_child_inherits_the_filter_of_its_parent() {
         let tried = |action| std::thread::spawn(move || (install(action), try_restart()).1).join().unwrap();
         assert_eq!(tried(libc::SECCOMP_RET_ALLOW), try_restart());
         for action in [libc::SECCOMP_RET_KILL_PROCESS, libc::SECCOMP_RET_TRAP, libc::SECCOMP_RET_ERRNO | 1] {

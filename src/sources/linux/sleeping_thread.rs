@@ -1,9 +1,9 @@
 //! The registers and the stack of a waiting thread, read without a stop.
 //!
-//! Input: a process and a thread of it. Output: a capture of one moment. `/proc/PID/task/TID/syscall` shows stack
-//! pointer and program counter of a waiting thread (proc_pid_syscall(5)), and its memory can be read. It was off its
-//! CPU throughout if the scheduler counted nothing in between. The other registers are unknown: a walk continues
-//! where unwind rows restore them, or the instructions show the frame pointer.
+//! Input: a process and one of its threads. Output: a capture of one moment. `/proc/PID/task/TID/syscall`
+//! shows stack pointer and program counter of a waiting thread (proc_pid_syscall(5)), and its memory is
+//! readable. It was off its CPU throughout if the scheduler's counters did not change. The other registers
+//! are unknown: a walk continues if unwind rows restore them, or the instructions show the frame pointer.
 
 use std::fs;
 
@@ -26,7 +26,7 @@ pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut 
     };
     let Some((sp, pc)) = proc::waits_at(call) else { return SleepingThread::Awake };
     capture.reset();
-    // By the thread's own number: the first thread may have left, and its memory with it.
+    // With the thread's tid: the first thread may have exited, and /proc shows no memory through it.
     let read = sys::read_memory_into(tid, sp.0, stack_bytes, &mut capture.stack);
     if figures() != before {
         return SleepingThread::Awake;
@@ -42,10 +42,10 @@ pub(super) fn capture(pid: pid_t, tid: pid_t, stack_bytes: usize, capture: &mut 
     SleepingThread::Captured
 }
 
-/// Whether the system calls of a thread are filtered by seccomp; also if that cannot be read.
+/// Whether seccomp filters the system calls of a thread; true if unreadable.
 ///
-/// The kernel continues some waits that a stop interrupts by `restart_syscall`, for which a filter may
-/// kill: a thread in such a wait must not be stopped.
+/// The kernel continues some waits that a stop interrupts by `restart_syscall`, for which a filter may kill:
+/// a thread in such a wait must not be stopped.
 pub(super) fn is_filtered(tid: pid_t) -> bool {
     let Ok(status) = fs::read(format!("/proc/{tid}/status")) else { return true };
     proc::status_value(&String::from_utf8_lossy(&status), "Seccomp").is_some_and(|mode| mode != "0")
@@ -75,12 +75,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_that_waits_shows_its_stack_and_one_that_is_gone_shows_nothing() {
+    fn a_waiting_child_has_a_stack_and_an_exited_one_none() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let pid = child.id().cast_signed();
         let mut buffer = Capture::with_capacity(0);
         let shown = || fs::read(format!("/proc/{pid}/task/{pid}/syscall")).is_ok();
-        // It reads sooner or later; in the middle of its exec it has no memory to show.
+        // It will read sooner or later; during its exec it has no readable memory.
         let seen = loop {
             match capture(pid, pid, 60 << 10, &mut buffer) {
                 SleepingThread::Captured if !buffer.stack.is_empty() => break SleepingThread::Captured,
@@ -90,7 +90,7 @@ mod tests {
         };
         match seen {
             SleepingThread::Captured => assert_eq!(buffer.registers.sp(), buffer.stack_base),
-            // Who may not trace the child.
+            // Without permission to trace the child.
             other => assert!(!shown(), "{other:?}"),
         }
         drop(child.stdin.take());
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_whose_filter_cannot_be_read_counts_as_filtered() {
+    fn an_unreadable_filter_counts_as_a_filter() {
         let own = fs::read_to_string("/proc/self/status").unwrap();
         let filtered = proc::status_value(&own, "Seccomp").is_some_and(|mode| mode != "0");
         assert_eq!(is_filtered(std::process::id().cast_signed()), filtered);

@@ -1,15 +1,15 @@
-//! Which processes a source of Linux records: running ones, or a command.
+//! Processes to record on Linux: running ones, or a command.
 
 use super::launch::Launch;
 use crate::sources::ProcessSelection;
 
-/// Which process.
+/// Processes to record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A running one, by process id.
+    /// A running process, by id.
     Attach(u32),
-    /// A new one.
+    /// A new process.
     Launch(Launch),
-    /// Running ones, of which there may be more later.
+    /// Running processes, with more to come.
     Several(ProcessSelection),
 }

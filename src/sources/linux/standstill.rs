@@ -1,4 +1,4 @@
-//! Why a process uses no CPU time: what has stopped it, and how to continue it.
+//! Explains why a process uses no CPU time, and how to continue it.
 //!
 //! Input: a process. Output: part of a message. Sources: /proc and the control group.
 
@@ -12,16 +12,16 @@ use super::{cgroup, proc, threads};
 
 /// More CPU time than a thread needs to stop again.
 const STAND_NS_MAX: u64 = 1_000_000;
-/// How long one that gets no CPU at all is waited for.
+/// Longest wait for a thread that gets no CPU.
 const STAND_WAIT: Duration = Duration::from_secs(10);
 
-/// What keeps all threads of a process from running, and the next step; `None` if nothing is known to.
+/// The reason why no thread of a process can run, and the next step; `None` if there is none known.
 #[must_use]
 pub fn why_it_stands(pid: u32) -> Option<String> {
     let pid = pid_t::try_from(pid).ok()?;
     let stat = |tid: pid_t| fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok();
     let states = threads::list(pid).ok()?.into_iter().filter_map(|tid| proc::stat_state(&stat(tid)?));
-    // The first thread may have left before the others.
+    // The first thread may have exited before the others.
     let states: Vec<u8> = states.filter(|state| !matches!(state, b'Z' | b'X')).collect();
     let all = |of: &[u8]| !states.is_empty() && states.iter().all(|state| of.contains(state));
     if all(b"T") {
@@ -43,8 +43,8 @@ pub fn why_it_stands(pid: u32) -> Option<String> {
     })
 }
 
-/// [`why_it_stands`] of a process that was released a moment ago: a stopped thread is put on a CPU once to stop
-/// again, on a busy machine later. A running thread ends the wait by its CPU time.
+/// [`why_it_stands`] for a process that was just released: a stopped thread runs once more to stop again,
+/// possibly late on a busy machine. A running thread ends the wait by its CPU time.
 #[must_use]
 pub fn why_it_stands_again(pid: u32) -> Option<String> {
     let tids = threads::list(pid_t::try_from(pid).ok()?).ok()?;
@@ -63,7 +63,7 @@ pub fn why_it_stands_again(pid: u32) -> Option<String> {
     why_it_stands(pid)
 }
 
-/// The control group that is frozen, and the next step; `None` if the process may run.
+/// The frozen control group, and the next step; `None` if the process may run.
 #[must_use]
 pub fn why_it_is_frozen(pid: u32) -> Option<String> {
     why_frozen(pid_t::try_from(pid).ok()?)
@@ -78,7 +78,7 @@ fn why_frozen(pid: pid_t) -> Option<String> {
     })
 }
 
-/// The group at `path`, or the one above it, that is frozen, as the next step of a line.
+/// The next step for the frozen group at `path` or above.
 fn frozen_group(mounted: &Path, controllers: &str, path: &str) -> Option<String> {
     // Version 2 has one hierarchy, version 1 one for the freezer.
     let (root, file, frozen, thawed) = match controllers {
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frozen_group_is_found_in_both_versions_and_above() {
+    fn frozen_groups_and_parents_are_found_in_both_versions() {
         let mounted = tempfile::TempDir::new().unwrap();
         let write = |file: &str, text: &str| {
             let file = mounted.path().join(file);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_runs_does_not_stand() {
+    fn a_running_process_is_not_at_a_standstill() {
         assert_eq!(why_it_stands(std::process::id()), None);
         assert_eq!(why_it_stands_again(std::process::id()), None);
         assert_eq!(why_it_stands(u32::MAX).or_else(|| why_it_stands_again(u32::MAX)), None);

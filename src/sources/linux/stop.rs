@@ -1,8 +1,8 @@
-//! One ptrace stop: registers and stack bytes of the thread, and how it continues, with its pending signal. Input: a
-//! stopped thread. Output: a capture.
+//! One ptrace stop: reads registers and stack bytes of the thread, and continues it with its pending signal.
+//! Input: a stopped thread. Output: a capture.
 //!
-//! While a thread is stopped: read registers, copy stack bytes. Everything else happens before the stop is requested
-//! or after the thread runs again.
+//! While a thread is stopped, only registers and stack bytes are read. Everything else happens before the
+//! stop request or after the thread runs again.
 
 use libc::pid_t;
 
@@ -18,15 +18,15 @@ use crate::arch::Abi;
 use crate::clock::Clock;
 use crate::sources::{Activity, Capture, Outcome, TargetEvent, ThreadStatus};
 
-/// Never more of a stack is copied: the default stack limit.
+/// Most stack bytes to copy: the default stack limit.
 const MAX_STACK_BYTES: usize = 8 << 20;
 
-/// Start code may pop its arguments before it calls: then the first return address lies above
-/// the stack pointer that the thread was born with (musl src/thread/x86_64/clone.s).
+/// Start code may pop its arguments before it calls: then the first return address lies above the initial
+/// stack pointer of the thread (musl src/thread/x86_64/clone.s).
 const ABOVE_TOP_BYTES: usize = 64;
 
 impl LinuxTarget {
-    /// Captures a thread for which a stop was requested, whatever made it stop: any stop clears the request
+    /// Captures a thread with a stop request, whatever made it stop: any stop clears the request
     /// (kernel/signal.c, ptrace_stop). Continues any other thread.
     pub(super) fn collect_if_pending(
         &mut self,
@@ -42,8 +42,8 @@ impl LinuxTarget {
         Some(TargetEvent::Stopped { thread, outcome })
     }
 
-    /// An exiting thread. With the first one the process mostly exits: its memory exists as long as this thread is
-    /// stopped, which is until the engine polls again.
+    /// Handles an exiting thread. If it is the first one, usually the whole process exits: its memory is
+    /// readable while this thread stays stopped, until the engine polls again.
     pub(super) fn leaves(&mut self, stopped: StoppedThread, capture: &mut Capture) -> Option<TargetEvent> {
         let tid = stopped.tid;
         if !self.processes.contains_key(&tid) {
@@ -59,12 +59,12 @@ impl LinuxTarget {
         event.or_else(|| self.queue.pop_front())
     }
 
-    /// Lets a signal through, or the end of a stop by job control. The kernel wakes a traced thread even
-    /// for a signal that its process ignores, SIGCONT among them, so a call that fails with EINTR then is
-    /// repaired as after our own stops.
+    /// Delivers a signal, or lets a stop by job control end. The kernel wakes a traced thread even for a
+    /// signal that its process ignores, SIGCONT among them, so a call that fails with EINTR is then repaired
+    /// as after our own stops.
     fn pass_on(&mut self, mut stopped: StoppedThread) {
         let tid = stopped.tid;
-        // That call was interrupted by job control, as it would be without a tracer.
+        // Job control interrupted that call, as it would without a tracer.
         let of_job_control = stopped.signal == 0
             && self.threads.get_mut(&tid).is_some_and(|thread| std::mem::take(&mut thread.job_stopped));
         if !of_job_control && self.raw.read(tid).is_ok() {
@@ -73,7 +73,7 @@ impl LinuxTarget {
         self.let_go(stopped);
     }
 
-    /// Lets a thread run.
+    /// Continues a thread.
     pub(super) fn let_go(&mut self, stopped: StoppedThread) {
         if stopped.resume == Resume::Detach
             && let Some(thread) = self.threads.get_mut(&stopped.tid)
@@ -82,7 +82,7 @@ impl LinuxTarget {
         }
     }
 
-    /// Registers and stack bytes of a stopped thread; it runs again on return.
+    /// Captures registers and stack bytes of a stopped thread; it runs again on return.
     fn collect(&mut self, mut stopped: StoppedThread, pending: Pending, capture: &mut Capture) -> Outcome {
         let tid = stopped.tid;
         let seen_ns = self.clock.now_ns();
@@ -96,7 +96,7 @@ impl LinuxTarget {
         outcome
     }
 
-    /// Registers and stack bytes of a stopped thread that stays stopped.
+    /// Captures registers and stack bytes of a stopped thread, which stays stopped.
     fn read_at(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
         let seen_ns = self.clock.now_ns();
         let outcome = self.read_capture(tid, pending, seen_ns, capture);
@@ -104,11 +104,11 @@ impl LinuxTarget {
         outcome
     }
 
-    /// Counts a stop that is over.
+    /// Accounts for a completed stop.
     fn stood(&mut self, tid: pid_t, pending: Pending, seen_ns: u64, outcome: Outcome, capture: &mut Capture) {
         let end_ns = self.clock.now_ns();
-        // A thread that stopped while we slept had waited for a CPU: it is stopped since the end of that sleep or a
-        // little longer.
+        // A thread that stopped while we slept had waited for a CPU: it has been stopped since the end of
+        // that sleep or a little longer.
         capture.pause_ns = end_ns - self.slept_until_ns.max(pending.asked_ns);
         capture.stood_ns = end_ns - seen_ns;
         if outcome == Outcome::BeganToWait
@@ -118,8 +118,8 @@ impl LinuxTarget {
         }
     }
 
-    /// Registers and stack bytes of a thread that job control has stopped. Nothing is changed in it: this profiler did not
-    /// interrupt its call.
+    /// Captures registers and stack bytes of a thread stopped by job control. Changes nothing in it: this
+    /// profiler did not interrupt its call.
     pub(super) fn read_stopped(&mut self, tid: pid_t, pending: Pending, capture: &mut Capture) -> Outcome {
         capture.reset();
         if !pending.keep_waiting {
@@ -137,14 +137,15 @@ impl LinuxTarget {
         let Some(thread) = self.threads.get_mut(&tid) else {
             return Outcome::Unreadable("killed while stopped");
         };
-        // A program may switch to code of the other word size (emulators do), whose stack and libraries are unknown.
+        // A program may switch to code of the other word size (emulators do), with unknown stack and
+        // libraries.
         let of_32_bits = self.processes.get(&thread.pid).is_some_and(TracedProcess::is_of_32_bits);
         match (self.raw.code(), of_32_bits) {
             (Code::Native, false) | (Code::Compat, true) => {}
             (Code::Native, true) => return Outcome::Unreadable("64-bit code of a 32-bit program"),
             (Code::Compat | Code::Other, _) => return Outcome::Unreadable("32-bit code"),
         }
-        // Reading the registers has waited until the thread was off its CPU: exact.
+        // Reading the registers waited until the thread was off its CPU: exact.
         let stopped = thread.sched();
         capture.status = stopped.map(|sched| ThreadStatus {
             cpu_ns: sched.cpu_ns,
@@ -157,7 +158,7 @@ impl LinuxTarget {
         let kept_cpu = stopped.switches == pending.before.switches;
         let outcome = match () {
             () if pending.keep_waiting => Outcome::Captured,
-            // In a call that was about to wait, it did not yet.
+            // A thread in a call that kept its CPU has not begun to wait.
             () if in_call && !kept_cpu => Outcome::BeganToWait,
             () if was_on_cpu(pending.before, stopped, times, self.own.stint) => Outcome::Captured,
             () => Outcome::NotOnCpu,
@@ -181,13 +182,13 @@ impl LinuxTarget {
     }
 }
 
-/// Copies `len` bytes from the stack pointer up, and what code may keep below it.
+/// Copies `len` bytes from the stack pointer up, and the red zone below it.
 fn copy_stack(tid: pid_t, sp: Avma, len: usize, capture: &mut Capture) {
     let below = capture.registers.arch().red_zone_bytes(Abi::SystemV).min(sp.0);
-    // Below there may be no memory, and on top of a stack nothing above.
+    // Memory below may be unmapped, and so may memory above the top of a stack.
     for below in [below, 0] {
         capture.stack_base = Avma(sp.0 - below);
-        // By the thread's own number: the first thread may have left, and its memory with it.
+        // With the thread's tid: the first thread may have exited, and /proc shows no memory through it.
         let read = sys::read_memory_into(tid, capture.stack_base.0, len + below as usize, &mut capture.stack);
         if read.is_ok_and(|read| read as u64 > below) {
             return;
@@ -202,7 +203,7 @@ mod tests {
     use crate::arch::{Aarch64, Registers, X86_64};
 
     #[test]
-    fn all_that_code_may_keep_below_the_stack_pointer_is_copied() {
+    fn the_red_zone_is_copied() {
         let own = std::process::id().cast_signed();
         let memory: Vec<u8> = (0..512).map(|at| (at % 251) as u8).collect();
         let sp = Avma(memory.as_ptr().addr() as u64 + 256);
@@ -211,7 +212,7 @@ mod tests {
         // 128 bytes (System V ABI for x86_64, 3.2.2).
         copy_stack(own, sp, 64, &mut capture);
         assert_eq!((capture.stack_base, &*capture.stack), (Avma(sp.0 - 128), &memory[128..320]));
-        // The procedure call standard of Linux has none.
+        // The Linux procedure call standard for aarch64 has no red zone.
         capture.registers = Registers::Aarch64(Aarch64::default());
         copy_stack(own, sp, 64, &mut capture);
         assert_eq!((capture.stack_base, &*capture.stack), (sp, &memory[256..320]));

@@ -1,5 +1,5 @@
-//! A thread in a ptrace stop, and how it continues. Input: a tid and a signal. Effect: the thread runs again when the
-//! guard is dropped.
+//! A thread in a ptrace stop, and how it continues. Input: a tid and a signal. Effect: the thread runs again
+//! when the guard is dropped.
 
 use std::fs;
 
@@ -7,12 +7,12 @@ use libc::{c_int, pid_t};
 
 use super::{proc, sys};
 
-/// A thread in a ptrace stop; it runs again when this is dropped, with its pending signal, or 0.
+/// A thread in a ptrace stop; dropping it continues the thread with its pending signal, or 0.
 #[derive(Debug)]
 pub(super) struct StoppedThread {
     pub(super) tid: pid_t,
     pub(super) signal: c_int,
-    /// Job control has stopped it: it stays so until SIGCONT.
+    /// Stopped by job control: it stays so until SIGCONT.
     pub(super) by_job_control: bool,
     /// How it continues otherwise.
     pub(super) resume: Resume,
@@ -22,9 +22,9 @@ pub(super) struct StoppedThread {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resume {
     Continue,
-    /// It stops again at the entry of its next system call, or at the exit of the one that it is in.
+    /// Stop again at the entry of the next system call, or at the exit of the current one.
     UntilCall,
-    /// It is no longer traced.
+    /// Stop tracing.
     Detach,
 }
 
@@ -33,7 +33,7 @@ impl StoppedThread {
         StoppedThread::on_its_way(tid, 0)
     }
 
-    /// With a signal on its way to it.
+    /// A thread stopped by a signal to be delivered.
     pub(super) fn on_its_way(tid: pid_t, signal: c_int) -> StoppedThread {
         StoppedThread { tid, signal, by_job_control: false, resume: Resume::Continue }
     }

@@ -1,8 +1,8 @@
-//! The system calls of the ptrace backend, each a few lines. Input and output: plain values.
+//! System calls of the ptrace backend, each a few lines. Input and output: plain values.
 //!
-//! `libc`, not `nix` or `rustix`: neither has PTRACE_LISTEN, `waitid` with __WNOTHREAD, or a regset read into a
-//! reused buffer, which is most of this file. A failed call returns its errno as an `io::Error`; no decisions are
-//! made here.
+//! `libc`, not `nix` or `rustix`: neither has PTRACE_LISTEN, `waitid` with __WNOTHREAD, or a regset read into
+//! a reused buffer, which is most of this file. A failed call returns its errno as an `io::Error`; no
+//! decisions are made here.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, OsStr};
@@ -21,14 +21,14 @@ use crate::sources::ExitStatus;
 pub(super) enum WaitStatus {
     /// Stopped; the signal and ptrace event of `si_status` (see ptrace(2)).
     Stopped { tid: pid_t, signal: c_int, event: c_int },
-    /// Ended by `exit`.
+    /// Exited by `exit`.
     Exited { tid: pid_t, code: i32 },
-    /// Ended by a signal.
+    /// Killed by a signal.
     Killed { tid: pid_t, signal: c_int },
 }
 
 impl WaitStatus {
-    /// Which thread.
+    /// The thread's id.
     pub(super) fn tid(self) -> pid_t {
         match self {
             WaitStatus::Stopped { tid, .. }
@@ -37,7 +37,7 @@ impl WaitStatus {
         }
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if it has exited.
     pub(super) fn exit_status(self) -> Option<ExitStatus> {
         match self {
             WaitStatus::Exited { code, .. } => Some(ExitStatus::Code(code)),
@@ -48,16 +48,16 @@ impl WaitStatus {
 }
 
 fn ptrace(request: libc::c_uint, tid: pid_t, address: usize, data: usize) -> io::Result<()> {
-    // SAFETY: every caller passes a request that takes `data` as a number or, where it is
-    // an address, the address of a live object of the size that the request documents.
+    // SAFETY: every caller passes a request that takes `data` as a number or as the address of a live object
+    // of the size that the request documents.
     let result = unsafe { libc::ptrace(request, tid, address as *mut c_void, data as *mut c_void) };
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// PTRACE_SEIZE: traced from now on, without a stop. New threads and `exec` are followed, and with
-/// `children` new processes too, whose threads also stop on their way out. All that is followed has
-/// the same options (kernel/fork.c, `ptrace_init_task`). There is no EXITKILL, so the kernel lets
-/// everything run when the tracer thread ends.
+/// PTRACE_SEIZE: traces a thread without a stop. New threads and `exec` are followed, and with `children` new
+/// processes too; threads then also stop when they exit. Followed threads have the same options
+/// (kernel/fork.c, `ptrace_init_task`). There is no EXITKILL, so the kernel lets everything run when the
+/// tracer thread exits.
 pub(super) fn seize(tid: pid_t, children: bool) -> io::Result<()> {
     const ALWAYS: c_int = libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD;
     const CHILDREN: c_int = libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK | libc::PTRACE_O_TRACEEXIT;
@@ -98,16 +98,16 @@ pub(super) fn detach(tid: pid_t, signal: c_int) -> io::Result<()> {
     ptrace(libc::PTRACE_DETACH, tid, 0, signal as usize)
 }
 
-/// The general registers as the kernel gives them (NT_PRSTATUS).
+/// The general registers in the kernel's layout (NT_PRSTATUS).
 pub(super) type RawRegisters = libc::user_regs_struct;
 
-/// Registers with every field 0.
+/// Registers with all fields 0.
 pub(super) fn no_registers() -> RawRegisters {
     // SAFETY: user_regs_struct has only integer fields; all zeroes is a value of it.
     unsafe { std::mem::zeroed() }
 }
 
-/// The general registers of a thread that runs 32-bit code, as the kernel gives them: of i386 (`struct
+/// The general registers of a thread that runs 32-bit code, in the kernel's layout: of i386 (`struct
 /// user_regs_struct32` of arch/x86/include/asm/user32.h), or of Arm (`COMPAT_ELF_NGREG` of
 /// arch/arm64/kernel/ptrace.c).
 #[cfg(target_arch = "x86_64")]
@@ -115,7 +115,7 @@ pub(super) type RawCompat = [u32; 17];
 #[cfg(target_arch = "aarch64")]
 pub(super) type RawCompat = [u32; 18];
 
-/// The words of [`RawCompat`] that registers begin with, which were read into less than the whole.
+/// Reinterprets the start of partially filled registers as [`RawCompat`].
 pub(super) fn compat_of(raw: &RawRegisters) -> RawCompat {
     const { assert!(size_of::<RawCompat>() <= size_of::<RawRegisters>()) };
     // SAFETY: `raw` is live, at least as large as the words and more aligned than they are; it has
@@ -123,14 +123,14 @@ pub(super) fn compat_of(raw: &RawRegisters) -> RawCompat {
     unsafe { *(&raw const *raw).cast::<RawCompat>() }
 }
 
-/// Puts such words in place.
+/// Stores such words in the registers.
 pub(super) fn set_compat(raw: &mut RawRegisters, words: RawCompat) {
     // SAFETY: as above; any bytes are a value of integers.
     unsafe { *(&raw mut *raw).cast::<RawCompat>() = words }
 }
 
-/// PTRACE_GETREGSET NT_PRSTATUS of a stopped thread. Returns the bytes filled: fewer
-/// than the whole for a thread that runs 32-bit code.
+/// PTRACE_GETREGSET NT_PRSTATUS of a stopped thread. Returns the number of bytes filled: fewer for a thread
+/// that runs 32-bit code.
 pub(super) fn registers(tid: pid_t, into: &mut RawRegisters) -> io::Result<usize> {
     let mut iov =
         libc::iovec { iov_base: (into as *mut RawRegisters).cast(), iov_len: size_of::<RawRegisters>() };
@@ -139,7 +139,7 @@ pub(super) fn registers(tid: pid_t, into: &mut RawRegisters) -> io::Result<usize
     Ok(iov.iov_len)
 }
 
-/// PTRACE_GETSIGMASK of a stopped thread: the signals that it blocks, one bit each.
+/// PTRACE_GETSIGMASK of a stopped thread: its blocked signals, one bit each.
 pub(super) fn blocked_signals(tid: pid_t) -> io::Result<u64> {
     /// include/uapi/linux/ptrace.h
     const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
@@ -157,8 +157,8 @@ pub(super) fn set_registers(tid: pid_t, from: &mut RawRegisters, len: usize) -> 
     ptrace(libc::PTRACE_SETREGSET, tid, libc::NT_PRSTATUS as usize, &raw mut iov as usize)
 }
 
-/// process_vm_readv of one range into the spare capacity of `into`, which then holds
-/// what was read, possibly less than `len`.
+/// process_vm_readv of one range into the spare capacity of `into`, which then has the bytes read, possibly
+/// fewer than `len`.
 pub(super) fn read_memory_into(pid: pid_t, from: u64, len: usize, into: &mut Vec<u8>) -> io::Result<usize> {
     into.clear();
     into.reserve(len);
@@ -173,11 +173,11 @@ pub(super) fn read_memory_into(pid: pid_t, from: u64, len: usize, into: &mut Vec
     Ok(read)
 }
 
-/// Ranges that [`read_ranges`] reads at once at most (IOV_MAX).
+/// Most ranges for [`read_ranges`] (IOV_MAX).
 pub(super) const RANGES_MAX: usize = 1024;
 
-/// process_vm_readv of up to [`RANGES_MAX`] ranges, each an address and a size, one after the other into a vector,
-/// whose content it replaces. It ends in front of the first range that cannot be read whole.
+/// process_vm_readv of up to [`RANGES_MAX`] ranges, each an address and a size, concatenated into a vector.
+/// Replaces its content. Ends before the first range that is not fully readable.
 pub(super) fn read_ranges(pid: pid_t, ranges: &[(u64, usize)], into: &mut Vec<u8>) -> io::Result<()> {
     let remote =
         ranges.iter().map(|(from, len)| libc::iovec { iov_base: *from as *mut c_void, iov_len: *len });
@@ -204,7 +204,7 @@ pub(super) fn read_memory(pid: pid_t, from: u64, into: &mut [u8]) -> io::Result<
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
-/// Of what the calling thread traces. Never blocks.
+/// Like [`wait`], for threads that the calling thread traces. Never blocks.
 fn wait_traced(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<WaitStatus>> {
     wait(which, tid, flags | libc::__WALL | libc::__WNOTHREAD)
 }
@@ -231,24 +231,24 @@ fn wait(which: libc::idtype_t, tid: pid_t, flags: c_int) -> io::Result<Option<Wa
     }))
 }
 
-/// A stopped thread of this tracer. Never blocks; sees only what the calling thread traces (__WNOTHREAD), no other
-/// child of this process.
+/// A stopped thread of this tracer. Never blocks; sees only threads traced by the calling thread
+/// (__WNOTHREAD), no other child of this process.
 ///
-/// WNOWAIT leaves the stop as it is until it is continued: a wait that takes it clears the
-/// signal that is on its way (kernel/exit.c, wait_task_stopped), which then was lost if
-/// this process were killed before PTRACE_CONT gave it back.
+/// WNOWAIT leaves the stop unchanged until the thread is continued: a wait that consumes it clears the
+/// pending signal (kernel/exit.c, wait_task_stopped), which would be lost if this process were killed before
+/// PTRACE_CONT delivered it.
 pub(super) fn look_for_stopped() -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOWAIT)
 }
 
-/// Consumes a stop that [`look_for_stopped`] returned and that has no pending signal. After an exec by another thread
-/// than the first, the kernel lets no thread be continued whose new number was not waited for (kernel/ptrace.c,
+/// Consumes a stop that [`look_for_stopped`] returned, without a pending signal. After an exec by a thread
+/// other than the first, the kernel continues no thread until its new number was waited for (kernel/ptrace.c,
 /// `looks_like_a_spurious_pid`).
 pub(super) fn take_stop(tid: pid_t) -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_PID, tid, libc::WSTOPPED)
 }
 
-/// A thread that has exited; it stays a zombie (its /proc files still exist) until [`reap`].
+/// An exited thread; it stays a zombie (its /proc files still exist) until [`reap`].
 pub(super) fn peek_exited() -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT)
 }
@@ -258,8 +258,8 @@ pub(super) fn reap(tid: pid_t) -> io::Result<Option<WaitStatus>> {
     wait_traced(libc::P_PID, tid, libc::WEXITED)
 }
 
-/// Whether a child of this process, whichever thread started it, has exited, and how; it stays a zombie, so that its
-/// CPU time can be read.
+/// The exit status of a child of this process, whichever thread started it. The child stays a zombie, so that
+/// its CPU time can be read.
 pub(super) fn child_end(pid: pid_t) -> Option<ExitStatus> {
     wait(libc::P_PID, pid, libc::WEXITED | libc::WNOWAIT).ok()??.exit_status()
 }
@@ -277,14 +277,14 @@ fn signal_set(signals: &[c_int]) -> libc::sigset_t {
     set
 }
 
-/// Blocks signals for the calling thread and those it starts.
+/// Blocks signals for the calling thread and the threads it starts.
 pub(super) fn block_signals(signals: &[c_int]) {
     let set = signal_set(signals);
     // SAFETY: the set is live and initialised; the old one is not requested.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
 }
 
-/// Sleeps until one of the (blocked) signals comes or the time has passed; which signal.
+/// Sleeps until one of the (blocked) signals arrives or the time has passed; returns the signal.
 pub(super) fn sleep_for_signal(signals: &[c_int], at_most: Duration) -> Option<c_int> {
     let set = signal_set(signals);
     let timeout = libc::timespec {
@@ -302,8 +302,8 @@ pub(super) fn kill(pid: pid_t, signal: c_int) -> io::Result<()> {
     if unsafe { libc::kill(pid, signal) } == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Lets timers of this thread fire on time instead of up to 50 µs late, and asks to be
-/// scheduled before others when it wakes. Both are refinements: refusal changes nothing.
+/// Makes timers of this thread fire on time instead of up to 50 µs late, and raises its priority on wakeup.
+/// Both are refinements: refusal changes nothing.
 pub(super) fn prefer_this_thread() {
     // SAFETY: PR_SET_TIMERSLACK takes a number; setpriority(2) takes numbers, and 0 means
     // the calling thread on Linux.
@@ -319,7 +319,7 @@ pub(super) fn prefer_this_thread() {
     }
 }
 
-/// Resident bytes of files that this process has mapped, its own program included (proc_pid_statm(5)).
+/// Resident bytes of files mapped by this process, including its own program (proc_pid_statm(5)).
 pub(super) fn resident_file_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = statm.split_whitespace().nth(2)?.parse().ok()?;
@@ -328,11 +328,12 @@ pub(super) fn resident_file_bytes() -> Option<u64> {
     Some(pages * u64::try_from(page_bytes).ok()?)
 }
 
-/// Reserves this much of each period for the calling thread (sched(7), SCHED_DEADLINE), nanoseconds. Threads that it
-/// starts have none of it.
+/// Reserves this much of each period for the calling thread (sched(7), SCHED_DEADLINE), nanoseconds. Threads
+/// that it starts do not inherit it.
 ///
 /// # Errors
-/// Errors of sched_setattr(2): EPERM without CAP_SYS_NICE or on some of the CPUs only, EBUSY if no such time is left.
+/// Errors of sched_setattr(2): EPERM without CAP_SYS_NICE or with an affinity mask, EBUSY if no such time is
+/// left.
 pub(super) fn reserve_time_for_this_thread(runtime_ns: u64, period_ns: u64) -> io::Result<()> {
     /// `struct sched_attr` (include/uapi/linux/sched/types.h, SCHED_ATTR_SIZE_VER0).
     #[repr(C)]
@@ -347,7 +348,7 @@ pub(super) fn reserve_time_for_this_thread(runtime_ns: u64, period_ns: u64) -> i
         period_ns: u64,
     }
     const SCHED_DEADLINE: u32 = 6;
-    // Without it, fork(2) and clone(2) fail in this thread, too.
+    // Without it, fork(2) and clone(2) fail in this thread.
     const SCHED_FLAG_RESET_ON_FORK: u64 = 1;
     let attributes = Attributes {
         size: size_of::<Attributes>() as u32,
@@ -359,15 +360,15 @@ pub(super) fn reserve_time_for_this_thread(runtime_ns: u64, period_ns: u64) -> i
         deadline_ns: period_ns,
         period_ns,
     };
-    // SAFETY: sched_setattr(2) reads a live structure, which holds its size; 0 is the calling thread.
+    // SAFETY: sched_setattr(2) reads a live structure, which contains its size; 0 is the calling thread.
     match unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Raises the soft limit of open files to the hard one: two are kept per thread of the target and one per image.
-/// Returns the old limit, if the system reports it.
+/// Raises the soft limit of open files to the hard one: two are kept per thread of the target and one per
+/// image. Returns the old limit, if reported.
 pub(super) fn raise_file_limit() -> Option<libc::rlimit> {
     let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `before` is live and of the type the call fills.
@@ -379,14 +380,14 @@ pub(super) fn raise_file_limit() -> Option<libc::rlimit> {
     Some(before)
 }
 
-/// Ends that SIGCHLD is ignored, as a parent may have left it: the kernel would take the ends of
-/// children before this process can.
+/// Resets an ignored SIGCHLD, as a parent may have left it: the kernel would reap children before this
+/// process can.
 pub(super) fn heed_child_signal() {
     // SAFETY: no handler is set.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
 }
 
-/// Sets the limit of open files. Allocates nothing.
+/// Sets the limit of open files. Does not allocate.
 pub(super) fn set_file_limit(limit: &libc::rlimit) {
     // SAFETY: `limit` is live and of the type the call reads.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };
@@ -398,7 +399,7 @@ pub(super) fn current_cpu() -> Option<u32> {
     u32::try_from(unsafe { libc::sched_getcpu() }).ok()
 }
 
-/// CPUs that a thread may run on, at least 1.
+/// Number of CPUs that a thread may run on, at least 1.
 pub(super) fn cpus_of(pid: pid_t) -> usize {
     // SAFETY: cpu_set_t is plain data for which all zeroes is a value; the size passed is its own.
     unsafe {
@@ -410,7 +411,7 @@ pub(super) fn cpus_of(pid: pid_t) -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The number of a user of this name (getpwnam_r(3)).
+/// The id of the user with this name (getpwnam_r(3)).
 pub(super) fn user_id(name: &OsStr) -> Option<u32> {
     const TEXT_BYTES: usize = 16 << 10;
     let name = CString::new(name.as_bytes()).ok()?;
@@ -418,8 +419,8 @@ pub(super) fn user_id(name: &OsStr) -> Option<u32> {
     // SAFETY: passwd is plain data for which zeros are valid.
     let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
     let mut found = std::ptr::null_mut();
-    // SAFETY: a C string, and live buffers of the sizes that are given; the entry's pointers lead into
-    // `text`, and only its number is read afterwards.
+    // SAFETY: a C string, and live buffers of the given sizes; the entry's pointers lead into `text`, and
+    // only its number is read afterwards.
     let failed = unsafe {
         libc::getpwnam_r(name.as_ptr(), &raw mut entry, text.as_mut_ptr(), text.len(), &raw mut found)
     };
@@ -438,10 +439,10 @@ pub(super) fn own_usage() -> (u64, u64) {
     (ns(usage.ru_utime) + ns(usage.ru_stime), usage.ru_maxrss as u64 * 1024)
 }
 
-/// Whether a file gives capabilities to who runs it (capabilities(7), "File capabilities").
+/// Whether an executable has file capabilities (capabilities(7), "File capabilities").
 pub(super) fn has_file_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else { return false };
-    // SAFETY: both are strings that end with NUL; only the size of the value is requested.
+    // SAFETY: both strings end with NUL; only the size of the value is requested.
     unsafe { libc::getxattr(path.as_ptr(), c"security.capability".as_ptr(), std::ptr::null_mut(), 0) > 0 }
 }
 
@@ -451,10 +452,10 @@ pub(super) fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Gives pages of freed memory back to the system, which glibc keeps where something behind them is in use.
+/// Returns free memory to the system that glibc keeps below blocks in use.
 pub(super) fn trim_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it takes no pointers, moves nothing that is in use, and locks what it reads.
+    // SAFETY: it takes no pointers, moves no block in use, and locks what it reads.
     unsafe {
         libc::malloc_trim(0);
     }
@@ -470,10 +471,10 @@ mod tests {
 
     use super::*;
 
-    /// A tracer that is killed between seeing a signal stop and continuing it: the end of
-    /// its thread is to the kernel what SIGKILL is to the process.
+    /// A tracer that is killed between seeing a signal stop and continuing it: to the kernel the exit of its
+    /// thread equals SIGKILL of the process.
     #[test]
-    fn a_signal_on_its_way_survives_the_tracer() {
+    fn a_pending_signal_survives_the_tracer() {
         let script = "trap 'echo got; exit' USR1; echo ready; while :; do sleep 0.05; done";
         let mut child = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         let pid = child.id() as pid_t;
@@ -485,7 +486,7 @@ mod tests {
             for _ in 0..60_000 {
                 match look_for_stopped()? {
                     Some(WaitStatus::Stopped { signal: libc::SIGUSR1, event: 0, .. }) => return Ok(()),
-                    // SIGCHLD of the `sleep`s of the script.
+                    // SIGCHLD from the script's `sleep`s.
                     Some(WaitStatus::Stopped { tid, signal, .. }) => cont(tid, signal)?,
                     _ => std::thread::sleep(Duration::from_millis(1)),
                 }

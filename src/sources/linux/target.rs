@@ -1,4 +1,4 @@
-//! Processes traced through ptrace, and their threads.
+//! Processes traced with ptrace, and their threads.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -17,7 +17,7 @@ use super::tracer_cpu::TracerCpu;
 use crate::clock::RealClock;
 use crate::sources::{TargetEvent, ThreadId};
 
-/// Processes traced through ptrace. Belongs to the thread that made it.
+/// Processes traced with ptrace. Bound to the thread that created it.
 #[derive(Debug)]
 pub struct LinuxTarget {
     /// The main process, or 0 for several.
@@ -25,13 +25,13 @@ pub struct LinuxTarget {
     pub(super) processes: HashMap<pid_t, TracedProcess>,
     /// Threads of all processes.
     pub(super) threads: HashMap<pid_t, Thread>,
-    /// Processes that the threads start are traced, too.
+    /// Child processes are traced, too.
     pub(super) children: bool,
-    /// The recording ends when these have ended.
+    /// The recording ends when these have exited.
     pub(super) ends_with: Vec<pid_t>,
-    /// Threads and processes that were started and were not seen themselves yet: by which process.
+    /// Announced threads and processes that have not stopped yet, with their parent process.
     pub(super) announced: HashMap<pid_t, pid_t>,
-    /// Processes that have ended, of which the engine may still ask until it wants the next event.
+    /// Exited processes that the engine may still query until it requests the next event.
     pub(super) gone: Vec<pid_t>,
     /// A stopped exiting thread, until the engine requests the next event.
     pub(super) leaving: Option<StoppedThread>,
@@ -40,7 +40,7 @@ pub struct LinuxTarget {
     pub(super) raw: registers::Block,
     /// Threads with a pending stop request.
     pub(super) outstanding: usize,
-    /// Until when to poll for them.
+    /// Time until which to poll for them.
     pub(super) poll_until_ns: u64,
     /// When the last sleep ended.
     pub(super) slept_until_ns: u64,
@@ -49,20 +49,20 @@ pub struct LinuxTarget {
     /// Why some of the processes are not traced.
     pub(super) not_all: Option<String>,
     pub(super) launched: bool,
-    /// `Command::spawn` has not returned: where its `exec` fails it waits for the process.
+    /// `Command::spawn` has not returned: if its `exec` fails, it waits for the process.
     pub(super) spawning: bool,
     pub(super) ended: bool,
-    /// When repeated waits end, and of which threads.
+    /// Deadlines of repeated waits, and their threads.
     pub(super) deadlines: Vec<(u64, pid_t)>,
-    /// Threads that stop are no longer traced after that.
+    /// Threads are detached at their next stop.
     pub(super) releasing: bool,
-    /// Why tracing has to end, until that was reported.
+    /// Why tracing has to end, until reported.
     pub(super) must_end: Option<String>,
     /// Next check of threads for seccomp filters, and the thread checked last.
     pub(super) filters_due_ns: u64,
     pub(super) filters_asked: pid_t,
     pub(super) file_pages: FilePages,
-    /// When they are polled next.
+    /// Next check of resident file pages.
     pub(super) file_pages_due_ns: u64,
     pub(super) tracer: Option<Arc<Tracer>>,
     pub(super) not_send: PhantomData<*const ()>,

@@ -1,7 +1,7 @@
 //! The threads of a process by /proc: listed, polled, named.
 //!
-//! A poll costs one `pread` of an open file for a thread that still sleeps, two for one that runs, three for one that
-//! has begun to wait.
+//! A poll costs one `pread` of an open file for a thread that still sleeps, two for one that runs, three for
+//! one that has begun to wait.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +16,7 @@ use super::timed_wait::RepeatedWait;
 use crate::addr::Avma;
 use crate::sources::{Activity, Fault, ThreadStatus};
 
-/// A requested stop that was not noticed yet.
+/// A stop request without a stop so far.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pending {
     pub(super) stack_bytes: usize,
@@ -24,16 +24,16 @@ pub(super) struct Pending {
     pub(super) asked_ns: u64,
     /// When the poll before the request began.
     pub(super) polled_ns: u64,
-    /// The scheduler's figures of that poll.
+    /// The scheduler counters of that poll.
     pub(super) before: Sched,
 }
 
-/// Whether `/proc/PID/task/TID/wchan` shows `0` exactly for threads that do not wait. It costs a third of reading the
-/// state from `stat`, and in the time between a poll and a stop a thread may stop running; but kernels may hide it
-/// and always show `0`.
+/// Whether `/proc/PID/task/TID/wchan` is `0` exactly for threads that do not wait. It costs a third of
+/// reading the state from `stat`, and in the time between a poll and a stop a thread may stop running; but
+/// kernels may hide it and always show `0`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Wchan {
-    /// No thread that waits was seen yet.
+    /// No waiting thread was seen yet.
     #[default]
     Unknown,
     Tells,
@@ -48,33 +48,33 @@ pub(super) struct Thread {
     schedstat: File,
     stat: File,
     wchan: Option<File>,
-    /// The last poll, and its figures.
+    /// The result of the last poll.
     last: Option<ThreadStatus>,
     polled_ns: u64,
     sched: Sched,
-    /// The figures when the thread was last seen to be on no CPU: exact.
+    /// The counters when the thread was last on no CPU: exact.
     off_cpu: Sched,
     /// `wchan` was wrong about this thread: the next poll reads the state itself.
     doubted: bool,
     pub(super) pending: Option<Pending>,
     pub(super) stack_top: Option<Avma>,
-    /// What is read of its stack above the copied bytes: the first address of each range, ascending.
+    /// Prefetched stack ranges above the copied bytes: the first address of each range, ascending.
     pub(super) prefetch: Vec<u64>,
     pub(super) calls: Calls,
-    /// When a poll first showed no change since the one before.
+    /// When a poll first showed no change since the previous one.
     still_since_ns: Option<u64>,
-    /// A timed wait that it makes again.
+    /// A timed wait that it has restarted.
     pub(super) repeated: Option<RepeatedWait>,
-    /// A signal that its process ignores has woken it from a wait that had to be made again.
+    /// A signal that its process ignores has woken it from a wait that had to be restarted.
     pub(super) woken: bool,
-    /// It is not traced any more, before the tracer ends.
+    /// It was detached before the tracer exits.
     pub(super) detached: bool,
     /// Stopped by job control, and not continued since.
     pub(super) job_stopped: bool,
 }
 
 impl Thread {
-    /// Opens a thread's files. Fails with "not found" when `tid` is no thread of `pid`.
+    /// Opens a thread's files. Fails with "not found" if `tid` is not a thread of `pid`.
     pub(super) fn open(pid: pid_t, tid: pid_t, stack_top: Option<Avma>) -> io::Result<Thread> {
         Ok(Thread {
             pid,
@@ -98,19 +98,19 @@ impl Thread {
         })
     }
 
-    /// The scheduler's figures; also of a thread that has ended and was not reaped.
+    /// The scheduler counters; also of an exited thread before it is reaped.
     pub(super) fn sched(&self) -> Option<Sched> {
         sched(&self.schedstat)
     }
 
-    /// One poll, at `now_ns`.
+    /// Polls the thread at `now_ns`.
     pub(super) fn poll(&mut self, now_ns: u64, wchan: &mut Wchan) -> Result<ThreadStatus, Fault> {
         self.polled_ns = now_ns;
         let sched = self.sched().ok_or(Fault::ThreadGone)?;
         let moved = std::mem::replace(&mut self.sched, sched) != sched;
         self.still_since_ns = if moved { None } else { self.still_since_ns.or(Some(now_ns)) };
-        // A thread that slept and was not put on a CPU since still sleeps, or has not used its wakeup: its state need
-        // not be read.
+        // A thread that slept and was not put on a CPU since still sleeps, or has not used its wakeup: its
+        // state need not be read.
         if let Some(last) = self.last
             && last.activity == Activity::Waiting
             && !moved
@@ -150,19 +150,19 @@ impl Thread {
         Ok(proc::activity(state))
     }
 
-    /// Whether the kernel knows of no place where the thread waits; `None` if it does not say.
+    /// Whether the thread waits at no place known to the kernel; `None` if not reported.
     fn waits_nowhere(&self) -> Option<bool> {
         let mut first = [0; 2];
         let len = self.wchan.as_ref()?.read_at(&mut first, 0).ok()?;
         Some(first[..len] == *b"0")
     }
 
-    /// When the last poll began, and its figures.
+    /// The start time of the last poll, and its counters.
     pub(super) fn looked(&self) -> (u64, Sched) {
         (self.polled_ns, self.sched)
     }
 
-    /// How long the wait had lasted at least from which the thread was woken by a stop, nanoseconds.
+    /// Lower bound of the duration of a wait that a stop ended, nanoseconds.
     pub(super) fn waited_ns(&self, now_ns: u64) -> u64 {
         let slept = self.last.is_some_and(|last| last.activity == Activity::Waiting);
         let once = self.sched().is_some_and(|sched| sched.switches == self.sched.switches.wrapping_add(1));
@@ -170,17 +170,17 @@ impl Thread {
         since_ns.map_or(0, |since_ns| now_ns.saturating_sub(since_ns))
     }
 
-    /// The thread stands, with these figures.
+    /// Records the counters of the stopped thread.
     pub(super) fn stands(&mut self, sched: Sched) {
         self.off_cpu = sched;
     }
 
-    /// Takes note that the thread waited, or had ended, though the last look said otherwise.
+    /// Records that the thread waited, or had exited, contrary to the last poll.
     pub(super) fn doubt(&mut self) {
         self.doubted = true;
     }
 
-    /// The CPU that the thread is on, or was on last.
+    /// The current or last CPU of the thread.
     pub(super) fn cpu(&self) -> Option<u32> {
         let mut buffer = [0; 512];
         let len = self.stat.read_at(&mut buffer, 0).ok()?;
@@ -188,21 +188,21 @@ impl Thread {
     }
 }
 
-/// The scheduler's figures from an open `schedstat` of any thread.
+/// The scheduler counters from an open `schedstat` of any thread.
 pub(super) fn sched(schedstat: &File) -> Option<Sched> {
     let mut buffer = [0; 96];
     let len = schedstat.read_at(&mut buffer, 0).ok()?;
     proc::schedstat(&buffer[..len])
 }
 
-/// The name of a thread, while it exists.
+/// The name of an existing thread.
 pub(super) fn name(pid: pid_t, tid: pid_t) -> Option<String> {
     let name = std::fs::read(format!("/proc/{pid}/task/{tid}/comm")).ok()?;
     Some(String::from_utf8_lossy(&name).trim_end_matches('\n').to_owned())
 }
 
-/// The process that a thread is of, and the one that started that, as long as the thread was not
-/// reaped: `Tgid` and `PPid` of `/proc/TID/status`.
+/// The process of a thread and its parent, until the thread is reaped: `Tgid` and `PPid` of
+/// `/proc/TID/status`.
 pub(super) fn belongs_to(tid: pid_t) -> Option<(pid_t, pid_t)> {
     let status = std::fs::read(format!("/proc/{tid}/status")).ok()?;
     let status = String::from_utf8_lossy(&status);
@@ -210,9 +210,9 @@ pub(super) fn belongs_to(tid: pid_t) -> Option<(pid_t, pid_t)> {
     Some((number("Tgid")?, number("PPid")?))
 }
 
-/// A thread of a process that has not ended: the first one, unless it has left before the others, as
-/// `pthread_exit` in `main` does. /proc shows memory, files and arguments of the process through
-/// it. `None`: the process has ended.
+/// A thread of a process that has not exited: the first one, unless it exited before the others, as by
+/// `pthread_exit` in `main`. /proc shows memory, files and arguments of the process through it. `None`: the
+/// process has exited.
 pub(super) fn living(pid: pid_t) -> Option<pid_t> {
     let lives = |tid: &pid_t| {
         let stat = std::fs::read(format!("/proc/{tid}/stat")).unwrap_or_default();
@@ -221,7 +221,7 @@ pub(super) fn living(pid: pid_t) -> Option<pid_t> {
     Some(pid).filter(lives).or_else(|| list(pid).ok()?.into_iter().find(lives))
 }
 
-/// The stack pointer that the program of a process began with. `None` also of one that has no memory any more.
+/// The initial stack pointer of a process's program. `None` also for a process without memory.
 pub(super) fn start_stack(pid: pid_t) -> Option<Avma> {
     proc::stat_start_stack(&std::fs::read(format!("/proc/{}/stat", living(pid)?)).ok()?)
 }

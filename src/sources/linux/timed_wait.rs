@@ -4,9 +4,9 @@ use libc::{c_int, pid_t};
 
 use super::sys;
 
-/// The calls that wait for a relative time.
+/// System calls that wait for a relative time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // elsewhere the kernel does not show what it will do
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // other kernels do not show what they will do
 pub(super) enum WaitCall {
     /// nanosleep(2)
     Nanosleep,
@@ -24,14 +24,14 @@ pub(super) enum WaitCall {
     Semaphore,
 }
 
-/// When an interrupted wait ends.
+/// The timeout of an interrupted wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timeout {
-    /// This long after it began.
+    /// This long after its start.
     Milliseconds(u64),
-    /// After the time in a `timespec` with words of this size.
+    /// In a `timespec` with words of this size.
     Timespec { at: u64, word_bytes: usize },
-    /// The kernel has written the rest of its time there.
+    /// The remaining time, which the kernel has written there.
     Rest { at: u64, word_bytes: usize },
 }
 
@@ -39,13 +39,13 @@ pub(super) enum Timeout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TimedWait {
     pub(super) timeout: Timeout,
-    /// The result of the call when its time has passed.
+    /// The result of the call on timeout.
     pub(super) result: i64,
 }
 
 impl TimedWait {
-    /// By the arguments of the call. `None` for a wait that lasts as long if it is made again: it has no
-    /// timeout or an absolute one, or the kernel has replaced the timeout by the rest.
+    /// Derives it from the call's arguments. `None` for a wait that does not last longer if restarted: it has
+    /// no timeout or an absolute one, or the kernel has replaced the timeout by the remaining time.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // as above
     pub(super) fn of(call: WaitCall, arguments: [u64; 4], word_bytes: usize) -> Option<TimedWait> {
         const FUTEX_COMMAND: u64 = !(128 | 256); // without FUTEX_PRIVATE_FLAG and FUTEX_CLOCK_REALTIME
@@ -66,7 +66,7 @@ impl TimedWait {
         };
         match call {
             WaitCall::Nanosleep => sleep(first, second),
-            // Other clocks need not pass as the tracer's does.
+            // Other clocks need not advance like the tracer's.
             WaitCall::ClockNanosleep => {
                 let clocks = [libc::CLOCK_REALTIME, libc::CLOCK_MONOTONIC, libc::CLOCK_BOOTTIME];
                 let known = clocks.contains(&(first as i32));
@@ -82,7 +82,7 @@ impl TimedWait {
         }
     }
 
-    /// When the wait ends that was interrupted at `now_ns` and had lasted for `waited_ns` or longer.
+    /// Deadline of the wait that was interrupted at `now_ns` after it had lasted for at least `waited_ns`.
     pub(super) fn deadline_ns(&self, tid: pid_t, now_ns: u64, waited_ns: u64) -> Option<u64> {
         let read = |at, word_bytes| {
             let mut bytes = [0; 16];
@@ -101,7 +101,7 @@ impl TimedWait {
     }
 }
 
-/// The time in a `timespec` of two words of 4 or 8 bytes, nanoseconds; `None` if it is none.
+/// The time in a `timespec` of two words of 4 or 8 bytes, nanoseconds; `None` if invalid.
 fn timespec_ns(bytes: &[u8]) -> Option<u64> {
     let word = |bytes: &[u8]| match bytes.len() {
         4 => u64::try_from(i32::from_ne_bytes(bytes.try_into().ok()?)).ok(),
@@ -117,7 +117,7 @@ fn timespec_ns(bytes: &[u8]) -> Option<u64> {
 pub(super) struct RepeatedWait {
     pub(super) deadline_ns: u64,
     pub(super) result: i64,
-    /// It has stopped at the entry of the call; the next stop at a call is the exit.
+    /// It has stopped at the entry of the call; the next call stop is the exit.
     pub(super) entered: bool,
 }
 
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_relative_waits_last_longer_when_they_are_made_again() {
+    fn only_relative_waits_last_longer_when_restarted() {
         let of = |call, arguments| TimedWait::of(call, arguments, 8);
         let timespec = |at| Timeout::Timespec { at, word_bytes: 8 };
         let sleep = of(WaitCall::Nanosleep, [0x10, 0, 0, 0]);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_words_of_both_sizes() {
+    fn timespecs_have_words_of_both_sizes() {
         let words = |seconds: i64, ns: i64| [seconds.to_ne_bytes(), ns.to_ne_bytes()].concat();
         assert_eq!(timespec_ns(&words(2, 5)), Some(2_000_000_005));
         assert_eq!(timespec_ns(&[1i32.to_ne_bytes(), 7i32.to_ne_bytes()].concat()), Some(1_000_000_007));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_lies_as_far_ahead_as_the_wait_has_left() {
+    fn a_deadline_is_the_remaining_time_ahead() {
         let poll = TimedWait { timeout: Timeout::Milliseconds(10), result: 0 };
         assert_eq!(poll.deadline_ns(0, 50_000_000, 4_000_000), Some(56_000_000));
         assert_eq!(poll.deadline_ns(0, 50_000_000, 40_000_000), Some(50_000_000));

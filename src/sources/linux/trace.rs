@@ -1,5 +1,5 @@
-//! The tracing loop: waits for stops and exits of threads, and dispatches them. Input: ptrace stops. Output: events.
-//! `stop.rs` is one stop, `follow.rs` handles new and ended threads and processes.
+//! The tracing loop: waits for stops and exits of threads, and dispatches them. Input: ptrace stops. Output:
+//! events. `stop.rs` is one stop, `follow.rs` tracks new and exited threads and processes.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -32,8 +32,8 @@ use crate::sources::{
 /// The signal that the tracer thread waits for; blocked in every thread of the profiler.
 pub(super) const SIGNALS: [c_int; 1] = [libc::SIGCHLD];
 
-/// How long to poll for the stop of a thread on another CPU before sleeping: it takes a few microseconds, less than a
-/// sleep and a wakeup. One that was on this CPU stops only when we sleep.
+/// How long to poll for the stop of a thread on another CPU before sleeping: it takes a few microseconds,
+/// less than a sleep and a wakeup. A thread on this CPU stops only when we sleep.
 const POLL_NS: u64 = 30_000;
 /// How long to wait for requested stops that are no longer needed.
 const RELEASE_NS: u64 = 2_000_000;
@@ -41,8 +41,8 @@ const RELEASE_NS: u64 = 2_000_000;
 const FILE_PAGES_NS: u64 = 5_000_000;
 
 impl LinuxTarget {
-    /// Traces a process, or several with the number 0 as placeholder; without threads yet. With `children` the
-    /// processes that they start are traced, too.
+    /// Creates a target without threads: a process, or several with pid 0 as placeholder. With `children`
+    /// their child processes are traced, too.
     pub(super) fn new(pid: pid_t, process: Process, children: bool, clock: RealClock) -> LinuxTarget {
         LinuxTarget {
             main: pid,
@@ -83,7 +83,7 @@ impl LinuxTarget {
         self.main_mut().chosen_because(why + &not_all);
     }
 
-    /// Of the processes that were to be traced some are not, the first of them for this reason.
+    /// Records that some of the requested processes are not traced, and the reason of the first.
     pub(super) fn not_all_because(&mut self, count: usize, why: &str) {
         self.not_all = Some(match count {
             1 => format!("one process is missing: {why}"),
@@ -92,7 +92,7 @@ impl LinuxTarget {
     }
 
     fn main(&self) -> &TracedProcess {
-        // It is there from the beginning to the end.
+        // It stays in the table throughout.
         self.processes.get(&self.main).unwrap_or_else(|| unreachable!("the main process is kept"))
     }
 
@@ -110,7 +110,7 @@ impl LinuxTarget {
         self.spawning = true;
     }
 
-    /// The launched command runs, as `process`.
+    /// Sets the description of the launched command once it runs.
     pub(super) fn set_spawned(&mut self, process: Process) {
         self.main_mut().set_process(process);
         self.spawning = false;
@@ -122,7 +122,7 @@ impl LinuxTarget {
         pending
     }
 
-    /// Acts on a stop; an event if the engine has to know.
+    /// Handles a stop; returns an event for the engine, if any.
     fn stopped(
         &mut self,
         tid: pid_t,
@@ -135,7 +135,7 @@ impl LinuxTarget {
                 self.at_call(tid);
                 None
             }
-            // A signal of the target's own, on its way to it.
+            // A signal for the target, to be delivered.
             0 => self.collect_if_pending(StoppedThread::on_its_way(tid, signal), capture),
             libc::PTRACE_EVENT_STOP => {
                 let by_job_control = signal != libc::SIGTRAP;
@@ -143,7 +143,7 @@ impl LinuxTarget {
                 stopped.by_job_control = by_job_control;
                 match () {
                     () if !self.knows(tid) => self.new_thread(stopped),
-                    // SIGSTOP and its kind took effect: the thread stays stopped until SIGCONT.
+                    // A stop signal such as SIGSTOP took effect: the thread stays stopped until SIGCONT.
                     () if by_job_control => {
                         if let Some(thread) = self.threads.get_mut(&tid) {
                             (thread.job_stopped, thread.repeated) = (true, None);
@@ -160,7 +160,7 @@ impl LinuxTarget {
                 self.exec(StoppedThread::new(tid))
             }
             libc::PTRACE_EVENT_EXIT => self.leaves(StoppedThread::new(tid), capture),
-            // PTRACE_EVENT_CLONE, _FORK and _VFORK: what is new reports itself.
+            // PTRACE_EVENT_CLONE, _FORK and _VFORK: the new thread or process reports itself.
             _ => {
                 self.announce(tid);
                 self.collect_if_pending(StoppedThread::new(tid), capture)
@@ -168,8 +168,8 @@ impl LinuxTarget {
         }
     }
 
-    /// All processes that the recording ends with have exited, the last of them with this status. Others may
-    /// continue.
+    /// Records that all processes that the recording ends with have exited, the last of them with this
+    /// status. Others may continue.
     pub(super) fn all_ended(&mut self, status: ExitStatus) {
         self.ended = true;
         self.queue.push_back(TargetEvent::Exited(status));
@@ -183,8 +183,8 @@ impl LinuxTarget {
         self.own.woke(signal.is_none().then(|| self.slept_until_ns.saturating_sub(due_ns)));
     }
 
-    /// Collects and continues threads with a pending stop request, if they stop within a moment; later ones are
-    /// released by the kernel when the tracer ends.
+    /// Collects and continues threads with a pending stop request, if they stop within a moment; the kernel
+    /// releases later ones when the tracer exits.
     fn await_asked(&mut self) {
         let mut capture = Capture::with_capacity(0);
         let until_ns = self.clock.now_ns() + RELEASE_NS;
@@ -195,10 +195,10 @@ impl LinuxTarget {
         }
     }
 
-    /// Nothing is traced any longer: forgets pending requests.
+    /// Forgets pending requests, because nothing is traced any longer.
     pub(super) fn forget_stops(&mut self) {
         self.leaving = None;
-        // Of the thread that traces from now on.
+        // For the thread that traces from now on.
         self.own = TracerCpu::new();
         self.announced.clear();
         self.outstanding = 0;
@@ -210,17 +210,17 @@ impl LinuxTarget {
         }
     }
 
-    /// Its calls are made in this thread, which can end and be followed by another.
+    /// Sets the thread for this target's calls, which can exit and be replaced.
     pub(super) fn set_tracer(&mut self, tracer: Arc<Tracer>) {
         self.tracer = Some(tracer);
     }
 
-    /// Whether the recording is over when the process has ended that it launched.
+    /// Whether the recording ends with the launched process.
     pub(super) fn is_launched(&self) -> bool {
         self.launched
     }
 
-    /// Gives back pages of files that walks read, while no thread is stopped.
+    /// Releases file pages that walks read, while no thread is stopped.
     fn give_file_pages_back(&mut self) {
         let now_ns = self.clock.now_ns();
         if self.outstanding == 0 && self.leaving.is_none() && now_ns >= self.file_pages_due_ns {
@@ -229,7 +229,7 @@ impl LinuxTarget {
         }
     }
 
-    /// As [`Target::next`].
+    /// See [`Target::next`].
     pub(super) fn next_event(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         if !matches!(self.queue.front(), Some(TargetEvent::Leaving { .. })) {
             self.leaving = None;
@@ -251,7 +251,7 @@ impl LinuxTarget {
             if self.launched
                 && let Some(signal) = signals::take_passed_on()
             {
-                // The command decides what it does; the recording ends when it ends.
+                // The command decides what it does; the recording ends when it exits.
                 let _ = sys::kill(self.main, signal);
             }
             self.check_filters()?;
@@ -261,7 +261,7 @@ impl LinuxTarget {
                     if let Some(event) = self.stopped(tid, signal, event, capture) {
                         return Ok(event);
                     }
-                    // A target that lives on signals must not keep the engine from its ticks.
+                    // A target that receives signals all the time must not keep the engine from its ticks.
                     if before_ns >= until_ns {
                         return Ok(TargetEvent::Timeout);
                     }
@@ -271,7 +271,7 @@ impl LinuxTarget {
                     std::hint::spin_loop();
                     continue;
                 }
-                // An error means that no thread is left that could stop, only exited ones.
+                // An error means that only exited threads are left.
                 Ok(_) | Err(_) => {}
             }
             match sys::peek_exited() {
@@ -420,7 +420,7 @@ impl Target for LinuxTarget {
 }
 
 impl Drop for LinuxTarget {
-    /// Without a thread of its own it is dropped by the one that traces.
+    /// Without a tracer thread the tracing thread drops it.
     fn drop(&mut self) {
         if self.tracer.is_none() {
             self.release();

@@ -1,8 +1,8 @@
-//! One of the traced processes, as the engine observes it.
+//! A traced process, as the engine observes it.
 //!
-//! Its mappings are read from /proc, which shows the current ones, perhaps those of the next program, whose `exec`
-//! the engine has not seen yet. The stack pointer at a program's start tells them apart; until the engine knows of
-//! the exec, it gets the old mappings. A process that was just forked has those of its parent.
+//! Its mappings are read from /proc, which shows the current ones, perhaps those of the next program before
+//! the engine has seen its `exec`. The stack pointer at a program's start distinguishes them; until the
+//! engine knows of the exec, it gets the old mappings. A newly forked process has those of its parent.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,37 +19,37 @@ use crate::addr::Avma;
 use crate::binary::{Files, ImageBytes, Mapping, MappingKind, OpenError, ProgramPath};
 use crate::sources::{Fault, Observed, Process, ThreadId};
 
-/// A thread whose stack pointer is so far below that of the start of the program, or less, is on the
-/// first thread's stack: memory for the stacks of others begins below this gap at the earliest
-/// (`MIN_GAP` in arch/x86/mm/mmap.c, 128 MiB; 128 MiB in mm/util.c for aarch64).
+/// A thread with a stack pointer at most this far below that of the program's start is on the first thread's
+/// stack: stacks of other threads begin below this gap (`MIN_GAP` in arch/x86/mm/mmap.c, 128 MiB; 128 MiB in
+/// mm/util.c for aarch64).
 const FIRST_STACK_BYTES: u64 = 128 << 20;
 
-/// A process that is traced.
+/// A traced process.
 #[derive(Debug)]
 pub(super) struct TracedProcess {
     pid: pid_t,
-    /// The thread through which /proc shows the memory: the first, until it has left.
+    /// The thread through which /proc shows the memory: the first, until it exits.
     memory_of: pid_t,
     process: Process,
-    /// Those that are traced.
+    /// Its traced threads.
     pub(super) threads: HashSet<pid_t>,
     maps: Maps,
-    /// What was mapped when that was read last, by this program or the process it was forked from.
+    /// The mappings last read, of this program or of the process it was forked from.
     known: Rc<Vec<Mapping>>,
-    /// The stack pointer that its program began with.
+    /// The initial stack pointer of its program.
     start_stack: Option<Avma>,
     start_path: StartPath,
     files: Arc<TargetFiles>,
-    /// They are those of the process that started it.
+    /// The files belong to its parent.
     files_inherited: bool,
     /// The names of exited threads, until they are used.
     last_names: HashMap<pid_t, String>,
-    /// What it had used at its end.
+    /// Its CPU time at exit.
     used_ns: Option<u64>,
 }
 
 impl TracedProcess {
-    /// A running process; with a number of 0, the placeholder for several.
+    /// A running process; with pid 0, the placeholder for several.
     pub(super) fn new(pid: pid_t, process: Process) -> TracedProcess {
         TracedProcess {
             pid,
@@ -67,7 +67,7 @@ impl TracedProcess {
         }
     }
 
-    /// A process that this one has just started.
+    /// A process that this one has just forked.
     pub(super) fn forked(&self, pid: pid_t) -> TracedProcess {
         let number = pid.unsigned_abs();
         let process = Process { pid: number, command: String::new(), ..self.process.clone() };
@@ -87,7 +87,7 @@ impl TracedProcess {
         }
     }
 
-    /// It runs another program from now on, under the name that /proc shows.
+    /// Handles `exec`: another program runs, under the name that /proc shows.
     pub(super) fn replaced(&mut self) {
         if let Some(name) = threads::name(self.pid, self.pid) {
             self.process.name = name;
@@ -101,8 +101,8 @@ impl TracedProcess {
         self.process.arch = describe::arch(self.start_stack);
     }
 
-    /// Learns again what it is, now that its threads are traced: a program that began before they
-    /// were, but after that was learned first, is reported by no event.
+    /// Reads the description again after its threads were seized: no event reports an exec between the first
+    /// description and the seizing.
     pub(super) fn learn_again(&mut self) {
         let why = std::mem::take(&mut self.process.backend_why);
         self.process = Process { backend_why: why, ..describe::describe(self.pid) };
@@ -111,7 +111,7 @@ impl TracedProcess {
         self.memory_of = threads::living(self.pid).unwrap_or(self.pid);
     }
 
-    /// It was described again.
+    /// Replaces the description.
     pub(super) fn set_process(&mut self, process: Process) {
         self.process = process;
         self.files = Arc::new(TargetFiles::of(self.pid));
@@ -122,18 +122,18 @@ impl TracedProcess {
         self.process.backend_why = why;
     }
 
-    /// The stack pointer that the first thread of a process was born with that was just forked and
-    /// has this one: that of the program, unless another thread than the first forked.
+    /// The initial stack pointer of the first thread of a newly forked process with this stack pointer: the
+    /// program's, unless a thread other than the first forked.
     pub(super) fn stack_top_above(&self, sp: Avma) -> Option<Avma> {
         self.start_stack.filter(|top| top.0.wrapping_sub(sp.0) < FIRST_STACK_BYTES)
     }
 
-    /// Whether its program is one of 32 bits, on a processor whose 64-bit programs are recorded.
+    /// Whether it runs a 32-bit program on a processor with 64-bit programs.
     pub(super) fn is_of_32_bits(&self) -> bool {
         self.start_stack.is_some_and(images::is_of_32_bits)
     }
 
-    /// CPU time of all of its threads so far, those included that ended or are not traced, nanoseconds.
+    /// CPU time of all of its threads so far, including those that exited or are not traced, nanoseconds.
     pub(super) fn cpu_ns(&self) -> Option<u64> {
         self.used_ns.or_else(|| {
             update_thread_clocks(self.threads.iter().copied());
@@ -141,7 +141,7 @@ impl TracedProcess {
         })
     }
 
-    /// A thread of it has ended, and is about to be reaped: /proc shows its name until then.
+    /// Records the name of an exited thread before it is reaped: /proc shows it until then.
     pub(super) fn thread_ended(&mut self, tid: pid_t) {
         if self.threads.remove(&tid)
             && let Some(name) = threads::name(self.pid, tid)
@@ -150,17 +150,17 @@ impl TracedProcess {
         }
     }
 
-    /// It has ended, and is about to be reaped: its clock is there until then.
+    /// Records the CPU time of the exited process before it is reaped: its clock exists until then.
     pub(super) fn keep_cpu_time(&mut self) {
         self.used_ns = process_cpu_ns(self.pid);
     }
 
-    /// The stack pointer that its program began with.
+    /// The initial stack pointer of its program.
     pub(super) fn start_stack(&self) -> Option<Avma> {
         self.start_stack
     }
 
-    /// Whether it runs the program that the engine knows, as far as can be known.
+    /// Whether it runs the program that the engine knows; true if unknown.
     pub(super) fn runs_known_program(&self) -> bool {
         threads::start_stack(self.pid).is_none_or(|now| self.start_stack.is_none_or(|then| then == now))
     }
@@ -231,8 +231,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_began_before_it_was_seized_is_learned() {
-        // No event tells of that exec, as in `./program & stackprof --pid $!`.
+    fn an_exec_before_the_seizing_is_noticed() {
+        // No event reports that exec, as in `./program & stackprof --pid $!`.
         let mut shell = Command::new("sh");
         let mut child = shell.args(["-c", "read go; exec sleep 60"]).stdin(Stdio::piped()).spawn().unwrap();
         let pid = child.id().cast_signed();
@@ -247,17 +247,17 @@ mod tests {
         wait_for("sh");
         let mut traced = TracedProcess::new(pid, describe::describe(pid));
         let mut mappings = Vec::new();
-        // Of the end of its input it is told as of a line.
+        // The end of its input works like a line.
         drop(child.stdin.take());
         wait_for("sleep");
-        // The name comes before the stack.
+        // The kernel sets the name before the stack.
         let until = Instant::now() + Duration::from_secs(60);
         while traced.runs_known_program() {
             assert!(Instant::now() < until, "both programs began with one stack pointer");
             std::thread::sleep(Duration::from_millis(1));
         }
         assert!(matches!(traced.mappings(&mut mappings), Err(Fault::Transient(_))));
-        // What is in motion at first stands still some time later.
+        // Moving mappings settle some time later.
         let until = Instant::now() + Duration::from_secs(60);
         loop {
             traced.learn_again();

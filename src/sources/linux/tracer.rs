@@ -1,8 +1,8 @@
-//! The tracer thread, into which others call: a caller waits until its call is done.
+//! The tracer thread, which executes calls for others: a caller waits until its call is done.
 //!
-//! Only the thread that seized may make ptrace calls, and when it ends the kernel releases all that it traces without
-//! a stop. So the state of a recording stays with the caller, and the thread can end and be replaced in the middle of
-//! it.
+//! Only the thread that seized may make ptrace calls, and when it exits the kernel releases all that it
+//! traces without a stop. So the state of a recording stays with the caller, and the thread can exit and be
+//! replaced in the middle of it.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -15,22 +15,22 @@ use super::{privileges, sys};
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::sources::{CallThread, Fault, Role, signals};
 
-/// A call that its caller waits for.
+/// A call with a waiting caller.
 struct Job(*mut (dyn FnMut() + 'static));
 
-// SAFETY: `Tracer::run`, the only one that makes jobs, waits until the thread is done with it. So what the
-// call reaches is used by one thread at a time, whatever its type, and each sees what the other did (the
-// channels). Nothing of it is bound to a thread but the ptrace calls, which are those of this thread.
+// SAFETY: `Tracer::run`, the only function that creates jobs, waits until the thread is done with it. So one
+// thread at a time uses the data of the call, whatever its type, and each sees the other's writes (the
+// channels). Only the ptrace calls are bound to a thread, and they are made in this one.
 unsafe impl Send for Job {}
 
 type Done = std::result::Result<(), Box<dyn Any + Send>>;
 
-/// The thread while there is one.
+/// The running thread.
 struct Worker {
     jobs: Sender<Job>,
     done: Receiver<Done>,
     thread: JoinHandle<()>,
-    /// What it traces would wait for it while this process is suspended.
+    /// A suspension of this process would leave traced threads waiting.
     _hold: signals::Hold,
 }
 
@@ -51,7 +51,7 @@ impl Worker {
         let work = move || {
             signals::note_sampler();
             for Job(job) in next {
-                // SAFETY: the caller waits in `Tracer::run` and keeps what the pointer leads to until then.
+                // SAFETY: the caller waits in `Tracer::run` and keeps the pointee alive until then.
                 let outcome = catch_unwind(AssertUnwindSafe(|| unsafe { (*job)() }));
                 if tell.send(outcome).is_err() {
                     return;
@@ -67,7 +67,7 @@ impl Tracer {
     /// Starts the thread.
     ///
     /// # Errors
-    /// [`ErrorKind::System`] when the system starts none.
+    /// [`ErrorKind::System`] if the system cannot start it.
     pub(super) fn start() -> Result<Tracer> {
         let worker = Worker::start().map_err(|error| {
             Error::new(ErrorKind::System, format!("cannot start a thread: {}", io_text(&error)))
@@ -75,7 +75,7 @@ impl Tracer {
         Ok(Tracer(Mutex::new(Some(worker))))
     }
 
-    /// Makes a call in the thread, does something else in this one, and gives what the call gave.
+    /// Executes `call` in the thread and `meanwhile` in this one; returns the result of `call`.
     pub(super) fn call_while<R>(&self, call: impl FnOnce() -> R, meanwhile: impl FnOnce()) -> R {
         let (mut call, mut result) = (Some(call), None);
         self.run(&mut || result = call.take().map(|call| call()), meanwhile);
@@ -87,7 +87,7 @@ impl Tracer {
         let worker = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(worker) = &*worker else { unreachable!("calls are made while there is a thread") };
         // SAFETY: only the lifetime changes; the pointer is not used after `recv` below, which returns when
-        // the thread is done with the call, or has ended; `meanwhile` cannot unwind past it.
+        // the thread is done with the call, or has exited; `meanwhile` cannot unwind past it.
         let job = unsafe { std::mem::transmute::<*mut dyn FnMut(), *mut (dyn FnMut() + 'static)>(body) };
         if worker.jobs.send(Job(job)).is_err() {
             unreachable!("the thread ends when its jobs do");

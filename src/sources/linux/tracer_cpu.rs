@@ -1,12 +1,12 @@
-//! The tracer's own time on CPUs: no other thread runs on its CPU. Input: its sleeps and wakeups. Output: the stint
-//! on the current CPU.
+//! The tracer's own time on CPUs: while it runs, no other thread is on its CPU. Input: its sleeps and
+//! wakeups. Output: the stint on the current CPU.
 
 use std::fs;
 
 use super::on_cpu::{Lateness, Stint};
 use super::threads;
 
-/// The tracer's own CPU time, and since when it has had its CPU.
+/// The tracer's CPU time, and since when it has had its CPU.
 #[derive(Debug)]
 pub(super) struct TracerCpu {
     /// `/proc/thread-self/schedstat`.
@@ -14,9 +14,9 @@ pub(super) struct TracerCpu {
     /// Its CPU time up to the last sleep, nanoseconds.
     cpu_ns: u64,
     lateness: Lateness,
-    /// The last wake came unusually late.
+    /// The last wakeup was unusually late.
     woke_late: bool,
-    /// From the wake before the last sleep to that sleep.
+    /// From the wakeup before the last sleep to that sleep.
     pub(super) stint: Option<Stint>,
 }
 
@@ -26,9 +26,9 @@ impl TracerCpu {
         TracerCpu { schedstat, cpu_ns: 0, lateness: Lateness::default(), woke_late: false, stint: None }
     }
 
-    /// A sleep has ended: `late_ns` after the requested time, or by a signal.
+    /// Handles the end of a sleep: `late_ns` after the requested time, or by a signal.
     pub(super) fn woke(&mut self, late_ns: Option<u64>) {
-        // Of itself too the kernel shows what was used up to the last time it left its CPU.
+        // For the calling thread too, the kernel shows CPU time up to the last time it left its CPU.
         let cpu_ns = self.schedstat.as_ref().and_then(threads::sched).map(|sched| sched.cpu_ns);
         self.stint =
             cpu_ns.map(|cpu_ns| Stint { kept_ns: cpu_ns.saturating_sub(self.cpu_ns), late: self.woke_late });

@@ -1,5 +1,5 @@
-//! Begins a recording: gets the task port of a running process, or starts one that waits until it is held. Input: a
-//! pid or a command. Output: a target, or why not.
+//! Begins a recording: gets the task port of a running process, or starts a command suspended until it is
+//! attached. Input: a pid or a command. Output: a target, or an error.
 
 use std::ffi::OsString;
 
@@ -13,14 +13,14 @@ use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result, io_text};
 use crate::sources::{ExitStatus, Process, signals};
 
-/// Tries to take a port while the process may be between two programs, and time between.
+/// Attempts to get a port while the process may be executing a new program, and the pause between them.
 const TRIES: u32 = 4;
 const BETWEEN_TRIES_NS: u64 = 2_000_000;
-/// How long a command that exits is waited for.
+/// Longest wait for a command that exits.
 const EXIT_NS: u64 = 1_000_000_000;
 
 const SIGKILL: i32 = 9;
-/// Of macOS; on Linux it is 18.
+/// macOS's number; on Linux it is 18.
 const SIGCONT: i32 = 19;
 
 /// Bits of an address in user space: 64 − 17 on 16 KiB kernels (`machdep.virtual_address_size`).
@@ -38,9 +38,9 @@ pub(super) fn attach<'k>(kernel: &'k dyn MachKernel, pid: u32) -> Result<MachTar
 /// Starts a command and attaches to it before its first instruction.
 ///
 /// # Errors
-/// [`ErrorKind::Attach`]: why it could not be started or attached to. It then does not run.
+/// [`ErrorKind::Attach`]: why it could not be started or attached to. The command does not run then.
 pub(super) fn launch<'k>(kernel: &'k dyn MachKernel, command: &[OsString]) -> Result<MachTarget<'k>> {
-    // This process is not to be suspended while the command waits for it.
+    // This process must not be suspended while the command waits for it.
     let _hold = signals::Hold::new();
     let program = command.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
     let pid = kernel.spawn_suspended(command).map_err(|errno| {
@@ -51,21 +51,21 @@ pub(super) fn launch<'k>(kernel: &'k dyn MachKernel, command: &[OsString]) -> Re
     })?;
     let mut waiting = SuspendedChild { kernel, pid: Some(pid) };
     let attached = take(kernel, pid, true).and_then(|target| waiting.go().map(|()| target));
-    // Whatever failed, that it ended by itself is the cause.
+    // Whatever failed, an early exit of the command is the cause.
     attached.map_err(|error| match waiting.ended() {
         Some(status) => refusal::ended_early(&program, status),
         None => error,
     })
 }
 
-/// A process that was started and has not run an instruction.
+/// A process that was started suspended.
 struct SuspendedChild<'k> {
     kernel: &'k dyn MachKernel,
     pid: Option<i32>,
 }
 
 impl SuspendedChild<'_> {
-    /// Lets it run: it was stopped once and is continued once.
+    /// Resumes it: it was suspended once and is resumed once.
     fn go(&mut self) -> Result<()> {
         let Some(pid) = self.pid else { return Ok(()) };
         self.kernel.kill(pid, SIGCONT).map_err(|errno| {
@@ -76,7 +76,7 @@ impl SuspendedChild<'_> {
         Ok(())
     }
 
-    /// How it ended by itself; `None` for one that waits.
+    /// Its exit status; `None` while it waits.
     fn ended(&mut self) -> Option<ExitStatus> {
         let pid = self.pid?;
         let clock = MachClock::new(self.kernel);
@@ -92,7 +92,7 @@ impl SuspendedChild<'_> {
                 self.pid = None;
                 return status;
             }
-            // Its status arrives a moment after its task is gone.
+            // The status arrives a moment after the task is gone.
             let now_ns = clock.now_ns();
             if now_ns >= until_ns || !refusal::has_ended(self.kernel, pid) {
                 return None;
@@ -103,11 +103,11 @@ impl SuspendedChild<'_> {
 }
 
 impl Drop for SuspendedChild<'_> {
-    /// A command that could not be attached to would stay stopped for ever.
+    /// A command that could not be attached to would stay suspended for ever.
     fn drop(&mut self) {
         if let Some(pid) = self.pid.take() {
             let _ = self.kernel.kill(pid, SIGKILL);
-            // If it is not yet a zombie, it becomes one of our own end.
+            // If it is not yet a zombie, it is reaped when this process exits.
             let _ = self.kernel.wait_ended(pid);
         }
     }
@@ -116,7 +116,7 @@ impl Drop for SuspendedChild<'_> {
 fn take<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<MachTarget<'k>> {
     let mut taken = take_once(kernel, pid, launched);
     for _ in 1..TRIES {
-        // The port may be that of the program before an exec that came in between.
+        // The port may be that of the program before an intervening exec.
         match taken {
             Err(TakeError::TaskGone(_)) => taken = take_once(kernel, pid, launched),
             _ => break,
@@ -127,11 +127,11 @@ fn take<'k>(kernel: &'k dyn MachKernel, pid: i32, launched: bool) -> Result<Mach
     })
 }
 
-/// Why a task is not held.
+/// Why the task port could not be acquired.
 enum TakeError {
-    /// It went while it was taken: another try may find the task of the next program.
+    /// The task ended meanwhile: another attempt may find that of the next program.
     TaskGone(Error),
-    /// Another try would fail, too.
+    /// Another attempt would fail, too.
     Other(Error),
 }
 
@@ -141,7 +141,7 @@ impl From<Error> for TakeError {
     }
 }
 
-/// Attaches.
+/// Attaches, in one attempt.
 fn take_once(
     kernel: &dyn MachKernel,
     pid: i32,
@@ -150,7 +150,7 @@ fn take_once(
     let facts = refusal::check(kernel, pid, launched)?;
     let mut taken = acquire_once(kernel, pid);
     for _ in 1..TRIES {
-        // The same code means a process between two programs.
+        // The same code also means that the process is executing a new program.
         if taken.as_ref().err() == Some(&KernReturn::Failure)
             && refusal::may_be_between_programs(kernel, &facts)
         {
@@ -160,7 +160,7 @@ fn take_once(
         }
     }
     let acquired = taken.map_err(|failed| refusal::explain(kernel, pid, launched, failed))?;
-    // From here on, whatever fails, dropping the target gives the port back.
+    // From here on, dropping the target releases the port on any failure.
     let mut target = MachTarget::new(kernel, acquired, describe(kernel, &facts), launched);
     refusal::check_task(kernel, acquired.task, &facts)?;
     if let Err(failed) = target.begin() {

@@ -1,12 +1,12 @@
 //! Time in ticks of `mach_absolute_time`, as nanoseconds.
 //!
-//! Input: ticks. Output: nanoseconds. A tick is 125/3 ns on Apple silicon and 1 ns on Intel (`mach_timebase_info`,
-//! read once). The engine and the waits between ticks use this clock.
+//! Input: ticks. Output: nanoseconds. A tick is 125/3 ns on Apple silicon and 1 ns on Intel
+//! (`mach_timebase_info`, read once). The engine and the waits between ticks use this clock.
 
 use super::kernel::{KernReturn, MachKernel};
 use crate::clock::Clock;
 
-/// A clock over the kernel's ticks, which all such clocks have in common.
+/// A clock over the kernel's ticks, with an origin shared by all instances.
 #[derive(Clone, Copy)]
 pub struct MachClock<'k> {
     kernel: &'k dyn MachKernel,
@@ -25,9 +25,9 @@ impl<'k> MachClock<'k> {
         MachClock { kernel, numer: numer.into(), denom: denom.into() }
     }
 
-    /// Waits until `at_ns` of this clock. A system that refuses to wait returns at once.
+    /// Waits until `at_ns` of this clock. Returns at once if the system refuses to wait.
     pub(super) fn wait_until_ns(&self, at_ns: u64) {
-        // Rounded up: a deadline must not come before its time.
+        // Rounded up: a deadline must not come early.
         let ticks = (u128::from(at_ns) * u128::from(self.denom)).div_ceil(u128::from(self.numer));
         let deadline = u64::try_from(ticks).unwrap_or(u64::MAX);
         while self.kernel.wait_until(deadline) == Err(KernReturn::Aborted) && self.now_ns() < at_ns {}

@@ -1,13 +1,13 @@
 //! The images of a task, as its dyld lists them for debuggers: `dyld_all_image_infos`.
 //!
-//! dyld changes the list without notification: it clears the pointer, writes count, timestamp and the new pointer,
-//! and frees the old array at once (dyld, ExternallyViewableState.cpp). So a list counts only if the structure around
-//! it was unchanged before and after; otherwise the images known before stay, and the next tick tries again. The
-//! structure itself moves once, when the dyld on disk is replaced by the one in the shared cache; until libSystem is
-//! loaded its address is read each time.
+//! dyld changes the list without notification: it clears the pointer, writes count, timestamp and the new
+//! pointer, and frees the old array at once (dyld, ExternallyViewableState.cpp). So a list is used only if
+//! the structure was the same before and after reading it; otherwise the known images are kept, and the next
+//! tick tries again. The structure itself moves once, when the dyld on disk is replaced by the one in the
+//! shared cache; until libSystem is loaded its address is read each time.
 //!
-//! Offsets: include/mach-o/dyld_images.h of dyld. Input: the target's memory, hostile.
-//! Output: one [`RemoteImage`] for each image, with its header read.
+//! Offsets: include/mach-o/dyld_images.h of dyld. Input: the target's memory, hostile. Output: one
+//! [`RemoteImage`] per image, with its header.
 
 use std::sync::Arc;
 
@@ -16,41 +16,41 @@ use super::memory::Memory;
 use crate::binary::macho::MachO;
 use crate::sources::Fault;
 
-/// Bytes of the structure that are read: all that is known, of version 17.
+/// Bytes of the structure to read: all known fields, up to version 17.
 const INFOS_BYTES: usize = 368;
-/// The least that makes a list: up to `dyldImageLoadAddress`.
+/// Least size for a list: up to `dyldImageLoadAddress`.
 const INFOS_MIN_BYTES: usize = 40;
 const TIMESTAMP_OFFSET: u64 = 184;
-/// Fields that came with a version (the timestamp and the base of the cache).
+/// Versions that introduced fields (the timestamp and the base of the cache).
 const TIMESTAMP_VERSION: u32 = 15;
-/// Apple's own reader stops there (libdyld, dyld_process_info.cpp).
+/// Limit of Apple's own reader (libdyld, dyld_process_info.cpp).
 const MAX_IMAGES: usize = 8192;
 const ENTRY_BYTES: usize = 24;
 const DYLD_INFO_COUNT: u32 = 5;
 /// Longest path, MAXPATHLEN.
 const MAX_PATH_BYTES: usize = 1024;
-/// Most bytes of load commands that are read; the largest programs have some 20 KB.
+/// Most bytes of load commands; the largest programs have some 20 KB.
 const MAX_COMMANDS_BYTES: usize = 1 << 20;
 const HEADER_BYTES: usize = 32;
-/// Read at first of each image: most headers with their commands are smaller.
+/// First read of each image: most headers with their commands are smaller.
 const FIRST_READ_BYTES: usize = 4096;
-/// Code of one image; the largest are some hundred megabytes.
+/// Most code of one image; the largest have some hundred megabytes.
 const MAX_TEXT_BYTES: u64 = 4 << 30;
 /// MH_EXECUTE, MH_DYLINKER and the flag of images in the shared cache (mach-o/loader.h).
 const EXECUTE: u32 = 2;
 const DYLINKER: u32 = 7;
 const IN_SHARED_CACHE: u32 = 0x8000_0000;
-/// Tries to read a list that is in motion, at one time.
+/// Attempts at one time to read a changing list.
 const TRIES: u32 = 3;
-/// Regions that are searched for images before dyld has begun; a process then has some ten.
+/// Most regions to scan for images before dyld has started; a process then has some ten.
 const MAX_REGIONS: u32 = 512;
-/// Regions that are searched for images where there is no list at all; a large process has some ten thousand.
+/// Most regions to scan for images without a list; a large process has some ten thousand.
 const MAX_REGIONS_ALL: u32 = 16_384;
-/// They are searched again this long after the last time, nanoseconds.
+/// Least interval between scans, nanoseconds.
 const SCAN_NS: u64 = 5_000_000;
 const SCAN_ALL_NS: u64 = 1_000_000_000;
 const READ_EXECUTE: i32 = 5;
-/// Readings of an unchanged list after which an image that cannot be read is left out.
+/// Number of reads of an unchanged list after which an unreadable image is dropped.
 const TORN_TRIES: u32 = 8;
 
 /// An image in the target's memory.
@@ -58,16 +58,16 @@ const TORN_TRIES: u32 = 8;
 pub(super) struct RemoteImage {
     /// Address of its header.
     pub(super) load: u64,
-    /// Where its file is or was; relative paths are as the program was started with them.
+    /// Path of its file when it was loaded; relative paths are as the program was started with them.
     pub(super) path: String,
     /// Its header and load commands …
     pub(super) head: Vec<u8>,
-    /// … and what they say.
+    /// … and their content.
     pub(super) macho: MachO,
 }
 
 impl RemoteImage {
-    /// What its stated addresses are moved by.
+    /// Offset between its addresses in memory and in the file.
     pub(super) fn slide(&self) -> u64 {
         self.load.wrapping_sub(self.macho.text.start.0)
     }
@@ -77,14 +77,14 @@ impl RemoteImage {
         (self.macho.text.end - self.macho.text.start).min(MAX_TEXT_BYTES).min(u64::MAX - self.load)
     }
 
-    /// Offset in its file of `__TEXT`: 0, but not in the shared cache.
+    /// File offset of `__TEXT`: 0, except in the shared cache.
     pub(super) fn text_offset(&self) -> u64 {
         let text = self.macho.segments.iter().find(|segment| segment.svma == self.macho.text);
         text.map_or(0, |text| text.file.start)
     }
 
-    /// Its identity: its UUID, or for one without, its load address. The dyld of the shared cache has the UUID of the
-    /// one on disk and other stated addresses.
+    /// Its identity: its UUID, or its load address without one. The dyld of the shared cache has the UUID of
+    /// the one on disk but different stated addresses.
     pub(super) fn identity(&self) -> (u64, u64) {
         let half = |bytes: &[u8]| bytes.first_chunk().map_or(0, |half| u64::from_le_bytes(*half));
         match self.macho.uuid {
@@ -98,31 +98,31 @@ impl RemoteImage {
     }
 }
 
-/// The shared cache of the target: its UUID and the address it begins at.
+/// The shared cache of the target: its UUID and load address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SharedCache {
     pub(super) uuid: [u8; 16],
     pub(super) base: u64,
 }
 
-/// What is known of a task's images.
+/// The known images of a task.
 #[derive(Debug, Default)]
 pub(super) struct Dyld {
-    /// Where the structure is, and its size.
+    /// Address and size of the structure.
     place: Option<(u64, u64)>,
-    /// libSystem is up: the structure does not move any more.
+    /// libSystem is loaded: the structure does not move any more.
     settled: bool,
-    /// The timestamp of `images`; `None` while they are not whole.
+    /// The timestamp of `images`; `None` while they are incomplete.
     timestamp: Option<u64>,
-    /// How often some image of the list of a timestamp could not be read.
+    /// A timestamp, and the number of incomplete reads of its list.
     torn: (u64, u32),
     scanned_ns: Option<u64>,
-    /// By address.
+    /// Sorted by address.
     images: Vec<Arc<RemoteImage>>,
     cache: Option<SharedCache>,
 }
 
-/// The fields of the structure that are used.
+/// The used fields of the structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Infos {
     version: u32,
@@ -159,47 +159,46 @@ impl Infos {
         })
     }
 
-    /// Whether the same list is meant.
+    /// Whether both refer to the same list.
     fn same_list(&self, other: &Infos) -> bool {
         (self.timestamp, self.count, self.array) == (other.timestamp, other.count, other.array)
     }
 }
 
-/// What one reading of the structure gave.
+/// Result of reading the structure.
 enum ImageListing {
-    /// The list, and whether each image of it could be read.
+    /// The list, and whether all of its images could be read.
     Images(Infos, Vec<Arc<RemoteImage>>, bool),
-    /// dyld has not begun.
+    /// dyld has not started.
     NotBegun,
-    /// Changing, or missing: the known images stay.
+    /// Changing, or missing: the known images are kept.
     NotNow,
 }
 
 impl Dyld {
-    /// All images, by address.
+    /// All images, sorted by address.
     pub(super) fn images(&self) -> &[Arc<RemoteImage>] {
         &self.images
     }
 
-    /// The target's shared cache, if it uses the one that all do.
+    /// The target's shared cache, if it uses the common one.
     pub(super) fn shared_cache(&self) -> Option<SharedCache> {
         self.cache
     }
 
-    /// Whether libSystem of the program is up.
+    /// Whether the program's libSystem is loaded.
     pub(super) fn is_settled(&self) -> bool {
         self.settled
     }
 
-    /// The image that an address is in.
+    /// The image at an address.
     pub(super) fn image_at(&self, at: u64) -> Option<&Arc<RemoteImage>> {
         let after = self.images.partition_point(|image| image.load <= at);
         let image = self.images.get(after.checked_sub(1)?)?;
         (at - image.load < image.text_bytes()).then_some(image)
     }
 
-    /// Whether the list has changed since it was read, or could not be read whole: one
-    /// read of 8 bytes.
+    /// Whether the list has changed since it was read, or was read incompletely: one read of 8 bytes.
     pub(super) fn has_changed(&mut self, memory: &Memory<'_>) -> bool {
         if !self.settled || self.place.is_none() {
             let known = self.place;
@@ -223,7 +222,7 @@ impl Dyld {
         }
     }
 
-    /// Asks where the structure is.
+    /// Queries the address of the structure.
     fn find(&mut self, memory: &Memory<'_>) {
         let info = memory.kernel.task_dyld_info(memory.task, DYLD_INFO_COUNT);
         // 0: structures of 32-bit processes, which are refused when attaching.
@@ -231,10 +230,10 @@ impl Dyld {
         self.place = found.map(|info| (info.all_image_info_addr, info.all_image_info_size));
     }
 
-    /// Brings the images up to date.
+    /// Updates the images.
     ///
     /// # Errors
-    /// [`Fault::Transient`]; the images known before stay.
+    /// [`Fault::Transient`]; the known images are kept.
     pub(super) fn refresh(&mut self, memory: &Memory<'_>, pid: i32, now_ns: u64) -> Result<(), Fault> {
         if self.timestamp.is_some() && !self.has_changed(memory) {
             return Ok(());
@@ -262,7 +261,7 @@ impl Dyld {
                     if self.images.is_empty() {
                         return Err(NOT_NOW);
                     }
-                    // The first list will have another one.
+                    // Differs from the timestamp of any list.
                     self.timestamp = self.place.map(|_| 0);
                     return Ok(());
                 }
@@ -273,7 +272,7 @@ impl Dyld {
         Err(NOT_NOW)
     }
 
-    /// Whether an image that cannot be read was given enough time.
+    /// Whether an unreadable image has had enough time.
     fn is_torn_for_good(&mut self, timestamp: u64) -> bool {
         let tries = if self.torn.0 == timestamp { self.torn.1 + 1 } else { 1 };
         self.torn = (timestamp, tries);
@@ -286,7 +285,7 @@ impl Dyld {
         self.images = images;
     }
 
-    /// Searches images without a list of them, unless that was done just now.
+    /// Scans for images without a list, unless that was done just now.
     fn scan_at(&mut self, memory: &Memory<'_>, pid: i32, now_ns: u64) {
         let listed = self.place.is_some();
         let wait_ns = if listed { SCAN_NS } else { SCAN_ALL_NS };
@@ -303,7 +302,7 @@ impl Dyld {
     fn list(&self, memory: &Memory<'_>, pid: i32, place: (u64, u64)) -> Kern<ImageListing> {
         let before = Infos::read(memory, place)?;
         if before.array == 0 {
-            // Before dyld has begun its pointers are not even rebased.
+            // Before dyld starts, its pointers are not even rebased.
             return Ok(if before.timestamp == 0 { ImageListing::NotBegun } else { ImageListing::NotNow });
         }
         let count = (before.count as usize).min(MAX_IMAGES);
@@ -327,7 +326,7 @@ impl Dyld {
         if after.dyld != 0 && !images.iter().any(|image| image.load == after.dyld) {
             images.extend(self.image(memory, pid, after.dyld, after.dyld_path));
         }
-        // Headers are only as good as the list that led to them.
+        // Headers are valid only if the list is still the same.
         let last = Infos::read(memory, place)?;
         Ok(if last.same_list(&after) {
             ImageListing::Images(last, images, whole)
@@ -336,11 +335,11 @@ impl Dyld {
         })
     }
 
-    /// The image whose header is at `load`; `None` if there is none to be read.
+    /// The image with its header at `load`; `None` if it is unreadable.
     fn image(&self, memory: &Memory<'_>, pid: i32, load: u64, path_at: u64) -> Option<Arc<RemoteImage>> {
         let known = self.images.binary_search_by_key(&load, |image| image.load);
         let known = known.ok().and_then(|index| self.images.get(index));
-        // Images of the cache stay where they are: nothing else can be at their address.
+        // Images of the cache never move: nothing else can be at their address.
         if let Some(known) = known.filter(|known| known.is_in_shared_cache()) {
             return Some(Arc::clone(known));
         }
@@ -354,8 +353,8 @@ impl Dyld {
     }
 }
 
-/// The path of an image's file: for the program by the kernel, since dyld has the word that it was started with; for
-/// others by dyld, or else by the kernel.
+/// The path of an image's file: for the program from the kernel, since dyld has the string that it was
+/// started with; for others from dyld, or else from the kernel.
 fn path_of(memory: &Memory<'_>, pid: i32, load: u64, macho: &MachO, path_at: u64) -> String {
     let said = |path: &String| !path.is_empty();
     let program =
@@ -380,8 +379,8 @@ fn read_head(memory: &Memory<'_>, load: u64) -> Option<Vec<u8>> {
     Some(head)
 }
 
-/// Searches images among the regions of a task, as Apple's debuggers do before dyld has begun: readable and
-/// executable ones with the magic number. The program and dyld, or `all` if there is no list.
+/// Scans the regions of a task for images, as Apple's debuggers do before dyld has started: readable and
+/// executable ones with the magic number. Only the program and dyld, or `all` without a list.
 fn scan(memory: &Memory<'_>, pid: i32, all: bool) -> Vec<Arc<RemoteImage>> {
     let mut images = Vec::new();
     let mut at = 0;

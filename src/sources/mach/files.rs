@@ -1,4 +1,4 @@
-//! Files of a macOS process: there is one file system for all, and Spotlight's index of dSYMs.
+//! Files of a macOS process: the file system is common to all, and Spotlight indexes dSYMs.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,7 @@ use crate::binary::{ImageBytes, OpenError};
 use crate::sources::LocalFiles;
 use crate::sources::target_file::with_local;
 
-/// Most dSYMs that Spotlight is believed to know of one UUID.
+/// Most dSYMs accepted from Spotlight for one UUID.
 const MAX_KNOWN: usize = 64;
 
 /// The files that a process sees.
@@ -24,7 +24,7 @@ impl MacFiles {
 
 impl Files for MacFiles {
     fn open(&self, path: &str) -> Result<ImageBytes, OpenError> {
-        // A debug map can name thousands of object files, and macOS lets a process have 256 open.
+        // A debug map can name thousands of object files, and macOS lets a process open 256.
         with_local(path, true, |file, copying| file.bytes_briefly(copying))
     }
 
@@ -55,8 +55,8 @@ impl Files for MacFiles {
         })
     }
 
-    /// `mdfind` is Apple's own client of the index, and there is no other interface to it
-    /// without Objective-C. Where it is missing or refuses, nothing is known.
+    /// `mdfind` is Apple's client of the index; the only other interface needs Objective-C. Returns nothing
+    /// if it is missing or refuses.
     fn known_by_uuid(&self, uuid: &[u8]) -> Vec<String> {
         let Ok(uuid) = <[u8; 16]>::try_from(uuid) else { return Vec::new() };
         let query = format!("com_apple_xcode_dsym_uuids == {}", dashed(&uuid));
@@ -66,7 +66,7 @@ impl Files for MacFiles {
     }
 }
 
-/// A UUID as people write it.
+/// A UUID in its usual notation.
 fn dashed(uuid: &[u8; 16]) -> String {
     let mut out = String::with_capacity(36);
     for (index, byte) in uuid.iter().enumerate() {
@@ -83,7 +83,7 @@ mod tests {
     use super::dashed;
 
     #[test]
-    fn uuids_have_their_dashes() {
+    fn formats_uuids_with_dashes() {
         assert_eq!(dashed(b"0123456789abcdef"), "30313233-3435-3637-3839-616263646566");
     }
 }

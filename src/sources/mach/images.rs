@@ -1,9 +1,9 @@
 //! The bytes of an image of the target: its code and its symbols.
 //!
-//! An image of the shared cache is in this process, too, at the same address, if both use the same cache: nothing is
-//! copied. Others are read from their file, if its UUID is that of the loaded image, or else copied from the target's
-//! memory right away: it may have exited when names are needed. The names of a shared cache are one pool of hundreds
-//! of megabytes for all of its images; only the names of the image are copied.
+//! An image of the shared cache is in this process, too, at the same address, if both use the same cache:
+//! nothing is copied. Others are read from their file, if its UUID is that of the loaded image, or else
+//! copied from the target's memory right away: it may have exited when names are needed. All images of a
+//! shared cache have their names in one pool of hundreds of megabytes; only the image's own names are copied.
 
 use std::ops::Range;
 
@@ -13,24 +13,24 @@ use crate::binary::macho::fat::{self, ImageIdentity};
 use crate::binary::{Files as _, ImageBytes, Linkedit, OpenError};
 use crate::sources::LocalFiles;
 
-/// Most bytes of one piece of an image that are copied; and of all images together.
+/// Most bytes to copy of one piece of an image; and of all images together.
 const MAX_PIECE_BYTES: u64 = 64 << 20;
 const MAX_BYTES: u64 = 512 << 20;
-/// A larger pool is that of a shared cache or a damaged one: names are fetched each.
+/// A larger pool belongs to a shared cache or is damaged: names are read one by one.
 const MAX_POOL_BYTES: u64 = 16 << 20;
-/// Names nearer to each other than this are read at once.
+/// Names closer to each other than this are read at once.
 const GAP_BYTES: u64 = 4096;
-/// A name is cut at this: the end of the last one is not known before it is read.
+/// Names are cut at this length: the end of the last one is unknown before it is read.
 const MAX_NAME_BYTES: u64 = 4096;
 
-/// What of the targets' memory was copied so far, in bytes.
+/// Bytes copied from targets' memory so far.
 #[derive(Debug, Default)]
 pub(super) struct CopiedBytes(u64);
 
-/// The bytes of an image, from the best source there is.
+/// The bytes of an image, from the best available source.
 ///
 /// # Errors
-/// Why its file was no use; that memory could not be read either.
+/// Why its file was not usable, if memory could not be read either.
 pub(super) fn bytes(
     memory: &Memory<'_>,
     image: &RemoteImage,
@@ -48,7 +48,7 @@ pub(super) fn bytes(
     }
 }
 
-/// From this process's own shared cache, if it is the target's.
+/// From this process's own shared cache, if it equals the target's.
 fn own_cache(memory: &Memory<'_>, image: &RemoteImage, cache: Option<SharedCache>) -> Option<ImageBytes> {
     let (uuid, base, _) = memory.kernel.own_shared_cache_identity()?;
     if cache != Some(SharedCache { uuid, base }) {
@@ -108,7 +108,7 @@ fn from_memory(memory: &Memory<'_>, image: &RemoteImage, copied: &mut CopiedByte
 }
 
 impl CopiedBytes {
-    /// Copies memory as far as it is readable; `None` if nothing is, or enough was copied.
+    /// Copies memory up to the first unreadable byte; `None` if there is none, or the limit is reached.
     fn read(&mut self, memory: &Memory<'_>, at: u64, bytes: u64) -> Option<Vec<u8>> {
         let bytes = bytes.min(MAX_PIECE_BYTES).min(MAX_BYTES - self.0);
         let read = memory.bytes(at, usize::try_from(bytes).ok()?).ok().filter(|read| !read.is_empty())?;
@@ -126,7 +126,7 @@ fn empty() -> ImageBytes {
     ImageBytes::new(Vec::new())
 }
 
-/// Where a piece of `__LINKEDIT` is in memory; `None` for an empty one.
+/// Address of a piece of `__LINKEDIT`; `None` for an empty one.
 fn address(image: &RemoteImage, range: &Range<u64>) -> Option<u64> {
     let stated = image.macho.linkedit_svma(range.start).filter(|_| range.start < range.end)?;
     Some(stated.0.wrapping_add(image.slide()))
@@ -143,15 +143,14 @@ fn in_memory(image: &RemoteImage, text: ImageBytes, piece: impl Fn(&Range<u64>) 
     text.in_memory(image.text_offset(), linkedit)
 }
 
-/// Where a symbol table keeps the offset of a symbol's name, and what kind it is
-/// (`nlist_64`, mach-o/nlist.h).
+/// Offsets of a symbol's name and type in a symbol table entry (`nlist_64`, mach-o/nlist.h).
 const NLIST_BYTES: usize = 16;
 const N_STAB: u8 = 0xe0;
 const N_TYPE: u8 = 0x0e;
 const N_SECT: u8 = 0x0e;
 
-/// The symbols of a table that are defined in a section, with a pool of their names alone.
-/// `read` gives bytes of the large pool from an offset on, fewer at its end.
+/// The symbols of a table that are defined in a section, with a pool of only their names. `read` returns
+/// bytes of the large pool from an offset on, fewer at its end.
 fn with_own_names(nlists: &[u8], mut read: impl FnMut(u64, u64) -> Option<Vec<u8>>) -> (Vec<u8>, Vec<u8>) {
     let (nlists, _) = nlists.as_chunks::<NLIST_BYTES>();
     let offset = |nlist: &[u8; NLIST_BYTES]| u32::from_le_bytes([nlist[0], nlist[1], nlist[2], nlist[3]]);
@@ -193,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_large_pool_only_the_names_of_the_image_are_read() {
+    fn only_the_images_names_are_read_from_a_large_pool() {
         let mut pool = vec![b'x'; 1 << 20];
         let names: [(usize, &[u8]); 4] =
             [(10, b"_near\0"), (100, b"_nearer\0"), (700_000, b"_far\0"), (900_000, b"_stab\0")];
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_cannot_be_read_are_empty() {
+    fn unreadable_names_are_empty() {
         let table = [nlist(u32::MAX, 0x0f, 1), nlist(5, 0x0f, 2)];
         let (nlists, own) = with_own_names(table.as_flattened(), |_, _| None);
         assert_eq!((nlists.len(), own), (32, vec![0, 0, 0]));

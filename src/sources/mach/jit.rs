@@ -1,5 +1,6 @@
-//! Code without an image: JIT code, islands of the shared cache. Input: the address of a running thread. Output: its
-//! region. Only that region is queried; listing all regions of a task takes thousands of calls and blocks its own.
+//! Code without an image: JIT code, islands of the shared cache. Input: the program counter of a running
+//! thread. Output: its region. Only that region is queried; listing all regions of a task takes thousands of
+//! calls and blocks its own.
 
 use std::ops::Range;
 
@@ -8,17 +9,17 @@ use super::memory::Memory;
 use crate::addr::Avma;
 use crate::binary::{Mapping, MappingKind};
 
-/// Ranges that are kept; a program with more has one heap for each function.
+/// Most recorded ranges; a program with more has one heap for each function.
 const MAX_RANGES: usize = 4096;
-/// Protection.
+/// VM_PROT_EXECUTE.
 const EXECUTE: i32 = 4;
 
-/// Ranges of executable memory that were found, by address, disjoint.
+/// Known ranges of executable memory, sorted by address, disjoint.
 #[derive(Debug, Default)]
 pub(super) struct Jit(Vec<Range<u64>>);
 
 impl Jit {
-    /// Asks what is at `pc` unless that is known; whether it is code that was not.
+    /// Queries the region at `pc` unless it is known; returns whether it is new code.
     pub(super) fn learn(&mut self, memory: &Memory<'_>, dyld: &Dyld, pc: u64) -> bool {
         if dyld.image_at(pc).is_some() || self.0.len() >= MAX_RANGES {
             return false;
@@ -34,7 +35,7 @@ impl Jit {
         if region.protection & EXECUTE == 0 || !(region.address..region_end).contains(&pc) {
             return false;
         }
-        // In the shared cache one region holds many images: of it, what is between two.
+        // In the shared cache one region holds many images: only the part between two of them counts.
         let images = dyld.images();
         let above = images.partition_point(|image| image.load <= pc);
         let below = above.checked_sub(1).map_or(0, |index| images[index].load + images[index].text_bytes());
@@ -46,7 +47,7 @@ impl Jit {
         true
     }
 
-    /// Adds the ranges that no image has taken since to the sorted mappings.
+    /// Adds the ranges outside of all current images to the sorted mappings.
     pub(super) fn add_to(&self, dyld: &Dyld, out: &mut Vec<Mapping>) {
         let free = |range: &&Range<u64>| {
             let above = dyld.images().partition_point(|image| image.load < range.end);

@@ -1,9 +1,9 @@
-//! Every Mach, libproc and BSD call that the macOS backend makes, one method each, in
-//! plain Rust types. No logic: `xnu.rs` makes the calls, the tests' simulated kernel
-//! answers them, `task.rs` and `dyld.rs` know what they mean.
+//! Every Mach, libproc and BSD call that the macOS backend makes, one method each, in plain Rust types. No
+//! logic: `xnu.rs` makes the calls, the tests' simulated kernel answers them, `task.rs` and `dyld.rs`
+//! interpret the results.
 //!
-//! A Mach call returns a `kern_return_t` and never errno; BSD calls return errno. Names
-//! and numbers are those of xnu's headers (osfmk/mach/*.h, bsd/sys/proc_info.h).
+//! A Mach call returns a `kern_return_t` and never errno; BSD calls return errno. Names and numbers are those
+//! of xnu's headers (osfmk/mach/*.h, bsd/sys/proc_info.h).
 
 use std::fmt;
 
@@ -14,13 +14,13 @@ use crate::binary::ImageBytes;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskPort(pub u32);
 
-/// The name of a send right to a thread in this process. Names are reused after they are
-/// deallocated: a thread is identified by its `thread_id`, never by this.
+/// The name of a send right to a thread in this process. Names are reused after they are deallocated: a
+/// thread is identified by its `thread_id`, never by its port name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ThreadPort(pub u32);
 
-/// The right that `task_suspend2` returns; giving it to `task_resume2`, or the death of
-/// its holder, ends that suspension.
+/// The right that `task_suspend2` returns; passing it to `task_resume2`, or the death of its holder, ends
+/// that suspension.
 #[derive(Debug, PartialEq, Eq)]
 pub struct SuspensionToken(pub u32);
 
@@ -30,7 +30,7 @@ macro_rules! kern_return {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum KernReturn {
             $($(#[$doc])* $name,)*
-            /// A code that is not named here.
+            /// A code without a name here.
             Other(i32),
         }
 
@@ -45,7 +45,7 @@ macro_rules! kern_return {
                 }
             }
 
-            /// Every code that has a name.
+            /// All named codes.
             pub const NAMED: &[KernReturn] = &[$(KernReturn::$name),*];
 
             /// The number of the code.
@@ -69,17 +69,17 @@ kern_return! {
     NoSpace = 3,
     /// An argument was wrong: a count too small, a port too weak or dead.
     InvalidArgument = 4,
-    /// Not possible now: refused attach, resumed without being suspended, inactive task.
+    /// Temporarily impossible: refused attach, resumed without being suspended, inactive task.
     Failure = 5,
-    /// The kernel ran out of something.
+    /// The kernel ran out of a resource.
     ResourceShortage = 6,
     /// No access.
     NoAccess = 8,
-    /// The memory could not be brought in.
+    /// The memory could not be paged in.
     MemoryError = 10,
     /// Interrupted; try again.
     Aborted = 14,
-    /// No right of that name.
+    /// No right has that name.
     InvalidName = 15,
     /// A right of another kind.
     InvalidRight = 17,
@@ -124,7 +124,7 @@ pub struct OutOfLine {
     pub size: u64,
 }
 
-/// THREAD_BASIC_INFO (flavor 3, count 10), the part that is used.
+/// THREAD_BASIC_INFO (flavor 3, count 10), the used part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ThreadBasicInfo {
     /// User CPU time, nanoseconds (the kernel has microseconds).
@@ -134,21 +134,21 @@ pub struct ThreadBasicInfo {
     /// 1 running or runnable, 2 stopped, 3 waiting, 4 uninterruptible, 5 halted. A suspended thread, by its task or
     /// itself, waits in the kernel and has 3; only `thread_stop` gives 2 (osfmk/kern/thread_act.c).
     pub run_state: i32,
-    /// Number of suspensions of this thread, the task's not included.
+    /// Number of suspensions of this thread, without those of the task.
     pub suspend_count: i32,
 }
 
-/// THREAD_EXTENDED_INFO (flavor 5, count 28), the part that is used: times and state as in [`ThreadBasicInfo`], and the
-/// name.
+/// THREAD_EXTENDED_INFO (flavor 5, count 28), the used part: times and state as in [`ThreadBasicInfo`], and
+/// the name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ThreadExtendedInfo {
     /// User CPU time, nanoseconds.
     pub user_ns: u64,
     /// System CPU time, nanoseconds.
     pub system_ns: u64,
-    /// As in [`ThreadBasicInfo::run_state`].
+    /// See [`ThreadBasicInfo::run_state`].
     pub run_state: i32,
-    /// Name of the pthread; empty for one without, as main threads mostly are.
+    /// Name of the pthread; empty without one, as for most main threads.
     pub name: String,
 }
 
@@ -159,7 +159,7 @@ pub struct ThreadIdentifierInfo {
     pub thread_id: u64,
     /// TSD base; 0: no pthread.
     pub thread_handle: u64,
-    /// Address in the target that holds the pointer to the current dispatch queue, or 0.
+    /// Address in the target of the pointer to the current dispatch queue, or 0.
     pub dispatch_qaddr: u64,
 }
 
@@ -207,7 +207,7 @@ pub struct Region {
     pub is_submap: bool,
 }
 
-/// PROC_PIDTBSDINFO (flavor 3, 136 bytes), the part that is used.
+/// PROC_PIDTBSDINFO (flavor 3, 136 bytes), the used part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BsdInfo {
     /// PROC_FLAG_*: LP64 0x10, INEXIT 4, TRACED 2, translated by Rosetta 0x2000000.
@@ -220,30 +220,30 @@ pub struct BsdInfo {
     pub uid: u32,
     /// Short name.
     pub name: String,
-    /// When it was started, microseconds since 1970; kept by exec. Distinguishes a process from a later one with its
+    /// Start time, microseconds since 1970; kept by exec. Distinguishes a process from a later one with its
     /// number.
     pub start_us: u64,
 }
 
 /// The calls. Methods take `&self`: a kernel has no state that Rust could borrow.
 ///
-/// Ports: every right that a call returns belongs to the caller, who gives each back with
-/// [`MachKernel::port_deallocate`] as often as it was returned.
+/// Ports: the caller owns every returned right, and releases each with [`MachKernel::port_deallocate`] as
+/// often as it was returned.
 pub trait MachKernel {
     /// `task_for_pid(mach_task_self(), pid)`. Success with port 0 is possible.
     fn task_for_pid(&self, pid: i32) -> Kern<TaskPort>;
     /// `pid_for_task`.
     fn pid_for_task(&self, task: TaskPort) -> Kern<i32>;
-    /// `mach_port_deallocate(mach_task_self(), name)`: gives one reference back.
+    /// `mach_port_deallocate(mach_task_self(), name)`: releases one reference.
     fn port_deallocate(&self, name: u32) -> Kern<()>;
-    /// `mach_vm_deallocate(mach_task_self(), ...)` of memory that a call placed here.
+    /// `mach_vm_deallocate(mach_task_self(), ...)` of memory that a call placed in this process.
     fn vm_deallocate(&self, memory: OutOfLine) -> Kern<()>;
 
     /// `task_suspend2`: stops every thread; released by `task_resume2` or our death.
     fn task_suspend2(&self, task: TaskPort) -> Kern<SuspensionToken>;
-    /// `task_resume2`: consumes the token, success or not. The token of a task that has
-    /// died is a dead name, which the kernel leaves behind with `SendInvalidDest`
-    /// (mach_types.defs: a send-once right, moved); this call gives that name back too.
+    /// `task_resume2`: consumes the token, success or not. The token of a task that has died is a dead name,
+    /// which the kernel leaves behind with `SendInvalidDest` (mach_types.defs: a send-once right, moved);
+    /// this call releases that name, too.
     fn task_resume2(&self, token: SuspensionToken) -> Kern<()>;
     /// `task_suspend`: stops every thread; released by `task_resume`, or by our death
     /// (osfmk/kern/task.c, "legacy" holds). For kernels without `task_suspend2`.
@@ -252,17 +252,17 @@ pub trait MachKernel {
     fn task_resume(&self, task: TaskPort) -> Kern<()>;
     /// `task_threads`: appends the ports to `ports`, in creation order.
     fn task_threads(&self, task: TaskPort, ports: &mut Vec<ThreadPort>) -> Kern<OutOfLine>;
-    /// `task_info(TASK_DYLD_INFO)` with the count given (5).
+    /// `task_info(TASK_DYLD_INFO)` with the given count (5).
     fn task_dyld_info(&self, task: TaskPort, count: u32) -> Kern<TaskDyldInfo>;
 
-    /// `thread_info(THREAD_BASIC_INFO)` with the count given (10).
+    /// `thread_info(THREAD_BASIC_INFO)` with the given count (10).
     fn thread_basic_info(&self, thread: ThreadPort, count: u32) -> Kern<ThreadBasicInfo>;
-    /// `thread_info(THREAD_IDENTIFIER_INFO)` with the count given (6).
+    /// `thread_info(THREAD_IDENTIFIER_INFO)` with the given count (6).
     fn thread_identifier_info(&self, thread: ThreadPort, count: u32) -> Kern<ThreadIdentifierInfo>;
-    /// `thread_info(THREAD_EXTENDED_INFO)` with the count given (28).
+    /// `thread_info(THREAD_EXTENDED_INFO)` with the given count (28).
     fn thread_extended_info(&self, thread: ThreadPort, count: u32) -> Kern<ThreadExtendedInfo>;
-    /// `thread_get_state`: `count` is the words `state` holds on the way in, those filled
-    /// on the way out.
+    /// `thread_get_state`: `count` is the number of words that `state` can hold on entry, and that were
+    /// filled on return.
     fn thread_get_state(
         &self,
         thread: ThreadPort,
@@ -273,13 +273,11 @@ pub trait MachKernel {
 
     /// `mach_vm_read_overwrite`: all of `into` or nothing.
     fn vm_read_overwrite(&self, task: TaskPort, address: u64, into: &mut [u8]) -> Kern<()>;
-    /// `mach_vm_region_recurse` from `address`, descending `depth` submaps, with the
-    /// count given (19).
+    /// `mach_vm_region_recurse` from `address`, descending `depth` submaps, with the given count (19).
     fn vm_region_recurse(&self, task: TaskPort, address: u64, depth: u32, count: u32) -> Kern<Region>;
 
-    /// `proc_pidinfo(PROC_PIDTBSDINFO, 1)`: the 1 finds zombies, which are ESRCH without
-    /// it. EPERM: a process of another user, and this one is not root
-    /// (bsd/kern/proc_info.c, `proc_pidinfo_internal`).
+    /// `proc_pidinfo(PROC_PIDTBSDINFO, 1)`: the 1 includes zombies, which are ESRCH without it. EPERM: a
+    /// process of another user, and this one is not root (bsd/kern/proc_info.c, `proc_pidinfo_internal`).
     fn proc_bsdinfo(&self, pid: i32) -> Result<BsdInfo, Errno>;
     /// `proc_pidpath`, of any user's process; a zombie is ESRCH.
     fn proc_pidpath(&self, pid: i32) -> Result<String, Errno>;
@@ -293,7 +291,7 @@ pub trait MachKernel {
     /// `sysctlbyname` of a 32-bit number: `machdep.virtual_address_size`,
     /// `sysctl.proc_translated`, `hw.ncpu`.
     fn sysctl_i32(&self, name: &str) -> Result<i32, Errno>;
-    /// `kill`; signal 0 asks whether the process is there.
+    /// `kill`; signal 0 checks that the process exists.
     fn kill(&self, pid: i32, signal: i32) -> Result<(), Errno>;
     /// `geteuid`.
     fn effective_uid(&self) -> u32;
@@ -302,7 +300,7 @@ pub trait MachKernel {
 
     /// `posix_spawnp` with POSIX_SPAWN_START_SUSPENDED: the pid of the new process.
     fn spawn_suspended(&self, command: &[std::ffi::OsString]) -> Result<i32, Errno>;
-    /// `waitpid(pid, WNOHANG)`: the wait status of a child that has ended.
+    /// `waitpid(pid, WNOHANG)`: the wait status of a child that has exited.
     fn wait_ended(&self, pid: i32) -> Result<Option<i32>, Errno>;
 
     /// `mach_absolute_time`, in ticks.
@@ -311,18 +309,16 @@ pub trait MachKernel {
     fn timebase(&self) -> (u32, u32);
     /// `mach_wait_until`, in ticks; ends early with [`KernReturn::Aborted`].
     fn wait_until(&self, deadline_ticks: u64) -> Kern<()>;
-    /// `pthread_set_qos_class_self_np(QOS_CLASS_USER_INTERACTIVE, 0)`: the calling thread is
-    /// scheduled, and its timers fire, as those that a person waits for.
+    /// `pthread_set_qos_class_self_np(QOS_CLASS_USER_INTERACTIVE, 0)`: schedules the calling thread, and
+    /// fires its timers, with user-interactive priority.
     fn request_interactive_qos(&self) -> Result<(), Errno>;
     /// `vm_page_size` of this process.
     fn page_size(&self) -> u64;
-    /// The instruction set that this program was built for, and so that of the threads
-    /// whose state it can read.
+    /// The instruction set of this program, and so of threads with a readable state.
     fn arch(&self) -> Arch;
-    /// Bytes of this process's own shared cache at the same address as in the target
-    /// (the cache is the same, see `dyld.rs`): `len` bytes at `address`, or `None` where
-    /// not all of them are mapped, readable and never written: the cache's range has
-    /// holes, and data that changes. Costs region look-ups: one call for each piece.
+    /// Bytes of this process's own shared cache at the same address as in the target (the cache is the same,
+    /// see `dyld.rs`): `len` bytes at `address`, or `None` unless all of them are mapped, readable and never
+    /// written: the cache's range has holes, and data that changes. Costs one region look-up per piece.
     fn own_shared_cache(&self, address: u64, len: usize) -> Option<ImageBytes>;
     /// `_dyld_get_shared_cache_uuid` and `_dyld_get_shared_cache_range` of this process:
     /// UUID, first address, size in bytes.
@@ -334,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_named_code_is_its_number_and_back() {
+    fn every_named_code_converts_to_its_number_and_back() {
         assert_eq!(KernReturn::NAMED.len(), 19);
         for named in KernReturn::NAMED {
             assert!(!matches!(named, KernReturn::Other(_)));
@@ -344,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_are_those_of_the_headers() {
+    fn codes_match_the_headers() {
         for (named, code) in [
             (KernReturn::InvalidAddress, 1),
             (KernReturn::InvalidArgument, 4),

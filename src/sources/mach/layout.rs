@@ -1,9 +1,8 @@
-//! The structures that xnu fills, field for field, and how they become the plain types of
-//! `kernel.rs`.
+//! The structures that xnu fills, field by field, and their conversion to the plain types of `kernel.rs`.
 //!
-//! Sizes and offsets are pinned below, so that a build for any system checks them; on
-//! Apple systems `xnu.rs` compares them with what its libraries declare. The headers of
-//! MIG structures are packed to 4 bytes. No calls here.
+//! Sizes and offsets are asserted below, so that a build for any system checks them; on Apple systems
+//! `xnu.rs` compares them with its libraries' declarations. The headers of MIG structures are packed to 4
+//! bytes. No calls here.
 
 use std::mem::offset_of;
 
@@ -58,7 +57,7 @@ pub struct RawThreadIdentifierInfo {
     pub thread_id: u64,
     /// TSD base; 0: no pthread.
     pub thread_handle: u64,
-    /// Where the target keeps the pointer to the current dispatch queue.
+    /// Address of the pointer to the current dispatch queue.
     pub dispatch_qaddr: u64,
 }
 
@@ -86,7 +85,7 @@ pub struct RawThreadExtendedInfo {
     pub priority: i32,
     /// Highest priority.
     pub max_priority: i32,
-    /// Name, ended by NUL; empty: unnamed.
+    /// Name, terminated by NUL; empty: unnamed.
     pub name: [u8; 64],
 }
 
@@ -108,8 +107,8 @@ impl Default for RawThreadExtendedInfo {
     }
 }
 
-/// `task_dyld_info`, osfmk/mach/task_info.h: flavor 17, 5 words. An unpacked one would
-/// have 6, and the kernel refuse it.
+/// `task_dyld_info`, osfmk/mach/task_info.h: flavor 17, 5 words. An unpacked one would have 6, which the
+/// kernel refuses.
 #[repr(C, packed(4))]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RawTaskDyldInfo {
@@ -127,7 +126,7 @@ pub struct RawTaskDyldInfo {
 pub struct RawRegionInfo {
     /// VM_PROT_*.
     pub protection: i32,
-    /// VM_PROT_* that may be had.
+    /// Most permissive VM_PROT_*.
     pub max_protection: i32,
     /// VM_INHERIT_*.
     pub inheritance: i32,
@@ -147,7 +146,7 @@ pub struct RawRegionInfo {
     pub ref_count: u32,
     /// Length of the shadow chain.
     pub shadow_depth: u16,
-    /// Whether a pager outside the kernel has it.
+    /// Whether an external pager manages it.
     pub external_pager: u8,
     /// SM_*.
     pub share_mode: u8,
@@ -155,13 +154,13 @@ pub struct RawRegionInfo {
     pub is_submap: i32,
     /// VM_BEHAVIOR_*.
     pub behavior: i32,
-    /// Number of the object, 32 bits of it.
+    /// Low 32 bits of the object's number.
     pub object_id: u32,
-    /// Wirings.
+    /// Number of wirings.
     pub user_wired_count: u16,
     /// VM_REGION_FLAG_*.
     pub flags: u16,
-    /// Pages that can be reused.
+    /// Reusable pages.
     pub pages_reusable: u32,
     /// Number of the object.
     pub object_id_full: u64,
@@ -195,9 +194,9 @@ pub struct RawBsdInfo {
     pub svgid: u32,
     /// Reserved.
     pub reserved: u32,
-    /// Name, 15 bytes of it.
+    /// First 15 bytes of the name.
     pub comm: [u8; 16],
-    /// Name, 31 bytes of it; may be empty.
+    /// First 31 bytes of the name; may be empty.
     pub name: [u8; 32],
     /// Open files.
     pub nfiles: u32,
@@ -244,7 +243,7 @@ pub const fn words<T>() -> u32 {
     (size_of::<T>() / size_of::<i32>()) as u32
 }
 
-/// The text before the first NUL, or the whole where there is none.
+/// The text before the first NUL, or all of it without one.
 #[must_use]
 pub fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
@@ -308,7 +307,7 @@ impl From<RawBsdInfo> for BsdInfo {
 }
 
 impl RawRegionInfo {
-    /// The region at the address and of the size that the call gave with it.
+    /// The region, with the address and the size that the call returned.
     #[must_use]
     pub fn at(self, address: u64, size: u64) -> Region {
         Region {
@@ -321,8 +320,8 @@ impl RawRegionInfo {
     }
 }
 
-/// Whether all `len` bytes at `address` are readable and not writable, by `region`, which returns the region at, or
-/// next above, an address.
+/// Whether all `len` bytes at `address` are readable and not writable. `region` returns the region at an
+/// address, or the next one above.
 pub fn constant(address: u64, len: u64, region: impl Fn(u64) -> Option<Region>) -> bool {
     const READ_WRITE: i32 = 3;
     let Some(end) = address.checked_add(len) else { return false };
@@ -343,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_those_that_the_kernel_expects() {
+    fn counts_match_the_kernel() {
         assert_eq!(words::<RawThreadBasicInfo>(), 10);
         assert_eq!(words::<RawThreadIdentifierInfo>(), 6);
         assert_eq!(words::<RawThreadExtendedInfo>(), 28);
@@ -352,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn times_become_nanoseconds() {
+    fn times_are_converted_to_nanoseconds() {
         let time = |seconds, microseconds| RawTimeValue { seconds, microseconds };
         let raw = RawThreadBasicInfo {
             user_time: time(2, 999_999),
@@ -376,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_a_long_name_has_the_short_one() {
+    fn the_short_name_replaces_a_missing_long_one() {
         let mut raw = RawBsdInfo { status: 5, ppid: 1, uid: 501, ..RawBsdInfo::default() };
         raw.comm[..5].copy_from_slice(b"short");
         assert_eq!(BsdInfo::from(raw).name, "short");
@@ -386,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_constant_only_where_all_of_it_is() {
+    fn memory_is_constant_only_if_all_of_it_is() {
         let region = |address, size, protection| Region { address, size, protection, ..Region::default() };
         let regions = [
             region(0x1000, 0x1000, 5), // r-x

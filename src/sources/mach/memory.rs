@@ -1,11 +1,11 @@
-//! Reads memory of a task: whole, up to the first page that cannot be read, or up to the NUL that ends a text.
+//! Reads memory of a task: all of a range, up to the first unreadable page, or up to a terminating NUL.
 //!
-//! `mach_vm_read_overwrite` reads all or nothing, so every read that may reach past the end of a mapping is clipped
-//! at page ends. Addresses and lengths come from the target and may be anything.
+//! `mach_vm_read_overwrite` reads all or nothing, so every read that may reach past the end of a mapping is
+//! clipped at page ends. Addresses and lengths come from the target and may be anything.
 //!
-//! The kernel does not copy more than [`buffered_bytes`] at once: it makes the target's pages copy-on-write and clips
-//! its map entries, and the target pays with a fault at each page that it writes next. So larger reads are made in
-//! pieces.
+//! The kernel does not copy more than [`buffered_bytes`] at once: it makes the target's pages copy-on-write
+//! and clips its map entries, and the target pays with a fault at each page that it writes next. So larger
+//! reads are made in pieces.
 
 use super::kernel::{Kern, KernReturn, MachKernel, Region, TaskPort};
 use crate::arch::Arch;
@@ -15,8 +15,8 @@ const REGION_COUNT: u32 = 19;
 /// Descends every submap.
 pub(super) const DEEPEST: u32 = 1024;
 
-/// The largest read that the kernel copies through a buffer of its own: KHEAP_MAX_SIZE
-/// (osfmk/kern/kalloc.h; osfmk/vm/vm_map.c, `vm_map_copyin`).
+/// Largest read that the kernel copies through its own buffer: KHEAP_MAX_SIZE (osfmk/kern/kalloc.h;
+/// osfmk/vm/vm_map.c, `vm_map_copyin`).
 const fn buffered_bytes(arch: Arch) -> usize {
     match arch {
         Arch::X86_64 | Arch::X86 => 16 << 10,
@@ -24,7 +24,7 @@ const fn buffered_bytes(arch: Arch) -> usize {
     }
 }
 
-/// How a task's memory is reached.
+/// Access to a task's memory.
 #[derive(Clone, Copy)]
 pub(super) struct Memory<'k> {
     pub(super) kernel: &'k dyn MachKernel,
@@ -41,7 +41,7 @@ impl<'k> Memory<'k> {
         Memory { kernel, task, page_bytes, piece_bytes: buffered_bytes(kernel.arch()) }
     }
 
-    /// All of `into`, or a failure, which leaves any of it changed.
+    /// Fills all of `into`, or fails and leaves it in an undefined state.
     pub(super) fn exact(&self, at: u64, into: &mut [u8]) -> Kern<()> {
         if at.checked_add(into.len() as u64).is_none() {
             return Err(KernReturn::InvalidAddress);
@@ -64,7 +64,7 @@ impl<'k> Memory<'k> {
         self.array(at).map(u64::from_le_bytes)
     }
 
-    /// From the start of `into`, as much as is readable in one piece; how much that was.
+    /// Fills `into` from its start with as much as is readable in one piece; returns the length.
     pub(super) fn some(&self, at: u64, into: &mut [u8]) -> Kern<usize> {
         let mut failed = match self.exact(at, into) {
             Ok(()) => return Ok(into.len()),
@@ -89,7 +89,7 @@ impl<'k> Memory<'k> {
         if done == 0 { Err(failed) } else { Ok(done) }
     }
 
-    /// `length` bytes, fewer where the memory ends.
+    /// `length` bytes, or fewer at the end of the memory.
     pub(super) fn bytes(&self, at: u64, length: usize) -> Kern<Vec<u8>> {
         let mut bytes = vec![0; length];
         let read = if length == 0 { 0 } else { self.some(at, &mut bytes)? };
@@ -97,7 +97,7 @@ impl<'k> Memory<'k> {
         Ok(bytes)
     }
 
-    /// A text that NUL ends, cut at `max` bytes and at the end of the memory.
+    /// A NUL-terminated text, cut at `max` bytes and at the end of the memory.
     pub(super) fn text(&self, at: u64, max: usize) -> Kern<String> {
         let mut bytes = Vec::new();
         while bytes.len() < max {
@@ -105,7 +105,7 @@ impl<'k> Memory<'k> {
             let length = usize::try_from(self.page_end(from) - from).unwrap_or(usize::MAX);
             let begun = bytes.len();
             if length == 0 {
-                // The last address of all has no page end after it.
+                // The last page has no end address.
                 break;
             }
             bytes.resize(begun + length.min(max - begun), 0);
@@ -124,12 +124,12 @@ impl<'k> Memory<'k> {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// The region at an address, or the next one above if there is none.
+    /// The region at an address, or the next one above.
     pub(super) fn region(&self, at: u64) -> Kern<Region> {
         self.kernel.vm_region_recurse(self.task, at, DEEPEST, REGION_COUNT)
     }
 
-    /// First address of the next page; the last address of all in the last page.
+    /// First address of the next page; the highest address in the last page.
     pub(super) fn page_end(&self, at: u64) -> u64 {
         self.page_start(at).saturating_add(self.page_bytes)
     }
@@ -139,7 +139,7 @@ impl<'k> Memory<'k> {
         at & !(self.page_bytes - 1)
     }
 
-    /// Bytes of a page.
+    /// Page size.
     pub(super) fn page_bytes(&self) -> u64 {
         self.page_bytes
     }

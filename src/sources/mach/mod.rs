@@ -1,11 +1,11 @@
 //! macOS: a process sampled through its task port.
 //!
-//! `kernel.rs` is the interface to the system, with `layout.rs` for the structures that it fills; `xnu.rs` implements
-//! it on Apple systems, and tests bring a simulated one. Everything else uses that interface, and is compiled and
-//! tested everywhere: `attach.rs` and `refusal.rs` (begin, or why not), `task.rs` (the events of a task), `polls.rs`
-//! (when to list threads), `stops.rs` (the stops), `threads.rs`, `hold.rs`, `state.rs`, `stack.rs` (one thread each
-//! time), `dyld.rs`, `images.rs` and `jit.rs` (code), `queues.rs` (names), `memory.rs` and `clock.rs`. `swift.rs` is
-//! the system's demangler.
+//! `kernel.rs` is the interface to the system, with `layout.rs` for the structures that it fills; `xnu.rs`
+//! implements it on Apple systems, and tests provide a simulated one. Everything else uses that interface,
+//! and is compiled and tested on all systems: `attach.rs` and `refusal.rs` (begin, or why not), `task.rs`
+//! (the events of a task), `polls.rs` (when to list threads), `stops.rs` (the stops), `threads.rs`,
+//! `hold.rs`, `state.rs`, `stack.rs` (one thread at a time), `dyld.rs`, `images.rs` and `jit.rs` (code),
+//! `queues.rs` (names), `memory.rs` and `clock.rs`. `swift.rs` is the system's demangler.
 
 mod attach;
 mod clock;
@@ -41,20 +41,19 @@ pub use clock::MachClock;
 pub use task::MachTarget;
 
 impl<'k> MachTarget<'k> {
-    /// Attaches to a running process. Nothing of it is stopped.
+    /// Attaches to a running process without stopping it.
     ///
     /// # Errors
-    /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach): why it was refused, and what
-    /// to do.
+    /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach): why it was refused, and what to do.
     pub fn attach(kernel: &'k dyn MachKernel, pid: u32) -> Result<MachTarget<'k>> {
         attach::attach(kernel, pid)
     }
 
-    /// Starts a command, attaches to it before its first instruction, and lets it run.
+    /// Starts a command, attaches to it before its first instruction, and resumes it.
     ///
     /// # Errors
-    /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach): why it could not be started
-    /// or attached to; it then has not run.
+    /// [`ErrorKind::Attach`](crate::error::ErrorKind::Attach): why it could not be started or attached to; it
+    /// has not run then.
     pub fn launch(kernel: &'k dyn MachKernel, command: &[OsString]) -> Result<MachTarget<'k>> {
         attach::launch(kernel, command)
     }

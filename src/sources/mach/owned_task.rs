@@ -4,10 +4,10 @@ use super::kernel::{KernReturn, MachKernel, TaskPort};
 use super::refusal::Facts;
 use crate::sources::Process;
 
-/// An interrupted upcall to taskgated is repeated this often.
+/// Most attempts for an interrupted upcall to taskgated.
 const INTERRUPTED_TRIES: u32 = 16;
 
-/// A task that we hold a right to.
+/// A task with a right owned by us.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnedTask {
     pub(super) task: TaskPort,
@@ -15,7 +15,7 @@ pub(super) struct OwnedTask {
     pub(super) start_us: u64,
 }
 
-/// Takes the task port of a process. A port that is 0 is a process without task.
+/// Takes the task port of a process. Port 0 means a process without task.
 pub(super) fn acquire_once(kernel: &dyn MachKernel, pid: i32) -> std::result::Result<OwnedTask, KernReturn> {
     let mut taken = kernel.task_for_pid(pid);
     for _ in 0..INTERRUPTED_TRIES {
@@ -25,7 +25,7 @@ pub(super) fn acquire_once(kernel: &dyn MachKernel, pid: i32) -> std::result::Re
     }
     let task = taken.and_then(|task| if task.0 == 0 { Err(KernReturn::Failure) } else { Ok(task) })?;
     if kernel.pid_for_task(task).is_ok_and(|of| of != pid) {
-        // The process has ended, and its number is another one's.
+        // The process has ended, and its number was reused.
         let _ = kernel.port_deallocate(task.0);
         return Err(KernReturn::Failure);
     }
@@ -33,7 +33,7 @@ pub(super) fn acquire_once(kernel: &dyn MachKernel, pid: i32) -> std::result::Re
     Ok(OwnedTask { task, pid, start_us })
 }
 
-/// Brings the name and the command up to date.
+/// Updates the name and the command.
 pub(super) fn rename(kernel: &dyn MachKernel, pid: i32, process: &mut Process) {
     process.name = Facts::of(kernel, pid, false).name();
     process.command = command_of(kernel, pid);
@@ -43,7 +43,7 @@ pub(super) fn command_of(kernel: &dyn MachKernel, pid: i32) -> String {
     kernel.proc_args(pid).map(|bytes| command_line(&bytes)).unwrap_or_default()
 }
 
-/// The arguments of KERN_PROCARGS2, joined: argc, the path of the program, NULs, argv.
+/// The joined arguments of KERN_PROCARGS2: argc, the path of the program, NULs, argv.
 fn command_line(bytes: &[u8]) -> String {
     let Some((argc, rest)) = bytes.split_first_chunk::<4>() else { return String::new() };
     let argc = usize::try_from(i32::from_le_bytes(*argc)).unwrap_or(0);
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_what_follows_the_path() {
+    fn the_command_line_follows_the_path() {
         let mut bytes = 3i32.to_le_bytes().to_vec();
         bytes.extend(b"/usr/local/bin/work\0\0\0\0work\0-n\0two words\0HOME=/\0");
         assert_eq!(command_line(&bytes), "work -n two words");

@@ -1,10 +1,10 @@
-//! When to list the threads again. Input: what earlier lists cost. Output: when to begin, pause or continue one.
-//! Nothing may depend on fast calls: a list of many threads takes as many calls, and a call may take any time. So a
-//! long list is made in pieces, never twice for one tick, and its cost is bounded.
+//! Schedules thread lists. Input: the cost of earlier lists. Output: when to begin, pause or continue one.
+//! Must not depend on fast calls: a list of many threads takes as many calls, and a call may take any time.
+//! So a long list is made in pieces, never twice for one tick, and its cost is bounded.
 
-/// The threads are listed this often at most, however short the ticks, nanoseconds …
+/// Least interval of lists, however short the ticks, nanoseconds …
 const EVERY_NS: u64 = 500_000;
-/// … and at least this often, however long: a process that ends is noticed.
+/// … and longest interval, however long the ticks, so that an exit is noticed.
 const BETWEEN_TICKS_NS: u64 = 10_000_000;
 /// After a list, wait this many times as long as it took: for ticks …
 const TICK_COST: u64 = 3;
@@ -13,42 +13,42 @@ const BETWEEN_COST: u64 = 20;
 /// Longest delay of a tick by a list, nanoseconds. The rest of the list is made before later ticks.
 const PIECE_NS: u64 = 5_000_000;
 
-/// The lists of the threads, past and next.
+/// Past and next lists of the threads.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Polls {
-    /// When the last one ended, and what it took.
+    /// When the last one ended, and its duration.
     ended_ns: u64,
     cost_ns: u64,
-    /// What the one that is being made has taken so far.
+    /// Duration so far of the current one.
     so_far_ns: Option<u64>,
-    /// A thread was found to have ended.
+    /// A thread was found to have exited.
     hurry: bool,
 }
 
 impl Polls {
-    /// Whether it is time for a list, or the rest of one, before a tick that is due.
+    /// Whether a list, or the rest of one, is due before a tick.
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
         let times = if self.hurry { 1 } else { TICK_COST };
         self.so_far_ns.is_some() || now_ns >= self.after(EVERY_NS, times)
     }
 
-    /// When it is time for one whether or not a tick is due.
+    /// When a list is due regardless of ticks.
     pub(super) fn due_between_ticks_ns(&self) -> u64 {
         if self.so_far_ns.is_some() { 0 } else { self.after(BETWEEN_TICKS_NS, BETWEEN_COST) }
     }
 
-    /// Something is known to have changed.
+    /// Requests a list soon, because of a known change.
     pub(super) fn hurry(&mut self) {
         self.hurry = true;
     }
 
-    /// When a list that begins or continues at `now_ns` has to pause. The tick is due at `tick_ns`.
+    /// Begins or continues a list at `now_ns`; returns when it has to pause. The tick is due at `tick_ns`.
     pub(super) fn begin(&mut self, now_ns: u64, tick_ns: u64) -> u64 {
         self.so_far_ns.get_or_insert(0);
         now_ns.max(tick_ns).saturating_add(PIECE_NS)
     }
 
-    /// It took from `begun_ns` to `now_ns`, and is done or continues later.
+    /// Ends a list or a piece of it, which took from `begun_ns` to `now_ns`.
     pub(super) fn end(&mut self, begun_ns: u64, now_ns: u64, done: bool) {
         let so_far_ns = self.so_far_ns.unwrap_or(0).saturating_add(now_ns.saturating_sub(begun_ns));
         *self = if done {
@@ -70,7 +70,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn a_list_that_takes_longer_than_the_least_interval_is_not_due_again_at_once() {
+    fn a_slow_list_is_not_due_again_at_once() {
         let mut polls = Polls::default();
         assert!(polls.is_due(EVERY_NS));
         polls.begin(MS, MS);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_in_pieces_costs_what_all_of_them_took() {
+    fn the_cost_of_a_list_is_that_of_all_its_pieces() {
         let mut polls = Polls::default();
         assert_eq!(polls.begin(10 * MS, 12 * MS), 17 * MS);
         polls.end(10 * MS, 17 * MS, false);

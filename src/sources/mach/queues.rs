@@ -1,8 +1,8 @@
 //! The label of the dispatch queue that a thread works for.
 //!
-//! Input: a thread's `dispatch_qaddr`. Output: a label. libdispatch publishes for debuggers where a queue has its
-//! label: `dispatch_queue_offsets`, an array of 16-bit numbers (libdispatch src/queue_internal.h; read in this way by
-//! lldb's SystemRuntimeMacOSX).
+//! Input: a thread's `dispatch_qaddr`. Output: a label. libdispatch publishes the offset of the label in a
+//! queue for debuggers: `dispatch_queue_offsets`, an array of 16-bit numbers (libdispatch
+//! src/queue_internal.h; lldb's SystemRuntimeMacOSX reads it in the same way).
 
 use super::memory::Memory;
 use super::threads::Thread;
@@ -12,16 +12,16 @@ pub(super) const OFFSETS_SYMBOL: &[u8] = b"_dispatch_queue_offsets";
 /// File name of libdispatch.
 pub(super) const LIBRARY: &str = "/libdispatch.dylib";
 
-/// From this version on the label is a pointer to its text.
+/// First version with a pointer to the label's text.
 const FIRST_VERSION: u16 = 4;
 const POINTER_BYTES: u16 = 8;
 const MAX_LABEL_BYTES: usize = 256;
 
-/// Where a queue keeps its label.
+/// Offset of the label in a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LabelOffset(u16);
 
-/// Reads where labels are, from the array at `offsets_avma`.
+/// Reads the offset of labels from the array at `offsets_avma`.
 pub(super) fn label_offset(memory: &Memory<'_>, offsets_avma: u64) -> Option<LabelOffset> {
     // version, label, label_size
     let bytes: [u8; 6] = memory.array(offsets_avma).ok()?;
@@ -29,7 +29,7 @@ pub(super) fn label_offset(memory: &Memory<'_>, offsets_avma: u64) -> Option<Lab
     (number(0) >= FIRST_VERSION && number(2) == POINTER_BYTES).then_some(LabelOffset(number(1)))
 }
 
-/// The label of the queue that a thread works for now.
+/// The label of the queue that a thread currently works for.
 pub(super) fn label(memory: &Memory<'_>, thread: &Thread, offset: LabelOffset) -> Option<String> {
     // The handle itself: libdispatch has not set the queue yet.
     if thread.dispatch_qaddr == 0 || thread.dispatch_qaddr == thread.handle {

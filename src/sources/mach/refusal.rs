@@ -1,7 +1,7 @@
-//! Why a process cannot be attached, checked before and after trying, and what to do about it.
+//! Explains why a process cannot be attached, checked before and after trying, and what to do about it.
 //!
-//! `task_for_pid` returns KERN_FAILURE for a dozen reasons (bsd/kern/kern_proc.c); the user needs the one that holds
-//! and the command that changes it.
+//! `task_for_pid` returns KERN_FAILURE for a dozen reasons (bsd/kern/kern_proc.c); the user needs the actual
+//! one and the command that changes it.
 
 use super::kernel::{BsdInfo, Errno, KernReturn, MachKernel, TaskPort};
 use crate::arch::Arch;
@@ -9,7 +9,7 @@ use crate::binary::macho::{CPU_ARM64, CPU_X86_64};
 use crate::error::{Error, ErrorKind};
 use crate::sources::ExitStatus;
 
-/// Errno of macOS and Linux alike.
+/// The same errno on macOS and Linux.
 const ESRCH: Errno = Errno(3);
 const EPERM: Errno = Errno(1);
 
@@ -28,15 +28,15 @@ const CS_PLATFORM_BINARY: u32 = 0x0400_0000;
 
 const DYLD_INFO_COUNT: u32 = 5;
 
-/// Where System Integrity Protection guards programs (`/usr/local` is free).
+/// Programs guarded by System Integrity Protection (`/usr/local` is not).
 const PROTECTED: [&str; 5] = ["/System/", "/usr/", "/bin/", "/sbin/", "/var/db/com.apple."];
 const FREE: [&str; 3] = ["/usr/local/", "/System/Volumes/Data/", "/System/Volumes/Update/"];
 
-/// What is known of a process without its task; any of it may be refused.
+/// Facts about a process that need no task; any of them may be refused.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) pid: i32,
-    /// It is the command that this program started, which does not run on by itself.
+    /// It is the command that this program started, which does not continue by itself.
     launched: bool,
     info: Option<BsdInfo>,
     path: Option<String>,
@@ -62,7 +62,7 @@ impl Facts {
         self.info.as_ref().map_or(0, |info| info.flags)
     }
 
-    /// How root profiles it.
+    /// The command with which root profiles it.
     fn as_root(&self) -> String {
         if self.launched {
             "sudo stackprof -- COMMAND".to_owned()
@@ -77,7 +77,7 @@ impl Facts {
     }
 }
 
-/// The words for a number that cannot be a process.
+/// Error for a number that cannot be a process.
 pub(super) fn no_such_process(pid: u32) -> Error {
     Error::new(
         ErrorKind::Attach,
@@ -85,7 +85,7 @@ pub(super) fn no_such_process(pid: u32) -> Error {
     )
 }
 
-/// Refuses what no user can attach.
+/// Refuses processes that no user can attach to.
 ///
 /// # Errors
 /// One line for a person.
@@ -131,7 +131,7 @@ fn translated(facts: &Facts) -> Error {
     )
 }
 
-/// Refuses a task of 32 bits.
+/// Refuses a 32-bit task.
 ///
 /// # Errors
 /// One line for a person.
@@ -164,23 +164,23 @@ pub(super) fn check_program(
     }
 }
 
-/// Whether a process that was there when it was checked may just be running another
-/// program, so that asking again helps.
+/// Whether a process that existed when it was checked may just be executing a new program, so that another
+/// attempt helps.
 pub(super) fn may_be_between_programs(kernel: &dyn MachKernel, facts: &Facts) -> bool {
     !is_protected(kernel, facts) && !has_ended(kernel, facts.pid)
 }
 
-/// Whether a process is an Intel program that Rosetta translates, if the system reports it.
+/// Whether a process is an Intel program translated by Rosetta, if reported.
 pub(super) fn is_translated(kernel: &dyn MachKernel, pid: i32) -> bool {
     kernel.proc_bsdinfo(pid).is_ok_and(|info| info.flags & FLAG_TRANSLATED != 0)
 }
 
-/// Whether job control has stopped a process, if the system reports it.
+/// Whether a process is stopped by job control, if reported.
 pub(super) fn is_job_stopped(kernel: &dyn MachKernel, pid: i32) -> bool {
     kernel.proc_bsdinfo(pid).is_ok_and(|info| info.status == STOPPED)
 }
 
-/// Whether a process has ended, if the system reports it.
+/// Whether a process has exited, if reported.
 pub(super) fn has_ended(kernel: &dyn MachKernel, pid: i32) -> bool {
     match kernel.proc_bsdinfo(pid) {
         Ok(info) => info.status == ZOMBIE || info.flags & FLAG_IN_EXIT != 0,
@@ -198,7 +198,7 @@ fn is_protected_path(path: &str) -> bool {
     below(&PROTECTED) && !below(&FREE)
 }
 
-/// The words for a command that ended before it could be attached to.
+/// Error for a command that exited before it could be attached to.
 pub(super) fn ended_early(program: &str, status: ExitStatus) -> Error {
     let how = match status {
         ExitStatus::Code(code) => format!("it ended with status {code}"),
@@ -219,9 +219,9 @@ pub(super) fn ended_early(program: &str, status: ExitStatus) -> Error {
     )
 }
 
-/// The words for `task_for_pid` having failed.
+/// Error for a failed `task_for_pid`.
 pub(super) fn explain(kernel: &dyn MachKernel, pid: i32, launched: bool, failed: KernReturn) -> Error {
-    // It may have ended since it was checked.
+    // It may have exited since it was checked.
     let facts = match check(kernel, pid, launched) {
         Ok(facts) => facts,
         Err(refused) => return refused,
@@ -283,7 +283,7 @@ pub(super) fn explain(kernel: &dyn MachKernel, pid: i32, launched: bool, failed:
     )
 }
 
-/// The words for a task whose threads cannot be listed.
+/// Error for a task with threads that cannot be listed.
 pub(super) fn cannot_list(kernel: &dyn MachKernel, facts: &Facts, failed: KernReturn) -> Error {
     if has_ended(kernel, facts.pid) {
         return match check(kernel, facts.pid, facts.launched) {
@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn protected_paths_are_those_of_the_system() {
+    fn only_system_paths_are_protected() {
         for path in ["/usr/bin/yes", "/bin/sh", "/System/Library/CoreServices/Finder.app/x", "/usr/libexec/x"]
         {
             assert!(is_protected_path(path), "{path}");

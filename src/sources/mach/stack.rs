@@ -1,8 +1,8 @@
 //! Finds the end of a thread's stack, and copies the bytes from the stack pointer up to there.
 //!
-//! A read past the end of the stack fails as a whole. So its end is found once for each thread, while it runs: from
-//! its pthread structure, or else from the regions of the task. A thread on another stack (a coroutine's, a signal
-//! handler's), or with an unknown end, gets the readable bytes up to a page end.
+//! A read past the end of the stack fails as a whole. So its end is found once for each thread, while it
+//! runs: from its pthread structure, or else from the regions of the task. A thread on another stack (a
+//! coroutine's, a signal handler's), or with an unknown end, gets the readable bytes up to a page end.
 
 use std::ops::Range;
 
@@ -10,34 +10,34 @@ use super::kernel::{Kern, KernReturn};
 use super::memory::Memory;
 use crate::arch::RED_ZONE_BYTES;
 
-/// Distance below the `thread_handle` (the TSD base) of the stack's bounds: `stackaddr`,
-/// the high end, then `stackbottom` (libpthread src/offsets_internal.h; private, so what
-/// is found there is only believed if it is around the stack pointer).
+/// Distance below the `thread_handle` (the TSD base) of the stack's bounds: `stackaddr`, the high end, then
+/// `stackbottom` (libpthread src/offsets_internal.h; private, so the values are used only if they enclose the
+/// stack pointer).
 const BOUNDS_BELOW_HANDLE: u64 = 48;
-/// Larger ones are no stacks: the limit of macOS is 64 MiB for main threads, and threads
-/// with a gigabyte exist in no program that was seen.
+/// Largest plausible stack: macOS limits main threads to 64 MiB, and no known program has threads with a
+/// gigabyte.
 const MAX_STACK_BYTES: u64 = 4 << 30;
 /// VM_MEMORY_STACK (mach/vm_statistics.h).
 const TAG_STACK: u32 = 30;
-/// Regions of one stack that are put together: main stacks are often split in two.
+/// Most adjacent regions of one stack: main stacks are often split in two.
 const MAX_REGIONS: u32 = 64;
 const READABLE: i32 = 1;
-/// A system that refuses to report regions is queried this often.
+/// Attempts to query regions on a system that refuses.
 const REGION_TRIES: u8 = 3;
 
-/// What is known of a thread's stacks.
+/// Known stacks of a thread.
 #[derive(Debug, Default)]
 pub(super) struct Stack {
     asked: bool,
-    /// By its pthread structure.
+    /// From its pthread structure.
     own: Option<Range<u64>>,
-    /// Another one that it was seen on.
+    /// Another stack that it was seen on.
     other: Option<Range<u64>>,
     regions_refused: u8,
 }
 
 impl Stack {
-    /// Asks the thread's pthread structure, once. `handle` is 0 for a thread without.
+    /// Reads the thread's pthread structure, once. `handle` is 0 for a thread without.
     pub(super) fn ask(&mut self, memory: &Memory<'_>, handle: u64) {
         if std::mem::replace(&mut self.asked, true) || handle < BOUNDS_BELOW_HANDLE {
             return;
@@ -48,14 +48,14 @@ impl Stack {
         }
     }
 
-    /// First address after the stack that `sp` is on, where that is known.
+    /// First address after the stack that `sp` is on, if known.
     pub(super) fn limit(&self, sp: u64) -> Option<u64> {
         let around = |stack: &&Range<u64>| stack.start <= sp && sp <= stack.end;
         self.own.iter().chain(&self.other).find(around).map(|stack| stack.end)
     }
 
-    /// Where what code may keep below the stack pointer begins, if that is known to be memory of
-    /// the stack; else the stack pointer.
+    /// Start of the red zone below the stack pointer, if that is known to be stack memory; else the stack
+    /// pointer.
     pub(super) fn red_zone(&self, sp: u64) -> u64 {
         let below = sp.saturating_sub(RED_ZONE_BYTES);
         let is_own = self.own.as_ref().is_some_and(|own| own.start <= below && sp <= own.end);
@@ -77,7 +77,7 @@ impl Stack {
             ) => failed,
             other => return other,
         };
-        // What was believed of its end is wrong, or nothing was known.
+        // The assumed end was wrong, or none was known.
         *self = Stack { asked: true, own: None, other: None, ..*self };
         let readable = readable(memory, sp, into).ok_or(failed)?;
         into.truncate(readable);
@@ -85,7 +85,7 @@ impl Stack {
         Ok(())
     }
 
-    /// Asks the system where the stack ends that `sp` was found on; the thread may run.
+    /// Queries the end of the stack that `sp` is on; the thread may run.
     pub(super) fn learn(&mut self, memory: &Memory<'_>, sp: u64) {
         if self.limit(sp).is_some() || self.regions_refused >= REGION_TRIES {
             return;
@@ -112,12 +112,12 @@ impl Stack {
     }
 }
 
-/// How much of `into` is readable from `sp` up, by halves, in whole pages from the first
-/// page end on; it is then filled so far.
+/// Length of `into` that is readable from `sp` up, by bisection in whole pages from the first page end on;
+/// fills that part.
 fn readable(memory: &Memory<'_>, sp: u64, into: &mut [u8]) -> Option<usize> {
     let first = usize::try_from(memory.page_end(sp) - sp).ok()?;
     let page_bytes = usize::try_from(memory.page_bytes()).ok()?;
-    // `pages` after the first: all of them are known to fail.
+    // In pages after the first; this many are known to fail.
     let mut fails = into.len().saturating_sub(first).div_ceil(page_bytes);
     let mut works = None;
     if fails == 0 {

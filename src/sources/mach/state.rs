@@ -1,16 +1,16 @@
 //! Converts the words of a thread state to registers.
 //!
-//! x86_THREAD_STATE64 and ARM_THREAD_STATE64 (osfmk/mach/i386/_structs.h,
-//! osfmk/mach/arm/_structs.h): 64-bit little-endian fields in pairs of words. Where this
-//! program and the target are both built for arm64e, the kernel signs pc, lr, fp and sp
-//! (osfmk/arm64/status.c): sp is stripped here, since stacks are read by it, the others by the
-//! walker, which finds signed ones on stacks, too.
+//! x86_THREAD_STATE64 and ARM_THREAD_STATE64 (osfmk/mach/i386/_structs.h, osfmk/mach/arm/_structs.h): 64-bit
+//! little-endian fields in pairs of words. If this program and the target are both built for arm64e, the
+//! kernel signs pc, lr, fp and sp (osfmk/arm64/status.c): sp is stripped here, since stacks are read by it,
+//! the others by the walker, which finds signed ones on stacks, too.
 
 use super::kernel::StateFlavor;
 use crate::arch::Arch;
 use crate::arch::{Aarch64, Registers, X86_64};
 
-/// The flavor of an architecture's general registers. Supported kernels are 64-bit, and 32-bit programs are refused.
+/// The state flavor of an architecture's general registers. Supported kernels are 64-bit, and 32-bit programs
+/// are refused.
 pub(super) fn flavor(arch: Arch) -> StateFlavor {
     match arch {
         Arch::X86_64 | Arch::X86 => StateFlavor::X86_64,
@@ -43,7 +43,7 @@ pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::MAX_COUNT], addre
                 word(15),
             ],
             rip: word(16),
-            // Threads are distinguished by gs here, whose base the state does not have.
+            // Thread-local storage is addressed through gs, and the state lacks its base.
             fs_base: 0,
         }),
         // x0..x28, fp, lr, sp, pc.
@@ -58,7 +58,7 @@ pub(super) fn registers(arch: Arch, state: &[u32; StateFlavor::MAX_COUNT], addre
 mod tests {
     use super::*;
 
-    /// A state in which each word holds its number.
+    /// A state with each word set to its index.
     fn numbered() -> [u32; StateFlavor::MAX_COUNT] {
         std::array::from_fn(|index| index as u32)
     }
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_are_at_the_offsets_of_the_headers() {
+    fn register_offsets_match_the_headers() {
         let Registers::X86_64(x86) = registers(Arch::X86_64, &numbered(), u64::MAX) else {
             panic!("another processor")
         };

@@ -1,12 +1,12 @@
-//! Stops: the whole task is held (see `hold.rs`) while registers and stacks of a few threads are copied. Everything
-//! that can be known earlier is read before, and everything else after.
+//! Stops: the whole task is held (see `hold.rs`) while registers and stacks of a few threads are copied.
+//! Everything possible is read before, or else after.
 //!
-//! A ready thread is reported to run like one on a CPU (TH_STATE_RUNNING), but is where it lost its CPU, which is not
-//! where it uses time. No call distinguishes the two at one moment; the hold itself does. CPU times are exact for
-//! threads on no CPU (they are updated when a thread leaves it), as all are in a held task: a thread that was on a
-//! CPU has used time between a poll right before the hold and one during it. And it has blocked in its stop, while a
-//! ready one is still ready: a hold waits only until no thread is on a CPU (osfmk/kern/task.c, place_task_hold:
-//! task_wait_locked without `until_not_runnable`).
+//! A ready thread is reported as running like one on a CPU (TH_STATE_RUNNING), but is where it lost its CPU,
+//! which is not where it uses time. No call distinguishes the two at one moment; the hold itself does. CPU
+//! times are exact for threads on no CPU (they are updated when a thread leaves it), as all are in a held
+//! task: a thread that was on a CPU has used time between a poll right before the hold and one during it. And
+//! it has blocked in its stop, while a ready one is still ready: a hold waits only until no thread is on a
+//! CPU (osfmk/kern/task.c, place_task_hold: task_wait_locked without `until_not_runnable`).
 
 use super::hold::Hold;
 use super::kernel::StateFlavor;
@@ -35,7 +35,7 @@ impl MachTarget<'_> {
                 let held_ns = self.clock.now_ns();
                 let mut now_ns = held_ns;
                 for stop in &mut stops {
-                    // Calls may take longer than those of the last hold.
+                    // Calls may take longer than in the last hold.
                     if copied > 0 && now_ns >= held_ns.saturating_add(HOLD_NS) {
                         break;
                     }
@@ -77,7 +77,7 @@ impl MachTarget<'_> {
         }
     }
 
-    /// Buffers and facts needed before a hold, for its threads. Those found waiting are released without any.
+    /// Prepares buffers and facts for the threads of a hold. Threads found waiting need none.
     fn prepare(&mut self) -> Vec<Stop> {
         let count = self.stops.asked.len().min(self.stops.at_once());
         let asked: Vec<StopRequest> = self.stops.asked.drain(..count).collect();
@@ -90,7 +90,7 @@ impl MachTarget<'_> {
             }
             stops.push(Stop { asked, outcome: Outcome::Captured, capture, before: None });
         }
-        // Last of all, so that little happens between these polls and the hold.
+        // Last, so that little happens between these polls and the hold.
         for stop in stops.iter_mut().filter(|stop| !stop.asked.keep_waiting) {
             let told = self.threads.told_around_stop(self.kernel, stop.asked.thread);
             stop.before = told.map(|told| (told, self.clock.now_ns()));
@@ -104,8 +104,8 @@ impl MachTarget<'_> {
         stops
     }
 
-    /// Copies a thread's registers and stack while the task is held, if it was on a CPU or is
-    /// wanted wherever it is.
+    /// Copies a thread's registers and stack while the task is held, if it was on a CPU or is to be captured
+    /// anywhere.
     fn stopped(&mut self, stop: &mut Stop, begun_ns: u64) -> Outcome {
         let id = stop.asked.thread;
         if let Some((before, told_ns)) = stop.before

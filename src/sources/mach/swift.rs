@@ -1,8 +1,8 @@
 //! The demangler of the Swift runtime, which every macOS since 10.14.4 has.
 //!
-//! Input: a mangled name, from any file: hostile. Output: the readable name. Its mangling has no other complete
-//! reader, and the runtime's knows the newest forms that code on this system can have. It is loaded at the first
-//! Swift name, not before.
+//! Input: a mangled name, from any file: hostile. Output: the readable name. No other complete demangler
+//! exists, and the runtime's knows the newest forms in code on this system. It is loaded at the first Swift
+//! name, not before.
 #![cfg(target_vendor = "apple")]
 #![allow(unsafe_code)]
 
@@ -10,12 +10,12 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
 
-/// `swift_demangle` of stdlib/public/runtime/Demangle.cpp: name, its length, a buffer and the
-/// place of its length (null: one is made with malloc), flags (0).
+/// `swift_demangle` of stdlib/public/runtime/Demangle.cpp: name, its length, a buffer and a pointer to its
+/// length (null: allocated with malloc), flags (0).
 // SAFETY: the declaration of that file.
 type SwiftDemangle = unsafe extern "C" fn(*const c_char, usize, *mut c_char, *mut usize, u32) -> *mut c_char;
 
-/// The readable form of a Swift name; `None` if it is none, or there is no Swift runtime.
+/// The readable form of a Swift name; `None` for other names, or without a Swift runtime.
 pub(in crate::sources) fn demangle(name: &str) -> Option<String> {
     static RUNTIME: OnceLock<Option<SwiftDemangle>> = OnceLock::new();
     let demangle = (*RUNTIME.get_or_init(find))?;
@@ -24,9 +24,9 @@ pub(in crate::sources) fn demangle(name: &str) -> Option<String> {
     if made.is_null() {
         return None;
     }
-    // SAFETY: what is returned is a C string of malloc's, which is ours.
+    // SAFETY: the result is a C string allocated by malloc, which we own.
     let text = unsafe { CStr::from_ptr(made) }.to_string_lossy().into_owned();
-    // SAFETY: the same; it is not used after this.
+    // SAFETY: as above; it is not used after this.
     unsafe { libc::free(made.cast::<c_void>()) };
     Some(text)
 }
@@ -43,6 +43,6 @@ fn find() -> Option<SwiftDemangle> {
     if symbol.is_null() {
         return None;
     }
-    // SAFETY: the function of that name has this type since Swift 4, as debuggers rely on.
+    // SAFETY: the function of that name has had this type since Swift 4, as debuggers rely on.
     Some(unsafe { std::mem::transmute::<*mut c_void, SwiftDemangle>(symbol) })
 }

@@ -1,7 +1,7 @@
-//! A task that is sampled: its threads, the stops, and what happens to it.
+//! A sampled task: its threads, stops and events.
 //!
-//! Threads that come and go, exec and exit are not notified: they are found by listing the threads before ticks (see
-//! `polls.rs`). `stops.rs` stops and copies threads. Input: a task port. Output: events.
+//! There are no notifications of threads that start or exit, exec and exit: listing the threads before ticks
+//! shows them (see `polls.rs`). `stops.rs` stops and copies threads. Input: a task port. Output: events.
 
 use std::cell::OnceCell;
 use std::collections::VecDeque;
@@ -28,7 +28,7 @@ use crate::sources::{
     Activity, Capture, ExitStatus, Fault, Observed, Process, Target, TargetEvent, ThreadId, ThreadStatus,
 };
 
-/// How long a process without task is taken to be on its way through exec or exit.
+/// How long a process without a task is assumed to be in exec or exit.
 const BETWEEN_TASKS_NS: u64 = 1_000_000_000;
 
 /// A process that is sampled through its task port.
@@ -37,7 +37,7 @@ pub struct MachTarget<'k> {
     pub(super) clock: MachClock<'k>,
     pub(super) process: Process,
     pid: i32,
-    /// When the process was started; 0 if unknown.
+    /// Start time of the process; 0 if unknown.
     start_us: u64,
     pub(super) task: TaskPort,
     pub(super) memory: Memory<'k>,
@@ -45,20 +45,20 @@ pub struct MachTarget<'k> {
     pub(super) dyld: Dyld,
     pub(super) jit: Jit,
     copied: CopiedBytes,
-    /// Empty until it was searched.
+    /// Empty until searched.
     label_offset: OnceCell<Option<LabelOffset>>,
-    /// What [`Target::next`] will say: events before stops.
+    /// Events to be returned by [`Target::next`]: before stops.
     pub(super) events: VecDeque<TargetEvent>,
     pub(super) stops: Stops,
     polls: Polls,
-    /// Since when the process has no task that we could have.
+    /// Since when the process has no task available to us.
     pub(super) taskless_ns: Option<u64>,
     launched: bool,
     ended: bool,
-    /// How long in all waits ended after the time that [`Target::next`] was to return.
+    /// Total time by which waits ended after the deadline of [`Target::next`].
     overslept_ns: u64,
     qos_requested: bool,
-    /// Whether job control has stopped the process; `None`: not checked since the last poll.
+    /// Whether the process is stopped by job control; `None`: not checked since the last poll.
     job_stopped: Option<bool>,
 }
 
@@ -103,28 +103,28 @@ impl<'k> MachTarget<'k> {
         let threads = self.threads.list(self.kernel, self.task, now_ns, || false)?.started.len() as u64;
         let listed_ns = self.clock.now_ns();
         self.polls.end(now_ns, listed_ns, true);
-        // A call for each thread, the list, and its memory.
+        // One call per thread, the list, and its memory.
         self.stops.expect_calls_of(listed_ns.saturating_sub(now_ns) / (threads + 2));
-        // What cannot be read now is read later.
+        // Unreadable images are read later.
         let _ = self.dyld.refresh(&self.memory, self.pid, now_ns);
         Ok(())
     }
 
-    /// The clock that [`Target::next`] waits by.
+    /// The clock for [`Target::next`].
     #[must_use]
     pub fn clock(&self) -> MachClock<'k> {
         self.clock
     }
 
-    /// The processor that the program was compiled for, where its header could be read.
+    /// The processor that the program was compiled for, if its header was readable.
     pub(super) fn program_cpu_type(&self) -> Option<u32> {
         const EXECUTE: u32 = 2;
         let images = self.dyld.images().iter();
         images.map(|image| &image.macho).find(|macho| macho.file_type == EXECUTE).map(|macho| macho.cpu_type)
     }
 
-    /// Reports what happened since the last time, or continues doing so. A tick is due at `tick_ns`, and is not
-    /// delayed for long.
+    /// Reports changes since the last time, or continues to. A tick is due at `tick_ns`, and is not delayed
+    /// for long.
     fn poll(&mut self, tick_ns: u64) {
         let begun_ns = self.clock.now_ns();
         self.job_stopped = None;
@@ -133,7 +133,7 @@ impl<'k> MachTarget<'k> {
         self.polls.end(begun_ns, self.clock.now_ns(), done);
     }
 
-    /// True if all was found out before `pause_ns`.
+    /// True if everything was polled before `pause_ns`.
     fn poll_until(&mut self, now_ns: u64, pause_ns: u64) -> bool {
         if self.taskless_ns.is_some() {
             self.task_lost();
@@ -147,7 +147,7 @@ impl<'k> MachTarget<'k> {
                 self.task_lost();
                 return true;
             }
-            // Not this time; the known threads stay.
+            // Temporary: the known threads are kept.
             Err(_) => {}
         }
         if self.dyld.has_changed(&self.memory) {
@@ -156,7 +156,7 @@ impl<'k> MachTarget<'k> {
         true
     }
 
-    /// Lists the threads until `pause_ns`, and reports which came and went; true if the list is done.
+    /// Lists the threads until `pause_ns`, and reports started and exited ones; true if the list is complete.
     fn list_threads(&mut self, now_ns: u64, pause_ns: u64) -> Result<bool, KernReturn> {
         let clock = self.clock;
         let changes = self.threads.list(self.kernel, self.task, now_ns, || clock.now_ns() >= pause_ns)?;
@@ -170,13 +170,13 @@ impl<'k> MachTarget<'k> {
         Ok(changes.done)
     }
 
-    /// The task port is dead: the process has ended, or begun another program.
+    /// Handles a dead task port: the process has exited, or executed a new program.
     fn task_lost(&mut self) {
         let now_ns = self.clock.now_ns();
         let since_ns = *self.taskless_ns.get_or_insert(now_ns);
         match owned_task::acquire_once(self.kernel, self.pid) {
             Ok(acquired) if acquired.task == self.task => {
-                // Still the same one, on its way out, or it was a mistake.
+                // Still the same task, exiting, or it was a mistake.
                 let _ = self.kernel.port_deallocate(acquired.task.0);
                 if self.list_threads(now_ns, u64::MAX).is_ok() {
                     self.taskless_ns = None;
@@ -187,7 +187,7 @@ impl<'k> MachTarget<'k> {
                 let another =
                     self.start_us != 0 && acquired.start_us != 0 && acquired.start_us != self.start_us;
                 if another {
-                    // Another process that got the same number.
+                    // Another process with the same number.
                     let _ = self.kernel.port_deallocate(acquired.task.0);
                     return self.exited();
                 }
@@ -216,7 +216,7 @@ impl<'k> MachTarget<'k> {
         self.events.push_back(TargetEvent::Exited(status));
     }
 
-    /// How our child ended, if it has.
+    /// The exit status of our child, if it has exited.
     fn wait_status(&self) -> Option<ExitStatus> {
         match self.kernel.wait_ended(self.pid) {
             Ok(Some(status)) => Some(exit_status(status)),
@@ -226,10 +226,10 @@ impl<'k> MachTarget<'k> {
         }
     }
 
-    /// The process runs another program, in another task; false if that has not begun.
+    /// Switches to the new program of the process, in another task; false if that has not started.
     fn exec(&mut self, acquired: &OwnedTask) -> bool {
         if refusal::is_translated(self.kernel, self.pid) {
-            // Its stacks would be wrong: the recording ends with what it has.
+            // Its stacks would be wrong: the recording ends here.
             let _ = self.kernel.port_deallocate(acquired.task.0);
             self.ended = true;
             self.events.push_back(TargetEvent::Terminate);
@@ -240,14 +240,14 @@ impl<'k> MachTarget<'k> {
         let listed = threads.list(self.kernel, acquired.task, now_ns, || false);
         let mut started = listed.map(|changes| changes.started).unwrap_or_default().into_iter();
         let Some(thread) = started.next() else {
-            // It has not begun: the next poll asks again.
+            // It has not started: the next poll tries again.
             threads.clear(self.kernel);
             let _ = self.kernel.port_deallocate(acquired.task.0);
             return false;
         };
         self.stops.answer_asked("the program was replaced before it was stopped");
         if self.launched && !self.dyld.is_settled() {
-            // What was started is the command only now.
+            // The started process is the command only from here on.
             owned_task::rename(self.kernel, self.pid, &mut self.process);
         }
         self.release();
@@ -270,13 +270,13 @@ impl<'k> MachTarget<'k> {
         *self.job_stopped.get_or_insert_with(|| refusal::is_job_stopped(kernel, pid))
     }
 
-    /// Gives all rights to the task and its threads back.
+    /// Releases all rights to the task and its threads.
     fn release(&mut self) {
         self.threads.clear(self.kernel);
         let _ = self.kernel.port_deallocate(self.task.0);
     }
 
-    /// Offsets of labels of dispatch queues, searched once there is a libdispatch.
+    /// The offset of labels in dispatch queues, searched once there is a libdispatch.
     fn label_offset(&mut self) -> Option<LabelOffset> {
         if let Some(known) = self.label_offset.get() {
             return *known;
@@ -290,7 +290,7 @@ impl<'k> MachTarget<'k> {
     }
 }
 
-/// Bytes from an image's header to a symbol that it exports.
+/// Offset from an image's header to one of its exported symbols.
 fn exported(image: &ImageBytes, name: &[u8]) -> Option<u64> {
     if let Some(linkedit) = image.linkedit() {
         return export::find(linkedit.exports_trie.bytes(), name);
@@ -300,7 +300,7 @@ fn exported(image: &ImageBytes, name: &[u8]) -> Option<u64> {
     export::find(image.bytes().get(start..end)?, name)
 }
 
-/// A wait status (bsd/sys/wait.h).
+/// Decodes a wait status (bsd/sys/wait.h).
 pub(super) fn exit_status(status: i32) -> ExitStatus {
     match status & 0x7f {
         0 => ExitStatus::Code(status >> 8 & 0xff),
@@ -365,7 +365,7 @@ impl Target for MachTarget<'_> {
         let status = self.threads.poll(self.kernel, thread, self.clock.now_ns());
         match status {
             Err(Fault::ThreadGone) => self.polls.hurry(),
-            // Threads of a process that job control has stopped say that they wait.
+            // Threads of a process stopped by job control are reported as waiting.
             Ok(ThreadStatus { activity: Activity::Waiting, cpu_ns, switches }) if self.is_job_stopped() => {
                 return Ok(ThreadStatus { activity: Activity::Stopped, cpu_ns, switches });
             }
@@ -392,11 +392,11 @@ impl Target for MachTarget<'_> {
 
     fn next(&mut self, until_ns: u64, capture: &mut Capture) -> Result<TargetEvent, Fault> {
         if until_ns > 0 && !std::mem::replace(&mut self.qos_requested, true) {
-            // By the thread that samples. A thread of background QoS is woken up to 100 ms late. What
-            // is refused changes nothing: ticks then come when they come.
+            // For the sampling thread. A thread of background QoS is woken up to 100 ms late. A refusal is
+            // harmless: ticks then arrive late.
             let _ = self.kernel.request_interactive_qos();
         }
-        // However long a poll takes, after `until_ns` there is one at most.
+        // However long a poll takes, there is at most one after `until_ns`.
         let mut polled_late = false;
         loop {
             if let Some(event) = self.events.pop_front() {

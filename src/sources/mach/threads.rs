@@ -1,9 +1,9 @@
-//! The threads of a task: which exist, and what each did since its last poll.
+//! The threads of a task: which exist, and the activity of each since its last poll.
 //!
-//! A list is an array in our memory and a reference to a port for each thread: the array is freed at once, and every
-//! reference except the one that is kept for each known thread. While that one is kept its name means this thread;
-//! once freed it may mean another one. So a thread is known by its `thread_id`. Each of them takes a call, so a list
-//! is read in pieces (see `polls.rs`).
+//! A list is an array in our memory and a reference to a port for each thread: the array is freed at once,
+//! and so is every reference except one for each known thread. While that one is kept its name means this
+//! thread; once freed it may mean another one. So a thread is identified by its `thread_id`. Reading it takes
+//! a call per thread, so a list is read in pieces (see `polls.rs`).
 
 use hashbrown::HashMap;
 
@@ -20,12 +20,12 @@ const EXTENDED_COUNT: u32 = 28;
 const RUNNING: i32 = 1;
 const STOPPED: i32 = 2;
 
-/// While no thread has used any CPU time for this long, a system is not yet taken for one that does not report CPU
-/// times, nanoseconds.
+/// If no thread has used any CPU time for this long, the system is assumed not to report CPU times,
+/// nanoseconds.
 const SILENT_NS: u64 = 10_000_000;
 
-/// Whether a failure means that the task or thread has ended: its port is dead (as a message's destination, or
-/// converted to nothing) or it is being terminated.
+/// Whether a failure means that the task or thread has ended: its port is dead (as a message's destination,
+/// or converted to nothing) or it is being terminated.
 pub(super) fn is_gone(failed: KernReturn) -> bool {
     matches!(failed, KernReturn::InvalidArgument | KernReturn::Terminated | KernReturn::SendInvalidDest)
 }
@@ -44,7 +44,7 @@ impl ThreadReport {
         ThreadReport { user_ns, system_ns, run_state: if is_runnable { RUNNING } else { STOPPED } }
     }
 
-    /// CPU time: exact for a thread that is on no CPU, as all are while their task is held.
+    /// CPU time: exact for a thread on no CPU, as all are while their task is held.
     pub(super) fn cpu_ns(&self) -> u64 {
         self.user_ns.saturating_add(self.system_ns)
     }
@@ -59,13 +59,13 @@ fn told(kernel: &dyn MachKernel, port: ThreadPort, polls_are_answered: bool) -> 
     let basic = kernel.thread_basic_info(port, BASIC_COUNT).map(|info| ThreadReport {
         user_ns: info.user_ns,
         system_ns: info.system_ns,
-        // A thread that another debugger suspended reports that it waits.
+        // A thread suspended by another debugger is reported as waiting.
         run_state: if info.suspend_count > 0 && info.run_state != RUNNING { STOPPED } else { info.run_state },
     });
     basic.or_else(|failed| match failed {
         KernReturn::Terminated | KernReturn::SendInvalidDest => Err(failed),
         KernReturn::InvalidArgument if polls_are_answered => Err(failed),
-        // The same facts by another way, should a system refuse the first.
+        // The same facts from another call, in case a system refuses the first.
         _ => kernel.thread_extended_info(port, EXTENDED_COUNT).map(|info| ThreadReport {
             user_ns: info.user_ns,
             system_ns: info.system_ns,
@@ -74,29 +74,29 @@ fn told(kernel: &dyn MachKernel, port: ThreadPort, polls_are_answered: bool) -> 
     })
 }
 
-/// A thread that is known.
+/// A known thread.
 #[derive(Debug)]
 pub(super) struct Thread {
     pub(super) port: ThreadPort,
-    /// TSD base, 0 if the thread has no pthread or the system does not report it.
+    /// TSD base, 0 if the thread has no pthread or it is not reported.
     pub(super) handle: u64,
-    /// Where the target keeps the pointer to its dispatch queue.
+    /// Address of the pointer to its dispatch queue.
     pub(super) dispatch_qaddr: u64,
     pub(super) stack: Stack,
-    /// Its port was reported dead; the next list is without it.
+    /// Its port was reported dead; the next list drops it.
     pub(super) has_gone: bool,
-    /// The list that it was last in.
+    /// Number of the last list that contained it.
     listed: u64,
     polled_ns: u64,
-    /// Time in which it was running, by polls alone.
+    /// Time in which polls found it running.
     seen_running_ns: u64,
 }
 
-/// What a list changed, in the order of creation and of numbers.
+/// Changes found by a list, in the order of creation and of numbers.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) started: Vec<ThreadId>,
-    /// Reported once the list is done.
+    /// Reported once the list is complete.
     pub(super) ended: Vec<ThreadId>,
     /// Whether the whole list was read.
     pub(super) done: bool,
@@ -107,10 +107,10 @@ pub(super) struct Changes {
 pub(super) struct Threads {
     by_id: HashMap<ThreadId, Thread>,
     by_port: HashMap<ThreadPort, ThreadId>,
-    /// The one that the task began with, if it was there when the task was first listed.
+    /// The task's initial thread, if it existed when the task was first listed.
     first: Option<ThreadId>,
     lists: u64,
-    /// The list in hand: each port in it from `next` on is a reference to be given back.
+    /// The current list: each port from `next` on is a reference to be released.
     ports: Vec<ThreadPort>,
     next: usize,
     listing: bool,
@@ -119,13 +119,13 @@ pub(super) struct Threads {
     /// Whether any thread was ever reported to have used CPU time.
     times_are_told: bool,
     first_poll_ns: Option<u64>,
-    /// Whether a poll ever succeeded: then a refusal means that the thread has ended.
+    /// Whether a poll ever succeeded: then a refusal means that the thread has exited.
     polls_are_answered: bool,
 }
 
 impl Threads {
-    /// Lists the threads, or continues the current list, until `pause` returns true; at least one thread is read. On
-    /// a failure nothing changes.
+    /// Lists the threads, or continues the current list, until `pause` returns true; reads at least one
+    /// thread. Changes nothing on a failure.
     pub(super) fn list(
         &mut self,
         kernel: &dyn MachKernel,
@@ -137,7 +137,7 @@ impl Threads {
             self.ports.clear();
             let array = kernel.task_threads(task, &mut self.ports)?;
             if array.address != 0 && array.size != 0 {
-                // Were it refused, nothing else could be done either; so below.
+                // There is no remedy for a failure, here and below.
                 let _ = kernel.vm_deallocate(array);
             }
             self.ports.retain(|port| port.0 != 0);
@@ -155,13 +155,13 @@ impl Threads {
         let last = self.lists;
         let gone = self.by_id.iter().filter(|(_, thread)| thread.listed != last).map(|(id, _)| *id);
         changes.ended.extend(gone);
-        // The table has no order of its own.
+        // The table is unordered.
         changes.ended.sort_unstable();
         changes.ended.iter().for_each(|id| self.forget(kernel, *id));
         Ok(changes)
     }
 
-    /// Takes one reference to a listed thread's port; its number if it is new.
+    /// Takes one reference to a listed thread's port; returns its number if it is new.
     fn listed(&mut self, kernel: &dyn MachKernel, port: ThreadPort, now_ns: u64) -> Option<ThreadId> {
         if let Some(thread) = self.by_port.get(&port).and_then(|id| self.by_id.get_mut(id)) {
             thread.listed = self.lists;
@@ -175,7 +175,7 @@ impl Threads {
                 let _ = kernel.port_deallocate(port.0);
                 return None;
             }
-            // Unknown: while its reference is kept, the name is as good.
+            // Unknown: while its reference is kept, the port name identifies it as well.
             _ => (port.0.into(), 0, 0),
         };
         self.ids_are_told |= id != u64::from(port.0) || handle != 0;
@@ -212,7 +212,7 @@ impl Threads {
         }
     }
 
-    /// Gives all references back.
+    /// Releases all references.
     pub(super) fn clear(&mut self, kernel: &dyn MachKernel) {
         let mut ids: Vec<ThreadId> = self.by_id.keys().copied().collect();
         ids.sort_unstable();
@@ -233,15 +233,14 @@ impl Threads {
         self.first == Some(id)
     }
 
-    /// All that are known, by number.
+    /// All known threads, by number.
     pub(super) fn ids(&self) -> Vec<ThreadId> {
         let mut ids: Vec<ThreadId> = self.by_id.keys().copied().collect();
         ids.sort_unstable();
         ids
     }
 
-    /// What a thread does, and the CPU time it used. It must not be suspended by us: that
-    /// hides whether it waits.
+    /// Activity of a thread, and its CPU time. We must not have suspended it: that hides whether it waits.
     pub(super) fn poll(
         &mut self,
         kernel: &dyn MachKernel,
@@ -269,7 +268,7 @@ impl Threads {
             thread.seen_running_ns += now_ns.saturating_sub(thread.polled_ns);
         }
         thread.polled_ns = now_ns;
-        // Where CPU times are always zero, the state alone decides.
+        // If CPU times are always zero, the state alone decides.
         let silent = !self.times_are_told && now_ns.saturating_sub(first_poll_ns) >= SILENT_NS;
         Ok(ThreadStatus {
             cpu_ns: if silent { thread.seen_running_ns } else { told_ns },
@@ -282,8 +281,8 @@ impl Threads {
         })
     }
 
-    /// The reports on a thread around a stop; `None` if they are unreliable: there are none, or CPU times are always
-    /// zero.
+    /// The reports on a thread around a stop; `None` if they are unreliable: missing, or with CPU times that
+    /// are always zero.
     pub(super) fn told_around_stop(&mut self, kernel: &dyn MachKernel, id: ThreadId) -> Option<ThreadReport> {
         let (is_told, are_answered) = (self.times_are_told, self.polls_are_answered);
         let thread = self.by_id.get_mut(&id).filter(|thread| is_told && !thread.has_gone)?;

@@ -1,9 +1,9 @@
-//! The real kernel: each method of `MachKernel` is the call, the conversion of its code,
-//! and the copy to plain types.
+//! The real kernel: each method of `MachKernel` is the call, the conversion of its code, and the copy to
+//! plain types.
 //!
-//! The calls are those of `mach2` and `libc`; the few that both lack are declared here. Mach calls never set errno,
-//! and it is never read after one; BSD calls set it, except posix_spawn, which returns it. The tests on other systems
-//! cannot run this file: it makes no decisions.
+//! The calls are those of `mach2` and `libc`; the few that both lack are declared here. Mach calls never set
+//! errno, and it is never read after one; BSD calls set it, except posix_spawn, which returns it. Tests on
+//! other systems cannot run this file, so it makes no decisions.
 #![cfg(target_vendor = "apple")]
 #![allow(unsafe_code)]
 
@@ -54,7 +54,7 @@ const QOS_CLASS_USER_INTERACTIVE: c_uint = 0x21;
 /// MACH_SEND_* of osfmk/mach/message.h.
 const SEND_FAILURES: std::ops::Range<i32> = 0x1000_0001..0x1000_4000;
 
-// The declarations of the libraries equal those of layout.rs.
+// The libraries' declarations equal those of layout.rs.
 const _: () = {
     assert!(size_of::<libc::thread_basic_info>() == size_of::<RawThreadBasicInfo>());
     assert!(size_of::<libc::thread_identifier_info>() == size_of::<RawThreadIdentifierInfo>());
@@ -90,8 +90,8 @@ fn own_task() -> u32 {
     unsafe { mach_task_self() }
 }
 
-/// A structure of words that `call` fills, given its address and the number of words: `count`, but never more than
-/// fit.
+/// A structure of words that `call` fills, given its address and the number of words: `count`, but never more
+/// than fit.
 fn filled<T: Copy + Default>(count: u32, call: impl FnOnce(*mut i32, *mut u32) -> kern_return_t) -> Kern<T> {
     let mut info = T::default();
     let mut count = count.min(words::<T>());
@@ -107,11 +107,12 @@ fn thread_info<T: Copy + Default>(thread: ThreadPort, flavor: c_uint, count: u32
     })
 }
 
-/// A path that `call` writes into a buffer and returns the length of; 0 or less: it failed, and errno has the reason.
+/// A path that `call` writes into a buffer and returns the length of; 0 or less: it failed, and errno has the
+/// reason.
 fn path(call: impl FnOnce(*mut c_void, u32) -> c_int) -> Result<String, Errno> {
     let mut buffer = [0u8; libc::PROC_PIDPATHINFO_MAXSIZE as usize];
-    // SAFETY: __error gives the address of this thread's errno. It is cleared because an
-    // empty path also returns 0, without setting it.
+    // SAFETY: __error returns the address of this thread's errno. It is cleared because an empty path also
+    // returns 0, without setting it.
     unsafe { *libc::__error() = 0 };
     let length = call(buffer.as_mut_ptr().cast(), buffer.len() as u32);
     match errno() {
@@ -121,7 +122,7 @@ fn path(call: impl FnOnce(*mut c_void, u32) -> c_int) -> Result<String, Errno> {
     }
 }
 
-/// All processes but this one. Those of other users may lack a name.
+/// All other processes. Those of other users may lack a name.
 #[must_use]
 pub fn processes() -> Vec<RunningProcess> {
     let mut ids = vec![0i32; PROCESSES_MAX];
@@ -140,7 +141,7 @@ pub fn processes() -> Vec<RunningProcess> {
     ids.into_iter().filter(|id| *id > 0 && *id != own).map(process).collect()
 }
 
-/// Most processes that are listed: above `kern.maxproc` of any Mac.
+/// Most processes to list: above `kern.maxproc` of any Mac.
 const PROCESSES_MAX: usize = 1 << 16;
 
 /// CPU time of this process in nanoseconds, and its peak resident memory in bytes.
@@ -178,8 +179,8 @@ impl MachKernel for Xnu {
     }
 
     fn vm_deallocate(&self, memory: OutOfLine) -> Kern<()> {
-        // SAFETY: an OutOfLine is made in `task_threads` alone, for memory that the kernel
-        // gave to this process and that was copied before; it is consumed here.
+        // SAFETY: an OutOfLine is created only in `task_threads`, for memory that the kernel gave to this
+        // process and that was copied before; it is consumed here.
         kern(unsafe { mach_vm_deallocate(own_task(), memory.address, memory.size) })
     }
 
@@ -194,9 +195,8 @@ impl MachKernel for Xnu {
         // SAFETY: takes a number; the token is consumed.
         let result = kern(unsafe { task_resume2(token.0) });
         if result.is_err_and(|failed| SEND_FAILURES.contains(&failed.code())) {
-            // A message that was not sent does not take its token along; that of a task
-            // that has died is a dead name. This gives it back, which also ends the
-            // suspension; that it may fail changes nothing.
+            // A message that was not sent does not consume its token; that of a task that has died is a dead
+            // name. This releases it, which also ends the suspension; a failure is harmless.
             let _ = self.port_deallocate(token.0);
         }
         result
@@ -218,8 +218,8 @@ impl MachKernel for Xnu {
         // SAFETY: both are live and of the types that task_threads fills.
         kern(unsafe { task_threads(task.0, &raw mut array, &raw mut count) })?;
         if !array.is_null() {
-            // SAFETY: the kernel placed `count` port names at `array`; they stay until
-            // vm_deallocate is called with what is returned here.
+            // SAFETY: the kernel placed `count` port names at `array`; they stay until vm_deallocate is
+            // called with the value returned here.
             let names = unsafe { std::slice::from_raw_parts(array, count as usize) };
             ports.extend(names.iter().map(|name| ThreadPort(*name)));
         }
@@ -301,8 +301,8 @@ impl MachKernel for Xnu {
     fn proc_args(&self, pid: i32) -> Result<Vec<u8>, Errno> {
         let mut name = [libc::CTL_KERN, libc::KERN_PROCARGS2, pid];
         let mut sysctl = |into: *mut c_void, size: &mut usize| {
-            // SAFETY: `name` is live and its length 3; the callers pass null, which asks
-            // for the size only, or a live buffer of `size` bytes.
+            // SAFETY: `name` is live and its length 3; the callers pass null, which requests only the size,
+            // or a live buffer of `size` bytes.
             bsd(unsafe { libc::sysctl(name.as_mut_ptr(), 3, into, size, null_mut(), 0) })
         };
         let mut size = 0;
@@ -355,11 +355,10 @@ impl MachKernel for Xnu {
         let attributes = SpawnAttributes::new()?;
         let actions = FileActions::new()?;
         let mut pid = 0;
-        // SAFETY: _NSGetEnviron gives the address of `environ`, which is set.
+        // SAFETY: _NSGetEnviron returns the address of `environ`, which is set.
         let environment = unsafe { *libc::_NSGetEnviron() };
-        // SAFETY: `program` and `arguments` are NUL-ended texts of the live `words`, the
-        // array ends with null, `attributes` and `actions` are initialised, and posix_spawnp changes
-        // none of them.
+        // SAFETY: `program` and `arguments` are NUL-terminated texts of the live `words`, the array ends with
+        // null, `attributes` and `actions` are initialised, and posix_spawnp changes none of them.
         let failed = unsafe {
             libc::posix_spawnp(
                 &raw mut pid,
@@ -388,7 +387,7 @@ impl MachKernel for Xnu {
 
     fn timebase(&self) -> (u32, u32) {
         let mut base = mach_timebase_info { numer: 1, denom: 1 };
-        // SAFETY: `base` is live. The call has no way to fail; 1/1 would stay.
+        // SAFETY: `base` is live. The call cannot fail; 1/1 would stay.
         unsafe { mach_timebase_info(&raw mut base) };
         (base.numer, base.denom)
     }
@@ -424,8 +423,8 @@ impl MachKernel for Xnu {
         if after > size || !layout::constant(address, len as u64, region) {
             return None;
         }
-        // SAFETY: all of it lies in the shared cache, which stays mapped as long as this
-        // process lives, is readable (there are holes), and cannot be written.
+        // SAFETY: all of it lies in the shared cache, which stays mapped as long as this process lives, is
+        // readable (there are holes), and cannot be written.
         let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(address as *const u8, len) };
         Some(ImageBytes::new(bytes))
     }
@@ -448,7 +447,7 @@ impl FileActions {
     fn new() -> Result<FileActions, Errno> {
         let returned = |code: c_int| if code == 0 { Ok(()) } else { Err(Errno(code)) };
         let mut raw = null_mut();
-        // SAFETY: `raw` is live; on success it is given back in `drop`.
+        // SAFETY: `raw` is live; on success it is destroyed in `drop`.
         returned(unsafe { libc::posix_spawn_file_actions_init(&raw mut raw) })?;
         let mut actions = FileActions(raw);
         for stream in (0..=2).filter(|stream| startup::was_closed(*stream)) {
@@ -466,9 +465,9 @@ impl Drop for FileActions {
     }
 }
 
-/// Attributes of a process that starts suspended, with no signal blocked and SIGPIPE as
-/// it was before Rust's runtime ignored it. Handlers end with exec by themselves, and
-/// what the user's shell ignores (nohup) stays ignored.
+/// Attributes of a process that starts suspended, with no signal blocked and SIGPIPE as it was before Rust's
+/// runtime ignored it. Exec resets handlers by itself, and signals ignored by the user's shell (nohup) stay
+/// ignored.
 struct SpawnAttributes(libc::posix_spawnattr_t);
 
 impl SpawnAttributes {
@@ -477,7 +476,7 @@ impl SpawnAttributes {
         let flags =
             libc::POSIX_SPAWN_START_SUSPENDED | libc::POSIX_SPAWN_SETSIGDEF | libc::POSIX_SPAWN_SETSIGMASK;
         let mut raw = null_mut();
-        // SAFETY: `raw` is live; on success it is given back in `drop`.
+        // SAFETY: `raw` is live; on success it is destroyed in `drop`.
         returned(unsafe { libc::posix_spawnattr_init(&raw mut raw) })?;
         let mut attributes = SpawnAttributes(raw);
         let attr = &raw mut attributes.0;

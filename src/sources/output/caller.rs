@@ -16,7 +16,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Who called sudo, or owns the process that started a setuid program; `None` unless this
+    /// The user who called sudo, or who owns the process that started a setuid program; `None` unless this
     /// process has root's rights and the caller is another user.
     #[must_use]
     pub fn of_this_process() -> Option<Caller> {
@@ -26,7 +26,7 @@ impl Caller {
         Some(Caller { uid, gid, groups: groups(uid, gid) })
     }
 
-    /// A user of whom only numbers are known.
+    /// A user known only by numbers.
     #[must_use]
     pub fn new(uid: u32, gid: u32, groups: Vec<u32>) -> Caller {
         Caller { uid, gid, groups }
@@ -50,8 +50,8 @@ impl Caller {
         &self.groups
     }
 
-    /// Runs `body` with this user's rights to files, in the calling thread alone. The right to
-    /// take them is needed (CAP_SETUID, CAP_SETGID), unless the thread has them already.
+    /// Runs `body` with this user's rights to files, in the calling thread alone. Needs CAP_SETUID and
+    /// CAP_SETGID, unless the thread already has those rights.
     ///
     /// # Errors
     /// The system does not let this thread act as that user; `body` did not run.
@@ -63,7 +63,7 @@ impl Caller {
     }
 }
 
-/// User and group of the caller; SUDO_UID and SUDO_GID count only if the real user is root, too.
+/// User and group of the caller. SUDO_UID and SUDO_GID count only if the real user is root, too.
 fn identity(
     real: (u32, u32),
     effective: u32,
@@ -83,7 +83,7 @@ fn identity(
     Some((number("SUDO_UID")?, number("SUDO_GID")?)).filter(|(uid, _)| *uid != 0)
 }
 
-/// All groups of a user, as a login has them; its own alone where the user has no name.
+/// All groups of a user, as for a login; only the primary group if the user has no name.
 fn groups(uid: u32, gid: u32) -> Vec<u32> {
     named_groups(uid, gid).unwrap_or_else(|| vec![gid])
 }
@@ -93,7 +93,7 @@ fn named_groups(uid: u32, gid: u32) -> Option<Vec<u32>> {
     // SAFETY: `passwd` has only pointers and integers; all zeroes is a value of it.
     let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
     let mut found = std::ptr::null_mut();
-    // SAFETY: the pointers are to live objects; `text` has as many bytes as are told.
+    // SAFETY: the pointers are to live objects; `text` has the length passed.
     let result =
         unsafe { libc::getpwuid_r(uid, &raw mut entry, text.as_mut_ptr(), text.len(), &raw mut found) };
     if result != 0 || found.is_null() || entry.pw_name.is_null() {
@@ -113,29 +113,29 @@ fn named_groups(uid: u32, gid: u32) -> Option<Vec<u32>> {
             groups.truncate(usize::try_from(count).unwrap_or(0));
             return Some(groups);
         }
-        // macOS does not say how many there are.
+        // macOS does not report the required number.
         let room = libc::c_int::try_from(room).ok()?;
         count = count.max(room.saturating_mul(2));
     }
 }
 
-/// The user by whose rights files are opened in this thread.
+/// The user that owns file access in this thread.
 pub(super) fn file_uid() -> u32 {
     system::file_uid()
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod system {
-    //! setfsuid(2): of the calling thread, and without effect on signals that reach the process.
+    //! setfsuid(2): affects only the calling thread, and not which signals reach the process.
 
     use std::io;
 
     use crate::sources::output::caller::Caller;
 
-    /// No user: tells the current one and changes nothing.
+    /// An invalid user: setfsuid(2) then returns the current one and changes nothing.
     const NONE: u32 = u32::MAX;
 
-    /// What the thread was, which it is again when this is dropped.
+    /// Identity of the thread before, restored on drop.
     pub(super) struct Guard {
         uid: u32,
         gid: u32,
@@ -148,12 +148,12 @@ mod system {
     }
 
     fn set_uid(uid: u32) -> u32 {
-        // SAFETY: the call takes a number and gives the number that was set.
+        // SAFETY: the call takes and returns a number.
         unsafe { libc::setfsuid(uid) }.cast_unsigned()
     }
 
     fn set_gid(gid: u32) -> u32 {
-        // SAFETY: the call takes a number and gives the number that was set.
+        // SAFETY: the call takes and returns a number.
         unsafe { libc::setfsgid(gid) }.cast_unsigned()
     }
 
@@ -167,7 +167,7 @@ mod system {
         Ok(groups)
     }
 
-    /// By the system call: the C library's function changes all threads.
+    /// Uses the system call: the C library's function changes all threads.
     fn set_groups(groups: &[u32]) -> io::Result<()> {
         // SAFETY: the pointer and the length are those of a live slice.
         let result = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
@@ -179,13 +179,13 @@ mod system {
         if (uid, gid) == (caller.uid, caller.gid) {
             return Ok(None);
         }
-        // SAFETY: the call takes and gives numbers.
+        // SAFETY: the call takes and returns numbers.
         let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
         let mut guard = Guard { uid, gid, groups: None, dumpable };
         let before = groups()?;
         set_groups(&caller.groups)?;
         guard.groups = Some(before);
-        // The group first: without root's rights it could not be changed any more.
+        // The group first: it cannot be changed without root's rights.
         set_gid(caller.gid);
         set_uid(caller.uid);
         if (set_uid(NONE), set_gid(NONE)) != (caller.uid, caller.gid) {
@@ -201,7 +201,7 @@ mod system {
             if let Some(groups) = &self.groups {
                 let _ = set_groups(groups);
             }
-            // Each change of the user forbids core dumps of the whole process.
+            // Each change of the user disables core dumps of the whole process.
             if self.dumpable == 1 {
                 // SAFETY: the call takes numbers.
                 unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
@@ -212,7 +212,7 @@ mod system {
 
 #[cfg(target_vendor = "apple")]
 mod system {
-    //! pthread_setugid_np: of the calling thread; the user's groups follow from the number.
+    //! pthread_setugid_np: affects only the calling thread; the groups follow from the user's number.
 
     use std::io;
 
@@ -226,7 +226,7 @@ mod system {
     /// KAUTH_UID_NONE of sys/kauth.h: the process's own user.
     const NONE: u32 = u32::MAX - 100;
 
-    /// The thread is the process's user again when this is dropped.
+    /// Restores the process's user on drop.
     pub(super) struct Guard;
 
     pub(super) fn file_uid() -> u32 {
@@ -253,7 +253,7 @@ mod system {
 
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 mod system {
-    //! A system without a user of a thread's own.
+    //! Systems without a user per thread.
 
     use std::io;
 
@@ -284,9 +284,9 @@ mod tests {
         };
         let root = (0, 0);
         assert_eq!(identity(root, 0, environment("1000", "100")), Some((1000, 100)));
-        // Anybody can set variables; without root's rights they mean nothing.
+        // Anybody can set variables; without root's rights they are ignored.
         assert_eq!(identity((1000, 100), 1000, environment("1", "1")), None);
-        // A setuid program: its real user, whatever the variables say.
+        // A setuid program: its real user, whatever the variables contain.
         assert_eq!(identity((1000, 100), 0, environment("1", "1")), Some((1000, 100)));
         for (uid, gid) in
             [("0", "0"), ("x", "100"), ("+5", "5"), ("4294967295", "5"), ("5", "4294967295"), ("5", "")]

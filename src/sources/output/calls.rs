@@ -1,4 +1,4 @@
-//! The system calls of output files, each relative to an open directory.
+//! System calls for output files, each relative to an open directory.
 //!
 //! A failed call returns its errno as an `io::Error`; no decisions are made here.
 #![allow(unsafe_code)]
@@ -14,10 +14,10 @@ use std::os::unix::ffi::OsStringExt;
 
 use libc::c_int;
 
-/// Longest target of a link that is read.
+/// Longest link target that is read.
 const TARGET_BYTES_MAX: usize = 4096;
 
-/// What the system says of a file.
+/// File status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     /// Device and inode.
@@ -28,7 +28,7 @@ pub struct Status {
     pub gid: u32,
     /// Type and permissions, as `st_mode`.
     pub mode: u32,
-    /// Names of it; none once it is removed.
+    /// Number of links; 0 once the file is removed.
     pub links: u64,
 }
 
@@ -75,13 +75,13 @@ impl Status {
         self.is(libc::S_IFSOCK)
     }
 
-    /// A directory in which everyone may make files and only owners replace them, as `/tmp`.
+    /// A directory in which everyone may create files and only owners may replace them, as `/tmp`.
     #[must_use]
     pub fn is_sticky_for_all(&self) -> bool {
         self.mode & 0o1002 == 0o1002
     }
 
-    /// A directory in which users make files who need not trust each other.
+    /// A directory in which users who need not trust each other create files.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.mode & 0o002 != 0 || self.mode & 0o1020 == 0o1020
@@ -125,8 +125,7 @@ fn uninterrupted(mut call: impl FnMut() -> c_int) -> io::Result<c_int> {
 
 /// The working directory.
 pub(super) fn working_directory() -> BorrowedFd<'static> {
-    // SAFETY: AT_FDCWD is a constant that the calls of this file take for a descriptor; it is never
-    // closed.
+    // SAFETY: AT_FDCWD is a constant that the calls of this file accept as a descriptor; it is never closed.
     unsafe { BorrowedFd::borrow_raw(libc::AT_FDCWD) }
 }
 
@@ -139,29 +138,29 @@ pub(super) fn open_at(
 ) -> io::Result<OwnedFd> {
     let flags = flags | libc::O_CLOEXEC;
     let fd = uninterrupted(|| {
-        // SAFETY: `name` ends with NUL and is live; `mode` is what the variable argument is read as.
+        // SAFETY: `name` ends with NUL and is live; `mode` has the type of the variadic argument.
         unsafe { libc::openat(directory.as_raw_fd(), name.as_ptr(), flags, mode) }
     })?;
     // SAFETY: the call has just returned this descriptor, which nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Flags that open a directory for names in it; it need not be readable.
+/// Flags that open a directory for lookups; it need not be readable.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) const SEARCH: c_int = libc::O_PATH | libc::O_DIRECTORY;
-/// Flags that open a directory for names in it: O_SEARCH of sys/fcntl.h.
+/// Flags that open a directory for lookups: O_SEARCH of sys/fcntl.h.
 #[cfg(target_vendor = "apple")]
 pub(super) const SEARCH: c_int = 0x4000_0000 | libc::O_DIRECTORY;
 /// Flags that open a directory.
 #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 pub(super) const SEARCH: c_int = libc::O_RDONLY | libc::O_DIRECTORY;
 
-/// fstatat(2) of the name itself, not of what a link leads to.
+/// fstatat(2) of the name itself, without following a link.
 pub(super) fn status_at(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<Status> {
     status_with(directory, name, libc::AT_SYMLINK_NOFOLLOW)
 }
 
-/// fstatat(2) of what a link leads to.
+/// fstatat(2), following links.
 pub(super) fn target_status_at(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<Status> {
     status_with(directory, name, 0)
 }
@@ -190,7 +189,7 @@ pub(super) fn status(file: BorrowedFd<'_>) -> io::Result<Status> {
     Ok(Status::of(&stat))
 }
 
-/// The link of this name: its owner and its target, of one and the same link.
+/// Owner and target of a link, read from the same link.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) fn read_link(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<(Status, OsString)> {
     let link = open_at(directory, name, libc::O_PATH | libc::O_NOFOLLOW, 0)?;
@@ -198,7 +197,7 @@ pub(super) fn read_link(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<(S
     Ok((found, target(link.as_fd(), c"")?))
 }
 
-/// The link of this name: its owner and its target, of one and the same link.
+/// Owner and target of a link, read from the same link.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(super) fn read_link(directory: BorrowedFd<'_>, name: &CStr) -> io::Result<(Status, OsString)> {
     let before = status_at(directory, name)?;
@@ -238,7 +237,7 @@ pub(super) fn rename(directory: BorrowedFd<'_>, from: &CStr, to: &CStr) -> io::R
     check(unsafe { libc::renameat(fd, from.as_ptr(), fd, to.as_ptr()) }).map(drop)
 }
 
-/// Gives a file without a name this one, which must be free.
+/// Gives a nameless file this name, which must be free.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) fn link_file(file: BorrowedFd<'_>, directory: BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
@@ -248,12 +247,11 @@ pub(super) fn link_file(file: BorrowedFd<'_>, directory: BorrowedFd<'_>, name: &
         .map(drop)
 }
 
-/// A new file without a name in this directory; an error where such files cannot be had, or could
-/// not be given a name later.
+/// Creates a nameless file in this directory; fails if unsupported, or if the file could not be linked later.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) fn open_nameless(directory: BorrowedFd<'_>, mode: u32) -> io::Result<OwnedFd> {
     let file = open_at(directory, c".", libc::O_TMPFILE | libc::O_WRONLY, mode)?;
-    // Without /proc it cannot be linked.
+    // Linking requires /proc.
     let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     let seen = open_at(working_directory(), &path, libc::O_PATH, 0).and_then(|seen| status(seen.as_fd()));
     if !seen.is_ok_and(|seen| status(file.as_fd()).is_ok_and(|own| own.identity == seen.identity)) {
@@ -262,24 +260,23 @@ pub(super) fn open_nameless(directory: BorrowedFd<'_>, mode: u32) -> io::Result<
     Ok(file)
 }
 
-/// Another descriptor of an open file of this process, which must be open for writing.
+/// Duplicates a file descriptor of this process, which must be open for writing.
 ///
 /// # Errors
-/// EBADF: there is none of this number, or it is open for reading alone.
+/// EBADF: there is no such descriptor, or it is read-only.
 pub fn duplicate(number: c_int) -> io::Result<OwnedFd> {
-    // SAFETY: fcntl takes any number for a descriptor, and says EBADF if it is none.
+    // SAFETY: fcntl takes any number, and returns EBADF if it is not a descriptor.
     let flags = check(unsafe { libc::fcntl(number, libc::F_GETFL) })?;
     if flags & libc::O_ACCMODE == libc::O_RDONLY {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
-    // SAFETY: as above; no descriptor below 3, which stand for standard streams.
+    // SAFETY: as above; the new descriptor is not one of the standard streams (below 3).
     let fd = check(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) })?;
     // SAFETY: the call has just returned this descriptor, which nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Closes another descriptor of the file: file systems of the network say only then whether what
-/// was written has arrived.
+/// Closes another descriptor of the file: network file systems report write errors only on close.
 pub(super) fn flush(file: BorrowedFd<'_>) -> io::Result<()> {
     let other = file.try_clone_to_owned()?;
     // SAFETY: the descriptor is owned here, and is given up by `into_raw_fd`.
@@ -290,7 +287,7 @@ pub(super) fn flush(file: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Whether a directory is of /proc, whose links lead where their text does not say.
+/// Whether a directory is in /proc, with links that lead elsewhere than their text says.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 #[allow(clippy::unnecessary_cast)] // The type of the number differs between C libraries.
 pub(super) fn is_proc(directory: BorrowedFd<'_>) -> bool {
@@ -301,7 +298,7 @@ pub(super) fn is_proc(directory: BorrowedFd<'_>) -> bool {
     result == 0 && about.f_type as u64 == libc::PROC_SUPER_MAGIC as u64
 }
 
-/// Whether a directory is of /proc, which this system lacks.
+/// Whether a directory is in /proc, which this system lacks.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(super) fn is_proc(_: BorrowedFd<'_>) -> bool {
     false

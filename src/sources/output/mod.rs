@@ -1,10 +1,11 @@
-//! Output files, by descriptors instead of paths. Input: a path and content. Output: a whole file, or an error.
+//! Output files, by descriptors instead of paths. Input: a path and content. Output: a whole file, or an
+//! error.
 //!
-//! A path is resolved once ([`resolve`]): component by component, each opened relative to the one before, which leads
-//! to a [`Place`]: an open directory and a name in it. All that follows (the test, the new file, the rename) is
-//! relative to that descriptor, so no user who may write to a directory on the way can redirect it. The content goes
-//! to a file without a name (O_TMPFILE) or with an unguessable one, and gets the output's name when it is whole.
-//! [`Caller`] is the user who called sudo, as whom outputs are created.
+//! A path is resolved once ([`resolve`]), component by component, each opened relative to the one before. The
+//! result is a [`Place`]: an open directory and a name in it. Every later step (test, new file, rename) is
+//! relative to that descriptor, so no user with write access to a directory of the path can redirect it. The
+//! content goes to a nameless file (O_TMPFILE) or one with an unguessable name, and gets the output's name
+//! when it is complete. [`Caller`] is the user who called sudo, as whom outputs are created.
 //!
 //! `cli/file.rs` decides what is refused, and words the messages.
 

@@ -10,30 +10,30 @@ use std::sync::Arc;
 use super::step::{Step, reached};
 use super::{Status, Unfinished, caller, calls};
 
-/// The error of open(2) for a link that it does not follow.
+/// The error of open(2) for a link under O_NOFOLLOW.
 const IS_LINK: i32 = libc::ELOOP;
 
 /// Permissions of a new file before the umask.
 const NEW: u32 = 0o666;
 
-/// Where an output is written: a name in an open directory.
+/// Destination of an output: a name in an open directory.
 #[derive(Debug)]
 pub struct Place {
     pub(super) directory: Arc<OwnedFd>,
     pub(super) name: CString,
-    /// An entry of /proc, whose links only the kernel can follow.
+    /// An entry of /proc, with links that only the kernel can follow.
     pub(super) is_proc: bool,
 }
 
 impl Place {
-    /// Whether both are one name in one directory, whatever paths led there.
+    /// Whether both are the same name in the same directory, regardless of the paths.
     #[must_use]
     pub fn is_same(&self, other: &Place) -> bool {
         let identity = |place: &Place| place.directory().ok().map(|status| status.identity);
         self.name == other.name && identity(self).is_some_and(|here| identity(other) == Some(here))
     }
 
-    /// The object under the name, without following a link.
+    /// The status of the name, without following a link.
     ///
     /// # Errors
     /// The directory cannot be searched.
@@ -45,7 +45,7 @@ impl Place {
         }
     }
 
-    /// What the name leads to, where that is anything.
+    /// The status of what the name leads to, if it exists.
     ///
     /// # Errors
     /// The directory cannot be searched.
@@ -57,7 +57,7 @@ impl Place {
         }
     }
 
-    /// Asks whether what the name leads to may be written to, and opens nothing.
+    /// Checks that the file under the name may be written, without opening it.
     ///
     /// # Errors
     /// Why not.
@@ -65,15 +65,15 @@ impl Place {
         calls::check_access(self.directory.as_fd(), &self.name)
     }
 
-    /// The directory.
+    /// The status of the directory.
     ///
     /// # Errors
-    /// Where the file system does not answer.
+    /// The file system does not answer.
     pub fn directory(&self) -> io::Result<Status> {
         calls::status(self.directory.as_fd())
     }
 
-    /// Whether the place is in /proc: what is there is written to, and never replaced.
+    /// Whether the place is in /proc: files there are written to, never replaced.
     #[must_use]
     pub fn is_proc(&self) -> bool {
         self.is_proc
@@ -92,15 +92,15 @@ impl Place {
         !directory.is_sticky() || own == 0 || own == existing.uid || own == directory.uid
     }
 
-    /// Whether a pipe or device can be trusted: its name could have been meant for a file, and another user have
-    /// created it. The rule is the kernel's, fs.protected_fifos.
+    /// Whether a pipe or device can be trusted: another user could have created it under a name meant for a
+    /// file. The rule is the kernel's, fs.protected_fifos.
     #[must_use]
     pub fn is_trusted(directory: &Status, existing: &Status) -> bool {
         let sticky = directory.is_sticky() && directory.is_shared();
         !sticky || existing.uid == caller::file_uid() || existing.uid == directory.uid
     }
 
-    /// Asks whether an existing regular file may be written to, and changes nothing.
+    /// Checks that an existing regular file may be written, without changing it.
     ///
     /// # Errors
     /// Why not.
@@ -110,8 +110,8 @@ impl Place {
         calls::open_at(self.directory.as_fd(), &self.name, flags, 0).map(drop)
     }
 
-    /// Opens a pipe or a device, and tells what was opened; `None` if it is a link by now. Waits
-    /// for a reader of a FIFO.
+    /// Opens a pipe or a device and returns its status; `None` if it has become a link. Waits for a reader of
+    /// a FIFO.
     ///
     /// # Errors
     /// Why it cannot be opened.
@@ -119,7 +119,7 @@ impl Place {
         self.open_with(0)
     }
 
-    /// Opens a device, and tells what was opened; `None` if it is a link by now. Waits for nothing.
+    /// Opens a device without waiting and returns its status; `None` if it has become a link.
     ///
     /// # Errors
     /// Why it cannot be opened.
@@ -139,8 +139,8 @@ impl Place {
         Ok(Some((file.into(), status)))
     }
 
-    /// Opens the file to append to, makes it if there is none, and tells what was opened. Follows no
-    /// link and waits for no reader.
+    /// Opens the file for appending, creates it if missing, and returns its status. Follows no link and waits
+    /// for no reader.
     ///
     /// # Errors
     /// Why it cannot be opened.
@@ -149,7 +149,7 @@ impl Place {
         let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
         let open = |flags| calls::open_at(self.directory.as_fd(), &self.name, flags, NEW);
         let file = match open(flags) {
-            // A file that appears meanwhile is not taken for a new one.
+            // A file that appears in between does not count as new.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 open(flags | libc::O_CREAT | libc::O_EXCL)?
             }
@@ -159,22 +159,22 @@ impl Place {
         Ok((file.into(), status))
     }
 
-    /// A new file for this place, unreadable to all but the owner for whom the replaced one was unreadable.
+    /// Creates a new file for this place, unreadable to all but the owner if the replaced one was.
     ///
     /// # Errors
-    /// Why there can be none in the directory.
+    /// Why the directory cannot have one.
     pub fn create(&self) -> io::Result<Unfinished> {
         let existing = self.existing()?.filter(Status::is_regular);
         let mode = existing.map_or(NEW, |existing| existing.mode & NEW);
         Unfinished::create(&self.directory, mode)
     }
 
-    /// Gives a whole file its name. A file that it replaces passes on its owner, group and
-    /// permissions, but none to execute and no set-user-ID; in a shared directory no owner and no
-    /// wider permissions, since another user could have put it there.
+    /// Gives a complete file its name. It takes over owner, group and permissions of the file that it
+    /// replaces, except execute and set-user-ID bits. In a shared directory it takes over no owner and no
+    /// wider permissions, since another user could have put the old file there.
     ///
     /// # Errors
-    /// Why it cannot have the name; nothing is left then, and what stood there stays.
+    /// Why it cannot have the name; then the new file is gone and the old one unchanged.
     pub fn finish(&self, new: Unfinished) -> io::Result<()> {
         if let Some(existing) = self.existing()?.filter(Status::is_regular) {
             // Best effort: a file system without owners is no reason to lose a recording.
@@ -207,7 +207,7 @@ fn pass_on(existing: &Status, directory: &Status, new: &File) -> io::Result<()> 
         let group = Some(existing.gid).filter(|gid| *gid != own.gid);
         let _ = fchown(new, owner, group);
         let mode = existing.mode & NEW;
-        // A group that could not be passed on gives its permissions to no other one.
+        // If the group could not be kept, its permissions must not go to another group.
         let is_group_kept = calls::status(new.as_fd())?.gid == existing.gid;
         if is_group_kept { mode } else { mode & !0o070 | mode & (mode << 3) & 0o070 }
     };

@@ -1,14 +1,14 @@
 //! From a path to a [`Place`], one component at a time.
 //!
-//! Each directory is opened relative to the one before and without following a link; a link is
-//! read and its target walked in the same way. So what was examined is what is used, and the
-//! rules for links are applied to each of them:
+//! Each directory is opened relative to the one before and without following a link; a link is read and its
+//! target walked in the same way. So the file that was checked is the file that is used, and every link is
+//! subject to the rules:
 //!
-//! - In a sticky directory that everyone may write to, a link is followed only if it belongs to
-//!   the user who writes or to the owner of the directory: fs.protected_symlinks of
-//!   Documentation/admin-guide/sysctl/fs.rst, whether the kernel has it switched on or not.
-//! - A link of another user who is not root is followed only into a directory of that user, who
-//!   gains nothing by it then.
+//! - In a sticky directory that everyone may write to, a link is followed only if it belongs to the writing
+//!   user or to the owner of the directory: fs.protected_symlinks of Documentation/admin-guide/sysctl/fs.rst,
+//!   whether the kernel enables it or not.
+//! - A link of another user who is not root is followed only into a directory of that user, who then gains
+//!   nothing by it.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString};
@@ -22,42 +22,42 @@ use super::place::Place;
 use super::step::{Step, reached};
 use super::{Status, caller, calls};
 
-/// Most links of a path, as in Linux (MAXSYMLINKS).
+/// Most links in a path, as in Linux (MAXSYMLINKS).
 const LINKS_MAX: u32 = 40;
-/// Most components of a path with all of its links; most directories above the working directory.
+/// Most components of a path including its links; most directories above the working directory.
 const COMPONENTS_MAX: u32 = 100_000;
 
-/// Whom the directories of a path may belong to.
+/// Required owner of a path's directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trust {
     /// Anybody.
     Anyone,
-    /// Root alone, and nobody else may change what a component of the path leads to.
+    /// Only root, and nobody else may change what a component of the path leads to.
     Root,
 }
 
-/// What a path leads to.
+/// How the last component is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// A file to be written: links are followed, the last one too.
+    /// A file to be written: the last component is followed if it is a link.
     File,
     /// A name in a directory: the last component is not followed.
     Name,
 }
 
-/// Where a path leads.
+/// Result of resolving a path.
 #[derive(Debug)]
 pub enum Resolved {
-    /// To a name in a directory.
+    /// A name in a directory.
     Place(Place),
-    /// To an open file of this process (`/dev/stdout`, `/dev/fd/3`).
+    /// An open file of this process (`/dev/stdout`, `/dev/fd/3`).
     Descriptor(OwnedFd),
 }
 
-/// Why a path leads nowhere.
+/// Why a path cannot be resolved.
 #[derive(Debug)]
 pub enum Refusal {
-    /// The system said no.
+    /// A system call failed.
     System(io::Error),
     /// A directory of the path does not exist.
     NoDirectory,
@@ -69,9 +69,9 @@ pub enum Refusal {
     NoName,
     /// A link to a file that does not exist.
     Dangling,
-    /// A link of this user, which is not followed.
+    /// A link of this user, which must not be followed.
     Link(u32),
-    /// A directory or link of the path is not root's alone.
+    /// A directory or link of the path can be changed by others than root.
     Untrusted,
 }
 
@@ -81,7 +81,7 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// Where the path leads.
+/// Resolves a path.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -97,7 +97,7 @@ pub fn resolve(path: &Path, goal: Goal, trust: Trust) -> Result<Resolved, Refusa
     Ok(resolved)
 }
 
-/// Makes the directories of a path that are missing.
+/// Creates the missing directories of a path.
 ///
 /// # Errors
 /// [`Refusal`].
@@ -107,16 +107,16 @@ pub fn make_directories(path: &Path, trust: Trust) -> Result<(), Refusal> {
     walk.into_directory().map(drop)
 }
 
-/// A directory on the way, and the components that are left.
+/// The current directory and the remaining components.
 struct Walk {
     directory: OwnedFd,
     components: VecDeque<CString>,
     trust: Trust,
-    /// Missing directories are made.
+    /// Create missing directories.
     makes_directories: bool,
     links: u32,
     steps: u32,
-    /// Another user, whose link was followed.
+    /// Another user, after following that user's link.
     link_owner: Option<u32>,
 }
 
@@ -191,7 +191,7 @@ impl Walk {
         Resolved::Place(Place { directory: Arc::new(self.directory), name, is_proc })
     }
 
-    /// Goes on into the directory of this name, or to the target of a link.
+    /// Enters the directory of this name, or continues at the target of a link.
     fn enter(&mut self, name: &CStr) -> Result<(), Refusal> {
         self.steps += 1;
         if self.steps > COMPONENTS_MAX {
@@ -199,7 +199,7 @@ impl Walk {
         }
         let at = self.directory.as_fd();
         if calls::is_proc(at) && calls::status_at(at, name).is_ok_and(|found| found.is_link()) {
-            // Its text is not where it leads; the kernel knows.
+            // Links of /proc lead elsewhere than their text says: the kernel has to follow them.
             if self.trust == Trust::Root {
                 return Err(Refusal::Untrusted);
             }
@@ -229,7 +229,7 @@ impl Walk {
         self.check_directory()
     }
 
-    /// Puts the target of the link in front of the components that are left, if it may be followed.
+    /// Prepends the target of the link to the remaining components, if it may be followed.
     fn follow(&mut self, name: &CStr) -> Result<(), Refusal> {
         self.links += 1;
         if self.links > LINKS_MAX {
@@ -260,8 +260,8 @@ impl Walk {
         Ok(())
     }
 
-    /// What root writes to must be reached through what only root can change: in a sticky directory
-    /// others can add names, but not move what belongs to root.
+    /// A path that root writes to must consist of components that only root can change: in a sticky directory
+    /// others can add names, but not move root's.
     fn check_directory(&self) -> Result<(), Refusal> {
         if self.trust == Trust::Root {
             is_roots(self.directory.as_fd())?;
@@ -282,7 +282,7 @@ impl Walk {
         Err(Refusal::Untrusted)
     }
 
-    /// Checks the directory in which something is to be made.
+    /// Checks the directory in which an entry is to be created.
     fn check_end(&self) -> Result<(), Refusal> {
         let directory = calls::status(self.directory.as_fd())?;
         if let Some(owner) = self.link_owner.filter(|owner| *owner != directory.uid) {
@@ -306,7 +306,7 @@ fn is_roots(directory: BorrowedFd<'_>) -> Result<(), Refusal> {
     if status.uid != 0 || is_writable { Err(Refusal::Untrusted) } else { Ok(()) }
 }
 
-/// The components of a path, without those that lead nowhere.
+/// The components of a path, without empty ones and `.`.
 fn components(path: &[u8]) -> Result<Vec<CString>, Refusal> {
     path.split(|byte| *byte == b'/')
         .filter(|component| !matches!(*component, b"" | b"."))
@@ -314,7 +314,7 @@ fn components(path: &[u8]) -> Result<Vec<CString>, Refusal> {
         .collect()
 }
 
-/// The number of an open file, if the name is one in the directory of this process's open files.
+/// The descriptor number, if the name is in this process's directory of open files.
 fn descriptor(directory: BorrowedFd<'_>, name: &CStr) -> Option<libc::c_int> {
     let number: libc::c_int = name.to_str().ok()?.parse().ok().filter(|number| *number >= 0)?;
     let here = calls::status(directory).ok()?.identity;
@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn links_are_followed_as_by_protected_symlinks() {
         let status = |uid, mode| Status { identity: (1, 1), uid, gid: 0, mode, links: 1 };
-        // The user who writes, the link's owner, the directory's owner and its mode.
+        // The writing user, the link's owner, the directory's owner and its mode.
         for (own, link, owner, mode, expected) in [
             (0, 1000, 0, 0o1777, false),
             (1000, 1001, 0, 0o1777, false),

@@ -1,4 +1,4 @@
-//! Moments of writing an output at which another user may interfere: tests act there.
+//! Points in writing an output at which another user may interfere: tests hook in there.
 
 #[cfg(test)]
 pub(super) use hook::reached;
@@ -6,24 +6,24 @@ pub(super) use hook::reached;
 #[cfg(not(test))]
 pub(super) fn reached(_: Step) {}
 
-/// Moments at which another user can change what stands under a name.
+/// Points at which another user can replace the file under a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// A component of the path was examined, and is not yet opened.
+    /// A component of the path was examined, but is not yet open.
     Examined,
     /// The path is resolved.
     Resolved,
     /// The new file exists, without content.
     Created,
-    /// The new file is whole, and does not have its name yet.
+    /// The new file is complete, but does not have its name yet.
     Whole,
-    /// A whole file has a temporary name, and takes its own next.
+    /// A complete file has a temporary name, and gets its final one next.
     Linked,
 }
 
 #[cfg(test)]
 pub(crate) mod hook {
-    //! Lets a test act at the decisive moments, in its own thread.
+    //! Lets a test hook into each step, in its own thread.
     use std::cell::RefCell;
 
     use crate::sources::output::step::Step;
@@ -35,7 +35,7 @@ pub(crate) mod hook {
         static NAMED_ONLY: RefCell<bool> = const { RefCell::new(false) };
     }
 
-    /// Calls `hook` at each step of this thread until it returns.
+    /// Calls `hook` at each step of this thread while `body` runs.
     pub(crate) fn with<R>(hook: impl FnMut(Step) + 'static, body: impl FnOnce() -> R) -> R {
         HOOK.with(|place| *place.borrow_mut() = Some(Box::new(hook)));
         let result = body();
@@ -43,7 +43,7 @@ pub(crate) mod hook {
         result
     }
 
-    /// The file systems of this thread refuse files without a name.
+    /// Makes the file systems of this thread refuse nameless files.
     pub(crate) fn with_named_only<R>(named_only: bool, body: impl FnOnce() -> R) -> R {
         NAMED_ONLY.with(|place| *place.borrow_mut() = named_only);
         let result = body();
@@ -57,7 +57,7 @@ pub(crate) mod hook {
     }
 
     pub(in super::super) fn reached(step: Step) {
-        // Taken out meanwhile: a hook may write files itself.
+        // Removed during the call: a hook may write files itself.
         let hook = HOOK.with(|place| place.borrow_mut().take());
         if let Some(mut hook) = hook {
             hook(step);

@@ -13,13 +13,13 @@ use std::time::Duration;
 use super::calls;
 use super::step::{Step, reached};
 
-/// Tries for a free temporary name.
+/// Attempts to find a free temporary name.
 const NAMES_MAX: u32 = 100;
 
-/// How often [`remove_unfinished`] asks for the list, a millisecond apart.
+/// How often [`remove_unfinished`] tries to lock the list, a millisecond apart.
 const ASKS_MAX: u32 = 200;
 
-/// Temporary names that exist. Locked while one is made or goes away.
+/// Existing temporary names. Locked while one is created or removed.
 pub(super) struct Registry(Mutex<Vec<(Arc<OwnedFd>, CString)>>);
 
 static REGISTRY: Registry = Registry::new();
@@ -46,24 +46,24 @@ impl Registry {
             for (directory, name) in names.iter() {
                 let _ = calls::unlink(directory.as_fd(), name);
             }
-            // Whoever makes a file now waits until the process has ended.
+            // Other threads that create a file now wait until the process has ended.
             std::mem::forget(names);
             return;
         }
     }
 }
 
-/// Removes the temporary files of this process, which must end right after: no file gets its name
-/// from here on. For a signal's thread: waits for nobody who may wait for a disk, beyond 0.2 s.
+/// Removes the temporary files of this process, which must end right after: no file gets its name from here
+/// on. For a signal thread: waits at most 0.2 s for threads that may wait for a disk.
 pub fn remove_unfinished() {
     REGISTRY.remove_all();
 }
 
-/// A new file that disappears unless it gets its name.
+/// A new file that disappears on drop unless it gets its name.
 pub struct Unfinished {
     file: File,
     directory: Arc<OwnedFd>,
-    /// Where file systems have no files without a name.
+    /// The temporary name, on file systems without nameless files.
     temporary: Option<CString>,
     registry: &'static Registry,
 }
@@ -100,7 +100,7 @@ impl Unfinished {
         &self.file
     }
 
-    /// Gives the file its name, whatever has it now: a link is replaced, not followed.
+    /// Gives the file its name, replacing any entry; a link is replaced, not followed.
     pub(super) fn rename_to(mut self, name: &CStr) -> io::Result<()> {
         calls::flush(self.file.as_fd())?;
         reached(Step::Whole);
@@ -112,7 +112,7 @@ impl Unfinished {
         };
         reached(Step::Linked);
         let renamed = calls::rename(directory, &temporary, name);
-        // Also after a rename, which keeps both names where they are links to one file.
+        // Also after a rename, which keeps both names if they are links to one file.
         let _ = calls::unlink(directory, &temporary);
         names.retain(|(_, other)| *other != temporary);
         renamed
@@ -129,14 +129,14 @@ impl Drop for Unfinished {
     }
 }
 
-/// Gives a whole file without a name this one.
+/// Gives a complete nameless file this name.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn link(file: &File, directory: std::os::fd::BorrowedFd<'_>, name: &CStr) -> io::Result<()> {
     match calls::link_file(file.as_fd(), directory, name) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         other => return other,
     }
-    // No call replaces a name by a file without one.
+    // No system call replaces a name with a nameless file.
     let ((), temporary) = with_free_name(|name| calls::link_file(file.as_fd(), directory, name))?;
     reached(Step::Linked);
     let renamed = calls::rename(directory, &temporary, name);
@@ -163,9 +163,9 @@ fn nameless(_: &OwnedFd, _: u32) -> io::Result<OwnedFd> {
     Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
 }
 
-/// Whether an error says that the file system has no files without a name.
+/// Whether an error means that the file system has no nameless files.
 fn is_refused_kind(error: &io::Error) -> bool {
-    // EISDIR: kernels before 3.11. EINVAL, ENOSYS: systems that imitate one.
+    // EISDIR: kernels before 3.11. EINVAL, ENOSYS: emulated kernels.
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL | libc::ENOSYS))
 }
 
@@ -175,7 +175,7 @@ fn with_free_name<T>(mut make: impl FnMut(&CStr) -> io::Result<T>) -> io::Result
     let random = RandomState::new();
     let mut tries = 0;
     loop {
-        // The final name takes no part: it may already be as long as a name can be.
+        // Independent of the final name, which may already have the maximum length.
         let number = random.hash_one(NUMBER.fetch_add(1, Ordering::Relaxed));
         let name = CString::new(format!(".stackprof-{}-{number:016x}.tmp", std::process::id()))?;
         match make(&name) {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_signal_interrupts_is_removed() {
+    fn a_file_interrupted_by_a_signal_is_removed() {
         let registry: &'static Registry = Box::leak(Box::new(Registry::new()));
         let directory = tempfile::tempdir().expect("a temporary directory");
         let opened = Arc::new(OwnedFd::from(File::open(directory.path()).expect("opened")));
@@ -212,14 +212,14 @@ mod tests {
             assert_eq!(names(directory.path()), 2);
             registry.remove_all();
             assert_eq!(names(directory.path()), 1, "a.svg");
-            // The process would end here; dropping waits for that.
+            // The process would end here, so the value is never dropped.
             std::mem::forget(interrupted);
         });
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_file_has_no_name_until_it_is_whole() {
+    fn a_file_has_no_name_until_it_is_complete() {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let opened = Arc::new(OwnedFd::from(File::open(directory.path()).expect("opened")));
         if calls::open_nameless(opened.as_fd(), 0o600).is_err() {

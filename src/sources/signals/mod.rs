@@ -1,9 +1,9 @@
-//! Signals to the profiler itself: the thread of the package `ctrlc` handles them all.
+//! Signals to the profiler itself, all handled by the thread of the crate `ctrlc`.
 //!
-//! Each handler notes its signal and wakes that thread. SIGINT, SIGTERM and SIGHUP are answered as [`Interruption`] says, also while other
-//! threads hang in the kernel: the thread joins no thread and runs no destructor. SIGTSTP, SIGTTIN and
-//! SIGTTOU suspend the process once nothing of a target is held. A signal but SIGINT that was
-//! ignored when the process began stays ignored.
+//! Each handler notes its signal and wakes that thread. [`Interruption`] defines the response to SIGINT,
+//! SIGTERM and SIGHUP; it works while other threads hang in the kernel, because the thread joins no thread
+//! and runs no destructor. SIGTSTP, SIGTTIN and SIGTTOU suspend the process once it holds nothing of a
+//! target. A signal other than SIGINT that was ignored at startup stays ignored.
 
 #[cfg(not(unix))]
 #[path = "plain.rs"]
@@ -20,25 +20,26 @@ pub use crate::interruption::Phase;
 use crate::interruption::{Answer, Interruption, Signal};
 use crate::live::Live;
 
-/// How long an output may take to become whole after a signal, and a sampler to answer one.
+/// Time that an output gets to be completed after a signal, and a sampler to respond to one.
 pub const FINISH: Duration = Duration::from_millis(800);
-/// How long a pipe's reader is awaited at least: naming may have taken [`FINISH`], and a reader that is there opens at once.
+/// Least time to wait for a pipe's reader: naming may have taken [`FINISH`], and an existing reader opens at
+/// once.
 const MIN_READER_WAIT: Duration = Duration::from_millis(100);
-/// The same signal again within this time counts once: a person is slower.
+/// A repetition of a signal within this time is ignored: a person is slower.
 const ECHO: Duration = Duration::from_millis(50);
-/// Interval at which the thread polls what it waits for.
+/// Poll interval.
 const STEP: Duration = Duration::from_millis(2);
 
 static STATE: Mutex<Interruption> = Mutex::new(Interruption::new());
 /// The current or last recording.
 static LIVE: Mutex<Option<Arc<Live>>> = Mutex::new(None);
-/// A signal to be passed on to the launched command, or 0.
+/// A signal to forward to the launched command, or 0.
 static PASSED_ON: AtomicI32 = AtomicI32::new(0);
-/// The process is about to end by a signal.
+/// A signal is about to end the process.
 static ENDS: AtomicBool = AtomicBool::new(false);
-/// How many [`Hold`]s there are.
+/// Number of [`Hold`]s.
 static HOLDS: AtomicUsize = AtomicUsize::new(0);
-/// How many of them belong to stopped targets.
+/// Number of [`Hold`]s for stopped targets.
 static STOPPED_TARGETS: AtomicUsize = AtomicUsize::new(0);
 
 fn state() -> MutexGuard<'static, Interruption> {
@@ -49,8 +50,8 @@ fn live() -> Option<Arc<Live>> {
     LIVE.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-/// Takes the signals of this process from now on; called before other threads start. Each of `before_end`
-/// is called by the thread that ends the process by a signal: none may wait for another thread for long.
+/// Installs the signal handlers of this process; called before other threads start. The thread that ends the
+/// process by a signal calls each of `before_end`, which must not wait for another thread for long.
 ///
 /// # Errors
 /// One line: no handler could be set.
@@ -62,21 +63,21 @@ pub fn own(before_end: &'static [fn()]) -> Result<()> {
     sys::install(|| ctrlc::set_handler(move || attend(before_end))).map_err(failed)
 }
 
-/// A recording begins that `live` shows; where it `launched` a command, that gets SIGTERM and SIGHUP.
+/// Starts handling signals for the recording that `live` shows; a `launched` command gets SIGTERM and SIGHUP.
 pub fn watch(live: &Arc<Live>, launched: bool) {
     *LIVE.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(live));
-    // Elsewhere no source passes anything on.
+    // Other systems have no source that forwards signals.
     if launched && cfg!(target_os = "linux") {
         state().pass_on();
     }
 }
 
-/// The profiler does something else from now on.
+/// Sets the phase of the profiler.
 pub fn enter(phase: Phase) {
     state().enter(phase);
 }
 
-/// Waits for the reader of a pipe: for a short time only if a signal has ended the recording.
+/// Waits for the reader of a pipe; only for a short time if a signal has ended the recording.
 pub fn await_reader<R>(open: impl FnOnce() -> R) -> R {
     let phase = state().phase();
     if phase != Phase::Output {
@@ -91,7 +92,7 @@ pub fn await_reader<R>(open: impl FnOnce() -> R) -> R {
     opened
 }
 
-/// Takes the signal to be passed on to the launched command.
+/// Takes the signal to forward to the launched command.
 #[cfg(target_os = "linux")]
 pub(super) fn take_passed_on() -> Option<i32> {
     (PASSED_ON.load(Ordering::Relaxed) != 0)
@@ -99,27 +100,28 @@ pub(super) fn take_passed_on() -> Option<i32> {
         .filter(|signal| *signal != 0)
 }
 
-/// Whether the process is about to end by a signal: what waits for a target's answer lets it go instead.
+/// Whether a signal is about to end the process: code that waits for a target's answer should give up.
 pub(super) fn is_ending() -> bool {
     ENDS.load(Ordering::SeqCst)
 }
 
-/// Delays a suspension of this process while it exists: a target would stay stopped, or wait for its tracer.
+/// Delays a suspension of this process while it exists: otherwise a target would stay stopped, or wait for
+/// its tracer.
 #[derive(Debug)]
 pub struct Hold {
     of_stopped_target: bool,
 }
 
 impl Hold {
-    /// From now on.
-    #[allow(clippy::new_without_default)] // Its effect is why it is made.
+    /// Begins a hold.
+    #[allow(clippy::new_without_default)] // Created for its side effect.
     #[must_use]
     pub fn new() -> Hold {
         Hold::begin(false)
     }
 
-    /// While a target is stopped whose stub does not resume it when this process ends: [`await_stopped_targets`]
-    /// waits for it.
+    /// A hold while a target is stopped that its stub does not resume when this process ends:
+    /// [`await_stopped_targets`] waits for it.
     pub(super) fn of_stopped_target() -> Hold {
         Hold::begin(true)
     }
@@ -138,8 +140,8 @@ impl Drop for Hold {
     }
 }
 
-/// Waits a moment until the targets that this process holds by a stub run; for whoever ends the process
-/// at once.
+/// Waits a moment until the targets that a stub holds stopped run again; for code that ends the process at
+/// once.
 pub fn await_stopped_targets() {
     let begun = Instant::now();
     while STOPPED_TARGETS.load(Ordering::SeqCst) > 0 && begun.elapsed() < FINISH {
@@ -147,7 +149,8 @@ pub fn await_stopped_targets() {
     }
 }
 
-/// The calling thread samples from now on: it wakes several times a second unless it hangs in the kernel.
+/// Registers the calling thread as the sampler: it wakes several times a second unless it hangs in the
+/// kernel.
 #[cfg(target_os = "linux")]
 pub(super) fn note_sampler() {
     sys::note_sampler();
@@ -195,10 +198,11 @@ fn attend(before_end: &[fn()]) {
     }
 }
 
-/// The last signal that ended a recording or the wait for an output, and when it came.
+/// The last signal that ended a recording or the wait for an output, and its time.
 static LAST: Mutex<Option<(Signal, Instant)>> = Mutex::new(None);
 
-/// When the process ends by this signal unless it is done: [`FINISH`] after the signal, which may have come long before.
+/// When this signal ends the process even if it is not done: [`FINISH`] after the signal, which may have
+/// arrived long ago.
 fn deadline(signal: Signal) -> Instant {
     let now = Instant::now();
     let last = *LAST.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,8 +210,8 @@ fn deadline(signal: Signal) -> Instant {
     (came + FINISH).max(now + MIN_READER_WAIT)
 }
 
-/// Whether this repeats that signal: timeout(1) sends its signal to its child, and at once to the group of
-/// both. One that was passed on to a command is not repeated so: the next one ends the recording.
+/// Whether this signal is a repetition: timeout(1) signals its child and then at once the group of both. Does
+/// not apply to a signal that was forwarded to a command: the next one ends the recording.
 fn is_echo(signal: Signal) -> bool {
     let last = *LAST.lock().unwrap_or_else(PoisonError::into_inner);
     last.is_some_and(|(other, at)| other == signal && at.elapsed() < ECHO)
@@ -217,14 +221,14 @@ fn note_answered(signal: Signal) {
     *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some((signal, Instant::now()));
 }
 
-/// Answers all pending signals; returns the one that ends the recording, if any.
+/// Handles all pending signals; returns the one that ends the recording, if any.
 fn answer_all(before_end: &[fn()]) -> Option<Signal> {
     let mut asked = None;
     while let Some(signal) = sys::take() {
         if is_echo(signal) {
             continue;
         }
-        // Not in the condition: its lock would be held in the arms.
+        // Not in the condition, which would hold the lock in the arms.
         let answer = state().receive(signal);
         match answer {
             Answer::End(signal) => end(signal, before_end),
@@ -242,8 +246,8 @@ fn answer_all(before_end: &[fn()]) -> Option<Signal> {
     asked
 }
 
-/// How long the sampler has slept without seeing the request to end. One that is merely late is ready to run, or
-/// has been on a CPU meanwhile.
+/// Time that the sampler has slept without seeing the request to end. One that is merely late is ready to
+/// run, or has been on a CPU meanwhile.
 #[derive(Default)]
 struct Silence {
     since: Option<(Instant, u64)>,
@@ -263,7 +267,7 @@ impl Silence {
     }
 }
 
-/// Ends this process by a signal, as a shell and make want to see it.
+/// Ends this process by a signal, so that a shell and make see the signal as the cause.
 fn end(signal: Signal, before_end: &[fn()]) -> ! {
     ENDS.store(true, Ordering::SeqCst);
     for action in before_end {

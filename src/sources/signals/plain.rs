@@ -1,10 +1,10 @@
-//! Where there are no signals as Unix has them: Ctrl-C alone, and no suspending.
+//! Systems without Unix signals: only Ctrl-C, and no suspending.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::interruption::Signal;
 
-/// Each time that `ctrlc`'s thread was woken.
+/// Number of wakeups of `ctrlc`'s thread.
 static CAME: AtomicU32 = AtomicU32::new(0);
 
 pub(super) fn install<E>(set_handler: impl FnOnce() -> Result<(), E>) -> Result<(), E> {

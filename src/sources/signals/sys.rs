@@ -9,25 +9,26 @@ use libc::c_int;
 
 use crate::interruption::Signal;
 
-/// What asks the process to end, in the order in which it is answered when several came at once.
+/// Signals that ask the process to end, in the order in which pending ones are handled.
 const ENDING: [(c_int, Signal); 3] =
     [(libc::SIGINT, Signal::Interrupt), (libc::SIGTERM, Signal::Terminate), (libc::SIGHUP, Signal::Hangup)];
-/// What job control stops a process by, but for SIGSTOP.
+/// Signals by which job control stops a process, except SIGSTOP.
 const STOPPING: [c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
-/// Taken by one thread only. Not SIGTTIN and SIGTTOU: to a thread that blocks them a terminal gives other answers.
+/// Signals delivered to one thread only. Not SIGTTIN and SIGTTOU: a terminal behaves differently for a thread
+/// that blocks them.
 const FOR_ONE_THREAD: [c_int; 5] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGTSTP, libc::SIGCONT];
 
-/// How often each of [`ENDING`] came and was not taken.
+/// How often each of [`ENDING`] arrived and was not yet taken.
 static CAME: [AtomicU32; ENDING.len()] = [const { AtomicU32::new(0) }; ENDING.len()];
-/// One of [`STOPPING`] came, and no SIGCONT since.
+/// One of [`STOPPING`] arrived, and no SIGCONT since.
 static STOP_WANTED: AtomicBool = AtomicBool::new(false);
 /// `ctrlc`'s handler.
 static WAKE: AtomicUsize = AtomicUsize::new(0);
-/// The thread that samples, by the system's number; 0 where none said so.
+/// The sampler's thread id; 0 if there is none.
 static SAMPLER: AtomicI32 = AtomicI32::new(0);
 
-/// The handler of all signals here: it touches nothing but atomics and what `ctrlc`'s handler does
-/// (sem_post), which signal-safety(7) allows.
+/// The handler of all signals here: it uses only atomics and `ctrlc`'s handler (sem_post), which
+/// signal-safety(7) allows.
 extern "C" fn note(signal: c_int) {
     if signal == libc::SIGCONT {
         STOP_WANTED.store(false, Ordering::SeqCst);
@@ -47,8 +48,8 @@ pub(super) fn wake() {
 fn wake_by(signal: c_int) {
     let handler = WAKE.load(Ordering::SeqCst);
     if handler != 0 {
-        // SAFETY: `install` stored the address of `ctrlc`'s handler, an `extern "C" fn(c_int)` that is
-        // there as long as the program.
+        // SAFETY: `install` stored the address of `ctrlc`'s handler, an `extern "C" fn(c_int)` that lives as
+        // long as the program.
         let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(handler) };
         handler(signal);
     }
@@ -68,11 +69,11 @@ fn set_of(signals: &[c_int]) -> libc::sigset_t {
 
 fn mask(how: c_int, signals: &[c_int]) {
     let set = set_of(signals);
-    // SAFETY: the set is live and initialised; the old mask is not asked for.
+    // SAFETY: the set is live and initialised; the old mask is not requested.
     unsafe { libc::pthread_sigmask(how, &raw const set, null_mut()) };
 }
 
-/// What happens on a signal now: `SIG_DFL`, `SIG_IGN` or a handler.
+/// Current disposition of a signal: `SIG_DFL`, `SIG_IGN` or a handler.
 fn disposition(signal: c_int) -> usize {
     // SAFETY: all bytes zero are a `sigaction`; the call only writes to it.
     unsafe {
@@ -84,13 +85,13 @@ fn disposition(signal: c_int) -> usize {
 
 fn dispose(signal: c_int, disposition: usize) {
     // SAFETY: all bytes zero are a `sigaction`; the handler is `SIG_DFL`, `SIG_IGN` or `note`, which takes
-    // one number as handlers without SA_SIGINFO do.
+    // one number like all handlers without SA_SIGINFO.
     unsafe {
         let mut action: libc::sigaction = zeroed();
         action.sa_sigaction = disposition;
         action.sa_flags = libc::SA_RESTART;
-        // One after the other, as they came: a SIGCONT whose handler interrupts that of the SIGTSTP before it would be
-        // noted first.
+        // Handlers must not nest: a SIGCONT handler that interrupts that of an earlier SIGTSTP would be noted
+        // first.
         action.sa_mask = set_of(&FOR_ONE_THREAD);
         libc::sigaction(signal, &raw const action, null_mut());
     }
@@ -104,8 +105,8 @@ fn noting() -> usize {
 pub(super) fn install<E>(set_handler: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     let all: Vec<c_int> =
         ENDING.iter().map(|(signal, _)| *signal).chain(STOPPING).chain([libc::SIGCONT]).collect();
-    // Shells have the background jobs of a script ignore SIGINT, and `kill -INT` is how a recording is ended
-    // there. The others are ignored because somebody wanted it (nohup).
+    // Shells make background jobs of a script ignore SIGINT, and scripts end a recording by `kill -INT`. The
+    // others are ignored on purpose (nohup).
     let is_handled = |signal: &c_int| *signal == libc::SIGINT || disposition(*signal) != libc::SIG_IGN;
     let handled: Vec<c_int> = all.into_iter().filter(is_handled).collect();
     mask(libc::SIG_BLOCK, &FOR_ONE_THREAD);
@@ -114,31 +115,31 @@ pub(super) fn install<E>(set_handler: impl FnOnce() -> Result<(), E>) -> Result<
     for signal in handled {
         dispose(signal, noting());
     }
-    // A write beyond the limit of a file's size then fails, and what is not whole is removed.
+    // A write beyond the file size limit then fails, and the incomplete file is removed.
     dispose(libc::SIGXFSZ, libc::SIG_IGN);
-    // Other threads keep them blocked, so that no system call of theirs is interrupted. Elsewhere a program
-    // that is started would inherit that.
+    // Other threads keep them blocked, so that no system call of theirs is interrupted. On other systems a
+    // launched program would inherit the mask.
     if cfg!(not(target_os = "linux")) {
         unblock();
     }
-    // Its thread has inherited them blocked: it unblocks them when it is woken.
+    // `ctrlc`'s thread has inherited the mask: it unblocks them when it is woken.
     wake();
     Ok(())
 }
 
-/// Lets the calling thread have the signals.
+/// Unblocks the signals in the calling thread.
 pub(super) fn unblock() {
     mask(libc::SIG_UNBLOCK, &FOR_ONE_THREAD);
 }
 
-/// A signal that came and asks the process to end; each time once.
+/// Takes one signal that arrived and asks the process to end.
 pub(super) fn take() -> Option<Signal> {
     let one_less = |count: u32| count.checked_sub(1);
     let came = |at: &usize| CAME[*at].fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_ok();
     (0..ENDING.len()).find(came).map(|at| ENDING[at].1)
 }
 
-/// The system's number of a signal.
+/// The system's number for a signal.
 pub(super) fn number(signal: Signal) -> c_int {
     match signal {
         Signal::Interrupt => libc::SIGINT,
@@ -147,13 +148,13 @@ pub(super) fn number(signal: Signal) -> c_int {
     }
 }
 
-/// Ends this process by a signal; by the exit code that stands for it where the signal does not end it, as
-/// in the first process of a container.
+/// Ends this process by a signal; by the corresponding exit code if the signal does not end it, as for the
+/// init process of a container.
 pub(super) fn end_by(signal: Signal) -> ! {
     let number = number(signal);
     dispose(number, libc::SIG_DFL);
     mask(libc::SIG_UNBLOCK, &[number]);
-    // SAFETY: both calls take a number; _exit(2) runs nothing of this program.
+    // SAFETY: both calls take a number; _exit(2) runs no code of this program.
     unsafe {
         libc::raise(number);
         libc::_exit(128 + number)
@@ -170,26 +171,26 @@ pub(super) fn stop() {
     let before = disposition(libc::SIGTSTP);
     mask(libc::SIG_BLOCK, &[libc::SIGTSTP]);
     dispose(libc::SIGTSTP, libc::SIG_DFL);
-    // Blocked in every thread it stays pending. From here on a SIGCONT takes it back (signal(7)); one of
-    // before was noted, since this thread alone gets those.
-    // SAFETY: kill(2) and getpid(2) take and give numbers.
+    // Blocked in every thread, it stays pending. From here on a SIGCONT cancels it (signal(7)); an earlier
+    // one was noted, since only this thread receives those. SAFETY: kill(2) and getpid(2) take and return
+    // numbers.
     unsafe { libc::kill(libc::getpid(), libc::SIGTSTP) };
     if !STOP_WANTED.swap(false, Ordering::SeqCst) {
-        // Ignoring a signal takes back one that is pending.
+        // Ignoring a signal discards a pending one.
         dispose(libc::SIGTSTP, libc::SIG_IGN);
     }
     mask(libc::SIG_UNBLOCK, &[libc::SIGTSTP]);
     dispose(libc::SIGTSTP, before);
 }
 
-/// The calling thread samples.
+/// Registers the calling thread as the sampler.
 #[cfg(target_os = "linux")]
 pub(super) fn note_sampler() {
-    // SAFETY: gettid(2) takes nothing and gives a number.
+    // SAFETY: gettid(2) takes nothing and returns a number.
     SAMPLER.store(unsafe { libc::gettid() }, Ordering::Relaxed);
 }
 
-/// How often the thread that samples was put on a CPU, if it sleeps now; `None` where the system does not tell.
+/// How often the sampler was put on a CPU, if it is asleep; `None` if the system does not report that.
 pub(super) fn turns_of_sleeping_sampler() -> Option<u64> {
     let tid = Some(SAMPLER.load(Ordering::Relaxed)).filter(|tid| *tid != 0)?;
     let read = |name: &str| std::fs::read_to_string(format!("/proc/self/task/{tid}/{name}")).ok();

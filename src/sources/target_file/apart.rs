@@ -1,10 +1,10 @@
-//! Opens a file in a forked child, where its path may lead into a file system in user space.
+//! Opens a file in a forked child, if its path may lead into a file system in user space.
 //!
-//! A thread whose request such a file system has taken and does not answer cannot be ended, not even
-//! by SIGKILL, and this process could not end before it (fs/fuse/dev.c, `request_wait_answer`). A forked
-//! child can be left behind. It sends back the open file, or a copy in memory of one whose pages may
-//! never come. Forking costs some 0.5 ms, so this is only for paths that are in no cache and for files
-//! of no block device, and only where the target has such a file system mounted.
+//! A thread waiting for such a file system cannot be ended, not even by SIGKILL, and this process could not
+//! end before it (fs/fuse/dev.c, `request_wait_answer`). A forked child can be left behind. It sends back the
+//! open file, or an in-memory copy if the file's pages may never arrive. A fork costs some 0.5 ms, so it is
+//! used only for uncached paths to files not on a block device, and only if the target has such a file system
+//! mounted.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -29,7 +29,7 @@ const FOREIGN_LINK: u32 = 4;
 const TOO_LONG: u32 = 5;
 const REASON: u32 = 6;
 
-/// The child's answer, in the layout of this program.
+/// The child's answer, in this program's layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Answer {
@@ -40,28 +40,29 @@ struct Answer {
 
 const ANSWER_BYTES: usize = size_of::<Answer>();
 
-/// Whether a process has a file system in user space mounted, as far as is known.
+/// Whether a process may have a FUSE file system mounted; true if unknown.
 pub(super) fn is_needed_for(pid: pid_t) -> bool {
     // ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [FIELDS] - TYPE SOURCE OPTIONS (proc_pid_mountinfo(5))
     let Ok(mounts) = std::fs::read(format!("/proc/{pid}/mountinfo")) else { return true };
     has_fuse(&mounts)
 }
 
-/// Whether one of these mounts is FUSE's: of the type `fuse`, `fuse.sshfs` or `fuseblk`. `fusectl` is the kernel's own.
+/// Whether one of these mounts is FUSE: of type `fuse`, `fuse.sshfs` or `fuseblk`. `fusectl` belongs to the
+/// kernel.
 fn has_fuse(mounts: &[u8]) -> bool {
     let types: [&[u8]; 3] = [b" - fuse ", b" - fuse.", b" - fuseblk "];
     types.iter().any(|kind| memchr::memmem::find(mounts, kind).is_some())
 }
 
-/// Opens a file by `open` in a child. May hang, in a way that ends with this process.
+/// Opens a file by `open` in a child. May hang, but not beyond the end of this process.
 pub(super) fn open(
     keep: Option<&File>,
     copying: &Copying,
     open: impl FnOnce(Option<File>) -> Result<TargetFile, OpenError>,
 ) -> Result<TargetFile, OpenError> {
     let (mut own, child_end) = UnixStream::pair()?;
-    // SAFETY: the child calls only what is allowed after a fork of a process with several threads,
-    // and the allocator, which both C libraries make usable there; it ends by `_exit`.
+    // SAFETY: the child makes only calls that are allowed after a fork of a multithreaded process, and uses
+    // the allocator, which both C libraries keep usable there; it ends by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         in_child(&child_end, keep, open);
@@ -90,7 +91,7 @@ pub(super) fn open(
     }
 }
 
-/// All reasons that opening has without a number, by their order.
+/// All reasons without a number, in a fixed order.
 fn reasons() -> impl Iterator<Item = OpenError> {
     let of_kernel = file_system::OF_KERNEL.iter().map(|(_, why)| OpenError::Because(why));
     [LEASED, super::resolve::OPEN_DIRECTORY].into_iter().chain(of_kernel)
@@ -104,7 +105,7 @@ fn in_child(
     let failed = |what, value| Answer { what, value, about: About::default() };
     // SAFETY: prctl(2) takes numbers here.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    // Whoever reads what this program writes waits for the last copy of its end.
+    // A reader of this program's output waits until the last copy of the pipe's write end is closed.
     let (answer, keep) = keep_only(answer.as_raw_fd(), keep.map(AsRawFd::as_raw_fd));
     let opened = open(keep).and_then(|file| match file.may_hang {
         true => copy(&file).map(|(copy, about)| (Answer { about, ..failed(COPY, 0) }, copy)),
@@ -124,12 +125,12 @@ fn in_child(
         }
     };
     send(answer, message, file.map(IntoRawFd::into_raw_fd));
-    // SAFETY: `_exit` runs nothing of this program, whose other threads are not here.
+    // SAFETY: `_exit` runs no code of this program, which has no other threads here.
     unsafe { libc::_exit(0) }
 }
 
-/// Closes all but these two files; under which numbers they are. Only for a process that ends by `_exit`:
-/// what was owned is never dropped there.
+/// Closes all files except these two; returns their new numbers. Only for a process that ends by `_exit`:
+/// nothing that was owned is dropped.
 fn keep_only(answer: RawFd, keep: Option<RawFd>) -> (RawFd, Option<File>) {
     // SAFETY: fcntl(2) takes numbers here.
     let copy = |fd| unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
@@ -142,19 +143,19 @@ fn keep_only(answer: RawFd, keep: Option<RawFd>) -> (RawFd, Option<File>) {
         first = stay + 1;
     }
     close_between(first, c_int::MAX);
-    // SAFETY: the descriptor was made here, and nobody else has it.
+    // SAFETY: the descriptor was created here, and nobody else owns it.
     (answer, kept.filter(|kept| *kept >= 0).map(|kept| unsafe { File::from_raw_fd(kept) }))
 }
 
-/// Closes descriptors from one number to before another.
+/// Closes the descriptors from `first` to before `end`.
 fn close_between(first: RawFd, end: RawFd) {
     if first >= end {
         return;
     }
     let (from, to) = (first.cast_unsigned(), (end - 1).cast_unsigned());
-    // SAFETY: close_range(2) takes numbers; nothing of this process uses these from now on.
+    // SAFETY: close_range(2) takes numbers; this process does not use these descriptors any more.
     let closed = unsafe { libc::syscall(libc::SYS_close_range, from, to, 0) } == 0;
-    // Linux before 5.9 has no such call.
+    // Linux before 5.9 lacks close_range.
     for fd in if closed { 0..0 } else { first..end.min(65_536) } {
         // SAFETY: as above.
         unsafe { libc::close(fd) };
@@ -166,7 +167,7 @@ fn copy(file: &TargetFile) -> Result<(File, About), OpenError> {
     if file.about.length > MAX_COPIED_BYTES {
         return Err(OpenError::TooLong { bytes_max: MAX_COPIED_BYTES });
     }
-    // SAFETY: the name ends with NUL; memfd_create(2) makes a descriptor that is nobody else's.
+    // SAFETY: the name ends with NUL; memfd_create(2) creates a descriptor that nobody else owns.
     let mut copy = unsafe {
         let fd = libc::memfd_create(c"stackprof".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
@@ -196,7 +197,7 @@ struct Control([u8; 64]);
 
 fn with_message<R>(bytes: &mut [u8], control: &mut Control, call: impl FnOnce(*mut libc::msghdr) -> R) -> R {
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: all bytes zero are a `msghdr`; its pointers are to what lives as long as the call.
+    // SAFETY: all bytes zero are a `msghdr`; its pointers are to objects that outlive the call.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
@@ -207,11 +208,11 @@ fn with_message<R>(bytes: &mut [u8], control: &mut Control, call: impl FnOnce(*m
 
 fn send(to: RawFd, answer: Answer, file: Option<RawFd>) {
     let mut bytes = [0; ANSWER_BYTES];
-    // SAFETY: both are as long; what is between the fields is read as the bytes that are there.
+    // SAFETY: both have the same length; padding is read as the bytes that are there.
     unsafe { std::ptr::copy_nonoverlapping((&raw const answer).cast(), bytes.as_mut_ptr(), ANSWER_BYTES) };
     let mut control = Control([0; 64]);
-    // SAFETY: the message is complete, and its control part has room for a header and a descriptor
-    // (cmsg(3)). Whether it was sent is seen at the other end.
+    // SAFETY: the message is complete, and its control part has room for a header and a descriptor (cmsg(3)).
+    // The receiver notices if it was not sent.
     with_message(&mut bytes, &mut control, |message| unsafe {
         (*message).msg_controllen = 0;
         if let Some(file) = file {
@@ -230,8 +231,7 @@ fn receive(from: &mut UnixStream) -> Result<(Answer, Option<File>), OpenError> {
     let mut bytes = [0; ANSWER_BYTES];
     let mut control = Control([0; 64]);
     let from = from.as_raw_fd();
-    // SAFETY: the message has room for what the child sends; a descriptor that came with it is
-    // nobody else's.
+    // SAFETY: the message has room for what the child sends; nobody else owns a received descriptor.
     let (received, file) = with_message(&mut bytes, &mut control, |message| unsafe {
         let received = loop {
             let received = libc::recvmsg(from, message, libc::MSG_CMSG_CLOEXEC);
@@ -248,7 +248,7 @@ fn receive(from: &mut UnixStream) -> Result<(Answer, Option<File>), OpenError> {
     if usize::try_from(received) != Ok(ANSWER_BYTES) {
         return Err(OpenError::Because("the process that opens it was ended"));
     }
-    // SAFETY: an answer is plain numbers, of which any are valid.
+    // SAFETY: an answer is plain numbers, with all values valid.
     Ok((unsafe { bytes.as_ptr().cast::<Answer>().read_unaligned() }, file))
 }
 
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_child_opens_is_what_this_process_would() {
+    fn a_child_opens_the_same_file_as_this_process() {
         let direct = std::fs::read("/etc/passwd").unwrap();
         assert_eq!(opened("/etc/passwd", false), Ok(direct.clone()));
         assert_eq!(opened("/etc/passwd", true), Ok(direct), "a copy");
@@ -282,12 +282,12 @@ mod tests {
     }
 
     #[test]
-    fn a_child_holds_nothing_of_this_process() {
+    fn a_child_holds_no_descriptors_of_this_process() {
         let (mut reads, writes) = io::pipe().unwrap();
         let copying = Copying::default();
         let count = open(None, &copying, |_| {
             let held = std::fs::read_dir("/proc/self/fd")?.count();
-            // The message, and the directory that is read.
+            // Without those of the message and of the directory being listed.
             Err(io::Error::from_raw_os_error(held as i32).into())
         });
         let Err(OpenError::System(count)) = count else { panic!("{count:?}") };
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn file_systems_in_user_space_are_known_by_their_type() {
+    fn fuse_mounts_are_recognized_by_type() {
         let mount = |kind: &str| format!("36 35 0:45 / /mnt rw,relatime shared:1 - {kind} source rw\n");
         for kind in ["fuse", "fuse.sshfs", "fuseblk"] {
             assert!(has_fuse(mount(kind).as_bytes()), "{kind}");
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_is_ended_is_a_reason() {
+    fn a_killed_child_is_an_error() {
         let copying = Copying::default();
         // SAFETY: the child ends itself.
         let why = open(None, &copying, |_| unsafe { libc::_exit(1) });

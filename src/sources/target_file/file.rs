@@ -1,4 +1,4 @@
-//! A regular file of a target that is open, and what the system says of it.
+//! An open regular file of a target, and its status.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -9,28 +9,28 @@ use super::wait::Copying;
 use crate::binary::map::Map;
 use crate::binary::{ImageBytes, OpenError};
 
-/// Longest file that is mapped: longer ones are holes, made to be read for hours.
+/// Longest file that is mapped: longer ones are sparse, meant to be read for hours.
 const MAX_MAPPED_BYTES: u64 = 32 << 30;
-/// Longest file that is copied, and all copies of a run together.
+/// Longest file that is copied, and limit of all copies of a run together.
 pub(super) const MAX_COPIED_BYTES: u64 = 256 << 20;
 const MAX_COPIES_BYTES: u64 = 1 << 30;
-/// Bytes that are read at once.
+/// Bytes per read.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// Why a file is not opened that its owner has a lease on (fcntl(2), `F_SETLEASE`).
+/// Error for a file with a lease of its owner (fcntl(2), `F_SETLEASE`).
 pub(super) const LEASED: OpenError = OpenError::Because("a lease is held on it; opening it would wait");
 
-/// How long all copies of this run are.
+/// Total bytes of all copies of this run.
 static COPIED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// What the system says of a file.
+/// File status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::sources) struct About {
     /// Device and inode.
     pub(in crate::sources) identity: (u64, u64),
-    /// Of the last change of the content, in seconds since 1970.
+    /// Modification time, in seconds since 1970.
     pub(in crate::sources) modified_s: i64,
-    /// Of the last change of the inode, seconds and nanoseconds.
+    /// Change time of the inode, seconds and nanoseconds.
     pub(in crate::sources) changed: (i64, i64),
     pub(super) length: u64,
     pub(super) owner: u32,
@@ -57,26 +57,26 @@ impl From<&Metadata> for About {
 pub(in crate::sources) struct TargetFile {
     pub(super) file: File,
     pub(super) about: About,
-    /// A page of it may never come: it is copied.
+    /// Its pages may never arrive: it is copied.
     pub(super) may_hang: bool,
-    /// It is a copy in memory of the file that `about` is of.
+    /// It is an in-memory copy of the file that `about` describes.
     #[cfg(target_os = "linux")]
     pub(super) is_copy: bool,
 }
 
 impl TargetFile {
-    /// What the system said of it when it was opened.
+    /// Its status when it was opened.
     pub(in crate::sources) fn about(&self) -> &About {
         &self.about
     }
 
-    /// What the system says of it by now; of a copy, what it said afterwards.
+    /// Its current status; for a copy, the status after copying.
     #[cfg(target_os = "linux")]
     pub(in crate::sources) fn about_now(&self) -> io::Result<About> {
         if self.is_copy { Ok(self.about) } else { Ok(About::from(&self.file.metadata()?)) }
     }
 
-    /// Its bytes, for long.
+    /// Its bytes, for long use.
     pub(in crate::sources) fn bytes(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
         self.check_length()?;
         match self.may_hang {
@@ -85,7 +85,7 @@ impl TargetFile {
         }
     }
 
-    /// Its bytes, without keeping it open.
+    /// Its bytes, without keeping the file open.
     pub(in crate::sources) fn bytes_briefly(&self, copying: &Copying) -> Result<ImageBytes, OpenError> {
         self.check_length()?;
         match self.may_hang {
@@ -108,7 +108,7 @@ impl TargetFile {
         Ok(ImageBytes::new(bytes))
     }
 
-    /// What is in it now, at most so much: it may be written to meanwhile.
+    /// Its current content, up to `bytes_max`: it may be written to meanwhile.
     pub(in crate::sources) fn read(&self, bytes_max: u64, copying: &Copying) -> Result<Vec<u8>, OpenError> {
         if self.about.length > bytes_max {
             return Err(OpenError::TooLong { bytes_max });
@@ -128,12 +128,12 @@ impl TargetFile {
         Ok(head)
     }
 
-    /// Whether names may be taken from it for code of a process of this user (`None`: any): only
-    /// that user and root may have written it.
+    /// Checks that names may be taken from it for code of a process of this user (`None`: any): only that
+    /// user and root may have written it.
     pub(in crate::sources) fn check_trusted(&self, user: Option<u32>) -> Result<(), OpenError> {
         let owner = self.about.owner;
         if user.is_some_and(|user| ![0, user].contains(&owner)) {
-            // Anybody can write to /tmp: perf looks at the owner, too.
+            // Anybody can write to /tmp; perf checks the owner, too.
             return Err(OpenError::Foreign { owner });
         }
         if self.about.links != 1 {
@@ -146,7 +146,7 @@ impl TargetFile {
     }
 }
 
-/// What failed when a file was opened without waiting.
+/// The error of a non-blocking open.
 pub(super) fn cannot_open(error: io::Error) -> OpenError {
     if error.kind() == io::ErrorKind::WouldBlock { LEASED } else { error.into() }
 }

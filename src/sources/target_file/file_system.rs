@@ -1,28 +1,27 @@
-//! What kind of file system a file is on: whether it may be read at all, and whether it may be mapped.
+//! Classifies file systems: whether a file may be read at all, and whether it may be mapped.
 //!
-//! A page fault in a mapped file waits for its file system, in whichever thread it happens. Only
-//! file systems that answer from this machine's own storage are mapped; all others are copied,
-//! those that are not known here included.
+//! A page fault in a mapped file waits for its file system, in whichever thread it happens. Only file systems
+//! on this machine's storage are mapped; files on all others, including unknown ones, are copied.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// How a file's bytes may be had.
+/// How a file's bytes may be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Storage {
-    /// Answers without others: may be mapped.
+    /// On storage of this machine: may be mapped.
     Local,
     /// May never answer: copied, in a thread that may hang.
     Remote,
     /// Local, unless the target could mount it itself (overlayfs in a user namespace).
     Layers,
-    /// Its files are the kernel's, and reading them may do anything; the reason.
+    /// Kernel files, where a read may have any effect; with the reason for refusing.
     Kernel(&'static str),
 }
 
-/// File systems of the kernel's own objects: regular files by their mode, and none by what they do.
+/// File systems of kernel objects: regular files by their mode, but not by their behavior.
 pub(super) const OF_KERNEL: [(u32, &str); 19] = [
     (0x0000_9fa0, "a file of procfs, which is not read"),
     (0x6265_6572, "a file of sysfs, which is not read"),
@@ -45,7 +44,7 @@ pub(super) const OF_KERNEL: [(u32, &str); 19] = [
     (0x6e73_6673, "a file of nsfs, which is not read"),
 ];
 
-/// File systems on storage of this machine (include/uapi/linux/magic.h, and those out of the tree).
+/// File systems on storage of this machine (include/uapi/linux/magic.h, and out-of-tree ones).
 const LOCAL: [u32; 26] = [
     0x0000_ef53, // ext2, ext3, ext4
     0x5846_5342, // xfs
@@ -77,7 +76,7 @@ const LOCAL: [u32; 26] = [
 
 const OVERLAY: u32 = 0x794c_7630;
 
-/// Asks the system on which kind of file system an open file is. May wait for it.
+/// Returns the kind of file system that an open file is on. May wait for it.
 pub(super) fn of(file: &File) -> io::Result<Storage> {
     // SAFETY: all bytes zero are a `statfs`; the call only writes to it.
     let (result, about) = unsafe {
@@ -87,7 +86,7 @@ pub(super) fn of(file: &File) -> io::Result<Storage> {
     if result == -1 {
         return Err(io::Error::last_os_error());
     }
-    // Of another type in each C library; the kernel's numbers have 32 bits.
+    // The type differs between C libraries; the kernel's numbers have 32 bits.
     #[allow(clippy::cast_lossless, clippy::unnecessary_cast)]
     Ok(by_magic(about.f_type as u64 as u32))
 }
@@ -108,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_known_to_be_local_is_mapped() {
+    fn only_known_local_file_systems_are_mapped() {
         for (file, storage) in [
             ("/proc/self/status", Storage::Kernel("a file of procfs, which is not read")),
             ("/sys/kernel/mm", Storage::Kernel("a file of sysfs, which is not read")),
@@ -116,7 +115,7 @@ mod tests {
         ] {
             assert_eq!(File::open(file).and_then(|file| of(&file)).ok(), Some(storage), "{file}");
         }
-        // FUSE, NFS, CIFS, SMB2, 9p, Ceph, AFS, and a number that nobody has.
+        // FUSE, NFS, CIFS, SMB2, 9p, Ceph, AFS, and an unassigned number.
         for remote in [
             0x6573_5546,
             0x6969,

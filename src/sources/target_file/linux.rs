@@ -1,4 +1,4 @@
-//! Opening on Linux: looked at first (O_PATH), then opened again through /proc/self/fd.
+//! Opening on Linux: examined first (O_PATH), then reopened through /proc/self/fd.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -19,18 +19,18 @@ use super::file_system::{self, Storage};
 use super::resolve::{self, Links};
 use super::wait::Copying;
 
-/// Where a target's paths begin.
+/// Root directory for a target's paths.
 #[derive(Clone, Debug)]
 pub(in crate::sources) struct Root {
     directory: Arc<File>,
-    /// The process whose it is.
+    /// Its process.
     pid: pid_t,
     /// The target could mount overlayfs itself, over a file system that may hang.
     mounts_layers: bool,
 }
 
 impl Root {
-    /// That of a process, as long as it is there. Does not wait for its file system.
+    /// The root of an existing process. Does not wait for its file system.
     pub(in crate::sources) fn of_process(pid: pid_t) -> io::Result<Root> {
         let user_namespace = |of: &str| {
             let meta = std::fs::metadata(format!("/proc/{of}/ns/user"));
@@ -69,7 +69,7 @@ impl Root {
         })
     }
 
-    /// Opens a regular file in this process, whatever is on the way.
+    /// Opens a regular file in this process, on any file system.
     pub(super) fn open_here(&self, path: &str, links: Links) -> Result<TargetFile, OpenError> {
         open_again(&resolve::resolve(&self.directory, path, links)?, self.mounts_layers)
     }
@@ -77,7 +77,7 @@ impl Root {
     /// The names in a directory. May hang.
     pub(in crate::sources) fn list(&self, path: &str) -> Vec<String> {
         if apart::is_needed_for(self.pid) {
-            // A list is a convenience: not worth a process.
+            // A list is a convenience and not worth a fork.
             return Vec::new();
         }
         let Ok(directory) = resolve::resolve(&self.directory, path, Links::All) else { return Vec::new() };
@@ -95,16 +95,15 @@ pub(in crate::sources) fn own_root() -> io::Result<Root> {
     Ok(Root { directory, pid, mounts_layers: false })
 }
 
-/// Opens what a link of /proc of a process leads to (`map_files/…`, `exe`), if it is a regular file. May
-/// hang.
+/// Opens the target of a /proc link of a process (`map_files/…`, `exe`), if it is a regular file. May hang.
 pub(in crate::sources) fn open_linked(
     pid: pid_t,
     link: &str,
     copying: &Copying,
 ) -> Result<TargetFile, OpenError> {
-    // Asks no file system: the kernel has the file at hand.
+    // Does not access a file system: the kernel already has the file.
     let looked_at = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(link)?;
-    // It need not be on what is mounted for this process.
+    // It need not be on a file system mounted for this process.
     if is_on_block_device(&looked_at) || !apart::is_needed_for(pid) {
         return open_again(&looked_at, true);
     }
@@ -113,7 +112,7 @@ pub(in crate::sources) fn open_linked(
     })
 }
 
-/// Whether a file that was opened to be looked at is on a disk, as far as is known without asking its file system.
+/// Whether a file opened by O_PATH is on a disk, as far as known without accessing its file system.
 fn is_on_block_device(looked_at: &File) -> bool {
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
     // SAFETY: all bytes zero are a `statx`; the call only writes to it, and the empty path means the file.
@@ -121,7 +120,7 @@ fn is_on_block_device(looked_at: &File) -> bool {
         let mut about: libc::statx = std::mem::zeroed();
         (libc::statx(looked_at.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_TYPE, &raw mut about), about)
     };
-    // File systems without a device have numbers from 0:1 on.
+    // File systems without a device have numbers from 0:1.
     result == 0 && about.stx_dev_major != 0
 }
 
@@ -133,7 +132,7 @@ fn path_of(open: &File) -> String {
     format!("/proc/self/fd/{}", open.as_raw_fd())
 }
 
-/// Opens a file for reading that was opened to be looked at, if it is one that may be read.
+/// Reopens an O_PATH file for reading, if it may be read.
 fn open_again(looked_at: &File, mounts_layers: bool) -> Result<TargetFile, OpenError> {
     let meta = looked_at.metadata()?;
     if !meta.is_file() {
@@ -150,7 +149,7 @@ fn open_again(looked_at: &File, mounts_layers: bool) -> Result<TargetFile, OpenE
     Ok(TargetFile { file: file.map_err(cannot_open)?, about: About::from(&meta), may_hang, is_copy: false })
 }
 
-/// The user that this process acts as.
+/// The effective user of this process.
 pub(super) fn own_user() -> u32 {
     // SAFETY: geteuid(2) takes nothing and cannot fail.
     unsafe { libc::geteuid() }
@@ -194,16 +193,16 @@ mod tests {
         for other in ["/fifo", "/socket", "/link", "/"] {
             assert_eq!(opened(&root, other), Err("not a regular file".to_owned()), "{other}");
         }
-        // A device that a target may make where it is root of a container.
+        // A device, which a target can create if it is root of a container.
         if Command::new("mknod").arg(at("null")).args(["c", "1", "3"]).status().unwrap().success() {
             assert!(std::fs::metadata(at("null")).unwrap().file_type().is_char_device());
             assert_eq!(opened(&root, "/null"), Err("not a regular file".to_owned()));
         }
     }
 
-    /// The kernel tells who watches of each opening, but of none for no access.
+    /// The kernel reports every open(2) to watchers, except those with O_PATH.
     #[test]
-    fn what_is_not_regular_is_never_opened_not_even_for_a_moment() {
+    fn irregular_files_are_never_opened_even_briefly() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("file"), "content").unwrap();
@@ -237,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_the_kernel_are_not_read() {
+    fn kernel_files_are_not_read() {
         let root = own_root().unwrap();
         for path in ["/proc/version", "/proc/self/mem", "/proc/self/maps", "/proc/sys/kernel/ostype"] {
             let why = opened(&root, path);
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_of_proc_to_a_mapped_file_is_followed_once_looked_at() {
+    fn a_proc_link_to_a_mapped_file_is_followed() {
         let exe = open_linked(0, "/proc/self/exe", &Copying::default()).unwrap();
         let meta = std::fs::metadata("/proc/self/exe").unwrap();
         assert_eq!(exe.about().identity, (meta.dev(), meta.ino()));
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_under_a_lease_is_left_alone_without_waiting() {
+    fn a_leased_file_is_refused_without_waiting() {
         static SIGNALS: AtomicI32 = AtomicI32::new(0);
         extern "C" fn count(_: libc::c_int) {
             SIGNALS.fetch_add(1, Relaxed);
@@ -279,14 +278,14 @@ mod tests {
             libc::fcntl(held.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK)
         };
         assert_eq!(leased, 0, "{}", io::Error::last_os_error());
-        // The system would have another opener wait for 45 s (/proc/sys/fs/lease-break-time).
+        // The system would block another opener for 45 s (/proc/sys/fs/lease-break-time).
         assert_eq!(opened(&below(dir.path()), "/file"), Err(LEASED.to_string()));
         drop(held);
         assert_eq!(opened(&below(dir.path()), "/file"), Ok(b"content".to_vec()));
     }
 
     #[test]
-    fn a_file_of_nothing_but_holes_is_refused_before_it_is_read() {
+    fn a_sparse_file_is_refused_before_it_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let file = File::create(dir.path().join("holes")).unwrap();
         file.set_len((32 << 30) + 1).unwrap();
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_hang_is_copied_and_needs_no_page_later() {
+    fn files_that_may_hang_are_copied() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("file"), "content").unwrap();
         let file = below(dir.path()).open("/file", Links::All, &Copying::default()).unwrap();
@@ -311,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_taken_only_from_files_that_nobody_else_can_steer() {
+    fn names_are_taken_only_from_trusted_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("map");
         std::fs::write(&path, "").unwrap();

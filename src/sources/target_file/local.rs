@@ -1,5 +1,5 @@
-//! Files that a target names, where it sees the same ones as the profiler: the stub of a debugger,
-//! macOS, and debug files of this system for programs of containers.
+//! Files that a target names, where it shares the profiler's file system: gdb stubs, macOS, and this system's
+//! debug files for programs in containers.
 
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ use crate::binary::{Files, ImageBytes, OpenError};
 use super::Links;
 use super::{Copying, Patience, Place, TargetFile};
 
-/// What is known of how these files answer.
+/// Record of files that did not answer.
 static PATIENCE: LazyLock<Patience> = LazyLock::new(Patience::default);
 
 /// The files as this process sees them.
@@ -39,8 +39,8 @@ impl Files for LocalFiles {
     }
 }
 
-/// Does something with a regular file, in a thread that may hang. Links of others are not followed where
-/// not all are.
+/// Applies `body` to a regular file, in a thread that may hang. Unless all links are followed, those of other
+/// users are not.
 pub(in crate::sources) fn with_local<T: Send + 'static>(
     path: &str,
     all_links: bool,

@@ -1,11 +1,11 @@
-//! Opens files that a target names: images, debug files, object files, maps and dumps of JIT compilers. Input: a path
-//! that the target controls, hostile. Output: an open regular file, or why not.
+//! Opens files that a target names: images, debug files, object files, maps and dumps of JIT compilers.
+//! Input: a hostile path from the target. Output: an open regular file, or an error.
 //!
-//! A path is resolved below the target's root (`resolve.rs`). Its type is checked before it
-//! is opened: only regular files, of file systems that hold files (`file_system.rs`), are opened, never a
-//! pipe, device or socket. This runs in a worker thread with a time limit (`wait.rs`), which also copies
-//! files whose pages may never come; or in a forked child where a hanging thread could not be ended (`apart.rs`).
-//! Not for: files that the user names, and files of /proc that the profiler names.
+//! A path is resolved below the target's root (`resolve.rs`). The type is checked before the open: only
+//! regular files on file systems for files (`file_system.rs`) are opened, never a pipe, device or socket.
+//! This runs in a worker thread with a time limit (`wait.rs`), which also copies files with pages that may
+//! never arrive; or in a forked child if a hanging thread could not be ended (`apart.rs`). Not for files that
+//! the user names, nor for files of /proc that the profiler names.
 
 mod local;
 mod own_tid;

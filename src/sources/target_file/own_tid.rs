@@ -1,4 +1,4 @@
-//! By which number the system tells what a thread does.
+//! Thread number by which the system reports a thread's state.
 #![allow(unsafe_code)]
 
 /// The number of the calling thread.
@@ -8,7 +8,7 @@ pub(super) fn own_tid() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// No number by which the system tells what a thread does.
+/// This system does not report a thread's state.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn own_tid() -> i32 {
     -1

@@ -1,4 +1,4 @@
-//! Opening where there is no O_PATH: looked at by name, opened without waiting, and compared.
+//! Opening without O_PATH: examined by name, opened without blocking, then compared.
 #![allow(unsafe_code)]
 
 use std::fs::OpenOptions;
@@ -9,7 +9,7 @@ use crate::binary::OpenError;
 
 use super::file::{About, TargetFile, cannot_open};
 
-/// Opens a regular file. Between the look and the opening a pipe may take its place, and is not waited for.
+/// Opens a regular file. If a pipe replaces it before the open, the open does not block.
 pub(super) fn open(path: &Path, follow: bool) -> Result<TargetFile, OpenError> {
     let before = if follow { std::fs::metadata(path)? } else { std::fs::symlink_metadata(path)? };
     if before.is_symlink() {
@@ -40,7 +40,7 @@ fn is_local(file: &std::fs::File) -> bool {
     result == 0 && about.f_flags & libc::MNT_LOCAL as u32 != 0
 }
 
-/// Elsewhere nothing tells, and nothing is recorded.
+/// Other systems do not report it, and record nothing.
 #[cfg(not(target_vendor = "apple"))]
 fn is_local(_: &std::fs::File) -> bool {
     true

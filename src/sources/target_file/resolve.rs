@@ -1,9 +1,9 @@
-//! From a path that a target names to the file below the target's root: opened for no access
-//! (O_PATH), so that neither a pipe waits nor a device notices.
+//! From a path that a target names to the file below the target's root, opened by O_PATH, so that no pipe
+//! blocks and no device notices.
 //!
-//! openat2(2) with RESOLVE_IN_ROOT does it in one call. Where a kernel (before 5.6) or a filter of
-//! system calls refuses that, and where it matters whose the links are, the path is resolved
-//! component by component. No way leads above the root: neither `..` nor an absolute link.
+//! openat2(2) with RESOLVE_IN_ROOT does it in one call. If a kernel (before 5.6) or a seccomp filter refuses
+//! that, or if owners of links matter, the path is resolved component by component. Neither `..` nor an
+//! absolute link leads above the root.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -18,17 +18,17 @@ use crate::binary::OpenError;
 
 use super::file_system::{self, Storage};
 
-/// Most symbolic links on the way to a file (`MAXSYMLINKS` of the kernel).
+/// Most symbolic links in a path (`MAXSYMLINKS` of the kernel).
 const MAX_LINKS: u32 = 40;
-/// Longest path, and longest target of a link (`PATH_MAX`).
+/// Longest path, and longest link target (`PATH_MAX`).
 const MAX_PATH_BYTES: usize = 4096;
-/// Why a link is not followed that anybody could have another file stand behind.
+/// Error for a link in a directory where anybody could replace it.
 pub(super) const OPEN_DIRECTORY: OpenError =
     OpenError::Because("a link leads through a directory of others; not followed");
-/// Write permission for others than the owner.
+/// Write permission for users other than the owner.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
-/// Of openat2(2), Linux 5.12: fail with EAGAIN rather than ask a file system.
+/// Flag of openat2(2), Linux 5.12: fails with EAGAIN instead of accessing a file system.
 const RESOLVE_CACHED: u64 = 0x20;
 
 /// Which symbolic links are followed.
@@ -40,10 +40,10 @@ pub(in crate::sources) enum Links {
     OfUser(u32),
 }
 
-/// Opens what a path leads to, below a directory as if that were `/`.
+/// Opens a path with a directory as its root.
 ///
 /// # Errors
-/// There is no such file; or a link that is not followed.
+/// The file does not exist, or a link may not be followed.
 pub(super) fn resolve(root: &File, path: &str, links: Links) -> Result<File, OpenError> {
     if path.len() >= MAX_PATH_BYTES {
         return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG).into());
@@ -51,7 +51,7 @@ pub(super) fn resolve(root: &File, path: &str, links: Links) -> Result<File, Ope
     if links == Links::All {
         let opened = open_in_root(root, path, 0);
         match opened.as_ref().map_err(io::Error::raw_os_error) {
-            // Linux before 5.6, a filter of system calls; or a directory moved meanwhile.
+            // Linux before 5.6 or a seccomp filter; or a directory moved meanwhile.
             Err(Some(libc::ENOSYS | libc::EPERM | libc::EAGAIN)) => {}
             _ => return Ok(opened?),
         }
@@ -59,7 +59,7 @@ pub(super) fn resolve(root: &File, path: &str, links: Links) -> Result<File, Ope
     by_component(root, path, links)
 }
 
-/// Opens what a path leads to if the kernel has all of it in its caches: no file system is asked.
+/// Opens a path if the kernel has all of it in its caches: no file system is accessed.
 pub(super) fn resolve_cached(root: &File, path: &str) -> io::Result<File> {
     open_in_root(root, path, RESOLVE_CACHED)
 }
@@ -78,9 +78,9 @@ fn open_in_root(root: &File, path: &str, more: u64) -> io::Result<File> {
     owned(RawFd::try_from(fd).unwrap_or(-1))
 }
 
-/// Opens a path one name at a time, each relative to the open directory that it is in.
+/// Opens a path one component at a time, each relative to its open directory.
 fn by_component(root: &File, path: &str, links: Links) -> Result<File, OpenError> {
-    // From the root down to where the walk has come.
+    // From the root to the current directory.
     let mut above: Vec<(File, Metadata)> = Vec::new();
     let mut names: Vec<Vec<u8>> = names_of(path.as_bytes()).collect();
     let mut followed = 0;
@@ -111,7 +111,7 @@ fn by_component(root: &File, path: &str, links: Links) -> Result<File, OpenError
             continue;
         }
         followed += 1;
-        // Those of /proc lead wherever the kernel says, out of the root as well.
+        // Those of /proc lead wherever the kernel says, even outside of the root.
         if followed > MAX_LINKS || matches!(file_system::of(&entry)?, Storage::Kernel(_)) {
             return Err(io::Error::from_raw_os_error(libc::ELOOP).into());
         }
@@ -138,7 +138,7 @@ fn is_kept_by(directory: &Metadata, user: u32) -> bool {
     closed && [0, user].contains(&directory.uid())
 }
 
-/// The names in a path, the last one first. A slash at its end asks for a directory, as `.` does.
+/// The components of a path, last one first. A trailing slash requires a directory, like `.`.
 fn names_of(path: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
     let asks_for_directory = path.ends_with(b"/").then(|| b".".to_vec());
     let names = path.split(|byte| *byte == b'/').rev().filter(|name| !name.is_empty());
@@ -173,7 +173,7 @@ fn owned(fd: c_int) -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just made this descriptor, and nobody else has it.
+    // SAFETY: the kernel just created this descriptor, and nobody else owns it.
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
@@ -191,7 +191,7 @@ mod tests {
         File::options().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(path).unwrap()
     }
 
-    /// Both ways: what they find is one file, or they fail with one number.
+    /// Resolves in both ways, which must find the same file or fail with the same error.
     fn both(root: &File, path: &str) -> Result<u64, Option<i32>> {
         let found = |opened: Result<File, OpenError>| match opened {
             Ok(file) => Ok(file.metadata().unwrap().ino()),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn no_path_leads_out_of_the_root_in_either_way() {
+    fn no_path_leads_out_of_the_root() {
         let outside = tempfile::tempdir().unwrap();
         let top = outside.path();
         fs::write(top.join("secret"), "outside").unwrap();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn forty_links_are_followed_and_no_more() {
+    fn at_most_forty_links_are_followed() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("0"), "").unwrap();
         for number in 1..=41 {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn magic_links_of_proc_are_not_followed_in_either_way() {
+    fn magic_links_of_proc_are_not_followed() {
         let root = directory(Path::new("/"));
         for path in ["/proc/self/exe", "/proc/self/root/etc", "/proc/self/fd/0"] {
             assert!(open_in_root(&root, path, 0).is_err(), "{path}");
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_others_are_not_followed_where_names_are_taken_from_the_file() {
+    fn links_of_other_users_are_not_followed_to_sources_of_names() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         fs::write(path("file"), "").unwrap();
@@ -287,7 +287,7 @@ mod tests {
         fs::set_permissions(path("open"), fs::Permissions::from_mode(0o1777)).unwrap();
         assert_eq!(opened("through", own), Ok(()));
         if own == 0 {
-            // Only root can make what another user owns.
+            // Only root can create a file of another user.
             std::os::unix::fs::lchown(path("own"), Some(65534), None).unwrap();
             assert!(opened("own", 0).is_err_and(|why| why.contains("user 65534")));
             assert!(opened("own", 1000).is_err_and(|why| why.contains("user 65534")));

@@ -1,10 +1,10 @@
-//! Work on a target's files in threads of their own, with a bounded wait.
+//! File operations for a target in worker threads, with a bounded wait.
 //!
-//! A file system in user space (FUSE) or on a network can leave any system call on a file without an
-//! answer, and a target can mount one. The thread that samples hands the work to a worker and waits
-//! for [`MAX_WAIT`] at most; a worker that hangs is abandoned. Only time in which the worker sleeps
-//! counts, so that a busy machine changes nothing. A process whose files hung has a record of where
-//! ([`Patience`]), and all waits of a run together are bounded, too ([`MAX_WAITS`]).
+//! A FUSE or network file system can leave any system call on a file unanswered, and a target can mount one.
+//! The sampling thread hands the operation to a worker and waits for at most [`MAX_WAIT`]; a worker that
+//! hangs is abandoned. Only time in which the worker sleeps counts, so that load on the machine has no
+//! effect. Hanging places are recorded per process ([`Patience`]), and all waits of a run together are
+//! bounded, too ([`MAX_WAITS`]).
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -16,29 +16,29 @@ use crate::binary::OpenError;
 
 /// Longest wait for opening one file.
 const MAX_WAIT: Duration = Duration::from_millis(500);
-/// Longest wait for a file that is copied: it is read as a whole.
+/// Longest wait for a file that is copied, which reads all of it.
 const MAX_COPY_WAIT: Duration = Duration::from_secs(2);
-/// Longest wait for all files of one process.
+/// Longest total wait for the files of one process.
 const MAX_PROCESS_WAIT: Duration = Duration::from_secs(2);
-/// Longest wait for all files of a run, beyond which each one has [`LATE_WAIT`].
+/// Longest total wait for the files of a run, after which each one has [`LATE_WAIT`].
 const MAX_WAITS: Duration = Duration::from_secs(3);
 const LATE_WAIT: Duration = Duration::from_millis(10);
-/// Most workers that hang at one time; beyond, nothing is opened any more.
+/// Most workers hanging at one time; with more, no file is opened.
 const MAX_STUCK: usize = 256;
-/// Interval at which a worker that has not answered is polled.
+/// Poll interval for a worker that has not answered.
 const SLICE: Duration = Duration::from_millis(10);
 /// Longest wait for a worker that gets no CPU, in slices: ten minutes.
 const MAX_SLICES: u32 = 60_000;
 /// A worker's stack; it calls the system and parses nothing.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Where work waits: what is known to hang there is not tried again.
+/// Place of a file operation: places known to hang are not tried again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::sources) enum Place {
     /// The device of a mapped file, as the kernel states it.
     #[cfg(any(target_os = "linux", test))]
     Device(u64),
-    /// The directory of a path that the target names.
+    /// The directory of a path named by the target.
     Directory(String),
 }
 
@@ -49,7 +49,7 @@ impl Place {
     }
 }
 
-/// What hung among the files of one process, and how long they were waited for.
+/// Places that hung among the files of one process, and the total wait for them.
 #[derive(Debug)]
 pub(in crate::sources) struct Patience {
     workers: &'static Workers,
@@ -64,10 +64,10 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Does work in another thread and waits for its result, with a bound.
+    /// Runs an operation in another thread and waits for its result, with a bound.
     ///
     /// # Errors
-    /// [`OpenError::NoAnswer`], or what the work returns.
+    /// [`OpenError::NoAnswer`], or the error of the operation.
     pub(in crate::sources) fn wait_for<T: Send + 'static>(
         &self,
         place: Place,
@@ -86,12 +86,12 @@ impl Patience {
     }
 }
 
-/// Set by work that begins to read a whole file.
+/// Set by an operation before it reads a whole file.
 #[derive(Clone, Debug, Default)]
 pub(in crate::sources) struct Copying(Arc<AtomicBool>);
 
 impl Copying {
-    /// The file is read as a whole from now on.
+    /// Notes that the file is read as a whole from now on.
     pub(super) fn begin(&self) {
         self.0.store(true, Relaxed);
     }
@@ -105,11 +105,11 @@ type Work = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 struct Worker {
     work: Sender<Work>,
-    /// Its number for the system; 0 until it runs.
+    /// Its thread id; 0 until it runs.
     tid: Arc<AtomicI32>,
 }
 
-/// Threads that wait for work, and what waiting for the others has cost.
+/// Idle threads, and the total wait for hanging ones.
 #[derive(Debug)]
 struct Workers {
     idle: Mutex<Vec<Worker>>,
@@ -122,8 +122,8 @@ impl Workers {
         Workers { idle: Mutex::new(Vec::new()), waited_ms: AtomicU64::new(0), stuck: AtomicUsize::new(0) }
     }
 
-    /// The result of some work, `None` if it hangs; and how long it was waited for, where that
-    /// was longer than any local file system takes.
+    /// The result of an operation, `None` if it hangs; and the waiting time, if longer than any local file
+    /// system takes.
     fn wait_for<T: Send + 'static>(
         &'static self,
         work: impl FnOnce(&Copying) -> Result<T, OpenError> + Send + 'static,
@@ -189,13 +189,13 @@ impl Workers {
     }
 }
 
-/// Ends the workers that have nothing to do: the next ones have the privileges of the thread that starts them.
-#[cfg(target_os = "linux")] // elsewhere all threads have the same privileges
+/// Ends idle workers: later ones have the privileges of the thread that starts them.
+#[cfg(target_os = "linux")] // on other systems all threads have the same privileges
 pub(in crate::sources) fn end_idle_workers() {
     WORKERS.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// Starts a worker. It ends when nobody has work for it any more.
+/// Starts a worker. It ends when all senders are gone.
 fn start() -> Option<Worker> {
     let (work, todo) = mpsc::channel::<Work>();
     let tid = Arc::new(AtomicI32::new(0));
@@ -210,7 +210,7 @@ fn start() -> Option<Worker> {
     started.ok().map(|_| Worker { work, tid })
 }
 
-/// Whether a thread of this process runs or waits for a CPU, as far as the system tells.
+/// Whether a thread of this process runs or waits for a CPU, as far as the system reports.
 fn runs(tid: i32) -> bool {
     if tid == 0 {
         return true;
@@ -224,7 +224,7 @@ fn runs(tid: i32) -> bool {
 mod tests {
     use super::*;
 
-    /// Workers of a test's own: what others wait for does not count.
+    /// Workers for one test, independent of the waits of others.
     fn patience() -> (Patience, &'static Workers) {
         let workers: &'static Workers = Box::leak(Box::new(Workers::new()));
         (Patience { workers, ..Patience::default() }, workers)
@@ -238,7 +238,7 @@ mod tests {
         Some("its file system does not answer".to_owned())
     }
 
-    /// Work that hangs until the sender goes.
+    /// An operation that hangs until the sender is dropped.
     fn hang(until: mpsc::Receiver<()>) -> impl FnOnce(&Copying) -> Result<u8, OpenError> + Send {
         move |_| {
             let _ = until.recv();
@@ -247,14 +247,14 @@ mod tests {
     }
 
     #[test]
-    fn work_that_never_ends_is_given_up_and_its_place_is_not_tried_again() {
+    fn a_hanging_operation_is_abandoned_and_its_place_avoided() {
         let (patience, workers) = patience();
         let (release, until) = mpsc::channel();
         let silent = Place::of("/mnt/a");
         assert_eq!(patience.wait_for(silent.clone(), |_| Ok(7)).ok(), Some(7));
         assert_eq!(why(patience.wait_for(silent, hang(until))), no_answer());
         assert_eq!(workers.stuck.load(Relaxed), 1);
-        // Not begun: it would set the flag.
+        // Not started: it would set the flag.
         let begun = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&begun);
         let again = patience.wait_for(Place::of("/mnt/b"), move |_| {
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!(why(again), no_answer());
         assert!(!begun.load(Relaxed));
         assert_eq!(patience.wait_for(Place::of("/usr/lib/b"), |_| Ok(7)).ok(), Some(7), "others answer");
-        // What answers late counts as stuck no longer.
+        // A late answer means that the worker is no longer stuck.
         drop(release);
         while workers.stuck.load(Relaxed) > 0 {
             std::thread::yield_now();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn many_places_that_hang_cost_a_bounded_wait() {
+    fn many_hanging_places_cost_a_bounded_wait() {
         let (_, workers) = patience();
         let mut releases = Vec::new();
         let mut waited = Duration::ZERO;
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_whose_files_hang_everywhere_is_given_up() {
+    fn a_process_with_only_hanging_files_is_given_up() {
         let (patience, _) = patience();
         let mut releases = Vec::new();
         let mut begun = 0;

@@ -1,7 +1,7 @@
-//! Opens an address or a file in the user's browser: `xdg-open`, or `open` of macOS.
+//! Opens an address or a file in the user's browser: `xdg-open`, or `open` on macOS.
 //!
-//! Under sudo the browser runs as the user who called it, and never as root. It has a process group of its own, so
-//! that Ctrl-C ends the profiler alone.
+//! Under sudo the browser runs as the user who called it, and never as root. It has a separate process group,
+//! so that Ctrl-C ends only the profiler.
 #![allow(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -10,13 +10,13 @@ use std::process::{Command, Stdio};
 
 use crate::sources::output::Caller;
 
-/// What opens things.
+/// The program that opens files and addresses.
 const OPENER: &str = if cfg!(target_vendor = "apple") { "open" } else { "xdg-open" };
 
 /// Why no browser was started.
 #[derive(Debug)]
 pub enum NotOpened {
-    /// This process is root, and nobody called sudo.
+    /// This process is root without sudo.
     Root,
     /// The program could not be run.
     Failed(io::Error),
@@ -40,10 +40,10 @@ impl std::error::Error for NotOpened {
     }
 }
 
-/// Opens it; returns when the browser was asked to.
+/// Opens it; returns once the browser was asked to.
 ///
 /// # Errors
-/// Why none was.
+/// Why no browser was started.
 #[cfg(unix)]
 pub fn open(what: &OsStr) -> Result<(), NotOpened> {
     use std::os::unix::process::CommandExt;
@@ -57,26 +57,26 @@ pub fn open(what: &OsStr) -> Result<(), NotOpened> {
         take_environment(&mut command, uid);
     }
     let mut child = crate::sources::spawn_as_we_began(&mut command).map_err(NotOpened::Failed)?;
-    // It ends when it has handed the address on, or with the browser.
+    // The opener exits when it has passed the address on, or with the browser.
     let _ = std::thread::Builder::new().name("browser".to_owned()).spawn(move || child.wait());
     Ok(())
 }
 
-/// Opens an address that has a secret in it. The arguments of a program are for everybody to read. On Linux the address
-/// is of no use to other users, whose connections are refused; elsewhere the browser is led to it by a file.
+/// Opens an address that contains a secret. Everybody can read a program's arguments. On Linux the address is
+/// of no use to other users, since their connections are refused; other systems pass it in a private file.
 ///
 /// # Errors
-/// Why none was.
+/// Why no browser was started.
 #[cfg(target_os = "linux")]
 pub fn open_address(address: &OsStr) -> Result<(), NotOpened> {
     open(address)
 }
 
-/// Opens an address that has a secret in it. The arguments of a program are for everybody to read, so the browser is
-/// led to it by a file that only this user can read.
+/// Opens an address that contains a secret. Everybody can read a program's arguments, so the browser gets it
+/// from a file that only this user can read.
 ///
 /// # Errors
-/// Why none was.
+/// Why no browser was started.
 #[cfg(not(target_os = "linux"))]
 pub fn open_address(address: &OsStr) -> Result<(), NotOpened> {
     let address = address.to_string_lossy();
@@ -106,7 +106,7 @@ fn effective_uid() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// The user who called sudo, whom this process or the calling thread acts for.
+/// The user who called sudo, for whom this process or the calling thread acts.
 #[cfg(unix)]
 fn behind_sudo() -> Option<u32> {
     let uid = std::env::var("SUDO_UID").ok()?.parse().ok()?;
@@ -117,7 +117,7 @@ fn behind_sudo() -> Option<u32> {
     (acts_for == uid).then_some(uid)
 }
 
-/// sudo has set root's environment; a browser needs that of the user.
+/// sudo has set root's environment; a browser needs the user's.
 #[cfg(unix)]
 fn take_environment(command: &mut Command, uid: u32) {
     let directory = format!("/run/user/{uid}");
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_home_is_that_of_the_user() {
+    fn finds_the_home_of_the_user() {
         let accounts = "root:x:0:0:root:/root:/bin/sh\nbroken\nann:x:1000:1000:A,,:/home/ann:/bin/sh\n";
         assert_eq!(home_in(accounts, 1000), Some("/home/ann"));
         assert_eq!(home_in(accounts, 0), Some("/root"));

@@ -1,8 +1,9 @@
-//! Connections of browsers on this system: a listener at 127.0.0.1, and who connects to it.
+//! Connections from browsers on this system: a listener at 127.0.0.1, and a check of the peer.
 //!
-//! Input: a handler of requests. Output: its responses, until there was no request for a while. On Linux a connection
-//! is served only if its other end belongs to the user who started this process, whatever it knows. Each connection
-//! has a thread, a time limit and a limit of their number, so that a slow one delays none.
+//! Input: a handler of requests. Output: its responses, until there was no request for a while. On Linux a
+//! connection is served only if its other end belongs to the user who started this process, even with the
+//! right token. Each connection has a thread and a time limit, and their number is limited, so that a slow
+//! one delays none.
 
 #[cfg(target_os = "linux")]
 mod peer;
@@ -15,14 +16,14 @@ use std::time::{Duration, Instant};
 
 /// Most connections at a time; browsers open six.
 pub const CONNECTIONS_MAX: usize = 32;
-/// How long a request may take to come.
+/// Time limit for receiving a request.
 const REQUEST_TIME: Duration = Duration::from_secs(10);
-/// How long a client may read nothing of its answer.
+/// Time limit for a client that does not read its response.
 const WRITE_TIME: Duration = Duration::from_secs(30);
-/// How long accepting waits after it has failed for want of descriptors.
+/// Pause after accepting failed for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A connection whose requests have a limit of time.
+/// A connection with a time limit for its requests.
 pub struct Connection {
     stream: TcpStream,
     ends: Instant,
@@ -49,10 +50,10 @@ impl Write for Connection {
     }
 }
 
-/// Answers one connection. Returns whether it keeps the server alive.
+/// Handles one connection. Returns whether it keeps the server alive.
 pub type Serve = dyn Fn(&mut Connection, &Activity) + Send + Sync;
 
-/// Whether there is a request.
+/// Tracks requests in progress.
 #[derive(Debug, Default)]
 pub struct Activity {
     state: Mutex<State>,
@@ -62,9 +63,9 @@ pub struct Activity {
 #[derive(Debug, Default)]
 struct State {
     connections: usize,
-    /// Requests that are being answered.
+    /// Requests in progress.
     requests: usize,
-    /// When the last request was answered.
+    /// When the last response was sent.
     last: Option<Instant>,
 }
 
@@ -73,14 +74,14 @@ impl Activity {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request is answered while this exists.
+    /// Marks a request as in progress while the result exists.
     #[must_use]
     pub fn begin_request(&self) -> ActiveRequest<'_> {
         self.state().requests += 1;
         ActiveRequest(self)
     }
 
-    /// Waits until there was no request for a time; for the first one, until there is one.
+    /// Waits for the first request, then until there was none for `idle`.
     fn wait(&self, idle: Option<Duration>) {
         let mut state = self.state();
         loop {
@@ -104,7 +105,7 @@ impl Activity {
     }
 }
 
-/// A request that is being answered.
+/// A request in progress.
 #[derive(Debug)]
 pub struct ActiveRequest<'a>(&'a Activity);
 
@@ -118,11 +119,11 @@ impl Drop for ActiveRequest<'_> {
     }
 }
 
-/// A place among the connections.
+/// One of the [`CONNECTIONS_MAX`] connections.
 struct Slot(Arc<Activity>);
 
 impl Slot {
-    /// `None` if all are taken.
+    /// `None` if all are in use.
     fn take(activity: &Arc<Activity>) -> Option<Slot> {
         let mut state = activity.state();
         if state.connections == CONNECTIONS_MAX {
@@ -150,7 +151,7 @@ impl Listener {
     /// Listens at a port that the system chooses.
     ///
     /// # Errors
-    /// What the system reports; who connects cannot be told on this system.
+    /// The system's error; also if this system cannot identify the peer.
     pub fn bind() -> io::Result<Listener> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
@@ -165,7 +166,7 @@ impl Listener {
         self.port
     }
 
-    /// Serves connections until there was no request for `idle`; with `None` without an end.
+    /// Serves connections until there was no request for `idle`; forever with `None`.
     ///
     /// # Errors
     /// No thread could be started.
@@ -185,7 +186,7 @@ fn accept(listener: &TcpListener, activity: &Arc<Activity>, serve: &Arc<Serve>) 
             std::thread::sleep(PAUSE);
             continue;
         };
-        // Beyond the limit, and without a thread, the connection is closed.
+        // Beyond the limit, or without a thread, the connection is closed.
         let Some(slot) = Slot::take(activity) else { continue };
         let (activity, serve) = (Arc::clone(activity), Arc::clone(serve));
         let answer = move || {
@@ -204,7 +205,7 @@ fn answer(stream: TcpStream, activity: &Activity, serve: &Serve) {
     }
     let mut connection = Connection { stream, ends: Instant::now() + REQUEST_TIME };
     serve(&mut connection, activity);
-    // What the client still sends would have the system reset the connection before it has read the answer.
+    // Unread input would make the system reset the connection before the client has read the response.
     let _ = connection.stream.shutdown(Shutdown::Write);
     let mut rest = [0; 4096];
     while connection.read(&mut rest).is_ok_and(|read| read > 0) {}
@@ -216,7 +217,7 @@ fn is_own(stream: &TcpStream) -> bool {
     peer::is_own(stream)
 }
 
-/// This system does not tell: the token alone decides.
+/// This system does not report owners: only the token protects.
 #[cfg(not(target_os = "linux"))]
 fn is_own(_stream: &TcpStream) -> bool {
     true
@@ -232,10 +233,10 @@ pub fn token() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Whether the system has a route to other networks. Nothing is sent.
+/// Whether the system has a route to other networks. Sends nothing.
 #[must_use]
 pub fn has_route() -> bool {
-    // A datagram socket that is connected has looked its route up; the address is one for documents (RFC 5737).
+    // Connecting a datagram socket looks up its route; the address is reserved for documentation (RFC 5737).
     UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))
         .is_ok_and(|socket| socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).is_ok())
 }

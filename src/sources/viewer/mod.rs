@@ -1,4 +1,5 @@
-//! What a viewer in a browser needs of the system: a server at the loopback address, the browser itself, a file for it.
+//! System services for a viewer in a browser: a server at the loopback address, the browser itself, a private
+//! file.
 
 pub mod browser;
 pub mod loopback;

@@ -1,4 +1,4 @@
-//! A file that only its user can read, in a directory of its own, for a browser to open.
+//! A file that only its user can read, in a private directory, for a browser to open.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use super::loopback;
 
-/// Writes a file in a new directory among the temporary ones; it stays there for the browser.
+/// Writes a file in a new temporary directory; it stays there for the browser.
 ///
 /// # Errors
-/// What the system reports.
+/// The system's error.
 pub fn write(name: &str, content: &[u8]) -> io::Result<PathBuf> {
-    // Nobody can have made a directory of this name, and one that exists is refused.
+    // The name is unguessable, and an existing directory is refused.
     let directory = std::env::temp_dir().join(format!("stackprof-{}", loopback::token()?));
     let mut builder = DirBuilder::new();
     let mut options = OpenOptions::new();
@@ -33,7 +33,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn nobody_else_can_read_it() {
+    fn only_the_owner_can_read_it() {
         let path = write("x.html", b"text").expect("written");
         let mode = |path: &std::path::Path| path.metadata().expect("there").permissions().mode() & 0o777;
         let directory = path.parent().expect("a directory");

@@ -1,14 +1,14 @@
-//! The verdicts of eight cases as text: scripts/measure/gate-cases.sh makes their profiles.
+//! The verdicts of eight cases as text, on profiles made by scripts/measure/gate-cases.sh.
 //!
-//! After an intended change: `STACKPROF_BLESS=1 cargo test --test cli eight_cases`, and read the
-//! difference; under `CI` that is refused.
+//! After an intended change: `STACKPROF_BLESS=1 cargo test --test cli eight_cases`, and review the
+//! difference; refused under `CI`.
 
 use std::path::Path;
 
 use crate::support::Place;
 
 #[test]
-fn eight_cases_have_the_verdicts_that_were_read() {
+fn eight_cases_have_the_expected_verdicts() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let script = root.join("scripts/measure/gate-cases.sh");
     let run = Place::new().shell(&format!("sh '{}'", script.display())).succeeds();

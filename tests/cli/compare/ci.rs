@@ -1,4 +1,4 @@
-//! `gate --junit` and `--github`: what systems of CI read, and what profiles cannot put into it.
+//! `gate --junit` and `--github`: output for CI systems, which text from profiles cannot break.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -7,7 +7,7 @@ use crate::support::{Place, Run, is_root, run, skip};
 
 const HOSTILE: &str = "f<&\"']]>%0A::error::x,y:z\u{1b}[31m##[add-mask]\u{202e}";
 
-/// Seven runs a side, of which new has more of a function with this name.
+/// Seven runs a side; new has more of a function with this name.
 fn place(name: &str, more: u64) -> Place {
     let place = Place::new();
     for (side, more) in [("base", 0), ("new", more)] {
@@ -60,11 +60,11 @@ fn junit_has_a_case_for_the_total_and_each_function_that_failed() {
 }
 
 #[test]
-fn names_stay_data_in_xml_and_in_workflow_commands() {
+fn names_are_escaped_in_xml_and_workflow_commands() {
     let place = place(HOSTILE, 1500);
     let run = code(gate(&place, Some("summary.md"), "--junit gate.xml --github"), 3);
     let xml = place.read("gate.xml");
-    // Of the five characters of markup only those of the document itself are left.
+    // Of the five markup characters only those of the document itself are left.
     let names = [
         "<?xml",
         "<testsuites",
@@ -97,7 +97,7 @@ fn names_stay_data_in_xml_and_in_workflow_commands() {
 }
 
 #[test]
-fn the_step_summary_is_appended_to_and_its_lack_is_said() {
+fn the_step_summary_is_appended_to_or_reported_missing() {
     let place = place("f", 0);
     place.write("summary.md", "from an earlier step");
     let run = code(gate(&place, Some("summary.md"), "--github"), 0);
@@ -123,7 +123,7 @@ fn the_step_summary_is_appended_to_and_its_lack_is_said() {
 }
 
 #[test]
-fn only_a_file_of_its_own_is_appended_to() {
+fn only_a_regular_summary_file_is_appended_to() {
     let place = place("f", 0);
     assert!(std::process::Command::new("mkfifo").arg(place.path("pipe")).status().unwrap().success());
     fs::create_dir(place.path("directory")).unwrap();

@@ -1,4 +1,4 @@
-//! `diff` through the binary: the table, its forms, what decides the comparison.
+//! `diff` through the binary: the table, its formats, and the choice of the measure.
 
 use serde_json::Value;
 
@@ -15,7 +15,7 @@ fn place() -> Place {
 }
 
 #[test]
-fn the_table_tells_what_changed_and_by_what_it_was_compared() {
+fn the_table_has_changes_and_the_measure() {
     let run = place().run("diff old.folded new.folded --absolute").succeeds();
     assert_eq!(
         run.stdout,
@@ -37,7 +37,7 @@ compared by samples: as requested; the files have no sampling rates, taken for e
 }
 
 #[test]
-fn names_that_compilers_number_are_matched_unless_told_otherwise() {
+fn numbered_names_are_matched_unless_exact() {
     let folded = place().run("diff old.folded new.folded --absolute -o -").succeeds();
     assert_eq!(
         folded.stdout,
@@ -50,7 +50,7 @@ fn names_that_compilers_number_are_matched_unless_told_otherwise() {
 }
 
 #[test]
-fn every_form_holds_both_sides() {
+fn every_format_has_both_sides() {
     let place = place();
     place.run("diff -q old.folded new.folded -o d.svg -o d.folded -o d.md -o d.json").succeeds();
     let json: Value = serde_json::from_str(&place.read("d.json")).unwrap();
@@ -86,7 +86,7 @@ fn recordings_with_a_rate_are_compared_by_seconds() {
 }
 
 #[test]
-fn mistakes_are_one_line() {
+fn errors_are_one_line() {
     let place = place();
     place.write("empty.folded", "");
     place.write("bad.folded", "work;main x\n");
@@ -104,7 +104,7 @@ fn mistakes_are_one_line() {
 }
 
 #[test]
-fn programs_of_different_names_are_matched_below_the_name() {
+fn programs_with_different_names_are_matched_below_the_root() {
     let place = place();
     place.write("renamed.folded", &BASE.replace("work;", "work-2.0;"));
     let run = place.run("diff old.folded renamed.folded").succeeds();

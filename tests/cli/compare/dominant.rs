@@ -1,4 +1,4 @@
-//! Programs of which one or few functions are all: there is no rest to compare with.
+//! Programs that consist of one or few functions: there is no rest to compare with.
 
 use stackprof::gate::measurements::FunctionSamples;
 use stackprof::gate::unit::Unit;
@@ -37,7 +37,7 @@ fn state(report: &Report, name: &str) -> State {
 }
 
 #[test]
-fn a_function_that_is_the_whole_program_is_named_with_the_total() {
+fn a_function_that_is_the_whole_program_is_named() {
     let mut rng = Rng::new(1);
     for (functions, gained) in [
         (&[("hot", 1000.0, 2000.0)][..], 1.0),
@@ -66,7 +66,7 @@ fn a_function_that_is_the_whole_program_is_named_with_the_total() {
 }
 
 #[test]
-fn what_others_lost_must_explain_the_growth() {
+fn moved_cost_must_explain_the_growth() {
     let mut rng = Rng::new(2);
     let changed = |lost: f64| {
         [
@@ -77,7 +77,7 @@ fn what_others_lost_must_explain_the_growth() {
         ]
     };
     for rest in [None, Some(("steady", 30.0, 30.0)), Some(("steady", 600.0, 600.0))] {
-        // A third of what `a` gained, then all of it.
+        // A third of `a`'s gain, then all of it.
         for (lost, noise, expected) in [(40.0, 0.002, State::Slower), (110.0, 0.002, State::Moved)] {
             let functions: Vec<Function> = changed(lost).into_iter().chain(rest).collect();
             let report = report(&mut rng, 7, noise, &functions);
@@ -91,7 +91,7 @@ fn what_others_lost_must_explain_the_growth() {
 }
 
 #[test]
-fn unchanged_programs_of_few_functions_fail_no_oftener() {
+fn unchanged_programs_with_few_functions_fail_no_more_often() {
     let mut rng = Rng::new(3);
     let programs = [
         &[("hot", 1000.0, 1000.0)][..],
@@ -105,7 +105,7 @@ fn unchanged_programs_of_few_functions_fail_no_oftener() {
             failed += u32::from(report.verdict == Verdict::Regression);
             blamed += u32::from(report.functions.iter().any(|row| row.state == State::Slower));
         }
-        // 20 of 400 (standard deviation 4.4), 10 by a function (3.1).
+        // Expected: 20 of 400 (standard deviation 4.4), 10 by a function (3.1).
         assert!(failed <= 30 && blamed <= 18, "{failed} {blamed} {functions:?}");
     }
 }

@@ -1,12 +1,12 @@
-//! `gate` through the binary: exit codes, what it says, what it refuses, what it writes.
+//! `gate` through the binary: exit codes, messages, refusals, outputs.
 
 use serde_json::Value;
 use stackprof::rng::Rng;
 
 use crate::support::{Place, Run};
 
-/// Writes a run of a program of 20 functions with noise, as folded text. `slow` is what
-/// function `f3` costs more, in parts of the whole.
+/// Writes a run of a program of 20 functions with noise, as folded text. `slow` is the additional cost of
+/// function `f3`, as a fraction of the whole.
 fn write_run(place: &Place, name: &str, process: &str, seed: u64, slow: f64) {
     let mut rng = Rng::new(seed);
     let factor = 1.0 + (rng.within(0, 80) as f64 - 40.0) / 1000.0;
@@ -37,7 +37,7 @@ fn exits(run: Run, code: i32) -> Run {
 }
 
 #[test]
-fn a_slower_function_fails_and_is_named_with_its_place() {
+fn a_slower_function_fails_and_is_named_with_its_path() {
     let place = Place::new();
     write_sides(&place, 0.06);
     let run = exits(place.run("gate --base base --new new"), 3);
@@ -52,7 +52,7 @@ fn a_slower_function_fails_and_is_named_with_its_place() {
 }
 
 #[test]
-fn unchanged_code_passes_and_quiet_says_nothing() {
+fn unchanged_code_passes_and_quiet_prints_nothing() {
     let place = Place::new();
     write_sides(&place, 0.0);
     let run = exits(place.run("gate --base base --new new"), 0);
@@ -62,7 +62,7 @@ fn unchanged_code_passes_and_quiet_says_nothing() {
 }
 
 #[test]
-fn reports_are_written_and_the_same_runs_give_the_same_bytes() {
+fn reports_are_deterministic() {
     let place = Place::new();
     write_sides(&place, 0.06);
     let line = "gate --base base --new new --seed 3 -o a.json -o a.md --markdown summary";
@@ -94,7 +94,7 @@ fn reports_are_written_and_the_same_runs_give_the_same_bytes() {
 }
 
 #[test]
-fn few_runs_give_a_weak_verdict_that_says_so() {
+fn few_runs_give_a_weak_verdict() {
     let place = Place::new();
     write_sides(&place, 0.4);
     let run = exits(place.run("gate --base base/0.folded base/1.folded --new new/0.folded"), 3);
@@ -116,7 +116,7 @@ fn write_counts(place: &Place, name: &str, counts: &[u64]) -> String {
 }
 
 #[test]
-fn growth_that_may_be_noise_is_not_denied() {
+fn insignificant_growth_is_mentioned() {
     let place = Place::new();
     let one = (write_counts(&place, "b", &[1000]), write_counts(&place, "n", &[1180]));
     let five = (
@@ -143,7 +143,7 @@ fn growth_that_may_be_noise_is_not_denied() {
 }
 
 #[test]
-fn how_many_runs_a_test_takes_is_told_for_the_level_asked_for() {
+fn the_required_number_of_runs_depends_on_alpha() {
     let place = Place::new();
     let (base, new) = (write_counts(&place, "base", &[1000; 6]), write_counts(&place, "new", &[1000; 6]));
     let line = format!("gate --base {base} --new {new} --false-alarms 0.1%");
@@ -154,7 +154,7 @@ fn how_many_runs_a_test_takes_is_told_for_the_level_asked_for() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_refused_and_never_passes() {
+fn incomparable_runs_are_refused_and_never_pass() {
     let place = Place::new();
     write_sides(&place, 0.0);
     write_run(&place, "other.folded", "other", 1, 0.0);
@@ -196,7 +196,7 @@ fn what_cannot_be_compared_is_refused_and_never_passes() {
 }
 
 #[test]
-fn recordings_in_any_form_are_compared_by_how_long_they_took() {
+fn recordings_in_any_format_are_compared_by_duration() {
     let place = Place::new();
     for (name, seconds) in [("short", 1), ("long", 2)] {
         place
@@ -208,7 +208,7 @@ fn recordings_in_any_form_are_compared_by_how_long_they_took() {
     let firefox = exits(place.run("gate --base long.firefox.json --new short.firefox.json"), 3);
     assert_eq!(firefox.stdout, packed.stdout);
     assert!(packed.stdout.contains("note     CPU time is per second of recording"), "{packed}");
-    // As another program writes it.
+    // As written by another program.
     let mut foreign: Value = serde_json::from_str(&place.read("short.firefox.json")).unwrap();
     foreign.as_object_mut().unwrap().remove("stackprof").unwrap();
     for name in ["foreign.json", "other.json"] {
@@ -217,13 +217,13 @@ fn recordings_in_any_form_are_compared_by_how_long_they_took() {
     let run = exits(place.run("gate --base short.pb.gz --new foreign.json"), 4);
     let why = "foreign.json has no duration, so its CPU time cannot be compared";
     assert!(run.stderr.contains(why) && run.stderr.lines().count() == 1, "{run}");
-    // Alone, such files are taken for whole runs, and the report says so.
+    // Alone, these files are assumed to be whole runs, and the report says so.
     let run = exits(place.run("gate --base foreign.json --new other.json"), 0);
     assert!(run.stdout.contains("note     files do not tell whether they are of whole commands"), "{run}");
 }
 
 #[test]
-fn a_baseline_is_made_kept_and_replaced() {
+fn a_baseline_is_created_kept_and_replaced() {
     let place = Place::new();
     write_sides(&place, 0.06);
     let made = exits(place.run("gate --new base --update-baseline kept"), 0);
@@ -248,7 +248,7 @@ fn a_baseline_is_made_kept_and_replaced() {
 }
 
 #[test]
-fn a_baseline_holds_nothing_that_a_gate_would_refuse_or_mix_in() {
+fn a_baseline_has_only_runs_that_a_gate_accepts() {
     let place = Place::new();
     write_sides(&place, 0.0);
     exits(place.run("gate --new base --update-baseline kept"), 0);
@@ -256,7 +256,7 @@ fn a_baseline_holds_nothing_that_a_gate_would_refuse_or_mix_in() {
     let run = exits(place.run("gate --new few.folded --update-baseline kept"), 4);
     assert!(run.stderr.contains("few.folded has only 12 samples"), "{run}");
     assert_eq!(std::fs::read_dir(place.path("kept")).unwrap().count(), 7);
-    // The recordings there would be base beside those that replace them.
+    // The old recordings there would be base together with the new ones.
     let run = exits(place.run("gate --base base --new new --update-baseline base"), 2);
     assert!(run.stderr.contains("` would stay part of the base; name a directory of its own"), "{run}");
     assert!(!place.path("base/base-001.pb.gz").exists());

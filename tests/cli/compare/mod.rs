@@ -1,4 +1,4 @@
-//! `diff` and `gate`: how often the gate is right, and what both tell their users.
+//! `diff` and `gate`: error rates of the gate, and the messages of both.
 
 mod cases;
 mod ci;

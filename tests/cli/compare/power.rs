@@ -1,6 +1,6 @@
-//! How often the gate is right, on made-up runs: forty functions, runs that differ by a common
-//! factor, functions that differ beyond it, and counting noise. The rates of real runs are
-//! those of `cargo bench --bench gate`; the noise here is set after them.
+//! Error rates of the gate on simulated runs: forty functions, runs that differ by a common factor, functions
+//! that differ beyond it, and counting noise. `cargo bench --bench gate` has the rates of real runs, which
+//! this noise is modelled after.
 
 use stackprof::gate::measurements::FunctionSamples;
 use stackprof::gate::unit::Unit;
@@ -12,20 +12,20 @@ const FUNCTIONS: usize = 40;
 const RUNS: usize = 7;
 /// Samples of a run: 1.2 s at 997 Hz.
 const SAMPLES: f64 = 1200.0;
-/// Spread of the common factor of a run.
+/// Relative spread of the common factor of a run.
 const RUN_NOISE: f64 = 0.045;
-/// Spread of each function in a run beyond that.
+/// Relative spread of each function in a run beyond that.
 const FUNCTION_NOISE: f64 = 0.15;
 const SLOWED: usize = 11;
 
-/// What the new code costs: of each function, in parts of the program's whole cost before.
+/// Additional cost of each function in the new code, as a fraction of the program's whole cost before.
 type Change = fn(usize) -> f64;
 
 fn normal(rng: &mut Rng) -> f64 {
     (0..12).map(|_| rng.within(0, 1 << 40) as f64 / (1u64 << 40) as f64).sum::<f64>() - 6.0
 }
 
-/// Knuth's product of uniform numbers, in pieces that do not underflow.
+/// Knuth's product of uniform numbers, in parts that do not underflow.
 fn poisson(rng: &mut Rng, mut mean: f64) -> f64 {
     let mut count = 0.0;
     while mean > 0.0 {
@@ -77,7 +77,7 @@ fn runs(rng: &mut Rng, runs_per_side: usize, more: Change) -> Measurements {
     }
 }
 
-/// Reports of so many gates.
+/// Reports of `count` gates.
 fn gates(count: usize, runs_per_side: usize, more: Change) -> Vec<Report> {
     let mut rng = Rng::new(20_240);
     (0..count).map(|_| judge(&runs(&mut rng, runs_per_side, more), &Options::default())).collect()
@@ -109,7 +109,7 @@ fn unchanged_code_fails_in_at_most_one_gate_of_twenty() {
     }
 }
 
-/// Runs of a program that spends the same in each of many functions, counted at random.
+/// Runs of a program with equal costs in each of many functions, counted at random.
 fn flat(rng: &mut Rng, runs_per_side: usize, functions: usize, samples: f64) -> Measurements {
     let mut totals = vec![0.0; 2 * runs_per_side];
     let functions = (0..functions).map(|index| {
@@ -128,7 +128,7 @@ fn flat(rng: &mut Rng, runs_per_side: usize, functions: usize, samples: f64) -> 
 }
 
 #[test]
-fn many_functions_near_the_smallest_share_fail_no_oftener() {
+fn many_functions_near_min_share_fail_no_more_often() {
     // On average a third of a percent; chance lifts some above half a percent on one side.
     let mut rng = Rng::new(400);
     let mut blamed = 0;
@@ -136,12 +136,12 @@ fn many_functions_near_the_smallest_share_fail_no_oftener() {
         let report = judge(&flat(&mut rng, 5, 300, 400.0), &Options::default());
         blamed += usize::from(report.functions.iter().any(|row| row.state == State::Slower));
     }
-    // 2.5 % is 10 (standard deviation 3.1).
+    // Expected: 2.5 % is 10 (standard deviation 3.1).
     assert!(blamed <= 18, "{blamed} of 400 gates");
 }
 
 #[test]
-fn every_function_of_the_smallest_share_on_one_side_is_tested() {
+fn every_function_with_min_share_on_one_side_is_tested() {
     let of = |name: &str, base: [f64; 4], new: [f64; 7]| {
         let own = [&base[..], &new[..]].concat();
         FunctionSamples { name: name.into(), total: own.clone(), own }
@@ -165,18 +165,18 @@ fn every_function_of_the_smallest_share_on_one_side_is_tested() {
 }
 
 #[test]
-fn too_few_runs_do_not_cry_wolf() {
+fn too_few_runs_cause_no_false_positives() {
     for runs_per_side in [1, 2, 3] {
         let reports = gates(200, runs_per_side, |_| 0.0);
         assert!(failed(&reports) <= 10, "{} of 200 gates, {runs_per_side} runs a side", failed(&reports));
     }
-    // +60 % of the whole is seen even so.
+    // +60 % of the whole is detected even so.
     let reports = gates(100, 1, |function| slowed_by(function, 0.6));
     assert!(named_first(&reports) >= 95, "{}", named_first(&reports));
 }
 
 #[test]
-fn five_percent_of_the_total_in_one_function_are_found_and_named_first() {
+fn a_growth_of_five_percent_in_one_function_is_found_and_listed_first() {
     let reports = gates(100, RUNS, |function| slowed_by(function, 0.05));
     assert!(named_first(&reports) >= 95, "{} of 100", named_first(&reports));
     let inside = reports.iter().filter(|report| {
@@ -188,7 +188,7 @@ fn five_percent_of_the_total_in_one_function_are_found_and_named_first() {
 }
 
 #[test]
-fn a_uniform_slowdown_is_the_totals_and_no_functions() {
+fn a_uniform_slowdown_belongs_to_the_total() {
     let reports = gates(100, RUNS, |function| share(function) * 0.15);
     let total = reports.iter().filter(|report| report.total_grown).count();
     assert!(total >= 95, "{total} of 100");
@@ -198,7 +198,7 @@ fn a_uniform_slowdown_is_the_totals_and_no_functions() {
 }
 
 #[test]
-fn moved_cost_is_told_and_fails_only_when_asked() {
+fn moved_cost_is_reported_and_fails_only_if_strict() {
     let moved: Change = |function| match function {
         SLOWED => 0.05,
         0 => -0.05,
@@ -218,8 +218,8 @@ fn moved_cost_is_told_and_fails_only_when_asked() {
 }
 
 #[test]
-fn callees_that_were_inlined_are_no_regression() {
-    // Each of the callees loses too little to be seen by itself.
+fn inlined_callees_are_no_regression() {
+    // Each callee loses too little to be significant by itself.
     let callees = 20..FUNCTIONS;
     let mut rng = Rng::new(4);
     let mut by_inlining = 0;
@@ -243,7 +243,7 @@ fn callees_that_were_inlined_are_no_regression() {
 }
 
 #[test]
-fn a_function_that_calls_all_others_is_no_exception() {
+fn cost_moved_into_the_main_function_is_no_regression() {
     let mut rng = Rng::new(5);
     let mut found = 0;
     for _ in 0..50 {
@@ -252,7 +252,7 @@ fn a_function_that_calls_all_others_is_no_exception() {
         found += named_first(&[judge(&measured, &Options::default())]);
     }
     assert!(found >= 47, "{found} of 50");
-    // Half of the program is outside, and what it calls has not changed.
+    // Half of the program is outside, and its callees are unchanged.
     let mut found = 0;
     for _ in 0..50 {
         let mut measured = runs(&mut rng, RUNS, |function| slowed_by(function, 0.06));
@@ -267,7 +267,7 @@ fn a_function_that_calls_all_others_is_no_exception() {
 }
 
 #[test]
-fn nobody_is_blamed_because_another_function_got_faster() {
+fn a_faster_function_makes_no_other_fail() {
     let reports = gates(100, RUNS, |function| if function == 0 { -0.09 } else { 0.0 });
     assert!(failed(&reports) <= 5, "{} of 100 fail", failed(&reports));
     let faster =

@@ -1,5 +1,5 @@
-//! What the target stands for: a share of its time, whatever a stop takes, and nothing is lost
-//! by the ticks that are left out.
+//! Overhead for the target: stops take a limited share of its time however long they are, and skipped ticks
+//! lose no time.
 
 use stackprof::arch::Arch;
 use stackprof::sampler::Options;
@@ -8,7 +8,7 @@ use stackprof::sources::sim::SimConfig;
 use super::processes::{SECOND, process, run};
 use super::recording::{options, record, replay};
 
-/// Stops of `pause_ns` at 997 Hz, and how many ticks and stopped time that gave.
+/// Stops of `pause_ns` at 997 Hz; returns the number of ticks and the stopped time.
 fn stopped(pause_ns: u64, max_stop: f64) -> (u64, u64, f64) {
     let script = vec![run(5_000, &[0, 1]), run(2_000, &[0, 2])];
     let config = SimConfig { pause_ns, ..process(Arch::X86_64, 1, 4, vec![script]) };
@@ -20,14 +20,14 @@ fn stopped(pause_ns: u64, max_stop: f64) -> (u64, u64, f64) {
 }
 
 #[test]
-fn the_rate_gives_way_where_stops_are_long() {
+fn long_stops_reduce_the_rate() {
     let _replay = replay(5);
     let (ticks, spared, share) = stopped(8_000, 0.02);
     assert!(spared == 0 && ticks > 3_900, "{ticks} ticks, {spared} left out, {share} stood");
     for max_stop in [0.02, 0.002] {
         let (ticks, spared, share) = stopped(50_000, max_stop);
-        // 5 ms are granted at the beginning, when everything is cold, and up to the share of a
-        // quarter of a second is owed in the end.
+        // The budget starts with 5 ms, while everything is cold, and may be overdrawn by its share of a
+        // quarter of a second at the end.
         assert!(share <= max_stop * 1.01 + 0.005 / 4.0 + max_stop * 0.25 / 4.0, "{share} of the time stood");
         assert!(share >= max_stop * 0.95, "no more ticks are left out than need be: {share}");
         assert!(spared > 0 && ticks + spared > 3_900, "{ticks} ticks, {spared} left out");

@@ -1,12 +1,12 @@
-//! Images and programs that change: each sample keeps the names of its time.
+//! Images and programs that change: each sample has the names that were valid at its time.
 
 use super::*;
 use stackprof::clock::FakeClock;
 use stackprof::sources::sim::SimTarget;
 use stackprof::walk::UnwindMethod;
 
-/// A plugin is replaced by another one at the same address. `pause_ms` after it was
-/// loaded, the new one is used.
+/// A plugin is replaced by another one at the same address. The new one is used `pause_ms` after it was
+/// loaded.
 fn plugins(arch: Arch, pause_ms: u64) -> SimConfig {
     let mut config = process(arch, 2, 5, vec![vec![run(1_000, &[0, 1])]]);
     let at = |image| [f(0), FunctionId { image, function: 0 }, FunctionId { image, function: 1 }];
@@ -36,9 +36,9 @@ fn an_image_replaced_at_its_address_keeps_its_names() {
     }
 }
 
-/// As when a program starts. What listing them costs keeps them from being listed each time.
+/// As at program startup. The cost of listing libraries prevents a list for each.
 #[test]
-fn libraries_loaded_one_after_another_tear_no_stacks() {
+fn loading_libraries_truncates_no_stacks() {
     for arch in ARCHES {
         let _replay = replay(3);
         let mut config = process(arch, 2, 2, vec![vec![run(100, &[0, 1])]]);
@@ -61,10 +61,10 @@ fn libraries_loaded_one_after_another_tear_no_stacks() {
     }
 }
 
-/// Without an event from the system, an exchange is noticed at the next look at the
-/// mappings, at the latest a second later; the new code has the old names until then.
+/// Without an event from the system, a replacement is noticed at the next poll of the mappings, at most a
+/// second later; until then the new code has the old names.
 #[test]
-fn an_exchange_of_images_is_noticed_within_a_second() {
+fn a_replaced_image_is_noticed_within_a_second() {
     let _replay = replay(1);
     let options = options(997, 1);
     let clock = stackprof::clock::FakeClock::default();
@@ -84,7 +84,7 @@ fn an_exchange_of_images_is_noticed_within_a_second() {
 fn with_exec(arch: Arch, at_ns: u64) -> SimConfig {
     let mut config = mixed(15);
     config.arch = arch;
-    // At the very addresses of the old program.
+    // At exactly the addresses of the old program.
     let mut next = image("/sim/next", 0x5500_0100_0000, "g", FUNCTIONS);
     next.after_exec = true;
     config.images.push(next);
@@ -98,7 +98,7 @@ fn with_exec(arch: Arch, at_ns: u64) -> SimConfig {
 }
 
 #[test]
-fn what_a_thread_used_before_its_exec_stands_in_its_first_sample_after_it() {
+fn time_before_an_exec_is_in_the_first_sample_after_it() {
     let (mut lost, mut lost_at_ends) = (0, 0);
     for at_ns in (1_000..1_040).map(|ms| ms * MS) {
         let mut config = with_exec(Arch::X86_64, at_ns);
@@ -110,12 +110,12 @@ fn what_a_thread_used_before_its_exec_stands_in_its_first_sample_after_it() {
         config.images.pop();
         lost_at_ends += record(&config, &options(97, 15)).lost();
     }
-    // What is used after the last sample before the end is lost. Before an exec it would be as much again.
+    // CPU time after the last sample before the exit is lost. The loss before an exec would be as large.
     assert!(lost <= lost_at_ends + 20, "{lost} lost in 40 recordings, {lost_at_ends} without an exec");
 }
 
 #[test]
-fn an_exec_separates_what_was_before_from_what_is_after() {
+fn an_exec_separates_old_and_new_samples() {
     for arch in ARCHES {
         let _replay = replay(15);
         let mut injected = with_exec(arch, u64::MAX);
@@ -124,7 +124,7 @@ fn an_exec_separates_what_was_before_from_what_is_after() {
             let recorded = record(&config, &options(997, 15));
             recorded.check_balance();
             recorded.check_shares(600.0);
-            // The first thread before, the three others, the first one after.
+            // The first thread before the exec, the three others, the first one after.
             assert_eq!(recorded.profile.threads().count(), 5);
             assert!(recorded.lost() <= 5, "{:?}", recorded.profile.stats.samples_lost);
             let mut programs: BTreeMap<u32, BTreeSet<char>> = BTreeMap::new();
@@ -140,10 +140,10 @@ fn an_exec_separates_what_was_before_from_what_is_after() {
     }
 }
 
-/// What was captured of the old program is not shown as the new one's, and the thread that goes on in
-/// that is looked at again.
+/// Captures of the old program are not attributed to the new one, and the thread that continues in it is
+/// polled again.
 #[test]
-fn a_snapshot_in_the_middle_of_an_exec_is_of_the_new_program() {
+fn a_snapshot_during_an_exec_shows_the_new_program() {
     let mut changed = 0;
     for at_ns in (1..300).map(|step| step * 250) {
         let clock = FakeClock::default();
@@ -153,7 +153,7 @@ fn a_snapshot_in_the_middle_of_an_exec_is_of_the_new_program() {
         for stack in &snapshot.stacks {
             assert_eq!(stack.ended, Ok(StackEnd::Root), "exec at {at_ns} ns: {stack:?}");
         }
-        // The others end with the old program: those that were seen in time are shown.
+        // The others exit with the old program: those that were seen in time are shown.
         assert!(!snapshot.stacks.is_empty(), "exec at {at_ns} ns");
         changed += usize::from(snapshot.stacks.len() == 1);
         assert_eq!(target.ledger().stopped(), 0);

@@ -1,8 +1,8 @@
-//! Faults: each ends in a counted loss or an error, and leaves nobody stopped.
+//! Faults: each ends in a counted loss or an error, and leaves no thread stopped.
 
 use super::*;
 
-/// Records [`mixed`] with a fault; whatever happens, the rest of the profile is right.
+/// Records [`mixed`] with a fault; the rest of the profile is right in any case.
 fn with_fault(fault: SimFault) -> Recorded {
     let recorded = record(&mixed_with(12, fault), &options(997, 12));
     assert!(recorded.ledger.faults().contains_key(fault.kind.name()), "{} did not happen", fault.kind.name());
@@ -12,7 +12,7 @@ fn with_fault(fault: SimFault) -> Recorded {
 }
 
 #[test]
-fn a_thread_that_dies_while_it_is_asked_or_stands_leaves_its_time_counted() {
+fn the_time_of_a_thread_that_exits_during_a_stop_is_counted() {
     for kind in [FaultKind::DieBeforeInterrupt, FaultKind::DieBeforeCollect] {
         for index in 0..4 {
             let _replay = replay(12);
@@ -26,14 +26,14 @@ fn a_thread_that_dies_while_it_is_asked_or_stands_leaves_its_time_counted() {
     }
 }
 
-/// The look after a capture must not forget what was counted before.
+/// The poll after a capture must keep what was counted before.
 #[test]
-fn a_thread_that_ends_between_its_capture_and_its_walk_is_not_counted_twice() {
+fn a_thread_that_exits_between_capture_and_walk_counts_once() {
     for seed in seeds(0..20) {
         let _replay = replay(seed);
         let scripts = vec![vec![run(1_000, &[0, 1])], vec![run(1_000, &[0, 2])]];
         let mut config = process(Arch::X86_64, 2, 3, scripts);
-        // The second to be collected stands so long that the first ends meanwhile.
+        // The second stop lasts so long that the first thread exits meanwhile.
         config.threads[1].exit_ns = Some(2 * SECOND + seed * 40_000);
         let stop = SimFault::always(FaultKind::LongStop { pause_ns: 900_000 }).from_time(1_999 * MS);
         config.faults.push(stop);
@@ -44,7 +44,7 @@ fn a_thread_that_ends_between_its_capture_and_its_walk_is_not_counted_twice() {
 }
 
 #[test]
-fn stacks_cut_short_are_incomplete_and_weigh_the_same() {
+fn truncated_stacks_are_incomplete_with_the_same_weight() {
     for bytes in [0, 8, 24, 100, 1_000] {
         let _replay = replay(12);
         let fault = SimFault::always(FaultKind::ShortStack { bytes }).of_thread(thread(0)).from_time(SECOND);
@@ -61,14 +61,14 @@ fn stacks_cut_short_are_incomplete_and_weigh_the_same() {
 }
 
 #[test]
-fn an_unreadable_stack_loses_its_time_under_its_cause_once() {
+fn an_unreadable_stack_is_one_loss_with_its_cause() {
     let _replay = replay(12);
     let fault = SimFault::always(FaultKind::Unreadable).of_thread(thread(0)).from_time(SECOND);
     let recorded = with_fault(fault);
     let lost = recorded.lost_by("stack is not mapped") as f64;
     let missing = recorded.true_counts_of(thread(0)) - recorded.counts_of(thread(0)) as f64;
     assert!(lost > 500.0 && (lost - missing).abs() <= 4.0, "{lost} lost of {missing:.1} missing");
-    // Not carried into the next stack that can be read.
+    // Not carried over into the next readable stack.
     let fault = SimFault { count: 500, ..SimFault::always(FaultKind::Unreadable) };
     let recorded = with_fault(fault.of_thread(thread(0)).from_time(SECOND));
     let shown = recorded.counts_of(thread(0)) as f64;
@@ -77,7 +77,7 @@ fn an_unreadable_stack_loses_its_time_under_its_cause_once() {
 }
 
 #[test]
-fn long_stops_are_measured_and_ticks_missed_meanwhile_counted() {
+fn long_stops_are_measured_and_missed_ticks_counted() {
     let _replay = replay(12);
     let fault = SimFault { count: 20, ..SimFault::always(FaultKind::LongStop { pause_ns: 5 * MS }) };
     let recorded = with_fault(fault.from_time(SECOND));
@@ -89,7 +89,7 @@ fn long_stops_are_measured_and_ticks_missed_meanwhile_counted() {
 }
 
 #[test]
-fn a_panic_while_threads_stand_lets_them_run() {
+fn a_panic_during_a_stop_resumes_the_threads() {
     for skip in [0, 1, 7, 500] {
         let _replay = replay(12);
         let config = mixed_with(12, SimFault::once(FaultKind::Panic).after(skip));
@@ -99,7 +99,7 @@ fn a_panic_while_threads_stand_lets_them_run() {
             let result = catch_unwind(AssertUnwindSafe(|| sampler::record(target, clock, &options, live)));
             let panic = result.expect_err("the injected panic comes through");
             message = panic.downcast_ref::<String>().cloned();
-            // The one that was being collected runs already; the target's end frees the others.
+            // The thread that was being collected already runs; the target's drop releases the others.
             Err(stackprof::error::Error::new(ErrorKind::System, "panicked"))
         });
         assert!(recorded.is_err(), "record_with checked that nobody stands");
@@ -111,7 +111,7 @@ fn a_panic_while_threads_stand_lets_them_run() {
 fn clock_jumps_drop_ticks_and_the_rate_recovers() {
     let _replay = replay(13);
     let fault = SimFault::once(FaultKind::ClockJump { by_ns: 100 * MS }).from_time(SECOND);
-    // A thread that computes is asked at each tick.
+    // A thread that computes is stopped at each tick.
     let script = vec![run(5_000, &[0, 1]), run(2_000, &[0, 2])];
     let config = SimConfig { faults: vec![fault], ..process(Arch::X86_64, 1, 3, vec![script]) };
     let mut ticks_ns = Vec::new();
@@ -129,7 +129,7 @@ fn clock_jumps_drop_ticks_and_the_rate_recovers() {
     let before_ns = ticks_ns.iter().rposition(|at| *at < 1_001 * MS).unwrap();
     let gap_ns = ticks_ns[before_ns + 1] - ticks_ns[before_ns];
     assert!(gap_ns >= 100 * MS, "{gap_ns}");
-    // Not caught up: at most the tick that was due comes at once.
+    // Not caught up: at most the due tick follows at once.
     let after = ticks_ns.iter().filter(|at| (1_102 * MS..1_202 * MS).contains(*at)).count();
     assert!((94..=105).contains(&after), "{after} ticks in the 100 ms after the jump");
     recorded.check_balance();
@@ -142,13 +142,13 @@ fn many_clock_jumps_lose_no_time() {
     let recorded = with_fault(SimFault::rate(FaultKind::ClockJump { by_ns: 30 * MS }, 10_000));
     assert!(recorded.profile.stats.ticks_late > 300, "{:?}", recorded.profile.stats);
     assert!(recorded.profile.stats.ticks + recorded.profile.stats.ticks_late <= 997 * 3 + 12);
-    // The samples that are left weigh more, those of a thread born during a jump, too.
+    // The remaining samples weigh more, also those of a thread started during a jump.
     assert!(recorded.lost() <= 45, "{:?}", recorded.profile.stats.samples_lost);
 }
 
-/// Its CPU time begins with 0 and needs no doubt, however late its start is heard of.
+/// Its CPU time is known to begin at 0, however late its start is reported.
 #[test]
-fn a_thread_born_during_a_clock_jump_has_all_its_time() {
+fn a_thread_started_during_a_clock_jump_has_all_its_time() {
     let _replay = replay(14);
     let scripts = vec![vec![run(1_000, &[0, 1])], vec![run(1_000, &[0, 2])]];
     let mut config = process(Arch::X86_64, 2, 2, scripts);
@@ -175,7 +175,7 @@ fn names_of_threads_and_images_may_be_missing() {
 }
 
 #[test]
-fn mappings_may_be_refused_or_in_motion() {
+fn mappings_may_be_unreadable_or_changing() {
     for arch in ARCHES {
         let _replay = replay(12);
         let mut config = mixed_with(12, SimFault::always(FaultKind::MappingsDenied));
@@ -186,12 +186,12 @@ fn mappings_may_be_refused_or_in_motion() {
         let denied = recorded.ledger.faults()[FaultKind::MappingsDenied.name()];
         assert!((2..=200).contains(&denied), "{denied} tries in 3 s");
 
-        // Nothing of it shows.
+        // Not visible in the result.
         config.faults = vec![SimFault::once(FaultKind::MappingsTransient)];
         let recorded = record(&config, &options(997, 12));
         assert_eq!(recorded.names.addresses_named, recorded.names.addresses_unique);
         recorded.check_shares(1_000.0);
-        // Refused for a while: names come later, also for addresses of before.
+        // Refused for a while: names appear later, also for earlier addresses.
         config.faults = vec![SimFault { count: 10, ..SimFault::always(FaultKind::MappingsDenied) }];
         let recorded = record(&config, &options(997, 12));
         assert_eq!(recorded.names.addresses_named, recorded.names.addresses_unique);
@@ -199,7 +199,7 @@ fn mappings_may_be_refused_or_in_motion() {
 }
 
 #[test]
-fn the_process_may_end_within_a_tick() {
+fn the_process_may_exit_within_a_tick() {
     for skip in [0, 1, 2, 3, 777] {
         let _replay = replay(12);
         let mut config = mixed_with(12, SimFault::once(FaultKind::Exit).after(skip));
@@ -215,7 +215,7 @@ fn the_process_may_end_within_a_tick() {
 }
 
 #[test]
-fn a_failing_system_is_an_error_that_leaves_nobody_stopped() {
+fn a_system_error_leaves_no_thread_stopped() {
     let _replay = replay(12);
     let options = options(997, 12);
     let result = record_with(&mixed(12), &options, |target, clock, live| {

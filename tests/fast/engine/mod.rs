@@ -1,7 +1,7 @@
-//! The engine end to end: recordings of simulated processes against what they really did.
+//! The engine end to end: recordings of simulated processes against their actual behavior.
 //!
-//! Each recording is also checked for what must hold always (`support/recording.rs`).
-//! Times are virtual: nothing here sleeps. `STACKPROF_SEED=N` replays one seed.
+//! Each recording is also checked for general invariants (`support/recording.rs`). Times are virtual: nothing
+//! here sleeps. `STACKPROF_SEED=N` replays one seed.
 
 #[path = "../../support/processes.rs"]
 mod processes;
@@ -42,8 +42,8 @@ use stackprof::sources::sim::{
 use stackprof::sources::{Activity, ExitStatus, Fault, TargetEvent};
 use stackprof::walk::StackEnd;
 
-/// A seeded process, whose late plugin is used only once its loading was noticed: what
-/// replaces an image at its address bears the old names until then (see
+/// A seeded process with a late plugin that is used only once its loading was noticed: an image that replaces
+/// another at its address has the old names until then (see
 /// `an_image_replaced_at_its_address_keeps_its_names`).
 fn seeded(seed: u64) -> SimConfig {
     let mut config = SimConfig::from_seed(seed);

@@ -1,6 +1,5 @@
-//! The seam of the recorder: what the stopping driver recorded, handed over a second time as a
-//! kernel would, in batches that come late and out of order between threads, gives the same
-//! profile byte for byte.
+//! Equivalence of both drivers: the recording of the stopping driver, delivered again as a kernel would, in
+//! batches that are late and out of order between threads, gives the same profile byte for byte.
 
 use std::collections::BTreeMap;
 
@@ -26,21 +25,21 @@ use super::{seeded, times};
 use crate::seeds::rounds::{as_usual, seeds};
 use stackprof::sampler;
 
-/// A simulated target that writes down what it tells and what it is asked.
+/// A simulated target that logs its results and requests.
 struct Logged {
     target: SimTarget,
     clock: FakeClock,
     records: Vec<TimedEvent>,
-    /// Stops that were told and are not walked yet: they are when the driver asks for no more.
+    /// Reported stops that are not walked yet: they are once the driver makes the next request.
     stopped: Vec<(ThreadId, SourceEvent)>,
     told_ns: u64,
-    /// The list of images each time that it was read.
+    /// The list of images at each read.
     lists: BTreeMap<u64, Result<Vec<Mapping>, Fault>>,
     images: Vec<(Mapping, Result<ImageBytes, OpenError>)>,
     names: BTreeMap<ThreadId, Vec<(u64, Option<String>)>>,
-    /// Threads of the beginning that were not looked at yet, with where they began.
+    /// Initial threads that were not polled yet, with their start.
     found: BTreeMap<ThreadId, Option<Avma>>,
-    /// The last look at each thread: what the driver knows of one that has ended since.
+    /// The last poll of each thread, for threads that have exited since.
     statuses: BTreeMap<ThreadId, ThreadStatus>,
 }
 
@@ -175,22 +174,22 @@ impl Target for Logged {
     }
 }
 
-/// Records, and up to when none will come after them.
+/// Records, and their watermark.
 type Batch = (Option<u64>, Vec<TimedEvent>);
 
-/// What was logged, pushed in batches.
+/// The log, pushed in batches.
 struct Pushed {
     log: Logged,
     batches: std::vec::IntoIter<Batch>,
     now_ns: u64,
-    /// How often room was to be made, and records that were worked on.
+    /// Number of calls to make room, and of processed records.
     kept_up: u64,
     worked: u64,
 }
 
 impl Pushed {
-    /// Batches of so many records; each comes in two parts, the one of some threads before the
-    /// other one of which some are older.
+    /// Batches of `size` records; each arrives in two parts, by thread, and some records of the second part
+    /// are older.
     fn new(mut log: Logged, seed: u64) -> Pushed {
         let mut rng = Rng::new(seed);
         let mut records = std::mem::take(&mut log.records);
@@ -204,11 +203,11 @@ impl Pushed {
             let is_late = rng.within(0, 3);
             let (now, later): (Vec<_>, Vec<_>) =
                 batch.into_iter().partition(|record| record.thread.0 % 4 != is_late);
-            // What one thread tells stays in its order.
+            // The records of one thread stay in order.
             let mut told = std::mem::take(&mut late);
             told.extend(now);
             late = later;
-            // Nothing older than what is held back, or than what comes next, will come.
+            // No later record is older than a held-back one or the next one.
             let rest = late.first().into_iter().chain(records.peek()).map(|record| record.at_ns).min();
             batches.push((rest, told));
         }
@@ -283,7 +282,7 @@ fn folded_text(profile: &Profile) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// Both recordings of one process as folded text.
+/// Both recordings of one process, as folded text.
 fn both(config: &SimConfig, seed: u64) -> (String, String) {
     let options = options(251, seed);
     let clock = FakeClock::default();
@@ -318,7 +317,7 @@ fn the_same_samples_pushed_late_and_out_of_order_give_the_same_profile() {
     for seed in seeds(0..150) {
         let _replay = replay_sim(seed);
         let mut config = seeded(seed);
-        // A program that is replaced is told by the order of its threads' ends, not by one record.
+        // A replaced program is visible in the order of its threads' exits, not in one record.
         config.exec = None;
         let (stopped, pushed) = both(&config, seed);
         assert_eq!(stopped, pushed, "seed {seed}");

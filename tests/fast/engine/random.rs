@@ -1,9 +1,9 @@
-//! Random processes: the books balance for every seed.
+//! Random processes: counts and losses add up for every seed.
 
 use super::*;
 
 #[test]
-fn for_every_seed_the_books_balance() {
+fn counts_and_losses_add_up_for_every_seed() {
     let mut kinds = BTreeSet::new();
     for seed in seeds(0..300) {
         let _replay = replay_sim(seed);
@@ -18,14 +18,14 @@ fn for_every_seed_the_books_balance() {
 }
 
 #[test]
-fn for_every_seed_wall_clock_time_adds_up() {
+fn wall_clock_time_adds_up_for_every_seed() {
     for seed in seeds(0..100) {
         let _replay = replay_sim(seed);
         let recorded = record(&seeded(seed), &idle(199, seed));
         let waited: u64 = recorded.ledger.truth_waiting().values().sum();
         let least = recorded.counts(waited) + recorded.true_counts();
         let told = (recorded.profile.stats.samples + recorded.lost()) as f64;
-        // Time under job control and for want of a CPU comes to that.
+        // The losses for job control and lack of a CPU add up to this.
         let most = recorded.counts(recorded.now_ns) * recorded.profile.threads().count() as f64;
         let threads = recorded.profile.threads().count() as f64;
         assert!(told <= most + threads && told >= least - 6.0 * threads, "{least} <= {told} <= {most}");

@@ -1,9 +1,9 @@
-//! Shares: counts are CPU time, whoever used it and however it comes in bursts.
+//! Shares: counts are CPU time, for any distribution over threads and bursts.
 
 use super::*;
 
 #[test]
-fn shares_are_the_phases_shares_of_cpu_time() {
+fn shares_match_the_cpu_time_of_phases() {
     for (seed, hz) in (1..).zip([100, 997, 1000]) {
         let _replay = replay(seed);
         for arch in ARCHES {
@@ -19,7 +19,7 @@ fn shares_are_the_phases_shares_of_cpu_time() {
             recorded.check_balance();
             recorded.check_shares(recorded.ledger.captures() as f64 / 5.0);
             check_total(&recorded);
-            // Stops take 10 us from it.
+            // Stops take 10 us of it.
             assert!(recorded.profile.stats.samples > 2 * 20 * u64::from(hz) * 98 / 100);
             assert_eq!(recorded.incomplete(), 0);
         }
@@ -33,7 +33,7 @@ fn check_total(recorded: &Recorded) {
 }
 
 #[test]
-fn eight_threads_on_two_cpus_share_two_cpus_worth_of_samples() {
+fn eight_threads_on_two_cpus_share_the_samples_of_two_cpus() {
     let _replay = replay(3);
     let mut scripts: Vec<Vec<SimPhase>> =
         (0..6).map(|n| vec![run(730, &[0, 1, 10 + n]), run(410, &[0, 2, 20 + n])]).collect();
@@ -55,14 +55,14 @@ fn eight_threads_on_two_cpus_share_two_cpus_worth_of_samples() {
             );
         }
         recorded.check_shares(recorded.ledger.captures() as f64 / 4.0);
-        // A thread that waits for a CPU since its last sample has nothing to tell.
+        // A thread that has waited for a CPU since its last sample has no new CPU time.
         let stops = recorded.profile.stats.stops;
         assert!(stops < 2 * 2 * 20 * 997, "{stops} stops");
     }
 }
 
 #[test]
-fn short_bursts_count_as_the_cpu_time_they_use() {
+fn short_bursts_count_with_their_cpu_time() {
     let _replay = replay(4);
     let scripts = vec![
         vec![run(100, &[0, 1]), wait(900, &[0, 2])],
@@ -78,10 +78,10 @@ fn short_bursts_count_as_the_cpu_time_they_use() {
     }
 }
 
-/// Work that begins with each period of the rate, as a timer of the same rate makes it:
-/// samples in a grid would see some of it never and some of it always.
+/// Work that begins with each period of the rate, as with a timer of the same rate: sampling at fixed
+/// intervals would see some of it never and some of it always.
 #[test]
-fn work_in_step_with_the_rate_keeps_its_shares() {
+fn work_synchronous_to_the_rate_keeps_its_shares() {
     let scripts = [
         vec![run(100, &[0, 1]), run(200, &[0, 2]), run(700, &[0, 3])],
         vec![run(100, &[0, 1]), wait(300, &[0, 4]), run(300, &[0, 2]), wait(300, &[0, 4])],
@@ -91,24 +91,24 @@ fn work_in_step_with_the_rate_keeps_its_shares() {
     for (seed, script) in (1..).zip(scripts) {
         let _replay = replay(seed);
         let mut config = process(Arch::X86_64, 1, 40, vec![script]);
-        // A stop takes no time here, or the work would fall out of step.
+        // Stops take no time here, or the work would lose its phase.
         (config.stop_latency_ns, config.pause_ns) = (0, 0);
         let recorded = record(&config, &options(1000, seed));
         recorded.check_balance();
-        // Neighbouring ticks see neighbouring phases.
+        // Consecutive ticks see consecutive phases.
         recorded.check_shares(40_000.0 / 8.0);
     }
 }
 
 #[test]
-fn seeded_processes_have_each_thread_at_its_cpu_time() {
+fn each_thread_of_a_random_process_has_its_cpu_time() {
     for seed in seeds(0..40) {
         let _replay = replay(seed);
         let recorded = record(&seeded(seed).without_faults(), &options(997, seed));
         recorded.check_balance();
         for id in recorded.truth.keys().map(|(id, _)| *id).collect::<BTreeSet<_>>() {
             let (shown, real) = (recorded.counts_of(id) as f64, recorded.true_counts_of(id));
-            // What a thread used since its last sample is lost when it ends.
+            // CPU time since the last sample is lost when a thread exits.
             let slack = 2.0 + real * 0.01 + recorded.lost() as f64;
             assert!((shown - real).abs() <= slack, "{id:?}: {shown} of {real:.1} counts");
         }

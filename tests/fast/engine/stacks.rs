@@ -1,11 +1,11 @@
-//! Stacks: whole and true where there are frame records, whatever the depth.
+//! Stacks: complete and correct if there are frame records, at any depth.
 
 use stackprof::addr::LookupAvma;
 
 use super::*;
 
 #[test]
-fn with_frame_records_every_stack_is_whole_and_true() {
+fn with_frame_records_every_stack_is_complete_and_correct() {
     for seed in seeds(0..200) {
         let _replay = replay(seed);
         for arch in ARCHES {
@@ -34,14 +34,14 @@ fn leaves_without_a_frame_record_keep_their_callers() {
     }
 }
 
-/// Without knowing where a thread was born, its first function alone, which has no frame
-/// record, cannot be told from a torn stack.
+/// Without a thread's start, its first function alone, which has no frame record, cannot be distinguished
+/// from an incomplete stack.
 fn know_births(config: &mut SimConfig) {
     config.threads.iter_mut().for_each(|thread| thread.stack_top_known = true);
 }
 
-/// That complete stacks are true is checked in every recording; here all are complete,
-/// but for a first few that were deeper than the first stack size.
+/// Every recording checks that complete stacks are correct; here all are complete, except a first few that
+/// are deeper than the initial stack size.
 fn check_exact(config: &SimConfig, seed: u64) {
     let recorded = record(config, &options(99, seed));
     let too_deep = recorded.incomplete_by("deeper than copied");
@@ -58,13 +58,13 @@ fn check_exact(config: &SimConfig, seed: u64) {
 }
 
 #[test]
-fn the_window_grows_to_the_depth_there_is() {
+fn the_stack_size_grows_with_the_depth() {
     for depth in [60, 200, 1_000, 2_500, 5_000] {
         let _replay = replay(depth as u64);
         for arch in ARCHES {
             let scripts = (0..3).map(|n| vec![deep(SimActivity::Run, 5_000, depth, 16 * n, 10)]).collect();
             let recorded = record(&process(arch, 3, 1, scripts), &options(199, 1));
-            // 32 KiB, 128, 512: each thread runs out twice at most, for a tick or two.
+            // 32 KiB, 128, 512: each thread exceeds the size twice at most, for a tick or two.
             assert_eq!(recorded.incomplete(), recorded.incomplete_by("deeper than copied"));
             let torn = recorded.incomplete();
             assert!(torn <= 3 * 6, "depth {depth}: {torn} torn");
@@ -74,7 +74,7 @@ fn the_window_grows_to_the_depth_there_is() {
 }
 
 #[test]
-fn a_thread_that_is_deep_now_and_then_is_mostly_whole() {
+fn occasionally_deep_stacks_are_mostly_complete() {
     let _replay = replay(9);
     let script = vec![run(100_000, &[0, 1]), deep(SimActivity::Run, 3_000, 2_000, 32, 10)];
     let recorded = record(&process(Arch::X86_64, 1, 30, vec![script]), &options(997, 9));
@@ -87,7 +87,7 @@ fn a_thread_that_is_deep_now_and_then_is_mostly_whole() {
 }
 
 #[test]
-fn depth_is_limited_to_the_leafs_side_and_said() {
+fn stacks_beyond_the_depth_limit_keep_their_leaf_side() {
     let _replay = replay(10);
     for arch in ARCHES {
         let scripts = vec![
@@ -104,7 +104,7 @@ fn depth_is_limited_to_the_leafs_side_and_said() {
 }
 
 #[test]
-fn sixty_four_threads_at_depth_200_are_all_there() {
+fn sixty_four_threads_at_depth_200_are_complete() {
     let _replay = replay(11);
     let scripts: Vec<Vec<SimPhase>> = (0..64)
         .map(|n| {

@@ -6,7 +6,7 @@ use super::*;
 fn only_threads_that_ran_are_stopped() {
     for seed in seeds(0..200) {
         let _replay = replay(seed);
-        // Also checked in each other recording.
+        // Every other recording checks this, too.
         let recorded = record(&seeded(seed), &options(199, seed));
         assert_eq!(recorded.ledger.interrupted_waiting(), 0);
         assert_eq!(recorded.ledger.interrupted_stopped(), 0);
@@ -37,7 +37,7 @@ fn a_waiting_thread_is_stopped_about_once_per_wait_in_a_wall_clock_profile() {
     }
 }
 
-/// Each thread's counts are its wall-clock time.
+/// Checks that each thread's counts are its wall-clock time.
 fn check_wall(recorded: &Recorded, ns: u64) {
     for thread in recorded.profile.threads() {
         let shown = recorded.counts_of(stackprof::sources::ThreadId(thread.id));
@@ -47,7 +47,7 @@ fn check_wall(recorded: &Recorded, ns: u64) {
 }
 
 #[test]
-fn wall_clock_time_adds_up_also_without_a_cpu_and_under_job_control() {
+fn wall_clock_time_includes_ready_and_stopped_threads() {
     let _replay = replay(6);
     let mut scripts: Vec<Vec<SimPhase>> = (0..5).map(|n| vec![run(5_000, &[0, 1, n])]).collect();
     scripts.push(vec![run(50_000, &[0, 9]), phase(SimActivity::Stopped, 300_000, &[0, 9, 10])]);
@@ -55,16 +55,16 @@ fn wall_clock_time_adds_up_also_without_a_cpu_and_under_job_control() {
     let total = (recorded.profile.stats.samples + recorded.lost()) as f64;
     let real = recorded.counts(6 * 10 * SECOND);
     assert!((total - real).abs() <= 12.0, "{total} of {real} counts");
-    // Not in what the thread did next, and not silently gone.
+    // Not attributed to the thread's next activity, and not silently dropped.
     let stopped = recorded.lost_by("stopped by job control") as f64;
     let ran = recorded.counts_of(thread(5)) as f64;
     assert!((stopped + ran - recorded.counts(10 * SECOND)).abs() <= 3.0, "{stopped} and {ran}");
     assert!(stopped > 5_000.0, "{stopped} counts under job control: {:?}", recorded.profile.stats);
 }
 
-/// Two waits at different places with hardly anything between them.
+/// Two waits at different places with hardly any time in between.
 #[test]
-fn a_wait_is_not_taken_for_the_one_before() {
+fn a_wait_is_not_mistaken_for_the_previous_one() {
     let _replay = replay(7);
     let script = vec![wait(1_700, &[0, 1, 2]), run(2, &[0, 3]), wait(1_300, &[0, 4, 5]), run(2, &[0, 3])];
     let recorded = record(&process(Arch::X86_64, 1, 10, vec![script]), &idle(1000, 7));
@@ -75,7 +75,7 @@ fn a_wait_is_not_taken_for_the_one_before() {
 }
 
 #[test]
-fn a_deep_wait_becomes_complete_and_stays_incomplete_when_it_cannot() {
+fn a_deep_wait_becomes_complete_if_it_can() {
     let _replay = replay(8);
     let script = vec![deep(SimActivity::Wait, 10_000_000, 3_000, 64, 1)];
     let config = process(Arch::X86_64, 1, 10, vec![script]);

@@ -1,4 +1,5 @@
-//! The times of samples: they say when each thread did what, weigh what the profile counts, and keep their bound.
+//! Times of samples: they locate each thread's activity, weigh the same as the profile's counts, and keep the
+//! memory limit.
 
 use super::recording::check_times;
 use super::*;
@@ -10,7 +11,7 @@ fn saved(recorded: &Recorded) -> Saved {
     Saved::from_recording(&recorded.profile, &recorded.names, Circumstances::default()).expect("fits")
 }
 
-/// Written to the format that keeps times, and read again.
+/// Writes to the format with times, and reads it back.
 fn read_again(saved: &Saved) -> Saved {
     let mut file = Vec::new();
     firefox::write(saved, &mut file).expect("a Vec takes everything");
@@ -33,7 +34,7 @@ fn counts(saved: &Saved) -> BTreeMap<String, u64> {
     counts
 }
 
-/// The counts over time are those of the profile, and any range with the rest of the time is the whole.
+/// The counts over time are those of the profile, and any range and the rest of the time add up to the whole.
 pub(super) fn check_saved(saved: &Saved) {
     let timeline = saved.timeline().expect("it has times");
     let over_time: u64 = timeline.counts().values().sum();
@@ -65,7 +66,7 @@ fn weights(recorded: &Recorded) -> BTreeMap<(u64, u32), u64> {
 }
 
 #[test]
-fn times_weigh_what_the_profile_counts_whatever_was_joined() {
+fn timed_samples_weigh_the_profiles_counts_at_any_detail() {
     let mut coarser = BTreeSet::new();
     for seed in seeds(1..51) {
         let _replay = replay_sim(seed);
@@ -98,7 +99,7 @@ fn phases() -> SimConfig {
     config
 }
 
-/// What thread `index` of [`phases`] does at a time.
+/// Activity of thread `index` of [`phases`] at a time.
 fn true_leaf(index: u64, at_ns: u64) -> &'static str {
     match (index, at_ns % (230 * MS)) {
         (0, 0..100_000_000) => "f1",
@@ -119,7 +120,7 @@ fn leaf(saved: &Saved, sample: &TimedSample) -> String {
 }
 
 #[test]
-fn known_phases_are_where_they_were_to_a_period() {
+fn phases_are_located_to_within_a_period() {
     let _replay = replay(1);
     let recorded = record(&phases(), &options(997, 1));
     let whole = saved(&recorded);
@@ -137,10 +138,10 @@ fn known_phases_are_where_they_were_to_a_period() {
                     near.iter().any(|at_ns| true_leaf(index, *at_ns) == leaf),
                     "{leaf} of {index} at {at_ns}"
                 );
-                // What was used after the last sample before a pause is in the first one after it.
+                // CPU time after the last sample before a pause is in the first sample after it.
                 assert!(at_ns - since_ns <= 2 * period_ns + period_ns / 4, "{leaf}: {since_ns} to {at_ns}");
             }
-            // The pause is a gap, of its own length.
+            // The pause is a gap of its length.
             let gaps = thread.samples.windows(2).map(|two| two[1].since_ns().saturating_sub(two[0].at_ns));
             let long: Vec<u64> = gaps.filter(|gap_ns| *gap_ns > 10 * MS).collect();
             let (pauses, pause_ns) = if index == 0 { (8, 80 * MS) } else { (8, 150 * MS) };
@@ -148,7 +149,7 @@ fn known_phases_are_where_they_were_to_a_period() {
             assert!(long.iter().all(|gap_ns| gap_ns.abs_diff(pause_ns) <= 2 * period_ns), "{long:?}");
         }
     }
-    // Ranges of the program's own phases hold these alone.
+    // Ranges of the program's phases contain only these.
     for round in 0..8 {
         let start = round * 230 * MS;
         for (phase, length, leaf) in [(0, 100, "f1"), (100, 50, "f2"), (150, 80, "f3")] {
@@ -164,7 +165,7 @@ fn known_phases_are_where_they_were_to_a_period() {
 }
 
 #[test]
-fn a_wait_is_an_interval_that_uses_no_cpu() {
+fn a_wait_is_an_interval_without_cpu_time() {
     let _replay = replay(1);
     let recorded = record(&phases(), &idle(997, 1));
     let saved = saved(&recorded);
@@ -174,7 +175,7 @@ fn a_wait_is_an_interval_that_uses_no_cpu() {
         let waited_ns: u64 = thread.samples.iter().filter(waits).map(|sample| sample.weight_ns).sum();
         let expected_ns = if thread.id == 4242 { 8 * 80 * MS } else { 9 * 150 * MS - 20 * MS };
         assert!(waited_ns.abs_diff(expected_ns) <= 40 * MS, "{}: {waited_ns}", thread.id);
-        // Each moment belongs to one sample: where one ends the next one begins.
+        // Each moment belongs to one sample: the next one begins at its end.
         for two in thread.samples.windows(2) {
             assert!(two[1].since_ns().abs_diff(two[0].at_ns) <= 4 * 1024, "{two:?}");
         }
@@ -182,7 +183,7 @@ fn a_wait_is_an_interval_that_uses_no_cpu() {
 }
 
 #[test]
-fn a_planted_loss_is_a_gap_where_it_was() {
+fn an_injected_loss_is_a_gap_at_its_time() {
     let _replay = replay(5);
     let period_ns = SECOND / 997;
     let mut config = process(ARCHES[0], 1, 2, vec![vec![run(10_000, &[0, 1])]]);
@@ -202,7 +203,7 @@ fn a_planted_loss_is_a_gap_where_it_was() {
         let in_gap =
             |sample: &&TimedSample| gap.contains(&(sample.at_ns + 2_048)) && gap.contains(&sample.since_ns());
         assert_eq!(timeline.threads[0].samples.iter().find(in_gap), None);
-        // A cut has the losses of its time, and only these.
+        // A cut has only the losses of its time.
         let lost = |range| {
             let part = saved.in_time_range(&range).expect("fits").expect("it has times");
             part.about.lost.values().sum::<u64>()
@@ -214,7 +215,7 @@ fn a_planted_loss_is_a_gap_where_it_was() {
 }
 
 #[test]
-fn events_are_where_they_were() {
+fn events_have_their_times() {
     let _replay = replay(3);
     let mut config = mixed(2);
     config.threads[1].exit_ns = Some(700 * MS);

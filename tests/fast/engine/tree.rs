@@ -1,5 +1,5 @@
-//! Several processes in one recording: each sample stands under its own process, with names of its own
-//! code, and the books balance.
+//! Several processes in one recording: each sample belongs to its own process, with names of its code, and
+//! counts and losses add up.
 
 use super::*;
 use stackprof::clock::FakeClock;
@@ -10,7 +10,7 @@ use stackprof::sources::sim::{SimProcess, SimTree};
 use stackprof::symbol::{self, Names};
 use stackprof::trie::FrameId;
 
-/// The process with this number in its names; those of a seed have the same code at the same places.
+/// The process with this number in its names; seeded ones have the same code at the same places.
 fn numbered(mut config: SimConfig, pid: u32) -> SimConfig {
     config.pid = pid;
     config.name = format!("p{pid}");
@@ -25,7 +25,7 @@ struct Tree {
     names: Names,
     /// CPU time by process, nanoseconds.
     truth: BTreeMap<u32, u64>,
-    /// The same of those with numbers from 2000 on, by leaf.
+    /// CPU time of those with numbers from 2000 on, by leaf.
     leaves: BTreeMap<String, u64>,
 }
 
@@ -53,7 +53,7 @@ fn record_tree(first: SimConfig, others: Vec<SimProcess>, options: &Options) -> 
 }
 
 impl Tree {
-    /// Counts by process; each named frame is one of that process.
+    /// Counts by process; checks that each named frame belongs to that process.
     fn counts(&self) -> BTreeMap<u32, u64> {
         let mut counts = BTreeMap::new();
         self.profile.trie.for_each_stack(|frames, count| {
@@ -80,7 +80,7 @@ impl Tree {
         self.truth[&pid] as f64 * f64::from(self.profile.hz) / 1e9
     }
 
-    /// As [`Recorded::check_balance`], for all processes together.
+    /// [`Recorded::check_balance`] for all processes together.
     fn check_balance(&self) {
         let stats = &self.profile.stats;
         let told = (stats.samples + stats.samples_lost.values().sum::<u64>()) as f64;
@@ -106,7 +106,7 @@ fn of_seed(seed: u64) -> (SimConfig, Vec<SimProcess>) {
 }
 
 #[test]
-fn for_every_seed_each_process_has_its_own_names_and_the_books_balance() {
+fn each_process_has_its_own_names_and_time_for_every_seed() {
     for seed in seeds(0..50) {
         let _replay = replay(seed);
         let (first, others) = of_seed(seed);
@@ -115,7 +115,7 @@ fn for_every_seed_each_process_has_its_own_names_and_the_books_balance() {
         let tree = record_tree(first, others, &options(499, seed));
         let counts = tree.counts();
         tree.check_balance();
-        // Faults can end a process before its time, the first of them all.
+        // Faults can end a process early, the first of them all processes.
         assert!(tree.profile.stats.processes_seen <= begun, "{:?}", tree.profile.stats);
         assert_eq!(tree.profile.stats.processes_seen, tree.truth.len() as u64);
         for pid in tree.truth.keys() {
@@ -126,7 +126,7 @@ fn for_every_seed_each_process_has_its_own_names_and_the_books_balance() {
 }
 
 #[test]
-fn wall_clock_time_of_several_processes_is_kept_apart() {
+fn wall_clock_time_is_kept_by_process() {
     for seed in seeds(0..20) {
         let _replay = replay(seed);
         let (first, others) = of_seed(seed);
@@ -138,9 +138,10 @@ fn wall_clock_time_of_several_processes_is_kept_apart() {
     }
 }
 
-/// The CPUs of the first process are those that all may run on. Each lives for three ticks, with the same code at the same addresses.
+/// The CPUs of the first process are shared by all. Each lives for three ticks, with the same code at the
+/// same addresses.
 #[test]
-fn short_processes_are_named_by_their_own_code() {
+fn short_processes_have_names_of_their_own_code() {
     let _replay = replay(7);
     for arch in ARCHES {
         let first = numbered(process(arch, 4, 3, vec![vec![run(500, &[0, 1]), wait(1_500, &[0, 2])]]), 1000);
@@ -156,8 +157,8 @@ fn short_processes_are_named_by_their_own_code() {
         let counts = tree.counts();
         let short: u64 = counts.iter().filter(|(pid, _)| **pid >= 2000).map(|(_, count)| count).sum();
         let real: f64 = tree.truth.keys().filter(|pid| **pid >= 2000).map(|pid| tree.real_counts(*pid)).sum();
-        // What is used after the last sample of a process stands in the first one of others only where
-        // they have the same name, and is told as lost here: half a period or so of three.
+        // CPU time after the last sample of a process is in the first sample of another one only if both have
+        // the same name, and is reported as lost here: half a period or so of three.
         assert!(
             short as f64 > 0.7 * real && (short as f64) < 1.05 * real,
             "{short} of {real:.0} in {}",
@@ -168,10 +169,10 @@ fn short_processes_are_named_by_their_own_code() {
     }
 }
 
-/// Short processes of one program: their time adds up in the profile, and stands with the phases that
-/// used it, the beginning among them.
+/// Short processes of one program: their time adds up in the profile, attributed to the phases that used it,
+/// including the startup.
 #[test]
-fn short_processes_of_one_program_have_all_of_their_time() {
+fn short_processes_of_one_program_lose_no_time() {
     let _replay = replay(8);
     let first =
         numbered(process(Arch::X86_64, 4, 9, vec![vec![run(500, &[0, 1]), wait(1_500, &[0, 2])]]), 1000);

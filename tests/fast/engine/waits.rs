@@ -1,5 +1,5 @@
-//! Waits that a source tells of: each counts its own time under the stack at which it began, beside
-//! CPU time or alone, however short or long it is.
+//! Waits reported by a source: each counts its duration under the stack at its start, with or without CPU
+//! time, at any length.
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ const HZ: u32 = 997;
 const SECOND: u64 = 1_000_000_000;
 const THREAD: ThreadId = ThreadId(77);
 
-/// Tells the records of a test, in one batch.
+/// Delivers the records of a test in one batch.
 struct Waiting {
     target: SimTarget,
     records: Option<Vec<TimedEvent>>,
-    /// Buffers that were given back, and how many of their stacks were walked.
+    /// Returned buffers, and how many of their stacks were walked.
     given_back: usize,
     walked: usize,
 }
@@ -80,7 +80,7 @@ fn capture(target: &mut SimTarget, clock: &FakeClock) -> Capture {
     for _ in 0..100 {
         target.threads(&mut threads);
         for (thread, _) in &threads {
-            // One that ends in between has no stack.
+            // A thread that exits in between has no stack.
             let _ = target.interrupt(*thread, 64 << 10, false);
         }
         let until_ns = clock.now_ns() + 2_000_000;
@@ -96,7 +96,7 @@ fn capture(target: &mut SimTarget, clock: &FakeClock) -> Capture {
     panic!("no stack in 100 tries")
 }
 
-/// The profile of what `tell` makes of a stack, with the source as it is then.
+/// The profile of the events that `tell` derives from a stack, and the state of the source.
 fn recorded(options: &Options, tell: impl FnOnce(&Capture) -> Vec<(u64, SourceEvent)>) -> (Profile, Waiting) {
     let clock = FakeClock::default();
     let mut config = SimConfig::from_seed(3).without_faults();
@@ -119,7 +119,7 @@ fn off_cpu() -> Options {
     Options { off_cpu: true, ..options(HZ, 1) }
 }
 
-/// Counts of stacks that wait, and of others.
+/// Counts of waiting stacks, and of others.
 fn counts(profile: &Profile) -> (u64, u64) {
     let (mut waiting, mut running) = (0, 0);
     profile.trie.for_each_stack(|path, count| match profile.trie.frame(path[0]) {
@@ -130,7 +130,7 @@ fn counts(profile: &Profile) -> (u64, u64) {
 }
 
 #[test]
-fn a_wait_that_goes_on_is_walked_once_and_has_all_of_its_time() {
+fn a_long_wait_is_walked_once_with_all_of_its_time() {
     let (profile, source) = recorded(&off_cpu(), |capture| {
         vec![
             (SECOND, SourceEvent::WaitStarted(Box::new(capture.clone()))),
@@ -144,7 +144,7 @@ fn a_wait_that_goes_on_is_walked_once_and_has_all_of_its_time() {
 }
 
 #[test]
-fn short_waits_add_up_and_few_of_them_are_walked() {
+fn short_waits_add_up_with_few_walks() {
     const WAITS: u64 = 100_000;
     const NS: u64 = 10_000;
     let (profile, source) = recorded(&off_cpu(), |capture| {
@@ -159,7 +159,7 @@ fn short_waits_add_up_and_few_of_them_are_walked() {
 }
 
 #[test]
-fn a_sample_of_a_thread_that_was_not_announced_is_lost() {
+fn a_sample_of_an_unknown_thread_is_lost() {
     let (profile, _) =
         recorded(&options(HZ, 1), |capture| vec![(SECOND, SourceEvent::Sample(Box::new(capture.clone())))]);
     assert_eq!((counts(&profile), profile.stats.samples_pushed), ((0, 0), 1));
@@ -167,7 +167,7 @@ fn a_sample_of_a_thread_that_was_not_announced_is_lost() {
 }
 
 #[test]
-fn cpu_time_beside_waits_stays_what_it_is() {
+fn waits_do_not_change_cpu_time() {
     let status = |cpu_ns| ThreadStatus { cpu_ns, switches: 0, activity: Activity::Running };
     let (profile, _) = recorded(&idle(), |capture| {
         let mut records = vec![(
@@ -196,11 +196,11 @@ fn cpu_time_beside_waits_stays_what_it_is() {
 }
 
 #[test]
-fn lost_waits_are_told_by_cause() {
+fn lost_waits_are_reported_by_cause() {
     let (profile, _) = recorded(&off_cpu(), |_| {
         vec![
             (SECOND, SourceEvent::WaitLost { ns: SECOND / 2, reason: "dropped" }),
-            // It never began, as far as was told.
+            // No start of it was reported.
             (3 * SECOND, SourceEvent::Wait { ns: SECOND, stack: None }),
         ]
     });

@@ -1,10 +1,10 @@
-//! The recording as a whole: its end, its length, its memory, the same twice.
+//! A whole recording: its end, its length, its memory, its reproducibility.
 
 use super::*;
 use stackprof::walk::UnwindMethod;
 
 #[test]
-fn the_wish_to_stop_ends_the_recording() {
+fn a_stop_request_ends_the_recording() {
     let _replay = replay(16);
     for hz in [1, 99, 997] {
         let options = options(hz, 16);
@@ -18,20 +18,20 @@ fn the_wish_to_stop_ends_the_recording() {
             sampler::record(&mut Watched::new(target, clock, stop), clock, &options, live)
         })
         .unwrap();
-        // Looked at 20 times a second even at 1 Hz.
+        // Polled 20 times a second even at 1 Hz.
         let duration_ns = recorded.profile.stats.duration_ns;
         assert!((SECOND..SECOND + 60 * MS).contains(&duration_ns), "{hz} Hz: {duration_ns}");
         assert_eq!(recorded.profile.stats.exit_status, None);
         recorded.check_balance();
     }
-    // The same, asked by a signal to the profiler.
+    // The same, requested by a signal to the profiler.
     let config = SimConfig { terminate_ns: Some(SECOND), ..mixed(16) };
     let duration_ns = record(&config, &options(997, 16)).profile.stats.duration_ns;
     assert!((SECOND..SECOND + 3 * MS).contains(&duration_ns), "{duration_ns}");
 }
 
 #[test]
-fn a_command_that_ends_soon_after_the_wish_tells_how() {
+fn a_command_that_exits_after_a_stop_request_has_its_status() {
     let _replay = replay(16);
     let mut config = SimConfig { terminate_ns: Some(2_900 * MS), exit: ExitStatus::Code(3), ..mixed(16) };
     let options = Options { linger_ns: 500 * MS, ..options(997, 16) };
@@ -45,14 +45,14 @@ fn a_command_that_ends_soon_after_the_wish_tells_how() {
 }
 
 #[test]
-fn the_duration_is_kept_within_a_tick_and_has_its_ticks() {
+fn the_duration_is_accurate_to_a_tick() {
     for (seed, hz) in (0..).zip([1, 10, 99, 997, 1000, 4999]) {
         let _replay = replay(seed);
         let options = Options { duration_ns: Some(2 * SECOND), ..options(hz, seed) };
         let recorded = record(&mixed(seed), &options);
         let stats = &recorded.profile.stats;
         assert!((2 * SECOND..2 * SECOND + MS).contains(&stats.duration_ns), "{}", stats.duration_ns);
-        // The jitter may take some periods from the beginning or the end.
+        // The jitter may remove some periods at the beginning or the end.
         assert!((stats.ticks + stats.ticks_late).abs_diff(2 * u64::from(hz)) <= 10, "{hz} Hz: {stats:?}");
         assert_eq!(stats.exit_status, None);
         recorded.check_balance();
@@ -62,7 +62,7 @@ fn the_duration_is_kept_within_a_tick_and_has_its_ticks() {
 }
 
 #[test]
-fn a_recording_of_no_time_or_of_a_process_that_ends_at_once_is_empty() {
+fn a_recording_of_zero_length_is_empty() {
     let _replay = replay(17);
     let recorded = record(&mixed(17), &Options { duration_ns: Some(0), ..options(997, 17) });
     assert!(recorded.profile.stats.samples <= 1 && recorded.now_ns < MS);
@@ -113,14 +113,14 @@ fn memory_grows_with_stacks_and_not_with_time() {
     let (short, long) = (tables(10), tables(100));
     assert!(long.4 > 9 * short.4);
     for (short, long) in [(short.0, long.0), (short.1, long.1), (short.2, long.2)] {
-        // Each instruction of a leaf is a node; 10 seconds may not have met them all.
+        // Each instruction of a leaf is a node; 10 seconds may not have hit them all.
         assert!(long >= short && long - short <= short / 20 + 2, "{short} after 10 s, {long} after 100 s");
     }
     assert!(long.3 <= 2 * short.3, "{} bytes after 10 s, {} after 100 s", short.3, long.3);
 }
 
 #[test]
-fn a_snapshot_has_every_thread_where_it_is() {
+fn a_snapshot_has_every_thread_at_its_place() {
     for arch in ARCHES {
         let _replay = replay(19);
         let scripts = vec![
@@ -135,17 +135,16 @@ fn a_snapshot_has_every_thread_where_it_is() {
             stackprof::sources::sim::SimTarget::new(process(arch, 1, 20, scripts), clock.clone());
         let snapshot = sampler::snapshot(&mut target, &clock, 8192, UnwindMethod::Auto).unwrap();
         let depths: Vec<usize> = snapshot.stacks.iter().map(|stack| stack.addresses.len()).collect();
-        // A thread under job control is read as it stands.
+        // A thread under job control is read in its stop.
         assert_eq!(depths, [3, 3, 2, 5_000, 2_000]);
         assert_eq!(snapshot.stacks[2].activity, Activity::Stopped);
         assert_eq!(target.ledger().stopped(), 0);
     }
 }
 
-/// Code made at run time may be met in the middle of a snapshot: what was captured before is
-/// in it all the same.
+/// JIT code may be discovered in the middle of a snapshot: earlier captures are still in it.
 #[test]
-fn a_snapshot_keeps_what_it_has_when_images_change() {
+fn a_snapshot_keeps_its_stacks_when_images_change() {
     let _replay = replay(21);
     let scripts = (0..9).map(|leaf| vec![run(10_000, &[0, leaf])]).collect();
     let clock = stackprof::clock::FakeClock::default();

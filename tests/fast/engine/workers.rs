@@ -1,5 +1,5 @@
-//! Threads that no stop reaches, as the kernel's workers for io_uring: what they use is in the process's clock and in
-//! no thread's, and is lost and told.
+//! Threads that cannot be stopped, such as the kernel's io_uring workers: their CPU time is in the process's
+//! clock but in no thread's, and is reported as lost.
 
 use super::*;
 use stackprof::addr::Avma;
@@ -8,13 +8,13 @@ use stackprof::clock::{Clock, FakeClock};
 use stackprof::sources::sim::SimTarget;
 use stackprof::sources::{Capture, Observed, Process, Target, ThreadId, ThreadStatus};
 
-/// A simulated process of which such workers use a part of a CPU.
+/// A simulated process with workers that use a fraction of a CPU.
 struct WithWorkers<'a> {
     target: &'a mut SimTarget,
     clock: FakeClock,
 }
 
-/// Of a CPU, workers use one part of so many.
+/// Workers use one CPU divided by this.
 const PART: u64 = 4;
 
 impl Observed for WithWorkers<'_> {
@@ -67,7 +67,7 @@ impl Target for WithWorkers<'_> {
 }
 
 #[test]
-fn what_no_known_thread_used_is_lost_and_told() {
+fn cpu_time_of_unknown_threads_is_reported_as_lost() {
     let _replay = replay(5);
     let scripts =
         vec![vec![run(700, &[0, 1]), wait(300, &[0, 2])], vec![run(50, &[0, 3]), wait(950, &[0, 4])]];
@@ -80,7 +80,7 @@ fn what_no_known_thread_used_is_lost_and_told() {
     let recorded = recorded.expect("the recording ends well");
     let workers = recorded.counts(recorded.now_ns / PART);
     let lost = recorded.lost_by("used by threads that could not be sampled") as f64;
-    // What running threads used since they were looked at last, and a count for each.
+    // CPU time of running threads since they were last polled, and a count for each.
     let slack = recorded.counts(2 * 4 * MS) + 3.0;
     assert!((lost - workers).abs() <= slack, "{lost} counts are lost, {workers:.1} were used by workers");
     let told = (recorded.profile.stats.samples + recorded.lost()) as f64;
@@ -91,7 +91,7 @@ fn what_no_known_thread_used_is_lost_and_told() {
 }
 
 #[test]
-fn wall_clock_time_is_that_of_known_threads() {
+fn wall_clock_time_is_of_known_threads() {
     let _replay = replay(6);
     let scripts = vec![vec![run(700, &[0, 1]), wait(300, &[0, 2])]];
     let config = process(Arch::X86_64, 2, 3, scripts);

@@ -1,5 +1,4 @@
-//! OTLP: which profiles are read, files of other programs, references to what is not there, and what small files could
-//! cost.
+//! OTLP: selection of profiles, files of other programs, dangling references, and the cost of small files.
 
 use super::{packed, parse, proto, varint};
 use stackprof::profile::formats::detect;
@@ -90,7 +89,7 @@ fn sample(attributes: &[u8], values: &[u8], times: &[u64]) -> Vec<u8> {
     proto(&fields)
 }
 
-/// A file of another program: with times, or with counts.
+/// A file of another program: with times or with counts.
 pub(super) fn sound(times: bool) -> Vec<u8> {
     let samples = match times {
         true => {
@@ -109,16 +108,17 @@ fn profiles_of_other_programs_are_read() {
     let of: Vec<_> = timeline.threads.iter().map(|thread| (thread.id, saved.text(thread.process))).collect();
     assert_eq!(of, [(17, "work"), (0, "work")]);
     let at: Vec<_> = timeline.threads[0].samples.iter().map(|s| (s.at_ns, s.weight_ns, s.count)).collect();
-    // Since the first of them, as the file has no beginning; a time alone is one sample, and stands for a period.
+    // Relative to the first of them, as the file has no start time; a time alone is one sample with the
+    // weight of a period.
     assert_eq!(at, [(0, 10_000_000, 1), (10_000_000, 10_000_000, 1)]);
     assert_eq!(timeline.threads[1].samples[0].count, 3);
 
     let saved = parse(&packed(&sound(false))).unwrap();
     assert_eq!((saved.total(), saved.timeline().is_none()), (12, true));
-    // Without an attribute the process is called as the first mapping.
+    // Without the attribute the process is named after the first mapping.
     assert_eq!(saved.processes(), ["lib.so", "work"]);
     let one = |number: u64, value: u64| proto(&[(1, Err(1)), (number, Err(value)), (number, Err(value))]);
-    // Numbers one by one, as encoders without packing write them.
+    // Unpacked numbers, as some encoders write them.
     assert_eq!(parse(&file(&[profile((1, 2), &[one(4, 3)])], &dictionary(&[]))).unwrap().total(), 6);
     let mut unpacked = proto(&[(1, Err(1))]);
     unpacked.extend(fixed(5, 7));
@@ -126,7 +126,7 @@ fn profiles_of_other_programs_are_read() {
 }
 
 #[test]
-fn what_the_first_profile_counts_is_read_of_all() {
+fn profiles_with_the_type_of_the_first_are_read() {
     let of = |profiles: &[Vec<u8>]| {
         let bytes = file(profiles, &dictionary(&[]));
         let read = detect::read_with(bytes.as_slice(), "p", 0, detect::Strictness::Strict).unwrap();
@@ -143,15 +143,15 @@ fn what_the_first_profile_counts_is_read_of_all() {
     assert_eq!(of(&[samples(3), samples(4)]), told(7, "samples", ""));
     let left = "p: left out: 1 of 2 profiles, which do not count samples";
     assert_eq!(of(&[samples(3), cpu(90)]), told(3, "samples", left));
-    // Whole periods are samples; times that were measured are not divided.
+    // Whole periods are samples; measured times are not divided.
     assert_eq!(of(&[cpu(30_000_000)]), told(3, "samples", ""));
     assert_eq!(of(&[cpu(34_000_000)]), told(34_000_000, "nanoseconds", ""));
-    // One of nothing says nothing.
+    // A profile without samples has no effect.
     assert_eq!(of(&[profile((7, 8), &[]), samples(3)]), told(3, "samples", ""));
 }
 
 #[test]
-fn references_to_what_is_not_there_are_told() {
+fn dangling_references_are_reported() {
     let wrong_location = proto(&[(3, Ok(&proto(&[(1, Err(9))])))]);
     let more: Fields<'_> = vec![(2, Ok(&wrong_location)), (7, Ok(&[0x0a, 1, 3])), (7, Ok(&[0x0a, 1, 8]))];
     let of = |sample: Vec<u8>| parse(&file(&[profile((1, 2), &[sample])], &dictionary(&more)));
@@ -180,7 +180,7 @@ fn references_to_what_is_not_there_are_told() {
     assert!(parse(&no_dictionary).unwrap_err().contains("no dictionary; this is not an OTLP profile"));
 }
 
-/// Many threads with one deep stack, and many names of one long text: what a small file could multiply.
+/// Many threads with one deep stack, and many names of one long text: possible amplification by a small file.
 #[test]
 fn small_files_cost_little() {
     let mut deep = Vec::new();

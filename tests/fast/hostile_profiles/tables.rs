@@ -1,13 +1,13 @@
-//! Files whose parts have tables or units of their own: Firefox Profiler, speedscope.
+//! Files with tables or units per part: Firefox Profiler, speedscope.
 
 use stackprof::profile::ByName;
 use stackprof::profile::formats::detect;
 
 use super::{SHARED, parse, slabs};
 
-/// speedscope exports perf's threads of one sample as counts, beside times.
+/// speedscope exports perf's threads with one sample as counts, next to times.
 #[test]
-fn what_most_samples_count_is_read() {
+fn the_unit_of_most_samples_is_read() {
     let remarked = |text: &str| {
         let read = detect::read_with(text.as_bytes(), "p", 0, detect::Strictness::Strict).unwrap();
         (read.saved.total(), read.saved.about.unit, read.remarks.concat())
@@ -71,7 +71,7 @@ fn tables_of_firefox_belong_to_threads_or_to_the_file() {
                     app;main;[app+0x10];0x1000 5\n";
     assert_eq!(folded(SHARED.as_bytes()), expected);
     assert_eq!(folded(&slabs()), expected);
-    // Version 60 has prefixes, and libraries of resources; 56 shares the names only.
+    // Version 60 has prefixes, and libraries of resources; 56 shares only the names.
     let prefix = SHARED.replace("\"prefixOffset\":[0,1,1]", "\"prefix\":[null,0,1]");
     assert_eq!(folded(prefix.as_bytes()), expected);
     let resources = prefix
@@ -102,9 +102,9 @@ fn tables_of_firefox_belong_to_threads_or_to_the_file() {
     assert!(nowhere.ends_with("thread 1: stack 2 names frame 9, which is not there"), "{nowhere}");
 }
 
-/// Many threads with the deepest stack of a shared table cost its length once.
+/// Many threads with the deepest stack of a shared table cost its length only once.
 #[test]
-fn stacks_of_the_file_are_walked_once_for_each_family() {
+fn shared_stacks_are_converted_once_per_process() {
     let depth = 50_000u32;
     let thread = r#"{"name":"m","processName":"p","pid":"1","tid":"2","samples":{"stack":[49999]}}"#;
     let json = format!(

@@ -5,7 +5,7 @@ use stackprof::profile::formats::detect;
 
 use super::proto;
 
-/// A profile of several values, of which one is shown.
+/// A profile of several values, one of them the default.
 fn of_values(types: &[(&str, &str)], shown: &str, samples: &[&[u64]]) -> Vec<u8> {
     let mut texts = vec!["", shown];
     let mut fields: Vec<(u64, Vec<u8>)> = Vec::new();
@@ -24,7 +24,7 @@ fn of_values(types: &[(&str, &str)], shown: &str, samples: &[&[u64]]) -> Vec<u8>
 }
 
 #[test]
-fn the_value_that_a_profile_shows_is_read() {
+fn the_default_value_of_a_profile_is_read() {
     let read = |types: &[(&str, &str)], shown: &str, samples: &[&[u64]]| {
         let bytes = of_values(types, shown, samples);
         let read = detect::read_with(bytes.as_slice(), "p", 0, detect::Strictness::Strict).unwrap();
@@ -32,7 +32,7 @@ fn the_value_that_a_profile_shows_is_read() {
     };
     let told = |total, unit: &str, remark: &str| (total, unit.to_owned(), remark.to_owned());
     let (samples, cpu, space) = (("samples", "count"), ("cpu", "nanoseconds"), ("alloc_space", "bytes"));
-    // Samples say no more than times that are multiples of them, and not what was allocated.
+    // Samples are equivalent to times that are multiples of them, but not to allocations.
     assert_eq!(read(&[samples, cpu], "cpu", &[&[2, 20], &[1, 10]]), told(3, "samples", ""));
     assert_eq!(read(&[samples, cpu], "", &[&[2, 200_541], &[5000, 501_353_650]]), told(5002, "samples", ""));
     assert_eq!(
@@ -50,8 +50,8 @@ fn the_value_that_a_profile_shows_is_read() {
 }
 
 #[test]
-fn frames_that_a_profile_drops_are_dropped() {
-    // main calls work, into which alloc and malloc are inlined; that calls leaf.
+fn drop_frames_is_applied() {
+    // main calls work, with alloc and malloc inlined into it; malloc calls leaf.
     let names = ["main", "work", "ns::alloc(int)", "malloc", "leaf"];
     let functions: Vec<Vec<u8>> = (1..6).map(|id| proto(&[(1, Err(id)), (2, Err(id + 2))])).collect();
     let line = |id: u64| proto(&[(1, Err(id))]);
@@ -85,7 +85,7 @@ fn frames_that_a_profile_drops_are_dropped() {
     assert_eq!(of("work|leaf", ""), "main 4");
     assert_eq!(of("work|malloc", "work"), "main;work;ns::alloc(int) 4");
     assert_eq!(of("lea|f", ""), "main;work;ns::alloc(int);malloc;leaf 4");
-    // Frames before the first that stays are kept, else nothing would be left.
+    // Frames before the first kept one stay, otherwise nothing would be left.
     assert_eq!(of("main|leaf", ""), "main;work;ns::alloc(int);malloc 4");
     assert_eq!(of(".*", ""), "main;work;ns::alloc(int);malloc;leaf 4");
     for broken in ["(", "(a{1000}){1000}"] {

@@ -1,4 +1,4 @@
-//! Attaching: every reason to refuse has its own sentence, which says what to do.
+//! Attaching: each reason for a refusal has its own message with the next step.
 
 use stackprof::arch::Arch;
 use stackprof::error::ErrorKind;
@@ -8,7 +8,7 @@ use stackprof::sources::mach::MachTarget;
 use super::recorded::{options, record};
 use crate::sim_kernel::*;
 
-/// The words of a refusal; nothing is left of the try.
+/// The message of a refusal; checks that the attempt left nothing behind.
 #[track_caller]
 fn refused(kernel: &SimKernel) -> String {
     let error = MachTarget::attach(kernel, 500).err().expect("a refusal");
@@ -21,7 +21,7 @@ fn refused(kernel: &SimKernel) -> String {
 }
 
 #[test]
-fn each_reason_has_its_sentence_and_its_remedy() {
+fn each_reason_has_its_message_and_next_step() {
     type Change = fn(&mut World);
     let cases: &[(&str, Change, &[&str])] = &[
         ("no such process", |w| w.processes.clear(), &["no such process", "ps -ax"]),
@@ -79,7 +79,7 @@ fn each_reason_has_its_sentence_and_its_remedy() {
 }
 
 #[test]
-fn what_stands_between_two_programs_is_asked_again() {
+fn a_process_in_exec_is_retried() {
     let next = busy(0).program;
     let process = canned(500).exec(MS, next).with(|process| process.exec_gap_ns = 3 * MS);
     let kernel = World::arm64(1).process(process).build();
@@ -89,7 +89,7 @@ fn what_stands_between_two_programs_is_asked_again() {
 }
 
 #[test]
-fn an_interrupted_upcall_is_asked_again() {
+fn an_interrupted_upcall_is_retried() {
     let kernel = World::arm64(1)
         .process(canned(500))
         .answer(Which::Nth(Method::TaskForPid, 1), Answer::Code(14))
@@ -99,7 +99,7 @@ fn an_interrupted_upcall_is_asked_again() {
 }
 
 #[test]
-fn itself_and_the_kernel_are_refused_without_a_try() {
+fn the_profiler_and_the_kernel_are_refused_without_an_attempt() {
     let kernel = World::arm64(1).process(canned(4000)).build();
     let error = MachTarget::attach(&kernel, 4000).err().unwrap();
     assert!(error.to_string().contains("itself"), "{error}");
@@ -112,7 +112,7 @@ fn itself_and_the_kernel_are_refused_without_a_try() {
 }
 
 #[test]
-fn who_may_is_let_in_and_nothing_stands() {
+fn a_permitted_attach_leaves_nothing_suspended() {
     for (name, world) in [
         ("entitled", World::arm64(1).process(canned(500))),
         ("root", World::arm64(1).process(canned(500).with(|p| p.uid = 77)).with(|w| w.euid = 0)),
@@ -139,7 +139,7 @@ fn who_may_is_let_in_and_nothing_stands() {
 }
 
 #[test]
-fn the_program_may_be_stopped_by_job_control() {
+fn a_program_stopped_by_job_control_can_be_attached() {
     let kernel = World::arm64(1).process(canned(500).with(|process| process.job_stopped = true)).build();
     let recorded = record(&kernel, &options(100)).unwrap();
     assert_eq!(recorded.profile.stats.samples, 0);

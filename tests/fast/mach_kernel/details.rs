@@ -1,4 +1,4 @@
-//! What the system refuses to tell costs that detail, and nothing else.
+//! Facts that the system refuses: only the corresponding detail is lost.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ fn name_of(recorded: &Recorded, index: usize) -> &str {
 }
 
 #[test]
-fn threads_are_called_by_their_names_queues_or_place() {
+fn threads_are_named_by_name_queue_or_position() {
     let process = canned(500).thread(SimThread::pthread("").queue("com.example.io").run(MS, &["z5", "w5"]));
     let (_, recorded) = recorded(World::arm64(5).process(process), &options(300));
     let names: Vec<&str> = (0..5).map(|index| name_of(&recorded, index)).collect();
@@ -23,7 +23,7 @@ fn threads_are_called_by_their_names_queues_or_place() {
 }
 
 #[test]
-fn queues_are_named_whatever_cache_the_profiler_has() {
+fn queues_are_named_with_any_shared_cache() {
     for own in [OwnCache::Absent, OwnCache::OtherUuid, OwnCache::OtherSlide, OwnCache::Same] {
         let process =
             canned(500).thread(SimThread::pthread("").queue("com.example.io").run(MS, &["z5", "w5"]));
@@ -32,8 +32,8 @@ fn queues_are_named_whatever_cache_the_profiler_has() {
     }
 }
 
-/// Stacks that were shown of those that ran. A thread that begins to wait in the microseconds
-/// between the last look and the stop is shown where it waits, once in a while.
+/// Stacks shown among those that ran. A thread that begins to wait in the microseconds between the last poll
+/// and the stop is occasionally shown where it waits.
 fn ran(recorded: &Recorded) -> BTreeSet<(u64, Vec<String>)> {
     recorded.check_ran("");
     recorded.shown().into_iter().filter(|stack| recorded.truth.contains_key(stack)).collect()
@@ -49,7 +49,7 @@ fn without_names_stacks_are_the_same() {
 }
 
 #[test]
-fn without_identifiers_threads_are_told_apart_by_their_names_in_the_port_space() {
+fn without_identifiers_threads_are_distinguished_by_port_name() {
     let recorded = always(Method::ThreadIdentifierInfo, 46);
     assert_eq!(recorded.profile.threads().count(), 4);
     assert!(recorded.profile.stats.stacks_complete > 100, "{:?}", recorded.profile.stats);
@@ -80,7 +80,7 @@ fn without_regions_paths_arguments_or_flags_stacks_are_the_same() {
 }
 
 #[test]
-fn cpu_times_that_are_always_zero_cost_weight_but_no_stacks() {
+fn cpu_times_that_are_always_zero_lose_no_stacks() {
     let process = canned(500).cpu_times(CpuTimes::Zero);
     let (_, recorded) = recorded(World::arm64(5).process(process), &options(2_000));
     recorded.check_exact();
@@ -89,7 +89,7 @@ fn cpu_times_that_are_always_zero_cost_weight_but_no_stacks() {
 }
 
 #[test]
-fn cpu_times_that_are_refused_cost_what_tells_waiting_threads() {
+fn without_cpu_times_waiting_threads_are_sampled() {
     let process = canned(500).cpu_times(CpuTimes::Refused);
     let (_, recorded) = recorded(World::arm64(5).process(process), &options(500));
     recorded.check_exact();
@@ -99,7 +99,7 @@ fn cpu_times_that_are_refused_cost_what_tells_waiting_threads() {
 }
 
 #[test]
-fn job_control_stops_the_recording_of_threads_but_not_the_recording() {
+fn job_control_pauses_samples_but_not_the_recording() {
     let kernel = World::arm64(5).process(canned(500)).happens(400, Happening::Stop).build();
     let recorded = super::recorded::record(&kernel, &idle(500)).unwrap();
     let stopped = recorded.profile.stats.samples_lost.get("stopped by job control").copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Each call of a recording fails with each code that it plausibly can: nothing leaks,
-//! nothing stays suspended, and the recording goes on or ends in a sentence.
+//! Each call of a recording fails with each plausible code: nothing leaks, nothing stays suspended, and the
+//! recording continues or ends with a message.
 
 use super::recorded::{options, record_unclean};
 use crate::sim_kernel::*;
@@ -52,7 +52,7 @@ fn any_one_call_may_fail_without_the_newer_suspension() {
 }
 
 #[test]
-fn every_call_of_a_kind_may_fail_for_ever() {
+fn every_call_of_a_kind_may_always_fail() {
     for method in Method::ALL {
         for code in plausible_codes(*method).iter().filter(|_| *method != Method::WaitUntil) {
             for from in [1, 2, 20] {
@@ -118,7 +118,7 @@ fn a_list_without_threads_is_not_the_end() {
 }
 
 #[test]
-fn waits_that_are_interrupted_are_gone_on_with() {
+fn interrupted_waits_are_continued() {
     let world = World::arm64(9).process(canned(500)).with(|world| world.interrupt_waits = 2);
     let kernel = world.build();
     let recorded = record_unclean(&kernel, &options(500)).unwrap();

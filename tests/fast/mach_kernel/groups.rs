@@ -1,5 +1,5 @@
-//! How many threads should be copied while a task is held once: pauses by the simulated
-//! kernel's cost model, for the table in docs/decisions/mach-holds-the-task.md.
+//! Number of threads to copy in one hold of a task: pauses by the simulated kernel's cost model, for the
+//! table in docs/decisions/mach-holds-the-task.md.
 
 use stackprof::addr::Avma;
 use stackprof::binary::{ImageBytes, Mapping, OpenError};
@@ -11,7 +11,7 @@ use stackprof::sources::{Capture, Fault, Observed, Process, Target, TargetEvent,
 use super::recorded::options;
 use crate::sim_kernel::*;
 
-/// A target whose stops are collected in groups of another size.
+/// A target with stops collected in groups of another size.
 struct InGroups<'k>(MachTarget<'k>, usize);
 
 impl Observed for InGroups<'_> {
@@ -67,13 +67,13 @@ fn held(threads: usize, group: usize) -> (f64, f64) {
     let kernel = World::arm64(1).process(process).with(|world| world.ncpu = 64).build();
     let mut target = InGroups(MachTarget::attach(&kernel, 500).expect("attached"), group);
     let clock = target.0.clock();
-    // What holds would cost, were they not limited.
+    // Cost of holds without a limit.
     let options = Options { max_stop: 1.0, ..options(500) };
     let profile = sampler::record(&mut target, &clock, &options, &Live::default()).expect("recorded");
     drop(target);
     let report = kernel.report();
     assert!(report.is_clean(), "{report}");
-    // Each stop of a hold is told its length.
+    // Each stop of a hold has the length of the whole hold.
     let held_ns = profile.stats.pause.total_ns() as f64 * report.holds as f64 / profile.stats.stops as f64;
     (report.longest_hold_ns as f64 / 1e3, held_ns / profile.stats.duration_ns as f64)
 }

@@ -1,4 +1,4 @@
-//! Images that come and go under the recording, and where their names come from.
+//! Images that are loaded and unloaded during the recording, and the sources of their names.
 
 use stackprof::arch::Arch;
 use stackprof::binary::{Mapping, MappingKind};
@@ -20,7 +20,7 @@ fn mappings(target: &mut MachTarget<'_>) -> Vec<Mapping> {
 }
 
 #[test]
-fn every_image_is_listed_where_it_is() {
+fn every_image_is_listed_at_its_address() {
     for arch in [Arch::Aarch64, Arch::X86_64] {
         let kernel = World::new(arch, 3).process(canned(500)).build();
         let mut target = MachTarget::attach(&kernel, 500).unwrap();
@@ -39,7 +39,7 @@ fn every_image_is_listed_where_it_is() {
 }
 
 #[test]
-fn names_come_from_whatever_cache_there_is() {
+fn names_come_from_any_available_cache() {
     for own in [OwnCache::Absent, OwnCache::Same, OwnCache::OtherUuid, OwnCache::OtherSlide] {
         for arch in [Arch::Aarch64, Arch::X86_64] {
             let world = World::new(arch, 3).process(canned(500)).own_cache(own);
@@ -70,7 +70,7 @@ fn names_come_from_files_from_memory_and_from_exports_alone() {
 }
 
 #[test]
-fn a_file_that_was_replaced_is_not_believed() {
+fn a_replaced_file_is_not_used() {
     let directory = tempfile::tempdir().unwrap();
     let process = canned(500).with(|process| {
         for image in process.program.images.iter_mut().filter(|image| !image.cached) {
@@ -78,7 +78,7 @@ fn a_file_that_was_replaced_is_not_believed() {
         }
     });
     let kernel = World::arm64(3).process(process.clone()).build();
-    // The same paths, other builds: other UUIDs, other functions.
+    // The same paths, other builds: different UUIDs and functions.
     let other = process.with(|process| {
         for image in process.program.images.iter_mut().filter(|image| !image.cached) {
             image.uuid = Some([7; 16]);
@@ -91,7 +91,7 @@ fn a_file_that_was_replaced_is_not_believed() {
 }
 
 #[test]
-fn images_that_load_and_unload_all_the_time_are_named_while_they_are_there() {
+fn constantly_changing_images_are_named_while_loaded() {
     for seed in seeds(0..4) {
         let _replay = Replay(seed);
         let mut process = canned(500);
@@ -122,7 +122,7 @@ fn images_that_load_and_unload_all_the_time_are_named_while_they_are_there() {
 }
 
 #[test]
-fn the_list_may_be_torn_between_any_two_calls() {
+fn the_list_may_change_between_any_two_calls() {
     let late = SimImage::dylib("/opt/sim/late.dylib", &["late"]).during(1_000 * SECOND, None);
     let world = || World::arm64(4).process(canned(500).image(late.clone()));
     let list = |kernel: &SimKernel| {
@@ -147,8 +147,8 @@ fn the_list_may_be_torn_between_any_two_calls() {
             for call in 1..=calls {
                 let kernel = world().happens(call, Happening::Tear { steps, hold }).build();
                 let found = list(&kernel);
-                // While it is torn the old list stands; never a part of one. There is no
-                // old one if it was torn, for long, before it was read first.
+                // During a change the old list is kept; never a part of one. There is no old one if the first
+                // read came during a long change.
                 assert!(
                     found == before || found == after || hold == 400 && found.is_empty(),
                     "torn after {steps} steps before call {call} for {hold} calls: {found:?}"
@@ -159,7 +159,7 @@ fn the_list_may_be_torn_between_any_two_calls() {
 }
 
 #[test]
-fn an_unload_may_be_torn_between_any_two_calls() {
+fn an_unload_may_happen_between_any_two_calls() {
     let spare = SimImage::dylib("/opt/sim/spare.dylib", &["spare"]);
     let world = || World::arm64(4).process(canned(500).image(spare.clone()));
     let kernel = world().build();
@@ -182,7 +182,7 @@ fn an_unload_may_be_torn_between_any_two_calls() {
 }
 
 #[test]
-fn images_are_found_in_every_stage_of_a_start() {
+fn images_are_found_in_every_stage_of_startup() {
     let startup = Startup::Stages { listed_ns: 20 * MS, moved_ns: 40 * MS, initialized_ns: 60 * MS };
     let kernel = World::arm64(4).process(canned(500).startup(startup)).build();
     let mut target = MachTarget::attach(&kernel, 500).unwrap();
@@ -216,10 +216,10 @@ fn an_unchanged_list_costs_one_read_each_tick() {
 }
 
 #[test]
-fn a_start_may_be_torn_between_any_two_calls() {
+fn startup_may_progress_between_any_two_calls() {
     const FAR: u64 = 1_000 * SECOND;
     let startup = Startup::Stages { listed_ns: FAR, moved_ns: FAR + 1, initialized_ns: FAR + 2 };
-    // The main thread runs in the dyld on disk all the time: its own stages never come.
+    // The main thread always runs in the dyld on disk: its own stages never come.
     let world = || World::arm64(4).process(canned(500).startup(startup));
     for steps in [0, 1, 2, 4, 5, 8, 10, 12] {
         for call in 1..=60 {
@@ -243,7 +243,7 @@ fn a_start_may_be_torn_between_any_two_calls() {
 }
 
 #[test]
-fn what_a_target_writes_into_its_lists_is_not_believed() {
+fn hostile_image_lists_are_harmless() {
     let huge = u32::MAX.to_le_bytes();
     let wild = 0x7fff_ffff_ffff_fff8u64.to_le_bytes();
     let ones = [0xff; 8];
@@ -268,7 +268,7 @@ fn what_a_target_writes_into_its_lists_is_not_believed() {
         assert!(spent < 40_000, "at {offset}: {spent} calls");
     }
     let kernel = World::arm64(4).process(canned(500)).build();
-    // The header of the program: no Mach-O; and commands without end.
+    // The header of the program: no Mach-O; and endless commands.
     let (_, base, ..) = kernel.images().into_iter().find(|(path, ..)| path == "/opt/sim/canned").unwrap();
     kernel.poke(base + 20, &huge);
     record(&kernel, &options(30)).unwrap();
@@ -277,7 +277,7 @@ fn what_a_target_writes_into_its_lists_is_not_believed() {
 }
 
 #[test]
-fn a_path_at_the_last_address_of_all_is_no_path_and_no_endless_one() {
+fn a_path_at_the_highest_address_ends() {
     let kernel = World::arm64(4).process(canned(500)).build();
     kernel.poke(kernel.all_image_infos() + 192, &[0xff; 8]);
     record(&kernel, &options(30)).unwrap();

@@ -1,4 +1,4 @@
-//! SIGKILL of the profiler at every call: the target runs on.
+//! SIGKILL of the profiler at every call: the target continues.
 
 use stackprof::sources::mach::MachTarget;
 
@@ -29,7 +29,7 @@ fn a_profiler_that_is_killed_leaves_nothing_suspended() {
 }
 
 #[test]
-fn a_command_runs_on_when_its_profiler_is_killed_after_it_was_let_go() {
+fn a_released_command_survives_the_profiler() {
     let world = || World::arm64(7).launchable(canned(0));
     let kernel = world().build();
     let target = MachTarget::launch(&kernel, &["canned".into()]);

@@ -1,11 +1,11 @@
-//! Rights and memory of the profiler: as many after hours as after a second.
+//! Port rights and memory of the profiler do not grow over hours.
 
 use super::recorded::{Replay, options, record_unclean, recorded};
 use crate::seeds::rounds::seeds;
 use crate::sim_kernel::*;
 
 #[test]
-fn threads_come_and_go_for_ten_thousand_ticks_and_nothing_leaks() {
+fn thread_churn_for_ten_thousand_ticks_leaks_nothing() {
     for seed in seeds(0..2) {
         let _replay = Replay(seed);
         let world = World::arm64(seed).process(seeded(500, seed, 10_000));
@@ -15,7 +15,7 @@ fn threads_come_and_go_for_ten_thousand_ticks_and_nothing_leaks() {
         let ticks = recorded.profile.stats.ticks + recorded.profile.stats.ticks_skipped;
         assert!(ticks > 9_000 && threads > 500, "{ticks} ticks, {threads} threads");
         eprintln!("{ticks} ticks, {threads} threads, at most {} port names at one time", report.names_peak);
-        // As many as there were threads at one time, and the task and a token.
+        // As many as there were threads at one time, plus the task and a token.
         assert!(report.names_peak < 40, "{} names at one time", report.names_peak);
         assert_eq!(report.arrays_peak, 1);
         assert!(recorded.stacks.len() > 100);
@@ -23,7 +23,7 @@ fn threads_come_and_go_for_ten_thousand_ticks_and_nothing_leaks() {
 }
 
 #[test]
-fn threads_keep_their_numbers_when_names_are_reused() {
+fn threads_keep_their_ids_when_port_names_are_reused() {
     for seed in seeds(0..6) {
         let _replay = Replay(seed);
         let world = World::arm64(seed).process(seeded(500, seed, 1_000));
@@ -36,7 +36,7 @@ fn threads_keep_their_numbers_when_names_are_reused() {
 }
 
 #[test]
-fn the_pause_is_short_and_holds_nothing_else() {
+fn a_hold_is_short_and_makes_no_other_calls() {
     let kernel = World::arm64(1).process(canned(500)).build();
     record_unclean(&kernel, &options(1_000)).unwrap();
     let report = kernel.report();
@@ -46,7 +46,7 @@ fn the_pause_is_short_and_holds_nothing_else() {
 }
 
 #[test]
-fn who_is_told_to_be_dead_is_not_asked_again() {
+fn dead_threads_are_not_queried_again() {
     for seed in seeds(0..4) {
         let _replay = Replay(seed);
         let world = World::arm64(seed).process(seeded(500, seed, 1_000).ends(990 * MS, 0));

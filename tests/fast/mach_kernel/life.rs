@@ -1,4 +1,4 @@
-//! Launch, exec and the end of the process.
+//! Launch, exec and exit of the process.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ fn a_process_that_exits_ends_the_recording() {
 }
 
 #[test]
-fn the_end_may_come_at_any_time() {
+fn the_process_may_exit_at_any_time() {
     for at_us in (50_000..54_000).step_by(37) {
         let process = canned(500).ends(at_us * US, 0);
         let (_, recorded) = recorded(World::arm64(at_us).process(process), &options(200));
@@ -37,7 +37,7 @@ fn the_end_may_come_at_any_time() {
 }
 
 #[test]
-fn exec_begins_anew_in_the_new_program() {
+fn after_exec_the_new_program_is_recorded() {
     for seed in seeds(0..6) {
         let _replay = Replay(seed);
         let next = SimProgram::new("/opt/sim/next")
@@ -56,7 +56,7 @@ fn exec_begins_anew_in_the_new_program() {
 }
 
 #[test]
-fn exec_may_come_before_any_call() {
+fn exec_may_happen_before_any_call() {
     let world = |happens: Option<u64>| {
         let next = busy(0).program;
         let world = World::arm64(5).process(canned(500).exec(u64::MAX, next));
@@ -77,7 +77,7 @@ fn exec_may_come_before_any_call() {
 }
 
 #[test]
-fn a_launched_command_runs_and_its_status_is_told() {
+fn a_launched_command_runs_and_its_status_is_reported() {
     for (status, told) in
         [(0, ExitStatus::Code(0)), (3 << 8, ExitStatus::Code(3)), (9, ExitStatus::Signal(9))]
     {
@@ -95,17 +95,17 @@ fn a_launched_command_runs_and_its_status_is_told() {
         let whole = recorded.profile.stats.stacks_complete;
         assert!(whole > 50, "{:?}\n{:#?}", recorded.profile.stats, recorded.stacks);
         for (id, _, names) in recorded.stacks.keys().filter(|(_, complete, _)| *complete) {
-            // Whether `start` of dyld is named is the next test's subject.
+            // The next test checks whether `start` of dyld is named.
             let same = |real: &[String]| real.len() == names.len() && real[1..] == names[1..];
             assert!(recorded.captures.keys().any(|(of, real)| of == id && same(real)), "{names:?}");
         }
     }
 }
 
-/// The dyld on disk hands over to the one in the shared cache only if their UUIDs are equal
-/// (dyld, dyldMain.cpp, handleDyldInCache): one path and one UUID, but other offsets.
+/// The dyld on disk hands over to the one in the shared cache only if their UUIDs are equal (dyld,
+/// dyldMain.cpp, handleDyldInCache): one path and one UUID, but different offsets.
 #[test]
-fn the_dyld_that_took_over_is_named_too() {
+fn the_dyld_of_the_shared_cache_is_named() {
     let kernel = World::arm64(6).launchable(starting(canned(0)).ends(80 * MS, 0)).build();
     let target = MachTarget::launch(&kernel, &["canned".into()]);
     let recorded = with(&kernel, target, &options(10_000)).unwrap();
@@ -117,7 +117,7 @@ fn the_dyld_that_took_over_is_named_too() {
 }
 
 #[test]
-fn a_port_from_before_the_exec_of_the_spawn_goes_dead() {
+fn a_port_from_before_the_exec_is_replaced() {
     let process = starting(canned(0)).with(|process| process.respawns_ns = Some(150 * US));
     let kernel = World::arm64(6).launchable(process).build();
     let target = MachTarget::launch(&kernel, &["canned".into()]);
@@ -128,7 +128,7 @@ fn a_port_from_before_the_exec_of_the_spawn_goes_dead() {
 }
 
 #[test]
-fn a_launch_that_is_refused_leaves_nothing_stopped() {
+fn a_refused_launch_leaves_nothing_stopped() {
     for refusal in [PLATFORM, HARDENED] {
         let process = canned(0).with(|process| process.code_signing = refusal);
         let kernel = World::arm64(6).launchable(process).build();
@@ -146,7 +146,7 @@ fn a_launch_that_is_refused_leaves_nothing_stopped() {
 
 /// Code signing kills a program before its first instruction.
 #[test]
-fn a_launched_command_that_ends_before_it_is_attached_to_is_told_as_that() {
+fn an_early_exit_of_a_launched_command_is_reported() {
     let world = || World::arm64(6).launchable(starting(canned(0)));
     let plain = world().build();
     drop(MachTarget::launch(&plain, &["canned".into()]));
@@ -173,9 +173,9 @@ fn a_launched_command_that_ends_before_it_is_attached_to_is_told_as_that() {
     }
 }
 
-/// The process of a command that cannot be profiled is ended: its number is of no use to anyone.
+/// The process of a command that cannot be profiled has ended: its number is useless.
 #[test]
-fn what_helps_with_a_launched_command_names_the_command() {
+fn the_next_step_for_a_launched_command_names_it() {
     for (answer, entitled) in [(None, false), (Some(Answer::Code(46)), true)] {
         let mut world = World::arm64(6).launchable(canned(0)).with(|world| world.entitled = entitled);
         if let Some(answer) = answer {
@@ -189,7 +189,7 @@ fn what_helps_with_a_launched_command_names_the_command() {
 }
 
 #[test]
-fn a_launched_command_is_let_run_or_ended_whatever_fails() {
+fn a_launched_command_is_resumed_or_killed_on_any_failure() {
     let world = || World::arm64(6).launchable(starting(canned(0)).ends(30 * MS, 0));
     let kernel = world().build();
     drop(MachTarget::launch(&kernel, &["canned".into()]));
@@ -203,7 +203,7 @@ fn a_launched_command_is_let_run_or_ended_whatever_fails() {
             if launched.is_ok() {
                 assert_eq!(kernel.signals(9000, SIGCONT), 1, "{what}");
             } else {
-                // A signal that is refused cannot be given again.
+                // A refused signal cannot be sent again.
                 assert!(!kernel.stands(9000) || *method == Method::Kill, "{what}: {}", kernel.report());
             }
             drop(launched);

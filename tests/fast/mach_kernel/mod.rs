@@ -1,5 +1,5 @@
-//! The macOS backend over a simulated kernel (`support/sim_kernel`): recordings against
-//! what really happened, and what is left of the profiler afterwards.
+//! The macOS backend on a simulated kernel (`support/sim_kernel`): recordings against the actual behavior,
+//! and the resources that the profiler leaves behind.
 //!
 //! Times are virtual: nothing here sleeps. `STACKPROF_SEED=N` replays one seed.
 mod attach;

@@ -52,25 +52,25 @@ pub struct Recorded {
     pub profile: Profile,
     /// Thread number, whether complete, names from the root: counts.
     pub stacks: BTreeMap<(u64, bool, Vec<String>), u64>,
-    /// What really happened.
+    /// The actual behavior.
     pub truth: Truth,
     pub waits: Truth,
     pub captures: Truth,
 }
 
-/// Attaches to process 500, records, and drops the target: nothing may be left of it.
+/// Attaches to process 500, records, and drops the target; checks that nothing is left of it.
 pub fn record(kernel: &SimKernel, options: &Options) -> Result<Recorded> {
     let recorded = record_unclean(kernel, options);
     kernel.assert_clean();
     recorded
 }
 
-/// The same, whatever is left.
+/// Like [`record`], without the check.
 pub fn record_unclean(kernel: &SimKernel, options: &Options) -> Result<Recorded> {
     with(kernel, MachTarget::attach(kernel, 500), options)
 }
 
-/// Records a target that there may be.
+/// Records a target, if there is one.
 pub fn with(kernel: &SimKernel, target: Result<MachTarget<'_>>, options: &Options) -> Result<Recorded> {
     let mut target = target?;
     let profile = sampler::record(&mut target, &MachClock::new(kernel), options, &Live::default());
@@ -97,7 +97,7 @@ pub fn recorded(world: World, options: &Options) -> (SimKernel, Recorded) {
 }
 
 impl Recorded {
-    /// Folded text, threads apart.
+    /// Folded text by thread.
     pub fn folded(&self) -> String {
         let stacks = self.stacks.iter().map(|((id, complete, names), count)| {
             let thread = self.profile.threads().find(|thread| thread.id == *id);
@@ -107,12 +107,12 @@ impl Recorded {
         folded::text(&self.profile.process.name, stacks)
     }
 
-    /// Stacks that were shown, without their counts.
+    /// Stacks in the profile, without their counts.
     pub fn shown(&self) -> BTreeSet<(u64, Vec<String>)> {
         self.stacks.keys().map(|(id, _, names)| (*id, names.clone())).collect()
     }
 
-    /// Every stack is whole, and one that its thread really had when it was captured.
+    /// Checks that every stack is complete and equals the thread's stack at its capture.
     pub fn check_exact(&self) {
         for ((id, complete, names), count) in &self.stacks {
             assert!(*complete, "incomplete: {count} of thread {id} in {names:?}\n{:?}", self.profile.stats);
@@ -122,7 +122,7 @@ impl Recorded {
         assert!(!self.stacks.is_empty(), "{:?}", self.profile.stats);
     }
 
-    /// Each stack's share of the samples is its share of the CPU time, within `tolerance`.
+    /// Checks that each stack's share of the samples is its share of the CPU time, within `tolerance`.
     pub fn check_shares(&self, tolerance: f64) {
         let total = self.profile.stats.samples as f64;
         let total_ns = self.truth.values().sum::<u64>() as f64;
@@ -137,8 +137,8 @@ impl Recorded {
         }
     }
 
-    /// Every stack that ran is shown, and of those that waited almost nothing: a thread may
-    /// begin to wait between the look and the stop.
+    /// Checks that every stack that ran is shown, and hardly any of those that waited: a thread may begin to
+    /// wait between the poll and the stop.
     pub fn check_ran(&self, what: &str) {
         let shown = self.shown();
         for stack in self.truth.keys() {

@@ -1,12 +1,11 @@
-//! More threads are ready than there are CPUs: samples show where threads use their time,
-//! not where they lost their CPU.
+//! More ready threads than CPUs: samples show where threads use their time, not where they lost their CPU.
 
 use super::recorded::{HZ, Recorded, Replay, options, recorded};
 use crate::seeds::rounds::seeds;
 use crate::sim_kernel::*;
 
-/// A process whose threads share CPUs in turns of `slice_ns`: each computes, and ends its turn
-/// by waking the next one, so that it stands in `mach_msg2_trap` while it is ready.
+/// A process with threads that share CPUs in turns of `slice_ns`: each computes, and ends its turn by waking
+/// the next one, so that it is in `mach_msg2_trap` while it is ready.
 fn in_turns(pid: i32, threads: u64, slice_ns: u64) -> SimProcess {
     let mut process = canned(pid).with(|process| process.program.threads.truncate(1));
     // The main thread waits for all.
@@ -24,7 +23,7 @@ fn in_turns(pid: i32, threads: u64, slice_ns: u64) -> SimProcess {
     process
 }
 
-/// Share of the samples whose leaf has this name, and of the time.
+/// Share of the samples with this leaf, and of the time.
 fn shares(recorded: &Recorded, leaf: &str) -> (f64, f64) {
     let has = |names: &[String]| names.last().is_some_and(|last| last == leaf);
     let shown: u64 = recorded.stacks.iter().filter(|((_, _, n), _)| has(n)).map(|(_, count)| count).sum();
@@ -34,11 +33,11 @@ fn shares(recorded: &Recorded, leaf: &str) -> (f64, f64) {
 }
 
 #[test]
-fn shares_are_those_of_the_time_on_cpus() {
+fn shares_match_the_time_on_cpus() {
     eprintln!("threads  slice, us  leaf               samples, %  time, %");
-    // Eight looks before a hold take 12 us, a fifth of a turn of 60 us: of the threads that got
-    // their CPU in that time some are left out. With turns of about the interval between two
-    // ticks a sample weighs the time since the one before: late parts weigh more than early ones.
+    // Eight polls before a hold take 12 us, a fifth of a turn of 60 us: some of the threads that got their
+    // CPU in that time are excluded. With turns of about the interval between two ticks a sample weighs the
+    // time since the previous one: late parts weigh more than early ones.
     for (threads, slice_us, tolerance) in [(2, 60, 0.03), (8, 60, 0.09), (24, 5_000, 0.04), (2, 350, 0.09)] {
         for times in [CpuTimes::Exact, CpuTimes::Lagging] {
             for seed in seeds(0..2) {

@@ -1,5 +1,5 @@
-//! Calls that take time, and processes with many threads: a recording ends when it is told
-//! to, ticks happen, and nothing is left, whatever a call costs.
+//! Slow calls, and processes with many threads: a recording ends on request, ticks happen, and nothing is
+//! left behind, whatever a call costs.
 //!
 //! `STACKPROF_ROUNDS=40` runs 40 times as many seeds; `-- --nocapture` prints the table.
 
@@ -14,20 +14,20 @@ use super::recorded::{Replay, options};
 use crate::seeds::rounds::seeds;
 use crate::sim_kernel::*;
 
-/// What `--duration` and Ctrl-C may take, beside the calls of two stops …
+/// Response time to `--duration` and Ctrl-C, in addition to the calls of two stops …
 const OBEYS_NS: u64 = 100 * MS;
-/// … the one in hand and the last one: asked where the stack ends, looked at, held, copied, let
-/// go, and the thread and its queue named.
+/// … the current one and the last one: the end of the stack, a poll, a hold, a copy, a release, and the names
+/// of the thread and its queue.
 const STOP_CALLS: u64 = 40;
-/// In which time a tick looks at threads; then it is the next one's turn.
+/// Time in which a tick polls threads; then the next one continues.
 const TICK_NS: u64 = 20 * MS;
-/// What each call takes: a Mac; one that is watched or virtual; one that hardly moves.
+/// Durations of a call: a Mac; a traced or virtual one; an extremely slow one.
 const CALLS_NS: [u64; 3] = [300, 20 * US, 2 * MS];
-/// What the target may stand before it had any time, beside its 2 %.
+/// Initial credit of stopped time, in addition to the 2 %.
 const FIRST_CREDIT_NS: u64 = 5 * MS;
 
-/// A process of so many threads: up to `busy` compute, four CPUs between them; the others
-/// wait, and some of them wake up now and then.
+/// A process with this many threads: up to `busy` compute, four CPUs between them; the others wait, and some
+/// of them wake up occasionally.
 fn crowd(pid: i32, threads: u64, busy: u64) -> SimProcess {
     let mut process = canned(pid).with(|process| process.program.threads.truncate(1));
     for number in 1..threads {
@@ -52,11 +52,11 @@ fn crowd(pid: i32, threads: u64, busy: u64) -> SimProcess {
     process
 }
 
-/// What came of a recording.
+/// Result of a recording.
 struct Ran {
     profile: Profile,
     kernel: SimKernel,
-    /// When Ctrl-C was pressed, if it was, and when the recording had ended.
+    /// Time of Ctrl-C, if any, and of the end of the recording.
     interrupted_ns: Option<u64>,
     ended_ns: u64,
     /// Calls until then.
@@ -64,7 +64,7 @@ struct Ran {
 }
 
 impl Ran {
-    /// Ticks, also those that stopped nobody so that the target does not stand for too long.
+    /// Ticks, including those without stops due to the limit of stopped time.
     fn ticks(&self) -> u64 {
         self.profile.stats.ticks + self.profile.stats.ticks_skipped
     }
@@ -76,9 +76,9 @@ impl Ran {
     }
 }
 
-/// Records; `interrupt_ns` after attaching, Ctrl-C is pressed.
+/// Records; Ctrl-C comes `interrupt_ns` after attaching.
 fn run(kernel: SimKernel, options: &Options, interrupt_ns: Option<u64>) -> Ran {
-    // Attaching to many threads takes its time, too.
+    // Attaching to many threads takes time, too.
     kernel.lose_patience(120 * SECOND);
     let live = Arc::new(Live::default());
     let mut target = MachTarget::attach(&kernel, 500).expect("attached");
@@ -92,7 +92,7 @@ fn run(kernel: SimKernel, options: &Options, interrupt_ns: Option<u64>) -> Ran {
 }
 
 #[test]
-fn twenty_one_threads_whose_calls_take_some_microseconds_are_sampled_at_the_rate() {
+fn twenty_one_threads_are_sampled_at_the_full_rate() {
     for call_ns in [20 * US, 60 * US, 100 * US] {
         let world = World::x86_64(3).process(crowd(500, 21, 3)).costs(Costs::of_calls(call_ns));
         let ran = run(world.build(), &Options { hz: 100, ..options(1_000) }, None);
@@ -104,7 +104,7 @@ fn twenty_one_threads_whose_calls_take_some_microseconds_are_sampled_at_the_rate
 }
 
 #[test]
-fn whatever_calls_cost_recordings_end_in_time_and_leave_nothing() {
+fn recordings_end_in_time_at_any_cost_of_calls() {
     for seed in seeds(0..24) {
         let _replay = Replay(seed);
         let mut rng = Rng::new(seed ^ 0x736c_6f77);
@@ -136,7 +136,7 @@ fn whatever_calls_cost_recordings_end_in_time_and_leave_nothing() {
     }
 }
 
-/// What holds of every recording.
+/// Checks the invariants of every recording.
 fn check(ran: &Ran, what: &str, (threads, busy): (u64, u64), costs: &Costs, options: &Options) {
     let (stats, kernel) = (&ran.profile.stats, &ran.kernel);
     let allowed_ns = OBEYS_NS + STOP_CALLS * costs.round_trip + costs.longest(threads);
@@ -158,29 +158,29 @@ fn check(ran: &Ran, what: &str, (threads, busy): (u64, u64), costs: &Costs, opti
         let allowed_ns = allowed_ns + kernel.delayed_ns(ran.ended_ns.saturating_sub(over_ns + OBEYS_NS));
         assert!(over_ns <= allowed_ns, "{what}: {} ms too long", over_ns / MS);
     }
-    // Before Ctrl-C the threads themselves may take longer to list, and so may one call.
+    // Before Ctrl-C, listing the threads or a single call may take longer.
     let is_short = options.duration_ns.is_none_or(|ns| ns < OBEYS_NS + 2 * costs.longest(threads));
     let has_ended = stats.exit_status.is_some() || is_short;
     assert!(ran.ticks() > 0 || has_ended, "{what}: no ticks");
-    // Per tick and thread a look and a reference; for those that run a stop; and what the
-    // beginning and the end take.
+    // Per tick and thread a poll and a reference; for running threads a stop; and the work at the beginning
+    // and the end.
     let work = ran.calls.iter().filter(|call| **call != Method::AbsoluteTime).count() as u64;
     let most = (ran.ticks() + 8) * (threads * 12 + 60);
     assert!(work <= most, "{what}: {work} calls in {} ticks", ran.ticks());
-    // What one tick and the last one hold beyond the share is not foreseen.
+    // The hold of one tick and the last one may exceed the share.
     let report = kernel.report();
     let share_ns = stats.duration_ns / 50 + FIRST_CREDIT_NS;
     let allowed_ns = share_ns + 2 * (TICK_NS + 3 * report.longest_hold_ns);
     let (held_ms, longest_us) = (report.held_ns / MS, report.longest_hold_ns / US);
     assert!(report.held_ns <= allowed_ns, "{what}: held for {held_ms} ms, once for {longest_us} us");
-    // A stop of one thread takes five calls at least.
+    // A stop of one thread takes at least five calls.
     let calls_ns = 12 * costs.round_trip + costs.suspend_per_running * busy;
     let allowed_ns = (2 * MS).max(calls_ns) + kernel.delayed_ns(0);
     assert!(report.longest_hold_ns <= allowed_ns, "{what}: held for {longest_us} us at once");
 }
 
 #[test]
-fn a_sampler_that_begins_in_the_background_asks_for_timely_wakeups() {
+fn a_sampler_of_background_qos_requests_interactive_qos() {
     let world = World::arm64(3).process(busy(500)).with(|world| world.begins_in_background = true);
     let ran = run(world.build(), &options(1_000), None);
     let rate = ran.per_second(ran.ticks());
@@ -189,13 +189,13 @@ fn a_sampler_that_begins_in_the_background_asks_for_timely_wakeups() {
 }
 
 #[test]
-fn late_ticks_are_told_by_cause() {
+fn late_ticks_are_reported_by_cause() {
     let late = |world: World, hz: u32| {
         let ran = run(world.process(busy(500)).build(), &Options { hz, ..options(1_000) }, None);
         let stats = &ran.profile.stats;
         (stats.ticks_late, stats.ticks_late_wakeup.unwrap_or(u64::MAX))
     };
-    // The request is refused: the system goes on waking it late.
+    // The request is refused: the system keeps waking it late.
     let refused = (Which::Every(Method::RequestInteractiveQos, 1), Answer::Code(EPERM));
     let world = World::arm64(3).answer(refused.0, refused.1).with(|world| world.begins_in_background = true);
     let (all, wakeup) = late(world, 1_000);
@@ -208,7 +208,7 @@ fn late_ticks_are_told_by_cause() {
 }
 
 #[test]
-fn rates_and_holds_by_threads_and_cost_of_a_call() {
+fn prints_rates_and_holds_by_threads_and_cost() {
     eprintln!("threads  a call, us  ticks of 100/s  that stopped  held, %  longest hold, us");
     for call_ns in CALLS_NS {
         for threads in [1, 21, 101, 301, 1_000] {
@@ -221,7 +221,7 @@ fn rates_and_holds_by_threads_and_cost_of_a_call() {
             eprintln!(
                 "{threads:>7}  {us:>10.1}  {rate:>14.1}  {stopped:>12.1}  {held:>7.2}  {longest_us:>16.1}"
             );
-            // A look and a reference for each, and for four that run some ten calls.
+            // A poll and a reference for each, and some ten calls for the four that run.
             if call_ns * (2 * threads + 40) <= 8 * MS {
                 assert!(rate > 90.0, "{threads} threads, {call_ns} ns a call: {rate} Hz");
             }

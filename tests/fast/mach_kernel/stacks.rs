@@ -1,4 +1,4 @@
-//! Stacks are exactly those that the threads had.
+//! Stacks equal those of the simulated threads exactly.
 
 use stackprof::arch::Arch;
 use stackprof::sampler::Options;
@@ -18,7 +18,7 @@ fn worlds(seed: u64) -> Vec<(String, World)> {
                     process.program.threads.iter_mut().for_each(|thread| thread.swift = swift);
                 });
                 let name = format!("{arch:?}, pac {pac}, swift {swift}");
-                // Swift's mark in saved frame pointers and signatures are arm64 only.
+                // Swift's mark in saved frame pointers and signatures exist only on arm64.
                 if arch == Arch::Aarch64 || !pac && !swift {
                     worlds.push((name, World::new(arch, seed).process(process)));
                 }
@@ -29,7 +29,7 @@ fn worlds(seed: u64) -> Vec<(String, World)> {
 }
 
 #[test]
-fn cpu_profiles_show_the_true_stacks_in_their_true_shares() {
+fn cpu_profiles_have_the_true_stacks_and_shares() {
     for seed in seeds(0..4) {
         let _replay = Replay(seed);
         for (name, world) in worlds(seed) {
@@ -71,7 +71,7 @@ fn roots_of_pthreads_and_of_the_main_thread_are_kept() {
     }
 }
 
-/// Before macOS 12: `start` is a function of libdyld.dylib, which dyld has `main` return to.
+/// Before macOS 12: `start` is a function of libdyld.dylib, where dyld makes `main` return to.
 #[test]
 fn roots_of_older_systems_are_kept() {
     for arch in [Arch::Aarch64, Arch::X86_64] {
@@ -96,7 +96,7 @@ fn roots_of_older_systems_are_kept() {
                 all += count;
                 whole += if *complete { *count } else { 0 };
             }
-            // Along frame pointers alone not every stack can be proved.
+            // With frame pointers alone some stacks cannot be proved complete.
             let is_proved = unwind != UnwindMethod::FramePointer || arch == Arch::Aarch64;
             assert!(all > 100 && (whole == all || !is_proved), "{arch:?}, {unwind:?}: {whole} of {all}");
         }
@@ -104,16 +104,16 @@ fn roots_of_older_systems_are_kept() {
 }
 
 #[test]
-fn registers_of_arm64e_are_stripped_of_their_signatures() {
+fn pointer_authentication_is_stripped_from_arm64e_registers() {
     let process = canned(500).pac().with(|process| process.arm64e = true);
     let (_, recorded) = recorded(World::arm64(3).process(process), &options(1_000));
     recorded.check_exact();
     recorded.check_ran("arm64e");
 }
 
-/// Also of stacks that need many pieces, and of the images.
+/// Includes stacks that need many pieces, and images.
 #[test]
-fn no_read_is_larger_than_the_kernel_copies() {
+fn no_read_exceeds_the_kernels_buffer() {
     for world in [World::arm64(3), World::x86_64(3)] {
         let process = canned(500).with(|process| {
             process.program.threads.iter_mut().for_each(|thread| thread.locals = 4_000);
@@ -138,7 +138,7 @@ fn callers_of_stubs_without_frames_are_kept() {
 }
 
 #[test]
-fn stacks_larger_than_the_first_window_are_read_whole_in_time() {
+fn stacks_beyond_the_initial_size_become_complete() {
     let process = canned(500).with(|process| {
         process.program.threads.iter_mut().for_each(|thread| thread.locals = 4_000);
     });
@@ -149,7 +149,7 @@ fn stacks_larger_than_the_first_window_are_read_whole_in_time() {
 }
 
 #[test]
-fn threads_without_pthread_are_recorded_and_not_taken_for_complete() {
+fn threads_without_pthread_are_recorded_as_incomplete() {
     let thread = SimThread::bare().run(5 * MS, &["z4", "w5"]).wait(MS, &["mach_msg2_trap", "w5"]);
     let (_, recorded) = recorded(World::arm64(3).process(canned(500).thread(thread)), &options(500));
     let bare = vec!["w5".to_owned(), "z4".to_owned()];
@@ -159,7 +159,7 @@ fn threads_without_pthread_are_recorded_and_not_taken_for_complete() {
         .filter(|(_, _, names)| *names == bare)
         .map(|(_, complete, _)| *complete)
         .collect();
-    // Nobody knows that w5 is where such a thread begins.
+    // It is unknown that such a thread starts in w5.
     assert_eq!(found, [false], "{:#?}", recorded.stacks);
     for (id, complete, names) in recorded.stacks.keys() {
         assert!(recorded.captures.contains_key(&(*id, names.clone())), "thread {id}: {names:?}");
@@ -168,7 +168,7 @@ fn threads_without_pthread_are_recorded_and_not_taken_for_complete() {
 }
 
 #[test]
-fn samples_and_losses_are_the_cpu_time() {
+fn samples_and_losses_add_up_to_the_cpu_time() {
     for times in [CpuTimes::Exact, CpuTimes::Lagging] {
         for seed in seeds(0..4) {
             let _replay = Replay(seed);
@@ -183,7 +183,7 @@ fn samples_and_losses_are_the_cpu_time() {
 }
 
 #[test]
-fn threads_that_another_debugger_suspended_are_left_alone() {
+fn threads_suspended_by_another_debugger_are_left_alone() {
     for options in [options(500), idle(500)] {
         let held = SimThread::pthread("held").suspended_by_others(1).run(MS, &["z5", "w5"]);
         let (kernel, recorded) = recorded(World::arm64(3).process(canned(500).thread(held)), &options);

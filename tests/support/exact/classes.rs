@@ -1,18 +1,17 @@
-//! What kind of instruction a walk failed at. Input: the images and the address of the frame
-//! whose caller was not found; output: one of [`CLASSES`]. Only names for a table: nothing
-//! is decided by them.
+//! The kind of instruction at which a walk failed. Input: the images and the address of the frame without a
+//! caller; output: one of [`CLASSES`]. Only names for a table: nothing is decided by them.
 
 use stackprof::addr::Avma;
 use stackprof::arch::Arch;
 use stackprof::binary::frame_rule::{COLUMNS, Cfa, Column, Columns, Row, X86_COLUMNS};
 use stackprof::images::Images;
 
-/// Bytes before and behind an address in which a change of stacks is looked for.
+/// Bytes before and after an address to search for a stack switch.
 const SWITCH_BYTES: u64 = 48;
 
 const RBX: u8 = 3;
 
-/// The class of the frame at `at`; `is_leaf` tells whether it is the one that executes.
+/// The class of the frame at `at`; `is_leaf`: it is the executing one.
 pub(crate) fn class(images: &Images, at: Avma, is_leaf: bool, arch: Arch) -> &'static str {
     if arch == Arch::X86 {
         return class_of(
@@ -57,13 +56,13 @@ fn class_of<C: Columns>(row: Option<&Row<C>>, images: &Images, at: Avma, is_leaf
     }
 }
 
-/// `jmp *slot(%rip)`, with or without `bnd`; the stub that binds: `push $N; jmp`.
+/// `jmp *slot(%rip)`, with or without `bnd`; the lazy binding stub: `push $N; jmp`.
 fn is_plt(code: &[u8]) -> bool {
     let code = code.strip_prefix(&[0xf3, 0x0f, 0x1e, 0xfa]).unwrap_or(code);
     matches!(code, [0xff, 0x25 | 0x35, ..] | [0xf2, 0xff, 0x25, ..] | [0x68, _, _, _, _, 0xe9 | 0xf2, ..])
 }
 
-/// Whether near code loads the stack pointer from memory or from a register other than rbp.
+/// Whether nearby code loads the stack pointer from memory or from a register other than rbp.
 fn switches_stacks(images: &Images, at: Avma) -> bool {
     let start = Avma(at.0.saturating_sub(SWITCH_BYTES));
     let Some(code) = images.of(0).code(start).or_else(|| images.of(0).code(at)) else { return false };

@@ -1,13 +1,13 @@
-//! Exactness: a program is stepped by instructions from its first to its last, and at each boundary the walk is
-//! compared with the shadow stack. Input: a [`Program`]. Output: a [`Score`] per unwinding method, and the addresses
-//! where it failed.
+//! Exactness: a program is single-stepped from its first to its last instruction, and at each boundary the
+//! walk is compared with the shadow stack. Input: a [`Program`]. Output: a [`Score`] per unwinding method,
+//! and the addresses where it failed.
 //!
-//! A walk that claims to be complete with other frames than the truth is `wrong`, one that does not claim it
-//! `incomplete`. A handler on a stack of its own (`sigaltstack`) has callers elsewhere, whose words are read from the
-//! stopped program. For some programs little of each stack is copied, and the rest is verified in pieces
-//! (`pieces.rs`). Some stacks cannot be read from memory: a program may have overwritten a return address or a saved
-//! frame pointer (libgcc, while it installs a landing pad) or be between two stacks. A walk that says there that it
-//! is incomplete is counted separately.
+//! A walk that claims to be complete with frames other than the truth is `wrong`, one that does not claim it
+//! `incomplete`. A handler on an alternate stack (`sigaltstack`) has callers elsewhere, read from the stopped
+//! program. For some programs only part of each stack is copied, and the rest is verified in pieces
+//! (`pieces.rs`). Some stacks cannot be read from memory: a program may have overwritten a return address or
+//! a saved frame pointer (libgcc, while it installs a landing pad) or be between two stacks. A walk that says
+//! there that it is incomplete is counted separately.
 
 mod classes;
 mod pieces;
@@ -38,7 +38,7 @@ use ptrace::{Stop, blocked_signals, read, registers};
 pub(crate) use ptrace::{has, permitted};
 use shadow::{Kind, Shadow, kind};
 
-/// The ways of walking, in the order of the report.
+/// The unwinding methods, in the order of the report.
 pub(crate) const WAYS: [(&str, UnwindMethod); 3] =
     [("fp", UnwindMethod::FramePointer), ("cfi", UnwindMethod::Cfi), ("auto", UnwindMethod::Auto)];
 
@@ -48,21 +48,21 @@ pub(crate) struct Program {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
     pub(crate) arguments: Vec<String>,
-    /// Of x86_64, or of i386.
+    /// x86_64 or i386.
     pub(crate) arch: Arch,
-    /// Bind all symbols at the start.
+    /// Bind all symbols at startup.
     pub(crate) bind_now: bool,
-    /// Begin at the program's entry point, not at the dynamic linker's.
+    /// Start at the program's entry point, not at the dynamic linker's.
     pub(crate) from_entry: bool,
-    /// After the program's own first SIGUSR1, one more after each of this many instructions.
+    /// After the program's first SIGUSR1, send another one after each of this many instructions.
     pub(crate) signal_every: Option<u64>,
-    /// Least share of boundaries that are exact by `cfi` and by `auto`.
+    /// Least share of exact boundaries with `cfi` and `auto`.
     pub(crate) exact_min: f64,
-    /// End it after this many boundaries.
+    /// Stop after this many boundaries.
     pub(crate) boundaries_max: u64,
-    /// Samples hold little of a stack, and pieces of what is above.
+    /// Copy only part of a stack, and the rest in pieces.
     pub(crate) in_pieces: bool,
-    /// What it has in common with others: a line of the report.
+    /// Group of programs: a line of the report.
     pub(crate) group: Option<&'static str>,
 }
 
@@ -79,46 +79,46 @@ pub(crate) struct Score {
     pub(crate) exact: u64,
     pub(crate) wrong: u64,
     pub(crate) incomplete: u64,
-    /// Reported as incomplete where the copied stack does not hold all frames.
+    /// Reported as incomplete; the copied stack does not contain all frames.
     pub(crate) untold: u64,
 }
 
 impl Score {
-    /// Boundaries whose stack is in the copied bytes, or that were called complete.
+    /// Boundaries with their stack in the copied bytes, or that were called complete.
     pub(crate) fn all(&self) -> u64 {
         self.exact + self.wrong + self.incomplete
     }
 }
 
-/// A place where a way of walking failed: the frame whose caller it did not find.
+/// A place where an unwinding method failed: the frame without a caller.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Failure {
     pub(crate) class: &'static str,
     pub(crate) wrong: u64,
     pub(crate) incomplete: u64,
-    /// One case: why the walk ended, what it found, what is true.
+    /// One case: why the walk ended, its result, the truth.
     pub(crate) example: String,
-    /// The bytes at that place, if they are known.
+    /// The bytes at that place, if known.
     pub(crate) code: Vec<u8>,
 }
 
-/// What came of a program.
+/// Results of a program.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) boundaries: u64,
-    /// Frames of the shadow stack that are not in code: faults of the harness itself.
+    /// Frames of the shadow stack outside of code: bugs of the harness itself.
     pub(crate) untrue: u64,
     pub(crate) scores: [Score; WAYS.len()],
     /// See [`Program::group`].
     pub(crate) group: Option<&'static str>,
-    /// Failures of each way by image path and stated address.
+    /// Failures of each method by image path and stated address.
     pub(crate) failures: [BTreeMap<(String, u64), Failure>; WAYS.len()],
 }
 
 struct Thread {
     shadow: Shadow,
     stack_top: u64,
-    /// Registers before the instruction that is being executed.
+    /// Registers before the current instruction.
     before: Option<X86_64>,
     signal: i32,
 }
@@ -139,19 +139,19 @@ struct Session<'a> {
     images: Images,
     jit: JitCode,
     images_changed: bool,
-    /// Kind of each instruction met.
+    /// Kind of each instruction seen.
     kinds: HashMap<u64, Kind>,
     unwinders: [Unwinder; WAYS.len()],
     stack: Vec<u8>,
     truth: Vec<LookupAvma>,
     frames: Frames,
-    /// Where samples have pieces.
+    /// For samples in pieces.
     pieces: Option<Pieces<'a>>,
     outcome: Outcome,
 }
 
-/// Steps through programs, as many at a time as there are CPUs, and prints how long each took. Returns the results in
-/// their order.
+/// Steps through programs, one per CPU at a time, and prints how long each took. Returns the results in
+/// order.
 pub(crate) fn run_all(programs: &[Program]) -> Vec<(String, Outcome)> {
     let outcomes: Vec<OnceLock<Outcome>> = programs.iter().map(|_| OnceLock::new()).collect();
     let next = AtomicUsize::new(0);
@@ -226,7 +226,7 @@ impl Session<'_> {
                     );
                     thread.signal = signal;
                 }
-                // The instruction that makes a thread is not over yet.
+                // The instruction that creates a thread is not complete yet.
                 Stop::Clone => {}
                 Stop::Step | Stop::Gone => {
                     steps += 1;
@@ -255,7 +255,7 @@ impl Session<'_> {
         while ptrace::wait().is_some_and(|(_, stop)| stop != Stop::Gone) {}
     }
 
-    /// Brings the thread's shadow stack up to the registers `now`.
+    /// Updates the thread's shadow stack to the registers `now`.
     fn stepped(&mut self, thread: &mut Thread, now: &X86_64) {
         let Some(before) = thread.before else { return };
         let (pid, pointer) = (self.pid, self.program.arch.pointer_bytes());
@@ -266,7 +266,7 @@ impl Session<'_> {
         };
         let top = thread.stack_top;
         let own = |sp: u64| sp <= top && top - sp < 8 << 20;
-        // A signal that is blocked stays pending, and the instruction is executed instead.
+        // A blocked signal stays pending, and the instruction is executed instead.
         if std::mem::take(&mut thread.signal) != 0 && shadow::begins_handler(&before, now, pointer, word) {
             thread.shadow.interrupted(&before, now, own, word);
             return;
@@ -299,7 +299,7 @@ impl Session<'_> {
         }
         let sp = now.gpr[X86_64::RSP];
         let end = if thread.own(sp) { thread.stack_top + 64 } else { (sp | 0xffff) + 1 };
-        // As a capture, with what lies right below the stack pointer.
+        // Like a capture, with the bytes right below the stack pointer.
         let base = sp - self.program.arch.red_zone_bytes_max();
         self.stack.resize((end - base).min(512 << 10) as usize, 0);
         let len = read(self.pid, base, &mut self.stack);
@@ -335,7 +335,7 @@ impl Session<'_> {
                 let code_memory = CodeMemory::new(&mut read_code);
                 let code =
                     TargetCode { images: self.images.of(0), jit: &self.jit, memory: Some(&code_memory) };
-                // Other stacks than the one that was copied.
+                // Stacks other than the copied one.
                 let input = Input {
                     stack_top: Some(Avma(thread.stack_top)),
                     max_depth: 4096,
@@ -379,7 +379,7 @@ impl Session<'_> {
 }
 
 impl<'a> Session<'a> {
-    /// Does something with the samples in pieces, if there are such, and scores what is walked by that.
+    /// Applies `act` to the samples in pieces, if any, and scores the resulting walks.
     fn in_pieces(&mut self, act: impl FnOnce(&mut Pieces<'a>, &mut dyn FnMut(Walked<'_>))) {
         let Session { pieces: Some(pieces), outcome, images, program, .. } = self else { return };
         let mut walked = |walked: Walked<'_>| {
@@ -413,15 +413,15 @@ impl OuterStack for Memory {
     }
 }
 
-/// The registers of a thread of i386, as the kernel shows them to a program of 64 bits.
+/// The registers of an i386 thread, as the kernel shows them to a 64-bit program.
 fn narrowed(now: &X86_64) -> Registers {
-    // By number of DWARF: eax ecx edx ebx esp ebp esi edi, here where x86_64 has them.
+    // By DWARF number: eax ecx edx ebx esp ebp esi edi, in x86_64's numbering.
     let gpr = [0, 2, 1, 3, X86_64::RSP, X86_64::RBP, 4, 5].map(|number| now.gpr[number]);
     Registers::X86(X86 { gpr, eip: now.rip })
 }
 
-/// Files a failure under the last frame that was found.
-#[allow(clippy::too_many_arguments)] // what was found, what is true, and where
+/// Records a failure at the last frame found.
+#[allow(clippy::too_many_arguments)] // result, truth and place
 fn note(
     failures: &mut BTreeMap<(String, u64), Failure>,
     images: &Images,

@@ -1,8 +1,9 @@
-//! Deep frames verified in pieces: of each boundary a sample holds little of the stack, and the words above that are
-//! those of the pieces that earlier walks asked for, read at this boundary. It is walked when the program has gone on,
-//! as the sampler does it.
+//! Deep frames verified in pieces: a sample has only part of the stack, and the words above are those of the
+//! pieces that earlier walks requested, read at the same boundary. It is walked after the program has
+//! continued, as in the sampler.
 //!
-//! Input: a stopped thread and the true frames; output: by each way of walking, why the walk ended and what it found.
+//! Input: a stopped thread and the true frames; output: for each unwinding method, why the walk ended and
+//! what it found.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -21,23 +22,23 @@ use super::{WAYS, ptrace};
 
 /// Bytes copied above the stack pointer.
 const COPIED_BYTES: usize = 384;
-/// A boundary is walked when the program has gone on by so many.
+/// A boundary is walked this many boundaries later.
 const LATE: usize = 23;
-/// From one boundary to the next, nanoseconds of the recorders' clock.
+/// Time from one boundary to the next, nanoseconds of the recorders' clock.
 const PASSED_NS: u64 = 100_000;
-/// What a recorder may have of a stack at most.
+/// Most stack bytes for a recorder.
 const STACK_MAX_BYTES: usize = 64 << 10;
 
-/// A boundary that is not walked yet.
+/// A boundary that has not been walked.
 struct Waiting {
     tid: pid_t,
     captures: [Capture; WAYS.len()],
     truth: Vec<LookupAvma>,
-    /// How many frames memory tells.
+    /// Number of frames that memory shows.
     told: usize,
 }
 
-/// What a walk came to.
+/// Result of a walk.
 pub(super) struct Walked<'a> {
     pub(super) way: usize,
     pub(super) ended: StackEnd,
@@ -49,7 +50,7 @@ pub(super) struct Walked<'a> {
 /// The program as a sampler sees it.
 struct Traced(Process);
 
-/// A recorder for each way, and the pieces of each thread that they asked for.
+/// A recorder for each method, and the pieces that they requested for each thread.
 pub(super) struct Pieces<'a> {
     process: Traced,
     clock: &'a FakeClock,
@@ -60,7 +61,7 @@ pub(super) struct Pieces<'a> {
     frames: Frames,
 }
 
-/// The options of recorders, one for each way.
+/// The options of the recorders, one for each method.
 pub(super) fn options() -> Vec<Options> {
     let of = |unwind| Options {
         hz: 997,
@@ -105,8 +106,8 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Takes a sample of a stopped thread: `stack` are the bytes from `base` on, the first `below` of them below the stack
-    /// pointer. What waited long enough is walked.
+    /// Takes a sample of a stopped thread: `stack` has the bytes from `base`, the first `below` of them below
+    /// the stack pointer. Walks boundaries that are due.
     pub(super) fn sample(
         &mut self,
         tid: pid_t,
@@ -156,7 +157,7 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// Walks the oldest of those that wait; whether there was one.
+    /// Walks the oldest pending boundary; returns whether there was one.
     fn walk(&mut self, walked: &mut dyn FnMut(Walked<'_>)) -> bool {
         let Some(Waiting { tid, captures, truth, told }) = self.waiting.pop_front() else { return false };
         for (way, capture) in captures.into_iter().enumerate() {
@@ -179,7 +180,7 @@ impl<'a> Pieces<'a> {
         true
     }
 
-    /// The images have changed, after all that waits was sampled.
+    /// Updates the images after all pending boundaries were sampled.
     pub(super) fn images_changed(&mut self, walked: &mut dyn FnMut(Walked<'_>)) {
         while self.walk(walked) {}
         for recorder in &mut self.recorders {
@@ -187,7 +188,7 @@ impl<'a> Pieces<'a> {
         }
     }
 
-    /// A thread has ended; its number may be that of another one.
+    /// Handles the exit of a thread; its number may be reused.
     pub(super) fn thread_ended(&mut self, tid: pid_t, walked: &mut dyn FnMut(Walked<'_>)) {
         while self.walk(walked) {}
         if self.threads.remove(&tid) {

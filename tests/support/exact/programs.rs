@@ -1,5 +1,5 @@
-//! The programs of the exactness harness, compiled from tests/fixtures/exact into the
-//! build directory. A compiler that is not installed leaves its programs out, said so.
+//! Programs of the exactness harness, compiled from tests/fixtures/exact into the build directory. Programs
+//! of missing compilers are skipped with a message.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use stackprof::arch::Arch;
 
 use super::{Program, has};
 
-/// How one program is built and run. Unless said otherwise: all symbols bound at the start,
-/// stepped from its entry point on, in the long form only.
+/// Build and run options of a program. Defaults: all symbols bound at startup, stepped from its entry point,
+/// in the long form only.
 #[derive(Clone, Copy)]
 struct Variant {
     source: &'static str,
@@ -43,12 +43,12 @@ const fn variant(source: &'static str, compiler: &'static str, flags: &'static [
 }
 
 impl Variant {
-    /// Symbols are bound when they are first called.
+    /// Bind symbols at their first call.
     const fn lazy(self) -> Variant {
         Variant { lazy: true, ..self }
     }
 
-    /// Stepped from the dynamic linker's first instruction on.
+    /// Step from the dynamic linker's first instruction.
     const fn stepped_from_linker(self) -> Variant {
         Variant { from_linker: true, ..self }
     }
@@ -58,17 +58,17 @@ impl Variant {
         Variant { short: true, ..self }
     }
 
-    /// At least so much of it is exact: without unwind information some is not known.
+    /// Sets the least exact share: without unwind information it is lower.
     const fn exact(self, exact_min: f64) -> Variant {
         Variant { exact_min, ..self }
     }
 
-    /// Its samples hold little of each stack, and pieces of what is above; then so much of it is exact.
+    /// Samples in pieces; sets the least exact share.
     const fn in_pieces(self, exact_min: f64) -> Variant {
         Variant { in_pieces: true, exact_min, ..self }
     }
 
-    /// The line of the report that it belongs to.
+    /// Its line in the report.
     fn group(&self) -> Option<&'static str> {
         match self.source {
             _ if self.in_pieces => Some("all deep frames verified in pieces"),
@@ -77,7 +77,7 @@ impl Variant {
         }
     }
 
-    /// Run with arguments.
+    /// Adds arguments.
     const fn with(self, arguments: &'static [&'static str]) -> Variant {
         Variant { arguments, ..self }
     }
@@ -97,8 +97,8 @@ impl Variant {
 
 /// For i386.
 const M32: &str = "-m32";
-/// Where headers of the kernel are that no package of Debian puts where `-m32` looks, but those that
-/// stand in the way of compilers for other processors.
+/// Directory of kernel headers that no Debian package puts where `-m32` searches, except packages that
+/// conflict with cross compilers.
 const M32_INCLUDE: [&str; 2] = ["-idirafter", "/usr/include/x86_64-linux-gnu"];
 
 const NO_ASYNC: &str = "-fno-asynchronous-unwind-tables";
@@ -108,29 +108,29 @@ const FP: &str = "-fno-omit-frame-pointer";
 const LEAF_FP: &str = "-mno-omit-leaf-frame-pointer";
 const RUST_FP: &str = "-Cforce-frame-pointers=yes";
 
-/// Least shares of exact boundaries where code has no unwind information: with symbols,
-/// without; made at run time with frame pointers, without.
+/// Least exact shares without unwind information: with and without symbols; JIT code with and without frame
+/// pointers.
 const BARE: f64 = 0.9;
 const STRIPPED: f64 = 0.0;
 const MADE: f64 = 0.9;
 const MADE_WITHOUT_FP: f64 = 0.0;
 
-/// Where the next function stands right behind a call that does not return, and where also nothing else tells.
+/// Flags that place the next function directly after a call that does not return, without any other hint.
 const NO_PADDING: [&str; 2] = ["-falign-functions=1", "-fno-toplevel-reorder"];
 const RUNS_ON: f64 = 0.9;
 const RUNS_ON_BARE: f64 = 0.5;
 
-/// In pieces: until a list is there stacks are incomplete, and where outer frames are other ones each time.
+/// In pieces: stacks are incomplete until a list exists, and if outer frames change each time.
 const PIECES: f64 = 0.5;
 
-/// On i386: rows of glibc's assembly are not right in all of `memcpy`, and while libgcc installs a landing
-/// pad some frame pointers, which more functions keep there, cannot be told from those that it puts in
-/// their place. Incomplete there, and never wrong.
+/// On i386, unwind rows of glibc's assembly are wrong in parts of `memcpy`; and while libgcc installs a
+/// landing pad, some frame pointers, which more functions use there, cannot be distinguished from its
+/// replacements. Incomplete there, and never wrong.
 const NARROW: f64 = 0.985;
 
-/// In the place of a compiler: the source is the path of a program of the system.
+/// Marker in place of a compiler: the source is the path of an installed program.
 const INSTALLED: &str = "";
-/// Most boundaries of such a program.
+/// Most boundaries of an installed program.
 const INSTALLED_BOUNDARIES_MAX: u64 = 250_000;
 
 const PERL: &str = r"my %n; for my $i (1..40) { my $w = sprintf('%05d', $i * 37 % 997); $n{$w} .= reverse $w; }
@@ -259,8 +259,8 @@ const VARIANTS: [Variant; 112] = [
     variant("runs_on.c", "clang-19", &["-O2", NO_ASYNC, NO_TABLES, NO_FP]).exact(STRIPPED),
 ];
 
-/// Compiles the programs of the long or the short form whose names contain one of the
-/// filters, all without; also what was left out and why.
+/// Compiles the programs of the long or the short form with names that contain one of the filters, or all
+/// without filters; also returns skipped ones and why.
 pub(crate) fn build(short: bool, filters: &[String]) -> (Vec<Program>, Vec<String>) {
     let (mut programs, mut left_out) = (Vec::new(), Vec::new());
     for variant in VARIANTS.iter().filter(|variant| variant.short || !short) {

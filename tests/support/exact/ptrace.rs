@@ -1,6 +1,6 @@
-//! A program under PTRACE_SINGLESTEP: starts it, steps its threads one instruction at a
-//! time, reads registers and memory. Linux x86_64 only, which shows
-//! programs of i386 in the same registers. Not for: what the steps mean.
+//! A program under PTRACE_SINGLESTEP: starts it, steps its threads one instruction at a time, reads registers
+//! and memory. Linux x86_64 only, which shows i386 programs in the same registers. Does not interpret the
+//! steps.
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
@@ -11,24 +11,24 @@ use std::process::{Command, Stdio};
 use libc::{c_int, c_long, c_void, pid_t};
 use stackprof::arch::{Arch, X86_64};
 
-/// What a stop is.
+/// Kind of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// An instruction was executed.
     Step,
     /// A signal is about to be delivered.
     Signal(c_int),
-    /// The thread made another one.
+    /// The thread created another one.
     Clone,
-    /// The thread has ended.
+    /// The thread has exited.
     Gone,
 }
 
-/// Keeps this thread, and what it starts, on one CPU, the one of this `number` among those it may use: tracer
-/// and program run in turn, and waking a CPU that sleeps takes longer than the instruction.
+/// Binds this thread, and its children, to one CPU, number `number` of the allowed ones: tracer and program
+/// run in turn, and waking an idle CPU takes longer than the instruction.
 pub(crate) fn stay_on_cpu(number: usize) {
-    // SAFETY: both sets are locals of the size that is told, of which all zeroes is an empty one, and the
-    // numbers of CPUs are below that of the bits of a set. Where it is refused, all is only slower.
+    // SAFETY: both sets are locals of the given size, with all zeroes as an empty set, and CPU numbers are
+    // below the number of bits in a set. A refusal only makes everything slower.
     unsafe {
         let bytes = size_of::<libc::cpu_set_t>();
         let mut allowed: libc::cpu_set_t = std::mem::zeroed();
@@ -42,13 +42,13 @@ pub(crate) fn stay_on_cpu(number: usize) {
     }
 }
 
-/// Starts a program, stopped before its first instruction. Its output is thrown away.
+/// Starts a program, stopped before its first instruction. Its output is discarded.
 #[expect(clippy::zombie_processes, reason = "`wait` takes its end by waitpid")]
 pub(crate) fn start(program: &Path, arguments: &[String], environment: &[(&str, &str)]) -> pid_t {
     let mut command = Command::new(program);
     command.args(arguments).env_clear().envs(environment.iter().copied());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // SAFETY: only system calls that may be made between fork and exec.
+    // SAFETY: only system calls that are allowed between fork and exec.
     unsafe {
         command.pre_exec(|| {
             libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong);
@@ -70,13 +70,13 @@ pub(crate) fn start(program: &Path, arguments: &[String], environment: &[(&str, 
 
 /// Lets a thread execute one instruction, with a signal to deliver or 0.
 pub(crate) fn step(tid: pid_t, signal: c_int) {
-    // SAFETY: an integer call; a thread that has gone gives an error, and its end is waited for.
+    // SAFETY: an integer call; a thread that has exited gives an error, and its exit is waited for.
     unsafe {
         libc::ptrace(libc::PTRACE_SINGLESTEP, tid, 0, signal);
     }
 }
 
-/// Lets a program that was just started run to its entry point, past the dynamic linker.
+/// Runs a program that was just started to its entry point, past the dynamic linker.
 pub(crate) fn run_to_entry(pid: pid_t, arch: Arch) {
     const AT_ENTRY: u64 = 9;
     const BREAKPOINT: c_long = 0xcc;
@@ -86,8 +86,8 @@ pub(crate) fn run_to_entry(pid: pid_t, arch: Arch) {
     let entry = words.as_chunks::<2>().0.iter().find(|[key, _]| *key == AT_ENTRY);
     let [_, entry] = entry.unwrap_or_else(|| panic!("/proc/{pid}/auxv names no entry point"));
     let mut status = 0;
-    // SAFETY: the program is our child and stopped; the pointers are to locals, and the word
-    // at the entry point, which the kernel checks, is put back before it is executed.
+    // SAFETY: the program is our child and stopped; the pointers are to locals, and the word at the entry
+    // point, which the kernel checks, is restored before it is executed.
     unsafe {
         let word = libc::ptrace(libc::PTRACE_PEEKTEXT, pid, *entry, 0);
         let changed = word & !0xff | BREAKPOINT;
@@ -103,7 +103,7 @@ pub(crate) fn run_to_entry(pid: pid_t, arch: Arch) {
     }
 }
 
-/// The next stop of any thread of the program that this thread started; `None` when none is left.
+/// The next stop of any thread of the program that this thread started; `None` if none is left.
 pub(crate) fn wait() -> Option<(pid_t, Stop)> {
     let mut status = 0;
     // SAFETY: the pointer is to a local.
@@ -120,7 +120,7 @@ pub(crate) fn wait() -> Option<(pid_t, Stop)> {
         match (signal, status >> 16) {
             (libc::SIGTRAP, libc::PTRACE_EVENT_CLONE) => Stop::Clone,
             (libc::SIGTRAP, _) => Stop::Step,
-            // A new thread begins with this one.
+            // A new thread starts with this stop.
             (libc::SIGSTOP, _) => Stop::Step,
             _ => Stop::Signal(signal),
         },
@@ -147,7 +147,7 @@ pub(crate) fn registers(tid: pid_t) -> Option<X86_64> {
     })
 }
 
-/// Reads memory into `into`; how much of it was there.
+/// Reads memory into `into`; returns the number of bytes read.
 pub(crate) fn read(pid: pid_t, from: u64, into: &mut [u8]) -> usize {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast::<c_void>(), iov_len: into.len() };
     let remote = libc::iovec { iov_base: from as *mut c_void, iov_len: into.len() };
@@ -160,14 +160,14 @@ pub(crate) fn read(pid: pid_t, from: u64, into: &mut [u8]) -> usize {
 pub(crate) fn blocked_signals(tid: pid_t) -> Option<u64> {
     const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
     let mut blocked = 0u64;
-    // SAFETY: the kernel writes as many bytes as it is told, those of a local.
+    // SAFETY: the kernel writes the given number of bytes to a local.
     let result = unsafe { libc::ptrace(PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut blocked) };
     (result == 0).then_some(blocked)
 }
 
 /// Whether this process may trace its children.
 pub(crate) fn permitted() -> bool {
-    // SAFETY: a child that asks to be traced and ends; only async-signal-safe calls in it.
+    // SAFETY: a child that requests tracing and exits; only makes async-signal-safe calls.
     unsafe {
         let pid = libc::fork();
         if pid == 0 {
@@ -180,7 +180,7 @@ pub(crate) fn permitted() -> bool {
     }
 }
 
-/// Ends a program.
+/// Kills a program.
 pub(crate) fn kill(pid: pid_t) {
     // SAFETY: an integer call on our own child.
     unsafe {

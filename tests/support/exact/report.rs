@@ -7,12 +7,12 @@ use std::process::Command;
 
 use super::{Failure, Outcome, Score, WAYS, has};
 
-/// Addresses that are shown with their instructions.
+/// Number of addresses to show with their instructions.
 const WORST: usize = 20;
-/// Bytes of code that are shown for one.
+/// Bytes of code to show for each.
 const BYTES_SHOWN: usize = 16;
 
-/// A table with one line per program, exact / wrong / incomplete in percent for each way.
+/// A table with one line per program, exact / wrong / incomplete in percent for each method.
 pub(crate) fn table(outcomes: &[(String, Outcome)]) -> String {
     let width = outcomes.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let mut out = format!("{:<width$} {:>9} {:>9}", "program", "compared", "untold");
@@ -35,7 +35,7 @@ pub(crate) fn table(outcomes: &[(String, Outcome)]) -> String {
     out
 }
 
-/// The scores of all programs together, one per way.
+/// The scores of all programs together, one per method.
 pub(crate) fn sum(outcomes: &[(String, Outcome)]) -> [Score; WAYS.len()] {
     sum_of(outcomes.iter())
 }
@@ -65,7 +65,7 @@ fn line(out: &mut String, name: &str, width: usize, scores: &[Score; WAYS.len()]
     out.push('\n');
 }
 
-/// Failures by what they failed at: wrong but complete, and incomplete, of each way.
+/// Failures by class: wrong but complete, and incomplete, for each method.
 pub(crate) fn classes(outcomes: &[(String, Outcome)]) -> String {
     let mut classes: BTreeMap<&str, [Score; WAYS.len()]> = BTreeMap::new();
     for (_, outcome) in outcomes {
@@ -92,7 +92,7 @@ pub(crate) fn classes(outcomes: &[(String, Outcome)]) -> String {
     out
 }
 
-/// The worst addresses of one way of walking, with their instructions.
+/// The worst addresses of one method, with their instructions.
 pub(crate) fn worst(outcomes: &[(String, Outcome)], way: usize) -> String {
     let mut all: BTreeMap<&(String, u64), Failure> = BTreeMap::new();
     for (_, outcome) in outcomes {
@@ -122,7 +122,7 @@ pub(crate) fn worst(outcomes: &[(String, Outcome)], way: usize) -> String {
     out
 }
 
-/// The instructions at an address by the disassembler that is there; else their bytes.
+/// The instructions at an address by an available disassembler; else their bytes.
 fn disassembly(path: &str, svma: u64, code: &[u8]) -> String {
     let tools = ["objdump", "llvm-objdump", "llvm-objdump-19"];
     let range =

@@ -1,21 +1,20 @@
-//! The truth about a thread's stack, from the instructions that it executed: calls push,
-//! whatever raises the stack pointer above a return address takes it off. Input: each
-//! instruction with the registers before and after it; output: the look-up addresses of
-//! all frames. Knows nothing of unwind information or frame pointers.
+//! The true stack of a thread, from its executed instructions: calls push, and raising the stack pointer
+//! above a return address pops it. Input: each instruction with the registers before and after it; output:
+//! the look-up addresses of all frames. Independent of unwind information and frame pointers.
 
 use std::collections::{HashMap, HashSet};
 
 use stackprof::addr::{Avma, CodeAddress, LookupAvma};
 use stackprof::arch::X86_64;
 
-/// What an executed instruction was.
+/// Kind of an executed instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Call,
     Return,
     Syscall,
     Push,
-    /// To a place that a register or memory holds.
+    /// To an address in a register or memory.
     Jump,
     Other,
 }
@@ -33,7 +32,7 @@ pub(crate) fn kind(code: &[u8], pointer: u64) -> Kind {
         at += 1;
     }
     match code.get(at..) {
-        // A call of the next instruction calls nothing: it asks where it is, and pops that.
+        // A call of the next instruction is not a call: it reads the program counter, which is then popped.
         Some([0xe8, 0, 0, 0, 0, ..]) if pointer == 4 => Kind::Other,
         // int $0x80, sysenter
         Some([0xcd, 0x80, ..] | [0x0f, 0x34, ..]) if pointer == 4 => Kind::Syscall,
@@ -58,7 +57,7 @@ pub(crate) fn begins_handler(
     pointer: u64,
     word: impl Fn(u64) -> u64,
 ) -> bool {
-    /// Where the stack pointer and the program counter are saved.
+    /// Offsets of the saved stack pointer and program counter.
     const LONG: [(u64, u64); 1] = [(8 + 40 + 15 * 8, 8 + 40 + 16 * 8)];
     /// With siginfo, and without.
     const NARROW: [(u64, u64); 2] = [(164 + 28, 164 + 56), (8 + 28, 8 + 56)];
@@ -67,50 +66,49 @@ pub(crate) fn begins_handler(
     sp != before.gpr[X86_64::RSP]
         && places.iter().any(|(saved_sp, saved_pc)| {
             word(sp.wrapping_add(*saved_sp)) == before.gpr[X86_64::RSP]
-                // A system call that begins anew is two bytes before.
+                // A restarted system call is two bytes before.
                 && matches!(before.rip.wrapping_sub(word(sp.wrapping_add(*saved_pc))), 0 | 2)
         })
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Where the return address is; for an interrupted frame, its stack pointer.
+    /// Address of the return address; for an interrupted frame, its stack pointer.
     slot: u64,
     address: CodeAddress,
     /// rbp of the caller at the call.
     frame_pointer: u64,
-    /// The stack that the frames below this one are on, where it is another.
+    /// The stack of the frames below this one, if different.
     interrupted_on: Option<u64>,
-    /// The return address is that of a function that called nothing: the trampoline of signals,
-    /// the start of a context.
+    /// The return address is that of a function without a call: the trampoline of signals, the start of a
+    /// context.
     not_called: bool,
 }
 
 /// The shadow stack of one thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Shadow {
-    /// Bytes of an address.
+    /// Size of an address.
     pointer: u64,
     /// By stack: a program may have several (`makecontext`, `sigaltstack`).
     stacks: HashMap<u64, Vec<Entry>>,
     current: u64,
-    /// The stack pointer moved to another stack that nothing was called on yet.
+    /// The stack pointer moved to another stack without calls so far.
     fresh: bool,
-    /// What was taken off last: code that switches stacks pushes it again.
+    /// The last popped entry: code that switches stacks pushes it again.
     last: Option<Entry>,
-    /// The stack pointer was loaded with that of another stack, whose top frame has no
-    /// return address yet.
+    /// The stack pointer was loaded with that of another stack, with no return address in its top frame yet.
     between: bool,
-    /// By the return address of a call and the stack pointer when it has returned: how many entries
-    /// its stack had before.
+    /// By return address of a call and stack pointer after its return: the number of entries its stack had
+    /// before.
     calls: HashMap<(u64, u64), usize>,
 }
 
-/// Stacks other than a thread's first are told apart by this: the fixtures align them to it.
+/// Stacks other than a thread's first are distinguished by this alignment, which the fixtures use.
 const STACK_ALIGN: u64 = 64 << 10;
 
 impl Shadow {
-    /// Of a thread whose addresses have so many bytes.
+    /// Returns the shadow stack of a thread with addresses of this size.
     pub(crate) fn new(pointer: u64) -> Shadow {
         let stacks = HashMap::new();
         Shadow {
@@ -124,8 +122,8 @@ impl Shadow {
         }
     }
 
-    /// Takes one executed instruction into account. `own` tells whether an address is on
-    /// the thread's own stack; `word` reads the target's memory.
+    /// Processes one executed instruction. `own`: whether an address is on the thread's own stack; `word`
+    /// reads the target's memory.
     pub(crate) fn step(
         &mut self,
         kind: Kind,
@@ -143,19 +141,19 @@ impl Shadow {
             self.fresh = !self.stacks.contains_key(&stack) && stack != 0;
         }
         let entries = self.stacks.entry(stack).or_default();
-        // A call that was interrupted before its first instruction is a call all the same.
+        // A call that was interrupted before its first instruction still counts.
         let frame_pointer = before.gpr[X86_64::RBP];
         let called = kind == Kind::Call && sp == before.gpr[X86_64::RSP].wrapping_sub(self.pointer);
         while entries.last().is_some_and(|entry| match entry.address {
             CodeAddress::Return(_) => entry.slot < sp,
-            // `rt_sigreturn` goes back to exactly what was interrupted.
+            // `rt_sigreturn` returns to exactly the interrupted code.
             CodeAddress::Pc(pc) => {
                 kind == Kind::Syscall && (entry.slot, pc.0) == (sp, after.rip) || entry.slot < sp
             }
         }) {
             self.last = entries.pop();
         }
-        // A longjmp: `setjmp` returns again, maybe below the arguments of the calls that it leaves.
+        // A longjmp: `setjmp` returns again, possibly below the arguments of the abandoned calls.
         if kind == Kind::Jump
             && let Some(depth) = self.calls.get(&(after.rip, sp))
         {
@@ -168,13 +166,13 @@ impl Shadow {
             entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: false });
             self.fresh = false;
         } else if self.fresh && kind == Kind::Return {
-            // The first function of a context: `makecontext` laid out where it returns to.
+            // The first function of a context: `makecontext` has prepared its return address.
             let address = CodeAddress::Return(Avma(word(sp)));
             entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: true });
             self.fresh = false;
         } else if self.fresh && pushed && entries.is_empty() {
-            // So does the trampoline of a fiber. Where `swapcontext` pushes what it returns to, the
-            // return takes it off again.
+            // The same for the trampoline of a fiber. If `swapcontext` pushes its return address, the return
+            // pops it again.
             let address = CodeAddress::Return(Avma(word(sp)));
             entries.push(Entry { slot: sp, address, frame_pointer, interrupted_on: None, not_called: true });
         } else if let Some(last) = self.last.filter(|last| last.slot == sp && kind == Kind::Push)
@@ -216,10 +214,9 @@ impl Shadow {
         self.fresh = false;
     }
 
-    /// The look-up addresses of all frames at a program counter, leaf first; also how many
-    /// of them the memory of the stack that the thread is on tells. That is not all of them in
-    /// a handler with a stack of its own, between two stacks, and where the program has
-    /// overwritten a return address. `word` reads that memory.
+    /// The look-up addresses of all frames at a program counter, leaf first; and how many of them the current
+    /// stack's memory shows. That is not all of them in a handler on an alternate stack, between two stacks,
+    /// and if the program has overwritten a return address. `word` reads that memory.
     pub(crate) fn truth(
         &self,
         pc: u64,
@@ -255,9 +252,9 @@ impl Shadow {
         }
         told.unwrap_or(into.len())
     }
-    /// How many frames are told where the program has overwritten a frame pointer that a
-    /// function saved: its value at the call is neither in a register nor in the stack below
-    /// the return address. `usize::MAX` if that is not so.
+    /// The number of frames that are visible if the program has overwritten a saved frame pointer: its value
+    /// at the call is neither in a register nor in the stack below the return address. `usize::MAX`
+    /// otherwise.
     pub(crate) fn told_by_frame_pointers(
         &self,
         registers: &X86_64,
@@ -293,7 +290,7 @@ mod tests {
         registers
     }
 
-    /// Calls from `from` to `to`; the return address is five bytes behind.
+    /// Calls from `from` to `to`; the return address is five bytes later.
     fn call(shadow: &mut Shadow, memory: &mut HashMap<u64, u64>, from: u64, to: u64, rsp: u64) {
         memory.insert(rsp - 8, from + 5);
         let word = |at: u64| memory.get(&at).copied().unwrap_or(0);
@@ -301,19 +298,19 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_signal_interrupts_nothing() {
+    fn a_blocked_signal_is_ignored() {
         let before = at(0x40_1000, STACK);
         let handler = at(0x40_2000, STACK - 0x400);
         let frame = [(STACK - 0x400 + 168, STACK), (STACK - 0x400 + 176, 0x40_1000)];
         let word = |at: u64| frame.iter().find(|(place, _)| *place == at).map_or(0, |(_, word)| *word);
         assert!(begins_handler(&before, &handler, 8, word));
-        // The instruction was executed: a push, or one that leaves the stack alone.
+        // The instruction was executed: a push, or one that does not change the stack.
         assert!(!begins_handler(&before, &at(0x40_1001, STACK - 8), 8, |_| 0));
         assert!(!begins_handler(&before, &at(0x40_1003, STACK), 8, word));
     }
 
     #[test]
-    fn what_was_called_is_told_until_it_is_overwritten() {
+    fn a_return_address_counts_until_it_is_overwritten() {
         let (mut shadow, mut memory, mut truth) = (Shadow::new(8), HashMap::new(), Vec::new());
         call(&mut shadow, &mut memory, 0x1000, 0x2000, STACK);
         call(&mut shadow, &mut memory, 0x2010, 0x3000, STACK - 0x40);
@@ -352,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_the_next_instruction_and_of_32_bit_kernels_are_told() {
+    fn recognises_calls_of_the_next_instruction_and_of_32_bit_kernels() {
         assert_eq!(kind(&[0xe8, 0, 0, 0, 0], 4), Kind::Other);
         assert_eq!(kind(&[0xe8, 0, 0, 0, 0], 8), Kind::Call);
         assert_eq!(kind(&[0x65, 0xff, 0x15, 0x10, 0, 0, 0], 4), Kind::Call);

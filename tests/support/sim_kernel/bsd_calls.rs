@@ -11,7 +11,7 @@ use super::state::State;
 
 type Errno<T> = Result<T, i32>;
 
-/// Signals of macOS; not those of Linux.
+/// Signal numbers of macOS, which differ from Linux's.
 pub const SIGKILL: i32 = 9;
 pub const SIGTERM: i32 = 15;
 pub const SIGSTOP: i32 = 17;

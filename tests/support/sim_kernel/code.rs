@@ -1,11 +1,10 @@
-//! The code of simulated images: where functions lie, their bytes, and which addresses in
-//! them a program counter or a return address may have.
+//! The code of simulated images: positions and bytes of functions, and possible program counters and return
+//! addresses in them.
 //!
-//! Functions have a prologue, calls, an epilogue, and behind it a call that does not return;
-//! `__unwind_info` describes their bodies, as compilers do. Nothing executes them. A stack
-//! pointer is anywhere below the record: the prologue takes an unknown number of bytes, as
-//! for `alloca`. `thread_start` is that of libpthread (src/pthread_asm.s), without unwind
-//! information.
+//! Functions have a prologue, calls, an epilogue, and after it a call that does not return; `__unwind_info`
+//! describes their bodies, as compilers do. Nothing executes them. The stack pointer is anywhere below the
+//! record: the prologue allocates an unknown number of bytes, as for `alloca`. `thread_start` is that of
+//! libpthread (src/pthread_asm.s), without unwind information.
 
 use std::ops::Range;
 
@@ -14,18 +13,18 @@ use stackprof::arch::Arch;
 use super::spec::SimImage;
 use stackprof::rng::hash;
 
-/// Where the first function lies in `__TEXT`: behind the header and the commands.
+/// Offset of the first function in `__TEXT`: after the header and the commands.
 pub const FIRST: u64 = 0x1000;
 
-/// The unwind information of an image: `__unwind_info` as linkers write it, of one page.
-/// Format: LLVM libunwind, include/mach-o/compact_unwind_encoding.h.
+/// The unwind information of an image: `__unwind_info` in linkers' form, with one page. Format: LLVM
+/// libunwind, include/mach-o/compact_unwind_encoding.h.
 fn unwind_info(arch: Arch, functions: &[Function]) -> Vec<u8> {
     let encoding = |function: &Function| match (arch, function.kind) {
         (_, Kind::ThreadStart | Kind::StartOfLibdyld) => 0,
         (Arch::Aarch64 | Arch::Arm, Kind::Framed) => 0x0400_0000,
         (Arch::Aarch64 | Arch::Arm, Kind::Frameless) => 0x0200_0000,
         (Arch::X86_64 | Arch::X86, Kind::Framed) => 0x0100_0000,
-        // The return address alone.
+        // Only the return address.
         (Arch::X86_64 | Arch::X86, Kind::Frameless) => 0x0201_0000,
     };
     let first = functions.first().map_or(FIRST, |function| function.range.start) as u32;
@@ -39,13 +38,13 @@ fn unwind_info(arch: Arch, functions: &[Function]) -> Vec<u8> {
     words.iter().flat_map(|word: &u32| word.to_le_bytes()).collect()
 }
 
-/// What a function keeps on the stack.
+/// Stack layout of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Framed,
     Frameless,
     ThreadStart,
-    /// What `main` returns to before macOS 12, and nothing calls (dyld 852, src/start_glue.s).
+    /// `main` returns to it before macOS 12, and nothing calls it (dyld 852, src/start_glue.s).
     StartOfLibdyld,
 }
 
@@ -116,7 +115,7 @@ impl Code {
         text
     }
 
-    /// Where the calls of a function return to; the last one is its end.
+    /// Return addresses of a function's calls; the last one is its end.
     fn calls(&self, function: &Function) -> Vec<u64> {
         let parts = Parts::of(self.arch, function.kind);
         let body = function.range.start + parts.prologue.len() as u64;
@@ -125,8 +124,7 @@ impl Code {
         (1..=count).map(|number| body + number * parts.call).chain([function.range.end]).collect()
     }
 
-    /// A program counter: where a frame record is in place, or anywhere in a function
-    /// that makes none.
+    /// A program counter: with a frame record in place, or anywhere in a function without one.
     pub fn pc(&self, function: usize, random: u64) -> u64 {
         let function = &self.functions[function];
         let parts = Parts::of(self.arch, function.kind);
@@ -144,9 +142,8 @@ impl Code {
         }
     }
 
-    /// The return address that a call from `caller` leaves; `callee` is any number for
-    /// the function called. Sometimes the first byte after the caller, as behind a call
-    /// that does not return.
+    /// The return address of a call from `caller`; `callee` is any number for the called function. Sometimes
+    /// the first byte after the caller, as after a call that does not return.
     pub fn return_address(&self, caller: usize, callee: u64) -> u64 {
         let function = &self.functions[caller];
         let random = hash(&[self.seed, caller as u64, callee]);
@@ -164,11 +161,11 @@ impl Code {
     }
 }
 
-/// What functions are made of.
+/// Code fragments of functions.
 struct Parts {
     nop: &'static [u8],
     prologue: &'static [u8],
-    /// With the call behind it.
+    /// Includes the call after it.
     epilogue: &'static [u8],
     /// Bytes of a call.
     call: u64,

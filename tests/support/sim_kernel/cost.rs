@@ -1,37 +1,37 @@
-//! What calls cost, in nanoseconds of the virtual clock.
+//! Costs of calls, in nanoseconds of the virtual clock.
 //!
-//! Measured nowhere: orders of magnitude for Apple silicon, so that pauses and lateness
-//! depend on what a client does, as they do there. [`Costs::of_calls`] are those of another
-//! machine: a virtual one, a loaded one, one on which each call is watched.
+//! Not measured: orders of magnitude for Apple silicon, so that pauses and lateness depend on the client's
+//! calls, as on real machines. [`Costs::of_calls`] are those of another machine: a virtual one, a loaded one,
+//! one that traces each call.
 
 use super::faults::Method;
 
 /// A Mach message to the kernel and back.
 pub const ROUND_TRIP: u64 = 1_500;
 
-/// What calls cost.
+/// Costs of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Costs {
     /// A Mach message to the kernel and back.
     pub round_trip: u64,
-    /// More for `thread_get_state`.
+    /// In addition for `thread_get_state`.
     pub get_state: u64,
-    /// More for a read of memory, and for each 16 KiB of it.
+    /// In addition for a read of memory, and for each 16 KiB of it.
     pub read: u64,
     pub read_per_block: u64,
-    /// More for stopping a task, and for each of its threads that is on a CPU.
+    /// In addition for stopping a task, and for each of its threads on a CPU.
     pub suspend: u64,
     pub suspend_per_running: u64,
-    /// More for listing threads, for each.
+    /// In addition for listing threads, per thread.
     pub list_per_thread: u64,
     /// A system call.
     pub system_call: u64,
-    /// Each call takes from half of this to one and a half times as long.
+    /// Each call takes between half of this and one and a half times as long.
     pub varied: bool,
     pub delays: Option<Delays>,
 }
 
-/// The client loses its CPU: one call in `one_in` takes up to `at_most_ns` longer.
+/// Preemption of the client: one call in `one_in` takes up to `at_most_ns` longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delays {
     pub one_in: u64,
@@ -43,10 +43,9 @@ pub const READ_BLOCK_BYTES: u64 = 16 << 10;
 pub const CLOCK: u64 = 40;
 /// posix_spawn.
 pub const SPAWN: u64 = 600_000;
-/// A thread that was ready and gets a CPU while its task is held runs as far as its stop:
-/// time in the kernel.
+/// A ready thread that gets a CPU while its task is held runs up to its stop: time in the kernel.
 pub const DISPATCH: u64 = 1_500;
-/// That happens within this time, if it does.
+/// If it gets one, it is within this time.
 pub const DISPATCHED_WITHIN: u64 = 40_000;
 
 impl Default for Costs {
@@ -67,7 +66,7 @@ impl Default for Costs {
 }
 
 impl Costs {
-    /// Every call takes about `ns`, and those that list or copy more by what they tell.
+    /// Every call takes about `ns`, and more in proportion to listed or copied data.
     pub fn of_calls(ns: u64) -> Costs {
         Costs {
             round_trip: ns,
@@ -79,13 +78,13 @@ impl Costs {
         }
     }
 
-    /// The longest that one call may take, with so many threads, without a delay.
+    /// The longest duration of a call with this many threads, without a delay.
     pub fn longest(&self, threads: u64) -> u64 {
         let call = self.round_trip.max(self.system_call) * 2;
         call + self.suspend + threads * (self.suspend_per_running + self.list_per_thread)
     }
 
-    /// What every call of a method costs.
+    /// Base cost of every call of a method.
     pub fn base(&self, method: Method) -> u64 {
         match method {
             Method::AbsoluteTime => CLOCK,

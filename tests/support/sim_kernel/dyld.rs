@@ -1,9 +1,9 @@
-//! What dyld keeps in a simulated task for debuggers, and how it changes it.
+//! dyld's data for debuggers in a simulated task, and its updates.
 //!
-//! `dyld_all_image_infos` with the offsets of <mach-o/dyld_images.h>, written into the
-//! target's memory. A change follows dyld's protocol (ExternallyViewableState.cpp):
-//! infoArray = NULL, count, timestamp, infoArray = new, and the old array is freed at
-//! once. Each of these is a step, so that a plan can hold dyld between any two of them.
+//! `dyld_all_image_infos` with the offsets of <mach-o/dyld_images.h>, written into the target's memory. A
+//! change follows dyld's protocol (ExternallyViewableState.cpp): infoArray = NULL, count, timestamp,
+//! infoArray = new, and the old array is freed at once. Each of these is a step, so that a plan can stop dyld
+//! between any two of them.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,20 +18,20 @@ const TIMESTAMP: u64 = 184;
 /// sizeof(dyld_all_image_infos), version 17 and later.
 pub const INFO_BYTES: usize = 368;
 
-/// A change that is due at a time of the task's clock.
+/// A change due at a time of the task's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     Load(Vec<usize>),
     Unload(Vec<usize>),
-    /// dyld begins to run and lists the program.
+    /// dyld starts and lists the program.
     Listed,
-    /// The dyld of the shared cache takes over, with a structure of its own.
+    /// The dyld of the shared cache takes over, with another structure.
     Moved,
     /// libSystemInitialized.
     Initialized,
 }
 
-/// What is done at once.
+/// An atomic step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Map(usize),
@@ -47,12 +47,12 @@ pub enum Step {
     Initialized,
 }
 
-/// dyld of a task.
+/// dyld in a task.
 #[derive(Clone, Debug, Default)]
 pub struct Dyld {
-    /// What TASK_DYLD_INFO tells.
+    /// Result of TASK_DYLD_INFO.
     pub registered: u64,
-    /// The structure now written to.
+    /// The current structure.
     info: u64,
     /// Images in infoArray.
     pub listed: Vec<usize>,
@@ -61,17 +61,17 @@ pub struct Dyld {
     paths: BTreeMap<usize, u64>,
     pub pending: VecDeque<(u64, Op)>,
     steps: VecDeque<Step>,
-    /// Changes begun so far.
+    /// Number of changes begun.
     pub begun: usize,
-    /// Index of dyld itself, and of the one on disk that begins.
+    /// Index of dyld itself, and of the one on disk that starts first.
     pub dyld: Option<usize>,
     pub disk_dyld: Option<usize>,
-    /// Listed by the dyld of the shared cache when it takes over.
+    /// Images that the dyld of the shared cache lists when it takes over.
     pub initial: Vec<usize>,
 }
 
 impl Dyld {
-    /// Whether a change is half done.
+    /// Whether a change is in progress.
     pub fn is_torn(&self) -> bool {
         !self.steps.is_empty()
     }
@@ -113,12 +113,12 @@ impl Dyld {
         true
     }
 
-    /// Steps that the change in hand still has.
+    /// Remaining steps of the current change.
     pub fn steps_left(&self) -> usize {
         self.steps.len()
     }
 
-    /// Does the next step.
+    /// Performs the next step.
     pub fn step(&mut self, memory: &mut Memory, images: &Images, ticks: u64) {
         let Some(step) = self.steps.pop_front() else { return };
         let info = self.info;
@@ -149,7 +149,7 @@ impl Dyld {
                 memory.write(info + ARRAY, &self.array.to_le_bytes());
             }
             Step::FreeOld => memory.free(std::mem::take(&mut self.old_array)),
-            // The structure of the dyld that handed over stays as it is; its version says so.
+            // The structure of the replaced dyld stays unchanged; its version says so.
             Step::Stale => {
                 if let Some(disk) = self.disk_dyld.take() {
                     for (start, ..) in &images.placed[disk].regions {
@@ -161,14 +161,14 @@ impl Dyld {
         }
     }
 
-    /// Does everything that is left of a change.
+    /// Performs all remaining steps of a change.
     pub fn finish(&mut self, memory: &mut Memory, images: &Images, ticks: u64) {
         while self.is_torn() {
             self.step(memory, images, ticks);
         }
     }
 
-    /// Maps an image of its own memory, and its path.
+    /// Maps an image with its own memory, and its path.
     pub fn map(&mut self, memory: &mut Memory, images: &Images, index: usize) {
         let placed = &images.placed[index];
         let file = (!placed.image.cached).then_some(placed.image.path.as_str());
@@ -178,7 +178,7 @@ impl Dyld {
         self.paths.insert(index, memory.allocate_text(&placed.image.path));
     }
 
-    /// The structure that is there before dyld runs: as in the file, pointers not rebased.
+    /// The structure before dyld runs: as in the file, with unrebased pointers.
     pub fn before(&mut self, memory: &mut Memory) {
         let mut bytes = vec![0; INFO_BYTES];
         bytes[..4].copy_from_slice(&17u32.to_le_bytes());
@@ -189,7 +189,7 @@ impl Dyld {
         self.registered = self.info;
     }
 
-    /// A structure without a list yet, at a new place or where one is.
+    /// A structure without a list, at a new place or over the existing one.
     fn write_info(&mut self, memory: &mut Memory, images: &Images) {
         let mut bytes = vec![0; INFO_BYTES];
         let mut put = |offset: usize, data: &[u8]| bytes[offset..offset + data.len()].copy_from_slice(data);
@@ -216,7 +216,7 @@ impl Dyld {
         memory.write(self.info, &bytes);
     }
 
-    /// All done: what a process that runs for long has.
+    /// Completes startup: the state of a long-running process.
     pub fn ready(&mut self, memory: &mut Memory, images: &Images, ticks: u64) {
         self.listed.clone_from(&self.initial);
         for image in self.initial.clone() {

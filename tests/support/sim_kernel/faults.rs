@@ -1,5 +1,5 @@
-//! What goes wrong, at which call: codes, odd successes, and happenings in the target
-//! right before a call. And which codes a real kernel can give for each call.
+//! Faults and the calls where they are injected: codes, odd successes, and events in the target right before
+//! a call. Also the codes that a real kernel can return for each call.
 
 use super::dyld::Op;
 
@@ -70,7 +70,7 @@ impl Method {
         )
     }
 
-    /// Whether it may be called while the target is held: the pause must be minimal.
+    /// Whether it may be called while the target is held: pauses must be minimal.
     pub fn is_for_a_pause(self) -> bool {
         use Method::*;
         matches!(
@@ -99,7 +99,7 @@ pub const EAGAIN: i32 = 35;
 /// MACH_SEND_INVALID_DEST.
 pub const INVALID_DEST: i32 = 0x1000_0003;
 
-/// The failures that a real kernel can give for a call with right arguments.
+/// Plausible failures of a real kernel for a call with valid arguments.
 pub fn plausible_codes(method: Method) -> &'static [i32] {
     match method {
         Method::TaskForPid => &[2, 5, 14],
@@ -132,22 +132,22 @@ pub fn plausible_codes(method: Method) -> &'static [i32] {
     }
 }
 
-/// Which calls a fault takes. Calls are counted from 1.
+/// Which calls a fault applies to. Calls are counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// The k-th of all calls.
     Call(u64),
     /// The k-th call of a method.
     Nth(Method, u64),
-    /// Every call of a method, from the k-th of it on.
+    /// Every call of a method, from its k-th on.
     Every(Method, u64),
 }
 
-/// What a call gives instead.
+/// Injected result of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// A `kern_return_t`, or an errno of a BSD call. Calls that take something away (a
-    /// reference, memory, a suspension) fail because it is gone: nothing is left to undo.
+    /// A `kern_return_t`, or an errno of a BSD call. Calls that release something (a reference, memory, a
+    /// suspension) fail because it is already gone: nothing is left to undo.
     Code(i32),
     /// `task_for_pid`: success with port 0.
     PortZero,
@@ -157,22 +157,21 @@ pub enum Answer {
     Empty,
 }
 
-/// What happens in the target right before a call.
+/// An event in the target right before a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Happening {
-    /// The thread with this place among the living ends.
+    /// The thread at this index among the living ones exits.
     ThreadEnds(usize),
-    /// The process ends with this wait status.
+    /// The process exits with this wait status.
     Exit(i32),
-    /// It replaces its program with the next one it has.
+    /// It executes its next program.
     Exec,
     /// SIGKILL of the profiler: see `SimKernel::run_killed`.
     KillProfiler,
     /// Stopped by job control, or continued.
     Stop,
     Continue,
-    /// dyld begins its next change, does so many steps and no more until the calls after
-    /// it are `hold`.
+    /// dyld begins its next change, performs this many steps and pauses until `hold` calls later.
     Tear {
         steps: usize,
         hold: u64,
@@ -181,11 +180,11 @@ pub enum Happening {
     Change(Op),
 }
 
-/// All that is planned.
+/// All planned faults.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     pub answers: Vec<(Which, Answer)>,
-    /// Before a call (of a process; the first one where there is one only).
+    /// Events before a call (of a process; the first one if there is only one).
     pub happenings: Vec<(u64, Happening)>,
 }
 

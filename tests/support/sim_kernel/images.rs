@@ -1,5 +1,5 @@
-//! The images of a program, placed: bytes of their regions and files, addresses of their
-//! functions, and the shared cache.
+//! Placed images of a program: bytes of their regions and files, addresses of their functions, and the shared
+//! cache.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,21 +20,21 @@ pub type FunctionRef = (usize, usize);
 pub struct Placed {
     pub image: SimImage,
     pub code: Code,
-    /// Where its header is.
+    /// Address of its header.
     pub base: u64,
     pub uuid: [u8; 16],
     /// Address of its data segment.
     pub data_at: Option<u64>,
     /// Its own regions: start, bytes, protection.
     pub regions: Vec<(u64, Vec<u8>, i32)>,
-    /// Its file: what is on disk, and in memory of its own.
+    /// Its file: the bytes on disk, and in its own memory.
     pub file: Vec<u8>,
 }
 
 /// The shared cache as mapped.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    /// All of it, holes included.
+    /// The whole range, including holes.
     pub range: Range<u64>,
     pub slide: u64,
     pub uuid: [u8; 16],
@@ -134,12 +134,12 @@ impl Images {
         Images { placed, cache, names }
     }
 
-    /// The function of a name.
+    /// The function with a name.
     pub fn function(&self, name: &str) -> FunctionRef {
         *self.names.get(name).unwrap_or_else(|| panic!("no image has a function `{name}`"))
     }
 
-    /// The function of a name in one image.
+    /// The function with a name in one image.
     pub fn function_in(&self, image: usize, name: &str) -> FunctionRef {
         let functions = &self.placed[image].code.functions;
         let number = functions.iter().position(|function| function.name == name);
@@ -163,14 +163,14 @@ impl Images {
         placed.base + placed.code.pc(function, random)
     }
 
-    /// Address that a call from `caller` to `callee` returns to.
+    /// Return address of a call from `caller` to `callee`.
     pub fn return_address(&self, (image, function): FunctionRef, callee: FunctionRef) -> u64 {
         let placed = &self.placed[image];
         placed.base + placed.code.return_address(function, hash(&[callee.0 as u64, callee.1 as u64]))
     }
 }
 
-/// An image with memory of its own: text, data, linkedit one after the other, as in its file.
+/// An image with its own memory: text, data, linkedit consecutively, as in its file.
 fn private(plan: &Plan, placed: &mut Placed, svma: u64, base: u64) {
     let (image, code) = (&placed.image, &placed.code);
     let data = macho::data(image);
@@ -210,15 +210,15 @@ fn private(plan: &Plan, placed: &mut Placed, svma: u64, base: u64) {
     (placed.base, placed.regions, placed.file) = (base, regions, file);
 }
 
-/// The images of the shared cache: texts one after the other, then, each after a hole,
-/// their data and one linkedit for all.
+/// The images of the shared cache: texts consecutively, then, each after a hole, their data and a common
+/// linkedit.
 fn shared(plan: &Plan, seed: u64, all: &mut [Placed]) -> Option<Cache> {
     let mut cached: Vec<&mut Placed> = all.iter_mut().filter(|placed| placed.image.cached).collect();
     if cached.is_empty() {
         return None;
     }
     let slide = hash(&[seed, 5]) % 512 * plan.page;
-    // Its first mapping holds the header and the texts of all images, as one region.
+    // Its first mapping has the header and the texts of all images, as one region.
     let mut text_mapping = b"dyld_v1  arm64e\0".to_vec();
     let mut regions = Vec::new();
     let mut at = plan.cache + plan.page;
@@ -273,7 +273,7 @@ fn shared(plan: &Plan, seed: u64, all: &mut [Placed]) -> Option<Cache> {
     regions.push((plan.cache + slide, text_mapping, READ_EXECUTE));
     regions.push((at + slide, blob, READ));
     let range = plan.cache + slide..at + slide + linkedit.size;
-    // Another set of libraries is another build of the system.
+    // A different set of libraries is a different build of the system.
     let libraries: Vec<String> =
         cached.iter().map(|placed| format!("{}{:?}", placed.image.path, placed.image.functions)).collect();
     Some(Cache { range, slide, uuid: uuid(seed, &libraries.concat()), regions })

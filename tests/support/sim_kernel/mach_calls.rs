@@ -25,10 +25,10 @@ const FAILURE: i32 = 5;
 const INVALID_NAME: i32 = 15;
 const TERMINATED: i32 = 37;
 const NOT_SUPPORTED: i32 = 46;
-/// MIG_BAD_ID: a kernel that does not know the message.
+/// MIG_BAD_ID: the kernel does not know the message.
 const MIG_BAD_ID: i32 = -303;
 
-/// How long a dying task or thread still answers before its port is dead, at most.
+/// How long at most a dying task or thread still answers before its port is dead.
 const DYING_NS: u64 = 40_000;
 
 impl State {
@@ -41,7 +41,7 @@ impl State {
         if self.euid != 0 && self.euid != spec.uid {
             return Err(FAILURE);
         }
-        // The MAC hook asks root too; while SIP is on.
+        // The MAC hook applies to root too, while SIP is on.
         let allows = spec.code_signing & GET_TASK_ALLOW != 0;
         let hardened = spec.code_signing & HARDENED != 0 && !allows;
         if spec.code_signing & PLATFORM != 0 || hardened {
@@ -64,7 +64,7 @@ impl State {
         Ok(self.tasks[task].pid)
     }
 
-    /// The code of a task or thread that died so long ago.
+    /// The code for a task or thread that died this long ago.
     fn dying(&self, since_ns: u64, which: u64, first: i32) -> i32 {
         let random = hash(&[self.seed, which, 31]);
         let first_ns = random % DYING_NS;
@@ -76,14 +76,14 @@ impl State {
         }
     }
 
-    /// A call was made on a name that is dead: the client learns it, or knew it.
+    /// Handles a call on a dead name: the client learns it, or knew it.
     fn on_dead(&mut self, name: u32, code: i32) -> i32 {
         if self.names.get(name).is_some_and(|entry| entry.told_dead) {
             let method = self.calls.last().map_or("", |method| method.name());
             let what = format!("{method} on name {name:#x}, which was told to be dead");
             self.repeats.push(Violation { call: self.call(), what });
         }
-        // 4 may also be a wrong count, and 5 of an inactive task says nothing for certain.
+        // 4 may also mean a wrong count, and 5 for an inactive task is not conclusive.
         if matches!(code, TERMINATED | INVALID_DEST) {
             self.names.tell_dead(name);
         }
@@ -162,14 +162,14 @@ impl State {
         Ok(())
     }
 
-    /// What both ways to suspend have in common.
+    /// Common part of both ways to suspend.
     fn suspend(&mut self, port: TaskPort) -> Code<usize> {
         let task = self.task_or(port, FAILURE)?;
         if self.tasks.iter().any(|task| task.alive && task.is_held()) {
             self.violation("a suspension while another is held");
         }
         self.pass(self.costs.suspend_per_running * self.tasks[task].on_cpus());
-        // It may have died while it was waited for.
+        // It may have died during the wait.
         let task = self.task_or(port, FAILURE)?;
         self.tasks[task].last_stop_ns = self.tasks[task].ran_ns;
         Ok(task)
@@ -215,7 +215,7 @@ impl State {
         Ok(())
     }
 
-    /// A `task_resume` that fails because the hold is no longer there.
+    /// A `task_resume` that fails because the hold no longer exists.
     pub fn lose_hold(&mut self, port: TaskPort) {
         if let Some(Right::Task(task)) = self.names.get(port.0).map(|entry| entry.right) {
             self.tasks[task].legacy = self.tasks[task].legacy.saturating_sub(1);
@@ -261,9 +261,8 @@ impl State {
         })
     }
 
-    /// Ready threads get the CPUs that those of a held task have left, and run as far as
-    /// their own stop, in the kernel (osfmk/kern/task.c, place_task_hold: it waits only until
-    /// no thread is on a CPU).
+    /// Ready threads get the CPUs that those of a held task have left, and run up to their own stop, in the
+    /// kernel (osfmk/kern/task.c, place_task_hold: it waits only until no thread is on a CPU).
     fn dispatch(&mut self, task: usize, thread: usize) {
         let Some(since_ns) = self.held_since_ns.filter(|_| self.tasks[task].is_held()) else { return };
         let (holds, now_ns, seed) = (self.holds, self.now_ns, self.seed);
@@ -294,7 +293,7 @@ impl State {
             Doing::WaitUninterruptible => 4,
             Doing::Run if still_ready => 1,
             Doing::Run if !stopped => 1,
-            // Who is held waits, too: TH_SUSP is set by thread_stop alone.
+            // A held thread waits, too: TH_SUSP is set by thread_stop alone.
             Doing::Run | Doing::Wait => 3,
         };
         Ok((cpu_ns - cpu_ns / 10, cpu_ns / 10 + dispatch_ns, run_state))
@@ -355,7 +354,7 @@ impl State {
             Arch::X86_64 | Arch::X86 => (StateFlavor::X86_64, StateFlavor::ARM64),
         };
         if flavor == other.flavor && self.seed.is_multiple_of(2) && *count >= 4 {
-            // The number means another state here (flavor 6 of x86: the exception state).
+            // The number means a different state here (flavor 6 of x86: the exception state).
             for (word, index) in state.iter_mut().zip(0..(*count).min(other.count)) {
                 *word = hash(&[self.seed, u64::from(index)]) as u32;
             }
@@ -378,7 +377,7 @@ impl State {
         }
         match self.arch {
             Arch::Aarch64 | Arch::Arm => {
-                // osfmk/arm64/status.c: signed where both sides have pointer authentication.
+                // osfmk/arm64/status.c: signed if both sides have pointer authentication.
                 for (byte, value) in [(232, made.fp), (240, made.lr), (248, made.sp), (256, made.pc)] {
                     put(byte, if is_signed { stack::sign(value, byte as u64) } else { value });
                 }
@@ -408,7 +407,7 @@ impl State {
         // of the copy is an invalid address.
         let copied = into.len() as u64 <= if self.plan.page == 0x4000 { 32 << 10 } else { 16 << 10 };
         self.virtual_copies += u64::from(!copied);
-        // All or nothing: what a failed read leaves is what was there.
+        // All or nothing: a failed read leaves the buffer unchanged.
         let mut bytes = vec![0; into.len()];
         match self.tasks[task].read(address, &mut bytes) {
             Ok(()) => {
@@ -479,7 +478,7 @@ impl State {
         self.tasks.iter().find_map(|task| task.images.cache.as_ref())
     }
 
-    /// How far the client's cache lies above the target's.
+    /// Offset of the client's cache from the target's.
     fn own_cache_moved(&self) -> u64 {
         if self.own_cache == OwnCache::OtherSlide { 4 * self.plan.page } else { 0 }
     }
@@ -511,7 +510,7 @@ impl State {
             out.extend((0..take).map(|index| bytes.get(offset as usize + index).copied().unwrap_or(0)));
         }
         if self.own_cache == OwnCache::OtherUuid {
-            // Other code at the same place.
+            // Different code at the same place.
             out.iter_mut().for_each(|byte| *byte ^= 0x5a);
         }
         Some(ImageBytes::new(out))

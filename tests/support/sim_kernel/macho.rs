@@ -1,8 +1,8 @@
 //! Mach-O images of the simulated kernel: header, load commands and `__LINKEDIT` pieces.
 //!
-//! An image on disk and in memory of its own are the same bytes; an image of the shared
-//! cache has `__LINKEDIT` and the pool of names in common with the others (dyld,
-//! cache_builder). Format: `<mach-o/loader.h>`, `<mach-o/nlist.h>`.
+//! An image has the same bytes on disk and in its own memory; an image of the shared cache shares
+//! `__LINKEDIT` and the pool of names with the others (dyld, cache_builder). Format: `<mach-o/loader.h>`,
+//! `<mach-o/nlist.h>`.
 
 use stackprof::arch::Arch;
 
@@ -20,7 +20,7 @@ pub struct Segment {
     pub offset: u64,
 }
 
-/// What an image has in `__LINKEDIT`, but for the names.
+/// `__LINKEDIT` of an image, without the names.
 #[derive(Clone, Debug, Default)]
 pub struct Pieces {
     pub starts: Vec<u8>,
@@ -28,7 +28,7 @@ pub struct Pieces {
     pub nlists: Vec<u8>,
 }
 
-/// Offsets in the file of the pieces and of the pool of names.
+/// File offsets of the pieces and of the pool of names.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Offsets {
     pub starts: u64,
@@ -38,7 +38,7 @@ pub struct Offsets {
     pub strings_size: u64,
 }
 
-/// Everything that the commands state.
+/// All values in the commands.
 #[derive(Clone, Copy, Debug)]
 pub struct Stated {
     pub text: Segment,
@@ -48,7 +48,7 @@ pub struct Stated {
     pub uuid: [u8; 16],
 }
 
-/// The pieces of an image whose names go to `pool`.
+/// The pieces of an image; its names are added to `pool`.
 pub fn pieces(image: &SimImage, code: &Code, text: u64, data: Option<u64>, pool: &mut Vec<u8>) -> Pieces {
     let mut pieces = Pieces { starts: function_starts(code), ..Pieces::default() };
     let mut exports: Vec<(String, u64)> = Vec::new();
@@ -195,8 +195,8 @@ fn function_starts(code: &Code) -> Vec<u8> {
     out
 }
 
-/// A node of the exports trie, branching where names differ; offsets of children are
-/// padded to four bytes, as some linkers do.
+/// A node of the exports trie, branching at differences; offsets of children are padded to four bytes, as
+/// some linkers do.
 fn node(names: &[(&[u8], u64)], out: &mut Vec<u8>) {
     let terminal = names.iter().find(|(name, _)| name.is_empty());
     let terminal = terminal.map_or(Vec::new(), |(_, at)| [uleb(0), uleb(*at)].concat());

@@ -1,6 +1,6 @@
-//! The address space of a simulated task, but for its stacks: regions and reads.
+//! The address space of a simulated task without its stacks: regions and reads.
 //!
-//! Stacks are made when they are read (`stack.rs`); `task.rs` puts both together.
+//! Stacks are generated when read (`stack.rs`); `task.rs` combines both.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,18 +9,18 @@ pub const READ: i32 = 1;
 pub const READ_WRITE: i32 = 3;
 pub const READ_EXECUTE: i32 = 5;
 
-/// A mapped range; beyond its bytes it is zeros.
+/// A mapped range; zero beyond its bytes.
 #[derive(Clone, Debug)]
 pub struct Mapped {
     pub size: u64,
     pub protection: i32,
     pub tag: u32,
-    /// The file that `proc_regionfilename` names.
+    /// The file for `proc_regionfilename`.
     pub file: Option<String>,
     pub bytes: Vec<u8>,
 }
 
-/// A region as look-ups give it.
+/// A region as returned by look-ups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     pub start: u64,
@@ -29,11 +29,11 @@ pub struct At {
     pub tag: u32,
 }
 
-/// The regions, and where new ones go.
+/// The regions, and the addresses for new ones.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     pub map: BTreeMap<u64, Mapped>,
-    /// What depth 0 of a region look-up shows as one submap.
+    /// Shown as one submap at depth 0 of a region look-up.
     pub submap: Option<Range<u64>>,
     pub page: u64,
     next: u64,
@@ -54,7 +54,7 @@ impl Memory {
         self.map.insert(start, Mapped { size, protection, tag: 0, file, bytes });
     }
 
-    /// Maps whole pages for data somewhere, a hole after them.
+    /// Maps whole pages for data at any address, with a hole after them.
     pub fn allocate(&mut self, bytes: Vec<u8>) -> u64 {
         let start = self.next;
         let size = (bytes.len() as u64).max(1).next_multiple_of(self.page);
@@ -63,7 +63,7 @@ impl Memory {
         start
     }
 
-    /// A text that ends with the last byte of its mapping, a hole after it.
+    /// Maps a text that ends with the last byte of its mapping, with a hole after it.
     pub fn allocate_text(&mut self, text: &str) -> u64 {
         let size = (text.len() as u64 + 1).next_multiple_of(self.page);
         let mut bytes = vec![0; size as usize - text.len() - 1];
@@ -72,26 +72,26 @@ impl Memory {
         self.allocate(bytes) + size - text.len() as u64 - 1
     }
 
-    /// Unmaps the region that holds an address.
+    /// Unmaps the region at an address.
     pub fn free(&mut self, address: u64) {
         if let Some(found) = self.at(address) {
             self.map.remove(&found.start);
         }
     }
 
-    /// The region that holds an address.
+    /// The region at an address.
     pub fn at(&self, address: u64) -> Option<At> {
         let (start, mapped) = self.map.range(..=address).next_back()?;
         (address < start + mapped.size).then_some(at(*start, mapped))
     }
 
-    /// The region that holds an address, or the next above.
+    /// The region at an address, or the next one above.
     pub fn from(&self, address: u64) -> Option<At> {
         self.at(address)
             .or_else(|| self.map.range(address..).next().map(|(start, mapped)| at(*start, mapped)))
     }
 
-    /// Copies what is mapped at `address`; all of `into` must lie in one region.
+    /// Copies memory at `address`; all of `into` must lie in one region.
     pub fn copy(&self, address: u64, into: &mut [u8]) {
         let (start, mapped) = self.map.range(..=address).next_back().expect("a mapped address");
         let from = (address - start) as usize;
@@ -100,7 +100,7 @@ impl Memory {
         }
     }
 
-    /// Writes as the target itself does.
+    /// Writes like the target itself.
     pub fn write(&mut self, address: u64, bytes: &[u8]) {
         let (start, mapped) = self.map.range_mut(..=address).next_back().expect("a mapped address");
         let from = (address - start) as usize;

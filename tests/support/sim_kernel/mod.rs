@@ -1,9 +1,8 @@
 //! A simulated XNU kernel for the tests of the macOS backend: `SimKernel: MachKernel`.
 //!
-//! Deterministic: the same world and the same calls give the same answers. Strict: what
-//! the real kernel answers is answered here, never something friendlier, and what a right
-//! client would not do is written down (`assert_clean`). The facts are from xnu-11417,
-//! dyld-1378 and libpthread-539; each file cites its own.
+//! Deterministic: the same world and the same calls give the same answers. Strict: answers are those of the
+//! real kernel, never more lenient, and violations by the client are recorded (`assert_clean`). The facts are
+//! from xnu-11417, dyld-1378 and libpthread-539; each file cites its own.
 //!
 //! ```text
 //! spec      what a test states            world   from that to a kernel, ready-made worlds
@@ -73,16 +72,16 @@ pub struct SimKernel {
     state: RefCell<State>,
 }
 
-/// Far more calls than any test makes: a client that goes in circles fails instead of hanging.
+/// Far more calls than any test makes: a client in an endless loop fails instead of hanging.
 const MOST_CALLS: usize = 3_000_000;
 
-/// What unwinds through a client that was killed.
+/// Payload that unwinds through a killed client.
 #[derive(Debug)]
 pub struct ProfilerKilled;
 
 impl SimKernel {
-    /// Begins a call: what was planned before it happens, time passes, the rules are
-    /// checked. `None`: the client is dead. Otherwise the answer planned for it.
+    /// Begins a call: planned events happen, time passes, the rules are checked. `None`: the client is dead.
+    /// Otherwise returns the planned result, if any.
     fn enter(&self, method: Method) -> Option<Option<Answer>> {
         let mut state = self.state.borrow_mut();
         if state.killed {
@@ -90,7 +89,7 @@ impl SimKernel {
         }
         state.calls.push(method);
         if state.calls.len() >= MOST_CALLS || state.now_ns >= state.patience_until_ns {
-            // What it does while it unwinds must not fail again.
+            // Its calls while it unwinds must not fail again.
             state.killed = true;
             let (calls, ms) = (state.calls.len(), state.now_ns / MS);
             drop(state);
@@ -134,7 +133,7 @@ impl SimKernel {
         answer(&mut self.state.borrow_mut(), planned)
     }
 
-    /// A call that does nothing when it fails as planned.
+    /// A call without effect if it fails as planned.
     fn mach<T>(
         &self,
         method: Method,
@@ -146,7 +145,7 @@ impl SimKernel {
         }))
     }
 
-    /// A call that takes something away: a planned failure finds it gone already.
+    /// A call that releases something: on a planned failure it is already gone.
     fn taking(
         &self,
         method: Method,

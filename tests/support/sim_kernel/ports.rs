@@ -1,31 +1,31 @@
 //! The client's port name space: send rights with user references, and send-once rights.
 //!
-//! A name that is given back is handed out again as soon as possible, for any right: a
-//! client that takes names for identities is caught. (XNU changes a generation number in
-//! the name for a while: osfmk/ipc/ipc_entry.c; nothing promises that.)
+//! A released name is reused as soon as possible, for any right, to catch a client that treats names as
+//! identities. (XNU changes a generation number in the name for a while: osfmk/ipc/ipc_entry.c; nothing
+//! guarantees that.)
 
 use std::collections::BTreeMap;
 
 /// MACH_PORT_UREFS_MAX: a count that reaches it stays there (osfmk/ipc/ipc_right.c).
 pub const UREFS_PEGGED: u32 = 65_535;
 
-/// What a name stands for.
+/// Meaning of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Right {
     /// Index of a task.
     Task(usize),
     /// Index of a task and of its thread.
     Thread(usize, usize),
-    /// A suspension of a task by `task_suspend2`; the number tells them apart.
+    /// A suspension of a task by `task_suspend2`; the number distinguishes them.
     Token(usize, u64),
 }
 
-/// A name.
+/// An entry of the name space.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     pub right: Right,
     pub urefs: u32,
-    /// A call has told the client that this name is dead.
+    /// A call has reported to the client that this name is dead.
     pub told_dead: bool,
 }
 
@@ -41,7 +41,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// One more reference to a right.
+    /// Adds a reference to a right.
     pub fn give(&mut self, right: Right) -> u32 {
         if let Some(name) = self.by_right.get(&right) {
             let entry = self.entries.get_mut(name).expect("a name of a right");
@@ -68,7 +68,7 @@ impl Names {
         }
     }
 
-    /// Takes one reference away; the last one frees the name. False without such a name.
+    /// Removes a reference; the last one frees the name. False without such a name.
     pub fn take(&mut self, name: u32) -> bool {
         let Some(entry) = self.entries.get_mut(&name) else { return false };
         if entry.urefs == UREFS_PEGGED {
@@ -84,7 +84,7 @@ impl Names {
         true
     }
 
-    /// All names with what they stand for.
+    /// All names with their entries.
     pub fn all(&self) -> impl Iterator<Item = (u32, Entry)> + '_ {
         self.entries.iter().map(|(name, entry)| (*name, *entry))
     }
@@ -93,7 +93,7 @@ impl Names {
         self.entries.len()
     }
 
-    /// The client has died.
+    /// Handles the client's death.
     pub fn clear(&mut self) {
         *self = Names { peak: self.peak, ..Names::default() };
     }

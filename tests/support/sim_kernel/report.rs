@@ -1,5 +1,5 @@
-//! What a test asks the simulated kernel: what is left, what was against the rules, what
-//! really happened; and how it acts from outside the client.
+//! Queries by tests: remaining resources, rule violations, and the actual behavior; and actions from outside
+//! the client.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -18,27 +18,27 @@ use super::{ProfilerKilled, SimKernel};
 /// Time in nanoseconds by thread and stack: function names from the root to the leaf.
 pub type Truth = BTreeMap<(u64, Vec<String>), u64>;
 
-/// What is left of a client, and what it did wrong.
+/// Resources left by a client, and its violations.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub seed: u64,
     pub calls: u64,
-    /// Names that it still has, with what they stand for and their references.
+    /// Remaining names, with their meaning and references.
     pub names: Vec<String>,
     /// Most names at one time.
     pub names_peak: usize,
-    /// Arrays placed in it and not given back: address and size.
+    /// Arrays in it that were not released: address and size.
     pub arrays: Vec<(u64, u64)>,
     pub arrays_peak: usize,
-    /// Processes that stand because of it.
+    /// Processes that stay stopped because of it.
     pub held: Vec<i32>,
-    /// Children that it started suspended and never continued.
+    /// Children that it started suspended and never resumed.
     pub never_continued: Vec<i32>,
     pub violations: Vec<Violation>,
     /// Reads that made pages of the target copy-on-write.
     pub virtual_copies: u64,
-    /// Calls on names that it was told to be dead. They do no harm while it keeps its
-    /// reference, so they are a complaint of their own: [`SimKernel::assert_no_repeats`].
+    /// Calls on names reported to it as dead. They do no harm while it keeps its reference, so they are
+    /// reported separately: [`SimKernel::assert_no_repeats`].
     pub repeats: Vec<Violation>,
     pub holds: u64,
     pub longest_hold_ns: u64,
@@ -118,21 +118,21 @@ impl SimKernel {
         }
     }
 
-    /// Nothing is left of the client, which was dropped, and it did nothing wrong.
+    /// Asserts that nothing is left of the dropped client, and that it violated no rule.
     #[track_caller]
     pub fn assert_clean(&self) {
         let report = self.report();
         assert!(report.is_clean(), "{report}");
     }
 
-    /// It asked nothing of names that it was told to be dead.
+    /// Asserts that it made no calls on names reported as dead.
     #[track_caller]
     pub fn assert_no_repeats(&self) {
         let report = self.report();
         assert!(report.repeats.is_empty(), "{} useless calls: {report}", report.repeats.len());
     }
 
-    /// Calls so far, in order; call k is at k − 1.
+    /// Calls so far, in order; call k is at index k − 1.
     pub fn calls(&self) -> Vec<Method> {
         self.state.borrow().calls.clone()
     }
@@ -160,7 +160,7 @@ impl SimKernel {
         self.state.borrow_mut().pass(ns);
     }
 
-    /// Ctrl-C so long from now; the time then.
+    /// Schedules Ctrl-C after this time; returns its time.
     pub fn interrupt(&self, after_ns: u64, live: &Arc<Live>) -> u64 {
         let mut state = self.state.borrow_mut();
         let at_ns = state.now_ns + after_ns;
@@ -168,24 +168,24 @@ impl SimKernel {
         at_ns
     }
 
-    /// A client that still makes calls so much later goes in circles.
+    /// Fails a client that still makes calls this much later.
     pub fn lose_patience(&self, after_ns: u64) {
         let mut state = self.state.borrow_mut();
         state.patience_until_ns = state.now_ns + after_ns;
     }
 
-    /// For how long the client had no CPU from a time on.
+    /// How long the client had no CPU, from a time on.
     pub fn delayed_ns(&self, from_ns: u64) -> u64 {
         let state = self.state.borrow();
         state.delays.iter().filter(|(at_ns, ns)| at_ns + ns > from_ns).map(|(_, ns)| ns).sum()
     }
 
-    /// Something happens in the first process now.
+    /// Makes an event happen in the first process now.
     pub fn happen(&self, what: Happening) {
         self.state.borrow_mut().happen(what);
     }
 
-    /// Plans an answer from now on.
+    /// Plans a result from now on.
     pub fn plan(&self, which: Which, answer: Answer) {
         self.state.borrow_mut().faults.answers.push((which, answer));
     }
@@ -194,30 +194,30 @@ impl SimKernel {
         self.state.borrow_mut().faults.happenings.push((before_call, what));
     }
 
-    /// How often a process that is still known got a signal.
+    /// How often a known process got a signal.
     pub fn signals(&self, pid: i32, signal: i32) -> u64 {
         let state = self.state.borrow();
         state.procs.get(&pid).and_then(|proc| proc.signals.get(&signal)).copied().unwrap_or(0)
     }
 
-    /// Whether there is such a process, also a zombie.
+    /// Whether a process exists, also as a zombie.
     pub fn exists(&self, pid: i32) -> bool {
         self.state.borrow().procs.contains_key(&pid)
     }
 
-    /// Whether a process stands, for whatever reason.
+    /// Whether a process is stopped, for any reason.
     pub fn stands(&self, pid: i32) -> bool {
         let state = self.state.borrow();
         let task = state.procs.get(&pid).and_then(|proc| proc.task);
         task.is_some_and(|task| state.stands(task))
     }
 
-    /// SIGKILL of the client now.
+    /// Kills the client now.
     pub fn kill_profiler(&self) {
         self.state.borrow_mut().kill_client();
     }
 
-    /// Runs a client that a plan kills ([`Happening::KillProfiler`]); `None` if it was.
+    /// Runs a client that a plan kills ([`Happening::KillProfiler`]); `None` if it was killed.
     pub fn run_killed<T>(&self, client: impl FnOnce() -> T) -> Option<T> {
         match catch_unwind(AssertUnwindSafe(client)) {
             Ok(value) => Some(value),
@@ -241,29 +241,29 @@ impl SimKernel {
         truth
     }
 
-    /// CPU time really used so far.
+    /// Actual CPU time so far.
     pub fn truth(&self) -> Truth {
         self.times(|doing| doing == super::Doing::Run)
     }
 
-    /// Time really spent waiting so far.
+    /// Actual waiting time so far.
     pub fn truth_waiting(&self) -> Truth {
         self.times(|doing| doing != super::Doing::Run)
     }
 
-    /// Register sets handed out while the target was held: the stacks that they belong to.
+    /// Stacks of the register sets returned while the target was held.
     pub fn captures(&self) -> Truth {
         self.state.borrow().captured.clone()
     }
 
-    /// Numbers of all threads there ever were, by name, in order of creation.
+    /// Numbers of all threads ever created, with names, in order of creation.
     pub fn thread_ids(&self) -> Vec<(u64, String)> {
         let state = self.state.borrow();
         let threads = state.tasks.iter().flat_map(|task| &task.threads);
         threads.map(|thread| (thread.thread_id, thread.name.clone())).collect()
     }
 
-    /// Where images are: path, first address, size of `__TEXT`, UUID; of the task made last.
+    /// Images of the newest task: path, first address, size of `__TEXT`, UUID.
     pub fn images(&self) -> Vec<(String, u64, u64, [u8; 16])> {
         let state = self.state.borrow();
         let placed = state.tasks.last().map(|task| &task.images.placed[..]).unwrap_or_default();
@@ -271,25 +271,25 @@ impl SimKernel {
         placed.iter().map(told).collect()
     }
 
-    /// Paths that dyld lists now.
+    /// Paths currently listed by dyld.
     pub fn listed(&self) -> Vec<String> {
         let state = self.state.borrow();
         let Some(task) = state.tasks.last() else { return Vec::new() };
         task.dyld.listed.iter().map(|image| task.images.placed[*image].image.path.clone()).collect()
     }
 
-    /// Writes to the memory of the task made last, as the target itself could.
+    /// Writes to the memory of the newest task, like the target itself.
     pub fn poke(&self, address: u64, bytes: &[u8]) {
         let mut state = self.state.borrow_mut();
         state.tasks.last_mut().expect("a task").memory.write(address, bytes);
     }
 
-    /// Where dyld_all_image_infos of the task made last is.
+    /// Address of dyld_all_image_infos in the newest task.
     pub fn all_image_infos(&self) -> u64 {
         self.state.borrow().tasks.last().expect("a task").dyld.registered
     }
 
-    /// Address of a function; of the task made last.
+    /// Address of a function in the newest task.
     pub fn address(&self, function: &str) -> u64 {
         let state = self.state.borrow();
         let images = &state.tasks.last().expect("a task").images;

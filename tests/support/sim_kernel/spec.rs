@@ -1,6 +1,6 @@
-//! What a test states: processes, programs, images, threads. No behaviour.
+//! Specification by a test: processes, programs, images, threads. No behavior.
 //!
-//! Times are nanoseconds of the task's own clock, which stands while it is stopped.
+//! Times are nanoseconds of the task's own clock, which pauses while it is stopped.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,10 @@ pub const US: u64 = 1_000;
 pub const MS: u64 = 1_000_000;
 pub const SECOND: u64 = 1_000_000_000;
 
-/// Exists from the beginning.
+/// Exists from the start.
 pub const FROM_START: u64 = 0;
 
-/// What an image is to dyld.
+/// Role of an image for dyld.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The program itself (MH_EXECUTE).
@@ -33,8 +33,8 @@ pub enum Symbols {
     Stripped,
 }
 
-/// An image. Its functions are named in the order of their addresses; a leading `~` says
-/// that the function makes no frame record (it is only ever a leaf).
+/// An image. Its functions are named in address order; a leading `~` means that the function makes no frame
+/// record (it is always a leaf).
 #[derive(Clone, Debug)]
 pub struct SimImage {
     pub path: String,
@@ -46,9 +46,9 @@ pub struct SimImage {
     /// When it is loaded; [`FROM_START`]: with the program.
     pub load_ns: u64,
     pub unload_ns: Option<u64>,
-    /// Written there when the world is built; otherwise there is no such file.
+    /// Written there when the world is built; otherwise the file does not exist.
     pub disk: Option<PathBuf>,
-    /// Other than the one that follows from the seed and the path.
+    /// Overrides the UUID derived from the seed and the path.
     pub uuid: Option<[u8; 16]>,
     /// Symbols of a data segment, with their bytes.
     pub data: Vec<(String, Vec<u8>)>,
@@ -73,11 +73,11 @@ impl SimImage {
     pub fn main(path: &str, functions: &[&str]) -> SimImage {
         SimImage::new(Role::Main, path, functions)
     }
-    /// A library with memory of its own.
+    /// A library with its own memory.
     pub fn dylib(path: &str, functions: &[&str]) -> SimImage {
         SimImage::new(Role::Dylib, path, functions)
     }
-    /// A library of the shared cache: no such file.
+    /// A library of the shared cache, without a file.
     pub fn cached(path: &str, functions: &[&str]) -> SimImage {
         SimImage { cached: true, ..SimImage::new(Role::Dylib, path, functions) }
     }
@@ -85,7 +85,7 @@ impl SimImage {
     pub fn dyld(functions: &[&str]) -> SimImage {
         SimImage { cached: true, ..SimImage::new(Role::Dyld, "/usr/lib/dyld", functions) }
     }
-    /// dlopen at `load_ns`, dlclose at `unload_ns`.
+    /// Loaded by dlopen at `load_ns`, unloaded by dlclose at `unload_ns`.
     #[must_use]
     pub fn during(mut self, load_ns: u64, unload_ns: Option<u64>) -> SimImage {
         self.load_ns = load_ns;
@@ -97,7 +97,7 @@ impl SimImage {
         self.symbols = symbols;
         self
     }
-    /// Its file is written to `directory`, and its path is that file's.
+    /// Writes its file to `directory`, and uses that path.
     #[must_use]
     pub fn on_disk(mut self, directory: &Path) -> SimImage {
         let name = Path::new(&self.path).file_name().expect("an image has a file name");
@@ -106,7 +106,7 @@ impl SimImage {
         self.disk = Some(file);
         self
     }
-    /// A symbol of its data segment.
+    /// Adds a symbol to its data segment.
     #[must_use]
     pub fn data(mut self, symbol: &str, bytes: &[u8]) -> SimImage {
         self.data.push((symbol.to_owned(), bytes.to_vec()));
@@ -114,7 +114,7 @@ impl SimImage {
     }
 }
 
-/// What a thread does for a while.
+/// Activity of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {
     /// On a CPU.
@@ -125,8 +125,7 @@ pub enum Doing {
     WaitUninterruptible,
 }
 
-/// A stretch of a thread's life: functions from the leaf outward, without those that
-/// start threads (they are added).
+/// A phase of a thread: functions from the leaf outward, without those that start threads (they are added).
 #[derive(Clone, Debug)]
 pub struct Phase {
     pub doing: Doing,
@@ -134,18 +133,18 @@ pub struct Phase {
     pub stack: Vec<String>,
 }
 
-/// How a thread began.
+/// How a thread was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Birth {
     /// The first thread: `start` of dyld is its root.
     Main,
     /// A pthread: `thread_start`, `_pthread_start`.
     Pthread,
-    /// By Mach calls alone: no pthread, no handle, rooted in its first function.
+    /// By Mach calls only: no pthread, no handle, rooted in its first function.
     Bare,
 }
 
-/// Threads that share a CPU: each has it for `slice_ns`, in turn.
+/// Threads that share a CPU in turns of `slice_ns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turns {
     pub of: u64,
@@ -154,7 +153,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Time on the CPU until a time of the task's clock.
+    /// Time on the CPU up to a time of the task's clock.
     pub fn had(&self, ran_ns: u64) -> u64 {
         let (round_ns, begin_ns) = (self.of * self.slice_ns, self.place * self.slice_ns);
         ran_ns / round_ns * self.slice_ns + (ran_ns % round_ns).saturating_sub(begin_ns).min(self.slice_ns)
@@ -162,13 +161,13 @@ impl Turns {
     pub fn is_on(&self, ran_ns: u64) -> bool {
         ran_ns % (self.of * self.slice_ns) / self.slice_ns == self.place
     }
-    /// Time since its turn began, which it has.
+    /// Time since its current turn began.
     pub fn since(&self, ran_ns: u64) -> u64 {
         ran_ns % self.slice_ns
     }
 }
 
-/// A thread; its phases repeat until it ends.
+/// A thread; its phases repeat until it exits.
 #[derive(Clone, Debug)]
 pub struct SimThread {
     pub name: String,
@@ -178,13 +177,13 @@ pub struct SimThread {
     pub end_ns: Option<u64>,
     /// Label of its dispatch queue.
     pub queue: Option<String>,
-    /// Suspended as often by another debugger (thread_suspend).
+    /// Number of suspensions by another debugger (thread_suspend).
     pub suspended_by_others: i32,
     /// Saved frame pointers have bit 60: Swift async frames.
     pub swift: bool,
-    /// Bytes of locals in each frame, besides what varies.
+    /// Bytes of locals in each frame, in addition to a varying part.
     pub locals: u64,
-    /// The CPU that it shares; its phases go on in its turns only.
+    /// The CPU that it shares; its phases advance only in its turns.
     pub turns: Option<Turns>,
 }
 
@@ -262,7 +261,7 @@ impl SimThread {
     }
 }
 
-/// A program: what one task holds.
+/// A program: the content of a task.
 #[derive(Clone, Debug, Default)]
 pub struct SimProgram {
     pub path: String,
@@ -286,7 +285,7 @@ impl SimProgram {
     }
 }
 
-/// What the kernel tells of CPU times.
+/// The kernel's reports of CPU times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CpuTimes {
     Exact,
@@ -294,21 +293,21 @@ pub enum CpuTimes {
     Lagging,
     /// Always 0.
     Zero,
-    /// The calls fail with NOT_SUPPORTED; identifiers are still told.
+    /// The calls fail with NOT_SUPPORTED; identifiers still work.
     Refused,
 }
 
-/// What dyld still has to do when the world begins.
+/// State of dyld when the world begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Startup {
-    /// All done.
+    /// Startup is complete.
     Done,
     /// It has not run: at these times the on-disk dyld lists the program, the dyld of the
     /// shared cache takes over (the structure moves), and libSystem is initialized.
     Stages { listed_ns: u64, moved_ns: u64, initialized_ns: u64 },
 }
 
-/// How a process ends: a wait status as `waitpid` gives it.
+/// Exit of a process: a wait status as from `waitpid`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     pub at_ns: u64,
@@ -332,24 +331,23 @@ pub struct SimProcess {
     pub flags: u32,
     /// CS_*.
     pub code_signing: u32,
-    /// SSTOP from the beginning to the end.
+    /// SSTOP throughout.
     pub job_stopped: bool,
-    /// Born a zombie: SZOMB, without a task.
+    /// Created as a zombie: SZOMB, without a task.
     pub zombie: bool,
     /// task_for_pid succeeds with port 0.
     pub without_task: bool,
     pub cpu_times: CpuTimes,
     pub startup: Startup,
-    /// Return addresses and link registers bear signatures (arm64).
+    /// Return addresses and link registers are signed (arm64).
     pub pac: bool,
-    /// It and the profiler are built for arm64e: registers bear signatures, too.
+    /// It and the profiler are built for arm64e: registers are signed, too.
     pub arm64e: bool,
     /// Depth 0 of vm_region_recurse shows the shared cache as a submap.
     pub submap: bool,
-    /// Length told by TASK_DYLD_INFO.
+    /// Size reported by TASK_DYLD_INFO.
     pub info_size: u64,
-    /// Spawned: so long after SIGCONT its exec is complete, and a task port obtained before
-    /// goes dead.
+    /// Spawned: this long after SIGCONT its exec is complete, and a task port obtained before goes dead.
     pub respawns_ns: Option<u64>,
 }
 
@@ -399,7 +397,7 @@ impl SimProcess {
         self.program.threads.push(thread);
         self
     }
-    /// Replaces its program at `at_ns`.
+    /// Executes `program` at `at_ns`.
     #[must_use]
     pub fn exec(mut self, at_ns: u64, program: SimProgram) -> SimProcess {
         self.execs.push((at_ns, program));

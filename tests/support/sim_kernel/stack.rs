@@ -1,14 +1,13 @@
-//! Stacks of simulated threads: registers and bytes made from a known list of functions.
+//! Stacks of simulated threads: registers and bytes generated from a known list of functions.
 //!
-//! A `key` moves the frames, and picks the program counter and what lies between the
-//! frames: a thread that runs gets another key with each call of the client, so that
-//! registers and memory of two moments never fit together.
+//! A `key` moves the frames, and selects the program counter and the bytes between the frames: a running
+//! thread gets another key with each call of the client, so that registers and memory of two moments never
+//! match.
 //!
-//! Roots: libpthread `pthread_asm.s` (arm64 `thread_start` makes no record, so that of
-//! `_pthread_start` is {0, thread_start+8}; x86_64 `thread_start` has {0, 0}); dyld
-//! `dyldStartup.s` (fp and lr are 0 when `start` is entered; before macOS 12 `main` returns to
-//! the second instruction of `start` in libdyld.dylib, and on x86_64 the outermost record is
-//! {0, argc}).
+//! Roots: libpthread `pthread_asm.s` (arm64 `thread_start` makes no record, so that of `_pthread_start` is
+//! {0, thread_start+8}; x86_64 `thread_start` has {0, 0}); dyld `dyldStartup.s` (fp and lr are 0 when `start`
+//! is entered; before macOS 12 `main` returns to the second instruction of `start` in libdyld.dylib, and on
+//! x86_64 the outermost record is {0, argc}).
 
 use stackprof::arch::Arch;
 
@@ -16,19 +15,19 @@ use super::images::{FunctionRef, Images};
 use super::spec::Birth;
 use stackprof::rng::hash;
 
-/// Below the stack pointer, bytes with leftovers of earlier calls.
+/// Bytes below the stack pointer with leftovers of earlier calls.
 const BELOW: u64 = 512;
 /// Bit of a saved frame pointer: Swift async frame.
 pub const ASYNC: u64 = 1 << 60;
 /// Bits of an arm64 user address (machdep.virtual_address_size).
 pub const ADDRESS_BITS: u32 = 47;
 
-/// What a stack is made from.
+/// Specification of a stack.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     pub arch: Arch,
     pub images: &'a Images,
-    /// From the leaf outward, with the functions that start threads.
+    /// From the leaf outward, including the functions that start threads.
     pub frames: &'a [FunctionRef],
     pub birth: Birth,
     /// The high end.
@@ -59,14 +58,14 @@ fn signed(wanted: &Wanted<'_>, address: u64, place: u64) -> u64 {
     sign(address, place)
 }
 
-/// An address as pointer authentication signs it.
+/// Signs an address like pointer authentication.
 pub fn sign(address: u64, place: u64) -> u64 {
-    // Bit 55 says which half of the address space and is not part of a signature.
+    // Bit 55 selects the half of the address space and is not part of a signature.
     let signature = hash(&[address, place]) & !(1 << 55) & (u64::MAX << ADDRESS_BITS);
     address | signature | 1 << 48
 }
 
-/// Makes a stack.
+/// Generates a stack.
 pub fn make(wanted: &Wanted<'_>) -> Made {
     let Wanted { arch, images, frames, .. } = *wanted;
     let count = frames.len();
@@ -117,7 +116,7 @@ pub fn make(wanted: &Wanted<'_>) -> Made {
     if frameless_leaf && arch == Arch::X86_64 {
         put(sp, returned_to(0));
     }
-    // In the body of a framed function lr is what an earlier call left.
+    // In the body of a framed function lr has the value left by an earlier call.
     let lr = match frameless_leaf || wanted.key.is_multiple_of(2) {
         true => signed(wanted, returned_to(0), sp),
         false => signed(wanted, images.return_address(frames[0], frames[0]), sp),
@@ -134,7 +133,7 @@ pub fn make(wanted: &Wanted<'_>) -> Made {
     }
 }
 
-/// Words between records: numbers, and addresses of code and stack that earlier calls left.
+/// Words between records: numbers, and leftover addresses of code and stack.
 fn leftover(wanted: &Wanted<'_>, index: u64) -> u64 {
     let random = hash(&[wanted.key, index]);
     match random % 8 {

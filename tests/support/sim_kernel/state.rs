@@ -1,5 +1,5 @@
-//! Everything the simulated kernel knows: processes, tasks, names, memory given to the
-//! client, the time; and how time passes.
+//! State of the simulated kernel: processes, tasks, names, memory given to the client, the time; and how time
+//! advances.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,36 +22,36 @@ pub struct Proc {
     pub task: Option<usize>,
     pub program: SimProgram,
     pub execs: Vec<(u64, SimProgram)>,
-    /// task_for_pid fails until then.
+    /// Until then task_for_pid fails.
     pub busy_until_ns: u64,
     /// SSTOP.
     pub stopped: bool,
-    /// Wait status of one that has ended and was not waited for.
+    /// Wait status of an exited process that was not reaped.
     pub ended: Option<i32>,
     /// Started by the client.
     pub is_child: bool,
-    /// Signals that it got, by number.
+    /// Signals received, by number.
     pub signals: BTreeMap<i32, u64>,
-    /// A port handed out before the exec of a spawn was complete goes dead at that time.
+    /// A port obtained before the exec of a spawn was complete goes dead at that time.
     pub respawn_at_ns: Option<u64>,
 }
 
-/// What is against the rules, with the call at which a right client could have known.
+/// A rule violation, with the call at which a correct client could have known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub call: u64,
     pub what: String,
 }
 
-/// What the client's own shared cache is.
+/// The client's own shared cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnCache {
     Absent,
-    /// The target's, at the same address.
+    /// Equal to the target's, at the same address.
     Same,
     /// Another build of the system.
     OtherUuid,
-    /// The same at another address.
+    /// Equal, at another address.
     OtherSlide,
 }
 
@@ -75,16 +75,15 @@ pub struct State {
     pub procs: BTreeMap<i32, Proc>,
     pub tasks: Vec<Task>,
     pub violations: Vec<Violation>,
-    /// Calls on names of which the client knew that they are dead: useless, and harmless as
-    /// long as it keeps its reference.
+    /// Calls on names known to the client as dead: useless, and harmless as long as it keeps its reference.
     pub repeats: Vec<Violation>,
     pub launchable: Option<SimProcess>,
     pub next_thread_id: u64,
     pub next_pid: i32,
     pub euid: u32,
     pub pid: i32,
-    /// The client may debug other users' programs that it may not by itself: com.apple.
-    /// security.cs.debugger, or an answer to the dialog. Root needs none.
+    /// The client may debug programs that it otherwise may not: com.apple.security.cs.debugger, or an answer
+    /// to the dialog. Root needs none.
     pub entitled: bool,
     pub translated: bool,
     pub ncpu: i32,
@@ -92,14 +91,14 @@ pub struct State {
     pub suspend2_supported: bool,
     /// A wait may overshoot by up to this.
     pub overshoot_ns: u64,
-    /// The client's thread begins with background QoS.
+    /// The client's thread starts with background QoS.
     pub begins_in_background: bool,
-    /// It asked for user-interactive QoS.
+    /// It requested user-interactive QoS.
     pub is_interactive: bool,
     /// Reads that the kernel did not copy through a buffer: each makes pages of the target
     /// copy-on-write.
     pub virtual_copies: u64,
-    /// One wait in so many is interrupted; 0: none.
+    /// One wait in this many is interrupted; 0: none.
     pub interrupt_waits: u64,
     pub costs: Costs,
     /// When the client lost its CPU, and for how long.
@@ -109,9 +108,9 @@ pub struct State {
     /// When Ctrl-C is pressed.
     pub interrupted: Option<(u64, Arc<Live>)>,
     pub killed: bool,
-    /// Held until this call: dyld's change in hand.
+    /// Current dyld changes that are paused until this call.
     pub torn_until: BTreeMap<usize, u64>,
-    /// When the suspension now held began, and the longest.
+    /// When the current suspension began, and the longest one.
     pub held_since_ns: Option<u64>,
     pub longest_hold_ns: u64,
     pub held_ns: u64,
@@ -124,7 +123,7 @@ impl State {
         self.calls.len() as u64
     }
 
-    /// How long the call that now begins takes, without what depends on its answer.
+    /// Duration of the call that begins now, without the part that depends on its result.
     pub fn cost(&mut self, method: Method) -> u64 {
         let mut cost_ns = self.costs.base(method);
         if method == Method::AbsoluteTime {
@@ -154,7 +153,7 @@ impl State {
         (u128::from(ns) * u128::from(denom) / u128::from(numer)) as u64
     }
 
-    /// The first nanosecond at which the clock shows so many ticks.
+    /// The first nanosecond at which the clock shows this many ticks.
     pub fn ns_of(&self, ticks: u64) -> u64 {
         let (numer, denom) = timebase(self.arch);
         let ns = (u128::from(ticks) * u128::from(numer)).div_ceil(u128::from(denom));
@@ -172,7 +171,7 @@ impl State {
         index
     }
 
-    /// Adds a process that runs.
+    /// Adds a running process.
     pub fn add_process(&mut self, spec: SimProcess, is_child: bool, stopped: bool) {
         let task = (!spec.zombie && !spec.without_task).then(|| self.start(&spec, &spec.program));
         let proc = Proc {
@@ -190,7 +189,7 @@ impl State {
         self.procs.insert(proc.spec.pid, proc);
     }
 
-    /// Ends a task: its names become dead ones.
+    /// Ends a task: its names become dead names.
     pub fn end_task(&mut self, index: usize) {
         let now_ns = self.now_ns;
         let task = &mut self.tasks[index];
@@ -206,7 +205,7 @@ impl State {
         let Some(proc) = self.procs.get_mut(&pid) else { return };
         let task = proc.task.take();
         proc.ended = Some(wait_status);
-        // The parent of others waits at once, unless it is said to be a zombie for long.
+        // Other parents reap at once, unless the process is meant to stay a zombie.
         let gone = !proc.is_child && proc.spec.ppid != ZOMBIE_PARENT;
         if gone {
             self.procs.remove(&pid);
@@ -231,13 +230,13 @@ impl State {
         }
     }
 
-    /// Whether a task stands: held by the client, or by job control.
+    /// Whether a task is stopped: held by the client, or by job control.
     pub fn stands(&self, task: usize) -> bool {
         let task = &self.tasks[task];
         task.is_held() || self.procs.get(&task.pid).is_none_or(|proc| proc.stopped)
     }
 
-    /// Time passes: tasks that do not stand run, and what is due happens.
+    /// Lets time pass: running tasks advance, and due events happen.
     pub fn pass(&mut self, ns: u64) {
         let (begin_ns, end_ns) = (self.now_ns, self.now_ns + ns);
         let pids: Vec<i32> = self.procs.keys().copied().collect();
@@ -274,7 +273,7 @@ impl State {
         self.now_ns = end_ns;
     }
 
-    /// The exec within a spawn is complete: what was handed out before is dead.
+    /// Completes the exec within a spawn: earlier ports are dead.
     fn respawn(&mut self, pid: i32, due_ns: u64) {
         let Some(proc) = self.procs.get_mut(&pid) else { return };
         proc.respawn_at_ns = None;
@@ -290,7 +289,7 @@ impl State {
         }
     }
 
-    /// dyld does what is due until a time of the task's clock, unless it is torn.
+    /// dyld performs changes due until a time of the task's clock, unless it is paused.
     fn run_dyld(&mut self, index: usize, until_ran_ns: u64) {
         if self.torn_until.contains_key(&index) {
             return;
@@ -309,7 +308,7 @@ impl State {
         }
     }
 
-    /// What is planned right before the call that now begins.
+    /// The planned event right before the call that begins now.
     pub fn before_call(&mut self) -> Option<Happening> {
         let call = self.call();
         let over: Vec<usize> =
@@ -337,7 +336,7 @@ impl State {
         kill
     }
 
-    /// Something happens in the first process now.
+    /// Makes an event happen in the first process now.
     pub fn happen(&mut self, what: Happening) {
         let Some(pid) = self.procs.keys().next().copied() else { return };
         let task = self.procs.get(&pid).and_then(|proc| proc.task);
@@ -377,7 +376,7 @@ impl State {
         }
     }
 
-    /// Keeps the times of suspensions up to date.
+    /// Updates the times of suspensions.
     pub fn note_holds(&mut self) {
         let held = self.tasks.iter().any(|task| task.alive && task.is_held());
         match (held, self.held_since_ns) {
@@ -394,7 +393,7 @@ impl State {
         }
     }
 
-    /// SIGKILL of the client: its port space goes, and with it its suspensions.
+    /// SIGKILL of the client: its port space disappears, and with it its suspensions.
     pub fn kill_client(&mut self) {
         self.killed = true;
         self.names.clear();
@@ -407,7 +406,7 @@ impl State {
     }
 }
 
-/// A parent that does not wait: its children stay zombies.
+/// A parent that does not reap: its children stay zombies.
 pub const ZOMBIE_PARENT: i32 = 77;
 
 /// mach_timebase_info.

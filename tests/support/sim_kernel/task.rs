@@ -13,11 +13,11 @@ const STACK_BYTES: u64 = 512 << 10;
 const MAIN_STACK_BYTES: u64 = 8 << 20;
 /// Distance of pthread stacks.
 const SLOT_BYTES: u64 = 1 << 20;
-/// libpthread: the TSD is at 224 of the structure, the ends of the stack at 176 and 184.
+/// libpthread: the TSD is at offset 224 of the structure, the ends of the stack at 176 and 184.
 const TSD: u64 = 224;
 /// `__PTK_LIBDISPATCH_KEY0`, the current queue, is TSD slot 20.
 const QUEUE_SLOT: u64 = 20 * 8;
-/// Where a simulated queue has the pointer to its label; `dispatch_queue_offsets` says so.
+/// Offset of the label pointer in a simulated queue, as in `dispatch_queue_offsets`.
 pub const QUEUE_LABEL: u16 = 0x78;
 /// Room for the pthread structure above a stack.
 const PTHREAD_BYTES: u64 = 0x1000;
@@ -29,16 +29,16 @@ pub struct Task {
     pub plan: Plan,
     pub seed: u64,
     pub alive: bool,
-    /// When it died, on the clock of the world.
+    /// Time of its death, on the clock of the world.
     pub died_ns: u64,
     /// Its own clock: time that it was not stopped.
     pub ran_ns: u64,
-    /// When it was stopped last, on its own clock.
+    /// Time of its last stop, on its own clock.
     pub last_stop_ns: u64,
-    /// Suspensions of the client: tokens, and legacy holds.
+    /// Suspensions by the client: tokens, and legacy holds.
     pub tokens: Vec<u64>,
     pub legacy: u32,
-    /// Grows with each call while it runs.
+    /// Incremented by each call while it runs.
     pub epoch: u64,
     pub memory: Memory,
     pub images: Images,
@@ -50,7 +50,7 @@ pub struct Task {
     pub info_size: u64,
 }
 
-/// The libraries that every program has, in the shared cache.
+/// The libraries of every program, in the shared cache.
 pub fn system_images() -> Vec<SimImage> {
     let offsets: Vec<u8> = [6u16, QUEUE_LABEL, 8].iter().flat_map(|word| word.to_le_bytes()).collect();
     vec![
@@ -72,8 +72,8 @@ pub fn system_images() -> Vec<SimImage> {
 }
 
 impl Task {
-    /// A task with a program; `first_id` is the number of its first thread. `ticks` is the
-    /// time now as dyld would note it.
+    /// A task with a program; `first_id` is the number of its first thread. `ticks` is the current time for
+    /// dyld's timestamps.
     pub fn new(
         plan: Plan,
         seed: u64,
@@ -256,7 +256,7 @@ impl Task {
         let guard = self.plan.stacks + slot * SLOT_BYTES;
         let low = guard + self.plan.page;
         let end = low + STACK_BYTES + self.plan.page.max(PTHREAD_BYTES);
-        // Memory of another kind, for a thread that no pthread library made.
+        // A different memory tag for a thread not created by the pthread library.
         let tag = if birth == Birth::Bare { 0 } else { STACK_TAG };
         StackPlace { guard, low, high: end - PTHREAD_BYTES, end, tag }
     }
@@ -266,7 +266,7 @@ impl Task {
         !self.tokens.is_empty() || self.legacy > 0
     }
 
-    /// Threads that are alive, in the order of their creation.
+    /// Living threads, in order of creation.
     pub fn living(&self) -> impl Iterator<Item = (usize, &Thread)> {
         let alive = self.alive;
         self.threads.iter().enumerate().filter(move |(_, thread)| alive && thread.is_alive(self.ran_ns))
@@ -276,7 +276,7 @@ impl Task {
         self.living().filter(|(_, thread)| thread.is_on_cpu(self.ran_ns)).count() as u64
     }
 
-    /// The region that holds an address, or the next above.
+    /// The region at an address, or the next one above.
     pub fn region_from(&self, address: u64) -> Option<At> {
         let mut best = self.memory.from(address);
         for (_, thread) in self.living() {
@@ -290,7 +290,7 @@ impl Task {
         best
     }
 
-    /// Reads memory; the error says whether a hole was met (`None`) or which protection.
+    /// Reads memory; the error is a hole (`None`) or the protection.
     pub fn read(&mut self, address: u64, into: &mut [u8]) -> Result<(), Option<i32>> {
         let mut done = 0;
         while done < into.len() {
@@ -331,7 +331,7 @@ impl Task {
         }
     }
 
-    /// The stack that a thread has now: another one after each call while it runs.
+    /// The current stack of a thread: it changes with each call while the thread runs.
     pub fn stack(&mut self, index: usize) -> &Made {
         let thread = &self.threads[index];
         let moment = thread.at(self.ran_ns);
@@ -339,7 +339,7 @@ impl Task {
         let runs = thread.is_on_cpu(self.ran_ns);
         let moving = if runs { self.epoch + 1 } else { 0 };
         let key = hash(&[self.seed, thread.thread_id, moment.stretch as u64, moving]);
-        // Neighbouring epochs never give the same first frames.
+        // Consecutive epochs never give the same first frames.
         let key = if runs { key - key % 31 + moving % 31 } else { key };
         if thread.made.as_ref().is_none_or(|made| made.key != key) {
             let made = stack::make(&Wanted {
@@ -372,7 +372,7 @@ fn structure_bytes(thread: &Thread) -> Vec<u8> {
     bytes
 }
 
-/// The regions of a stack: the guard, and the stack; that of the main thread in two.
+/// The regions of a stack: the guard, and the stack; two for the main thread's.
 fn parts(thread: &Thread, page: u64) -> Vec<At> {
     let StackPlace { guard, low, end, tag, .. } = thread.stack;
     let at = |start: u64, end: u64, protection| At { start, size: end - start, protection, tag };
@@ -386,7 +386,7 @@ fn parts(thread: &Thread, page: u64) -> Vec<At> {
     parts
 }
 
-/// Whether a region may hold code.
+/// Whether a region may contain code.
 pub fn is_code(region: &At) -> bool {
     region.protection == READ_EXECUTE
 }

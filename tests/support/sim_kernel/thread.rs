@@ -1,4 +1,4 @@
-//! A simulated thread: where it is at a time of its task's clock, and the CPU time it used.
+//! A simulated thread: its position at a time of its task's clock, and the CPU time it used.
 //!
 //! Its phases repeat from its start to its end, so its state is a function of the time.
 
@@ -6,24 +6,24 @@ use super::images::FunctionRef;
 use super::spec::{Birth, Doing, Turns};
 use super::stack::Made;
 
-/// A phase with its functions found.
+/// A phase with resolved functions.
 #[derive(Clone, Debug)]
 pub struct Stretch {
     pub doing: Doing,
     pub ns: u64,
-    /// From the leaf outward, with those that start threads.
+    /// From the leaf outward, including those that start threads.
     pub frames: Vec<FunctionRef>,
     /// Names from the root to the leaf.
     pub names: Vec<String>,
 }
 
-/// Where the parts of a stack are.
+/// Addresses of the parts of a stack.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StackPlace {
     /// First byte of the guard; it reaches to `low`.
     pub guard: u64,
     pub low: u64,
-    /// End of the stack itself: above it are the thread's own data.
+    /// End of the stack itself, with the thread's own data above.
     pub high: u64,
     /// End of the mapping.
     pub end: u64,
@@ -37,7 +37,7 @@ pub struct Thread {
     pub name: String,
     pub birth: Birth,
     pub stretches: Vec<Stretch>,
-    /// Without the last stretch, if there is a time before the program began.
+    /// Without the last stretch, if there is time before the program started.
     pub cycle_ns: u64,
     /// Time in the last stretch, before all others.
     pub boot_ns: u64,
@@ -46,21 +46,21 @@ pub struct Thread {
     pub stack: StackPlace,
     pub handle: u64,
     pub qaddr: u64,
-    /// What `qaddr` holds.
+    /// Content of `qaddr`.
     pub queue: u64,
     pub suspended_by_others: i32,
     pub swift: bool,
     pub locals: u64,
     /// The CPU that it shares.
     pub turns: Option<Turns>,
-    /// The hold in which it got a CPU last, to run to its stop, and the time that took in all.
+    /// The last hold in which it got a CPU, to run to its stop, and the total time of these.
     pub dispatched_in: u64,
     pub dispatch_ns: u64,
-    /// The stack made last.
+    /// The last generated stack.
     pub made: Option<Made>,
 }
 
-/// Where a thread is.
+/// State of a thread at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     pub stretch: usize,
@@ -79,7 +79,7 @@ impl Thread {
         self.stretches[self.at(ran_ns).stretch].doing
     }
 
-    /// Threads that others suspended stay where they began.
+    /// Threads suspended by others stay at their start.
     fn lived(&self, ran_ns: u64) -> u64 {
         if self.suspended_by_others > 0 {
             return 0;
@@ -97,7 +97,7 @@ impl Thread {
         has_turn && self.suspended_by_others == 0 && self.doing(ran_ns) == Doing::Run
     }
 
-    /// Whether it could run and has no CPU.
+    /// Whether it is ready without a CPU.
     pub fn is_ready(&self, ran_ns: u64) -> bool {
         self.doing(ran_ns) == Doing::Run && self.suspended_by_others == 0 && !self.is_on_cpu(ran_ns)
     }
@@ -131,8 +131,8 @@ impl Thread {
         unreachable!("the stretches fill the cycle")
     }
 
-    /// CPU time as the kernel shows it when it lags: up to date at context switches, at
-    /// the ends of quanta of 10 ms, and when the task was stopped last.
+    /// CPU time as a lagging kernel shows it: updated at context switches, at the ends of quanta of 10 ms,
+    /// and when the task was last stopped.
     pub fn lagging_cpu_ns(&self, ran_ns: u64, last_stop_ns: u64) -> u64 {
         const QUANTUM_NS: u64 = 10_000_000;
         let now = self.at(ran_ns);

@@ -1,4 +1,4 @@
-//! Worlds: from what a test states to a kernel, and ready-made ones.
+//! Worlds: kernels built from a test's specification, and predefined ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,10 +14,10 @@ use super::spec::{MS, SimImage, SimProcess, SimThread, US};
 use super::state::{OwnCache, State};
 use stackprof::rng::Rng;
 
-/// The user that owns the profiler and, unless said otherwise, its targets.
+/// The user who owns the profiler and, by default, its targets.
 pub const USER: u32 = 501;
 
-/// A world in the making: user 501, who may debug; no process.
+/// A world under construction: user 501, who may debug; no process.
 #[derive(Clone, Debug)]
 pub struct World {
     pub arch: Arch,
@@ -68,7 +68,7 @@ impl World {
         self.processes.push(process);
         self
     }
-    /// What `spawn_suspended` finds by its name or path.
+    /// Adds a process for `spawn_suspended` to find by its name or path.
     #[must_use]
     pub fn launchable(mut self, process: SimProcess) -> World {
         self.launchable = Some(process);
@@ -89,13 +89,13 @@ impl World {
         self.faults.happenings.push((before_call, what));
         self
     }
-    /// What calls cost.
+    /// Sets the costs of calls.
     #[must_use]
     pub fn costs(mut self, costs: Costs) -> World {
         self.costs = costs;
         self
     }
-    /// Waits end on time.
+    /// Makes waits end on time.
     #[must_use]
     pub fn with_no_overshoot(mut self) -> World {
         self.overshoot_ns = 0;
@@ -108,7 +108,7 @@ impl World {
         self
     }
 
-    /// The kernel; files of images that have one are written.
+    /// Builds the kernel; writes the files of images that have one.
     pub fn build(self) -> SimKernel {
         let mut state = State {
             arch: self.arch,
@@ -174,8 +174,8 @@ pub fn busy(pid: i32) -> SimProcess {
         .thread(SimThread::main().run(10 * MS, &["work", "main"]))
 }
 
-/// Four threads and six images: one computes, one bursts, one waits, one runs now and then
-/// deep down. Depths of 5 to 40 frames.
+/// Four threads and six images: one computes, one bursts, one waits, one runs sometimes deep down. Depths of
+/// 5 to 40 frames.
 pub fn canned(pid: i32) -> SimProcess {
     let functions = |prefix: &str, count: usize| -> Vec<String> {
         (0..count).map(|index| format!("{prefix}{index}")).collect()
@@ -227,8 +227,8 @@ pub fn canned(pid: i32) -> SimProcess {
         .thread(SimThread::pthread("deep").run(3 * MS, &deep).wait(4 * MS, &["__semwait_signal", "w10"]))
 }
 
-/// [`canned`], with threads that come and go and plugins that are loaded and unloaded for
-/// so many milliseconds.
+/// [`canned`], with threads that start and exit and plugins that are loaded and unloaded, for `for_ms`
+/// milliseconds.
 pub fn seeded(pid: i32, seed: u64, for_ms: u64) -> SimProcess {
     let mut rng = Rng::new(seed ^ 0x7365_6564);
     let mut process = canned(pid);

@@ -1,11 +1,11 @@
-//! Categories of the Firefox Profiler: what kind of code a frame is, or what a marker tells of.
+//! Categories of the Firefox Profiler: the kind of code of a frame, or the subject of a marker.
 
 use std::collections::HashSet;
 
 use crate::escape::file_name;
 use crate::profile::saved::{Saved, StackRoot};
 
-/// Names and colours; the numbers below are their places in `meta.categories`.
+/// Names and colours; the numbers below are indices into `meta.categories`.
 pub(super) const CATEGORIES: [(&str, &str); 7] = [
     ("Other", "grey"),
     ("User", "yellow"),
@@ -23,23 +23,23 @@ pub(super) const LIBRARY: u8 = 4;
 pub(super) const EVENT: u8 = 5;
 pub(super) const LOST: u8 = 6;
 
-/// Length at which the kernel cuts the names of processes.
+/// Length to which the kernel truncates process names.
 const NAME_BYTES: usize = 15;
 
-/// Which files are programs: those that a process of the profile is called after. A file is the same in all processes,
-/// since the viewer shows frames whose categories differ as neither.
+/// Files that are programs: processes of the profile have their names. A file has the same category in all
+/// processes, since the viewer uses neither of two different categories of a frame.
 pub(super) struct Programs<'s>(HashSet<&'s str>);
 
 impl<'s> Programs<'s> {
-    /// Of a profile.
+    /// The programs of a profile.
     pub(super) fn of(saved: &'s Saved) -> Programs<'s> {
         let name = |root: &StackRoot| saved.text(root.process);
-        // Processes of one name have their number behind it.
+        // Processes that share a name have a number after it.
         let names = saved.roots().iter().map(name).map(|name| name.split(" (").next().unwrap_or_default());
         Programs(names.filter(|name| !name.is_empty()).collect())
     }
 
-    /// Whether a file is a program: `python3.11` is that of the process `python3`.
+    /// Whether a file is a program: `python3.11` is the program of the process `python3`.
     pub(super) fn has(&self, path: &str) -> bool {
         let file = file_name(path);
         if file.contains(".so") || file.ends_with(".dylib") {
@@ -61,7 +61,7 @@ mod tests {
     use crate::profile::formats::folded_read;
 
     #[test]
-    fn programs_are_files_that_processes_are_called_after() {
+    fn files_named_like_a_process_are_programs() {
         let folded = "python3 (7);a 1\nchrome_crashpad;b 2\nld;c 3\nR;d 1\n";
         let saved = folded_read::read(folded.as_bytes(), "a").expect("reads");
         let programs = Programs::of(&saved);

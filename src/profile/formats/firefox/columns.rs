@@ -1,4 +1,4 @@
-//! Tables of a thread as the file has them: columns of equal length (version 55 of the format).
+//! Tables of a thread in the file's layout: columns of equal length (version 55 of the format).
 
 use std::borrow::Cow;
 
@@ -51,7 +51,7 @@ pub(super) struct SampleColumns<'t> {
     pub(super) length: usize,
     pub(super) weight_type: &'static str,
     pub(super) stack: &'t [Option<u32>],
-    /// Milliseconds since the sample before.
+    /// Milliseconds since the previous sample.
     pub(super) time_deltas: Vec<f64>,
     pub(super) weight: &'t [u64],
     #[serde(rename = "threadCPUDelta")]
@@ -101,7 +101,7 @@ pub(super) struct FuncColumns {
     pub(super) column_number: ConstantColumn<()>,
 }
 
-/// Where functions come from: libraries.
+/// Origins of functions: libraries.
 #[derive(Serialize)]
 pub(super) struct ResourceColumns {
     pub(super) length: usize,
@@ -112,7 +112,7 @@ pub(super) struct ResourceColumns {
     pub(super) kind: ConstantColumn<u8>,
 }
 
-/// Functions as the linker knows them: those that others are inlined into.
+/// Functions as the linker knows them, which others may be inlined into.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct NativeSymbolColumns {
@@ -136,7 +136,7 @@ pub(super) struct MarkerColumns {
     pub(super) phase: Vec<u8>,
 }
 
-/// What a marker says beside its name.
+/// Data of a marker besides its name.
 #[derive(Serialize)]
 pub(super) struct MarkerData {
     #[serde(rename = "type")]
@@ -144,7 +144,7 @@ pub(super) struct MarkerData {
     pub(super) text: String,
 }
 
-/// A time as the format has it.
+/// Converts a time to the format's unit.
 pub(super) fn milliseconds(ns: u64) -> f64 {
     ns as f64 / 1e6
 }

@@ -1,7 +1,7 @@
-//! Libraries of a profile, and where in them its frames are.
+//! Libraries of a profile, and the locations of its frames in them.
 //!
-//! Input: the mappings of a [`Saved`]. Output: each library once, with the ids that the Firefox Profiler calls it by,
-//! and for each frame its library and an address there.
+//! Input: the mappings of a [`Saved`]. Output: each library once, with the ids that the Firefox Profiler
+//! uses, and for each frame its library and an address there.
 
 use std::collections::HashMap;
 
@@ -16,13 +16,13 @@ pub struct Library {
     pub name: String,
     /// Path, as the profile has it.
     pub path: String,
-    /// Build id in hexadecimal digits; empty if it is not known.
+    /// Build id in hexadecimal digits; empty if unknown.
     pub build_id: String,
 }
 
 impl Library {
-    /// The id that viewers call it by: 33 digits made of the build id (Breakpad's form: the first 16 bytes as a GUID,
-    /// and an age of 0), or of the path where there is none.
+    /// The library id used by viewers: 33 digits derived from the build id (Breakpad's form: the first 16
+    /// bytes as a GUID, and an age of 0), or from the path without one.
     #[must_use]
     pub fn debug_id(&self) -> String {
         let digit = |at: usize| self.build_id.get(at..at + 2);
@@ -44,26 +44,26 @@ impl Library {
     }
 }
 
-/// FNV-1a of 128 bits: which path it was, not a secret.
+/// FNV-1a of 128 bits: identifies a path, not cryptographic.
 fn hash(text: &str) -> u128 {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     text.bytes().fold(BASIS, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
 }
 
-/// The libraries of a profile, and where its frames are.
+/// The libraries of a profile, and the locations of its frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Libraries {
-    /// Each once.
+    /// Each library once.
     pub list: Vec<Library>,
-    /// By frame of the profile: index in `list`, and bytes from the lowest address of the library; `None` for a frame
-    /// that is a name only.
+    /// By frame of the profile: index in `list`, and offset from the lowest address of the library; `None`
+    /// for a frame with only a name.
     pub frames: Vec<Option<(u32, u32)>>,
 }
 
 impl Libraries {
-    /// Of a profile, whose files are not at hand: an address is the offset in the file, which is that from the lowest
-    /// address in most executables and libraries of ELF.
+    /// Derives them from a profile, without its files: an address is the file offset, which is also the
+    /// offset from the lowest address in most ELF executables and libraries.
     #[must_use]
     pub fn of(saved: &Saved) -> Libraries {
         let mut libraries = Libraries::default();
@@ -95,13 +95,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_ids_are_those_of_breakpad() {
+    fn debug_ids_match_breakpad() {
         let of = |build_id: &str| {
             Library { name: "a".into(), path: "/b/a".into(), build_id: build_id.into() }.debug_id()
         };
         assert_eq!(of("0123456789abcdef00112233445566778899aabb"), "67452301AB89EFCD00112233445566770");
         assert_eq!(of("01"), "000000010000000000000000000000000");
-        // Without one the path tells libraries apart.
+        // Without one the path distinguishes libraries.
         assert_eq!(of("").len(), 33);
         assert_eq!(of(""), of("x"));
     }

@@ -8,21 +8,21 @@ use super::columns::{MarkerColumns, MarkerData, milliseconds};
 use crate::profile::saved::Saved;
 use crate::profile::timeline::{Event, EventKind, ThreadIndex, Timeline};
 
-/// Name of the type of all markers.
+/// Name of the common marker type.
 const TYPE: &str = "stackprof";
 
-/// A marker: what happened, and to what.
+/// A marker: an event or a loss.
 #[derive(Clone, Debug)]
 pub(super) struct Marker {
     pub(super) name: &'static str,
     pub(super) text: String,
     pub(super) category: u8,
     pub(super) at_ns: u64,
-    /// `None` for a moment.
+    /// `None` for an instant.
     pub(super) end_ns: Option<u64>,
 }
 
-/// How viewers show markers.
+/// The marker schema for viewers.
 pub(super) fn schema() -> Value {
     json!({
         "name": TYPE,
@@ -33,7 +33,8 @@ pub(super) fn schema() -> Value {
     })
 }
 
-/// The markers of each thread of a timeline. What belongs to no thread that has samples is shown with the first one.
+/// The markers of each thread of a timeline. Those without a thread that has samples are shown with the first
+/// one.
 pub(super) fn by_thread(saved: &Saved, timeline: &Timeline) -> Vec<Vec<Marker>> {
     let mut markers = vec![Vec::new(); timeline.threads.len()];
     if markers.is_empty() {
@@ -61,10 +62,10 @@ pub(super) fn by_thread(saved: &Saved, timeline: &Timeline) -> Vec<Vec<Marker>> 
     markers
 }
 
-/// What an event is of.
+/// The subject of an event.
 fn details(saved: &Saved, event: &Event) -> String {
     let text = saved.text(event.text);
-    // A process without samples has the name of its first thread.
+    // A process without samples is named after its first thread.
     let process = Some(saved.text(event.process)).filter(|name| !name.is_empty()).unwrap_or(text);
     match event.kind {
         EventKind::ThreadStart | EventKind::ThreadEnd => format!("{text} ({})", event.thread),
@@ -74,7 +75,7 @@ fn details(saved: &Saved, event: &Event) -> String {
     }
 }
 
-/// Markers as a thread's table has them; `string` gives the number of a text.
+/// The marker columns of a thread; `string` returns the index of a text.
 pub(super) fn columns(markers: Vec<Marker>, mut string: impl FnMut(&'static str) -> u32) -> MarkerColumns {
     let mut columns = MarkerColumns::default();
     for marker in markers {
@@ -84,7 +85,7 @@ pub(super) fn columns(markers: Vec<Marker>, mut string: impl FnMut(&'static str)
         columns.name.push(string(marker.name));
         columns.start_time.push(milliseconds(marker.at_ns));
         columns.end_time.push(marker.end_ns.map(milliseconds));
-        // 0 is a moment, 1 an interval.
+        // 0 is an instant, 1 an interval.
         columns.phase.push(u8::from(marker.end_ns.is_some()));
     }
     columns

@@ -1,8 +1,8 @@
-//! What the product of a profile is called where counts are not samples at a rate.
+//! Product names of profiles with counts other than samples at a rate.
 
-/// The product of profiles that do not tell their rate; their interval means nothing.
+/// Product of profiles without a rate; their interval is meaningless.
 pub(super) const PRODUCT_NO_RATE: &str = "stackprof (no rate)";
 
-/// The product of profiles that count something else, which ends with it and a bracket: the
-/// format has types of weights for samples and bytes only.
+/// Product of profiles with other counts, followed by the unit and a parenthesis: the format has weight types
+/// for samples and bytes only.
 pub(super) const PRODUCT_COUNTS: &str = "stackprof (counts ";

@@ -1,9 +1,8 @@
-//! The Firefox Profiler's processed format as a saved profile.
+//! Converts the Firefox Profiler's processed format to a saved profile.
 //!
-//! Input: `meta`, `threads`, `shared` and `libs` of a file, and what it has of ours. Output:
-//! [`Saved`], or what is wrong and where; a sample that makes no sense is skipped and counted.
-//! Tables belong to threads or to the file (`tables.rs`). Code without names is told by library
-//! and address.
+//! Input: `meta`, `threads`, `shared` and `libs` of a file, and stackprof's key. Output: [`Saved`], or an
+//! error with its position; an invalid sample is skipped and counted. Tables belong to threads or to the file
+//! (`tables.rs`). Code without names is identified by library and address.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -44,7 +43,7 @@ struct SampleUnits<'a> {
 }
 
 impl Meta<'_> {
-    /// Nanoseconds of a CPU delta of 1, where it is time.
+    /// Nanoseconds of a CPU delta of 1, if it is a time.
     fn cpu_unit_ns(&self) -> Option<f64> {
         match &*self.sample_units.as_ref()?.cpu_delta {
             "ns" => Some(1.0),
@@ -114,7 +113,7 @@ impl Default for Number<'_> {
 }
 
 impl Number<'_> {
-    /// The number; what makes equal ones distinct (`17.1`) is left out.
+    /// The number, without the suffix that makes equal ones distinct (`17.1`).
     fn get(&self) -> Option<u64> {
         match self {
             Number::Number(number) => Some(*number),
@@ -136,13 +135,13 @@ struct Samples<'a> {
     /// Milliseconds since the start.
     #[serde(default)]
     time: Option<Vec<f64>>,
-    /// Milliseconds since the sample before.
+    /// Milliseconds since the previous sample.
     #[serde(default)]
     time_deltas: Option<Vec<f64>>,
 }
 
 impl Samples<'_> {
-    /// When each sample was taken, nanoseconds since the start; `None` for a file without times.
+    /// Times of the samples, nanoseconds since the start; `None` for a file without times.
     fn times_ns(&self) -> Option<Vec<u64>> {
         let times: Vec<u64> = match (&self.time, &self.time_deltas) {
             (Some(times), _) => times.iter().map(|ms| (ms * 1e6).round() as u64).collect(),
@@ -159,20 +158,20 @@ impl Samples<'_> {
     }
 }
 
-/// What times of samples mean in a file.
+/// Meaning of sample times in a file.
 #[derive(Clone, Copy)]
 struct Times {
-    /// There are real ones.
+    /// The times are real.
     are_real: bool,
     period_ns: f64,
-    /// Nanoseconds of a CPU delta of 1, where it is time.
+    /// Nanoseconds of a CPU delta of 1, if it is a time.
     cpu_unit_ns: Option<f64>,
 }
 
-/// Puts together what a file has.
+/// Builds the profile from the parts of a file.
 ///
 /// # Errors
-/// What is wrong, and where, as a line for people without the name of the file.
+/// The error and its position, as a line for people without the name of the file.
 pub(in crate::profile) fn read(
     meta: &Meta<'_>,
     threads: &[Thread<'_>],
@@ -192,14 +191,14 @@ pub(in crate::profile) fn read(
     let ours = meta.product.strip_prefix(PRODUCT_COUNTS).and_then(|name| name.strip_suffix(')'));
     let unit = ours.filter(|_| counted.name == SAMPLES).map_or(counted, |name| Unit { name, factor: 1.0 });
     let metadata = extra.map_or_else(About::default, Extra::about);
-    // What the format has a place for is what its other readers go by.
+    // Standard fields take precedence, as in other readers.
     let mut about = About { unit: unit.name.to_owned(), hz: None, ..metadata };
     let rate = 1000.0 / meta.interval;
     if meta.product != PRODUCT_NO_RATE && unit.name == SAMPLES && (1.0..=1e9).contains(&rate) {
         about.hz = Some(rate.round() as u32);
     }
     let start_ns = meta.start_time_ms * 1e6;
-    // Milliseconds of the format are no exact time, and it has no place for none.
+    // The format's milliseconds are inexact, and it cannot omit the time.
     if extra.is_none() {
         about.time_unix_ns = (1.0..9e18).contains(&start_ns).then_some(start_ns as u64);
     }
@@ -209,7 +208,7 @@ pub(in crate::profile) fn read(
     }
     let mut builder = SavedBuilder::new(about);
     let times = Times {
-        // Files of versions without a time line counted periods.
+        // Versions without a timeline wrote multiples of periods.
         are_real: counted.name == SAMPLES && extra.is_none_or(Extra::has_times),
         period_ns: meta.interval * 1e6,
         cpu_unit_ns: meta.cpu_unit_ns(),
@@ -217,7 +216,7 @@ pub(in crate::profile) fn read(
     let timed_threads = extra.and_then(Extra::timed_threads);
     // Files with times have a track for each thread.
     let tracks = (extra.is_some_and(Extra::has_times), extra.is_some_and(Extra::has_merged_threads));
-    // Of threads without tables of their own.
+    // For threads that use the file's tables.
     let mut of_file: Option<NodeCache> = None;
     for (number, (thread, own_unit)) in (1..).zip(threads.iter().zip(&units)) {
         if *own_unit != counted {
@@ -243,26 +242,26 @@ pub(in crate::profile) fn read(
     Ok(builder.finish())
 }
 
-/// What the weights of a file are.
+/// Unit of the weights of a file.
 #[derive(Clone, Copy, PartialEq)]
 struct Unit<'a> {
     name: &'a str,
-    /// Counts of a weight of 1.
+    /// Number of counts of a weight of 1.
     factor: f64,
 }
 
-/// What a thread counts.
+/// The unit of a thread.
 fn unit_of(thread: &Thread<'_>, number: usize) -> Result<Unit<'static>, Malformed> {
     match thread.samples.weight_type.as_deref().unwrap_or("samples") {
         "samples" => Ok(Unit { name: SAMPLES, factor: 1.0 }),
         "bytes" => Ok(Unit { name: "bytes", factor: 1.0 }),
-        // Durations, which may have a fraction.
+        // Durations, possibly fractional.
         "tracing-ms" => Ok(Unit { name: "nanoseconds", factor: 1e6 }),
         named => Err(format!("thread {number} has weights of an unknown type, {named}").into()),
     }
 }
 
-/// What each thread counts, and what most samples do: others cannot be added to them.
+/// The unit of each thread, and that of most samples: others cannot be added to them.
 fn units(threads: &[Thread<'_>]) -> Result<(Vec<Unit<'static>>, Unit<'static>), Malformed> {
     let mut sums: Vec<(Unit<'static>, usize)> = Vec::new();
     let mut units = Vec::with_capacity(threads.len());
@@ -279,11 +278,11 @@ fn units(threads: &[Thread<'_>]) -> Result<(Vec<Unit<'static>>, Unit<'static>), 
     Ok((units, most.map_or(Unit { name: SAMPLES, factor: 1.0 }, |(unit, _)| *unit)))
 }
 
-/// Counts of a weight; a fraction of one is refused, except of times.
+/// Converts a weight to counts; refuses fractions, except of times.
 fn count(weight: f64, factor: f64) -> Option<u64> {
     let count = weight * factor;
     let whole = count.fract() == 0.0 || factor > 1.0;
-    // 2^64 is the first that does not fit.
+    // 2^64 is the first value that does not fit.
     (whole && (0.0..18_446_744_073_709_551_616.0).contains(&count)).then(|| count.round() as u64)
 }
 
@@ -299,7 +298,7 @@ fn read_thread(
     let process = if thread.process_name.is_empty() { &thread.name } else { &thread.process_name };
     let process = builder.text(process)?;
     let named = match (thread.is_main_thread, thread.tid.get()) {
-        // Main threads that are called as their process are all threads merged.
+        // A main thread named like its process represents all threads merged.
         (true, _) if thread.name == thread.process_name && !has_thread_tracks => None,
         _ if has_merged_threads => None,
         (_, Some(tid)) => Some((builder.text(&thread.name)?, tid)),
@@ -388,11 +387,11 @@ fn root_node(builder: &mut SavedBuilder, root: StackRoot) -> Result<NodeId, Full
     builder.root_node(root)
 }
 
-/// Where stacks are in the profile. Stacks go on from one another, so each is looked for once
-/// under each root: walked anew for every sample or thread, a small file would cost its square.
+/// Nodes of stacks in the profile. Stacks extend one another, so each is converted once per root: converting
+/// it for every sample or thread would be quadratic in the size of a small file.
 struct NodeCache {
     stacks: Stacks,
-    /// By root and stack.
+    /// Nodes by root and stack.
     nodes: HashMap<StackRoot, HashMap<u32, NodeId>>,
     path: Vec<(u32, Stack)>,
 }

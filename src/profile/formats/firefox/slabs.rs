@@ -1,29 +1,29 @@
-//! JsonSlabs: JSON of the Firefox Profiler with columns as binary arrays beside it.
+//! JsonSlabs: JSON of the Firefox Profiler with columns as binary arrays next to it.
 //!
-//! Input: a container: magic, version, a table of slabs (kind, start, length), the slabs. Output: the JSON
-//! that is meant, each `{"$s":7}` replaced by slab 7. Numbers are little-endian. A slab of JSON may name
-//! others, so that depth and size are bounded.
+//! Input: a container: magic, version, a table of slabs (kind, start, length), the slabs. Output: the
+//! resulting JSON, with each `{"$s":7}` replaced by slab 7. Numbers are little-endian. A slab of JSON may
+//! refer to others, so depth and size are bounded.
 
 use std::cell::Cell;
 
 use super::super::malformed::Malformed;
 
-/// How a container begins.
+/// Magic bytes of a container.
 pub(in super::super) const MAGIC: [u8; 8] = [0xdc, 0xdf, b'J', b'S', b'L', b'B', 1, 0];
 /// The only version.
 const VERSION: u32 = 1;
-/// Bytes before the table, and of an entry of it.
+/// Bytes of the header, and of a table entry.
 const HEADER_BYTES: usize = 20;
 const ENTRY_BYTES: usize = 12;
-/// How deep slabs of JSON may name one another.
+/// Deepest nesting of JSON slabs.
 const DEPTH_MAX: usize = 8;
-/// What a place of a slab costs at least, so that empty ones are bounded, too.
+/// Least cost of a reference to a slab, so that empty ones are bounded, too.
 const PLACE_BYTES: usize = 64;
 
 /// The JSON of a container, up to a size.
 ///
 /// # Errors
-/// What is wrong, as a line for people without the name of the file.
+/// The error, as a line for people without the name of the file.
 pub(in super::super) fn to_json(container: &[u8], bytes_max: usize) -> Result<Vec<u8>, Malformed> {
     let slabs = Slabs { container, bytes_max, spent: Cell::new(0) };
     let version = slabs.number(8)?;
@@ -38,7 +38,7 @@ pub(in super::super) fn to_json(container: &[u8], bytes_max: usize) -> Result<Ve
 struct Slabs<'c> {
     container: &'c [u8],
     bytes_max: usize,
-    /// Bytes that were gone through.
+    /// Bytes processed.
     spent: Cell<usize>,
 }
 
@@ -96,7 +96,7 @@ impl Slabs<'_> {
             if index > 0 {
                 out.push(b',');
             }
-            // What is not finite becomes null.
+            // Non-finite numbers become null.
             serde_json::to_writer(&mut *out, &number(*item))
                 .map_err(|error| Malformed::caused_by(format!("number {index} of a slab: {error}"), error))?;
             self.room(out.len())?;
@@ -105,7 +105,7 @@ impl Slabs<'_> {
         Ok(())
     }
 
-    /// Writes JSON with the slabs that it names.
+    /// Writes JSON with its references to slabs replaced.
     fn json(&self, text: &[u8], depth: usize, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let mut rest = text;
         let mut in_string = false;
@@ -135,7 +135,7 @@ impl Slabs<'_> {
     }
 }
 
-/// The number of `"$s":7}`, and what comes behind it.
+/// The number in `"$s":7}`, and the text after it.
 fn placeholder(text: &[u8]) -> Option<(u32, &[u8])> {
     let rest = text.trim_ascii_start().strip_prefix(b"\"$s\"")?.trim_ascii_start();
     let rest = rest.strip_prefix(b":")?.trim_ascii_start();
@@ -149,7 +149,7 @@ fn placeholder(text: &[u8]) -> Option<(u32, &[u8])> {
 mod tests {
     use super::*;
 
-    /// A container of slabs, the first of which is the root.
+    /// A container of slabs, with the root first.
     fn container(slabs: &[(u32, &[u8])]) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         let mut word = |number: u32| out.extend_from_slice(&number.to_le_bytes());
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn slabs_take_their_places() {
+    fn references_are_replaced_by_slabs() {
         let text = br#"{"a":{"$s":1},"b":[{"$s" : 2}],"\"{\"$s\":1}":{"$s":3},"c":{"$s":1,"d":2}}"#;
         let nested = br#"["\\",{"$s":4}]"#;
         assert_eq!(

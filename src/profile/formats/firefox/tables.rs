@@ -1,9 +1,9 @@
-//! The tables of Firefox Profiler's processed format: stacks, frames, functions, names.
+//! The tables of the Firefox Profiler's processed format: stacks, frames, functions, names.
 //!
-//! Input: tables of a thread, of the file (`shared`), or of both: the names are the file's from
-//! version 56 of the format on, all tables from 60 on. Output: [`Stacks`], with frames of the profile. Only
-//! frames that a stack names are looked at, so that the cost is that of the stacks. From version
-//! 66 on a stack tells its caller by the distance, from 70 on a frame tells its library.
+//! Input: tables of a thread, of the file (`shared`), or of both: names belong to the file from version 56 of
+//! the format on, all tables from 60 on. Output: [`Stacks`], with frames of the profile. Only frames of
+//! stacks are converted, so that the cost is that of the stacks. From version 66 on a stack encodes its
+//! caller as a distance, from 70 on a frame has its library.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use crate::profile::builder::SavedBuilder;
 use crate::profile::full::Full;
 use crate::profile::saved::{Function, Line, Mapping};
 
-/// Bit of a frame's flags: its library is told.
+/// Bit of a frame's flags: it has a library.
 const HAS_LIBRARY: u32 = 2;
 
 /// One of `libs` of a file.
@@ -35,7 +35,7 @@ pub(in crate::profile) struct StackTable {
     frame: Vec<Index>,
     #[serde(default)]
     prefix: Option<Vec<Option<Index>>>,
-    /// How far before each its caller stands; 0 for none.
+    /// Distance back to each stack's caller; 0 for none.
     #[serde(default)]
     prefix_offset: Option<Vec<Index>>,
 }
@@ -58,21 +58,21 @@ pub(in crate::profile) struct FuncTable {
     /// -1 for none.
     #[serde(default)]
     resource: Vec<Index>,
-    /// Source files, in versions that have no table of these.
+    /// Source files, in versions without a table of these.
     #[serde(default)]
     file_name: Vec<Option<Index>>,
     #[serde(default)]
     line_number: Vec<Option<Index>>,
 }
 
-/// Where functions come from; by resource: the library.
+/// Origins of functions; by resource: the library.
 #[derive(Deserialize)]
 pub(in crate::profile) struct ResourceTable {
     #[serde(default)]
     lib: Vec<Index>,
 }
 
-/// The tables that a thread or the file has.
+/// The tables of a thread or of the file.
 #[derive(Clone, Copy, Default)]
 pub(in crate::profile) struct Tables<'t> {
     pub(in crate::profile) stacks: Option<&'t StackTable>,
@@ -83,7 +83,7 @@ pub(in crate::profile) struct Tables<'t> {
 }
 
 impl<'t> Tables<'t> {
-    /// These, and of the others what these lack.
+    /// These tables, with missing ones from `others`.
     pub(super) fn or(self, others: Tables<'t>) -> Tables<'t> {
         Tables {
             stacks: self.stacks.or(others.stacks),
@@ -99,7 +99,7 @@ impl<'t> Tables<'t> {
     }
 }
 
-/// Number `index` of a column, if it is there.
+/// Item `index` of a column, if it exists.
 fn at(column: &[Index], index: u32) -> Option<u32> {
     column.get(index as usize).map(|Index(value)| *value)
 }
@@ -107,13 +107,13 @@ fn at(column: &[Index], index: u32) -> Option<u32> {
 /// A stack: the frame it adds to its caller.
 #[derive(Clone, Copy)]
 pub(super) struct Stack {
-    /// The stack that it goes on from, which stands before it.
+    /// Its caller, which precedes it.
     pub(super) caller: Option<u32>,
     /// Frame of the profile.
     pub(super) frame: u32,
-    /// How many functions it has.
+    /// Number of its functions.
     pub(super) depth: u32,
-    /// The outermost frame is the mark of incomplete stacks.
+    /// The outermost frame is the marker of incomplete stacks.
     pub(super) is_mark: bool,
 }
 
@@ -121,7 +121,7 @@ pub(super) struct Stack {
 pub(super) struct Stacks(Vec<Stack>);
 
 impl Stacks {
-    /// Puts the tables together.
+    /// Builds the stacks from the tables.
     pub(super) fn new(
         builder: &mut SavedBuilder,
         tables: Tables<'_>,
@@ -154,7 +154,7 @@ impl Stacks {
                 }
                 (None, None) => None,
             };
-            // A stack comes after the one that it goes on from: so there is no circle.
+            // A stack comes after its caller, so there is no cycle.
             let below = match caller.map(|caller| stacks.get(caller as usize)) {
                 Some(None) => {
                     return Err(format!("stack {index} goes on from one that does not come before it").into());
@@ -178,7 +178,7 @@ impl Stacks {
     }
 }
 
-/// Why a frame is none.
+/// Why a frame is invalid.
 enum FrameError {
     Missing(String),
     Full(Full),
@@ -190,7 +190,7 @@ impl From<Full> for FrameError {
     }
 }
 
-/// The frames of a file, and those of the profile that are known already.
+/// The frames of a file, and those already converted.
 struct Frames<'t> {
     table: &'t FrameTable,
     functions: &'t FuncTable,
@@ -201,7 +201,7 @@ struct Frames<'t> {
 }
 
 impl Frames<'_> {
-    /// The frame of the profile, and whether it is the mark of incomplete stacks.
+    /// The frame of the profile, and whether it is the marker of incomplete stacks.
     fn frame(&mut self, builder: &mut SavedBuilder, frame: u32) -> Result<(u32, bool), FrameError> {
         if let Some(known) = self.known.get(&frame) {
             return Ok(*known);
@@ -219,7 +219,7 @@ impl Frames<'_> {
         Ok(found)
     }
 
-    /// The frame of a name; an address in place of one is that of its library.
+    /// The frame for a name; a name that is an address refers to its library.
     fn named(&self, builder: &mut SavedBuilder, frame: u32, function: u32, name: &str) -> Result<u32, Full> {
         let address = name.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
         let library = address.and_then(|_| self.library(frame, function));
@@ -233,7 +233,7 @@ impl Frames<'_> {
         builder.frame(address, Some(mapping), &[])
     }
 
-    /// The frame of a name with its file and line, as far as they are known.
+    /// The frame for a name with its file and line, if known.
     fn with_line(
         &self,
         builder: &mut SavedBuilder,

@@ -1,7 +1,7 @@
-//! A thread of a file that is written: its samples, and the tables that these need.
+//! A thread of a file to be written: its samples, and the tables that these need.
 //!
-//! Input: frames of a [`Saved`], samples in the order of time. Output: the thread as JSON. A frame of the profile is one
-//! frame for each of its functions, the outermost first; inlined ones share its address.
+//! Input: frames of a [`Saved`], samples in order of time. Output: the thread as JSON. A frame of the profile
+//! becomes one frame per function, outermost first; inlined ones share its address.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,21 +19,21 @@ use crate::profile::root_names::INCOMPLETE;
 use crate::profile::saved::{Saved, UNKNOWN};
 use crate::profile::texts::TextId;
 
-/// A resource that is a library.
+/// Resource type of libraries.
 const RESOURCE_TYPE_LIBRARY: u8 = 1;
 
-/// What is known of code, for all threads.
+/// Facts about code, for all threads.
 pub(super) struct Code<'s> {
     pub(super) saved: &'s Saved,
     pub(super) libraries: &'s Libraries,
-    /// By library and name of the function: its lowest address in the profile.
+    /// By library and function name: its lowest address in the profile.
     starts: HashMap<(u32, TextId), u32>,
     has_modules: bool,
     programs: Programs<'s>,
 }
 
 impl<'s> Code<'s> {
-    /// Of a profile.
+    /// Collects them from a profile.
     pub(super) fn of(saved: &'s Saved, libraries: &'s Libraries) -> Code<'s> {
         let mut starts: HashMap<(u32, TextId), u32> = HashMap::new();
         for (frame, place) in saved.frames().iter().zip(&libraries.frames) {
@@ -48,7 +48,7 @@ impl<'s> Code<'s> {
     }
 }
 
-/// Whose thread it is.
+/// Process and name of a thread.
 #[derive(Clone)]
 pub(super) struct Identity<'s> {
     pub(super) process: &'s str,
@@ -70,17 +70,17 @@ struct FrameRow {
     line: Option<u32>,
 }
 
-/// A row of the table of functions: name, library, file, line.
+/// Key of a row of the function table: name, library, file, line.
 type FuncKey = (u32, Option<u32>, Option<u32>, u32);
 
-/// The tables of a thread, as far as they are filled.
+/// The tables of a thread, built on demand.
 pub(super) struct Thread<'c, 's> {
     code: &'c Code<'s>,
     identity: Identity<'s>,
     strings: Vec<Cow<'s, str>>,
     string_of: HashMap<Cow<'s, str>, u32>,
     frames: Vec<FrameRow>,
-    /// By frame of the profile: its frames here.
+    /// By frame of the profile: its frames in this thread.
     frame_of: HashMap<u32, Vec<u32>>,
     incomplete_frame: Option<u32>,
     funcs: Vec<FuncKey>,
@@ -98,14 +98,14 @@ pub(super) struct Thread<'c, 's> {
     at_ns: Vec<u64>,
     weights: Vec<u64>,
     cpu_us: Vec<u64>,
-    /// CPU time of all samples so far, and what of it the file has.
+    /// CPU time of all samples so far, and the part already written.
     used_ns: u64,
     written_us: u64,
     markers: MarkerColumns,
 }
 
 impl<'c, 's> Thread<'c, 's> {
-    /// Without samples.
+    /// Returns a thread without samples.
     pub(super) fn new(code: &'c Code<'s>, identity: Identity<'s>) -> Thread<'c, 's> {
         Thread {
             code,
@@ -134,14 +134,14 @@ impl<'c, 's> Thread<'c, 's> {
         }
     }
 
-    /// Adds a sample, not before the one before it.
+    /// Adds a sample, not earlier than the previous one.
     pub(super) fn add_sample(&mut self, at_ns: u64, stack: Option<u32>, cpu_ns: u64, weight: u64) {
         let at_ns = at_ns.max(self.at_ns.last().copied().unwrap_or(0));
         self.stacks.push(stack);
         self.at_ns.push(at_ns);
         self.weights.push(weight);
-        // The format has whole microseconds, so the difference of two sums is written: it does not drift. None of a sample
-        // would mean that the thread waited.
+        // The format has whole microseconds, so the difference of two sums is written: it does not drift.
+        // Zero would mean that the thread waited.
         self.used_ns = self.used_ns.saturating_add(cpu_ns);
         let cpu_us =
             if cpu_ns == 0 { 0 } else { (self.used_ns / 1000).saturating_sub(self.written_us).max(1) };
@@ -154,7 +154,7 @@ impl<'c, 's> Thread<'c, 's> {
         self.markers = markers::columns(markers, |text| self.string(text));
     }
 
-    /// The stack of frames of the profile, outermost first.
+    /// The stack for frames of the profile, outermost first.
     pub(super) fn stack(&mut self, complete: bool, frames: impl Iterator<Item = u32>) -> Option<u32> {
         let mut stack = None;
         if !complete {
@@ -186,7 +186,7 @@ impl<'c, 's> Thread<'c, 's> {
         })
     }
 
-    /// The frame that stands for what is missing of a stack.
+    /// The placeholder frame for the missing part of a stack.
     fn incomplete_frame(&mut self) -> u32 {
         if let Some(incomplete_frame) = self.incomplete_frame {
             return incomplete_frame;
@@ -204,7 +204,7 @@ impl<'c, 's> Thread<'c, 's> {
         *self.incomplete_frame.insert(self.frames.len() as u32 - 1)
     }
 
-    /// Makes the frames of a frame of the profile, outermost first.
+    /// The rows for a frame of the profile, outermost first.
     fn rows(&mut self, index: u32) -> Vec<u32> {
         let code = self.code;
         let saved = code.saved;
@@ -321,7 +321,7 @@ impl<'c, 's> Thread<'c, 's> {
             name: self.identity.name,
             is_main_thread: self.identity.is_main,
             process_type: "default",
-            // Readers take the name of the thread where there is none.
+            // Without a process name, readers use the name of the thread.
             process_name: if self.identity.process.is_empty() { UNKNOWN } else { self.identity.process },
             process_startup_time: 0.0,
             process_shutdown_time: None,
@@ -387,7 +387,7 @@ impl<'c, 's> Thread<'c, 's> {
     }
 }
 
-/// Times as the format has them.
+/// Converts times to the format's deltas.
 fn time_deltas(at_ns: &[u64]) -> Vec<f64> {
     let before = std::iter::once(&0).chain(at_ns);
     at_ns

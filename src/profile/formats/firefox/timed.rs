@@ -1,7 +1,8 @@
 //! Samples at their times, for the Firefox Profiler: a thread for each thread of the recording.
 //!
-//! Viewers take the CPU time of a sample since the one before it. So in front of a sample that follows a pause stands
-//! one without a stack and without CPU time: a pause is a gap, not a low line. Lost time shows as such a gap; a marker names the cause.
+//! Viewers take the CPU time of a sample since the previous one. So a sample after a pause is preceded by one
+//! without a stack and CPU time: a pause is a gap, not a low line. Lost time appears as a gap, too; a marker
+//! names the cause.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,14 +13,14 @@ use crate::profile::texts::TextId;
 use crate::profile::timeline::{ThreadTimeline, Timeline};
 use crate::trie::NodeId;
 
-/// Pauses shorter than this are none: samples of a thread that runs are not exactly a period apart.
+/// Shorter pauses are ignored: samples of a running thread are not exactly a period apart.
 const PAUSE_PERIODS: f64 = 0.5;
 
 /// Writes the threads of a timeline.
 pub(super) fn write(code: &Code<'_>, timeline: &Timeline, threads: &mut Threads<'_>) -> io::Result<()> {
     let saved = code.saved;
     let pause_ns = (saved.about.period_ns().unwrap_or(0.0) * PAUSE_PERIODS) as u64;
-    // By process and its number: what the file calls it. Numbers come again after an exec.
+    // By process and its number: its number in the file. Process numbers recur after an exec.
     let mut pids: HashMap<(TextId, u32), String> = HashMap::new();
     let mut programs: HashMap<u32, usize> = HashMap::new();
     for (thread, markers) in timeline.threads.iter().zip(markers::by_thread(saved, timeline)) {
@@ -67,7 +68,7 @@ fn samples(code: &Code<'_>, thread: &ThreadTimeline, pause_ns: u64, into: &mut T
         if since_ns > before_ns.saturating_add(pause_ns) {
             into.add_sample(since_ns, None, 0, 0);
         }
-        // No CPU time means that the thread waited.
+        // Zero CPU time means that the thread waited.
         into.add_sample(sample.at_ns, stack, if waiting { 0 } else { sample.weight_ns }, sample.count);
         before_ns = sample.at_ns;
     }

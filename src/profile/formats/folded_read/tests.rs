@@ -1,7 +1,7 @@
 use super::*;
 use crate::profile::ByName;
 
-/// The stacks as folded lines.
+/// Formats the stacks as folded lines.
 fn lines(saved: &Saved) -> Vec<String> {
     let by_name = ByName::of(saved, false).expect("fits");
     let mut lines = Vec::new();
@@ -36,7 +36,7 @@ fn equal_stacks_are_added_up_and_frames_shared() {
 }
 
 #[test]
-fn threads_and_torn_stacks_are_roots() {
+fn threads_and_incomplete_stacks_are_roots() {
     let text = "p;(18);[incomplete];read 1\np;[incomplete];read 2\np;io (17) 3\np;io (17);[incomplete] 4\np;io (17);main 5\n";
     let saved = read(text.as_bytes(), "a").expect("reads");
     assert_eq!(lines(&saved), text.lines().collect::<Vec<_>>());
@@ -55,7 +55,7 @@ fn blank_lines_and_windows_line_ends_are_allowed() {
     assert_eq!(parsed(""), [""; 0]);
 }
 
-/// The stacks of a text and the remarks on it.
+/// The stacks of a text and its remarks.
 fn remarked(bytes: &[u8]) -> (Vec<String>, Vec<String>) {
     let mut tally = Tally::new("a.folded");
     let saved = read_lines(bytes, "a.folded", &mut tally).expect("reads");
@@ -63,7 +63,7 @@ fn remarked(bytes: &[u8]) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn any_other_line_is_skipped_and_told_by_file_and_number() {
+fn any_other_line_is_skipped_and_reported_by_file_and_number() {
     for bad in ["a;b", "a;b x", "a;b -1", "a;b 1.", "a;b .5", "a;b 1.5.5", "a;b ", "12", "a +1", "\u{a0} 1"] {
         let (stacks, remarks) = remarked(format!("ok 1\n\n{bad}\n").as_bytes());
         assert_eq!(stacks, ["ok 1"], "{bad:?}");
@@ -77,7 +77,7 @@ fn any_other_line_is_skipped_and_told_by_file_and_number() {
 }
 
 #[test]
-fn other_tools_lines_are_read() {
+fn lines_of_other_tools_are_read() {
     for (text, expected) in [
         ("# austin: 3.6.0\n# interval: 100\n#\n#x\na;b 3\n", &["a;b 3"][..]),
         ("#p;a 3\n", &["#p;a 3"]),
@@ -118,7 +118,7 @@ fn two_counts_on_every_line_are_a_difference() {
 }
 
 #[test]
-fn counts_are_never_silently_cut() {
+fn counts_are_never_silently_truncated() {
     let one = "a.folded:1: the count does not fit in 64 bits";
     assert_eq!(refused(b"a 18446744073709551616\n"), one);
     assert_eq!(refused(b"a 99999999999999999999999999999999999999999\n"), one);
@@ -135,7 +135,7 @@ fn an_endless_line_is_refused_without_reading_it_all() {
 }
 
 #[test]
-fn a_stack_is_as_deep_as_every_form_can_hold() {
+fn stacks_are_limited_to_the_depth_of_every_format() {
     for root in ["p", "p;io (7)", "p;io (7);[incomplete]"] {
         let deepest = format!("{root}{}", ";f".repeat(MAX_DEPTH));
         assert_eq!(read(format!("{deepest} 1\n").as_bytes(), "a").expect("reads").total(), 1);
@@ -146,7 +146,7 @@ fn a_stack_is_as_deep_as_every_form_can_hold() {
     }
 }
 
-/// Gives its bytes in pieces of any size, as pipes do.
+/// A reader that returns its bytes in pieces of any size, like pipes.
 struct Pieces<'a>(&'a [u8], usize);
 
 impl Read for Pieces<'_> {
@@ -171,7 +171,7 @@ fn input_in_pieces_and_lines_longer_than_a_block_are_read() {
 }
 
 #[test]
-fn random_lines_add_up_as_whole_lines_do() {
+fn random_lines_add_up_like_whole_lines() {
     let seed = std::time::UNIX_EPOCH.elapsed().map_or(1, |now| now.as_nanos() as u64) | 1;
     let mut state = seed;
     let mut below = |end: u64| {

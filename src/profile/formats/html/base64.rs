@@ -2,7 +2,7 @@
 
 const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// The text of bytes.
+/// Encodes bytes.
 pub(super) fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for group in bytes.chunks(3) {
@@ -23,7 +23,7 @@ mod tests {
     use super::encode;
 
     #[test]
-    fn the_examples_of_the_standard() {
+    fn matches_the_examples_of_the_standard() {
         for (bytes, text) in [
             ("", ""),
             ("f", "Zg=="),

@@ -1,4 +1,4 @@
-//! Source files and instructions in a page: of the functions that have most counts, within bounds.
+//! Source files and instructions in a page: for the functions with the most counts, within limits.
 
 use std::collections::BTreeMap;
 
@@ -7,36 +7,36 @@ use crate::escape::escape_source;
 use crate::profile::full::Full;
 use crate::trie::NodeId;
 
-/// Most functions whose instructions are in a page.
+/// Most functions with instructions in a page.
 const FUNCTIONS_MAX: usize = 200;
 /// Most instructions of a page.
 const INSTRUCTIONS_MAX: usize = 200_000;
 /// Most bytes of all source files of a page.
 pub const SOURCES_BYTES_MAX: usize = 16 << 20;
 
-/// Reads what code is.
+/// Reads source and instructions.
 pub trait CodeReader {
     /// The text of a source file, if it may be shown.
     fn source(&mut self, file: &str) -> Option<String>;
 
-    /// The instructions of the function at an offset in a file with a build id: offset and text of each. Empty where
-    /// they cannot be had.
+    /// The instructions of the function at a file offset in the file with a build id: offset and text of
+    /// each. Empty if unavailable.
     fn instructions(&mut self, path: &str, build_id: &str, offset: u64) -> Vec<(u64, String)>;
 
-    /// A source file was left out for want of room.
+    /// Called for a source file that was omitted for lack of room.
     fn leave_out(&mut self, file: &str);
 }
 
-/// A function whose code may be shown.
+/// A function with code to show.
 struct HotFunction {
     function: u32,
     total: u64,
-    /// An address of its own code, not of a function that it became part of.
+    /// An address of its own code, not of a function that it was inlined into.
     offset: u64,
 }
 
 impl Tables {
-    /// Reads source and instructions of the functions, those with most counts first.
+    /// Reads source and instructions of the functions, those with the most counts first.
     pub(super) fn read_code(&mut self, reader: &mut dyn CodeReader) -> Result<(), Full> {
         let functions = self.hot_functions();
         let mut left = SOURCES_BYTES_MAX;
@@ -70,7 +70,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Functions with counts, the heaviest first.
+    /// Functions with counts, the hottest first.
     fn hot_functions(&self) -> Vec<HotFunction> {
         let totals = self.totals();
         let mut functions: BTreeMap<u32, HotFunction> = BTreeMap::new();

@@ -1,17 +1,18 @@
-//! Columns of numbers as bytes: each number little-endian in base 128 ("varint"), plain, as the difference to the number
-//! before it, or as the distance to its own index. Neighbours are alike, so that gzip finds little bytes that repeat.
+//! Columns of numbers as bytes: each number little-endian in base 128 ("varint"), plain, as the difference to
+//! the previous number, or as the distance to its own index. Adjacent numbers are similar, so that gzip
+//! compresses well.
 
-/// Largest number that a script can tell from its neighbours.
+/// Largest number that a script represents exactly.
 pub(super) const NUMBER_MAX: u64 = (1 << 53) - 1;
 
-/// How the numbers of a column are written.
+/// Encoding of the numbers of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As they are.
+    /// Unchanged.
     Plain,
-    /// The difference to the number before, its sign in the lowest bit ("zigzag").
+    /// The difference to the previous number, with its sign in the lowest bit ("zigzag").
     Delta,
-    /// How far a number lies behind its index.
+    /// The distance from a number to its index.
     Back,
 }
 
@@ -25,7 +26,7 @@ impl Form {
     }
 }
 
-/// Columns one after another.
+/// Concatenated columns.
 #[derive(Default)]
 pub(super) struct Columns {
     list: Vec<(&'static str, &'static str, usize, usize)>,
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_take_as_many_bytes_as_they_need() {
+    fn numbers_have_variable_length() {
         assert_eq!(bytes(Form::Plain, &[0, 127, 128, 300]), [0, 127, 0x80, 1, 0xac, 2]);
         assert_eq!(bytes(Form::Delta, &[5, 5, 4, 70]), [10, 0, 1, 0x84, 1]);
         assert_eq!(bytes(Form::Back, &[0, 0, 1, 1]), [0, 1, 1, 2]);

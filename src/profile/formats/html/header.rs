@@ -1,4 +1,4 @@
-//! The part of a page's data that is JSON: what is known of the recordings, the strings, the list of columns.
+//! The JSON part of a page's data: facts about the recordings, the strings, the list of columns.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::super::super::saved::Saved;
 use crate::escape::escape_line;
 
-/// All of it.
+/// The whole header.
 #[derive(Serialize)]
 pub(super) struct Header<'a> {
     pub(super) form: u32,
@@ -30,7 +30,7 @@ pub(super) struct Library<'a> {
     pub(super) build_id: &'a str,
 }
 
-/// What two profiles are compared by.
+/// Measure of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Measure {
@@ -38,18 +38,18 @@ pub enum Measure {
     Seconds,
     /// Counts.
     Samples,
-    /// Parts of each profile.
+    /// Fractions of each profile.
     Shares,
 }
 
-/// How two profiles are compared.
+/// The kind of comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compare {
-    /// By what.
+    /// The measure.
     pub measure: Measure,
-    /// By what counts of base and new are multiplied so that equal numbers are equal work.
+    /// Factors for counts of base and new that make equal numbers equal work.
     pub scales: (f64, f64),
-    /// The measure, and how the whole changed.
+    /// The measure, and the change of the total, in words.
     pub words: String,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Side {
     idle: Option<bool>,
     version: Option<String>,
     source: Option<String>,
-    /// Its stacks are those of single threads.
+    /// Its stacks are by thread.
     by_thread: bool,
     total: u64,
     lost: BTreeMap<String, u64>,
@@ -75,7 +75,7 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// A profile; `total` is what of it is in the page.
+    /// Describes a profile; `total` is its part in the page.
     pub(super) fn of(saved: &Saved, name: &str, total: u64, source: Option<&str>) -> Side {
         let about = &saved.about;
         Side {

@@ -1,17 +1,17 @@
-//! How two profiles that are compared become one.
+//! Options for merging two compared profiles.
 
 use std::borrow::Cow;
 
-/// How two profiles that are compared become one.
+/// Options for merging two compared profiles.
 #[derive(Clone, Copy)]
 pub struct Matching<'m> {
-    /// The name under which a function of either profile is found.
+    /// Normalizes the name of a function of either profile.
     pub name: &'m dyn Fn(&str) -> String,
-    /// What all processes of this profile are called.
+    /// Name for all processes of this profile.
     pub process: Option<&'m str>,
-    /// Inlined functions are functions; else their counts are those of the function that they are part of.
+    /// Inlined functions are separate; else their counts belong to the function that they are inlined into.
     pub inlines: bool,
-    /// Stacks of waiting threads are compared, too.
+    /// Include stacks of waiting threads.
     pub waiting: bool,
 }
 

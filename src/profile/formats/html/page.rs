@@ -1,15 +1,15 @@
-//! The page around the data: markup, style, script, and the policy by which a browser runs that script and nothing else.
+//! The page around the data: markup, style, script, and the policy by which a browser runs only that script.
 //!
-//! The script is the modules of src/html one after another, in the order of their imports, without `import` and `export`: one
-//! scope, which is why each name is there once. The files are what a browser runs: there is no bundler to install, and
-//! nothing generated to keep up to date.
+//! The script is the concatenated modules of src/html, in the order of their imports, without `import` and
+//! `export`: one scope, which is why names are unique across modules. The files are what a browser runs:
+//! there is no bundler to install, and nothing generated to keep up to date.
 
 use std::io::{self, Write};
 
 use super::base64;
 use super::sha256::sha256;
 
-/// The modules, each after those that it imports.
+/// The modules, each after its imports.
 const MODULES: [(&str, &str); 29] = [
     ("bytes.js", include_str!("../../../html/bytes.js")),
     ("data.js", include_str!("../../../html/data.js")),
@@ -45,7 +45,7 @@ const MODULES: [(&str, &str); 29] = [
 const STYLE: &str = include_str!("../../../html/style.css");
 const MARKUP: &str = include_str!("../../../html/page.html");
 
-/// Writes the page with its data, which is base64.
+/// Writes the page with its base64 data.
 pub(super) fn write(data: &str, out: &mut dyn Write) -> io::Result<()> {
     let script = script();
     let policy = policy(&script, STYLE);
@@ -68,7 +68,7 @@ pub(super) fn write(data: &str, out: &mut dyn Write) -> io::Result<()> {
     out.flush()
 }
 
-/// The script: all modules, then what starts them.
+/// The script: all modules, then the call that starts them.
 pub(super) fn script() -> String {
     let mut script = String::from("\"use strict\";\n");
     for (name, module) in MODULES {
@@ -81,7 +81,7 @@ pub(super) fn script() -> String {
     script + "main();\n"
 }
 
-/// No request to anywhere; this script and this style; no text is ever parsed as markup.
+/// The policy: no requests at all; only this script and this style; no text is parsed as markup.
 fn policy(script: &str, style: &str) -> String {
     let digest = |text: &str| base64::encode(&sha256(text.as_bytes()));
     format!(

@@ -1,4 +1,4 @@
-//! SHA-256 (FIPS 180-4), by which a Content-Security-Policy names the one script that may run.
+//! SHA-256 (FIPS 180-4), by which a Content-Security-Policy identifies the only permitted script.
 
 /// The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
 const K: [u32; 64] = [
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_of_the_standard() {
+    fn matches_the_examples_of_the_standard() {
         assert_eq!(hex(b""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
         assert_eq!(hex(b"abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
         assert_eq!(

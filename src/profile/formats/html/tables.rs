@@ -1,8 +1,9 @@
 //! The tables of a page: libraries, functions, frames, threads, nodes, counts.
 //!
-//! Nodes are paths of frames without their thread: threads that do the same share them, and a count, or a sample with a
-//! time, is a row of root, node and value. A frame is a function with its line and address; inlined functions are frames
-//! of their own. Of a comparison frames are functions alone: lines and addresses differ between builds.
+//! Nodes are paths of frames without their thread: threads with the same paths share them, and a count, or a
+//! sample with a time, is a row of root, node and value. A frame is a function with its line and address;
+//! inlined functions are separate frames. In a comparison frames are only functions: lines and addresses
+//! differ between builds.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -23,7 +24,7 @@ use crate::trie::{FrameWords, Key, NodeId, Trie};
 const ROOT_INCOMPLETE: u64 = 1;
 const ROOT_WAITING: u64 = 2;
 
-/// What code a function is; the numbers are those of src/html/data.js.
+/// Kind of a function's code; the numbers are those of src/html/data.js.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::profile::formats) enum FunctionKind {
     #[default]
@@ -39,7 +40,7 @@ pub(in crate::profile::formats) enum FunctionKind {
 pub(super) struct PageFrame {
     pub(super) function: u32,
     line: u32,
-    /// Offset in the file of the library; 0 if it is not known.
+    /// Offset in the library's file; 0 if unknown.
     pub(super) address: u64,
     pub(super) inlined: bool,
 }
@@ -57,14 +58,14 @@ impl Key for PageFrame {
 
 struct Function {
     name: TextId,
-    /// Index of the library, plus one; 0 where it is not known.
+    /// Index of the library, plus one; 0 if unknown.
     library: u32,
     file: TextId,
     line: u32,
     kind: FunctionKind,
 }
 
-/// Counts of a stack at a time.
+/// Counts of a stack at a point in time.
 struct TimedCount {
     at_ns: u64,
     root: u32,
@@ -72,7 +73,7 @@ struct TimedCount {
     value: u64,
 }
 
-/// What happened besides.
+/// An event or a loss.
 struct PageEvent {
     at_ns: u64,
     duration_ns: u64,
@@ -82,14 +83,14 @@ struct PageEvent {
     text: TextId,
 }
 
-/// A loss of most of the time; src/html/data.js has these numbers, too.
+/// A loss of most of the interval; src/html/data.js has these numbers, too.
 const EVENT_GAP: u64 = 0;
-/// A loss that is spread over a time of which most is known.
+/// A loss spread over an interval that is mostly known.
 const EVENT_LOSS: u64 = 1;
 /// The first kind of the profile's own events.
 const EVENT_OWN: u64 = 2;
 
-/// Samples of a page; beyond, each stands for several counts.
+/// Most samples of a page; beyond that, each represents several counts.
 const SAMPLES_MAX: u64 = 1 << 21;
 
 struct Count {
@@ -104,7 +105,7 @@ struct Count {
 pub(super) struct Code {
     /// Text by path.
     pub(super) sources: BTreeMap<String, String>,
-    /// Function, offset in the file of its library, and number of the text.
+    /// Function, offset in its library's file, and index of the text.
     pub(super) instructions: Vec<(u32, u64, u32)>,
 }
 
@@ -117,7 +118,7 @@ pub(super) struct Tables {
     library_by_text: HashMap<TextId, u32>,
     functions: Vec<Function>,
     function_of: HashMap<(TextId, u32, TextId), u32>,
-    /// Process, and name and id, plus one, where threads are kept apart.
+    /// Process, and name and id, plus one, if threads are kept apart.
     threads: Vec<(TextId, TextId, u64)>,
     thread_of: HashMap<(TextId, TextId, u64), u32>,
     /// Thread and flags.
@@ -132,7 +133,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// The number of a text.
+    /// The index of a text.
     pub(super) fn intern(&mut self, text: &str) -> Result<u32, Full> {
         self.texts.intern(text).map(|text| text.0)
     }
@@ -154,7 +155,7 @@ impl Tables {
         self.nodes.frame(self.nodes.frame_of(node)?)
     }
 
-    /// Counts of each node and of all below it.
+    /// Inclusive counts of each node.
     pub(super) fn totals(&self) -> Vec<u64> {
         let mut totals = vec![0u64; self.nodes.node_count()];
         for count in &self.counts {
@@ -173,9 +174,9 @@ impl Tables {
         totals
     }
 
-    /// Adds a profile, which is the next side. Returns the counts that were added.
+    /// Adds a profile as the next side. Returns the added counts.
     pub(super) fn add(&mut self, saved: &Saved, matching: Option<&Matching<'_>>) -> Result<u64, Full> {
-        // Of a comparison times mean nothing.
+        // In a comparison times are meaningless.
         let timeline = saved.timeline().filter(|_| matching.is_none());
         let side = self.sides;
         self.sides += 1;
@@ -208,7 +209,7 @@ impl Tables {
         })?;
         if let Some(timeline) = timeline {
             self.add_timeline(saved, timeline, &places)?;
-            // Samples of threads that found no room in the timeline.
+            // Samples of threads that did not fit in the timeline.
             let over_time = timeline.counts();
             for (there, place) in (0..).map(NodeId).zip(&places) {
                 let value = trie.count(there).saturating_sub(over_time.get(&there).copied().unwrap_or(0));
@@ -220,8 +221,8 @@ impl Tables {
         Ok(total)
     }
 
-    /// Adds the samples of a profile over time, and the counts that they are, by their own threads. `places` has the
-    /// root and the node of each node of the profile.
+    /// Adds the timed samples of a profile, and their counts, by thread. `places` has the root and the node
+    /// of each node of the profile.
     fn add_timeline(
         &mut self,
         saved: &Saved,
@@ -249,7 +250,7 @@ impl Tables {
         self.add_events(saved, timeline)
     }
 
-    /// Adds losses, with how many samples each is, and events.
+    /// Adds losses, each with its number of samples, and events.
     fn add_events(&mut self, saved: &Saved, timeline: &Timeline) -> Result<(), Full> {
         let period_ns = saved.about.period_ns().unwrap_or(f64::INFINITY);
         for loss in &timeline.losses {
@@ -298,7 +299,7 @@ impl Tables {
             let mut here: Vec<PageFrame> = Vec::with_capacity(lines.len().max(1));
             let mut result = Ok(());
             saved.names_of(index as u32, false, &mut |name| {
-                // The outermost is the function that the others became part of.
+                // The outermost is the function that the others were inlined into.
                 if result.is_err() || matching.is_some_and(|m| !m.inlines && !here.is_empty()) {
                     return;
                 }
@@ -328,7 +329,7 @@ impl Tables {
         Ok(all)
     }
 
-    /// Index of a library, plus one. Of a comparison libraries are told apart by the names of their files.
+    /// Index of a library, plus one. In a comparison libraries are distinguished by file name.
     fn library(&mut self, saved: &Saved, mapping: &Mapping, by_name: bool) -> Result<u32, Full> {
         let path = saved.text(mapping.path);
         let name = file_name(path);
@@ -344,7 +345,7 @@ impl Tables {
         }))
     }
 
-    /// Index of a function. Of a comparison functions of one name are one, whatever their source file.
+    /// Index of a function. In a comparison functions of one name are merged, whatever their source file.
     fn function(&mut self, name: &str, library: u32, file: &str, by_name: bool) -> Result<u32, Full> {
         let name = self.texts.intern(if name.is_empty() { UNKNOWN } else { name })?;
         let file = self.texts.intern(file)?;
@@ -356,7 +357,7 @@ impl Tables {
         }))
     }
 
-    /// Index of a root; `None` for one that is not compared.
+    /// Index of a root; `None` for one that is excluded from the comparison.
     fn root(
         &mut self,
         saved: &Saved,
@@ -369,7 +370,7 @@ impl Tables {
         let process = matching.and_then(|matching| matching.process).unwrap_or(saved.text(root.process));
         let process = self.texts.intern(&shown(process))?;
         let (name, id) = match root.thread {
-            // Numbers differ from run to run.
+            // Thread numbers differ from run to run.
             Some((name, id)) => {
                 (self.texts.intern(saved.text(name))?, if matching.is_some() { 0 } else { id })
             }
@@ -474,7 +475,7 @@ impl Tables {
         out
     }
 
-    /// Root, node, and the counts of each side, sorted; each place once.
+    /// Root, node, and the counts of each side, sorted; each pair once.
     fn rows(&self) -> Vec<(u32, u32, [u64; 2])> {
         let mut order: Vec<&Count> = self.counts.iter().collect();
         order.sort_unstable_by_key(|count| (count.root, count.node, count.side));
@@ -492,10 +493,10 @@ impl Tables {
     }
 }
 
-/// What an event says to people.
+/// The text of an event for people.
 fn event_text(saved: &Saved, event: &Event) -> String {
     let text = saved.text(event.text);
-    // A process without samples has the name of its first thread.
+    // A process without samples is named after its first thread.
     let process = Some(saved.text(event.process)).filter(|name| !name.is_empty()).unwrap_or(text);
     let words = event.kind.words();
     match event.kind {
@@ -506,7 +507,8 @@ fn event_text(saved: &Saved, event: &Event) -> String {
     }
 }
 
-/// What code a function is, by its name and the path of its module. A profile without modules tells nothing of JIT code.
+/// The kind of a function's code, by its name and the path of its module. Without modules JIT code cannot be
+/// recognised.
 pub(in crate::profile::formats) fn kind_of(name: &str, path: &str, has_modules: bool) -> FunctionKind {
     let is_jit_path = path.is_empty()
         || ["[jit]", "[anon", "//anon", "/memfd:", "[heap]"].iter().any(|p| path.starts_with(p));

@@ -1,4 +1,5 @@
-//! The page: the same bytes for the same profile, a policy that names its script, and no text of a profile outside of the data.
+//! The page: deterministic output, a policy that identifies its script, and no text of a profile outside of
+//! the data.
 
 use std::io::Read;
 
@@ -7,7 +8,7 @@ use crate::profile::formats::folded_read;
 use crate::profile::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
 use crate::profile::{About, SavedBuilder, StackRoot, TextId};
 
-/// Names that would do something in a page that put them into its markup.
+/// Names that would have an effect in markup.
 const HOSTILE: [&str; 8] = [
     "</script><script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
@@ -29,7 +30,7 @@ fn html(saved: &Saved, title: &str) -> String {
     String::from_utf8(out).expect("text")
 }
 
-/// What stands between two marks.
+/// The text between two delimiters.
 fn between<'t>(text: &'t str, before: &str, after: &str) -> &'t str {
     let (_, rest) = text.split_once(before).expect(before);
     rest.split_once(after).expect(after).0
@@ -68,7 +69,7 @@ fn plain(page: &str, wanted: &str) -> Vec<u64> {
     numbers(page, wanted, "plain")
 }
 
-/// The numbers of a column of this form, as they are written.
+/// The encoded numbers of a column of this form.
 fn numbers(page: &str, wanted: &str, form: &str) -> Vec<u64> {
     let (header, columns) = data(page);
     let mut at = 0;
@@ -95,13 +96,13 @@ fn numbers(page: &str, wanted: &str, form: &str) -> Vec<u64> {
 }
 
 #[test]
-fn the_same_profile_is_the_same_page() {
+fn the_same_profile_gives_the_same_page() {
     let text = "p;main;a;b 3\np;main;c 4\np;[incomplete];x 1\n";
     assert_eq!(html(&saved(text), "t"), html(&saved(text), "t"));
 }
 
 #[test]
-fn the_page_is_all_there_and_small() {
+fn the_page_is_complete_and_small() {
     let page = html(&saved("p;main 1\n"), "t");
     let data = between(&page, "id=\"profile\">", "</script>");
     assert!(page.len() - data.len() <= 250_000, "{} bytes without data", page.len() - data.len());
@@ -115,7 +116,7 @@ fn the_page_is_all_there_and_small() {
 }
 
 #[test]
-fn the_policy_names_the_script_and_the_style_as_they_are() {
+fn the_policy_has_the_hashes_of_script_and_style() {
     let page = html(&saved("p;main 1\n"), "t");
     let digest = |text: &str| format!("'sha256-{}'", base64::encode(&sha256::sha256(text.as_bytes())));
     let policy = between(&page, "Content-Security-Policy\" content=\"", "\">");
@@ -131,9 +132,9 @@ fn modules_are_joined_to_one_script() {
     for line in script.lines() {
         assert!(!line.starts_with("import ") && !line.starts_with("export "), "{line}");
     }
-    // What ends or hides the script element.
+    // Text that ends or hides the script element.
     assert!(!script.contains("</script") && !script.contains("<!--"));
-    // A sink of markup has no place in it.
+    // Functions that parse markup are not allowed.
     for sink in
         ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "eval(", "Function("]
     {
@@ -142,7 +143,7 @@ fn modules_are_joined_to_one_script() {
 }
 
 #[test]
-fn nothing_of_a_profile_is_markup() {
+fn profile_text_is_never_markup() {
     let plain = html(&saved("p;main 1\n"), "t");
     let without_data = |page: &str| {
         let data = between(page, "id=\"profile\">", "</script>").to_owned();
@@ -157,7 +158,7 @@ fn nothing_of_a_profile_is_markup() {
             lost: [(name.to_owned(), 3)].into(),
             ..hostile.about.clone()
         };
-        // As a profile does whose builder is done.
+        // The builder does the same at the end.
         hostile.about.escape();
         let page = html(&hostile, name);
         assert_eq!(without_data(&page), expected, "{name:?}");
@@ -168,7 +169,7 @@ fn nothing_of_a_profile_is_markup() {
 }
 
 #[test]
-fn any_names_are_in_the_data_alone() {
+fn arbitrary_names_are_only_in_the_data() {
     let expected = html(&saved("p;main 1\n"), "t").len();
     let mut state = 35u64;
     // The high bits of a linear congruential generator.
@@ -208,7 +209,7 @@ fn any_names_are_in_the_data_alone() {
 }
 
 #[test]
-fn counts_are_those_of_the_profile() {
+fn counts_match_the_profile() {
     let page = html(&saved("p;main;a;b 300\np;main;a 4\nq;main;a 5\np;[incomplete];x 1\n"), "t");
     let mut counts = plain(&page, "count.value");
     counts.sort_unstable();
@@ -216,7 +217,7 @@ fn counts_are_those_of_the_profile() {
     let (header, _) = data(&page);
     assert_eq!(header["sides"][0]["total"], 310);
     assert_eq!(header["compare"], serde_json::Value::Null);
-    // The top, and the nodes of `main;a;b` and `x`: the two processes share `main;a`.
+    // The root, and the nodes of `main;a;b` and `x`: the two processes share `main;a`.
     assert_eq!(plain(&page, "node.frame").len(), 1 + 4);
 }
 
@@ -237,7 +238,7 @@ fn two_profiles_share_their_functions() {
     assert_eq!(data(&page).0["sides"][1]["total"], 20);
 }
 
-/// Gives source of one directory and instructions of one library.
+/// Returns source of one directory and instructions of one library.
 #[derive(Default)]
 struct Fake {
     left_out: Vec<String>,
@@ -263,7 +264,7 @@ impl CodeReader for Fake {
 }
 
 #[test]
-fn source_and_instructions_are_data_of_the_page() {
+fn source_and_instructions_are_in_the_data() {
     use crate::profile::saved::{Function, Line, Mapping, StackRoot};
     let mut builder = crate::profile::SavedBuilder::new(About { hz: Some(100), ..About::default() });
     let mut text = |text: &str| builder.text(text).expect("few");
@@ -285,7 +286,7 @@ fn source_and_instructions_are_data_of_the_page() {
     let mut page = Page::of(&saved, "t", None).expect("fits");
     let mut fake = Fake::default();
     page.embed(&mut fake).expect("fits");
-    // The library is asked once for each function, and not for those that became part of them.
+    // Requested once per function, and not for inlined ones.
     assert_eq!(fake.asked.len(), 3);
     assert_eq!(fake.asked[0], ("/lib/libx.so".to_owned(), "0a0b".to_owned(), 0x120));
     assert_eq!(fake.left_out, ["/src/large.c", "/src/large.c"]);
@@ -297,7 +298,7 @@ fn source_and_instructions_are_data_of_the_page() {
     let columns = header["columns"].as_array().expect("a list");
     let column = columns.iter().find(|column| column[0] == "instruction.address").expect("a column");
     assert_eq!(column[2], 6);
-    // A page without code is what it was.
+    // A page without code is unchanged.
     let bare = Page::of(&saved, "t", None).expect("fits");
     let mut out = Vec::new();
     bare.write(&mut out).expect("writes");
@@ -306,7 +307,7 @@ fn source_and_instructions_are_data_of_the_page() {
 }
 
 #[test]
-fn samples_and_events_are_in_the_page_at_their_times() {
+fn samples_and_events_have_their_times() {
     let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
     let process = builder.text("p").expect("fits");
     let root = StackRoot { process, thread: None, complete: true, waiting: false };
@@ -327,7 +328,7 @@ fn samples_and_events_are_in_the_page_at_their_times() {
     let timeline = Timeline { step_ns: None, threads: vec![thread], losses, events: vec![event] };
     builder.set_timeline(timeline);
     let page = html(&builder.finish(), "t");
-    // Each count is a sample; those that were joined end at equal distances. Counts without a time are there, too.
+    // Each count is a sample; merged ones end at equal distances. Counts without a time are included, too.
     let mut at_ns = 0;
     let deltas = numbers(&page, "sample.time", "delta");
     let times: Vec<i64> = deltas
@@ -340,7 +341,7 @@ fn samples_and_events_are_in_the_page_at_their_times() {
     assert_eq!(times, [5, 8, 9].map(|ms| ms * ns as i64));
     assert_eq!(plain(&page, "sample.value"), [1, 1, 1]);
     assert_eq!(plain(&page, "count.value").iter().sum::<u64>(), 12);
-    // A gap, a loss that is spread, and the start of the thread, which has the second lane.
+    // A gap, a spread loss, and the start of the thread in the second lane.
     assert_eq!(plain(&page, "event.kind"), [0, 1, 3]);
     assert_eq!(plain(&page, "event.duration"), [2 * ns, 90 * ns, 0]);
     assert_eq!(plain(&page, "event.thread"), [0, 0, 2]);
@@ -356,7 +357,7 @@ fn samples_and_events_are_in_the_page_at_their_times() {
 }
 
 #[test]
-fn a_count_that_no_recording_has_is_no_sample_each() {
+fn huge_counts_are_not_expanded_to_samples() {
     let mut builder = SavedBuilder::new(About { hz: Some(1000), ..About::default() });
     let process = builder.text("p").expect("fits");
     let root = StackRoot { process, thread: None, complete: true, waiting: false };

@@ -1,6 +1,7 @@
-//! Attributes of an OTLP file that is read: key and value, and what those mean that a profile has a place for.
+//! Attributes of an OTLP file being read: key and value, and their meaning in a profile.
 //!
-//! Input: encoded attributes, hostile. Output: values as slices of the file, so that nested ones cost no memory.
+//! Input: encoded attributes, hostile. Output: values as slices of the file, so that nested ones cost no
+//! memory.
 
 use std::borrow::Cow;
 
@@ -13,7 +14,7 @@ use crate::profile::formats::{Malformed, encoding};
 /// A value of an attribute.
 #[derive(Clone, Copy, Default)]
 pub(super) enum Any<'a> {
-    /// None, or of a kind that no attribute that is read has.
+    /// No value, or one of an unsupported kind.
     #[default]
     Other,
     Text(&'a [u8]),
@@ -44,7 +45,7 @@ impl<'a> Any<'a> {
         Ok(parsed)
     }
 
-    /// Calls `visit` with each text that stands in a list. Those of the dictionary are left out: a small list can name a
+    /// Calls `visit` with each text in a list, except those of the dictionary: a small list can refer to a
     /// large text any number of times.
     pub(super) fn for_each_text(
         self,
@@ -98,21 +99,21 @@ fn of_resource<'k, 'a: 'k>(
     Ok((key, parsed))
 }
 
-/// What is known of the process of a resource.
+/// Facts about the process of a resource.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Resource<'a> {
-    /// Its name, from the attribute that tells it best.
+    /// Its name, from the most specific attribute.
     pub(super) process: Any<'a>,
-    /// That is a path.
+    /// The name is a path.
     pub(super) is_path: bool,
     pub(super) pid: Option<u32>,
 }
 
 impl<'a> Resource<'a> {
-    /// Of the encoded message.
+    /// Reads the encoded message.
     pub(super) fn read(bytes: &'a [u8], tables: &Tables<'a>) -> Result<Resource<'a>, Malformed> {
         let mut resource = Resource::default();
-        // The best of the keys so far.
+        // The rank of the best key so far.
         let mut rank = 0;
         for_each_field(bytes, &"a resource", |number, value| {
             let (field::RESOURCE_ATTRIBUTES, Value::Bytes(attribute)) = (number, value) else {

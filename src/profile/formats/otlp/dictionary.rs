@@ -1,7 +1,8 @@
-//! The dictionary of an OTLP file that is written: each text, mapping, function, location, stack and attribute once.
+//! The dictionary of an OTLP file being written: each text, mapping, function, location, stack and attribute
+//! once.
 //!
-//! Input: parts of a [`Saved`], as samples need them. Output: their indexes, and the encoded tables. What no sample
-//! leads to is not written. Index 0 of each table is its empty item.
+//! Input: parts of a [`Saved`], as samples need them. Output: their indexes, and the encoded tables. Parts
+//! without samples are not written. Index 0 of each table is its empty item.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,10 +18,10 @@ use crate::profile::saved::Saved;
 use crate::profile::texts::TextId;
 use crate::trie::NodeId;
 
-/// What names of functions of the kernel end with.
+/// Suffix of kernel functions' names.
 const KERNEL_MARK: &str = "_[k]";
 
-/// A table: its items, encoded, and their number.
+/// A table: its encoded items and their number.
 struct Table {
     field: u32,
     bytes: Vec<u8>,
@@ -32,14 +33,14 @@ impl Table {
         Table { field, bytes: Vec::new(), count: 0 }
     }
 
-    /// Appends an item; its index.
+    /// Appends an item; returns its index.
     fn push(&mut self, item: &impl Message) -> io::Result<i32> {
         encode_key(self.field, WireType::LengthDelimited, &mut self.bytes);
         item.encode_length_delimited(&mut self.bytes).map_err(io::Error::other)?;
         self.next()
     }
 
-    /// Appends a text; its index.
+    /// Appends a text; returns its index.
     fn push_text(&mut self, text: &str) -> io::Result<i32> {
         encode_key(self.field, WireType::LengthDelimited, &mut self.bytes);
         encode_varint(text.len() as u64, &mut self.bytes);
@@ -54,17 +55,17 @@ impl Table {
     }
 }
 
-/// The tables, as far as they were needed.
+/// The tables, built on demand.
 pub(super) struct Dictionary<'s> {
     saved: &'s Saved,
     texts: HashMap<Cow<'s, str>, i32>,
     /// By encoded attribute.
     attributes: HashMap<Vec<u8>, i32>,
-    /// By their number in the profile; 0 for those that were not needed.
+    /// By index in the profile; 0 for unused ones.
     locations: Vec<i32>,
     functions: Vec<i32>,
     mappings: Vec<i32>,
-    /// By node of the trie: which path of frames it stands for, whatever its root.
+    /// By node of the trie: its path of frames, independent of the root.
     paths: Vec<u32>,
     /// By path.
     stacks: Vec<i32>,
@@ -77,7 +78,7 @@ pub(super) struct Dictionary<'s> {
 }
 
 impl<'s> Dictionary<'s> {
-    /// Tables with their empty items only.
+    /// Returns tables with only their empty items.
     pub(super) fn new(saved: &'s Saved) -> io::Result<Dictionary<'s>> {
         let (paths, path_count) = paths(saved);
         let mut dictionary = Dictionary {
@@ -105,10 +106,10 @@ impl<'s> Dictionary<'s> {
         Ok(dictionary)
     }
 
-    /// The encoded tables, one after the other.
+    /// The encoded tables in order.
     pub(super) fn finish(self) -> io::Result<Vec<Vec<u8>>> {
         let mut link_table = Table::new(field::LINK_TABLE);
-        // Some readers want ids of their full length, also of the link that is none.
+        // Some readers require ids of full length, also in the empty link.
         link_table.push(&proto::Link { trace_id: vec![0; 16], span_id: vec![0; 8] })?;
         let tables = [
             self.mapping_table,
@@ -122,7 +123,7 @@ impl<'s> Dictionary<'s> {
         Ok(tables.into_iter().map(|table| table.bytes).collect())
     }
 
-    /// A text.
+    /// The index of a text.
     pub(super) fn text(&mut self, text: impl Into<Cow<'s, str>>) -> io::Result<i32> {
         let text = text.into();
         if let Some(known) = self.texts.get(&text) {
@@ -133,13 +134,13 @@ impl<'s> Dictionary<'s> {
         Ok(index)
     }
 
-    /// A text of the profile.
+    /// The index of a text of the profile.
     fn text_of(&mut self, text: TextId) -> io::Result<i32> {
         let saved = self.saved;
         self.text(saved.text(text))
     }
 
-    /// An attribute.
+    /// The index of an attribute.
     pub(super) fn attribute(&mut self, key: &'static str, value: Any) -> io::Result<i32> {
         let key = self.text(key)?;
         let attribute = proto::KeyValueAndUnit { key, value: Some(AnyValue { value: Some(value) }) };
@@ -152,7 +153,7 @@ impl<'s> Dictionary<'s> {
         Ok(index)
     }
 
-    /// The stack of a node, without its root.
+    /// The index of a node's stack, without its root.
     pub(super) fn stack(&mut self, node: NodeId) -> io::Result<i32> {
         let path = self.paths.get(node.0 as usize).copied().unwrap_or(0) as usize;
         match self.stacks.get(path) {
@@ -252,7 +253,7 @@ impl<'s> Dictionary<'s> {
     }
 }
 
-/// By node: the number of its path of frames, the same below each root; and how many there are.
+/// By node: the number of its path of frames, equal below each root; and the number of paths.
 fn paths(saved: &Saved) -> (Vec<u32>, usize) {
     let mut known: HashMap<(u32, u32), u32> = HashMap::new();
     let mut count = 1u32;

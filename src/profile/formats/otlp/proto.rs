@@ -1,9 +1,9 @@
 //! The messages of profiles.proto (`v1development`) and of common.proto that they need, field by field.
 //!
-//! Large messages are gone through one field at a time (`formats/protobuf.rs`), so that a file's size is not multiplied
-//! in memory.
+//! Large messages are read one field at a time (`formats/protobuf.rs`), so that a file's size is not
+//! multiplied in memory.
 
-/// Field numbers of messages that are not decoded whole.
+/// Field numbers of messages that are not decoded as a whole.
 pub(super) mod field {
     // ProfilesData
     pub(in super::super) const RESOURCE_PROFILES: u32 = 1;
@@ -54,7 +54,7 @@ pub(super) mod field {
     pub(in super::super) const ARRAY_VALUES: u32 = 1;
 }
 
-/// What a value is (`cpu`) and in which unit (`nanoseconds`); both are strings of the table.
+/// Kind (`cpu`) and unit (`nanoseconds`) of a value; both are strings of the table.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct ValueType {
     #[prost(int32, tag = "1")]
@@ -63,7 +63,7 @@ pub(super) struct ValueType {
     pub unit: i32,
 }
 
-/// A stack with what was observed of it.
+/// A stack with its observations.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Sample {
     #[prost(int32, tag = "1")]
@@ -76,7 +76,7 @@ pub(super) struct Sample {
     pub timestamps_unix_ns: Vec<u64>,
 }
 
-/// A part of a file that was mapped as code.
+/// A part of a file mapped as code.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Mapping {
     #[prost(uint64, tag = "1")]
@@ -160,14 +160,14 @@ pub(super) struct KeyValue {
     pub value: Option<AnyValue>,
 }
 
-/// What was profiled.
+/// The profiled resource.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Resource {
     #[prost(message, repeated, tag = "1")]
     pub attributes: Vec<KeyValue>,
 }
 
-/// What profiled it.
+/// The profiler.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Scope {
     #[prost(string, tag = "1")]
@@ -183,7 +183,7 @@ pub(super) struct AnyValue {
     pub value: Option<Any>,
 }
 
-/// The kinds of values that are written.
+/// The supported kinds of values.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub(super) enum Any {
     #[prost(string, tag = "1")]

@@ -1,9 +1,9 @@
-//! OTLP, of any program, as a saved profile.
+//! Converts OTLP, of any program, to a saved profile.
 //!
-//! Input: the unpacked message, hostile. Output: [`Saved`], or what is wrong and where. The message is gone through for
-//! the dictionary, for what its profiles count, and for the samples. A file can have many profiles: those are read that
-//! count what the first one counts, which viewers show. Times of other clocks than the recording's are taken from the
-//! earliest.
+//! Input: the unpacked message, hostile. Output: [`Saved`], or an error with its position. Separate passes
+//! read the dictionary, the types of its profiles, and the samples. A file can have many profiles: only those
+//! with the same type as the first are read, which viewers show. If times are of another clock than the
+//! recording's, they are relative to the earliest.
 
 mod profiles;
 mod samples;
@@ -26,17 +26,17 @@ use samples::Reader;
 /// Reads an unpacked profile.
 ///
 /// # Errors
-/// What is wrong, and where, as a line for people.
+/// The error and its position, as a line for people.
 pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
     let mut tally = Tally::new("profile");
     let saved = read_samples(bytes, &mut tally)?;
     tally.judge(false).map(|_| saved).map_err(|why| Malformed::from(why.to_string()))
 }
 
-/// Reads an unpacked profile, and counts the samples that are not understood.
+/// Reads an unpacked profile, and counts invalid samples.
 ///
 /// # Errors
-/// What is wrong, and where, as a line for people without the name of the file.
+/// The error and its position, as a line for people without the name of the file.
 pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<Saved, Malformed> {
     let tables = Tables::read(bytes)?;
     let all = profiles(bytes, &tables)?;
@@ -71,7 +71,7 @@ pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally)
     Ok(builder.finish())
 }
 
-/// When the clock of the profile begins, nanoseconds since 1970.
+/// Origin of the profile's clock, nanoseconds since 1970.
 fn begin_ns(profiles: &[&Profile<'_, '_>], header: &Header) -> u64 {
     let begin_ns = header.about.time_unix_ns.unwrap_or(0);
     if header.is_ours {
@@ -79,18 +79,18 @@ fn begin_ns(profiles: &[&Profile<'_, '_>], header: &Header) -> u64 {
     }
     let first_ns = profiles.iter().filter_map(|profile| profile.first_ns()).min();
     match first_ns {
-        // Without a beginning, or with one of another clock.
+        // Without a start, or with one of another clock.
         Some(first_ns) if begin_ns == 0 || begin_ns > first_ns => first_ns,
         _ => begin_ns,
     }
 }
 
-/// What profiles tell beside their samples.
+/// Data of profiles other than samples.
 #[derive(Default)]
 struct Header {
     about: About,
     is_ours: bool,
-    /// JSON of what a timeline has beside samples.
+    /// JSON of a timeline's data other than samples.
     times: String,
 }
 
@@ -119,7 +119,7 @@ impl Header {
         if let [Some(pid)] = pids.iter().collect::<Vec<_>>().as_slice() {
             header.about.pid = Some(*pid);
         }
-        // One attribute can be named any number of times.
+        // One attribute can be referenced any number of times.
         let mut known = HashSet::new();
         let mut comments = 0;
         for index in profiles.iter().flat_map(|profile| &profile.attributes) {

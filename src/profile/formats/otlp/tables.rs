@@ -1,7 +1,7 @@
-//! The dictionary of an OTLP file that is read.
+//! The dictionary of an OTLP file being read.
 //!
-//! Input: the message, hostile. Output: its tables, by index; locations, stacks and attributes as slices of the file
-//! until a sample needs them.
+//! Input: the message, hostile. Output: its tables, by index; locations, stacks and attributes as slices of
+//! the file until a sample needs them.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use crate::profile::formats::{Malformed, encoding};
 use crate::profile::texts::MAX_TEXTS;
 use crate::trie::{MAX_FRAMES, MAX_NODES};
 
-/// Most bytes of a mapping, function or location: a message takes some times its size in memory.
+/// Most bytes of a mapping, function or location: a message takes several times its size in memory.
 pub(super) const MAX_ITEM_BYTES: usize = 1 << 20;
 
 /// The tables.
@@ -27,7 +27,7 @@ pub(super) struct Tables<'a> {
 }
 
 impl<'a> Tables<'a> {
-    /// Of a whole file.
+    /// Reads the tables of a file.
     pub(super) fn read(bytes: &'a [u8]) -> Result<Tables<'a>, Malformed> {
         let mut tables = Tables::default();
         let mut is_there = false;
@@ -88,12 +88,12 @@ impl<'a> Tables<'a> {
         Ok(())
     }
 
-    /// A text by its index; `of` names what has it.
+    /// A text by its index; `of` names the item with the index.
     pub(super) fn string(&self, index: i64, of: &str) -> Result<&str, Malformed> {
         let text = usize::try_from(index).ok().and_then(|index| self.strings.get(index));
         match text {
             Some(text) => Ok(text),
-            // A profile without strings names nothing.
+            // A profile without strings has no names.
             None if index == 0 => Ok(""),
             None => Err(format!("{of} names string {index}, and there are {}", self.strings.len()).into()),
         }

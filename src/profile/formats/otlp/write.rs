@@ -1,7 +1,7 @@
-//! A saved profile as OTLP.
+//! Writes a saved profile as OTLP.
 //!
-//! One profile of samples. With a timeline: for each thread and stack its times and the counts at them, and beside
-//! these what each stands for where that is not whole periods; counts that have no time follow as samples without timestamps.
+//! One profile of samples. With a timeline: for each thread and stack its times and the counts at them, with
+//! their weights unless these are whole periods; counts without a time follow as samples without timestamps.
 //! Without a timeline: for each stack its count.
 
 use std::collections::BTreeMap;
@@ -26,10 +26,10 @@ use crate::trie::NodeId;
 /// Writes `saved`, gzipped or not.
 ///
 /// # Errors
-/// What the writer reports, and [`io::ErrorKind::InvalidData`] for a count beyond the format's 63 bits.
+/// Errors of the writer, and [`io::ErrorKind::InvalidData`] for a count beyond the format's 63 bits.
 pub fn write(saved: &Saved, gzip: bool, out: &mut dyn Write) -> io::Result<()> {
     if gzip {
-        // No time and no name in the header: same profile, same bytes.
+        // The header has no time and no name: same profile, same bytes.
         let mut packed = GzEncoder::new(out, Compression::default());
         write_message(saved, &mut packed)?;
         packed.finish()?.flush()
@@ -64,7 +64,7 @@ fn write_message(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
     tables.iter().try_for_each(|table| out.write_all(table))
 }
 
-/// What is known of the process.
+/// Facts about the process.
 fn resource(saved: &Saved) -> proto::Resource {
     let about = &saved.about;
     let attributes = [
@@ -85,7 +85,7 @@ fn put(number: u32, bytes: &[u8], into: &mut Vec<u8>) {
     into.extend_from_slice(bytes);
 }
 
-/// Writes what stands in front of a field's bytes.
+/// Writes the header of a field of bytes.
 fn head(number: u32, len: usize, out: &mut dyn Write) -> io::Result<()> {
     let mut head = Vec::new();
     encode_key(number, WireType::LengthDelimited, &mut head);
@@ -101,7 +101,7 @@ struct Writer<'s> {
 }
 
 impl Writer<'_> {
-    /// Writes all but the samples.
+    /// Writes everything except the samples.
     fn header(&mut self) -> io::Result<()> {
         let saved = self.saved;
         let about = &saved.about;
@@ -174,7 +174,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes the samples of a timeline, and those that found no room in it.
+    /// Writes the samples of a timeline, and those that did not fit in it.
     fn timed_samples(&mut self, timeline: &Timeline) -> io::Result<()> {
         let saved = self.saved;
         let roots = roots(saved);
@@ -231,8 +231,8 @@ impl Writer<'_> {
         sample.encode_length_delimited(&mut self.profile).map_err(io::Error::other)
     }
 
-    /// Attributes that say whose a sample is. A thread of the profile has its own name for good; that of the timeline
-    /// stands for threads that are merged.
+    /// Attributes for the identity of a sample. A thread of the profile always has its own name; that of the
+    /// timeline is for threads that are merged.
     fn thread(&mut self, root: &StackRoot, timeline: Option<&ThreadTimeline>) -> io::Result<Vec<i32>> {
         let saved = self.saved;
         let text = |id| Any::Text(saved.text(id).to_owned());
@@ -242,13 +242,13 @@ impl Writer<'_> {
         }
         if let Some((name, id)) = root.thread.or(timeline.map(|thread| (thread.name, thread.id))) {
             attributes.push(self.dictionary.attribute(key::THREAD, text(name))?);
-            // Bit for bit: numbers beyond 63 bits come back as they were.
+            // Bit for bit: numbers beyond 63 bits round-trip.
             attributes.push(self.dictionary.attribute(key::TID, Any::Int(id.cast_signed()))?);
         }
         Ok(attributes)
     }
 
-    /// Attributes that say how a stack was sampled.
+    /// Attributes for how a stack was sampled.
     fn state(&mut self, root: &StackRoot) -> io::Result<Vec<i32>> {
         let mut attributes = Vec::new();
         let state = match (root.waiting, self.saved.about.idle) {

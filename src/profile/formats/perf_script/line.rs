@@ -1,46 +1,45 @@
-//! The lines that `perf script` prints: events, frames, source lines and other records.
+//! The lines of `perf script`: events, frames, source lines and other records.
 //!
-//! Input: a line. Output: its parts, or nothing if it has another form. No state: whether a line
-//! may stand where it does is not decided here.
+//! Input: a line. Output: its parts, or nothing for another format. No state: the context of lines is not
+//! checked here.
 
 use std::borrow::Cow;
 
-/// Bytes of a thread's name, at most.
+/// Longest thread name, in bytes.
 const COMM_BYTES_MAX: usize = 15;
-/// What perf prints for what it does not know.
+/// perf's placeholder for unknown values.
 pub(super) const UNKNOWN: &str = "[unknown]";
-/// Least digits of an address that stands behind other text.
+/// Least digits of an address after other text.
 const LONG_DIGITS: usize = 8;
-/// What perf prints in place of the module of an inlined function (`perf script --inline`).
+/// perf's placeholder for the module of an inlined function (`perf script --inline`).
 const INLINED: &str = "inlined";
-/// How the names of records begin that are no samples (`--show-mmap-events` and others).
+/// Prefix of records other than samples (`--show-mmap-events` and others).
 const RECORD: &str = "PERF_RECORD_";
-/// Letters of the field `misc`: where the processor was, and the kind of a record.
+/// Letters of the field `misc`: the processor mode, and the kind of a record.
 const MISC: &[u8] = b"KUHGgMESpF";
 
-/// A line that begins an event.
+/// The first line of an event.
 #[derive(Debug)]
 pub(super) struct EventLine<'t> {
-    /// Name of the thread; empty where perf prints none.
+    /// Thread name; empty if not printed.
     pub(super) comm: &'t str,
-    /// Name of the event with its modifiers; empty where it is not printed.
+    /// Event name with its modifiers; empty if not printed.
     pub(super) kind: &'t str,
-    /// How many events the sample stands for.
+    /// Number of events that the sample represents.
     pub(super) period: Option<u64>,
-    /// Without call chains the place of the event stands on its line.
+    /// Without call chains the place of the event is on its line.
     pub(super) frame: Option<FrameLine<'t>>,
     pub(super) has_time: bool,
-    /// When it was, nanoseconds of perf's clock.
+    /// Time, nanoseconds of perf's clock.
     pub(super) time_ns: Option<u64>,
-    /// The CPU that it was on.
+    /// The CPU.
     pub(super) cpu: Option<u32>,
-    /// Process and thread, as far as they are printed.
+    /// Process and thread, if printed.
     pub(super) pid: Option<u32>,
     pub(super) tid: Option<u64>,
 }
 
-/// A line with blanks where simpleperf, which is perf on Android, has tabs between its fields; a name may
-/// have tabs of its own.
+/// Replaces tabs between fields by spaces, for simpleperf, which is perf on Android; names may contain tabs.
 pub(super) fn without_inner_tabs(line: &str) -> Cow<'_, str> {
     let fields = line.trim_start();
     if !fields.contains('\t') || event(line).is_some() || frame(line).is_some() {
@@ -52,8 +51,8 @@ pub(super) fn without_inner_tabs(line: &str) -> Cow<'_, str> {
 
 /// `comm pid time: period event:`, `comm pid/tid [cpu] time: event:  address symbol (module)`.
 pub(super) fn event(line: &str) -> Option<EventLine<'_>> {
-    // Names of threads may have blanks and numbers, so what comes after them tells where they end.
-    // A time is the surest; of lines without one the first number that fits is the process.
+    // Thread names may contain spaces and numbers, so the text after them determines their end. A time is the
+    // most reliable; in lines without one the first matching number is the process.
     let whole = [true, false].into_iter().find_map(|with_time| {
         ids(line).find_map(|(start, end)| {
             let comm = line.get(..start)?.trim();
@@ -65,7 +64,7 @@ pub(super) fn event(line: &str) -> Option<EventLine<'_>> {
     whole.or_else(|| ids(line).find_map(|(start, end)| bare_place(line, start, end)))
 }
 
-/// `comm pid/tid  address symbol`: an event without its time, its name and a call chain.
+/// `comm pid/tid  address symbol`: an event without time, name and call chain.
 fn bare_place(line: &str, start: usize, end: usize) -> Option<EventLine<'_>> {
     const DIGITS_MIN: usize = 4;
     let (comm, ids, rest) = (line.get(..start)?.trim(), line.get(start..end)?, line.get(end..)?);
@@ -79,12 +78,12 @@ fn bare_place(line: &str, start: usize, end: usize) -> Option<EventLine<'_>> {
     Some(EventLine { pid, tid, frame: frame(rest), ..EventLine::new(comm) })
 }
 
-/// `comm pid/tid`: an event of which neither its time nor its name is printed. Only what comes before and behind it
-/// tells it from other text: nothing in front of it but a blank line, and a stack below.
+/// `comm pid/tid`: an event without time and name. Only the context distinguishes it from other text: a blank
+/// line before it, and a stack after it.
 pub(super) fn bare_event(line: &str) -> Option<EventLine<'_>> {
     let (comm, ids) = line.trim().rsplit_once(' ')?;
     let comm = comm.trim();
-    // Folded stacks have a number at their end, too; no name of a thread is longer (TASK_COMM_LEN).
+    // Folded stacks end in a number, too; no thread name is longer (TASK_COMM_LEN).
     if comm.is_empty()
         || comm.len() > COMM_BYTES_MAX
         || ids.split('/').count() > 2
@@ -96,7 +95,7 @@ pub(super) fn bare_event(line: &str) -> Option<EventLine<'_>> {
     Some(EventLine { pid, tid, ..EventLine::new(comm) })
 }
 
-/// Of `pid/tid`; a number alone is that of the thread.
+/// Parses `pid/tid`; a single number is the thread's.
 fn process_and_thread(ids: &str) -> (Option<u32>, Option<u64>) {
     match ids.split_once('/') {
         Some((pid, tid)) => (pid.parse().ok(), tid.parse().ok()),
@@ -120,7 +119,7 @@ impl<'t> EventLine<'t> {
     }
 }
 
-/// Whether a line is a record that is no sample: `app 40/40 1.0: PERF_RECORD_FORK(40:41):(40:40)`.
+/// Whether a line is a record other than a sample: `app 40/40 1.0: PERF_RECORD_FORK(40:41):(40:40)`.
 pub(super) fn is_record(line: &str) -> bool {
     if line.starts_with('\t') {
         return false;
@@ -131,7 +130,7 @@ pub(super) fn is_record(line: &str) -> bool {
     })
 }
 
-/// Where each word begins and ends that may be `pid` or `pid/tid`.
+/// Start and end of each word that may be `pid` or `pid/tid`.
 fn ids(line: &str) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
     line.split(' ').filter_map(move |word| {
@@ -150,7 +149,7 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// What comes after the process: `[cpu] misc time: period event: ...`.
+/// Parses the text after the process: `[cpu] misc time: period event: ...`.
 fn tail<'t>(comm: &'t str, rest: &'t str, with_time: bool) -> Option<EventLine<'t>> {
     let mut rest = rest.trim_start();
     let mut event = EventLine::new(comm);
@@ -190,7 +189,7 @@ fn tail<'t>(comm: &'t str, rest: &'t str, with_time: bool) -> Option<EventLine<'
     let (word, after) = first_word(after_period);
     match word.strip_suffix(':').filter(|kind| !kind.is_empty() && !kind.starts_with('[')) {
         Some(kind) => Some(EventLine { kind, period, frame: place(after), ..event }),
-        // Without its name, an event is told by its time only.
+        // Without a name, only its time identifies an event.
         None if with_time => {
             let (period, rest) = if word.is_empty() { (period, after_period) } else { (None, rest) };
             let frame = place(rest);
@@ -200,7 +199,7 @@ fn tail<'t>(comm: &'t str, rest: &'t str, with_time: bool) -> Option<EventLine<'
     }
 }
 
-/// A time of perf, `4711.123456` seconds.
+/// Parses perf's time, `4711.123456` seconds.
 fn nanoseconds(seconds: &str) -> Option<u64> {
     const DIGITS: usize = 9;
     let (whole, fraction) = seconds.split_once('.').unwrap_or((seconds, "0"));
@@ -211,13 +210,13 @@ fn nanoseconds(seconds: &str) -> Option<u64> {
     whole.parse::<u64>().ok()?.checked_mul(1_000_000_000)?.checked_add(fraction)
 }
 
-/// The first word and what comes after the blanks behind it.
+/// The first word, and the text after the following spaces.
 fn first_word(text: &str) -> (&str, &str) {
     let text = text.trim_start();
     text.split_once(' ').map_or((text, ""), |(word, rest)| (word, rest.trim_start()))
 }
 
-/// What comes after the field `tod`: `2026-11-27 04:10:00.123456`.
+/// The text after the field `tod`: `2026-11-27 04:10:00.123456`.
 fn without_time_of_day(text: &str) -> &str {
     let is_of = |word: &str, separator: char, parts: usize| {
         let digits = |part: &str| part.split('.').all(is_number);
@@ -228,8 +227,8 @@ fn without_time_of_day(text: &str) -> &str {
     if is_of(day, '-', 3) && is_of(time, ':', 3) { after } else { text }
 }
 
-/// The frame that stands on the line of its event, behind the data's address, source
-/// (`|OP LOAD|LVL L1 hit|`) and weight and before registers, where these are printed.
+/// The frame on the line of its event, after the data's address, source (`|OP LOAD|LVL L1 hit|`) and weight
+/// and before registers, if these are printed.
 fn place(text: &str) -> Option<FrameLine<'_>> {
     let text = match text.rfind(')').map(|end| text.split_at(end + 1)) {
         Some((place, after)) if after.trim().is_empty() || is_detail(after) => place,
@@ -248,7 +247,7 @@ fn place(text: &str) -> Option<FrameLine<'_>> {
     // The data's address has a symbol and a module, too.
     let mut ends = text.rmatch_indices(") ").filter_map(|(at, _)| text.get(at + 2..));
     let mut rest = ends.find(|rest| is_address(rest)).unwrap_or(text).trim();
-    // A tracepoint tells its fields first, after which the address has blanks in front and many digits.
+    // Fields of a tracepoint come first; then the address has leading spaces and many digits.
     if !is_address(rest) {
         let is_long = |part: &&str| {
             let digits = part.bytes().take_while(u8::is_ascii_hexdigit).count();
@@ -271,8 +270,8 @@ fn is_hex_or_none(word: &str) -> bool {
     word.is_empty() || is_hex(word)
 }
 
-/// What `perf script -F` prints behind a stack, on a line of its own that no tab begins: registers,
-/// branches, bytes of instructions, a physical address, sizes of pages, instructions by cycle.
+/// Output of `perf script -F` after a stack, on a separate line without a leading tab: registers, branches,
+/// bytes of instructions, a physical address, sizes of pages, instructions per cycle.
 pub(super) fn is_detail(line: &str) -> bool {
     let line = line.trim();
     let word = line.split(' ').next().unwrap_or_default();
@@ -288,7 +287,7 @@ pub(super) fn is_detail(line: &str) -> bool {
         || ["4K", "8K", "64K", "2M", "1G", "N/A"].contains(&word)
 }
 
-/// A line of the source, as `-F +srccode` prints it behind an event: `|12       x += 1;`.
+/// A line of source code, as `-F +srccode` prints it after an event: `|12       x += 1;`.
 pub(super) fn is_source_code(line: &str) -> bool {
     let digits = |rest: &str| rest.bytes().take_while(u8::is_ascii_digit).count();
     line.strip_prefix('|').is_some_and(|rest| {
@@ -297,8 +296,8 @@ pub(super) fn is_source_code(line: &str) -> bool {
     })
 }
 
-/// The name of an event without the unit that counted it: a processor with two kinds of cores
-/// has one for each, `cpu_core/cycles/u` and `cpu_atom/cycles/u`, which are `cycles` and `u` both.
+/// The name of an event without its PMU: a hybrid processor has one for each kind of core,
+/// `cpu_core/cycles/u` and `cpu_atom/cycles/u`, which are both `cycles` and `u`.
 pub(super) fn without_unit(kind: &str) -> (&str, &str) {
     let of_processor = kind.split_once('/').filter(|(unit, _)| *unit == "cpu" || unit.starts_with("cpu_"));
     match of_processor.and_then(|(_, rest)| rest.rsplit_once('/')) {
@@ -316,22 +315,22 @@ pub(super) fn without_unit(kind: &str) -> (&str, &str) {
 /// A line of a stack.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct FrameLine<'t> {
-    /// 0 where perf printed none.
+    /// 0 if not printed.
     pub(super) address: u64,
     /// Without its offset.
     pub(super) symbol: &'t str,
     pub(super) module: &'t str,
 }
 
-/// `    7f533952bc77 _dl_check_map_versions+0x597 (/usr/lib/ld-2.28.so)`; without the module, or
-/// the address alone, where perf was asked for no more.
+/// `    7f533952bc77 _dl_check_map_versions+0x597 (/usr/lib/ld-2.28.so)`; without the module, or with the
+/// address alone, if no more fields were requested.
 pub(super) fn frame(line: &str) -> Option<FrameLine<'_>> {
     let line = line.trim();
     let (address, rest) = line.split_once(' ').unwrap_or((line, ""));
     let address = u64::from_str_radix(address, 16).ok()?;
     let rest = rest.trim();
     let (symbol, module) = symbol_and_module(rest);
-    // Stands where the module would, which is that of the frame around it.
+    // Printed in place of the module, which is that of the enclosing frame.
     let module = if module == INLINED { UNKNOWN } else { module };
     let symbol = match symbol.rsplit_once("+0x") {
         Some((name, offset)) if !name.is_empty() && is_hex(offset) => name,
@@ -344,8 +343,8 @@ fn is_hex(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The two parts of `symbol+0x1f (module)`. Both may have blanks and parentheses:
-/// `f(int (*)(int))+0x3 (/opt/Program Files (x86)/app (deleted))`.
+/// Splits `symbol+0x1f (module)`. Both may contain spaces and parentheses: `f(int (*)(int))+0x3 (/opt/Program
+/// Files (x86)/app (deleted))`.
 fn symbol_and_module(text: &str) -> (&str, &str) {
     let Some(inner) = text.strip_suffix(')') else { return (text, "") };
     let split = if text.starts_with('(') && matching(text) == Some(0) {
@@ -376,11 +375,11 @@ fn symbol_and_module(text: &str) -> (&str, &str) {
         Some((path, offset)) if !path.is_empty() && is_hex(offset) => path,
         _ => module,
     };
-    // Of a file that is gone.
+    // The mark of a deleted file.
     (symbol.trim(), module.strip_suffix(" (deleted)").unwrap_or(module))
 }
 
-/// Where the parenthesis opens that the last byte closes.
+/// Position of the opening parenthesis for the closing last byte.
 fn matching(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     for (at, byte) in text.bytes().enumerate().rev() {
@@ -398,8 +397,8 @@ fn matching(text: &str) -> Option<usize> {
     None
 }
 
-/// A line of `perf script -F +srcline`, which stands below its frame: `  app.c:12`. The file, and
-/// the line if it is known; perf prints `app[29d90]` or `??:0` where it knows none.
+/// A line of `perf script -F +srcline`, below its frame: `  app.c:12`. The file, and the line if known; perf
+/// prints `app[29d90]` or `??:0` for unknown ones.
 pub(super) fn source_line(line: &str) -> Option<(&str, u32)> {
     let line = line.strip_prefix("  ")?.trim();
     if let Some((file, number)) = line.rsplit_once(':')

@@ -1,4 +1,4 @@
-//! What `perf script` prints with each option, and what stands between.
+//! Output of `perf script` with each option, and interleaved text.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -42,7 +42,7 @@ fn events_become_stacks() {
 }
 
 #[test]
-fn events_are_told_apart_by_their_whole_name() {
+fn events_are_distinguished_by_their_whole_name() {
     let event = |kind: &str| format!("a 5/6 [001] 10.5: 250000 {kind}:\n\t 55 f+0x1 (/x)\n\n");
     let counts = |kinds: &[&str]| {
         let text: String = kinds.iter().map(|kind| event(kind)).collect();
@@ -79,9 +79,9 @@ fn frames_on_the_line_of_their_event_are_known() {
     assert_eq!(text(&flat.repeat(2)), "perf;single 2\n");
 }
 
-/// On what both understand, inferno and this say the same.
+/// inferno gives the same result for input that both support.
 #[test]
-fn inferno_reads_the_same() {
+fn inferno_gives_the_same_result() {
     use inferno::collapse::Collapse;
     let input = "\
 perf 5/6 [001] 10.5: 250000 cpu-clock:
@@ -102,7 +102,7 @@ perf 5/6 [001] 10.6: 250000 cpu-clock:
     assert_eq!(stacks(&String::from_utf8(theirs).expect("UTF-8")), stacks(&text(input)));
 }
 
-/// The lines of a text and the remarks on it.
+/// The lines of a text and its remarks.
 fn remarked(input: &str) -> (String, Vec<String>) {
     let mut tally = Tally::new("p");
     let saved = read_lines(input.as_bytes(), "p", &mut tally).expect("reads");
@@ -126,10 +126,10 @@ fn events_without_call_chains_are_padded() {
 }
 
 #[test]
-fn other_fields_are_passed_over() {
+fn other_fields_are_ignored() {
     let event = "work  5/6 [001] 10.5: 250000 cpu-clock: ";
     let stack = "\n\t            55d0 inner+0x10 (/bin/work)\n\t            5500 main+0x5 (/bin/work)\n";
-    // What perf 6.1 prints behind a stack for iregs, brstack, insn, phys_addr, code_page_size, srccode.
+    // Output of perf 6.1 after a stack for iregs, brstack, insn, phys_addr, code_page_size, srccode.
     for detail in [
         " ABI:2    AX:0x0    BX:0x7ffd5f0c6a58    IP:0x55d0 FLAGS:0x246    CS:0x33 ",
         " 0x55d0/0x5500/P/-/-/0  0x5600/0x55d0/M/-/-/12 ",
@@ -151,14 +151,14 @@ fn other_fields_are_passed_over() {
         let input = format!("{event}{before}{place}{after}\n").repeat(3);
         assert_eq!(remarked(&input), ("work;burn 3\n".to_owned(), vec![]), "{before}{after}");
     }
-    // A word of a name can be made of hexadecimal digits.
+    // A word of a name can consist of hexadecimal digits.
     assert_eq!(remarked(&format!("{event} 55a0 add (/opt/dead beef)\n")).0, "work;add 1\n");
     assert_eq!(remarked(&format!("{event} 55a0 operator||(A, B) (/x)\n")).0, "work;operator||(A, B) 1\n");
-    // Arguments of a tracepoint are no place.
+    // Arguments of a tracepoint are not a place.
     assert_eq!(remarked("a 5 1.5: raw_syscalls:sys_enter: NR 17 (3, 7ffe, 10)\n").0, "a 1\n");
 }
 
-/// `-F +addr`: perf shows what lies at the address of the data.
+/// `-F +addr`: perf shows the symbol at the address of the data.
 #[test]
 fn the_place_of_data_is_no_frame() {
     let data = "work 5 1.5: 1 page-faults:     7fff4cd89949 [unknown] ([stack])";
@@ -176,7 +176,7 @@ fn tracepoints_without_call_chains_are_events() {
     let event = "swapper     0 [001] 41145.2: sched:sched_switch: prev_comm=a b prev_pid=0 ==> next_pid=7\n";
     assert!(is_perf_script(&event.repeat(2)));
     assert_eq!(remarked(&event.repeat(2)), ("swapper 2\n".to_owned(), vec![]));
-    // With `-F +ip,sym` their place stands behind their fields.
+    // With `-F +ip,sym` the place follows the fields.
     let placed = format!("{} ffffffff821f8b58 __schedule ([kernel.kallsyms])\n", event.trim_end());
     assert_eq!(remarked(&placed), ("swapper;__schedule 1\n".to_owned(), vec![]));
     let arguments = "a 5 1.5: raw_syscalls:sys_enter: NR 17 (3, 7ffe12345678, 10, 7ffe12345678 (x)\n";
@@ -189,7 +189,7 @@ fn tracepoints_without_call_chains_are_events() {
 
 /// `report_sample.py` of simpleperf.
 #[test]
-fn fields_may_stand_behind_tabs() {
+fn fields_may_be_separated_by_tabs() {
     let input = "Gecko 2\t25122 [007] 115539.936601:\t\t1000000 task-clock:u:\n        \
                  b3cea6c4\tLock::unlock() (/system/lib/libc.so)\n\tb3cea535\tmain (/system/lib/libc.so)\n\n";
     assert!(is_perf_script(input));
@@ -199,7 +199,7 @@ fn fields_may_stand_behind_tabs() {
 }
 
 #[test]
-fn offsets_in_modules_are_no_part_of_their_names() {
+fn offsets_in_modules_are_not_part_of_their_names() {
     let input = "a 5 1.5: 1 cycles:\n\t 55d0 [unknown] (/bin/work+0x55d0)\n\t 55 main (/bin/work+0x55)\n\n";
     assert_eq!(text(input), "a;main;[work] 1\n");
     assert_eq!(read(input.as_bytes(), "p").expect("reads").mappings().len(), 1);
@@ -308,7 +308,7 @@ fn modules_have_blanks_and_parentheses() {
 }
 
 #[test]
-fn what_is_no_sample_is_passed_over_or_told() {
+fn other_records_are_ignored_or_reported() {
     let sample =
         "app 40/40 1.000001: 1003009 cpu-clock:\n\t401136 hot+0x16 (/a)\n\t401190 main+0x20 (/a)\n\n";
     let records = "perf  40/40 0.000000: PERF_RECORD_COMM exec: app:40/40\n\
@@ -323,20 +323,20 @@ fn what_is_no_sample_is_passed_over_or_told() {
     let input = format!("{message}{sample}");
     assert!(is_perf_script(&input));
     assert_eq!(remarked(&input), ("app;main;hot 1\n".to_owned(), vec![remark(1)]));
-    // In a stack, which goes on after it.
+    // Within a stack, which continues after it.
     let input = sample.replace("\t401190", &format!("{message}\t401190"));
     assert_eq!(remarked(&input), ("app;main;hot 1\n".to_owned(), vec![remark(3)]));
-    // A frame that is none leaves a gap.
+    // An invalid frame leaves a gap.
     let (stacks, remarks) = remarked(&sample.replace("\t401190 main+0x20 (/a)", "\tmain"));
     assert_eq!(stacks, "app;[incomplete];hot 1\n");
     assert_eq!(remarks, [format!("1 line not understood, first: p:3: {NO_FRAME}")]);
-    // Frames of a header that is not understood belong to no stack.
+    // Frames after an invalid header belong to no stack.
     let (stacks, remarks) = remarked(&format!("{sample}{sample}{sample}???\n\t401136 other+0x16 (/a)\n"));
     assert_eq!((stacks.as_str(), remarks.len()), ("app;main;hot 3\n", 1));
 }
 
 #[test]
-fn inlined_methods_of_java_are_frames_of_their_own() {
+fn inlined_java_methods_are_separate_frames() {
     let stack = |symbol: &str| {
         let input = format!("app 40/40 1.0: 1 cpu-clock:\n\t401136 {symbol}+0x16 (/tmp/perf-40.map)\n\n");
         remarked(&input).0
@@ -348,7 +348,7 @@ fn inlined_methods_of_java_are_frames_of_their_own() {
 }
 
 #[test]
-fn more_than_half_is_refused() {
+fn more_than_half_invalid_is_refused() {
     let refused = |text: &str| read(text.as_bytes(), "p").expect_err("refused").to_string();
     assert_eq!(refused("\nnothing\n"), format!("p:2: {NO_EVENT}"));
     assert_eq!(
@@ -360,7 +360,7 @@ fn more_than_half_is_refused() {
     }
 }
 
-/// When each sample of a profile was, of which thread and CPU it is: milliseconds, process, thread, CPU.
+/// Each sample of a profile with its time in milliseconds, process, thread and CPU.
 #[allow(clippy::type_complexity)]
 fn times(saved: &Saved) -> Vec<(u64, Option<u32>, u64, Option<u32>, u64)> {
     let threads = saved.timeline().map_or(&[][..], |timeline| &timeline.threads);
@@ -385,17 +385,17 @@ fn samples_are_kept_over_time_with_thread_and_cpu() {
     );
     let part = saved.in_time_range(&(0..3_000_000)).unwrap().unwrap();
     assert_eq!((part.total(), saved.total()), (2, 3));
-    // Of other events the time that one stands for is not known.
+    // Other events have samples of unknown duration.
     let cycles = read(&*text.replace("cpu-clock:u", "cycles").into_bytes(), "p").unwrap();
     assert_eq!(times(&cycles).iter().map(|sample| sample.0).collect::<Vec<_>>(), [0, 1, 4]);
     assert_eq!(cycles.in_time_range(&(500_000..2_000_000)).unwrap().unwrap().total(), 1);
-    // Where one has none, there are none.
+    // If one event lacks a time, no times are kept.
     let one_without = format!("{text}\nwork 7/8 cpu-clock:u:\n\t40 a (/x)\n");
     assert!(read(one_without.as_bytes(), "p").unwrap().timeline().is_none());
 }
 
 #[test]
-fn events_may_have_neither_a_name_nor_a_time() {
+fn events_may_lack_name_and_time() {
     for ids in ["77/78", "78"] {
         let text = format!(
             "    some work {ids} \n\tffffffff81 in_kernel\n\t401136 main\n\n    some work {ids} \n\t401136 main\n\n"
@@ -410,7 +410,7 @@ fn events_may_have_neither_a_name_nor_a_time() {
     assert!(is_perf_script(text));
     let saved = read(text.as_bytes(), "p").unwrap();
     assert_eq!((saved.total(), saved.processes(), saved.trie().distinct_stacks()), (2, vec!["some work"], 2));
-    // Folded stacks are none of these.
+    // Folded stacks are not mistaken for these.
     for text in ["main;f 12\nmain;g 13\n", "a 1/2 deadbeef 5\n", "main;f 12 face 7\n"] {
         assert!(!is_perf_script(text), "{text}");
     }

@@ -1,15 +1,15 @@
-//! What is known of a recording, as comment lines of a pprof file: `stackprof.KEY: VALUE`.
+//! Facts about a recording, as comment lines of a pprof file: `stackprof.KEY: VALUE`.
 //!
-//! Lines of other programs are kept as they are. `go tool pprof -comments` shows them all.
+//! Lines of other programs are kept unchanged. `go tool pprof -comments` shows them all.
 
 use crate::profile::about::{About, SAMPLES};
 
 const PREFIX: &str = "stackprof.";
-/// The comment of a profile that has samples of waiting threads.
+/// The comment of a profile with samples of waiting threads.
 pub(super) const WITH_WAITS: &str = "stackprof.idle: true";
-/// The comment of a profile whose threads have samples of their own, and one root by process.
+/// The comment of a profile with samples by thread, but one root per process.
 pub(super) const MERGED_THREADS: &str = "stackprof.merged_threads: true";
-/// The comment of a profile with several values: which is shown.
+/// The comment of a profile with several values: the one that is shown.
 pub(super) const TYPE: &str = "stackprof.type: ";
 const LOST: &str = "lost ";
 const INCOMPLETE: &str = "incomplete ";
@@ -44,7 +44,7 @@ pub(in crate::profile::formats) fn to_comments(about: &About) -> Vec<String> {
     comments
 }
 
-/// Takes in a comment; one that says nothing to us is kept.
+/// Parses a comment; an unknown one is kept.
 pub(in crate::profile::formats) fn take_comment(about: &mut About, comment: &str) {
     let known = comment.strip_prefix(PREFIX).and_then(|line| line.split_once(": "));
     let taken = known.is_some_and(|(key, value)| take(about, key, value));
@@ -61,7 +61,7 @@ fn take(about: &mut About, key: &str, value: &str) -> bool {
     }
     match key {
         "version" => put(&mut about.version, value),
-        // A rate of nothing is none.
+        // A rate of 0 is none.
         "hz" => value.parse() != Ok(0) && put(&mut about.hz, value),
         "pid" => put(&mut about.pid, value),
         "arch" => put(&mut about.arch, value),
@@ -101,7 +101,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn everything_told_comes_back() {
+    fn all_facts_round_trip() {
         let about = About {
             hz: Some(997),
             pid: Some(4242),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_kept() {
+    fn unknown_comments_are_kept() {
         // The rate is known from the period.
         let mut about = About { hz: Some(100), ..About::default() };
         let comments =

@@ -1,7 +1,7 @@
-//! The messages of profile.proto, field by field as it numbers them.
+//! The messages of profile.proto, field by field, with its numbers.
 //!
-//! Only those that are read or written whole; the outermost message, `Profile`, is gone
-//! through one field at a time, so that a file's size is not multiplied in memory.
+//! Only those that are read or written as a whole; the outermost message, `Profile`, is read one field at a
+//! time, so that a file's size is not multiplied in memory.
 
 /// Field numbers of `Profile`.
 pub(super) mod field {
@@ -21,7 +21,7 @@ pub(super) mod field {
     pub(in super::super) const DEFAULT_SAMPLE_TYPE: u32 = 14;
 }
 
-/// What a value is (`cpu`) and in which unit (`nanoseconds`); both are strings of the table.
+/// Kind (`cpu`) and unit (`nanoseconds`) of a value; both are strings of the table.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct ValueType {
     #[prost(int64, tag = "1")]
@@ -41,7 +41,7 @@ pub(super) struct Sample {
     pub label: Vec<Label>,
 }
 
-/// Something that is told of a sample: a string of the table, or a number.
+/// A label of a sample: a string of the table, or a number.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct Label {
     #[prost(int64, tag = "1")]
@@ -54,7 +54,7 @@ pub(super) struct Label {
     pub num_unit: i64,
 }
 
-/// A part of a file that was mapped as code.
+/// A part of a file mapped as code.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct Mapping {
     #[prost(uint64, tag = "1")]

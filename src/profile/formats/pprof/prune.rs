@@ -1,8 +1,8 @@
-//! Frames that a pprof profile says to drop: `drop_frames` and `keep_frames`.
+//! Frames dropped by a pprof profile: `drop_frames` and `keep_frames`.
 //!
-//! Input: the two regular expressions of a file, and the functions of each location. Output: what is
-//! dropped there. A function whose whole name matches is dropped with all that it calls, unless it is to be
-//! kept, as in `go tool pprof`. Names are matched without arguments.
+//! Input: the two regular expressions of a file, and the functions of each location. Output: the dropped
+//! part. A function with a fully matching name is dropped with all its callees, unless it is to be kept, as
+//! in `go tool pprof`. Names are matched without arguments.
 
 use std::collections::HashMap;
 
@@ -13,22 +13,22 @@ use crate::profile::formats::Malformed;
 use crate::profile::formats::tally::Tally;
 use crate::profile::texts::TextId;
 
-/// Bytes of a compiled expression: matching a byte costs up to its size.
+/// Most bytes of a compiled expression: matching a byte costs up to its size.
 const PATTERN_BYTES_MAX: usize = 1 << 16;
-/// Parentheses in names that begin no arguments.
+/// Parentheses in names that do not start arguments.
 const IN_NAMES: [&str; 2] = ["(anonymous namespace)", "operator()"];
 
-/// What is dropped at a location.
+/// Dropped part of a location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     Nothing,
-    /// The inner ones of its functions and what they call; so many outer ones stay.
+    /// Its inner functions and their callees; this many outer ones are kept.
     Inner(usize),
-    /// It and what it calls.
+    /// The location and its callees.
     All,
 }
 
-/// The two expressions, and which names they drop.
+/// The two expressions, and the names that they drop.
 #[derive(Default)]
 pub(super) struct Prune {
     drop: Option<Regex>,
@@ -37,7 +37,7 @@ pub(super) struct Prune {
 }
 
 impl Prune {
-    /// The expressions of a file; one that cannot be read drops nothing, which is told.
+    /// Compiles the expressions of a file; an invalid one drops nothing, which is reported.
     pub(super) fn new(tables: &Tables<'_>, tally: &mut Tally) -> Result<Prune, Malformed> {
         let mut is_sound = true;
         let mut pattern = |index: u64, of: &str| -> Result<Option<Regex>, Malformed> {
@@ -59,7 +59,7 @@ impl Prune {
         Ok(Prune { drop: drop.filter(|_| is_sound), keep, known: HashMap::new() })
     }
 
-    /// What is dropped at a location, by the names of its functions, outermost first.
+    /// The dropped part of a location, by the names of its functions, outermost first.
     pub(super) fn cut<'t>(&mut self, names: impl Iterator<Item = (TextId, &'t str)>) -> Cut {
         let Some(pattern) = &self.drop else { return Cut::Nothing };
         for (kept, (id, name)) in names.enumerate() {
@@ -78,7 +78,7 @@ impl Prune {
     }
 }
 
-/// A function's name up to its arguments, without the dot of PowerPC.
+/// A function's name without arguments, and without PowerPC's leading dot.
 fn without_arguments(name: &str) -> &str {
     let name = name.strip_prefix('.').unwrap_or(name);
     let mut from = 0;
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_are_no_part_of_a_name() {
+    fn arguments_are_not_part_of_a_name() {
         for (name, expected) in [
             ("malloc", "malloc"),
             (".malloc", "malloc"),

@@ -1,13 +1,12 @@
-//! pprof, of any program, as a saved profile.
+//! Converts pprof, of any program, to a saved profile.
 //!
-//! Input: the unpacked message, hostile. Output: [`Saved`], or what is wrong and where. The
-//! message is gone through twice: for the tables, then for the samples, which may stand
-//! before what they name.
+//! Input: the unpacked message, hostile. Output: [`Saved`], or an error with its position. Two passes: first
+//! the tables, then the samples, which may precede what they refer to.
 //!
-//! Of several values of a sample the one is taken that the profile says to show, else the last,
-//! as `go tool pprof` does; times become samples where they are whole periods of that time, or
-//! where the profile counts these. Frames that it says to drop are dropped (`prune.rs`). The process is named by the labels that stackprof writes, else by the first mapping,
-//! which is the program.
+//! Of several values of a sample the profile's default type is used, else the last, as in `go tool pprof`;
+//! times become samples if they are whole periods of that time, or if the profile counts samples. Frames that
+//! the profile says to drop are dropped (`prune.rs`). The process is named by the labels that stackprof
+//! writes, else by the first mapping, which is the program.
 
 use std::collections::{HashMap, HashSet};
 
@@ -30,29 +29,29 @@ use crate::profile::saved::{Function, Line, Mapping, Saved, StackRoot};
 use crate::profile::texts::TextId;
 use crate::profile::timeline::TimedSample;
 
-/// What Linux appends to the path of a mapped file that is gone.
+/// Linux appends this to the path of a mapped file that was deleted.
 const DELETED: &str = " (deleted)";
 
 /// Reads an unpacked profile.
 ///
 /// # Errors
-/// What is wrong, and where, as a line for people.
+/// The error and its position, as a line for people.
 pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
     let mut tally = Tally::new("profile");
     let saved = read_samples(bytes, &mut tally)?;
     tally.judge(false).map(|_| saved).map_err(|why| Malformed::from(why.to_string()))
 }
 
-/// Reads an unpacked profile, and counts the samples that are not understood.
+/// Reads an unpacked profile, and counts invalid samples.
 ///
 /// # Errors
-/// What is wrong, and where, as a line for people without the name of the file.
+/// The error and its position, as a line for people without the name of the file.
 pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<Saved, Malformed> {
     let tables = Tables::read(bytes)?;
     let (chosen, unit) = chosen(&tables, bytes, tally)?;
     let mut about = about(&tables, unit.clone())?;
     if let Some(wanted) = tally.value_type() {
-        // The profile tells of the one that it shows.
+        // The profile describes its default type.
         (about.value_type, about.unit) = (Some(wanted.to_owned()), unit);
     }
     let mut reader = Reader {
@@ -85,7 +84,7 @@ fn about(tables: &Tables<'_>, unit: String) -> Result<About, Malformed> {
     if is_rate && about.unit == SAMPLES {
         about.hz = Some((1e9 / tables.period as f64).round() as u32);
     }
-    // One string can be named any number of times.
+    // One string can be referenced any number of times.
     let mut known = HashSet::new();
     for comment in tables.comments.iter().filter(|comment| known.insert(**comment)) {
         let comment = tables.string(comment.cast_signed(), "a comment")?;
@@ -101,30 +100,30 @@ struct Reader<'t, 'a> {
     builder: SavedBuilder,
     begin_ns: u64,
     period_ns: f64,
-    /// Threads have samples of their own, and one root by process.
+    /// Samples are by thread, but roots by process.
     has_merged_threads: bool,
     /// By string of the file.
     texts: Vec<Option<TextId>>,
     times: ThreadTimes,
 }
 
-/// What the labels of a sample say.
+/// The labels of a sample.
 struct Labelled {
     root: StackRoot,
     pid: Option<u32>,
     thread: TextId,
     tid: Option<u64>,
     cpu: Option<u32>,
-    /// When it was taken, nanoseconds since 1970.
+    /// Its time, nanoseconds since 1970.
     time_ns: Option<u64>,
     weight_ns: Option<u64>,
 }
 
-/// What samples refer to.
+/// Tables for samples.
 struct SampleTables {
-    /// By id of a location: the frame, and what is dropped there.
+    /// By id of a location: the frame, and its dropped part.
     frames: HashMap<u64, (u32, Cut)>,
-    /// Name of the process of samples that do not say.
+    /// Process name for samples without one.
     process: TextId,
 }
 
@@ -142,7 +141,7 @@ impl Reader<'_, '_> {
         Ok(text)
     }
 
-    /// Takes in mappings, functions and locations.
+    /// Reads mappings, functions and locations.
     fn known(&mut self, prune: Prune) -> Result<SampleTables, Malformed> {
         let tables = self.tables;
         let mut mappings = HashMap::with_capacity(tables.mappings.len());
@@ -208,7 +207,7 @@ impl Reader<'_, '_> {
             if let Cut::Inner(kept) = cut {
                 lines.truncate(kept);
             }
-            // One that is not there is none, as for `go tool pprof`: only the module is lost by it.
+            // A missing mapping is treated as none, as in `go tool pprof`: only the module is lost.
             let mapping = mappings.get(&location.mapping_id).copied();
             let frame = self.builder.frame(location.address, mapping, &lines);
             define(&mut frames, id, (frame?, cut), "location")?;
@@ -245,10 +244,10 @@ impl Reader<'_, '_> {
                 return Ok(());
             }
             let value = sample.value.get(chosen.index).copied().unwrap_or(0);
-            // Without its negative half a difference would be a profile of nothing.
+            // Without its negative half a difference would be meaningless.
             let count = u64::try_from(value)
                 .map_err(|_| format!("{} counts {value}; a difference of profiles is no profile", of()))?;
-            // Rounded: the times of a profile are whole periods, up to what a clock is off.
+            // Rounded: the times of a profile are whole periods, up to the precision of a clock.
             let count = count / chosen.divisor + u64::from(count % chosen.divisor > chosen.divisor / 2);
             stack.clear();
             let (mut depth, mut has_user) = (0, false);
@@ -257,7 +256,7 @@ impl Reader<'_, '_> {
                     tally.skip_sample(|| format!("{} names location {id}, which is not there", of()));
                     return Ok(());
                 };
-                // What is dropped before the first that is not would be the whole stack.
+                // Dropping before the first kept frame would drop the whole stack.
                 if has_user && cut == Cut::All {
                     break;
                 }
@@ -283,7 +282,7 @@ impl Reader<'_, '_> {
             let sample = TimedSample {
                 at_ns: time_ns.saturating_sub(self.begin_ns),
                 weight_ns: labelled.weight_ns.unwrap_or_else(|| weight_ns(count, self.period_ns)),
-                // A stack that was not kept has no counts.
+                // A stack that was not recorded has no counts.
                 node: Some(node).filter(|_| count > 0 || !stack.is_empty()),
                 count,
                 cpu: labelled.cpu,
@@ -310,7 +309,7 @@ impl Reader<'_, '_> {
             match key {
                 label::PROCESS => root.process = self.text(found.str, &of())?,
                 label::THREAD => thread = self.text(found.str, &of())?,
-                // Others write it as text, and what that means is not said.
+                // Others write it as text of unknown meaning.
                 label::TID if found.str == 0 => tid = Some(found.num.cast_unsigned()),
                 label::PID if found.str == 0 => pid = u32::try_from(found.num).ok(),
                 label::CPU if found.str == 0 => cpu = u32::try_from(found.num).ok(),
@@ -329,7 +328,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Notes where the thing with an id of the file is.
+/// Records the position of the item with an id.
 fn define<T>(ids: &mut HashMap<u64, T>, id: u64, index: T, what: &str) -> Result<(), Malformed> {
     if id == 0 {
         return Err(format!("a {what} has id 0, which stands for none").into());
@@ -340,7 +339,7 @@ fn define<T>(ids: &mut HashMap<u64, T>, id: u64, index: T, what: &str) -> Result
     Ok(())
 }
 
-/// The path of a mapped file.
+/// The path of a mapped file without the mark of a deleted one.
 fn without_deleted(path: &str) -> &str {
     path.strip_suffix(DELETED).unwrap_or(path)
 }

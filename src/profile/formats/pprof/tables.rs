@@ -1,4 +1,4 @@
-//! All of a pprof message but its samples: fields, and the tables that samples refer to.
+//! A pprof message except its samples: fields, and the tables that samples refer to.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub(super) fn for_each_field<'a>(
     protobuf::for_each_field(bytes, &"the unpacked profile", visit)
 }
 
-/// Everything but the samples, as the file has it.
+/// Everything except the samples, as in the file.
 #[derive(Default)]
 pub(super) struct Tables<'a> {
     pub(super) strings: Vec<Cow<'a, str>>,
@@ -36,7 +36,7 @@ pub(super) struct Tables<'a> {
     pub(super) mappings: Vec<proto::Mapping>,
     pub(super) functions: Vec<proto::Function>,
     pub(super) locations: Vec<Range<u32>>,
-    /// Of all locations, as `locations` cuts them.
+    /// The bytes of all locations, sliced by `locations`.
     pub(super) location_bytes: &'a [u8],
     pub(super) comments: Vec<u64>,
     pub(super) time_ns: u64,
@@ -80,7 +80,7 @@ impl<'a> Tables<'a> {
                     if location.len() > MAX_LOCATION_BYTES {
                         return Err(format!("location {} is too long", tables.locations.len()).into());
                     }
-                    // A slice of `bytes`, so its place fits in 32 bits.
+                    // A slice of `bytes`, so its offset fits in 32 bits.
                     let start = location.as_ptr().addr().wrapping_sub(bytes.as_ptr().addr()) as u32;
                     tables.locations.push(start..start.wrapping_add(location.len() as u32));
                 }
@@ -120,7 +120,7 @@ impl<'a> Tables<'a> {
         Ok(tables)
     }
 
-    /// The comments that are there.
+    /// The comments.
     pub(super) fn comments(&self) -> impl Iterator<Item = &str> {
         let known = |index: &u64| self.strings.get(usize::try_from(*index).ok()?);
         self.comments.iter().filter_map(known).map(|text| &**text)
@@ -130,7 +130,7 @@ impl<'a> Tables<'a> {
         let text = usize::try_from(index).ok().and_then(|index| self.strings.get(index));
         match text {
             Some(text) => Ok(text),
-            // A profile without strings names nothing.
+            // A profile without strings has no names.
             None if index == 0 => Ok(""),
             None => Err(format!("{of} names string {index}, and there are {}", self.strings.len()).into()),
         }

@@ -1,4 +1,4 @@
-//! Samples of a timeline in pprof: each by itself, with labels that say when it was taken and of which thread it is.
+//! Samples of a timeline in pprof: separate ones, with labels for time and thread.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,7 +13,7 @@ use crate::profile::timeline::Timeline;
 use crate::trie::NodeId;
 
 impl Writer<'_, '_> {
-    /// Writes the samples; notes in `used` which frames they have.
+    /// Writes the samples; marks their frames in `used`.
     pub(super) fn timed_samples(
         &mut self,
         timeline: &Timeline,

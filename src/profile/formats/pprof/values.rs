@@ -1,7 +1,7 @@
-//! Which of the values of a pprof sample counts, and what one count is.
+//! Chooses the value of a pprof sample to count, and the unit of counts.
 //!
-//! Input: sample types, period and samples of a file. Output: [`CountedValue`], and the unit. Times
-//! become samples only where nothing is lost by it.
+//! Input: sample types, period and samples of a file. Output: [`CountedValue`], and the unit. Times become
+//! samples only if the conversion is lossless.
 
 use prost::Message;
 
@@ -13,19 +13,19 @@ use crate::profile::formats::Malformed;
 use crate::profile::formats::protobuf::Value;
 use crate::profile::formats::tally::Tally;
 
-/// Shortest period by which times become samples: none is taken every microsecond, and a
-/// period of 1 means that the time itself is counted.
+/// Shortest period for converting times to samples: no profiler samples every microsecond, and a period of 1
+/// means that time itself is counted.
 pub(in crate::profile::formats) const MIN_PERIOD_NS: i64 = 1_000;
 
-/// Which value of a sample counts, and how.
+/// The value of a sample to count.
 #[derive(Clone, Copy)]
 pub(super) struct CountedValue {
     pub(super) index: usize,
-    /// What one count is of the value.
+    /// The value of one count.
     pub(super) divisor: u64,
 }
 
-/// Chooses, and names what is counted. `bytes` are those of the whole message.
+/// Chooses the value, and its unit. `bytes` is the whole message.
 pub(super) fn chosen(
     tables: &Tables<'_>,
     bytes: &[u8],
@@ -47,7 +47,7 @@ pub(super) fn chosen(
     }
     let default = tables.string(tables.default_type.cast_signed(), "the default sample type")?;
     let named = |name: &str| types.iter().position(|(kind, _)| !name.is_empty() && *kind == name);
-    // As `go tool pprof` does; where samples say the same, they are shorter.
+    // As `go tool pprof`; proportional counts of samples are preferred, as they are shorter.
     let shown = named(default).unwrap_or(types.len() - 1);
     let has_waits = tables.comments().any(|comment| comment == metadata::WITH_WAITS);
     let samples = named(SAMPLES).filter(|samples| are_proportional(bytes, *samples, shown, has_waits));
@@ -69,7 +69,7 @@ pub(super) fn chosen(
         unit if kind == SAMPLES => (one, if unit == SAMPLES { SAMPLES } else { unit }.to_owned()),
         unit => (one, unit.to_owned()),
     };
-    // Of stackprof's own it is known, and meant.
+    // In stackprof's own files it is intended.
     let is_own = tables.comments().any(|comment| comment.strip_prefix(metadata::TYPE) == Some(kind));
     if types.len() > 1 && found.1 != SAMPLES && !is_own {
         tally.remark(&format!("1 of {} values is read: {kind}", types.len()));
@@ -77,8 +77,8 @@ pub(super) fn chosen(
     Ok(found)
 }
 
-/// Whether a value of all samples is whole periods, up to what rounding a period leaves of
-/// their sum. Of times that were measured a division would lose what is no whole period.
+/// Whether a value of all samples is whole periods, up to the rounding error of their sum. Dividing measured
+/// times would lose the remainder.
 fn are_multiples(bytes: &[u8], index: usize, period: u64) -> bool {
     let whole = |value: u64| {
         let over = value % period;
@@ -87,10 +87,10 @@ fn are_multiples(bytes: &[u8], index: usize, period: u64) -> bool {
     each_sample(bytes, |value| whole(value(index).unsigned_abs())).is_ok()
 }
 
-/// Whether one value of all samples is a multiple of another, always the same, up to rounding. Samples of
-/// waiting threads, where a profile has these, have no CPU time.
+/// Whether one value of all samples is a constant multiple of another, up to rounding. Samples of waiting
+/// threads, in profiles with these, have no CPU time.
 fn are_proportional(bytes: &[u8], of: usize, value: usize, has_waits: bool) -> bool {
-    // The largest tells it best.
+    // The largest is the most precise.
     let mut largest = (0, 0);
     let _ = each_sample(bytes, |sample| {
         if !has_waits || sample(value) != 0 {
@@ -105,11 +105,11 @@ fn are_proportional(bytes: &[u8], of: usize, value: usize, has_waits: bool) -> b
     (largest.0 > 0 || has_waits) && each_sample(bytes, |sample| fits(sample(of), sample(value))).is_ok()
 }
 
-/// Calls `visit` with the values of each sample, up to the first for which it is false.
+/// Calls `visit` with the values of each sample until it returns false.
 fn each_sample(bytes: &[u8], mut visit: impl FnMut(&dyn Fn(usize) -> i64) -> bool) -> Result<(), Malformed> {
     for_each_field(bytes, |field, value: Value<'_>| match (field, value) {
         (field::SAMPLE, Value::Bytes(bytes)) if bytes.len() <= MAX_SAMPLE_BYTES => {
-            // What is broken is told when the samples are read.
+            // Errors are reported when the samples are read.
             let Ok(sample) = proto::Sample::decode(bytes) else { return Ok(()) };
             let goes_on = visit(&|index| sample.value.get(index).copied().unwrap_or(0));
             if goes_on { Ok(()) } else { Err(String::new().into()) }

@@ -1,7 +1,7 @@
-//! A saved profile as pprof.
+//! Writes a saved profile as pprof.
 //!
-//! The fields of the message are written as they are made, so nothing of the size of the
-//! file is in memory. Only what a stack leads to is written.
+//! The fields of the message are written as they are created, so that memory does not grow with the size of
+//! the file. Only data that a stack refers to is written.
 
 use std::io::{self, Write};
 
@@ -18,29 +18,27 @@ use crate::profile::texts::TextId;
 use crate::profile::timeline::Timeline;
 use crate::profile::values::StackValues;
 
-/// Bytes of messages that are collected before they are compressed.
+/// Bytes of messages collected before compression.
 const BUFFER_BYTES: usize = 1 << 16;
 
 /// Writes `saved` as gzipped pprof.
 ///
 /// # Errors
-/// What the writer reports, and [`io::ErrorKind::InvalidData`] for a count beyond the
-/// format's 63 bits.
+/// Errors of the writer, and [`io::ErrorKind::InvalidData`] for a count beyond the format's 63 bits.
 pub fn write(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
     write_with(saved, None, out)
 }
 
-/// Writes `saved` as gzipped pprof, each sample of its timeline by itself, with a label that says when it was taken.
+/// Writes `saved` as gzipped pprof, with each sample of its timeline separate and labelled with its time.
 ///
 /// # Errors
-/// What the writer reports, and [`io::ErrorKind::InvalidData`] for a count beyond the
-/// format's 63 bits.
+/// Errors of the writer, and [`io::ErrorKind::InvalidData`] for a count beyond the format's 63 bits.
 pub fn write_timed(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
     write_with(saved, saved.timeline(), out)
 }
 
 fn write_with(saved: &Saved, timeline: Option<&Timeline>, out: &mut dyn Write) -> io::Result<()> {
-    // No time and no name in the header: same profile, same bytes.
+    // The header has no time and no name: same profile, same bytes.
     let mut writer = Writer {
         saved,
         timeline,
@@ -55,14 +53,14 @@ fn write_with(saved: &Saved, timeline: Option<&Timeline>, out: &mut dyn Write) -
 
 pub(super) struct Writer<'s, 'o> {
     pub(super) saved: &'s Saved,
-    /// Whose samples are written one by one.
+    /// Set if its samples are written separately.
     timeline: Option<&'s Timeline>,
     pub(super) strings: Strings,
     buffer: Vec<u8>,
     out: GzEncoder<&'o mut dyn Write>,
 }
 
-/// The table of strings, in the order of first use; number 0 is the empty one.
+/// The table of strings, in the order of first use; index 0 is the empty one.
 #[derive(Default)]
 pub(super) struct Strings {
     /// By text of the profile.
@@ -88,14 +86,14 @@ impl Strings {
         }))
     }
 
-    /// A string that is not one of the profile's; the caller asks once for each.
+    /// Adds a string that is not one of the profile's; must be called once for each.
     pub(super) fn own(&mut self, text: &str) -> i64 {
         self.used.push(Used::Own(text.to_owned()));
         self.used.len() as i64
     }
 }
 
-/// Numbers of the strings of labels.
+/// Indices of label strings.
 pub(super) struct Keys {
     process: i64,
     pub(super) thread: i64,
@@ -135,7 +133,7 @@ impl Writer<'_, '_> {
         self.table()
     }
 
-    /// Writes what the values of samples are, but for CPU time; of allocations also what one sample stands for.
+    /// Writes the types of values, except CPU time; for allocations also the size represented by one sample.
     fn sample_types(&mut self) -> io::Result<()> {
         let about = &self.saved.about;
         let mut own =
@@ -184,7 +182,7 @@ impl Writer<'_, '_> {
         Ok(())
     }
 
-    /// Writes the samples; returns which frames they have.
+    /// Writes the samples; returns which frames they use.
     fn samples(&mut self, period_ns: Option<f64>) -> io::Result<Vec<bool>> {
         let saved = self.saved;
         let mut own = |text: &str| self.strings.own(text);
@@ -238,7 +236,7 @@ impl Writer<'_, '_> {
         labels.push(text(keys.process, self.strings.text(root.process)));
         if let Some((name, id)) = root.thread {
             labels.push(text(keys.thread, self.strings.text(name)));
-            // Bit for bit: numbers beyond 63 bits come back as they were.
+            // Bit for bit: numbers beyond 63 bits round-trip.
             labels.push(Label { key: keys.tid, num: id.cast_signed(), ..Label::default() });
         }
         if root.waiting {
@@ -251,7 +249,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Writes locations with the functions and mappings that they name.
+    /// Writes locations with their functions and mappings.
     fn locations(&mut self, used: &[bool]) -> io::Result<()> {
         let saved = self.saved;
         let mut functions = vec![false; saved.functions().len()];
@@ -316,7 +314,7 @@ impl Writer<'_, '_> {
         Ok(())
     }
 
-    /// Writes the table of strings; nothing can be named after that.
+    /// Writes the table of strings; no string can be added after that.
     fn table(&mut self) -> io::Result<()> {
         let used = std::mem::take(&mut self.strings.used);
         self.bytes(field::STRING_TABLE, b"")?;
@@ -343,7 +341,7 @@ impl Writer<'_, '_> {
         self.flush_if_full()
     }
 
-    /// Writes a number; 0 is what a missing one means.
+    /// Writes a number, except 0, the default.
     fn number(&mut self, field: u32, value: u64) -> io::Result<()> {
         if value > 0 {
             encode_key(field, WireType::Varint, &mut self.buffer);
@@ -363,7 +361,7 @@ impl Writer<'_, '_> {
     }
 }
 
-/// What is known of the code of a mapping.
+/// Facts about the code of a mapping.
 #[derive(Clone, Copy, Default)]
 struct Kinds {
     used: bool,
@@ -384,12 +382,12 @@ impl Kinds {
     }
 }
 
-/// Mappings in the order in which they are written: tools take the first for the program.
+/// Mappings in the order of writing: tools assume that the first is the program.
 fn main_first(saved: &Saved) -> Vec<usize> {
     let process = saved.roots().first().map_or("", |root| saved.text(root.process));
     let is_main = |index: &usize| {
         let path = saved.mappings().get(*index).map_or("", |mapping| saved.text(mapping.path));
-        // The kernel cuts names of processes.
+        // The kernel truncates process names.
         !process.is_empty() && path.rsplit('/').next().is_some_and(|name| name.starts_with(process))
     };
     let mut order: Vec<usize> = (0..saved.mappings().len()).collect();
@@ -397,7 +395,7 @@ fn main_first(saved: &Saved) -> Vec<usize> {
     order
 }
 
-/// Sets the values of a sample: its count, and the CPU time that this is.
+/// Sets the values of a sample: its count, and the corresponding CPU time.
 pub(super) fn set_values(
     sample: &mut Sample,
     count: u64,
@@ -407,7 +405,7 @@ pub(super) fn set_values(
     sample.value.clear();
     sample.value.push(i64::try_from(count).map_err(|_| too_large(count))?);
     if let Some(period_ns) = period_ns {
-        // A thread that waits uses no CPU.
+        // A waiting thread uses no CPU.
         let cpu_ns = if waiting { 0.0 } else { count as f64 * period_ns.round() };
         if cpu_ns >= FIRST_TOO_LARGE {
             return Err(too_large(count));

@@ -1,8 +1,8 @@
 //! Evented profiles of speedscope: frames that open and close at points in time.
 //!
-//! Input: events in order. Output: counts of the time that passed while a stack was open. An
-//! event that fits to no open frame, or goes back in time, is skipped and counted, and so is a
-//! frame that is never closed; time without an open frame is none of the profile's.
+//! Input: events in order. Output: counts of the time that each stack was open. An event without a matching
+//! open frame, or with an earlier time, is skipped and counted, and so is a frame that is never closed; time
+//! without an open frame is ignored.
 
 use std::borrow::Cow;
 
@@ -26,11 +26,11 @@ pub(super) struct Event<'a> {
     at: f64,
 }
 
-/// The frames that are open, outermost first, and since when the stack is what it is.
+/// The open frames, outermost first, and the time of the last change.
 struct Open {
     root: NodeId,
     stack: Vec<(u32, NodeId)>,
-    /// By frame of the file: how often it is in the stack.
+    /// By frame of the file: its number of occurrences in the stack.
     times: Vec<u32>,
     since: f64,
 }
@@ -104,7 +104,7 @@ impl Open {
         }
     }
 
-    /// Closes the innermost frame of this number and those inside it, and says how many these are.
+    /// Closes the innermost frame with this number and those inside it; returns how many were inside.
     fn close(&mut self, frame: u32) -> usize {
         let mut inner = 0;
         while let Some((top, _)) = self.stack.pop() {
@@ -119,7 +119,7 @@ impl Open {
         inner
     }
 
-    /// Counts the time up to a point on the open stack; false if that lies before the last one.
+    /// Counts the time up to a point on the open stack; false if that precedes the last one.
     fn advance(&mut self, reader: &mut Reader, at: f64) -> Result<bool, Full> {
         let passed = at - self.since;
         if !(passed >= 0.0 && passed.is_finite()) {

@@ -1,4 +1,4 @@
-//! Frames of a file, and what of ours stands beside them.
+//! Frames of a file, and stackprof's data next to them.
 
 use std::borrow::Cow;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::super::lists::{Index, NO_INDEX};
 
-/// What waiting threads' stacks begin with; speedscope has no place for it beside the stack.
+/// First frame of waiting threads' stacks; speedscope has no place for it outside of the stack.
 pub(super) const WAITING: &str = "[waiting]";
 
-/// A frame as the file has it.
+/// A frame in the file's layout.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(in crate::profile::formats) struct FileFrame<'a> {
     #[serde(borrow)]
@@ -20,7 +20,7 @@ pub(in crate::profile::formats) struct FileFrame<'a> {
     pub(in crate::profile::formats) line: Option<u32>,
 }
 
-/// What the format has no place for, of a thread.
+/// Data of a thread that the format has no place for.
 #[derive(Serialize, Deserialize)]
 pub(super) struct ExtraThread<'a> {
     #[serde(borrow)]
@@ -29,7 +29,7 @@ pub(super) struct ExtraThread<'a> {
     pub(super) thread: Option<(Cow<'a, str>, u64)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) pid: Option<u32>,
-    /// By sample: when it was taken, what it stands for, its counts. Empty where times are not known.
+    /// By sample: time, weight, counts. Empty if times are unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) at_ns: Vec<u64>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -45,7 +45,7 @@ impl<'a> ExtraThread<'a> {
         ExtraThread { process, thread, pid: None, at_ns: vec![], weight_ns: vec![], counts: vec![] }
     }
 
-    /// Sample `index` of so many: when it was taken, what it stands for, its counts.
+    /// Time, weight and counts of sample `index`, if there are as many entries as `samples`.
     pub(super) fn timed(&self, index: usize, samples: usize) -> Option<(u64, u64, u64)> {
         let columns = [&self.at_ns, &self.weight_ns, &self.counts];
         let are_whole = columns.iter().all(|column| column.len() == samples);
@@ -54,7 +54,7 @@ impl<'a> ExtraThread<'a> {
     }
 }
 
-/// A line of a file: the schema has numbers, of which -1, 0 and `null` are no line.
+/// A line number: the schema has numbers, with -1, 0 and `null` meaning none.
 fn line_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     let line = Option::<Index>::deserialize(from)?.map(|Index(line)| line);
     Ok(line.filter(|line| !matches!(*line, 0 | NO_INDEX)))

@@ -1,7 +1,7 @@
-//! speedscope's JSON as a saved profile.
+//! Converts speedscope's JSON to a saved profile.
 //!
-//! Input: the frames (`shared`) and `profiles` of a file, and what it has of ours. Output: [`Saved`], or what
-//! is wrong and where. A sample that makes no sense is skipped and counted.
+//! Input: the frames (`shared`) and `profiles` of a file, and stackprof's key. Output: [`Saved`], or an error
+//! with its position. An invalid sample is skipped and counted.
 
 use std::borrow::Cow;
 
@@ -45,16 +45,16 @@ pub(in crate::profile::formats) struct OneProfile<'a> {
 }
 
 impl OneProfile<'_> {
-    /// How many samples and events it has.
+    /// Number of its samples and events.
     fn length(&self) -> usize {
         self.samples.len().max(self.weights.len()) + self.events.len()
     }
 }
 
-/// Puts together what a file has.
+/// Builds the profile from the parts of a file.
 ///
 /// # Errors
-/// What is wrong, and where, as a line for people without the name of the file.
+/// The error and its position, as a line for people without the name of the file.
 pub(in crate::profile::formats) fn read(
     shared: &[FileFrame<'_>],
     profiles: &[OneProfile<'_>],
@@ -168,7 +168,7 @@ impl Reader {
             if let Some((at_ns, weight_ns, count)) =
                 extra.and_then(|extra| extra.timed(index - 1, profile.samples.len()))
             {
-                // What neither counts nor stands for anything is a pause.
+                // A sample without count and weight is a pause.
                 if count > 0 || weight_ns > 0 {
                     self.builder.count(node, count).map_err(at)?;
                     let node = Some(node).filter(|_| count > 0 || !sample.is_empty());
@@ -207,7 +207,7 @@ fn unit(profile: &OneProfile<'_>, number: usize) -> Result<Unit, Malformed> {
     Ok(Unit { kind, factor })
 }
 
-/// The unit of each profile, and what most samples and events count: others cannot be added to them.
+/// The unit of each profile, and that of most samples and events: others cannot be added to them.
 fn units(profiles: &[OneProfile<'_>]) -> Result<(Vec<Unit>, &'static str), Malformed> {
     let mut units = Vec::with_capacity(profiles.len());
     let mut sums: Vec<(&'static str, usize)> = Vec::new();

@@ -1,4 +1,4 @@
-//! A profile while speedscope's JSON is read: what numbers of the file mean in it, and how weights are counted.
+//! State while speedscope's JSON is read: the meaning of the file's numbers, and how weights are counted.
 
 use super::super::fractions::Fractions;
 use super::frame::FileFrame;
@@ -8,10 +8,10 @@ use crate::profile::full::Full;
 use crate::profile::saved::{Function, Line};
 use crate::trie::NodeId;
 
-/// What times are counted in.
+/// Unit of times.
 pub(super) const TIME: &str = "nanoseconds";
 
-/// The profile so far, and what the file's numbers mean in it.
+/// The profile under construction, and the meaning of the file's numbers.
 pub(super) struct Reader {
     pub(super) builder: SavedBuilder,
     /// By frame of the file.
@@ -32,7 +32,7 @@ impl Reader {
         builder.frame(0, None, &[line])
     }
 
-    /// Counts a weight of the file on a node; false if it cannot be counted.
+    /// Counts a weight of the file on a node; false if it is invalid.
     pub(super) fn count(&mut self, node: NodeId, weight: f64) -> Result<bool, Full> {
         let value = weight * self.scale.factor;
         let value = if self.scale.is_time { value.round() } else { value };
@@ -40,11 +40,11 @@ impl Reader {
     }
 }
 
-/// What a weight of the file is in counts.
+/// Conversion of the file's weights to counts.
 #[derive(Default)]
 pub(super) struct Scale {
     pub(super) factor: f64,
-    /// Times are whole nanoseconds or periods; of other units fractions count.
+    /// Times are whole nanoseconds or periods; other units may have fractions.
     pub(super) is_time: bool,
 }
 
@@ -54,7 +54,7 @@ impl Scale {
         self.is_time = unit.kind == TIME;
         self.factor = match about.period_ns() {
             Some(period_ns) if self.is_time => unit.factor / period_ns,
-            // A rate is not told, so the time itself is counted.
+            // Without a rate, the time itself is counted.
             None if self.is_time => {
                 about.unit = TIME.to_owned();
                 unit.factor
@@ -69,7 +69,7 @@ impl Scale {
     }
 }
 
-/// A unit of speedscope: what it counts, and how much of that.
+/// A unit of speedscope: the quantity, and its factor.
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
     pub(super) kind: &'static str,

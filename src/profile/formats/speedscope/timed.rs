@@ -1,10 +1,11 @@
 //! Samples in the order of their times, for speedscope: a profile for each thread.
 //!
-//! A weight is how long a sample stands for. The weights of a stack add up to its counts, as those of the whole profile
-//! do, so a weight is that time but for what the stack's whole counts are off. Viewers place a sample where the weights
-//! before it end: one that would end after its time is cut short, and its stack gets the rest in small gaps before later
-//! samples of it, or in a profile of its own behind all threads ([`ROUNDING`]). So differences do not add up. A pause is
-//! a sample without a stack. Times and counts themselves stand in a key of our own.
+//! A weight is the duration of a sample. The weights of a stack add up to its counts, as those of the whole
+//! profile do, so a weight is that duration up to the rounding of the stack's counts. Viewers place a sample
+//! at the sum of the previous weights: one that would end after its time is shortened, and its stack gets the
+//! rest in small gaps before later samples of it, or in a separate profile after all threads ([`ROUNDING`]).
+//! So differences do not accumulate. A pause is a sample without a stack. The exact times and counts are in a
+//! custom key.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -15,16 +16,17 @@ use crate::profile::saved::{Saved, StackRoot};
 use crate::profile::timeline::{ThreadTimeline, TimedSample, Timeline};
 use crate::trie::NodeId;
 
-/// Pauses shorter than this are none: samples of a thread that runs are not exactly a period apart.
+/// Shorter pauses are ignored: samples of a running thread are not exactly a period apart.
 const PAUSE_PERIODS: f64 = 0.5;
-/// A sample may end so much after its time: weights of samples are not exactly the time since the one before.
+/// Tolerated end of a sample after its time: weights are not exactly the time since the previous one.
 const LATE_PERIODS: f64 = 0.25;
-/// The profile of what counts are more than times.
+/// Name of the profile with the remaining rounding differences.
 const ROUNDING: &str = "[rounding]";
-/// Most frames of all samples together, each written anew: 100 MB. Larger profiles are written without times.
+/// Most frames of all samples together, each written separately: 100 MB. Larger profiles are written without
+/// times.
 const MAX_FRAMES: u64 = 1 << 24;
 
-/// Whether a file with the times would be one that can be opened, and weights are times.
+/// Whether viewers can open a file with the times, and weights are times.
 pub(super) fn fits(saved: &Saved, timeline: &Timeline, frames: &Frames<'_>) -> bool {
     let depths = saved.trie().map_nodes(0u64, |_, frame, caller| match frame {
         StackFrame::Root(_) => 2,
@@ -45,7 +47,7 @@ pub(super) fn write(
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let period_ns = saved.about.period_ns().unwrap_or(0.0);
-    // By node: by what times become weights.
+    // By node: the sums that convert times to weights.
     let mut sums: BTreeMap<NodeId, (u64, u64)> = BTreeMap::new();
     for sample in timeline.threads.iter().flat_map(|thread| &thread.samples) {
         if let Some(node) = sample.node {
@@ -74,9 +76,9 @@ struct Writer<'s> {
     frames: &'s Frames<'s>,
     period_ns: f64,
     factors: HashMap<NodeId, f64>,
-    /// By node: what its samples were cut by and did not get back.
+    /// By node: the shortened part of its samples that was not restored.
     rests_ns: BTreeMap<NodeId, f64>,
-    /// By node: its stack, as it is written.
+    /// By node: its serialized stack.
     stacks: HashMap<NodeId, String>,
 }
 
@@ -86,14 +88,14 @@ impl Writer<'_> {
         let mut extra =
             ExtraThread::of(saved.text(thread.process), Some((saved.text(thread.name), thread.id)));
         extra.pid = thread.pid;
-        // Each entry: its node, and its weight.
+        // Entries: node and weight.
         let mut entries: Vec<(Option<NodeId>, f64)> = Vec::new();
         let mut now_ns = 0.0;
-        // By node: what its samples were cut by.
+        // By node: the shortened part of its samples.
         let mut rests_ns: BTreeMap<NodeId, f64> = BTreeMap::new();
         for sample in &thread.samples {
             let factor = sample.node.map_or(1.0, |node| self.factors.get(&node).copied().unwrap_or(1.0));
-            // Without times that could be shared out, counts are the weights.
+            // Without times to distribute, counts are the weights.
             let weight_ns = match sample.weight_ns {
                 0 => sample.count as f64 * self.period_ns,
                 weight_ns => weight_ns as f64 * factor,
@@ -132,7 +134,7 @@ impl Writer<'_> {
         self.profile(extra, &entries, out)
     }
 
-    /// Writes the rests of all threads, without times.
+    /// Writes the remaining differences of all threads, without times.
     fn rounding(&mut self, out: &mut dyn Write) -> io::Result<()> {
         let rests_ns = std::mem::take(&mut self.rests_ns);
         if rests_ns.values().sum::<f64>() < self.period_ns * LATE_PERIODS {

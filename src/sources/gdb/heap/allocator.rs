@@ -1,23 +1,24 @@
-//! The functions of an allocator: which there are in a program, what each does with its arguments, and how calls pass
-//! them. Pure.
+//! The allocator functions of a program: their entries, their roles, and how calls pass their arguments.
+//! Pure.
 //!
-//! Sources of facts: newlib's `reent.h` (`_malloc_r` and others take the structure of the thread first), FreeRTOS's
-//! `portable.h` (`pvPortMalloc`, `vPortFree`); calls by AAPCS32 6.1, AAPCS64 6.8 and the System V ABI 3.2.3.
+//! Sources of facts: newlib's `reent.h` (`_malloc_r` and others take the thread's structure first),
+//! FreeRTOS's `portable.h` (`pvPortMalloc`, `vPortFree`); calls by AAPCS32 6.1, AAPCS64 6.8 and the System V
+//! ABI 3.2.3.
 
 use crate::addr::Svma;
 use crate::arch::Registers;
 use crate::binary::elf::entries;
 use crate::sources::allocator::Role;
 
-/// A function of an allocator in a program.
+/// An allocator function of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AllocatorFunction {
-    /// Its entry, as the file states it; of 32-bit Arm the last bit says T32.
+    /// Its entry as the file states it; on 32-bit Arm the last bit marks T32.
     pub(super) entry: Svma,
     pub(super) role: Role,
 }
 
-/// The functions that are known by their names.
+/// Functions with well-known names.
 const KNOWN: [(&str, Role); 12] = [
     ("malloc", Role::Allocate { bytes: 0 }),
     ("calloc", Role::AllocateItems { count: 0, bytes: 1 }),
@@ -33,19 +34,19 @@ const KNOWN: [(&str, Role); 12] = [
     ("vPortFree", Role::Free { block: 0 }),
 ];
 
-/// Names of an allocator that is not known, as options give them.
+/// Names of a custom allocator's functions, from options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocatorNames {
-    /// Functions that return a block of as many bytes as their first argument says.
+    /// Functions that return a block of the size in their first argument.
     pub allocate: Vec<String>,
-    /// Functions that free the block of their first argument.
+    /// Functions that free the block in their first argument.
     pub free: Vec<String>,
 }
 
-/// Finds the functions of the allocator in a program: those that are named, else those that are known.
+/// Finds the allocator functions of a program: the named ones, otherwise the well-known ones.
 ///
 /// # Errors
-/// One line: a name that the program does not have, or no way to see blocks come or go.
+/// One line: the program lacks a name, or has no function that allocates or none that frees.
 pub(super) fn find(file: &[u8], names: &AllocatorNames) -> Result<Vec<AllocatorFunction>, String> {
     let named = names.allocate.iter().map(|name| (name.as_str(), Role::Allocate { bytes: 0 }));
     let named = named.chain(names.free.iter().map(|name| (name.as_str(), Role::Free { block: 0 })));
@@ -56,7 +57,7 @@ pub(super) fn find(file: &[u8], names: &AllocatorNames) -> Result<Vec<AllocatorF
     let mut functions: Vec<AllocatorFunction> = Vec::new();
     for ((name, role), entry) in wanted.into_iter().zip(entries) {
         match entry {
-            // Of several names for one function the first counts.
+            // Of several names for one function, the first counts.
             Some(entry) if functions.iter().all(|known| known.entry != entry.svma) => {
                 functions.push(AllocatorFunction { entry: entry.svma, role });
             }
@@ -76,7 +77,8 @@ pub(super) fn find(file: &[u8], names: &AllocatorNames) -> Result<Vec<AllocatorF
     Ok(functions)
 }
 
-/// Whether an argument is in memory, at this distance from the stack pointer at the function's entry; bytes.
+/// Offset in bytes from the stack pointer at the function's entry to an argument; `None` if it is in a
+/// register.
 pub(super) fn stack_offset(registers: &Registers, argument: usize) -> Option<u64> {
     match registers {
         Registers::X86(_) => Some(4 * (argument as u64 + 1)),
@@ -84,7 +86,7 @@ pub(super) fn stack_offset(registers: &Registers, argument: usize) -> Option<u64
     }
 }
 
-/// An argument that is in a register at the function's entry. No function of an allocator has more than four.
+/// An argument that is in a register at the function's entry. Allocator functions have at most four.
 pub(super) fn argument(registers: &Registers, number: usize) -> Option<u64> {
     /// rdi, rsi, rdx and rcx by DWARF number.
     const X86_64_ARGUMENTS: [usize; 4] = [5, 4, 1, 2];
@@ -96,7 +98,7 @@ pub(super) fn argument(registers: &Registers, number: usize) -> Option<u64> {
     }
 }
 
-/// What a function returned, where it has just returned.
+/// Return value of a function that has just returned.
 pub(super) fn result(registers: &Registers) -> u64 {
     match registers {
         Registers::X86_64(x86_64) => x86_64.gpr[0],
@@ -113,7 +115,7 @@ mod tests {
     use crate::arch::{Arm, X86_64};
 
     #[test]
-    fn arguments_are_where_calls_pass_them() {
+    fn arguments_are_found_by_calling_convention() {
         let mut gpr = [0; 16];
         (gpr[5], gpr[4], gpr[0]) = (24, 3, 0x5000);
         let x86_64 = Registers::X86_64(X86_64 { gpr, rip: 0, fs_base: 0 });
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_without_an_allocator_is_told_the_next_step() {
+    fn a_program_without_an_allocator_gets_the_next_step() {
         let refused = |names: &AllocatorNames| find(b"\x7fELF", names).unwrap_err();
         assert!(refused(&AllocatorNames::default()).ends_with("--alloc NAME and --free NAME"));
         let names = AllocatorNames { allocate: vec!["take".to_owned()], free: Vec::new() };

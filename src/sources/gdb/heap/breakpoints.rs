@@ -1,7 +1,7 @@
-//! Breakpoints at functions and where they return: set, left by a single step, and all cleared.
+//! Breakpoints at functions and at their return addresses: set, stepped over, and cleared.
 //!
-//! Packets: "Debugging with GDB", E.2 (`Z1` is a breakpoint of the processor, `Z0` one in memory; `vCont;s` a step). Those
-//! of the processor are tried first: they write no memory, and the code of boards is in flash.
+//! Packets: "Debugging with GDB", E.2 (`Z1` is a hardware breakpoint, `Z0` one in memory; `vCont;s` a step).
+//! Hardware breakpoints are tried first: they write no memory, and the code of boards is in flash.
 
 use std::time::Duration;
 
@@ -13,20 +13,20 @@ use super::super::stop_reply::{StopReply, Tid};
 use crate::arch::Arch;
 use crate::sources::signals::Hold;
 
-/// Most breakpoints at a time: calls that have not returned, of as many threads.
+/// Most breakpoints at a time: calls that have not returned, in as many threads.
 const MAX_BREAKPOINTS: usize = 4096;
 
-/// A place in code, as breakpoints name it.
+/// A code address as breakpoint packets encode it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CodePlace {
     /// Address of the instruction.
     pub(super) at: u64,
-    /// What the protocol calls its kind: bytes of the instruction, or of the breakpoint that replaces it.
+    /// The protocol's "kind": bytes of the instruction, or of the breakpoint that replaces it.
     kind: u8,
 }
 
 impl CodePlace {
-    /// The place that an entry or a return address names. Of 32-bit Arm the last bit says T32.
+    /// The place of an entry or a return address. On 32-bit Arm the last bit marks T32.
     pub(super) fn of(arch: Arch, address: u64) -> CodePlace {
         match arch {
             Arch::Arm if address & 1 == 1 => CodePlace { at: address & !1, kind: 2 },
@@ -41,24 +41,24 @@ struct Breakpoint {
     place: CodePlace,
     /// `0` or `1`: the type of the packet that set it.
     packet: char,
-    /// Who waits for it.
+    /// Number of users.
     users: u32,
 }
 
-/// The breakpoints that are set in a target.
+/// The breakpoints set in a target.
 #[derive(Debug, Default)]
 pub(super) struct Breakpoints(Vec<Breakpoint>);
 
 impl Breakpoints {
-    /// Whether one is set at an address.
+    /// Whether a breakpoint is set at an address.
     pub(super) fn is_at(&self, at: u64) -> bool {
         self.0.iter().any(|breakpoint| breakpoint.place.at == at)
     }
 
-    /// Sets one, or shares the one that is set. The target is stopped.
+    /// Sets a breakpoint, or shares an existing one. The target is stopped.
     ///
     /// # Errors
-    /// The stub has none left, or cannot be talked to.
+    /// The stub has none left, or cannot be reached.
     pub(super) fn set(&mut self, stub: &mut Stub, place: CodePlace) -> Result<(), ConnectionError> {
         if let Some(known) = self.0.iter_mut().find(|breakpoint| breakpoint.place.at == place.at) {
             known.users += 1;
@@ -80,10 +80,10 @@ impl Breakpoints {
         Err(unexpected("Z0", &refused))
     }
 
-    /// One less waits for it: clears it if that was the last. The target is stopped.
+    /// Drops one user; clears the breakpoint after the last one. The target is stopped.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     pub(super) fn release(&mut self, stub: &mut Stub, at: u64) -> Result<(), ConnectionError> {
         let Some(index) = self.0.iter().position(|breakpoint| breakpoint.place.at == at) else {
             return Ok(());
@@ -96,10 +96,10 @@ impl Breakpoints {
         Ok(())
     }
 
-    /// Runs the instruction under the breakpoint that a thread is stopped at, if it is at one. The target is stopped.
+    /// Steps a thread over the breakpoint that it is stopped at, if any. The target is stopped.
     ///
     /// # Errors
-    /// The stub cannot be talked to, or does not come back from the step.
+    /// The stub cannot be reached, or the step does not end.
     pub(super) fn step_over(&mut self, stub: &mut Stub, tid: Tid, at: u64) -> Result<(), ConnectionError> {
         let Some(breakpoint) = self.0.iter().find(|breakpoint| breakpoint.place.at == at).copied() else {
             return Ok(());
@@ -112,7 +112,7 @@ impl Breakpoints {
         stepped
     }
 
-    /// Clears all of them, whatever the stub says to that. The target is stopped.
+    /// Clears all breakpoints, ignoring errors. The target is stopped.
     pub(super) fn clear(&mut self, stub: &mut Stub) {
         for breakpoint in self.0.drain(..) {
             let _ = order(stub, 'z', breakpoint);
@@ -128,11 +128,11 @@ fn order(stub: &mut Stub, letter: char, breakpoint: Breakpoint) -> Result<(), Co
 }
 
 impl Stub {
-    /// Waits until the running target stops by itself, for `at_most`; the thread where the stub tells it. `None`: it runs
-    /// on. All-stop mode only.
+    /// Waits up to `at_most` for the running target to stop by itself; returns the thread if the stub reports
+    /// it. `None`: it still runs. All-stop mode only.
     ///
     /// # Errors
-    /// The stub cannot be talked to.
+    /// The stub cannot be reached.
     pub(super) fn await_stop(&mut self, at_most: Duration) -> Result<Option<Option<Tid>>, ConnectionError> {
         if !self.link.wait(at_most)? {
             return Ok(None);
@@ -150,7 +150,7 @@ impl Stub {
         Ok(Some(thread))
     }
 
-    /// Runs one instruction of a thread; the others stand.
+    /// Runs one instruction of a thread; the others stay stopped.
     fn step(&mut self, tid: Tid) -> Result<(), ConnectionError> {
         let question = match (self.offers.continues, self.run.has_one_thread) {
             (true, false) => format!("vCont;s:{tid}"),

@@ -1,9 +1,9 @@
-//! Blocks that come and go behind a stub: breakpoints at the functions of the allocator, and where calls of them return.
+//! Allocations and frees behind a stub: breakpoints at allocator functions and at their return addresses.
 //!
-//! Input: a target that is stopped or runs behind a stub in all-stop mode, a board or an emulator. Output: each block with the
-//! registers and the stack of the call that allocated it, and each block that is freed: all of them, none is sampled. The
-//! target is stopped twice for each allocation and once for each free. Dropping it clears the breakpoints and lets the target
-//! run. A stub whose connection ends without that may keep them: QEMU's does.
+//! Input: a stopped or running target behind a stub in all-stop mode, a board or an emulator. Output: each
+//! block with the registers and the stack of the call that allocated it, and each freed block; nothing is
+//! sampled. The target is stopped twice per allocation and once per free. Dropping it clears the breakpoints
+//! and resumes the target. If the connection ends otherwise, a stub may keep them: QEMU's does.
 
 mod allocator;
 mod breakpoints;
@@ -29,21 +29,21 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sources::allocator::Role;
 use crate::sources::{Capture, Fault, Outcome, ThreadId};
 
-/// Most calls of the allocator that have not returned.
+/// Most allocator calls that have not returned.
 const MAX_CALLS: usize = 1024;
 
-/// What happened to the heap.
+/// An event of the heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HeapEvent {
-    /// A block was allocated; the capture belongs to the call.
+    /// A block was allocated; the capture is that of the call.
     Allocated {
-        /// Who called.
+        /// The calling thread.
         thread: ThreadId,
         /// Address of the block.
         block: u64,
-        /// Bytes that were asked for.
+        /// Requested bytes.
         bytes: u64,
-        /// The block that it was before, where a call moved it: that one is free.
+        /// The former block, if the call moved it: that one is free.
         moved_from: Option<u64>,
     },
     /// A block was freed.
@@ -51,14 +51,14 @@ enum HeapEvent {
         /// Address of the block.
         block: u64,
     },
-    /// Nothing happened until the time was over.
+    /// No event until the deadline.
     Timeout,
 }
 
-/// A call of the allocator that has not returned.
+/// An allocator call that has not returned.
 struct Call {
     thread: ThreadId,
-    /// The stack pointer at its entry, and once it has returned.
+    /// The stack pointer at its entry, and after its return.
     sp: u64,
     returned_sp: u64,
     return_at: u64,
@@ -70,7 +70,7 @@ struct Call {
 /// The heap of a target behind a stub.
 pub struct GdbHeap {
     target: GdbTarget,
-    /// The addresses of the allocator's functions, and what they do.
+    /// Addresses and roles of the allocator functions.
     functions: Vec<(u64, Role)>,
     breakpoints: Breakpoints,
     calls: Vec<Call>,
@@ -80,10 +80,11 @@ pub struct GdbHeap {
 }
 
 impl GdbHeap {
-    /// Sets breakpoints in the allocator of the program that `--exec` names. Of a stack, `stack_bytes` are copied.
+    /// Sets breakpoints in the allocator of the program that `--exec` names. Copies `stack_bytes` of each
+    /// stack.
     ///
     /// # Errors
-    /// [`ErrorKind::Attach`]: no allocator is found, or the stub sets no breakpoints.
+    /// [`ErrorKind::Attach`]: no allocator was found, or the stub sets no breakpoints.
     pub fn new(target: GdbTarget, names: &AllocatorNames, stack_bytes: usize) -> Result<GdbHeap> {
         let failed = |why: String| Error::new(ErrorKind::Attach, format!("cannot follow the heap: {why}"));
         if target.system != System::Bare || target.stub.run.non_stop {
@@ -111,7 +112,7 @@ impl GdbHeap {
         };
         let set = heap.target.asking(|target| {
             places.iter().try_for_each(|(place, _)| heap.breakpoints.set(&mut target.stub, *place))?;
-            // One that stood from the beginning on has lost no block.
+            // A target stopped since its start has missed no block.
             target.stub.go()
         });
         set.map_err(|fault| failed(fault.to_string()))?;
@@ -123,14 +124,14 @@ impl GdbHeap {
         &mut self.target
     }
 
-    /// How long the target stood so far, nanoseconds.
+    /// Total time that the target was stopped, nanoseconds.
     #[must_use]
     pub fn stood_ns(&self) -> u64 {
         self.stood_ns
     }
 
-    /// Waits for the next event, until then by the target's clock; the call's registers and stack are in `capture` for
-    /// [`HeapEvent::Allocated`].
+    /// Waits for the next event until `until_ns` of the target's clock; for [`HeapEvent::Allocated`] the
+    /// call's registers and stack are in `capture`.
     ///
     /// # Errors
     /// [`Fault::Gone`], [`Fault::Lost`].
@@ -155,7 +156,7 @@ impl GdbHeap {
         }
     }
 
-    /// Waits for a stop, takes what it says of the heap, and lets the target run on.
+    /// Waits for a stop, records its heap event, and resumes the target.
     fn take_stop(&mut self, at_most: Duration) -> std::result::Result<(), ConnectionError> {
         let Some(stopped) = self.target.stub.await_stop(at_most)? else { return Ok(()) };
         let begun_ns = self.target.clock.now_ns();
@@ -220,7 +221,7 @@ impl GdbHeap {
     ) -> std::result::Result<(), ConnectionError> {
         let sp = registers.sp().0;
         self.forget_left(thread, sp)?;
-        // What an allocator does by another of its functions is one call.
+        // An allocator function called by another one belongs to the same call.
         if self.calls.iter().any(|call| call.thread == thread) || self.calls.len() == MAX_CALLS {
             return Ok(());
         }
@@ -259,7 +260,8 @@ impl GdbHeap {
         Ok(())
     }
 
-    /// Forgets calls of a thread that were left without a return, as by `longjmp`: its stack is above them.
+    /// Drops calls of a thread that were left without a return, as by `longjmp`: the stack pointer is above
+    /// them.
     fn forget_left(&mut self, thread: ThreadId, sp: u64) -> std::result::Result<(), ConnectionError> {
         while let Some(index) = self.calls.iter().position(|call| call.thread == thread && call.sp < sp) {
             let call = self.calls.swap_remove(index);
@@ -279,7 +281,7 @@ impl GdbHeap {
         }
     }
 
-    /// A word of memory; 0 where it cannot be read.
+    /// A word of memory; 0 if unreadable.
     fn word(&mut self, at: u64, bytes: usize) -> std::result::Result<u64, ConnectionError> {
         let read = self.target.stub.read_ranges(&[Range { at, bytes }])?.pop().unwrap_or_default();
         Ok(read.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))

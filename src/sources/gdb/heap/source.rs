@@ -1,7 +1,7 @@
-//! The heap of a target behind a stub as events: each block that comes or goes.
+//! The heap of a target behind a stub, as events: each allocation and free.
 //!
-//! Input: a heap that is followed by breakpoints; output: allocations with the registers and the stack of the caller, and
-//! frees, in their order.
+//! Input: a heap traced by breakpoints. Output: allocations with the registers and the stack of the caller,
+//! and frees, in order.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use crate::sources::pushed::{
 };
 use crate::sources::{Capture, ExitStatus, Fault, Observed, Process, ThreadId};
 
-/// A batch is not longer, nanoseconds.
+/// Longest batch, nanoseconds.
 const BATCH_NS: u64 = 50_000_000;
-/// Events of a batch.
+/// Most events of a batch.
 const BATCH_EVENTS: usize = 256;
 
 /// The heap of a target behind a stub, as events.
@@ -33,7 +33,7 @@ pub struct GdbHeapSource {
 }
 
 impl GdbHeapSource {
-    /// Of a target that runs.
+    /// Returns the source for a running target.
     #[must_use]
     pub fn new(mut heap: GdbHeap, clock: RealClock) -> GdbHeapSource {
         let why = "breakpoints at the allocator: every block, and the target is stopped for each".to_owned();
@@ -48,10 +48,10 @@ impl GdbHeapSource {
     }
 }
 
-/// The caller of the function at whose entry a capture is: where it goes on when the function returns.
+/// Unwinds a capture at a function's entry to its caller, at the return address.
 fn leave(capture: &mut Capture) {
     let word = |bytes: usize| {
-        // What is copied may begin below the stack pointer.
+        // The copy may begin below the stack pointer.
         let sp = capture.registers.sp().0;
         let from = sp.checked_sub(capture.stack_base.0).and_then(|from| usize::try_from(from).ok());
         let at = from.and_then(|from| capture.stack.get(from..from + bytes));
@@ -73,7 +73,7 @@ fn leave(capture: &mut Capture) {
             Registers::Aarch64(aarch64)
         }
         Registers::Arm(mut arm) => {
-            /// T of a CPSR (Armv8-A ARM, G1.9); of the M profile everything is T32.
+            /// T bit of a CPSR (Armv8-A ARM, G1.9); the M profile has only T32.
             const CPSR_T: u32 = 1 << 5;
             let at = arm.r[Arm::LR];
             arm.r[Arm::PC] = at & !1;
@@ -107,7 +107,7 @@ impl Observed for GdbHeapSource {
     }
 
     fn read_memory(&mut self, _from: Avma, _into: &mut [u8]) -> Result<usize, Fault> {
-        // Firmware has no code but that of its file, and the target would stand for each question.
+        // All code of firmware is in its file, and each read would stop the target.
         Err(Fault::Transient("memory is not read while a heap is followed"))
     }
 }
@@ -139,7 +139,7 @@ impl PushedSource for GdbHeapSource {
                     self.push(ThreadId(0), SourceEvent::Free(free), into);
                 }
                 Ok(HeapEvent::Timeout) => break,
-                // A board that ends its program closes the connection.
+                // A board closes the connection when its program ends.
                 Err(Fault::Gone | Fault::Lost(_)) => {
                     self.push(ThreadId(0), SourceEvent::Exited(ExitStatus::Unknown), into);
                     self.finished = true;

@@ -1,41 +1,41 @@
-//! The registers of a suspended task, from its stack, where FreeRTOS's ports for Arm save them. Input: words from
-//! `pxTopOfStack` on, hostile. Output: the registers at its resumption. Pure.
+//! The registers of a suspended task, from its stack, where FreeRTOS's ports for Arm save them. Input: words
+//! from `pxTopOfStack` on, hostile. Output: the registers at its resumption. Pure.
 //!
-//! The words show the port: each has EXC_RETURN in another place or none, and the exception frame must be valid.
-//! Sources: FreeRTOS-Kernel V11, portable/GCC/{ARM_CM0, ARM_CM3, ARM_CM4F, ARM_CM7, ARM_CM33, ARM_CM33_NTZ,
-//! ARM_CA9}/port*.{c,S}; frames of exceptions: Armv7-M ARM, B1.5.6.
+//! The words identify the port: each has EXC_RETURN at a different offset or none, and the exception frame
+//! must be valid. Sources: FreeRTOS-Kernel V11, portable/GCC/{ARM_CM0, ARM_CM3, ARM_CM4F, ARM_CM7, ARM_CM33,
+//! ARM_CM33_NTZ, ARM_CA9}/port*.{c,S}; exception frames: Armv7-M ARM, B1.5.6.
 
 use crate::arch::Arm;
 
-/// Words that are needed at most: ARM_CA9's, of a task with floating point.
+/// Most words needed: ARM_CA9's for a task with floating point.
 pub(super) const WORDS_MAX: usize = 84;
 const _: () = assert!(WORDS_MAX >= 2 + 65 + 16);
-/// EXC_RETURN of a task in thread mode on the process stack: Mode and SPSEL (Armv8-M ARM, D1.2.95), above them ones.
+/// EXC_RETURN of a task in thread mode on the process stack: Mode and SPSEL (Armv8-M ARM, D1.2.95), with ones
+/// above them.
 const EXC_RETURN_ONES: u32 = 0xffff_ff80;
 const EXC_RETURN_TASK: u32 = 0xc;
-/// Clear in EXC_RETURN if floating point registers were saved.
+/// Clear in EXC_RETURN if floating-point registers were saved.
 const BASIC_FRAME: u32 = 1 << 4;
 const BASIC_FRAME_WORDS: usize = 8;
 const EXTENDED_FRAME_WORDS: usize = 26;
-/// s16 to s31, which ports save where the frame has the others.
+/// s16 to s31, saved by ports if the frame has the others.
 const FLOATS_SAVED: usize = 16;
-/// xPSR: T32, the number of an exception (none, in a task), and a word in front for alignment.
+/// xPSR: T32, the exception number (0 in a task), and the bit for a word of alignment padding.
 const XPSR_T: u32 = 1 << 24;
 const XPSR_EXCEPTION: u32 = 0x1ff;
 const XPSR_PADDED: u32 = 1 << 9;
-/// Modes of CPSR: System, in which ARM_CA9 runs its tasks.
+/// Mode bits of CPSR: System, in which ARM_CA9 runs its tasks.
 const CPSR_MODE: u32 = 0x1f;
 const CPSR_SYSTEM: u32 = 0x1f;
 
-/// Where a port keeps things: words before EXC_RETURN, if it keeps that, and whether it is behind r4 to
-/// r11.
+/// Layout of a port: word offset of r4, and of EXC_RETURN if it is saved.
 #[derive(Clone, Copy)]
 struct Port {
     r4: usize,
     exc_return: Option<usize>,
 }
 
-/// In the order in which they are tried: those that say more first.
+/// In the order in which they are tried: the most specific first.
 const PORTS: [Port; 4] = [
     // ARM_CM4F, ARM_CM7: r4 to r11, EXC_RETURN.
     Port { r4: 0, exc_return: Some(8) },
@@ -47,7 +47,7 @@ const PORTS: [Port; 4] = [
     Port { r4: 0, exc_return: None },
 ];
 
-/// The registers of a task whose `words` begin at `top`. `is_code`: whether a value may be a program counter.
+/// The registers of a task with these `words` at `top`. `is_code`: whether a value may be a program counter.
 pub(super) fn registers(
     top: u64,
     words: &[u32],
@@ -96,8 +96,8 @@ fn by_port(port: Port, top: u64, words: &[u32], is_code: &dyn Fn(u64) -> bool) -
     Some(Arm { r, cpsr: Some(xpsr), m_profile: true })
 }
 
-/// ARM_CA9: whether there is floating point and that (FPSCR, d0 to d31), the depth of critical
-/// sections, r0 to r12, lr, pc, CPSR.
+/// ARM_CA9: floating-point flag and registers (FPSCR, d0 to d31), critical nesting depth, r0 to r12, lr, pc,
+/// CPSR.
 fn of_a_profile(top: u64, words: &[u32], is_code: &dyn Fn(u64) -> bool) -> Option<Arm> {
     let has_floats = *words.first()? != 0;
     let nesting = if has_floats { 1 + 1 + 64 } else { 1 };
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn each_port_is_known_by_its_words() {
+    fn each_port_is_recognised_by_its_words() {
         check(found(&words(&[&R4, &FRAME])).unwrap(), 16);
         check(found(&words(&[&R4, &[0xffff_fffd], &FRAME])).unwrap(), 17);
         let floats = [7u32; 16];
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_for_alignment_is_above_the_frame() {
+    fn alignment_padding_is_above_the_frame() {
         let mut frame = FRAME;
         frame[7] |= XPSR_PADDED;
         let mut arm = found(&words(&[&R4, &frame])).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_none() {
+    fn an_invalid_frame_is_none() {
         for (at, word) in [(6, 0x10u32), (6, 0x301), (7, 0), (7, XPSR_T | 15)] {
             let mut frame = FRAME;
             frame[at] = word;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_of_a_profile_cores_have_all_registers_in_order() {
+    fn a_profile_tasks_have_all_registers_in_order() {
         let core: Vec<u32> = (0..13).chain([0x205, 0x400, 0x6000_001f]).collect();
         let arm = |words: &[u32]| registers(TOP, words, false, &is_code);
         let plain = arm(&words(&[&[0, 0], &core])).unwrap();

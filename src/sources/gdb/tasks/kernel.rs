@@ -1,29 +1,28 @@
-//! Locates FreeRTOS's tasks: the addresses of its variables, and the layout of its lists and task control blocks.
-//! Input: the firmware's file, hostile. Output: addresses and offsets. Pure.
+//! Locates FreeRTOS's tasks: the addresses of its variables, and the layout of its lists and task control
+//! blocks. Input: the firmware's file, hostile. Output: addresses and offsets. Pure.
 //!
-//! Source: FreeRTOS-Kernel V10 and V11, `tasks.c` (the variables, and `TCB_t`, of which `pxTopOfStack` must be the
-//! first member) and `include/list.h`. Layouts depend on the configuration: debug information has them; without it
-//! the usual one is recognised by the size of a list.
+//! Source: FreeRTOS-Kernel V10 and V11, `tasks.c` (the variables, and `TCB_t`, with `pxTopOfStack` as its
+//! required first member) and `include/list.h`. Layouts depend on the configuration: debug information has
+//! them; without it the usual one is recognised by the size of a list.
 
 use crate::binary::elf::{structures, variables};
 
 /// Most ready lists, one for each priority (`configMAX_PRIORITIES`).
 const MAX_PRIORITIES: u64 = 256;
-/// Sizes of a `List_t`: with a mini list item at its end, and with a whole one
-/// (`configUSE_MINI_LIST_ITEM`).
+/// Sizes of a `List_t`: with a mini list item at its end, and with a full one (`configUSE_MINI_LIST_ITEM`).
 const LIST_BYTES: [u64; 2] = [20, 28];
-/// Largest structure that is believed.
+/// Largest plausible structure.
 const MAX_BYTES: u64 = 4096;
 
-/// Lists that follow each other in memory.
+/// Consecutive lists in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lists {
-    /// The first one.
+    /// Address of the first one.
     pub(super) at: u64,
     pub(super) count: usize,
 }
 
-/// Offsets, in bytes.
+/// Offsets in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     /// Size of a list.
@@ -44,7 +43,8 @@ pub(super) struct Form {
     pub(super) stack: Option<u64>,
 }
 
-/// Where FreeRTOS keeps its tasks: variables, lists and control blocks. Addresses are those that the file states.
+/// Locations of FreeRTOS's tasks: variables, lists and control blocks. Addresses are those stated in the
+/// file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::sources::gdb) struct Kernel {
     /// `pxCurrentTCB`.
@@ -56,8 +56,8 @@ pub(in crate::sources::gdb) struct Kernel {
 }
 
 impl Kernel {
-    /// Finds the variables in a file of 32-bit Arm; `None` if it has no FreeRTOS, or one that cannot be
-    /// read: of several cores (`pxCurrentTCBs`), or with lists of an unknown form.
+    /// Finds the variables in a 32-bit Arm file; `None` without FreeRTOS, or if it is unsupported: for
+    /// several cores (`pxCurrentTCBs`), or with lists of unknown layout.
     pub(in crate::sources::gdb) fn find(file: &[u8]) -> Option<Kernel> {
         const NAMES: [&str; 7] = [
             "pxCurrentTCB",
@@ -84,7 +84,7 @@ impl Kernel {
 }
 
 impl Form {
-    /// By debug information.
+    /// Layout from debug information.
     fn described(file: &[u8]) -> Option<Form> {
         let found = structures::find(file, &["xLIST", "xLIST_ITEM", "tskTaskControlBlock"]);
         let [Some(list), Some(item), task] = found.as_slice() else { return None };
@@ -96,7 +96,7 @@ impl Form {
             end: list.offset("xListEnd")?,
             next: item.offset("pxNext")?,
             owner: item.offset("pvOwner")?,
-            // Before V10 it had the other name.
+            // Name before V10.
             container: item.offset("pxContainer").or_else(|| item.offset("pvContainer"))?,
             item_bytes: item.bytes,
             name: name.filter(|(offset, length)| *offset < MAX_BYTES && (1..MAX_BYTES).contains(length)),
@@ -105,7 +105,7 @@ impl Form {
         form.is_sound().then_some(form)
     }
 
-    /// In the usual configuration, whose lists have this size.
+    /// Layout of the usual configuration with this list size.
     fn usual(list_bytes: u64) -> Option<Form> {
         LIST_BYTES.contains(&list_bytes).then_some(Form {
             list_bytes,
@@ -120,7 +120,7 @@ impl Form {
         })
     }
 
-    /// Whether all words are inside of their structures.
+    /// Whether all offsets are inside of their structures.
     fn is_sound(&self) -> bool {
         let within = |offset: u64, bytes: u64| bytes <= MAX_BYTES && offset.saturating_add(4) <= bytes;
         within(self.number, self.list_bytes)
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forms_are_known_by_the_size_of_a_list_or_not_at_all() {
+    fn layouts_are_recognised_only_by_known_list_sizes() {
         assert_eq!(Form::usual(20).map(|form| (form.end, form.owner)), Some((8, 12)));
         assert!(Form::usual(28).is_some_and(|form| form.is_sound()));
         assert_eq!(Form::usual(32), None, "with bytes that check for damage");

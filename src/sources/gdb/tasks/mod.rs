@@ -1,9 +1,9 @@
-//! The tasks of FreeRTOS behind a stub that does not know them (QEMU, OpenOCD without `-rtos`): their list and names,
-//! the running one, and the registers of the others.
+//! Tasks of FreeRTOS behind a stub that does not know them (QEMU, OpenOCD without `-rtos`): their list and
+//! names, the running one, and the registers of the others.
 //!
-//! Input: the kernel's variables (`kernel.rs`) and the target's memory while it is stopped; hostile, so lists have a
-//! bound, and invalid ones are ignored. Output: tasks and registers (`context.rs`). A list that is being changed at a
-//! stop lacks some: a task is dropped when it was missing twice.
+//! Input: the kernel's variables (`kernel.rs`) and the memory of a stopped target; hostile, so lists are
+//! bounded, and invalid ones are ignored. Output: tasks and registers (`context.rs`). A list being changed at
+//! a stop may lack some: a task is dropped when it is missing twice.
 
 mod context;
 mod kernel;
@@ -15,23 +15,23 @@ pub(super) use kernel::Kernel;
 
 /// Most tasks.
 const MAX_TASKS: usize = 512;
-/// Most lists that are walked: more than any configuration has priorities.
+/// Most lists to walk: more than any configuration has priorities.
 const MAX_LISTS: usize = 512;
-/// Bytes of a task control block that are searched for its name.
+/// Bytes of a task control block to search for its name.
 const TCB_BYTES: usize = 256;
 /// Longest name (`configMAX_TASK_NAME_LEN` is 16 unless configured).
 const MAX_NAME_BYTES: usize = 64;
-/// Words behind the items of a task control block: priority, stack (`pxStack`), and what configurations
-/// add before the name.
+/// Word offsets behind the items of a task control block: priority, stack (`pxStack`), and
+/// configuration-dependent members before the name.
 const STACK_WORD: usize = 1;
 const WORDS_BEFORE_NAME: usize = 2;
 const MORE_WORDS_BEFORE_NAME: usize = 8;
-/// How often all lists are read, nanoseconds.
+/// Interval of reading all lists, nanoseconds.
 const LIST_NS: u64 = 100_000_000;
-/// Lists in a row that a task may be missing from.
+/// Most consecutive lists that a known task may be missing from.
 const MISSING_MAX: u8 = 1;
 
-/// Reads memory: each range as far as it can be read.
+/// Reads memory: each range up to the first unreadable byte.
 pub(super) type Read<'r, E> = dyn FnMut(&[Range]) -> Result<Vec<Vec<u8>>, E> + 'r;
 
 /// A task, by the address of its control block.
@@ -39,17 +39,17 @@ pub(super) type Read<'r, E> = dyn FnMut(&[Range]) -> Result<Vec<Vec<u8>>, E> + '
 pub(super) struct Task {
     pub(super) tcb: u64,
     pub(super) name: String,
-    /// The lowest address of its stack, where that is known.
+    /// Lowest address of its stack, if known.
     stack: Option<u64>,
     missing: u8,
 }
 
-/// The tasks of FreeRTOS that are known, and which of them runs.
+/// The known tasks of FreeRTOS and the running one.
 pub(super) struct Tasks {
     kernel: Kernel,
-    /// By address.
+    /// Sorted by address.
     tasks: Vec<Task>,
-    /// The one that has the processor; `None` before there is a scheduler.
+    /// The running task; `None` before there is a scheduler.
     current: Option<u64>,
     listed_ns: Option<u64>,
 }
@@ -59,12 +59,12 @@ impl Tasks {
         Tasks { kernel, tasks: Vec::new(), current: None, listed_ns: None }
     }
 
-    /// The tasks that are known, by address.
+    /// The known tasks, sorted by address.
     pub(super) fn known(&self) -> &[Task] {
         &self.tasks
     }
 
-    /// The one that has the processor; `None` before there is a scheduler.
+    /// The running task; `None` before there is a scheduler.
     pub(super) fn current(&self) -> Option<u64> {
         self.current
     }
@@ -74,8 +74,8 @@ impl Tasks {
         self.tasks.binary_search_by_key(&tcb, |task| task.tcb).is_ok()
     }
 
-    /// Reads which task runs, and, at intervals or if that is a new one, the list of tasks. Returns whether it
-    /// changed.
+    /// Reads the running task and, at intervals or if it is a new one, the list of tasks. Returns whether
+    /// that changed.
     ///
     /// # Errors
     /// Errors of `read`.
@@ -95,13 +95,13 @@ impl Tasks {
         self.listed_ns = Some(now_ns);
         let listed = match self.current {
             Some(_) => self.list(read)?,
-            // The lists are being made.
+            // The lists are under construction.
             None => Vec::new(),
         };
         self.take(listed, read)
     }
 
-    /// The tasks in all lists.
+    /// Reads the tasks in all lists.
     fn list<E>(&self, read: &mut Read<'_, E>) -> Result<Vec<u64>, E> {
         let form = self.kernel.form;
         let ranges: Vec<Range> = self
@@ -110,7 +110,7 @@ impl Tasks {
             .iter()
             .map(|lists| Range { at: lists.at, bytes: lists.count * form.list_bytes as usize })
             .collect();
-        // The lists that have items: address, the next item, and how many are left.
+        // Lists with items: address, the next item, and the number of remaining ones.
         let mut walks: Vec<(u64, u64, usize)> = Vec::new();
         for (lists, bytes) in self.kernel.lists.iter().zip(read(&ranges)?) {
             for (index, list) in bytes.chunks_exact(form.list_bytes as usize).enumerate() {
@@ -124,7 +124,7 @@ impl Tasks {
             }
         }
         let mut found: Vec<u64> = Vec::new();
-        // One item of each list at a time: as many round trips as the longest one has items.
+        // One item of each list at a time: as many round trips as the longest list has items.
         while !walks.is_empty() && found.len() < MAX_TASKS {
             let ranges: Vec<Range> = walks
                 .iter()
@@ -149,9 +149,9 @@ impl Tasks {
         Ok(found)
     }
 
-    /// Takes what was listed; asks for the names of new tasks.
+    /// Merges a new list; requests the names of new tasks.
     fn take<E>(&mut self, mut listed: Vec<u64>, read: &mut Read<'_, E>) -> Result<bool, E> {
-        // Between two lists, while the switch is on its way.
+        // During a switch it is in no list.
         listed.extend(self.current);
         listed.sort_unstable();
         listed.dedup();
@@ -179,7 +179,7 @@ impl Tasks {
         Ok(changed)
     }
 
-    /// The name of the task whose control block these bytes begin.
+    /// The name in a task control block that begins with these bytes.
     fn name(&self, tcb: u64, bytes: &[u8]) -> Option<String> {
         if let Some((offset, length)) = self.kernel.form.name {
             let offset = usize::try_from(offset).ok()?;
@@ -191,9 +191,9 @@ impl Tasks {
         places.filter_map(|at| text(bytes.get(at..)?)).next()
     }
 
-    /// Where what is behind the items of a task control block begins.
+    /// Offset of the member behind the items of a task control block.
     fn behind_items(&self, tcb: u64, bytes: &[u8]) -> Option<usize> {
-        // Both items name their owner, whatever precedes them.
+        // Both items point to their owner, whatever precedes them.
         let form = self.kernel.form;
         let item_bytes = form.item_bytes as usize;
         let owns = |at: usize| word_at(bytes, at as u64 + form.owner) == Some(tcb);
@@ -201,15 +201,16 @@ impl Tasks {
         Some(first + 2 * item_bytes)
     }
 
-    /// Where the stack of the task begins whose control block these bytes begin: below `pxTopOfStack`.
+    /// Lowest address of the stack in a task control block that begins with these bytes: below
+    /// `pxTopOfStack`.
     fn stack(&self, tcb: u64, bytes: &[u8]) -> Option<u64> {
         let usual = || Some((self.behind_items(tcb, bytes)? + 4 * STACK_WORD) as u64);
         let stack = word_at(bytes, self.kernel.form.stack.or_else(usual)?)?;
         word_at(bytes, 0).filter(|top| stack != 0 && stack <= *top).map(|_| stack)
     }
 
-    /// Whether a stack pointer is on the stack of this task, rather than of another: of all stacks that
-    /// begin below it, the task's is the nearest. Not while the beginning of one of them is not known.
+    /// Whether a stack pointer is on this task's stack: of all stacks that begin below it, the task's is the
+    /// nearest. False while the beginning of any of them is unknown.
     pub(super) fn is_on_stack_of(&self, tcb: u64, sp: u64) -> bool {
         let stacks: Option<Vec<(u64, u64)>> =
             self.tasks.iter().map(|task| Some((task.stack?, task.tcb))).collect();
@@ -217,11 +218,11 @@ impl Tasks {
         below.is_some_and(|(_, owner)| owner == tcb)
     }
 
-    /// The registers of suspended tasks, each `None` if no port of FreeRTOS saved them in this form. `is_code`:
-    /// whether a value may be a program counter.
+    /// The registers of suspended tasks, each `None` if no port of FreeRTOS saved them in this form.
+    /// `is_code`: whether a value may be a program counter.
     ///
     /// # Errors
-    /// What `read` says.
+    /// Errors of `read`.
     pub(super) fn saved<E>(
         &self,
         tcbs: &[u64],
@@ -250,7 +251,7 @@ fn word_at(bytes: &[u8], offset: u64) -> Option<u64> {
     Some(u32::from_le_bytes(*word).into())
 }
 
-/// The name that these bytes begin with, if they do: characters that can be seen, and a zero behind.
+/// The name at the start of these bytes: printable characters with a terminating zero.
 fn text(bytes: &[u8]) -> Option<String> {
     let end = bytes.iter().take(MAX_NAME_BYTES).position(|byte| *byte == 0)?;
     let text = std::str::from_utf8(&bytes[..end]).ok()?;

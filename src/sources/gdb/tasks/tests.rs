@@ -1,4 +1,4 @@
-//! A kernel of ours in made-up memory.
+//! A fake kernel in simulated memory.
 #![allow(clippy::unwrap_used)]
 
 use std::convert::Infallible;
@@ -52,7 +52,7 @@ impl Memory {
         Ok(ranges.iter().map(one).collect())
     }
 
-    /// A list of tasks, which are made, too.
+    /// Writes a list and its tasks.
     fn list(&mut self, at: u64, tasks: &[u64]) {
         let end = at + FORM.end;
         let item = |task: u64| TCBS + task * TCB_SPACE + 8;
@@ -60,7 +60,7 @@ impl Memory {
         self.put(at, &[tasks.len() as u64, end, 0xffff_ffff, next(0), end]);
         for (index, task) in tasks.iter().enumerate() {
             let tcb = TCBS + task * TCB_SPACE;
-            // A word of the configuration's stands before the items, two behind priority and stack.
+            // One configuration-dependent word before the items, two behind priority and stack.
             self.put(tcb, &[BASE + 0x4000, 0, 7, next(index + 1), end, tcb, at]);
             self.put(tcb + 28, &[0, 0, 0, tcb, 0, 3, BASE + 0x3000, 0, 0]);
             let name = format!("task {task}\0");
@@ -84,7 +84,7 @@ fn update(tasks: &mut Tasks, memory: &mut Memory, now_ns: u64) -> bool {
 }
 
 #[test]
-fn tasks_are_those_of_all_lists_and_the_one_that_runs() {
+fn tasks_are_those_of_all_lists_and_the_running_one() {
     let mut memory = Memory::new();
     memory.list(READY, &[2]);
     memory.list(READY + 20, &[0, 1, 5]);
@@ -103,7 +103,7 @@ fn tasks_are_those_of_all_lists_and_the_one_that_runs() {
 }
 
 #[test]
-fn a_task_is_gone_when_it_was_missing_twice() {
+fn a_task_missing_twice_is_dropped() {
     let mut memory = Memory::new();
     memory.list(READY, &[0, 1]);
     memory.put(CURRENT, &[TCBS, 1]);
@@ -117,7 +117,7 @@ fn a_task_is_gone_when_it_was_missing_twice() {
 }
 
 #[test]
-fn names_are_where_debug_information_says() {
+fn names_are_found_by_debug_information() {
     let mut memory = Memory::new();
     memory.list(READY, &[0]);
     memory.put(CURRENT, &[TCBS, 1]);
@@ -131,7 +131,7 @@ fn names_are_where_debug_information_says() {
 }
 
 #[test]
-fn a_stack_pointer_is_on_the_stack_that_begins_next_below_it() {
+fn a_stack_pointer_is_on_the_nearest_stack_below_it() {
     let mut memory = Memory::new();
     memory.list(READY, &[0, 1, 2]);
     let stacks = [BASE + 0x3000, BASE + 0x3400, BASE + 0x3200];
@@ -152,7 +152,7 @@ fn a_stack_pointer_is_on_the_stack_that_begins_next_below_it() {
             [vec![], vec![0], vec![0], vec![2], vec![1]]
         );
     }
-    // What cannot be the beginning of a stack.
+    // An impossible beginning of a stack.
     memory.put(TCBS + 8 + 2 * FORM.item_bytes + 4, &[0xffff_fff0]);
     let mut tasks = tasks(&[(READY, 1)]);
     update(&mut tasks, &mut memory, 0);
@@ -160,8 +160,8 @@ fn a_stack_pointer_is_on_the_stack_that_begins_next_below_it() {
 }
 
 #[test]
-fn lists_of_nonsense_end() {
-    // Lists that lead to themselves, to each other, to nothing, with numbers of items that cannot be.
+fn malformed_lists_end() {
+    // Lists that lead to themselves, to each other, to nothing, with impossible counts.
     for seed in 0..200 {
         let mut random = crate::rng::Rng::new(seed);
         let mut memory = Memory::new();

@@ -1,4 +1,4 @@
-//! Rings as the shim writes them, and as a hostile program does.
+//! Rings as the shim writes them and as a hostile program does.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -10,7 +10,7 @@ use crate::rng::mix;
 
 pub(crate) const DATA_SIZE: u64 = 16384;
 
-/// Writes a ring as the shim does.
+/// Writes a ring like the shim.
 pub(crate) struct RingWriter {
     pub(crate) path: PathBuf,
     file: File,
@@ -110,7 +110,7 @@ fn take_all(ring: &mut Ring, ended: bool) -> Vec<Record> {
 }
 
 #[test]
-fn records_come_back_in_order_round_after_round() {
+fn records_are_read_in_order_across_wraparounds() {
     let directory = tempfile::tempdir().unwrap();
     let mut writer = RingWriter::new(directory.path(), 5, 0, "prog");
     let mut ring = Ring::open(&writer.path).unwrap().unwrap();
@@ -130,21 +130,21 @@ fn records_come_back_in_order_round_after_round() {
         expected.push(Record::Restore { time_ns: 1, address: 2, tid: 3 });
         assert_eq!(take_all(&mut ring, false), expected, "round {round}");
     }
-    // What was taken is zero again, and the shim knows how far.
+    // Consumed bytes are zeroed, and the read position is published to the shim.
     let bytes = fs::read(&writer.path).unwrap();
     assert!(bytes[DATA_OFFSET..].iter().all(|byte| *byte == 0));
     assert_eq!(word_at(&writer.file, offset_of!(RingHeader, read)).unwrap(), writer.write);
 }
 
 #[test]
-fn an_unfinished_record_is_waited_for_until_its_process_has_ended() {
+fn an_unfinished_record_is_skipped_only_once_its_process_has_ended() {
     let directory = tempfile::tempdir().unwrap();
     let mut writer = RingWriter::new(directory.path(), 5, 0, "prog");
     let mut ring = Ring::open(&writer.path).unwrap().unwrap();
     writer.free(Kind::Free, (1, 16, 3));
     writer.record(Kind::Free as u8, 0, RESERVED, vec![0; 32]);
     writer.free(Kind::Free, (2, 32, 3));
-    // Reserved, and not even that is written yet.
+    // Reserved, but not even the header is written.
     writer.store_write(writer.write + 64);
     assert_eq!(take_all(&mut ring, false), [Record::Free { time_ns: 1, address: 16, tid: 3 }]);
     assert_eq!(take_all(&mut ring, false), []);
@@ -153,7 +153,7 @@ fn an_unfinished_record_is_waited_for_until_its_process_has_ended() {
 }
 
 #[test]
-fn a_ring_that_is_not_there_yet_is_looked_at_again() {
+fn a_ring_under_construction_is_none() {
     let directory = tempfile::tempdir().unwrap();
     let writer = RingWriter::new(directory.path(), 5, 0, "prog");
     writer.put(offset_of!(RingHeader, magic), 0);
@@ -167,7 +167,7 @@ fn a_ring_that_is_not_there_yet_is_looked_at_again() {
 }
 
 #[test]
-fn what_the_shim_does_not_write_is_refused_with_its_reason() {
+fn malformed_rings_are_refused_with_a_reason() {
     let with = |change: &dyn Fn(&mut RingWriter)| {
         let directory = tempfile::tempdir().unwrap();
         let mut writer = RingWriter::new(directory.path(), 5, 0, "prog");
@@ -210,9 +210,9 @@ fn what_the_shim_does_not_write_is_refused_with_its_reason() {
     }
 }
 
-/// Any bytes anywhere: nothing panics, nothing is read for ever, no record has more than the ring.
+/// Arbitrary bytes anywhere: no panic, no endless read, no record larger than the ring.
 #[test]
-fn a_program_can_write_anything() {
+fn arbitrary_content_is_harmless() {
     let directory = tempfile::tempdir().unwrap();
     for seed in 1..3000u64 {
         let mut state = seed;

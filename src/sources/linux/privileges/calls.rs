@@ -1,6 +1,6 @@
-//! The system calls that change the rights of a thread. All affect only the calling thread (capabilities(7), "Effect
-//! on threads"; setresuid(2), "C library/kernel differences"): glibc's `setresuid` would change every thread, and
-//! abort if one of them may not.
+//! System calls that change the rights of the calling thread only (capabilities(7), "Effect on threads";
+//! setresuid(2), "C library/kernel differences"): glibc's `setresuid` would change every thread, and abort if
+//! one of them may not.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -23,7 +23,7 @@ struct Data {
     inheritable: u32,
 }
 
-/// `_LINUX_CAPABILITY_VERSION_3`: two [`Data`], of capabilities 0 to 63.
+/// `_LINUX_CAPABILITY_VERSION_3`: two [`Data`], with capabilities 0 to 63.
 const VERSION: u32 = 0x2008_0522;
 
 fn done(returned: libc::c_long) -> io::Result<()> {
@@ -34,7 +34,7 @@ fn done(returned: libc::c_long) -> io::Result<()> {
 pub(super) fn permitted() -> io::Result<Capabilities> {
     let mut header = Header { version: VERSION, pid: 0 };
     let mut data = [Data::default(); 2];
-    // SAFETY: both are live and of the types and lengths that capget(2) takes for this version.
+    // SAFETY: both are live and of the types and lengths that capget(2) expects for this version.
     done(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, data.as_mut_ptr()) })?;
     Ok(Capabilities(u64::from(data[0].permitted) | u64::from(data[1].permitted) << 32))
 }
@@ -48,14 +48,15 @@ pub(super) fn set(effective: Capabilities, permitted: Capabilities) -> io::Resul
         inheritable: 0,
     };
     let data = [half(0), half(32)];
-    // SAFETY: both are live and of the types and lengths that capset(2) takes for this version.
+    // SAFETY: both are live and of the types and lengths that capset(2) expects for this version.
     done(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, data.as_ptr()) })
 }
 
-/// Gives the calling thread the ids of a user, all of them and for good. Its permitted capabilities stay.
+/// Gives the calling thread the ids of a user, all of them and permanently. Its permitted capabilities stay.
 pub(super) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
     set_option(libc::PR_SET_KEEPCAPS, 1)?;
-    // SAFETY: setresgid(2) and setresuid(2) take numbers; setgroups(2) reads that many numbers from live memory.
+    // SAFETY: setresgid(2) and setresuid(2) take numbers; setgroups(2) reads `groups.len()` numbers from live
+    // memory.
     unsafe {
         done(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()))?;
         done(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
@@ -66,11 +67,11 @@ pub(super) fn set_ids(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
 
 fn set_option(option: libc::c_int, value: libc::c_ulong) -> io::Result<()> {
     let none: libc::c_ulong = 0;
-    // SAFETY: the options that this is called with take a number, and three more that are 0 (prctl(2)).
+    // SAFETY: the options used here take a number, and three more that are 0 (prctl(2)).
     done(unsafe { libc::prctl(option, value, none, none, none) }.into())
 }
 
-/// No `exec` of the calling thread, or of what it starts, gives it privileges any more.
+/// Forbids that an `exec` of the calling thread or its descendants gains privileges.
 pub(super) fn forbid_new_privileges() -> io::Result<()> {
     set_option(libc::PR_SET_NO_NEW_PRIVS, 1)
 }

@@ -18,7 +18,7 @@ fn first(held: Capabilities, takes_ids: bool) -> Thread {
 }
 
 #[test]
-fn no_role_has_more_than_is_held_or_uses_what_is_not_permitted() {
+fn rights_are_within_held_and_permitted_capabilities() {
     for role in ROLES {
         for held in [ALL, NONE, READ, WRITE.with(PROCESSES), Capabilities(0x5555_5555_5555)] {
             for (is_first, takes_ids) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -33,7 +33,7 @@ fn no_role_has_more_than_is_held_or_uses_what_is_not_permitted() {
 }
 
 #[test]
-fn roles_in_their_order_lack_nothing_that_they_use() {
+fn consecutive_roles_keep_all_capabilities_they_use() {
     let begin =
         [Role::Waiting, Role::Tracing, Role::SamplingByStub, Role::SamplingByPtrace, Role::SamplingByKernel];
     for takes_ids in [false, true] {
@@ -49,7 +49,7 @@ fn roles_in_their_order_lack_nothing_that_they_use() {
 }
 
 #[test]
-fn what_the_kernel_split_off_is_not_kept_twice() {
+fn sys_admin_is_dropped_if_its_parts_are_held() {
     let admin = |role, held| rights(role, first(held, false)).permitted.contains(SYS_ADMIN);
     let old = Capabilities(ALL.0 & !PARTS_OF_SYS_ADMIN.0);
     for role in [Role::SamplingByKernel, Role::SamplingByPtrace] {
@@ -61,7 +61,7 @@ fn what_the_kernel_split_off_is_not_kept_twice() {
 }
 
 #[test]
-fn only_the_thread_that_asks_gives_anything_up() {
+fn only_the_calling_thread_is_restricted() {
     let before = calls::permitted().unwrap();
     let watch = || {
         restrict(Role::Watching).unwrap();
@@ -73,7 +73,7 @@ fn only_the_thread_that_asks_gives_anything_up() {
 }
 
 #[test]
-fn a_tracing_thread_hands_on_what_the_next_one_needs() {
+fn a_tracing_thread_keeps_what_the_next_one_needs() {
     let waiting = rights(Role::Tracing, first(ALL, true));
     let next = Thread { held: waiting.permitted, is_first: false, takes_ids: true };
     let fresh = Thread { held: ALL, is_first: false, takes_ids: true };

@@ -1,4 +1,4 @@
-//! Programs started by links, and what they can claim to be.
+//! Programs started by links, and the names that they can claim.
 #![allow(clippy::unwrap_used)]
 
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -10,8 +10,8 @@ use super::*;
 use crate::addr::Avma;
 use crate::sources::linux::images::Maps;
 
-/// Copies a file by another process: one that is open for writing here may be inherited by what another test
-/// starts, and cannot be run then.
+/// Copies a file in another process: a concurrent test could inherit the descriptor open for writing here,
+/// and the file could then not be executed.
 fn copy(from: impl AsRef<Path>, to: &Path) {
     let copied = Command::new("cp").args(["-L", "-p"]).arg(from.as_ref()).arg(to).status().unwrap();
     assert!(copied.success());
@@ -25,7 +25,7 @@ struct Place {
 impl Place {
     fn new() -> Place {
         let place = Place { directory: tempfile::tempdir().unwrap() };
-        // A shell does not care how it is called.
+        // A shell works under any name.
         copy("/bin/sh", &place.path("engine"));
         symlink("engine", place.path("link")).unwrap();
         symlink("link", place.path("second")).unwrap();
@@ -53,7 +53,7 @@ impl Waiting {
         Waiting(command.args(["-c", "read line"]).stdin(Stdio::piped()).spawn().unwrap()).begun()
     }
 
-    /// Waits until its program begins: that is made while its memory can be looked at.
+    /// Waits until the program has started: its memory is readable while it is being set up.
     fn begun(self) -> Waiting {
         let pid = self.0.id().cast_signed();
         for _ in 0..100_000 {
@@ -65,7 +65,7 @@ impl Waiting {
         self
     }
 
-    /// What it was started as, when its process is called `name`.
+    /// The path it was started by, if its process is called `name`.
     fn started_as(&self, name: &str) -> Option<String> {
         let pid = self.0.id().cast_signed();
         let mut mappings = Vec::new();
@@ -90,7 +90,7 @@ fn run(program: impl AsRef<Path>) -> Command {
 }
 
 #[test]
-fn a_link_is_what_a_program_was_started_as() {
+fn a_link_is_the_path_of_its_program() {
     let place = Place::new();
     for (started, expected) in [
         ("engine", None),
@@ -110,7 +110,7 @@ fn a_link_is_what_a_program_was_started_as() {
 }
 
 #[test]
-fn a_name_that_a_program_gave_itself_does_not_count() {
+fn a_self_chosen_name_does_not_count() {
     let place = Place::new();
     for claimed in ["redis-server", "/bin/true", "/no/such", "", ".", "/", "link/", "other"] {
         let running = Waiting::start(run(place.path("engine")).arg0(claimed));
@@ -124,7 +124,7 @@ fn a_name_that_a_program_gave_itself_does_not_count() {
 }
 
 #[test]
-fn the_interpreter_of_a_script_is_known_by_the_name_in_the_script() {
+fn an_interpreter_has_the_name_in_its_script() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
     let (text, script) = (place.path("text"), place.path("script"));
@@ -136,19 +136,19 @@ fn the_interpreter_of_a_script_is_known_by_the_name_in_the_script() {
 }
 
 #[test]
-fn a_link_that_leads_elsewhere_by_now_does_not_count() {
+fn a_link_that_was_redirected_does_not_count() {
     let place = Place::new();
     let running = Waiting::start(&mut run(place.path("second")));
     fs::remove_file(place.path("second")).unwrap();
     assert_eq!(running.started_as("second"), None, "it is gone");
     symlink("/bin/true", place.path("second")).unwrap();
     assert_eq!(running.started_as("second"), None, "it is another program's");
-    // What it calls itself is a link to its file, beside it.
+    // Its name is that of a link next to its file.
     assert_eq!(running.started_as("link"), Some(place.text("link")));
 }
 
 #[test]
-fn a_program_that_was_replaced_since_keeps_its_name() {
+fn a_replaced_program_keeps_its_name() {
     let place = Place::new();
     let running = Waiting::start(&mut run(place.path("link")));
     fs::remove_file(place.path("hard")).unwrap();
@@ -160,7 +160,7 @@ fn a_program_that_was_replaced_since_keeps_its_name() {
 }
 
 #[test]
-fn a_process_that_has_ended_is_known_by_its_name() {
+fn an_exited_process_is_identified_by_its_name() {
     let place = Place::new();
     let meta = fs::metadata(place.path("engine")).unwrap();
     let mapping = |start: u64, path: String, identity| Mapping {
@@ -174,7 +174,7 @@ fn a_process_that_has_ended_is_known_by_its_name() {
         mapping(0x1000, place.text("engine"), (meta.dev(), meta.ino())),
         mapping(0x9000, "/lib/ld.so".to_owned(), (1, 1)),
     ];
-    // Above the largest number that Linux gives.
+    // Above the largest pid of Linux.
     let pid = 4_194_305;
     let (files, patience) = (TargetFiles::of(std::process::id().cast_signed()), Patience::default());
     let started_as = |name: &str| {
@@ -188,7 +188,7 @@ fn a_process_that_has_ended_is_known_by_its_name() {
 }
 
 #[test]
-fn it_is_looked_for_once_and_only_where_the_program_is_mapped() {
+fn the_path_is_searched_once_and_only_for_a_mapped_program() {
     let place = Place::new();
     let running = Waiting::start(&mut run(place.path("link")));
     let pid = running.0.id().cast_signed();
@@ -204,7 +204,7 @@ fn it_is_looked_for_once_and_only_where_the_program_is_mapped() {
 }
 
 #[test]
-fn the_auxiliary_vector_is_pairs() {
+fn reads_execfn_from_pairs() {
     let words = |words: &[u64]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
     assert_eq!(execfn(&words(&[6, 31, AT_EXECFN, 0x7ff0, 0, 0])), Some(0x7ff0));
     assert_eq!(execfn(&words(&[6, 31, AT_EXECFN])), None);

@@ -9,15 +9,14 @@ use crate::sources::linux::timed_wait::TimedWait;
 /// Length of `svc #0`.
 const SVC_BYTES: u64 = 4;
 
-/// The kernel has already prepared the restart when the stop is seen
-/// (arch/arm64/kernel/signal.c, do_signal), so a restarting call looks like one that
-/// is about to be made; only EINTR shows.
+/// The kernel has already prepared the restart when the stop is seen (arch/arm64/kernel/signal.c, do_signal),
+/// so a restarting call looks like one that is about to be made; only EINTR is visible.
 pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
     let result = raw.regs[0].cast_signed();
     (result == EINTR).then_some(result)
 }
 
-/// The call is made again; see [`Calls::make_again`].
+/// Restarts the call; see [`Calls::make_again`].
 pub(super) fn repair(
     raw: &mut RawRegisters,
     calls: &mut Calls,
@@ -37,7 +36,8 @@ pub(super) fn set_call_result(raw: &mut RawRegisters, result: i64) {
     raw.regs[0] = result.cast_unsigned();
 }
 
-/// Not visible: a call that the kernel continues by `restart_syscall` appears like one about to be made.
+/// Not visible: a call that the kernel continues by `restart_syscall` looks like one that is about to be
+/// made.
 pub(super) fn timed_wait(_raw: &RawRegisters) -> Option<TimedWait> {
     None
 }
@@ -47,5 +47,5 @@ pub(super) fn convert(raw: &RawRegisters) -> Registers {
     Registers::Aarch64(Aarch64 { x: raw.regs, sp: raw.sp, pc: raw.pc })
 }
 
-/// A call beside [`super::RESTARTABLE`]: `libc` does not name it.
+/// A restartable call besides [`super::RESTARTABLE`], without a name in `libc`.
 const RESTARTABLE_HERE: [i64; 1] = [292 /* io_pgetevents */];

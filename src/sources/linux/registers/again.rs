@@ -1,52 +1,52 @@
-//! Restarts system calls that our stop interrupted, if the kernel itself does not check the result (aarch64, and
-//! 32-bit Arm on it). Input: where a thread waited before the stop was requested, and where it is stopped. Output:
-//! where it continues.
+//! Restarts system calls that our stop interrupted, if the kernel itself does not check the result (aarch64,
+//! and 32-bit Arm on it). Input: where a thread waited before the stop request, and where it is stopped.
+//! Output: where it continues.
 
 use crate::addr::Avma;
 use crate::sources::linux::proc;
 
-/// What has to be known of a thread's calls beside its registers.
+/// State of a thread's calls that is not in its registers.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux) struct Calls {
-    /// The call in which it waited before the stop was requested.
+    /// The call in which it waited before the stop request.
     waits: Option<proc::BlockedCall>,
-    /// Program counter and first argument that a call was made again with.
+    /// Program counter and first argument of a restarted call.
     made_again: Option<(u64, u64)>,
 }
 
-/// Where a thread is stopped after a system call.
+/// State of a thread stopped after a system call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallSite {
     pub(super) pc: u64,
     pub(super) sp: u64,
-    /// The register of the first argument, and of the result.
+    /// The register of the first argument and of the result.
     pub(super) first: u64,
-    /// The number of the call.
+    /// System call number.
     pub(super) number: i64,
-    /// Length of the instruction in front of the program counter that made it.
+    /// Length of the call instruction before the program counter.
     pub(super) svc_bytes: u64,
 }
 
 impl Calls {
-    /// It waits in a call that the system reports.
+    /// Records the wait that the system reports.
     #[cfg(test)]
     pub(super) fn waits_in(&mut self, text: &[u8]) {
         self.waits = proc::waiting(text);
     }
 
-    /// A thread that may be waiting gets a stop request.
+    /// Called before a stop request to a thread that may be waiting.
     #[cfg(target_arch = "aarch64")]
     pub(in crate::sources::linux) fn before_stop(&mut self, tid: libc::pid_t) {
         self.waits = std::fs::read(format!("/proc/{tid}/syscall")).ok().and_then(|text| proc::waiting(&text));
     }
 
-    /// The result has overwritten the first argument, and the kernel no longer checks it. So a thread that was
-    /// waiting is set back to before its `svc`, with the argument that it waited with, if the call `fails` because of
-    /// our stop and may be restarted. A handler would then return there, and not to an EINTR; the tracer sees each
-    /// signal before its handler runs, and undoes this.
+    /// Restarts a call. Its result has overwritten the first argument, and the kernel no longer checks it. So
+    /// a thread that was waiting is reset to its `svc`, with the original argument, if the call `fails`
+    /// because of our stop and may be restarted. A handler would then return there, and not to an EINTR; the
+    /// tracer sees each signal before its handler runs, and undoes this.
     ///
-    /// Returns where the thread continues, and its first argument, where `None` is `-EINTR` as result. `None` if
-    /// nothing has to change.
+    /// Returns where the thread continues, and its first argument, with `None` for `-EINTR` as the result.
+    /// Returns `None` if nothing has to change.
     pub(super) fn make_again(
         &mut self,
         at: &CallSite,
@@ -93,10 +93,10 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_made_again_with_the_argument_that_it_waited_with() {
+    fn a_call_is_restarted_with_its_original_argument() {
         let mut calls = waiting();
         assert_eq!(calls.make_again(&behind_the_call(), true, || false), Some((0x4000, Some(5))));
-        // A signal with a handler, before the call was made: its handler has to cause the EINTR.
+        // A signal with a handler before the restart: its handler has to cause the EINTR.
         let set_back = CallSite { pc: 0x4000, first: 5, ..behind_the_call() };
         assert_eq!(calls.make_again(&set_back, false, || false), None);
         assert_eq!(calls.make_again(&set_back, false, || true), Some((0x4004, None)));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_wait_of_this_call_is_left_alone() {
+    fn other_states_are_left_alone() {
         assert_eq!(waiting().make_again(&behind_the_call(), true, || true), None, "a handler runs");
         assert_eq!(waiting().make_again(&behind_the_call(), false, || false), None, "it did not fail");
         let elsewhere = CallSite { sp: 0x7fe0, ..behind_the_call() };

@@ -5,23 +5,23 @@ use super::restart::EINTR;
 use crate::arch::{Arm, Registers};
 use crate::sources::linux::timed_wait::TimedWait;
 
-/// r0 to r15, CPSR, and r0 as it was before the system call (`COMPAT_ELF_NGREG` and `compat_gpr_get` of
+/// r0 to r15, CPSR, and r0 before the system call (`COMPAT_ELF_NGREG` and `compat_gpr_get` of
 /// arch/arm64/kernel/ptrace.c).
 pub(super) type Words = [u32; 18];
 
 const CPSR: usize = 16;
 /// The call's number (EABI).
 const R7: usize = 7;
-/// The state of T32 in the status register.
+/// The T32 bit of the status register.
 const STATUS_T32: u32 = 1 << 5;
 
-/// As on aarch64 itself: only EINTR shows.
+/// As on aarch64, only EINTR is visible.
 pub(super) fn call_result(words: &Words) -> Option<i64> {
     let result = i64::from(words[0].cast_signed());
     (result == EINTR).then_some(result)
 }
 
-/// The call is made again; see [`Calls::make_again`].
+/// Restarts the call; see [`Calls::make_again`].
 pub(super) fn repair(
     words: &mut Words,
     calls: &mut Calls,
@@ -34,7 +34,7 @@ pub(super) fn repair(
     let at = CallSite { pc, sp, first, number, svc_bytes };
     let fails = call_result(words).is_some() && RESTARTABLE.contains(&number);
     let Some((pc, first)) = calls.make_again(&at, fails, is_handled) else { return false };
-    // All of them are words of this thread, or sums that wrap as its addresses do.
+    // All are words of this thread, or sums that wrap like its addresses.
     words[Arm::PC] = pc as u32;
     words[0] = first.map_or((EINTR as i32).cast_unsigned(), |first| first as u32);
     true
@@ -45,7 +45,8 @@ pub(super) fn set_call_result(words: &mut Words, result: i64) {
     words[0] = (result as i32).cast_unsigned();
 }
 
-/// Not visible: a call that the kernel continues by `restart_syscall` appears like one about to be made.
+/// Not visible: a call that the kernel continues by `restart_syscall` looks like one that is about to be
+/// made.
 pub(super) fn timed_wait(_words: &Words) -> Option<TimedWait> {
     None
 }
@@ -56,7 +57,7 @@ pub(super) fn convert(words: &Words) -> Registers {
     Registers::Arm(Arm { r, cpsr: Some(words[CPSR]), m_profile: false })
 }
 
-/// The calls of aarch64 that are made again, by their numbers in arch/arm/tools/syscall.tbl.
+/// Numbers of aarch64's restartable calls in arch/arm/tools/syscall.tbl.
 const RESTARTABLE: [i64; 23] = [
     252, // epoll_wait
     346, // epoll_pwait
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_of_both_instruction_sets_are_made_again() {
+    fn calls_of_both_instruction_sets_are_restarted() {
         for (status, svc_bytes) in [(0x10, 4), (0x10 | STATUS_T32, 2)] {
             let mut words: Words = std::array::from_fn(|word| 0x100 * word as u32);
             (words[0], words[R7], words[CPSR]) = ((-4i32).cast_unsigned(), 252, status);
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn registers_are_in_the_order_of_dwarf() {
+    fn registers_are_in_dwarf_order() {
         let words: Words = std::array::from_fn(|word| word as u32);
         let Registers::Arm(registers) = convert(&words) else { panic!("32-bit Arm") };
         assert_eq!((registers.r[13], registers.r[15], registers.cpsr), (13, 15, Some(16)));

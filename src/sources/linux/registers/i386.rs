@@ -24,7 +24,7 @@ pub(super) fn call_result(words: &RawCompat) -> Option<i64> {
     (words[ORIG_EAX].cast_signed() >= 0).then_some(words[EAX].cast_signed().into())
 }
 
-/// As for 64-bit code: the kernel decides by the result as sign-extended from 32 bits
+/// As for 64-bit code: the kernel checks the result sign-extended from 32 bits
 /// (arch/x86/include/asm/syscall.h, `syscall_get_error`), and keeps the call's number.
 pub(super) fn repair(
     words: &mut RawCompat,
@@ -55,8 +55,9 @@ pub(super) fn repair(
     repairable
 }
 
-/// The calls that are restarted on x86_64, by their numbers in arch/x86/entry/syscalls/syscall_32.tbl; sockets also
-/// by `socketcall`, with its first argument, and semaphores by `ipc` (include/uapi/linux/net.h, ipc.h).
+/// Whether the call is restartable on x86_64, by its number in arch/x86/entry/syscalls/syscall_32.tbl; for
+/// sockets also through `socketcall`, by its first argument, and for semaphores through `ipc`
+/// (include/uapi/linux/net.h, ipc.h).
 fn is_restartable(number: u32, first: u32) -> bool {
     const SOCKETCALL: u32 = 102;
     const IPC: u32 = 117;
@@ -97,7 +98,7 @@ pub(super) fn set_call_result(words: &mut RawCompat, result: i64) {
     words[EAX] = (result as i32).cast_unsigned();
 }
 
-/// The call as one that waits for a relative time.
+/// The call as a wait with a relative timeout.
 pub(super) fn timed_wait(words: &RawCompat) -> Option<TimedWait> {
     let (call, word_bytes) = match words[ORIG_EAX] {
         162 => (WaitCall::Nanosleep, 4),
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn only_calls_that_changed_nothing_are_repeated() {
+    fn only_calls_without_effect_are_restarted() {
         let repaired = |number, first| {
             let mut words = in_call(number, first, -4);
             let repaired = repair(&mut words, &mut Calls::default(), || false, || false);
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_that_the_kernel_continues_by_another_call_is_made_again_under_a_filter() {
+    fn under_a_filter_restart_syscall_is_avoided() {
         let mut words = in_call(407, 1, -516);
         words[EDX] = 0x10;
         assert_eq!(
@@ -164,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_that_comes_before_the_call_is_made_again_ends_it() {
+    fn a_handler_before_the_restart_ends_the_call() {
         let mut words = in_call(256, 0, -4);
         (words[EIP], words[ESP]) = (0x4002, 0x7ff0);
         let mut calls = Calls::default();
         assert!(repair(&mut words, &mut calls, || false, || false));
-        // The kernel sets it back before its `int 0x80`.
+        // The kernel resets the program counter to its `int 0x80`.
         (words[EIP], words[EAX]) = (0x4000, 256);
         assert!(!repair(&mut words, &mut calls, || false, || false));
         assert!(repair(&mut words, &mut calls, || true, || false));

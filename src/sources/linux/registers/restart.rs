@@ -1,4 +1,4 @@
-//! The error numbers by which the kernel restarts calls, and the calls that may be restarted.
+//! Error numbers by which the kernel restarts calls, and the calls that may be restarted.
 
 pub(super) const EINTR: i64 = -4;
 
@@ -9,13 +9,13 @@ pub(super) const RESTART_CODES: [i64; 4] = [-512, -513, ERESTARTNOHAND, ERESTART
 
 pub(super) const ERESTART_RESTARTBLOCK: i64 = -516;
 
-/// Whether a call of 64-bit code, by its number, returns EINTR only before it did anything: repeating it is safe.
-/// Sockets are here for those with SO_RCVTIMEO or SO_SNDTIMEO.
+/// Whether a call of 64-bit code returns EINTR only before it had any effect, so that repeating it is safe.
+/// Includes socket calls for sockets with SO_RCVTIMEO or SO_SNDTIMEO.
 pub(super) fn is_restartable(number: i64, here: &[i64]) -> bool {
     RESTARTABLE.contains(&number) || here.contains(&number)
 }
 
-/// Of these, those that all processors have under the same names.
+/// Those with the same name on all processors.
 const RESTARTABLE: [i64; 16] = [
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,

@@ -5,27 +5,27 @@ use crate::arch::{Registers, X86_64};
 use crate::sources::linux::sys::RawRegisters;
 use crate::sources::linux::timed_wait::{TimedWait, WaitCall};
 
-/// The call that a thread makes again.
+/// The call that a thread restarts.
 #[derive(Debug, Default)]
 pub(in crate::sources::linux) struct Calls {
-    /// Where it is before the restart: address of the `syscall`, stack pointer, number of the call.
+    /// State before the restart: address of the `syscall`, stack pointer, call number.
     again: Option<(u64, u64, u64)>,
 }
 
 impl Calls {
-    /// A thread that may be waiting gets a stop request.
+    /// Called before a stop request to a thread that may be waiting.
     pub(in crate::sources::linux) fn before_stop(&mut self, _tid: libc::pid_t) {}
 
-    /// A thread will restart the call that it is stopped after: where it will be then.
+    /// Records that a thread will restart the call that it is stopped after, and its state then.
     pub(super) fn makes_again(&mut self, pc: u64, sp: u64, number: u64) {
         self.again = Some((pc.wrapping_sub(CALL_BYTES), sp, number));
     }
 
-    /// Whether the thread is about to restart a call that a running handler has to end. Call it once per stop.
+    /// Whether the thread is about to restart a call that a handler has to end. Must be called once per stop.
     ///
-    /// On a busy machine a signal may come after the kernel has set the thread back before its call
-    /// (arch/x86/kernel/signal.c, `arch_do_signal_or_restart`) and before it ran. Its handler would return there, and
-    /// the call would wait on in spite of it: the thread has to be put after the call, with EINTR.
+    /// On a busy machine a signal may arrive after the kernel has reset the thread to its call
+    /// (arch/x86/kernel/signal.c, `arch_do_signal_or_restart`) and before it ran. Its handler would return
+    /// there, and the call would wait on in spite of it: the thread has to be put after the call, with EINTR.
     pub(super) fn ends_before(
         &mut self,
         at: (u64, u64, u64),
@@ -43,18 +43,18 @@ impl Calls {
     }
 }
 
-/// Where a thread is whose call was about to be restarted.
+/// State of a thread with a call about to be restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RestartState {
-    /// Not before that call.
+    /// Not at that call.
     Elsewhere,
-    /// Before it, and makes it.
+    /// At the call, and makes it.
     GoesOn,
-    /// Before it, and a handler ends it.
+    /// At the call, and a handler ends it.
     Ends,
 }
 
-/// Length of `syscall`, and of `int 0x80`, by which 32-bit code makes calls or which is where its vDSO returns
+/// Length of `syscall`, and of `int 0x80`, which 32-bit code uses directly or as the return point of its vDSO
 /// (arch/x86/entry/vdso/vdso32/system_call.S).
 pub(super) const CALL_BYTES: u64 = 2;
 
@@ -63,8 +63,7 @@ pub(super) fn call_result(raw: &RawRegisters) -> Option<i64> {
     (raw.orig_rax.cast_signed() >= 0).then_some(raw.rax.cast_signed())
 }
 
-/// The result becomes ERESTARTNOHAND, with which the kernel repeats the call unless a handler
-/// runs, and then returns the EINTR that the handler would cause.
+/// Sets the result to ERESTARTNOHAND: the kernel then repeats the call, or returns EINTR if a handler runs.
 pub(super) fn repair(
     raw: &mut RawRegisters,
     calls: &mut Calls,
@@ -76,7 +75,7 @@ pub(super) fn repair(
         RestartState::Ends => {
             raw.rip = raw.rip.wrapping_add(CALL_BYTES);
             raw.rax = EINTR.cast_unsigned();
-            // The kernel is not to take it for a call that it may repeat.
+            // Keeps the kernel from treating it as a restartable call.
             raw.orig_rax = u64::MAX;
             return true;
         }
@@ -99,7 +98,7 @@ pub(super) fn set_call_result(raw: &mut RawRegisters, result: i64) {
     raw.rax = result.cast_unsigned();
 }
 
-/// The call as one that waits for a relative time.
+/// The call as a wait with a relative timeout.
 pub(super) fn timed_wait(raw: &RawRegisters) -> Option<TimedWait> {
     let call = match raw.orig_rax.cast_signed() {
         libc::SYS_nanosleep => WaitCall::Nanosleep,
@@ -114,7 +113,8 @@ pub(super) fn timed_wait(raw: &RawRegisters) -> Option<TimedWait> {
     TimedWait::of(call, [raw.rdi, raw.rsi, raw.rdx, raw.r10], 8)
 }
 
-/// Calls beside [`super::RESTARTABLE`]: one that other processors lack, and one that `libc` does not name.
+/// Restartable calls besides [`super::RESTARTABLE`]: one that other processors lack, and one without a name
+/// in `libc`.
 const RESTARTABLE_HERE: [i64; 2] = [libc::SYS_epoll_wait, 333 /* io_pgetevents */];
 
 /// The engine's registers.

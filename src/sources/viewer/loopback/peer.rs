@@ -1,4 +1,4 @@
-//! Whose the other end of a connection on this system is: /proc/net/tcp (proc(5)).
+//! Owner of the other end of a local connection: /proc/net/tcp (proc(5)).
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -9,13 +9,13 @@ use crate::sources::output::Caller;
 
 const SOCKETS: &str = "/proc/net/tcp";
 
-/// Whether the system tells whose sockets are.
+/// Checks that the system reports owners of sockets.
 pub(super) fn check() -> io::Result<()> {
     fs::File::open(SOCKETS).map(drop)
 }
 
-/// Whether the other end belongs to the user of this thread, the one who called sudo, or root: programs that pass
-/// connections on to a browser elsewhere (WSL, kubectl) run as root, which may read everything anyway.
+/// Whether the other end belongs to this thread's user, the one who called sudo, or root: programs that
+/// forward connections to a remote browser (WSL, kubectl) run as root, which may read everything anyway.
 pub(super) fn is_own(stream: &TcpStream) -> bool {
     let (Ok(SocketAddr::V4(here)), Ok(SocketAddr::V4(there))) = (stream.local_addr(), stream.peer_addr())
     else {
@@ -29,7 +29,7 @@ pub(super) fn is_own(stream: &TcpStream) -> bool {
     uid == 0 || uid == own || Caller::of_this_process().is_some_and(|caller| caller.uid() == uid)
 }
 
-/// The user of the socket from one address to another; `None` if the table has none.
+/// The owner of the socket from one address to another; `None` if the table has none.
 fn owner(table: &str, from: SocketAddrV4, to: SocketAddrV4) -> Option<u32> {
     let (from, to) = (written(from), written(to));
     table.lines().skip(1).find_map(|line| {
@@ -40,7 +40,7 @@ fn owner(table: &str, from: SocketAddrV4, to: SocketAddrV4) -> Option<u32> {
     })
 }
 
-/// An address as the table has it: the bytes of a number of this processor, and the port.
+/// An address in the table's format: its bytes as a number in native byte order, and the port.
 fn written(address: SocketAddrV4) -> String {
     let number = u32::from_ne_bytes(address.ip().octets());
     format!("{number:08X}:{:04X}", address.port())
@@ -52,7 +52,7 @@ mod tests {
     use std::net::{Ipv4Addr, TcpListener};
 
     #[test]
-    fn the_owner_is_that_of_the_other_end() {
+    fn finds_the_owner_of_the_other_end() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
                      \x20  0: 0100007F:9C40 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1000        0 7 1 0\n\
                      \x20  1: 0100007F:1F90 0100007F:9C40 01 00000000:00000000 00:00000000 00000000     5        0 8 1 0\n";
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_of_this_process_is_its_users() {
+    fn a_connection_of_this_process_is_its_own() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let address = listener.local_addr().expect("an address");
         let _client = TcpStream::connect(address).expect("connected");

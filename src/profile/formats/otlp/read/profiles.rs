@@ -1,7 +1,7 @@
-//! The profiles of an OTLP file: what each counts, since when, and which of them are read.
+//! The profiles of an OTLP file: type and start of each, and which of them are read.
 //!
-//! Input: the message and its dictionary. Output: a [`Profile`] for each, whose samples are still encoded, and what a
-//! count of those is that are read.
+//! Input: the message and its dictionary. Output: a [`Profile`] for each, with encoded samples, and the unit
+//! of counts of those to be read.
 
 use super::super::attributes::Resource;
 use super::super::proto::{self, field};
@@ -16,7 +16,7 @@ use crate::profile::formats::protobuf::{Value, for_each_field, for_each_number, 
 const MAX_PROFILES: usize = 1 << 16;
 /// Most attributes of a profile.
 const MAX_ATTRIBUTES: usize = 1 << 10;
-/// Most bytes of what is counted and of its unit: all profiles are compared by these.
+/// Most bytes of a value's type and unit: these are compared for all profiles.
 const MAX_KIND_BYTES: usize = 256;
 
 /// A profile of the file.
@@ -24,9 +24,9 @@ pub(super) struct Profile<'t, 'a> {
     /// The message.
     pub(super) bytes: &'a [u8],
     pub(super) resource: Resource<'a>,
-    /// Number of that in the file.
+    /// Index of its resource in the file.
     pub(super) resource_number: usize,
-    /// What its values are, and in which unit.
+    /// Type and unit of its values.
     pub(super) kind: (&'t str, &'t str),
     period_kind: (&'t str, &'t str),
     period: i64,
@@ -132,7 +132,7 @@ impl<'t, 'a> Profile<'t, 'a> {
     /// The earliest timestamp.
     pub(super) fn first_ns(&self) -> Option<u64> {
         let mut first_ns = None;
-        // What is broken is told when the samples are read.
+        // Errors are reported when the samples are read.
         let _ = self.for_each_sample(|sample| {
             let _ = for_each_field(sample, &"a sample", |number, value| {
                 if number == field::TIMESTAMPS {
@@ -147,7 +147,7 @@ impl<'t, 'a> Profile<'t, 'a> {
         first_ns
     }
 
-    /// Whether all values are whole periods. Of times that were measured a division would lose what is no whole period.
+    /// Whether all values are whole periods. Dividing measured times would lose the remainder.
     fn are_multiples(&self, period: u64) -> bool {
         let is_whole = |value: u64| {
             let over = value % period;
@@ -166,7 +166,7 @@ impl<'t, 'a> Profile<'t, 'a> {
     }
 }
 
-/// Calls `visit` with each timestamp of a field: packed, or one.
+/// Calls `visit` with each timestamp of a field: packed, or a single one.
 pub(super) fn for_each_time(value: Value<'_>, mut visit: impl FnMut(u64)) {
     match value {
         Value::Fixed(time) => visit(time),
@@ -177,16 +177,16 @@ pub(super) fn for_each_time(value: Value<'_>, mut visit: impl FnMut(u64)) {
     }
 }
 
-/// What a count is of the profiles that are read.
+/// Unit of counts of the profiles to be read.
 pub(super) struct CountUnit {
     pub(super) unit: String,
     pub(super) hz: Option<u32>,
-    /// What one count is of a value.
+    /// The value of one count.
     pub(super) divisor: u64,
 }
 
 impl CountUnit {
-    /// Of profiles that count the same, of which there is one at least.
+    /// Derives it from at least one profile, all of one type.
     pub(super) fn of(profiles: &[&Profile<'_, '_>]) -> CountUnit {
         let Some(first) = profiles.first() else {
             return CountUnit { unit: SAMPLES.to_owned(), hz: None, divisor: 1 };

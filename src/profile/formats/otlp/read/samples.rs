@@ -1,8 +1,8 @@
 //! The samples of OTLP profiles.
 //!
-//! Input: encoded samples, which name parts of the dictionary. Output: stacks, counts and times in a [`SavedBuilder`].
-//! A stack is taken over once for each thread. Each of the many stacks of a small file in each of its many threads is
-//! as many nodes of the trie, whose number is limited: so no file costs its square.
+//! Input: encoded samples, which refer to the dictionary. Output: stacks, counts and times in a
+//! [`SavedBuilder`]. A stack is converted once per thread. Many stacks in each of many threads need as many
+//! nodes of the trie, and these are limited: so the cost is never quadratic in the size of a file.
 
 use std::collections::HashMap;
 
@@ -29,7 +29,7 @@ use prost::encoding::decode_varint;
 /// Most attributes of a sample.
 const MAX_ATTRIBUTES: usize = 1 << 10;
 
-/// What an attribute of a sample means.
+/// Meaning of a sample's attribute.
 #[derive(Clone, Copy)]
 enum Attribute<'a> {
     Other,
@@ -41,11 +41,11 @@ enum Attribute<'a> {
     Waiting(bool),
     Incomplete,
     Weights(&'a [u8]),
-    /// A build id, and its place among those that a file can have.
+    /// A build id, and the rank of its key.
     BuildId(TextId, usize),
 }
 
-/// What the attributes of a sample say.
+/// Identity of a sample from its attributes.
 struct Identity<'a> {
     root: StackRoot,
     pid: Option<u32>,
@@ -55,7 +55,7 @@ struct Identity<'a> {
     weights: &'a [u8],
 }
 
-/// An encoded sample, taken apart.
+/// A decoded sample.
 #[derive(Default)]
 struct Sample {
     stack: u64,
@@ -65,14 +65,14 @@ struct Sample {
 }
 
 impl Sample {
-    /// Takes a sample apart; keeps the allocations.
+    /// Decodes a sample, reusing allocations.
     fn read(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
         self.stack = 0;
         self.attributes.clear();
         self.values.clear();
         self.times.clear();
         let more = |numbers: &mut Vec<u64>, number: u64, max: usize| {
-            // One more than there may be tells that there are too many.
+            // One more than allowed shows that there are too many.
             if numbers.len() <= max {
                 numbers.push(number);
             }
@@ -98,7 +98,7 @@ impl Sample {
         })
     }
 
-    /// Why it is none.
+    /// Why it is invalid.
     fn fault(&self) -> Option<String> {
         match (self.values.len(), self.times.len()) {
             (0, 0) => Some("has neither values nor timestamps".to_owned()),
@@ -110,7 +110,7 @@ impl Sample {
     }
 }
 
-/// The profile so far.
+/// The profile under construction.
 pub(super) struct Reader<'t, 'a> {
     tables: &'t Tables<'a>,
     builder: SavedBuilder,
@@ -118,13 +118,13 @@ pub(super) struct Reader<'t, 'a> {
     has_merged_threads: bool,
     divisor: u64,
     period_ns: f64,
-    /// By index of the dictionary.
+    /// By index in the dictionary.
     texts: Vec<Option<TextId>>,
     mappings: Vec<Option<u32>>,
     functions: Vec<Option<u32>>,
     frames: Vec<Option<u32>>,
     attributes: Vec<Option<Attribute<'a>>>,
-    /// By number of the resource.
+    /// By index of the resource.
     processes: HashMap<usize, TextId>,
     /// By path.
     file_names: HashMap<TextId, TextId>,
@@ -136,7 +136,7 @@ pub(super) struct Reader<'t, 'a> {
 }
 
 impl<'t, 'a> Reader<'t, 'a> {
-    /// Nothing is read yet.
+    /// Returns a reader without samples.
     pub(super) fn new(
         tables: &'t Tables<'a>,
         about: About,
@@ -146,7 +146,7 @@ impl<'t, 'a> Reader<'t, 'a> {
     ) -> Reader<'t, 'a> {
         let period_ns = match (about.period_ns(), &*about.unit) {
             (Some(period_ns), SAMPLES) => period_ns,
-            // Times themselves are counted.
+            // Times are counted directly.
             (_, "nanoseconds") => 1.0,
             _ => 0.0,
         };
@@ -171,7 +171,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         }
     }
 
-    /// What was read.
+    /// The resulting profile.
     pub(super) fn finish(mut self) -> SavedBuilder {
         self.times.finish(&mut self.builder);
         self.builder
@@ -196,7 +196,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         })
     }
 
-    /// The name of the process of samples that do not say.
+    /// The process name for samples without one.
     fn process(&mut self, profile: &Profile<'_, 'a>) -> Result<TextId, Malformed> {
         if let Some(known) = self.processes.get(&profile.resource_number) {
             return Ok(*known);
@@ -204,7 +204,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         let process = match (self.text_of(profile.resource.process)?, self.tables.mappings.get(1)) {
             (Some(path), _) if profile.resource.is_path => self.name_of_path(path)?,
             (Some(name), _) => name,
-            // The first that is not the empty item.
+            // The first mapping other than the empty item.
             (None, Some(main)) => {
                 let path = self.text(main.filename, "a mapping")?;
                 self.name_of_path(path)?
@@ -276,7 +276,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         let mut timed = Vec::with_capacity(sample.times.len());
         for index in 0..observations {
             let value = sample.values.get(index).map_or(1, |value| value.cast_signed());
-            // Without its negative half a difference would be a profile of nothing.
+            // Without its negative half a difference would be meaningless.
             let count = u64::try_from(value)
                 .map_err(|_| format!("{} counts {value}; a difference of profiles is no profile", of()))?;
             let count = count / self.divisor + u64::from(count % self.divisor > self.divisor / 2);
@@ -286,7 +286,7 @@ impl<'t, 'a> Reader<'t, 'a> {
                 timed.push(TimedSample {
                     at_ns: time.saturating_sub(self.begin_ns),
                     weight_ns: weights.get(index).copied().unwrap_or_else(by_count),
-                    // A stack that was not kept has no counts.
+                    // A stack that was not recorded has no counts.
                     node: Some(node).filter(|_| sample.stack > 0 || count > 0),
                     count,
                     cpu: identity.cpu,
@@ -298,7 +298,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         self.times.add(key, timed.into_iter())
     }
 
-    /// Whose a sample is.
+    /// Determines the identity of a sample.
     fn identity(
         &mut self,
         sample: &Sample,
@@ -329,7 +329,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         Ok(identity)
     }
 
-    /// What an attribute of the dictionary means. Keys of pprof's labels are those of converted files.
+    /// The meaning of an attribute of the dictionary. Converted files have pprof's label keys.
     fn attribute(&mut self, index: u64) -> Result<Attribute<'a>, Malformed> {
         let tables = self.tables;
         let slot = usize::try_from(index).unwrap_or(usize::MAX);
@@ -371,7 +371,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         Ok(found)
     }
 
-    /// What an attribute with a text means.
+    /// The meaning of an attribute with a text.
     fn text_attribute(&mut self, key: &str, text: TextId) -> Result<Attribute<'a>, Malformed> {
         let shown = self.builder.so_far().text(text);
         Ok(match (key, shown) {
@@ -385,13 +385,13 @@ impl<'t, 'a> Reader<'t, 'a> {
         })
     }
 
-    /// The node of a stack; what it names that is not there.
+    /// The node of a stack, or what it refers to that does not exist.
     fn node(&mut self, root: u32, stack: u64) -> Result<Result<NodeId, String>, Malformed> {
         if let Some(known) = self.nodes.get(&(root, stack)) {
             return Ok(Ok(*known));
         }
         let bytes = usize::try_from(stack).ok().and_then(|index| self.tables.stacks.get(index));
-        // No stack is the empty one.
+        // A missing stack is the empty one.
         let bytes = match bytes {
             Some(bytes) => bytes,
             None if stack == 0 => &[][..],
@@ -424,7 +424,7 @@ impl<'t, 'a> Reader<'t, 'a> {
         Ok(Ok(node))
     }
 
-    /// The frame of a location, if it is there.
+    /// The frame of a location, if it exists.
     fn frame(&mut self, location: u64) -> Result<Option<u32>, Malformed> {
         let slot = usize::try_from(location).unwrap_or(usize::MAX);
         if let Some(Some(known)) = self.frames.get(slot) {
@@ -440,7 +440,7 @@ impl<'t, 'a> Reader<'t, 'a> {
             })?;
             lines.push(Line { function, line: u32::try_from(line.line).unwrap_or(0) });
         }
-        // One that is not there is none: only the module is lost by it.
+        // A missing mapping is treated as none: only the module is lost.
         let mapping = if found.mapping == 0 { None } else { self.mapping(found.mapping)? };
         let frame = self.builder.frame(found.address, mapping, &lines)?;
         if let Some(slot) = self.frames.get_mut(slot) {
@@ -514,7 +514,7 @@ impl<'t, 'a> Reader<'t, 'a> {
     }
 }
 
-/// What each observation stands for; nothing if there is not one for each.
+/// The weight of each observation; empty unless there is one for each.
 fn weights(mut packed: &[u8], observations: usize) -> Vec<u64> {
     let mut weights = Vec::new();
     while !packed.is_empty() && weights.len() <= observations {
