@@ -441,7 +441,7 @@ pub trait Target: Observed {
     /// ascending.
     fn prefetch(&mut self, _thread: ThreadId, _ranges: &[u64]) {}
 
-    /// Returns the next event, at the latest [`Event::Timeout`] at `until_ns` of the engine's clock. Forwards
+    /// Returns the next event, at the latest [`TargetEvent::Timeout`] at `until_ns` of the engine's clock. Forwards
     /// the target's signals and tracks threads that start and exit. For [`Outcome::Captured`] the registers
     /// and stack bytes are in `capture`, and the thread already runs again.
     ///
