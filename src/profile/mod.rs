@@ -24,6 +24,7 @@ mod time_range;
 pub mod timeline;
 pub mod values;
 pub mod views;
+mod without_wrappers;
 
 pub use about::{About, Different, SAMPLES};
 pub use builder::{MergeError, SavedBuilder};
