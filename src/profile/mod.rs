@@ -11,6 +11,7 @@ pub mod formats;
 mod from_heap;
 pub mod from_recording;
 mod full;
+pub mod inuse_history;
 mod lifetimes;
 mod merge;
 mod of_type;
