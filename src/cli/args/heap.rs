@@ -42,7 +42,7 @@ allocator, which cost more. Behind a stub breakpoints show every block of a
 board or an emulator.
 
 Examples:
-  stackprof heap -- ./prog                   flame graph of what is in use at the end
+  stackprof heap -- ./prog                   what is in use at the end
   stackprof heap --peak -o a.html -- ./prog  what was in use when most was
   stackprof heap --every 1 -- ./prog         each allocation: exact, and slower
   stackprof heap --callers 3 -- ./prog       leaks by three callers
