@@ -39,6 +39,9 @@ both recording "$work/demo.pb.gz"
 "$stackprof" --target sim:3 --threads --idle -q -o "$work/sim.pb.gz"
 both threads "$work/sim.pb.gz"
 "$stackprof" --target sim:4 -q -o "$work/other.pb.gz"
+if [[ $(uname) == Linux ]]; then
+    "$stackprof" heap -q --every 1K -o "$work/heap.html" -o "$work/heap.folded" -- sort -o /dev/null Cargo.lock
+fi
 cat >"$work/incomplete.folded" <<'FOLDED'
 work;[incomplete];[libc.so.6+0x27249] 120
 work;main;a;b;a 500

@@ -88,7 +88,10 @@ stacks, timed = collections.Counter(), 0
 for resource in data.resource_profiles:
     for scope in resource.scope_profiles:
         for profile in scope.profiles:
-            assert strings[profile.sample_type.unit_strindex] == "count"
+            kind, unit = (strings[index] for index in (profile.sample_type.type_strindex, profile.sample_type.unit_strindex))
+            assert unit == ("bytes" if kind.endswith("_space") else "count")
+            if len(sys.argv) > 3 and kind != sys.argv[3]:
+                continue
             merged = "stackprof.merged_threads" in attributes(profile.attribute_indices)
             for sample in profile.samples:
                 end = profile.time_unix_nano + profile.duration_nano
@@ -116,6 +119,16 @@ if text != folded:
 print(f"opentelemetry-proto, {sys.argv[1]}: {len(stacks)} stacks, {sum(stacks.values())} samples, {timed} times, the same as folded")
 PY
 for profile in demo large; do python/bin/python otlp.py $profile.otlp $profile.folded; done
+if [[ $(uname) == Linux ]]; then
+    "$stackprof" heap -q --every 1K -o heap.pb.gz -o heap.otlp -- sort -o sorted large.folded
+    for kind in inuse_space inuse_objects alloc_space alloc_objects churn_space churn_objects; do
+        # Of what there is nothing of, there is no picture.
+        "$stackprof" render -q heap.pb.gz --type $kind -o heap.folded || continue
+        "$stackprof" render -q heap.otlp --type $kind -o back.folded
+        cmp back.folded heap.folded
+        python/bin/python otlp.py heap.otlp heap.folded $kind
+    done
+fi
 
 cat >table.py <<'PY'
 """The functions of folded stacks with their own and their total samples, against a tool's table."""

@@ -75,13 +75,18 @@ fn read_both(
     strictness: Strictness,
     value_type: Option<&str>,
 ) -> Result<[(String, Saved); 2]> {
+    let read = |path: &Path| {
+        let (name, saved) = saved_files::read(path, strictness, value_type)?;
+        let saved = saved_files::compared(&name, saved)?;
+        Ok::<_, Error>((name, saved))
+    };
     if [base, new].contains(&Path::new("-")) {
-        let base = saved_files::read(base, strictness, value_type)?;
-        return Ok([base, saved_files::read(new, strictness, value_type)?]);
+        let base = read(base)?;
+        return Ok([base, read(new)?]);
     }
     std::thread::scope(|scope| {
-        let new = scope.spawn(|| saved_files::read(new, strictness, value_type));
-        let base = saved_files::read(base, strictness, value_type);
+        let new = scope.spawn(|| read(new));
+        let base = read(base);
         let new = new.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok([base?, new?])
     })

@@ -1,7 +1,7 @@
 //! The hottest functions of a profile as text: the `hottest` line of the summary, and the table of
 //! `render --top`. Input: a [`FunctionTable`]. Output: text without control characters.
 
-use super::text::{grouped, percent};
+use super::text::{grouped, percent, shortened};
 use crate::profile::{FunctionRow, FunctionTable};
 
 /// Most functions that the line names.
@@ -47,18 +47,6 @@ fn foreign_module<'t>(table: &'t FunctionTable, row: &FunctionRow, processes: &[
 pub fn is_foreign(module: &str, processes: &[impl AsRef<str>]) -> bool {
     let is_own = || processes.iter().any(|process| module.starts_with(process.as_ref()));
     !module.is_empty() && !module.starts_with('[') && !is_own()
-}
-
-/// A name with at most `chars_max` characters; where it is longer, its middle is left out.
-fn shortened(name: &str, chars_max: usize) -> String {
-    let chars: Vec<char> = name.chars().collect();
-    if chars.len() <= chars_max {
-        return name.to_owned();
-    }
-    let end = (chars_max - 1) / 2;
-    let begin = chars_max - 1 - end;
-    let (begin, end) = (chars.iter().take(begin), chars.iter().skip(chars.len() - end));
-    begin.chain(['…'].iter()).chain(end).collect()
 }
 
 /// The functions with the most self counts as a table of at most `rows_max` rows; `unit` is what is counted.
@@ -137,13 +125,6 @@ mod tests {
     #[test]
     fn a_caller_is_not_hot_by_what_it_calls() {
         assert_eq!(hottest(&functions("p;main;a 4\n"), &[], 80).as_deref(), Some("100% a"));
-    }
-
-    #[test]
-    fn a_long_name_loses_its_middle() {
-        assert_eq!(shortened("abcdefghij", 10), "abcdefghij");
-        assert_eq!(shortened("abcdefghijk", 10), "abcde…hijk");
-        assert_eq!(shortened("äöüäöüäöüäöü", 5), "äö…öü");
     }
 
     #[test]

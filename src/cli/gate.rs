@@ -59,14 +59,15 @@ pub fn run(request: &Gate) -> Result<Verdict> {
     let mut process = None;
     for (index, path) in base.iter().chain(&new).enumerate() {
         let (name, saved) = saved_files::read(path, Strictness::Lenient, request.value_type.as_deref())?;
+        if index >= base.len() && request.update_baseline.is_some() {
+            kept.push(saved.clone());
+        }
+        let saved = saved_files::compared(&name, saved)?;
         let first = process.get_or_insert_with(|| saved.processes().first().map(|name| (*name).to_owned()));
         let same = first.as_deref().filter(|_| request.allow_different_names && saved.processes().len() == 1);
         stacks
             .add(&name, &saved, same)
             .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")).caused_by(full))?;
-        if index >= base.len() && request.update_baseline.is_some() {
-            kept.push(saved);
-        }
     }
     system::restrict(Role::Writing);
     if base.is_empty() {

@@ -8,24 +8,32 @@ use std::ffi::OsStr;
 use super::args::Heap;
 use super::heap_figures::HeapFigures;
 use super::system;
-use super::text::{bytes, causes, duration, grouped, percent, plural};
+use super::text::{bytes, causes, duration, grouped, percent, plural, shortened};
 use crate::error::{Error, ErrorKind};
 use crate::escape::escape_line;
 use crate::heap::{Counters, Estimate, HeapValues, Moment, ValueKind};
-use crate::profile::{Leak, RING_FULL, Saved, lost_bytes};
+use crate::profile::{Leak, RING_FULL, Saved, UNKNOWN, lost_bytes};
 use crate::recording::Profile;
 use crate::sources::pushed::AllocationLosses;
 
+/// Between a caller and the one that called it.
+const BETWEEN: &str = " < ";
+/// Names are not made shorter than this.
+const NAME_CHARS_MIN: usize = 20;
 /// Rows of the table of leaks.
 const LEAKS_SHOWN: usize = 10;
-/// Of 95 % of a normal distribution, standard errors.
-const ERRORS_95: f64 = 1.96;
+/// Of larger sampling errors both ends are told.
+const ERROR_MAX_PERCENT: f64 = 25.0;
 
 /// The statistics of a recording.
 pub(super) fn figures(profile: &Profile, values: &HeapValues) -> HeapFigures {
     let losses = profile.heap.as_ref().map(|heap| heap.losses.clone()).unwrap_or_default();
     let total = |kind| values.total(kind);
     let error = |estimate: Estimate| (estimate.standard_error() * 1000.0).round() / 1000.0;
+    let interval = |estimate: Estimate| {
+        let (low, high) = estimate.interval();
+        [low.floor() as u64, high.ceil() as u64]
+    };
     let Counters { allocations, frees, frees_unknown, frees_missing, untracked, .. } = values.counters;
     HeapFigures {
         every_bytes: values.rate.every_bytes(),
@@ -33,12 +41,16 @@ pub(super) fn figures(profile: &Profile, values: &HeapValues) -> HeapFigures {
         samples: allocations,
         inuse_space: total(ValueKind::InuseSpace),
         inuse_space_error: error(values.inuse.0),
+        inuse_space_interval: interval(values.inuse.0),
         inuse_objects: total(ValueKind::InuseObjects),
         inuse_objects_error: error(values.inuse.1),
+        inuse_objects_interval: interval(values.inuse.1),
         alloc_space: total(ValueKind::AllocSpace),
         alloc_space_error: error(values.allocated.0),
+        alloc_space_interval: interval(values.allocated.0),
         alloc_objects: total(ValueKind::AllocObjects),
         alloc_objects_error: error(values.allocated.1),
+        alloc_objects_interval: interval(values.allocated.1),
         churn_space: total(ValueKind::ChurnSpace),
         churn_objects: total(ValueKind::ChurnObjects),
         peak_space: values.peak_bytes,
@@ -57,10 +69,7 @@ pub(super) fn figures(profile: &Profile, values: &HeapValues) -> HeapFigures {
 /// What pictures count, for their headings: `12.3 MB in use at the end`.
 pub(super) fn counted(heap: &Heap, values: &HeapValues) -> String {
     let total = values.total(heap.shown);
-    let moment = match values.moment {
-        Moment::Peak => "at the peak",
-        Moment::End => "at the end",
-    };
+    let moment = moment(heap);
     match heap.shown {
         ValueKind::InuseSpace => format!("{} in use {moment}", bytes(total)),
         ValueKind::InuseObjects => format!("{} in use {moment}", plural(total, "allocation")),
@@ -71,10 +80,19 @@ pub(super) fn counted(heap: &Heap, values: &HeapValues) -> String {
     }
 }
 
+/// Which moment it is that memory is in use at, and which memory.
+fn moment(heap: &Heap) -> String {
+    match (heap.moment, heap.older_than_ns) {
+        (Moment::Peak, _) => "at the peak".to_owned(),
+        (Moment::End, None) => "at the end".to_owned(),
+        (Moment::End, Some(ns)) => format!("at the end, older than {}", duration(ns)),
+    }
+}
+
 /// The lines of the closing summary that tell of memory: label and text.
-pub(super) fn lines(profile: &Profile, values: &HeapValues) -> Vec<(&'static str, String)> {
+pub(super) fn lines(profile: &Profile, heap: &Heap, values: &HeapValues) -> Vec<(&'static str, String)> {
     let total = |kind| values.total(kind);
-    let moment = if values.moment == Moment::Peak { "at the peak" } else { "at the end" };
+    let moment = moment(heap);
     let (space, objects) = (total(ValueKind::AllocSpace), total(ValueKind::AllocObjects));
     // The error is that of sampling alone.
     let unseen = match lost_bytes(profile, values) {
@@ -87,8 +105,8 @@ pub(super) fn lines(profile: &Profile, values: &HeapValues) -> Vec<(&'static str
             format!(
                 "{}{} in {} {moment}{unseen}",
                 bytes(total(ValueKind::InuseSpace)),
-                error(&values.inuse.0),
-                plural(total(ValueKind::InuseObjects), "block") + &error(&values.inuse.1),
+                error(&values.inuse.0, bytes),
+                plural(total(ValueKind::InuseObjects), "block") + &error(&values.inuse.1, grouped),
             ),
         ),
         (
@@ -96,9 +114,9 @@ pub(super) fn lines(profile: &Profile, values: &HeapValues) -> Vec<(&'static str
             format!(
                 "{}{} in {}{}{unseen}",
                 bytes(space),
-                error(&values.allocated.0),
+                error(&values.allocated.0, bytes),
                 plural(objects, "block"),
-                error(&values.allocated.1)
+                error(&values.allocated.1, grouped)
             ),
         ),
         ("peak", format!("{} at {}", bytes(values.peak_bytes), duration(peak_at(profile, values)))),
@@ -117,16 +135,21 @@ fn peak_at(profile: &Profile, values: &HeapValues) -> u64 {
     values.peak_at_ns.saturating_sub(profile.stats.begun_ns)
 }
 
-/// ` ±8%`: what the sampling error is with 95 % probability.
-fn error(estimate: &Estimate) -> String {
-    if estimate.variance <= 0.0 || estimate.value <= 0.0 {
-        return String::new();
+/// What the sampling error is with 95 % probability: ` ±8%`, or ` (40.0 KiB–1.1 MiB)` where the ends are not equally far or far
+/// away. `write` writes a value.
+fn error(estimate: &Estimate, write: fn(u64) -> String) -> String {
+    let (low, high) = estimate.interval();
+    let (value, high) = (estimate.value, high.ceil());
+    if value <= 0.0 {
+        return if high > 0.0 { format!(" (up to {})", write(high as u64)) } else { String::new() };
     }
-    let part = 100.0 * ERRORS_95 * estimate.standard_error() / estimate.value;
-    match part {
+    // Rounded up: less is not claimed.
+    let percent = 100.0 * (high - value).max(value - low) / value;
+    match percent {
         0.0..0.05 => String::new(),
-        0.05..10.0 => format!(" ±{part:.1}%"),
-        _ => format!(" ±{part:.0}%"),
+        0.05..10.0 => format!(" ±{:.1}%", (percent * 10.0).ceil() / 10.0),
+        10.0..ERROR_MAX_PERCENT => format!(" ±{:.0}%", percent.ceil()),
+        _ => format!(" ({}–{})", write(low as u64), write(high as u64)),
     }
 }
 
@@ -176,8 +199,9 @@ fn missing(profile: &Profile, values: &HeapValues, losses: &AllocationLosses) ->
     (!parts.is_empty()).then(|| parts.join("; "))
 }
 
-/// The table of what is in use, by callers of the allocator; empty where nothing is.
-pub(super) fn leak_table(saved: &Saved, heap: &Heap) -> String {
+/// The table of what is in use, by callers of the allocator; empty where nothing is. Names are shortened so that rows fit into
+/// `width` characters.
+pub(super) fn leak_table(saved: &Saved, heap: &Heap, width: usize) -> String {
     let leaks = saved.leaks(heap.callers, &|name| heap.skip.matches(name));
     let Some(widths) = leaks.first().map(|_| Widths::of(&leaks)) else { return String::new() };
     let head = match heap.moment {
@@ -187,7 +211,7 @@ pub(super) fn leak_table(saved: &Saved, heap: &Heap) -> String {
     let mut out =
         format!("  {head:<9} {:>1$}  {2:>3$}  who\n", "bytes", widths.bytes, "blocks", widths.blocks);
     for leak in leaks.iter().take(LEAKS_SHOWN) {
-        let who = if leak.callers.is_empty() { "[unknown]".to_owned() } else { leak.callers.join(" < ") };
+        let who = widths.callers(&leak.callers, width);
         let (space, blocks) = cells(leak);
         out += &format!(
             "  {:<9} {space:>1$}  {blocks:>2$}  {3}\n",
@@ -228,14 +252,26 @@ impl Widths {
         }
         widths
     }
+
+    /// Callers of a row, each as long as there is room for in a line of `width` characters.
+    fn callers(&self, callers: &[String], width: usize) -> String {
+        if callers.is_empty() {
+            return UNKNOWN.to_owned();
+        }
+        // Label, columns and the blanks between them.
+        let left = width.saturating_sub(2 + 9 + 1 + self.bytes + 2 + self.blocks + 2);
+        let each = (left / callers.len()).saturating_sub(BETWEEN.len()).max(NAME_CHARS_MIN);
+        let names: Vec<String> = callers.iter().map(|name| shortened(name, each)).collect();
+        names.join(BETWEEN)
+    }
 }
 
 /// Bytes and blocks of a row. Exact ones are written out.
 fn cells(leak: &Leak) -> (String, String) {
     let is_exact = leak.bytes.variance <= 0.0 && leak.bytes.interval().1 <= leak.bytes.value;
     let space = leak.bytes.value.round() as u64;
-    let space = if is_exact { grouped(space) } else { bytes(space) + &error(&leak.bytes) };
-    (space, grouped(leak.blocks.value.round() as u64))
+    let space = if is_exact { grouped(space) } else { bytes(space) + &error(&leak.bytes, bytes) };
+    (space, grouped(leak.blocks.value.round() as u64) + &error(&leak.blocks, grouped))
 }
 
 /// Why a recording has no allocations. `program`: what was run, if that was a command.

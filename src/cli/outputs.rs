@@ -21,6 +21,8 @@ use crate::profile::{ByName, CallTree, Direction, Full, Saved};
 pub(super) struct Presentation {
     /// The picture, its heading included.
     pub(super) graph: Graph,
+    /// The heading of pages, which have no second line.
+    pub(super) page_title: String,
     /// The user's own heading, for forms that have a place for it.
     pub(super) title: Option<String>,
     /// How the stacks were sampled, for forms that have a place for it.
@@ -118,7 +120,7 @@ pub(super) fn write(
             }
             Format::Html => {
                 let mut page =
-                    html::Page::of(saved, &shown.graph.title, shown.source.as_deref()).map_err(too_large)?;
+                    html::Page::of(saved, &shown.page_title, shown.source.as_deref()).map_err(too_large)?;
                 if let Some(code) = &shown.code {
                     page.embed(&mut code.reader()).map_err(too_large)?;
                 }

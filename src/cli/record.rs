@@ -92,7 +92,10 @@ pub fn run(request: &Recording) -> Result<()> {
         Some((heap, values)) => Saved::from_heap(&profile, &names, circumstances, values, heap.shown),
         None => Saved::from_recording(&profile, &names, circumstances),
     };
-    let saved = saved.map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
+    let mut saved = saved.map_err(|full| Error::new(ErrorKind::Output, full.to_string()).caused_by(full))?;
+    if let Some((heap, _)) = &heap {
+        saved.group_inuse(heap.callers, &|name| heap.skip.matches(name));
+    }
     let counted = heap.as_ref().map(|(heap, values)| super::heap::counted(heap, values));
     let shown = shown(request, &profile, counted.as_deref(), &saved, target_files);
     let figures = || RunFigures {
@@ -112,7 +115,10 @@ pub fn run(request: &Recording) -> Result<()> {
         shown: &shown,
     };
     let (figures, waiting_stats) = write(&result, named, figures)?;
-    let table = heap.as_ref().map(|(heap, _)| super::heap::leak_table(&saved, heap)).unwrap_or_default();
+    let table = heap
+        .as_ref()
+        .map(|(heap, _)| super::heap::leak_table(&saved, heap, messages::width()))
+        .unwrap_or_default();
     let saved = request.open.is_some().then_some(saved);
 
     // Report.
@@ -127,8 +133,8 @@ pub fn run(request: &Recording) -> Result<()> {
     }
     if let (Some(opening), Some(saved)) = (&request.open, saved) {
         signals::enter(Phase::Server);
-        let Presentation { graph, source, code, .. } = shown;
-        open::show(saved, &graph.title, source.as_deref(), code.as_ref(), opening, request.verbosity)?;
+        let Presentation { page_title, source, code, .. } = shown;
+        open::show(saved, &page_title, source.as_deref(), code.as_ref(), opening, request.verbosity)?;
     }
     report::cut_short(&profile).map_or(Ok(()), Err)
 }
@@ -280,6 +286,10 @@ fn shown(
         incomplete: stats.stacks_incomplete.values().sum(),
     };
     let (title, subtitle) = caption.headings(request.title.as_deref());
+    let page_title = match (counted, &request.title) {
+        (Some(counted), None) => format!("{title}: {counted}"),
+        _ => title.clone(),
+    };
     let graph = Graph {
         title,
         subtitle,
@@ -291,6 +301,7 @@ fn shown(
     };
     Presentation {
         graph,
+        page_title,
         title: request.title.clone(),
         source: summary::source(&profile.process),
         code: Some(EmbeddedCode::new(

@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::flamegraph::{Caption, Graph};
 use crate::profile::filter::{self, Filter, RemainingCounts};
 use crate::profile::formats::detect::Strictness;
-use crate::profile::{Full, FunctionTable, MergeError, Saved, SavedBuilder};
+use crate::profile::{Full, FunctionTable, MergeError, SAMPLES, Saved, SavedBuilder};
 use crate::recording::RATE_COUNT_MIN;
 use crate::sources::{LocalFiles, Role};
 
@@ -33,6 +33,7 @@ pub fn run(render: &Render) -> Result<()> {
     let saved = filtered(render, saved)?;
     let (title, subtitle) = headings(&saved, render.title.as_deref());
     let shown = Presentation {
+        page_title: title.clone(),
         graph: Graph {
             title,
             subtitle,
@@ -114,6 +115,7 @@ fn read_one(path: &Path, strictness: Strictness, value_type: Option<&str>) -> Re
     if saved.total() == 0 {
         let why = match saved.about.sampled_every {
             Some(_) => "the heap profile has nothing of this type; try --type alloc_space",
+            None if saved.about.unit != SAMPLES => "it counts nothing; record for longer",
             None => "the profile has no samples; record for longer, or with --idle",
         };
         return Err(Error::new(ErrorKind::NoData, format!("{name}: {why}")));

@@ -29,6 +29,19 @@ pub(super) fn read(path: &Path, strictness: Strictness, value_type: Option<&str>
     Ok((name, read.saved))
 }
 
+/// The profile as it is compared: of a heap profile the callers of the allocator have its allocations.
+///
+/// # Errors
+/// One line that names the file.
+pub(super) fn compared(name: &str, saved: Saved) -> Result<Saved> {
+    if saved.about.sampled_every.is_none() {
+        return Ok(saved);
+    }
+    saved
+        .without_wrappers()
+        .map_err(|full| Error::new(ErrorKind::Input, format!("{name}: {full}")).caused_by(full))
+}
+
 /// What messages call the profile of a path.
 pub(super) fn name(path: &Path) -> String {
     if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() }

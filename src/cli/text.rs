@@ -81,9 +81,29 @@ pub fn causes<'a>(counts: impl IntoIterator<Item = (&'a str, u64)>) -> String {
     counts.iter().map(|(cause, count)| format!("{count} {cause}")).collect::<Vec<_>>().join(", ")
 }
 
+/// A name with at most `chars_max` characters; where it is longer, its middle is left out.
+#[must_use]
+pub fn shortened(name: &str, chars_max: usize) -> String {
+    let chars: Vec<char> = name.chars().collect();
+    if chars.len() <= chars_max {
+        return name.to_owned();
+    }
+    let end = chars_max.saturating_sub(1) / 2;
+    let begin = chars_max.saturating_sub(1 + end);
+    let (begin, end) = (chars.iter().take(begin), chars.iter().skip(chars.len() - end));
+    begin.chain(['…'].iter()).chain(end).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_name_loses_its_middle() {
+        assert_eq!(shortened("abcdefghij", 10), "abcdefghij");
+        assert_eq!(shortened("abcdefghijk", 10), "abcde…hijk");
+        assert_eq!(shortened("äöüäöüäöüäöü", 5), "äö…öü");
+    }
 
     #[test]
     fn bytes_are_short() {

@@ -7,14 +7,17 @@
 //! ```text
 //! rate      mean bytes per sample -> probability and weight of an allocation
 //! estimate  sums of weights with their variance, standard error, 95 % interval
+//! history   bytes in use over time
 //! model     the live set, values by node, the peak
 //! ```
 
 mod estimate;
+mod history;
 mod model;
 mod rate;
 
 pub use estimate::Estimate;
+pub use history::{LiveChange, LiveHistory};
 pub use model::{CHURN_NS, Counters, HeapModel, HeapValues, Moment, NodeValues};
 pub use rate::SamplingRate;
 

@@ -10,6 +10,7 @@ use hashbrown::HashMap;
 
 use super::ValueKind;
 use super::estimate::{Estimate, Sum};
+use super::history::{History, LiveHistory};
 use super::rate::SamplingRate;
 use crate::trie::NodeId;
 
@@ -109,6 +110,9 @@ pub struct HeapModel {
     /// Counts the moments at which more was live than before.
     peak_number: u64,
     peak_at_ns: u64,
+    history: History,
+    /// What processes had that have ended since the last change of the history: at the end of a recording that is in use.
+    ended: Vec<NodeId>,
     counters: Counters,
 }
 
@@ -125,6 +129,8 @@ impl HeapModel {
             peak_bytes: 0,
             peak_number: 0,
             peak_at_ns: 0,
+            history: History::default(),
+            ended: Vec::new(),
             counters: Counters::default(),
         }
     }
@@ -140,9 +146,11 @@ impl HeapModel {
         if let Some(before) = self.take(process, pointer) {
             self.counters.frees_missing += 1;
             self.retire(before, None);
+            self.note(before.node, at_ns);
         }
         self.add_allocated(bytes, node);
         self.begin_life(process, pointer, Live { node, bytes, at_ns });
+        self.note(node, at_ns);
     }
 
     /// A process allocated memory whose free will not be reported.
@@ -161,6 +169,7 @@ impl HeapModel {
         };
         self.counters.frees += 1;
         let is_churn = self.retire(live, Some(at_ns));
+        self.note(live.node, at_ns);
         if self.freed.len() == FREES_KEPT {
             self.freed.pop_front();
         }
@@ -176,6 +185,7 @@ impl HeapModel {
             // Nobody else can have it.
             self.counters.frees_missing += 1;
             self.retire(before, None);
+            self.note(before.node, before.at_ns);
         }
         self.counters.frees -= 1;
         if let Some(node) = live.node.filter(|_| is_churn) {
@@ -183,6 +193,7 @@ impl HeapModel {
             self.sums(node).churn.subtract(weight);
         }
         self.begin_life(process, pointer, live);
+        self.note(live.node, live.at_ns);
     }
 
     /// A process has ended, or runs another program: what it has not freed stays in use at its end, and is live no more.
@@ -194,8 +205,11 @@ impl HeapModel {
                 sums.live.subtract(weight);
                 sums.ended.add(weight);
                 self.live_bytes = self.live_bytes.saturating_sub(weight.bytes);
+                self.ended.push(node);
             }
         }
+        self.ended.sort_unstable();
+        self.ended.dedup();
     }
 
     /// Takes what was allocated at this time or later out of what is in use: only older blocks are left.
@@ -224,6 +238,7 @@ impl HeapModel {
             all.allocated.add_sum(&sums.allocated);
             all.churn.add_sum(&sums.churn);
             all.live.add_sum(&inuse);
+            all.bytes_min = all.bytes_min.into_iter().chain(sums.bytes_min).min();
             nodes.push(NodeValues {
                 node: NodeId(index as u32),
                 values: values(sums, &inuse),
@@ -235,12 +250,21 @@ impl HeapModel {
             moment,
             nodes,
             totals: values(&all, &all.live),
-            allocated: all.allocated.estimates(self.rate, None),
-            inuse: all.live.estimates(self.rate, None),
+            allocated: all.allocated.estimates(self.rate, all.bytes_min),
+            inuse: all.live.estimates(self.rate, all.bytes_min),
             peak_bytes: self.peak_bytes,
             peak_at_ns: self.peak_at_ns,
+            history: self.live_history(),
             counters: self.counters,
         }
+    }
+
+    /// What was in use over time.
+    fn live_history(&self) -> LiveHistory {
+        self.history.finish(self.peak_at_ns, |node| {
+            let sums = self.nodes.get(node.0 as usize);
+            sums.map_or(0, |sums| sums.inuse(Moment::Peak, self.peak_number).bytes)
+        })
     }
 
     fn add_allocated(&mut self, bytes: u64, node: Option<NodeId>) {
@@ -266,6 +290,14 @@ impl HeapModel {
             self.peak_bytes = self.live_bytes;
             self.peak_number += 1;
             self.peak_at_ns = at_ns;
+        }
+    }
+
+    /// Notes in the history what a node has in use from a time on.
+    fn note(&mut self, node: Option<NodeId>, at_ns: u64) {
+        for node in self.ended.drain(..).chain(node) {
+            let bytes = self.nodes.get(node.0 as usize).map_or(0, |sums| sums.live.bytes);
+            self.history.record(node, at_ns, bytes);
         }
     }
 
@@ -341,6 +373,8 @@ pub struct HeapValues {
     pub peak_bytes: u64,
     /// When that was.
     pub peak_at_ns: u64,
+    /// Bytes in use over time.
+    pub history: LiveHistory,
     /// What was seen, and what did not fit together.
     pub counters: Counters,
 }

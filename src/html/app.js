@@ -10,6 +10,7 @@ import { buildFrame } from "./frame.js";
 import { threadsOf } from "./functions.js";
 import { helpDialog, listenToKeys } from "./keys.js";
 import { neighbour, nodeOfPath, pathOf } from "./layout.js";
+import { MemoryView } from "./memory.js";
 import { Model } from "./model.js";
 import { Names } from "./names.js";
 import { clip, percent } from "./numbers.js";
@@ -55,6 +56,8 @@ export class App {
       search: (query) => update({ query }),
     });
     this.time = new TimeView(parts.time, data, { change: (change) => this.changeTime(change) });
+    const memory = { change: (/** @type {any} */ change) => this.changeTime(change), pick: (/** @type {string} */ name) => this.pick(this.names.functionOf(name)) };
+    this.memory = new MemoryView(parts.memory, data, memory, this.tip.box);
     this.flame = new FlameView(parts.flame, {
       click: (node) => this.zoom(node),
       hover: (node, x, y) => this.hover(this.computed.layout.tree, node, x, y),
@@ -88,13 +91,14 @@ export class App {
   }
 
   /**
-   * Two ranges are compared by their colours.
-   * @param {Partial<import("./timeline.js").TimeState>} change
+   * Two ranges, or moments, are compared by their colours.
+   * @param {Partial<import("./timeline.js").TimeState & import("./memory.js").MemoryState>} change
    */
   changeTime(change) {
     const { colour } = this.state;
-    const compares = "baseRange" in change ? change.baseRange : this.state.baseRange;
-    if (compares) this.update({ ...change, path: [], colour: this.state.baseRange ? colour : "change" });
+    const has = (/** @type {any} */ { baseRange, baseMoment }) => baseRange !== null || baseMoment >= 0;
+    const { baseRange, baseMoment } = this.state;
+    if (has({ baseRange, baseMoment, ...change })) this.update({ ...change, path: [], colour: has(this.state) ? colour : "change" });
     else this.update({ ...change, path: [], colour: colour === "change" && !this.data.compare ? "library" : colour });
   }
 
@@ -112,6 +116,7 @@ export class App {
     if (document.activeElement !== parts.searchBox) parts.searchBox.value = state.query;
     this.truth.show({ data, rows: everything, totals: whole, stacks: state.stacks, query: state.query });
     this.time.show({ range: state.range, baseRange: state.baseRange, threads: state.threads, time: state.time, dark });
+    this.memory.show({ moment: state.moment, baseMoment: state.baseMoment, dark });
     showTabs(parts.tabs, state, page);
     showOptions(parts.options, state, page);
     const threads = this.model.keep("threads", [], () => threadsOf(data, everything, -1));
@@ -122,8 +127,9 @@ export class App {
     showFilters(parts.filters, this.filters(), colours.legend, state.query, page.update);
     parts.filters.append(parts.shown);
     const all = data.compare ? data.compare.words : "";
-    const part = rows.total === everything.total ? all : shownPart(data, rows.total, everything.total);
-    fill(parts.shown, part, data.samples ? "" : element("span", { title: NO_TIME }, part === "" ? "no time line" : " · no time line"));
+    const isMoment = data.inuse && state.moment >= 0;
+    const part = isMoment ? this.memory.words(state.moment) : rows.total === everything.total ? all : shownPart(data, rows.total, everything.total);
+    fill(parts.shown, part, data.samples || data.inuse ? "" : element("span", { title: NO_TIME }, part === "" ? "no time line" : " · no time line"));
     for (const view of /** @type {const} */ (["flame", "functions", "callers", "source"])) parts[view].hidden = state.view !== view;
     parts.panel.hidden = !state.panel;
     if (state.view === "flame") {
@@ -255,7 +261,7 @@ export class App {
     else if (action === "theme") this.update({ theme: this.isDark ? "light" : "dark" });
     else if (action === "help") this.help.showModal();
     else if (action === "search") this.parts.searchBox.select();
-    else if (action === "time") this.time.canvas?.focus();
+    else if (action === "time") (this.time.canvas || this.memory.canvas)?.focus();
     else if (action === "zoomBy") flame.zoomBy(argument);
     else if (action === "zoom") this.zoom(at);
     else if (action === "match" && matched) this.goTo(nextMatch(layout, matched, at, argument));
@@ -319,7 +325,7 @@ export class App {
       searchBox.blur();
       this.update({ query: "" });
     } else if (state.path.length > 0) this.update({ path: [] });
-    else this.update({ focus: -1, collapsed: [], stacks: "all", threads: [], range: null, baseRange: null });
+    else this.update({ focus: -1, collapsed: [], stacks: "all", threads: [], range: null, baseRange: null, moment: -1, baseMoment: -1 });
     if (this.state.path.length === 0) this.flame.zoomToNode(-1, true);
   }
 }

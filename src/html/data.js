@@ -47,6 +47,19 @@ export const EVENT_THREAD_END = 6;
 /** @typedef {{ time: Float64Array, duration: Float64Array, kind: Int32Array, thread: Int32Array, text: Int32Array }} Events */
 
 /**
+ * What was in use over time: places (a root and a node) have `bytes` from a moment on, in order of moments.
+ * @typedef {object} Inuse
+ * @property {Float64Array} time of each moment
+ * @property {number} peak the moment when most was in use
+ * @property {string[]} areas callers that had most, the largest first
+ * @property {Int32Array} moment
+ * @property {Int32Array} root
+ * @property {Int32Array} node
+ * @property {Int32Array} area index; beyond `areas`: the rest
+ * @property {Float64Array} bytes
+ */
+
+/**
  * @typedef {object} Data
  * @property {string} title
  * @property {string} unit what the counts count, in the plural
@@ -64,6 +77,7 @@ export const EVENT_THREAD_END = 6;
  * @property {Counts} counts
  * @property {Samples | null} samples in order of time; the profile has a time line if it is there
  * @property {Events | null} events
+ * @property {Inuse | null} inuse of a recording of allocations
  * @property {Record<string, string>} sources text by path of the source file
  * @property {{ function: Int32Array, address: Float64Array, text: Int32Array } | null} instructions
  */
@@ -137,6 +151,17 @@ export function decode(bytes) {
           kind: ints("event.kind"),
           thread: Int32Array.from(minusOne(wide("event.thread"))),
           text: ints("event.text"),
+        }
+      : null,
+    inuse: columns["moment.time"]
+      ? {
+          ...header.inuse,
+          time: wide("moment.time"),
+          moment: ints("inuse.moment"),
+          root: ints("inuse.root"),
+          node: ints("inuse.node"),
+          area: ints("inuse.area"),
+          bytes: wide("inuse.bytes"),
         }
       : null,
     sources: header.sources || {},

@@ -25,7 +25,7 @@ const KEYS = [
   ["c", "next colours", "colour"],
   ["d", "light, dark", "theme"],
   ["p", "panel", "panel"],
-  ["g", "time views: arrows move the range, with Shift its end; b makes it the base", "time"],
+  ["g", "time views: arrows move the range, with Shift its end, or the moment; b makes it the base", "time"],
   ["?", "this list", "help"],
 ];
 

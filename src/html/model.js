@@ -56,15 +56,15 @@ export class Model {
    */
   compute(state) {
     const { data, names } = this;
-    const { stacks, range, baseRange, recursion, focus, levels, invert, query } = state;
+    const { stacks, range, baseRange, moment, baseMoment, recursion, focus, levels, invert, query } = state;
     const all = { threads: null, stacks: /** @type {const} */ ("all"), range: null, baseRange: null };
     const plain = { mergeRecursion: false, collapsed: new Set(), focus: -1, threads: true };
     const everything = this.keep("everything", [], () => select(data, all));
     const whole = this.keep("whole", [], () => functionTotals(buildTree(data, names, everything, plain), names.count));
-    const rowsKey = [state.threads, stacks, range, baseRange];
+    const rowsKey = [state.threads, stacks, range, baseRange, moment, baseMoment];
     const rows = this.keep("rows", rowsKey, () => {
       const threads = state.threads.length > 0 ? new Set(state.threads) : null;
-      return select(data, { threads, stacks, range, baseRange });
+      return select(data, { threads, stacks, range, baseRange, moment, baseMoment });
     });
     const parts = [...rowsKey, recursion, state.collapsed, focus, levels];
     const tree = this.keep("tree", parts, () => {

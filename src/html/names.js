@@ -60,6 +60,15 @@ export class Names {
   }
 
   /**
+   * The function of this name, or -1.
+   * @param {string} text
+   */
+  functionOf(text) {
+    for (let id = 0; id < this.functions; id++) if (this.text(id) === text) return id;
+    return -1;
+  }
+
+  /**
    * A number that depends on the name alone.
    * @param {number} id
    */

@@ -31,11 +31,24 @@ export function duration(ns) {
 }
 
 /**
- * `1 sample`, `3 samples`.
+ * In the unit that keeps it short, as the summary of a recording has it.
+ * @param {number} bytes
+ */
+export function byteSize(bytes) {
+  if (Math.abs(bytes) < 1024) return `${Math.round(bytes)} B`;
+  const units = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+  let unit = -1;
+  for (; Math.abs(bytes) >= 1023.95 && unit < units.length - 1; unit++) bytes /= 1024;
+  return `${bytes.toFixed(1)} ${units[unit]}`;
+}
+
+/**
+ * `1 sample`, `3 samples`, `1.5 MiB`.
  * @param {number} value
  * @param {string} unit in the plural
  */
 export function counted(value, unit) {
+  if (unit === "bytes") return byteSize(value);
   return `${count(value)} ${value === 1 && unit.endsWith("s") ? unit.slice(0, -1) : unit}`;
 }
 

@@ -52,7 +52,7 @@ export function showPanel(host, content, hooks) {
  * @param {PanelHooks} hooks
  * @param {number} room
  */
-function hottest({ names, totals, rows, selected }, hooks, room) {
+function hottest({ data, names, totals, rows, selected }, hooks, room) {
   const { baseSelf } = totals;
   const growth = (/** @type {number} */ id) => (baseSelf ? Math.abs(totals.self[id] - baseSelf[id]) : totals.self[id]);
   const ids = heaviest(totals.self.length, growth, HOTTEST_MAX);
@@ -60,7 +60,7 @@ function hottest({ names, totals, rows, selected }, hooks, room) {
   return element(
     "section",
     {},
-    element("h2", {}, baseSelf ? "What changed most" : "Hottest functions", element("small", {}, "self")),
+    element("h2", {}, baseSelf ? "What changed most" : data.unit === "bytes" ? "Most bytes" : "Hottest functions", element("small", {}, "self")),
     ids.map((id) => {
       const text = baseSelf ? change(baseSelf[id], totals.self[id]) : percent(totals.self[id] / rows.total);
       const kind = baseSelf ? (totals.self[id] > baseSelf[id] ? "grew" : "shrank") : "self";

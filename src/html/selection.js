@@ -1,5 +1,5 @@
-// Which counts are looked at: those of some threads, of incomplete stacks, of a range of time, or two ranges that are
-// compared. Everything else in the page is computed from the rows that this returns.
+// Which counts are looked at: those of some threads, of incomplete stacks, of a range of time, of what was in use at a moment, or two
+// ranges or moments that are compared. Everything else in the page is computed from the rows that this returns.
 
 import { INCOMPLETE } from "./data.js";
 
@@ -9,6 +9,8 @@ import { INCOMPLETE } from "./data.js";
  * @property {"all" | "incomplete" | "complete"} stacks
  * @property {[number, number] | null} range nanoseconds since the recording began
  * @property {[number, number] | null} baseRange the range that `range` is compared with
+ * @property {number} [moment] index of the moment, or -1 for the counts of the profile
+ * @property {number} [baseMoment] the moment that it is compared with, or -1
  */
 
 /**
@@ -33,6 +35,8 @@ export function select(data, filter) {
   const passes = rootsThatPass(data, filter);
   const { samples } = data;
   if (samples && filter.range) return selectRange(samples, passes, filter.range, filter.baseRange);
+  const { moment = -1, baseMoment = -1 } = filter;
+  if (data.inuse && moment >= 0) return selectMoments(data.inuse, data.nodes.count, passes, moment, baseMoment);
   const { counts } = data;
   const [baseScale, scale] = data.compare ? data.compare.scales : [1, 1];
   let length = 0;
@@ -92,6 +96,39 @@ function selectRange(samples, passes, range, baseRange) {
       else rows.value[row] = samples.value[at];
       row++;
     }
+  });
+  return summed(rows);
+}
+
+/**
+ * What was in use at a moment, and at another one if that is not -1.
+ * @param {import("./data.js").Inuse} inuse
+ * @param {number} nodes how many there are
+ * @param {Uint8Array} passes
+ * @param {number} moment
+ * @param {number} baseMoment
+ */
+function selectMoments(inuse, nodes, passes, moment, baseMoment) {
+  // By place: its row, and the last row of `inuse` up to each of the moments.
+  /** @type {Map<number, [number, number]>} */
+  const places = new Map();
+  const until = lowerBound(inuse.moment, Math.max(moment, baseMoment) + 1);
+  for (let at = 0; at < until; at++) {
+    if (!passes[inuse.root[at]]) continue;
+    const place = inuse.root[at] * nodes + inuse.node[at];
+    let latest = places.get(place);
+    if (!latest) places.set(place, (latest = [-1, -1]));
+    if (inuse.moment[at] <= moment) latest[0] = at;
+    if (inuse.moment[at] <= baseMoment) latest[1] = at;
+  }
+  const bytes = (/** @type {number} */ at) => (at < 0 ? 0 : inuse.bytes[at]);
+  const kept = [...places.values()].filter(([now, base]) => bytes(now) > 0 || bytes(base) > 0);
+  const rows = emptyRows(kept.length, baseMoment >= 0);
+  kept.forEach(([now, base], row) => {
+    rows.root[row] = inuse.root[Math.max(now, base)];
+    rows.node[row] = inuse.node[Math.max(now, base)];
+    rows.value[row] = bytes(now);
+    if (rows.base) rows.base[row] = bytes(base);
   });
   return summed(rows);
 }

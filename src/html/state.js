@@ -24,6 +24,8 @@ export const VIEWS = ["flame", "functions", "callers", "source"];
  * @property {"all" | "incomplete" | "complete"} stacks
  * @property {[number, number] | null} range
  * @property {[number, number] | null} baseRange
+ * @property {number} moment of what was in use, or -1 for the counts of the profile
+ * @property {number} baseMoment the moment that it is compared with, or -1
  * @property {string} colour
  * @property {string} theme auto, light or dark
  * @property {string} sort column of the table
@@ -59,6 +61,8 @@ export function initialState(compares, threads, byThread) {
     stacks: "all",
     range: null,
     baseRange: null,
+    moment: -1,
+    baseMoment: -1,
     colour: compares ? "change" : "library",
     theme: "auto",
     sort: "self",
@@ -116,7 +120,7 @@ export function stateOf(address, initial) {
     const text = given.get(key);
     if (text === "0" || text === "1") state[key] = text === "1";
   }
-  for (const key of ["selected", "focus"]) {
+  for (const key of ["selected", "focus", "moment", "baseMoment"]) {
     const number = Number(given.get(key) ?? NaN);
     if (Number.isInteger(number) && number >= 0) state[key] = number;
   }

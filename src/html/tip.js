@@ -44,12 +44,22 @@ export class Tip {
         ),
     );
     this.box.hidden = false;
-    const { offsetWidth, offsetHeight } = this.box;
-    const left = x + 14 + offsetWidth > innerWidth ? x - offsetWidth - 10 : x + 14;
-    const top = y + 16 + offsetHeight > innerHeight ? y - offsetHeight - 12 : y + 16;
-    this.box.style.left = `${Math.max(4, left)}px`;
-    this.box.style.top = `${Math.max(4, top)}px`;
+    placeBeside(this.box, x, y);
   }
+}
+
+/**
+ * Puts a box beside the pointer, inside of the window.
+ * @param {HTMLElement} box
+ * @param {number} x
+ * @param {number} y
+ */
+export function placeBeside(box, x, y) {
+  const { offsetWidth, offsetHeight } = box;
+  const left = x + 14 + offsetWidth > innerWidth ? x - offsetWidth - 10 : x + 14;
+  const top = y + 16 + offsetHeight > innerHeight ? y - offsetHeight - 12 : y + 16;
+  box.style.left = `${Math.max(4, left)}px`;
+  box.style.top = `${Math.max(4, top)}px`;
 }
 
 /**

@@ -42,7 +42,9 @@ export class TruthHeader {
       : "";
     const seconds = data.sides.some((side) => side.idle) ? "thread time" : "CPU time";
     chips.append(
-      chip(values((side) => count(side.total)), unit, ""),
+      unit === "bytes"
+        ? chip(values((side) => counted(side.total, unit)), "", values((side) => `${count(side.total)} bytes`))
+        : chip(values((side) => count(side.total)), unit, ""),
       ...(time === "" ? [] : [chip(time, seconds, "samples times the period of the rate")]),
       ...(data.sides.some((side) => side.hz) ? [chip(values((side) => (side.hz ? `${side.hz}` : "?")), "Hz", "samples per second of CPU time")] : []),
       ...(data.sides.some((side) => side.duration_ns)
@@ -156,5 +158,5 @@ function quality(share) {
  * @param {number} all
  */
 export function shownPart(data, total, all) {
-  return total === all ? counted(all, data.unit) : `${counted(total, data.unit)} of ${count(all)}, ${percent(total / all)}`;
+  return total === all ? counted(all, data.unit) : `${counted(total, data.unit)} of ${data.unit === "bytes" ? counted(all, data.unit) : count(all)}, ${percent(total / all)}`;
 }

@@ -170,7 +170,7 @@ impl Part<'_> {
         if let Some(Some(known)) = self.cut_frames.get(frame as usize) {
             return Ok(*known);
         }
-        let cut = self.remap.frame_without(&mut self.builder, frame, functions)?;
+        let cut = self.remap.frame_part(&mut self.builder, frame, functions as usize..)?;
         if let Some(slot) = self.cut_frames.get_mut(frame as usize) {
             *slot = Some(cut);
         }

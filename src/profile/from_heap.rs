@@ -6,6 +6,7 @@ use std::collections::HashMap;
 
 use super::from_recording::{Circumstances, Conversion, about};
 use super::full::Full;
+use super::inuse_history::InuseHistory;
 use super::saved::Saved;
 use super::values::{StackValues, ValueType};
 use crate::heap::{HeapValues, NodeValues, ValueKind};
@@ -40,6 +41,7 @@ impl Saved {
         let by_node: HashMap<u32, &NodeValues> =
             heap.nodes.iter().map(|known| (known.node.0, known)).collect();
         let mut conversion = Conversion::new(about, profile, names, circumstances);
+        let mut places = HashMap::new();
         let mut full = Ok(());
         profile.trie.for_each_leaf(|node, path, _| {
             let (Some(known), true) = (by_node.get(&node.0), full.is_ok()) else { return };
@@ -47,10 +49,16 @@ impl Saved {
                 if let Some(here) = here {
                     values.add(here, &known.values);
                     values.add_inuse(here, known.inuse);
+                    places.insert(node, here);
                 }
             });
         });
         full?;
+        if kind == ValueKind::InuseSpace {
+            let stats = &profile.stats;
+            let recorded = stats.begun_ns..stats.begun_ns.saturating_add(stats.duration_ns);
+            values.history = InuseHistory::of(&heap.history, &recorded, |node| places.get(&node).copied());
+        }
         let mut saved = conversion.finish();
         saved.values = Some(values);
         Ok(saved)

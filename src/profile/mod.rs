@@ -11,6 +11,7 @@ pub mod formats;
 mod from_heap;
 pub mod from_recording;
 mod full;
+pub mod inuse_history;
 mod lifetimes;
 mod merge;
 mod of_type;
@@ -24,6 +25,7 @@ mod time_range;
 pub mod timeline;
 pub mod values;
 pub mod views;
+mod without_wrappers;
 
 pub use about::{About, Different, SAMPLES};
 pub use builder::{MergeError, SavedBuilder};

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
     use crate::profile::about::About;
     use crate::profile::formats::detect::{self, Strictness};
-    use crate::profile::formats::pprof;
+    use crate::profile::formats::{otlp, pprof};
     use crate::profile::saved::StackRoot;
     use crate::profile::values::ValueType;
 
@@ -132,6 +132,41 @@ mod tests {
     }
 
     #[test]
+    fn each_type_of_an_otlp_file_can_be_read() {
+        let mut bytes = Vec::new();
+        otlp::write::write(&heap(), false, &mut bytes).expect("written");
+        let shown = read(&bytes, None).expect("read");
+        assert_eq!((shown.about.unit.as_str(), shown.about.sampled_every), ("bytes", Some(524_288)));
+        assert_eq!(shown.about.value_type.as_deref(), Some("inuse_space"));
+        assert_eq!(stacks(&shown), ["main;keep 2000"]);
+        for (kind, unit, expected) in [
+            ("alloc_space", "bytes", ["main;churn 70", "main;keep 3000"]),
+            ("alloc_objects", "alloc_objects", ["main;churn 7", "main;keep 3"]),
+        ] {
+            let read = read(&bytes, Some(kind)).expect("read");
+            let about = (read.about.unit.as_str(), read.about.value_type.as_deref());
+            assert_eq!((about, stacks(&read)), ((unit, Some(kind)), expected.map(String::from).to_vec()));
+        }
+        let why = read(&bytes, Some("inuse_objects")).expect_err("there is none");
+        let expected = "a.pb.gz: it has no values of type `inuse_objects`; it has alloc_objects, alloc_space, inuse_space";
+        assert_eq!(why, expected);
+    }
+
+    #[test]
+    fn of_nothing_in_use_an_otlp_file_says_so() {
+        let mut heap = heap();
+        let mut values = StackValues::new(heap.values().expect("some").types().to_vec());
+        let rows: Vec<_> =
+            heap.values().expect("some").rows().map(|(node, row)| (node, row.to_vec())).collect();
+        rows.iter().for_each(|(node, row)| values.add(*node, &[row[0], row[1], 0]));
+        heap.values = Some(values);
+        let mut bytes = Vec::new();
+        otlp::write::write(&heap, true, &mut bytes).expect("written");
+        let shown = read(&bytes, None).expect("read");
+        assert_eq!((shown.total(), shown.about.value_type.as_deref()), (0, Some("inuse_space")));
+    }
+
+    #[test]
     fn another_type_can_be_shown() {
         let heap = heap();
         let space = heap.of_type("alloc_space").expect("fits").expect("it is there");
@@ -147,7 +182,10 @@ mod tests {
     #[test]
     fn a_type_is_refused_where_there_is_one_value() {
         let why = read(b"p;main 3\n", Some("inuse_space")).expect_err("refused");
-        assert_eq!(why, "a.pb.gz: its stacks have one value, samples; --type inuse_space is for pprof");
+        assert_eq!(
+            why,
+            "a.pb.gz: its stacks have one value, samples; --type inuse_space is for pprof and OTLP"
+        );
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! [`SavedBuilder`], which gets the texts, functions and mappings that these need and no others:
 //! so a part of a profile does not go on naming what it has lost.
 
+use std::slice::SliceIndex;
+
 use super::builder::SavedBuilder;
 use super::full::Full;
 use super::saved::{Function, Line, Mapping, Saved, StackRoot};
@@ -64,22 +66,22 @@ impl<'o> Remap<'o> {
         if let Some(Some(known)) = self.frames.get(frame as usize) {
             return Ok(*known);
         }
-        let taken = self.frame_without(into, frame, 0)?;
+        let taken = self.frame_part(into, frame, 0..)?;
         note(&mut self.frames, frame, taken);
         Ok(taken)
     }
 
-    /// A frame without some of its outermost functions. The caller remembers it.
-    pub(super) fn frame_without(
+    /// A frame with some of its functions, which are counted from the outermost on. The caller remembers it.
+    pub(super) fn frame_part(
         &mut self,
         into: &mut SavedBuilder,
         frame: u32,
-        functions: u32,
+        functions: impl SliceIndex<[Line], Output = [Line]>,
     ) -> Result<u32, Full> {
         let other = self.other;
         let Some(frame) = other.frames().get(frame as usize) else { return into.frame(0, None, &[]) };
         let mut lines = Vec::new();
-        for line in other.lines_of(frame).get(functions as usize..).unwrap_or_default() {
+        for line in other.lines_of(frame).get(functions).unwrap_or_default() {
             lines.push(Line { function: self.function(into, line.function)?, line: line.line });
         }
         let mapping = match frame.mapping {

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::inuse_history::InuseHistory;
 use crate::heap::Estimate;
 use crate::trie::NodeId;
 
@@ -19,7 +20,7 @@ pub struct ValueType {
 
 impl ValueType {
     /// What counts of the type count, for people: bytes, or what the type is called.
-    pub(super) fn counted_unit(&self) -> &str {
+    pub(in crate::profile) fn counted_unit(&self) -> &str {
         if self.unit == "count" { &self.kind } else { &self.unit }
     }
 }
@@ -32,6 +33,8 @@ pub struct StackValues {
     rows: BTreeMap<u32, Vec<u64>>,
     /// Of a recording of allocations: bytes and allocations in use by node, with their sampling error.
     inuse: BTreeMap<u32, (Estimate, Estimate)>,
+    /// Of a recording of allocations whose counts are bytes in use: these over time.
+    pub(super) history: Option<InuseHistory>,
 }
 
 impl StackValues {
@@ -66,6 +69,12 @@ impl StackValues {
     /// Bytes and allocations in use of each stack, with their sampling error; none in profiles that were read from files.
     pub fn inuse(&self) -> impl Iterator<Item = (NodeId, (Estimate, Estimate))> {
         self.inuse.iter().map(|(node, estimates)| (NodeId(*node), *estimates))
+    }
+
+    /// Bytes in use over time; only of a recording of allocations whose counts are bytes in use.
+    #[must_use]
+    pub fn history(&self) -> Option<&InuseHistory> {
+        self.history.as_ref()
     }
 
     /// Adds what a stack has in use.

@@ -3,10 +3,10 @@
 // Reads DIRECTORY/NAME.html with DIRECTORY/NAME.folded, writes pictures beside them, prints one line a check, exits 1 if one
 // failed.
 
-import { readFileSync, writeFileSync } from "node:fs";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
-import { inPage, page as wrap, profile } from "./page.js";
+import { inPage, memory, page as wrap, profile } from "./page.js";
 import { random } from "./random.js";
 
 const [chromium, playwright, directory] = process.argv.slice(2);
@@ -341,6 +341,79 @@ async function hostile(context) {
   await page.close();
 }
 
+/** What was in use over time: mouse, keyboard, address, both themes. */
+async function memoryOverTime(browser, context) {
+  current = "memory";
+  writeFileSync(join(directory, "memory.html"), wrap(inPage(memory())));
+  const { page, wrong } = await open(context, "memory.html");
+  const box = await page.evaluate(() => {
+    const { x, y, width, height } = stackprof.memory.canvas.getBoundingClientRect();
+    return { x, y, width, height };
+  });
+  // Where a second is, from the left of the areas.
+  const across = (seconds) => box.x + 72 + (seconds / 10) * (box.width - 72);
+  const mib = (lines) => Object.fromEntries(Object.entries(lines).map(([line, bytes]) => [line, bytes / 2 ** 20]));
+  check((await text(page, ".chip b")) === "120.0 MiB", "the head says what is in use at the end");
+  check((await text(page, "section[aria-label='memory in use over time']")).includes("peak 155.0 MiB at 5.50 s"), "the peak is named");
+  const bottom = box.y + box.height - 5;
+  await page.mouse.move(across(5), bottom);
+  check(/leak.*< main.*50\.0 MiB.*150\.0 MiB in use at 5\.00 s/.test(await text(page, ".tip")), `hovering says ${await text(page, ".tip")}`);
+  await page.screenshot({ path: join(directory, "memory-light.png") });
+  await page.mouse.click(across(5), bottom);
+  equal(mib(await foldedOf(page)), { "p;main;leak": 50, "p;main;cache": 20, "p;main;work;burst": 80 }, "a click shows what was in use then");
+  check(page.url().includes("moment=50"), "the address has the moment");
+  await page.keyboard.down("Shift");
+  await page.mouse.click(across(2), bottom);
+  await page.keyboard.up("Shift");
+  equal(mib(await foldedOf(page, true)), { "p;main;leak": 20, "p;main;cache": 20 }, "a click with Shift shows what it is compared with");
+  await page.screenshot({ path: join(directory, "memory-compared.png") });
+  const again = await open(context, "memory.html", new URL(page.url()).hash);
+  equal(await again.page.evaluate(() => [stackprof.state.moment, stackprof.state.baseMoment]), [50, 20], "the address brings both back");
+  await again.page.close();
+  await page.mouse.click(5, 5);
+  await page.keyboard.press("Escape");
+  equal(sum(mib(await foldedOf(page))), 120, "Escape goes back to the end");
+  await page.keyboard.press("g");
+  for (const key of ["Home", "ArrowRight", "ArrowRight"]) await page.keyboard.press(key);
+  equal(mib(await foldedOf(page)), { "p;main;leak": 2 }, "keys choose a moment");
+  equal(await page.evaluate(() => document.activeElement.getAttribute("aria-valuetext")), "2.0 MiB at 200 ms", "readers of screens are told");
+  await page.keyboard.press("Escape");
+  await page.click("text=peak 155.0 MiB");
+  equal(sum(mib(await foldedOf(page))), 155, "a button shows the peak");
+  await page.click(".legend-list button >> nth=0");
+  equal(await page.evaluate(() => stackprof.names.text(stackprof.state.selected)), "leak", "the legend selects a caller");
+  equal(wrong, [], "no error and no request");
+  await page.close();
+  if (existsSync(join(directory, "heap.html"))) {
+    const { page, wrong } = await open(context, "heap.html");
+    equal(difference(await foldedOf(page), foldedFile("heap.folded")).slice(0, 3), [], "a recording has the stacks of its folded ones");
+    const ends = await page.evaluate(() => {
+      const { inuse } = stackprof.data;
+      const total = (moment) => stackprof.memory.areas.total[moment];
+      const shown = (moment) => {
+        stackprof.update({ moment });
+        return stackprof.computed.rows.total;
+      };
+      const moments = [0, inuse.peak, inuse.time.length - 1];
+      return [moments.map(total), moments.map(shown), stackprof.data.sides[0].total, stackprof.memory.areas.most];
+    });
+    equal(ends[1], ends[0], "areas are as high as what is shown of their moments");
+    equal([ends[0][2], ends[0][1]], [ends[2], ends[3]], "the last moment is the end, and the highest the peak");
+    equal(wrong, [], "no error and no request");
+    await page.screenshot({ path: join(directory, "heap.png") });
+    await page.close();
+  }
+  for (const [width, colorScheme] of [[700, "light"], [1400, "dark"]]) {
+    const other = await browser.newContext({ viewport: { width, height: 700 }, colorScheme, offline: true });
+    // A moment that is not there.
+    const { page, wrong } = await open(other, "memory.html", "#moment=999");
+    equal(wrong, [], `no error at ${width} px, ${colorScheme}`);
+    check(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), `nothing is beyond ${width} px`);
+    await page.screenshot({ path: join(directory, `memory-${width}-${colorScheme}.png`) });
+    await other.close();
+  }
+}
+
 /** 100,000 boxes: what a frame paints depends on the window alone. How long it takes is printed, and decides nothing. */
 async function large(context) {
   current = "large";
@@ -419,6 +492,7 @@ try {
   await mouse(context);
   await keyboard(context);
   await time(context);
+  await memoryOverTime(browser, context);
   await diff(context);
   await hostile(context);
   await large(context);

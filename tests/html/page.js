@@ -77,12 +77,30 @@ export function encode(header, columns) {
   return out;
 }
 
+const MIB = 1 << 20;
+
+/**
+ * Ten seconds of a program: `leak` has a MiB more every 100 ms, `cache` 20 MiB from 1 s on, `burst` 80 MiB from 4.5 s to 5.5 s.
+ */
+export function memory(more = {}) {
+  const rows = [];
+  for (let moment = 0; moment <= 100; moment++) {
+    rows.push([moment, 0, 0, moment * MIB]);
+    if (moment === 10) rows.push([moment, 1, 1, 20 * MIB]);
+    if (moment === 45) rows.push([moment, 2, 2, 80 * MIB]);
+    if (moment === 56) rows.push([moment, 2, 2, 0]);
+  }
+  const times = Array.from({ length: 101 }, (_, moment) => moment * 1e8);
+  const stacks = [["p;main;leak", 100 * MIB], ["p;main;cache", 20 * MIB], ["p;main;work;burst", 0]];
+  return profile(stacks, { header: { unit: "bytes", title: "p: 120.0 MiB in use at the end" }, side: { hz: null, by_thread: false, duration_ns: 1e10 }, inuse: { times, peak: 55, areas: ["leak < main", "cache"], rows }, ...more });
+}
+
 export const inPage = (bytes) => gzipSync(bytes).toString("base64");
 
 /**
  * A profile from stacks: `["process;main;f", count]`, or with `base` and `samples` as
  * `{ stack, count, base, thread, incomplete, samples: [ns, ...] }`. A frame may be `name@library`, `name@library:line` or begin
- * with `+` for an inlined one.
+ * with `+` for an inlined one. `more.inuse`: `{ times, peak, areas, rows: [[moment, stack, area, bytes], ...] }`.
  */
 export function profile(stacks, more = {}) {
   const strings = [""];
@@ -132,6 +150,7 @@ export function profile(stacks, more = {}) {
     strings,
     libraries: libraries.rows.map((name) => ({ name, path: `/lib/${name}`, build_id: "" })),
     sources: more.sources,
+    inuse: more.inuse && { peak: more.inuse.peak, areas: more.inuse.areas },
     ...more.header,
   };
   const columns = [
@@ -145,5 +164,9 @@ export function profile(stacks, more = {}) {
   ];
   if (samples.length > 0) columns.push(...columnsOf("sample", ["time", "root", "node", "value"], samples));
   if (more.events) columns.push(...columnsOf("event", ["time", "duration", "kind", "thread", "text"], more.events.map(([t, d, words, kind = 0, thread = 0]) => [t, d, kind, thread, text(words)])));
+  if (more.inuse) {
+    columns.push(["moment.time", "delta", more.inuse.times]);
+    columns.push(...columnsOf("inuse", ["moment", "root", "node", "area", "bytes"], more.inuse.rows.map(([moment, stack, area, bytes]) => [moment, counts[stack][0], counts[stack][1], area, bytes])));
+  }
   return encode(header, columns);
 }

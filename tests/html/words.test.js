@@ -47,7 +47,7 @@ test("libraries are told from programs", () => {
 test("numbers as people read them", () => {
   assert.deepEqual([0, 0.00001, 0.0123, 0.5, 0.9996, 1].map(percent), ["0%", "<0.01%", "1.23%", "50.0%", "99.96%", "100%"]);
   assert.deepEqual([0, 950, 1500, 2.5e6, 9.876e9, 125e9, 7200e9].map(duration), ["0 s", "950 ns", "1.5 µs", "2.5 ms", "9.88 s", "2 min 5 s", "2.0 h"]);
-  assert.deepEqual([count(1234567), counted(1, "samples"), counted(2, "bytes")], ["1,234,567", "1 sample", "2 bytes"]);
+  assert.deepEqual([count(1234567), counted(1, "samples"), counted(1536, "bytes")], ["1,234,567", "1 sample", "1.5 KiB"]);
   assert.deepEqual([change(0, 1), change(1, 0), change(0, 0), change(100, 105), change(100, 50), change(1, 30)], ["new", "gone", "0%", "+5.0%", "-50%", "×30.0"]);
   assert.equal(percent(NaN), "–");
   assert.equal(clip("abcdefghij", 5), "ab…ij");

@@ -127,6 +127,17 @@ mod tests {
         assert_eq!(parsed("completions -- zsh").expect("a shell"), Command::Completions(Shell::Zsh));
     }
 
+    /// Text that clap wraps again has a word alone on every other line.
+    #[test]
+    fn lines_before_the_options_of_a_help_fit_a_terminal() {
+        for (name, command) in commands() {
+            let text = command.get_before_help().map(ToString::to_string).unwrap_or_default();
+            for line in text.lines() {
+                assert!(line.chars().count() <= 80, "{name}: {line}");
+            }
+        }
+    }
+
     #[test]
     fn what_cannot_be_is_refused() {
         const FORM: &str = "stackprof completions {bash|elvish|fish|powershell|zsh}";

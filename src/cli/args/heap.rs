@@ -34,14 +34,15 @@ const HZ: u32 = 1000;
     override_usage = "stackprof heap [OPTIONS] -- COMMAND [ARGS...]
        stackprof heap --pid N [OPTIONS]
        stackprof heap --gdb HOST:PORT --exec FILE [OPTIONS]",
-    before_help = "One allocation in 512 KiB is sampled with its stack, and weighed so that all sums are
-right on average; the summary tells their error. A command (Linux) runs with a library
-that LD_PRELOAD loads, and so do the processes that it starts. A process that runs
-already (Linux, as root) gets probes at its allocator, which cost more. Behind a stub
-breakpoints show every block of a board or an emulator.
+    before_help = "One allocation in 512 KiB is sampled with its stack, and weighed so that all
+sums are right on average; the summary tells their error. A command (Linux)
+runs with a library that LD_PRELOAD loads, and so do the processes that it
+starts. A process that runs already (Linux, as root) gets probes at its
+allocator, which cost more. Behind a stub breakpoints show every block of a
+board or an emulator.
 
 Examples:
-  stackprof heap -- ./prog                   flame graph of what is in use at the end
+  stackprof heap -- ./prog                   what is in use at the end
   stackprof heap --peak -o a.html -- ./prog  what was in use when most was
   stackprof heap --every 1 -- ./prog         each allocation: exact, and slower
   stackprof heap --callers 3 -- ./prog       leaks by three callers

@@ -23,7 +23,8 @@ use crate::flamegraph::Colors;
     about = "Turn saved profiles into a flame graph or any other format; several are merged.",
     override_usage = "stackprof render PROFILE... (-o FILE | --top [N]) [OPTIONS]",
     before_help = "Profiles: pprof, folded stacks, speedscope, Firefox Profiler, OTLP, `perf
-script` text, compressed with gzip or not; their content tells which. - is standard input.
+script` text, compressed with gzip or not; their content tells which. - is
+standard input.
 
 Examples:
   stackprof render a.pb.gz -o a.svg

@@ -24,7 +24,10 @@ fn heap(shown: ValueKind) -> Heap {
 
 #[test]
 fn headings_say_what_is_counted() {
-    let counted = |kind, moment| counted(&heap(kind), &values(1, moment));
+    let counted = |kind, moment| counted(&Heap { moment, ..heap(kind) }, &values(1, moment));
+    let old = Heap { older_than_ns: Some(30_000_000_000), ..heap(ValueKind::InuseSpace) };
+    let text = super::counted(&old, &values(1, Moment::End));
+    assert_eq!(text, "512.0 KiB in use at the end, older than 30.0 s");
     assert_eq!(counted(ValueKind::InuseSpace, Moment::End), "512.0 KiB in use at the end");
     assert_eq!(counted(ValueKind::InuseSpace, Moment::Peak), "1.0 MiB in use at the peak");
     assert_eq!(counted(ValueKind::AllocSpace, Moment::End), "1.0 MiB allocated in all");
@@ -34,7 +37,7 @@ fn headings_say_what_is_counted() {
 
 #[test]
 fn the_error_is_told_where_there_is_one() {
-    assert_eq!(error(&values(1, Moment::End).inuse.0), "");
-    // 512 samples of about 64 KiB each: 1.96 / sqrt(512).
-    assert_eq!(error(&values(64 << 10, Moment::End).inuse.0), " ±8.6%");
+    assert_eq!(error(&values(1, Moment::End).inuse.0, bytes), "");
+    // 512 samples of about 64 KiB each: 1.96 / sqrt(512) is 8.6 %; the upper end is farther.
+    assert_eq!(error(&values(64 << 10, Moment::End).inuse.0, bytes), " ±10.0%");
 }

@@ -95,7 +95,7 @@ pub(super) fn heap_summary(
     if verbosity == Verbosity::Quiet {
         return;
     }
-    let lines = crate::cli::heap::lines(profile, values);
+    let lines = crate::cli::heap::lines(profile, heap, values);
     messages::block(&summary::heap_text(
         &profile.process,
         heap.every_bytes,

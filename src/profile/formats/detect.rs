@@ -129,7 +129,8 @@ pub fn read_of_type(
     let mut tally = Tally::new(name).with_value_type(value_type);
     let saved = any(reader, name, packed_bytes, &mut tally)?;
     if let Some(wanted) = value_type.filter(|wanted| saved.about.value_type.as_deref() != Some(wanted)) {
-        let what = format!("its stacks have one value, {}; --type {wanted} is for pprof", saved.about.unit);
+        let what =
+            format!("its stacks have one value, {}; --type {wanted} is for pprof and OTLP", saved.about.unit);
         return Err(refused(name, &what));
     }
     let remarks = tally.judge(strictness == Strictness::Strict)?;

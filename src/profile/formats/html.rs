@@ -9,6 +9,7 @@ mod base64;
 mod code;
 mod columns;
 mod header;
+mod inuse;
 mod matching;
 mod page;
 mod sha256;
@@ -112,6 +113,7 @@ impl Page {
             strings: self.tables.strings(),
             libraries: self.tables.libraries(),
             sources: &self.tables.code.sources,
+            inuse: self.tables.inuse.as_ref().map(|inuse| &inuse.header),
             columns: columns.list(),
         };
         let header = serde_json::to_vec(&header).map_err(io::Error::other)?;

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 
 use crate::heap::Estimate;
 use crate::profile::saved::Saved;
+use crate::trie::NodeId;
 
 /// Functions that hand an allocation on, without their arguments.
 const WRAPPERS: &[&str] = &[
@@ -144,6 +145,7 @@ const WRAPPERS: &[&str] = &[
     "__rdl_realloc",
     "__rg_alloc",
     "exchange_malloc",
+    "__cxa_allocate_exception",
 ];
 
 /// Beginnings of names of such functions.
@@ -152,13 +154,23 @@ const WRAPPER_BEGINNINGS: &[&str] = &[
     "<alloc::",
     "hashbrown::raw::",
     "<hashbrown::raw::",
-    "core::alloc::",
-    "<core::alloc::",
+    "core::",
+    "<core::",
     // The standard libraries: who called them is of interest, and they call nothing in between.
     "std::",
     "<std::",
     "__gnu_cxx::",
+    // The same where names are not demangled.
+    "_ZNSt",
+    "_ZNKSt",
+    "_ZSt",
+    "_ZNSa",
+    "_ZNSs",
+    "_ZN9__gnu_cxx",
 ];
+
+/// In names of methods of Rust's traits that hand on what types of others allocate: `<str as alloc::borrow::ToOwned>::to_owned`.
+const WRAPPER_TRAITS: &str = " as alloc::";
 
 /// What a compiler appends to the name of a part of a function.
 const SUFFIXES: [&str; 5] = [".part.", ".constprop.", ".isra.", ".cold", ".llvm."];
@@ -171,7 +183,9 @@ pub fn is_wrapper(name: &str) -> bool {
     let name = without_return_type(name);
     // Arguments; `operator()` is none of these.
     let bare = name.split('(').next().unwrap_or_default();
-    WRAPPERS.contains(&bare) || WRAPPER_BEGINNINGS.iter().any(|begin| name.starts_with(begin))
+    WRAPPERS.contains(&bare)
+        || WRAPPER_BEGINNINGS.iter().any(|begin| name.starts_with(begin))
+        || name.starts_with('<') && name.contains(WRAPPER_TRAITS)
 }
 
 /// The name of a function that was made of a C++ template, before which its demangled form has the return type.
@@ -180,8 +194,9 @@ fn without_return_type(name: &str) -> &str {
     for (at, c) in name.char_indices() {
         match c {
             '<' => depth += 1,
-            '>' => depth = depth.saturating_sub(1),
-            '(' if depth == 0 => break,
+            '>' | ')' => depth = depth.saturating_sub(1),
+            '(' if depth == 0 && !name[..at].trim_end().ends_with("decltype") => break,
+            '(' => depth += 1,
             ' ' if depth == 0 && !name[..at].ends_with("operator") => start = at + 1,
             _ => {}
         }
@@ -207,19 +222,8 @@ impl Saved {
     pub fn leaks(&self, callers: usize, skip: &dyn Fn(&str) -> bool) -> Vec<Leak> {
         let Some(values) = self.values() else { return Vec::new() };
         let mut by_callers: HashMap<Vec<String>, (Estimate, Estimate)> = HashMap::new();
-        let mut frames = Vec::new();
         for (node, (bytes, blocks)) in values.inuse() {
-            frames.clear();
-            self.path_of(node, &mut frames);
-            let mut names = Vec::new();
-            for frame in &frames {
-                self.names_of(*frame, false, &mut |name| names.push(name.to_owned()));
-            }
-            names.reverse();
-            let passed = names.iter().take_while(|name| is_wrapper(name) || skip(name)).count();
-            // A stack of nothing else is theirs.
-            let passed = if passed == names.len() { 0 } else { passed };
-            let shown: Vec<String> = names.drain(..).skip(passed).take(callers).collect();
+            let shown = self.callers_of_allocator(node, callers, skip);
             let sum = by_callers.entry(shown).or_default();
             sum.0.add(bytes);
             sum.1.add(blocks);
@@ -229,6 +233,26 @@ impl Saved {
         let mut leaks: Vec<Leak> = leaks.filter(is_any).collect();
         leaks.sort_by(|a, b| b.bytes.value.total_cmp(&a.bytes.value).then_with(|| a.callers.cmp(&b.callers)));
         leaks
+    }
+
+    /// So many callers of the allocator in a stack, who allocated first.
+    pub(super) fn callers_of_allocator(
+        &self,
+        node: NodeId,
+        callers: usize,
+        skip: &dyn Fn(&str) -> bool,
+    ) -> Vec<String> {
+        let mut frames = Vec::new();
+        self.path_of(node, &mut frames);
+        let mut names = Vec::new();
+        for frame in &frames {
+            self.names_of(*frame, false, &mut |name| names.push(name.to_owned()));
+        }
+        names.reverse();
+        let passed = names.iter().take_while(|name| is_wrapper(name) || skip(name)).count();
+        // A stack of nothing else is theirs.
+        let passed = if passed == names.len() { 0 } else { passed };
+        names.drain(..).skip(passed).take(callers).collect()
     }
 }
 
@@ -249,6 +273,14 @@ mod tests {
             "std::allocator_traits<std::allocator<int> >::allocate(std::allocator<int>&, unsigned long)",
             "std::vector<int>::push_back",
             "void std::__cxx11::basic_string<char, std::char_traits<char> >::_M_construct<char const*>(char const*, char const*)",
+            "std::pair<std::_Rb_tree_iterator<std::pair<int const, A> >, bool> std::_Rb_tree<int, A>::_M_insert_unique<A>(A&&)",
+            "std::_Rb_tree_node<A>* std::_Rb_tree<int, A>::_Alloc_node::operator()<A const&>(A const&) const",
+            "__gnu_cxx::new_allocator<std::_Rb_tree_node<int> >::allocate(unsigned long, void const*)",
+            "decltype ((std::allocator<A>{}.allocate)(1)) std::allocator_traits<std::allocator<A> >::allocate(A*)",
+            "std::function<void (int)>::operator()(int) const",
+            "_ZNSt6vectorIiSaIiEE9push_backERKi",
+            "<str as alloc::borrow::ToOwned>::to_owned",
+            "core::iter::traits::iterator::Iterator::collect",
             "std::_MakeUniq<Node>::__single_object std::make_unique<Node, int>(int&&)",
         ] {
             assert!(is_wrapper(name), "{name}");
@@ -260,6 +292,10 @@ mod tests {
             "std::vector<int> read_config<int>(char const*)",
             "load<std::string>(std::string const&)",
             "mallocate",
+            "(anonymous namespace)::load(std::string)",
+            "std_load",
+            "<app::Config as core::clone::Clone>::clone",
+            "Cache::operator()(std::string)",
             "",
         ] {
             assert!(!is_wrapper(name), "{name}");

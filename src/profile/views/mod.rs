@@ -3,5 +3,6 @@
 pub mod by_name;
 pub mod call_tree;
 pub mod functions;
+pub mod inuse_areas;
 pub mod leaks;
 pub mod threads;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::super::super::saved::Saved;
+use super::inuse::InuseHeader;
 use crate::escape::escape_line;
 
 /// The whole header.
@@ -19,6 +20,8 @@ pub(super) struct Header<'a> {
     pub(super) libraries: Vec<Library<'a>>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) sources: &'a BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) inuse: Option<&'a InuseHeader>,
     pub(super) columns: &'a [(&'static str, &'static str, usize, usize)],
 }
 

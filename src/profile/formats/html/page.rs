@@ -10,7 +10,7 @@ use super::base64;
 use super::sha256::sha256;
 
 /// The modules, each after its imports.
-const MODULES: [(&str, &str); 29] = [
+const MODULES: [(&str, &str); 31] = [
     ("bytes.js", include_str!("../../../html/bytes.js")),
     ("data.js", include_str!("../../../html/data.js")),
     ("numbers.js", include_str!("../../../html/numbers.js")),
@@ -36,6 +36,8 @@ const MODULES: [(&str, &str); 29] = [
     ("lanes.js", include_str!("../../../html/lanes.js")),
     ("heat.js", include_str!("../../../html/heat.js")),
     ("timeline.js", include_str!("../../../html/timeline.js")),
+    ("areas.js", include_str!("../../../html/areas.js")),
+    ("memory.js", include_str!("../../../html/memory.js")),
     ("toolbar.js", include_str!("../../../html/toolbar.js")),
     ("keys.js", include_str!("../../../html/keys.js")),
     ("frame.js", include_str!("../../../html/frame.js")),

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::columns::{Columns, Form, NUMBER_MAX};
 use super::header::Library;
+use super::inuse::InuseTable;
 use super::matching::{Matching, matched};
 use crate::escape::file_name;
 use crate::profile::full::Full;
@@ -128,6 +129,8 @@ pub(super) struct Tables {
     counts: Vec<Count>,
     samples: Vec<TimedCount>,
     events: Vec<PageEvent>,
+    /// Of a recording of allocations.
+    pub(super) inuse: Option<InuseTable>,
     sides: usize,
     pub(super) code: Code,
 }
@@ -207,6 +210,10 @@ impl Tables {
             }
             Ok::<_, Full>(here)
         })?;
+        if matching.is_none() {
+            let history = saved.values().and_then(|values| values.history());
+            self.inuse = history.map(|history| InuseTable::of(history, &places));
+        }
         if let Some(timeline) = timeline {
             self.add_timeline(saved, timeline, &places)?;
             // Samples of threads that did not fit in the timeline.
@@ -471,6 +478,9 @@ impl Tables {
             out.add("event.kind", Plain, events().map(|event| event.kind));
             out.add("event.thread", Plain, events().map(|event| event.thread));
             out.add("event.text", Plain, events().map(|event| event.text.0.into()));
+        }
+        if let Some(inuse) = &self.inuse {
+            inuse.add_to(&mut out);
         }
         out
     }

@@ -4,9 +4,12 @@
 use std::io::Read;
 
 use super::*;
+use crate::heap::{LiveChange, LiveHistory};
 use crate::profile::formats::folded_read;
+use crate::profile::inuse_history::InuseHistory;
 use crate::profile::timeline::{Event, EventKind, Loss, ThreadTimeline, TimedSample, Timeline};
-use crate::profile::{About, SavedBuilder, StackRoot, TextId};
+use crate::profile::{About, SavedBuilder, StackRoot, StackValues, TextId};
+use crate::trie::NodeId;
 
 /// Names that would have an effect in markup.
 const HOSTILE: [&str; 8] = [
@@ -373,4 +376,32 @@ fn huge_counts_are_not_expanded_to_samples() {
     let values = plain(&html(&builder.finish(), "t"), "sample.value");
     assert!(values.len() <= 1 << 21, "{}", values.len());
     assert_eq!(values.iter().sum::<u64>(), count);
+}
+
+#[test]
+fn what_was_in_use_over_time_is_in_the_page() {
+    let mut saved = saved("p;main;load;operator new(unsigned long) 30\np;main;cache 5\n");
+    saved.about.unit = "bytes".into();
+    let mut nodes = Vec::new();
+    saved.for_each_leaf(|node, _, _, _| nodes.push(node));
+    let change = |time, stack: usize, by_bytes| LiveChange { time, node: NodeId(stack as u32), by_bytes };
+    let history = LiveHistory {
+        times_ns: vec![1100, 1200, 1300],
+        peak: 1,
+        changes: vec![change(0, 0, 10), change(1, 0, 90), change(1, 1, 5), change(2, 0, -70)],
+    };
+    let place = |node: NodeId| nodes.get(node.0 as usize).copied();
+    let mut values = StackValues::new(Vec::new());
+    values.history = InuseHistory::of(&history, &(1000..1400), place);
+    saved.values = Some(values);
+    saved.group_inuse(2, &|_| false);
+    let page = html(&saved, "t");
+    let (header, _) = data(&page);
+    assert_eq!(header["inuse"]["peak"], 1);
+    assert_eq!(header["inuse"]["areas"].as_array().expect("a list"), &["load < main", "cache < main"]);
+    // Since the beginning, and to the end; differences with their sign in the lowest bit.
+    assert_eq!(numbers(&page, "moment.time", "delta"), [200, 200, 200, 200]);
+    assert_eq!(numbers(&page, "inuse.moment", "delta"), [0, 2, 0, 2]);
+    assert_eq!(plain(&page, "inuse.area"), [0, 0, 1, 0]);
+    assert_eq!(plain(&page, "inuse.bytes"), [10, 100, 5, 30]);
 }

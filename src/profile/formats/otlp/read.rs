@@ -1,9 +1,9 @@
 //! Converts OTLP, of any program, to a saved profile.
 //!
 //! Input: the unpacked message, hostile. Output: [`Saved`], or an error with its position. Separate passes
-//! read the dictionary, the types of its profiles, and the samples. A file can have many profiles: only those
-//! with the same type as the first are read, which viewers show. If times are of another clock than the
-//! recording's, they are relative to the earliest.
+//! read the dictionary, the types of its profiles, and the samples. A file can have many profiles: those of the
+//! requested type are read, by default those with the type of the first, which viewers show. If times are of
+//! another clock than the recording's, they are relative to the earliest.
 
 mod profiles;
 mod samples;
@@ -23,6 +23,9 @@ use crate::profile::saved::Saved;
 use profiles::{CountUnit, Profile, profiles};
 use samples::Reader;
 
+/// Most kinds of values that are named where one is missing.
+const KINDS_NAMED: usize = 20;
+
 /// Reads an unpacked profile.
 ///
 /// # Errors
@@ -40,17 +43,32 @@ pub fn read(bytes: &[u8]) -> Result<Saved, Malformed> {
 pub(in crate::profile::formats) fn read_samples(bytes: &[u8], tally: &mut Tally) -> Result<Saved, Malformed> {
     let tables = Tables::read(bytes)?;
     let all = profiles(bytes, &tables)?;
-    let Some(first) = all.iter().find(|profile| profile.samples > 0).or(all.first()) else {
+    let Some(first) = all.iter().find(|profile| profile.samples > 0 || profile.is_of_heap()).or(all.first())
+    else {
         return Err("no profile; this is an OTLP file of nothing".into());
     };
-    let kind = first.kind;
+    let kind = match tally.value_type() {
+        Some(wanted) => {
+            all.iter().map(|profile| profile.kind).find(|kind| kind.0 == wanted).ok_or_else(|| {
+                let mut kinds: Vec<&str> = all.iter().map(|profile| profile.kind.0).collect();
+                kinds.sort_unstable();
+                kinds.dedup();
+                kinds.truncate(KINDS_NAMED);
+                format!("it has no values of type `{wanted}`; it has {}", kinds.join(", "))
+            })?
+        }
+        None => first.kind,
+    };
     let read: Vec<&Profile<'_, '_>> = all.iter().filter(|profile| profile.kind == kind).collect();
     let others = all.iter().filter(|profile| profile.kind != kind && profile.samples > 0).count();
-    if others > 0 {
-        tally.remark(&format!("left out: {others} of {} profiles, which do not count {}", all.len(), kind.0));
-    }
     let count_unit = CountUnit::of(&read);
     let mut header = Header::of(&read, &tables, &count_unit)?;
+    if let Some(wanted) = tally.value_type() {
+        header.about.value_type = Some(wanted.to_owned());
+    } else if others > 0 && !(header.is_ours && header.about.value_type.is_some()) {
+        // Of stackprof's own it is known, and meant.
+        tally.remark(&format!("left out: {others} of {} profiles, which do not count {}", all.len(), kind.0));
+    }
     let begin_ns = begin_ns(&read, &header);
     let extra: Option<Extra<'_>> = serde_json::from_str(&header.times).ok();
     let has_merged_threads = extra.as_ref().is_some_and(Extra::has_merged_threads);

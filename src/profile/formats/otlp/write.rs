@@ -1,7 +1,8 @@
 //! Writes a saved profile as OTLP.
 //!
-//! One profile of samples. With a timeline: for each thread and stack its times and the counts at them, with
-//! their weights unless these are whole periods; counts without a time follow as samples without timestamps.
+//! One profile of samples; of a recording of allocations one for each value, the shown one first. With a
+//! timeline: for each thread and stack its times and the counts at them, with their weights unless these are
+//! whole periods; counts without a time follow as samples without timestamps.
 //! Without a timeline: for each stack its count.
 
 use std::collections::BTreeMap;
@@ -16,11 +17,13 @@ use super::dictionary::Dictionary;
 use super::proto::{self, Any, AnyValue, field};
 use super::{MAX_OBSERVATIONS, SCOPE, key};
 use crate::profile::StackFrame;
+use crate::profile::about::About;
 use crate::profile::formats::extra::Extra;
 use crate::profile::formats::pprof::{label, metadata};
 use crate::profile::formats::thread_times::weight_ns;
 use crate::profile::saved::{Saved, StackRoot};
 use crate::profile::timeline::{ThreadTimeline, TimedSample, Timeline};
+use crate::profile::values::{StackValues, ValueType};
 use crate::trie::NodeId;
 
 /// Writes `saved`, gzipped or not.
@@ -40,18 +43,29 @@ pub fn write(saved: &Saved, gzip: bool, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn write_message(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
-    let mut writer = Writer { saved, dictionary: Dictionary::new(saved)?, profile: Vec::new() };
-    writer.header()?;
-    match saved.timeline() {
-        Some(timeline) => writer.timed_samples(timeline)?,
-        None => writer.counts(|node| saved.trie().count(node))?,
+    let dictionary = Dictionary::new(saved)?;
+    let mut writer = Writer { saved, dictionary, profile: Vec::new() };
+    let mut messages = Vec::new();
+    if let Some(values) = saved.values() {
+        for (index, about) in about_each(saved, values) {
+            writer.header(&about)?;
+            writer.counts(|node| values.of(node).and_then(|row| row.get(index)).copied().unwrap_or(0))?;
+            messages.push(std::mem::take(&mut writer.profile));
+        }
+    } else {
+        writer.header(&saved.about)?;
+        match saved.timeline() {
+            Some(timeline) => writer.timed_samples(timeline)?,
+            None => writer.counts(|node| saved.trie().count(node))?,
+        }
+        messages.push(std::mem::take(&mut writer.profile));
     }
-    let Writer { dictionary, profile, .. } = writer;
+    let Writer { dictionary, .. } = writer;
     let scope = proto::Scope { name: SCOPE.to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() };
     let mut profiles = Vec::new();
     put(field::SCOPE, &scope.encode_to_vec(), &mut profiles);
-    put(field::PROFILES, &profile, &mut profiles);
-    drop(profile);
+    messages.iter().for_each(|profile| put(field::PROFILES, profile, &mut profiles));
+    drop(messages);
     let mut resource_profiles = Vec::new();
     put(field::RESOURCE, &resource(saved).encode_to_vec(), &mut resource_profiles);
     put(field::SCOPE_PROFILES, &profiles, &mut resource_profiles);
@@ -62,6 +76,19 @@ fn write_message(saved: &Saved, out: &mut dyn Write) -> io::Result<()> {
     let tables = dictionary.finish()?;
     head(field::DICTIONARY, tables.iter().map(Vec::len).sum(), out)?;
     tables.iter().try_for_each(|table| out.write_all(table))
+}
+
+/// The properties of the recording for each of its values, with the value's index: the shown value first.
+fn about_each(saved: &Saved, values: &StackValues) -> Vec<(usize, About)> {
+    let shown = saved.about.value_type.as_deref();
+    let about = |(index, of): (usize, &ValueType)| {
+        let unit = of.counted_unit().to_owned();
+        let lost = if unit == saved.about.unit { saved.about.lost.clone() } else { BTreeMap::new() };
+        (index, About { value_type: Some(of.kind.clone()), unit, lost, ..saved.about.clone() })
+    };
+    let mut each: Vec<(usize, About)> = values.types().iter().enumerate().map(about).collect();
+    each.sort_by_key(|(_, about)| about.value_type.as_deref() != shown);
+    each
 }
 
 /// Facts about the process.
@@ -102,9 +129,8 @@ struct Writer<'s> {
 
 impl Writer<'_> {
     /// Writes everything except the samples.
-    fn header(&mut self) -> io::Result<()> {
+    fn header(&mut self, about: &About) -> io::Result<()> {
         let saved = self.saved;
-        let about = &saved.about;
         let (kind, unit) = match &about.value_type {
             Some(kind) if *kind != about.unit => (kind.clone(), about.unit.clone()),
             _ => (about.unit.clone(), "count".to_owned()),

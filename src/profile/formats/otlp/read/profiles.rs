@@ -118,6 +118,11 @@ impl<'t, 'a> Profile<'t, 'a> {
         Ok(profile)
     }
 
+    /// Whether it says that allocations were sampled by their bytes: of these nothing may be in use.
+    pub(super) fn is_of_heap(&self) -> bool {
+        self.period_kind == ("space", "bytes")
+    }
+
     /// Calls `visit` with each sample.
     pub(super) fn for_each_sample(
         &self,

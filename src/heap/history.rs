@@ -1,0 +1,214 @@
+//! Bytes in use over time, by node, in bounded memory.
+//!
+//! Input: what a node has in use after each change, in order of time. Output: [`LiveHistory`]: what each node had at the end of each of
+//! at most 600 steps of time. Where steps or changes become too many, two steps become one.
+
+use crate::trie::NodeId;
+
+/// Steps of time: more are no wider than a pixel on a screen.
+const STEPS_MAX: u64 = 600;
+/// Fewer steps tell nothing.
+const STEPS_MIN: u64 = 16;
+/// Changes that are kept, of 16 bytes each, as far as there are not more nodes.
+const CHANGES_MAX: usize = 1 << 20;
+/// The first length of a step, nanoseconds.
+const STEP_NS_MIN: u64 = 1_000_000;
+
+/// Changes of nodes by step of time.
+#[derive(Debug)]
+pub(super) struct History {
+    step_ns: u64,
+    /// When the first change was.
+    begun_ns: Option<u64>,
+    now_ns: u64,
+    /// By node: step, and bytes at its end.
+    nodes: Vec<Vec<(u32, u64)>>,
+    changes: usize,
+    changes_max: usize,
+}
+
+impl Default for History {
+    fn default() -> History {
+        History {
+            step_ns: STEP_NS_MIN,
+            begun_ns: None,
+            now_ns: 0,
+            nodes: Vec::new(),
+            changes: 0,
+            changes_max: CHANGES_MAX,
+        }
+    }
+}
+
+impl History {
+    /// From a time on a node has so many bytes in use. A time before that of another change is taken as that.
+    pub(super) fn record(&mut self, node: NodeId, at_ns: u64, bytes: u64) {
+        self.now_ns = self.now_ns.max(at_ns);
+        self.begun_ns.get_or_insert(at_ns);
+        while self.step_of(self.now_ns) >= STEPS_MAX {
+            self.join_steps();
+        }
+        let step = self.step_of(self.now_ns) as u32;
+        let index = node.0 as usize;
+        if self.nodes.len() <= index {
+            self.nodes.resize(index + 1, Vec::new());
+        }
+        if push(&mut self.nodes[index], step, bytes) {
+            self.changes += 1;
+        }
+        if self.changes > self.changes_max {
+            while self.changes > self.changes_max / 2 && self.step_of(self.now_ns) >= STEPS_MIN {
+                self.join_steps();
+            }
+            // Each node has one at least.
+            self.changes_max = self.changes_max.max(self.changes * 2);
+        }
+    }
+
+    fn step_of(&self, at_ns: u64) -> u64 {
+        at_ns.saturating_sub(self.begun_ns.unwrap_or(at_ns)) / self.step_ns
+    }
+
+    /// Two steps become one.
+    fn join_steps(&mut self) {
+        self.step_ns = self.step_ns.saturating_mul(2);
+        self.changes = 0;
+        for changes in &mut self.nodes {
+            let mut joined = Vec::new();
+            for (step, bytes) in &*changes {
+                push(&mut joined, step / 2, *bytes);
+            }
+            joined.shrink_to_fit();
+            self.changes += joined.len();
+            *changes = joined;
+        }
+    }
+
+    /// What is known. `peak`: when most was in use, and what a node had then.
+    pub(super) fn finish(&self, peak_ns: u64, peak_bytes: impl Fn(NodeId) -> u64) -> LiveHistory {
+        let Some(begun_ns) = self.begun_ns else { return LiveHistory::default() };
+        let peak_ns = peak_ns.clamp(begun_ns, self.now_ns);
+        let peak = self.step_of(peak_ns) as u32;
+        let end_of = |step: u64| {
+            begun_ns.saturating_add((step + 1).saturating_mul(self.step_ns)).min(self.now_ns.max(begun_ns))
+        };
+        let mut times_ns: Vec<u64> = (0..=self.step_of(self.now_ns)).map(end_of).collect();
+        times_ns.insert(peak as usize, peak_ns);
+        let mut changes = Vec::new();
+        for (node, steps) in (0..).map(NodeId).zip(&self.nodes) {
+            let mut before = 0u64;
+            let mut add = |time: u32, bytes: u64| {
+                if bytes != before {
+                    let by_bytes = (i128::from(bytes) - i128::from(before))
+                        .clamp(i64::MIN.into(), i64::MAX.into()) as i64;
+                    changes.push(LiveChange { time, node, by_bytes });
+                    before = bytes;
+                }
+            };
+            let (until, after) = steps.split_at(steps.partition_point(|(step, _)| *step < peak));
+            until.iter().for_each(|(step, bytes)| add(*step, *bytes));
+            add(peak, peak_bytes(node));
+            after.iter().for_each(|(step, bytes)| add(step + 1, *bytes));
+        }
+        changes.sort_by_key(|change| change.time);
+        LiveHistory { times_ns, peak, changes }
+    }
+}
+
+/// Notes bytes at the end of a step; whether that is one more change.
+fn push(changes: &mut Vec<(u32, u64)>, step: u32, bytes: u64) -> bool {
+    match changes.last_mut() {
+        Some(last) if last.0 == step => {
+            last.1 = bytes;
+            false
+        }
+        _ => {
+            changes.push((step, bytes));
+            true
+        }
+    }
+}
+
+/// What was in use over time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LiveHistory {
+    /// The times at which it is known, ascending, nanoseconds of the recording's clock.
+    pub times_ns: Vec<u64>,
+    /// The index of the time when most was in use.
+    pub peak: u32,
+    /// What changed between a time and the one before it, by time.
+    pub changes: Vec<LiveChange>,
+}
+
+/// A node had other bytes in use than at the time before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveChange {
+    /// Index of the time.
+    pub time: u32,
+    /// The node.
+    pub node: NodeId,
+    /// How many more, or fewer.
+    pub by_bytes: i64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rng::mix;
+
+    /// What a node has at each time.
+    fn series(history: &LiveHistory, node: u32) -> Vec<i64> {
+        let mut bytes = vec![0i64; history.times_ns.len()];
+        for change in history.changes.iter().filter(|change| change.node.0 == node) {
+            bytes[change.time as usize..].iter_mut().for_each(|bytes| *bytes += change.by_bytes);
+        }
+        bytes
+    }
+
+    #[test]
+    fn each_step_has_what_was_in_use_at_its_end_and_the_peak_is_a_time_of_its_own() {
+        let mut history = History::default();
+        for (at_ms, node, bytes) in [(10, 0, 100), (11, 1, 50), (11, 1, 900), (11, 1, 60), (13, 0, 0)] {
+            history.record(NodeId(node), at_ms * 1_000_000, bytes);
+        }
+        let known = history.finish(11_000_000, |node| [100, 900][node.0 as usize]);
+        let ms: Vec<u64> = known.times_ns.iter().map(|ns| ns / 1_000_000).collect();
+        assert_eq!((ms.as_slice(), known.peak), (&[11, 11, 12, 13, 13][..], 1));
+        assert_eq!(series(&known, 0), [100, 100, 100, 100, 0]);
+        assert_eq!(series(&known, 1), [0, 900, 60, 60, 60]);
+    }
+
+    #[test]
+    fn steps_and_changes_are_bounded_and_the_last_of_each_stays_right() {
+        let mut history = History { changes_max: 2000, ..History::default() };
+        let mut last = [0u64; 50];
+        let mut seed = 7;
+        for number in 0..200_000u64 {
+            seed = mix(seed);
+            let (node, bytes) = ((seed % 50) as u32, seed >> 40);
+            history.record(NodeId(node), number * 700_000, bytes);
+            last[node as usize] = bytes;
+            assert!(history.changes <= 2001, "seed 7, {number}");
+        }
+        let known = history.finish(0, |_| 0);
+        assert!(known.times_ns.len() <= 601, "{}", known.times_ns.len());
+        assert!(known.times_ns.is_sorted() && known.times_ns.len() > 8, "{:?}", known.times_ns);
+        for (node, bytes) in last.into_iter().enumerate() {
+            assert_eq!(series(&known, node as u32).last(), Some(&(bytes as i64)), "seed 7, node {node}");
+        }
+    }
+
+    #[test]
+    fn more_nodes_than_changes_are_kept_once_each() {
+        let mut history = History { changes_max: 10, ..History::default() };
+        for node in 0..1000 {
+            history.record(NodeId(node), u64::from(node), 1);
+        }
+        assert_eq!(history.finish(0, |_| 0).changes.len(), 1000);
+    }
+
+    #[test]
+    fn nothing_has_no_history() {
+        assert_eq!(History::default().finish(0, |_| 0), LiveHistory::default());
+    }
+}

@@ -1,0 +1,31 @@
+//! Bytes in use over time, by the callers of the allocator that the table of leaks names.
+//!
+//! Input: a heap profile of a recording. Output: areas of its [history](InuseHistory): those that had most in use at some
+//! time; all else is the rest.
+
+use std::collections::HashMap;
+
+use crate::profile::saved::{Saved, UNKNOWN};
+use crate::trie::NodeId;
+
+/// Areas of callers of their own: as many as there are colours that can be told apart.
+const AREAS: usize = 8;
+
+impl Saved {
+    /// Groups what was in use over time by so many callers of the allocator. Functions for which `skip` is true are passed over
+    /// as in [`Saved::leaks`].
+    pub fn group_inuse(&mut self, callers: usize, skip: &dyn Fn(&str) -> bool) {
+        let Some(mut history) = self.values.as_mut().and_then(|values| values.history.take()) else { return };
+        let mut names: HashMap<NodeId, String> = HashMap::new();
+        for change in history.changes() {
+            names.entry(change.node).or_insert_with(|| {
+                let callers = self.callers_of_allocator(change.node, callers, skip);
+                if callers.is_empty() { UNKNOWN.to_owned() } else { callers.join(" < ") }
+            });
+        }
+        history.set_areas(&names, AREAS);
+        if let Some(values) = &mut self.values {
+            values.history = Some(history);
+        }
+    }
+}
