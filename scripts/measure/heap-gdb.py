@@ -31,10 +31,10 @@ with recursive n(i) as (select 1 union all select i + 1 from n where i < 100000)
 create index x on t(c);
 select count(*), sum(length(b)) from t join (select c as d from t order by c limit 50000) on c = d;
 """
-BIG = """#include <bits/stdc++.h>
-template class std::basic_regex<char>;
-template class std::unordered_map<std::string, std::vector<std::string>>;
-int main() { return std::regex_match("a", std::regex("a*")); }
+BIG = """#include <iostream>
+#include <map>
+#include <regex>
+int main() { std::map<std::string, int> m; m["a"] = 1; return std::regex_match("a", std::regex("a*")); }
 """
 PERL = 'my %h; for my $i (1 .. 60000) { $h{"key $i"} = [1 .. $i % 20]; } print join(",", sort { $a cmp $b } keys %h) =~ tr/k//, "\\n";'
 
@@ -47,12 +47,14 @@ def programs(work):
             file.write(text)
         return path
     repository = os.path.join(work, "repository")
-    compiler = subprocess.run(["g++", "-print-prog-name=cc1plus"], capture_output=True, text=True, check=False).stdout.strip()
+    compiler, multiarch = (
+        subprocess.run(["g++", f"-print-{what}"], capture_output=True, text=True, check=False).stdout.strip()
+        for what in ("prog-name=cc1plus", "multiarch"))
     return [
         ("python3", "64K", ["/usr/bin/python3", put("dicts.py", DICTS)]),
         ("python3, PYTHONMALLOC=malloc", "128K", ["PYTHONMALLOC=malloc", "/usr/bin/python3", put("dicts.py", DICTS)]),
         ("sqlite3", "32K", ["/usr/bin/sqlite3", ":memory:", f".read {put('rows.sql', ROWS)}"]),
-        ("cc1plus", "16K", [compiler, "-quiet", "-g", "-O2", "-o", os.path.join(work, "big.s"), put("big.cc", BIG)]),
+        ("cc1plus", "256K", [compiler, "-quiet", "-imultiarch", multiarch, "-O1", "-o", os.path.join(work, "big.s"), put("big.cc", BIG)]),
         ("git log --stat", "1M", ["/usr/bin/git", "-C", repository, "log", "--stat"]),
         ("perl", "64K", ["/usr/bin/perl", "-e", PERL]),
     ]
@@ -91,8 +93,8 @@ def record(every, command, work):
         raise SystemExit(f"{command[0]}: {ran.stderr[-2000:]}")
     with open(stops, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    if not rows or "unsampled" not in rows[-1]:
-        raise SystemExit(f"{command[0]}: gdb did not reach the end: {ran.stdout[-1000:]} {ran.stderr[-1000:]}")
+    if not rows or rows[-1].get("exit") != 0:
+        raise SystemExit(f"{command[0]} did not end well: {ran.stdout[-1000:]} {ran.stderr[-1000:]}")
     return pprof.read(profile, "alloc_space"), rows[:-1]
 
 

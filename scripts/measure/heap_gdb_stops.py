@@ -2,7 +2,7 @@
 
 Environment: HEAP_GDB_SHIM (what LD_PRELOAD is to be in the program), HEAP_GDB_STOPS (the file written).
 A line is {"size", "frames": [[file, offset, name], ...], "end"}: innermost frame first, without inlined and tail calls; why gdb
-stopped walking, if something failed. The last line is {"unsampled": calls that came to the slow path and were not sampled}.
+stopped walking, if something failed. The last line is {"exit": the exit code, if there is one}.
 """
 
 import json
@@ -116,6 +116,11 @@ def is_running():
     return bool(gdb.selected_inferior().pid) and bool(gdb.selected_inferior().threads())
 
 
+def exit_code():
+    value = gdb.convenience_variable("_exitcode")
+    return None if value is None else int(value)
+
+
 def main():
     for line in ("set pagination off", "set confirm off", "set disable-randomization on",
                  "set debuginfod enabled off", "set backtrace limit unlimited", "set backtrace past-main on",
@@ -128,7 +133,7 @@ def main():
     gdb.execute("delete", to_string=True)
     slow = slow_path()
     gdb.Breakpoint(f"*{slow:#x}", internal=True)
-    places, unsampled = None, 0
+    places = None
     with open(os.environ["HEAP_GDB_STOPS"], "w", encoding="utf-8") as file:
         while True:
             gdb.execute("continue", to_string=True)
@@ -146,9 +151,7 @@ def main():
             back.delete()
             if written() - before >= ALLOCATION_MIN:
                 file.write(json.dumps(row) + "\n")
-            else:
-                unsampled += 1
-        file.write(json.dumps({"unsampled": unsampled}) + "\n")
+        file.write(json.dumps({"exit": exit_code()}) + "\n")
 
 
 main()
