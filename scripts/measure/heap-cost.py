@@ -9,8 +9,8 @@ profiled. Behind them is the quartile distance of the ratios: what differs by le
 
     wall     of the program, from its start to its end; of a server, of the requests
     CPU      of program and profiler, all processes, until the result
-    memory   peak of the program's resident memory (shared memory in it is counted), above that without a profiler
-    profiler peak resident memory of the profiler's own processes while the program runs
+    memory   peak of the program's anonymous and shared memory that is resident, above that without a profiler
+    profiler the same of the profiler's own processes while the program runs; pages of files are not counted
     result   seconds from the program's end until there is something to read: a picture or a table
 
 Needs Linux and root (chrt), and from Debian: heaptrack valgrind libjemalloc2 libjemalloc-dev google-perftools
@@ -24,6 +24,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -37,7 +38,7 @@ STACKPROF = os.environ.get("STACKPROF", "stackprof")
 MEMRAY = os.environ.get("MEMRAY", "memray")
 LIBRARIES = f"/usr/lib/{output_of('gcc', '-print-multiarch')}"
 JEMALLOC, TCMALLOC = f"{LIBRARIES}/libjemalloc.so.2", f"{LIBRARIES}/libtcmalloc.so.4"
-TIMEOUT_S = 400
+TIMEOUT_S = 150
 
 
 class Tool:
@@ -97,8 +98,9 @@ def family(root):
     return out
 
 
-def peak_kib(pid):
-    return next((int(line.split()[1]) for line in read(f"/proc/{pid}/status").splitlines() if line.startswith("VmHWM")), 0)
+def memory_kib(pid):
+    """What is resident and of no file: the kernel cannot take it back."""
+    return sum(int(line.split()[1]) for line in read(f"/proc/{pid}/status").splitlines() if line.startswith(("RssAnon", "RssShmem")))
 
 
 class Watch:
@@ -129,10 +131,12 @@ class Watch:
             self.end_s = time.monotonic()
             return
         while not select.select([handle], [], [], 0.01)[0]:
-            self.program_kib = max(self.program_kib, peak_kib(self.pid))
+            if time.monotonic() > self.begin_s + TIMEOUT_S:
+                os.killpg(self.root, signal.SIGKILL)
+            self.program_kib = max(self.program_kib, memory_kib(self.pid))
             for pid in family(self.root):
                 if pid != self.pid:
-                    self.others_kib[pid] = max(self.others_kib.get(pid, 0), peak_kib(pid))
+                    self.others_kib[pid] = max(self.others_kib.get(pid, 0), memory_kib(pid))
         self.end_s = time.monotonic()
         os.close(handle)
 
@@ -154,7 +158,7 @@ def once(program, tool, work):
         argv = argv[1:]
     environment = {**os.environ, **program.environment, **tool.environment}
     with open(f"{work}/output", "wb") as output:
-        root = subprocess.Popen(["chrt", "-r", "5", *tool.prefix, *argv], env=environment, stdout=output, stderr=output)
+        root = subprocess.Popen(["chrt", "-r", "5", *tool.prefix, *argv], env=environment, stdout=output, stderr=output, start_new_session=True)
         load_s = []
         loader = threading.Thread(target=lambda: load_s.append(program.load())) if program.port else None
         if loader:

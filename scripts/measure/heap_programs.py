@@ -42,6 +42,13 @@ int main() {
     return std::regex_match("a", std::regex("a*"));
 }
 """
+SMALL = """#include <map>
+#include <string>
+int main() {
+    std::map<std::string, int> m;
+    m["a"] = 1;
+}
+"""
 ROWS = """create table t(a integer primary key, b text, c text);
 with recursive n(i) as (select 1 union all select i + 1 from n where i < ROUNDS)
 insert into t select i, 'row ' || i, hex(i * 7919) from n;
@@ -124,7 +131,7 @@ def programs(work, scale=1.0):
         Program("python3", ["/usr/bin/python3", dicts]),
         Program("python3, malloc", ["/usr/bin/python3", dicts], {"PYTHONMALLOC": "malloc"}),
         Program("cc1plus", [compiler, "-quiet", "-imultiarch", multiarch, "-O1", "-o", os.path.join(work, "big.s"),
-                            write(work, "big.cc", BIG)]),
+                            write(work, "big.cc", BIG if scale >= 0.2 else SMALL)]),
         Program("sqlite3", ["/usr/bin/sqlite3", ":memory:", f".read {rows}"]),
         Program("malloc", [mallocs]),
     ]
