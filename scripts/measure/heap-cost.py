@@ -141,6 +141,10 @@ class Watch:
         os.close(handle)
 
 
+class Missed(Exception):
+    """The machine was too busy for the watch."""
+
+
 def clean(work):
     for path in glob.glob(f"{work}/*"):
         if os.path.basename(path).startswith(("ht", "je", "tc", "memray", "dhat", "sp.")):
@@ -180,8 +184,10 @@ def once(program, tool, work):
         if loader:
             loader.join()
     status, used = usage[0]
-    if status or watch.end_s is None:
-        raise RuntimeError(f"status {status}, process {watch.pid}: {read(f'{work}/output')[-600:]}")
+    if not status and watch.end_s is None:
+        raise Missed
+    if status:
+        raise RuntimeError(f"status {status}: {read(f'{work}/output')[-600:]}")
     cpu_s = used.ru_utime + used.ru_stime
     if tool.result:
         before = os.times()
@@ -199,6 +205,8 @@ def median(rows, key):
 
 def ratio(mine, base, key):
     ratios = [mine[round_][key] / base[round_][key] for round_ in mine if round_ in base]
+    if not ratios:
+        return ""
     if len(ratios) < 4:
         return f"× {statistics.median(ratios):.2f}"
     low, middle, high = statistics.quantiles(ratios, n=4)
@@ -208,9 +216,9 @@ def ratio(mine, base, key):
 def print_rows(program, rows, all_tools):
     none = rows["none"]
     for tool in all_tools:
-        if not rows.get(tool.name):
+        if not rows.get(tool.name) or not rows.get(tool.base):
             continue
-        mine, base = rows[tool.name], rows.get(tool.base) or none
+        mine, base = rows[tool.name], rows[tool.base]
         if tool.name == "none":
             print(f"| {program.name} | none | {median(none, 'wall_s'):.2f} s | {median(none, 'cpu_s'):.2f} s "
                   f"| {median(none, 'program_kib') / 1024:.0f} MiB | | |")
@@ -265,6 +273,8 @@ def main():
                         continue
                     try:
                         rows[tool.name][round_] = once(program, tool, work)
+                    except Missed:
+                        print(f"{program.name}, {tool.name}: ended before it was seen; round {round_} is left out", file=sys.stderr)
                     except (RuntimeError, subprocess.CalledProcessError, ValueError) as error:
                         given_up.add(tool.name)
                         print(f"{program.name}, {tool.name}: {error}", file=sys.stderr)
