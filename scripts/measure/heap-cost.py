@@ -121,10 +121,13 @@ class Watch:
     def run(self, is_ended):
         while self.pid is None and not is_ended():
             self.pid = next(filter(self.is_program, family(self.root)), None)
-            self.begin_s = time.monotonic()
             time.sleep(0.001)
-        if self.pid is None:
+        stat = read(f"/proc/{self.pid}/stat").rpartition(")")[2].split()
+        if not stat:
             return
+        # The 22nd field: when it was started, in ticks of 10 ms since the boot.
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(stat[19]) / os.sysconf("SC_CLK_TCK")
+        self.begin_s = time.monotonic() - age_s
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
