@@ -56,14 +56,16 @@ def numbers(value):
     return out
 
 
-def read(path):
-    """[(count, [Frame, innermost first], complete)]"""
+def read(path, value_type=""):
+    """[(count, [Frame, innermost first], complete)]; the count is the first value, or that of this type"""
     with gzip.open(path) as file:
         data = file.read()
-    strings, functions, mappings, locations, samples = [], {}, {}, {}, []
+    strings, functions, mappings, locations, samples, types = [], {}, {}, {}, [], []
     for number, value in fields(data):
         if number == 6:
             strings.append(value.decode(errors="replace"))
+        elif number == 1:
+            types.append(dict(fields(value))[1])
         elif number in (2, 3, 4, 5):
             part = {}
             for key, what in fields(value):
@@ -83,8 +85,9 @@ def read(path):
         offset = address - mapping.get(2, [0])[0] + mapping.get(4, [0])[0] if module else address
         frames[number] = Frame(os.path.basename(module), offset, names[-1] if names else "")
     out = []
+    value = [strings[name] for name in types].index(value_type) if value_type else 0
     for part in samples:
         stack = [frames[number] for value in part.get(1, []) for number in numbers(value) if number in frames]
         labels = {strings[label[1]]: strings[label.get(2, 0)] for label in map(dict, map(fields, part.get(3, [])))}
-        out.append((numbers(part[2][0])[0], stack, labels.get("incomplete") != "yes"))
+        out.append((numbers(part[2][0])[value], stack, labels.get("incomplete") != "yes"))
     return out
