@@ -18,6 +18,7 @@ mod number {
     pub const PWRITE64: usize = 18;
     pub const MADVISE: usize = 28;
     pub const GETPID: usize = 39;
+    pub const FTRUNCATE: usize = 77;
     pub const PRCTL: usize = 157;
     pub const GETTID: usize = 186;
     pub const CLOCK_GETTIME: usize = 228;
@@ -31,6 +32,7 @@ mod number {
 #[cfg(target_arch = "aarch64")]
 mod number {
     pub const UNLINKAT: usize = 35;
+    pub const FTRUNCATE: usize = 46;
     pub const FALLOCATE: usize = 47;
     pub const OPENAT: usize = 56;
     pub const CLOSE: usize = 57;
@@ -67,6 +69,7 @@ const MAP_PRIVATE: usize = 2;
 const MAP_ANONYMOUS: usize = 0x20;
 const MAP_NORESERVE: usize = 0x4000;
 const MADV_WIPEONFORK: usize = 18;
+const MADV_POPULATE_WRITE: usize = 23;
 const RLIMIT_FSIZE: usize = 1;
 const PR_GET_NAME: usize = 16;
 const SEEK_END: usize = 2;
@@ -428,8 +431,9 @@ pub enum RingError {
     Refused(Refusal),
 }
 
-/// Makes a file of zeros, whose blocks are allocated (else writing to it could raise SIGBUS), and maps it.
-pub fn make_ring(path: *const u8, size: usize) -> Result<*mut u8, RingError> {
+/// Makes a file of zeros, and maps it. Says whether all of it has space: writing to other pages could raise SIGBUS before
+/// they are backed. The first page has space. `is_sparse`: no more needs to have.
+pub fn make_ring(path: *const u8, size: usize, is_sparse: bool) -> Result<(*mut u8, bool), RingError> {
     // Beyond this limit the kernel would send SIGXFSZ.
     if file_size_limit() < size as u64 {
         return Err(RingError::Refused(Refusal::Space));
@@ -441,16 +445,29 @@ pub fn make_ring(path: *const u8, size: usize) -> Result<*mut u8, RingError> {
     if descriptor < 0 {
         return Err(RingError::Refused(Refusal::Create));
     }
-    let mapped = if allocate(descriptor, size) {
+    let mapped = if call!(FTRUNCATE, descriptor, size) == 0 {
         map(size, MAP_SHARED, descriptor).ok_or(Refusal::Map)
     } else {
         Err(Refusal::Space)
     };
+    let mapped = mapped.and_then(|address| {
+        let is_backed = !(is_sparse && back(address, PAGE_SIZE));
+        if is_backed && !allocate(descriptor, size) {
+            unmap(address, size);
+            return Err(Refusal::Space);
+        }
+        Ok((address, is_backed))
+    });
     call!(CLOSE, descriptor);
     mapped.map_err(|refusal| {
         call!(UNLINKAT, AT_FDCWD, path, 0);
         RingError::Refused(refusal)
     })
+}
+
+/// Has the kernel allocate pages of a mapping, where there is space for them. Kernels before 5.14 refuse.
+pub fn back(address: *mut u8, size: usize) -> bool {
+    !is_confined() && call!(MADVISE, address, size, MADV_POPULATE_WRITE) == 0
 }
 
 fn file_size_limit() -> u64 {

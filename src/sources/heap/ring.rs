@@ -2,10 +2,12 @@
 //!
 //! Input: a file that the recorded process can write to, truncate or fill with anything. Output: [`Record`]s. It is read and
 //! written by system calls: a mapping would raise SIGBUS where the file was truncated.
+#![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
@@ -13,7 +15,7 @@ use std::sync::atomic::{Ordering, fence};
 use super::shared_memory::{
     AARCH64, Allocation, COMMITTED, DATA_OFFSET, Free, Kind, LostAllocations, MAGIC, MAX_DATA_SIZE,
     MIN_DATA_SIZE, Origin, RECORD_ALIGNMENT, REGISTERS, RESERVED, RingHeader, SIZE_CLASSES, Word, X86_64,
-    flag,
+    flag, piece_size,
 };
 
 /// Bytes that are read at once: several of the largest records.
@@ -124,6 +126,8 @@ pub struct Ring {
     file: File,
     header: Header,
     read: u64,
+    /// As far as the pieces behind `read` are the writers' again.
+    given_back: u64,
     chunk: Vec<u8>,
 }
 
@@ -151,8 +155,7 @@ impl Ring {
         if file.metadata()?.len() < DATA_OFFSET as u64 + header.data_size {
             return Err(RingError::Malformed("it is shorter than it says"));
         }
-        let read = word_at(&file, offset_of!(RingHeader, read))?;
-        Ok(Some(Ring { file, header, read, chunk: Vec::new() }))
+        Ok(Some(Ring { file, header, read: 0, given_back: 0, chunk: Vec::new() }))
     }
 
     /// What it says of its process.
@@ -175,7 +178,8 @@ impl Ring {
         let begin = self.read;
         // Read once: a process that goes on writing does not keep the reader.
         let write = word_at(&self.file, offset_of!(RingHeader, write))?;
-        let available = write.checked_sub(begin).filter(|available| *available <= self.header.data_size);
+        let available =
+            write.checked_sub(begin).filter(|_| write - self.given_back <= self.header.data_size);
         if available.is_none() || !write.is_multiple_of(RECORD_ALIGNMENT as u64) {
             return Err(RingError::Malformed("its positions do not fit together"));
         }
@@ -209,16 +213,51 @@ impl Ring {
             self.file.read_exact_at(&mut self.chunk[..used], offset)?;
         }
         let parsed = parse(&self.chunk[..used], into);
-        if used > 0 {
-            // Words of records to come are found by what is not zero.
-            self.chunk[..used].fill(0);
-            self.file.write_all_at(&self.chunk[..used], offset)?;
-            fence(Ordering::Release);
-            self.read += used as u64;
-            let at = offset_of!(RingHeader, read) as u64;
-            self.file.write_all_at(&self.read.to_ne_bytes(), at)?;
-        }
+        self.read += used as u64;
+        self.give_back()?;
         parsed.and(why.map_or(Ok(used as u64), |why| Err(RingError::Malformed(why))))
+    }
+
+    /// Fills the pieces that were read with zero, since words of records to come are found by what is not, and lets the
+    /// writers have them again.
+    fn give_back(&mut self) -> io::Result<()> {
+        let data_size = self.header.data_size;
+        let piece = piece_size(data_size);
+        let end = self.read - self.read % piece;
+        if end == self.given_back {
+            return Ok(());
+        }
+        let mut at = self.given_back;
+        while at < end {
+            let position = at & (data_size - 1);
+            let length = (end - at).min(data_size - position);
+            self.clear(DATA_OFFSET as u64 + position, length)?;
+            at += length;
+        }
+        fence(Ordering::Release);
+        self.file.write_all_at(&end.to_ne_bytes(), offset_of!(RingHeader, read) as u64)?;
+        self.given_back = end;
+        Ok(())
+    }
+
+    /// Makes a hole, or writes zeros where the process needs the memory to stay.
+    fn clear(&self, offset: u64, length: u64) -> io::Result<()> {
+        let is_pinned = || Ok::<_, io::Error>(word_at(&self.file, offset_of!(RingHeader, is_pinned))? != 0);
+        if !is_pinned()? && punch_hole(&self.file, offset, length).is_ok() {
+            fence(Ordering::SeqCst);
+            // Unless it was pinned before the hole was there.
+            if !is_pinned()? {
+                return Ok(());
+            }
+        }
+        const ZEROS: [u8; 4096] = [0; 4096];
+        let mut at = 0;
+        while at < length {
+            let bytes = &ZEROS[..(length - at).min(ZEROS.len() as u64) as usize];
+            self.file.write_all_at(bytes, offset + at)?;
+            at += bytes.len() as u64;
+        }
+        Ok(())
     }
 
     /// Sampled allocations that did not fit, by size class: how many, and their bytes.
@@ -247,6 +286,30 @@ impl Ring {
     pub fn early(&self) -> u64 {
         word_at(&self.file, offset_of!(RingHeader, early)).unwrap_or(0)
     }
+
+    /// Records that were lost as there was no space for them in the file's directory.
+    #[must_use]
+    pub fn no_space(&self) -> u64 {
+        word_at(&self.file, offset_of!(RingHeader, no_space)).unwrap_or(0)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn punch_hole(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let (Ok(offset), Ok(length)) = (i64::try_from(offset), i64::try_from(length)) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: fallocate(2) of a descriptor that is open.
+    match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, length) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn punch_hole(_: &File, _: u64, _: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 fn word_at(file: &File, at: usize) -> io::Result<u64> {
