@@ -141,6 +141,8 @@ pub struct AllocationLosses {
     pub frees: u64,
     /// How many of the lost allocations threads lost while their process prepared for its first record.
     pub early: u64,
+    /// How many of the lost allocations and frees were lost since the file system was full.
+    pub no_space: u64,
     /// Records that were not understood.
     pub malformed: u64,
     /// Programs that the allocations could have been reported of.
@@ -149,8 +151,10 @@ pub struct AllocationLosses {
     pub refused: Vec<(&'static str, u64)>,
     /// Records of samples or frees that did not fit, where it is not known which.
     pub records: u64,
-    /// Why the source stopped before the recording ended.
+    /// Why the source stopped before the recording ended, or what goes on after it.
     pub ended_early: Option<String>,
+    /// The command runs on: the recording ended before it.
+    pub still_runs: bool,
 }
 
 impl AllocationLosses {

@@ -237,26 +237,25 @@ impl Thread {
         unsafe { (*self.0).tid }
     }
 
-    /// Lowest address and base of the part of the thread's own stack that was read as a whole: it stays mapped as
-    /// long as the thread runs. Zeros: none was.
+    /// Lowest address of the part of the thread's own stack that was read as a whole, up to its base: it stays mapped as long
+    /// as the thread runs; and the base, or 0 where libc does not tell.
     pub fn stack(self) -> (u64, u64) {
         // SAFETY: the calling thread's own.
-        unsafe { ((*self.0).stack_low, (*self.0).stack_base) }
+        let words = unsafe { &mut *self.0 };
+        if words.stack_base == 0 && !is_confined() {
+            words.stack_base = self.own_base();
+            words.stack_low = words.stack_base;
+        }
+        (words.stack_low, words.stack_base)
     }
 
-    /// Notes that the bytes from `sp` up to `end` were read. They are the thread's own stack if they reach its base,
-    /// or what is known of it: other stacks are not next to it, since a guard page is below each.
+    /// Notes that the bytes from `sp` up to `end` were read. They are the thread's own stack if they reach what is known of
+    /// it: other stacks are not next to it, since a guard page is below each.
     pub fn add_to_stack(self, sp: u64, end: u64) {
-        let base = self.own_base();
-        let (low, known_base) = self.stack();
-        let is_own = sp < base && base <= end;
-        let is_below = base == known_base && sp < low && low <= end;
-        if is_own || is_below {
+        let (low, _) = self.stack();
+        if sp < low && low <= end {
             // SAFETY: the calling thread's own.
-            unsafe {
-                (*self.0).stack_low = sp;
-                (*self.0).stack_base = base;
-            }
+            unsafe { (*self.0).stack_low = sp };
         }
     }
 

@@ -19,7 +19,11 @@ use super::shared_memory::{
 };
 
 /// Bytes that are read at once: several of the largest records.
-const CHUNK_BYTES: usize = 1 << 20;
+const CHUNK_BYTES: usize = 256 << 10;
+/// Allocations that are kept for later ones, those with a long stack and all.
+const SPARE_LONG_MAX: usize = 64;
+const SPARE_MAX: usize = 4096;
+const LONG_BYTES: usize = 4096;
 
 /// A record, copied out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +51,7 @@ pub enum Record {
 }
 
 /// A sampled allocation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocationRecord {
     /// Monotonic clock.
     pub time_ns: u64,
@@ -129,6 +133,7 @@ pub struct Ring {
     /// As far as the pieces behind `read` are the writers' again.
     given_back: u64,
     chunk: Vec<u8>,
+    spare: Vec<Box<AllocationRecord>>,
 }
 
 impl Ring {
@@ -155,7 +160,7 @@ impl Ring {
         if file.metadata()?.len() < DATA_OFFSET as u64 + header.data_size {
             return Err(RingError::Malformed("it is shorter than it says"));
         }
-        Ok(Some(Ring { file, header, read: 0, given_back: 0, chunk: Vec::new() }))
+        Ok(Some(Ring { file, header, read: 0, given_back: 0, chunk: Vec::new(), spare: Vec::new() }))
     }
 
     /// What it says of its process.
@@ -212,7 +217,7 @@ impl Ring {
             fence(Ordering::Acquire);
             self.file.read_exact_at(&mut self.chunk[..used], offset)?;
         }
-        let parsed = parse(&self.chunk[..used], into);
+        let parsed = parse(&self.chunk[..used], &mut self.spare, into);
         self.read += used as u64;
         self.give_back()?;
         parsed.and(why.map_or(Ok(used as u64), |why| Err(RingError::Malformed(why))))
@@ -231,7 +236,11 @@ impl Ring {
         while at < end {
             let position = at & (data_size - 1);
             let length = (end - at).min(data_size - position);
-            self.clear(DATA_OFFSET as u64 + position, length)?;
+            match self.clear(DATA_OFFSET as u64 + position, length) {
+                // Where a pinned ring lost its memory to others; later there may be some.
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
+                cleared => cleared?,
+            }
             at += length;
         }
         fence(Ordering::Release);
@@ -258,6 +267,14 @@ impl Ring {
             at += bytes.len() as u64;
         }
         Ok(())
+    }
+
+    /// Takes an allocation back, whose memory is used again.
+    pub fn recycle(&mut self, allocation: Box<AllocationRecord>) {
+        let is_short = allocation.stack.capacity() <= LONG_BYTES;
+        if self.spare.len() < if is_short { SPARE_MAX } else { SPARE_LONG_MAX } {
+            self.spare.push(allocation);
+        }
     }
 
     /// Sampled allocations that did not fit, by size class: how many, and their bytes.
@@ -372,7 +389,11 @@ fn committed(bytes: &[u8], ended: bool, is_all: bool) -> (usize, Option<&'static
 }
 
 /// Copies records out; each lies within the bytes.
-fn parse(mut bytes: &[u8], into: &mut Vec<Record>) -> Result<(), RingError> {
+fn parse(
+    mut bytes: &[u8],
+    spare: &mut Vec<Box<AllocationRecord>>,
+    into: &mut Vec<Record>,
+) -> Result<(), RingError> {
     while let Some(found) = word(bytes, 0).map(Word::decode) {
         let Some((record, rest)) = bytes.split_at_checked(found.length as usize) else { break };
         bytes = rest;
@@ -384,9 +405,10 @@ fn parse(mut bytes: &[u8], into: &mut Vec<Record>) -> Result<(), RingError> {
         match Kind::from_number(found.kind) {
             Some(Kind::Pad) => {}
             Some(Kind::Allocation) => {
-                let parsed = allocation(record, found.flags);
-                let parsed = parsed.ok_or(RingError::Malformed("a record is too short"))?;
-                into.push(Record::Allocation(Box::new(parsed)));
+                let mut allocation = spare.pop().unwrap_or_default();
+                let read = read_allocation(record, found.flags, &mut allocation);
+                read.ok_or(RingError::Malformed("a record is too short"))?;
+                into.push(Record::Allocation(allocation));
             }
             Some(kind @ (Kind::Free | Kind::Restore)) => {
                 let fields = (|| {
@@ -405,23 +427,20 @@ fn parse(mut bytes: &[u8], into: &mut Vec<Record>) -> Result<(), RingError> {
     Ok(())
 }
 
-fn allocation(record: &[u8], flags: u8) -> Option<AllocationRecord> {
-    let mut registers = [0; REGISTERS];
-    for (index, register) in registers.iter_mut().enumerate() {
+fn read_allocation(record: &[u8], flags: u8, into: &mut AllocationRecord) -> Option<()> {
+    for (index, register) in into.registers.iter_mut().enumerate() {
         *register = word(record, offset_of!(Allocation, registers) + index * size_of::<u64>())?;
     }
     let stack_size = half(record, offset_of!(Allocation, stack_size))? as usize;
-    let stack = record.get(size_of::<Allocation>()..)?.get(..stack_size)?.to_vec();
-    Some(AllocationRecord {
-        time_ns: word(record, offset_of!(Allocation, time_ns))?,
-        address: word(record, offset_of!(Allocation, address))?,
-        size: word(record, offset_of!(Allocation, size))?,
-        tid: half(record, offset_of!(Allocation, tid))?,
-        registers,
-        stack,
-        untracked: flags & flag::UNTRACKED != 0,
-        stack_ends: flags & flag::STACK_END != 0,
-    })
+    into.stack.clear();
+    into.stack.extend_from_slice(record.get(size_of::<Allocation>()..)?.get(..stack_size)?);
+    into.time_ns = word(record, offset_of!(Allocation, time_ns))?;
+    into.address = word(record, offset_of!(Allocation, address))?;
+    into.size = word(record, offset_of!(Allocation, size))?;
+    into.tid = half(record, offset_of!(Allocation, tid))?;
+    into.untracked = flags & flag::UNTRACKED != 0;
+    into.stack_ends = flags & flag::STACK_END != 0;
+    Some(())
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
