@@ -98,12 +98,8 @@ impl Ring {
             if !(self.back)(address, piece as usize) {
                 return false;
             }
-            let _ = header.backed.compare_exchange(
-                backed,
-                backed + piece,
-                Ordering::Release,
-                Ordering::Relaxed,
-            );
+            let _ =
+                header.backed.compare_exchange(backed, backed + piece, Ordering::Release, Ordering::Relaxed);
         }
     }
 

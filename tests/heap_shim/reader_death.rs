@@ -88,7 +88,9 @@ fn at_any_record_of_a_ring_that_fills_and_wraps() {
             // A record that was not given back has no bytes any more, and stops the reader.
             if is_given_back {
                 totals.push(allocations + rest(&ring));
-                assert!(*totals.last().unwrap() >= log_of(&output).iter().filter(|call| call.what == '+').count());
+                assert!(
+                    *totals.last().unwrap() >= log_of(&output).iter().filter(|call| call.what == '+').count()
+                );
             }
             is_past_the_end |= taken < index;
         }

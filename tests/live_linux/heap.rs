@@ -195,7 +195,10 @@ fn what_cannot_be_recorded_is_said_with_its_reason() {
         &[fixed.to_str().unwrap()],
         "is linked statically, and the heap shim is loaded by the dynamic linker",
     );
-    refused(&["env", "-i", fixed.to_str().unwrap()], "in an environment without the heap shim (env -i, sudo)");
+    refused(
+        &["env", "-i", fixed.to_str().unwrap()],
+        "in an environment without the heap shim (env -i, sudo)",
+    );
     // Small programs allocate less than a sample stands for, most of the time.
     refused(&["true"], "it allocated little");
     let output = place.run(&["-q", "-o", "a.folded"], &["/nonexistent"]);

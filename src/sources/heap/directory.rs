@@ -389,7 +389,10 @@ mod tests {
         let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
         let path = directory.path().to_owned();
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
-        assert_eq!((mode(&path), mode(&path.join(SHIM_NAME)), mode(&path.join(CONTROL_NAME))), (0o711, 0o555, 0o600));
+        assert_eq!(
+            (mode(&path), mode(&path.join(SHIM_NAME)), mode(&path.join(CONTROL_NAME))),
+            (0o711, 0o555, 0o600)
+        );
         fs::write(path.join("ring.12.3"), "x").unwrap();
         fs::write(path.join("ring.x.3"), "x").unwrap();
         fs::write(path.join("maps.12.3.end"), "x").unwrap();

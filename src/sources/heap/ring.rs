@@ -183,8 +183,7 @@ impl Ring {
         let begin = self.read;
         // Read once: a process that goes on writing does not keep the reader.
         let write = word_at(&self.file, offset_of!(RingHeader, write))?;
-        let available =
-            write.checked_sub(begin).filter(|_| write - self.given_back <= self.header.data_size);
+        let available = write.checked_sub(begin).filter(|_| write - self.given_back <= self.header.data_size);
         if available.is_none() || !write.is_multiple_of(RECORD_ALIGNMENT as u64) {
             return Err(RingError::Malformed("its positions do not fit together"));
         }

@@ -28,7 +28,8 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
     let shown = program.display();
     let found = refusal::find_program(program);
     if losses.still_runs && (losses.programs == 0 || losses.refused.is_empty() && losses.malformed == 0) {
-        return "the recording ended before a sample was taken; record longer, or with a smaller --every".to_owned();
+        return "the recording ended before a sample was taken; record longer, or with a smaller --every"
+            .to_owned();
     }
     if losses.programs == 0 {
         return match found.as_deref().map(Loading::of) {
@@ -203,7 +204,8 @@ mod tests {
             let running = AllocationLosses { still_runs: true, ..losses(programs) };
             assert!(why(&running).starts_with("the recording ended before a sample was taken"));
         }
-        let other = AllocationLosses { ended_early: Some("it became another program".to_owned()), ..losses(1) };
+        let other =
+            AllocationLosses { ended_early: Some("it became another program".to_owned()), ..losses(1) };
         assert_eq!(why(&other), "it became another program");
     }
 }

@@ -222,7 +222,7 @@ impl HeapSource {
             ));
         }
         // It reached no end that the shim could note, and has another name: it became another program, without the shim.
-        let name = self.end_name.as_deref().filter(|name| *name != self.main().process.name())?;
+        let name = self.end_name.as_deref().filter(|name| !self.main().process.name().starts_with(name))?;
         let is_noted = |sequence| self.directory.maps(self.main.unsigned_abs(), sequence)[1].exists();
         let is_other = self.directory.programs() == 1 && !self.main().sequence.is_some_and(is_noted);
         is_other.then(|| {
@@ -404,14 +404,14 @@ impl Recorded {
         spare: &mut Vec<Box<Capture>>,
     ) -> TimedEvent {
         let (time_ns, tid, event) = match record {
-            Record::Allocation(record) => {
+            Record::Allocation(mut record) => {
                 let allocation = SampledAllocation {
                     pointer: record.address,
                     bytes: record.size,
                     untracked: record.untracked,
                 };
                 let mut capture = spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
-                let (mut record, time_ns, tid) = (record, record.time_ns, record.tid);
+                let (time_ns, tid) = (record.time_ns, record.tid);
                 if let Some(ring) = &mut self.ring {
                     fill(&mut capture, &mut record, ring.header().processor);
                     ring.recycle(record);
