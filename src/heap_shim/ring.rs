@@ -60,10 +60,13 @@ impl Ring {
             let pad = if u64::from(length) <= size - offset { 0 } else { size - offset };
             let end = write + pad + u64::from(length);
             // Acquire: the reader has filled with zero what it gave back.
-            if end.wrapping_sub(header.read.load(Ordering::Acquire)) > limit {
+            let read = header.read.load(Ordering::Acquire);
+            if end.wrapping_sub(read) > limit {
                 return None;
             }
-            if end > header.backed.load(Ordering::Acquire) && !self.back_to(end) {
+            // One more than is needed, as far as the reader has given back.
+            let ahead = (end + piece_size(size)).min(read.wrapping_add(size));
+            if ahead > header.backed.load(Ordering::Acquire) && !self.back_ahead(end, ahead) {
                 header.no_space.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
@@ -80,6 +83,19 @@ impl Ring {
         // SAFETY: within the data, as is all of the record: it does not wrap.
         let record = unsafe { self.base.add(DATA_OFFSET + record_at as usize) };
         Some(Reservation { record, length })
+    }
+
+    /// Has pieces backed up to `ahead`, by one thread, while others go on to `end` as long as that is backed: threads that
+    /// have the same pages backed wait for each other in the kernel. Says whether `end` is.
+    fn back_ahead(&self, end: u64, ahead: u64) -> bool {
+        let header = self.header();
+        let is_backed = || header.backed.load(Ordering::Acquire) >= end;
+        if header.is_backing.swap(1, Ordering::Acquire) == 1 {
+            return is_backed() || self.back_to(end);
+        }
+        let is_done = self.back_to(ahead) || is_backed();
+        header.is_backing.store(0, Ordering::Release);
+        is_done
     }
 
     /// Has pieces backed up to a count. The reader has given back what was there: `read` and `backed` are multiples of

@@ -216,8 +216,10 @@ pub struct RingHeader {
     pub no_space: AtomicU64,
     /// Nonzero: the process makes no system calls, or its kernel cannot back pieces: the reader makes no holes.
     pub is_pinned: AtomicU64,
+    /// Nonzero while a thread has a piece backed.
+    pub is_backing: AtomicU64,
     /// Zero.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
     /// Allocations that did not fit, by [`size_class`].
     pub lost_allocations: [LostAllocations; SIZE_CLASSES],
 }
