@@ -133,7 +133,7 @@ pub struct Ring {
     /// As far as the pieces behind `read` are the writers' again.
     given_back: u64,
     chunk: Vec<u8>,
-    spare: Vec<Box<AllocationRecord>>,
+    spare: Vec<AllocationRecord>,
 }
 
 impl Ring {
@@ -272,7 +272,7 @@ impl Ring {
     pub fn recycle(&mut self, allocation: Box<AllocationRecord>) {
         let is_short = allocation.stack.capacity() <= LONG_BYTES;
         if self.spare.len() < if is_short { SPARE_MAX } else { SPARE_LONG_MAX } {
-            self.spare.push(allocation);
+            self.spare.push(*allocation);
         }
     }
 
@@ -390,7 +390,7 @@ fn committed(bytes: &[u8], ended: bool, is_all: bool) -> (usize, Option<&'static
 /// Copies records out; each lies within the bytes.
 fn parse(
     mut bytes: &[u8],
-    spare: &mut Vec<Box<AllocationRecord>>,
+    spare: &mut Vec<AllocationRecord>,
     into: &mut Vec<Record>,
 ) -> Result<(), RingError> {
     while let Some(found) = word(bytes, 0).map(Word::decode) {
@@ -404,7 +404,7 @@ fn parse(
         match Kind::from_number(found.kind) {
             Some(Kind::Pad) => {}
             Some(Kind::Allocation) => {
-                let mut allocation = spare.pop().unwrap_or_default();
+                let mut allocation = Box::new(spare.pop().unwrap_or_default());
                 let read = read_allocation(record, found.flags, &mut allocation);
                 read.ok_or(RingError::Malformed("a record is too short"))?;
                 into.push(Record::Allocation(allocation));

@@ -105,7 +105,7 @@ pub(crate) struct HeapSource {
     lost: RingLosses,
     losses: AllocationLosses,
     records: Vec<Record>,
-    spare: Vec<Box<Capture>>,
+    spare: Vec<Capture>,
 }
 
 impl HeapSource {
@@ -401,7 +401,7 @@ impl Recorded {
         record: Record,
         origin_ns: u64,
         now_ns: u64,
-        spare: &mut Vec<Box<Capture>>,
+        spare: &mut Vec<Capture>,
     ) -> TimedEvent {
         let (time_ns, tid, event) = match record {
             Record::Allocation(mut record) => {
@@ -410,7 +410,7 @@ impl Recorded {
                     bytes: record.size,
                     untracked: record.untracked,
                 };
-                let mut capture = spare.pop().unwrap_or_else(|| Box::new(Capture::with_capacity(0)));
+                let mut capture = Box::new(spare.pop().unwrap_or_else(|| Capture::with_capacity(0)));
                 let (time_ns, tid) = (record.time_ns, record.tid);
                 if let Some(ring) = &mut self.ring {
                     fill(&mut capture, &mut record, ring.header().processor);
@@ -564,7 +564,7 @@ impl PushedSource for HeapSource {
     fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
         let is_short = capture.stack.capacity() <= LONG_BYTES;
         if self.spare.len() < if is_short { SPARE_MAX } else { SPARE_LONG_MAX } {
-            self.spare.push(capture);
+            self.spare.push(*capture);
         }
     }
 
