@@ -168,6 +168,12 @@ fn missing(profile: &Profile, values: &HeapValues, losses: &AllocationLosses) ->
             plural(losses.frees, "free")
         ));
     }
+    if losses.no_space > 0 {
+        parts.push(format!(
+            "{} of these by a full file system: set XDG_RUNTIME_DIR to a directory with more space",
+            grouped(losses.no_space)
+        ));
+    }
     let counted = causes([
         ("untracked, so never called in use", counters.untracked),
         ("without a stack", counters.stacks_lost),

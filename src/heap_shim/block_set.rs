@@ -89,7 +89,9 @@ impl<'a> BlockSet<'a> {
     fn probes(&self, address: u64) -> impl Iterator<Item = &'a AtomicU64> + use<'a> {
         let slots = self.slots;
         let mask = slots.len().wrapping_sub(1);
-        let first = ((address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize;
+        // Blocks of one page of the program are in half a page of the table, so that few pages of it are touched.
+        let page = (address >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let first = (page << 8 | (page >> 24 ^ address >> 4) & 0xff) as usize;
         (0..MAX_PROBES.min(slots.len())).filter_map(move |step| slots.get(first.wrapping_add(step) & mask))
     }
 

@@ -11,8 +11,8 @@ use super::ring::Ring;
 use super::shared_memory::{Allocation, Refusal};
 use super::shared_memory::{
     CONTROL_NAME, CONTROL_SIZE, Control, DATA_OFFSET, DIRECTORY_VARIABLE, LostAllocations, MAGIC,
-    MAPS_PREFIX, MAX_DATA_SIZE, MAX_SET_SLOTS, MAX_STACK_SIZE, MIN_DATA_SIZE, Origin, RING_PREFIX,
-    RingHeader, SIZE_CLASSES, size_class,
+    MAPS_PREFIX, MAX_DATA_SIZE, MAX_PIECE_SIZE, MAX_SET_SLOTS, MAX_STACK_SIZE, MIN_DATA_SIZE, Origin,
+    RING_PREFIX, RingHeader, SIZE_CLASSES, piece_size, size_class,
 };
 use super::system;
 use core::ptr::null_mut;
@@ -279,7 +279,7 @@ pub fn ring() -> Option<Ring> {
         return None;
     }
     // SAFETY: the state says that the ring is mapped, and is wiped in a child, which has another.
-    Some(unsafe { Ring::new(RING.load(Ordering::Relaxed)) })
+    Some(unsafe { Ring::new(RING.load(Ordering::Relaxed), system::back) })
 }
 
 /// Number of the process's ring, at least 1: what a thread remembers of another number is of its parent.
@@ -357,10 +357,12 @@ impl Process {
             }
         }
         let Some(path) = take_buffers() else { return Err(Refusal::Create) };
+        // Pieces of small rings are less than pages.
+        let has_pages = piece_size(data_size) == MAX_PIECE_SIZE;
         let mut sequence = 0;
         let mapped = loop {
             set_name(path, &name(RING_PREFIX, pid, sequence));
-            match system::make_ring(path, size) {
+            match system::make_ring(path, size, has_pages) {
                 Err(system::RingError::Exists) if sequence < 1 << 20 => sequence += 1,
                 Err(system::RingError::Exists) => break Err(Refusal::Create),
                 Err(system::RingError::Refused(refusal)) => break Err(refusal),
@@ -373,7 +375,7 @@ impl Process {
             system::copy_maps(path, BUFFER.pointer(), 4096, size);
         }
         release_buffers();
-        let base = mapped?;
+        let (base, is_backed) = mapped?;
         let header = base.cast::<RingHeader>();
         // SAFETY: new, of that size, and nobody reads it before its magic is stored.
         unsafe {
@@ -384,6 +386,10 @@ impl Process {
             (*header).sequence = sequence;
             (*header).processor = super::entry::PROCESSOR;
             (*header).stack_size = self.stack_size();
+            if is_backed {
+                (*header).is_pinned.store(1, Ordering::Relaxed);
+                (*header).backed.store(u64::MAX, Ordering::Relaxed);
+            }
             (*header).origin = if is_child { Origin::Fork } else { Origin::Program } as u32;
             if is_child {
                 (*header).parent_pid = parent;
@@ -441,7 +447,9 @@ pub extern "C" fn confine() {
     {
         let _blocked = system::BlockedSignals::new();
         // Of no size: if another thread makes it now, nothing is lost.
-        let _ = process.ring(0);
+        if let Some(ring) = process.ring(0) {
+            ring.pin();
+        }
         system::Thread::current().set_generation(generation());
     }
     CONFINED.store(1, Ordering::Relaxed);

@@ -3,14 +3,19 @@
 #![allow(unsafe_code)]
 
 use super::shared_memory::{
-    Allocation, COMMITTED, DATA_OFFSET, Free, Kind, RESERVED, RingHeader, Word, allocation_limit, size_class,
+    Allocation, COMMITTED, DATA_OFFSET, Free, Kind, RESERVED, RingHeader, Word, allocation_limit, piece_size,
+    size_class,
 };
 use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Has the kernel back mapped memory, and says whether there was space.
+pub type Back = fn(*mut u8, usize) -> bool;
 
 /// A mapped ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Ring {
     base: *mut u8,
+    back: Back,
 }
 
 /// Room for a record, of which the word is stored.
@@ -26,8 +31,8 @@ impl Ring {
     /// # Safety
     /// `DATA_OFFSET + data_size` bytes are mapped there for as long as the ring is used, the header's constant
     /// fields are set, `data_size` is a power of two, and nobody but writers and one reader changes the data.
-    pub unsafe fn new(base: *mut u8) -> Self {
-        Self { base }
+    pub unsafe fn new(base: *mut u8, back: Back) -> Self {
+        Self { base, back }
     }
 
     /// The ring's header.
@@ -55,7 +60,14 @@ impl Ring {
             let pad = if u64::from(length) <= size - offset { 0 } else { size - offset };
             let end = write + pad + u64::from(length);
             // Acquire: the reader has filled with zero what it gave back.
-            if end.wrapping_sub(header.read.load(Ordering::Acquire)) > limit {
+            let read = header.read.load(Ordering::Acquire);
+            if end.wrapping_sub(read) > limit {
+                return None;
+            }
+            // One more than is needed, as far as the reader has given back.
+            let ahead = (end + piece_size(size)).min(read.wrapping_add(size));
+            if ahead > header.backed.load(Ordering::Acquire) && !self.back_ahead(end, ahead) {
+                header.no_space.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
             match header.write.compare_exchange_weak(write, end, Ordering::Relaxed, Ordering::Relaxed) {
@@ -71,6 +83,52 @@ impl Ring {
         // SAFETY: within the data, as is all of the record: it does not wrap.
         let record = unsafe { self.base.add(DATA_OFFSET + record_at as usize) };
         Some(Reservation { record, length })
+    }
+
+    /// Has pieces backed up to `ahead`, by one thread, while others go on to `end` as long as that is backed: threads that
+    /// have the same pages backed wait for each other in the kernel. Says whether `end` is.
+    fn back_ahead(&self, end: u64, ahead: u64) -> bool {
+        let header = self.header();
+        let is_backed = || header.backed.load(Ordering::Acquire) >= end;
+        if header.is_backing.swap(1, Ordering::Acquire) == 1 {
+            return is_backed() || self.back_to(end);
+        }
+        let is_done = self.back_to(ahead) || is_backed();
+        header.is_backing.store(0, Ordering::Release);
+        is_done
+    }
+
+    /// Has pieces backed up to a count. The reader has given back what was there: `read` and `backed` are multiples of
+    /// a piece's size, and `end` is at most the ring's size beyond `read`. Threads that do so at once do it twice.
+    fn back_to(&self, end: u64) -> bool {
+        let header = self.header();
+        let piece = piece_size(header.data_size);
+        loop {
+            let backed = header.backed.load(Ordering::Acquire);
+            if backed >= end {
+                return true;
+            }
+            let offset = (backed & (header.data_size - 1)) as usize;
+            // SAFETY: within the data.
+            let address = unsafe { self.base.add(DATA_OFFSET + offset) };
+            if !(self.back)(address, piece as usize) {
+                return false;
+            }
+            let _ =
+                header.backed.compare_exchange(backed, backed + piece, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+
+    /// Backs all of the ring, so that writers need no system call from here on.
+    pub fn pin(&self) {
+        let header = self.header();
+        // Before it is backed: holes that the reader makes later are filled by the reader.
+        header.is_pinned.store(1, Ordering::SeqCst);
+        // SAFETY: where the data begins.
+        let data = unsafe { self.base.add(DATA_OFFSET) };
+        if (self.back)(data, header.data_size as usize) {
+            header.backed.store(u64::MAX, Ordering::Release);
+        }
     }
 
     fn store_word(&self, offset: usize, word: u64) {
@@ -142,6 +200,10 @@ mod tests {
 
     impl Memory {
         fn new(data_size: usize) -> (Self, Ring) {
+            Self::with(data_size, |_, _| true)
+        }
+
+        fn with(data_size: usize, back: Back) -> (Self, Ring) {
             let memory = Self(
                 // SAFETY: of a size that is not 0.
                 unsafe { alloc_zeroed(Self::layout(data_size)) },
@@ -150,7 +212,7 @@ mod tests {
             // SAFETY: there is room for a header, and zero is valid for all its fields.
             unsafe { (*memory.0.cast::<RingHeader>()).data_size = data_size as u64 };
             // SAFETY: as large as it says, and used by this test only.
-            let ring = unsafe { Ring::new(memory.0) };
+            let ring = unsafe { Ring::new(memory.0, back) };
             (memory, ring)
         }
 
@@ -281,6 +343,62 @@ mod tests {
         };
         assert_eq!((lost(7), lost(21), lost(0)), ((2, 227), (1, 1 << 20), (0, 0)));
         assert_eq!(ring.header().lost_frees.load(Ordering::Relaxed), 1);
+    }
+
+    std::thread_local! {
+        /// Memory that was backed, and how much more can be.
+        static BACKED: std::cell::RefCell<(Vec<(usize, usize)>, usize)> = const { std::cell::RefCell::new((Vec::new(), 0)) };
+    }
+
+    fn back_while_there_is_space(address: *mut u8, size: usize) -> bool {
+        BACKED.with_borrow_mut(|(pieces, left)| {
+            let is_space = *left >= size;
+            if is_space {
+                *left -= size;
+                pieces.push((address as usize, size));
+            }
+            is_space
+        })
+    }
+
+    #[test]
+    fn pieces_are_backed_before_they_are_entered_and_what_has_no_space_is_counted() {
+        let (memory, ring) = Memory::with(16384, back_while_there_is_space);
+        let piece = piece_size(16384) as usize;
+        let data = memory.0 as usize + DATA_OFFSET;
+        let no_space = || ring.header().no_space.load(Ordering::Relaxed);
+        // Nothing to be had at first.
+        assert!(ring.reserve_free(Kind::Free).is_none());
+        assert_eq!(no_space(), 1);
+        for round in 0..20 {
+            BACKED.set((Vec::new(), 3 * piece));
+            let mut written = 0;
+            while let Some(room) = ring.reserve_free(Kind::Free) {
+                let begin = room.record as usize;
+                let is_backed = |(address, size): &(usize, usize)| {
+                    (*address..address + size).contains(&begin) && begin + 32 <= address + size
+                };
+                let is_in = BACKED.with_borrow(|(pieces, _)| pieces.iter().any(is_backed));
+                assert!(is_in, "{:#x} in round {round}", begin - data);
+                room.commit_free(free(1), Kind::Free);
+                written += 1;
+            }
+            assert_eq!(written, 3 * piece / 32);
+            assert_eq!(no_space(), round + 2);
+            while memory.take().is_some() {}
+        }
+    }
+
+    #[test]
+    fn a_pinned_ring_is_backed_once() {
+        let (memory, ring) = Memory::with(16384, back_while_there_is_space);
+        BACKED.set((Vec::new(), 16384));
+        ring.pin();
+        for _ in 0..10_000 {
+            ring.reserve_free(Kind::Free).expect("room").commit_free(free(1), Kind::Free);
+            memory.take().expect("committed");
+        }
+        assert_eq!(BACKED.take().0, [(memory.0 as usize + DATA_OFFSET, 16384)]);
     }
 
     #[test]

@@ -6,11 +6,17 @@ use super::interval::draw;
 use super::process::{self, Process, RANDOM, Status};
 use super::real;
 use super::ring::Ring;
-use super::shared_memory::{Allocation, Free, Function, Kind, REGISTERS, allocation_length, flag};
+use super::shared_memory::{
+    Allocation, DEFAULT_STACK_SIZE, Free, Function, Kind, REGISTERS, allocation_length, flag,
+};
 use super::system::{self, BlockedSignals, Thread};
 
 /// Registers of the caller, as an entry point stores them.
 pub type CallerRegisters = [u64; super::entry::REGISTER_COUNT];
+
+/// Bytes below its base that are taken for a thread's own stack: as many as threads have by default, so that the next
+/// mapping below is another one.
+const OWN_STACK_SIZE: u64 = 8 << 20;
 
 /// More than any program allocates: the entry points come here no more.
 const NEVER: u64 = 1 << 62;
@@ -128,15 +134,13 @@ fn record(
     refresh(thread);
     let sp = registers[super::entry::SP];
     let (low, base) = thread.stack();
-    let is_known = (low..base).contains(&sp);
-    let limit = process.stack_size();
-    let wanted = if is_known { (base - sp).min(u64::from(limit)) as u32 } else { limit };
+    let (is_mapped, wanted) = stack_part(sp, low, base, process.stack_size());
     let Some(room) = ring.reserve_allocation(allocation_length(wanted)) else {
         ring.lose_allocation(size);
         return;
     };
     let (to, _) = room.stack();
-    let (copied, is_refused) = if is_known {
+    let (copied, is_refused) = if is_mapped {
         // SAFETY: the thread's own stack, above its stack pointer; the room is for that many bytes.
         unsafe { core::ptr::copy_nonoverlapping(sp as *const u8, to, wanted as usize) };
         (wanted as usize, false)
@@ -145,14 +149,15 @@ fn record(
         unsafe { system::copy_stack(sp, to, wanted as usize) }
     };
     let mut flags = 0;
+    let end = sp.wrapping_add(copied as u64);
     if is_refused {
         flags |= flag::STACK_REFUSED;
     } else {
-        if copied < limit as usize {
+        if copied < wanted as usize || end == base {
             flags |= flag::STACK_END;
         }
-        if !is_known {
-            thread.add_to_stack(sp, sp + copied as u64);
+        if !is_mapped {
+            thread.add_to_stack(sp, end);
         }
     }
     if !blocks.insert(address) {
@@ -172,6 +177,19 @@ fn record(
         registers: all,
     };
     room.commit_allocation(record, flags);
+}
+
+/// Whether the part of a stack that is to be copied is known to be mapped, and its size: up to the base of the thread's own
+/// stack. Other stacks (coroutines, alternate stacks) have no base that is known, and often lie in the heap: less of them.
+fn stack_part(sp: u64, low: u64, base: u64, limit: u32) -> (bool, u32) {
+    let above = base.wrapping_sub(sp);
+    if base == 0 {
+        (false, limit)
+    } else if above < OWN_STACK_SIZE {
+        (sp >= low, above.min(u64::from(limit)) as u32)
+    } else {
+        (false, limit.min(DEFAULT_STACK_SIZE))
+    }
 }
 
 /// After a fork the thread has another number.

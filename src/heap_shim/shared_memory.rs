@@ -21,10 +21,19 @@
 //! (release). Records begin at multiples of [`RECORD_ALIGNMENT`] and do not wrap: [`Kind::Pad`] fills the
 //! end of the ring.
 //!
-//! The reader loads the word at `read` (acquire): 0 or reserved: nothing to read yet; committed: it copies
-//! the record, **fills its bytes with zero**, then stores `read + length` (release). After the process has
+//! The reader begins at 0 and loads the word of each record (acquire): 0 or reserved: nothing to read yet; committed: it
+//! copies the record and goes on behind it. Of what it has passed it **fills whole pieces with zero**, and then stores
+//! the count behind them in `read` (release): a piece has [`piece_size`] bytes. After the process has
 //! ended, a reserved record was never finished and is skipped by its length; a zero word before `write`
 //! ends the ring. The reader never truncates the file (the process would get SIGBUS); it unlinks it.
+//!
+//! # Memory of a ring
+//!
+//! The file is sparse: a ring costs what is unread. A writer has the kernel back the next piece before it enters it, up
+//! to the count `backed`; where there is no space for it, the record is lost (`no_space`), and the program never gets
+//! the SIGBUS that a store to a page without space raises. The reader punches holes where it fills with zero, unless
+//! the ring `is_pinned`: then all of it was backed in advance. After a hole it looks again: a ring that was pinned
+//! meanwhile gets its piece back before `read` gives that to the writers.
 //!
 //! Order: a free is in the ring before the allocator gets the block back, an allocation after the
 //! allocator gave it and before the program has it. So the records of one address are in order.
@@ -52,7 +61,7 @@ pub const MAPS_PREFIX: &str = "maps.";
 pub const SHIM_NAME: &str = if cfg!(target_vendor = "apple") { "heap.dylib" } else { "heap.so" };
 
 /// First word of `Control` and of `RingHeader`: "sp-heap" and the version of this layout.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"sp-heap\x01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"sp-heap\x02");
 
 /// Bytes of the control file.
 pub const CONTROL_SIZE: usize = 4096;
@@ -190,7 +199,7 @@ pub struct RingHeader {
     pub write: AtomicU64,
     /// Keeps `read` off the cache line of `write`.
     pub write_padding: [u64; 15],
-    /// Bytes that the reader has taken. Only the reader writes it.
+    /// Bytes that the reader has given back: a multiple of the size of a piece. Only the reader writes it.
     pub read: AtomicU64,
     /// Keeps the counters off the cache line of `read`.
     pub read_padding: [u64; 15],
@@ -201,8 +210,16 @@ pub struct RingHeader {
     /// CLOCK_MONOTONIC when the shim's destructor ran; 0 before, and if the process ended without.
     /// Records may follow: exit handlers allocate.
     pub end_ns: AtomicU64,
+    /// Counts below it have memory; a multiple of the size of a piece.
+    pub backed: AtomicU64,
+    /// How many of the lost allocations and frees were lost since there was no space for the next piece.
+    pub no_space: AtomicU64,
+    /// Nonzero: the process makes no system calls, or its kernel cannot back pieces: the reader makes no holes.
+    pub is_pinned: AtomicU64,
+    /// Nonzero while a thread has a piece backed.
+    pub is_backing: AtomicU64,
     /// Zero.
-    pub reserved: [u64; 5],
+    pub reserved: u64,
     /// Allocations that did not fit, by [`size_class`].
     pub lost_allocations: [LostAllocations; SIZE_CLASSES],
 }
@@ -394,6 +411,14 @@ pub const fn size_class(size: u64) -> usize {
     let bits = (u64::BITS - size.leading_zeros()) as usize;
     if bits < SIZE_CLASSES { bits } else { SIZE_CLASSES - 1 }
 }
+
+/// Bytes that are backed and given back at once: a multiple of every page size, in rings of tests less.
+pub const fn piece_size(data_size: u64) -> u64 {
+    if data_size / 8 < MAX_PIECE_SIZE { data_size / 8 } else { MAX_PIECE_SIZE }
+}
+
+/// The largest piece.
+pub const MAX_PIECE_SIZE: u64 = 65536;
 
 /// How many bytes of a ring may be filled by allocations; frees may fill all.
 pub const fn allocation_limit(data_size: u64) -> u64 {

@@ -143,6 +143,8 @@ pub struct AllocationLosses {
     pub frees: u64,
     /// Allocations that threads lost while their process prepared for its first record.
     pub early: u64,
+    /// Allocations and frees of these that were lost after the file system was full.
+    pub no_space: u64,
     /// Malformed records.
     pub malformed: u64,
     /// Programs with reportable allocations.
@@ -151,8 +153,10 @@ pub struct AllocationLosses {
     pub refused: Vec<(&'static str, u64)>,
     /// Records of samples or frees that did not fit, of unknown kind.
     pub records: u64,
-    /// Why the source stopped before the recording ended.
+    /// Why the source stopped before the recording ended, or what goes on after it.
     pub ended_early: Option<String>,
+    /// The command runs on: the recording ended before it.
+    pub still_runs: bool,
 }
 
 impl AllocationLosses {

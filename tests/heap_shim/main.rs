@@ -8,6 +8,7 @@
 mod shared_memory;
 
 mod program;
+mod reader_death;
 mod records;
 mod ring;
 mod same_output;

@@ -106,8 +106,13 @@ impl Directory {
 
     /// Starts it; its output is kept.
     pub(crate) fn start(&self, program: &Path, arguments: &[&str]) -> Child {
+        self.start_with(program, arguments, Stdio::null())
+    }
+
+    /// Starts it with this standard input.
+    pub(crate) fn start_with(&self, program: &Path, arguments: &[&str], input: Stdio) -> Child {
         let mut command = self.command(program, arguments);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let child = command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         self.1.set(child.id());
         child
     }

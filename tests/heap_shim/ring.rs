@@ -82,6 +82,11 @@ impl Ring {
 
     /// The next record, and the room that it took is given back. None: nothing is committed there.
     pub(crate) fn take(&self) -> Option<Record> {
+        self.take_unless(false)
+    }
+
+    /// The next record; the reader dies before it gives back the room, if told so.
+    pub(crate) fn take_unless(&self, dies: bool) -> Option<Record> {
         loop {
             let read_at = std::mem::offset_of!(RingHeader, read);
             let read = self.u64_at(read_at);
@@ -97,7 +102,9 @@ impl Ring {
             self.file.read_exact_at(&mut bytes, position).unwrap();
             self.file.write_all_at(&vec![0; bytes.len()], position).unwrap();
             let next = read + u64::from(word.length);
-            self.file.write_all_at(&next.to_ne_bytes(), read_at as u64).unwrap();
+            if !dies || word.kind == Kind::Pad as u8 {
+                self.file.write_all_at(&next.to_ne_bytes(), read_at as u64).unwrap();
+            }
             if word.kind != Kind::Pad as u8 {
                 return Some(parse(word, &bytes));
             }

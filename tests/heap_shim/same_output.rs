@@ -1,10 +1,9 @@
 //! Programs say the same with the shim as without it: whatever they do, and whatever becomes of the reader.
 
 use std::fs;
-use std::io::Read;
 
-use crate::program::{Directory, Settings, fixtures, log_of, said};
-use crate::ring::{Record, Ring};
+use crate::program::{Directory, Settings, fixtures, said};
+use crate::ring::Ring;
 use crate::shared_memory::{CONTROL_NAME, MIN_DATA_SIZE, SHIM_NAME};
 
 const MODES: [&str; 14] = [
@@ -96,41 +95,4 @@ fn when_the_directory_is_gone() {
     command.env("LD_PRELOAD", &shim);
     drop(directory);
     assert_eq!(said(&command.output().unwrap()).0, Some(0));
-}
-
-/// A reader that ends at each record: the program goes on, and what was read is the beginning of what it did.
-#[test]
-fn when_the_reader_ends_at_any_record() {
-    let program = &fixtures().calls;
-    let without = said(&std::process::Command::new(program).arg("few-threads").output().unwrap());
-    for index in 0..60 {
-        let settings = Settings { data_size: 8192, stack_size: 256, set_slots: 1 << 12, ..Settings::all() };
-        let directory = Directory::new(settings);
-        let child = directory.start(program, &["few-threads"]);
-        let mut taken = 0;
-        let mut is_full = false;
-        // Rounds of the loop, not time: at the end of the program there is nothing more to take.
-        let mut child = child;
-        while taken < index && !is_full {
-            match directory.ring().and_then(|ring| ring.take()) {
-                Some(_) => taken += 1,
-                None => is_full = child.try_wait().unwrap().is_some(),
-            }
-        }
-        let mut output = Vec::new();
-        child.stdout.take().unwrap().read_to_end(&mut output).unwrap();
-        let output = child.wait_with_output().map(|mut ended| {
-            ended.stdout = output;
-            ended
-        });
-        let output = output.unwrap();
-        assert_eq!(said(&output), without, "the reader ended at record {index}");
-        // All that the program did is recorded or counted as lost.
-        let ring = &directory.ring().unwrap();
-        let (lost, _) = ring.lost_allocations();
-        let rest = ring.take_all().iter().filter(|record| matches!(record, Record::Allocation(_))).count();
-        let logged = log_of(&output).iter().filter(|call| call.what == '+').count();
-        assert!(taken + rest + lost as usize >= logged, "{taken} + {rest} + {lost} of {logged}");
-        assert!(lost > 0, "the ring was full");
-    }
 }

@@ -38,9 +38,14 @@ impl Place {
         self.command(options, words).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// What is left of the shared directories.
+    /// The shared directories that are left.
+    fn directories(&self) -> impl Iterator<Item = std::path::PathBuf> {
+        fs::read_dir(self.runtime()).unwrap().map(|entry| entry.unwrap().path())
+    }
+
+    /// How many are left.
     fn left(&self) -> usize {
-        fs::read_dir(self.runtime()).unwrap().count()
+        self.directories().count()
     }
 
     fn saved(&self, name: &str, value_type: Option<&str>) -> Saved {
@@ -190,11 +195,46 @@ fn what_cannot_be_recorded_is_said_with_its_reason() {
         &[fixed.to_str().unwrap()],
         "is linked statically, and the heap shim is loaded by the dynamic linker",
     );
+    refused(
+        &["env", "-i", fixed.to_str().unwrap()],
+        "in an environment without the heap shim (env -i, sudo)",
+    );
     // Small programs allocate less than a sample stands for, most of the time.
-    refused(&["env", "-i", fixed.to_str().unwrap()], "it allocated little");
+    refused(&["true"], "it allocated little");
     let output = place.run(&["-q", "-o", "a.folded"], &["/nonexistent"]);
     assert!(text(&output.stderr).contains("cannot run `/nonexistent`"));
     assert_eq!((output.status.code(), place.left()), (Some(1), 0));
+}
+
+#[test]
+fn what_goes_on_without_being_recorded_is_said() {
+    let place = Place::new();
+    let output = place.run(&["--every", "1", "-o", "a.folded"], &["env", "-i", "true"]);
+    let said = text(&output.stderr);
+    assert!(output.status.success() && said.contains("it became `true` in an environment without"), "{said}");
+    // A daemon that has allocated before its parent ends.
+    let leaks = fixture("leaks");
+    let script = format!("mkfifo f; {} wait > f 2> /dev/null & read line < f; echo $!", leaks.display());
+    let output = place.run(&["--every", "1", "-o", "a.folded"], &["sh", "-c", &script]);
+    let said = text(&output.stderr);
+    end(text(&output.stdout).trim().parse().unwrap());
+    assert!(output.status.success() && said.contains("1 process that it started runs on"), "{said}");
+}
+
+#[test]
+fn a_small_stack_is_enough() {
+    let place = Place::new();
+    let leaks = fixture("leaks");
+    let command = place.command(&["--every", "1", "-o", "a.pb.gz"], &[&leaks]);
+    let words: Vec<_> = std::iter::once(command.get_program().to_owned())
+        .chain(command.get_args().map(OsStr::to_owned))
+        .collect();
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -s 64; exec \"$@\"", "sh"]).args(words).current_dir(place.dir.path());
+    limited.env("XDG_RUNTIME_DIR", place.runtime());
+    let output = limited.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(below(&place.saved("a.pb.gz", None), "leak_cache"), 21_000);
 }
 
 #[test]
@@ -218,9 +258,11 @@ fn the_shared_directory_is_gone_after_a_signal_and_after_the_next_run_of_one_tha
     let (mut child, command) = begin(&place);
     send(child.id(), libc::SIGINT);
     let status = child.wait().unwrap();
-    send(command, libc::SIGKILL);
     assert!(status.success(), "{status}");
-    assert_eq!(place.left(), 0);
+    // The shim stays while the command has it, and nothing else.
+    let left: Vec<_> = place.directories().flat_map(|path| fs::read_dir(path).unwrap()).flatten().collect();
+    assert_eq!(left.iter().map(fs::DirEntry::file_name).collect::<Vec<_>>(), ["heap.so"]);
+    end(command);
     assert_eq!(below(&place.saved("a.pb.gz", None), "leak_cache"), 21_000);
 
     let (mut child, command) = begin(&place);
@@ -229,7 +271,7 @@ fn the_shared_directory_is_gone_after_a_signal_and_after_the_next_run_of_one_tha
     assert_eq!(place.left(), 1);
     // The command runs on.
     assert!(Path::new(&format!("/proc/{command}")).exists());
-    send(command, libc::SIGKILL);
+    end(command);
     let output = place.run(&["--every", "1", "-o", "b.pb.gz"], &[&leaks]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(place.left(), 0);
@@ -239,6 +281,14 @@ fn the_shared_directory_is_gone_after_a_signal_and_after_the_next_run_of_one_tha
 fn send(pid: u32, signal: i32) {
     // SAFETY: kill(2) of a process that this test has started.
     unsafe { libc::kill(pid.cast_signed(), signal) };
+}
+
+/// Ends a process, and waits until it has no memory.
+fn end(pid: u32) {
+    send(pid, libc::SIGKILL);
+    while !fs::read(format!("/proc/{pid}/maps")).unwrap_or_default().is_empty() {
+        std::thread::yield_now();
+    }
 }
 
 fn children_of(pid: u32) -> Vec<u32> {

@@ -18,6 +18,7 @@ mod number {
     pub const PWRITE64: usize = 18;
     pub const MADVISE: usize = 28;
     pub const GETPID: usize = 39;
+    pub const FTRUNCATE: usize = 77;
     pub const PRCTL: usize = 157;
     pub const GETTID: usize = 186;
     pub const CLOCK_GETTIME: usize = 228;
@@ -31,6 +32,7 @@ mod number {
 #[cfg(target_arch = "aarch64")]
 mod number {
     pub const UNLINKAT: usize = 35;
+    pub const FTRUNCATE: usize = 46;
     pub const FALLOCATE: usize = 47;
     pub const OPENAT: usize = 56;
     pub const CLOSE: usize = 57;
@@ -67,6 +69,7 @@ const MAP_PRIVATE: usize = 2;
 const MAP_ANONYMOUS: usize = 0x20;
 const MAP_NORESERVE: usize = 0x4000;
 const MADV_WIPEONFORK: usize = 18;
+const MADV_POPULATE_WRITE: usize = 23;
 const RLIMIT_FSIZE: usize = 1;
 const PR_GET_NAME: usize = 16;
 const SEEK_END: usize = 2;
@@ -234,26 +237,25 @@ impl Thread {
         unsafe { (*self.0).tid }
     }
 
-    /// Lowest address and base of the part of the thread's own stack that was read as a whole: it stays mapped as
-    /// long as the thread runs. Zeros: none was.
+    /// Lowest address of the part of the thread's own stack that was read as a whole, up to its base: it stays mapped as long
+    /// as the thread runs; and the base, or 0 where libc does not tell.
     pub fn stack(self) -> (u64, u64) {
         // SAFETY: the calling thread's own.
-        unsafe { ((*self.0).stack_low, (*self.0).stack_base) }
+        let words = unsafe { &mut *self.0 };
+        if words.stack_base == 0 && !is_confined() {
+            words.stack_base = self.own_base();
+            words.stack_low = words.stack_base;
+        }
+        (words.stack_low, words.stack_base)
     }
 
-    /// Notes that the bytes from `sp` up to `end` were read. They are the thread's own stack if they reach its base,
-    /// or what is known of it: other stacks are not next to it, since a guard page is below each.
+    /// Notes that the bytes from `sp` up to `end` were read. They are the thread's own stack if they reach what is known of
+    /// it: other stacks are not next to it, since a guard page is below each.
     pub fn add_to_stack(self, sp: u64, end: u64) {
-        let base = self.own_base();
-        let (low, known_base) = self.stack();
-        let is_own = sp < base && base <= end;
-        let is_below = base == known_base && sp < low && low <= end;
-        if is_own || is_below {
+        let (low, _) = self.stack();
+        if sp < low && low <= end {
             // SAFETY: the calling thread's own.
-            unsafe {
-                (*self.0).stack_low = sp;
-                (*self.0).stack_base = base;
-            }
+            unsafe { (*self.0).stack_low = sp };
         }
     }
 
@@ -428,8 +430,9 @@ pub enum RingError {
     Refused(Refusal),
 }
 
-/// Makes a file of zeros, whose blocks are allocated (else writing to it could raise SIGBUS), and maps it.
-pub fn make_ring(path: *const u8, size: usize) -> Result<*mut u8, RingError> {
+/// Makes a file of zeros, and maps it. Says whether all of it has space: writing to other pages could raise SIGBUS before
+/// they are backed. The first page has space. `is_sparse`: no more needs to have.
+pub fn make_ring(path: *const u8, size: usize, is_sparse: bool) -> Result<(*mut u8, bool), RingError> {
     // Beyond this limit the kernel would send SIGXFSZ.
     if file_size_limit() < size as u64 {
         return Err(RingError::Refused(Refusal::Space));
@@ -441,16 +444,29 @@ pub fn make_ring(path: *const u8, size: usize) -> Result<*mut u8, RingError> {
     if descriptor < 0 {
         return Err(RingError::Refused(Refusal::Create));
     }
-    let mapped = if allocate(descriptor, size) {
+    let mapped = if call!(FTRUNCATE, descriptor, size) == 0 {
         map(size, MAP_SHARED, descriptor).ok_or(Refusal::Map)
     } else {
         Err(Refusal::Space)
     };
+    let mapped = mapped.and_then(|address| {
+        let is_backed = !(is_sparse && back(address, PAGE_SIZE));
+        if is_backed && !allocate(descriptor, size) {
+            unmap(address, size);
+            return Err(Refusal::Space);
+        }
+        Ok((address, is_backed))
+    });
     call!(CLOSE, descriptor);
     mapped.map_err(|refusal| {
         call!(UNLINKAT, AT_FDCWD, path, 0);
         RingError::Refused(refusal)
     })
+}
+
+/// Has the kernel allocate pages of a mapping, where there is space for them. Kernels before 5.14 refuse.
+pub fn back(address: *mut u8, size: usize) -> bool {
+    !is_confined() && call!(MADVISE, address, size, MADV_POPULATE_WRITE) == 0
 }
 
 fn file_size_limit() -> u64 {

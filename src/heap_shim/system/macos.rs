@@ -295,8 +295,8 @@ pub enum RingError {
     Refused(Refusal),
 }
 
-/// Makes a file of zeros, which are written (else writing to it could raise SIGBUS), and maps it.
-pub fn make_ring(path: *const u8, size: usize) -> Result<*mut u8, RingError> {
+/// Makes a file of zeros, which are written (else writing to it could raise SIGBUS), and maps it: all of it has space.
+pub fn make_ring(path: *const u8, size: usize, _: bool) -> Result<(*mut u8, bool), RingError> {
     let mut limit = [u64::MAX; 2];
     // SAFETY: two words.
     unsafe { getrlimit(RLIMIT_FSIZE, &raw mut limit) };
@@ -317,11 +317,16 @@ pub fn make_ring(path: *const u8, size: usize) -> Result<*mut u8, RingError> {
     };
     // SAFETY: opened above.
     unsafe { close(descriptor) };
-    mapped.map_err(|refusal| {
+    mapped.map(|address| (address, true)).map_err(|refusal| {
         // SAFETY: a C string.
         unsafe { unlink(path.cast()) };
         RingError::Refused(refusal)
     })
+}
+
+/// Not needed: rings have space when they are made.
+pub fn back(_: *mut u8, _: usize) -> bool {
+    false
 }
 
 fn write_zeros(descriptor: c_int, size: usize) -> bool {

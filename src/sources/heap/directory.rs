@@ -2,16 +2,19 @@
 //! afterwards.
 //!
 //! A lock on the control file shows that its recording is running. A killed stackprof leaves an unlocked
-//! directory, which the next one removes.
+//! directory, which the next one removes. Other users may load the shim and nothing else: without it the dynamic
+//! loader would print errors in programs that a process starts as another user. For the same reason the shim alone
+//! stays while processes that outlive the recording map it; the next recording removes it after they exit.
 #![allow(unsafe_code)]
 
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, DirBuilder, File};
+use std::cmp::Reverse;
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -26,6 +29,8 @@ use super::shared_memory::{
 const PREFIX: &str = "stackprof-heap-";
 /// A directory without a control file may still be under construction for this long.
 const NEW_FOR: Duration = Duration::from_secs(60);
+/// Free space that makes a place as good as one with more: rings use only their unread bytes.
+const SPACE_ENOUGH_BYTES: u64 = 16 << 20;
 /// Number of names to try.
 const TRIES: u32 = 100;
 
@@ -62,8 +67,10 @@ impl Directory {
     /// None of the places can hold it.
     pub fn make(shim: &[u8], options: HeapOptions) -> Result<Directory, NoDirectory> {
         let mut failure = NoDirectory { place: PathBuf::from("/tmp"), why: io::ErrorKind::NotFound.into() };
-        for place in places() {
-            sweep(&place);
+        let mut places = places();
+        places.iter().for_each(|place| sweep(place));
+        places.sort_by_key(|place| Reverse(free_bytes(place).min(SPACE_ENOUGH_BYTES)));
+        for place in places {
             match Directory::make_in(&place, shim, options) {
                 Ok(directory) => {
                     *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = Some(directory.path.clone());
@@ -143,6 +150,12 @@ impl Directory {
         let _ = self.control.write_all_at(&1u32.to_ne_bytes(), at);
     }
 
+    /// Processes that map the shim now.
+    #[must_use]
+    pub fn survivors(&self) -> Vec<u32> {
+        processes_with(&self.path.join(SHIM_NAME))
+    }
+
     /// Number of programs that the shim was loaded into.
     #[must_use]
     pub fn programs(&self) -> u64 {
@@ -178,7 +191,11 @@ impl Directory {
 impl Drop for Directory {
     fn drop(&mut self) {
         self.stop();
-        remove(&self.path);
+        if self.survivors().is_empty() {
+            remove(&self.path);
+        } else {
+            remove_but_shim(&self.path);
+        }
         *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
@@ -201,6 +218,31 @@ fn places() -> Vec<PathBuf> {
     // Separators in LD_PRELOAD.
     let is_divided = |path: &PathBuf| path.as_os_str().as_bytes().iter().any(|byte| b" :\t\n".contains(byte));
     places.filter(|path| !is_divided(path)).collect()
+}
+
+/// Bytes that this user can still write there; 0 if unknown.
+fn free_bytes(place: &Path) -> u64 {
+    let Ok(place) = CString::new(place.as_os_str().as_bytes()) else { return 0 };
+    // SAFETY: statvfs is plain data, of which zero is a value.
+    let mut found: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: statvfs(3) of a C string into a live variable.
+    if unsafe { libc::statvfs(place.as_ptr(), &raw mut found) } != 0 {
+        return 0;
+    }
+    #[allow(clippy::unnecessary_cast, reason = "of other types on other systems")]
+    let (blocks, block_bytes) = (found.f_bavail as u64, found.f_frsize as u64);
+    blocks.saturating_mul(block_bytes)
+}
+
+/// Processes that map a file, by /proc.
+fn processes_with(file: &Path) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid: &u32| {
+        let maps = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+        memchr::memmem::find(&maps, file.as_os_str().as_bytes()).is_some()
+    })
+    .collect()
 }
 
 /// Whether a directory belongs to this user and nobody else can write to it.
@@ -238,6 +280,9 @@ fn fill(path: &Path, shim: &[u8], options: HeapOptions) -> io::Result<File> {
     control.write_all_at(&control_bytes(options), 0)?;
     let mut file = new(SHIM_NAME, 0o500)?;
     file.write_all(shim)?;
+    // Whatever the umask is.
+    file.set_permissions(Permissions::from_mode(0o555))?;
+    fs::set_permissions(path, Permissions::from_mode(0o711))?;
     file.sync_data().ok();
     check_executable(&file)?;
     Ok(control)
@@ -306,6 +351,10 @@ fn is_abandoned(path: &Path) -> bool {
     let mut options = File::options();
     match options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path.join(CONTROL_NAME)) {
         Ok(control) => lock(&control),
+        // What processes that ran on have needed.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && path.join(SHIM_NAME).exists() => {
+            processes_with(&path.join(SHIM_NAME)).is_empty()
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => fs::symlink_metadata(path)
             .and_then(|metadata| metadata.modified())
             .is_ok_and(|made| made.elapsed().is_ok_and(|age| age > NEW_FOR)),
@@ -316,19 +365,21 @@ fn is_abandoned(path: &Path) -> bool {
 /// Removes a directory with the files of stackprof and the shim. Any other file stays, and with it the
 /// directory.
 fn remove(path: &Path) {
-    if let Ok(entries) = fs::read_dir(path) {
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            let is_known = [CONTROL_NAME, SHIM_NAME].contains(&&*name)
-                || name.starts_with(RING_PREFIX)
-                || name.starts_with(MAPS_PREFIX);
-            if is_known {
-                let _ = fs::remove_file(entry.path());
-            }
+    remove_but_shim(path);
+    let _ = fs::remove_file(path.join(SHIM_NAME));
+    let _ = fs::remove_dir(path);
+}
+
+/// Removes what stackprof and the shim put into a directory, but for the shim.
+fn remove_but_shim(path: &Path) {
+    let Ok(entries) = fs::read_dir(path) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name == CONTROL_NAME || name.starts_with(RING_PREFIX) || name.starts_with(MAPS_PREFIX) {
+            let _ = fs::remove_file(entry.path());
         }
     }
-    let _ = fs::remove_dir(path);
 }
 
 #[cfg(test)]
@@ -343,7 +394,11 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let directory = Directory::make_in(place.path(), b"shim", OPTIONS).unwrap();
         let path = directory.path().to_owned();
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o700);
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(
+            (mode(&path), mode(&path.join(SHIM_NAME)), mode(&path.join(CONTROL_NAME))),
+            (0o711, 0o555, 0o600)
+        );
         fs::write(path.join("ring.12.3"), "x").unwrap();
         fs::write(path.join("ring.x.3"), "x").unwrap();
         fs::write(path.join("maps.12.3.end"), "x").unwrap();
@@ -373,6 +428,30 @@ mod tests {
         fs::create_dir(place.path().join("other")).unwrap();
         sweep(place.path());
         assert!(!path.exists() && place.path().join("other").exists());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_shim_stays_while_a_process_maps_it() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = Directory::make_in(place.path(), &[0; 4096], OPTIONS).unwrap();
+        let (path, shim) = (directory.path().to_owned(), directory.path().join(SHIM_NAME));
+        let file = File::open(&shim).unwrap();
+        let protection = libc::PROT_READ;
+        // SAFETY: a new mapping of an open file, at an address that the kernel chooses.
+        let mapped = unsafe {
+            libc::mmap(std::ptr::null_mut(), 4096, protection, libc::MAP_PRIVATE, file.as_raw_fd(), 0)
+        };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        assert_eq!(directory.survivors(), [std::process::id()]);
+        drop(directory);
+        sweep(place.path());
+        let left: Vec<_> = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert_eq!(left, [shim]);
+        // SAFETY: the mapping just made, which nothing refers to.
+        unsafe { libc::munmap(mapped, 4096) };
+        sweep(place.path());
+        assert!(!path.exists());
     }
 
     #[test]

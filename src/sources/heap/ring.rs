@@ -2,10 +2,12 @@
 //!
 //! Input: a file that the recorded process can write to, truncate or fill with anything. Output: [`Record`]s.
 //! Uses read and write system calls: access through a mapping would raise SIGBUS if the file was truncated.
+#![allow(unsafe_code)]
 
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{Ordering, fence};
@@ -13,11 +15,15 @@ use std::sync::atomic::{Ordering, fence};
 use super::shared_memory::{
     AARCH64, Allocation, COMMITTED, DATA_OFFSET, Free, Kind, LostAllocations, MAGIC, MAX_DATA_SIZE,
     MIN_DATA_SIZE, Origin, RECORD_ALIGNMENT, REGISTERS, RESERVED, RingHeader, SIZE_CLASSES, Word, X86_64,
-    flag,
+    flag, piece_size,
 };
 
 /// Bytes per read: several of the largest records.
-const CHUNK_BYTES: usize = 1 << 20;
+const CHUNK_BYTES: usize = 256 << 10;
+/// Allocation records kept for reuse, with short and with long stacks.
+const SPARE_LONG_MAX: usize = 64;
+const SPARE_MAX: usize = 4096;
+const LONG_BYTES: usize = 4096;
 
 /// A record, copied out of the ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +51,7 @@ pub enum Record {
 }
 
 /// A sampled allocation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocationRecord {
     /// Monotonic clock.
     pub time_ns: u64,
@@ -124,7 +130,10 @@ pub struct Ring {
     file: File,
     header: Header,
     read: u64,
+    /// As far as the pieces behind `read` are the writers' again.
+    given_back: u64,
     chunk: Vec<u8>,
+    spare: Vec<AllocationRecord>,
 }
 
 impl Ring {
@@ -151,8 +160,7 @@ impl Ring {
         if file.metadata()?.len() < DATA_OFFSET as u64 + header.data_size {
             return Err(RingError::Malformed("it is shorter than it says"));
         }
-        let read = word_at(&file, offset_of!(RingHeader, read))?;
-        Ok(Some(Ring { file, header, read, chunk: Vec::new() }))
+        Ok(Some(Ring { file, header, read: 0, given_back: 0, chunk: Vec::new(), spare: Vec::new() }))
     }
 
     /// The header.
@@ -175,7 +183,7 @@ impl Ring {
         let begin = self.read;
         // Read only once: otherwise a process that keeps writing would keep the reader here.
         let write = word_at(&self.file, offset_of!(RingHeader, write))?;
-        let available = write.checked_sub(begin).filter(|available| *available <= self.header.data_size);
+        let available = write.checked_sub(begin).filter(|_| write - self.given_back <= self.header.data_size);
         if available.is_none() || !write.is_multiple_of(RECORD_ALIGNMENT as u64) {
             return Err(RingError::Malformed("its positions do not fit together"));
         }
@@ -208,17 +216,64 @@ impl Ring {
             fence(Ordering::Acquire);
             self.file.read_exact_at(&mut self.chunk[..used], offset)?;
         }
-        let parsed = parse(&self.chunk[..used], into);
-        if used > 0 {
-            // The reader recognizes unwritten records by zero words.
-            self.chunk[..used].fill(0);
-            self.file.write_all_at(&self.chunk[..used], offset)?;
-            fence(Ordering::Release);
-            self.read += used as u64;
-            let at = offset_of!(RingHeader, read) as u64;
-            self.file.write_all_at(&self.read.to_ne_bytes(), at)?;
-        }
+        let parsed = parse(&self.chunk[..used], &mut self.spare, into);
+        self.read += used as u64;
+        self.give_back()?;
         parsed.and(why.map_or(Ok(used as u64), |why| Err(RingError::Malformed(why))))
+    }
+
+    /// Zeroes the pieces that were read, because the reader recognizes unwritten records by zero words, and gives them
+    /// back to the writers.
+    fn give_back(&mut self) -> io::Result<()> {
+        let data_size = self.header.data_size;
+        let piece = piece_size(data_size);
+        let end = self.read - self.read % piece;
+        if end == self.given_back {
+            return Ok(());
+        }
+        let mut at = self.given_back;
+        while at < end {
+            let position = at & (data_size - 1);
+            let length = (end - at).min(data_size - position);
+            match self.clear(DATA_OFFSET as u64 + position, length) {
+                // A pinned ring lost its memory to other files; there may be some later.
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(()),
+                cleared => cleared?,
+            }
+            at += length;
+        }
+        fence(Ordering::Release);
+        self.file.write_all_at(&end.to_ne_bytes(), offset_of!(RingHeader, read) as u64)?;
+        self.given_back = end;
+        Ok(())
+    }
+
+    /// Punches a hole, or writes zeros if the process needs the memory to stay.
+    fn clear(&self, offset: u64, length: u64) -> io::Result<()> {
+        let is_pinned = || Ok::<_, io::Error>(word_at(&self.file, offset_of!(RingHeader, is_pinned))? != 0);
+        if !is_pinned()? && punch_hole(&self.file, offset, length).is_ok() {
+            fence(Ordering::SeqCst);
+            // Unless the process pinned it before the hole was punched.
+            if !is_pinned()? {
+                return Ok(());
+            }
+        }
+        const ZEROS: [u8; 4096] = [0; 4096];
+        let mut at = 0;
+        while at < length {
+            let bytes = &ZEROS[..(length - at).min(ZEROS.len() as u64) as usize];
+            self.file.write_all_at(bytes, offset + at)?;
+            at += bytes.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Takes back an allocation record to reuse its memory.
+    pub fn recycle(&mut self, allocation: Box<AllocationRecord>) {
+        let is_short = allocation.stack.capacity() <= LONG_BYTES;
+        if self.spare.len() < if is_short { SPARE_MAX } else { SPARE_LONG_MAX } {
+            self.spare.push(*allocation);
+        }
     }
 
     /// Sampled allocations that did not fit, by size class: count and bytes.
@@ -247,6 +302,30 @@ impl Ring {
     pub fn early(&self) -> u64 {
         word_at(&self.file, offset_of!(RingHeader, early)).unwrap_or(0)
     }
+
+    /// Records that were lost as there was no space for them in the file's directory.
+    #[must_use]
+    pub fn no_space(&self) -> u64 {
+        word_at(&self.file, offset_of!(RingHeader, no_space)).unwrap_or(0)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn punch_hole(file: &File, offset: u64, length: u64) -> io::Result<()> {
+    let (Ok(offset), Ok(length)) = (i64::try_from(offset), i64::try_from(length)) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: fallocate(2) of a descriptor that is open.
+    match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, length) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn punch_hole(_: &File, _: u64, _: u64) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 fn word_at(file: &File, at: usize) -> io::Result<u64> {
@@ -309,7 +388,11 @@ fn committed(bytes: &[u8], ended: bool, is_all: bool) -> (usize, Option<&'static
 }
 
 /// Copies records out; each lies within the bytes.
-fn parse(mut bytes: &[u8], into: &mut Vec<Record>) -> Result<(), RingError> {
+fn parse(
+    mut bytes: &[u8],
+    spare: &mut Vec<AllocationRecord>,
+    into: &mut Vec<Record>,
+) -> Result<(), RingError> {
     while let Some(found) = word(bytes, 0).map(Word::decode) {
         let Some((record, rest)) = bytes.split_at_checked(found.length as usize) else { break };
         bytes = rest;
@@ -321,9 +404,10 @@ fn parse(mut bytes: &[u8], into: &mut Vec<Record>) -> Result<(), RingError> {
         match Kind::from_number(found.kind) {
             Some(Kind::Pad) => {}
             Some(Kind::Allocation) => {
-                let parsed = allocation(record, found.flags);
-                let parsed = parsed.ok_or(RingError::Malformed("a record is too short"))?;
-                into.push(Record::Allocation(Box::new(parsed)));
+                let mut allocation = Box::new(spare.pop().unwrap_or_default());
+                let read = read_allocation(record, found.flags, &mut allocation);
+                read.ok_or(RingError::Malformed("a record is too short"))?;
+                into.push(Record::Allocation(allocation));
             }
             Some(kind @ (Kind::Free | Kind::Restore)) => {
                 let fields = (|| {
@@ -342,23 +426,20 @@ fn parse(mut bytes: &[u8], into: &mut Vec<Record>) -> Result<(), RingError> {
     Ok(())
 }
 
-fn allocation(record: &[u8], flags: u8) -> Option<AllocationRecord> {
-    let mut registers = [0; REGISTERS];
-    for (index, register) in registers.iter_mut().enumerate() {
+fn read_allocation(record: &[u8], flags: u8, into: &mut AllocationRecord) -> Option<()> {
+    for (index, register) in into.registers.iter_mut().enumerate() {
         *register = word(record, offset_of!(Allocation, registers) + index * size_of::<u64>())?;
     }
     let stack_size = half(record, offset_of!(Allocation, stack_size))? as usize;
-    let stack = record.get(size_of::<Allocation>()..)?.get(..stack_size)?.to_vec();
-    Some(AllocationRecord {
-        time_ns: word(record, offset_of!(Allocation, time_ns))?,
-        address: word(record, offset_of!(Allocation, address))?,
-        size: word(record, offset_of!(Allocation, size))?,
-        tid: half(record, offset_of!(Allocation, tid))?,
-        registers,
-        stack,
-        untracked: flags & flag::UNTRACKED != 0,
-        stack_ends: flags & flag::STACK_END != 0,
-    })
+    into.stack.clear();
+    into.stack.extend_from_slice(record.get(size_of::<Allocation>()..)?.get(..stack_size)?);
+    into.time_ns = word(record, offset_of!(Allocation, time_ns))?;
+    into.address = word(record, offset_of!(Allocation, address))?;
+    into.size = word(record, offset_of!(Allocation, size))?;
+    into.tid = half(record, offset_of!(Allocation, tid))?;
+    into.untracked = flags & flag::UNTRACKED != 0;
+    into.stack_ends = flags & flag::STACK_END != 0;
+    Some(())
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u64> {

@@ -130,10 +130,35 @@ fn records_are_read_in_order_across_wraparounds() {
         expected.push(Record::Restore { time_ns: 1, address: 2, tid: 3 });
         assert_eq!(take_all(&mut ring, false), expected, "round {round}");
     }
-    // Consumed bytes are zeroed, and the read position is published to the shim.
-    let bytes = fs::read(&writer.path).unwrap();
-    assert!(bytes[DATA_OFFSET..].iter().all(|byte| *byte == 0));
-    assert_eq!(word_at(&writer.file, offset_of!(RingHeader, read)).unwrap(), writer.write);
+}
+
+/// Of a ring that may have holes and of one that may not.
+#[test]
+fn pieces_that_were_read_are_zero_before_writers_have_them() {
+    for is_pinned in [0, 1] {
+        let directory = tempfile::tempdir().unwrap();
+        let mut writer = RingWriter::new(directory.path(), 5, 0, "prog");
+        writer.put(offset_of!(RingHeader, is_pinned), is_pinned);
+        let mut ring = Ring::open(&writer.path).unwrap().unwrap();
+        let piece = piece_size(DATA_SIZE);
+        let (mut given_back, mut records) = (0, Vec::new());
+        for number in 0..200 {
+            writer.allocate(&allocation(number, (number as usize * 37) % 1500));
+            // A part of what is there at times.
+            ring.take(false, 1 + number % 3 * 1000, &mut records).unwrap();
+            let read = word_at(&writer.file, offset_of!(RingHeader, read)).unwrap();
+            assert!(read.is_multiple_of(piece) && read >= given_back && writer.write - read < DATA_SIZE);
+            let bytes = fs::read(&writer.path).unwrap();
+            for at in (given_back..read).step_by(piece as usize) {
+                let begin = DATA_OFFSET + (at % DATA_SIZE) as usize;
+                let is_unwritten = writer.write <= at + DATA_SIZE;
+                assert!(is_unwritten && bytes[begin..begin + piece as usize].iter().all(|byte| *byte == 0));
+            }
+            given_back = read;
+        }
+        assert!(given_back > 4 * DATA_SIZE);
+        assert_eq!(fs::metadata(&writer.path).unwrap().len(), DATA_OFFSET as u64 + DATA_SIZE);
+    }
 }
 
 #[test]

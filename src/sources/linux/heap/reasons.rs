@@ -27,6 +27,10 @@ const ALLOCATORS: [(&[u8], &str); 4] = [
 pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_bytes: u64) -> String {
     let shown = program.display();
     let found = refusal::find_program(program);
+    if losses.still_runs && (losses.programs == 0 || losses.refused.is_empty() && losses.malformed == 0) {
+        return "the recording ended before a sample was taken; record longer, or with a smaller --every"
+            .to_owned();
+    }
     if losses.programs == 0 {
         return match found.as_deref().map(Loading::of) {
             Some(Loading::Static) => format!(
@@ -53,6 +57,9 @@ pub fn why_no_allocations(program: &OsStr, losses: &AllocationLosses, every_byte
     }
     if let Some((why, processes)) = losses.refused.first() {
         return format!("{processes} of its processes could not report what they allocate: {why}");
+    }
+    if let Some(why) = &losses.ended_early {
+        return why.clone();
     }
     if losses.malformed > 0 {
         return "what it reported was overwritten, by the program itself or another one".to_owned();
@@ -193,5 +200,12 @@ mod tests {
             why(&refused),
             "2 of its processes could not report what they allocate: there is no space"
         );
+        for programs in [0, 1] {
+            let running = AllocationLosses { still_runs: true, ..losses(programs) };
+            assert!(why(&running).starts_with("the recording ended before a sample was taken"));
+        }
+        let other =
+            AllocationLosses { ended_early: Some("it became another program".to_owned()), ..losses(1) };
+        assert_eq!(why(&other), "it became another program");
     }
 }

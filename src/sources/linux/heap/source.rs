@@ -1,6 +1,7 @@
 //! Rings of all processes of a command, read in batches, as events in order.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +15,9 @@ use crate::binary::{Files, ImageBytes, Mapping, OpenError};
 use crate::clock::{Clock, RealClock};
 use crate::sources::heap::HeapOptions;
 use crate::sources::heap::directory::Directory;
-use crate::sources::heap::ring::{AllocationRecord, Processor, Record, Ring};
+use crate::sources::heap::ring::{AllocationRecord, Processor, Record, Ring, RingError};
 use crate::sources::heap::shared_memory::{RING_PREFIX, aarch64_register, x86_64_register};
-use crate::sources::linux::{perf, sys};
+use crate::sources::linux::{perf, sys, threads};
 use crate::sources::pushed::{
     AllocationLosses, NOT_SAMPLED_AGAIN, PushedSource, SampledAllocation, SampledFree, SourceEvent, StackUse,
     TimedEvent,
@@ -34,16 +35,18 @@ const FIRST_BATCHES_NS: u64 = 10_000_000;
 const BEGINNING_NS: u64 = 500_000_000;
 /// The directory is looked through this often at most.
 const LIST_NS: u64 = 10_000_000;
-/// Bytes of a ring that one batch takes.
-const BATCH_BYTES_MAX: u64 = 8 << 20;
+/// Bytes of a ring that one batch takes: what it allocates stays in the processor's caches.
+const BATCH_BYTES_MAX: u64 = 1 << 20;
 /// Images are read at once where that was not done for so long.
 const IMAGES_NS: u64 = 10_000_000;
 /// Processes at one time: anybody who can write to the directory can make files.
 const PROCESSES_MAX: usize = 1 << 16;
 /// Threads of a program that are told apart: a process can write any number.
 const THREADS_MAX: usize = 1 << 16;
-/// Captures that are kept for later ones.
-const SPARE_MAX: usize = 64;
+/// Captures that are kept for later ones, those with a long stack and all.
+const SPARE_LONG_MAX: usize = 64;
+const SPARE_MAX: usize = 4096;
+const LONG_BYTES: usize = 4096;
 
 /// A process and its ring.
 struct Recorded {
@@ -72,6 +75,7 @@ struct RingLosses {
     allocations: Vec<(u64, u64)>,
     frees: u64,
     early: u64,
+    no_space: u64,
 }
 
 /// Allocations of a command and of what it starts.
@@ -88,9 +92,15 @@ pub(crate) struct HeapSource {
     /// When rings were read last, and how long until they are again.
     read_ns: u64,
     batch_ns: u64,
+    /// More can be read at once.
+    is_more: bool,
     ended: bool,
     finished: bool,
     exit_status: Option<ExitStatus>,
+    /// What the main process was called at its end.
+    end_name: Option<String>,
+    /// What the recording does not have after its end.
+    unrecorded: Option<String>,
     /// Of processes that have ended.
     lost: RingLosses,
     losses: AllocationLosses,
@@ -120,9 +130,12 @@ impl HeapSource {
             listed_ns: 0,
             read_ns: began_ns,
             batch_ns: BATCH_NS,
+            is_more: false,
             ended: false,
             finished: false,
             exit_status: None,
+            end_name: None,
+            unrecorded: None,
             lost: RingLosses::default(),
             losses: AllocationLosses::default(),
             records: Vec::new(),
@@ -196,6 +209,25 @@ impl HeapSource {
     /// Whether what is there is all that will come.
     fn is_draining(&self) -> bool {
         self.ended || self.exit_status.is_some()
+    }
+
+    /// What goes on without being recorded, after the command or in its place.
+    fn why_unrecorded(&self) -> Option<String> {
+        self.exit_status?;
+        let survivors = self.directory.survivors().len();
+        if survivors > 0 {
+            let (processes, run) = if survivors == 1 { ("process", "runs") } else { ("processes", "run") };
+            return Some(format!(
+                "the command has ended, and {survivors} {processes} that it started {run} on; keep it in the foreground"
+            ));
+        }
+        // It reached no end that the shim could note, and has another name: it became another program, without the shim.
+        let name = self.end_name.as_deref().filter(|name| !self.main().process.name().starts_with(name))?;
+        let is_noted = |sequence| self.directory.maps(self.main.unsigned_abs(), sequence)[1].exists();
+        let is_other = self.directory.programs() == 1 && !self.main().sequence.is_some_and(is_noted);
+        is_other.then(|| {
+            format!("it became `{name}` in an environment without the heap shim (env -i, sudo); record that program itself")
+        })
     }
 
     /// Removes the files of processes that had ended when the last batch was read, which their images were read from.
@@ -332,6 +364,11 @@ impl Recorded {
         let ring = match Ring::open(&path) {
             Ok(None) => return None,
             Ok(Some(ring)) if (ring.header().pid, ring.header().sequence) == (pid, sequence) => Some(ring),
+            Err(RingError::System(error)) if error.kind() == io::ErrorKind::NotFound => {
+                // The process had no space for it, which it has counted, and removed it.
+                self.next.remove(&sequence);
+                return None;
+            }
             Ok(Some(_)) | Err(_) => None,
         };
         let before = self.sequence.replace(sequence);
@@ -367,7 +404,7 @@ impl Recorded {
         spare: &mut Vec<Capture>,
     ) -> TimedEvent {
         let (time_ns, tid, event) = match record {
-            Record::Allocation(record) => {
+            Record::Allocation(mut record) => {
                 let allocation = SampledAllocation {
                     pointer: record.address,
                     bytes: record.size,
@@ -375,8 +412,10 @@ impl Recorded {
                 };
                 let mut capture = Box::new(spare.pop().unwrap_or_else(|| Capture::with_capacity(0)));
                 let (time_ns, tid) = (record.time_ns, record.tid);
-                let processor = self.ring.as_ref().map(|ring| ring.header().processor);
-                fill(&mut capture, *record, processor);
+                if let Some(ring) = &mut self.ring {
+                    fill(&mut capture, &mut record, ring.header().processor);
+                    ring.recycle(record);
+                }
                 (time_ns, tid, SourceEvent::Allocation(allocation, capture))
             }
             Record::Free { time_ns, address, tid } => {
@@ -401,29 +440,31 @@ impl RingLosses {
         self.allocations.extend(&other.allocations);
         self.frees = self.frees.saturating_add(other.frees);
         self.early = self.early.saturating_add(other.early);
+        self.no_space = self.no_space.saturating_add(other.no_space);
     }
 
     fn add(&mut self, ring: &Ring) {
         self.allocations.extend(ring.lost_allocations());
         self.frees = self.frees.saturating_add(ring.lost_frees());
         self.early = self.early.saturating_add(ring.early());
+        self.no_space = self.no_space.saturating_add(ring.no_space());
     }
 }
 
 /// The registers and the stack of an allocation, as a sample has them: the program counter is where the allocator
 /// returns to.
-fn fill(capture: &mut Capture, record: AllocationRecord, processor: Option<Processor>) {
+fn fill(capture: &mut Capture, record: &mut AllocationRecord, processor: Processor) {
     capture.reset();
-    let AllocationRecord { registers: known, stack, stack_ends, .. } = record;
+    let known = &record.registers;
     capture.registers = match processor {
-        Some(Processor::Aarch64) => {
+        Processor::Aarch64 => {
             use aarch64_register::{PC, SP, X19, X30};
             let mut x = [UNKNOWN_REGISTER; 31];
             x[19..30].copy_from_slice(&known[X19..X19 + 11]);
             x[30] = known[X30];
             Registers::Aarch64(Aarch64 { x, sp: known[SP], pc: known[PC] })
         }
-        _ => {
+        Processor::X86_64 => {
             use x86_64_register::{PC, R12, RBP, RBX, SP};
             let mut gpr = [UNKNOWN_REGISTER; 16];
             // rbx is number 3 in DWARF's order.
@@ -433,8 +474,10 @@ fn fill(capture: &mut Capture, record: AllocationRecord, processor: Option<Proce
         }
     };
     capture.stack_base = capture.registers.sp();
-    capture.stack_limit = stack_ends.then(|| Avma(capture.stack_base.0.saturating_add(stack.len() as u64)));
-    capture.stack = stack;
+    let end = Avma(capture.stack_base.0.saturating_add(record.stack.len() as u64));
+    capture.stack_limit = record.stack_ends.then_some(end);
+    // The capture's own bytes are those of a later record.
+    std::mem::swap(&mut capture.stack, &mut record.stack);
 }
 
 impl Observed for HeapSource {
@@ -473,17 +516,24 @@ impl PushedSource for HeapSource {
             return Ok(None);
         }
         if !self.is_draining() {
-            self.wait(until_ns);
+            if !self.is_more {
+                self.wait(until_ns);
+            }
             if let Some(signal) = signals::take_passed_on() {
                 // The command decides what it does; the recording ends when it ends.
                 let _ = sys::kill(self.main, signal);
             }
             self.exit_status = sys::child_end(self.main);
+            if self.exit_status.is_some() {
+                self.end_name = threads::name(self.main, self.main);
+            }
         }
-        if self.read(into) || !self.is_draining() {
+        self.is_more = self.read(into);
+        if self.is_more || !self.is_draining() {
             return Ok(Some(self.clock.now_ns()));
         }
         self.finished = true;
+        self.unrecorded = self.why_unrecorded();
         if let Some(status) = self.exit_status {
             let at_ns = self.clock.now_ns();
             let (process, thread) = (self.main.unsigned_abs(), ThreadId(0));
@@ -512,7 +562,8 @@ impl PushedSource for HeapSource {
     }
 
     fn walked(&mut self, capture: Box<Capture>, _needed: StackUse) {
-        if self.spare.len() < SPARE_MAX {
+        let is_short = capture.stack.capacity() <= LONG_BYTES;
+        if self.spare.len() < if is_short { SPARE_MAX } else { SPARE_LONG_MAX } {
             self.spare.push(*capture);
         }
     }
@@ -529,14 +580,17 @@ impl PushedSource for HeapSource {
                 losses.add(ring);
             }
         }
-        let RingLosses { allocations, frees, early } = losses;
+        let RingLosses { allocations, frees, early, no_space } = losses;
         AllocationLosses {
             allocations,
             frees,
             early,
+            no_space,
             malformed: self.losses.malformed,
             programs: self.directory.programs(),
             refused: self.directory.refused(),
+            ended_early: self.unrecorded.clone(),
+            still_runs: self.exit_status.is_none(),
             ..AllocationLosses::default()
         }
     }
