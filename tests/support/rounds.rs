@@ -1,7 +1,7 @@
 //! Number of repetitions and seeds of randomized tests.
 //!
-//! `STACKPROF_ROUNDS=F` multiplies all repetitions by F: 10 for a long search, 0.1 for a quick run, default
-//! 1. At least one is always done. `STACKPROF_SEED=N` runs seed N alone. Tests that measure frequencies keep
+//! `STACKPROF_ROUNDS=F` multiplies all repetitions by F: 10 for a long search, 0.1 for a quick run, by
+//! default 1. At least one is always done. `STACKPROF_SEED=N` runs seed N alone. Tests that measure frequencies keep
 //! their numbers, which their limits depend on.
 #![allow(dead_code, reason = "each test uses a part")]
 

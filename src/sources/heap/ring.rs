@@ -269,10 +269,10 @@ impl Ring {
     }
 
     /// Takes back an allocation record to reuse its memory.
-    pub fn recycle(&mut self, allocation: Box<AllocationRecord>) {
+    pub fn recycle(&mut self, allocation: AllocationRecord) {
         let is_short = allocation.stack.capacity() <= LONG_BYTES;
         if self.spare.len() < if is_short { SPARE_MAX } else { SPARE_LONG_MAX } {
-            self.spare.push(*allocation);
+            self.spare.push(allocation);
         }
     }
 

@@ -414,7 +414,7 @@ impl Recorded {
                 let (time_ns, tid) = (record.time_ns, record.tid);
                 if let Some(ring) = &mut self.ring {
                     fill(&mut capture, &mut record, ring.header().processor);
-                    ring.recycle(record);
+                    ring.recycle(*record);
                 }
                 (time_ns, tid, SourceEvent::Allocation(allocation, capture))
             }
