@@ -7,7 +7,7 @@ use super::process::{self, Process, RANDOM, Status};
 use super::real;
 use super::ring::Ring;
 use super::shared_memory::{
-    Allocation, DEFAULT_STACK_SIZE, Free, Function, Kind, REGISTERS, allocation_length, flag,
+    Allocation, OTHER_STACK_SIZE, Free, Function, Kind, REGISTERS, allocation_length, flag,
 };
 use super::system::{self, BlockedSignals, Thread};
 
@@ -188,7 +188,7 @@ fn stack_part(sp: u64, low: u64, base: u64, limit: u32) -> (bool, u32) {
     } else if above < OWN_STACK_SIZE {
         (sp >= low, above.min(u64::from(limit)) as u32)
     } else {
-        (false, limit.min(DEFAULT_STACK_SIZE))
+        (false, limit.min(OTHER_STACK_SIZE))
     }
 }
 

@@ -72,8 +72,8 @@ pub const DATA_OFFSET: usize = 65536;
 /// Records begin at multiples of it, and their lengths are multiples of it.
 pub const RECORD_ALIGNMENT: usize = 16;
 
-/// The largest `Control::stack_size`.
-pub const MAX_STACK_SIZE: u32 = 65536;
+/// The largest `Control::stack_size`: buffers of 64 KiB on a stack are common, and callers lie above them.
+pub const MAX_STACK_SIZE: u32 = 131_072;
 
 /// The smallest `Control::data_size`. Stacks are shortened so that a record takes
 /// at most a quarter of the data.
@@ -85,8 +85,8 @@ pub const MAX_DATA_SIZE: u64 = 1 << 32;
 /// Bytes of records in a ring, unless told otherwise: with the set of sampled blocks below 8 MB.
 pub const DEFAULT_DATA_SIZE: u64 = 4 << 20;
 
-/// Bytes of stack in a record, unless told otherwise.
-pub const DEFAULT_STACK_SIZE: u32 = 16384;
+/// Most bytes of a stack that is not the thread's own: a coroutine's, an alternate stack.
+pub const OTHER_STACK_SIZE: u32 = 16384;
 
 /// Slots of the set of sampled blocks at the default rate: 512 KiB of memory. Each sampled live block takes
 /// one; half of the slots can be used before blocks are recorded with [`flag::UNTRACKED`].

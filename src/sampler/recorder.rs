@@ -30,7 +30,7 @@ use crate::trie::NodeId;
 use crate::walk::{Frames, StackEnd};
 
 /// As much of a stack as captures of allocations may have: the source decides.
-const ALLOCATION_STACK_MAX_BYTES: usize = 64 << 10;
+const ALLOCATION_STACK_MAX_BYTES: usize = 128 << 10;
 
 /// Why a sample is lost whose thread is not known.
 pub(super) const UNKNOWN_THREAD: &str = "its thread is not known";

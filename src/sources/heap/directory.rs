@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime};
 
 use super::HeapOptions;
 use super::shared_memory::{
-    CONTROL_NAME, CONTROL_SIZE, Control, DEFAULT_DATA_SIZE, DEFAULT_SET_SLOTS, DEFAULT_STACK_SIZE, MAGIC,
+    CONTROL_NAME, CONTROL_SIZE, Control, DEFAULT_DATA_SIZE, DEFAULT_SET_SLOTS, MAGIC,
     MAPS_PREFIX, MAX_STACK_SIZE, RING_PREFIX, Refusal, SHIM_NAME,
 };
 
@@ -39,6 +39,8 @@ const TRIES: u32 = 100;
 const FREQUENT_BYTES: u64 = 16 << 10;
 const FREQUENT_DATA_SIZE: u64 = 64 << 20;
 const FREQUENT_SET_SLOTS: u64 = 1 << 24;
+/// Programs with frames of 16 KiB are not rare: SQLite's shell has one in `main`.
+const FREQUENT_STACK_SIZE: u32 = 32 << 10;
 
 /// The directory of the running recording, for the code that ends the process.
 static CURRENT: Mutex<Option<PathBuf>> = Mutex::new(None);
@@ -298,8 +300,7 @@ fn control_bytes(options: HeapOptions) -> Vec<u8> {
     put(offset_of!(Control, mean_bytes), &options.every_bytes.to_ne_bytes());
     put(offset_of!(Control, data_size), &data_size.to_ne_bytes());
     put(offset_of!(Control, set_slots), &set_slots.to_ne_bytes());
-    // Programs with frames of 16 KiB are not rare: SQLite's shell has one in `main`.
-    let stack_size = if is_frequent { DEFAULT_STACK_SIZE } else { MAX_STACK_SIZE };
+    let stack_size = if is_frequent { FREQUENT_STACK_SIZE } else { MAX_STACK_SIZE };
     put(offset_of!(Control, stack_size), &stack_size.to_ne_bytes());
     put(offset_of!(Control, seed), &options.seed.to_ne_bytes());
     put(offset_of!(Control, seccomp_filters), &seccomp_filters().map_or(0, |own| own + 1).to_ne_bytes());
