@@ -1,5 +1,5 @@
 //! Budget for following JIT code: an address in code without unwind information costs up to some thousand
-//! instructions once, and runtimes that move their code, or whose stacks code does not describe, show new ones
+//! instructions once, and runtimes that move their code, or have stacks that code does not describe, show new ones
 //! with each sample.
 //!
 //! Input: sample times, and the number of instructions examined; output: how many may be. The unit is

@@ -58,7 +58,7 @@ impl StackExtent {
         &mut self.prefetch
     }
 
-    /// Adjusts the stack size after a walk; returns how many bytes above the stack pointer it needs.
+    /// Adjusts the stack size after a walk; returns how many bytes above the stack pointer it needed.
     /// `stack_max_bytes`: maximum size of the next capture.
     pub(super) fn fit(
         &mut self,

@@ -188,7 +188,7 @@ impl<'a> StopDriver<'a> {
     }
 
     /// Counts a tick that was due at this time and began this late, and the ticks dropped meanwhile;
-    /// `overslept_ns`: the part of the delay caused by the target's late wakeup.
+    /// `overslept_ns`: time by which the sampler was woken late.
     fn end_tick(&mut self, due_ns: u64, begun_late_ns: u64, overslept_ns: Option<u64>) {
         let stats = &mut self.recorder.stats;
         *if self.budget.may_stop() { &mut stats.ticks } else { &mut stats.ticks_skipped } += 1;

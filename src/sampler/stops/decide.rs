@@ -4,8 +4,8 @@
 use super::{StopDriver, WaitStack};
 use crate::sources::{Activity, Fault, ThreadId, ThreadStatus};
 
-/// For a target with stops that do not show waits: CPU time, in sampling periods, after which a thread never found
-/// running is sampled where it waits.
+/// If stops do not disturb waits: CPU time, in sampling periods, after which a thread never found running is
+/// sampled where it waits.
 const CARRIED_PERIODS: u64 = 4;
 
 impl StopDriver<'_> {

@@ -25,7 +25,7 @@ const STACK_GROWTH: usize = 4;
 const READY_NS: u64 = 10_000_000_000;
 /// Time for other threads, which stop at once if they can be stopped.
 const WAITING_NS: u64 = 200_000_000;
-/// Interval at which the two groups are told apart.
+/// Interval at which threads are polled to distinguish the two groups.
 const POLL_NS: u64 = 20_000_000;
 
 /// Maximum number of attempts if the process execs meanwhile.

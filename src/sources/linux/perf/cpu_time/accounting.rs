@@ -6,7 +6,7 @@
 //! The CPU clock of a process counts what all of its threads use. The samples of a process share what it used since
 //! the batch before (`share.rs`), so counts add up to CPU seconds × hz, the time of threads that ended before a
 //! sample included. The samples of a process that started since then weigh one period each: over many short processes
-//! that adds up, those without a sample included. Invariant, for each process whose clock can be read: weights +
+//! that adds up, those without a sample included. Invariant, for each process with a readable clock: weights +
 //! losses = what its clock counted.
 
 use std::collections::BTreeMap;
@@ -107,7 +107,7 @@ pub(in crate::sources::linux::perf) struct CpuTime {
     released_ns: u64,
     /// Weights of samples, plus all reported losses.
     weighed_ns: u64,
-    /// CPU time by the counts of events, which include started processes whose clocks were not read.
+    /// CPU time by the counts of events, which include started processes with unread clocks.
     counted_ns: u64,
     last_ns: u64,
 }
@@ -333,7 +333,7 @@ impl CpuTime {
         shares
     }
 
-    /// Gives late samples the CPU time that the samples on time leave of their process; returns the number of late ones.
+    /// Gives late samples the CPU time that samples on time leave of their process; returns the number of late ones.
     fn weigh_late(&mut self, ticks: &BatchTicks, shares: &mut HashMap<pid_t, CpuTimeShare>) -> u64 {
         let mut all_late = 0;
         for (pid, Ticks { late, on_time_ns, late_ns }) in ticks.iter() {

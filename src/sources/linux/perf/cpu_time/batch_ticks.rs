@@ -25,7 +25,7 @@ pub(super) struct Ticks {
 pub(super) struct BatchTicks(HashMap<pid_t, Ticks>);
 
 impl BatchTicks {
-    /// Counts the samples among `events`. `period_ns` holds for CPUs whose schedule is unknown.
+    /// Counts the samples among `events`. `period_ns` holds for CPUs with an unknown schedule.
     pub(super) fn of(
         events: &[(SampleId, ProcessEvent)],
         schedule: &TickSchedule,

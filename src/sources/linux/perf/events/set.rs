@@ -178,7 +178,7 @@ impl Events {
     ///
     /// Each change restarts a period, which costs half of one; the mean compensates for that
     /// (`cpu_time/tick_schedule.rs`). Returns the new period of each CPU, nanoseconds; none for events of threads,
-    /// whose rate stays.
+    /// which keep their rate.
     pub(in crate::sources::linux::perf) fn randomize_periods(
         &self,
         rates: &mut TickRates,

@@ -202,7 +202,7 @@ impl HeapProbes {
                 programs::CALLED => {
                     let mut capture = spare.pop().unwrap_or_else(|| Capture::with_capacity(0));
                     let is_read = fill(&mut capture, record, header.stack_bytes).is_some();
-                    // A call from another function of the allocator is part of that call.
+                    // A call from another function of the allocator is part of the outer call.
                     if is_read && !returns_to(&capture).is_some_and(|at| allocator.contains(at)) {
                         let call = Call { at_ns: header.at_ns, bytes: header.bytes, capture };
                         spare.extend(calls.insert(header.thread, call).map(|before| before.capture));

@@ -65,7 +65,7 @@ impl PerfSource {
         self.pipeline.end_replaced_events(since_ns, options);
     }
 
-    /// Enables new events, adding those of processes started while they were opened, which inherited only the old
+    /// Adds to new, enabled events those of processes started while they were opened, which inherited only the old
     /// ones: the records of these name the processes.
     fn with_started(&mut self, mut new: Events, mut listed: Vec<pid_t>) -> std::io::Result<Events> {
         // From here on, samples of both would count time twice.

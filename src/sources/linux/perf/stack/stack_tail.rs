@@ -19,7 +19,7 @@ use super::super::events::options::STACK_BYTES_MAX;
 use super::super::ring::record::SampleId;
 use crate::sources::Capture;
 
-/// Bytes read at once: a copy ends with the last readable piece.
+/// Bytes read at once, so that a copy ends at the end of memory, and reads per piece.
 const PAGE_BYTES: usize = 4096;
 const PIECE_PAGES: usize = 4;
 const PIECE_BYTES: usize = PAGE_BYTES * PIECE_PAGES;
